@@ -1,0 +1,96 @@
+# pg_mop: `make demo` for a first look, `make test`, `make install`. README.md says more.
+
+EXTENSION = pg_mop
+VERSION   = $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" pg_mop.control)
+SQL       = $(sort $(wildcard sql/*.sql))
+DATA_built = $(EXTENSION)--$(VERSION).sql
+DATA      = $(wildcard migrations/*.sql)
+
+# `make install` puts the packages, with what they need, into one directory per version
+PG_CONFIG ?= $(lastword $(sort $(wildcard /usr/lib/postgresql/*/bin/pg_config)) pg_config)
+HOME_DIR  ?= $(shell $(PG_CONFIG) --pkglibdir)/pg_mop-$(VERSION)
+SYSTEM_PYTHON ?= /usr/bin/python3
+
+LOCAL  = $(CURDIR)/.local
+VENV   = $(LOCAL)/venv
+SERVER = tools/server.sh
+
+# the heading of every PL/Python function: find the packages of this very version, once per session
+define python_heading
+if GD.get('pg_mop') != '@HOME@':\n    import glob, site, sys\n    before = list(sys.path)\n    for path in glob.glob('@HOME@/lib/python3*/site-packages'):\n        site.addsitedir(path)\n    sys.path[:] = [p for p in sys.path if p not in before] + before\n    GD['pg_mop'] = '@HOME@'
+endef
+build_sql = cat $(SQL) | sed -e "s|^\#python$$|$(python_heading)|" -e "s|@HOME@|$(1)|g" > $(2)
+
+.PHONY: help demo test lint start stop psql dsn clean packages
+
+help:
+	@echo 'make demo      install what is missing, start an embedded PostgreSQL, run the whole main job'
+	@echo 'make psql      psql on the embedded server;  make -s dsn  its URI;  make start, make stop'
+	@echo 'make test      the whole suite;  make test TESTS=tests/unit  one part of it'
+	@echo 'make lint      ruff, and the SQL files through PostgreSQL itself'
+	@echo 'make install   the extension for the PostgreSQL of PG_CONFIG (as root)'
+	@echo 'make clean     stop the embedded server and remove .local'
+
+# --- the checkout's own server ------------------------------------------------------------------
+$(LOCAL)/debian: tools/debian.sh
+	@mkdir -p $(LOCAL) && tools/debian.sh && touch $@
+
+$(LOCAL)/packages: pyproject.toml $(LOCAL)/debian
+	@test -x $(VENV)/bin/python || $(SYSTEM_PYTHON) -m venv $(VENV)
+	@echo 'installing the Python packages into .local/venv (about a minute)'
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[demo,test]'
+	@touch $@
+
+packages: $(LOCAL)/packages
+
+# a private copy of the server's programs, so that the extension of this checkout is installed for it alone
+$(LOCAL)/extension: $(SQL) pg_mop.control $(DATA) $(LOCAL)/debian tools/private_root.sh
+	@tools/private_root.sh $(LOCAL)/pgroot > $(LOCAL)/bindir
+	@ext=$$($$(cat $(LOCAL)/bindir)/pg_config --sharedir)/extension; \
+	  cp pg_mop.control $(DATA) $$ext/ && $(call build_sql,$(VENV),$$ext/$(EXTENSION)--$(VERSION).sql)
+	@touch $@
+
+start: $(LOCAL)/packages $(LOCAL)/extension
+	@$(SERVER) start
+
+stop:
+	@$(SERVER) stop
+
+psql: start
+	@$(SERVER) psql
+
+dsn:
+	@$(SERVER) dsn
+
+demo:
+	@demo/run.sh
+
+test: $(LOCAL)/packages $(LOCAL)/extension
+	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(PYTEST_ARGS) $(TESTS)
+
+lint: $(LOCAL)/packages
+	@$(VENV)/bin/ruff check .
+
+clean:
+	@-test -d $(LOCAL) && $(SERVER) stop
+	rm -rf $(LOCAL) $(DATA_built)
+
+# --- the system's PostgreSQL (PGXS) -------------------------------------------------------------
+$(DATA_built): $(SQL) pg_mop.control
+	@$(call build_sql,$(HOME_DIR),$@)
+
+ifneq (,$(filter install uninstall installdirs,$(MAKECMDGOALS)))
+PGXS := $(shell $(PG_CONFIG) --pgxs)
+include $(PGXS)
+
+install: install-packages
+.PHONY: install-packages
+install-packages:
+	$(SYSTEM_PYTHON) -m venv $(DESTDIR)$(HOME_DIR)
+	$(DESTDIR)$(HOME_DIR)/bin/pip install --quiet --disable-pip-version-check .
+
+uninstall: uninstall-packages
+.PHONY: uninstall-packages
+uninstall-packages:
+	rm -rf $(DESTDIR)$(HOME_DIR)
+endif

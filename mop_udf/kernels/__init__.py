@@ -1,0 +1,1 @@
+"""Ways to run a sub-epoch on arrays. Nothing here knows of a database."""

@@ -1,0 +1,259 @@
+"""The caller's backend as ordinary Python: names, queries, errors and the pinned search_path.
+
+Every SQL function of the extension enters Python through :func:`sql_function`, which gives the API a
+:class:`Database` instead of ``plpy``.
+"""
+
+import functools
+import re
+from contextlib import contextmanager
+
+
+class MopError(Exception):
+    """An error for the caller: one sentence, with the facts in `detail` and the mending command in `hint`."""
+
+    def __init__(self, message, detail=None, hint=None, sqlstate="22023"):
+        super().__init__(message)
+        self.message, self.detail, self.hint, self.sqlstate = message, detail, hint, sqlstate
+
+
+def quote_identifier(name):
+    """`name` as a double-quoted SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quote_literal(value):
+    """`value` as an SQL literal; None is NULL."""
+    if value is None:
+        return "NULL"
+    text = str(value).replace("'", "''")
+    return "E'" + text.replace("\\", "\\\\") + "'" if "\\" in text else "'" + text + "'"
+
+
+def split_names(text):
+    """A comma list of column names -> list; commas inside double quotes do not split, quoting is undone.
+
+    Unquoted names keep their case, as the names of existing columns are looked up both ways.
+    """
+    parts = re.findall(r'\s*((?:"(?:[^"]|"")*"|[^,"])*)(?:,|$)', text or "")
+    names = []
+    for part in parts[: (text or "").count(",") + 1]:
+        part = part.strip()
+        if part.startswith('"') and part.endswith('"') and len(part) > 1:
+            part = part[1:-1].replace('""', '"')
+        if part:
+            names.append(part)
+    return names
+
+
+class Table:
+    """A relation that exists: its oid, schema and name, and its quoted form for SQL."""
+
+    def __init__(self, oid, schema, name, kind):
+        self.oid, self.schema, self.name, self.kind = oid, schema, name, kind
+        self.sql = f"{quote_identifier(schema)}.{quote_identifier(name)}"
+
+    def __str__(self):
+        return self.sql
+
+
+class Database:
+    """Queries in the caller's transaction, with search_path pinned to pg_catalog while we run.
+
+    Values are passed as parameters; `execute` returns a list of dicts.
+    """
+
+    def __init__(self, plpy, extension_schema):
+        self.plpy = plpy
+        self.schema = extension_schema  # not quoted
+        self.extension = quote_identifier(extension_schema)
+        self._caller_path = None
+
+    # --- queries -------------------------------------------------------------------------------
+    def execute(self, sql, types=(), values=()):
+        """Run `sql` ($1.. typed by `types`); returns the rows as dicts."""
+        if types:
+            result = self.plpy.execute(self.plpy.prepare(sql, list(types)), list(values))
+        else:
+            result = self.plpy.execute(sql)
+        # a statement without a result set has no column description to read
+        return [dict(row) for row in result] if result.nrows() and len(result) else []
+
+    def one(self, sql, types=(), values=()):
+        """The first row as a dict, or None."""
+        rows = self.execute(sql, types, values)
+        return rows[0] if rows else None
+
+    def value(self, sql, types=(), values=()):
+        """The first column of the first row, or None."""
+        row = self.one(sql, types, values)
+        return next(iter(row.values())) if row else None
+
+    def setting(self, name):
+        """A PostgreSQL setting as text; None when unset or empty."""
+        return self.value("SELECT pg_catalog.current_setting($1, true)", ["text"], [name]) or None
+
+    def info(self, message):
+        self.plpy.info(message)
+
+    def warning(self, message, detail=None, hint=None):
+        extra = {k: v for k, v in (("detail", detail), ("hint", hint)) if v}
+        self.plpy.warning(message, **extra)
+
+    # --- names ---------------------------------------------------------------------------------
+    @contextmanager
+    def pinned_path(self):
+        """Pin search_path (and what else changes the meaning of our SQL) until the block ends."""
+        self._caller_path = self.plpy.execute("SELECT pg_catalog.current_setting('search_path') AS p")[0]["p"]
+        self._set_path("pg_catalog, pg_temp")
+        try:
+            yield self
+        finally:
+            try:
+                self._set_path(self._caller_path)
+            except self.plpy.SPIError:  # the transaction is being aborted: PostgreSQL restores it itself
+                pass
+
+    def _set_path(self, path):
+        plan = self.plpy.prepare("SELECT pg_catalog.set_config('search_path', $1, true)", ["text"])
+        self.plpy.execute(plan, [path])
+
+    @contextmanager
+    def caller_path(self):
+        """The caller's own search_path, for looking names up as the caller would."""
+        self._set_path(self._caller_path)
+        try:
+            yield
+        finally:
+            self._set_path("pg_catalog, pg_temp")
+
+    def parse_name(self, text):
+        """'schema.table', 'table' or quoted forms -> (schema or None, table), folded as SQL folds them.
+
+        Raises MopError where the text is no valid name.
+        """
+        try:
+            parts = self.value("SELECT pg_catalog.parse_ident($1) AS p", ["text"], [text])
+        except self.plpy.SPIError:
+            raise MopError(f'invalid table name "{text}"',
+                           hint="Write it as in SQL: table, schema.table or \"Quoted Table\".") from None
+        if len(parts) > 2:
+            raise MopError(f'invalid table name "{text}"', detail="It has more than two parts.")
+        return (parts[0], parts[1]) if len(parts) == 2 else (None, parts[0])
+
+    def find_table(self, text):
+        """The relation that `text` names for the caller, or None."""
+        schema, name = self.parse_name(text)
+        quoted = ".".join(quote_identifier(p) for p in (schema, name) if p is not None)
+        with self.caller_path():
+            oid = self.value("SELECT pg_catalog.to_regclass($1)::pg_catalog.oid", ["text"], [quoted])
+        if oid is None:
+            return None
+        row = self.one("SELECT n.nspname, c.relname, c.relkind FROM pg_class c JOIN pg_namespace n "
+                       "ON n.oid = c.relnamespace WHERE c.oid = $1", ["oid"], [oid])
+        return Table(int(oid), row["nspname"], row["relname"], row["relkind"])
+
+    def suffixed(self, text, suffix):
+        """The name `text` with `suffix` inside its closing quote: '"My t"' -> '"My t_summary"'."""
+        schema, name = self.parse_name(text)
+        return ".".join(quote_identifier(p) for p in (schema, name + suffix) if p is not None)
+
+    def input_table(self, text, what="input table", hint=None, rows=True):
+        """The existing, non-empty, readable table named by `text`.
+
+        Raises MopError: NULL/empty name, does not exist, no privilege, is empty.
+        """
+        if text is None or not text.strip():
+            raise MopError("NULL/empty input table name", detail=f"It is the {what}.", hint=hint)
+        table = self.find_table(text)
+        if table is None:
+            raise MopError(f'{what} "{text}" does not exist', hint=hint, sqlstate="42P01")
+        if not self.value("SELECT has_schema_privilege($1, 'USAGE') AND has_any_column_privilege($2, 'SELECT')",
+                          ["text", "oid"], [table.schema, table.oid]):
+            raise MopError(f'permission denied for {what} "{text}"',
+                           hint=f"GRANT SELECT ON {table} TO {quote_identifier(self.current_user())};",
+                           sqlstate="42501")
+        if rows and self.one(f"SELECT 1 AS x FROM {table} LIMIT 1") is None:
+            raise MopError(f'{what} "{text}" is empty', hint=hint)
+        return table
+
+    def output_table(self, text, *suffixes):
+        """Check that tables `text` and `text`+suffix can be made; returns their quoted, schema-qualified names.
+
+        Raises MopError: NULL/empty name, invalid name, already exists, no CREATE privilege.
+        """
+        if text is None or text.strip().lower() in ("", "null"):
+            raise MopError("NULL/empty output table name")
+        if not re.match(r'[A-Za-z_"\u0080-\uffff]', text.strip()):
+            raise MopError(f'invalid output table name "{text}"',
+                           detail='It must begin with a letter, "_" or a double quote.')
+        schema, name = self.parse_name(text)
+        temporary = schema is not None and schema.startswith("pg_temp")
+        if schema is None:
+            with self.caller_path():
+                schema = self.value("SELECT pg_catalog.current_schema()")
+            if schema is None:
+                raise MopError(f'no schema has been selected to create "{text}" in',
+                               hint="SET search_path, or write schema.table.")
+        elif not temporary and self.value("SELECT 1 FROM pg_namespace WHERE nspname = $1", ["text"], [schema]) is None:
+            raise MopError(f'schema "{schema}" of output table "{text}" does not exist', sqlstate="3F000")
+        if not temporary and not self.value("SELECT has_schema_privilege($1, 'CREATE')", ["text"], [schema]):
+            raise MopError(f'permission denied to create "{text}" in schema "{schema}"',
+                           hint=f"GRANT CREATE ON SCHEMA {quote_identifier(schema)} TO "
+                                f"{quote_identifier(self.current_user())};", sqlstate="42501")
+        made = []
+        for suffix in ("", *suffixes):
+            if len((name + suffix).encode()) > 63:
+                raise MopError(f'output table name "{name + suffix}" is longer than 63 bytes')
+            full = f"{quote_identifier(schema)}.{quote_identifier(name + suffix)}"
+            if self.value("SELECT pg_catalog.to_regclass($1) IS NOT NULL", ["text"], [full]):
+                raise MopError(f'output table "{name + suffix}" already exists',
+                               hint=f"DROP TABLE {full}; or choose another name.", sqlstate="42P07")
+            made.append(full)
+        return made if suffixes else made[0]
+
+    def columns(self, table):
+        """{column name: type as format_type prints it} of `table`, in order."""
+        rows = self.execute("SELECT attname, pg_catalog.format_type(atttypid, NULL) AS t FROM pg_attribute "
+                            "WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+                            ["oid"], [table.oid])
+        return {row["attname"]: row["t"] for row in rows}
+
+    def find_column(self, columns, name):
+        """The column that the user's `name` means: exact, else folded to lower case; None if absent."""
+        if name in columns:
+            return name
+        return name.lower() if name.lower() in columns else None
+
+    def current_user(self):
+        return self.value("SELECT current_user::text")
+
+    def is_superuser(self):
+        return self.value("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")
+
+
+def extension_schema(plpy):
+    """The schema that holds pg_mop."""
+    return plpy.execute("SELECT n.nspname FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_namespace n "
+                        "ON n.oid OPERATOR(pg_catalog.=) e.extnamespace "
+                        "WHERE e.extname OPERATOR(pg_catalog.=) 'pg_mop'")[0]["nspname"]
+
+
+def sql_function(function):
+    """Make `function(db, *args)` callable from an SQL shim as ``function(plpy, *args)``.
+
+    MopError becomes a PostgreSQL error with its DETAIL and HINT, prefixed by the function's name as in MADlib.
+    """
+
+    @functools.wraps(function)
+    def shim(plpy, *args):
+        db = Database(plpy, extension_schema(plpy))
+        try:
+            with db.pinned_path():
+                return function(db, *args)
+        except MopError as error:
+            problem = error
+        extra = {k: v for k, v in (("detail", problem.detail), ("hint", problem.hint)) if v}
+        plpy.error(f"{function.__name__}: {problem.message}", sqlstate=problem.sqlstate, **extra)
+
+    return shim

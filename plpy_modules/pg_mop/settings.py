@@ -1,0 +1,131 @@
+"""The `pg_mop.*` settings: defaults, ranges, and an error for a bad value or an unknown name."""
+
+import os
+import re
+
+from pg_mop.database import MopError
+
+SCHEDULERS = ("randomized", "round-robin")
+BACKENDS = ("tensorflow",)
+
+
+def cores():
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def gpus():
+    """GPUs of this machine, counted without loading a framework."""
+    try:
+        return len([d for d in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", d)])
+    except OSError:
+        return 0
+
+
+def _integer(low, high):
+    def parse(text):
+        value = int(text)
+        if not low <= value <= high:
+            raise ValueError
+        return value
+    parse.wanted = f"an integer from {low} to {high}"
+    return parse
+
+
+def _choice(*names):
+    def parse(text):
+        if text.lower() not in names:
+            raise ValueError
+        return text.lower()
+    parse.wanted = "one of " + ", ".join(names)
+    return parse
+
+
+def _switch(text):
+    if text.lower() in ("on", "true", "yes", "1"):
+        return True
+    if text.lower() in ("off", "false", "no", "0"):
+        return False
+    raise ValueError
+
+
+_switch.wanted = "on or off"
+
+
+def _milliseconds(text):
+    """A duration as PostgreSQL writes it ('10s', '5min', plain milliseconds) -> milliseconds."""
+    match = re.fullmatch(r"\s*(\d+)\s*(ms|s|min|h|d|)\s*", text)
+    if not match:
+        raise ValueError
+    value = int(match[1]) * {"ms": 1, "": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}[match[2]]
+    if value > 2**31 - 1:
+        raise ValueError
+    return value
+
+
+_milliseconds.wanted = "a duration such as 10s or 5min"
+
+# name -> (parser, default; None = chosen when it is used)
+KNOWN = {
+    "seed": (_integer(0, 2**31 - 1), None),
+    "segments": (_integer(1, 1024), None),
+    "scheduler": (_choice(*SCHEDULERS), "randomized"),
+    "cache_mb": (_integer(0, 1 << 30), 1024),
+    "threads": (_integer(1, 1024), None),
+    "keras_backend": (_choice(*BACKENDS), "tensorflow"),
+    "session_idle_timeout": (_milliseconds, 300_000),
+    "lock_timeout": (_milliseconds, 10_000),
+    "same_start": (_switch, True),
+}
+
+
+def load(db):
+    """All settings as a dict; raises MopError for a bad value or an unknown `pg_mop.*` name."""
+    unknown = sorted(_names_that_are_set(db) - set(KNOWN))
+    if unknown:
+        raise MopError(f'unrecognized setting "pg_mop.{unknown[0]}"',
+                       detail="The settings are " + ", ".join(f"pg_mop.{n}" for n in KNOWN) + ".",
+                       hint=f"RESET pg_mop.{unknown[0]};", sqlstate="42704")
+    values = {}
+    for name, (parse, default) in KNOWN.items():
+        text = db.setting(f"pg_mop.{name}")
+        try:
+            values[name] = default if text is None else parse(text)
+        except ValueError:
+            raise MopError(f'invalid value for setting "pg_mop.{name}": "{text}"',
+                           hint=f"It takes {parse.wanted}.") from None
+    if values["segments"] is None:
+        values["segments"] = gpus() or cores()
+    return values
+
+
+def _names_that_are_set(db):
+    """Names after `pg_mop.` that are set in this session.
+
+    PostgreSQL lists the settings of loaded libraries only: those that nobody defined are in no view. Their
+    names are in this process's heap, though, so look there; `current_setting` then tells the real ones from
+    other text. Where the heap cannot be read, only ALTER ROLE/DATABASE ... SET are checked.
+    """
+    names = set()
+    try:
+        with open("/proc/self/maps") as maps:
+            heap = [line.split()[0] for line in maps if line.rstrip().endswith("[heap]")]
+        with open("/proc/self/mem", "rb", buffering=0) as memory:
+            for area in heap:
+                start, end = (int(x, 16) for x in area.split("-"))
+                memory.seek(start)
+                found = re.findall(rb"(?i)pg_mop\.([a-z_][a-z0-9_]{0,62})\0", memory.read(end - start))
+                names |= {name.decode().lower() for name in found}
+    except OSError:
+        pass
+    rows = db.execute(
+        "SELECT split_part(entry, '=', 1) AS name FROM pg_db_role_setting, unnest(setconfig) AS entry "
+        "WHERE entry LIKE 'pg\\_mop.%' AND setdatabase IN (0, (SELECT oid FROM pg_database "
+        "WHERE datname = current_database())) AND setrole IN (0, (SELECT oid FROM pg_roles "
+        "WHERE rolname = session_user))")
+    names |= {row["name"].split(".", 1)[1] for row in rows}
+    if not names:
+        return set()
+    rows = db.execute("SELECT n FROM unnest($1) AS n WHERE coalesce(current_setting('pg_mop.' || n, true), '') <> ''",
+                      ["text[]"], [sorted(names)])
+    return {row["n"] for row in rows}

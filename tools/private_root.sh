@@ -1,0 +1,24 @@
+#!/bin/sh
+# Make (once) a private copy of PostgreSQL's programs under $1 and print its program directory.
+#
+# PostgreSQL finds its files relative to the program that runs, so a copied `postgres` with links to the
+# system's libraries and a share directory of its own reads the extensions of that share directory: the one of
+# this checkout is then visible to this checkout's servers only, and the system's PostgreSQL is not touched.
+set -eu
+root=$1
+config=$(ls -d /usr/lib/postgresql/15/bin/pg_config)
+bin=$(dirname "$config") share=$($config --sharedir) lib=$($config --pkglibdir)
+if ! [ -x "$root$bin/postgres" ] || [ "$bin/postgres" -nt "$root$bin/postgres" ]; then
+    rm -rf "$root"
+    mkdir -p "$root$bin" "$root$share/extension"
+    cp "$bin/postgres" "$bin/pg_ctl" "$bin/initdb" "$bin/pg_config" "$root$bin/"
+    ln -s "$lib" "$root$lib"
+    for file in "$share"/*; do
+        [ "$file" = "$share/extension" ] || ln -s "$file" "$root$share/"
+    done
+fi
+for file in "$share"/extension/*; do
+    case $file in */pg_mop[.-]*) continue ;; esac
+    ln -sf "$file" "$root$share/extension/"
+done
+echo "$root$bin"

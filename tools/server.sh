@@ -1,0 +1,60 @@
+#!/bin/sh
+# The checkout's embedded PostgreSQL: server.sh start | stop | psql [args] | dsn
+#
+# Everything is under .local: data/ (the cluster), port, password. The socket's directory is open to the
+# server's user only and trusts it; TCP listens on loopback and asks for the password.
+set -eu
+cd "$(dirname "$0")/.."
+local=$PWD/.local data=$PWD/.local/data
+run=$PWD/tools/as_server_user.sh
+database=demo
+
+# a socket's path has at most 107 bytes
+socket=$local/socket
+[ "$(printf %s "$socket/.s.PGSQL.65535" | wc -c)" -lt 104 ] || socket=/tmp/pg_mop-$(printf %s "$PWD" | cksum | cut -d' ' -f1)
+
+running() { [ -f "$data/postmaster.pid" ] && $run "$(cat "$local/bindir")/pg_ctl" -D "$data" status > /dev/null 2>&1; }
+
+start() {
+    bin=$(cat "$local/bindir")
+    if ! [ -f "$data/PG_VERSION" ]; then
+        umask 077
+        user=$($run id -un) group=$($run id -gn)
+        install -d -m 700 -o "$user" -g "$group" "$data"
+        /usr/bin/python3 -c 'import secrets; print(secrets.token_urlsafe(24))' > "$local/password"
+        chown "$user" "$local/password"
+        $run "$bin/initdb" -D "$data" -U postgres -E UTF8 --locale=C.UTF-8 --auth-local=trust \
+            --auth-host=scram-sha-256 --pwfile="$local/password" > "$local/initdb.log"
+    fi
+    if ! running; then
+        [ -f "$local/port" ] || /usr/bin/python3 -c '
+import socket
+for port in range(54320, 54420):
+    with socket.socket() as s:
+        try:
+            s.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+    print(port)
+    break' > "$local/port"
+        install -d -m 700 -o "$($run id -un)" -g "$($run id -gn)" "$socket"
+        $run "$bin/pg_ctl" -D "$data" -l "$data/server.log" -w -t 60 start > /dev/null \
+            -o "-p $(cat "$local/port") -c listen_addresses=127.0.0.1 -k '$socket'" \
+            || { tail -n 20 "$data/server.log" >&2; exit 1; }
+    fi
+    query() { $run /usr/lib/postgresql/15/bin/psql -X -h "$socket" -p "$(cat "$local/port")" -U postgres -qAt "$@"; }
+    [ -n "$(query -d postgres -c "SELECT 1 FROM pg_database WHERE datname = '$database'")" ] \
+        || query -d postgres -c "CREATE DATABASE $database"
+}
+
+need_server() { running || { echo 'the embedded server is not running: make start' >&2; exit 1; }; }
+
+case ${1-} in
+    start) start ;;
+    stop) if running; then $run "$(cat "$local/bindir")/pg_ctl" -D "$data" -m fast -w stop > /dev/null; fi ;;
+    psql) need_server; shift
+          cd / && exec "$run" /usr/lib/postgresql/15/bin/psql -h "$socket" -p "$(cat "$local/port")" -U postgres -d $database "$@" ;;
+    dsn) [ -f "$local/port" ] || { echo 'there is no embedded server yet: make start' >&2; exit 1; }
+         echo "postgresql://postgres:$(cat "$local/password")@127.0.0.1:$(cat "$local/port")/$database" ;;
+    *) sed -n 2p "$0" >&2; exit 2 ;;
+esac
