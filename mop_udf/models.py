@@ -1,0 +1,148 @@
+"""Architecture JSON and compile parameters to a compiled Keras model, and its state. Runs in the trainer."""
+
+import collections
+import json
+
+import keras
+import numpy as np
+
+from mop_udf import params, state
+
+
+class ConfigurationError(Exception):
+    """The configuration cannot be trained: the architecture, a parameter, or what comes of them is at fault."""
+
+
+def initial_seed(seed, model_id, mst_key=None):
+    """The Keras seed of the initial weights, from the run's seed (32 bits).
+
+    It depends on (seed, model_id) only, so that configurations of one architecture start equal; with `mst_key`, each
+    starts for itself.
+    """
+    parts = [seed, model_id] if mst_key is None else [seed, model_id, mst_key]
+    return int(np.random.SeedSequence(parts).generate_state(1)[0])
+
+
+def build(architecture, seed):
+    """A new Keras model from a normalised architecture (dict), its weights and random state drawn from `seed`."""
+    keras.utils.set_random_seed(seed)
+    try:
+        model = keras.models.model_from_json(json.dumps(architecture))
+    except Exception as error:
+        raise ConfigurationError(f"Keras refuses the architecture: {first_line(error)}") from error
+    if not model.built:
+        raise ConfigurationError("the architecture does not say its input shape")
+    return model
+
+
+def make_optimizer(name, arguments):
+    """A Keras optimizer from parsed compile parameters.
+
+    `decay` is the time-based decay of Keras 2: the rate at update t is learning_rate / (1 + decay * t).
+    """
+    arguments = dict(arguments)
+    decay = arguments.pop("decay", None)
+    try:
+        optimizer_class = getattr(keras.optimizers, name)
+        if decay:
+            rate = arguments.pop("learning_rate", None)
+            if rate is None:
+                rate = float(optimizer_class().learning_rate)
+            arguments["learning_rate"] = keras.optimizers.schedules.InverseTimeDecay(rate, 1, decay)
+        return optimizer_class(**arguments)
+    except Exception as error:
+        raise ConfigurationError(f"Keras refuses the optimizer {name}: {first_line(error)}") from error
+
+
+class CompiledModel:
+    """A model with its optimizer, compiled once and lent to every configuration that differs in scalars only."""
+
+    def __init__(self, architecture, compile_params):
+        self.model = build(architecture, 0)
+        self.optimizer = make_optimizer(compile_params["optimizer"], compile_params["optimizer_args"])
+        try:
+            self.model.compile(
+                optimizer=self.optimizer, loss=compile_params["loss"], metrics=compile_params["metrics"] or None,
+                loss_weights=compile_params["loss_weights"], weighted_metrics=compile_params["weighted_metrics"],
+                jit_compile=False)
+            self.optimizer.build(self.model.trainable_variables)
+        except Exception as error:
+            raise ConfigurationError(f"Keras refuses to compile the model: {first_line(error)}") from error
+        self._fresh_optimizer = [np.array(v) for v in self.optimizer.variables]
+
+    def start(self, architecture, seed, learning_rate):
+        """Put the model into the state in which training begins: weights from `seed`, an unused optimizer."""
+        fresh = build(architecture, seed)
+        self._assign({"weights": [np.array(w) for w in fresh.weights],
+                      "seeds": [np.array(v) for v in seed_variables(fresh)],
+                      "optimizer": self._fresh_optimizer})
+        if learning_rate is not None:
+            self.optimizer.learning_rate.assign(learning_rate)
+
+    def load(self, data):
+        """Put the model into the state `data` (bytes of `save`)."""
+        self._assign(state.unpack(data))
+
+    def save(self):
+        """The model's state as a list of buffers."""
+        return state.pack({"weights": [np.array(w) for w in self.model.weights],
+                           "seeds": [np.array(v) for v in seed_variables(self.model)],
+                           "optimizer": [np.array(v) for v in self.optimizer.variables]})
+
+    def _assign(self, groups):
+        targets = {"weights": self.model.weights, "seeds": seed_variables(self.model),
+                   "optimizer": self.optimizer.variables}
+        for name, variables in targets.items():
+            if [list(v.shape) for v in variables] != [list(a.shape) for a in groups[name]]:
+                raise ConfigurationError(f"the model state does not fit the architecture ({name})")
+            for variable, array in zip(variables, groups[name]):
+                variable.assign(array)
+
+
+class ModelCache:
+    """The compiled models of a trainer, least recently used last to stay.
+
+    The learning rate, a variable in every optimizer, is not part of the key: configurations that differ in it share a
+    compiled model, and so do different batch sizes.
+    """
+
+    def __init__(self, most=32):
+        self.most, self.models = most, collections.OrderedDict()
+
+    def get(self, architecture, compile_params):
+        """(CompiledModel, learning rate to start with or None) for a normalised architecture and parsed parameters."""
+        arguments = dict(compile_params["optimizer_args"])
+        rate = None if arguments.get("decay") else arguments.pop("learning_rate", None)
+        shared = {**compile_params, "optimizer_args": arguments}
+        key = json.dumps([architecture, shared], sort_keys=True, default=str)
+        if key not in self.models:
+            if rate is not None:  # let Keras judge the value as it stands
+                make_optimizer(compile_params["optimizer"], compile_params["optimizer_args"])
+            self.models[key] = CompiledModel(architecture, shared)
+            if len(self.models) > self.most:
+                self.models.popitem(last=False)
+        self.models.move_to_end(key)
+        compiled = self.models[key]
+        if rate is None and not arguments.get("decay"):
+            return compiled, None
+        return compiled, rate
+
+
+def seed_variables(model):
+    """The variables of `model` that hold the state of random generators, in order."""
+    weights = {id(w) for w in model.weights}
+    return [v for v in model.variables if id(v) not in weights]
+
+
+def parse(compile_text, fit_text):
+    """Parameter strings -> parsed dicts; raises ConfigurationError."""
+    try:
+        return params.parse_compile_params(compile_text), params.parse_fit_params(fit_text)
+    except params.ParameterError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def first_line(error):
+    """The first line of an exception's text that says something, short enough for an error message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[0][:500]

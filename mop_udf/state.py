@@ -1,0 +1,74 @@
+"""Model state <-> bytes, versioned; and the plain float32 weights that users see.
+
+Layout: ``b"pg_mop\\0" | u8 version | u32 header length | JSON header | arrays``. The header lists dtype and shape of the
+arrays, in order, in three groups: weights (`model.get_weights()` order), seeds (seed-generator states) and optimizer
+(`optimizer.variables` order: iterations, learning rate, moments). All little-endian, row-major, without padding.
+"""
+
+import json
+import math
+import struct
+
+import numpy as np
+
+MAGIC = b"pg_mop\0"
+VERSION = 1
+GROUPS = ("weights", "seeds", "optimizer")
+
+
+class StateError(ValueError):
+    """The bytes are no model state, or one of a version that this code does not know."""
+
+
+def pack(groups):
+    """{"weights": [array, ...], "seeds": [...], "optimizer": [...]} -> list of buffers to be written in order."""
+    header = {name: [[a.dtype.str, list(a.shape)] for a in groups[name]] for name in GROUPS}
+    text = json.dumps(header).encode()
+    arrays = [np.ascontiguousarray(a) for name in GROUPS for a in groups[name]]
+    return [MAGIC + bytes([VERSION]) + struct.pack("<I", len(text)) + text,
+            *(a.reshape(-1).view(np.uint8) for a in arrays)]
+
+
+def unpack(data):
+    """Bytes-like -> {"weights": [array, ...], ...}; the arrays are views of `data`. Raises StateError."""
+    view = memoryview(data)
+    fixed = len(MAGIC) + 5
+    if len(view) < fixed or bytes(view[:len(MAGIC)]) != MAGIC:
+        raise StateError("not a model state")
+    if view[len(MAGIC)] != VERSION:
+        raise StateError(f"model state of version {view[len(MAGIC)]}, this software reads version {VERSION}")
+    size = struct.unpack("<I", view[len(MAGIC) + 1:fixed])[0]
+    try:
+        header = json.loads(bytes(view[fixed:fixed + size]))
+        offset, groups = fixed + size, {}
+        for name in GROUPS:
+            groups[name] = []
+            for dtype, shape in header[name]:
+                dtype, count = np.dtype(dtype), math.prod(shape)
+                if dtype.hasobject:
+                    raise StateError("model state with Python objects")
+                array = np.frombuffer(view, dtype, count, offset)
+                groups[name].append(array.reshape(shape))
+                offset += array.nbytes
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"damaged model state: {error}") from None
+    if offset != len(view):
+        raise StateError(f"damaged model state: {len(view)} bytes, not {offset}")
+    return groups
+
+
+def weights_to_bytes(arrays):
+    """Arrays in get_weights() order -> concatenated float32 bytes (contract 6, section 1)."""
+    return b"".join(np.ascontiguousarray(a, dtype="<f4").tobytes() for a in arrays)
+
+
+def weights_from_bytes(data, shapes):
+    """Concatenated float32 bytes -> arrays of `shapes`. Raises StateError with both counts where they differ."""
+    wanted, given = sum(math.prod(s) for s in shapes), len(data) / 4
+    if given != wanted:
+        raise StateError(f"model weights have {given:g} elements, the architecture needs {wanted}")
+    flat, arrays = np.frombuffer(data, "<f4"), []
+    for shape in shapes:
+        arrays.append(flat[:math.prod(shape)].reshape(shape))
+        flat = flat[math.prod(shape):]
+    return arrays

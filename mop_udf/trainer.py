@@ -1,0 +1,244 @@
+"""The trainer process: `python -m mop_udf.trainer PARENT_PID THREADS CACHE_MB IDLE_MS`, frames on stdin and stdout.
+
+Requests, each answered by one frame unless it says otherwise:
+
+    ready                                  -> versions (after Keras is imported)
+    unit {...} [, state parts], rows*, end -> the unit's report, or {"error", "configuration"}
+    save                                   -> the state in parts, the last one marked
+    model {...}, weights                   -> ok: a model to predict with
+    predict rows                           -> one array per output
+
+An error in a unit is kept until the unit's `end`, so that the other side never waits for a reader.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+PART_BYTES = 256 << 20  # a row of the state table
+
+
+def prepare_process(parent):
+    """Die with the backend, be the kernel's first choice when memory ends, keep stdout for frames alone."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(0)
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("900")
+    except OSError:
+        pass
+    read_fd, write_fd = os.dup(0), os.dup(1)
+    os.dup2(2, 1)
+    with open(os.devnull) as null:
+        os.dup2(null.fileno(), 0)
+    return read_fd, write_fd
+
+
+class Server:
+    """Answers the requests of one backend."""
+
+    def __init__(self, channel, cache_mb):
+        from mop_udf import data, models
+        self.channel, self.data, self.models = channel, data, models
+        self.cache = data.Cache(cache_mb << 20)
+        self.compiled = models.ModelCache()
+        self.current = None    # the CompiledModel whose state `save` gives
+        self.predictor = None
+
+    def serve(self, idle_seconds):
+        """Answer until the backend goes or nothing came for `idle_seconds`."""
+        while self.channel.wait_readable(idle_seconds):
+            header, payloads = self.channel.receive()
+            getattr(self, "on_" + header["op"])(header, payloads)
+
+    def on_ready(self, header, payloads):
+        import keras
+        self.channel.send({"keras": keras.__version__, "backend": keras.backend.backend()})
+
+    def on_unit(self, unit, payloads):
+        started = time.monotonic()
+        parts = []
+        for _ in range(unit["state_parts"]):
+            _, (part,) = self.channel.receive()
+            parts.append(part)
+        stream, ended = None, False
+        try:
+            compiled = self._prepare(unit, parts)
+            del parts
+            stream = self._chunks(unit)
+            report = (self._train if unit["kind"] == "train" else self._evaluate)(unit, compiled, stream)
+            for _ in stream:
+                pass
+            ended = True
+            report["cached"] = self.cache.get(unit["dataset"]) is not None
+            report["seconds"] = time.monotonic() - started
+            report["wait_seconds"] = self.wait_seconds
+            if unit["kind"] == "train" and report["loss"] != report["loss"]:
+                raise self.models.ConfigurationError("the loss became NaN")
+            self.current = compiled
+            self.channel.send(report)
+        except Exception as error:
+            self.current = None
+            if not ended:
+                self._drain()
+            self._refuse(error)
+
+    def _prepare(self, unit, parts):
+        compile_params, self.fit = self.models.parse(unit["compile_params"], unit["fit_params"])
+        compiled, rate = self.compiled.get(unit["architecture"], compile_params)
+        if parts:
+            compiled.load(parts[0] if len(parts) == 1 else b"".join(parts))
+        else:
+            compiled.start(unit["architecture"], unit["initial_seed"], rate)
+        return compiled
+
+    def _chunks(self, unit):
+        """The segment's rows as (epoch, arrays): from the cache, or as they arrive (then kept while they fit)."""
+        self.wait_seconds = 0.0
+        cached = self.cache.get(unit["dataset"])
+        if unit["sends_rows"]:
+            keep = self.cache.room_for(unit["nbytes"], unit["keep"])
+            rows = yield from self._timed(self.data.receive_rows(
+                self.channel, unit["dtypes"], unit["rows"] if keep else None))
+            if rows is not None and keep:
+                self.cache.segments[unit["dataset"]] = rows
+        else:
+            self.channel.receive()  # end
+            if cached is None:
+                raise RuntimeError("the trainer does not hold the rows of this segment")
+            yield 1, cached.columns
+
+    def _timed(self, generator):
+        """`generator`, its waiting added to wait_seconds; gives its return value."""
+        while True:
+            before = time.monotonic()
+            try:
+                item = next(generator)
+            except StopIteration as stop:
+                return stop.value
+            finally:
+                self.wait_seconds += time.monotonic() - before
+            yield item
+
+    def _train(self, unit, compiled, stream):
+        from mop_udf.kernels import plain
+        import numpy as np
+        fit = self.fit
+        epochs = fit["epochs"] - fit["initial_epoch"]
+        options = {"inputs": unit["inputs"], "class_weight": fit["class_weight"]}
+        limit = fit["steps_per_epoch"]
+        random = np.random.default_rng([unit["seed"], unit["mst_key"], unit["iteration"], unit["segment"]])
+        passes = []
+        if fit["shuffle"]:
+            for _ in stream:
+                pass
+            segment = self.cache.get(unit["dataset"])
+            if segment is None and unit["rows"]:
+                raise self.models.ConfigurationError(
+                    f"shuffle needs the rows of segment {unit['segment']} in memory, "
+                    f"but they do not fit pg_mop.cache_mb")
+            for _ in range(epochs if segment else 0):
+                rows = self.data.permuted(segment, fit["shuffle"], fit["batch_size"], random)
+                passes.append(plain.train(compiled.model, self._fit_batches([rows], fit, limit), **options))
+        elif unit["sends_rows"] and unit["epochs_sent"] > 1:
+            passes = self._train_streamed(compiled, stream, limit, options)
+        else:
+            first = self._fit_batches((arrays for _, arrays in stream), fit, limit)
+            passes.append(plain.train(compiled.model, first, **options))
+            segment = self.cache.get(unit["dataset"])
+            for _ in range(epochs - 1 if segment else 0):
+                again = self._fit_batches([segment.columns], fit, limit)
+                passes.append(plain.train(compiled.model, again, **options))
+        return {**passes[-1], "loss": passes[-1].get("loss", 0.0), "kernel": plain.NAME}
+
+    def _train_streamed(self, compiled, stream, limit, options):
+        """Every epoch's rows are sent, as they do not fit the cache: (epoch, arrays), epochs in order."""
+        import itertools
+
+        from mop_udf.kernels import plain
+        return [plain.train(compiled.model, self._fit_batches((arrays for _, arrays in epoch), self.fit, limit),
+                            **options)
+                for _, epoch in itertools.groupby(stream, key=lambda item: item[0])] or [{"rows": 0}]
+
+    def _fit_batches(self, chunks, fit, limit):
+        return self.data.batches(chunks, fit["batch_size"], limit)
+
+    def _evaluate(self, unit, compiled, stream):
+        from mop_udf.kernels import plain
+        chunks = self.data.batches((arrays for _, arrays in stream), 1024)
+        report = plain.evaluate(compiled.model, chunks, unit["inputs"])
+        metrics = [v for k, v in report.items() if k not in ("loss", "rows")]
+        return {"loss": report.get("loss", 0.0), "rows": report["rows"], "kernel": plain.NAME,
+                "metric": metrics[0] if metrics else None}
+
+    def _drain(self):
+        """Read what remains of the unit's frames, so that its answer is next."""
+        while True:
+            header, _ = self.channel.receive()
+            if header["op"] == "end":
+                return
+
+    def on_save(self, header, payloads):
+        import numpy as np
+        whole = np.concatenate([np.frombuffer(b, np.uint8) for b in self.current.save()])
+        parts = [whole[i:i + PART_BYTES] for i in range(0, len(whole), PART_BYTES)]
+        for number, part in enumerate(parts):
+            self.channel.send({"last": number == len(parts) - 1}, part)
+
+    def on_model(self, header, payloads):
+        try:
+            from mop_udf import state
+            model = self.models.build(header["architecture"], 0)
+            model.set_weights(state.weights_from_bytes(payloads[0], [w.shape for w in model.weights]))
+            self.predictor = model
+            self.channel.send({"outputs": len(model.outputs)})
+        except Exception as error:
+            self._refuse(error)
+
+    def on_predict(self, header, payloads):
+        try:
+            import numpy as np
+            x = [np.frombuffer(p, d).reshape(s) for p, d, s in zip(payloads, header["dtypes"], header["shapes"])]
+            outputs = self.predictor.predict_on_batch(x[0] if len(x) == 1 else x)
+            outputs = [np.asarray(o, "<f4") for o in (outputs if isinstance(outputs, (list, tuple)) else [outputs])]
+            self.channel.send({"shapes": [list(o.shape) for o in outputs]},
+                              *(np.ascontiguousarray(o).reshape(-1).view(np.uint8) for o in outputs))
+        except Exception as error:
+            self._refuse(error)
+
+    def _refuse(self, error):
+        blame = self._blames_configuration(error)
+        text = str(error) if isinstance(error, self.models.ConfigurationError) else (
+            f"{type(error).__name__}: {self.models.first_line(error)}")
+        self.channel.send({"error": text, "configuration": blame})
+
+    def _blames_configuration(self, error):
+        """Whatever Keras or TensorFlow raise while they work comes of the configuration; memory does not."""
+        return not isinstance(error, (MemoryError, OSError))
+
+
+def main():
+    parent, threads, cache_mb, idle_ms = (int(a) for a in sys.argv[1:5])
+    read_fd, write_fd = prepare_process(parent)
+    import faulthandler
+    faulthandler.enable()
+    from mop_udf.channel import Channel, ChannelClosed
+    channel = Channel(read_fd, write_fd)
+    import tensorflow as tf
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
+    try:
+        Server(channel, cache_mb).serve(idle_ms / 1000 if idle_ms else None)
+    except ChannelClosed:
+        pass
+    # no clean-up to do, and TensorFlow's takes time
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
