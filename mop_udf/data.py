@@ -1,5 +1,7 @@
 """Packed buffers to arrays, mini-batches, and the per-trainer cache of segments. Needs numpy only."""
 
+import math
+
 import numpy as np
 
 
@@ -55,9 +57,12 @@ def receive_rows(channel, dtypes, total_rows):
                 return None
             return Segment(tuple(whole))
         shapes = header["shapes"]
+        sizes = [math.prod(s) * np.dtype(d).itemsize for s, d in zip(shapes, dtypes)]
+        if sizes != header["sizes"] or any(s[0] != shapes[0][0] for s in shapes):
+            for size in header["sizes"]:  # the next frame must be found
+                channel.read(size)
+            raise ValueError(f"buffer {header['buffer']} has {header['sizes']} bytes, its shapes {shapes} do not fit")
         rows = shapes[0][0]
-        if any(s[0] != rows for s in shapes):
-            raise ValueError(f"buffer {header['buffer']} has columns of different lengths: {shapes}")
         if total_rows is not None and whole is None:
             whole = [np.empty([total_rows, *s[1:]], d) for s, d in zip(shapes, dtypes)]
         if whole is not None and done + rows <= total_rows and all(
@@ -66,10 +71,7 @@ def receive_rows(channel, dtypes, total_rows):
         else:
             whole, total_rows = None, None
             arrays = tuple(np.empty(s, d) for s, d in zip(shapes, dtypes))
-        for array, size in zip(arrays, header["sizes"]):
-            if array.nbytes != size:
-                raise ValueError(f"buffer {header['buffer']} has {size} bytes, its shape {list(array.shape)} "
-                                 f"needs {array.nbytes}")
+        for array in arrays:
             channel.receive_into(array.reshape(-1).view(np.uint8))
         done += rows
         yield header.get("epoch", 1), arrays

@@ -6,6 +6,7 @@ import json
 import keras
 import numpy as np
 
+from mop_udf import architecture as architectures
 from mop_udf import params, state
 
 
@@ -35,6 +36,14 @@ def build(architecture, seed):
     return model
 
 
+def normalise(text):
+    """Architecture JSON text -> the checked dict that Keras may see; raises ConfigurationError."""
+    try:
+        return architectures.check(text)
+    except architectures.ArchitectureError as error:
+        raise ConfigurationError(str(error)) from error
+
+
 def make_optimizer(name, arguments):
     """A Keras optimizer from parsed compile parameters.
 
@@ -58,7 +67,8 @@ class CompiledModel:
     """A model with its optimizer, compiled once and lent to every configuration that differs in scalars only."""
 
     def __init__(self, architecture, compile_params):
-        self.model = build(architecture, 0)
+        self.architecture = normalise(architecture)
+        self.model = build(self.architecture, 0)
         self.optimizer = make_optimizer(compile_params["optimizer"], compile_params["optimizer_args"])
         try:
             self.model.compile(
@@ -70,9 +80,9 @@ class CompiledModel:
             raise ConfigurationError(f"Keras refuses to compile the model: {first_line(error)}") from error
         self._fresh_optimizer = [np.array(v) for v in self.optimizer.variables]
 
-    def start(self, architecture, seed, learning_rate):
+    def start(self, seed, learning_rate):
         """Put the model into the state in which training begins: weights from `seed`, an unused optimizer."""
-        fresh = build(architecture, seed)
+        fresh = build(self.architecture, seed)
         self._assign({"weights": [np.array(w) for w in fresh.weights],
                       "seeds": [np.array(v) for v in seed_variables(fresh)],
                       "optimizer": self._fresh_optimizer})
@@ -110,7 +120,7 @@ class ModelCache:
         self.most, self.models = most, collections.OrderedDict()
 
     def get(self, architecture, compile_params):
-        """(CompiledModel, learning rate to start with or None) for a normalised architecture and parsed parameters."""
+        """(CompiledModel, learning rate to start with or None) for architecture JSON text and parsed parameters."""
         arguments = dict(compile_params["optimizer_args"])
         rate = None if arguments.get("decay") else arguments.pop("learning_rate", None)
         shared = {**compile_params, "optimizer_args": arguments}
@@ -122,10 +132,7 @@ class ModelCache:
             if len(self.models) > self.most:
                 self.models.popitem(last=False)
         self.models.move_to_end(key)
-        compiled = self.models[key]
-        if rate is None and not arguments.get("decay"):
-            return compiled, None
-        return compiled, rate
+        return self.models[key], rate
 
 
 def seed_variables(model):

@@ -3,6 +3,7 @@
 Requests, each answered by one frame unless it says otherwise:
 
     ready                                  -> versions (after Keras is imported)
+    room                                   -> whether a segment fits the cache, and what is in it
     unit {...} [, state parts], rows*, end -> the unit's report, or {"error", "configuration"}
     save                                   -> the state in parts, the last one marked
     model {...}, weights                   -> ok: a model to predict with
@@ -58,13 +59,17 @@ class Server:
         import keras
         self.channel.send({"keras": keras.__version__, "backend": keras.backend.backend()})
 
+    def on_room(self, header, payloads):
+        room = self.cache.room_for(header["nbytes"], header["keep"])
+        self.channel.send({"room": room, "datasets": list(self.cache.segments)})
+
     def on_unit(self, unit, payloads):
         started = time.monotonic()
         parts = []
         for _ in range(unit["state_parts"]):
             _, (part,) = self.channel.receive()
             parts.append(part)
-        stream, ended = None, False
+        self.ended = False  # the unit's `end` has been read
         try:
             compiled = self._prepare(unit, parts)
             del parts
@@ -72,8 +77,7 @@ class Server:
             report = (self._train if unit["kind"] == "train" else self._evaluate)(unit, compiled, stream)
             for _ in stream:
                 pass
-            ended = True
-            report["cached"] = self.cache.get(unit["dataset"]) is not None
+            report["datasets"] = list(self.cache.segments)
             report["seconds"] = time.monotonic() - started
             report["wait_seconds"] = self.wait_seconds
             if unit["kind"] == "train" and report["loss"] != report["loss"]:
@@ -82,7 +86,7 @@ class Server:
             self.channel.send(report)
         except Exception as error:
             self.current = None
-            if not ended:
+            if not self.ended:
                 self._drain()
             self._refuse(error)
 
@@ -92,7 +96,9 @@ class Server:
         if parts:
             compiled.load(parts[0] if len(parts) == 1 else b"".join(parts))
         else:
-            compiled.start(unit["architecture"], unit["initial_seed"], rate)
+            seed = self.models.initial_seed(unit["seed"], unit["model_id"],
+                                            None if unit["same_start"] else unit["mst_key"])
+            compiled.start(seed, rate)
         return compiled
 
     def _chunks(self, unit):
@@ -100,13 +106,16 @@ class Server:
         self.wait_seconds = 0.0
         cached = self.cache.get(unit["dataset"])
         if unit["sends_rows"]:
-            keep = self.cache.room_for(unit["nbytes"], unit["keep"])
             rows = yield from self._timed(self.data.receive_rows(
-                self.channel, unit["dtypes"], unit["rows"] if keep else None))
-            if rows is not None and keep:
+                self.channel, unit["dtypes"], unit["rows"] if unit["keeps_rows"] else None))
+            self.ended = True
+            if unit["keeps_rows"]:
+                if rows is None:
+                    raise RuntimeError(f"segment {unit['segment']} did not send its {unit['rows']} rows")
                 self.cache.segments[unit["dataset"]] = rows
         else:
-            self.channel.receive()  # end
+            self.channel.receive()
+            self.ended = True
             if cached is None:
                 raise RuntimeError("the trainer does not hold the rows of this segment")
             yield 1, cached.columns
@@ -132,27 +141,27 @@ class Server:
         limit = fit["steps_per_epoch"]
         random = np.random.default_rng([unit["seed"], unit["mst_key"], unit["iteration"], unit["segment"]])
         passes = []
-        if fit["shuffle"]:
+        if unit["epochs_sent"] > 1 or not unit["keeps_rows"]:
+            if fit["shuffle"]:
+                raise self.models.ConfigurationError(
+                    f"shuffle needs the rows of segment {unit['segment']} in memory ({unit['nbytes'] >> 20} MB), "
+                    f"but they do not fit pg_mop.cache_mb")
+            passes = self._train_streamed(compiled, stream, limit, options)
+        elif fit["shuffle"]:
             for _ in stream:
                 pass
             segment = self.cache.get(unit["dataset"])
-            if segment is None and unit["rows"]:
-                raise self.models.ConfigurationError(
-                    f"shuffle needs the rows of segment {unit['segment']} in memory, "
-                    f"but they do not fit pg_mop.cache_mb")
-            for _ in range(epochs if segment else 0):
+            for _ in range(epochs):
                 rows = self.data.permuted(segment, fit["shuffle"], fit["batch_size"], random)
                 passes.append(plain.train(compiled.model, self._fit_batches([rows], fit, limit), **options))
-        elif unit["sends_rows"] and unit["epochs_sent"] > 1:
-            passes = self._train_streamed(compiled, stream, limit, options)
         else:
             first = self._fit_batches((arrays for _, arrays in stream), fit, limit)
             passes.append(plain.train(compiled.model, first, **options))
             segment = self.cache.get(unit["dataset"])
-            for _ in range(epochs - 1 if segment else 0):
+            for _ in range(epochs - 1):
                 again = self._fit_batches([segment.columns], fit, limit)
                 passes.append(plain.train(compiled.model, again, **options))
-        return {**passes[-1], "loss": passes[-1].get("loss", 0.0), "kernel": plain.NAME}
+        return {"loss": passes[-1]["loss"], "rows": passes[-1]["rows"], "kernel": plain.NAME}
 
     def _train_streamed(self, compiled, stream, limit, options):
         """Every epoch's rows are sent, as they do not fit the cache: (epoch, arrays), epochs in order."""
@@ -161,7 +170,7 @@ class Server:
         from mop_udf.kernels import plain
         return [plain.train(compiled.model, self._fit_batches((arrays for _, arrays in epoch), self.fit, limit),
                             **options)
-                for _, epoch in itertools.groupby(stream, key=lambda item: item[0])] or [{"rows": 0}]
+                for _, epoch in itertools.groupby(stream, key=lambda item: item[0])]
 
     def _fit_batches(self, chunks, fit, limit):
         return self.data.batches(chunks, fit["batch_size"], limit)
@@ -191,7 +200,7 @@ class Server:
     def on_model(self, header, payloads):
         try:
             from mop_udf import state
-            model = self.models.build(header["architecture"], 0)
+            model = self.models.build(self.models.normalise(header["architecture"]), 0)
             model.set_weights(state.weights_from_bytes(payloads[0], [w.shape for w in model.weights]))
             self.predictor = model
             self.channel.send({"outputs": len(model.outputs)})

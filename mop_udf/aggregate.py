@@ -1,0 +1,133 @@
+"""The backend's side of a unit: the trainer that this session holds, and the aggregate mop_sub_epoch that feeds it.
+
+The only module here that sees `plpy`; standard library only. The session's dictionary GD holds one
+:class:`Session` from call to call.
+"""
+
+import json
+import re
+from contextlib import contextmanager
+
+from mop_udf.process import Trainer, TrainerError, TrainerLost
+
+# SQLSTATEs by which the coordinator tells what to do with a failed unit
+CONFIGURATION_FAILED = "MOP01"  # it is the configuration's fault: do not try again
+TRAINER_LOST = "MOP02"          # the trainer ended: try again
+SOURCE_CHANGED = "MOP03"        # the run cannot go on
+
+SHAPE = re.compile(r"-?\d+")
+
+
+class Session:
+    """The trainer of a database session and the unit that it is working on."""
+
+    def __init__(self, plpy, home):
+        self.plpy, self.home = plpy, home
+        self.trainer = None
+        self.unit = None
+
+    def tick(self):
+        """Let PostgreSQL see interrupts: a cancel is raised from here."""
+        self.plpy.execute("SELECT 1")
+
+    def start_trainer(self, options):
+        """Start a trainer with `options` unless one with the same runs; does not wait for it."""
+        if self.trainer is not None and (self.trainer.options != options or not self.trainer.alive()):
+            self.stop_trainer()
+        if self.trainer is None:
+            self.trainer = Trainer(self.home, options, self.tick)
+        return self.trainer
+
+    def stop_trainer(self):
+        trainer, self.trainer, self.unit = self.trainer, None, None
+        if trainer is not None:
+            trainer.kill()
+
+    def begin(self, unit, state):
+        """Hand the trainer a unit (its header) and the model state (list of bytes; empty = start from the seed).
+
+        Adds to the header what the trainer's cache decides: `sends_rows`, whether rows follow; `keeps_rows`; and
+        `epochs_sent`, how often they follow (they are sent for each epoch where they cannot be kept).
+        """
+        trainer, keeps, epochs = self.trainer, True, 1
+        sends = unit["dataset"] not in trainer.datasets
+        if sends:
+            trainer.send({"op": "room", "nbytes": unit["nbytes"], "keep": unit["keep"]})
+            answer, _ = trainer.receive()
+            keeps = answer["room"]
+            trainer.datasets = set(answer["datasets"])
+            epochs = 1 if keeps else unit["epochs"]
+        self.unit = {**unit, "sends_rows": sends, "keeps_rows": keeps, "epochs_sent": epochs}
+        trainer.send({"op": "unit", **self.unit, "state_parts": len(state)})
+        for part in state:
+            trainer.send({"op": "state"}, part)
+
+    def rows(self, epoch, buffer, columns, shapes):
+        """Send one packed buffer."""
+        self.trainer.send({"op": "rows", "epoch": epoch, "buffer": buffer,
+                           "shapes": [[int(n) for n in SHAPE.findall(s)] for s in shapes]}, *columns)
+
+    def end(self):
+        """End the rows and wait for the unit's report (dict)."""
+        self.trainer.send({"op": "end"})
+        report, _ = self.trainer.receive()
+        self.trainer.datasets = set(report["datasets"])
+        self.unit = None
+        return report
+
+    def save(self):
+        """The parts of the model state after the last unit, one after the other."""
+        self.trainer.send({"op": "save"})
+        last = False
+        while not last:
+            header, (part,) = self.trainer.receive()
+            last = header["last"]
+            yield bytes(part)
+
+
+def session(plpy, GD):
+    """The :class:`Session` of this database session."""
+    if "pg_mop_session" not in GD:
+        GD["pg_mop_session"] = Session(plpy, GD["pg_mop"])
+    return GD["pg_mop_session"]
+
+
+@contextmanager
+def failures_as_sql(plpy, holder):
+    """Turn a trainer's failure into a PostgreSQL error whose SQLSTATE tells the coordinator what to do."""
+    try:
+        yield
+        return
+    except TrainerError as error:
+        message, state = str(error), CONFIGURATION_FAILED if error.configuration else TRAINER_LOST
+    except TrainerLost as error:
+        holder.stop_trainer()
+        message, state = str(error), TRAINER_LOST
+    plpy.error(message, sqlstate=state)
+
+
+def transition(plpy, GD, state, epoch, buffer, columns, shapes):
+    """mop_sub_epoch's transition: send a buffer as it is read, so that reading and training overlap.
+
+    `columns`: bytea[], inputs then outputs; `shapes`: text[], as PostgreSQL prints integer[]. Returns the number of
+    buffers sent.
+    """
+    holder = working(plpy, GD)
+    with failures_as_sql(plpy, holder):
+        holder.rows(epoch, buffer, columns, shapes)
+    return state + 1
+
+
+def final(plpy, GD, state):
+    """mop_sub_epoch's end: wait for the trainer; returns the unit's report as JSON text."""
+    holder = working(plpy, GD)
+    with failures_as_sql(plpy, holder):
+        return json.dumps(holder.end())
+
+
+def working(plpy, GD):
+    """The session, which must be within a unit."""
+    holder = session(plpy, GD)
+    if holder.unit is None:
+        plpy.error("mop_sub_epoch is called by pg_mop itself, within a training unit")
+    return holder

@@ -1,0 +1,96 @@
+"""One unit, inside its worker session: read the state, run the aggregate over the segment, write the state.
+
+The coordinator sends the unit as JSON within BEGIN ... COMMIT; whatever fails here rolls back whole, so that the model
+stays at its version and the unit undone.
+"""
+
+import json
+import time
+
+from mop_udf import aggregate
+from pg_mop.database import extension_schema, quote_identifier
+
+
+def start_trainer(plpy, GD, options):
+    """Start this session's trainer, which imports Keras while the coordinator still plans."""
+    aggregate.session(plpy, GD).start_trainer(json.loads(options))
+
+
+def run_unit(plpy, GD, text):
+    """Train or evaluate as the unit (JSON) says; the unit's row in the catalog, already there, gets the result.
+
+    Raises SQLSTATE MOP01 where the configuration is at fault, MOP02 where the trainer was lost, MOP03 where the source
+    has changed since the run began.
+    """
+    unit = json.loads(text)
+    holder = aggregate.session(plpy, GD)
+    try:
+        with aggregate.failures_as_sql(plpy, holder):
+            _run(plpy, holder, unit)
+    except BaseException:
+        if holder.unit is not None:  # an answer is still to come that nobody will wait for
+            holder.stop_trainer()
+        raise
+
+
+def _run(plpy, holder, unit):
+    schema = quote_identifier(extension_schema(plpy))
+    key = [unit["run_id"], unit["mst_key"]]
+    train = unit["kind"] == "train"
+    began = time.monotonic()
+
+    def query(sql, types=(), values=()):
+        return plpy.execute(plpy.prepare(sql, list(types)), list(values))
+
+    configuration = query(f"SELECT model_id, compile_params, fit_params, model_arch, version "
+                          f"FROM {schema}.mop_configuration WHERE run_id = $1 AND mst_key = $2",
+                          ["bigint", "integer"], key)[0]
+    version = unit["version"]
+    if train:
+        moved = query(f"UPDATE {schema}.mop_configuration SET version = version + 1 "
+                      f"WHERE run_id = $1 AND mst_key = $2 AND version = $3", ["bigint", "integer", "integer"],
+                      [*key, version])
+        if moved.nrows() != 1:
+            plpy.error(f"model {key[1]} of run {key[0]} is not at version {version}", sqlstate=aggregate.SOURCE_CHANGED)
+    found = query(unit["fingerprint_sql"])[0]["fingerprint"]
+    if found != unit["fingerprint"]:
+        plpy.error(f"the rows of segment {unit['segment']} in {unit['table']} have changed since the run began",
+                   sqlstate=aggregate.SOURCE_CHANGED)
+    state = [row["data"] for row in query(
+        f"SELECT data FROM {schema}.mop_state WHERE run_id = $1 AND mst_key = $2 AND version = $3 ORDER BY part",
+        ["bigint", "integer", "integer"], [*key, version])]
+    if version > 0 and not state:
+        plpy.error(f"the state of model {key[1]} of run {key[0]} at version {version} is missing",
+                   sqlstate=aggregate.SOURCE_CHANGED)
+
+    holder.start_trainer(unit["options"])
+    holder.begin({
+        "kind": unit["kind"], "seed": unit["seed"], "same_start": unit["same_start"], "mst_key": unit["mst_key"],
+        "model_id": configuration["model_id"], "iteration": unit["iteration"], "segment": unit["segment"],
+        "architecture": configuration["model_arch"], "compile_params": configuration["compile_params"],
+        "fit_params": configuration["fit_params"], "epochs": unit["epochs"], "dtypes": unit["dtypes"],
+        "inputs": unit["inputs"], "rows": unit["rows"], "nbytes": unit["bytes"],
+        "dataset": unit["dataset_key"], "keep": unit["keep"],
+    }, state)
+    del state
+    sending = holder.unit
+    report = json.loads(query(unit["rows_sql"] % {
+        "epochs": sending["epochs_sent"], "where": "true" if sending["sends_rows"] else "false"})[0]["report"])
+    trained = time.monotonic()
+
+    if train:
+        for number, part in enumerate(holder.save()):
+            query(f"INSERT INTO {schema}.mop_state VALUES ($1, $2, $3, $4, $5)",
+                  ["bigint", "integer", "integer", "integer", "bytea"], [*key, version + 1, number, part])
+        query(f"DELETE FROM {schema}.mop_state WHERE run_id = $1 AND mst_key = $2 AND version <= $3",
+              ["bigint", "integer", "integer"], [*key, version])
+    busy = report["seconds"] - report["wait_seconds"]
+    query(f"UPDATE {schema}.mop_unit SET status = 'finished', version = $1, kernel = $2, rows = $3, loss = $4, "
+          f"metric = $5, finished_at = clock_timestamp(), read_seconds = $6, train_seconds = $7, write_seconds = $8 "
+          f"WHERE run_id = $9 AND mst_key = $10 AND iteration = $11 AND kind = $12 AND dataset = $13 "
+          f"AND segment = $14 AND attempt = $15",
+          ["integer", "text", "bigint", "float8", "float8", "float8", "float8", "float8", "bigint", "integer",
+           "integer", "text", "text", "integer", "integer"],
+          [version + 1 if train else None, report["kernel"], report["rows"], report["loss"], report.get("metric"),
+           max(0.0, trained - began - busy), busy, time.monotonic() - trained, *key, unit["iteration"], unit["kind"],
+           unit["dataset"], unit["segment"], unit["attempt"]])

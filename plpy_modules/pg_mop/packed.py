@@ -1,0 +1,61 @@
+"""Packed tables as the consumers see them: the columns, what the summary says, and the checks on both."""
+
+from pg_mop.database import MopError, quote_identifier
+
+REPACK = "SELECT {schema}.training_preprocessor_dl(...) (or validation_preprocessor_dl) makes such a table."
+
+
+class PackedTable:
+    """A packed table and its summary.
+
+    `inputs` and `outputs` are column names, `columns` both, `summary` the summary's row as a dict.
+    """
+
+    def __init__(self, db, text, what):
+        """Read and check the table that the caller calls `text`. Raises MopError as contract 3, section 7."""
+        hint = REPACK.format(schema=db.schema)
+        self.text = text
+        self.table = db.input_table(text, what, hint=hint)
+        self.summary_table = db.input_table(db.suffixed(text, "_summary") if text and text.strip() else text, f"summary of the {what}", hint=hint)
+        self.summary = db.one(f"SELECT * FROM {self.summary_table}")
+        self.inputs, self.outputs = self._names(db, what)
+        present = db.columns(self.table)
+        for column in ("__dist_key__", "buffer_id", *self.columns, *(c + "_shape" for c in self.columns)):
+            if column not in present:
+                raise MopError(f'{what} "{text}" has no column "{column}": it must be preprocessed', hint=hint)
+        for column in self.columns:
+            if present[column] != "bytea":
+                raise MopError(f'column "{column}" of {what} "{text}" is {present[column]}, not bytea: '
+                               f"it should be minibatched by the preprocessor", hint=hint)
+
+    @property
+    def columns(self):
+        return [*self.inputs, *self.outputs]
+
+    def _names(self, db, what):
+        lists = []
+        for column in ("independent_varname", "dependent_varname"):
+            if column not in self.summary:
+                raise MopError(f'the summary of {what} "{self.text}" lacks the expected column "{column}"')
+            names = self.summary[column]
+            if not isinstance(names, list):
+                raise MopError(f'{what} "{self.text}" was made by an old preprocessor',
+                               detail=f'"{column}" of its summary is no array.',
+                               hint="Run the preprocessor again, of this version.")
+            lists.append(names)
+        return lists
+
+    def shapes(self, db):
+        """{column: shape of one example} from the first buffer."""
+        wanted = ", ".join(quote_identifier(c + "_shape") for c in self.columns)
+        row = db.one(f"SELECT {wanted} FROM {self.table} LIMIT 1")
+        return {c: list(row[c + "_shape"][1:]) for c in self.columns}
+
+    def class_values(self):
+        """{output: list of class values, or None}, padding included, as the summary has them."""
+        return {c: self.summary.get(c + "_class_values") for c in self.outputs}
+
+    def dtypes(self):
+        """numpy dtypes of the columns' bytes."""
+        return ["<f4"] * len(self.inputs) + ["<i2"] * len(self.outputs)
+

@@ -1,0 +1,17 @@
+"""The interface of the schedulers."""
+
+from abc import ABC, abstractmethod
+from random import Random
+
+
+class Scheduler(ABC):
+    """Chooses among the units that a :class:`~pg_mop.schedule.board.Board` allows. Seeded, without a clock."""
+
+    name: str
+
+    def __init__(self, board, seed):
+        self.board, self.random = board, Random(seed)
+
+    @abstractmethod
+    def choose(self, place):
+        """The unit to run now at the idle `place`, or None to leave it idle."""

@@ -1,0 +1,178 @@
+-- The catalog: runs, their configurations, segments, units and model states, and the views that people read.
+--
+-- The tables are written by the sessions of a run, which are the caller's: row security keeps every role to its
+-- own runs. The views show a role its own runs and those of the roles that it is a member of.
+
+\echo Use "CREATE EXTENSION pg_mop" to load this file. \quit
+
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM pg_catalog.pg_roles WHERE rolname = 'pg_mop_user') THEN
+        CREATE ROLE pg_mop_user NOLOGIN;
+    END IF;
+END
+$$;
+
+CREATE TABLE @extschema@.mop_run (
+    run_id bigserial PRIMARY KEY,
+    owner name NOT NULL DEFAULT current_user,
+    status text NOT NULL DEFAULT 'running' CHECK (status IN ('running', 'finished', 'failed', 'cancelled')),
+    function text NOT NULL,
+    source_table text NOT NULL,
+    validation_table text,
+    model_output_table text NOT NULL,
+    seed bigint NOT NULL,
+    scheduler text NOT NULL,
+    num_iterations integer NOT NULL,
+    metrics_iterations integer[] NOT NULL,
+    configurations integer NOT NULL,
+    segments integer NOT NULL,
+    started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    finished_at timestamptz,
+    error text,
+    parameters json NOT NULL,           -- the call's arguments and the settings in force
+    coordinator_pid integer NOT NULL,   -- the backend that runs it, and since when that backend lives
+    coordinator_start timestamptz,
+    output_oid oid                      -- the model table, once written
+);
+
+CREATE TABLE @extschema@.mop_configuration (
+    run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    mst_key integer NOT NULL,
+    model_id integer NOT NULL,
+    compile_params text NOT NULL,
+    fit_params text,
+    model_arch text NOT NULL,
+    version integer NOT NULL DEFAULT 0, -- of the model state = units trained; 0: the start, drawn from the seed
+    error text,                         -- why it failed, if it did
+    PRIMARY KEY (run_id, mst_key)
+);
+
+CREATE TABLE @extschema@.mop_segment (
+    run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    dataset text NOT NULL CHECK (dataset IN ('training', 'validation')),
+    segment integer NOT NULL,
+    rows bigint NOT NULL,
+    bytes bigint NOT NULL,
+    fingerprint text NOT NULL,          -- of the packed rows' versions: tells that nobody has written to them
+    PRIMARY KEY (run_id, dataset, segment)
+);
+
+CREATE TABLE @extschema@.mop_unit (
+    run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    mst_key integer NOT NULL,
+    iteration integer NOT NULL,
+    segment integer NOT NULL,
+    kind text NOT NULL CHECK (kind IN ('train', 'evaluate')),
+    dataset text NOT NULL CHECK (dataset IN ('training', 'validation')),
+    attempt integer NOT NULL,
+    status text NOT NULL CHECK (status IN ('running', 'finished', 'failed', 'cancelled')),
+    version integer,                    -- train: the version of the model state that it made
+    backend_pid integer,
+    kernel text,
+    rows bigint,
+    loss double precision,
+    metric double precision,
+    queued_at timestamptz,
+    started_at timestamptz,
+    finished_at timestamptz,
+    read_seconds double precision,      -- the model state and, where they were sent, the rows
+    train_seconds double precision,     -- the trainer at work
+    write_seconds double precision,     -- the new model state
+    error text,
+    PRIMARY KEY (run_id, mst_key, iteration, kind, dataset, segment, attempt),
+    FOREIGN KEY (run_id, mst_key) REFERENCES @extschema@.mop_configuration ON DELETE CASCADE
+);
+-- a unit is done once
+CREATE UNIQUE INDEX mop_unit_once ON @extschema@.mop_unit (run_id, mst_key, iteration, kind, dataset, segment)
+    WHERE status = 'finished';
+
+CREATE TABLE @extschema@.mop_state (
+    run_id bigint NOT NULL,
+    mst_key integer NOT NULL,
+    version integer NOT NULL,
+    part integer NOT NULL,              -- a state above 256 MB takes several rows
+    data bytea NOT NULL,
+    PRIMARY KEY (run_id, mst_key, version, part),
+    FOREIGN KEY (run_id, mst_key) REFERENCES @extschema@.mop_configuration ON DELETE CASCADE
+);
+ALTER TABLE @extschema@.mop_state ALTER COLUMN data SET STORAGE EXTERNAL; -- floats do not compress
+ALTER TABLE @extschema@.mop_state SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50,
+    toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 1000);
+
+ALTER TABLE @extschema@.mop_run ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_run USING (owner = current_user) WITH CHECK (owner = current_user);
+ALTER TABLE @extschema@.mop_configuration ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_configuration USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_segment ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_segment USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_unit ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_unit USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_state ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_state USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_run', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_run_run_id_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_configuration', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_segment', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_unit', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_state', '');
+
+CREATE VIEW @extschema@.mop_runs WITH (security_barrier) AS
+SELECT run_id, owner, status, function, source_table, model_output_table, seed, scheduler, num_iterations,
+       configurations, segments, started_at, finished_at, error, validation_table
+FROM @extschema@.mop_run
+WHERE pg_catalog.pg_has_role(owner, 'MEMBER');
+
+CREATE VIEW @extschema@.mop_units WITH (security_barrier) AS
+SELECT u.run_id, u.mst_key, u.iteration, u.segment, u.kind, u.attempt, u.status, u.backend_pid, u.kernel, u.rows,
+       u.loss, u.queued_at, u.started_at, u.finished_at, u.read_seconds, u.train_seconds, u.write_seconds, u.error,
+       u.dataset, u.metric
+FROM @extschema@.mop_unit u JOIN @extschema@.mop_run r USING (run_id)
+WHERE pg_catalog.pg_has_role(r.owner, 'MEMBER');
+
+CREATE VIEW @extschema@.mop_visit_order WITH (security_barrier) AS
+SELECT u.run_id, u.mst_key, u.iteration,
+       (row_number() OVER (PARTITION BY u.run_id, u.mst_key, u.iteration ORDER BY u.version))::integer AS position,
+       u.segment
+FROM @extschema@.mop_unit u JOIN @extschema@.mop_run r USING (run_id)
+WHERE u.kind = 'train' AND u.status = 'finished' AND pg_catalog.pg_has_role(r.owner, 'MEMBER');
+
+-- one row for each configuration; the seconds are the whole run's
+CREATE VIEW @extschema@.mop_progress WITH (security_barrier) AS
+WITH work AS (
+    SELECT c.run_id, c.mst_key, c.error,
+           r.num_iterations * (SELECT count(*) FROM @extschema@.mop_segment s
+                               WHERE s.run_id = c.run_id AND s.dataset = 'training')
+           + cardinality(r.metrics_iterations) * (SELECT count(*) FROM @extschema@.mop_segment s
+                                                  WHERE s.run_id = c.run_id) AS units_total,
+           u.units_done, u.units_running, u.iteration, u.last_loss
+    FROM @extschema@.mop_configuration c
+    JOIN @extschema@.mop_run r USING (run_id)
+    CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE status = 'finished') AS units_done,
+               count(*) FILTER (WHERE status = 'running') AS units_running,
+               max(iteration) AS iteration,
+               (array_agg(loss ORDER BY version DESC)
+                FILTER (WHERE kind = 'train' AND status = 'finished'))[1] AS last_loss
+        FROM @extschema@.mop_unit WHERE run_id = c.run_id AND mst_key = c.mst_key) u
+), whole AS (
+    SELECT run_id, sum(units_done) AS done,
+           sum(CASE WHEN error IS NULL THEN units_total - units_done ELSE 0 END) AS left
+    FROM work GROUP BY run_id
+)
+SELECT w.run_id, w.units_done, w.units_total,
+       extract(epoch FROM coalesce(r.finished_at, clock_timestamp()) - r.started_at)::double precision
+           AS seconds_elapsed,
+       CASE WHEN r.status <> 'running' THEN 0
+            WHEN whole.done = 0 THEN NULL
+            ELSE extract(epoch FROM clock_timestamp() - r.started_at) * whole.left / whole.done
+       END::double precision AS seconds_left,
+       w.mst_key, w.iteration, w.last_loss,
+       CASE WHEN w.error IS NOT NULL THEN 'failed'
+            WHEN w.units_done = w.units_total THEN 'finished'
+            WHEN r.status <> 'running' THEN r.status
+            WHEN w.units_running > 0 THEN 'running'
+            ELSE 'waiting' END AS status
+FROM work w JOIN whole USING (run_id) JOIN @extschema@.mop_run r USING (run_id)
+WHERE pg_catalog.pg_has_role(r.owner, 'MEMBER');

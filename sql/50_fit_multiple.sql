@@ -1,0 +1,24 @@
+CREATE FUNCTION @extschema@.madlib_keras_fit_multiple_model(
+    source_table varchar,
+    model_output_table varchar,
+    model_selection_table varchar,
+    num_iterations integer,
+    use_gpus boolean,
+    validation_table varchar DEFAULT NULL,
+    metrics_compute_frequency integer DEFAULT NULL,
+    warm_start boolean DEFAULT FALSE,
+    name varchar DEFAULT NULL,
+    description varchar DEFAULT NULL,
+    use_caching boolean DEFAULT FALSE
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import fit_multiple
+fit_multiple.madlib_keras_fit_multiple_model(plpy, *args)
+$$;
+
+CREATE FUNCTION @extschema@.madlib_keras_fit_multiple_model(message varchar DEFAULT '')
+RETURNS varchar LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import help
+return help.fit_multiple(plpy, message)
+$$;

@@ -1,0 +1,56 @@
+CREATE FUNCTION @extschema@.madlib_keras_evaluate(
+    model_table varchar,
+    test_table varchar,
+    output_table varchar,
+    use_gpus boolean DEFAULT FALSE,
+    mst_key integer DEFAULT NULL
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import evaluate
+evaluate.madlib_keras_evaluate(plpy, GD, *args)
+$$;
+
+CREATE FUNCTION @extschema@.madlib_keras_predict(
+    model_table varchar,
+    test_table varchar,
+    id_col varchar,
+    independent_varname varchar,
+    output_table varchar,
+    pred_type varchar DEFAULT 'prob',
+    use_gpus boolean DEFAULT FALSE,
+    mst_key integer DEFAULT NULL
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import predict
+predict.madlib_keras_predict(plpy, GD, *args)
+$$;
+
+CREATE FUNCTION @extschema@.madlib_keras_predict(
+    model_table varchar,
+    test_table varchar,
+    id_col varchar,
+    independent_varname varchar,
+    output_table varchar,
+    pred_type integer,
+    use_gpus boolean DEFAULT FALSE,
+    mst_key integer DEFAULT NULL
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import predict
+predict.madlib_keras_predict(plpy, GD, *args)
+$$;
+
+CREATE FUNCTION @extschema@.madlib_keras_predict(
+    model_table varchar,
+    test_table varchar,
+    id_col varchar,
+    independent_varname varchar,
+    output_table varchar,
+    pred_type double precision,
+    use_gpus boolean DEFAULT FALSE,
+    mst_key integer DEFAULT NULL
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import predict
+predict.madlib_keras_predict(plpy, GD, *args)
+$$;

@@ -1,0 +1,25 @@
+-- GRANT pg_mop_user TO analyst; is all that a user needs besides rights on his own tables.
+GRANT USAGE ON SCHEMA @extschema@ TO pg_mop_user;
+
+DO $$
+DECLARE
+    member record;
+BEGIN
+    FOR member IN
+        SELECT p.oid::pg_catalog.regprocedure AS name
+        FROM pg_catalog.pg_depend d
+        JOIN pg_catalog.pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_mop'
+        JOIN pg_catalog.pg_proc p ON p.oid = d.objid
+        WHERE d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND d.deptype = 'e'
+    LOOP
+        EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', member.name);
+        EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO pg_mop_user', member.name);
+    END LOOP;
+END
+$$;
+
+GRANT SELECT ON @extschema@.mop_runs, @extschema@.mop_progress, @extschema@.mop_units, @extschema@.mop_visit_order
+    TO pg_mop_user;
+GRANT SELECT, INSERT, UPDATE, DELETE ON @extschema@.mop_run, @extschema@.mop_configuration, @extschema@.mop_segment,
+    @extschema@.mop_unit, @extschema@.mop_state TO pg_mop_user;
+GRANT USAGE ON SEQUENCE @extschema@.mop_run_run_id_seq TO pg_mop_user;
