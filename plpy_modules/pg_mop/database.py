@@ -232,6 +232,17 @@ class Database:
         return self.value("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")
 
 
+def connection_refused(parameters, error):
+    """The MopError for a connection that could not be made, with the commands that mend it."""
+    user = quote_identifier(parameters["user"])
+    return MopError(
+        f"cannot open a worker session as role {user}", detail=str(error).strip(),
+        hint="Worker sessions connect to this server as the calling role. Where it asks them for a password: "
+             "CREATE SERVER pg_mop FOREIGN DATA WRAPPER pg_mop OPTIONS (host '127.0.0.1'); "
+             f"CREATE USER MAPPING FOR {user} SERVER pg_mop OPTIONS (user {quote_literal(parameters['user'])}, "
+             "password '...');", sqlstate="08001")
+
+
 def extension_schema(plpy):
     """The schema that holds pg_mop."""
     return plpy.execute("SELECT n.nspname FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_namespace n "

@@ -1,0 +1,125 @@
+"""The event loop: gives every worker session that falls idle the scheduler's next unit, until the run is done."""
+
+import json
+import time
+
+import psycopg2
+
+from mop_udf.aggregate import CONFIGURATION_FAILED, TRAINER_LOST
+from pg_mop.database import MopError, quote_literal
+from pg_mop.execute.sessions import SessionLost, wait
+
+ATTEMPTS = 4  # of one unit, before its configuration is given up
+RETRY_STATES = (TRAINER_LOST, "40001", "40P01")
+
+
+class Executor:
+    """Runs a board's units on worker sessions.
+
+    `describe(unit)` gives what the worker session needs to know of a unit (a dict, see execute/unit.py);
+    `on_iteration(i)` is called once every live configuration has been through iteration i.
+    """
+
+    def __init__(self, db, catalog, sessions, run_id, board, scheduler, describe, on_iteration, lock_timeout):
+        self.db, self.catalog, self.sessions = db, catalog, sessions
+        self.run_id, self.board, self.scheduler = run_id, board, scheduler
+        self.describe, self.on_iteration, self.lock_timeout = describe, on_iteration, lock_timeout
+        self.attempts = {}      # unit -> attempts begun
+        self.versions = {}      # mst_key -> version of its model state
+        self.failed = {}        # mst_key -> message
+        self.waiting_since = {} # unit -> when it could have run first (seconds since the epoch)
+        self.told = 0           # iterations reported
+
+    def go(self):
+        """Run until no configuration has work left. Raises MopError where the whole run cannot go on."""
+        self._dispatch()
+        while not self.board.done:
+            busy = [s for s in self.sessions.by_place.values() if s.unit is not None]
+            for session, error in wait(busy, self.sessions.tick):
+                unit, session.unit = session.unit, None
+                if error is None:
+                    self._finished(unit[0])
+                else:
+                    self._failed(session, *unit, error)
+            self._report()
+            self._dispatch()
+        self._report()
+
+    def _dispatch(self):
+        now = time.time()
+        for place, session in sorted(self.sessions.by_place.items()):
+            if session.unit is not None:
+                continue
+            for unit in self.board.eligible(place):
+                self.waiting_since.setdefault(unit, now)
+            unit = self.scheduler.choose(place)
+            if unit is not None:
+                self._start(session, unit)
+
+    def _start(self, session, unit):
+        attempt = self.attempts[unit] = self.attempts.get(unit, 0) + 1
+        row = {"run_id": self.run_id, "mst_key": unit.mst_key, "iteration": unit.iteration, "segment": unit.segment,
+               "kind": unit.kind, "dataset": unit.dataset, "attempt": attempt,
+               "queued_at": self.waiting_since.get(unit, time.time())}
+        work = {**row, **self.describe(unit, session.place), "version": self.versions.get(unit.mst_key, 0)}
+        self.board.start(unit)
+        session.unit = (unit, row)
+        try:
+            session.begin(
+                f"ROLLBACK; SET lock_timeout = {self.lock_timeout}; BEGIN; {self.catalog.begin_unit_sql(row)}; COMMIT; "
+                f"BEGIN; SELECT {self.db.extension}.mop_run_unit({quote_literal(json.dumps(work))}); COMMIT")
+        except SessionLost as error:
+            session.unit = None
+            self._failed(session, unit, row, error)
+
+    def _finished(self, unit):
+        self.board.finish(unit)
+        if unit.kind == "train":
+            self.versions[unit.mst_key] = self.versions.get(unit.mst_key, 0) + 1
+
+    def _failed(self, session, unit, row, error):
+        """Retry, give the configuration up, or stop the run, as the error says."""
+        code = getattr(error, "pgcode", None)
+        message = _message(error)
+        if isinstance(error, SessionLost):
+            self.sessions.fresh(session.place)
+            if self.catalog.unit_is_finished(row):
+                self._finished(unit)
+                return
+        self.catalog.fail_unit(row, message)
+        self.board.release(unit)
+        if code == CONFIGURATION_FAILED:
+            self._give_up(unit, message)
+        elif isinstance(error, SessionLost) or code in RETRY_STATES:
+            if self.attempts[unit] >= ATTEMPTS:
+                self._give_up(unit, f"given up after {ATTEMPTS} attempts: {message}")
+        elif code == "55P03":
+            raise MopError(f"a worker session waited in vain for a lock: {message}",
+                           hint="Another transaction holds it (see pg_locks), perhaps the one that made this call: "
+                                "COMMIT it first, or raise pg_mop.lock_timeout.", sqlstate="55P03")
+        else:
+            raise MopError(f"a worker session failed: {message}", detail=getattr(error.diag, "message_detail", None),
+                           hint=getattr(error.diag, "message_hint", None), sqlstate=code or "XX000")
+
+    def _give_up(self, unit, message):
+        self.failed[unit.mst_key] = message = (
+            f"{unit.kind} unit of iteration {unit.iteration} on segment {unit.segment}: {message}")
+        self.board.drop(unit.mst_key)
+        self.catalog.fail_configuration(self.run_id, unit.mst_key, message)
+
+    def _report(self):
+        board = self.board
+        reached = min((board.iteration(key) for key in board.live), default=board.num_iterations + 1)
+        while self.told < reached - 1:
+            self.told += 1
+            if any(u.iteration == self.told for u in board.finished_units):
+                self.on_iteration(self.told)
+
+
+def _message(error):
+    """The primary message of an error from a worker session, without PL/Python's prefix and the context."""
+    text = error.diag.message_primary if isinstance(error, psycopg2.Error) and error.diag.message_primary else str(error)
+    for prefix in ("plpy.Error: ", "spiexceptions."):
+        if text.startswith(prefix):
+            text = text[len(prefix):]
+    return text.strip()

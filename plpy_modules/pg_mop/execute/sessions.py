@@ -1,0 +1,216 @@
+"""Worker sessions: asynchronous connections back to the database, each with its trainer; kept warm between calls."""
+
+import json
+import select
+import time
+
+import psycopg2
+import psycopg2.extensions
+
+from pg_mop.database import connection_refused, quote_identifier, quote_literal
+
+TICK_SECONDS = 0.1
+CONNECT_SECONDS = 30
+
+# idle sessions of this backend, by (database, role, place): the segment's rows are in that trainer's cache
+_pool = {}
+
+
+class SessionLost(Exception):
+    """The connection has gone."""
+
+
+class WorkerSession:
+    """One asynchronous connection. At most one command runs at a time; `ready()` tells when it has ended."""
+
+    def __init__(self, parameters, role, place, application_name):
+        options = ("-c search_path=pg_catalog,pg_temp -c client_min_messages=error -c statement_timeout=0 "
+                   "-c idle_session_timeout=0 -c client_connection_check_interval=500 -c jit=off "
+                   "-c default_transaction_isolation=read\\ committed -c default_transaction_read_only=off "
+                   "-c idle_in_transaction_session_timeout=0")
+        self.place, self.role, self.error = place, role, None
+        self.unit = None
+        try:
+            self.connection = psycopg2.connect(**parameters, options=options, connect_timeout=CONNECT_SECONDS,
+                                               application_name=application_name, async_=True)
+        except psycopg2.Error as error:
+            raise SessionLost(str(error).strip()) from None
+        self._role_sql = f"SET ROLE {quote_identifier(role)}; " if role != parameters["user"] else ""
+        self._connecting = True
+
+    def fileno(self):
+        return self.connection.fileno()
+
+    @property
+    def pid(self):
+        return None if self._connecting else self.connection.info.backend_pid
+
+    def begin(self, sql):
+        """Send a command (only when ready). Raises SessionLost."""
+        if self._role_sql:
+            sql, self._role_sql = self._role_sql + sql, ""
+        try:
+            self._cursor = self.connection.cursor()
+            self._cursor.execute(sql)
+        except psycopg2.Error as error:
+            raise SessionLost(str(error).strip()) from None
+
+    def poll(self):
+        """Go on with what can be done without waiting.
+
+        Returns 'ready', 'read' or 'write' (what to wait for). Raises psycopg2.Error where the command failed and
+        SessionLost where the connection did.
+        """
+        try:
+            state = self.connection.poll()
+        except psycopg2.Error as error:
+            # a server that ends the session says why (class 57P) before it hangs up
+            if self.connection.closed or self._connecting or (error.pgcode or "").startswith("57P"):
+                self.close()
+                raise SessionLost(str(error).strip()) from None
+            raise
+        if state == psycopg2.extensions.POLL_OK:
+            self._connecting = False
+            return "ready"
+        return "read" if state == psycopg2.extensions.POLL_READ else "write"
+
+    def rows(self):
+        """The rows of the command that has just ended."""
+        return self._cursor.fetchall() if self._cursor.description else []
+
+    def cancel(self):
+        try:
+            self.connection.cancel()
+        except psycopg2.Error:
+            pass
+
+    def close(self):
+        try:
+            self.connection.close()
+        except psycopg2.Error:
+            pass
+
+
+def wait(sessions, tick, seconds=TICK_SECONDS):
+    """Wait until one of `sessions` can go on, at most `seconds`, letting PostgreSQL see interrupts by `tick`.
+
+    Returns the sessions whose command has ended as (session, error or None).
+    """
+    ended, reading, writing = [], [], []
+    for session in sessions:
+        _sort(session, ended, reading, writing)
+    if not ended:
+        ready = select.select(reading, writing, [], seconds)
+        for session in {*ready[0], *ready[1]}:
+            _sort(session, ended, [], [])
+    tick()
+    return ended
+
+
+def _sort(session, ended, reading, writing):
+    try:
+        state = session.poll()
+    except (psycopg2.Error, SessionLost) as error:
+        ended.append((session, error))
+        return
+    if state == "ready":
+        ended.append((session, None))
+    else:
+        (reading if state == "read" else writing).append(session)
+
+
+def run(session, sql, tick):
+    """Send a command, wait for its end, give its rows. Raises psycopg2.Error or SessionLost."""
+    if sql is not None:
+        session.begin(sql)
+    while True:
+        for _, error in wait([session], tick):
+            if error is not None:
+                raise error
+            return session.rows() if sql is not None else []
+
+
+def open_session(parameters, role, place, application_name, tick):
+    """A new session, connected. Raises MopError with what mends it."""
+    try:
+        session = WorkerSession(parameters, role, place, application_name)
+        deadline = time.monotonic() + CONNECT_SECONDS
+        while True:
+            ended = wait([session], tick)
+            if ended:
+                if ended[0][1] is not None:
+                    raise ended[0][1]
+                return session
+            if time.monotonic() > deadline:
+                session.close()
+                raise SessionLost(f"no answer within {CONNECT_SECONDS} s")
+    except SessionLost as error:
+        raise connection_refused(parameters, error) from None
+
+
+class Sessions:
+    """The worker sessions of one run, one for each place, opened or taken from the pool."""
+
+    def __init__(self, db, parameters, options, name):
+        """`options(place)`: the trainer's options; `name`: the sessions' application_name."""
+        self.db, self.parameters, self.options, self.name = db, parameters, options, name
+        self.role = db.current_user()
+        self.tick = lambda: db.plpy.execute("SELECT 1")
+        self.by_place = {}
+
+    def _key(self, place):
+        return (self.parameters["dbname"], self.parameters["user"], self.role, place)
+
+    def _warm_up(self, place):
+        options = quote_literal(json.dumps(self.options(place)))
+        return (f"SET idle_session_timeout = 0; SET application_name = {quote_literal(self.name)}; "
+                f"SELECT {self.db.extension}.mop_start_trainer({options})")
+
+    def open(self, places):
+        """Open sessions at `places`; they start their trainers without being waited for."""
+        for place in places:
+            self.by_place[place] = self._take(place) or self.fresh(place)
+
+    def _take(self, place):
+        session = _pool.pop(self._key(place), None)
+        if session is None or session.connection.closed:
+            return None
+        try:
+            run(session, self._warm_up(place), self.tick)
+        except (psycopg2.Error, SessionLost):
+            session.close()
+            return None
+        return session
+
+    def fresh(self, place):
+        """A new session at `place`, its trainer started."""
+        session = open_session(self.parameters, self.role, place, self.name, self.tick)
+        self.by_place[place] = session
+        run(session, self._warm_up(place), self.tick)
+        return session
+
+    def keep(self, idle_milliseconds):
+        """Put the sessions, all idle, into the pool; the server ends them when they stay idle too long."""
+        for place, session in self.by_place.items():
+            try:
+                run(session, f"ROLLBACK; SET idle_session_timeout = {idle_milliseconds}", self.tick)
+            except (psycopg2.Error, SessionLost):
+                session.close()
+                continue
+            _pool[self._key(place)] = session
+        self.by_place = {}
+
+    def abandon(self):
+        """Cancel what runs and end every session, within two seconds. Gives no control to PostgreSQL meanwhile."""
+        busy = [s for s in self.by_place.values() if s.unit is not None and not s.connection.closed]
+        for session in busy:
+            session.cancel()
+        deadline = time.monotonic() + 1.5
+        while busy and time.monotonic() < deadline:
+            ended = {id(s) for s, _ in wait(busy, lambda: None, 0.05)}
+            busy = [s for s in busy if id(s) not in ended]
+        stuck = [s.pid for s in busy]
+        for session in self.by_place.values():
+            session.close()
+        self.by_place = {}
+        return stuck
