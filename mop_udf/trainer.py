@@ -42,8 +42,8 @@ class Server:
     """Answers the requests of one backend."""
 
     def __init__(self, channel, cache_mb):
-        from mop_udf import data, models
-        self.channel, self.data, self.models = channel, data, models
+        from mop_udf import data, models, state
+        self.channel, self.data, self.models, self.state = channel, data, models, state
         self.cache = data.Cache(cache_mb << 20)
         self.compiled = models.ModelCache()
         self.current = None    # the CompiledModel whose state `save` gives
@@ -93,7 +93,10 @@ class Server:
     def _prepare(self, unit, parts):
         compile_params, self.fit = self.models.parse(unit["compile_params"], unit["fit_params"])
         compiled, rate = self.compiled.get(unit["architecture"], compile_params)
-        if parts:
+        if unit.get("plain_weights"):
+            model = compiled.model
+            model.set_weights(self.state.weights_from_bytes(parts[0], [w.shape for w in model.weights]))
+        elif parts:
             compiled.load(parts[0] if len(parts) == 1 else b"".join(parts))
         else:
             seed = self.models.initial_seed(unit["seed"], unit["model_id"],
@@ -199,9 +202,8 @@ class Server:
 
     def on_model(self, header, payloads):
         try:
-            from mop_udf import state
             model = self.models.build(self.models.normalise(header["architecture"]), 0)
-            model.set_weights(state.weights_from_bytes(payloads[0], [w.shape for w in model.weights]))
+            model.set_weights(self.state.weights_from_bytes(payloads[0], [w.shape for w in model.weights]))
             self.predictor = model
             self.channel.send({"outputs": len(model.outputs)})
         except Exception as error:

@@ -1,0 +1,75 @@
+"""madlib_keras_evaluate: loss and metric of a trained model on a packed table (contract 4, section 2)."""
+
+import functools
+import json
+
+from mop_udf import aggregate
+from mop_udf.process import TrainerError, TrainerLost
+from pg_mop.api.model_table import StoredModel, trainer_options
+from pg_mop.database import MopError, quote_identifier, sql_function
+from pg_mop.packed import PackedTable
+
+
+def madlib_keras_evaluate(plpy, GD, *arguments):
+    """See :func:`_evaluate`; GD is the session's dictionary, which holds its trainer."""
+    evaluate = functools.partial(_evaluate, session=aggregate.session(plpy, GD))
+    sql_function(functools.update_wrapper(evaluate, madlib_keras_evaluate))(plpy, *arguments)
+
+
+def _evaluate(db, model_table, test_table, output_table, use_gpus, mst_key, session):
+    """Write one row (loss, metric, metrics_type, loss_type) to `output_table`.
+
+    Runs in the caller's transaction with a trainer of the caller's own session, so that temporary and uncommitted
+    tables work.
+    """
+    if model_table is None or not model_table.strip():
+        raise MopError("NULL/empty input table name", detail="It is the model table.")
+    packed = PackedTable(db, test_table, "test table")
+    model = StoredModel(db, model_table, mst_key)
+    output = db.output_table(output_table)
+    shapes = packed.shapes(db)
+    given = [shapes[c] for c in packed.inputs]
+    if given != model.input_shapes:
+        raise MopError(f'the model takes input of shapes {model.input_shapes}, "{test_table}" has {given}: '
+                       f"input shape does not match")
+    widths = [shapes[c][0] for c in packed.outputs]
+    if widths != model.outputs:
+        raise MopError(f'the model outputs {model.outputs} classes, "{test_table}" has {widths}')
+    columns = ", ".join(f"{quote_identifier(c)} AS c{i}, {quote_identifier(c + '_shape')}::text AS s{i}"
+                        for i, c in enumerate(packed.columns))
+    values = ", ".join(f"c{i}" for i in range(len(packed.columns)))
+    texts = ", ".join(f"s{i}" for i in range(len(packed.columns)))
+    options = trainer_options(db, use_gpus)
+    with trainer_of(session, options):
+        session.begin({
+            "kind": "evaluate", "plain_weights": True, "seed": 0, "same_start": True, "mst_key": mst_key or 0,
+            "model_id": 0, "iteration": 0, "segment": 0, "architecture": model.architecture_text,
+            "compile_params": model.compile_params, "fit_params": None, "epochs": 1, "dtypes": packed.dtypes(),
+            "inputs": len(packed.inputs), "rows": 0, "nbytes": 1 << 62, "dataset": None, "keep": [],
+        }, [model.weights])
+        report = json.loads(db.value(
+            f"SELECT {db.extension}.mop_sub_epoch(1, buffer_id, ARRAY[{values}], ARRAY[{texts}]) FROM "
+            f"(SELECT buffer_id, {columns} FROM {packed.table} ORDER BY buffer_id OFFSET 0) AS buffers"))
+    if not report["rows"]:
+        raise MopError(f'test table "{test_table}" has no rows')
+    db.execute(f"CREATE TABLE {output} (loss float8, metric float8, metrics_type text[], loss_type text)")
+    db.execute(f"INSERT INTO {output} VALUES ($1, $2, $3, $4)", ["float8", "float8", "text[]", "text"],
+               [report["loss"], report["metric"], model.compile["metrics"] or None, model.compile["loss"]])
+
+
+class trainer_of:
+    """Context: the session's trainer is running with `options`; its failures become errors of the caller's."""
+
+    def __init__(self, session, options):
+        self.session, self.options = session, options
+
+    def __enter__(self):
+        return self.session.start_trainer(self.options)
+
+    def __exit__(self, kind, error, trace):
+        if kind is None:
+            return
+        if self.session.unit is not None or isinstance(error, TrainerLost):
+            self.session.stop_trainer()
+        if isinstance(error, (TrainerError, TrainerLost)):
+            raise MopError(str(error), sqlstate="22000") from None

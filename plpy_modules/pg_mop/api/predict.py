@@ -1,0 +1,145 @@
+"""madlib_keras_predict: predictions for raw rows (contract 4, section 3)."""
+
+import functools
+
+import numpy as np
+
+from mop_udf import aggregate
+from pg_mop.api.evaluate import trainer_of
+from pg_mop.api.model_table import StoredModel, trainer_options
+from pg_mop.database import MopError, quote_identifier, quote_literal, split_names, sql_function
+from pg_mop.packing import decode_arrays
+
+CHUNK_BYTES = 8 << 20
+
+
+def madlib_keras_predict(plpy, GD, *arguments):
+    """See :func:`_predict`; GD is the session's dictionary, which holds its trainer."""
+    predict = functools.partial(_predict, session=aggregate.session(plpy, GD))
+    sql_function(functools.update_wrapper(predict, madlib_keras_predict))(plpy, *arguments)
+
+
+def _predict(db, model_table, test_table, id_col, independent_varname, output_table, pred_type, use_gpus, mst_key,
+             session):
+    """Write the predictions of a model for the rows of `test_table` to `output_table`.
+
+    Runs in the caller's transaction with a trainer of the caller's own session; rows stream through it in chunks.
+    """
+    if model_table is None or not model_table.strip():
+        raise MopError("NULL/empty input table name", detail="It is the model table.")
+    choice = Choice(pred_type)
+    test = db.input_table(test_table, "test table")
+    model = StoredModel(db, model_table, mst_key)
+    columns = db.columns(test)
+    identifier = id_col and db.find_column(columns, id_col.strip().strip('"'))
+    if not identifier:
+        raise MopError(f'invalid id column "{id_col}": test table "{test_table}" has no such column')
+    inputs = []
+    for name in split_names(independent_varname):
+        column = db.find_column(columns, name)
+        if column is None or not columns[column].endswith("[]"):
+            raise MopError(f'invalid independent_varname "{name}": test table "{test_table}" has no array column of '
+                           f"that name", hint="predict takes raw rows, one example a row, not a packed table.")
+        inputs.append(column)
+    if len(inputs) != len(model.input_shapes):
+        raise MopError(f"the model takes {len(model.input_shapes)} inputs, not {len(inputs)}")
+    output = db.output_table(output_table)
+    reader = Reader(db, test, identifier, inputs, model.input_shapes, float(model.summary["normalizing_const"] or 1))
+    names = model.summary["dependent_varname"]
+    classes = []
+    for values, units in zip(model.class_values(db), model.outputs):
+        values = list(values) if values is not None else [str(k) for k in range(units)]
+        classes.append((values + [None] * units)[:units])
+    rank_column = ", rank integer" if choice.rank else ""
+    db.execute(f"CREATE TABLE {output} ({quote_identifier(identifier)} {reader.id_type}, class_name text, "
+               f"class_value text, prob float8{rank_column})")
+    insert = db.plpy.prepare(
+        f"INSERT INTO {output} SELECT (p.id)::{reader.id_type}, p.class_name, p.class_value, p.prob"
+        f"{', p.rank' if choice.rank else ''} FROM unnest($1, $2, $3, $4, $5) "
+        f"AS p(id, class_name, class_value, prob, rank)", ["text[]", "text[]", "text[]", "float8[]", "integer[]"])
+    with trainer_of(session, trainer_options(db, use_gpus)) as trainer:
+        trainer.send({"op": "model", "architecture": model.architecture_text}, model.weights)
+        trainer.receive()
+        for identifiers, arrays in reader:
+            trainer.send({"op": "predict", "dtypes": ["<f4"] * len(arrays),
+                          "shapes": [list(a.shape) for a in arrays]}, *(a.reshape(-1).view(np.uint8) for a in arrays))
+            header, payloads = trainer.receive()
+            rows = [[], [], [], [], []]
+            for name, values, shape, data in zip(names, classes, header["shapes"], payloads):
+                probabilities = np.frombuffer(data, "<f4").reshape(len(identifiers), -1).astype("f8")
+                row, column, rank = choice.of(probabilities)
+                rows[0] += [identifiers[i] for i in row]
+                rows[1] += [name] * len(row)
+                rows[2] += [values[c] for c in column]
+                rows[3] += probabilities[row, column].tolist()
+                rows[4] += rank.tolist()
+            if rows[0]:
+                db.plpy.execute(insert, rows)
+
+
+class Choice:
+    """Which classes of an example are kept, by pred_type (contract 4, section 3.2). Raises MopError."""
+
+    def __init__(self, pred_type):
+        pred_type = "prob" if pred_type is None else pred_type
+        self.most = self.above = None
+        if isinstance(pred_type, str):
+            if pred_type not in ("prob", "response"):
+                raise MopError(f"pred_type must be 'prob', 'response', an integer or a double precision number, "
+                               f"not {pred_type!r}")
+            if pred_type == "response":
+                self.most = 1
+        elif isinstance(pred_type, int):
+            if pred_type < 1:
+                raise MopError(f"pred_type must be at least 1 as an integer, not {pred_type}")
+            self.most = pred_type
+        else:
+            if not 0 <= pred_type < 1:
+                raise MopError(f"pred_type must be in [0, 1) as a double precision number, not {pred_type}")
+            self.above = pred_type
+        self.rank = pred_type != "response"
+
+    def of(self, probabilities):
+        """(rows, columns, ranks) of the kept entries of an array [examples, classes]; rank 1 = the best."""
+        order = np.argsort(-probabilities, axis=1, kind="stable")
+        count, classes = probabilities.shape
+        kept = np.ones((count, classes), bool)
+        if self.most is not None:
+            kept[:, self.most:] = False
+        if self.above is not None:
+            kept = np.take_along_axis(probabilities, order, 1) > self.above
+        row, rank = np.nonzero(kept)
+        return row, order[row, rank], rank + 1
+
+
+class Reader:
+    """Chunks of a table's rows: (ids as text, [float32 array for each input])."""
+
+    def __init__(self, db, table, identifier, inputs, shapes, normalizing_const):
+        self.db, self.shapes, self.inputs = db, shapes, inputs
+        self.constant = np.float32(normalizing_const)
+        self.id_type = db.value("SELECT format_type(atttypid, atttypmod) FROM pg_attribute "
+                                "WHERE attrelid = $1 AND attname = $2", ["oid", "text"], [table.oid, identifier])
+        columns = ", ".join(f"array_send({quote_identifier(c)}::real[]) AS c{i}" for i, c in enumerate(inputs))
+        self.sql = f"SELECT {quote_identifier(identifier)}::text AS id, {columns} FROM {table}"
+        dims = ", ".join(f"array_dims({quote_identifier(c)}) AS c{i}" for i, c in enumerate(inputs))
+        first = db.one(f"SELECT {dims} FROM {table} LIMIT 1")
+        for i, (name, shape) in enumerate(zip(inputs, shapes)):
+            given = [int(d.split(":")[1]) - int(d.split(":")[0]) + 1
+                     for d in (first[f"c{i}"] or "").strip("[]").split("][") if d]
+            if given != shape:
+                raise MopError(f'the model takes input of shape {shape}, column {quote_literal(name)} has {given}: '
+                               f"input shape does not match")
+
+    def __iter__(self):
+        size = sum(int(np.prod(s)) * 8 + 64 for s in self.shapes)
+        cursor = self.db.plpy.cursor(self.sql)
+        try:
+            while rows := cursor.fetch(max(1, min(10_000, CHUNK_BYTES // size))):
+                arrays = []
+                for i, (name, shape) in enumerate(zip(self.inputs, self.shapes)):
+                    array = decode_arrays([row[f"c{i}"] for row in rows], name, shape)
+                    arrays.append(array if self.constant == 1 else array / self.constant)
+                yield [row["id"] for row in rows], arrays
+        finally:
+            cursor.close()
