@@ -1,0 +1,84 @@
+-- Packing training and validation data into buffers (contract: preprocessors).
+
+CREATE FUNCTION @extschema@.training_preprocessor_dl(
+    source_table varchar,
+    output_table varchar,
+    dependent_varname varchar,
+    independent_varname varchar,
+    buffer_size integer DEFAULT NULL,
+    normalizing_const real DEFAULT 1.0,
+    num_classes integer[] DEFAULT NULL,
+    distribution_rules text DEFAULT NULL
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import preprocess
+preprocess.training_preprocessor_dl(plpy, *args)
+$$;
+
+CREATE FUNCTION @extschema@.validation_preprocessor_dl(
+    source_table varchar,
+    output_table varchar,
+    dependent_varname varchar,
+    independent_varname varchar,
+    training_preprocessor_table varchar,
+    buffer_size integer DEFAULT NULL,
+    distribution_rules text DEFAULT NULL
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import preprocess
+preprocess.validation_preprocessor_dl(plpy, *args)
+$$;
+
+CREATE FUNCTION @extschema@.training_preprocessor_dl(message varchar DEFAULT '')
+RETURNS varchar LANGUAGE plpython3u IMMUTABLE AS $$
+#python
+from pg_mop.api import preprocess
+return preprocess.help_text('training_preprocessor_dl', message)
+$$;
+
+CREATE FUNCTION @extschema@.validation_preprocessor_dl(message varchar DEFAULT '')
+RETURNS varchar LANGUAGE plpython3u IMMUTABLE AS $$
+#python
+from pg_mop.api import preprocess
+return preprocess.help_text('validation_preprocessor_dl', message)
+$$;
+
+-- the bytes of buffers, for people who look into them
+
+CREATE FUNCTION @extschema@.convert_array_to_bytea(var real[])
+RETURNS bytea LANGUAGE plpython3u IMMUTABLE STRICT AS $$
+#python
+from pg_mop.api import preprocess
+return preprocess.convert_array_to_bytea(plpy, var, 'real')
+$$;
+
+CREATE FUNCTION @extschema@.convert_array_to_bytea(var smallint[])
+RETURNS bytea LANGUAGE plpython3u IMMUTABLE STRICT AS $$
+#python
+from pg_mop.api import preprocess
+return preprocess.convert_array_to_bytea(plpy, var, 'smallint')
+$$;
+
+CREATE FUNCTION @extschema@.convert_bytea_to_real_array(var bytea)
+RETURNS real[] LANGUAGE plpython3u IMMUTABLE STRICT AS $$
+#python
+from pg_mop.api import preprocess
+return preprocess.convert_bytea_to_array(plpy, var, 'real')
+$$;
+
+CREATE FUNCTION @extschema@.convert_bytea_to_smallint_array(var bytea)
+RETURNS smallint[] LANGUAGE plpython3u IMMUTABLE STRICT AS $$
+#python
+from pg_mop.api import preprocess
+return preprocess.convert_bytea_to_array(plpy, var, 'smallint')
+$$;
+
+CREATE AGGREGATE @extschema@.agg_array_concat(real[]) (
+    SFUNC = pg_catalog.array_cat,
+    STYPE = real[]
+);
+
+CREATE AGGREGATE @extschema@.agg_array_concat(smallint[]) (
+    SFUNC = pg_catalog.array_cat,
+    STYPE = smallint[]
+);
