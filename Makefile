@@ -21,7 +21,7 @@ if GD.get('pg_mop') != '@HOME@':\n    import glob, site, sys\n    before = list(
 endef
 build_sql = cat $(SQL) | sed -e "s|^\#python$$|$(python_heading)|" -e "s|@HOME@|$(1)|g" > $(2)
 
-.PHONY: help demo test lint start stop psql dsn clean packages
+.PHONY: debian help demo test lint start stop psql dsn clean packages
 
 help:
 	@echo 'make demo      install what is missing, start an embedded PostgreSQL, run the whole main job'
@@ -41,6 +41,7 @@ $(LOCAL)/packages: pyproject.toml $(LOCAL)/debian
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[demo,test]'
 	@touch $@
 
+debian: $(LOCAL)/debian
 packages: $(LOCAL)/packages
 
 # a private copy of the server's programs, so that the extension of this checkout is installed for it alone

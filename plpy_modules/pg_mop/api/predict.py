@@ -8,7 +8,7 @@ from mop_udf import aggregate
 from pg_mop.api.evaluate import trainer_of
 from pg_mop.api.model_table import StoredModel, trainer_options
 from pg_mop.database import MopError, quote_identifier, quote_literal, split_names, sql_function
-from pg_mop.packing import decode_arrays
+from pg_mop.packing import decode
 
 CHUNK_BYTES = 8 << 20
 
@@ -138,7 +138,7 @@ class Reader:
             while rows := cursor.fetch(max(1, min(10_000, CHUNK_BYTES // size))):
                 arrays = []
                 for i, (name, shape) in enumerate(zip(self.inputs, self.shapes)):
-                    array = decode_arrays([row[f"c{i}"] for row in rows], name, shape)
+                    array = decode([row[f"c{i}"] for row in rows], shape, "real", name).reshape(-1, *shape)
                     arrays.append(array if self.constant == 1 else array / self.constant)
                 yield [row["id"] for row in rows], arrays
         finally:
