@@ -7,8 +7,8 @@
 
 DO $$
 BEGIN
-    IF NOT EXISTS (SELECT 1 FROM pg_catalog.pg_roles WHERE rolname = 'pg_mop_user') THEN
-        CREATE ROLE pg_mop_user NOLOGIN;
+    IF NOT EXISTS (SELECT 1 FROM pg_catalog.pg_roles WHERE rolname = 'mop_user') THEN
+        CREATE ROLE mop_user NOLOGIN;
     END IF;
 END
 $$;

@@ -1,5 +1,5 @@
--- GRANT pg_mop_user TO analyst; is all that a user needs besides rights on his own tables.
-GRANT USAGE ON SCHEMA @extschema@ TO pg_mop_user;
+-- (PostgreSQL reserves role names that begin with pg_.) GRANT mop_user TO analyst; is all that a user needs besides rights on his own tables.
+GRANT USAGE ON SCHEMA @extschema@ TO mop_user;
 
 DO $$
 DECLARE
@@ -13,13 +13,13 @@ BEGIN
         WHERE d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND d.deptype = 'e'
     LOOP
         EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', member.name);
-        EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO pg_mop_user', member.name);
+        EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO mop_user', member.name);
     END LOOP;
 END
 $$;
 
 GRANT SELECT ON @extschema@.mop_runs, @extschema@.mop_progress, @extschema@.mop_units, @extschema@.mop_visit_order
-    TO pg_mop_user;
+    TO mop_user;
 GRANT SELECT, INSERT, UPDATE, DELETE ON @extschema@.mop_run, @extschema@.mop_configuration, @extschema@.mop_segment,
-    @extschema@.mop_unit, @extschema@.mop_state TO pg_mop_user;
-GRANT USAGE ON SEQUENCE @extschema@.mop_run_run_id_seq TO pg_mop_user;
+    @extschema@.mop_unit, @extschema@.mop_state TO mop_user;
+GRANT USAGE ON SEQUENCE @extschema@.mop_run_run_id_seq TO mop_user;

@@ -1,9 +1,10 @@
 #!/bin/sh
 # Run a command as a user that PostgreSQL agrees to run as: ourselves, or `postgres` where we are root.
 set -eu
+tree=$(cd "$(dirname "$0")/.." && pwd)
 if [ "$(id -u)" = 0 ]; then
-    if ! runuser -u postgres -- test -r "$PWD/Makefile"; then
-        echo "the user postgres cannot read $PWD: PostgreSQL does not run as root, so clone where that user" \
+    if ! runuser -u postgres -- test -r "$tree/Makefile"; then
+        echo "the user postgres cannot read $tree: PostgreSQL does not run as root, so clone where that user" \
              "can read (such as /srv), or: chmod o+x every directory above" >&2
         exit 1
     fi

@@ -53,7 +53,7 @@ case ${1-} in
     start) start ;;
     stop) if running; then $run "$(cat "$local/bindir")/pg_ctl" -D "$data" -m fast -w stop > /dev/null; fi ;;
     psql) need_server; shift
-          cd / && exec "$run" /usr/lib/postgresql/15/bin/psql -h "$socket" -p "$(cat "$local/port")" -U postgres -d $database "$@" ;;
+          exec "$run" /usr/lib/postgresql/15/bin/psql -h "$socket" -p "$(cat "$local/port")" -U postgres -d $database "$@" ;;
     dsn) [ -f "$local/port" ] || { echo 'there is no embedded server yet: make start' >&2; exit 1; }
          echo "postgresql://postgres:$(cat "$local/password")@127.0.0.1:$(cat "$local/port")/$database" ;;
     *) sed -n 2p "$0" >&2; exit 2 ;;
