@@ -1,0 +1,107 @@
+"""The schedulers' rules, shown on simulated runs: no server, no clock."""
+
+import random
+
+import pytest
+
+from pg_mop.schedule import SCHEDULERS
+from pg_mop.schedule.board import Board
+from pg_mop.schedule.simulator import makespan, simulate
+
+SHAPES = [(16, 2, 3), (2, 5, 2), (1, 3, 2), (4, 1, 2), (1, 1, 1), (5, 3, 1), (3, 3, 2)]
+
+
+def run(name, configurations, segments, iterations, seed=7, metrics=(), validation=(), seconds=None):
+    board = Board(range(1, configurations + 1), range(segments), iterations, metrics, validation)
+    scheduler = SCHEDULERS[name](board, seed)
+    return simulate(board, scheduler, seconds or (lambda unit: 1.0))
+
+
+def uneven(unit):
+    return random.Random(repr(unit)).uniform(0.1, 3.0)
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("configurations,segments,iterations", SHAPES)
+def test_every_configuration_visits_every_segment_once_per_iteration(name, configurations, segments, iterations):
+    visits = run(name, configurations, segments, iterations, seconds=uneven)
+    trained = [(v.unit.mst_key, v.unit.iteration, v.unit.segment) for v in visits]
+    assert sorted(trained) == [(c, i, s) for c in range(1, configurations + 1)
+                               for i in range(1, iterations + 1) for s in range(segments)]
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("configurations,segments,iterations", SHAPES)
+def test_neither_a_configuration_nor_a_place_trains_twice_at_once(name, configurations, segments, iterations):
+    visits = run(name, configurations, segments, iterations, seconds=uneven)
+    for key in (lambda v: v.place, lambda v: ("model", v.unit.mst_key)):
+        groups = {}
+        for v in sorted(visits, key=lambda v: v.start):
+            if key(v) in groups:
+                assert groups[key(v)] <= v.start
+            groups[key(v)] = v.end
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_the_same_seed_gives_the_same_visit_order(name):
+    first, again = run(name, 6, 3, 3, seed=1), run(name, 6, 3, 3, seed=1)
+    assert [v.unit for v in first] == [v.unit for v in again]
+    assert [v.unit for v in first] != [v.unit for v in run(name, 6, 3, 3, seed=2)]
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_configuration_trains_on_only_after_its_evaluation(name):
+    visits = run(name, 4, 2, 3, metrics=[2, 3], validation=[0, 1, 5], seconds=uneven)
+    evaluations = [v for v in visits if v.unit.kind == "evaluate"]
+    assert len(evaluations) == 4 * 2 * (2 + 3)
+    for key in range(1, 5):
+        mine = [v for v in visits if v.unit.mst_key == key]
+        evaluated = max(v.end for v in mine if v.unit.kind == "evaluate" and v.unit.iteration == 2)
+        assert min(v.start for v in mine if v.unit.iteration == 3) >= evaluated
+        trained = max(v.end for v in mine if v.unit.kind == "train" and v.unit.iteration == 2)
+        assert min(v.start for v in evaluations if v.unit.mst_key == key and v.unit.iteration == 2) >= trained
+
+
+def test_one_model_is_evaluated_on_several_segments_at_once():
+    visits = run("randomized", 1, 3, 1, metrics=[1])
+    starts = {v.start for v in visits if v.unit.kind == "evaluate"}
+    assert len(starts) == 1
+
+
+def test_round_robin_moves_every_configuration_to_the_next_segment_in_lockstep():
+    visits = run("round-robin", 4, 4, 1, seconds=uneven)
+    for key in range(1, 5):
+        order = [v.unit.segment for v in sorted(visits, key=lambda v: v.start) if v.unit.mst_key == key]
+        assert order == [(order[0] + k) % 4 for k in range(4)]
+    rounds = [sorted((v.start for v in visits))[i * 4:(i + 1) * 4] for i in range(4)]
+    assert all(len(set(r)) == 1 for r in rounds)
+
+
+def test_without_rounds_unequal_units_finish_sooner():
+    cost = {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 5: 1.0, 6: 8.0}
+    seconds = lambda unit: cost[unit.mst_key]  # noqa: E731
+    assert (makespan(run("randomized", 6, 3, 4, seconds=seconds))
+            < makespan(run("round-robin", 6, 3, 4, seconds=seconds)))
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_failed_configuration_leaves_and_the_others_finish(name):
+    board = Board([1, 2, 3], [0, 1], 2)
+    scheduler = SCHEDULERS[name](board, 1)
+    dropped = scheduler.choose(0)
+    board.start(dropped)
+    board.drop(dropped.mst_key)
+    visits = simulate(board, scheduler, uneven)
+    assert len(visits) == 2 * 2 * 2
+    assert dropped.mst_key not in {v.unit.mst_key for v in visits}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_unit_that_was_not_done_is_run_again(name):
+    board = Board([1], [0, 1], 1)
+    scheduler = SCHEDULERS[name](board, 1)
+    unit = scheduler.choose(0) or scheduler.choose(1)
+    board.start(unit)
+    assert not board.eligible(0) and not board.eligible(1)
+    board.release(unit)
+    assert unit in [v.unit for v in simulate(board, scheduler, uneven)]

@@ -1,0 +1,72 @@
+"""Model states and mini-batches as bytes and arrays: no server, no Keras."""
+
+import numpy as np
+import pytest
+
+from mop_udf import data, state
+
+GROUPS = {"weights": [np.ones((2, 3), "f4"), np.float32(0.5).reshape(())], "seeds": [np.array([7, 8], "u4")],
+          "optimizer": [np.array(12, "i8"), np.zeros((0,), "f4"), np.full((4,), np.nan, "f4")]}
+
+
+def packed():
+    return b"".join(bytes(b) for b in state.pack(GROUPS))
+
+
+def test_a_state_comes_back_bit_for_bit():
+    back = state.unpack(packed())
+    for name, arrays in GROUPS.items():
+        assert [a.dtype for a in back[name]] == [a.dtype for a in arrays]
+        assert [a.tobytes() for a in back[name]] == [a.tobytes() for a in arrays]
+        assert [a.shape for a in back[name]] == [a.shape for a in arrays]
+
+
+@pytest.mark.parametrize("damage", [
+    lambda b: b"", lambda b: b[:5], lambda b: b[:-1], lambda b: b + b"x", lambda b: b"X" + b[1:],
+    lambda b: b[:7] + b"\x63" + b[8:], lambda b: b[:12] + b"]" + b[13:],
+    lambda b: b.replace(b'"<f4"', b'"|O4"', 1)])
+def test_damaged_states_are_refused(damage):
+    with pytest.raises(state.StateError):
+        state.unpack(damage(packed()))
+
+
+def test_user_visible_weights_are_plain_float32():
+    assert state.weights_to_bytes([np.ones((2,), "f8")]) == bytes.fromhex("0000803f0000803f")
+    first, second = state.weights_from_bytes(bytes.fromhex("0000803f0000803f"), [(1,), (1, 1)])
+    assert first.tolist() == [1.0] and second.tolist() == [[1.0]]
+    with pytest.raises(state.StateError, match="2 elements, the architecture needs 3"):
+        state.weights_from_bytes(bytes(8), [(3,)])
+
+
+@pytest.mark.parametrize("sizes", [[10], [3, 3, 4], [1] * 10, [7, 3], [4, 4, 2]])
+@pytest.mark.parametrize("batch", [1, 3, 4, 10, 32])
+def test_mini_batches_do_not_depend_on_the_buffers(sizes, batch):
+    rows, chunks = np.arange(10), []
+    for size in sizes:
+        chunks.append((rows[:size], rows[:size] * 2))
+        rows = rows[size:]
+    found = [b[0].tolist() for b in data.batches(chunks, batch)]
+    assert found == [list(range(s, min(s + batch, 10))) for s in range(0, 10, batch)]
+    assert all((b[1] == b[0] * 2).all() for b in data.batches(chunks, batch))
+
+
+def test_no_more_mini_batches_than_asked_for_but_all_chunks_are_read():
+    chunks = iter([(np.arange(4),), (np.arange(4),), (np.arange(4),)])
+    assert len(list(data.batches(chunks, 3, most=2))) == 2
+    assert next(chunks, None) is None
+
+
+def test_the_cache_gives_room_by_dropping_what_the_run_does_not_need():
+    cache = data.Cache(100)
+    cache.segments = {"old": data.Segment((np.zeros(60, "i1"),)), "mine": data.Segment((np.zeros(40, "i1"),))}
+    assert not cache.room_for(101, [])
+    assert not cache.room_for(61, ["mine", "old"])
+    assert cache.room_for(60, ["mine"]) and list(cache.segments) == ["mine"]
+
+
+def test_a_permutation_keeps_every_row_with_its_label():
+    segment = data.Segment((np.arange(50), np.arange(50) * 3))
+    x, y = data.permuted(segment, True, 8, np.random.default_rng([1, 2]))
+    assert sorted(x) == list(range(50)) and (y == x * 3).all() and list(x) != list(range(50))
+    x, _ = data.permuted(segment, "batch", 8, np.random.default_rng([1, 2]))
+    assert sorted(x) == list(range(50)) and (np.diff(x[:2]) == 1).all()
