@@ -302,15 +302,19 @@ def _check_num_classes(num_classes, outputs):
 
 @contextmanager
 def _steady_scans(db):
-    """Scan tables in the same order every time: no synchronized and no parallel scans."""
-    wanted = {"synchronize_seqscans": "off", "max_parallel_workers_per_gather": "0"}
-    before = {name: db.setting(name) for name in wanted}
+    """Scan tables in the same order every time: no synchronized and no parallel scans.
+
+    Nor are plans made for particular parameters: the planner would copy a whole buffer, twice.
+    """
+    wanted = {"synchronize_seqscans": "off", "max_parallel_workers_per_gather": "0",
+              "plan_cache_mode": "force_generic_plan"}
+    before = {name: value for name in wanted if (value := db.setting(name)) is not None}
 
     def apply(values):
         for name, value in values.items():
             db.execute("SELECT set_config($1, $2, true)", ["text", "text"], [name, value])
 
-    apply(wanted)
+    apply({name: wanted[name] for name in before})
     try:
         yield
     finally:
@@ -442,15 +446,19 @@ def _pack(db, source, target, summary, inputs, outputs, requested, segments, fac
         raise MopError(f"one row of {source} would take {row_bytes} bytes, which no PostgreSQL row can hold")
     rows = db.value(f"SELECT count(*) FROM {source}")
     size = packing.buffer_rows(rows, segments, requested, [i.elements for i in inputs], row_bytes)
-    _create_packed(db, target, inputs, outputs, segments)
-    insert = db.plpy.prepare(
-        f"INSERT INTO {target} VALUES (" + ", ".join(f"${i + 1}" for i in range(2 * len(columns) + 2)) + ")",
-        ["int4"] + ["bytea"] * len(columns) + ["int4[]"] * len(columns) + ["int4"])
+    partitions = _create_packed(db, target, inputs, outputs, segments)
+    plans = {}
     written, buffer_id = 0, 0
 
     def write(count, values):
         nonlocal written, buffer_id
-        db.plpy.execute(insert, [buffer_id % segments, *values, *([count, *c.shape] for c in columns), buffer_id])
+        segment = buffer_id % segments
+        if segment not in plans:  # straight into the partition: routing would copy the buffer once more
+            plans[segment] = db.plpy.prepare(
+                f"INSERT INTO {partitions[segment]} VALUES ("
+                + ", ".join(f"${i + 1}" for i in range(2 * len(columns) + 2)) + ")",
+                ["int4"] + ["bytea"] * len(columns) + ["int4[]"] * len(columns) + ["int4"])
+        db.plpy.execute(plans[segment], [segment, *values, *([count, *c.shape] for c in columns), buffer_id])
         written, buffer_id = written + count, buffer_id + 1
 
     buffers = packing.Buffers(size, len(columns))
@@ -500,6 +508,7 @@ def _packed_columns(inputs, outputs):
 
 
 def _create_packed(db, target, inputs, outputs, segments):
+    """Create the packed table; returns its partitions, one per segment, quoted."""
     names = _packed_columns(inputs, outputs)
     width = len(inputs + outputs)
     types = ["integer"] + ["bytea"] * width + ["integer[]"] * width + ["integer"]
@@ -508,12 +517,15 @@ def _create_packed(db, target, inputs, outputs, segments):
                + ', PRIMARY KEY ("__dist_key__", "buffer_id")) PARTITION BY LIST ("__dist_key__")')
     for column in inputs:
         db.execute(f"ALTER TABLE {target} ALTER {quote_identifier(column.name)} SET STORAGE EXTERNAL")
+    partitions = []
     for segment in range(segments):
         partition = f"{quote_identifier(schema)}.{quote_identifier(packing.partition_name(name, segment, segments))}"
         if db.value("SELECT to_regclass($1) IS NOT NULL", ["text"], [partition]):
             raise MopError(f"table {partition} already exists", detail=f"It would be segment {segment} of {target}.",
                            hint=f"DROP TABLE {partition}; or choose another output table.", sqlstate="42P07")
         db.execute(f"CREATE TABLE {partition} PARTITION OF {target} FOR VALUES IN ({segment})")
+        partitions.append(partition)
+    return partitions
 
 
 def _classes(summary, output):
