@@ -8,6 +8,7 @@ import numpy as np
 
 from mop_udf import architecture as architectures
 from mop_udf import params, state
+from mop_udf.kernels.plain import Plain
 
 
 class ConfigurationError(Exception):
@@ -78,6 +79,7 @@ class CompiledModel:
             self.optimizer.build(self.model.trainable_variables)
         except Exception as error:
             raise ConfigurationError(f"Keras refuses to compile the model: {first_line(error)}") from error
+        self.kernel = Plain(self.model)
         self._fresh_optimizer = [np.array(v) for v in self.optimizer.variables]
 
     def start(self, seed, learning_rate):

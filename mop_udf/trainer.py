@@ -136,11 +136,10 @@ class Server:
             yield item
 
     def _train(self, unit, compiled, stream):
-        from mop_udf.kernels import plain
         import numpy as np
-        fit = self.fit
+        fit, kernel = self.fit, compiled.kernel
         epochs = fit["epochs"] - fit["initial_epoch"]
-        options = {"inputs": unit["inputs"], "class_weight": fit["class_weight"]}
+        options = {"batch_size": fit["batch_size"], "inputs": unit["inputs"], "class_weight": fit["class_weight"]}
         limit = fit["steps_per_epoch"]
         random = np.random.default_rng([unit["seed"], unit["mst_key"], unit["iteration"], unit["segment"]])
         passes = []
@@ -156,34 +155,31 @@ class Server:
             segment = self.cache.get(unit["dataset"])
             for _ in range(epochs):
                 rows = self.data.permuted(segment, fit["shuffle"], fit["batch_size"], random)
-                passes.append(plain.train(compiled.model, self._fit_batches([rows], fit, limit), **options))
+                passes.append(kernel.train(self._fit_batches([rows], fit, limit), **options))
         else:
             first = self._fit_batches((arrays for _, arrays in stream), fit, limit)
-            passes.append(plain.train(compiled.model, first, **options))
+            passes.append(kernel.train(first, **options))
             segment = self.cache.get(unit["dataset"])
             for _ in range(epochs - 1):
                 again = self._fit_batches([segment.columns], fit, limit)
-                passes.append(plain.train(compiled.model, again, **options))
-        return {"loss": passes[-1]["loss"], "rows": passes[-1]["rows"], "kernel": plain.NAME}
+                passes.append(kernel.train(again, **options))
+        return {"loss": passes[-1]["loss"], "rows": passes[-1]["rows"], "kernel": kernel.name}
 
     def _train_streamed(self, compiled, stream, limit, options):
         """Every epoch's rows are sent, as they do not fit the cache: (epoch, arrays), epochs in order."""
         import itertools
-
-        from mop_udf.kernels import plain
-        return [plain.train(compiled.model, self._fit_batches((arrays for _, arrays in epoch), self.fit, limit),
-                            **options)
+        return [compiled.kernel.train(self._fit_batches((arrays for _, arrays in epoch), self.fit, limit),
+                                      **options)
                 for _, epoch in itertools.groupby(stream, key=lambda item: item[0])]
 
     def _fit_batches(self, chunks, fit, limit):
         return self.data.batches(chunks, fit["batch_size"], limit)
 
     def _evaluate(self, unit, compiled, stream):
-        from mop_udf.kernels import plain
         chunks = self.data.batches((arrays for _, arrays in stream), 1024)
-        report = plain.evaluate(compiled.model, chunks, unit["inputs"])
+        report = compiled.kernel.evaluate(chunks, unit["inputs"])
         metrics = [v for k, v in report.items() if k not in ("loss", "rows")]
-        return {"loss": report.get("loss", 0.0), "rows": report["rows"], "kernel": plain.NAME,
+        return {"loss": report.get("loss", 0.0), "rows": report["rows"], "kernel": compiled.kernel.name,
                 "metric": metrics[0] if metrics else None}
 
     def _drain(self):

@@ -118,25 +118,33 @@ SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_segment', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_unit', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_state', '');
 
+-- a role sees its own runs and those of the roles it is a member of; a superuser also those of roles that are gone
+CREATE FUNCTION @extschema@.mop_may_see(owner name) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT coalesce((SELECT pg_catalog.pg_has_role(r.oid, 'MEMBER') FROM pg_catalog.pg_roles r
+                     WHERE r.rolname OPERATOR(pg_catalog.=) $1),
+                    (SELECT r.rolsuper FROM pg_catalog.pg_roles r
+                     WHERE r.rolname OPERATOR(pg_catalog.=) current_user))
+$$;
+
 CREATE VIEW @extschema@.mop_runs WITH (security_barrier) AS
 SELECT run_id, owner, status, function, source_table, model_output_table, seed, scheduler, num_iterations,
        configurations, segments, started_at, finished_at, error, validation_table
 FROM @extschema@.mop_run
-WHERE pg_catalog.pg_has_role(owner, 'MEMBER');
+WHERE @extschema@.mop_may_see(owner);
 
 CREATE VIEW @extschema@.mop_units WITH (security_barrier) AS
 SELECT u.run_id, u.mst_key, u.iteration, u.segment, u.kind, u.attempt, u.status, u.backend_pid, u.kernel, u.rows,
        u.loss, u.queued_at, u.started_at, u.finished_at, u.read_seconds, u.train_seconds, u.write_seconds, u.error,
        u.dataset, u.metric
 FROM @extschema@.mop_unit u JOIN @extschema@.mop_run r USING (run_id)
-WHERE pg_catalog.pg_has_role(r.owner, 'MEMBER');
+WHERE @extschema@.mop_may_see(r.owner);
 
 CREATE VIEW @extschema@.mop_visit_order WITH (security_barrier) AS
 SELECT u.run_id, u.mst_key, u.iteration,
        (row_number() OVER (PARTITION BY u.run_id, u.mst_key, u.iteration ORDER BY u.version))::integer AS position,
        u.segment
 FROM @extschema@.mop_unit u JOIN @extschema@.mop_run r USING (run_id)
-WHERE u.kind = 'train' AND u.status = 'finished' AND pg_catalog.pg_has_role(r.owner, 'MEMBER');
+WHERE u.kind = 'train' AND u.status = 'finished' AND @extschema@.mop_may_see(r.owner);
 
 -- one row for each configuration; the seconds are the whole run's
 CREATE VIEW @extschema@.mop_progress WITH (security_barrier) AS
@@ -175,4 +183,4 @@ SELECT w.run_id, w.units_done, w.units_total,
             WHEN w.units_running > 0 THEN 'running'
             ELSE 'waiting' END AS status
 FROM work w JOIN whole USING (run_id) JOIN @extschema@.mop_run r USING (run_id)
-WHERE pg_catalog.pg_has_role(r.owner, 'MEMBER');
+WHERE @extschema@.mop_may_see(r.owner);

@@ -1,6 +1,7 @@
 """The event loop: gives every worker session that falls idle the scheduler's next unit, until the run is done."""
 
 import json
+import re
 import time
 
 import psycopg2
@@ -119,7 +120,4 @@ class Executor:
 def _message(error):
     """The primary message of an error from a worker session, without PL/Python's prefix and the context."""
     text = error.diag.message_primary if isinstance(error, psycopg2.Error) and error.diag.message_primary else str(error)
-    for prefix in ("plpy.Error: ", "spiexceptions."):
-        if text.startswith(prefix):
-            text = text[len(prefix):]
-    return text.strip()
+    return re.sub(r"^((plpy|spiexceptions)\.\w+: )+", "", text).strip()

@@ -1,0 +1,40 @@
+"""Train as a run's log says, with Keras alone: `python replay.py < job.json > weights.json`.
+
+The job holds, for each configuration: architecture JSON, Keras optimizer and loss, batch size, epochs, the Keras seed of
+the initial weights, and the packed rows of the segments in the order of its visits. It knows nothing of pg_mop.
+"""
+
+import base64
+import json
+import os
+import sys
+
+os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1", KERAS_BACKEND="tensorflow")
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+tf.config.threading.set_intra_op_parallelism_threads(1)
+tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
+def array(packed, dtype):
+    return np.frombuffer(base64.b64decode(packed["bytes"]), dtype).reshape(packed["shape"])
+
+
+def weights_of(job, jit_compile):
+    keras.utils.set_random_seed(job["seed"])
+    model = keras.models.model_from_json(job["architecture"])
+    optimizer = getattr(keras.optimizers, job["optimizer"])(**job["arguments"])
+    model.compile(optimizer=optimizer, loss=job["loss"], metrics=job["metrics"], jit_compile=jit_compile)
+    for visit in job["visits"]:
+        x = np.concatenate([array(b, "<f4") for b in visit["x"]])
+        y = np.concatenate([array(b, "<i2") for b in visit["y"]])
+        for _ in range(job["epochs"]):
+            for start in range(0, len(x), job["batch_size"]):
+                model.train_on_batch(x[start:start + job["batch_size"]], y[start:start + job["batch_size"]])
+    return base64.b64encode(b"".join(np.asarray(w, "<f4").tobytes() for w in model.get_weights())).decode()
+
+
+jobs = json.load(sys.stdin)
+json.dump([{"plain": weights_of(job, False), "default": weights_of(job, "auto")} for job in jobs], sys.stdout)

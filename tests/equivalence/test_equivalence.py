@@ -1,0 +1,77 @@
+"""A run's final weights are those of plain Keras over the same mini-batches in the logged visit order."""
+
+import base64
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from workload import assert_invariants, dense, fit, layer, load, make_data, selection, sequential
+
+SEED = 11
+CNN = sequential("cnn", [8, 8, 1], layer("Conv2D", name="conv", filters=4, kernel_size=[3, 3], activation="relu"),
+                 layer("Flatten", name="flat"), layer("Dense", name="out", units=3, activation="softmax"))
+NOISY = sequential("noisy", [4], layer("Dense", name="hidden", units=16, activation="relu"),
+                   layer("BatchNormalization", name="norm"), layer("Dropout", name="drop", rate=0.3),
+                   layer("Dense", name="out", units=3, activation="softmax"))
+CASES = {
+    "dense net with Adam": (dense(), "flowers_packed", 1, 2, "Adam", {"learning_rate": 0.02}),
+    "CNN with SGD and momentum": (CNN, "images_packed", 2, 1, "SGD", {"learning_rate": 0.05, "momentum": 0.9}),
+    "Dropout and BatchNormalization": (NOISY, "flowers_packed", 3, 1, "Adam", {"learning_rate": 0.01}),
+}
+LOSS = "categorical_crossentropy"
+
+
+@pytest.fixture(scope="module")
+def runs(db):
+    """Every case trained in the database and replayed by Keras: {case: (ours, plain Keras, Keras' default)}."""
+    db.run(f"SET pg_mop.seed = {SEED}; SET pg_mop.threads = 1")
+    make_data(db, rows=101, segments=3, buffer_size=9, seed=SEED)
+    db.run("CREATE TABLE images AS SELECT i AS id, (SELECT array_agg(r) FROM (SELECT array_agg(ARRAY[((i * 13 + "
+           "a * 7 + b * 3) % 17) / 16.0 + (i % 3)]) AS r FROM generate_series(1, 8) a, generate_series(1, 8) b "
+           "GROUP BY a ORDER BY a) s)::real[] AS x, i % 3 AS y FROM generate_series(1, 80) AS i")
+    db.run("SELECT madlib.training_preprocessor_dl('images', 'images_packed', 'y', 'x', 11)")
+    load(db, "arch", *(case[0] for case in CASES.values()))
+    jobs, ours = [], []
+    for architecture, packed, model_id, epochs, optimizer, arguments in CASES.values():
+        text = ", ".join(f"{k}={v}" for k, v in arguments.items())
+        selection(db, "mst", "arch", [
+            (model_id, f"loss='{LOSS}', optimizer='{optimizer}({text})', metrics=['accuracy']",
+             f"batch_size={size}, epochs={epochs}") for size in (8, 13)])
+        run_id = fit(db, packed, "models", "mst", iterations=2, frequency=1)
+        assert_invariants(db, run_id)
+        for key, size in ((1, 8), (2, 13)):
+            visits = db.run("SELECT segment FROM madlib.mop_visit_order WHERE run_id = %s AND mst_key = %s "
+                            "ORDER BY iteration, position", [run_id, key])
+            jobs.append({
+                "architecture": architecture, "optimizer": optimizer, "arguments": arguments, "loss": LOSS,
+                "metrics": ["accuracy"], "batch_size": size, "epochs": epochs,
+                "seed": int(np.random.SeedSequence([SEED, model_id]).generate_state(1)[0]),
+                "visits": [buffers(db, packed, v["segment"]) for v in visits]})
+            ours.append(bytes(db.value("SELECT model_weights FROM models WHERE mst_key = %s", [key])))
+    replay = subprocess.run([sys.executable, pathlib.Path(__file__).with_name("replay.py")], input=json.dumps(jobs),
+                            capture_output=True, text=True, check=True)
+    theirs = json.loads(replay.stdout)
+    names = [f"{case}, batch {size}" for case in CASES for size in (8, 13)]
+    return {name: (w, base64.b64decode(t["plain"]), base64.b64decode(t["default"]))
+            for name, w, t in zip(names, ours, theirs)}
+
+
+def buffers(db, packed, segment):
+    """The packed rows of a segment, in order."""
+    rows = db.run(f"SELECT x, x_shape, y, y_shape FROM {packed} WHERE __dist_key__ = %s ORDER BY buffer_id", [segment])
+    return {c: [{"bytes": base64.b64encode(r[c]).decode(), "shape": r[c + "_shape"]} for r in rows] for c in "xy"}
+
+
+@pytest.mark.parametrize("case", [f"{case}, batch {size}" for case in CASES for size in (8, 13)])
+def test_the_final_weights_are_plain_keras_ones_bit_for_bit(runs, case):
+    ours, plain, default = runs[case]
+    assert ours == plain
+    a, b = np.frombuffer(ours, "<f4"), np.frombuffer(default, "<f4")
+    assert np.abs(a - b).max() <= 1e-6 * np.abs(b).max()
+
+
+def test_the_cases_differ(runs):
+    assert len({w for w, _, _ in runs.values()}) == len(runs)

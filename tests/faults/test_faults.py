@@ -1,0 +1,167 @@
+"""What is killed, cancelled or taken away while a run works, and what remains: each fault is caused for real."""
+
+import os
+import signal
+import threading
+import time
+
+import psycopg2
+import pytest
+from conftest import eventually, trainers
+from workload import ADAM, assert_invariants, dense, fit, last_run, load, make_data, selection
+
+SLOW = "batch_size=1, epochs=30"
+
+
+@pytest.fixture(scope="module")
+def data(db):
+    make_data(db, segments=1)
+    load(db, "arch", dense())
+    selection(db, "mst", "arch", [(1, ADAM.format(0.01), SLOW), (1, ADAM.format(0.02), SLOW)])
+    fit(db, "flowers_packed", "undisturbed", "mst")
+    return "flowers_packed"
+
+
+class Background:
+    """A call of fit_multiple in a thread; `error` is what it raised, `seconds` how long it took after `mark()`."""
+
+    def __init__(self, client, output, packed="flowers_packed", mst="mst"):
+        self.client, self.error = client, None
+        self.thread = threading.Thread(target=self._run, args=(packed, output, mst))
+        self.thread.start()
+
+    def _run(self, *arguments):
+        try:
+            self.run_id = fit(self.client, *arguments)
+        except psycopg2.Error as error:
+            self.error = error
+        self.ended = time.monotonic()
+
+    def join(self):
+        self.thread.join(120)
+        assert not self.thread.is_alive()
+
+
+def in_a_unit(watcher, output, after=0):
+    """Wait until the run of `output` has committed `after` units and trains another; that unit's row."""
+    rows = eventually(lambda: watcher.run(
+        "SELECT u.* FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE r.model_output_table = %s "
+        "AND u.status = 'running' AND u.started_at < clock_timestamp() - interval '0.3 s' "
+        "AND (SELECT count(*) FROM madlib.mop_units f WHERE f.run_id = r.run_id AND f.status = 'finished') >= %s",
+        [output, after]), 60)
+    assert rows, "no unit was seen running"
+    return rows[0]
+
+
+def weights(client, table):
+    return client.run(f"SELECT mst_key, model_weights::text FROM {table} ORDER BY 1")
+
+
+@pytest.mark.parametrize("fault", ["the worker session terminated", "the trainer killed"])
+def test_a_killed_worker_loses_no_unit(db, data, server, fault):
+    watcher = db.another()
+    postmaster = watcher.value("SELECT pg_postmaster_start_time()")
+    output = "disturbed_" + fault.split()[1]
+    call = Background(db, output)
+    unit = in_a_unit(watcher, output, after=1)
+    if fault == "the trainer killed":
+        children = [p for p in trainers() if parent(p) == unit["backend_pid"]]
+        assert len(children) == 1
+        os.kill(children[0], signal.SIGKILL)
+    else:
+        watcher.run("SELECT pg_terminate_backend(%s)", [unit["backend_pid"]])
+    call.join()
+    assert call.error is None
+    assert_invariants(db, call.run_id)
+    attempts = watcher.run("SELECT status, error, attempt FROM madlib.mop_units WHERE run_id = %s AND mst_key = %s "
+                           "AND iteration = %s AND kind = 'train' ORDER BY attempt",
+                           [call.run_id, unit["mst_key"], unit["iteration"]])
+    assert [a["status"] for a in attempts] == ["failed", "finished"] and attempts[0]["error"]
+    # one segment: any order of the configurations is the undisturbed one
+    assert weights(db, output) == weights(db, "undisturbed")
+    assert watcher.value("SELECT pg_postmaster_start_time()") == postmaster, "the server never restarted"
+    watcher.close()
+
+
+def parent(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rsplit(")", 1)[1].split()[1])
+
+
+@pytest.mark.parametrize("how", ["pg_cancel_backend", "statement_timeout"])
+def test_cancel_stops_everything_within_two_seconds_and_keeps_committed_units(db, data, how):
+    client, watcher = db.another(), db.another()
+    before, sessions = set(trainers()), session_count(watcher)
+    output = "stopped_" + how
+    if how == "statement_timeout":
+        client.run("SET statement_timeout = '20s'")
+        selection(client, "mst_long", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=400")] * 2)
+    call = Background(client, output, mst="mst" if how == "pg_cancel_backend" else "mst_long")
+    if how == "pg_cancel_backend":
+        in_a_unit(watcher, output, after=1)
+        stopped = time.monotonic()
+        watcher.run("SELECT pg_cancel_backend(%s)", [client.connection.info.backend_pid])
+    call.join()
+    assert isinstance(call.error, psycopg2.errors.QueryCanceled)
+    if how == "pg_cancel_backend":
+        assert call.ended - stopped < 2
+    assert eventually(lambda: set(trainers()) <= before, 2), "no trainer is left"
+    assert eventually(lambda: session_count(watcher) == sessions, 2), "no session of the run is left"
+    run = watcher.run("SELECT * FROM madlib.mop_runs WHERE model_output_table = %s", [output])[0]
+    assert run["status"] == "cancelled" and run["finished_at"]
+    statuses = {r["status"] for r in watcher.run("SELECT DISTINCT status FROM madlib.mop_units WHERE run_id = %s",
+                                                 [run["run_id"]])}
+    assert "running" not in statuses
+    if how == "pg_cancel_backend":
+        kept = watcher.value("SELECT count(*) FROM madlib.mop_state WHERE run_id = %s", [run["run_id"]])
+        assert kept > 0 and "finished" in statuses
+    assert watcher.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'stopped%'") == 0
+    client.close()
+    watcher.close()
+
+
+def session_count(watcher):
+    return watcher.value("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%' "
+                         "AND datname = current_database()")
+
+
+def test_a_client_that_goes_takes_its_run_along(db, data):
+    client, watcher = db.another(), db.another()
+    before = set(trainers())
+    call = Background(client, "orphan")
+    in_a_unit(watcher, "orphan")
+    watcher.run("SELECT pg_terminate_backend(%s)", [client.connection.info.backend_pid])
+    call.join()
+    assert call.error is not None
+    assert eventually(lambda: set(trainers()) <= before, 5), "no trainer is left"
+    # the next call of the same role closes what was left open
+    fit(db, data, "next_one", "mst")
+    run = watcher.run("SELECT * FROM madlib.mop_runs WHERE model_output_table = 'orphan'")[0]
+    assert run["status"] == "failed" and "ended" in run["error"]
+    watcher.close()
+
+
+def test_a_source_that_changes_during_the_run_is_not_trained_on_silently(db, data):
+    """A role that may only read the source cannot lock it: the change is detected."""
+    db.run("DROP ROLE IF EXISTS reader; CREATE ROLE reader LOGIN; GRANT mop_user TO reader; GRANT USAGE, CREATE ON "
+           "SCHEMA public TO reader; GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader")
+    client = db.another(user="reader")
+    call = Background(client, "changed")
+    in_a_unit(db, "changed")
+    db.run("UPDATE flowers_packed SET buffer_id = buffer_id + 0 WHERE buffer_id = 0")
+    call.join()
+    assert call.error is not None and "have changed since the run began" in str(call.error)
+    client.close()
+    db.run("DROP OWNED BY reader CASCADE; DROP ROLE reader")
+
+
+def test_a_run_keeps_writers_from_its_source(db, data):
+    watcher = db.another()
+    call = Background(db, "locked")
+    in_a_unit(watcher, "locked")
+    watcher.run("SET lock_timeout = '200ms'")
+    assert isinstance(watcher.error("DELETE FROM flowers_packed"), psycopg2.errors.LockNotAvailable)
+    assert watcher.value("SELECT count(*) FROM flowers_packed") > 0
+    call.join()
+    assert call.error is None and last_run(db) == call.run_id
+    watcher.close()

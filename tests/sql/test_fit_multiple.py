@@ -1,0 +1,237 @@
+"""madlib_keras_fit_multiple_model on a real server: what it makes, for all shapes of workload."""
+
+import json
+
+import pytest
+from conftest import eventually, trainers
+from workload import ADAM, assert_invariants, dense, fit, load, make_data, selection
+
+
+@pytest.fixture(scope="module")
+def data(db):
+    make_data(db)
+    load(db, "arch", dense(), dense(16, name="wide"))
+    return "flowers_packed"
+
+
+def test_the_output_tables_have_the_contracts_columns_and_contents(db, data):
+    selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8, epochs=2"),
+                                  (2, " loss='categorical_crossentropy',optimizer='SGD(lr=0.1)' ", "batch_size = 16")])
+    db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed', 7)")
+    run_id = fit(db, data, "models", "mst", iterations=5, validation="flowers_val", frequency=2)
+    assert_invariants(db, run_id)
+    columns = {t: [(c["column_name"], c["data_type"]) for c in db.run(
+        "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = %s "
+        "ORDER BY ordinal_position", [t])] for t in ("models", "models_info", "models_summary")}
+    assert columns["models"] == [("mst_key", "integer"), ("model_weights", "bytea"), ("model_arch", "json"),
+                                 ("__dist_key__", "integer")]
+    assert [c for c, _ in columns["models_info"]][:17] == [
+        "mst_key", "model_id", "compile_params", "fit_params", "model_type", "model_size", "metrics_elapsed_time",
+        "metrics_type", "loss_type", "training_metrics_final", "training_loss_final", "training_metrics",
+        "training_loss", "validation_metrics_final", "validation_loss_final", "validation_metrics", "validation_loss"]
+    assert [c for c, _ in columns["models_summary"]] == [
+        "source_table", "validation_table", "model", "model_info", "dependent_varname", "independent_varname",
+        "model_arch_table", "model_selection_table", "object_table", "num_iterations", "metrics_compute_frequency",
+        "warm_start", "name", "description", "start_training_time", "end_training_time", "madlib_version",
+        "num_classes", "y_class_values", "dependent_vartype", "normalizing_const", "metrics_iters"]
+    info = db.run("SELECT * FROM models_info ORDER BY mst_key")
+    assert [i["mst_key"] for i in info] == [1, 2]
+    assert info[1]["compile_params"] == " loss='categorical_crossentropy',optimizer='SGD(lr=0.1)' "
+    assert info[0]["metrics_type"] == ["accuracy"] and info[1]["metrics_type"] is None
+    assert info[0]["model_size"] == (4 * 8 + 8 + 8 * 3 + 3) * 4 / 1024
+    for row in info:
+        assert row["model_type"] == "madlib_keras" and row["loss_type"] == "categorical_crossentropy"
+        for field in ("training_loss", "validation_loss", "training_metrics", "metrics_elapsed_time"):
+            assert len(row[field]) == 3
+        assert row["training_loss"][-1] == row["training_loss_final"]
+        assert row["metrics_elapsed_time"] == sorted(row["metrics_elapsed_time"])
+        # the same rows, packed otherwise, give the same loss
+        assert row["training_loss_final"] == pytest.approx(row["validation_loss_final"], rel=1e-5)
+    assert info[1]["training_metrics"] == [0, 0, 0]
+    summary = db.run("SELECT * FROM models_summary")[0]
+    assert summary["metrics_iters"] == [2, 4, 5] and summary["metrics_compute_frequency"] == 2
+    assert summary["num_classes"] == [3] and summary["y_class_values"] == ["a", "b", "c"]
+    assert summary["start_training_time"] < summary["end_training_time"]
+    assert summary["dependent_varname"] == ["y"] and summary["model_info"].replace('"', "") == "models_info"
+    assert db.value("SELECT json_typeof(model_arch) FROM models LIMIT 1") == "object"
+    assert db.value("SELECT model_arch::text FROM models WHERE mst_key = 1") == dense()
+    assert db.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'models%' AND relpersistence <> 'p'") == 0
+
+
+def test_info_lines_tell_every_iteration_with_its_metrics(db, data):
+    selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
+    del db.connection.notices[:]
+    fit(db, data, "models", "mst", iterations=3, frequency=2)
+    infos = [n for n in db.connection.notices if n.startswith("INFO")]
+    assert len(infos) == 3
+    assert all(f"training in iteration {i}" in infos[i - 1] for i in (1, 2, 3))
+    assert "mst_key=1: metric=" not in infos[0] and "mst_key=1: metric=" in infos[1] and "loss=" in infos[2]
+
+
+@pytest.mark.parametrize("configurations,segments", [(5, 3), (2, 3), (1, 3), (3, 1), (1, 1)])
+def test_any_number_of_configurations_trains_on_any_number_of_segments(db, data, configurations, segments):
+    packed = make_data(db, "other", rows=50, segments=segments)
+    selection(db, "mst", "arch", [(1, ADAM.format(0.01 * (k + 1)), "batch_size=8") for k in range(configurations)])
+    run_id = fit(db, packed, "models", "mst", iterations=2)
+    run = assert_invariants(db, run_id)
+    assert (run["configurations"], run["segments"], run["status"]) == (configurations, segments, "finished")
+    assert db.value("SELECT count(*) FROM models WHERE length(model_weights) = 67 * 4") == configurations
+
+
+def test_segments_without_rows_are_no_segments_of_the_run(db, data):
+    packed = make_data(db, "few", rows=2, segments=3)
+    assert db.value("SELECT count(DISTINCT __dist_key__) FROM few_packed") == 2
+    selection(db, "mst", "arch", [(1, "loss='mse', optimizer='SGD()'", "")])
+    load(db, "arch2", dense(classes=2))
+    db.run("UPDATE mst_summary SET model_arch_table = 'arch2'")
+    run = assert_invariants(db, fit(db, packed, "models", "mst"))
+    assert run["segments"] == 2
+
+
+def test_configurations_of_one_architecture_start_equal_unless_told_otherwise(db, data):
+    frozen = "loss='categorical_crossentropy', optimizer='SGD(learning_rate=0.0)'"
+    selection(db, "mst", "arch", [(1, frozen, "batch_size=8"), (1, frozen + ",metrics=['accuracy']", "batch_size=8")])
+    fit(db, data, "models", "mst", iterations=1)
+    assert db.value("SELECT count(DISTINCT model_weights) FROM models") == 1
+    db.run("SET pg_mop.same_start = off")
+    fit(db, data, "models", "mst", iterations=1)
+    assert db.value("SELECT count(DISTINCT model_weights) FROM models") == 2
+    db.run("RESET pg_mop.same_start")
+
+
+def test_two_runs_of_one_seed_with_one_worker_give_identical_bytes(db, data):
+    packed = make_data(db, "single", segments=1)
+    selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8, shuffle=True, epochs=2"),
+                                  (2, ADAM.format(0.01), "batch_size=16")])
+    weights, orders = [], []
+    for _ in range(2):
+        run_id = fit(db, packed, "models", "mst")
+        weights.append(db.run("SELECT mst_key, model_weights::text FROM models ORDER BY 1"))
+        orders.append(db.run("SELECT mst_key, iteration, position, segment FROM madlib.mop_visit_order "
+                             "WHERE run_id = %s ORDER BY 1, 2, 3", [run_id]))
+    assert weights[0] == weights[1] and orders[0] == orders[1]
+
+
+def test_streaming_and_caching_give_the_same_bytes(db, data):
+    packed = make_data(db, "single", segments=1)
+    selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8, epochs=3"),
+                                  (1, ADAM.format(0.05), "batch_size=7, epochs=1")])
+    fit(db, packed, "models", "mst")
+    cached = db.run("SELECT mst_key, model_weights::text FROM models ORDER BY 1")
+    db.run("SET pg_mop.cache_mb = 0")
+    fit(db, packed, "models", "mst")
+    assert db.run("SELECT mst_key, model_weights::text FROM models ORDER BY 1") == cached
+    db.run("RESET pg_mop.cache_mb")
+
+
+def test_round_robin_trains_in_lockstep_over_ascending_segments(db, data):
+    selection(db, "mst", "arch", [(1, ADAM.format(0.01 * k), "batch_size=8") for k in (1, 2, 3)])
+    db.run("SET pg_mop.scheduler = 'round-robin'")
+    run_id = fit(db, data, "models", "mst", iterations=1)
+    db.run("RESET pg_mop.scheduler")
+    assert_invariants(db, run_id)
+    for row in db.run("SELECT array_agg(segment ORDER BY position) AS s FROM madlib.mop_visit_order "
+                      "WHERE run_id = %s GROUP BY mst_key", [run_id]):
+        assert row["s"] == [(row["s"][0] + k) % 3 for k in range(3)]
+
+
+def test_failing_configurations_are_marked_and_the_others_finish(db, data):
+    load(db, "arch3", dense(), dense(inputs=5, name="misfit"), dense(classes=4, name="fourclasses"))
+    selection(db, "mst", "arch3", [
+        (1, ADAM.format(0.05), "batch_size=8"),
+        (1, "loss='categorical_crossentropy', optimizer='Adam(no_such_argument=3)'", "batch_size=8"),
+        (2, ADAM.format(0.05), "batch_size=8"),
+        (3, ADAM.format(0.05), "batch_size=8"),
+        (1, "loss='mse', optimizer='SGD(learning_rate=1e38)'", "batch_size=8")])
+    del db.connection.notices[:]
+    run_id = fit(db, data, "models", "mst", iterations=2)
+    assert_invariants(db, run_id)
+    errors = {r["mst_key"]: r["error"] for r in db.run("SELECT mst_key, error FROM models_info")}
+    assert errors[1] is None
+    assert "no_such_argument" in errors[2]
+    assert "input shape does not match" in errors[3] and "[5]" in errors[3]
+    assert "4 classes" in errors[4]
+    assert "NaN" in errors[5]
+    assert [r["mst_key"] for r in db.run("SELECT mst_key FROM models")] == [1]
+    warning = [n for n in db.connection.notices if n.startswith("WARNING")]
+    assert len(warning) == 1 and "2, 3, 4, 5" in warning[0]
+    progress = {r["mst_key"]: r["status"] for r in db.run(
+        "SELECT mst_key, status FROM madlib.mop_progress WHERE run_id = %s", [run_id])}
+    assert progress == {1: "finished", 2: "failed", 3: "failed", 4: "failed", 5: "failed"}
+    assert db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND status = 'failed' "
+                    "AND error IS NOT NULL", [run_id]) == 2
+
+
+def test_all_configurations_failing_is_an_error_and_leaves_no_table(db, data):
+    selection(db, "mst", "arch", [(1, "loss='mse', optimizer='Adam(nonsense=1)'", "")])
+    error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'gone', 'mst', 1, FALSE)")
+    assert "all 1 configurations failed" in str(error) and "nonsense" in str(error)
+    assert db.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'gone%'") == 0
+    assert db.value("SELECT status FROM madlib.mop_runs ORDER BY run_id DESC LIMIT 1") == "failed"
+
+
+def test_the_views_show_a_running_call_to_another_session(db, data):
+    import threading
+    load(db, "arch4", dense(), dense(16))
+    selection(db, "mst", "arch4", [(1, ADAM.format(0.05), "batch_size=1, epochs=20")] * 3)
+    watcher = db.another()
+    before = watcher.value("SELECT max(run_id) FROM madlib.mop_runs")
+    thread = threading.Thread(target=fit, args=(db, data, "models", "mst"), kwargs={"iterations": 2})
+    thread.start()
+    seen = eventually(lambda: watcher.run(
+        "SELECT p.*, r.status AS run_status FROM madlib.mop_progress p JOIN madlib.mop_runs r USING (run_id) "
+        "WHERE run_id > %s AND units_done > 0 AND r.status = 'running'", [before]), 60)
+    running = watcher.run("SELECT * FROM madlib.mop_units WHERE run_id > %s AND status = 'running'", [before])
+    thread.join()
+    assert seen and {"run_id", "units_done", "units_total", "seconds_elapsed", "seconds_left", "mst_key", "iteration",
+                     "last_loss", "status"} <= set(seen[0])
+    assert seen[0]["units_total"] == 2 * 3 + 3 and seen[0]["seconds_left"] is not None
+    assert all(u["backend_pid"] for u in running)
+    done = watcher.run("SELECT * FROM madlib.mop_progress WHERE run_id > %s", [before])
+    assert all(p["units_done"] == p["units_total"] and p["status"] == "finished" for p in done)
+    watcher.close()
+
+
+def test_a_rolled_back_call_loses_no_trained_state_and_a_committed_one_frees_it(db, data):
+    selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
+    db.run("BEGIN")
+    run_id = fit(db, data, "undone", "mst")
+    db.run("ROLLBACK")
+    assert db.value("SELECT count(*) FROM pg_class WHERE relname = 'undone'") == 0
+    kept = fit(db, data, "models", "mst")
+    fit(db, data, "models2", "mst")
+    states = {r["run_id"] for r in db.run("SELECT DISTINCT run_id FROM madlib.mop_state")}
+    assert run_id in states and kept not in states
+
+
+def test_sessions_and_trainers_stay_warm_and_end_with_the_client(db, data):
+    client = db.another()
+    selection(client, "mst_warm", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
+    before = set(trainers())
+    pids = []
+    for output in ("warm1", "warm2"):
+        run_id = fit(client, data, output, "mst_warm", iterations=1)
+        pids.append({r["backend_pid"] for r in client.run(
+            "SELECT DISTINCT backend_pid FROM madlib.mop_units WHERE run_id = %s", [run_id])})
+    assert pids[0] == pids[1]
+    mine = set(trainers()) - before
+    assert len(mine) == 3
+    client.close()
+    assert eventually(lambda: not mine & set(trainers()))
+
+
+def test_help_usage_and_example(db):
+    assert "model hopper" in db.value("SELECT madlib.madlib_keras_fit_multiple_model()")
+    usage = db.value("SELECT madlib.madlib_keras_fit_multiple_model('USAGE')")
+    assert "model_selection_table" in usage and "pg_mop.seed" in usage
+    client = db.another()
+    client.run(db.value("SELECT madlib.madlib_keras_fit_multiple_model('example')"))
+    assert client.value("SELECT count(*) FROM flower_models") == 4
+    assert client.value("SELECT count(*) FROM flower_predictions") == 150
+    client.close()
+
+
+def test_parameters_of_the_run_are_logged(db, data):
+    parameters = db.value("SELECT parameters FROM madlib.mop_run ORDER BY run_id DESC LIMIT 1")
+    parameters = parameters if isinstance(parameters, dict) else json.loads(parameters)
+    assert parameters["arguments"]["num_iterations"] and parameters["settings"]["seed"] is not None

@@ -1,0 +1,82 @@
+"""Small data, architectures and calls that several test modules share."""
+
+import json
+
+
+def layer(kind, /, **config):
+    return {"module": "keras.layers", "class_name": kind, "config": config, "registered_name": None}
+
+
+def sequential(name, shape, *layers):
+    """Keras 3 JSON of a Sequential model for input of `shape`."""
+    return json.dumps({"module": "keras", "class_name": "Sequential", "registered_name": None, "config": {
+        "name": name, "layers": [layer("InputLayer", batch_shape=[None, *shape], name=name + "_in"), *layers]}})
+
+
+def dense(width=8, inputs=4, classes=3, name="dense"):
+    return sequential(name, [inputs], layer("Dense", name="hidden", units=width, activation="relu"),
+                      layer("Dense", name="out", units=classes, activation="softmax"))
+
+
+def make_data(db, table="flowers", rows=100, segments=3, buffer_size=10, packed=None, seed=5):
+    """A table of three separable classes with 4 features, and its packed form `<table>_packed`."""
+    packed = packed or f"{table}_packed"
+    db.run(f"DROP TABLE IF EXISTS {table}, {packed}, {packed}_summary")
+    db.run(f"CREATE TABLE {table} AS SELECT i AS id, ARRAY[i % 3, (i * 7) % 5, (i * 11) % 7, 1]::real[] AS x, "
+           f"(ARRAY['a','b','c'])[1 + i % 3] AS y FROM generate_series(1, {rows}) AS i")
+    db.run(f"SET pg_mop.segments = {segments}; SET pg_mop.seed = {seed}")
+    db.run("SELECT madlib.training_preprocessor_dl(%s, %s, 'y', 'x', %s)", [table, packed, buffer_size])
+    return packed
+
+
+def load(db, table, *architectures):
+    db.run(f"DROP TABLE IF EXISTS {table}")
+    db.run(f"CREATE TABLE {table} (model_id serial, model_arch json, model_weights bytea, name text, description text)")
+    for text in architectures:
+        db.run(f"INSERT INTO {table} (model_arch) VALUES (%s::json)", [text])
+
+
+def selection(db, table, arch_table, rows):
+    """A model selection table made by hand; rows: (model_id, compile_params, fit_params)."""
+    db.run(f"DROP TABLE IF EXISTS {table}, {table}_summary")
+    db.run(f"CREATE TABLE {table} (mst_key serial, model_id integer, compile_params varchar, fit_params varchar)")
+    db.run(f"CREATE TABLE {table}_summary AS SELECT %s::varchar AS model_arch_table, NULL::varchar AS object_table",
+           [arch_table])
+    for row in rows:
+        db.run(f"INSERT INTO {table} (model_id, compile_params, fit_params) VALUES (%s, %s, %s)", row)
+
+
+ADAM = "loss='categorical_crossentropy', optimizer='Adam(learning_rate={})', metrics=['accuracy']"
+
+
+def fit(db, packed, output, mst, iterations=2, validation=None, frequency=None):
+    db.run(f"DROP TABLE IF EXISTS {output}, {output}_info, {output}_summary")
+    db.run("SELECT madlib.madlib_keras_fit_multiple_model(%s, %s, %s, %s, FALSE, %s, %s)",
+           [packed, output, mst, iterations, validation, frequency])
+    return last_run(db)
+
+
+def last_run(db):
+    return db.value("SELECT max(run_id) FROM madlib.mop_runs")
+
+
+def assert_invariants(db, run_id):
+    """Model hopper parallelism's rules, over the unit log of a finished run."""
+    run = db.run("SELECT * FROM madlib.mop_runs WHERE run_id = %s", [run_id])[0]
+    finished = db.run("SELECT u.* FROM madlib.mop_units u JOIN madlib.mop_progress p USING (run_id, mst_key) WHERE "
+                      "run_id = %s AND u.status = 'finished' AND u.kind = 'train' AND p.status = 'finished'", [run_id])
+    visits = sorted((u["mst_key"], u["iteration"], u["segment"]) for u in finished)
+    keys = sorted({v[0] for v in visits})
+    segments = sorted({v[2] for v in visits})
+    assert len(segments) == run["segments"] or not visits
+    assert visits == [(k, i, s) for k in keys for i in range(1, run["num_iterations"] + 1) for s in segments], \
+        "every configuration visits every segment once per iteration"
+    for what in ("mst_key", "backend_pid"):
+        kind = "AND a.kind = 'train' AND b.kind = 'train'" if what == "mst_key" else ""
+        overlapping = db.run(
+            f"SELECT a.*, b.* FROM madlib.mop_unit a JOIN madlib.mop_unit b ON a.{what} = b.{what} "
+            f"AND a.run_id = b.run_id AND a.ctid <> b.ctid {kind} AND a.started_at < b.finished_at "
+            f"AND b.started_at < a.finished_at WHERE a.run_id = %s AND a.status = 'finished' "
+            f"AND b.status = 'finished'", [run_id])
+        assert overlapping == [], f"never two units of one {what} at once"
+    return run
