@@ -1,4 +1,4 @@
-"""The demo's two architectures as the JSON that Keras writes (Model.to_json). Run by hand; its output is in demo.sql."""
+"""The demo's two architectures as the JSON that Keras writes (Model.to_json). demo.sql holds its output."""
 
 import os
 
@@ -12,8 +12,8 @@ dense = keras.Sequential([
 cnn = keras.Sequential([
     keras.Input((8, 8)), layers.Reshape((8, 8, 1)),
     layers.Conv2D(16, 3, activation="relu"), layers.Conv2D(32, 3, activation="relu"), layers.MaxPooling2D(2),
-    layers.Flatten(), layers.Dropout(0.25), layers.Dense(64, activation="relu"), layers.Dense(10, activation="softmax")],
-    name="cnn")
+    layers.Flatten(), layers.Dropout(0.25), layers.Dense(64, activation="relu"),
+    layers.Dense(10, activation="softmax")], name="cnn")
 if __name__ == "__main__":
     for model in (dense, cnn):
         print(model.to_json())

@@ -115,7 +115,7 @@ class Database:
                 pass
 
     def _set_path(self, path):
-        plan = self.plpy.prepare("SELECT pg_catalog.set_config('search_path', $1, true)", ["text"])
+        plan = self.plpy.prepare("SELECT pg_catalog.set_config('search_path', $1, true)", ["pg_catalog.text"])
         self.plpy.execute(plan, [path])
 
     @contextmanager
@@ -146,7 +146,7 @@ class Database:
         schema, name = self.parse_name(text)
         quoted = ".".join(quote_identifier(p) for p in (schema, name) if p is not None)
         with self.caller_path():
-            oid = self.value("SELECT pg_catalog.to_regclass($1)::pg_catalog.oid", ["text"], [quoted])
+            oid = self.value("SELECT pg_catalog.to_regclass($1)::pg_catalog.oid", ["pg_catalog.text"], [quoted])
         if oid is None:
             return None
         row = self.one("SELECT n.nspname, c.relname, c.relkind FROM pg_class c JOIN pg_namespace n "
@@ -206,7 +206,7 @@ class Database:
             if len((name + suffix).encode()) > 63:
                 raise MopError(f'output table name "{name + suffix}" is longer than 63 bytes')
             full = f"{quote_identifier(schema)}.{quote_identifier(name + suffix)}"
-            if self.value("SELECT pg_catalog.to_regclass($1) IS NOT NULL", ["text"], [full]):
+            if self.value("SELECT pg_catalog.to_regclass($1) IS NOT NULL", ["pg_catalog.text"], [full]):
                 raise MopError(f'output table "{name + suffix}" already exists',
                                hint=f"DROP TABLE {full}; or choose another name.", sqlstate="42P07")
             made.append(full)

@@ -16,7 +16,7 @@ class PackedTable:
         hint = REPACK.format(schema=db.schema)
         self.text = text
         self.table = db.input_table(text, what, hint=hint)
-        self.summary_table = db.input_table(db.suffixed(text, "_summary") if text and text.strip() else text, f"summary of the {what}", hint=hint)
+        self.summary_table = db.input_table(db.suffixed(text, "_summary"), f"summary of the {what}", hint=hint)
         self.summary = db.one(f"SELECT * FROM {self.summary_table}")
         self.inputs, self.outputs = self._names(db, what)
         present = db.columns(self.table)

@@ -114,8 +114,7 @@ def _names_that_are_set(db):
             for area in heap:
                 start, end = (int(x, 16) for x in area.split("-"))
                 memory.seek(start)
-                found = re.findall(rb"(?i)pg_mop\.([a-z_][a-z0-9_]{0,62})\0", memory.read(end - start))
-                names |= {name.decode().lower() for name in found}
+                names |= _names_in(memory.read(end - start))
     except OSError:
         pass
     rows = db.execute(
@@ -129,3 +128,16 @@ def _names_that_are_set(db):
     rows = db.execute("SELECT n FROM unnest($1) AS n WHERE coalesce(current_setting('pg_mop.' || n, true), '') <> ''",
                       ["text[]"], [sorted(names)])
     return {row["n"] for row in rows}
+
+
+def _names_in(heap):
+    """Whatever looks like a setting's name after `pg_mop.` in some bytes."""
+    names = set()
+    for spelling in (b"pg_mop.", b"PG_MOP."):  # the prefix as written by nearly everybody: a plain search is fast
+        position = heap.find(spelling)
+        while position >= 0:
+            position += len(spelling)
+            if match := re.match(rb"[A-Za-z_][A-Za-z0-9_]{0,62}\0", heap[position:position + 64]):
+                names.add(match[0][:-1].decode().lower())
+            position = heap.find(spelling, position)
+    return names

@@ -1,7 +1,7 @@
 """Train as a run's log says, with Keras alone: `python replay.py < job.json > weights.json`.
 
-The job holds, for each configuration: architecture JSON, Keras optimizer and loss, batch size, epochs, the Keras seed of
-the initial weights, and the packed rows of the segments in the order of its visits. It knows nothing of pg_mop.
+The job holds, for each configuration: architecture JSON, Keras optimizer and loss, batch size, epochs, the Keras seed
+of the initial weights, and the packed rows of the segments in the order of its visits. It knows nothing of pg_mop.
 """
 
 import base64

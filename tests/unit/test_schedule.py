@@ -3,7 +3,6 @@
 import random
 
 import pytest
-
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.simulator import makespan, simulate
@@ -73,7 +72,7 @@ def test_round_robin_moves_every_configuration_to_the_next_segment_in_lockstep()
     for key in range(1, 5):
         order = [v.unit.segment for v in sorted(visits, key=lambda v: v.start) if v.unit.mst_key == key]
         assert order == [(order[0] + k) % 4 for k in range(4)]
-    rounds = [sorted((v.start for v in visits))[i * 4:(i + 1) * 4] for i in range(4)]
+    rounds = [sorted(v.start for v in visits)[i * 4:(i + 1) * 4] for i in range(4)]
     assert all(len(set(r)) == 1 for r in rounds)
 
 

@@ -29,7 +29,8 @@ class StoredModel:
         row = db.one(f"SELECT i.*, m.model_weights, m.model_arch::text AS arch_text FROM {info} i "
                      f"LEFT JOIN {table} m USING (mst_key) WHERE mst_key = $1", ["integer"], [mst_key])
         if row is None:
-            raise MopError(f'mst_key {mst_key} is not in the info table of "{text}"', hint=f"SELECT mst_key FROM {info};")
+            raise MopError(f'mst_key {mst_key} is not in the info table of "{text}"',
+                           hint=f"SELECT mst_key FROM {info};")
         if row["model_weights"] is None or row["arch_text"] is None:
             raise MopError(f'model {mst_key} of "{text}" has no weights', detail=row.get("error"))
         self.weights, self.architecture_text = row["model_weights"], row["arch_text"]

@@ -63,9 +63,9 @@ def _predict(db, model_table, test_table, id_col, independent_varname, output_ta
         for identifiers, arrays in reader:
             trainer.send({"op": "predict", "dtypes": ["<f4"] * len(arrays),
                           "shapes": [list(a.shape) for a in arrays]}, *(a.reshape(-1).view(np.uint8) for a in arrays))
-            header, payloads = trainer.receive()
+            _, payloads = trainer.receive()
             rows = [[], [], [], [], []]
-            for name, values, shape, data in zip(names, classes, header["shapes"], payloads):
+            for name, values, data in zip(names, classes, payloads):
                 probabilities = np.frombuffer(data, "<f4").reshape(len(identifiers), -1).astype("f8")
                 row, column, rank = choice.of(probabilities)
                 rows[0] += [identifiers[i] for i in row]

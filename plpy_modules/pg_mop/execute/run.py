@@ -119,5 +119,5 @@ class Executor:
 
 def _message(error):
     """The primary message of an error from a worker session, without PL/Python's prefix and the context."""
-    text = error.diag.message_primary if isinstance(error, psycopg2.Error) and error.diag.message_primary else str(error)
+    text = isinstance(error, psycopg2.Error) and error.diag.message_primary or str(error)
     return re.sub(r"^((plpy|spiexceptions)\.\w+: )+", "", text).strip()

@@ -65,7 +65,7 @@ class Board:
     def eligible(self, place):
         """The units that may start now at `place`, in a fixed order."""
         units = []
-        for key, configuration in self._live.items():
+        for configuration in self._live.values():
             if configuration.phase == "train" and configuration.running:
                 continue
             units += [u for u in configuration.todo if self.place[u.dataset, u.segment] == place]

@@ -1,0 +1,245 @@
+"""Parameter strings of configurations, as literals. Standard library only: coordinator and trainer both read them.
+
+Grammar (contract 3, section 4): `key = value, key = value`; commas and equals signs inside brackets do not separate,
+quotes do not protect them. Nothing in a string is ever executed.
+"""
+
+import ast
+import math
+import re
+
+
+class ParameterError(ValueError):
+    """A parameter string that says nothing usable; the text names the offending part."""
+
+
+MOST_CHARACTERS = 100_000
+
+OPTIMIZERS = ("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Adafactor", "Nadam", "Ftrl", "Lion",
+              "Lamb", "Muon", "LossScaleOptimizer")
+TRAINABLE_WITH = tuple(o for o in OPTIMIZERS if o != "LossScaleOptimizer")
+
+LOSSES = frozenset("""
+binary_crossentropy binary_focal_crossentropy categorical_crossentropy categorical_focal_crossentropy
+categorical_hinge circle cosine_similarity ctc dice hinge huber kl_divergence
+log_cosh mean_absolute_error mean_absolute_percentage_error mean_squared_error mean_squared_logarithmic_error poisson
+squared_hinge tversky mae mape mse msle kld bce
+BinaryCrossentropy BinaryFocalCrossentropy CategoricalCrossentropy CategoricalFocalCrossentropy CategoricalHinge
+CosineSimilarity Hinge Huber KLDivergence LogCosh MeanAbsoluteError MeanAbsolutePercentageError MeanSquaredError
+MeanSquaredLogarithmicError Poisson SquaredHinge
+""".split())
+# names of Keras 2 that Keras 3 has given up
+OLD_LOSSES = {"logcosh": "log_cosh", "kullback_leibler_divergence": "kl_divergence"}
+REFUSED_LOSSES = ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy", "serialize", "deserialize", "get")
+
+METRICS = frozenset("""
+accuracy acc crossentropy ce binary_accuracy binary_crossentropy categorical_accuracy categorical_crossentropy
+categorical_hinge cosine_similarity hinge kl_divergence mae mape mse msle mean_absolute_error
+mean_absolute_percentage_error mean_squared_error mean_squared_logarithmic_error poisson squared_hinge top_k_categorical_accuracy
+AUC Accuracy BinaryAccuracy BinaryCrossentropy CategoricalAccuracy CategoricalCrossentropy CategoricalHinge
+CosineSimilarity F1Score FBetaScore FalseNegatives FalsePositives Hinge KLDivergence LogCoshError MeanAbsoluteError
+MeanAbsolutePercentageError MeanSquaredError MeanSquaredLogarithmicError Poisson Precision R2Score Recall
+RootMeanSquaredError SquaredHinge TopKCategoricalAccuracy TrueNegatives TruePositives
+""".split())
+OLD_METRICS = {"logcosh": "LogCoshError", "log_cosh": "LogCoshError", "kld": "kl_divergence",
+               "kullback_leibler_divergence": "kl_divergence"}
+REFUSED_METRICS = ("sparse_categorical_accuracy", "sparse_categorical_crossentropy",
+                   "sparse_top_k_categorical_accuracy", "SparseCategoricalAccuracy", "SparseCategoricalCrossentropy",
+                   "SparseTopKCategoricalAccuracy")
+
+COMPILE_KEYS = ("loss", "optimizer", "metrics", "loss_weights", "weighted_metrics", "sample_weight_mode")
+FIT_KEYS = ("batch_size", "epochs", "verbose", "shuffle", "class_weight", "initial_epoch", "steps_per_epoch",
+            "callbacks")
+TENSORBOARD_KEYS = ("log_dir", "histogram_freq", "batch_size", "update_freq", "write_graph", "write_grad",
+                    "write_images")
+
+
+def is_builtin_loss(name):
+    """True where Keras knows the loss `name`, in any case."""
+    return name.lower() in OLD_LOSSES or _canonical(name, LOSSES) is not None
+
+
+def is_builtin_metric(name):
+    """True where Keras knows the metric `name`, in any case."""
+    return name.lower() in OLD_METRICS or _canonical(name, METRICS) is not None
+
+
+def parse_compile_params(text):
+    """A compile_params string -> dict.
+
+    Keys: loss, optimizer (Keras' class name), optimizer_args (`lr` as learning_rate, None dropped), metrics (list of at
+    most one name), loss_weights, weighted_metrics, sample_weight_mode. Raises ParameterError.
+    """
+    if text is None or not text.strip():
+        raise ParameterError("the compile parameters are empty")
+    values = {k: _strip_quotes(v) for k, v in split(text).items()}
+    for key in values:
+        if key not in COMPILE_KEYS:
+            raise ParameterError(f"{key!r} is not accepted in compile parameters ({', '.join(COMPILE_KEYS)})")
+    for key in ("loss", "optimizer"):
+        if not values.get(key):
+            raise ParameterError(f"{key!r} is required in compile parameters")
+    loss = values["loss"]
+    if not re.fullmatch(r"\w+", loss):
+        raise ParameterError(f"loss {loss!r} is not a name")
+    if loss.lower() in [r.lower() for r in REFUSED_LOSSES]:
+        raise ParameterError(f"loss {loss!r} is not supported")
+    name, arguments = parse_optimizer(values["optimizer"])
+    mode = values.get("sample_weight_mode")
+    if mode not in (None, "None", "temporal"):
+        raise ParameterError(f"sample_weight_mode must be 'temporal' or None, not {mode}")
+    return {"loss": OLD_LOSSES.get(loss.lower()) or _canonical(loss, LOSSES) or loss, "optimizer": name, "optimizer_args": arguments,
+            "metrics": _metrics(values.get("metrics")),
+            "loss_weights": _literal("loss_weights", values.get("loss_weights"), (list, dict)),
+            "weighted_metrics": _literal("weighted_metrics", values.get("weighted_metrics"), (list,)),
+            "sample_weight_mode": None if mode == "None" else mode}
+
+
+def parse_fit_params(text):
+    """A fit_params string (or None) -> dict with every key of FIT_KEYS, defaults filled in.
+
+    `callbacks` is None or the keyword arguments of the one TensorBoard callback. Raises ParameterError.
+    """
+    values = split(text) if text and text.strip() else {}
+    for key in values:
+        if key not in FIT_KEYS:
+            raise ParameterError(f"{key!r} is not accepted in fit parameters ({', '.join(FIT_KEYS)})")
+    callbacks = values.pop("callbacks", None)
+    parsed = {"batch_size": 32, "epochs": 1, "verbose": 0, "shuffle": False, "class_weight": None, "initial_epoch": 0,
+              "steps_per_epoch": None}
+    for key, value in values.items():
+        parsed[key] = _evaluate(key, value)
+    if parsed["batch_size"] is None:
+        parsed["batch_size"] = 32
+    _whole("batch_size", parsed["batch_size"], 1)
+    _whole("epochs", parsed["epochs"], 1)
+    _whole("initial_epoch", parsed["initial_epoch"], 0)
+    if parsed["initial_epoch"] >= parsed["epochs"]:
+        raise ParameterError(f"initial_epoch ({parsed['initial_epoch']}) must be below epochs ({parsed['epochs']})")
+    if parsed["steps_per_epoch"] is not None:
+        _whole("steps_per_epoch", parsed["steps_per_epoch"], 1)
+    if not (isinstance(parsed["shuffle"], bool) or parsed["shuffle"] == "batch"):
+        raise ParameterError(f"shuffle must be True, False or 'batch', not {parsed['shuffle']!r}")
+    weights = parsed["class_weight"]
+    if weights is not None and not (isinstance(weights, dict) and all(
+            _is_integer(k) and k >= 0 and _is_number(v) for k, v in weights.items())):
+        raise ParameterError(f"class_weight must be a dictionary of class numbers to weights, not {weights!r}")
+    parsed["callbacks"] = None if callbacks in (None, "None", "[]") else _tensorboard(callbacks)
+    return parsed
+
+
+def parse_optimizer(text):
+    """'Adam', "Adam()", 'SGD(lr=0.1, momentum=0.9)' -> (Keras' class name, {argument: literal})."""
+    match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text, re.DOTALL)
+    name = match and _canonical(match[1], TRAINABLE_WITH)
+    if name is None:
+        raise ParameterError(f"unknown optimizer {text!r}")
+    arguments = {}
+    for key, value in (split(match[2]) if match[2] and match[2].strip() else {}).items():
+        literal = _evaluate(f"optimizer argument {key}", value)
+        if not (literal is None or isinstance(literal, bool) or _is_number(literal)):
+            raise ParameterError(f"optimizer argument {key!r} must be a number, True, False or None, not {value}")
+        if literal is not None:
+            arguments["learning_rate" if key == "lr" else key] = literal
+    return name, arguments
+
+
+def canonical_compile(text):
+    """A text that is equal for compile_params that say the same."""
+    return repr(sorted((k, " ".join(v.split())) for k, v in split(text).items()))
+
+
+def canonical_fit(text):
+    """A text that is equal for fit_params that say the same."""
+    return repr(sorted((k, " ".join(v.split())) for k, v in (split(text) if text and text.strip() else {}).items()))
+
+
+def split(text):
+    """'a = 1, b = [2, 3]' -> {'a': '1', 'b': '[2, 3]'}; a repeated key's last value wins. Raises ParameterError."""
+    if len(text) > MOST_CHARACTERS:
+        raise ParameterError(f"a parameter string of {len(text)} characters is longer than {MOST_CHARACTERS}")
+    values, depth, start, key = {}, 0, 0, None
+    for position, character in enumerate(text + ","):
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+            if depth < 0:
+                raise ParameterError(f"unmatched {character!r} in {text!r}")
+        elif depth == 0 and character == "=" and key is None:
+            key, start = text[start:position].strip(), position + 1
+        elif character == "," and (depth == 0 or position == len(text)):
+            if depth:
+                raise ParameterError(f"an open bracket in {text!r}")
+            value = text[start:position].strip()
+            if key is None or not key or not value:
+                raise ParameterError(f"{text[start:position].strip()!r} in {text!r} is not of the form key = value")
+            values[key], start, key = value, position + 1, None
+    return values
+
+
+def _canonical(name, known):
+    if name in known:
+        return name
+    by_lower = {k.lower(): k for k in sorted(known, reverse=True)}
+    return by_lower.get(name.lower()) if isinstance(name, str) else None
+
+
+def _strip_quotes(text):
+    return text.strip("'\"").strip()
+
+
+def _evaluate(key, text):
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, IndexError):
+        raise ParameterError(f"{key} must be a literal, not {text[:200]!r}") from None
+
+
+def _literal(key, text, kinds):
+    """A literal of one of `kinds` or None."""
+    if text is None:
+        return None
+    value = _evaluate(key, text)
+    if value is not None and not isinstance(value, kinds):
+        raise ParameterError(f"{key} must be a {' or '.join(k.__name__ for k in kinds)} or None, not {text!r}")
+    return value
+
+
+def _metrics(text):
+    metrics = _literal("metrics", text, (list, tuple)) if text is not None else None
+    metrics = list(metrics or [])
+    if len(metrics) > 1:
+        raise ParameterError(f"at most one metric is supported, not {metrics!r}")
+    for name in metrics:
+        if not isinstance(name, str):
+            raise ParameterError(f"metric {name!r} is not a name")
+        if name.lower() in [r.lower() for r in REFUSED_METRICS]:
+            raise ParameterError(f"metric {name!r} is not supported")
+    return [OLD_METRICS.get(name.lower()) or _canonical(name, METRICS) or name for name in metrics]
+
+
+def _tensorboard(text):
+    match = re.fullmatch(r"\[\s*TensorBoard\s*\((.*)\)\s*\]", _strip_quotes(text), re.DOTALL)
+    if not match:
+        raise ParameterError(f"callbacks must be one TensorBoard(...) in a list, not {text[:200]!r}")
+    arguments = {k: _evaluate(k, v) for k, v in (split(match[1]) if match[1].strip() else {}).items()}
+    for key in arguments:
+        if key not in TENSORBOARD_KEYS:
+            raise ParameterError(f"{key!r} is not accepted in TensorBoard ({', '.join(TENSORBOARD_KEYS)})")
+    if not isinstance(arguments.get("log_dir"), str):
+        raise ParameterError("TensorBoard needs log_dir, a string")
+    return arguments
+
+
+def _whole(key, value, low):
+    if not _is_integer(value) or not low <= value < 2**31:
+        raise ParameterError(f"{key} must be an integer of at least {low}, not {value!r}")
+
+
+def _is_integer(value):
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value):
+    return _is_integer(value) and abs(value) < 2**63 or isinstance(value, float) and math.isfinite(value)
