@@ -31,9 +31,8 @@ def make_data(db, table="flowers", rows=100, segments=3, buffer_size=10, packed=
 
 def load(db, table, *architectures):
     db.run(f"DROP TABLE IF EXISTS {table}")
-    db.run(f"CREATE TABLE {table} (model_id serial, model_arch json, model_weights bytea, name text, description text)")
     for text in architectures:
-        db.run(f"INSERT INTO {table} (model_arch) VALUES (%s::json)", [text])
+        db.run("SELECT madlib.load_keras_model(%s, %s::json)", [table, text])
 
 
 def selection(db, table, arch_table, rows):

@@ -1,0 +1,51 @@
+"""Architecture tables: load_keras_model and delete_keras_model (contract 2, section 1)."""
+
+import secrets
+
+from pg_mop.database import MopError, quote_identifier, sql_function
+
+COLUMNS = {"model_id": "serial PRIMARY KEY", "model_arch": "json", "model_weights": "bytea", "name": "text",
+           "description": "text", "__internal_madlib_id__": "text"}
+
+
+@sql_function
+def load_keras_model(db, keras_model_arch_table, model_arch, model_weights, name, description):
+    """Append an architecture to the table, which is made where it does not exist. The JSON is stored as it is."""
+    if keras_model_arch_table is None or not keras_model_arch_table.strip():
+        raise MopError("NULL/empty output table name")
+    if model_arch is None:
+        raise MopError("model_arch must not be NULL", hint="It takes the JSON that Keras' Model.to_json() writes.")
+    table = db.find_table(keras_model_arch_table)
+    if table is None:
+        made = db.output_table(keras_model_arch_table)
+        columns = ", ".join(f"{quote_identifier(c)} {t}" for c, t in COLUMNS.items())
+        db.execute(f"CREATE TABLE {made} ({columns})")
+        db.info(f"Keras model architecture table {made} created")
+        table = made
+    else:
+        _check_columns(db, table, keras_model_arch_table)
+    model_id = db.value(
+        f"INSERT INTO {table} (model_arch, model_weights, name, description, __internal_madlib_id__) "
+        f"VALUES ($1::json, $2, $3, $4, $5) RETURNING model_id", ["text", "bytea", "text", "text", "text"],
+        [model_arch, model_weights, name, description, secrets.token_hex(16)])
+    db.info(f"model id {model_id} added to table {table}")
+
+
+@sql_function
+def delete_keras_model(db, keras_model_arch_table, model_id):
+    """Delete an architecture; the table goes with its last row."""
+    table = db.input_table(keras_model_arch_table, "model architecture table")
+    _check_columns(db, table, keras_model_arch_table)
+    if not db.execute(f"DELETE FROM {table} WHERE model_id = $1 RETURNING 1 AS x", ["integer"], [model_id]):
+        raise MopError(f'model_id {model_id} is not in "{keras_model_arch_table}"',
+                       hint=f"SELECT model_id, name FROM {table};")
+    db.info(f"model id {model_id} deleted from table {table}")
+    if db.one(f"SELECT 1 AS x FROM {table} LIMIT 1") is None:
+        db.execute(f"DROP TABLE {table}")
+        db.info(f"table {table} dropped, as it is empty")
+
+
+def _check_columns(db, table, text):
+    missing = [c for c in COLUMNS if c not in db.columns(table)]
+    if missing:
+        raise MopError(f'"{text}" is no model architecture table: it has no column {", ".join(missing)}')

@@ -1,0 +1,176 @@
+"""Model selection tables: load_model_selection_table and generate_model_configs (contract 2, sections 3 to 6)."""
+
+import itertools
+
+from mop_udf import params
+from pg_mop.database import MopError, sql_function
+from pg_mop.search import grids
+
+LATER = "Custom functions come with the next release of pg_mop."
+MOST_TRIES = 1000  # random draws in a row that give nothing new
+
+
+@sql_function
+def load_model_selection_table(db, model_arch_table, model_selection_table, model_id_list, compile_params_list,
+                               fit_params_list, object_table):
+    """Make a selection table of every combination of the given ids and parameter strings."""
+    _check_arch_table(db, model_arch_table, model_id_list)
+    _refuse_object_table(object_table)
+    table, summary = db.output_table(model_selection_table, "_summary")
+    for name, given in (("compile_params_list", compile_params_list), ("fit_params_list", fit_params_list)):
+        if not given:
+            raise MopError(f"{name} must not be NULL or empty")
+    # strings that say the same are one; the last spelling stays
+    compiles = {params.canonical_compile(t): t for t in _checked(db, compile_params_list, check_compile)}
+    fits = {params.canonical_fit(t): t for t in _checked(db, fit_params_list, check_fit)}
+    _make_table(db, table)
+    for row in itertools.product(sorted(set(model_id_list)), compiles.values(), fits.values()):
+        _insert(db, table, row)
+    _make_summary(db, summary, model_arch_table)
+
+
+@sql_function
+def generate_model_configs(db, model_arch_table, model_selection_table, model_id_list, compile_params_grid,
+                           fit_params_grid, search_type, num_configs, random_state, object_table):
+    """Make a selection table, or append to one, from a grid of parameters or a random sample of it."""
+    _check_arch_table(db, model_arch_table, model_id_list)
+    _refuse_object_table(object_table)
+    search = next((s for s in ("grid", "random") if s.startswith((search_type or "").strip().lower())), None)
+    if search is None:
+        raise MopError(f"search_type must be 'grid' or 'random', not {search_type!r}")
+    try:
+        compile_grid = grids.parse(compile_params_grid, "compile_params_dict", grids.COMPILE_KEYS)
+        fit_grid = grids.parse(fit_params_grid, "fit_params_dict", grids.FIT_KEYS)
+        ids = sorted(set(model_id_list))
+        if search == "grid":
+            if num_configs is not None or random_state is not None:
+                raise MopError("num_configs and random_state must be NULL in grid search",
+                               hint="Call with search_type => 'random'.")
+            rows = grids.grid_search(ids, compile_grid, fit_grid)
+        else:
+            if num_configs is None or num_configs < 1:
+                raise MopError(f"num_configs must be at least 1 in random search, not {num_configs}")
+            rows = grids.random_search(ids, compile_grid, fit_grid, random_state)
+            rows = itertools.chain([next(rows)], rows)  # a bad distribution shows here
+    except grids.GridError as error:
+        raise MopError(str(error)) from None
+    table, present = _open_table(db, model_selection_table, model_arch_table)
+    if search == "grid":
+        for row in rows:
+            _check_row(db, row)
+            if row in present:
+                raise MopError(f"the configuration {row} is in {table} already",
+                               hint="Delete it there, or generate into another table.")
+            present.add(row)
+            _insert(db, table, row)
+        return
+    made = tries = 0
+    for row in rows:
+        if made == num_configs:
+            break
+        if row in present:
+            tries += 1
+            if tries > MOST_TRIES:
+                raise MopError(f"the grids have no {num_configs} different configurations that are new: found {made}",
+                               hint="Ask for fewer, or use search_type => 'grid'.")
+            continue
+        _check_row(db, row)
+        present.add(row)
+        _insert(db, table, row)
+        made, tries = made + 1, 0
+
+
+def check_compile(db, text):
+    """A compile_params string must be usable. Raises MopError."""
+    try:
+        parsed = params.parse_compile_params(text)
+    except params.ParameterError as error:
+        raise MopError(f"invalid compile_params {text!r}: {error}") from None
+    if not params.is_builtin_loss(parsed["loss"]):
+        raise MopError(f"loss {parsed['loss']!r} is none of Keras' and would be a custom function: object table missing",
+                       detail=LATER)
+    for metric in parsed["metrics"]:
+        if not params.is_builtin_metric(metric):
+            raise MopError(f"metric {metric!r} is none of Keras' and would be a custom function: object table missing",
+                           detail=LATER)
+
+
+def check_fit(db, text):
+    """A fit_params string must be usable, callbacks by superusers only. Raises MopError."""
+    try:
+        parsed = params.parse_fit_params(text)
+    except params.ParameterError as error:
+        raise MopError(f"invalid fit_params {text!r}: {error}") from None
+    if parsed["callbacks"] and not db.is_superuser():
+        raise MopError("only a superuser may use callbacks", detail="They write files on the server.",
+                       sqlstate="42501")
+
+
+def _checked(db, texts, check):
+    for text in texts:
+        check(db, text)
+    return texts
+
+
+def _check_row(db, row):
+    check_compile(db, row[1])
+    check_fit(db, row[2])
+
+
+def _check_arch_table(db, text, model_ids):
+    table = db.input_table(text, "model architecture table",
+                           hint=f"SELECT {db.extension}.load_keras_model(...) makes it.")
+    if "model_id" not in db.columns(table):
+        raise MopError(f'"{text}" is no model architecture table: it has no column model_id')
+    if not model_ids or None in model_ids:
+        raise MopError("model_id_list must not be NULL, empty or have NULLs")
+    known = {row["model_id"] for row in db.execute(f"SELECT model_id FROM {table}")}
+    unknown = sorted(set(model_ids) - known)
+    if unknown:
+        raise MopError(f'model_id {", ".join(map(str, unknown))} is not in "{text}"',
+                       hint=f"SELECT model_id, name FROM {table};")
+
+
+def _refuse_object_table(object_table):
+    if object_table is not None:
+        raise MopError(f'object table "{object_table}" cannot be used: custom functions are not supported yet',
+                       detail=LATER, sqlstate="0A000")
+
+
+def _open_table(db, text, model_arch_table):
+    """The selection table to write to, made where it is missing; and the configurations that it has."""
+    found = db.find_table(text) if text and text.strip() else None
+    if found is None:
+        table, summary = db.output_table(text, "_summary")
+        _make_table(db, table)
+        _make_summary(db, summary, model_arch_table)
+        return table, set()
+    missing = [c for c in ("mst_key", "model_id", "compile_params", "fit_params") if c not in db.columns(found)]
+    if missing:
+        raise MopError(f'"{text}" is no model selection table: it has no column {missing[0]}')
+    suffixed = db.suffixed(text, "_summary")
+    summary = db.find_table(suffixed)
+    if summary is None:
+        _make_summary(db, db.output_table(suffixed), model_arch_table)
+    else:
+        theirs = db.value(f"SELECT model_arch_table FROM {summary} LIMIT 1")
+        if theirs != model_arch_table:
+            raise MopError(f'model selection table "{text}" was made for the architecture table "{theirs}", '
+                           f'not "{model_arch_table}"', hint="Generate into another table.")
+    rows = db.execute(f"SELECT model_id, compile_params, fit_params FROM {found}")
+    return found, {(r["model_id"], r["compile_params"], r["fit_params"]) for r in rows}
+
+
+def _make_table(db, table):
+    db.execute(f"CREATE TABLE {table} (mst_key serial, model_id integer, compile_params varchar, fit_params varchar, "
+               f"UNIQUE (model_id, compile_params, fit_params))")
+
+
+def _make_summary(db, summary, model_arch_table):
+    db.execute(f"CREATE TABLE {summary} (model_arch_table varchar, object_table varchar)")
+    db.execute(f"INSERT INTO {summary} VALUES ($1, NULL)", ["text"], [model_arch_table])
+
+
+def _insert(db, table, row):
+    db.execute(f"INSERT INTO {table} (model_id, compile_params, fit_params) VALUES ($1, $2, $3)",
+               ["integer", "text", "text"], list(row))

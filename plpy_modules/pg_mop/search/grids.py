@@ -1,0 +1,150 @@
+"""Grid texts to configurations: all of them, or a random sample (contract 2, section 4)."""
+
+import ast
+import itertools
+import math
+from random import Random
+
+COMPILE_KEYS = ("loss", "metrics", "loss_weights", "weighted_metrics", "sample_weight_mode", "optimizer",
+                "optimizer_params_list")
+FIT_KEYS = ("batch_size", "epochs", "verbose", "shuffle", "class_weight", "initial_epoch", "steps_per_epoch",
+            "callbacks")
+DISTRIBUTIONS = ("linear", "log", "log_near_one")
+WHOLE = ("batch_size", "epochs", "initial_epoch", "steps_per_epoch", "verbose")
+
+
+class GridError(ValueError):
+    """A grid that says nothing usable; the text names the offending part."""
+
+
+def parse(text, argument, keys):
+    """The text of a Python dict of lists -> dict. `argument` names it in errors. Raises GridError."""
+    try:
+        grid = ast.literal_eval((text or "").strip())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        raise GridError(f"{argument} is not a Python dictionary of literals: {(text or '')[:200]!r}") from None
+    if not isinstance(grid, dict) or not grid:
+        raise GridError(f"{argument} must be a dictionary with entries")
+    for key, choices in grid.items():
+        if key not in keys:
+            raise GridError(f"{key!r} is not accepted in {argument} ({', '.join(keys)})")
+        if not isinstance(choices, list) or not choices:
+            raise GridError(f"{key!r} in {argument} must be a list of choices, not {choices!r}")
+    blocks = grid.get("optimizer_params_list")
+    if blocks is not None:
+        for block in blocks:
+            if not isinstance(block, dict) or not block:
+                raise GridError(f"optimizer_params_list in {argument} must hold dictionaries with entries")
+            for key, choices in block.items():
+                if not isinstance(choices, list) or not choices:
+                    raise GridError(f"{key!r} in optimizer_params_list must be a list of choices, not {choices!r}")
+                if key in grid:
+                    raise GridError(f"{key!r} is both in {argument} and in its optimizer_params_list")
+    return grid
+
+
+def grid_search(model_ids, compile_grid, fit_grid):
+    """Every combination as (model_id, compile_params, fit_params). Raises GridError where a list is a distribution."""
+    for grid in (compile_grid, fit_grid):
+        for key, choices in _all_lists(grid):
+            if distribution(choices):
+                raise GridError(f"{key!r} is a distribution ({choices[-1]!r}), which only random search can sample")
+    compiled = []
+    for block in compile_grid.get("optimizer_params_list", [None]):
+        rest = {k: v for k, v in compile_grid.items() if k != "optimizer_params_list"}
+        for settings in _product(block or {}):
+            for values in _product(rest):
+                compiled.append(_compile_text(settings if block else None, values))
+    fits = [_fit_text(values) for values in _product(fit_grid)]
+    return [(m, c, f) for m in model_ids for c in compiled for f in fits]
+
+
+def random_search(model_ids, compile_grid, fit_grid, seed):
+    """An endless sequence of random configurations (model_id, compile_params, fit_params), the same for one seed."""
+    random = Random(seed)
+    blocks = compile_grid.get("optimizer_params_list")
+    rest = {k: v for k, v in compile_grid.items() if k != "optimizer_params_list"}
+    for grid in (compile_grid, fit_grid):
+        for key, choices in _all_lists(grid):
+            if distribution(choices):
+                _check_distribution(key, choices)
+    while True:
+        model_id = random.choice(list(model_ids))
+        block = random.choice(blocks) if blocks else None
+        settings = {k: _sample(random, k, v) for k, v in block.items()} if block else None
+        values = {k: _sample(random, k, v) for k, v in rest.items()}
+        fit = {k: _sample(random, k, v) for k, v in fit_grid.items()}
+        yield model_id, _compile_text(settings, values), _fit_text(fit)
+
+
+def distribution(choices):
+    """True where a list stands for a distribution: its last element alone is a string, after others."""
+    return (len(choices) > 1 and isinstance(choices[-1], str)
+            and not any(isinstance(c, str) for c in choices[:-1]))
+
+
+def _check_distribution(key, choices):
+    if choices[-1] not in DISTRIBUTIONS:
+        raise GridError(f"{key!r} has the unknown distribution {choices[-1]!r} (known: {', '.join(DISTRIBUTIONS)})")
+    if len(choices) != 3 or not all(isinstance(c, (int, float)) and not isinstance(c, bool) for c in choices[:2]):
+        raise GridError(f"{key!r} must be [low, high, {choices[-1]!r}], not {choices!r}")
+    low, high, kind = choices
+    if not low < high:
+        raise GridError(f"{key!r}: the high end {high} must be above the low end {low}")
+    if kind == "log" and low <= 0 or kind == "log_near_one" and high >= 1:
+        raise GridError(f"{key!r}: {kind!r} cannot sample from {low} to {high}")
+
+
+def _sample(random, key, choices):
+    if not distribution(choices):
+        return random.choice(choices)
+    low, high, kind = choices
+    if kind == "linear":
+        value = random.uniform(low, high)
+    elif kind == "log":
+        value = 10 ** random.uniform(math.log10(low), math.log10(high))
+    else:
+        value = 1 - 10 ** random.uniform(math.log10(1 - high), math.log10(1 - low))
+    # a count stays one
+    return max(math.ceil(low), min(math.floor(high), round(value))) if key in WHOLE else value
+
+
+def _all_lists(grid):
+    for key, choices in grid.items():
+        if key == "optimizer_params_list":
+            for block in choices:
+                yield from block.items()
+        else:
+            yield key, choices
+
+
+def _product(grid):
+    return [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
+
+
+def _compile_text(settings, values):
+    parts = []
+    if settings is not None:
+        settings = dict(settings)
+        name = _optimizer_name(settings.pop("optimizer", "rmsprop"))
+        arguments = ",".join(f"{k}={v}" for k, v in settings.items())
+        parts.append(f"optimizer='{name}({arguments})'")
+    for key, value in values.items():
+        if key == "metrics":
+            value = value if value is None or isinstance(value, list) else [value]
+            parts.append(f"metrics={value!r}")
+        elif key == "optimizer":
+            parts.append(f"optimizer='{value if '(' in str(value) else _optimizer_name(value) + '()'}'")
+        else:
+            parts.append(f"{key}={value!r}")
+    return ",".join(parts)
+
+
+def _fit_text(values):
+    return ",".join(f"{k}={v if k == 'callbacks' else repr(v)}" for k, v in values.items())
+
+
+def _optimizer_name(name):
+    from mop_udf.params import TRAINABLE_WITH
+    known = {n.lower(): n for n in TRAINABLE_WITH}
+    return known.get(str(name).lower(), str(name))

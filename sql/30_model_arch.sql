@@ -1,0 +1,18 @@
+CREATE FUNCTION @extschema@.load_keras_model(
+    keras_model_arch_table varchar,
+    model_arch json,
+    model_weights bytea DEFAULT NULL,
+    name text DEFAULT NULL,
+    description text DEFAULT NULL
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import architectures
+architectures.load_keras_model(plpy, *args)
+$$;
+
+CREATE FUNCTION @extschema@.delete_keras_model(keras_model_arch_table varchar, model_id integer)
+RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import architectures
+architectures.delete_keras_model(plpy, *args)
+$$;

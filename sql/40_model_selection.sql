@@ -1,0 +1,28 @@
+CREATE FUNCTION @extschema@.load_model_selection_table(
+    model_arch_table varchar,
+    model_selection_table varchar,
+    model_id_list integer[],
+    compile_params_list varchar[],
+    fit_params_list varchar[],
+    object_table varchar DEFAULT NULL
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import configurations
+configurations.load_model_selection_table(plpy, *args)
+$$;
+
+CREATE FUNCTION @extschema@.generate_model_configs(
+    model_arch_table varchar,
+    model_selection_table varchar,
+    model_id_list integer[],
+    compile_params_grid varchar,
+    fit_params_grid varchar,
+    search_type varchar DEFAULT 'grid',
+    num_configs integer DEFAULT NULL,
+    random_state integer DEFAULT NULL,
+    object_table varchar DEFAULT NULL
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import configurations
+configurations.generate_model_configs(plpy, *args)
+$$;
