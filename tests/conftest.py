@@ -54,7 +54,7 @@ class Client:
         with pytest.raises(psycopg2.Error) as caught:
             self.run(sql, args)
         if self.connection.get_transaction_status() == psycopg2.extensions.TRANSACTION_STATUS_INERROR:
-            self.connection.rollback()
+            self.run("ROLLBACK")
         return caught.value
 
     def another(self, user=None):

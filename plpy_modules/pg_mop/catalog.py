@@ -46,7 +46,9 @@ class Catalog:
         """The fingerprint of a segment as other sessions see it; None where they see no such table."""
         try:
             return self.execute(sql)[0]["fingerprint"]
-        except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName):
+        except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName,
+                psycopg2.errors.FeatureNotSupported, psycopg2.errors.InsufficientPrivilege):
+            # not there, or there as another session's temporary table
             return None
 
     # --- runs -------------------------------------------------------------------------------------

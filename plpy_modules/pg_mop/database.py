@@ -154,9 +154,10 @@ class Database:
         return Table(int(oid), row["nspname"], row["relname"], row["relkind"])
 
     def suffixed(self, text, suffix):
-        """The name `text` with `suffix` inside its closing quote: '"My t"' -> '"My t_summary"'."""
+        """The name `text` with `suffix`, inside its closing quote if it needs any: '"My t"' -> '"My t_summary"'."""
         schema, name = self.parse_name(text)
-        return ".".join(quote_identifier(p) for p in (schema, name + suffix) if p is not None)
+        return ".".join(p if re.fullmatch(r"[a-z_][a-z0-9_]*", p) else quote_identifier(p)
+                        for p in (schema, name + suffix) if p is not None)
 
     def input_table(self, text, what="input table", hint=None, rows=True):
         """The existing, non-empty, readable table named by `text`.

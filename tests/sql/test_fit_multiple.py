@@ -52,7 +52,7 @@ def test_the_output_tables_have_the_contracts_columns_and_contents(db, data):
     assert summary["metrics_iters"] == [2, 4, 5] and summary["metrics_compute_frequency"] == 2
     assert summary["num_classes"] == [3] and summary["y_class_values"] == ["a", "b", "c"]
     assert summary["start_training_time"] < summary["end_training_time"]
-    assert summary["dependent_varname"] == ["y"] and summary["model_info"].replace('"', "") == "models_info"
+    assert summary["dependent_varname"] == ["y"] and summary["model_info"] == "models_info"
     assert db.value("SELECT json_typeof(model_arch) FROM models LIMIT 1") == "object"
     assert db.value("SELECT model_arch::text FROM models WHERE mst_key = 1") == dense()
     assert db.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'models%' AND relpersistence <> 'p'") == 0

@@ -1,0 +1,173 @@
+"""madlib_keras_evaluate and madlib_keras_predict for the models of fit_multiple."""
+
+import math
+
+import pytest
+from workload import ADAM, dense, fit, load, make_data, selection
+
+CLASSES = ["a", "b", "c"]
+
+
+@pytest.fixture(scope="module")
+def models(db):
+    make_data(db, rows=90, segments=2)
+    load(db, "arch", dense(16))
+    selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8, epochs=3"),
+                                  (1, "loss='categorical_crossentropy', optimizer='SGD()'", "batch_size=8")])
+    db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed', 40)")
+    fit(db, "flowers_packed", "models", "mst", iterations=4, validation="flowers_val")
+
+
+@pytest.fixture(autouse=True)
+def clean(db):
+    db.run("DROP TABLE IF EXISTS out")
+
+
+def predict(db, rest="", test="flowers", x="x"):
+    db.run(f"SELECT madlib.madlib_keras_predict('models', '{test}', 'id', '{x}', 'out'{rest})")
+    return db.run("SELECT * FROM out ORDER BY id, prob DESC")
+
+
+def test_evaluate_on_the_training_table_gives_the_info_tables_finals(db, models):
+    for key, metric in ((1, ["accuracy"]), (2, None)):
+        db.run(f"DROP TABLE IF EXISTS out; SELECT madlib.madlib_keras_evaluate('models', 'flowers_packed', 'out', NULL, "
+               f"{key})")
+        row = db.run("SELECT * FROM out")[0]
+        info = db.run("SELECT * FROM models_info WHERE mst_key = %s", [key])[0]
+        assert row["loss"] == pytest.approx(info["training_loss_final"], rel=1e-5)
+        assert row["metrics_type"] == metric and row["loss_type"] == "categorical_crossentropy"
+        if metric:
+            assert row["metric"] == pytest.approx(info["training_metrics_final"], rel=1e-5)
+        else:
+            assert row["metric"] is None
+
+
+def test_predictions_agree_with_the_metric_of_training(db, models):
+    rows = predict(db, ", 'response', FALSE, 1")
+    assert len(rows) == 90 and list(rows[0]) == ["id", "class_name", "class_value", "prob"]
+    right = db.value("SELECT avg((o.class_value = f.y)::integer) FROM out o JOIN flowers f USING (id)")
+    assert float(right) == pytest.approx(db.value("SELECT training_metrics_final FROM models_info WHERE mst_key = 1"))
+
+
+@pytest.mark.parametrize("kind", [", 'prob', FALSE, 1", ", NULL, FALSE, 1", ", 3, FALSE, 1"])
+def test_prob_gives_every_class_with_its_rank(db, models, kind):
+    rows = predict(db, kind)
+    assert len(rows) == 270 and list(rows[0]) == ["id", "class_name", "class_value", "prob", "rank"]
+    for start in range(0, 270, 3):
+        three = rows[start:start + 3]
+        assert sorted(r["class_value"] for r in three) == CLASSES
+        assert sorted(r["rank"] for r in three) == [1, 2, 3]
+        assert [r["prob"] for r in sorted(three, key=lambda r: r["rank"])] == [r["prob"] for r in three]
+        assert math.isclose(sum(r["prob"] for r in three), 1, abs_tol=1e-6)
+        assert {r["class_name"] for r in three} == {"y"}
+
+
+def test_an_integer_keeps_the_best_and_a_double_what_is_above(db, models):
+    assert len(predict(db, ", 1, FALSE, 1")) == 90
+    db.run("DROP TABLE out")
+    assert all(r["prob"] > 0.4 for r in predict(db, ", 0.4::double precision, FALSE, 1"))
+
+
+def test_types_of_the_output(db, models):
+    predict(db, ", 'prob', FALSE, 1")
+    types = {r["column_name"]: r["data_type"] for r in db.run(
+        "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = 'out'")}
+    assert types == {"id": "integer", "class_name": "text", "class_value": "text", "prob": "double precision",
+                     "rank": "integer"}
+
+
+def test_views_temporary_and_uncommitted_tables_can_be_predicted(db, models):
+    db.run("BEGIN; CREATE TEMP TABLE a_few AS SELECT md5(id::text)::uuid AS id, x FROM flowers LIMIT 5;"
+           "CREATE TEMP VIEW v AS SELECT * FROM a_few")
+    assert len(predict(db, ", 'response', FALSE, 1", test="v")) == 5
+    assert db.value("SELECT pg_typeof(id)::text FROM out LIMIT 1") == "uuid"
+    db.run("ROLLBACK")
+
+
+def test_class_values_with_null_quotes_and_padding_come_back_as_text(db, models):
+    db.run("DROP TABLE IF EXISTS odd, odd_packed, odd_packed_summary; CREATE TABLE odd AS SELECT i AS id, "
+           "ARRAY[i % 3, i, 1, 0]::real[] AS x, (ARRAY[NULL, 'it''s', 'b'])[1 + i % 3] AS y "
+           "FROM generate_series(1, 30) i")
+    db.run("SELECT madlib.training_preprocessor_dl('odd', 'odd_packed', 'y', 'x', NULL, NULL, ARRAY[5])")
+    load(db, "arch5", dense(classes=5))
+    selection(db, "mst5", "arch5", [(1, ADAM.format(0.05), "batch_size=8")])
+    fit(db, "odd_packed", "odd_models", "mst5", iterations=1)
+    assert db.value("SELECT y_class_values FROM odd_models_summary") == [None, "b", "it's", None, None]
+    db.run("SELECT madlib.madlib_keras_predict('odd_models', 'odd', 'id', 'x', 'out', 'prob', FALSE, 1)")
+    values = [r["class_value"] for r in db.run("SELECT class_value FROM out WHERE id = 1")]
+    assert sorted(values, key=str) == sorted([None, "b", "it's", None, None], key=str)
+
+
+def test_own_one_hot_labels_are_named_by_number(db, models):
+    db.run("DROP TABLE IF EXISTS own, own_packed, own_packed_summary; CREATE TABLE own AS SELECT i AS id, "
+           "ARRAY[i % 3, i, 1, 0]::real[] AS x, ARRAY[(i % 3 = 0)::int, (i % 3 = 1)::int, (i % 3 = 2)::int] AS y "
+           "FROM generate_series(1, 30) i")
+    db.run("SELECT madlib.training_preprocessor_dl('own', 'own_packed', 'y', 'x')")
+    fit(db, "own_packed", "own_models", "mst", iterations=1)
+    db.run("SELECT madlib.madlib_keras_predict('own_models', 'own', 'id', 'x', 'out', 'prob', FALSE, 1)")
+    assert {r["class_value"] for r in db.run("SELECT class_value FROM out")} == {"0", "1", "2"}
+    assert db.value("SELECT num_classes FROM own_models_summary") == [3]
+
+
+def test_the_architecture_table_is_not_needed_any_more(db, models):
+    db.run("ALTER TABLE arch RENAME TO arch_gone")
+    assert len(predict(db, ", 'response', FALSE, 1")) == 90
+    db.run("ALTER TABLE arch_gone RENAME TO arch")
+
+
+def test_rows_are_scaled_by_the_training_constant(db, models):
+    db.run("DROP TABLE IF EXISTS big, big_packed, big_packed_summary; CREATE TABLE big AS SELECT id, "
+           "ARRAY[x[1]*10, x[2]*10, x[3]*10, x[4]*10]::integer[] AS x, y FROM flowers")
+    db.run("SET pg_mop.segments = 2; SELECT madlib.training_preprocessor_dl('big', 'big_packed', 'y', 'x', 10, 10)")
+    fit(db, "big_packed", "big_models", "mst", iterations=1)
+    db.run("SELECT madlib.madlib_keras_predict('big_models', 'big', 'id', 'x', 'out', 'response', FALSE, 1)")
+    right = db.value("SELECT avg((o.class_value = f.y)::integer) FROM out o JOIN big f USING (id)")
+    assert float(right) == pytest.approx(
+        db.value("SELECT training_metrics_final FROM big_models_info WHERE mst_key = 1"), abs=1e-6)
+
+
+@pytest.mark.parametrize("call,fragment", [
+    ("predict(NULL, 'flowers', 'id', 'x', 'out', 'prob', FALSE, 1)", "NULL/empty input table name"),
+    ("predict('models', NULL, 'id', 'x', 'out', 'prob', FALSE, 1)", "NULL/empty input table name"),
+    ("predict('models', 'flowers', 'id', 'x', NULL, 'prob', FALSE, 1)", "NULL/empty output table name"),
+    ("predict('nowhere', 'flowers', 'id', 'x', 'out', 'prob', FALSE, 1)", "does not exist"),
+    ("predict('models', 'flowers', 'no', 'x', 'out', 'prob', FALSE, 1)", "invalid id column"),
+    ("predict('models', 'flowers', NULL, 'x', 'out', 'prob', FALSE, 1)", "invalid id column"),
+    ("predict('models', 'flowers', 'id', 'no', 'out', 'prob', FALSE, 1)", "invalid independent_varname"),
+    ("predict('models', 'flowers_packed', 'buffer_id', 'x', 'out', 'prob', FALSE, 1)", "not a packed table"),
+    ("predict('models', 'flowers', 'id', 'x', 'out', 'best', FALSE, 1)", "pred_type"),
+    ("predict('models', 'flowers', 'id', 'x', 'out', '2', FALSE, 1)", "pred_type"),
+    ("predict('models', 'flowers', 'id', 'x', 'out', 0, FALSE, 1)", "pred_type"),
+    ("predict('models', 'flowers', 'id', 'x', 'out', 1.0::float8, FALSE, 1)", "pred_type"),
+    ("predict('models', 'flowers', 'id', 'x', 'out', -0.1::float8, FALSE, 1)", "pred_type"),
+    ("predict('models', 'flowers', 'id', 'x', 'out')", "mst_key must be given"),
+    ("predict('models', 'flowers', 'id', 'x', 'out', 'prob', FALSE, 9)", "mst_key 9"),
+    ("predict('models', 'flowers', 'id', 'x', 'out', 'prob', TRUE, 1)", "no GPU"),
+    ("predict('models', 'short', 'id', 'x', 'out', 'prob', FALSE, 1)", "input shape does not match"),
+    ("predict('models', 'ragged', 'id', 'x', 'out', 'prob', FALSE, 1)", "different dimensions"),
+    ("predict('models', 'flowers', 'id', 'x', 'models', 'prob', FALSE, 1)", "already exists"),
+    ("evaluate('models', NULL, 'out', FALSE, 1)", "NULL/empty input table name"),
+    ("evaluate(NULL, 'flowers_packed', 'out', FALSE, 1)", "NULL/empty input table name"),
+    ("evaluate('models', 'flowers', 'out', FALSE, 1)", "summary"),
+    ("evaluate('models', 'flowers_packed', 'out')", "mst_key must be given"),
+    ("evaluate('models', 'flowers_packed', 'out', FALSE, 3)", "mst_key 3"),
+    ("evaluate('models', 'flowers_packed', 'models', FALSE, 1)", "already exists"),
+    ("evaluate('noarch', 'flowers_packed', 'out', FALSE, 1)", "model_arch"),
+])
+def test_bad_calls_have_clear_errors_and_leave_nothing(db, models, call, fragment):
+    db.run("DROP TABLE IF EXISTS short, ragged, noarch;"
+           "CREATE TABLE short AS SELECT id, x[1:3] AS x FROM flowers;"
+           "CREATE TABLE ragged AS SELECT id, CASE id WHEN 50 THEN x[1:2] ELSE x END AS x FROM flowers ORDER BY id;"
+           "CREATE TABLE noarch AS SELECT mst_key, model_weights FROM models")
+    assert fragment in str(db.error(f"SELECT madlib.madlib_keras_{call}"))
+    assert db.value("SELECT to_regclass('out') IS NULL")
+
+
+def test_damaged_weights_are_an_error_with_both_counts(db, models):
+    db.run("DROP TABLE IF EXISTS hurt, hurt_info, hurt_summary; CREATE TABLE hurt AS SELECT * FROM models;"
+           "CREATE TABLE hurt_info AS SELECT * FROM models_info;"
+           "CREATE TABLE hurt_summary AS SELECT * FROM models_summary;"
+           "UPDATE hurt SET model_weights = substring(model_weights FROM 5)")
+    for call in ("predict('hurt', 'flowers', 'id', 'x', 'out', 'prob', FALSE, 1)",
+                 "evaluate('hurt', 'flowers_packed', 'out', FALSE, 1)"):
+        assert "130 elements, the architecture needs 131" in str(db.error(f"SELECT madlib.madlib_keras_{call}"))
