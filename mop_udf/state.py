@@ -1,8 +1,8 @@
 """Model state <-> bytes, versioned; and the plain float32 weights that users see.
 
 Layout: ``b"pg_mop\\0" | u8 version | u32 header length | JSON header | arrays``. The header lists dtype and shape of
-the arrays, in order, in three groups: weights (`model.get_weights()` order), seeds (seed-generator states) and optimizer
-(`optimizer.variables` order: iterations, learning rate, moments). All little-endian, row-major, without padding.
+the arrays, in order, in three groups: weights (`model.get_weights()` order), seeds (seed-generator states) and
+optimizer (`optimizer.variables` order: iterations, learning rate, moments). All little-endian, row-major, unpadded.
 """
 
 import json

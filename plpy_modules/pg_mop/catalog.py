@@ -41,6 +41,12 @@ class Catalog:
     def close(self):
         self.connection.close()
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
     # --- what this session can see ----------------------------------------------------------------
     def fingerprint(self, sql):
         """The fingerprint of a segment as other sessions see it; None where they see no such table."""

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+
 from workload import assert_invariants, dense, fit, layer, load, make_data, selection, sequential
 
 SEED = 11

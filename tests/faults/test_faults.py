@@ -7,6 +7,7 @@ import time
 
 import psycopg2
 import pytest
+
 from conftest import eventually, trainers
 from workload import ADAM, assert_invariants, dense, fit, last_run, load, make_data, selection
 

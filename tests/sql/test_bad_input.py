@@ -2,9 +2,9 @@
 
 import psycopg2
 import pytest
-from workload import ADAM, dense, load, make_data, selection, sequential
 
 from conftest import eventually, trainers
+from workload import ADAM, dense, load, make_data, selection, sequential
 
 
 @pytest.fixture(scope="module")
@@ -180,9 +180,11 @@ def test_a_role_needs_rights_on_the_source_and_its_runs_are_its_own(db, data):
 
 
 @pytest.mark.parametrize("setting,value,fragment", [
-    ("seed", "-1", "0 to"), ("seed", "many", "integer"), ("segments", "0", "1 to 1024"), ("scheduler", "fifo", "one of"),
+    ("seed", "-1", "0 to"), ("seed", "many", "integer"), ("segments", "0", "1 to 1024"),
+    ("scheduler", "fifo", "one of"),
     ("cache_mb", "1GB", "integer"), ("threads", "0", "1 to"), ("keras_backend", "mxnet", "one of"),
-    ("session_idle_timeout", "soon", "duration"), ("lock_timeout", "-5", "duration"), ("same_start", "maybe", "on or off"),
+    ("session_idle_timeout", "soon", "duration"), ("lock_timeout", "-5", "duration"),
+    ("same_start", "maybe", "on or off"),
 ])
 def test_a_bad_setting_is_an_error(db, data, setting, value, fragment):
     client = db.another()

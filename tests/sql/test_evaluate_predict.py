@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from workload import ADAM, dense, fit, load, make_data, selection
 
 CLASSES = ["a", "b", "c"]
@@ -30,8 +31,8 @@ def predict(db, rest="", test="flowers", x="x"):
 
 def test_evaluate_on_the_training_table_gives_the_info_tables_finals(db, models):
     for key, metric in ((1, ["accuracy"]), (2, None)):
-        db.run(f"DROP TABLE IF EXISTS out; SELECT madlib.madlib_keras_evaluate('models', 'flowers_packed', 'out', NULL, "
-               f"{key})")
+        db.run("DROP TABLE IF EXISTS out")
+        db.run(f"SELECT madlib.madlib_keras_evaluate('models', 'flowers_packed', 'out', NULL, {key})")
         row = db.run("SELECT * FROM out")[0]
         info = db.run("SELECT * FROM models_info WHERE mst_key = %s", [key])[0]
         assert row["loss"] == pytest.approx(info["training_loss_final"], rel=1e-5)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from conftest import eventually, trainers
 from workload import ADAM, assert_invariants, dense, fit, load, make_data, selection
 
@@ -64,7 +65,7 @@ def test_info_lines_tell_every_iteration_with_its_metrics(db, data):
     fit(db, data, "models", "mst", iterations=3, frequency=2)
     infos = [n for n in db.connection.notices if n.startswith("INFO")]
     assert len(infos) == 3
-    assert all(f"training in iteration {i}" in infos[i - 1] for i in (1, 2, 3))
+    assert all(f"iteration {i} of 3" in infos[i - 1] for i in (1, 2, 3))
     assert "mst_key=1: metric=" not in infos[0] and "mst_key=1: metric=" in infos[1] and "loss=" in infos[2]
 
 

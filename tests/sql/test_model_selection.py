@@ -1,6 +1,7 @@
 """load_model_selection_table and generate_model_configs."""
 
 import pytest
+
 from workload import dense, load
 
 COMPILE = ["$$loss='categorical_crossentropy',optimizer='Adam(lr=0.1)',metrics=['accuracy']$$",

@@ -4,6 +4,7 @@ import struct
 
 import numpy as np
 import pytest
+
 from pg_mop import packing
 from pg_mop.database import MopError
 

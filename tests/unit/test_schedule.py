@@ -3,6 +3,7 @@
 import random
 
 import pytest
+
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.simulator import makespan, simulate

@@ -87,8 +87,8 @@ def check_compile(db, text):
     except params.ParameterError as error:
         raise MopError(f"invalid compile_params {text!r}: {error}") from None
     if not params.is_builtin_loss(parsed["loss"]):
-        raise MopError(f"loss {parsed['loss']!r} is none of Keras' and would be a custom function: object table missing",
-                       detail=LATER)
+        raise MopError(f"loss {parsed['loss']!r} is none of Keras' and would be a custom function: "
+                       f"object table missing", detail=LATER)
     for metric in parsed["metrics"]:
         if not params.is_builtin_metric(metric):
             raise MopError(f"metric {metric!r} is none of Keras' and would be a custom function: object table missing",

@@ -35,7 +35,11 @@ def madlib_keras_fit_multiple_model(db, source_table, model_output_table, model_
         "model_selection_table": model_selection_table, "num_iterations": num_iterations, "use_gpus": use_gpus,
         "validation_table": validation_table, "metrics_compute_frequency": metrics_compute_frequency,
         "warm_start": warm_start, "name": name, "description": description, "use_caching": use_caching})
-    call.write(run_id, executor, started, name, description)
+    try:
+        call.write(run_id, executor, started, name, description)
+    except BaseException as error:
+        call.close(run_id, error)
+        raise
 
 
 class Call:
@@ -231,10 +235,9 @@ class Call:
     def _stop(self, journal, sessions, error):
         """End the run's sessions and say in its row why; the committed units stay."""
         stuck = sessions.abandon()
-        cancelled = type(error).__name__ == "QueryCanceled"
         try:
             journal.terminate(stuck)
-            journal.close_run(self.run_id, "cancelled" if cancelled else "failed", str(error).strip())
+            journal.close_run(self.run_id, *_outcome(error))
         except psycopg2.Error as trouble:  # the first error is the one to report
             self.db.plpy.log(f"pg_mop: run {self.run_id} could not be closed: {trouble}")
 
@@ -261,8 +264,10 @@ class Call:
                                hint=visible_lock_hint, sqlstate="55006")
             if db.value("SELECT has_table_privilege($1, 'UPDATE, DELETE, TRUNCATE')", ["oid"], [packed.table.oid]) \
                     and packed.table.kind in ("r", "p"):
+                before = db.setting("lock_timeout")
                 db.execute(f"SET LOCAL lock_timeout = {self.options['lock_timeout']}")
                 db.execute(f"LOCK TABLE {packed.table} IN SHARE MODE")
+                db.execute(f"SET LOCAL lock_timeout = {quote_literal(before)}")
 
     def _check_visible(self, journal):
         """Other sessions must see the sources' very rows."""
@@ -307,16 +312,15 @@ class Call:
 
     def _tell(self, journal, iteration):
         """The INFO line of an iteration, with the metrics where it has any."""
-        lines = [f"\tTime for training in iteration {iteration}: "
-                 f"{journal.training_seconds(self.run_id, iteration):.3f} sec"]
+        lines = [f"iteration {iteration} of {self.num_iterations}: trained in "
+                 f"{journal.training_seconds(self.run_id, iteration):.3f} s"]
         if iteration in self.metrics_iterations:
             rows = journal.metrics(self.run_id, iteration)
             for dataset, title in (("training", "Training set"), ("validation", "Validation set")):
                 here = [r for r in rows if r["dataset"] == dataset]
                 if here:
-                    lines.append(f"{title} after iteration {iteration}:")
-                    lines += [f"\tmst_key={r['mst_key']}: metric={r['metric']}, loss={r['loss']}" for r in here]
-                    lines.append(f"\tTime for evaluating: {sum(r['took'] for r in here):.3f} sec")
+                    lines.append(f"{title} (evaluated in {sum(r['took'] for r in here):.3f} s):")
+                    lines += [f"  mst_key={r['mst_key']}: metric={r['metric']}, loss={r['loss']}" for r in here]
         self.db.info("\n".join(lines))
 
     # --- the output ---------------------------------------------------------------------------------
@@ -344,16 +348,21 @@ class Call:
             self._write_info(info, c, size)
         self._write_summary(summary, started, name, description)
         failed = executor.failed
-        journal = Catalog(db, self.journal_parameters)
-        try:
+        with Catalog(db, self.journal_parameters) as journal:
             journal.close_run(run_id, "finished", _list(failed) or None,
                               db.value("SELECT $1::regclass::oid", ["text"], [model]))
-        finally:
-            journal.close()
         if failed:
             db.warning(f"{len(failed)} of {len(self.configurations)} configurations failed: mst_key "
                        f"{', '.join(map(str, sorted(failed)))}", detail=_list(failed),
                        hint=f"SELECT mst_key, error FROM {info} WHERE error IS NOT NULL;")
+
+    def close(self, run_id, error):
+        """The output could not be written: say so in the run's row. Its states stay."""
+        try:
+            with Catalog(self.db, self.journal_parameters) as journal:
+                journal.close_run(run_id, *_outcome(error))
+        except (MopError, psycopg2.Error) as trouble:  # the first error is the one to report
+            self.db.plpy.log(f"pg_mop: run {run_id} could not be closed: {trouble}")
 
     def _write_info(self, info, c, size):
         parsed = next(p for p in self.configurations if p["mst_key"] == c["mst_key"])["compile"]
@@ -422,6 +431,11 @@ def _typed(columns):
             literal = quote_literal(value)
         parts.append(f"{literal}::{kind} AS {quote_identifier(name)}")
     return ", ".join(parts)
+
+
+def _outcome(error):
+    """(status, error text) of a run that an exception ended."""
+    return "cancelled" if type(error).__name__ == "QueryCanceled" else "failed", str(error).strip()
 
 
 def _list(failed):

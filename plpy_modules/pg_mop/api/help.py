@@ -29,7 +29,7 @@ Output: <model_output_table>          mst_key, model_weights, model_arch, __dist
         <model_output_table>_info     a row for each configuration: parameters, losses, metrics, error
         <model_output_table>_summary  one row: the arguments, names, class values, times
 Watch:  {schema}.mop_runs, mop_progress, mop_units, mop_visit_order (from another session, while it runs)
-Settings (SET pg_mop.name = value): {settings}
+Settings (SET name = value): {settings}
 """
 
 FIT_MULTIPLE_EXAMPLE = """\
@@ -71,7 +71,7 @@ def fit_multiple(db, message):
     if word not in texts:
         return f"no such option {message!r}: try 'usage' or 'example'"
     return texts[word].format(schema=db.schema if _plain(db.schema) else db.extension,
-                              settings=", ".join(settings.KNOWN))
+                              settings=", ".join(f"pg_mop.{n}" for n in settings.KNOWN))
 
 
 def _plain(name):

@@ -36,6 +36,8 @@ class Executor:
         self._dispatch()
         while not self.board.done:
             busy = [s for s in self.sessions.by_place.values() if s.unit is not None]
+            if not busy:
+                raise RuntimeError("the scheduler leaves every session idle although units remain")
             for session, error in wait(busy, self.sessions.tick):
                 unit, session.unit = session.unit, None
                 if error is None:
