@@ -34,6 +34,7 @@ Settings (SET name = value): {settings}
 
 FIT_MULTIPLE_EXAMPLE = """\
 -- 150 flowers of three kinds (made up), packed into segments
+BEGIN;
 CREATE TABLE flowers AS
 SELECT i AS id, ARRAY[1 + i % 3 + random() / 2, 3 - i % 3 + random() / 2, random(), random()]::real[] AS petals,
        ('{{rose,tulip,iris}}'::text[])[1 + i % 3] AS kind
@@ -51,6 +52,8 @@ SELECT {schema}.generate_model_configs('flower_arch', 'flower_mst', ARRAY[1],
     $${{'loss': ['categorical_crossentropy'], 'metrics': ['accuracy'],
        'optimizer_params_list': [{{'optimizer': ['Adam', 'SGD'], 'learning_rate': [0.01, 0.1]}}]}}$$,
     $${{'batch_size': [16], 'epochs': [1]}}$$, 'grid');
+
+COMMIT;  -- the worker sessions see what is committed
 
 -- train them all, then look
 SELECT {schema}.madlib_keras_fit_multiple_model('flowers_packed', 'flower_models', 'flower_mst', 5, FALSE);
