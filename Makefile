@@ -1,14 +1,14 @@
 # pg_mop: `make demo` for a first look, `make test`, `make install`. README.md says more.
 
 EXTENSION = pg_mop
-VERSION   = $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" pg_mop.control)
+MOP_VERSION = $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" pg_mop.control)
 SQL       = $(sort $(wildcard sql/*.sql))
-DATA_built = $(EXTENSION)--$(VERSION).sql
+DATA_built = $(EXTENSION)--$(MOP_VERSION).sql
 DATA      = $(wildcard migrations/*.sql)
 
 # `make install` puts the packages, with what they need, into one directory per version
 PG_CONFIG ?= $(lastword $(sort $(wildcard /usr/lib/postgresql/*/bin/pg_config)) pg_config)
-HOME_DIR  ?= $(shell $(PG_CONFIG) --pkglibdir)/pg_mop-$(VERSION)
+HOME_DIR  ?= $(shell $(PG_CONFIG) --pkglibdir)/pg_mop-$(MOP_VERSION)
 SYSTEM_PYTHON ?= /usr/bin/python3
 
 LOCAL  = $(CURDIR)/.local
@@ -48,7 +48,7 @@ packages: $(LOCAL)/packages
 $(LOCAL)/extension: $(SQL) pg_mop.control $(DATA) $(LOCAL)/debian tools/private_root.sh
 	@tools/private_root.sh $(LOCAL)/pgroot > $(LOCAL)/bindir
 	@ext=$$($$(cat $(LOCAL)/bindir)/pg_config --sharedir)/extension; \
-	  cp pg_mop.control $(DATA) $$ext/ && $(call build_sql,$(VENV),$$ext/$(EXTENSION)--$(VERSION).sql)
+	  cp pg_mop.control $(DATA) $$ext/ && $(call build_sql,$(VENV),$$ext/$(EXTENSION)--$(MOP_VERSION).sql)
 	@touch $@
 
 start: $(LOCAL)/packages $(LOCAL)/extension
@@ -72,10 +72,6 @@ test: $(LOCAL)/packages $(LOCAL)/extension
 lint: $(LOCAL)/packages
 	@$(VENV)/bin/ruff check .
 
-clean:
-	@-test -d $(LOCAL) && $(SERVER) stop
-	rm -rf $(LOCAL) $(DATA_built)
-
 # --- the system's PostgreSQL (PGXS) -------------------------------------------------------------
 $(DATA_built): $(SQL) pg_mop.control
 	@$(call build_sql,$(HOME_DIR),$@)
@@ -94,4 +90,8 @@ uninstall: uninstall-packages
 .PHONY: uninstall-packages
 uninstall-packages:
 	rm -rf $(DESTDIR)$(HOME_DIR)
+else
+clean:
+	@-test -d $(LOCAL) && $(SERVER) stop
+	rm -rf $(LOCAL) $(DATA_built)
 endif
