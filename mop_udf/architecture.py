@@ -176,8 +176,7 @@ class _Rewriter:
             if number == 0 and rewritten["class_name"] != "InputLayer" and shape is not None:
                 name = str(rewritten["config"].get("name", "first")) + "_input"
                 made.append(self._object("keras.layers", "InputLayer",
-                                         {"batch_shape": _plain(shape), "name": name,
-                                          "dtype": "float32"}))
+                                         {"batch_shape": _plain(shape), "name": name, "dtype": "float32"}))
             made.append(rewritten)
         return made
 
@@ -208,7 +207,7 @@ class _Rewriter:
         if name in MODELS:
             return self.model(node)
         if name not in LAYERS:
-            raise ArchitectureError(f"layer class {name!r} may not be loaded: only Keras' own layers, without code, may")
+            raise ArchitectureError(f"layer class {name!r} may not be loaded: only Keras' own layers without code may")
         config = node.get("config")
         if not isinstance(config, dict):
             raise ArchitectureError(f"layer {name} has no config")
@@ -239,7 +238,7 @@ class _Rewriter:
             return self._named(value, "keras.constraints", CONSTRAINTS, SNAKE_OTHERS)
         if key in ("layer", "cell", "forward_layer", "backward_layer"):
             return None if value is None else self.layer(value)
-        if key == "cells":
+        if key == "cells" and isinstance(value, list):
             return [self.layer(cell) for cell in value]
         if layer == "BatchNormalization" and key == "axis" and isinstance(value, list):
             if len(value) != 1:
@@ -253,7 +252,7 @@ class _Rewriter:
             if name in ("ELU", "LeakyReLU", "PReLU", "ReLU", "Softmax"):
                 return self.layer(value)
             value = value.get("config") if name == "function" else name
-        if value is None or value in ACTIVATIONS:
+        if value is None or isinstance(value, str) and value in ACTIVATIONS:
             return value
         raise ArchitectureError(f"activation {str(value)[:100]!r} is none of Keras' own")
 
@@ -272,7 +271,7 @@ class _Rewriter:
             raise ArchitectureError(f"{str(value)[:100]!r} is none of {module}' own")
         config = {_text(k): _plain(v) for k, v in config.items() if k not in ("dtype", "input_axes", "output_axes")}
         if name == "VarianceScaling" and "distribution" in config:
-            config["distribution"] = DISTRIBUTIONS.get(config["distribution"])
+            config["distribution"] = DISTRIBUTIONS.get(str(config["distribution"]))
         return self._object(module, name, config)
 
     def _value(self, value):
@@ -287,10 +286,12 @@ class _Rewriter:
                 raise ArchitectureError("an object without a class is not allowed")
             return {_text(k): self._value(v) for k, v in value.items()}
         if kind == "__keras_tensor__":
-            config = value.get("config", {})
+            config = value.get("config")
+            if not isinstance(config, dict):
+                raise ArchitectureError("a tensor of the graph has no config")
             return {"class_name": kind, "config": {k: _plain(config.get(k))
                                                    for k in ("shape", "dtype", "keras_history")}}
-        if kind == "__tuple__":
+        if kind == "__tuple__" and isinstance(value.get("items", []), list):
             return {"class_name": kind, "items": [self._value(v) for v in value.get("items", [])]}
         raise ArchitectureError(f"an object of class {str(kind)[:100]!r} is not allowed here")
 
@@ -308,7 +309,7 @@ class _Rewriter:
             raise ArchitectureError(f"module {str(module)[:100]!r} of class {name[:100]!r} is not Keras' own")
         if registered is not None and (not isinstance(registered, str) or ">" in registered
                                        or registered.split(".")[-1] not in (name, parts[-1], short)):
-            raise ArchitectureError(f"registered name {str(registered)[:100]!r} of class {name[:100]!r} is a custom one")
+            raise ArchitectureError(f"registered name {str(registered)[:100]!r} of class {name[:100]!r} is custom")
         return short
 
     def _object(self, module, name, config):

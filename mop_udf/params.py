@@ -5,8 +5,10 @@ quotes do not protect them. Nothing in a string is ever executed.
 """
 
 import ast
+import json
 import math
 import re
+import warnings
 
 
 class ParameterError(ValueError):
@@ -15,9 +17,9 @@ class ParameterError(ValueError):
 
 MOST_CHARACTERS = 100_000
 
+# an argument that the optimizer does not take is Keras' to refuse: that configuration fails, the others go on
 OPTIMIZERS = ("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Adafactor", "Nadam", "Ftrl", "Lion",
-              "Lamb", "Muon", "LossScaleOptimizer")
-TRAINABLE_WITH = tuple(o for o in OPTIMIZERS if o != "LossScaleOptimizer")
+              "Lamb", "Muon")
 
 LOSSES = frozenset("""
 binary_crossentropy binary_focal_crossentropy categorical_crossentropy categorical_focal_crossentropy
@@ -26,7 +28,7 @@ log_cosh mean_absolute_error mean_absolute_percentage_error mean_squared_error m
 squared_hinge tversky mae mape mse msle kld bce
 BinaryCrossentropy BinaryFocalCrossentropy CategoricalCrossentropy CategoricalFocalCrossentropy CategoricalHinge
 CosineSimilarity Hinge Huber KLDivergence LogCosh MeanAbsoluteError MeanAbsolutePercentageError MeanSquaredError
-MeanSquaredLogarithmicError Poisson SquaredHinge
+MeanSquaredLogarithmicError Poisson SquaredHinge CTC Circle Dice Tversky
 """.split())
 # names of Keras 2 that Keras 3 has given up
 OLD_LOSSES = {"logcosh": "log_cosh", "kullback_leibler_divergence": "kl_divergence"}
@@ -35,11 +37,14 @@ REFUSED_LOSSES = ("sparse_categorical_crossentropy", "SparseCategoricalCrossentr
 METRICS = frozenset("""
 accuracy acc crossentropy ce binary_accuracy binary_crossentropy categorical_accuracy categorical_crossentropy
 categorical_hinge cosine_similarity hinge kl_divergence mae mape mse msle mean_absolute_error
-mean_absolute_percentage_error mean_squared_error mean_squared_logarithmic_error poisson squared_hinge top_k_categorical_accuracy
+mean_absolute_percentage_error mean_squared_error mean_squared_logarithmic_error poisson squared_hinge
+top_k_categorical_accuracy auc f1_score f_beta_score false_negatives false_positives log_cosh_error precision r2_score
+recall root_mean_squared_error true_negatives true_positives bce concordance_correlation pearson_correlation
 AUC Accuracy BinaryAccuracy BinaryCrossentropy CategoricalAccuracy CategoricalCrossentropy CategoricalHinge
 CosineSimilarity F1Score FBetaScore FalseNegatives FalsePositives Hinge KLDivergence LogCoshError MeanAbsoluteError
 MeanAbsolutePercentageError MeanSquaredError MeanSquaredLogarithmicError Poisson Precision R2Score Recall
-RootMeanSquaredError SquaredHinge TopKCategoricalAccuracy TrueNegatives TruePositives
+RootMeanSquaredError SquaredHinge TopKCategoricalAccuracy TrueNegatives TruePositives ConcordanceCorrelation
+PearsonCorrelation
 """.split())
 OLD_METRICS = {"logcosh": "LogCoshError", "log_cosh": "LogCoshError", "kld": "kl_divergence",
                "kullback_leibler_divergence": "kl_divergence"}
@@ -75,23 +80,23 @@ def parse_compile_params(text):
     values = {k: _strip_quotes(v) for k, v in split(text).items()}
     for key in values:
         if key not in COMPILE_KEYS:
-            raise ParameterError(f"{key!r} is not accepted in compile parameters ({', '.join(COMPILE_KEYS)})")
+            raise ParameterError(f"{_short(key)} is not accepted in compile parameters ({', '.join(COMPILE_KEYS)})")
     for key in ("loss", "optimizer"):
         if not values.get(key):
             raise ParameterError(f"{key!r} is required in compile parameters")
     loss = values["loss"]
     if not re.fullmatch(r"\w+", loss):
-        raise ParameterError(f"loss {loss!r} is not a name")
+        raise ParameterError(f"loss {_short(loss)} is not a name")
     if loss.lower() in [r.lower() for r in REFUSED_LOSSES]:
         raise ParameterError(f"loss {loss!r} is not supported")
     name, arguments = parse_optimizer(values["optimizer"])
     mode = values.get("sample_weight_mode")
     if mode not in (None, "None", "temporal"):
-        raise ParameterError(f"sample_weight_mode must be 'temporal' or None, not {mode}")
-    return {"loss": OLD_LOSSES.get(loss.lower()) or _canonical(loss, LOSSES) or loss, "optimizer": name, "optimizer_args": arguments,
-            "metrics": _metrics(values.get("metrics")),
-            "loss_weights": _literal("loss_weights", values.get("loss_weights"), (list, dict)),
-            "weighted_metrics": _literal("weighted_metrics", values.get("weighted_metrics"), (list,)),
+        raise ParameterError(f"sample_weight_mode must be 'temporal' or None, not {_short(mode)}")
+    return {"loss": OLD_LOSSES.get(loss.lower()) or _canonical(loss, LOSSES) or loss,
+            "optimizer": name, "optimizer_args": arguments, "metrics": _metrics(values.get("metrics")),
+            "loss_weights": _loss_weights(values.get("loss_weights")),
+            "weighted_metrics": _weighted_metrics(values.get("weighted_metrics")),
             "sample_weight_mode": None if mode == "None" else mode}
 
 
@@ -103,7 +108,7 @@ def parse_fit_params(text):
     values = split(text) if text and text.strip() else {}
     for key in values:
         if key not in FIT_KEYS:
-            raise ParameterError(f"{key!r} is not accepted in fit parameters ({', '.join(FIT_KEYS)})")
+            raise ParameterError(f"{_short(key)} is not accepted in fit parameters ({', '.join(FIT_KEYS)})")
     callbacks = values.pop("callbacks", None)
     parsed = {"batch_size": 32, "epochs": 1, "verbose": 0, "shuffle": False, "class_weight": None, "initial_epoch": 0,
               "steps_per_epoch": None}
@@ -118,12 +123,14 @@ def parse_fit_params(text):
         raise ParameterError(f"initial_epoch ({parsed['initial_epoch']}) must be below epochs ({parsed['epochs']})")
     if parsed["steps_per_epoch"] is not None:
         _whole("steps_per_epoch", parsed["steps_per_epoch"], 1)
+    if not (parsed["verbose"] is None or parsed["verbose"] == "auto" or isinstance(parsed["verbose"], int)):
+        raise ParameterError(f"verbose must be an integer or 'auto', not {_short(parsed['verbose'])}")
     if not (isinstance(parsed["shuffle"], bool) or parsed["shuffle"] == "batch"):
-        raise ParameterError(f"shuffle must be True, False or 'batch', not {parsed['shuffle']!r}")
+        raise ParameterError(f"shuffle must be True, False or 'batch', not {_short(parsed['shuffle'])}")
     weights = parsed["class_weight"]
     if weights is not None and not (isinstance(weights, dict) and all(
             _is_integer(k) and k >= 0 and _is_number(v) for k, v in weights.items())):
-        raise ParameterError(f"class_weight must be a dictionary of class numbers to weights, not {weights!r}")
+        raise ParameterError(f"class_weight must be a dictionary of class numbers to weights, not {_short(weights)}")
     parsed["callbacks"] = None if callbacks in (None, "None", "[]") else _tensorboard(callbacks)
     return parsed
 
@@ -131,27 +138,32 @@ def parse_fit_params(text):
 def parse_optimizer(text):
     """'Adam', "Adam()", 'SGD(lr=0.1, momentum=0.9)' -> (Keras' class name, {argument: literal})."""
     match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text, re.DOTALL)
-    name = match and _canonical(match[1], TRAINABLE_WITH)
+    name = match and _canonical(match[1], OPTIMIZERS)
     if name is None:
-        raise ParameterError(f"unknown optimizer {text!r}")
+        raise ParameterError(f"unknown optimizer {_short(text)}")
     arguments = {}
     for key, value in (split(match[2]) if match[2] and match[2].strip() else {}).items():
+        key = "learning_rate" if key == "lr" else key
+        if not re.fullmatch(r"[A-Za-z_]\w{0,62}", key):
+            raise ParameterError(f"{_short(key)} is no name of an argument of optimizer {name}")
+        if key in arguments:
+            raise ParameterError(f"optimizer {name} is given both lr and learning_rate")
         literal = _evaluate(f"optimizer argument {key}", value)
         if not (literal is None or isinstance(literal, bool) or _is_number(literal)):
-            raise ParameterError(f"optimizer argument {key!r} must be a number, True, False or None, not {value}")
-        if literal is not None:
-            arguments["learning_rate" if key == "lr" else key] = literal
-    return name, arguments
+            raise ParameterError(f"optimizer argument {key} must be a number, True, False or None, "
+                                 f"not {_short(value)}")
+        arguments[key] = literal
+    return name, {key: value for key, value in arguments.items() if value is not None}
 
 
 def canonical_compile(text):
-    """A text that is equal for compile_params that say the same."""
-    return repr(sorted((k, " ".join(v.split())) for k, v in split(text).items()))
+    """A text that is equal for compile_params that mean the same, however they are spelt. Raises ParameterError."""
+    return json.dumps(parse_compile_params(text), sort_keys=True)
 
 
 def canonical_fit(text):
-    """A text that is equal for fit_params that say the same."""
-    return repr(sorted((k, " ".join(v.split())) for k, v in (split(text) if text and text.strip() else {}).items()))
+    """A text that is equal for fit_params that mean the same, however they are spelt. Raises ParameterError."""
+    return json.dumps(parse_fit_params(text), sort_keys=True)
 
 
 def split(text):
@@ -165,15 +177,16 @@ def split(text):
         elif character in ")]}":
             depth -= 1
             if depth < 0:
-                raise ParameterError(f"unmatched {character!r} in {text!r}")
+                raise ParameterError(f"unmatched {character!r} in {_short(text)}")
         elif depth == 0 and character == "=" and key is None:
             key, start = text[start:position].strip(), position + 1
         elif character == "," and (depth == 0 or position == len(text)):
             if depth:
-                raise ParameterError(f"an open bracket in {text!r}")
+                raise ParameterError(f"an open bracket in {_short(text)}")
             value = text[start:position].strip()
-            if key is None or not key or not value:
-                raise ParameterError(f"{text[start:position].strip()!r} in {text!r} is not of the form key = value")
+            if not key or not value:
+                part = text[start:position].strip()
+                raise ParameterError(f"{_short(part)} in {_short(text)} is not of the form key = value")
             values[key], start, key = value, position + 1, None
     return values
 
@@ -191,9 +204,29 @@ def _strip_quotes(text):
 
 def _evaluate(key, text):
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, IndexError):
-        raise ParameterError(f"{key} must be a literal, not {text[:200]!r}") from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python's remarks on odd spelling
+            value = ast.literal_eval(text)
+        if not _is_plain(value):
+            raise ValueError
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, IndexError, ArithmeticError):
+        raise ParameterError(f"{_short(key)} must be a literal, not {_short(text)}") from None
+    return value
+
+
+def _is_plain(value):
+    """True for None, booleans, texts, finite numbers of 64 bits, and lists, tuples and dictionaries of these."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, (bool, str)) or _is_number(value)
+
+
+def _short(value):
+    """`value` as an error message shows it."""
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."
 
 
 def _literal(key, text, kinds):
@@ -202,7 +235,7 @@ def _literal(key, text, kinds):
         return None
     value = _evaluate(key, text)
     if value is not None and not isinstance(value, kinds):
-        raise ParameterError(f"{key} must be a {' or '.join(k.__name__ for k in kinds)} or None, not {text!r}")
+        raise ParameterError(f"{key} must be a {' or '.join(k.__name__ for k in kinds)} or None, not {_short(text)}")
     return value
 
 
@@ -210,23 +243,48 @@ def _metrics(text):
     metrics = _literal("metrics", text, (list, tuple)) if text is not None else None
     metrics = list(metrics or [])
     if len(metrics) > 1:
-        raise ParameterError(f"at most one metric is supported, not {metrics!r}")
-    for name in metrics:
-        if not isinstance(name, str):
-            raise ParameterError(f"metric {name!r} is not a name")
-        if name.lower() in [r.lower() for r in REFUSED_METRICS]:
-            raise ParameterError(f"metric {name!r} is not supported")
-    return [OLD_METRICS.get(name.lower()) or _canonical(name, METRICS) or name for name in metrics]
+        raise ParameterError(f"at most one metric is supported, not {_short(metrics)}")
+    return [_metric(name) for name in metrics]
+
+
+def _weighted_metrics(text):
+    # Keras would load a dictionary here as an object of any class, so only names pass
+    names = _literal("weighted_metrics", text, (list, tuple))
+    if names is None:
+        return None
+    for name in names:
+        _metric(name)
+        if not is_builtin_metric(name):
+            raise ParameterError(f"weighted metric {_short(name)} is none of Keras' own")
+    return [_metric(name) for name in names]
+
+
+def _metric(name):
+    """Keras' spelling of a metric's name, or `name` itself where it is not Keras'."""
+    if not isinstance(name, str):
+        raise ParameterError(f"metric {_short(name)} is not a name")
+    if name.lower() in [r.lower() for r in REFUSED_METRICS]:
+        raise ParameterError(f"metric {name!r} is not supported")
+    return OLD_METRICS.get(name.lower()) or _canonical(name, METRICS) or name
+
+
+def _loss_weights(text):
+    weights = _literal("loss_weights", text, (list, dict))
+    values = weights.values() if isinstance(weights, dict) else weights or ()
+    if not all(map(_is_number, values)) or isinstance(weights, dict) and not all(isinstance(k, str) for k in weights):
+        raise ParameterError(f"loss_weights must be a list of numbers, or a dictionary of output names to numbers, "
+                             f"not {_short(text)}")
+    return weights
 
 
 def _tensorboard(text):
     match = re.fullmatch(r"\[\s*TensorBoard\s*\((.*)\)\s*\]", _strip_quotes(text), re.DOTALL)
     if not match:
-        raise ParameterError(f"callbacks must be one TensorBoard(...) in a list, not {text[:200]!r}")
+        raise ParameterError(f"callbacks must be one TensorBoard(...) in a list, not {_short(text)}")
     arguments = {k: _evaluate(k, v) for k, v in (split(match[1]) if match[1].strip() else {}).items()}
     for key in arguments:
         if key not in TENSORBOARD_KEYS:
-            raise ParameterError(f"{key!r} is not accepted in TensorBoard ({', '.join(TENSORBOARD_KEYS)})")
+            raise ParameterError(f"{_short(key)} is not accepted in TensorBoard ({', '.join(TENSORBOARD_KEYS)})")
     if not isinstance(arguments.get("log_dir"), str):
         raise ParameterError("TensorBoard needs log_dir, a string")
     return arguments
@@ -234,7 +292,7 @@ def _tensorboard(text):
 
 def _whole(key, value, low):
     if not _is_integer(value) or not low <= value < 2**31:
-        raise ParameterError(f"{key} must be an integer of at least {low}, not {value!r}")
+        raise ParameterError(f"{key} must be an integer of at least {low}, not {_short(value)}")
 
 
 def _is_integer(value):

@@ -5,6 +5,8 @@ import itertools
 import math
 from random import Random
 
+from mop_udf.params import MOST_CHARACTERS, OPTIMIZERS
+
 COMPILE_KEYS = ("loss", "metrics", "loss_weights", "weighted_metrics", "sample_weight_mode", "optimizer",
                 "optimizer_params_list")
 FIT_KEYS = ("batch_size", "epochs", "verbose", "shuffle", "class_weight", "initial_epoch", "steps_per_epoch",
@@ -13,15 +15,21 @@ DISTRIBUTIONS = ("linear", "log", "log_near_one")
 WHOLE = ("batch_size", "epochs", "initial_epoch", "steps_per_epoch", "verbose")
 
 
+MOST_CONFIGURATIONS = 1_000_000  # that a grid may have
+
+
 class GridError(ValueError):
     """A grid that says nothing usable; the text names the offending part."""
 
 
 def parse(text, argument, keys):
     """The text of a Python dict of lists -> dict. `argument` names it in errors. Raises GridError."""
+    if text and len(text) > MOST_CHARACTERS:
+        raise GridError(f"{argument} is longer than {MOST_CHARACTERS} characters")
     try:
         grid = ast.literal_eval((text or "").strip())
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        repr(grid)  # integers too long to print
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, ArithmeticError):
         raise GridError(f"{argument} is not a Python dictionary of literals: {(text or '')[:200]!r}") from None
     if not isinstance(grid, dict) or not grid:
         raise GridError(f"{argument} must be a dictionary with entries")
@@ -47,8 +55,13 @@ def grid_search(model_ids, compile_grid, fit_grid):
     """Every combination as (model_id, compile_params, fit_params). Raises GridError where a list is a distribution."""
     for grid in (compile_grid, fit_grid):
         for key, choices in _all_lists(grid):
-            if distribution(choices):
+            if distribution(choices) and choices[-1] in DISTRIBUTIONS:
                 raise GridError(f"{key!r} is a distribution ({choices[-1]!r}), which only random search can sample")
+    size = len(model_ids) * _size(fit_grid) * sum(
+        _size(block or {}) * _size({k: v for k, v in compile_grid.items() if k != "optimizer_params_list"})
+        for block in compile_grid.get("optimizer_params_list", [None]))
+    if size > MOST_CONFIGURATIONS:
+        raise GridError(f"the grid has {size} configurations, at most {MOST_CONFIGURATIONS} are made at once")
     compiled = []
     for block in compile_grid.get("optimizer_params_list", [None]):
         rest = {k: v for k, v in compile_grid.items() if k != "optimizer_params_list"}
@@ -78,17 +91,19 @@ def random_search(model_ids, compile_grid, fit_grid, seed):
 
 
 def distribution(choices):
-    """True where a list stands for a distribution: its last element alone is a string, after others."""
+    """True where a list stands for a distribution: numbers, then its name. ([None, 'mae'] is a choice.)"""
     return (len(choices) > 1 and isinstance(choices[-1], str)
-            and not any(isinstance(c, str) for c in choices[:-1]))
+            and all(isinstance(c, (int, float)) and not isinstance(c, bool) for c in choices[:-1]))
 
 
 def _check_distribution(key, choices):
     if choices[-1] not in DISTRIBUTIONS:
         raise GridError(f"{key!r} has the unknown distribution {choices[-1]!r} (known: {', '.join(DISTRIBUTIONS)})")
-    if len(choices) != 3 or not all(isinstance(c, (int, float)) and not isinstance(c, bool) for c in choices[:2]):
+    if len(choices) != 3 or not all(-1e300 < c < 1e300 for c in choices[:2]):
         raise GridError(f"{key!r} must be [low, high, {choices[-1]!r}], not {choices!r}")
     low, high, kind = choices
+    if key in WHOLE and math.ceil(low) > math.floor(high):
+        raise GridError(f"{key!r}: there is no integer from {low} to {high}")
     if not low < high:
         raise GridError(f"{key!r}: the high end {high} must be above the low end {low}")
     if kind == "log" and low <= 0 or kind == "log_near_one" and high >= 1:
@@ -118,6 +133,10 @@ def _all_lists(grid):
             yield key, choices
 
 
+def _size(grid):
+    return math.prod(len(choices) for choices in grid.values())
+
+
 def _product(grid):
     return [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
 
@@ -145,6 +164,5 @@ def _fit_text(values):
 
 
 def _optimizer_name(name):
-    from mop_udf.params import TRAINABLE_WITH
-    known = {n.lower(): n for n in TRAINABLE_WITH}
+    known = {n.lower(): n for n in OPTIMIZERS}
     return known.get(str(name).lower(), str(name))

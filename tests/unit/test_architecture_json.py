@@ -1,0 +1,188 @@
+"""Architecture JSON: what is translated for Keras 3, and what never reaches Keras."""
+
+import copy
+import json
+import os
+import random
+
+import pytest
+
+from mop_udf import architecture
+from mop_udf.architecture import ArchitectureError, check
+
+os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
+
+
+def layer(kind, /, **config):
+    return {"class_name": kind, "config": config}
+
+
+def node(name, kind, inbound, **config):
+    return {"name": name, "class_name": kind, "config": {"name": name, **config}, "inbound_nodes": inbound}
+
+
+KERAS_2 = {
+    "bare list": {"class_name": "Sequential", "keras_version": "2.1.6", "backend": "tensorflow", "config": [
+        layer("Dense", name="a", units=10, activation="relu", batch_input_shape=[None, 4], dtype="float32",
+              kernel_initializer={"class_name": "VarianceScaling", "config": {
+                  "scale": 1.0, "mode": "fan_avg", "distribution": "normal", "seed": None}},
+              bias_initializer={"class_name": "Zeros", "config": {}}),
+        layer("Dense", name="b", units=3, activation="softmax")]},
+    "convolutions": {"class_name": "Sequential", "config": {"name": "s", "layers": [
+        layer("Conv2D", name="c", batch_input_shape=[None, 8, 8, 1], filters=4, kernel_size=[3, 3], strides=[1, 1],
+              padding="valid", data_format="channels_last", dilation_rate=[1, 1], activation="relu"),
+        layer("keras.layers.BatchNormalization", name="n", axis=[3], momentum=0.99, epsilon=0.001, fused=True),
+        layer("MaxPooling2D", name="p", pool_size=[2, 2], strides=[2, 2], padding="valid"),
+        layer("Flatten", name="f", data_format="channels_last"), layer("Dropout", name="d", rate=0.5),
+        layer("Dense", name="o", units=3, activation="softmax", kernel_regularizer={
+            "class_name": "L1L2", "config": {"l1": 0.0, "l2": 0.01}})]}},
+    "functional, two inputs": {"class_name": "Model", "keras_version": "2.2.4-tf", "config": {
+        "name": "m", "layers": [
+            node("x", "InputLayer", [], batch_input_shape=[None, 4], dtype="float32", sparse=False, ragged=False),
+            node("z", "InputLayer", [], batch_input_shape=[None, 2], dtype="float32", sparse=False),
+            node("d", "Dense", [[["x", 0, 0, {}]]], units=5), node("e", "Dense", [[["z", 0, 0, {}]]], units=5),
+            node("c", "Concatenate", [[["d", 0, 0, {}], ["e", 0, 0, {}]]], axis=-1),
+            node("o", "Dense", [[["c", 0, 0, {}]]], units=2, activation="softmax")],
+        "input_layers": [["x", 0, 0], ["z", 0, 0]], "output_layers": [["o", 0, 0]]}},
+    "recurrent": {"class_name": "Sequential", "config": [
+        layer("LSTM", name="l", units=4, batch_input_shape=[None, 5, 3], activation="tanh",
+              recurrent_activation="sigmoid", implementation=2, unroll=False, stateful=False),
+        layer("Dense", name="o", units=2)]},
+}
+
+
+def keras_3_models():
+    import keras
+    from keras import layers as k
+    x, z = keras.Input((6,)), keras.Input((5, 4))
+    return [
+        keras.Sequential([keras.Input((8, 8)), k.Reshape((8, 8, 1)), k.Conv2D(4, 3, activation="relu"),
+                          k.BatchNormalization(), k.Flatten(), k.Dropout(0.1), k.Dense(10, activation="softmax")]),
+        keras.Model(x, k.Dense(3)(k.Concatenate()([k.Dense(4)(x), k.Dense(5, kernel_regularizer="l2")(x)]))),
+        keras.Model(z, k.Dense(2)(k.Flatten()(k.MultiHeadAttention(2, 2)(z, z)))),
+        keras.Sequential([keras.Input((5, 3)), k.Bidirectional(k.LSTM(4)), k.Dense(2)]),
+        keras.Sequential([keras.Input((3,)), k.Dense(4, activation=k.LeakyReLU(0.2)),
+                          keras.Sequential([keras.Input((4,)), k.Dense(4)]), k.Dense(2)]),
+        keras.Sequential([keras.Input((4, 3)), k.TimeDistributed(k.Dense(2, kernel_constraint="max_norm")),
+                          k.GlobalAveragePooling1D(), k.Dense(2, kernel_initializer=keras.initializers.Constant(0.5))]),
+    ]
+
+
+def test_json_of_keras_3_gives_the_same_model():
+    import keras
+    for model in keras_3_models():
+        loaded = keras.models.model_from_json(json.dumps(check(model.to_json())))
+        assert [w.shape for w in loaded.weights] == [w.shape for w in model.weights]
+        loaded.set_weights(model.get_weights())
+        x = keras.random.normal((2, *model.input_shape[1:]), seed=1)
+        assert (keras.ops.convert_to_numpy(model(x)) == keras.ops.convert_to_numpy(loaded(x))).all()
+
+
+@pytest.mark.parametrize("name", KERAS_2)
+def test_json_of_keras_2_gives_a_working_model(name):
+    import keras
+    import numpy as np
+    made = check(json.dumps(KERAS_2[name]))
+    model = keras.models.model_from_json(json.dumps(made))
+    shapes = architecture.input_shapes(made)
+    inputs = [np.ones((2, *shape), "f4") for shape in shapes]
+    output = model.predict_on_batch(inputs if len(inputs) > 1 else inputs[0])
+    assert list(output.shape) == [2, architecture.output_units(made)[0]]
+
+
+def evil(**changes):
+    made = {"class_name": "Sequential", "module": "keras", "registered_name": None, "config": {"name": "s", "layers": [
+        layer("InputLayer", batch_shape=[None, 4]), layer("Dense", name="d", units=3)]}}
+    target = made["config"]["layers"][1]
+    for key, value in changes.items():
+        (target["config"] if key.startswith("c_") else target)[key.removeprefix("c_")] = value
+    return made
+
+
+CALL = {"module": "os", "class_name": "function", "config": "system", "registered_name": "system"}
+ATTACKS = {
+    "a Lambda layer": evil(class_name="Lambda"),
+    "a Lambda layer of Keras 2": evil(class_name="Lambda", c_function=["4wEAAAA=", None, None],
+                                      c_function_type="lambda"),
+    "a dotted Lambda layer": evil(class_name="keras.layers.Lambda"),
+    "a module of Python": evil(module="os"), "a module under keras' name": evil(module="keras_evil.layers"),
+    "a module that climbs": evil(module="keras/../os"), "a dotted class elsewhere": evil(class_name="os.system"),
+    "a registered custom class": evil(registered_name="custom>Evil"),
+    "another registered name": evil(registered_name="X"),
+    "a layer that loads files": evil(class_name="TFSMLayer", c_filepath="/etc/passwd"),
+    "a layer that wraps torch": evil(class_name="TorchModuleWrapper"), "a text layer that reads a file": evil(
+        class_name="StringLookup", c_vocabulary="/etc/passwd"),
+    "a function as activation": evil(c_activation=CALL), "an activation by path": evil(c_activation="os.system"),
+    "a builtin as activation": evil(c_activation={**CALL, "module": "builtins", "config": "eval"}),
+    "an object as initializer": evil(c_kernel_initializer=CALL),
+    "an unknown initializer": evil(c_kernel_initializer="os.system"),
+    "an object inside an initializer": evil(c_kernel_initializer={"class_name": "Constant", "config": {"value": CALL}}),
+    "an object as regularizer": evil(c_kernel_regularizer=CALL),
+    "an object as constraint": evil(c_bias_constraint=CALL),
+    "an object as a plain value": evil(c_units=CALL), "an object in a list": evil(c_units=[1, [CALL]]),
+    "an object without a class": evil(c_units={"module": "os", "config": {}}),
+    "code in a dtype": evil(c_dtype={"class_name": "DTypePolicy", "config": {"name": "os.system('x')"}}),
+    "an optimizer as layer": evil(class_name="Adam"), "a serialized lambda": evil(c_units={
+        "class_name": "__lambda__", "config": {"value": "4wEAAAA="}}),
+    "numpy": evil(c_units={"class_name": "__numpy__", "config": {"value": [1], "dtype": "O"}}),
+    "a model that is none": {"class_name": "Lambda", "config": {"layers": []}},
+    "no layers": {"class_name": "Sequential", "config": {"layers": 3}},
+    "one million layers": {"class_name": "Sequential", "config": [layer("Flatten")] * 6000},
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_code_in_data_is_refused(attack):
+    with pytest.raises(ArchitectureError):
+        check(json.dumps(ATTACKS[attack]))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "null", '"x"', '{"a": 1}', "[" * 100_000, "{not json",
+                                  '{"class_name": 1, "config": 2}', '{"class_name": "Sequential"}'])
+def test_what_is_no_architecture_is_refused(text):
+    with pytest.raises(ArchitectureError):
+        check(text)
+
+
+def test_nesting_is_bounded():
+    deep = layer("Dense", units=1)
+    for _ in range(200):
+        deep = layer("TimeDistributed", layer=deep)
+    with pytest.raises(ArchitectureError, match="nested deeper"):
+        check({"class_name": "Sequential", "config": [deep]})
+
+
+def test_damaged_architectures_raise_nothing_but_architecture_errors():
+    source = random.Random(3)
+    values = [None, 1, -1, 1.5, "x", "", [], {}, [None], {"class_name": "Dense"}, {"class_name": 3, "config": []}, True,
+              {"config": {}}, [[["x", 0, 0, {}]]], {"class_name": "__keras_tensor__", "config": 3},
+              {"class_name": "__tuple__", "items": 3}]
+    originals = [json.loads(m.to_json()) for m in keras_3_models()[:4]] + list(KERAS_2.values())
+    for _ in range(4000):
+        damaged = copy.deepcopy(source.choice(originals))
+        places = []
+
+        def walk(at, places=places):
+            for key, value in at.items() if isinstance(at, dict) else enumerate(at):
+                places.append((at, key))
+                if isinstance(value, (dict, list)):
+                    walk(value)
+        walk(damaged)
+        for _ in range(source.randint(1, 3)):
+            at, key = source.choice(places)
+            at[key] = copy.deepcopy(source.choice(values))
+        try:
+            made = check(damaged)
+            for read in (architecture.input_shapes, architecture.output_units):
+                read(made)
+        except ArchitectureError:
+            pass
+
+
+def test_shapes_and_units_are_read_from_both_generations():
+    made = check(KERAS_2["convolutions"])
+    assert architecture.input_shapes(made) == [[8, 8, 1]] and architecture.output_units(made) == [3]
+    with pytest.raises(ArchitectureError, match="input shape"):
+        architecture.input_shapes(check({"class_name": "Sequential", "config": [layer("Dense", units=1)]}))
+    with pytest.raises(ArchitectureError, match="units"):
+        architecture.output_units(check({"class_name": "Sequential", "config": [layer("Flatten")]}))

@@ -1,0 +1,127 @@
+"""Parameter strings and grids: what is accepted, what is refused, and that nothing is executed."""
+
+import random
+import string
+import subprocess
+import sys
+
+import pytest
+
+from mop_udf import params
+from mop_udf.params import ParameterError, parse_compile_params, parse_fit_params
+
+LOSS = "loss='mse',"
+
+
+def optimizer(text):
+    parsed = parse_compile_params(f"{LOSS} optimizer={text}")
+    return parsed["optimizer"], parsed["optimizer_args"]
+
+
+@pytest.mark.parametrize("text,expected", [
+    ("'Adam'", ("Adam", {})), ("adam", ("Adam", {})), ("'Adam()'", ("Adam", {})), ('"SGD()"', ("SGD", {})),
+    ("SGD(lr=0.01, momentum=0.9, nesterov=False)",
+     ("SGD", {"learning_rate": 0.01, "momentum": 0.9, "nesterov": False})),
+    ("'rmsprop(learning_rate=1e-3)'", ("RMSprop", {"learning_rate": 0.001})),
+    ("Adam(epsilon=None, decay=1)", ("Adam", {"decay": 1}))])
+def test_optimizers_are_read_in_any_spelling(text, expected):
+    assert optimizer(text) == expected
+
+
+@pytest.mark.parametrize("text", ["SGD1()", "'Adam(lr=0.1 momentum=0.9)'", "Adam(lr='x')", "Adam(lr=[1])", "Adam(0.1)",
+                                  "Adam(lr=__import__('os'))", "keras.optimizers.Adam()", "Adam(", "Adam)", "()", "''"])
+def test_other_optimizers_are_refused(text):
+    with pytest.raises(ParameterError):
+        optimizer(text)
+
+
+def test_the_last_of_a_repeated_key_wins_and_blanks_do_not_matter():
+    parsed = parse_compile_params("\n loss = 'mae' ,\n loss='mse' , optimizer = 'SGD()', metrics = ['accuracy'] \n")
+    assert (parsed["loss"], parsed["optimizer"], parsed["metrics"]) == ("mse", "SGD", ["accuracy"])
+
+
+@pytest.mark.parametrize("extra,key,value", [
+    ("metrics=None", "metrics", []), ("metrics=[]", "metrics", []), ("metrics=['mae']", "metrics", ["mae"]),
+    ("loss_weights=[2]", "loss_weights", [2]), ("loss_weights={'a': 1}", "loss_weights", {"a": 1}),
+    ("weighted_metrics=None", "weighted_metrics", None), ("sample_weight_mode='temporal'", "sample_weight_mode",
+                                                          "temporal"),
+    ("sample_weight_mode=None", "sample_weight_mode", None)])
+def test_literals_of_compile_params(extra, key, value):
+    assert parse_compile_params(f"{LOSS} optimizer='SGD()', {extra}")[key] == value
+
+
+@pytest.mark.parametrize("text,fragment", [
+    ("", "empty"), (None, "empty"), ("  ", "empty"), ("optimizer='SGD()'", "'loss' is required"),
+    ("loss='mse'", "'optimizer' is required"), ("loss='mse', optimizer='SGD()', target_tensors=[1]", "target_tensors"),
+    ("loss='sparse_categorical_crossentropy', optimizer='SGD()'", "not supported"),
+    ("loss='get', optimizer='SGD()'", "not supported"),
+    ("loss='mse', optimizer='SGD()', metrics=['mae', 'mse']", "at most one"),
+    ("loss='mse', optimizer='SGD()', metrics={'a': 'mse'}", "list"),
+    ("loss='mse', optimizer='SGD()', metrics=['sparse_categorical_accuracy']", "not supported"),
+    ("loss='mse', optimizer='SGD()', metrics=[keras.metrics.mae()]", "literal"),
+    ("loss='mse', optimizer='SGD()', sample_weight_mode=[1]", "temporal"),
+    ("loss='mse' optimizer='SGD()'", "required"),
+    ("loss='mse', optimizer", "key = value"), ("loss='mse'],", "unmatched"),
+    ("loss=os.system('x'), optimizer='SGD()'", "not a name")])
+def test_bad_compile_params_have_clear_errors(text, fragment):
+    with pytest.raises(ParameterError, match=fragment.replace("[", r"\[")):
+        parse_compile_params(text)
+
+
+def test_fit_params_and_their_defaults():
+    assert parse_fit_params(None) == parse_fit_params("") == {
+        "batch_size": 32, "epochs": 1, "verbose": 0, "shuffle": False, "class_weight": None, "initial_epoch": 0,
+        "steps_per_epoch": None, "callbacks": None}
+    parsed = parse_fit_params("batch_size=5, epochs=3,class_weight={0: 1, 1: 2.5}, initial_epoch=1, shuffle='batch'")
+    assert (parsed["batch_size"], parsed["epochs"], parsed["class_weight"]) == (5, 3, {0: 1, 1: 2.5})
+    assert parse_fit_params('callbacks=[TensorBoard(log_dir="/tmp/x/", histogram_freq=1)]')["callbacks"] == {
+        "log_dir": "/tmp/x/", "histogram_freq": 1}
+
+
+@pytest.mark.parametrize("text", [
+    "batch_size=0", "batch_size=1.5", "batch_size=True", "epochs=-1", "initial_epoch=1", "steps_per_epoch=0",
+    "shuffle=2", "class_weight=[1]", "class_weight={'a': 1}", "validation_split=0.1", "validation_data=1",
+    "sample_weight=[1]", "epochs=print(1)", "batch_size", "=3",
+    "callbacks=[EarlyStopping()]", "callbacks=[TensorBoard()]",
+    "callbacks=[TensorBoard(log_dir='/x', profile=1)]", "callbacks=[TensorBoard(log_dir=open('/etc/passwd'))]",
+    "epochs=" + "(" * 5000, "epochs=" + "9" * 5000, "epochs=" + "-" * 100_000, "batch_size=5,,"])
+def test_bad_fit_params_are_refused(text):
+    with pytest.raises(ParameterError):
+        parse_fit_params(text)
+
+
+@pytest.mark.parametrize("parse", [parse_compile_params, parse_fit_params])
+def test_any_printable_string_gives_a_dictionary_or_one_kind_of_error(parse):
+    source = random.Random(1)
+    pieces = ["loss=", "optimizer=", "'SGD(", ")'", "[", "]", "{", "}", ",", "=", "epochs=", "1", "None", "'", '"',
+              "metrics=", "lambda: 0", "__import__('os')", " ", "\n", "class_weight=", "0:1", "1e999", "callbacks=",
+              "[TensorBoard(", "log_dir='x'", ")]", "\\", "b'x'", "\x00", "é"]
+    for _ in range(5000):
+        text = "".join(source.choice(pieces) if source.random() < 0.8 else source.choice(string.printable)
+                       for _ in range(source.randint(0, 25)))
+        try:
+            assert isinstance(parse(text), dict)
+        except ParameterError:
+            pass
+
+
+def test_what_says_the_same_is_equal():
+    assert params.canonical_fit("batch_size=5, epochs=1") == params.canonical_fit(" epochs=1,batch_size=5 ")
+    same = "optimizer='sgd(lr=0.1)', loss=MSE"
+    assert params.canonical_compile("loss='mse', optimizer='SGD(learning_rate=0.10)'") == params.canonical_compile(same)
+    assert params.canonical_compile("loss='mse', optimizer='SGD()'") != params.canonical_compile(same)
+
+
+def test_the_names_are_those_of_the_installed_keras():
+    program = """
+import keras
+from mop_udf import params as p
+for name in sorted(p.LOSSES): keras.losses.get(name)
+for name in sorted(p.METRICS - {"accuracy", "acc", "crossentropy", "ce"}): keras.metrics.get(name)
+for name in [*p.OLD_LOSSES.values()]: assert name in p.LOSSES
+for name in [*p.OLD_METRICS.values()]: assert name in p.METRICS
+theirs = {n for n in dir(keras.optimizers) if isinstance(getattr(keras.optimizers, n), type)}
+assert set(p.OPTIMIZERS) <= theirs, set(p.OPTIMIZERS) - theirs
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
