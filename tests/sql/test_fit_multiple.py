@@ -226,6 +226,7 @@ def test_help_usage_and_example(db):
     usage = db.value("SELECT madlib.madlib_keras_fit_multiple_model('USAGE')")
     assert "model_selection_table" in usage and "pg_mop.seed" in usage
     client = db.another()
+    client.run("CREATE SCHEMA example; SET search_path = example")
     client.run(db.value("SELECT madlib.madlib_keras_fit_multiple_model('example')"))
     assert client.value("SELECT count(*) FROM flower_models") == 4
     assert client.value("SELECT count(*) FROM flower_predictions") == 150
