@@ -109,7 +109,7 @@ def test_counts_are_sampled_as_whole_numbers(db):
     (generate("$${'optimizer': ['SGD']}$$"), "'loss' is required"),
     (generate("$${'loss': ['my_loss'], 'optimizer': ['SGD']}$$"), "object table missing"),
     (generate("$${'loss': ['mse'], 'optimizer': ['SGD'], 'metrics': ['mine']}$$"), "object table missing"),
-    (generate(rest=", 'grid', NULL, NULL, 'objects'"), "not supported yet"),
+    (generate(rest=", 'grid', NULL, NULL, 'objects'"), "object table"),
 ])
 def test_generate_refuses_bad_input_and_leaves_nothing(db, call, fragment):
     assert fragment in str(db.error(call))
@@ -124,7 +124,7 @@ def test_generate_refuses_bad_input_and_leaves_nothing(db, call, fragment):
     ({"compiles": ["$$loss='nosuch',optimizer='SGD()'$$"]}, "object table missing"),
     ({"compiles": ["$$loss='mse',optimizer='SGD()',target_tensors=[1]$$"]}, "target_tensors"),
     ({"fits": ["'batch_size=x'"]}, "batch_size"), ({"fits": ["'validation_data=[1]'"]}, "validation_data"),
-    ({"rest": ", 'objects'"}, "not supported yet"),
+    ({"rest": ", 'objects'"}, "object table"),
 ])
 def test_load_refuses_bad_input_and_leaves_nothing(db, change, fragment):
     assert fragment in str(db.error(load_table(db, **change)))

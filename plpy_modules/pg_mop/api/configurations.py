@@ -3,10 +3,10 @@
 import itertools
 
 from mop_udf import params
+from pg_mop import object_table as objects
 from pg_mop.database import MopError, sql_function
 from pg_mop.search import grids
 
-LATER = "Custom functions come with the next release of pg_mop."
 MOST_TRIES = 1000  # random draws in a row that give nothing new
 
 
@@ -15,18 +15,23 @@ def load_model_selection_table(db, model_arch_table, model_selection_table, mode
                                fit_params_list, object_table):
     """Make a selection table of every combination of the given ids and parameter strings."""
     _check_arch_table(db, model_arch_table, model_id_list)
-    _refuse_object_table(object_table)
+    functions = None if object_table is None else objects.check(db, object_table)
     table, summary = db.output_table(model_selection_table, "_summary")
     for name, given in (("compile_params_list", compile_params_list), ("fit_params_list", fit_params_list)):
         if not given:
             raise MopError(f"{name} must not be NULL or empty")
     # strings that say the same are one; the last spelling stays
-    compiles = {params.canonical_compile(t): t for t in _checked(db, compile_params_list, check_compile)}
-    fits = {params.canonical_fit(t): t for t in _checked(db, fit_params_list, check_fit)}
+    compiles, fits = {}, {}
+    for text in compile_params_list:
+        check_compile(db, text, functions)
+        compiles[params.canonical_compile(text)] = text
+    for text in fit_params_list:
+        check_fit(db, text)
+        fits[params.canonical_fit(text)] = text
     _make_table(db, table)
     for row in itertools.product(sorted(set(model_id_list)), compiles.values(), fits.values()):
         _insert(db, table, row)
-    _make_summary(db, summary, model_arch_table)
+    _make_summary(db, summary, model_arch_table, functions)
 
 
 @sql_function
@@ -34,7 +39,7 @@ def generate_model_configs(db, model_arch_table, model_selection_table, model_id
                            fit_params_grid, search_type, num_configs, random_state, object_table):
     """Make a selection table, or append to one, from a grid of parameters or a random sample of it."""
     _check_arch_table(db, model_arch_table, model_id_list)
-    _refuse_object_table(object_table)
+    functions = None if object_table is None else objects.check(db, object_table)
     search = next((s for s in ("grid", "random") if s.startswith((search_type or "").strip().lower())), None)
     if search is None:
         raise MopError(f"search_type must be 'grid' or 'random', not {search_type!r}")
@@ -54,10 +59,10 @@ def generate_model_configs(db, model_arch_table, model_selection_table, model_id
             rows = itertools.chain([next(rows)], rows)  # a bad distribution shows here
     except grids.GridError as error:
         raise MopError(str(error)) from None
-    table, present = _open_table(db, model_selection_table, model_arch_table)
+    table, present = _open_table(db, model_selection_table, model_arch_table, functions)
     if search == "grid":
         for row in rows:
-            _check_row(db, row)
+            _check_row(db, row, functions)
             if row in present:
                 raise MopError(f"the configuration {row} is in {table} already",
                                hint="Delete it there, or generate into another table.")
@@ -74,25 +79,23 @@ def generate_model_configs(db, model_arch_table, model_selection_table, model_id
                 raise MopError(f"the grids have no {num_configs} different configurations that are new: found {made}",
                                hint="Ask for fewer, or use search_type => 'grid'.")
             continue
-        _check_row(db, row)
+        _check_row(db, row, functions)
         present.add(row)
         _insert(db, table, row)
         made, tries = made + 1, 0
 
 
-def check_compile(db, text):
-    """A compile_params string must be usable. Raises MopError."""
+def check_compile(db, text, functions):
+    """A compile_params string must be usable, its custom functions in the object table `functions` (quoted, or None).
+
+    Raises MopError.
+    """
     try:
         parsed = params.parse_compile_params(text)
     except params.ParameterError as error:
         raise MopError(f"invalid compile_params {text!r}: {error}") from None
-    if not params.is_builtin_loss(parsed["loss"]):
-        raise MopError(f"loss {parsed['loss']!r} is none of Keras' and would be a custom function: "
-                       f"object table missing", detail=LATER)
-    for metric in parsed["metrics"]:
-        if not params.is_builtin_metric(metric):
-            raise MopError(f"metric {metric!r} is none of Keras' and would be a custom function: object table missing",
-                           detail=LATER)
+    if problem := objects.missing_names(db, functions, parsed):
+        raise MopError(f"invalid compile_params {text!r}: {problem}")
 
 
 def check_fit(db, text):
@@ -106,14 +109,8 @@ def check_fit(db, text):
                        sqlstate="42501")
 
 
-def _checked(db, texts, check):
-    for text in texts:
-        check(db, text)
-    return texts
-
-
-def _check_row(db, row):
-    check_compile(db, row[1])
+def _check_row(db, row, functions):
+    check_compile(db, row[1], functions)
     check_fit(db, row[2])
 
 
@@ -131,19 +128,13 @@ def _check_arch_table(db, text, model_ids):
                        hint=f"SELECT model_id, name FROM {table};")
 
 
-def _refuse_object_table(object_table):
-    if object_table is not None:
-        raise MopError(f'object table "{object_table}" cannot be used: custom functions are not supported yet',
-                       detail=LATER, sqlstate="0A000")
-
-
-def _open_table(db, text, model_arch_table):
+def _open_table(db, text, model_arch_table, functions):
     """The selection table to write to, made where it is missing; and the configurations that it has."""
     found = db.find_table(text) if text and text.strip() else None
     if found is None:
         table, summary = db.output_table(text, "_summary")
         _make_table(db, table)
-        _make_summary(db, summary, model_arch_table)
+        _make_summary(db, summary, model_arch_table, functions)
         return table, set()
     missing = [c for c in ("mst_key", "model_id", "compile_params", "fit_params") if c not in db.columns(found)]
     if missing:
@@ -151,12 +142,18 @@ def _open_table(db, text, model_arch_table):
     suffixed = db.suffixed(text, "_summary")
     summary = db.find_table(suffixed)
     if summary is None:
-        _make_summary(db, db.output_table(suffixed), model_arch_table)
+        _make_summary(db, db.output_table(suffixed), model_arch_table, functions)
     else:
         theirs = db.value(f"SELECT model_arch_table FROM {summary} LIMIT 1")
         if theirs != model_arch_table:
             raise MopError(f'model selection table "{text}" was made for the architecture table "{theirs}", '
                            f'not "{model_arch_table}"', hint="Generate into another table.")
+        if functions is not None:
+            theirs = db.value(f"SELECT object_table FROM {summary} LIMIT 1")
+            if theirs is not None and objects.check(db, theirs) != functions:
+                raise MopError(f'model selection table "{text}" was made with the object table "{theirs}", '
+                               f"not {functions}", hint="Generate into another table.")
+            db.execute(f"UPDATE {summary} SET object_table = $1", ["text"], [_readable(db, functions)])
     rows = db.execute(f"SELECT model_id, compile_params, fit_params FROM {found}")
     return found, {(r["model_id"], r["compile_params"], r["fit_params"]) for r in rows}
 
@@ -166,9 +163,15 @@ def _make_table(db, table):
                f"UNIQUE (model_id, compile_params, fit_params))")
 
 
-def _make_summary(db, summary, model_arch_table):
+def _make_summary(db, summary, model_arch_table, functions):
     db.execute(f"CREATE TABLE {summary} (model_arch_table varchar, object_table varchar)")
-    db.execute(f"INSERT INTO {summary} VALUES ($1, NULL)", ["text"], [model_arch_table])
+    db.execute(f"INSERT INTO {summary} VALUES ($1, $2)", ["text", "text"],
+               [model_arch_table, functions and _readable(db, functions)])
+
+
+def _readable(db, quoted):
+    """A quoted name with no more quotes than it needs."""
+    return db.suffixed(quoted, "")
 
 
 def _insert(db, table, row):

@@ -1,0 +1,30 @@
+"""The one callback of fit parameters: TensorBoard, whose event files are written where a superuser says."""
+
+import keras
+
+
+class TensorBoard:
+    """Keras' TensorBoard callback, fed with the passes of one unit.
+
+    `arguments`: those of the parsed fit parameters. MADlib appends the segment to log_dir, and so do we. `write_grad`
+    and `batch_size` have no meaning in Keras 3. One step of the curves is one pass over a segment.
+    """
+
+    PASSED_ON = ("histogram_freq", "update_freq", "write_graph", "write_images")
+
+    def __init__(self, arguments, segment, model):
+        self.callback = keras.callbacks.TensorBoard(
+            log_dir=f"{arguments['log_dir']}{segment}",
+            **{key: value for key, value in arguments.items() if key in self.PASSED_ON})
+        self.callback.set_model(model)
+
+    def __enter__(self):
+        self.callback.on_train_begin()
+        return self
+
+    def passed(self, step, logs):
+        """Write the metrics (dict) of pass `step`."""
+        self.callback.on_epoch_end(step, {k: v for k, v in logs.items() if k != "rows"})
+
+    def __exit__(self, *error):
+        self.callback.on_train_end()

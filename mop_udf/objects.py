@@ -1,0 +1,39 @@
+"""Custom losses and metrics: functions pickled by dill, from a table that a superuser owns.
+
+They are unpickled in the trainer, or in a process of their own:
+``python -m mop_udf.objects check`` (pickle on stdin) and ``python -m mop_udf.objects top_k K NAME`` (pickle on stdout).
+"""
+
+import sys
+
+import dill
+
+
+def load(data):
+    """The function of a pickle. Raises ValueError where it is none: unpickling runs code, so anything may go wrong."""
+    try:
+        function = dill.loads(bytes(data))
+    except Exception as error:
+        raise ValueError(f"dill cannot load it: {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise ValueError(f"it is no function but {type(function).__name__}")
+    return function
+
+
+def top_k_accuracy(k, name):
+    """A function (y_true, y_pred) named `name`: Keras' top_k_categorical_accuracy of that k."""
+    def accuracy(y_true, y_pred):
+        import keras
+        return keras.metrics.top_k_categorical_accuracy(y_true, y_pred, k=k)
+    accuracy.__name__ = accuracy.__qualname__ = name
+    return accuracy
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "check":
+        try:
+            load(sys.stdin.buffer.read())
+        except ValueError as problem:
+            sys.exit(str(problem))
+    else:
+        sys.stdout.buffer.write(dill.dumps(top_k_accuracy(int(sys.argv[2]), sys.argv[3]), recurse=True))

@@ -1,0 +1,108 @@
+"""Custom functions: load_custom_function, delete_custom_function, load_top_k_accuracy_function (contract 2, section 2).
+
+All are for superusers, which is checked before anything is unpickled; and that happens in a process of its own.
+"""
+
+import functools
+import os
+import subprocess
+
+from pg_mop.database import MopError, quote_identifier, sql_function
+from pg_mop.object_table import COLUMNS, table_name
+
+
+def load_custom_function(plpy, GD, *arguments):
+    """See :func:`_load`; GD says where the packages are."""
+    load = functools.partial(_load, home=GD["pg_mop"])
+    sql_function(functools.update_wrapper(load, load_custom_function))(plpy, *arguments)
+
+
+def _load(db, object_table, data, name, description, home):
+    """Store a function pickled by dill (bytes), by name; makes the table where it does not exist."""
+    _superuser_only(db)
+    if data is None:
+        raise MopError("object must not be NULL", hint="It takes the bytes that Python's dill.dumps(function) gives.")
+    if name is None or not name.strip():
+        raise MopError("the name of a custom function must not be NULL or empty")
+    table_name(db, object_table)
+    _program(home, "check", stdin=data)
+    _insert(db, object_table, data, name, description)
+
+
+def load_top_k_accuracy_function(plpy, GD, *arguments):
+    """See :func:`_load_top_k`; GD says where the packages are."""
+    load = functools.partial(_load_top_k, home=GD["pg_mop"])
+    sql_function(functools.update_wrapper(load, load_top_k_accuracy_function))(plpy, *arguments)
+
+
+def _load_top_k(db, object_table, k, home):
+    """Store the metric top_<k>_accuracy."""
+    _superuser_only(db)
+    if k is None or k < 1:
+        raise MopError(f"k must be at least 1, not {k}")
+    name = f"top_{k}_accuracy"
+    _insert(db, object_table, _program(home, "top_k", str(k), name), name, f"returns {name}")
+    db.info(f"custom function {name} added to table {db.extension}.{quote_identifier(table_name(db, object_table))}")
+
+
+def top_k_categorical_acc_pickled(GD, n, name):
+    """The pickle (bytes) of Keras' top_k_categorical_accuracy with k = `n`, as a function called `name`."""
+    return _program(GD["pg_mop"], "top_k", str(int(n)), str(name))
+
+
+@sql_function
+def delete_custom_function(db, object_table, identifier):
+    """Delete a function by id (int) or name (str); the table goes with its last row."""
+    _superuser_only(db)
+    if identifier is None:
+        raise MopError("the id or name of a custom function must not be NULL")
+    table = f"{db.extension}.{quote_identifier(table_name(db, object_table))}"
+    found = db.input_table(table, "object table")
+    _check_columns(db, found, object_table)
+    column, kind = ("id", "integer") if isinstance(identifier, int) else ("name", "text")
+    if not db.execute(f"DELETE FROM {table} WHERE {column} = $1 RETURNING 1 AS x", [kind], [identifier]):
+        raise MopError(f'object table "{object_table}" has no function whose {column} is {identifier!r}',
+                       hint=f"SELECT id, name FROM {table};")
+    if db.one(f"SELECT 1 AS x FROM {table} LIMIT 1") is None:
+        db.execute(f"DROP TABLE {table}")
+
+
+def _insert(db, object_table, data, name, description):
+    table = f"{db.extension}.{quote_identifier(table_name(db, object_table))}"
+    found = db.find_table(table)
+    if found is None:
+        db.output_table(table)
+        db.execute(f"CREATE TABLE {table} (id serial, name text PRIMARY KEY, description text, object bytea)")
+        db.execute(f"GRANT SELECT ON {table} TO PUBLIC")  # whoever trains may use what superusers have put there
+    else:
+        _check_columns(db, found, object_table)
+    if db.value(f"SELECT 1 FROM {table} WHERE name = $1", ["text"], [name]):
+        raise MopError(f'a custom function "{name}" already exists in object table "{object_table}"',
+                       hint=f"SELECT {db.extension}.delete_custom_function(...) removes it.")
+    db.execute(f"INSERT INTO {table} (name, description, object) VALUES ($1, $2, $3)", ["text", "text", "bytea"],
+               [name, description, data])
+
+
+def _check_columns(db, table, text):
+    missing = [c for c in COLUMNS if c not in db.columns(table)]
+    if missing:
+        raise MopError(f'"{text}" is no object table: it has no column {", ".join(missing)}')
+
+
+def _superuser_only(db):
+    if not db.is_superuser():
+        raise MopError("only a superuser may load or delete custom functions", detail="They run code on the server.",
+                       sqlstate="42501")
+
+
+def _program(home, *arguments, stdin=b""):
+    """What `python -m mop_udf.objects` prints. Raises MopError where it fails."""
+    done = subprocess.run([os.path.join(home, "bin", "python"), "-I", "-B", "-m", "mop_udf.objects", *arguments],
+                          input=stdin, capture_output=True, cwd="/", timeout=60, start_new_session=True,
+                          env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent",
+                               "CUDA_VISIBLE_DEVICES": "-1"})
+    if done.returncode:
+        raise MopError("the object is no custom function",
+                       detail=done.stderr.decode("utf-8", "replace").strip()[-1000:],
+                       hint="It takes the bytes that Python's dill.dumps(function) gives.")
+    return done.stdout

@@ -1,0 +1,40 @@
+-- Custom losses and metrics: for superusers, as they run code.
+
+CREATE FUNCTION @extschema@.load_custom_function(
+    object_table varchar,
+    object bytea,
+    name text,
+    description text DEFAULT NULL
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import objects
+objects.load_custom_function(plpy, GD, *args)
+$$;
+
+CREATE FUNCTION @extschema@.delete_custom_function(object_table varchar, id integer)
+RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import objects
+objects.delete_custom_function(plpy, *args)
+$$;
+
+CREATE FUNCTION @extschema@.delete_custom_function(object_table varchar, name text)
+RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import objects
+objects.delete_custom_function(plpy, *args)
+$$;
+
+CREATE FUNCTION @extschema@.load_top_k_accuracy_function(object_table varchar, k integer)
+RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import objects
+objects.load_top_k_accuracy_function(plpy, GD, *args)
+$$;
+
+CREATE FUNCTION @extschema@.top_k_categorical_acc_pickled(n integer, fn_name varchar)
+RETURNS bytea LANGUAGE plpython3u VOLATILE STRICT AS $$
+#python
+from pg_mop.api import objects
+return objects.top_k_categorical_acc_pickled(GD, *args)
+$$;

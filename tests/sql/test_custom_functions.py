@@ -1,0 +1,185 @@
+"""Object tables: who may fill them, what is refused, and training with custom losses and metrics."""
+
+import dill
+import pytest
+
+from workload import ADAM, dense, fit, load, make_data, selection
+
+
+def pickled(name, source):
+    """The pickle of a function defined by `source`, by value, as people make one in PL/Python or a notebook."""
+    space = {"__name__": "__main__"}
+    exec(source, space)
+    return dill.dumps(space[name], recurse=True)
+
+
+ZERO = pickled("zero_loss", "def zero_loss(y_true, y_pred):\n    return 0\n")
+SQUARED = pickled("squared", """
+def squared(y_true, y_pred):
+    import keras
+    return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+""")
+
+
+class Marker:
+    """Unpickling it writes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+def put(db, name, data, table="functions", description="text"):
+    db.run("SELECT madlib.load_custom_function(%s, %s, %s, %s)", [table, data, name, description])
+
+
+@pytest.fixture
+def functions(db):
+    db.run("DROP TABLE IF EXISTS madlib.functions")
+    put(db, "zero_loss", ZERO)
+    put(db, "squared", SQUARED)
+    return "functions"
+
+
+def test_the_table_has_the_contracts_columns_and_ids(db, functions):
+    columns = db.run("SELECT attname, format_type(atttypid, NULL) AS t FROM pg_attribute WHERE attnum > 0 AND "
+                     "attrelid = 'madlib.functions'::regclass ORDER BY attnum")
+    assert [(c["attname"], c["t"]) for c in columns] == [("id", "integer"), ("name", "text"), ("description", "text"),
+                                                         ("object", "bytea")]
+    db.run("SELECT madlib.load_custom_function('functions', %s, 'third')", [SQUARED])
+    rows = db.run("SELECT id, name, description FROM madlib.functions ORDER BY id")
+    assert [(r["id"], r["name"], r["description"]) for r in rows] == [
+        (1, "zero_loss", "text"), (2, "squared", "text"), (3, "third", None)]
+    stored = bytes(db.value("SELECT object FROM madlib.functions WHERE id = 1"))
+    assert dill.loads(stored)(1, 2) == 0
+
+
+def test_deletion_by_id_and_name_and_the_last_one_drops_the_table(db, functions):
+    db.run("SELECT madlib.delete_custom_function('functions', 1)")
+    assert "no function whose id is 1" in str(db.error("SELECT madlib.delete_custom_function('functions', 1)"))
+    db.run("SELECT madlib.delete_custom_function('functions', 'squared'::text)")
+    assert db.value("SELECT to_regclass('madlib.functions')") is None
+    assert "does not exist" in str(db.error("SELECT madlib.delete_custom_function('functions', 'squared'::text)"))
+
+
+def test_top_k_functions(db):
+    db.run("DROP TABLE IF EXISTS madlib.functions")
+    for k in (3, 7, 4, 8):
+        db.run("SELECT madlib.load_top_k_accuracy_function('functions', %s)", [k])
+    rows = db.run("SELECT name, description FROM madlib.functions ORDER BY id")
+    assert [r["name"] for r in rows] == [f"top_{k}_accuracy" for k in (3, 7, 4, 8)]
+    assert rows[0]["description"] == "returns top_3_accuracy"
+
+
+@pytest.mark.parametrize("sql,fragment", [
+    ("load_custom_function('functions', NULL, 'x')", "object must not be NULL"),
+    ("load_custom_function('functions', 'junk'::bytea, 'x')", "no custom function"),
+    ("load_custom_function('functions', '\\x80049525'::bytea, 'x')", "no custom function"),
+    ("load_custom_function('functions', %(squared)s, NULL)", "must not be NULL"),
+    ("load_custom_function('functions', %(squared)s, 'squared')", "already exists"),
+    ("load_custom_function(NULL, %(squared)s, 'x')", "NULL/empty"),
+    ("load_custom_function('pg_temp.x', %(squared)s, 'x')", "must be in schema"),
+    ("load_custom_function('public.x', %(squared)s, 'x')", "must be in schema"),
+    ("load_custom_function('a UNION SELECT 1', %(squared)s, 'x')", "invalid table name"),
+    ("load_custom_function('mop_run', %(squared)s, 'x')", "no object table"),
+    ("delete_custom_function('functions', NULL::integer)", "must not be NULL"),
+    ("delete_custom_function('functions', NULL::text)", "must not be NULL"),
+    ("delete_custom_function('nowhere', 1)", "does not exist"),
+    ("load_top_k_accuracy_function('functions', 0)", "k must be at least 1"),
+    ("load_top_k_accuracy_function('functions', NULL)", "k must be at least 1"),
+])
+def test_bad_input_is_refused(db, functions, sql, fragment):
+    before = db.value("SELECT count(*) FROM pg_class")
+    assert fragment in str(db.error("SELECT madlib." + sql, {"squared": SQUARED}))
+    assert db.value("SELECT count(*) FROM pg_class") == before
+
+
+def test_nothing_is_unpickled_for_those_who_are_no_superusers(db, functions, tmp_path):
+    db.run("DROP ROLE IF EXISTS plain; CREATE ROLE plain LOGIN; GRANT mop_user TO plain")
+    client = db.another("plain")
+    tmp_path.chmod(0o777)
+    mark = tmp_path / "mark"
+    evil = dill.dumps(Marker(str(mark)))
+    error = client.error("SELECT madlib.load_custom_function('functions', %s, 'evil')", [evil])
+    assert "superuser" in str(error) and not mark.exists()
+    for sql in ("delete_custom_function('functions', 1)", "load_top_k_accuracy_function('functions', 3)"):
+        assert "superuser" in str(client.error("SELECT madlib." + sql))
+    client.close()
+
+
+def test_a_table_that_a_plain_role_owns_is_refused(db, functions):
+    make_data(db)
+    load(db, "arch", dense())
+    selection(db, "mst", "arch", [(1, "loss='squared', optimizer='Adam()'", "")])
+    db.run("UPDATE mst_summary SET object_table = 'madlib.functions'; ALTER TABLE madlib.functions OWNER TO plain")
+    error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', 1, FALSE)")
+    assert "no superuser" in str(error)
+
+
+def test_training_with_custom_losses_and_metrics(db, functions):
+    make_data(db, segments=1)  # so that all visit the rows in the same order
+    db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed')")
+    load(db, "arch", dense())
+    db.run("SELECT madlib.load_top_k_accuracy_function('functions', 2)")
+    db.run("DROP TABLE IF EXISTS mst, mst_summary")
+    db.run("SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY["
+           "$$loss='Zero_Loss', optimizer='Adam(lr=0.1)', metrics=['top_2_accuracy']$$,"
+           "$$loss='squared', optimizer='Adam(lr=0.05)', metrics=['accuracy']$$,"
+           "$$loss='mse', optimizer='Adam(lr=0.05)', metrics=['accuracy']$$], ARRAY['batch_size=10'], 'functions')")
+    assert db.value("SELECT object_table FROM mst_summary") == "madlib.functions"
+    fit(db, "flowers_packed", "models", "mst", 3, "flowers_val", 1)
+    zero, own, keras = db.run("SELECT * FROM models_info ORDER BY mst_key")
+    assert zero["training_loss"] == zero["validation_loss"] == [0, 0, 0]
+    assert zero["metrics_type"] == ["top_2_accuracy"] and zero["loss_type"] == "Zero_Loss"
+    assert len(zero["training_metrics"]) == 3 and 0 < zero["training_metrics_final"] <= 1
+    assert own["training_loss"] == pytest.approx(keras["training_loss"], rel=1e-5), "the same loss, written twice"
+    assert db.value("SELECT object_table FROM models_summary") == "madlib.functions"
+    db.run("DROP TABLE IF EXISTS evaluated")
+    db.run("SELECT madlib.madlib_keras_evaluate('models', 'flowers_val', 'evaluated', FALSE, 2)")
+    row = db.run("SELECT * FROM evaluated")[0]
+    assert row["loss"] == pytest.approx(own["validation_loss_final"], rel=1e-5) and row["loss_type"] == "squared"
+
+
+def test_functions_that_are_missing_are_errors_before_any_work(db, functions):
+    make_data(db)
+    load(db, "arch", dense())
+    call = ("SELECT madlib.load_model_selection_table('arch', 'none', ARRAY[1], ARRAY[$$loss='{}',optimizer='SGD()',"
+            "metrics=['{}']$$], ARRAY['epochs=1']{})")
+    for loss, metric, rest, fragment in (("mine", "mae", "", "object table missing"),
+                                         ("mse", "mine", "", "object table missing"),
+                                         ("mine", "mae", ", 'functions'", "no such function"),
+                                         ("mse", "mine", ", 'functions'", "no such function"),
+                                         ("mse", "mae", ", 'nowhere'", "does not exist")):
+        assert fragment in str(db.error(call.format(loss, metric, rest)))
+    assert db.value("SELECT to_regclass('none')") is None
+
+
+def test_an_object_table_is_used_by_generate_too(db, functions):
+    load(db, "arch", dense())
+    db.run("DROP TABLE IF EXISTS gen, gen_summary")
+    db.run("SELECT madlib.generate_model_configs('arch', 'gen', ARRAY[1], $${'loss': ['squared'], 'metrics': ['mae'],"
+           "'optimizer_params_list': [{'optimizer': ['SGD'], 'lr': [0.1, 0.2]}]}$$, $${'batch_size': [8]}$$, 'grid', "
+           "NULL, NULL, 'functions')")
+    assert db.value("SELECT count(*) FROM gen") == 2
+    assert db.value("SELECT object_table FROM gen_summary") == "madlib.functions"
+
+
+def test_a_unit_of_a_plain_role_gets_no_function_of_its_own_table(db, functions):
+    """A role that calls the worker's function itself still cannot name a table of its own."""
+    db.run("DROP ROLE IF EXISTS plain2; CREATE ROLE plain2 LOGIN; GRANT mop_user TO plain2; "
+           "CREATE SCHEMA IF NOT EXISTS plain2 AUTHORIZATION plain2; ALTER TABLE madlib.functions OWNER TO plain2")
+    make_data(db)
+    load(db, "arch", dense())
+    selection(db, "mst", "arch", [(1, ADAM.format(0.1), "")])
+    run_id = fit(db, "flowers_packed", "models", "mst", 1)
+    db.run("UPDATE madlib.mop_configuration SET compile_params = $$loss='squared', optimizer='SGD()'$$ "
+           "WHERE run_id = %s", [run_id])
+    db.run("UPDATE madlib.mop_run SET owner = 'plain2' WHERE run_id = %s", [run_id])
+    client = db.another("plain2")
+    unit = ('{"run_id": %d, "mst_key": 1, "kind": "evaluate", "version": 0, "fingerprint": "x", '
+            '"fingerprint_sql": "SELECT \'x\' AS fingerprint", "object_table": "functions", "options": {}}' % run_id)
+    error = client.error("SELECT madlib.mop_run_unit(%s)", [unit])
+    assert "no superuser" in str(error)
+    client.close()
