@@ -43,8 +43,9 @@ class Session:
         if trainer is not None:
             trainer.kill()
 
-    def begin(self, unit, state):
-        """Hand the trainer a unit (its header) and the model state (list of bytes; empty = start from the seed).
+    def begin(self, unit, state, objects):
+        """Hand the trainer a unit (its header), the model state (list of bytes; empty = start from the seed) and the
+        pickles of its custom functions ({name: bytes}).
 
         Adds to the header what the trainer's cache decides: `sends_rows`, whether rows follow; `keeps_rows`; and
         `epochs_sent`, how often they follow (they are sent for each epoch where they cannot be kept).
@@ -58,7 +59,8 @@ class Session:
             trainer.datasets = set(answer["datasets"])
             epochs = 1 if keeps else unit["epochs"]
         self.unit = {**unit, "sends_rows": sends, "keeps_rows": keeps, "epochs_sent": epochs}
-        trainer.send({"op": "unit", **self.unit, "state_parts": len(state)})
+        trainer.send({"op": "unit", **self.unit, "state_parts": len(state), "objects": list(objects)},
+                     *objects.values())
         for part in state:
             trainer.send({"op": "state"}, part)
 

@@ -83,30 +83,43 @@ def check(architecture):
 
 
 def input_shapes(architecture):
-    """Shapes of the model's inputs, without the batch dimension, in layer order.
+    """Shapes of the model's inputs, without the batch dimension, in the order of its inputs.
 
     Raises ArchitectureError where no layer says its input shape.
     """
-    shapes = []
-    for layer in _layers(architecture):
+    shapes = {}
+    for number, layer in enumerate(_layers(architecture)):
         shape = layer["config"].get("batch_shape", layer["config"].get("batch_input_shape"))
         if isinstance(shape, list):
-            shapes.append(shape[1:])
+            shapes[layer["config"].get("name", number)] = shape[1:]
     if not shapes:
         raise ArchitectureError("the architecture does not state its input shape (batch_shape, batch_input_shape)")
-    return shapes
+    order = _ends(architecture, "input_layers")
+    return [shapes[n] for n in order] if set(order) == set(shapes) else list(shapes.values())
 
 
 def output_units(architecture, outputs=1):
-    """`units` of the last `outputs` layers that have any, in layer order: the widths of the model's outputs.
+    """`units` of the model's outputs: of its output layers or, where those have none, of the last layers that do.
 
-    Raises ArchitectureError where there are fewer.
+    Raises ArchitectureError where there are fewer than `outputs`.
     """
-    units = [layer["config"]["units"] for layer in _layers(architecture)
-             if isinstance(layer.get("config"), dict) and isinstance(layer["config"].get("units"), int)]
+    units = {layer["config"].get("name", number): layer["config"]["units"]
+             for number, layer in enumerate(_layers(architecture))
+             if isinstance(layer["config"].get("units"), int)}
+    ends = _ends(architecture, "output_layers")
+    if len(ends) == outputs and all(name in units for name in ends):
+        return [units[name] for name in ends]
     if len(units) < outputs:
         raise ArchitectureError(f"the architecture has no layer with units for each of its {outputs} outputs")
-    return units[len(units) - outputs:]
+    return list(units.values())[len(units) - outputs:]
+
+
+def _ends(architecture, key):
+    """Names of the layers that a functional model lists under `key`: [[name, node, tensor], ...], or just one."""
+    listed = architecture["config"].get(key) if isinstance(architecture.get("config"), dict) else None
+    if isinstance(listed, list) and listed and isinstance(listed[0], str):
+        listed = [listed]
+    return [end[0] for end in listed or [] if isinstance(end, list) and end and isinstance(end[0], str)]
 
 
 def _layers(architecture):

@@ -1,12 +1,14 @@
 """Architecture JSON and compile parameters to a compiled Keras model, and its state. Runs in the trainer."""
 
 import collections
+import hashlib
 import json
 
 import keras
 import numpy as np
 
 from mop_udf import architecture as architectures
+from mop_udf import objects as custom
 from mop_udf import params, state
 from mop_udf.kernels.plain import Plain
 
@@ -67,20 +69,33 @@ def make_optimizer(name, arguments):
 class CompiledModel:
     """A model with its optimizer, compiled once and lent to every configuration that differs in scalars only."""
 
-    def __init__(self, architecture, compile_params):
+    def __init__(self, architecture, compile_params, objects):
+        """`objects`: {name: pickle} of the custom functions that the compile parameters name."""
         self.architecture = normalise(architecture)
+        functions = load_functions(objects)
         self.model = build(self.architecture, 0)
         self.optimizer = make_optimizer(compile_params["optimizer"], compile_params["optimizer_args"])
+        outputs = len(self.model.outputs)
         try:
             self.model.compile(
-                optimizer=self.optimizer, loss=compile_params["loss"], metrics=compile_params["metrics"] or None,
-                loss_weights=compile_params["loss_weights"], weighted_metrics=compile_params["weighted_metrics"],
+                optimizer=self.optimizer, loss=make_loss(compile_params["loss"], functions, outputs),
+                metrics=make_metrics(compile_params["metrics"], functions, outputs),
+                loss_weights=compile_params["loss_weights"],
+                weighted_metrics=make_metrics(compile_params["weighted_metrics"], functions, outputs),
                 jit_compile=False)
             self.optimizer.build(self.model.trainable_variables)
         except Exception as error:
             raise ConfigurationError(f"Keras refuses to compile the model: {first_line(error)}") from error
+        self.metrics = len(compile_params["metrics"])
         self.kernel = Plain(self.model)
         self._fresh_optimizer = [np.array(v) for v in self.optimizer.variables]
+
+    def metric_of(self, report):
+        """The metric that was asked for: of several outputs the mean. None where none was."""
+        outputs = getattr(self.model, "output_names", ["output"])  # a Sequential model has one, without a name
+        others = {"loss", "rows"} | ({f"{name}_loss" for name in outputs} if len(outputs) > 1 else set())
+        values = [v for k, v in report.items() if k not in others][:self.metrics * len(outputs)]
+        return sum(values) / len(values) if values else None
 
     def start(self, seed, learning_rate):
         """Put the model into the state in which training begins: weights from `seed`, an unused optimizer."""
@@ -94,6 +109,13 @@ class CompiledModel:
     def load(self, data):
         """Put the model into the state `data` (bytes of `save`)."""
         self._assign(state.unpack(data))
+
+    def set_weights(self, data):
+        """Put the model's weights (float32 bytes, contract 6) in place; raises ConfigurationError where they differ."""
+        try:
+            self.model.set_weights(state.weights_from_bytes(data, [w.shape for w in self.model.weights]))
+        except state.StateError as error:
+            raise ConfigurationError(str(error)) from error
 
     def save(self):
         """The model's state as a list of buffers."""
@@ -121,20 +143,61 @@ class ModelCache:
     def __init__(self, most=32):
         self.most, self.models = most, collections.OrderedDict()
 
-    def get(self, architecture, compile_params):
-        """(CompiledModel, learning rate to start with or None) for architecture JSON text and parsed parameters."""
+    def get(self, architecture, compile_params, objects):
+        """(CompiledModel, learning rate to start with or None) for architecture JSON text and parsed parameters.
+
+        `objects`: {name: pickle} of the custom functions.
+        """
         arguments = dict(compile_params["optimizer_args"])
         rate = None if arguments.get("decay") else arguments.pop("learning_rate", None)
         shared = {**compile_params, "optimizer_args": arguments}
-        key = json.dumps([architecture, shared], sort_keys=True, default=str)
+        digests = [[name, hashlib.sha256(data).hexdigest()] for name, data in sorted(objects.items())]
+        key = json.dumps([architecture, shared, digests], sort_keys=True, default=str)
         if key not in self.models:
             if rate is not None:  # let Keras judge the value as it stands
                 make_optimizer(compile_params["optimizer"], compile_params["optimizer_args"])
-            self.models[key] = CompiledModel(architecture, shared)
+            self.models[key] = CompiledModel(architecture, shared, objects)
             if len(self.models) > self.most:
                 self.models.popitem(last=False)
         self.models.move_to_end(key)
         return self.models[key], rate
+
+
+def load_functions(objects):
+    """{name: pickle} -> {name: function}; raises ConfigurationError where one does not load."""
+    functions = {}
+    for name, data in objects.items():
+        try:
+            functions[name] = custom.load(data)
+        except ValueError as error:
+            raise ConfigurationError(f"custom function {name!r} cannot be used: {first_line(error)}") from error
+    return functions
+
+
+def make_loss(name, functions, outputs):
+    """What `compile` takes as loss of a model with that many outputs: each has Keras' loss, or custom one, `name`."""
+    loss = name
+    if name in functions:
+        function = functions[name]
+
+        def loss(y_true, y_pred):
+            # a loss that does not depend on the prediction (MADlib's tests have one) has gradients: zeros
+            return keras.ops.cast(function(y_true, y_pred), y_pred.dtype) + 0 * keras.ops.sum(y_pred)
+
+    return loss if outputs == 1 else [loss] * outputs
+
+
+def make_metrics(names, functions, outputs):
+    """What `compile` takes as metrics of a model with that many outputs: each output gets them all."""
+    if not names:
+        return None
+
+    def one(name):
+        if name not in functions:
+            return name
+        return keras.metrics.MeanMetricWrapper(functions[name], name=name)
+
+    return [one(n) for n in names] if outputs == 1 else [[one(n) for n in names] for _ in range(outputs)]
 
 
 def seed_variables(model):

@@ -71,7 +71,7 @@ class Server:
             parts.append(part)
         self.ended = False  # the unit's `end` has been read
         try:
-            compiled = self._prepare(unit, parts)
+            compiled = self._prepare(unit, parts, dict(zip(unit["objects"], payloads)))
             del parts
             stream = self._chunks(unit)
             report = (self._train if unit["kind"] == "train" else self._evaluate)(unit, compiled, stream)
@@ -90,18 +90,18 @@ class Server:
                 self._drain()
             self._refuse(error)
 
-    def _prepare(self, unit, parts):
+    def _prepare(self, unit, parts, objects):
         compile_params, self.fit = self.models.parse(unit["compile_params"], unit["fit_params"])
-        compiled, rate = self.compiled.get(unit["architecture"], compile_params)
-        if unit.get("plain_weights"):
-            model = compiled.model
-            model.set_weights(self.state.weights_from_bytes(parts[0], [w.shape for w in model.weights]))
-        elif parts:
+        compiled, rate = self.compiled.get(unit["architecture"], compile_params, objects)
+        if parts and not unit["plain_weights"]:
             compiled.load(parts[0] if len(parts) == 1 else b"".join(parts))
-        else:
+            return compiled
+        if not parts or unit["kind"] == "train":
             seed = self.models.initial_seed(unit["seed"], unit["model_id"],
                                             None if unit["same_start"] else unit["mst_key"])
             compiled.start(seed, rate)
+        if parts:
+            compiled.set_weights(parts[0])
         return compiled
 
     def _chunks(self, unit):
@@ -163,6 +163,11 @@ class Server:
             for _ in range(epochs - 1):
                 again = self._fit_batches([segment.columns], fit, limit)
                 passes.append(kernel.train(again, **options))
+        if fit["callbacks"]:
+            from mop_udf.callbacks import TensorBoard
+            with TensorBoard(fit["callbacks"], unit["segment"], compiled.model) as board:
+                for number, logs in enumerate(passes):
+                    board.passed((unit["iteration"] - 1) * epochs + number, logs)
         return {"loss": passes[-1]["loss"], "rows": passes[-1]["rows"], "kernel": kernel.name}
 
     def _train_streamed(self, compiled, stream, limit, options):
@@ -178,9 +183,8 @@ class Server:
     def _evaluate(self, unit, compiled, stream):
         chunks = self.data.batches((arrays for _, arrays in stream), 1024)
         report = compiled.kernel.evaluate(chunks, unit["inputs"])
-        metrics = [v for k, v in report.items() if k not in ("loss", "rows")]
         return {"loss": report.get("loss", 0.0), "rows": report["rows"], "kernel": compiled.kernel.name,
-                "metric": metrics[0] if metrics else None}
+                "metric": compiled.metric_of(report)}
 
     def _drain(self):
         """Read what remains of the unit's frames, so that its answer is next."""

@@ -8,7 +8,8 @@ CREATE FUNCTION @extschema@.training_preprocessor_dl(
     buffer_size integer DEFAULT NULL,
     normalizing_const real DEFAULT 1.0,
     num_classes integer[] DEFAULT NULL,
-    distribution_rules text DEFAULT NULL
+    distribution_rules text DEFAULT NULL,
+    dependent_dtype text DEFAULT 'int16'
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import preprocess

@@ -59,7 +59,11 @@ class Catalog:
 
     # --- runs -------------------------------------------------------------------------------------
     def open_run(self, run, configurations, segments):
-        """Insert a run (dict), its configurations and segments (lists of dicts). Returns run_id."""
+        """Insert a run (dict), its configurations and segments (lists of dicts). Returns run_id.
+
+        A configuration with `weights_sql` starts from the weights (float32 bytes) that it selects, whose MD5 must be
+        `weights_md5`. Raises MopError where this session, as the workers, sees others.
+        """
         with self.connection.cursor() as cursor:
             cursor.execute("BEGIN")
             try:
@@ -78,15 +82,32 @@ class Catalog:
                         f" fit_params, model_arch, error) VALUES (%s, %s, %s, %s, %s, %s, %s)",
                         (run_id, row["mst_key"], row["model_id"], row["compile_params"], row["fit_params"],
                          row["model_arch"], row.get("error")))
+                    if row.get("weights_sql"):
+                        self._insert_weights(cursor, run_id, row)
                 for dataset, segment in segments:
                     cursor.execute(f"INSERT INTO {self.schema}.mop_segment VALUES (%s, %s, %s, %s, %s, %s)",
                                    (run_id, dataset, segment.key, segment.rows, segment.bytes, segment.fingerprint))
                 cursor.execute("COMMIT")
-            except psycopg2.Error:
+            except (psycopg2.Error, MopError):
                 if not self.connection.closed:
                     cursor.execute("ROLLBACK")
                 raise
         return run_id
+
+    def _insert_weights(self, cursor, run_id, row):
+        """Version 0 of a model state: plain weights, copied within the server."""
+        try:
+            cursor.execute(f"INSERT INTO {self.schema}.mop_state SELECT %s, %s, 0, 0, w FROM ({row['weights_sql']}) "
+                           f"AS source(w) WHERE md5(w) = %s", (run_id, row["mst_key"], row["weights_md5"]))
+            seen = cursor.rowcount == 1
+        except (psycopg2.errors.UndefinedTable, psycopg2.errors.UndefinedColumn, psycopg2.errors.LockNotAvailable,
+                psycopg2.errors.InvalidSchemaName, psycopg2.errors.FeatureNotSupported,
+                psycopg2.errors.InsufficientPrivilege):
+            seen = False
+        if not seen:
+            raise MopError(f"the initial weights of mst_key {row['mst_key']} are not those that other sessions see",
+                           detail="Worker sessions see committed data only, and no temporary tables.",
+                           hint="COMMIT the transaction that wrote them, then call again.", sqlstate="55000")
 
     def close_run(self, run_id, status, error=None, output_oid=None):
         """Mark a run as ended, and the units that it leaves behind as cancelled."""

@@ -57,5 +57,10 @@ class PackedTable:
 
     def dtypes(self):
         """numpy dtypes of the columns' bytes."""
-        return ["<f4"] * len(self.inputs) + ["<i2"] * len(self.outputs)
+        return ["<f4"] * len(self.inputs) + ["<f4" if self.regression else "<i2"] * len(self.outputs)
+
+    @property
+    def regression(self):
+        """True where the outputs are numbers (float32), not one-hot classes."""
+        return self.summary.get("dependent_dtype") == "float32"
 

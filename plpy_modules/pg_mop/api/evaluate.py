@@ -5,6 +5,7 @@ import json
 
 from mop_udf import aggregate
 from mop_udf.process import TrainerError, TrainerLost
+from pg_mop import object_table
 from pg_mop.api.model_table import StoredModel, trainer_options
 from pg_mop.database import MopError, quote_identifier, sql_function
 from pg_mop.packed import PackedTable
@@ -40,13 +41,14 @@ def _evaluate(db, model_table, test_table, output_table, use_gpus, mst_key, sess
     values = ", ".join(f"c{i}" for i in range(len(packed.columns)))
     texts = ", ".join(f"s{i}" for i in range(len(packed.columns)))
     options = trainer_options(db, use_gpus)
+    objects = object_table.read(db, model.summary.get("object_table"), model.compile)
     with trainer_of(session, options):
         session.begin({
             "kind": "evaluate", "plain_weights": True, "seed": 0, "same_start": True, "mst_key": mst_key or 0,
             "model_id": 0, "iteration": 0, "segment": 0, "architecture": model.architecture_text,
             "compile_params": model.compile_params, "fit_params": None, "epochs": 1, "dtypes": packed.dtypes(),
             "inputs": len(packed.inputs), "rows": 0, "nbytes": 1 << 62, "dataset": None, "keep": [],
-        }, [model.weights])
+        }, [model.weights], objects)
         report = json.loads(db.value(
             f"SELECT {db.extension}.mop_sub_epoch(1, buffer_id, ARRAY[{values}], ARRAY[{texts}]) FROM "
             f"(SELECT buffer_id, {columns} FROM {packed.table} ORDER BY buffer_id OFFSET 0) AS buffers"))

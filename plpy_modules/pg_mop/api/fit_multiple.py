@@ -5,7 +5,7 @@ import secrets
 import psycopg2
 
 from mop_udf import architecture, params, state
-from pg_mop import __version__, catalog, settings
+from pg_mop import __version__, catalog, object_table, settings
 from pg_mop.catalog import Catalog
 from pg_mop.database import MopError, quote_identifier, quote_literal, sql_function
 from pg_mop.engines.postgresql import PostgreSQL
@@ -14,8 +14,6 @@ from pg_mop.execute.sessions import Sessions
 from pg_mop.packed import PackedTable
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
-
-LATER = "It comes with the next release of pg_mop."
 
 
 @sql_function
@@ -49,8 +47,7 @@ class Call:
                  validation_table, frequency, warm_start, options):
         self.db, self.options, self.use_gpus = db, options, use_gpus
         self.arguments = (source_table, model_output_table, model_selection_table, validation_table)
-        if warm_start:
-            raise MopError("warm_start is not supported yet", detail=LATER, sqlstate="0A000")
+        self.warm_start = warm_start
         isolation = db.setting("transaction_isolation")
         if isolation != "read committed":
             raise MopError(f"training needs a transaction at isolation level read committed, not {isolation}",
@@ -69,7 +66,12 @@ class Call:
         self.validation = None
         if validation_table is not None:
             self.validation = PackedTable(db, validation_table, "validation table")
-        self.output = db.output_table(model_output_table, "_info", "_summary")
+        if warm_start:
+            self.previous = PreviousRun(db, model_output_table)
+            self.output = self.previous.names
+        else:
+            self.previous = None
+            self.output = db.output_table(model_output_table, "_info", "_summary")
         self._read_selection(model_selection_table)
         self._check_data()
         self._check_gpus()
@@ -86,61 +88,60 @@ class Call:
             if missing:
                 raise MopError(f'{relation} has no column "{missing[0]}"', hint=hint)
         row = db.one(f"SELECT model_arch_table, object_table FROM {summary}")
-        if row["object_table"] is not None:
-            raise MopError(f'custom functions (object table "{row["object_table"]}") are not supported yet',
-                           detail=LATER, sqlstate="0A000")
         self.arch_table_name, self.object_table = row["model_arch_table"], row["object_table"]
+        self.functions = None if self.object_table is None else object_table.check(db, self.object_table)
         arch = db.input_table(self.arch_table_name, "model architecture table",
                               hint=f"SELECT {db.extension}.load_keras_model(...) makes it.")
         self.configurations = db.execute(
             f"SELECT s.mst_key, s.model_id, s.compile_params, s.fit_params, a.model_arch::text AS model_arch, "
-            f"a.model_weights IS NOT NULL AS has_weights, a.model_id IS NOT NULL AS has_model "
+            f"md5(a.model_weights) AS weights_md5, a.model_id IS NOT NULL AS has_model "
             f"FROM {table} s LEFT JOIN {arch} a ON a.model_id = s.model_id ORDER BY s.mst_key")
         problems = []
         keys = [c["mst_key"] for c in self.configurations]
         if None in keys or len(set(keys)) < len(keys):
             raise MopError(f'model selection table "{text}" has mst_keys that are NULL or not unique')
         for c in self.configurations:
-            if problem := self._problem(c):
+            if problem := self._start(c, arch) or self._problem(c):
                 problems.append(f"mst_key {c['mst_key']}: {problem}")
         if problems:
             raise MopError(f'model selection table "{text}" has {len(problems)} configuration'
                            f'{"s" if len(problems) > 1 else ""} that cannot be trained: {problems[0]}',
                            detail="\n".join(problems[:20]))
 
+    def _start(self, c, arch):
+        """Fill in from which weights a configuration starts (contract 3, section 2.1). What forbids it, or None."""
+        if self.previous is not None:
+            if problem := self.previous.fill(c):
+                return problem
+        elif c["weights_md5"] is not None:
+            c["weights_sql"] = f"SELECT model_weights FROM {arch} WHERE model_id = {int(c['model_id'])}"
+        return None
+
     def _problem(self, c):
         """What forbids a configuration, or None; fills in what its strings say."""
         if not c["has_model"]:
             return f'model_id {c["model_id"]} is not in architecture table "{self.arch_table_name}"'
-        if c["has_weights"]:
-            return f"transfer learning (model_weights of model_id {c['model_id']}) is not supported yet. {LATER}"
         try:
             c["compile"] = params.parse_compile_params(c["compile_params"])
             c["fit"] = params.parse_fit_params(c["fit_params"])
             c["architecture"] = architecture.check(c["model_arch"])
         except (params.ParameterError, architecture.ArchitectureError) as error:
             return str(error)
-        if not params.is_builtin_loss(c["compile"]["loss"]):
-            return f"unknown loss {c['compile']['loss']!r} (custom functions: object table missing)"
-        for metric in c["compile"]["metrics"] or []:
-            if not params.is_builtin_metric(metric):
-                return f"unknown metric {metric!r} (custom functions: object table missing)"
-        if c["fit"]["callbacks"]:
-            return f"callbacks are not supported yet. {LATER}"
+        if problem := object_table.missing_names(self.db, self.functions, c["compile"]):
+            return problem
+        if c["fit"]["callbacks"] and not self.db.is_superuser():
+            return "only a superuser may use callbacks: they write files on the server"
         return None
 
     def _check_data(self):
         """The data's columns, and which configurations they do not fit (those fail, the others run)."""
         db, source = self.db, self.source
-        if len(source.inputs) > 1 or len(source.outputs) > 1:
-            raise MopError("Multiple dependent and independent variables not supported", detail=LATER,
-                           sqlstate="0A000")
         shapes = source.shapes(db)
         self.shapes = [shapes[c] for c in source.columns]
         if self.validation is not None:
             theirs = self.validation.shapes(db)
             theirs = [theirs[c] for c in self.validation.columns]
-            if theirs != self.shapes:
+            if theirs != self.shapes or self.validation.regression != source.regression:
                 raise MopError(f'"{self.validation.text}" holds rows of shapes {theirs}, "{source.text}" of '
                                f"{self.shapes}: they must be equal",
                                hint="Make it with validation_preprocessor_dl from the same training table.")
@@ -156,17 +157,19 @@ class Call:
 
     def _misfit(self, c):
         """Why an architecture does not fit the data, or None."""
+        count = len(self.source.inputs)
+        wanted, widths = self.shapes[:count], [shape[0] for shape in self.shapes[count:]]
         try:
             inputs = architecture.input_shapes(c["architecture"])
-            units = architecture.output_units(c["architecture"], 1)
+            units = architecture.output_units(c["architecture"], len(widths))
         except architecture.ArchitectureError as error:
             return str(error)
-        if len(inputs) != 1 or inputs[0] != self.shapes[0]:
-            return (f"the architecture takes input of shape {inputs[0] if len(inputs) == 1 else inputs}, "
-                    f'"{self.source.text}" has {self.shapes[0]}: input shape does not match')
-        if [units[-1]] != self.shapes[1]:
-            return (f'the architecture outputs {units[-1]} classes but "{self.source.text}" has '
-                    f"{', '.join(map(str, self.shapes[1]))}")
+        if inputs != wanted:
+            return (f"the architecture takes input of shape {_one(inputs)}, "
+                    f'"{self.source.text}" has {_one(wanted)}: input shape does not match')
+        if units != widths:
+            what = "numbers" if self.source.regression else "classes"
+            return f'the architecture outputs {_one(units)} {what} but "{self.source.text}" has {_one(widths)}'
         return None
 
     def _check_gpus(self):
@@ -266,7 +269,12 @@ class Call:
                     and packed.table.kind in ("r", "p"):
                 before = db.setting("lock_timeout")
                 db.execute(f"SET LOCAL lock_timeout = {self.options['lock_timeout']}")
-                db.execute(f"LOCK TABLE {packed.table} IN SHARE MODE")
+                try:
+                    db.execute(f"LOCK TABLE {packed.table} IN SHARE MODE")
+                except db.plpy.SPIError as error:
+                    if getattr(error, "sqlstate", None) != "55P03":
+                        raise
+                    raise _locked(packed) from None
                 db.execute(f"SET LOCAL lock_timeout = {quote_literal(before)}")
 
     def _check_visible(self, journal):
@@ -276,9 +284,7 @@ class Call:
             try:
                 seen = journal.fingerprint(self.engine.fingerprint_sql(packed, key))
             except psycopg2.errors.LockNotAvailable:
-                raise MopError(f'"{packed.text}" is locked by another transaction',
-                               hint="SELECT * FROM pg_locks WHERE relation = "
-                                    f"{quote_literal(packed.table)}::regclass;", sqlstate="55P03") from None
+                raise _locked(packed) from None
             if seen != segment.fingerprint:
                 raise MopError(
                     f'"{packed.text}" has rows that other sessions do not see'
@@ -303,7 +309,7 @@ class Call:
             "dtypes": packed.dtypes(), "inputs": len(packed.inputs), "rows": segment.rows, "bytes": segment.bytes,
             "epochs": fit["epochs"] - fit["initial_epoch"] if unit.kind == "train" else 1,
             "dataset_key": self._dataset_key(unit.dataset, unit.segment),
-            "keep": [self._dataset_key(*d) for d in self.segments],
+            "keep": [self._dataset_key(*d) for d in self.segments], "object_table": self.functions,
         }
 
     def _dataset_key(self, dataset, key):
@@ -328,6 +334,8 @@ class Call:
         """Write the three output tables in the caller's transaction and mark the run finished."""
         db = self.db
         model, info, summary = self.output
+        if self.previous is not None:
+            self.previous.drop()
         db.execute(f"CREATE TABLE {model} (mst_key integer, model_weights bytea, model_arch json, "
                    f"__dist_key__ integer)")
         db.execute(f"ALTER TABLE {model} ALTER COLUMN model_weights SET STORAGE EXTERNAL")
@@ -400,16 +408,18 @@ class Call:
             ("model_arch_table", "text", self.arch_table_name),
             ("model_selection_table", "text", selection_name), ("object_table", "text", self.object_table),
             ("num_iterations", "integer", self.num_iterations),
-            ("metrics_compute_frequency", "integer", self.frequency), ("warm_start", "boolean", False),
+            ("metrics_compute_frequency", "integer", self.frequency), ("warm_start", "boolean", self.warm_start),
             ("name", "text", name), ("description", "text", description),
             ("start_training_time", "timestamp", started),
             ("end_training_time", "timestamp", db.value("SELECT clock_timestamp()::timestamp::text")),
             ("madlib_version", "text", f"pg_mop {__version__}"),
-            ("num_classes", "integer[]", [self.shapes[1][0]]),
+            ("num_classes", "integer[]", [shape[0] for shape in self.shapes[len(source.inputs):]]),
         ]
         after = [("dependent_vartype", "text[]", source.summary.get("dependent_vartype")),
                  ("normalizing_const", "real", source.summary.get("normalizing_const")),
                  ("metrics_iters", "integer[]", self.metrics_iterations)]
+        if source.regression:
+            after.append(("dependent_dtype", "text", "float32"))
         # CREATE TABLE AS takes no parameters
         db.execute(f"CREATE TABLE {summary} AS SELECT {_typed(values)}, {class_columns}, {_typed(after)} "
                    f"FROM {source.summary_table} AS s LIMIT 1")
@@ -419,6 +429,57 @@ class Call:
         places = ", ".join(f"${i + 1}" for i in range(len(columns)))
         self.db.execute(f"INSERT INTO {table} ({names}) VALUES ({places})",
                         [t for t, _ in columns.values()], [v for _, v in columns.values()])
+
+
+class PreviousRun:
+    """The output of the run that a warm start goes on from, and replaces."""
+
+    def __init__(self, db, text):
+        """Check the three tables that the caller calls `text`, `text`_info, `text`_summary. Raises MopError."""
+        self.db, self.text = db, text
+        if text is None or text.strip().lower() in ("", "null"):
+            raise MopError("NULL/empty output table name")
+        hint = "A warm start goes on from the tables of an earlier call: call with warm_start => FALSE first."
+        self.tables = [db.input_table(text if not suffix else db.suffixed(text, suffix), what, hint=hint)
+                       for suffix, what in (("", "model table"), ("_info", "info table of the model table"),
+                                            ("_summary", "summary of the model table"))]
+        self.names = [str(table) for table in self.tables]
+        columns = (("mst_key", "model_weights", "model_arch"), ("mst_key", "model_id"), ())
+        for table, wanted in zip(self.tables, columns):
+            missing = [c for c in wanted if c not in db.columns(table)]
+            if missing:
+                raise MopError(f'{table} has no column "{missing[0]}": it was not made by '
+                               f"madlib_keras_fit_multiple_model")
+            if not db.value("SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = $1", ["oid"], [table.oid]):
+                raise MopError(f"must be owner of {table}, which a warm start replaces", sqlstate="42501")
+            if dependent := db.value(
+                    "SELECT pg_describe_object(classid, objid, 0) FROM pg_depend WHERE refclassid = 1259 AND "
+                    "refobjid = $1 AND deptype = 'n' AND classid IN (2618, 2606) LIMIT 1", ["oid"], [table.oid]):
+                raise MopError(f"{table}, which a warm start replaces, is used by another object", detail=dependent,
+                               hint="Drop that, or make it of a copy of the table.", sqlstate="2BP01")
+        self.rows = {row["mst_key"]: row for row in db.execute(
+            f"SELECT m.mst_key, i.model_id, m.model_arch::text AS model_arch, md5(m.model_weights) AS weights_md5 "
+            f"FROM {self.tables[0]} m LEFT JOIN {self.tables[1]} i USING (mst_key)")}
+
+    def fill(self, c):
+        """Put the weights and architecture of the earlier run into configuration `c`; what forbids it, or None.
+
+        A configuration that is new starts from the seed, whatever the architecture table has.
+        """
+        before = self.rows.get(c["mst_key"])
+        if before is None or before["weights_md5"] is None:
+            return None
+        if before["model_id"] not in (None, c["model_id"]):
+            return (f'it is of model_id {c["model_id"]}, but of {before["model_id"]} in "{self.text}": '
+                    f"a warm start goes on with the same architecture")
+        c["model_arch"], c["weights_md5"] = before["model_arch"], before["weights_md5"]
+        c["weights_sql"] = f"SELECT model_weights FROM {self.tables[0]} WHERE mst_key = {int(c['mst_key'])}"
+        return None
+
+    def drop(self):
+        """Make room for the new tables."""
+        for table in self.tables:
+            self.db.execute(f"DROP TABLE {table}")
 
 
 def _typed(columns):
@@ -431,6 +492,17 @@ def _typed(columns):
             literal = quote_literal(value)
         parts.append(f"{literal}::{kind} AS {quote_identifier(name)}")
     return ", ".join(parts)
+
+
+def _locked(packed):
+    """The MopError for a source that could not be locked or read in time."""
+    return MopError(f'"{packed.text}" is locked by another transaction', sqlstate="55P03",
+                    hint=f"SELECT pid, mode FROM pg_locks WHERE relation = {quote_literal(packed.table)}::regclass;")
+
+
+def _one(values):
+    """A list as it is, or its only element."""
+    return values[0] if len(values) == 1 else values
 
 
 def _outcome(error):

@@ -48,6 +48,11 @@ class StoredModel:
         except (architecture.ArchitectureError, params.ParameterError) as error:
             raise MopError(f'model {mst_key} of "{text}" cannot be used: {error}') from None
 
+    @property
+    def regression(self):
+        """True where the model was trained on numbers, not classes."""
+        return self.summary.get("dependent_dtype") == "float32"
+
     def class_values(self, db):
         """For each output the class values as text (None = SQL NULL), or None where it was not one-hot encoded."""
         found = []

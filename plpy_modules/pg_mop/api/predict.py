@@ -30,6 +30,8 @@ def _predict(db, model_table, test_table, id_col, independent_varname, output_ta
     choice = Choice(pred_type)
     test = db.input_table(test_table, "test table")
     model = StoredModel(db, model_table, mst_key)
+    if model.regression:
+        choice.all_in_order()
     columns = db.columns(test)
     identifier = id_col and db.find_column(columns, id_col.strip().strip('"'))
     if not identifier:
@@ -97,12 +99,19 @@ class Choice:
             if not 0 <= pred_type < 1:
                 raise MopError(f"pred_type must be in [0, 1) as a double precision number, not {pred_type}")
             self.above = pred_type
-        self.rank = pred_type != "response"
+        self.rank, self.sort = pred_type != "response", True
+
+    def all_in_order(self):
+        """Keep every output of a regression model, ranked by its position. Raises MopError for a choice of classes."""
+        if self.above is not None or self.most is not None and self.rank:
+            raise MopError("pred_type must be 'prob' or 'response' for a regression model, which has no classes")
+        self.most, self.sort = None, False
 
     def of(self, probabilities):
         """(rows, columns, ranks) of the kept entries of an array [examples, classes]; rank 1 = the best."""
-        order = np.argsort(-probabilities, axis=1, kind="stable")
         count, classes = probabilities.shape
+        order = np.argsort(-probabilities, axis=1, kind="stable") if self.sort else np.tile(np.arange(classes),
+                                                                                          (count, 1))
         kept = np.ones((count, classes), bool)
         if self.most is not None:
             kept[:, self.most:] = False

@@ -10,6 +10,7 @@ from pg_mop.database import MopError, quote_identifier, split_names, sql_functio
 
 NUMBERS = {"smallint", "integer", "bigint", "numeric", "real", "double precision"}
 STRINGS = {"text", "character varying", "character", '"char"', "name"}
+DTYPES = {"int16": "smallint", "float32": "real"}
 CHUNK_BYTES = 16 << 20  # of source rows in memory at a time
 CHUNK_ROWS = 100_000
 
@@ -24,7 +25,8 @@ HELP = {
     buffer_size,          -- rows per buffer, a request; NULL: as large as fits
     normalizing_const,    -- divides every independent element; default 1.0
     num_classes,          -- INTEGER[]: one-hot width per output; NULL: as many as the data have
-    distribution_rules    -- NULL or 'all_segments'
+    distribution_rules,   -- NULL or 'all_segments'
+    dependent_dtype       -- 'int16': classes, one-hot; 'float32': numbers as they are, for regression
 )
 The number of segments is the setting pg_mop.segments, the seed of the shuffle pg_mop.seed."""),
     "validation_preprocessor_dl": (
@@ -89,10 +91,15 @@ class Input:
 
 
 class Output:
-    """A dependent column: classes to encode one-hot, or (`encoded` False) numeric arrays that are so already."""
+    """A dependent column: classes to encode one-hot, or (`encoded` False) numbers that are packed as they are.
 
-    def __init__(self, name, kind, encoded, width=None):
+    Those are numeric arrays of `width` elements or, for regression, single numbers (`scalar`); `element` is their type
+    in the buffer, a key of packing.WIRE.
+    """
+
+    def __init__(self, name, kind, encoded, width=None, element="smallint", scalar=False):
         self.name, self.kind, self.encoded, self.width = name, kind, encoded, width
+        self.element, self.scalar = element, scalar
         self.class_kind = kind   # type of the class values
         self.null_code = -1      # code of NULL labels; -1: NULL is no class
 
@@ -102,16 +109,16 @@ class Output:
 
     @property
     def packed_bytes(self):
-        return 2 * self.width
+        return packing.WIRE[self.element][1].itemsize * self.width
 
     @property
     def wire_bytes(self):
-        return 20 + 6 * self.width
+        return 20 + 4 * self.width + self.packed_bytes
 
     def decode(self, values):
-        """Fetched values -> int16 rows; None where a label is no known class."""
+        """Fetched values -> rows of numbers; None where a label is no known class."""
         if not self.encoded:
-            return packing.decode(values, (self.width,), "smallint", self.name)
+            return packing.decode(values, (self.width,), self.element, self.name)
         codes = np.array(values, np.int64)
         return packing.one_hot(codes, self.width) if codes.min() >= 0 else None
 
@@ -206,16 +213,24 @@ def _inputs(db, source, text):
     return inputs
 
 
-def _outputs(db, source, text):
+def _outputs(db, source, text, element):
+    """The dependent columns. `element`: smallint for classes, real for the numbers of regression."""
     outputs = []
     for name in _names(db, source, text, "dependent_varname"):
         kind = _column_kind(db, source, name)
         if kind.numeric_array:
-            dims = _first_dims(db, source, name, "smallint")
+            dims = _first_dims(db, source, name, element)
             if len(dims) != 1:
                 raise MopError(f'column "{name}" has arrays of {len(dims)} dimensions',
-                               detail="A dependent column that is one-hot encoded already has vectors: one dimension.")
-            outputs.append(Output(name, kind, False, dims[0]))
+                               detail="A dependent column of arrays has vectors, one for each row: one dimension.")
+            outputs.append(Output(name, kind, False, dims[0], element))
+            continue
+        if element == "real":
+            if kind.shown not in NUMBERS:
+                raise MopError(f'invalid dependent_varname: column "{name}" has type {kind.shown}, '
+                               "neither a number nor an array of numbers",
+                               hint="Leave out dependent_dtype => 'float32' to have its values as classes.")
+            outputs.append(Output(name, kind, False, 1, element, scalar=True))
             continue
         if kind.element is not None or kind.typtype not in "ber" or not kind.has_array or not _equality(db, kind):
             raise MopError(f'invalid dependent_varname: column "{name}" has type {kind.shown}, '
@@ -230,15 +245,21 @@ def _outputs(db, source, text):
 
 @sql_function
 def training_preprocessor_dl(db, source_table, output_table, dependent_varname, independent_varname, buffer_size,
-                             normalizing_const, num_classes, distribution_rules):
+                             normalizing_const, num_classes, distribution_rules, dependent_dtype=None):
     """Pack `source_table`, shuffled by the seed, and write the classes it has to the summary."""
+    element = DTYPES.get((dependent_dtype or "int16").strip().lower())
+    if element is None:
+        raise MopError(f"dependent_dtype must be 'int16' or 'float32', not {dependent_dtype!r}")
+    if element == "real" and num_classes is not None:
+        raise MopError("num_classes must be NULL where dependent_dtype is 'float32': numbers have no classes")
     config = settings.load(db)
     source = db.input_table(source_table)
     target, summary = db.output_table(output_table, "_summary")
     _check_request(buffer_size, distribution_rules)
     factor = packing.reciprocal(normalizing_const)
     with _steady_scans(db):
-        inputs, outputs = _inputs(db, source, independent_varname), _outputs(db, source, dependent_varname)
+        inputs = _inputs(db, source, independent_varname)
+        outputs = _outputs(db, source, dependent_varname, element)
         widths = _check_num_classes(num_classes, outputs)
         _create_summary(db, summary, inputs, outputs)
         _write_summary(db, summary, source_table, output_table, inputs, outputs,
@@ -264,7 +285,8 @@ def validation_preprocessor_dl(db, source_table, output_table, dependent_varname
     training = _Training(db, training_preprocessor_table)
     factor = packing.reciprocal(training.constant)
     with _steady_scans(db):
-        inputs, outputs = _inputs(db, source, independent_varname), _outputs(db, source, dependent_varname)
+        inputs = _inputs(db, source, independent_varname)
+        outputs = _outputs(db, source, dependent_varname, training.element)
         training.match(inputs, outputs)
         _create_summary(db, summary, inputs, outputs)
         _write_summary(db, summary, source_table, output_table, inputs, outputs,
@@ -345,13 +367,17 @@ def _create_summary(db, summary, inputs, outputs):
     db.execute(f"CREATE TABLE {summary} (source_table text, output_table text, dependent_varname text[], "
                f"independent_varname text[], dependent_vartype text[], {classes}buffer_size integer, "
                "normalizing_const real, num_classes integer[], distribution_rules text, "
-               "__internal_gpu_config__ text)")
+               f"__internal_gpu_config__ text{', dependent_dtype text' if _is_regression(outputs) else ''})")
+
+
+def _is_regression(outputs):
+    return any(output.element == "real" for output in outputs)
 
 
 def _write_summary(db, summary, source_table, output_table, inputs, outputs, constant, class_lists):
     """Insert the one row; buffer_size and num_classes follow once they are known."""
     db.execute(f"INSERT INTO {summary} SELECT $1, $2, $3, $4, $5, {''.join((c or 'NULL') + ', ' for c in class_lists)}"
-               "NULL, $6, NULL, 'all_segments', 'all_segments'",
+               f"NULL, $6, NULL, 'all_segments', 'all_segments'{', $$float32$$' if _is_regression(outputs) else ''}",
                ["text", "text", "text[]", "text[]", "text[]", "real"],
                [source_table, output_table, [o.name for o in outputs], [i.name for i in inputs],
                 [o.kind.shown for o in outputs], constant])
@@ -390,6 +416,9 @@ class _Training:
         self.constant, self.num_classes = row["normalizing_const"], row["num_classes"]
         self.outputs, self.inputs = row["dependent_varname"], row["independent_varname"]
         self.types = row["dependent_vartype"]
+        self.element = "smallint"
+        if "dependent_dtype" in self.summary_columns:
+            self.element = DTYPES[db.value(f"SELECT dependent_dtype FROM {self.summary} LIMIT 1") or "int16"]
         self.class_columns = []
 
     def _shape(self, name):
@@ -557,7 +586,8 @@ def _scan(db, source, summary, inputs, outputs, seed):
             sent.append(f"q.y{i}")
         else:
             ordered.append(f"s.y{i}")
-            sent.append(f"array_send(q.y{i}::smallint[]) AS y{i}")
+            array = f"ARRAY[q.y{i}]" if output.scalar else f"q.y{i}"
+            sent.append(f"array_send({array}::{output.element}[]) AS y{i}")
     order = "ORDER BY s.n" if joins else ""  # a join may change the order of the scan
     if seed is not None:
         order = f"ORDER BY hashint8extended(s.n, {int(seed)}), s.n"

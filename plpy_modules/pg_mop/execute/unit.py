@@ -7,8 +7,9 @@ stays at its version and the unit undone.
 import json
 import time
 
-from mop_udf import aggregate
-from pg_mop.database import extension_schema, quote_identifier
+from mop_udf import aggregate, params
+from pg_mop import object_table
+from pg_mop.database import Database, MopError, extension_schema, quote_identifier
 
 
 def start_trainer(plpy, GD, options):
@@ -63,6 +64,8 @@ def _run(plpy, holder, unit):
         plpy.error(f"the state of model {key[1]} of run {key[0]} at version {version} is missing",
                    sqlstate=aggregate.SOURCE_CHANGED)
 
+    objects = _rights(plpy, unit["object_table"], configuration)
+
     holder.start_trainer(unit["options"])
     holder.begin({
         "kind": unit["kind"], "seed": unit["seed"], "same_start": unit["same_start"], "mst_key": unit["mst_key"],
@@ -71,7 +74,9 @@ def _run(plpy, holder, unit):
         "fit_params": configuration["fit_params"], "epochs": unit["epochs"], "dtypes": unit["dtypes"],
         "inputs": unit["inputs"], "rows": unit["rows"], "nbytes": unit["bytes"],
         "dataset": unit["dataset_key"], "keep": unit["keep"],
-    }, state)
+        # version 0 has no state, or weights alone: of a warm start or of the architecture table
+        "plain_weights": version == 0 and bool(state),
+    }, state, objects)
     del state
     sending = holder.unit
     report = json.loads(query(unit["rows_sql"] % {
@@ -94,3 +99,20 @@ def _run(plpy, holder, unit):
           [version + 1 if train else None, report["kernel"], report["rows"], report["loss"], report.get("metric"),
            max(0.0, trained - began - busy), busy, time.monotonic() - trained, *key, unit["iteration"], unit["kind"],
            unit["dataset"], unit["segment"], unit["attempt"]])
+
+
+def _rights(plpy, table, configuration):
+    """{name: pickle} of the configuration's custom functions.
+
+    What runs code or writes files is checked here once more: the unit and its configuration are only what a client
+    says. The functions' table must be a superuser's, and so must the role that uses callbacks.
+    """
+    db = Database(plpy, extension_schema(plpy))
+    try:
+        with db.pinned_path():
+            if params.parse_fit_params(configuration["fit_params"])["callbacks"] and not db.is_superuser():
+                raise MopError("only a superuser may use callbacks")
+            return object_table.read(db, table, params.parse_compile_params(configuration["compile_params"]))
+    except (MopError, params.ParameterError) as error:
+        problem = str(error)
+    plpy.error(problem, sqlstate=aggregate.CONFIGURATION_FAILED)

@@ -1,0 +1,150 @@
+"""Networks with several inputs and outputs, and numbers instead of classes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from workload import fit, layer, load, selection, sequential
+
+
+def node(layer_, *inbound):
+    """A layer of a functional model, on the outputs of `inbound` layers (name, shape)."""
+    tensors = [{"class_name": "__keras_tensor__", "config": {"shape": [None, *shape], "dtype": "float32",
+                                                             "keras_history": [name, 0, 0]}}
+               for name, shape in inbound]
+    args = [] if not tensors else tensors if len(tensors) == 1 else [tensors]
+    return {**layer_, "name": layer_["config"]["name"],
+            "inbound_nodes": [{"args": args, "kwargs": {}}] if inbound else []}
+
+
+def two_in_two_out():
+    """The inputs listed b, a; its layers a, b: what counts is the list of inputs."""
+    layers = [node(layer("InputLayer", batch_shape=[None, 2], name="a")),
+              node(layer("InputLayer", batch_shape=[None, 3], name="b")),
+              node(layer("Concatenate", name="both", axis=-1), ("b", [3]), ("a", [2])),
+              node(layer("Dense", name="hidden", units=8, activation="relu"), ("both", [5])),
+              node(layer("Dense", name="kind", units=3, activation="softmax"), ("hidden", [8])),
+              node(layer("Dense", name="side", units=2, activation="softmax"), ("hidden", [8]))]
+    return json.dumps({"module": "keras.src.models.functional", "class_name": "Functional", "registered_name": None,
+                       "config": {"name": "two", "trainable": True, "layers": layers,
+                                  "input_layers": [["b", 0, 0], ["a", 0, 0]],
+                                  "output_layers": [["kind", 0, 0], ["side", 0, 0]]}})
+
+
+@pytest.fixture(scope="module")
+def two(db):
+    db.run("SET pg_mop.segments = 3; SET pg_mop.seed = 4")
+    db.run("CREATE TABLE raw AS SELECT i AS id, ARRAY[i % 3, i % 2, 1]::real[] AS wide, "
+           "ARRAY[i % 3, 0]::real[] AS slim, "
+           "i % 3 AS kind, (ARRAY['left','right'])[1 + i % 2] AS side FROM generate_series(1, 90) AS i")
+    db.run("SELECT madlib.training_preprocessor_dl('raw', 'packed', 'kind, side', 'wide, slim', 10)")
+    db.run("SELECT madlib.validation_preprocessor_dl('raw', 'val', 'kind, side', 'wide, slim', 'packed')")
+    load(db, "arch", two_in_two_out())
+    compiled = "loss='categorical_crossentropy', optimizer='Adam(lr=0.05)', metrics=['accuracy']"
+    selection(db, "mst", "arch", [(1, compiled, "batch_size=8"),
+                                  (1, compiled + ", loss_weights=[1, 0.5]", "batch_size=8")])
+    fit(db, "packed", "models", "mst", 6, "val")
+
+
+def test_several_inputs_and_outputs_train(db, two):
+    for row in db.run("SELECT * FROM models_info"):
+        assert row["error"] is None
+        assert row["training_metrics_final"] == pytest.approx(row["validation_metrics_final"], abs=1e-6)
+        assert row["training_metrics_final"] > 0.8, "the mean accuracy of both outputs"
+    summary = db.run("SELECT * FROM models_summary")[0]
+    assert summary["num_classes"] == [3, 2] and summary["dependent_varname"] == ["kind", "side"]
+    assert summary["kind_class_values"] == [0, 1, 2] and summary["side_class_values"] == ["left", "right"]
+
+
+def test_the_loss_of_several_outputs_is_weighted(db, two):
+    db.run("DROP TABLE IF EXISTS one, half")
+    for table, key in (("one", 1), ("half", 2)):
+        db.run("SELECT madlib.madlib_keras_evaluate('models', 'val', %s, FALSE, %s)", [table, key])
+    row = db.run("SELECT o.loss, i.validation_loss_final FROM one o, models_info i WHERE mst_key = 1")[0]
+    assert row["loss"] == pytest.approx(row["validation_loss_final"], rel=1e-5)
+
+
+def test_predictions_of_several_outputs(db, two):
+    db.run("DROP TABLE IF EXISTS predicted")
+    db.run("SELECT madlib.madlib_keras_predict('models', 'raw', 'id', 'wide, slim', 'predicted', 'response', FALSE, 1)")
+    right = db.run("SELECT class_name, avg((class_value = CASE class_name WHEN 'kind' THEN kind::text ELSE side END)"
+                   "::integer) AS share, count(*) AS n FROM predicted JOIN raw USING (id) GROUP BY 1 ORDER BY 1")
+    assert [(r["class_name"], r["n"]) for r in right] == [("kind", 90), ("side", 90)]
+    mean = db.value("SELECT training_metrics_final FROM models_info WHERE mst_key = 1")
+    assert np.mean([float(r["share"]) for r in right]) == pytest.approx(mean, abs=1e-6)
+
+
+def test_inputs_in_the_wrong_order_are_refused(db, two):
+    db.run("SELECT madlib.training_preprocessor_dl('raw', 'swapped', 'kind, side', 'slim, wide', 10)")
+    error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('swapped', 'm', 'mst', 1, FALSE)")
+    assert "input shape does not match" in str(error)
+
+
+# --- regression -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def houses(db):
+    db.run("SET pg_mop.segments = 2; SET pg_mop.seed = 4")
+    db.run("CREATE TABLE houses AS SELECT i AS id, ARRAY[i % 10, i % 7]::real[] AS x, "
+           "(0.25 * (i % 10) - 0.5 * (i % 7) + 0.125)::numeric AS price FROM generate_series(1, 140) AS i")
+    db.run("SELECT madlib.training_preprocessor_dl('houses', 'houses_packed', 'price', 'x', 20, "
+           "dependent_dtype := 'float32')")
+    db.run("SELECT madlib.validation_preprocessor_dl('houses', 'houses_val', 'price', 'x', 'houses_packed')")
+    load(db, "linear", sequential("linear", [2], layer("Dense", name="out", units=1)))
+    selection(db, "houses_mst", "linear", [
+        (1, "loss='mse', optimizer='Adam(lr=0.1)', metrics=['mae']", "batch_size=10"),
+        (1, "loss='huber', optimizer='SGD(lr=0.01)', metrics=['mape']", "")])
+    fit(db, "houses_packed", "houses_models", "houses_mst", 12, "houses_val")
+
+
+def test_numbers_are_packed_as_float32(db, houses):
+    summary = db.run("SELECT * FROM houses_packed_summary")[0]
+    assert summary["dependent_dtype"] == "float32" and summary["price_class_values"] is None
+    rows = db.run("SELECT x, price, price_shape FROM houses_val ORDER BY buffer_id LIMIT 1")[0]
+    x = np.frombuffer(bytes(rows["x"]), "<f4").reshape(-1, 2)
+    y = np.frombuffer(bytes(rows["price"]), "<f4")
+    assert rows["price_shape"] == [len(y), 1]
+    assert y.tolist() == [0.25 * a - 0.5 * b + 0.125 for a, b in x]
+
+
+def test_a_linear_function_is_learnt(db, houses):
+    first, second = db.run("SELECT * FROM houses_models_info ORDER BY mst_key")
+    assert first["validation_loss_final"] < 0.05 and first["metrics_type"] == ["mae"]
+    assert second["error"] is None and second["loss_type"] == "huber"
+    assert db.value("SELECT dependent_dtype FROM houses_models_summary") == "float32"
+
+
+def test_predictions_are_the_numbers(db, houses):
+    for kind, ranked in (("'prob'", True), ("'response'", False), ("NULL::text", True)):
+        db.run("DROP TABLE IF EXISTS prices")
+        db.run(f"SELECT madlib.madlib_keras_predict('houses_models', 'houses', 'id', 'x', 'prices', {kind}, FALSE, 1)")
+        rows = db.run("SELECT * FROM prices JOIN houses USING (id) ORDER BY id")
+        assert len(rows) == 140 and ("rank" in rows[0]) == ranked
+        assert rows[0]["class_name"] == "price" and rows[0]["class_value"] == "0"
+        error = np.mean([abs(float(r["price"]) - r["prob"]) for r in rows])
+        mae = db.value("SELECT training_metrics_final FROM houses_models_info WHERE mst_key = 1")
+        assert error == pytest.approx(mae, rel=1e-4)
+    db.run("DROP TABLE IF EXISTS scores")
+    db.run("SELECT madlib.madlib_keras_evaluate('houses_models', 'houses_val', 'scores', FALSE, 1)")
+    assert db.value("SELECT metric FROM scores") == pytest.approx(mae, rel=1e-5)
+
+
+@pytest.mark.parametrize("call,fragment", [
+    ("training_preprocessor_dl('houses', 'p', 'price', 'x', 20, dependent_dtype := 'float64')", "'int16' or 'float32'"),
+    ("training_preprocessor_dl('houses', 'p', 'price', 'x', 20, num_classes := ARRAY[1], dependent_dtype := 'float32')",
+     "num_classes must be NULL"),
+    ("training_preprocessor_dl('raw', 'p', 'side', 'wide', 20, dependent_dtype := 'float32')", "neither a number"),
+    ("training_preprocessor_dl('holes', 'p', 'price', 'x', 20, dependent_dtype := 'float32')", "NULL element"),
+    ("madlib_keras_predict('houses_models', 'houses', 'id', 'x', 'p', 2, FALSE, 1)", "has no classes"),
+    ("madlib_keras_predict('houses_models', 'houses', 'id', 'x', 'p', 0.5::float8, FALSE, 1)", "has no classes"),
+    ("madlib_keras_fit_multiple_model('houses_packed', 'p', 'houses_mst', 1, FALSE, 'classes')", "must be equal"),
+])
+def test_bad_input(db, houses, call, fragment):
+    db.run("DROP TABLE IF EXISTS holes, one_class, classes, classes_summary")
+    db.run("CREATE TABLE holes AS SELECT id, x, CASE WHEN id = 7 THEN NULL ELSE price END AS price FROM houses")
+    db.run("CREATE TABLE one_class AS SELECT id, x, 1 AS price FROM houses")
+    db.run("SELECT madlib.training_preprocessor_dl('one_class', 'classes', 'price', 'x', 20)")
+    assert fragment in str(db.error("SELECT madlib." + call))
+    assert db.value("SELECT to_regclass('p')") is None
