@@ -43,9 +43,9 @@ class Session:
         if trainer is not None:
             trainer.kill()
 
-    def begin(self, unit, state, objects):
-        """Hand the trainer a unit (its header), the model state (list of bytes; empty = start from the seed) and the
-        pickles of its custom functions ({name: bytes}).
+    def begin(self, unit, states, objects):
+        """Hand the trainer a unit (its header), the model states and the pickles of its custom functions ({name:
+        bytes}). `states` gives (mst_key, bytes) for every part, the unit's own model first; none: start from the seed.
 
         Adds to the header what the trainer's cache decides: `sends_rows`, whether rows follow; `keeps_rows`; and
         `epochs_sent`, how often they follow (they are sent for each epoch where they cannot be kept).
@@ -59,10 +59,10 @@ class Session:
             trainer.datasets = set(answer["datasets"])
             epochs = 1 if keeps else unit["epochs"]
         self.unit = {**unit, "sends_rows": sends, "keeps_rows": keeps, "epochs_sent": epochs}
-        trainer.send({"op": "unit", **self.unit, "state_parts": len(state), "objects": list(objects)},
-                     *objects.values())
-        for part in state:
-            trainer.send({"op": "state"}, part)
+        trainer.send({"op": "unit", **self.unit, "objects": list(objects)}, *objects.values())
+        for mst_key, part in states:
+            trainer.send({"op": "state", "mst_key": mst_key}, part)
+        trainer.send({"op": "states_end"})
 
     def rows(self, epoch, buffer, columns, shapes):
         """Send one packed buffer."""

@@ -110,6 +110,12 @@ class CompiledModel:
         """Put the model into the state `data` (bytes of `save`)."""
         self._assign(state.unpack(data))
 
+    def average(self, states):
+        """Put the average of replicas' weights in place of the model's. `states`: [(bytes of `save`, rows), ...]."""
+        weights = (state.unpack(data)["weights"] for data, _ in states)
+        for variable, array in zip(self.model.weights, state.average(weights, [rows for _, rows in states])):
+            variable.assign(array)
+
     def set_weights(self, data):
         """Put the model's weights (float32 bytes, contract 6) in place; raises ConfigurationError where they differ."""
         try:

@@ -72,3 +72,17 @@ def weights_from_bytes(data, shapes):
         arrays.append(flat[:math.prod(shape)].reshape(shape))
         flat = flat[math.prod(shape):]
     return arrays
+
+
+def average(models, rows):
+    """Lists of arrays (an iterable of them, one for each model) -> their mean, weighted by `rows`, array by array.
+
+    Summed in float64; each array of the result has the dtype of its first.
+    """
+    total, sums, kinds = sum(rows), None, None
+    for arrays, count in zip(models, rows):
+        if sums is None:
+            kinds, sums = [a.dtype for a in arrays], [np.zeros(a.shape, np.float64) for a in arrays]
+        for sum_, array in zip(sums, arrays):
+            sum_ += np.multiply(array, count, dtype=np.float64)
+    return [(sum_ / total).astype(kind) for sum_, kind in zip(sums, kinds)]

@@ -4,7 +4,7 @@ Requests, each answered by one frame unless it says otherwise:
 
     ready                                  -> versions (after Keras is imported)
     room                                   -> whether a segment fits the cache, and what is in it
-    unit {...} [, state parts], rows*, end -> the unit's report, or {"error", "configuration"}
+    unit {...}, state parts*, states_end, rows*, end -> the unit's report, or {"error", "configuration"}
     save                                   -> the state in parts, the last one marked
     model {...}, weights                   -> ok: a model to predict with
     predict rows                           -> one array per output
@@ -65,14 +65,11 @@ class Server:
 
     def on_unit(self, unit, payloads):
         started = time.monotonic()
-        parts = []
-        for _ in range(unit["state_parts"]):
-            _, (part,) = self.channel.receive()
-            parts.append(part)
+        states = self._states()
         self.ended = False  # the unit's `end` has been read
         try:
-            compiled = self._prepare(unit, parts, dict(zip(unit["objects"], payloads)))
-            del parts
+            compiled = self._prepare(unit, states, dict(zip(unit["objects"], payloads)))
+            del states
             stream = self._chunks(unit)
             report = (self._train if unit["kind"] == "train" else self._evaluate)(unit, compiled, stream)
             for _ in stream:
@@ -90,18 +87,31 @@ class Server:
                 self._drain()
             self._refuse(error)
 
-    def _prepare(self, unit, parts, objects):
+    def _states(self):
+        """{mst_key: bytes of a model state}, the unit's own model first."""
+        parts = {}
+        while True:
+            header, payloads = self.channel.receive()
+            if header["op"] == "states_end":
+                return {key: own[0] if len(own) == 1 else b"".join(own) for key, own in parts.items()}
+            parts.setdefault(header["mst_key"], []).append(payloads[0])
+
+    def _prepare(self, unit, states, objects):
+        """The CompiledModel that the unit is for, in the state that `states` says."""
         compile_params, self.fit = self.models.parse(unit["compile_params"], unit["fit_params"])
         compiled, rate = self.compiled.get(unit["architecture"], compile_params, objects)
-        if parts and not unit["plain_weights"]:
-            compiled.load(parts[0] if len(parts) == 1 else b"".join(parts))
+        own = states.get(unit["mst_key"])
+        if own is not None and not unit["plain_weights"]:
+            compiled.load(own)
+            if unit.get("replicas"):
+                compiled.average([(states[key], rows) for key, rows in unit["replicas"]])
             return compiled
-        if not parts or unit["kind"] == "train":
+        if own is None or unit["kind"] == "train":
             seed = self.models.initial_seed(unit["seed"], unit["model_id"],
                                             None if unit["same_start"] else unit["mst_key"])
             compiled.start(seed, rate)
-        if parts:
-            compiled.set_weights(parts[0])
+        if own is not None:
+            compiled.set_weights(own)
         return compiled
 
     def _chunks(self, unit):

@@ -54,3 +54,57 @@ CREATE FUNCTION @extschema@.madlib_keras_predict(
 from pg_mop.api import predict
 predict.madlib_keras_predict(plpy, GD, *args)
 $$;
+
+CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
+    model_arch_table varchar,
+    model_id integer,
+    test_table varchar,
+    id_col varchar,
+    independent_varname varchar,
+    output_table varchar,
+    pred_type varchar DEFAULT 'prob',
+    use_gpus boolean DEFAULT FALSE,
+    class_values text[] DEFAULT NULL,
+    normalizing_const double precision DEFAULT NULL,
+    dependent_count integer DEFAULT 1
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import predict
+predict.madlib_keras_predict_byom(plpy, GD, *args)
+$$;
+
+CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
+    model_arch_table varchar,
+    model_id integer,
+    test_table varchar,
+    id_col varchar,
+    independent_varname varchar,
+    output_table varchar,
+    pred_type integer,
+    use_gpus boolean DEFAULT FALSE,
+    class_values text[] DEFAULT NULL,
+    normalizing_const double precision DEFAULT NULL,
+    dependent_count integer DEFAULT 1
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import predict
+predict.madlib_keras_predict_byom(plpy, GD, *args)
+$$;
+
+CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
+    model_arch_table varchar,
+    model_id integer,
+    test_table varchar,
+    id_col varchar,
+    independent_varname varchar,
+    output_table varchar,
+    pred_type double precision,
+    use_gpus boolean DEFAULT FALSE,
+    class_values text[] DEFAULT NULL,
+    normalizing_const double precision DEFAULT NULL,
+    dependent_count integer DEFAULT 1
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import predict
+predict.madlib_keras_predict_byom(plpy, GD, *args)
+$$;

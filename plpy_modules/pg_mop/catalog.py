@@ -167,13 +167,15 @@ class Catalog:
                      (error, run_id, mst_key))
 
     # --- results ----------------------------------------------------------------------------------
-    def metrics(self, run_id, iteration=None):
+    def metrics(self, run_id, iteration=None, together=False):
         """Loss and metric by configuration, iteration and dataset: means weighted by the segments' rows.
 
+        `together`: the configurations are replicas of one model, which evaluate it together; its mst_key is 1.
         Each row also has `seconds`, from the first unit's start to the evaluation's end.
         """
         return self.execute(
-            f"SELECT mst_key, iteration, dataset, sum(loss * rows) / sum(rows) AS loss,"
+            f"SELECT {'1' if together else 'mst_key'} AS mst_key, iteration, dataset,"
+            f" sum(loss * rows) / sum(rows) AS loss,"
             f" sum(metric * rows) / sum(rows) AS metric,"
             f" extract(epoch FROM max(finished_at) - (SELECT min(started_at) FROM {self.schema}.mop_unit"
             f" WHERE run_id = %(run_id)s))::float8 AS seconds,"

@@ -6,6 +6,7 @@ import re
 from pg_mop.database import MopError
 
 SCHEDULERS = ("randomized", "round-robin")
+STRATEGIES = ("averaging", "sequential")
 BACKENDS = ("tensorflow",)
 
 
@@ -76,6 +77,7 @@ KNOWN = {
     "session_idle_timeout": (_milliseconds, 300_000),
     "lock_timeout": (_milliseconds, 10_000),
     "same_start": (_switch, True),
+    "fit_strategy": (_choice(*STRATEGIES), "averaging"),
 }
 
 

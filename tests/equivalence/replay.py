@@ -1,7 +1,8 @@
-"""Train as a run's log says, with Keras alone: `python replay.py < job.json > weights.json`.
+"""Train as a run's log says, with Keras alone: `python replay.py [average] < job.json > weights.json`.
 
 The job holds, for each configuration: architecture JSON, Keras optimizer and loss, batch size, epochs, the Keras seed
-of the initial weights, and the packed rows of the segments in the order of its visits. It knows nothing of pg_mop.
+of the initial weights, and the packed rows of the segments in the order of its visits. With `average`, every visit is
+a replica's, whose weights are averaged after each of the job's iterations. It knows nothing of pg_mop.
 """
 
 import base64
@@ -22,19 +23,46 @@ def array(packed, dtype):
     return np.frombuffer(base64.b64decode(packed["bytes"]), dtype).reshape(packed["shape"])
 
 
-def weights_of(job, jit_compile):
+def compiled(job, jit_compile):
     keras.utils.set_random_seed(job["seed"])
     model = keras.models.model_from_json(job["architecture"])
     optimizer = getattr(keras.optimizers, job["optimizer"])(**job["arguments"])
     model.compile(optimizer=optimizer, loss=job["loss"], metrics=job["metrics"], jit_compile=jit_compile)
+    return model
+
+
+def train(model, job, visit):
+    x = np.concatenate([array(b, "<f4") for b in visit["x"]])
+    y = np.concatenate([array(b, "<i2") for b in visit["y"]])
+    for _ in range(job["epochs"]):
+        for start in range(0, len(x), job["batch_size"]):
+            model.train_on_batch(x[start:start + job["batch_size"]], y[start:start + job["batch_size"]])
+    return len(x)
+
+
+def encoded(weights):
+    return base64.b64encode(b"".join(np.asarray(w, "<f4").tobytes() for w in weights)).decode()
+
+
+def weights_of(job, jit_compile):
+    model = compiled(job, jit_compile)
     for visit in job["visits"]:
-        x = np.concatenate([array(b, "<f4") for b in visit["x"]])
-        y = np.concatenate([array(b, "<i2") for b in visit["y"]])
-        for _ in range(job["epochs"]):
-            for start in range(0, len(x), job["batch_size"]):
-                model.train_on_batch(x[start:start + job["batch_size"]], y[start:start + job["batch_size"]])
-    return base64.b64encode(b"".join(np.asarray(w, "<f4").tobytes() for w in model.get_weights())).decode()
+        train(model, job, visit)
+    return encoded(model.get_weights())
+
+
+def average_of(job):
+    replicas = [compiled(job, False) for _ in job["visits"]]
+    for _ in range(job["iterations"]):
+        rows = [train(model, job, visit) for model, visit in zip(replicas, job["visits"])]
+        mean = [np.average(arrays, axis=0, weights=rows) for arrays in zip(*(m.get_weights() for m in replicas))]
+        for model in replicas:
+            model.set_weights(mean)
+    return encoded(mean)
 
 
 jobs = json.load(sys.stdin)
-json.dump([{"plain": weights_of(job, False), "default": weights_of(job, "auto")} for job in jobs], sys.stdout)
+if sys.argv[1:] == ["average"]:
+    json.dump([average_of(job) for job in jobs], sys.stdout)
+else:
+    json.dump([{"plain": weights_of(job, False), "default": weights_of(job, "auto")} for job in jobs], sys.stdout)

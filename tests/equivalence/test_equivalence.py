@@ -52,12 +52,18 @@ def runs(db):
                 "seed": int(np.random.SeedSequence([SEED, model_id]).generate_state(1)[0]),
                 "visits": [buffers(db, packed, v["segment"]) for v in visits]})
             ours.append(bytes(db.value("SELECT model_weights FROM models WHERE mst_key = %s", [key])))
-    replay = subprocess.run([sys.executable, pathlib.Path(__file__).with_name("replay.py")], input=json.dumps(jobs),
-                            capture_output=True, text=True, check=True)
-    theirs = json.loads(replay.stdout)
+    theirs = replayed(jobs)
     names = [f"{case}, batch {size}" for case in CASES for size in (8, 13)]
     return {name: (w, base64.b64decode(t["plain"]), base64.b64decode(t["default"]))
             for name, w, t in zip(names, ours, theirs)}
+
+
+def replayed(jobs, *arguments):
+    """What replay.py, a process of its own, makes of the jobs."""
+    done = subprocess.run([sys.executable, pathlib.Path(__file__).with_name("replay.py"), *arguments],
+                          input=json.dumps(jobs), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
 
 
 def buffers(db, packed, segment):

@@ -33,6 +33,9 @@ def _evaluate(db, model_table, test_table, output_table, use_gpus, mst_key, sess
     if given != model.input_shapes:
         raise MopError(f'the model takes input of shapes {model.input_shapes}, "{test_table}" has {given}: '
                        f"input shape does not match")
+    if packed.regression != model.regression:
+        raise MopError(f'one of the model and "{test_table}" is of numbers (dependent_dtype float32), the other of '
+                       f"classes")
     widths = [shapes[c][0] for c in packed.outputs]
     if widths != model.outputs:
         raise MopError(f'the model outputs {model.outputs} classes, "{test_table}" has {widths}')
@@ -48,7 +51,7 @@ def _evaluate(db, model_table, test_table, output_table, use_gpus, mst_key, sess
             "model_id": 0, "iteration": 0, "segment": 0, "architecture": model.architecture_text,
             "compile_params": model.compile_params, "fit_params": None, "epochs": 1, "dtypes": packed.dtypes(),
             "inputs": len(packed.inputs), "rows": 0, "nbytes": 1 << 62, "dataset": None, "keep": [],
-        }, [model.weights], objects)
+        }, [(mst_key or 0, model.weights)], objects)
         report = json.loads(db.value(
             f"SELECT {db.extension}.mop_sub_epoch(1, buffer_id, ARRAY[{values}], ARRAY[{texts}]) FROM "
             f"(SELECT buffer_id, {columns} FROM {packed.table} ORDER BY buffer_id OFFSET 0) AS buffers"))

@@ -5,8 +5,32 @@ from pg_mop import settings
 from pg_mop.database import MopError, quote_identifier
 
 
-class StoredModel:
-    """One model of a model table: architecture (text and checked dict), weights, and what its summary says."""
+class Model:
+    """A model to evaluate or predict with.
+
+    `architecture_text` and `weights` (float32 bytes); `input_shapes` and `outputs` (widths); `output_names`;
+    `classes`: for each output the class values as text (None = SQL NULL), or None where it was not one-hot encoded;
+    `normalizing_const`; `regression`: it was trained on numbers, not classes.
+    """
+
+    regression = False
+
+    def _read_architecture(self, text, weights, outputs, what):
+        """Check the architecture JSON; `what` names the model in errors. Raises MopError."""
+        self.architecture_text, self.weights = text, weights
+        try:
+            checked = architecture.check(text)
+            self.input_shapes = architecture.input_shapes(checked)
+            self.outputs = architecture.output_units(checked, outputs)
+        except architecture.ArchitectureError as error:
+            raise MopError(f"{what} cannot be used: {error}") from None
+
+
+class StoredModel(Model):
+    """A model of a model table, of madlib_keras_fit (one row) or of madlib_keras_fit_multiple_model.
+
+    Besides: `compile_params` (text), `compile` (parsed), `summary` (dict).
+    """
 
     def __init__(self, db, text, mst_key):
         """Read model `mst_key` of the table that the caller calls `text`. Raises MopError."""
@@ -16,12 +40,33 @@ class StoredModel:
             if column not in columns:
                 raise MopError(f'model table "{text}" has no column "{column}"')
         summary = db.input_table(db.suffixed(text, "_summary"), "summary of the model table")
-        self.multiple = "mst_key" in columns
-        if not self.multiple:
-            raise MopError(f'model table "{text}" was not made by madlib_keras_fit_multiple_model',
-                           detail="Tables of single models (those without a column mst_key) come with the next release "
-                                  "of pg_mop." + (" They take no mst_key." if mst_key is not None else ""),
-                           sqlstate="0A000")
+        self.summary_table, self.summary = summary, db.one(f"SELECT * FROM {summary}")
+        if "mst_key" in columns:
+            row, what = self._one_of_several(db, text, table, mst_key), f'model {mst_key} of "{text}"'
+        elif mst_key is not None:
+            raise MopError(f'model table "{text}" holds a single model: mst_key must not be given')
+        else:
+            stored = db.one(f"SELECT model_weights, model_arch::text AS arch_text FROM {table}")
+            row, what = {**self.summary, **stored}, f'the model of "{text}"'
+        missing = [c for c in ("dependent_varname", "independent_varname", "dependent_vartype", "model_arch_table",
+                               "normalizing_const") if c not in self.summary]
+        missing += [c for c in ("model_id", "compile_params", "metrics_type") if c not in row]
+        if missing:
+            raise MopError(f'the summary of model table "{text}" has no column "{missing[0]}"')
+        if row["model_weights"] is None or row["arch_text"] is None:
+            raise MopError(f"{what} has no weights", detail=row.get("error"))
+        self.compile_params = row["compile_params"]
+        try:
+            self.compile = params.parse_compile_params(self.compile_params)
+        except params.ParameterError as error:
+            raise MopError(f"{what} cannot be used: {error}") from None
+        self.output_names = self.summary["dependent_varname"]
+        self.normalizing_const = float(self.summary["normalizing_const"] or 1)
+        self.regression = self.summary.get("dependent_dtype") == "float32"
+        self._read_architecture(row["arch_text"], row["model_weights"], len(self.output_names), what)
+        self.classes = [self._class_values(db, name) for name in self.output_names]
+
+    def _one_of_several(self, db, text, table, mst_key):
         if mst_key is None:
             raise MopError(f'model table "{text}" holds several models: mst_key must be given',
                            hint=f"SELECT mst_key FROM {table};")
@@ -31,38 +76,49 @@ class StoredModel:
         if row is None:
             raise MopError(f'mst_key {mst_key} is not in the info table of "{text}"',
                            hint=f"SELECT mst_key FROM {info};")
-        if row["model_weights"] is None or row["arch_text"] is None:
-            raise MopError(f'model {mst_key} of "{text}" has no weights', detail=row.get("error"))
-        self.weights, self.architecture_text = row["model_weights"], row["arch_text"]
-        self.compile_params = row["compile_params"]
-        self.summary_table, self.summary = summary, db.one(f"SELECT * FROM {summary}")
-        missing = [c for c in ("dependent_varname", "independent_varname", "dependent_vartype", "model_arch_table",
-                               "normalizing_const") if c not in self.summary]
-        if missing:
-            raise MopError(f'the summary of model table "{text}" has no column "{missing[0]}"')
-        try:
-            self.architecture = architecture.check(self.architecture_text)
-            self.compile = params.parse_compile_params(self.compile_params)
-            self.input_shapes = architecture.input_shapes(self.architecture)
-            self.outputs = architecture.output_units(self.architecture, len(self.summary["dependent_varname"]))
-        except (architecture.ArchitectureError, params.ParameterError) as error:
-            raise MopError(f'model {mst_key} of "{text}" cannot be used: {error}') from None
+        return row
 
-    @property
-    def regression(self):
-        """True where the model was trained on numbers, not classes."""
-        return self.summary.get("dependent_dtype") == "float32"
+    def _class_values(self, db, name):
+        column = name + "_class_values"
+        if column not in self.summary:
+            return None
+        values = db.value(f"SELECT {quote_identifier(column)}::text[] FROM {self.summary_table}")
+        return None if values is None or values == [None] else values
 
-    def class_values(self, db):
-        """For each output the class values as text (None = SQL NULL), or None where it was not one-hot encoded."""
-        found = []
-        for name in self.summary["dependent_varname"]:
-            column = name + "_class_values"
-            values = None
-            if column in self.summary:
-                values = db.value(f"SELECT {quote_identifier(column)}::text[] FROM {self.summary_table}")
-            found.append(None if values is None or values == [None] else values)
-        return found
+
+class OwnModel(Model):
+    """A model of an architecture table: bring your own (contract 4, section 4)."""
+
+    def __init__(self, db, text, model_id, class_values, normalizing_const, dependent_count):
+        """Read model `model_id` of the architecture table that the caller calls `text`. Raises MopError."""
+        table = db.input_table(text, "model architecture table")
+        if model_id is None:
+            raise MopError("model_id must not be NULL", hint=f"SELECT model_id, name FROM {table};")
+        if dependent_count is None or dependent_count < 1:
+            raise MopError(f"dependent_count must be at least 1, not {dependent_count}")
+        if normalizing_const is not None and not 0 < normalizing_const < float("inf"):
+            raise MopError(f"normalizing_const must be positive or NULL, not {normalizing_const:g}")
+        for column in ("model_id", "model_arch", "model_weights"):
+            if column not in db.columns(table):
+                raise MopError(f'"{text}" is no model architecture table: it has no column {column}')
+        row = db.one(f"SELECT model_weights, model_arch::text AS arch_text FROM {table} WHERE model_id = $1",
+                     ["integer"], [model_id])
+        if row is None:
+            raise MopError(f'model_id {model_id} is not in "{text}"', hint=f"SELECT model_id, name FROM {table};")
+        if row["arch_text"] is None or row["model_weights"] is None:
+            raise MopError(f'model_arch and model_weights of model_id {model_id} in "{text}" must not be NULL')
+        self._read_architecture(row["arch_text"], row["model_weights"], dependent_count, f"model_id {model_id}")
+        self.normalizing_const = 1.0 if normalizing_const is None else float(normalizing_const)
+        self.output_names = ["dependent_var"] if dependent_count == 1 else [
+            f"dependent_var_{i}" for i in range(dependent_count)]
+        self.classes = [None] * dependent_count
+        if class_values is not None:
+            # a one-dimensional array is that of the only output
+            self.classes = class_values if class_values and isinstance(class_values[0], list) else [class_values]
+        given = [len(c) if c is not None else units for c, units in zip(self.classes, self.outputs)]
+        if len(self.classes) != dependent_count or given != self.outputs:
+            raise MopError(f"class_values has {[len(c) for c in self.classes]} values, the model outputs "
+                           f"{self.outputs} classes")
 
 
 def trainer_options(db, use_gpus):

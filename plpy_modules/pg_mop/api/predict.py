@@ -1,4 +1,4 @@
-"""madlib_keras_predict: predictions for raw rows (contract 4, section 3)."""
+"""madlib_keras_predict and madlib_keras_predict_byom: predictions for raw rows (contract 4, sections 3 and 4)."""
 
 import functools
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from mop_udf import aggregate
 from pg_mop.api.evaluate import trainer_of
-from pg_mop.api.model_table import StoredModel, trainer_options
+from pg_mop.api.model_table import OwnModel, StoredModel, trainer_options
 from pg_mop.database import MopError, quote_identifier, quote_literal, split_names, sql_function
 from pg_mop.packing import decode
 
@@ -21,15 +21,32 @@ def madlib_keras_predict(plpy, GD, *arguments):
 
 def _predict(db, model_table, test_table, id_col, independent_varname, output_table, pred_type, use_gpus, mst_key,
              session):
-    """Write the predictions of a model for the rows of `test_table` to `output_table`.
-
-    Runs in the caller's transaction with a trainer of the caller's own session; rows stream through it in chunks.
-    """
+    """Write the predictions of a trained model for the rows of `test_table` to `output_table`."""
     if model_table is None or not model_table.strip():
         raise MopError("NULL/empty input table name", detail="It is the model table.")
     choice = Choice(pred_type)
     test = db.input_table(test_table, "test table")
     model = StoredModel(db, model_table, mst_key)
+    _write(db, session, model, test, test_table, id_col, independent_varname, output_table, choice, use_gpus)
+
+
+def madlib_keras_predict_byom(plpy, GD, *arguments):
+    """See :func:`_predict_byom`; GD is the session's dictionary, which holds its trainer."""
+    predict = functools.partial(_predict_byom, session=aggregate.session(plpy, GD))
+    sql_function(functools.update_wrapper(predict, madlib_keras_predict_byom))(plpy, *arguments)
+
+
+def _predict_byom(db, model_arch_table, model_id, test_table, id_col, independent_varname, output_table, pred_type,
+                  use_gpus, class_values, normalizing_const, dependent_count, session):
+    """Write the predictions of a model of an architecture table: bring your own (contract 4, section 4)."""
+    choice = Choice(pred_type)
+    model = OwnModel(db, model_arch_table, model_id, class_values, normalizing_const, dependent_count)
+    test = db.input_table(test_table, "test table")
+    _write(db, session, model, test, test_table, id_col, independent_varname, output_table, choice, use_gpus)
+
+
+def _write(db, session, model, test, test_table, id_col, independent_varname, output_table, choice, use_gpus):
+    """Predict in the caller's transaction, with a trainer of his own session; rows stream through it in chunks."""
     if model.regression:
         choice.all_in_order()
     columns = db.columns(test)
@@ -46,10 +63,9 @@ def _predict(db, model_table, test_table, id_col, independent_varname, output_ta
     if len(inputs) != len(model.input_shapes):
         raise MopError(f"the model takes {len(model.input_shapes)} inputs, not {len(inputs)}")
     output = db.output_table(output_table)
-    reader = Reader(db, test, identifier, inputs, model.input_shapes, float(model.summary["normalizing_const"] or 1))
-    names = model.summary["dependent_varname"]
+    reader = Reader(db, test, identifier, inputs, model.input_shapes, model.normalizing_const)
     classes = []
-    for values, units in zip(model.class_values(db), model.outputs):
+    for values, units in zip(model.classes, model.outputs):
         values = list(values) if values is not None else [str(k) for k in range(units)]
         classes.append((values + [None] * units)[:units])
     rank_column = ", rank integer" if choice.rank else ""
@@ -67,7 +83,7 @@ def _predict(db, model_table, test_table, id_col, independent_varname, output_ta
                           "shapes": [list(a.shape) for a in arrays]}, *(a.reshape(-1).view(np.uint8) for a in arrays))
             _, payloads = trainer.receive()
             rows = [[], [], [], [], []]
-            for name, values, data in zip(names, classes, payloads):
+            for name, values, data in zip(model.output_names, classes, payloads):
                 probabilities = np.frombuffer(data, "<f4").reshape(len(identifiers), -1).astype("f8")
                 row, column, rank = choice.of(probabilities)
                 rows[0] += [identifiers[i] for i in row]

@@ -57,12 +57,20 @@ def _run(plpy, holder, unit):
     if found != unit["fingerprint"]:
         plpy.error(f"the rows of segment {unit['segment']} in {unit['table']} have changed since the run began",
                    sqlstate=aggregate.SOURCE_CHANGED)
-    state = [row["data"] for row in query(
-        f"SELECT data FROM {schema}.mop_state WHERE run_id = $1 AND mst_key = $2 AND version = $3 ORDER BY part",
-        ["bigint", "integer", "integer"], [*key, version])]
-    if version > 0 and not state:
-        plpy.error(f"the state of model {key[1]} of run {key[0]} at version {version} is missing",
-                   sqlstate=aggregate.SOURCE_CHANGED)
+    def states():
+        """The parts of the model's state, then those of the other replicas where there are some: (mst_key, bytes)."""
+        others = [k for k, _ in unit["replicas"] or [] if k != key[1]] if version > 0 else []
+        for mst_key in (key[1], *others):
+            parts = 0
+            for row in plpy.cursor(plpy.prepare(
+                    f"SELECT data FROM {schema}.mop_state WHERE run_id = $1 AND mst_key = $2 AND version = $3 "
+                    f"ORDER BY part", ["bigint", "integer", "integer"]), [key[0], mst_key, version]):
+                parts += 1
+                yield mst_key, row["data"]
+            if version > 0 and not parts:
+                plpy.error(f"the state of model {mst_key} of run {key[0]} at version {version} is missing",
+                           sqlstate=aggregate.SOURCE_CHANGED)
+
 
     objects = _rights(plpy, unit["object_table"], configuration)
 
@@ -75,9 +83,8 @@ def _run(plpy, holder, unit):
         "inputs": unit["inputs"], "rows": unit["rows"], "nbytes": unit["bytes"],
         "dataset": unit["dataset_key"], "keep": unit["keep"],
         # version 0 has no state, or weights alone: of a warm start or of the architecture table
-        "plain_weights": version == 0 and bool(state),
-    }, state, objects)
-    del state
+        "plain_weights": version == 0, "replicas": unit["replicas"],
+    }, states(), objects)
     sending = holder.unit
     report = json.loads(query(unit["rows_sql"] % {
         "epochs": sending["epochs_sent"], "where": "true" if sending["sends_rows"] else "false"})[0]["report"])
@@ -87,8 +94,9 @@ def _run(plpy, holder, unit):
         for number, part in enumerate(holder.save()):
             query(f"INSERT INTO {schema}.mop_state VALUES ($1, $2, $3, $4, $5)",
                   ["bigint", "integer", "integer", "integer", "bytea"], [*key, version + 1, number, part])
+        # the other replicas still read the version that this one went on from
         query(f"DELETE FROM {schema}.mop_state WHERE run_id = $1 AND mst_key = $2 AND version <= $3",
-              ["bigint", "integer", "integer"], [*key, version])
+              ["bigint", "integer", "integer"], [*key, version - 1 if unit["replicas"] else version])
     busy = report["seconds"] - report["wait_seconds"]
     query(f"UPDATE {schema}.mop_unit SET status = 'finished', version = $1, kernel = $2, rows = $3, loss = $4, "
           f"metric = $5, finished_at = clock_timestamp(), read_seconds = $6, train_seconds = $7, write_seconds = $8 "

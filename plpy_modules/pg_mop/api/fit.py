@@ -1,0 +1,121 @@
+"""madlib_keras_fit: one model, trained on all segments at once and averaged, or hopping over them in sequence."""
+
+from mop_udf import state
+from pg_mop import __version__, catalog, object_table
+from pg_mop.api.output import PreviousModel, class_columns, insert, typed
+from pg_mop.api.training import Training
+from pg_mop.database import MopError, sql_function
+
+
+@sql_function
+def madlib_keras_fit(db, source_table, model, model_arch_table, model_id, compile_params, fit_params, num_iterations,
+                     use_gpus, validation_table, metrics_compute_frequency, warm_start, name, description,
+                     object_table_name):
+    """Train one model (contract 4, section 1). Arguments as in SQL; returns nothing.
+
+    By the setting pg_mop.fit_strategy: `averaging`, data-parallel with the average of the segments' weights after every
+    iteration; or `sequential`, what fit_multiple_model does with one configuration.
+    """
+    training = Single(db, "madlib_keras_fit", source_table, validation_table, num_iterations,
+                      metrics_compute_frequency, use_gpus)
+    training.averaging = training.options["fit_strategy"] == "averaging"
+    previous = None
+    if warm_start:
+        previous = PreviousModel(db, model)
+        output = previous.names
+    else:
+        output = db.output_table(model, "_summary")
+    functions = None if object_table_name is None else object_table.check(db, object_table_name)
+    training.read_architecture(model_arch_table, model_id, compile_params, fit_params, previous, functions)
+    started = db.value("SELECT clock_timestamp()::timestamp::text")
+    training.run(model, {
+        "source_table": source_table, "model": model, "model_arch_table": model_arch_table, "model_id": model_id,
+        "compile_params": compile_params, "fit_params": fit_params, "num_iterations": num_iterations,
+        "use_gpus": use_gpus, "validation_table": validation_table,
+        "metrics_compute_frequency": metrics_compute_frequency, "warm_start": warm_start, "name": name,
+        "description": description, "object_table": object_table_name})
+    try:
+        if previous is not None:
+            previous.drop()
+        table, summary = output
+        weights = state.weights_to_bytes(training.weights())
+        c = training.configurations[0]
+        db.execute(f"CREATE TABLE {table} (model_weights bytea, model_arch json)")
+        db.execute(f"ALTER TABLE {table} ALTER COLUMN model_weights SET STORAGE EXTERNAL")
+        insert(db, table, {"model_weights": ("bytea", weights), "model_arch": ("json", c["model_arch"])})
+        metrics = {"metrics_elapsed_time": None, **{
+            f"{dataset}_{what}": None for dataset in ("training", "validation")
+            for what in ("metrics_final", "loss_final", "metrics", "loss")}}
+        metrics.update({k: v for k, (_, v) in training.metric_columns(1, absent=None).items()})
+        source = training.source
+        values = [
+            ("source_table", "text", source_table), ("model", "text", model),
+            ("dependent_varname", "text[]", source.outputs), ("independent_varname", "text[]", source.inputs),
+            ("model_arch_table", "text", model_arch_table), ("model_id", "integer", model_id),
+            ("compile_params", "text", compile_params), ("fit_params", "text", fit_params or ""),
+            ("num_iterations", "integer", num_iterations), ("validation_table", "text", validation_table),
+            ("object_table", "text", functions and db.suffixed(functions, "")),
+            ("metrics_compute_frequency", "integer", training.frequency),
+            ("name", "text", name), ("description", "text", description), ("model_type", "text", "madlib_keras"),
+            ("model_size", "double precision", len(weights) / 1024), ("start_training_time", "timestamp", started),
+            ("end_training_time", "timestamp", db.value("SELECT clock_timestamp()::timestamp::text")),
+            ("metrics_elapsed_time", "double precision[]", metrics["metrics_elapsed_time"]),
+            ("madlib_version", "text", f"pg_mop {__version__}"), ("num_classes", "integer[]", training.widths),
+            ("dependent_vartype", "text[]", source.summary.get("dependent_vartype")),
+            ("normalizing_const", "real", source.summary.get("normalizing_const")),
+            ("metrics_type", "text[]", c["compile"]["metrics"] or None), ("loss_type", "text", c["compile"]["loss"])]
+        for dataset in ("training", "validation"):
+            values += [(f"{dataset}_metrics_final", "double precision", metrics[f"{dataset}_metrics_final"]),
+                       (f"{dataset}_loss_final", "double precision", metrics[f"{dataset}_loss_final"]),
+                       (f"{dataset}_metrics", "double precision[]", metrics[f"{dataset}_metrics"]),
+                       (f"{dataset}_loss", "double precision[]", metrics[f"{dataset}_loss"])]
+        values.append(("metrics_iters", "integer[]", training.metrics_iterations))
+        last = f", {typed([('dependent_dtype', 'text', 'float32')])}" if source.regression else ""
+        db.execute(f"CREATE TABLE {summary} AS SELECT {typed(values)}, {class_columns(source)}{last} "
+                   f"FROM {source.summary_table} AS s LIMIT 1")
+        training.finish(table)
+    except BaseException as error:
+        training.abandon(error)
+        raise
+
+
+class Single(Training):
+    """Training of one architecture with one pair of parameter strings: the configuration of mst_key 1."""
+
+    def read_architecture(self, model_arch_table, model_id, compile_params, fit_params, previous, functions):
+        """Read and check the model. `previous`: of a warm start, or None; `functions`: object table or None."""
+        db = self.db
+        arch = db.input_table(model_arch_table, "model architecture table",
+                              hint=f"SELECT {db.extension}.load_keras_model(...) makes it.")
+        if model_id is None:
+            raise MopError("invalid model architecture ID: it is NULL", hint=f"SELECT model_id, name FROM {arch};")
+        row = db.one(f"SELECT model_arch::text AS model_arch, md5(model_weights) AS weights_md5 FROM {arch} "
+                     f"WHERE model_id = $1", ["integer"], [model_id])
+        if row is None:
+            raise MopError(f'invalid model architecture ID: no model arch found for model_id {model_id} in '
+                           f'"{model_arch_table}"', hint=f"SELECT model_id, name FROM {arch};")
+        c = {**row, "mst_key": 1, "model_id": model_id, "compile_params": compile_params or "",
+             "fit_params": fit_params}
+        if previous is not None:
+            previous.fill(c)
+        elif c["weights_md5"] is not None:
+            c["weights_sql"] = f"SELECT model_weights FROM {arch} WHERE model_id = {int(model_id)}"
+        self.check([c], functions)
+
+    def unusable(self, count):
+        return "the model cannot be trained"
+
+    def all_failed(self):
+        return "training failed"
+
+    def named(self, mst_key):
+        return ""
+
+    def weights(self):
+        """The trained weights: of averaging, the average of the replicas, weighted by their segments' rows."""
+        versions = [(c["mst_key"], c["version"]) for c in catalog.configurations(self.db, self.run_id)]
+        states = (state.unpack(catalog.state(self.db, self.run_id, key, version))["weights"]
+                  for key, version in versions)
+        if not self.averaging:
+            return next(states)
+        return state.average(states, [rows for _, rows in self.replicas()])

@@ -1,0 +1,108 @@
+"""The output tables of training calls: writing them, and those of an earlier call that a warm start goes on from."""
+
+from pg_mop.database import MopError, quote_identifier, quote_literal
+
+
+def insert(db, table, columns):
+    """Insert one row into `table` (quoted); `columns`: {name: (SQL type, value)}."""
+    names = ", ".join(quote_identifier(n) for n in columns)
+    places = ", ".join(f"${i + 1}" for i in range(len(columns)))
+    db.execute(f"INSERT INTO {table} ({names}) VALUES ({places})",
+               [t for t, _ in columns.values()], [v for _, v in columns.values()])
+
+
+def class_columns(source):
+    """Select list: the class values of a packed table's outputs, from its summary `s`."""
+    return ", ".join(f"s.{quote_identifier(c + '_class_values')}" if c + "_class_values" in source.summary
+                     else f"NULL::text[] AS {quote_identifier(c + '_class_values')}" for c in source.outputs)
+
+
+def typed(columns):
+    """(name, type, value) triples as a select list of literals."""
+    parts = []
+    for name, kind, value in columns:
+        if isinstance(value, list):
+            literal = "ARRAY[" + ", ".join(quote_literal(v) for v in value) + "]"
+        else:
+            literal = quote_literal(value)
+        parts.append(f"{literal}::{kind} AS {quote_identifier(name)}")
+    return ", ".join(parts)
+
+
+class Previous:
+    """The output tables of an earlier call that a warm start goes on from, and replaces."""
+
+    wanted = ()  # for each table: (suffix, what it is, the columns it must have)
+
+    def __init__(self, db, text):
+        """Check the tables that the caller calls `text` and `text`_... Raises MopError."""
+        self.db, self.text = db, text
+        if text is None or text.strip().lower() in ("", "null"):
+            raise MopError("NULL/empty output table name")
+        hint = "A warm start goes on from the tables of an earlier call: call with warm_start => FALSE first."
+        self.tables = []
+        for suffix, what, columns in self.wanted:
+            table = db.input_table(db.suffixed(text, suffix) if suffix else text, what, hint=hint)
+            missing = [c for c in columns if c not in db.columns(table)]
+            if missing:
+                raise MopError(f'{what} {table} has no column "{missing[0]}"', hint=hint)
+            if not db.value("SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = $1", ["oid"], [table.oid]):
+                raise MopError(f"must be owner of {table}, which a warm start replaces", sqlstate="42501")
+            if dependent := db.value(  # rules (of views) and foreign keys
+                    "SELECT pg_describe_object(classid, objid, 0) FROM pg_depend WHERE refclassid = "
+                    "'pg_class'::regclass AND refobjid = $1 AND deptype = 'n' AND classid IN "
+                    "('pg_rewrite'::regclass, 'pg_constraint'::regclass) LIMIT 1", ["oid"], [table.oid]):
+                raise MopError(f"{table}, which a warm start replaces, is used by another object", detail=dependent,
+                               hint="Drop that, or make it of a copy of the table.", sqlstate="2BP01")
+            self.tables.append(table)
+        self.names = [str(table) for table in self.tables]
+
+    def drop(self):
+        """Make room for the new tables."""
+        for table in self.tables:
+            self.db.execute(f"DROP TABLE {table}")
+
+
+class PreviousModels(Previous):
+    """Of madlib_keras_fit_multiple_model."""
+
+    wanted = (("", "model table", ("mst_key", "model_weights", "model_arch")),
+              ("_info", "info table of the model table", ("mst_key", "model_id")),
+              ("_summary", "summary of the model table", ()))
+
+    def __init__(self, db, text):
+        super().__init__(db, text)
+        self.rows = {row["mst_key"]: row for row in db.execute(
+            f"SELECT m.mst_key, i.model_id, m.model_arch::text AS model_arch, md5(m.model_weights) AS weights_md5 "
+            f"FROM {self.tables[0]} m LEFT JOIN {self.tables[1]} i USING (mst_key)")}
+
+    def fill(self, c):
+        """Put the weights and architecture of the earlier run into configuration `c`; what forbids it, or None.
+
+        A configuration that is new starts from the seed, whatever the architecture table has.
+        """
+        before = self.rows.get(c["mst_key"])
+        if before is None or before["weights_md5"] is None:
+            return None
+        if before["model_id"] not in (None, c["model_id"]):
+            return (f'it is of model_id {c["model_id"]}, but of {before["model_id"]} in "{self.text}": '
+                    f"a warm start goes on with the same architecture")
+        c["model_arch"], c["weights_md5"] = before["model_arch"], before["weights_md5"]
+        c["weights_sql"] = f"SELECT model_weights FROM {self.tables[0]} WHERE mst_key = {int(c['mst_key'])}"
+        return None
+
+
+class PreviousModel(Previous):
+    """Of madlib_keras_fit."""
+
+    wanted = (("", "model table", ("model_weights", "model_arch")), ("_summary", "summary of the model table", ()))
+
+    def fill(self, c):
+        """Put the weights of the earlier run into configuration `c`, whose architecture is that of this call."""
+        model = self.tables[0]
+        if "mst_key" in self.db.columns(model):
+            raise MopError(f'model table "{self.text}" holds several models, of madlib_keras_fit_multiple_model')
+        c["weights_md5"] = self.db.value(f"SELECT md5(model_weights) FROM {model}")
+        if c["weights_md5"] is None:
+            raise MopError(f'model table "{self.text}" has no weights to go on from')
+        c["weights_sql"] = f"SELECT model_weights FROM {model}"

@@ -1,0 +1,345 @@
+"""What every training call does: check the data and the configurations, open a run, train, close the run.
+
+madlib_keras_fit_multiple_model and madlib_keras_fit differ in where their configurations come from and in what they
+write in the end.
+"""
+
+import secrets
+
+import psycopg2
+
+from mop_udf import architecture, params
+from pg_mop import object_table, settings
+from pg_mop.catalog import Catalog
+from pg_mop.database import MopError, quote_literal
+from pg_mop.engines.postgresql import PostgreSQL
+from pg_mop.execute.run import Executor
+from pg_mop.execute.sessions import Sessions
+from pg_mop.packed import PackedTable
+from pg_mop.schedule import SCHEDULERS
+from pg_mop.schedule.board import Board
+from pg_mop.schedule.replicas import Replicas
+
+
+class Training:
+    """One training call. In order: the constructor, `check`, `run`, then the caller writes and `finish`es.
+
+    `configurations` are dicts with mst_key, model_id, compile_params, fit_params, model_arch and, where training does
+    not start from the seed, weights_sql and weights_md5; `check` adds compile, fit and architecture. `averaging`: the
+    one configuration is trained as replicas, one for each segment (see schedule/replicas.py).
+    """
+
+    averaging = False
+
+    def __init__(self, db, function, source_table, validation_table, num_iterations, frequency, use_gpus):
+        """Check what does not depend on the configurations. Raises MopError."""
+        self.db, self.function, self.use_gpus, self.options = db, function, bool(use_gpus), settings.load(db)
+        isolation = db.setting("transaction_isolation")
+        if isolation != "read committed":
+            raise MopError(f"training needs a transaction at isolation level read committed, not {isolation}",
+                           detail="At another level this transaction cannot see what the worker sessions commit.",
+                           hint="SET default_transaction_isolation = 'read committed';", sqlstate="25001")
+        if num_iterations is None or num_iterations < 1:
+            raise MopError(f"num_iterations must be at least 1, not {num_iterations}")
+        if frequency is not None and not 1 <= frequency <= num_iterations:
+            raise MopError(f"metrics_compute_frequency must be from 1 to num_iterations ({num_iterations}) or NULL, "
+                           f"not {frequency}")
+        self.num_iterations = num_iterations
+        self.frequency = num_iterations if frequency is None else frequency
+        self.metrics_iterations = [i for i in range(1, num_iterations + 1)
+                                   if i % self.frequency == 0 or i == num_iterations]
+        self.source = PackedTable(db, source_table, "source table")
+        self.validation = None
+        if validation_table is not None:
+            self.validation = PackedTable(db, validation_table, "validation table")
+        self.gpus = settings.gpus() if self.use_gpus else 0
+        if self.use_gpus and not self.gpus:
+            raise MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
+
+    # --- checks -------------------------------------------------------------------------------------
+    def check(self, configurations, functions):
+        """Check the configurations (see the class) with the custom functions of the object table `functions` (quoted).
+
+        Those that do not fit the data are `misfits`, which fail while the others run. Raises MopError where a string
+        or an architecture cannot be read, or where no configuration fits.
+        """
+        self.configurations, self.functions = configurations, functions
+        problems = [(c["mst_key"], problem) for c in configurations if (problem := self._problem(c))]
+        if problems:
+            raise MopError(self.unusable(len(problems)) + f": {problems[0][1]}",
+                           detail="\n".join(f"mst_key {key}: {problem}" for key, problem in problems[:20]))
+        self._check_data()
+
+    def unusable(self, count):
+        """Begins the error that says that `count` configurations cannot be trained."""
+        return f"{count} configuration{'s' if count > 1 else ''} cannot be trained"
+
+    def _problem(self, c):
+        """What forbids a configuration, or None; fills in what its strings say."""
+        if c.get("problem"):
+            return c["problem"]
+        try:
+            c["compile"] = params.parse_compile_params(c["compile_params"])
+            c["fit"] = params.parse_fit_params(c["fit_params"])
+            c["architecture"] = architecture.check(c["model_arch"])
+        except (params.ParameterError, architecture.ArchitectureError) as error:
+            return str(error)
+        if problem := object_table.missing_names(self.db, self.functions, c["compile"]):
+            return problem
+        if c["fit"]["callbacks"] and not self.db.is_superuser():
+            return "only a superuser may use callbacks: they write files on the server"
+        return None
+
+    def _check_data(self):
+        """The data's columns, and which configurations they do not fit (those fail, the others run)."""
+        db, source = self.db, self.source
+        shapes = source.shapes(db)
+        self.shapes = [shapes[c] for c in source.columns]
+        self.widths = [shape[0] for shape in self.shapes[len(source.inputs):]]
+        if self.validation is not None:
+            theirs = self.validation.shapes(db)
+            theirs = [theirs[c] for c in self.validation.columns]
+            if theirs != self.shapes or self.validation.regression != source.regression:
+                raise MopError(f'"{self.validation.text}" holds rows of shapes {theirs}, "{source.text}" of '
+                               f"{self.shapes}: they must be equal",
+                               hint="Make it with validation_preprocessor_dl from the same training table.")
+        self.misfits = {}
+        for c in self.configurations:
+            if problem := self._misfit(c):
+                self.misfits[c["mst_key"]] = problem
+        if len(self.misfits) == len(self.configurations):
+            raise MopError(f'no configuration fits the data of "{source.text}": '
+                           f"{next(iter(self.misfits.values()))}",
+                           detail="\n".join(f"mst_key {k}: {m}" for k, m in list(self.misfits.items())[:20]),
+                           hint="Load an architecture of that shape with load_keras_model.")
+
+    def _misfit(self, c):
+        """Why an architecture does not fit the data, or None."""
+        count = len(self.source.inputs)
+        wanted, widths = self.shapes[:count], self.widths
+        try:
+            inputs = architecture.input_shapes(c["architecture"])
+            units = architecture.output_units(c["architecture"], len(widths))
+        except architecture.ArchitectureError as error:
+            return str(error)
+        if inputs != wanted:
+            return (f"the architecture takes input of shape {_one(inputs)}, "
+                    f'"{self.source.text}" has {_one(wanted)}: input shape does not match')
+        if units != widths:
+            what = "numbers" if self.source.regression else "classes"
+            return f'the architecture outputs {_one(units)} {what} but "{self.source.text}" has {_one(widths)}'
+        return None
+
+    # --- the run ------------------------------------------------------------------------------------
+    def run(self, output_name, arguments):
+        """Open the run, train, close the run. `output_name` and `arguments` (a dict) are for its row."""
+        db, options = self.db, self.options
+        self._lock_sources()
+        engine = self.engine = PostgreSQL()
+        self.segments = {("training", s.key): s for s in engine.segments(db, self.source)}
+        if not self.segments:
+            raise MopError(f'source table "{self.source.text}" has no rows')
+        if self.validation is not None:
+            self.segments.update({("validation", s.key): s for s in engine.segments(db, self.validation)})
+        self.connection = engine.connection_parameters(db)
+        with Catalog(db, self.connection) as journal:
+            self._check_visible(journal)
+            journal.housekeeping()
+            self.seed = options["seed"] if options["seed"] is not None else secrets.randbits(31)
+            trained = [c for c in self.configurations if c["mst_key"] not in self.misfits]
+            kind = Replicas if self.averaging else Board
+            board = kind([c["mst_key"] for c in trained], self._keys("training"), self.num_iterations,
+                         self.metrics_iterations, self._keys("validation"))
+            scheduler = SCHEDULERS[options["scheduler"] if not self.averaging else "randomized"](board, self.seed)
+            places = list(board.places)
+            self.trainer_options = {
+                "threads": options["threads"] or max(1, settings.cores() // len(places)),
+                "keras_backend": options["keras_backend"], "cache_mb": options["cache_mb"],
+                "idle_ms": 0}
+            replicas = [{**c, "mst_key": key} for key in board.live for c in trained] if self.averaging else None
+            self.run_id = journal.open_run({
+                "function": self.function, "source_table": self.source.text,
+                "validation_table": self.validation and self.validation.text, "model_output_table": output_name,
+                "seed": self.seed, "scheduler": scheduler.name, "num_iterations": self.num_iterations,
+                "metrics_iterations": self.metrics_iterations, "configurations": len(self.configurations),
+                "segments": len(places), "coordinator_pid": db.value("SELECT pg_backend_pid()"),
+                "parameters": {"arguments": arguments, "settings": {**options, "seed": self.seed}},
+            }, replicas or [{**c, "error": self.misfits.get(c["mst_key"])} for c in self.configurations],
+                [(dataset, s) for (dataset, _), s in self.segments.items()])
+            sessions = Sessions(db, self.connection, self._options_of_place, f"pg_mop run {self.run_id}")
+            try:
+                sessions.open(places)
+                executor = Executor(db, journal, sessions, self.run_id, board, scheduler, self._describe,
+                                    lambda i: self._tell(journal, i), options["lock_timeout"])
+                executor.go()
+            except BaseException as error:
+                self._stop(journal, sessions, error)
+                raise
+            sessions.keep(options["session_idle_timeout"])
+            self.failed = {**executor.failed, **self.misfits}
+            self.metrics = journal.metrics(self.run_id, together=self.averaging)
+            if self.averaging and self.failed or len(self.failed) == len(self.configurations):
+                journal.close_run(self.run_id, "failed", "all configurations failed")
+                raise MopError(self.all_failed(), detail=listed(self.failed), sqlstate="22000")
+
+    def all_failed(self):
+        """Begins the error that says that nothing could be trained."""
+        return f"all {len(self.configurations)} configurations failed"
+
+    def finish(self, model):
+        """Mark the run finished: its output, with the table `model` (quoted), is written in this transaction."""
+        with Catalog(self.db, self.connection) as journal:
+            journal.close_run(self.run_id, "finished", listed(self.failed) or None,
+                              self.db.value("SELECT $1::regclass::oid", ["text"], [model]))
+
+    def abandon(self, error):
+        """The output could not be written: say so in the run's row. Its states stay."""
+        try:
+            with Catalog(self.db, self.connection) as journal:
+                journal.close_run(self.run_id, *_outcome(error))
+        except (MopError, psycopg2.Error) as trouble:  # the first error is the one to report
+            self.db.plpy.log(f"pg_mop: run {self.run_id} could not be closed: {trouble}")
+
+    def _stop(self, journal, sessions, error):
+        """End the run's sessions and say in its row why; the committed units stay."""
+        stuck = sessions.abandon()
+        try:
+            journal.terminate(stuck)
+            journal.close_run(self.run_id, *_outcome(error))
+        except psycopg2.Error as trouble:  # the first error is the one to report
+            self.db.plpy.log(f"pg_mop: run {self.run_id} could not be closed: {trouble}")
+
+    def _keys(self, dataset):
+        return [key for of, key in self.segments if of == dataset]
+
+    def _options_of_place(self, place):
+        return {**self.trainer_options, "gpu": place % self.gpus if self.gpus else None}
+
+    def _lock_sources(self):
+        """Keep the sources from changing, as far as the caller may; the fingerprints tell the rest."""
+        db = self.db
+        for packed in (self.source, self.validation):
+            if packed is None:
+                continue
+            held = db.value(
+                "SELECT mode FROM pg_locks WHERE pid = pg_backend_pid() AND granted AND locktype = 'relation' "
+                "AND mode = 'AccessExclusiveLock' AND (relation = $1 OR relation IN "
+                "(SELECT relid FROM pg_partition_tree($1::oid::regclass)))", ["oid"], [packed.table.oid])
+            visible_lock_hint = "COMMIT; then call again: worker sessions read what is committed and not locked."
+            if held:
+                raise MopError(f'"{packed.text}" is locked by this transaction itself',
+                               detail="Created, altered or locked here, it cannot be read by the worker sessions.",
+                               hint=visible_lock_hint, sqlstate="55006")
+            if db.value("SELECT has_table_privilege($1, 'UPDATE, DELETE, TRUNCATE')", ["oid"], [packed.table.oid]) \
+                    and packed.table.kind in ("r", "p"):
+                before = db.setting("lock_timeout")
+                db.execute(f"SET LOCAL lock_timeout = {self.options['lock_timeout']}")
+                try:
+                    db.execute(f"LOCK TABLE {packed.table} IN SHARE MODE")
+                except db.plpy.SPIError as error:
+                    if getattr(error, "sqlstate", None) != "55P03":
+                        raise
+                    raise _locked(packed) from None
+                db.execute(f"SET LOCAL lock_timeout = {quote_literal(before)}")
+
+    def _check_visible(self, journal):
+        """Other sessions must see the sources' very rows."""
+        for (dataset, key), segment in self.segments.items():
+            packed = self._packed(dataset)
+            try:
+                seen = journal.fingerprint(self.engine.fingerprint_sql(packed, key))
+            except psycopg2.errors.LockNotAvailable:
+                raise _locked(packed) from None
+            if seen != segment.fingerprint:
+                raise MopError(
+                    f'"{packed.text}" has rows that other sessions do not see'
+                    if seen is not None else f'"{packed.text}" is not visible to other sessions',
+                    detail="Worker sessions see committed data only, and no temporary tables.",
+                    hint="COMMIT the transaction that made it (a temporary table: make it a permanent one).",
+                    sqlstate="55000")
+
+    def _packed(self, dataset):
+        return self.source if dataset == "training" else self.validation
+
+    def _describe(self, unit, place):
+        """What a worker session needs to know of a unit (execute/unit.py)."""
+        packed, segment = self._packed(unit.dataset), self.segments[unit.dataset, unit.segment]
+        fit = self.configurations[0]["fit"] if self.averaging else next(
+            c["fit"] for c in self.configurations if c["mst_key"] == unit.mst_key)
+        aggregate = f"{self.db.extension}.mop_sub_epoch"
+        return {
+            "options": self._options_of_place(place), "seed": self.seed,
+            "same_start": self.options["same_start"] or self.averaging,
+            "replicas": self.replicas() if self.averaging else None,
+            "table": packed.text, "fingerprint": segment.fingerprint,
+            "fingerprint_sql": self.engine.fingerprint_sql(packed, unit.segment),
+            "rows_sql": self.engine.rows_sql(packed, unit.segment, aggregate),
+            "dtypes": packed.dtypes(), "inputs": len(packed.inputs), "rows": segment.rows, "bytes": segment.bytes,
+            "epochs": fit["epochs"] - fit["initial_epoch"] if unit.kind == "train" else 1,
+            "dataset_key": self._dataset_key(unit.dataset, unit.segment),
+            "keep": [self._dataset_key(*d) for d in self.segments], "object_table": self.functions,
+        }
+
+    def replicas(self):
+        """Averaging's replicas as [[mst_key, rows of its segment], ...]."""
+        return [[number + 1, self.segments["training", key].rows] for number, key in enumerate(self._keys("training"))]
+
+    def _dataset_key(self, dataset, key):
+        """Names a segment's very rows, so that a warm trainer's cache serves the next call too."""
+        return f"{self._packed(dataset).table.oid}/{key}/{self.segments[dataset, key].fingerprint}"
+
+    def _tell(self, journal, iteration):
+        """The INFO line of an iteration, with the metrics where it has any."""
+        lines = [f"iteration {iteration} of {self.num_iterations}: trained in "
+                 f"{journal.training_seconds(self.run_id, iteration):.3f} s"]
+        if iteration in self.metrics_iterations:
+            rows = journal.metrics(self.run_id, iteration, together=self.averaging)
+            for dataset, title in (("training", "Training set"), ("validation", "Validation set")):
+                here = [r for r in rows if r["dataset"] == dataset]
+                if here:
+                    lines.append(f"{title} (evaluated in {sum(r['took'] for r in here):.3f} s):")
+                    lines += [f"  {self.named(r['mst_key'])}metric={r['metric']}, loss={r['loss']}" for r in here]
+        self.db.info("\n".join(lines))
+
+    def named(self, mst_key):
+        """Names a configuration in the INFO lines."""
+        return f"mst_key={mst_key}: "
+
+    def metric_columns(self, mst_key, absent):
+        """The metrics of a configuration as {column: (SQL type, value)}; `absent`: a metric that was not asked for."""
+        columns = {}
+        last = "training" if self.validation is None else "validation"
+        for dataset in ("training", "validation"):
+            rows = [m for m in self.metrics if m["mst_key"] == mst_key and m["dataset"] == dataset]
+            if not rows:
+                continue
+            metrics = [absent if m["metric"] is None else m["metric"] for m in rows]
+            losses = [m["loss"] for m in rows]
+            columns.update({f"{dataset}_metrics": ("float8[]", metrics if metrics[0] is not None else None),
+                            f"{dataset}_loss": ("float8[]", losses),
+                            f"{dataset}_metrics_final": ("float8", metrics[-1]),
+                            f"{dataset}_loss_final": ("float8", losses[-1])})
+            if dataset == last:
+                columns["metrics_elapsed_time"] = ("float8[]", [m["seconds"] for m in rows])
+        return columns
+
+
+def _locked(packed):
+    """The MopError for a source that could not be locked or read in time."""
+    return MopError(f'"{packed.text}" is locked by another transaction', sqlstate="55P03",
+                    hint=f"SELECT pid, mode FROM pg_locks WHERE relation = {quote_literal(packed.table)}::regclass;")
+
+
+def _one(values):
+    """A list as it is, or its only element."""
+    return values[0] if len(values) == 1 else values
+
+
+def _outcome(error):
+    """(status, error text) of a run that an exception ended."""
+    return "cancelled" if type(error).__name__ == "QueryCanceled" else "failed", str(error).strip()
+
+
+def listed(failed):
+    """{mst_key: message} as lines of text."""
+    return "\n".join(f"mst_key {key}: {failed[key]}" for key in sorted(failed))

@@ -1,0 +1,22 @@
+-- Training of one model (contract: madlib_keras_fit).
+
+CREATE FUNCTION @extschema@.madlib_keras_fit(
+    source_table varchar,
+    model varchar,
+    model_arch_table varchar,
+    model_id integer,
+    compile_params varchar,
+    fit_params varchar,
+    num_iterations integer,
+    use_gpus boolean DEFAULT FALSE,
+    validation_table varchar DEFAULT NULL,
+    metrics_compute_frequency integer DEFAULT NULL,
+    warm_start boolean DEFAULT NULL,
+    name varchar DEFAULT NULL,
+    description varchar DEFAULT NULL,
+    object_table varchar DEFAULT NULL
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import fit
+fit.madlib_keras_fit(plpy, *args)
+$$;
