@@ -8,6 +8,8 @@ Requests, each answered by one frame unless it says otherwise:
     save                                   -> the state in parts, the last one marked
     model {...}, weights                   -> ok: a model to predict with
     predict rows                           -> one array per output
+    export                                 -> that model as a .keras file
+    import file                            -> the architecture and weights of a .keras file
 
 An error in a unit is kept until the unit's `end`, so that the other side never waits for a reader.
 """
@@ -227,6 +229,21 @@ class Server:
             outputs = [np.asarray(o, "<f4") for o in (outputs if isinstance(outputs, (list, tuple)) else [outputs])]
             self.channel.send({"shapes": [list(o.shape) for o in outputs]},
                               *(np.ascontiguousarray(o).reshape(-1).view(np.uint8) for o in outputs))
+        except Exception as error:
+            self._refuse(error)
+
+    def on_export(self, header, payloads):
+        try:
+            from mop_udf import keras_file
+            self.channel.send({}, keras_file.save(self.predictor))
+        except Exception as error:
+            self._refuse(error)
+
+    def on_import(self, header, payloads):
+        try:
+            from mop_udf import keras_file
+            text, weights = keras_file.load(payloads[0])
+            self.channel.send({"architecture": text}, weights)
         except Exception as error:
             self._refuse(error)
 

@@ -30,20 +30,6 @@ from pg_mop.api import preprocess
 preprocess.validation_preprocessor_dl(plpy, *args)
 $$;
 
-CREATE FUNCTION @extschema@.training_preprocessor_dl(message varchar DEFAULT '')
-RETURNS varchar LANGUAGE plpython3u IMMUTABLE AS $$
-#python
-from pg_mop.api import preprocess
-return preprocess.help_text('training_preprocessor_dl', message)
-$$;
-
-CREATE FUNCTION @extschema@.validation_preprocessor_dl(message varchar DEFAULT '')
-RETURNS varchar LANGUAGE plpython3u IMMUTABLE AS $$
-#python
-from pg_mop.api import preprocess
-return preprocess.help_text('validation_preprocessor_dl', message)
-$$;
-
 -- the bytes of buffers, for people who look into them
 
 CREATE FUNCTION @extschema@.convert_array_to_bytea(var real[])

@@ -15,10 +15,3 @@ CREATE FUNCTION @extschema@.madlib_keras_fit_multiple_model(
 from pg_mop.api import fit_multiple
 fit_multiple.madlib_keras_fit_multiple_model(plpy, *args)
 $$;
-
-CREATE FUNCTION @extschema@.madlib_keras_fit_multiple_model(message varchar DEFAULT '')
-RETURNS varchar LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api import help
-return help.fit_multiple(plpy, message)
-$$;

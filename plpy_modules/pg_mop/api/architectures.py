@@ -11,6 +11,11 @@ COLUMNS = {"model_id": "serial PRIMARY KEY", "model_arch": "json", "model_weight
 @sql_function
 def load_keras_model(db, keras_model_arch_table, model_arch, model_weights, name, description):
     """Append an architecture to the table, which is made where it does not exist. The JSON is stored as it is."""
+    append(db, keras_model_arch_table, model_arch, model_weights, name, description)
+
+
+def append(db, keras_model_arch_table, model_arch, model_weights, name, description):
+    """Do so; returns its model_id. Raises MopError."""
     if keras_model_arch_table is None or not keras_model_arch_table.strip():
         raise MopError("NULL/empty output table name")
     if model_arch is None:
@@ -29,6 +34,7 @@ def load_keras_model(db, keras_model_arch_table, model_arch, model_weights, name
         f"VALUES ($1::json, $2, $3, $4, $5) RETURNING model_id", ["text", "bytea", "text", "text", "text"],
         [model_arch, model_weights, name, description, secrets.token_hex(16)])
     db.info(f"model id {model_id} added to table {table}")
+    return model_id
 
 
 @sql_function

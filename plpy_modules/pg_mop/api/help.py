@@ -1,82 +1,222 @@
-"""What the functions say of themselves when they are called without work to do."""
+"""What the functions say of themselves: no argument, 'usage' (or 'help', '?'), 'example'.
+
+The usage is read from the catalog, so that it is always that of the installed version.
+"""
 
 import re
 
 from pg_mop import settings
 from pg_mop.database import sql_function
 
-FIT_MULTIPLE = """\
-Trains many neural-network configurations at once on data that stays where it is (model hopper parallelism).
-For the arguments:             SELECT {schema}.madlib_keras_fit_multiple_model('usage');
-For a script that runs as is:  SELECT {schema}.madlib_keras_fit_multiple_model('example');
-"""
+# function -> (what it does, SQL of its example after the data of DATA, whether that needs trained models)
+FUNCTIONS = {
+    "training_preprocessor_dl": (
+        "Packs training rows into buffers, shuffled, one partition for each segment.", """
+SELECT {schema}.training_preprocessor_dl('flowers', 'packed', 'kind', 'petals', 50, 1.0);
+SELECT __dist_key__ AS segment, buffer_id, petals_shape, kind_shape FROM packed ORDER BY buffer_id;
+SELECT kind_class_values, buffer_size, num_classes FROM packed_summary;
+""", False),
+    "validation_preprocessor_dl": (
+        "Packs validation rows into buffers, encoded and scaled as a training table is.", """
+SELECT {schema}.validation_preprocessor_dl('flowers', 'packed', 'kind', 'petals', 'flowers_packed');
+SELECT __dist_key__ AS segment, buffer_id, petals_shape, kind_shape FROM packed ORDER BY buffer_id;
+""", False),
+    "load_keras_model": (
+        "Appends an architecture, the JSON that Keras' Model.to_json() writes, to a table.", """
+SELECT {schema}.load_keras_model('architectures', (SELECT model_arch FROM flower_arch), NULL, 'net', 'a copy');
+SELECT model_id, name, description FROM architectures;
+""", False),
+    "delete_keras_model": (
+        "Deletes an architecture; the table goes with its last row.", """
+SELECT {schema}.delete_keras_model('flower_arch', 1);
+""", False),
+    "load_custom_function": (
+        "Stores a loss or metric: a Python function (y_true, y_pred) pickled by dill. For superusers.", """
+SELECT {schema}.load_custom_function('flower_functions', {schema}.top_k_categorical_acc_pickled(2, 'top_2'), 'top_2');
+SELECT id, name, description FROM {schema}.flower_functions;
+SELECT {schema}.delete_custom_function('flower_functions', 1);
+""", False),
+    "delete_custom_function": (
+        "Deletes a custom loss or metric by id or name; the table goes with its last row. For superusers.", """
+SELECT {schema}.load_top_k_accuracy_function('flower_functions', 2);
+SELECT {schema}.delete_custom_function('flower_functions', 'top_2_accuracy'::text);
+""", False),
+    "load_top_k_accuracy_function": (
+        "Stores the metric top_<k>_accuracy. For superusers.", """
+SELECT {schema}.load_top_k_accuracy_function('flower_functions', 2);
+SELECT id, name, description FROM {schema}.flower_functions;
+SELECT {schema}.delete_custom_function('flower_functions', 'top_2_accuracy'::text);
+""", False),
+    "load_model_selection_table": (
+        "Makes a model selection table of every combination of ids, compile and fit parameters.", """
+SELECT {schema}.load_model_selection_table('flower_arch', 'selection', ARRAY[1],
+    ARRAY[$$loss='categorical_crossentropy', optimizer='Adam(lr=0.01)', metrics=['accuracy']$$,
+          $$loss='categorical_crossentropy', optimizer='SGD(lr=0.1)', metrics=['accuracy']$$],
+    ARRAY['batch_size=8, epochs=1', 'batch_size=16, epochs=1']);
+SELECT * FROM selection ORDER BY mst_key;
+""", False),
+    "generate_model_configs": (
+        "Makes a model selection table, or adds to one, from a grid of parameters or a random sample of it.", """
+SELECT {schema}.generate_model_configs('flower_arch', 'selection', ARRAY[1],
+    $${{'loss': ['categorical_crossentropy'], 'metrics': ['accuracy'],
+       'optimizer_params_list': [{{'optimizer': ['Adam', 'SGD'], 'learning_rate': [0.001, 0.1, 'log']}}]}}$$,
+    $${{'batch_size': [8, 16], 'epochs': [1]}}$$, 'random', 5, 42);
+SELECT * FROM selection ORDER BY mst_key;
+""", False),
+    "madlib_keras_fit_multiple_model": (
+        "Trains many neural-network configurations at once on data that stays where it is (model hopper parallelism).",
+        """
+-- watch it from another session: SELECT * FROM {schema}.mop_progress;
+SELECT {schema}.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'flower_mst', 5, FALSE);
+SELECT mst_key, compile_params, training_metrics_final, training_loss_final
+FROM models_info ORDER BY training_loss_final;
+SELECT {schema}.madlib_keras_predict('models', 'flowers', 'id', 'petals', 'predictions', 'response', FALSE,
+    (SELECT mst_key FROM models_info ORDER BY training_loss_final LIMIT 1));
+SELECT * FROM predictions ORDER BY id LIMIT 5;
+""", False),
+    "madlib_keras_fit": (
+        "Trains one model on all segments at once, averaging their weights, or (SET pg_mop.fit_strategy = 'sequential')"
+        " one after the other.", """
+SELECT {schema}.madlib_keras_fit('flowers_packed', 'model', 'flower_arch', 1,
+    $$loss='categorical_crossentropy', optimizer='Adam(lr=0.05)', metrics=['accuracy']$$, 'batch_size=8', 5);
+SELECT metrics_iters, training_metrics_final, training_loss_final FROM model_summary;
+""", False),
+    "madlib_keras_evaluate": (
+        "Computes loss and metric of a trained model on a packed table.", """
+SELECT {schema}.madlib_keras_evaluate('flower_models', 'flowers_packed', 'scores', FALSE, 1);
+SELECT * FROM scores;
+""", True),
+    "madlib_keras_predict": (
+        "Predicts raw rows with a trained model.", """
+SELECT {schema}.madlib_keras_predict('flower_models', 'flowers', 'id', 'petals', 'predictions', 'prob', FALSE, 1);
+SELECT * FROM predictions ORDER BY id, rank LIMIT 6;
+""", True),
+    "madlib_keras_predict_byom": (
+        "Predicts raw rows with an architecture and weights of one's own.", """
+SELECT {schema}.load_keras_model('own', m.model_arch, m.model_weights) FROM flower_models m WHERE mst_key = 1;
+SELECT {schema}.madlib_keras_predict_byom('own', 1, 'flowers', 'id', 'petals', 'predictions', 'response', FALSE,
+    ARRAY['iris', 'rose', 'tulip']);
+SELECT * FROM predictions ORDER BY id LIMIT 5;
+""", True),
+    "mop_export_model": (
+        "Gives a trained model as the bytes of a .keras file; mst_key is NULL for a single model.", """
+SELECT length({schema}.mop_export_model('flower_models', 1));
+-- into a file:
+-- psql -Atc "SELECT encode({schema}.mop_export_model('flower_models', 1), 'hex')" | xxd -r -p > model.keras
+""", True),
+    "mop_import_model": (
+        "Appends the architecture and weights of a .keras file (bytes) to an architecture table; returns its model_id.",
+        """
+SELECT {schema}.mop_import_model('own', {schema}.mop_export_model('flower_models', 1), 'imported');
+SELECT model_id, name, length(model_weights) FROM own;
+""", True),
+    "gpu_configuration": (
+        "Writes a table (hostname, gpu_descr) of the server's GPUs, as TensorFlow or NVIDIA's driver tell of them.", """
+SELECT {schema}.gpu_configuration('gpus');
+SELECT * FROM gpus;
+""", False),
+}
 
-FIT_MULTIPLE_USAGE = """\
-SELECT {schema}.madlib_keras_fit_multiple_model(
-    source_table,               -- VARCHAR: packed by training_preprocessor_dl
-    model_output_table,         -- VARCHAR: to be made, with <name>_info and <name>_summary
-    model_selection_table,      -- VARCHAR: from generate_model_configs or load_model_selection_table
-    num_iterations,             -- INTEGER: visits of every configuration to every segment
-    use_gpus,                   -- BOOLEAN
-    validation_table,           -- VARCHAR, NULL: packed by validation_preprocessor_dl
-    metrics_compute_frequency,  -- INTEGER, NULL: after every so many iterations; NULL: after the last only
-    warm_start,                 -- BOOLEAN, FALSE: not supported yet
-    name, description,          -- VARCHAR, NULL: free text
-    use_caching                 -- BOOLEAN, FALSE: accepted; rows are always kept in memory while they fit
-);
-
-Output: <model_output_table>          mst_key, model_weights, model_arch, __dist_key__
-        <model_output_table>_info     a row for each configuration: parameters, losses, metrics, error
-        <model_output_table>_summary  one row: the arguments, names, class values, times
-Watch:  {schema}.mop_runs, mop_progress, mop_units, mop_visit_order (from another session, while it runs)
-Settings (SET name = value): {settings}
-"""
-
-FIT_MULTIPLE_EXAMPLE = """\
--- 150 flowers of three kinds (made up), packed into segments
+DATA = """\
+-- 150 flowers of three kinds (made up), packed into segments; an architecture; four configurations of it
 BEGIN;
 CREATE TABLE flowers AS
 SELECT i AS id, ARRAY[1 + i % 3 + random() / 2, 3 - i % 3 + random() / 2, random(), random()]::real[] AS petals,
        ('{{rose,tulip,iris}}'::text[])[1 + i % 3] AS kind
 FROM generate_series(1, 150) AS i;
 SELECT {schema}.training_preprocessor_dl('flowers', 'flowers_packed', 'kind', 'petals');
-
--- one architecture
 SELECT {schema}.load_keras_model('flower_arch', '{{"class_name": "Sequential", "config": {{"name": "net", "layers": [
     {{"class_name": "Dense", "config": {{"name": "hidden", "units": 16, "activation": "relu",
                                        "batch_input_shape": [null, 4]}}}},
     {{"class_name": "Dense", "config": {{"name": "out", "units": 3, "activation": "softmax"}}}}]}}}}');
-
--- four configurations of it
 SELECT {schema}.generate_model_configs('flower_arch', 'flower_mst', ARRAY[1],
     $${{'loss': ['categorical_crossentropy'], 'metrics': ['accuracy'],
        'optimizer_params_list': [{{'optimizer': ['Adam', 'SGD'], 'learning_rate': [0.01, 0.1]}}]}}$$,
     $${{'batch_size': [16], 'epochs': [1]}}$$, 'grid');
-
-COMMIT;  -- the worker sessions see what is committed
-
--- train them all, then look
-SELECT {schema}.madlib_keras_fit_multiple_model('flowers_packed', 'flower_models', 'flower_mst', 5, FALSE);
-SELECT mst_key, compile_params, training_metrics_final, training_loss_final
-FROM flower_models_info ORDER BY training_loss_final;
-SELECT {schema}.madlib_keras_predict('flower_models', 'flowers', 'id', 'petals', 'flower_predictions', 'response',
-    FALSE, (SELECT mst_key FROM flower_models_info ORDER BY training_loss_final LIMIT 1));
-SELECT * FROM flower_predictions ORDER BY id LIMIT 5;
+COMMIT;  -- worker sessions see what is committed
 """
+TRAINED = """\
+SELECT {schema}.madlib_keras_fit_multiple_model('flowers_packed', 'flower_models', 'flower_mst', 3, FALSE);
+"""
+
+# what an argument means, where its name does not say it
+ARGUMENTS = {
+    "buffer_size": "rows of a buffer, a request; NULL: as large as fits",
+    "class_values": "classes in the order of the model's outputs; NULL: '0', '1', ...",
+    "compile_params": "as for Keras' compile: loss='...', optimizer='Adam(lr=0.01)', metrics=['...']",
+    "compile_params_grid": "a Python dictionary of lists: loss, metrics, optimizer_params_list, ...",
+    "compile_params_list": "strings as for Keras' compile",
+    "dependent_dtype": "'int16': classes, one-hot; 'float32': numbers as they are, for regression",
+    "dependent_varname": "label column, or a comma list of them: one for each output of the model",
+    "distribution_rules": "NULL or 'all_segments'",
+    "fit_params": "as for Keras' fit: batch_size=32, epochs=1, shuffle=..., class_weight={...}",
+    "fit_params_grid": "a Python dictionary of lists: batch_size, epochs, ...",
+    "fit_params_list": "strings as for Keras' fit",
+    "id_col": "column that identifies a row",
+    "independent_varname": "numeric array column, or a comma list of them: one for each input of the model",
+    "k": "how many of the most probable classes count",
+    "keras_model_arch_table": "made where it does not exist",
+    "metrics_compute_frequency": "after every so many iterations; NULL: after the last only",
+    "model": "in mop_import_model the bytes of a .keras file, else the table to be made, with <name>_summary",
+    "model_arch": "JSON of Keras 2 or 3",
+    "model_output_table": "to be made, with <name>_info and <name>_summary",
+    "model_selection_table": "from generate_model_configs or load_model_selection_table",
+    "model_weights": "bytes of float32, in the order of get_weights()",
+    "mst_key": "which model of a table of several",
+    "normalizing_const": "divides the independent elements",
+    "num_classes": "one-hot width for each output; NULL: as many as the data have",
+    "num_configs": "random search: how many",
+    "num_iterations": "visits of every configuration to every segment",
+    "object": "dill.dumps(function)",
+    "object_table": "custom losses and metrics, in this schema",
+    "pred_type": "'prob', 'response', how many best classes, or the least probability",
+    "random_state": "random search: the seed",
+    "search_type": "'grid' or 'random'",
+    "source": "'tensorflow' or 'nvidia'",
+    "source_table": "preprocessors: a row for each example; training: a packed table",
+    "test_table": "evaluate: a packed table; predict: a row for each example",
+    "training_preprocessor_table": "packed table of training_preprocessor_dl",
+    "use_caching": "accepted; rows are always kept in memory while they fit",
+    "warm_start": "go on from the tables of an earlier call, and replace them",
+}
 
 
 @sql_function
-def fit_multiple(db, message):
-    """Help, usage or the example of madlib_keras_fit_multiple_model, by `message`."""
-    texts = {"": FIT_MULTIPLE, "usage": FIT_MULTIPLE_USAGE, "help": FIT_MULTIPLE_USAGE, "?": FIT_MULTIPLE_USAGE,
-             "example": FIT_MULTIPLE_EXAMPLE, "examples": FIT_MULTIPLE_EXAMPLE}
+def answer(db, name, message):
+    """What function `name` says to `message`."""
     word = (message or "").strip().lower()
-    if word not in texts:
+    about, example, trained = FUNCTIONS[name]
+    schema = db.schema if re.fullmatch(r"[a-z_][a-z0-9_]*", db.schema) else db.extension
+    if word in ("usage", "help", "?"):
+        return f"{about}\n\n{_usage(db, name, schema)}"
+    if word in ("example", "examples"):
+        return (DATA + (TRAINED if trained else "") + example).format(schema=schema)
+    if word:
         return f"no such option {message!r}: try 'usage' or 'example'"
-    return texts[word].format(schema=db.schema if _plain(db.schema) else db.extension,
-                              settings=", ".join(f"pg_mop.{n}" for n in settings.KNOWN))
+    if name == "gpu_configuration":  # its one argument is a table
+        return f"{about}\n\n{_usage(db, name, schema)}\n{example.format(schema=schema)}"
+    return (f"{about}\nFor the arguments:             SELECT {schema}.{name}('usage');\n"
+            f"For a script that runs as is:  SELECT {schema}.{name}('example');\n")
 
 
-def _plain(name):
-    """True for a name that SQL reads back without quotes."""
-    return re.fullmatch(r"[a-z_][a-z0-9_]*", name) is not None
+def _usage(db, name, schema):
+    """The function's arguments, with their types and defaults; where it has several forms, the types of all."""
+    forms = [row["arguments"].split(", ") for row in db.execute(
+        "SELECT pg_get_function_arguments(oid) AS arguments FROM pg_proc WHERE proname = $1 AND pronamespace = "
+        "(SELECT oid FROM pg_namespace WHERE nspname = $2) AND proargnames <> ARRAY['message'] ORDER BY oid",
+        ["text", "text"], [name, db.schema])]
+    lines = []
+    for position in range(len(forms[0])):
+        names, kinds = {}, {}  # of all forms, in order
+        for form in forms:
+            text = form[position].replace("character varying", "varchar").replace(" DEFAULT ", ", ")
+            name_, kind = re.sub(r"::(varchar|text)", "", text).split(" ", 1)
+            names[name_] = kinds[kind] = True
+        argument = " or ".join(names) + ("," if position < len(forms[0]) - 1 else "")
+        said = f": {ARGUMENTS[name_]}" if name_ in ARGUMENTS else ""
+        lines.append(f"    {argument:<29} -- {' or '.join(kinds)}{said}")
+    usage = f"SELECT {schema}.{name}(\n" + "\n".join(lines) + "\n);\n"
+    if name.startswith("madlib_keras_fit"):
+        usage += (f"\nWatch:     {schema}.mop_runs, mop_progress, mop_units, mop_visit_order (from another session)\n"
+                  f"Settings:  (SET name = value) {', '.join(f'pg_mop.{n}' for n in settings.KNOWN)}\n")
+    return usage

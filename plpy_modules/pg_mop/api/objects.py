@@ -4,9 +4,8 @@ All are for superusers, which is checked before anything is unpickled; and that 
 """
 
 import functools
-import os
-import subprocess
 
+from pg_mop import program
 from pg_mop.database import MopError, quote_identifier, sql_function
 from pg_mop.object_table import COLUMNS, table_name
 
@@ -97,12 +96,5 @@ def _superuser_only(db):
 
 def _program(home, *arguments, stdin=b""):
     """What `python -m mop_udf.objects` prints. Raises MopError where it fails."""
-    done = subprocess.run([os.path.join(home, "bin", "python"), "-I", "-B", "-m", "mop_udf.objects", *arguments],
-                          input=stdin, capture_output=True, cwd="/", timeout=60, start_new_session=True,
-                          env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent",
-                               "CUDA_VISIBLE_DEVICES": "-1"})
-    if done.returncode:
-        raise MopError("the object is no custom function",
-                       detail=done.stderr.decode("utf-8", "replace").strip()[-1000:],
+    return program.run(home, "mop_udf.objects", *arguments, stdin=stdin, what="the object is no custom function",
                        hint="It takes the bytes that Python's dill.dumps(function) gives.")
-    return done.stdout

@@ -14,45 +14,6 @@ DTYPES = {"int16": "smallint", "float32": "real"}
 CHUNK_BYTES = 16 << 20  # of source rows in memory at a time
 CHUNK_ROWS = 100_000
 
-HELP = {
-    "training_preprocessor_dl": (
-        "Packs training rows into buffers, shuffled, one partition per segment.",
-        """training_preprocessor_dl(
-    source_table,         -- table or view with one example per row
-    output_table,         -- packed table to create; <output_table>_summary describes it
-    dependent_varname,    -- label column, or a comma list of them (one per model output)
-    independent_varname,  -- numeric array column, or a comma list of them (one per model input)
-    buffer_size,          -- rows per buffer, a request; NULL: as large as fits
-    normalizing_const,    -- divides every independent element; default 1.0
-    num_classes,          -- INTEGER[]: one-hot width per output; NULL: as many as the data have
-    distribution_rules,   -- NULL or 'all_segments'
-    dependent_dtype       -- 'int16': classes, one-hot; 'float32': numbers as they are, for regression
-)
-The number of segments is the setting pg_mop.segments, the seed of the shuffle pg_mop.seed."""),
-    "validation_preprocessor_dl": (
-        "Packs validation rows into buffers, encoded and normalized as a training table is.",
-        """validation_preprocessor_dl(
-    source_table,                 -- table or view with one example per row
-    output_table,                 -- packed table to create; <output_table>_summary describes it
-    dependent_varname,            -- label column(s), matched to those of training by position
-    independent_varname,          -- numeric array column(s), matched by position
-    training_preprocessor_table,  -- output table of training_preprocessor_dl
-    buffer_size,                  -- rows per buffer, a request; NULL: as large as fits
-    distribution_rules            -- NULL or 'all_segments'
-)"""),
-}
-
-
-def help_text(name, message):
-    """What the one-argument overload of function `name` answers to `message`."""
-    summary, usage = HELP[name]
-    message = (message or "").strip().lower()
-    if not message:
-        return f"{summary}\nFor its arguments: SELECT {name}('usage');"
-    if message in ("usage", "help", "?"):
-        return usage
-    return f"no such option: '{message}'. Try SELECT {name}('usage');"
-
 
 def convert_array_to_bytea(plpy, values, element):
     try:

@@ -1,0 +1,26 @@
+"""Short programs of the packages, run in a process of their own: what must not run in a backend."""
+
+import os
+import subprocess
+
+from pg_mop.database import MopError
+
+SECONDS = 120
+
+
+def run(home, module, *arguments, stdin=b"", what, hint=None):
+    """What `python -m module arguments` prints (bytes), run by the interpreter of the virtual environment `home`.
+
+    Its environment is clean, and it knows nothing of the database. Raises MopError, saying `what` is wrong, with the
+    program's last words as DETAIL.
+    """
+    try:
+        done = subprocess.run(
+            [os.path.join(home, "bin", "python"), "-I", "-B", "-m", module, *arguments], input=stdin,
+            capture_output=True, cwd="/", timeout=SECONDS, start_new_session=True,
+            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent", "TF_CPP_MIN_LOG_LEVEL": "3"})
+    except subprocess.TimeoutExpired:
+        raise MopError(what, detail=f"The program {module} did not end within {SECONDS} s.", hint=hint) from None
+    if done.returncode:
+        raise MopError(what, detail=done.stderr.decode("utf-8", "replace").strip()[-1000:], hint=hint)
+    return done.stdout

@@ -1,0 +1,26 @@
+-- Models out of the database and into it; the GPUs of the server.
+
+CREATE FUNCTION @extschema@.mop_export_model(model_table varchar, mst_key integer)
+RETURNS bytea LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import files
+return files.mop_export_model(plpy, GD, *args)
+$$;
+
+CREATE FUNCTION @extschema@.mop_import_model(
+    keras_model_arch_table varchar,
+    model bytea,
+    name text DEFAULT NULL,
+    description text DEFAULT NULL
+) RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import files
+return files.mop_import_model(plpy, GD, *args)
+$$;
+
+CREATE FUNCTION @extschema@.gpu_configuration(output_table text, source text DEFAULT NULL)
+RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import gpus
+gpus.gpu_configuration(plpy, GD, *args)
+$$;

@@ -1,0 +1,23 @@
+-- Every function explains itself: f(), f('usage'), f('example').
+
+DO $do$
+DECLARE
+    name text;
+BEGIN
+    FOREACH name IN ARRAY ARRAY['training_preprocessor_dl', 'validation_preprocessor_dl', 'load_keras_model',
+        'delete_keras_model', 'load_custom_function', 'delete_custom_function', 'load_top_k_accuracy_function',
+        'load_model_selection_table', 'generate_model_configs', 'madlib_keras_fit_multiple_model', 'madlib_keras_fit',
+        'madlib_keras_evaluate', 'madlib_keras_predict', 'madlib_keras_predict_byom', 'mop_export_model',
+        'mop_import_model', 'gpu_configuration']
+    LOOP
+        EXECUTE pg_catalog.format($create$
+CREATE FUNCTION @extschema@.%I(%s)
+RETURNS varchar LANGUAGE plpython3u VOLATILE AS $body$
+#python
+from pg_mop.api import help
+return help.answer(plpy, '%s', args[0] if args else '')
+$body$
+$create$, name, CASE WHEN name <> 'gpu_configuration' THEN 'message varchar DEFAULT ''''' ELSE '' END, name);
+    END LOOP;
+END
+$do$;

@@ -1,0 +1,45 @@
+"""Every function that users call explains itself, and its example runs as it stands."""
+
+import re
+
+import pytest
+
+NAMES = """training_preprocessor_dl validation_preprocessor_dl load_keras_model delete_keras_model load_custom_function
+delete_custom_function load_top_k_accuracy_function load_model_selection_table generate_model_configs
+madlib_keras_fit_multiple_model madlib_keras_fit madlib_keras_evaluate madlib_keras_predict madlib_keras_predict_byom
+mop_export_model mop_import_model""".split()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_usage_and_example(db, name):
+    assert "'usage'" in db.value(f"SELECT madlib.{name}()")
+    usages = {db.value(f"SELECT madlib.{name}(%s)", [word]) for word in ("usage", "HELP", " ? ")}
+    assert len(usages) == 1
+    arguments = db.value("SELECT max(proargnames::text) FROM pg_proc WHERE proname = %s AND pronargs > 1", [name])
+    for argument in arguments.strip("{}").split(","):
+        assert re.search(rf"^    (\w+ or )?{argument},? ", min(usages), re.M), argument
+    assert "no such option" in db.value(f"SELECT madlib.{name}('nonsense')")
+    client = db.another()
+    client.run(f"CREATE SCHEMA {name}; SET search_path = {name}")
+    client.run(db.value(f"SELECT madlib.{name}('example')"))
+    client.run(f"DROP SCHEMA {name} CASCADE")
+    client.close()
+
+
+def test_the_gpu_configuration_explains_itself_and_lists_gpus(db):
+    assert "hostname" in db.value("SELECT madlib.gpu_configuration()")
+    for number, source in enumerate((None, "tensorflow", "NVIDIA", " TensorFlow ")):
+        db.run(f"SELECT * FROM madlib.gpu_configuration('gpus{number}', %s)", [source])
+        rows = db.run(f"SELECT hostname, gpu_descr FROM gpus{number}")
+        assert all(r["hostname"] == "localhost" and r["gpu_descr"] for r in rows)
+    for call, fragment in (("'x', 'amd'", "source must be"), ("'gpus0'", "already exists"), ("NULL", "NULL/empty")):
+        assert fragment in str(db.error(f"SELECT madlib.gpu_configuration({call})"))
+
+
+def test_no_function_for_users_is_without_help(db):
+    functions = {r["proname"] for r in db.run(
+        "SELECT DISTINCT proname FROM pg_proc WHERE pronamespace = 'madlib'::regnamespace AND prokind = 'f'")}
+    internal = {"mop_transition", "mop_final", "mop_start_trainer", "mop_run_unit", "mop_may_see",
+                "top_k_categorical_acc_pickled"}
+    helpers = {n for n in functions if n.startswith("convert_")}
+    assert functions - internal - helpers == {*NAMES, "gpu_configuration"}
