@@ -27,7 +27,7 @@ help:
 	@echo 'make demo      install what is missing, start an embedded PostgreSQL, run the whole main job'
 	@echo 'make psql      psql on the embedded server;  make -s dsn  its URI;  make start, make stop'
 	@echo 'make test      the whole suite;  make test TESTS=tests/unit  one part of it'
-	@echo 'make lint      ruff, and the SQL files through PostgreSQL itself'
+	@echo 'make lint      ruff'
 	@echo 'make install   the extension for the PostgreSQL of PG_CONFIG (as root)'
 	@echo 'make clean     stop the embedded server and remove .local'
 

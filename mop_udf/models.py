@@ -24,7 +24,7 @@ def initial_seed(seed, model_id, mst_key=None):
     starts for itself.
     """
     parts = [seed, model_id] if mst_key is None else [seed, model_id, mst_key]
-    return int(np.random.SeedSequence(parts).generate_state(1)[0])
+    return int(np.random.SeedSequence([n & 0xFFFFFFFF for n in parts]).generate_state(1)[0])
 
 
 def build(architecture, seed):

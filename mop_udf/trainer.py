@@ -153,7 +153,8 @@ class Server:
         epochs = fit["epochs"] - fit["initial_epoch"]
         options = {"batch_size": fit["batch_size"], "inputs": unit["inputs"], "class_weight": fit["class_weight"]}
         limit = fit["steps_per_epoch"]
-        random = np.random.default_rng([unit["seed"], unit["mst_key"], unit["iteration"], unit["segment"]])
+        random = np.random.default_rng([n & 0xFFFFFFFF for n in (unit["seed"], unit["mst_key"], unit["iteration"],
+                                                                unit["segment"])])
         passes = []
         if unit["epochs_sent"] > 1 or not unit["keeps_rows"]:
             if fit["shuffle"]:

@@ -7,6 +7,9 @@
 
 DO $$
 BEGIN
+    IF pg_catalog.getdatabaseencoding() <> 'UTF8' THEN
+        RAISE EXCEPTION 'pg_mop needs a database of encoding UTF8, not %', pg_catalog.getdatabaseencoding();
+    END IF;
     IF NOT EXISTS (SELECT 1 FROM pg_catalog.pg_roles WHERE rolname = 'mop_user') THEN
         CREATE ROLE mop_user NOLOGIN;
     END IF;
@@ -33,7 +36,7 @@ CREATE TABLE @extschema@.mop_run (
     parameters json NOT NULL,           -- the call's arguments and the settings in force
     coordinator_pid integer NOT NULL,   -- the backend that runs it, and since when that backend lives
     coordinator_start timestamptz,
-    output_oid oid                      -- the model table, once written
+    output_written boolean NOT NULL DEFAULT false -- set in the caller's transaction: seen once that has committed
 );
 
 CREATE TABLE @extschema@.mop_configuration (
@@ -126,14 +129,25 @@ CREATE FUNCTION @extschema@.mop_may_see(owner name) RETURNS boolean LANGUAGE sql
                      WHERE r.rolname OPERATOR(pg_catalog.=) current_user))
 $$;
 
+-- what a run's or unit's status is in truth: nobody can note it when the calling session is killed
+CREATE FUNCTION @extschema@.mop_status(status text, coordinator_pid integer, coordinator_start timestamptz, gone text)
+RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN $1 OPERATOR(pg_catalog.=) 'running' AND NOT EXISTS (
+                    SELECT 1 FROM pg_catalog.pg_stat_activity a WHERE a.pid OPERATOR(pg_catalog.=) $2
+                    -- a role sees since when its own sessions live
+                    AND coalesce(a.backend_start, $3) OPERATOR(pg_catalog.=) $3) THEN $4 ELSE $1 END
+$$;
+
 CREATE VIEW @extschema@.mop_runs WITH (security_barrier) AS
-SELECT run_id, owner, status, function, source_table, model_output_table, seed, scheduler, num_iterations,
-       configurations, segments, started_at, finished_at, error, validation_table
+SELECT run_id, owner, @extschema@.mop_status(status, coordinator_pid, coordinator_start, 'failed') AS status, function,
+       source_table, model_output_table, seed, scheduler, num_iterations, configurations, segments, started_at,
+       finished_at, error, validation_table
 FROM @extschema@.mop_run
 WHERE @extschema@.mop_may_see(owner);
 
 CREATE VIEW @extschema@.mop_units WITH (security_barrier) AS
-SELECT u.run_id, u.mst_key, u.iteration, u.segment, u.kind, u.attempt, u.status, u.backend_pid, u.kernel, u.rows,
+SELECT u.run_id, u.mst_key, u.iteration, u.segment, u.kind, u.attempt,
+       @extschema@.mop_status(u.status, r.coordinator_pid, r.coordinator_start, 'cancelled') AS status, u.backend_pid, u.kernel, u.rows,
        u.loss, u.queued_at, u.started_at, u.finished_at, u.read_seconds, u.train_seconds, u.write_seconds, u.error,
        u.dataset, u.metric
 FROM @extschema@.mop_unit u JOIN @extschema@.mop_run r USING (run_id)
@@ -172,15 +186,16 @@ WITH work AS (
 SELECT w.run_id, w.units_done, w.units_total,
        extract(epoch FROM coalesce(r.finished_at, clock_timestamp()) - r.started_at)::double precision
            AS seconds_elapsed,
-       CASE WHEN r.status <> 'running' THEN 0
+       CASE WHEN s.status <> 'running' THEN 0
             WHEN whole.done = 0 THEN NULL
             ELSE extract(epoch FROM clock_timestamp() - r.started_at) * whole.left / whole.done
        END::double precision AS seconds_left,
        w.mst_key, w.iteration, w.last_loss,
        CASE WHEN w.error IS NOT NULL THEN 'failed'
             WHEN w.units_done = w.units_total THEN 'finished'
-            WHEN r.status <> 'running' THEN r.status
+            WHEN s.status <> 'running' THEN s.status
             WHEN w.units_running > 0 THEN 'running'
             ELSE 'waiting' END AS status
 FROM work w JOIN whole USING (run_id) JOIN @extschema@.mop_run r USING (run_id)
+     CROSS JOIN LATERAL @extschema@.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') AS s(status)
 WHERE @extschema@.mop_may_see(r.owner);

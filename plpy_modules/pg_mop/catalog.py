@@ -18,22 +18,37 @@ class Catalog:
 
     def __init__(self, db, parameters):
         """Connects. Raises MopError with what mends it."""
-        self.schema = db.extension
-        role = db.current_user()
+        self.schema, self.role, self.parameters = db.extension, db.current_user(), parameters
+        self._connect()
+
+    def _connect(self):
+        parameters = self.parameters
         try:
             self.connection = psycopg2.connect(
                 **parameters, connect_timeout=10, application_name="pg_mop catalog",
                 cursor_factory=psycopg2.extras.RealDictCursor,
                 options="-c search_path=pg_catalog,pg_temp -c client_min_messages=error -c statement_timeout=30000 "
                         "-c lock_timeout=10000 -c default_transaction_isolation=read\\ committed "
-                        "-c default_transaction_read_only=off -c idle_in_transaction_session_timeout=0")
+                        "-c default_transaction_read_only=off -c idle_in_transaction_session_timeout=0 "
+                        "-c idle_session_timeout=0")
             self.connection.autocommit = True
-            if role != parameters["user"]:
-                self.execute(f"SET ROLE {quote_identifier(role)}")
+            if self.role != parameters["user"]:
+                self._run(f"SET ROLE {quote_identifier(self.role)}")
         except psycopg2.Error as error:
             raise connection_refused(parameters, error) from None
 
-    def execute(self, sql, values=()):
+    def execute(self, sql, values=None):
+        """Run one statement that may be run twice: where the session turns out to have gone, a new one runs it."""
+        if not self.connection.closed:
+            try:
+                return self._run(sql, values)
+            except psycopg2.Error:
+                if not self.connection.closed:
+                    raise
+        self._connect()
+        return self._run(sql, values)
+
+    def _run(self, sql, values=None):
         with self.connection.cursor() as cursor:
             cursor.execute(sql, values)
             return [dict(r) for r in cursor.fetchall()] if cursor.description else []
@@ -97,7 +112,8 @@ class Catalog:
     def _insert_weights(self, cursor, run_id, row):
         """Version 0 of a model state: plain weights, copied within the server."""
         try:
-            cursor.execute(f"INSERT INTO {self.schema}.mop_state SELECT %s, %s, 0, 0, w FROM ({row['weights_sql']}) "
+            source = row["weights_sql"].replace("%", "%%")
+            cursor.execute(f"INSERT INTO {self.schema}.mop_state SELECT %s, %s, 0, 0, w FROM ({source}) "
                            f"AS source(w) WHERE md5(w) = %s", (run_id, row["mst_key"], row["weights_md5"]))
             seen = cursor.rowcount == 1
         except (psycopg2.errors.UndefinedTable, psycopg2.errors.UndefinedColumn, psycopg2.errors.LockNotAvailable,
@@ -109,21 +125,28 @@ class Catalog:
                            detail="Worker sessions see committed data only, and no temporary tables.",
                            hint="COMMIT the transaction that wrote them, then call again.", sqlstate="55000")
 
-    def close_run(self, run_id, status, error=None, output_oid=None):
+    def close_run(self, run_id, status, error=None):
         """Mark a run as ended, and the units that it leaves behind as cancelled."""
         self.execute(f"UPDATE {self.schema}.mop_unit SET status = 'cancelled', finished_at = clock_timestamp() "
                      f"WHERE run_id = %s AND status = 'running'", (run_id,))
-        self.execute(f"UPDATE {self.schema}.mop_run SET status = %s, error = %s, output_oid = %s, "
-                     f"finished_at = clock_timestamp() WHERE run_id = %s", (status, error, output_oid, run_id))
+        self.execute(f"UPDATE {self.schema}.mop_run SET status = %s, error = %s, finished_at = clock_timestamp() "
+                     f"WHERE run_id = %s", (status, error, run_id))
 
     def housekeeping(self):
         """Drop the states that nobody needs any more, and close the runs whose coordinator has gone.
 
-        A finished run's states go once its output table is visible here, that is, once the caller has committed.
+        A finished run's states go once the caller that wrote its output has committed (see note_output). Where they
+        cannot be deleted, the next call will try again.
         """
-        self.execute(f"DELETE FROM {self.schema}.mop_state s USING {self.schema}.mop_run r WHERE s.run_id = r.run_id "
-                     f"AND r.owner = current_user AND r.status = 'finished' "
-                     f"AND EXISTS (SELECT 1 FROM pg_class c WHERE c.oid = r.output_oid)")
+        self.execute("SET statement_timeout = 0")
+        try:
+            for row in self.execute(
+                    f"SELECT run_id FROM {self.schema}.mop_run r WHERE owner = current_user AND output_written "
+                    f"AND EXISTS (SELECT 1 FROM {self.schema}.mop_state s WHERE s.run_id = r.run_id)"):
+                self.execute(f"DELETE FROM {self.schema}.mop_state WHERE run_id = %s", (row["run_id"],))
+        except psycopg2.errors.LockNotAvailable:
+            pass
+        self.execute("SET statement_timeout = 30000")
         for row in self.execute(
                 f"SELECT run_id FROM {self.schema}.mop_run r WHERE status = 'running' AND owner = current_user "
                 f"AND NOT EXISTS (SELECT 1 FROM pg_stat_activity a WHERE a.pid = r.coordinator_pid "
@@ -138,6 +161,8 @@ class Catalog:
     # --- units ------------------------------------------------------------------------------------
     def begin_unit_sql(self, unit):
         """SQL that notes a unit (dict) as running, for the worker session to run and commit first."""
+        if self.connection.closed:
+            self._connect()
         with self.connection.cursor() as cursor:
             return cursor.mogrify(
                 f"INSERT INTO {self.schema}.mop_unit (run_id, mst_key, iteration, segment, kind, dataset, attempt,"
@@ -189,6 +214,11 @@ class Catalog:
         return self.execute(
             f"SELECT extract(epoch FROM max(finished_at) - min(started_at))::float8 AS s FROM {self.schema}.mop_unit"
             f" WHERE run_id = %s AND iteration = %s AND kind = 'train'", (run_id, iteration))[0]["s"]
+
+
+def note_output(db, run_id):
+    """Note, in the caller's transaction, that the run's output is written: others see it once that has committed."""
+    db.execute(f"UPDATE {db.extension}.mop_run SET output_written = true WHERE run_id = $1", ["bigint"], [run_id])
 
 
 def configurations(db, run_id):

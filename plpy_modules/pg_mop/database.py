@@ -104,13 +104,17 @@ class Database:
     @contextmanager
     def pinned_path(self):
         """Pin search_path (and what else changes the meaning of our SQL) until the block ends."""
-        self._caller_path = self.plpy.execute("SELECT pg_catalog.current_setting('search_path') AS p")[0]["p"]
+        before = self.plpy.execute("SELECT pg_catalog.current_setting('search_path') AS path, "
+                                   "pg_catalog.current_setting('extra_float_digits') AS digits")[0]
+        self._caller_path = before["path"]
         self._set_path("pg_catalog, pg_temp")
+        self.execute("SET LOCAL extra_float_digits = 1")  # numbers that pass as text must come back as they were
         try:
             yield self
         finally:
             try:
                 self._set_path(self._caller_path)
+                self.execute(f"SET LOCAL extra_float_digits = {int(before['digits'])}")
             except self.plpy.SPIError:  # the transaction is being aborted: PostgreSQL restores it itself
                 pass
 
@@ -185,6 +189,8 @@ class Database:
         """
         if text is None or text.strip().lower() in ("", "null"):
             raise MopError("NULL/empty output table name")
+        if self.setting("transaction_read_only") == "on":
+            raise MopError(f'cannot create "{text}" in a read-only transaction', sqlstate="25006")
         if not re.match(r'[A-Za-z_"\u0080-\uffff]', text.strip()):
             raise MopError(f'invalid output table name "{text}"',
                            detail='It must begin with a letter, "_" or a double quote.')
@@ -220,6 +226,13 @@ class Database:
                             ["oid"], [table.oid])
         return {row["attname"]: row["t"] for row in rows}
 
+    def check_readable(self, table, columns):
+        """Raises MopError where the caller may not read one of the columns."""
+        for column in columns:
+            if not self.value("SELECT has_column_privilege($1, $2, 'SELECT')", ["oid", "text"], [table.oid, column]):
+                raise MopError(f'permission denied for column "{column}" of {table}', sqlstate="42501",
+                               hint=f"GRANT SELECT ON {table} TO {quote_identifier(self.current_user())};")
+
     def find_column(self, columns, name):
         """The column that the user's `name` means: exact, else folded to lower case; None if absent."""
         if name in columns:
@@ -240,8 +253,8 @@ def connection_refused(parameters, error):
         f"cannot open a worker session as role {user}", detail=str(error).strip(),
         hint="Worker sessions connect to this server as the calling role. Where it asks them for a password: "
              "CREATE SERVER pg_mop FOREIGN DATA WRAPPER pg_mop OPTIONS (host '127.0.0.1'); "
-             f"CREATE USER MAPPING FOR {user} SERVER pg_mop OPTIONS (user {quote_literal(parameters['user'])}, "
-             "password '...');", sqlstate="08001")
+             f"GRANT USAGE ON FOREIGN SERVER pg_mop TO {user}; "
+             f"CREATE USER MAPPING FOR {user} SERVER pg_mop OPTIONS (password '...');", sqlstate="08001")
 
 
 def extension_schema(plpy):

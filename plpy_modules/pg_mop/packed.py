@@ -13,9 +13,12 @@ class PackedTable:
 
     def __init__(self, db, text, what):
         """Read and check the table that the caller calls `text`. Raises MopError as contract 3, section 7."""
-        hint = REPACK.format(schema=db.schema)
+        hint = REPACK.format(schema=db.extension)
         self.text = text
         self.table = db.input_table(text, what, hint=hint)
+        if self.table.kind == "v":
+            raise MopError(f'{what} "{text}" is a view: it must be a table that the preprocessor has made', hint=hint)
+        db.check_readable(self.table, db.columns(self.table))
         self.summary_table = db.input_table(db.suffixed(text, "_summary"), f"summary of the {what}", hint=hint)
         self.summary = db.one(f"SELECT * FROM {self.summary_table}")
         self.inputs, self.outputs = self._names(db, what)
@@ -55,6 +58,21 @@ class PackedTable:
         """{output: list of class values, or None}, padding included, as the summary has them."""
         return {c: self.summary.get(c + "_class_values") for c in self.outputs}
 
+    def differs(self, summary):
+        """How rows prepared as `summary` (of the training data, or of a model) says differ from these, or None.
+
+        What one of the two does not say is no difference.
+        """
+        mine, theirs = self.summary.get("normalizing_const"), summary.get("normalizing_const")
+        if mine is not None and theirs is not None and abs(mine - theirs) > 1e-6 * abs(theirs):
+            return f"normalizing_const {mine:g}, not {theirs:g}"
+        names = summary.get("dependent_varname") or []
+        for own, other in zip(self.outputs, names):
+            mine, theirs = self.summary.get(own + "_class_values"), summary.get(other + "_class_values")
+            if mine is not None and theirs is not None and [str(v) for v in mine] != [str(v) for v in theirs]:
+                return f'for "{own}" the classes {_some(mine)}, not {_some(theirs)}'
+        return None
+
     def dtypes(self):
         """numpy dtypes of the columns' bytes."""
         return ["<f4"] * len(self.inputs) + ["<f4" if self.regression else "<i2"] * len(self.outputs)
@@ -64,3 +82,7 @@ class PackedTable:
         """True where the outputs are numbers (float32), not one-hot classes."""
         return self.summary.get("dependent_dtype") == "float32"
 
+
+def _some(values):
+    shown = ", ".join("NULL" if v is None else str(v) for v in values[:8])
+    return f"{{{shown}{', ...' if len(values) > 8 else ''}}}"

@@ -36,6 +36,9 @@ def _evaluate(db, model_table, test_table, output_table, use_gpus, mst_key, sess
     if packed.regression != model.regression:
         raise MopError(f'one of the model and "{test_table}" is of numbers (dependent_dtype float32), the other of '
                        f"classes")
+    if difference := packed.differs(model.summary):
+        raise MopError(f'"{test_table}" was packed otherwise than the rows that the model was trained on: it has '
+                       f"{difference}", hint="Pack it by validation_preprocessor_dl with the same training table.")
     widths = [shapes[c][0] for c in packed.outputs]
     if widths != model.outputs:
         raise MopError(f'the model outputs {model.outputs} classes, "{test_table}" has {widths}')

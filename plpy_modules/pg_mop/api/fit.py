@@ -27,6 +27,7 @@ def madlib_keras_fit(db, source_table, model, model_arch_table, model_id, compil
         output = db.output_table(model, "_summary")
     functions = None if object_table_name is None else object_table.check(db, object_table_name)
     training.read_architecture(model_arch_table, model_id, compile_params, fit_params, previous, functions)
+    training.reserve(output[0])
     started = db.value("SELECT clock_timestamp()::timestamp::text")
     training.run(model, {
         "source_table": source_table, "model": model, "model_arch_table": model_arch_table, "model_id": model_id,
@@ -73,7 +74,7 @@ def madlib_keras_fit(db, source_table, model, model_arch_table, model_id, compil
         last = f", {typed([('dependent_dtype', 'text', 'float32')])}" if source.regression else ""
         db.execute(f"CREATE TABLE {summary} AS SELECT {typed(values)}, {class_columns(source)}{last} "
                    f"FROM {source.summary_table} AS s LIMIT 1")
-        training.finish(table)
+        training.finish()
     except BaseException as error:
         training.abandon(error)
         raise

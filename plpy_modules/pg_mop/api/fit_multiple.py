@@ -24,6 +24,7 @@ def madlib_keras_fit_multiple_model(db, source_table, model_output_table, model_
     else:
         output = db.output_table(model_output_table, *suffixes)
     training.read_selection(model_selection_table, previous)
+    training.reserve(output[0])
     started = db.value("SELECT clock_timestamp()::timestamp::text")
     training.run(model_output_table, {
         "source_table": source_table, "model_output_table": model_output_table,
@@ -49,7 +50,7 @@ def madlib_keras_fit_multiple_model(db, source_table, model_output_table, model_
             ("end_training_time", "timestamp", db.value("SELECT clock_timestamp()::timestamp::text")),
             ("madlib_version", "text", f"pg_mop {__version__}"),
             ("num_classes", "integer[]", training.widths)])
-        training.finish(model)
+        training.finish()
     except BaseException as error:
         training.abandon(error)
         raise
@@ -79,8 +80,16 @@ class Selected(Training):
         functions = None if self.object_table is None else object_table.check(db, self.object_table)
         arch = db.input_table(self.arch_table_name, "model architecture table",
                               hint=f"SELECT {db.extension}.load_keras_model(...) makes it.")
+        for column in ("mst_key", "model_id"):
+            kind = db.columns(table)[column]
+            if kind not in ("smallint", "integer", "bigint") or db.value(
+                    f"SELECT bool_or({column} NOT BETWEEN -2147483648 AND 2147483647) FROM {table}"):
+                raise MopError(f'column "{column}" of model selection table "{text}" must hold integers',
+                               detail=f"It is of type {kind}.")
         configurations = db.execute(
-            f"SELECT s.mst_key, s.model_id, s.compile_params, s.fit_params, a.model_arch::text AS model_arch, "
+            f"SELECT s.mst_key::integer AS mst_key, s.model_id::integer AS model_id, "
+            f"s.compile_params::text AS compile_params, s.fit_params::text AS fit_params, "
+            f"a.model_arch::text AS model_arch, "
             f"md5(a.model_weights) AS weights_md5, a.model_id IS NOT NULL AS has_model "
             f"FROM {table} s LEFT JOIN {arch} a ON a.model_id = s.model_id ORDER BY s.mst_key")
         keys = [c["mst_key"] for c in configurations]

@@ -60,6 +60,10 @@ def _write(db, session, model, test, test_table, id_col, independent_varname, ou
             raise MopError(f'invalid independent_varname "{name}": test table "{test_table}" has no array column of '
                            f"that name", hint="predict takes raw rows, one example a row, not a packed table.")
         inputs.append(column)
+    db.check_readable(test, [identifier, *inputs])
+    if identifier in ("class_name", "class_value", "prob", "rank"):
+        raise MopError(f'id column "{identifier}" has the name of a column that the predictions have',
+                       hint="Give it another name in a view of the test table.")
     if len(inputs) != len(model.input_shapes):
         raise MopError(f"the model takes {len(model.input_shapes)} inputs, not {len(inputs)}")
     output = db.output_table(output_table)

@@ -154,6 +154,7 @@ def _names(db, table, text, what):
             raise MopError(f'invalid {what}: column "{name}" does not exist in {table}',
                            hint="Its columns are " + ", ".join(columns) + ".")
         found.append(column)
+    db.check_readable(table, found)
     return found
 
 

@@ -9,7 +9,7 @@ import secrets
 import psycopg2
 
 from mop_udf import architecture, params
-from pg_mop import object_table, settings
+from pg_mop import catalog, object_table, settings
 from pg_mop.catalog import Catalog
 from pg_mop.database import MopError, quote_literal
 from pg_mop.engines.postgresql import PostgreSQL
@@ -103,6 +103,10 @@ class Training:
                 raise MopError(f'"{self.validation.text}" holds rows of shapes {theirs}, "{source.text}" of '
                                f"{self.shapes}: they must be equal",
                                hint="Make it with validation_preprocessor_dl from the same training table.")
+            if difference := self.validation.differs(source.summary):
+                raise MopError(f'validation table "{self.validation.text}" was packed otherwise than "{source.text}": '
+                               f"it has {difference}",
+                               hint="Make it with validation_preprocessor_dl from the same training table.")
         self.misfits = {}
         for c in self.configurations:
             if problem := self._misfit(c):
@@ -129,6 +133,14 @@ class Training:
             what = "numbers" if self.source.regression else "classes"
             return f'the architecture outputs {_one(units)} {what} but "{self.source.text}" has {_one(widths)}'
         return None
+
+    def reserve(self, output):
+        """Keep other calls from the same output table (quoted) until this transaction ends. Raises MopError."""
+        if not self.db.value("SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))", ["text"],
+                             [f"pg_mop output {output}"]):
+            raise MopError(f"another session is training into {output} now",
+                           hint=f"SELECT * FROM {self.db.extension}.mop_runs WHERE status = 'running';",
+                           sqlstate="55006")
 
     # --- the run ------------------------------------------------------------------------------------
     def run(self, output_name, arguments):
@@ -172,25 +184,27 @@ class Training:
                 executor = Executor(db, journal, sessions, self.run_id, board, scheduler, self._describe,
                                     lambda i: self._tell(journal, i), options["lock_timeout"])
                 executor.go()
+                sessions.keep(options["session_idle_timeout"])
+                self.failed = {**executor.failed, **self.misfits}
+                self.metrics = journal.metrics(self.run_id, together=self.averaging)
+                if self.averaging and self.failed or len(self.failed) == len(self.configurations):
+                    raise MopError(self.all_failed(), detail=listed(self.failed), sqlstate="22000")
             except BaseException as error:
                 self._stop(journal, sessions, error)
+                if isinstance(error, psycopg2.Error):
+                    raise MopError(f"a session of run {self.run_id} failed: {str(error).strip()}",
+                                   sqlstate=error.pgcode or "08006") from None
                 raise
-            sessions.keep(options["session_idle_timeout"])
-            self.failed = {**executor.failed, **self.misfits}
-            self.metrics = journal.metrics(self.run_id, together=self.averaging)
-            if self.averaging and self.failed or len(self.failed) == len(self.configurations):
-                journal.close_run(self.run_id, "failed", "all configurations failed")
-                raise MopError(self.all_failed(), detail=listed(self.failed), sqlstate="22000")
 
     def all_failed(self):
         """Begins the error that says that nothing could be trained."""
         return f"all {len(self.configurations)} configurations failed"
 
-    def finish(self, model):
-        """Mark the run finished: its output, with the table `model` (quoted), is written in this transaction."""
+    def finish(self):
+        """Mark the run finished: its output is written in this transaction."""
         with Catalog(self.db, self.connection) as journal:
-            journal.close_run(self.run_id, "finished", listed(self.failed) or None,
-                              self.db.value("SELECT $1::regclass::oid", ["text"], [model]))
+            journal.close_run(self.run_id, "finished", listed(self.failed) or None)
+        catalog.note_output(self.db, self.run_id)
 
     def abandon(self, error):
         """The output could not be written: say so in the run's row. Its states stay."""
@@ -206,7 +220,7 @@ class Training:
         try:
             journal.terminate(stuck)
             journal.close_run(self.run_id, *_outcome(error))
-        except psycopg2.Error as trouble:  # the first error is the one to report
+        except (MopError, psycopg2.Error) as trouble:  # the first error is the one to report
             self.db.plpy.log(f"pg_mop: run {self.run_id} could not be closed: {trouble}")
 
     def _keys(self, dataset):

@@ -40,20 +40,45 @@ class PostgreSQL(Engine):
                 f"WHERE __dist_key__ = {int(key)} AND %(where)s ORDER BY epoch, buffer_id OFFSET 0) AS buffers")
 
     def connection_parameters(self, db):
-        """By the server's own socket, or as the role's USER MAPPING on the foreign server `pg_mop` says."""
+        """As the session's own role, by the server's own socket or as the foreign server `pg_mop` says.
+
+        Where to is the administrator's to say (host, port and sslmode of the SERVER); the role's USER MAPPING gives
+        nothing but the password, or anybody could have this server's operating-system user connect as a superuser.
+        """
         user = db.value("SELECT session_user::text")
+        if db.current_user() not in (user, db.setting("role")):
+            raise MopError("training cannot be called within a SECURITY DEFINER function of another role",
+                           detail=f"Worker sessions would connect as {quote_identifier(user)}, whose rights that "
+                                  "function must not have.", sqlstate="0A000")
         parameters = {"dbname": db.value("SELECT current_database()::text"), "user": user}
-        mapping = db.value("SELECT umoptions FROM pg_user_mappings WHERE srvname = $1 AND "
-                           "umuser IN (0, (SELECT oid FROM pg_roles WHERE rolname = session_user)) "
-                           "ORDER BY umuser DESC LIMIT 1", ["text"], [SERVER])
         # of a backend, the current directory is the data directory
         with open("postmaster.pid") as file:
             lines = file.read().splitlines()
         parameters["port"], sockets, listen = lines[3].strip(), lines[4].strip(), lines[5].strip()
         parameters["host"] = sockets or ("127.0.0.1" if listen in ("*", "", "0.0.0.0") else listen)
-        options = db.value("SELECT srvoptions FROM pg_foreign_server WHERE srvname = $1", ["text"], [SERVER])
-        for option in (options or []) + (mapping or []):
-            name, _, value = option.partition("=")
-            if name in ("host", "port", "user", "password", "sslmode", "sslrootcert"):
+        server = db.one("SELECT s.oid, s.srvoptions FROM pg_foreign_server s JOIN pg_foreign_data_wrapper w "
+                        "ON w.oid = s.srvfdw WHERE s.srvname = $1 AND w.fdwname = $1", ["text"], [SERVER])
+        if server is None:
+            return parameters
+        for name, value in _options(server["srvoptions"]):
+            if name in ("host", "port", "sslmode", "sslrootcert"):
                 parameters[name] = value
+        mapping = db.one("SELECT umoptions, umuser FROM pg_user_mappings WHERE srvid = $1 AND umuser IN "
+                         "(0, (SELECT oid FROM pg_roles WHERE rolname = session_user)) ORDER BY umuser DESC LIMIT 1",
+                         ["oid"], [server["oid"]])
+        if mapping is not None and mapping["umoptions"] is None:
+            raise MopError(f"the user mapping of role {quote_identifier(user)} for server {SERVER} cannot be read",
+                           hint=f"GRANT USAGE ON FOREIGN SERVER {SERVER} TO {quote_identifier(user)}; and call as that "
+                                "role itself.", sqlstate="42501")
+        for name, value in _options(mapping and mapping["umoptions"]):
+            if name == "password":
+                parameters[name] = value
+            elif name == "user" and value != user:
+                raise MopError(f'the user mapping of role {quote_identifier(user)} says user "{value}"',
+                               detail="Worker sessions connect as the role that calls.", sqlstate="42501")
         return parameters
+
+
+def _options(texts):
+    """PostgreSQL's list of name=value -> pairs."""
+    return [tuple(text.split("=", 1)) for text in texts or []]

@@ -7,10 +7,11 @@ import time
 import psycopg2
 import psycopg2.extensions
 
-from pg_mop.database import connection_refused, quote_identifier, quote_literal
+from pg_mop.database import MopError, connection_refused, quote_identifier, quote_literal
 
 TICK_SECONDS = 0.1
 CONNECT_SECONDS = 30
+ATTEMPTS = 3  # to open a session
 
 # idle sessions of this backend, by (database, role, place): the segment's rows are in that trainer's cache
 _pool = {}
@@ -184,10 +185,19 @@ class Sessions:
 
     def fresh(self, place):
         """A new session at `place`, its trainer started."""
-        session = open_session(self.parameters, self.role, place, self.name, self.tick)
-        self.by_place[place] = session
-        run(session, self._warm_up(place), self.tick)
-        return session
+        for left in reversed(range(ATTEMPTS)):
+            session = open_session(self.parameters, self.role, place, self.name, self.tick)
+            self.by_place[place] = session
+            try:
+                run(session, self._warm_up(place), self.tick)
+                return session
+            except SessionLost as error:
+                if not left:
+                    raise MopError(f"a worker session is lost each time it is opened: {error}",
+                                   sqlstate="08006") from None
+            except psycopg2.Error as error:
+                raise MopError(f"a worker session cannot start its trainer: {str(error).strip()}",
+                               sqlstate=error.pgcode or "XX000") from None
 
     def keep(self, idle_milliseconds):
         """Put the sessions, all idle, into the pool; the server ends them when they stay idle too long."""
