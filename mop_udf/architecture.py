@@ -91,7 +91,7 @@ def input_shapes(architecture):
     for number, layer in enumerate(_layers(architecture)):
         shape = layer["config"].get("batch_shape", layer["config"].get("batch_input_shape"))
         if isinstance(shape, list):
-            shapes[layer["config"].get("name", number)] = shape[1:]
+            shapes[str(layer["config"].get("name", number))] = shape[1:]
     if not shapes:
         raise ArchitectureError("the architecture does not state its input shape (batch_shape, batch_input_shape)")
     order = _ends(architecture, "input_layers")
@@ -103,7 +103,7 @@ def output_units(architecture, outputs=1):
 
     Raises ArchitectureError where there are fewer than `outputs`.
     """
-    units = {layer["config"].get("name", number): layer["config"]["units"]
+    units = {str(layer["config"].get("name", number)): layer["config"]["units"]
              for number, layer in enumerate(_layers(architecture))
              if isinstance(layer["config"].get("units"), int)}
     ends = _ends(architecture, "output_layers")
@@ -119,7 +119,9 @@ def _ends(architecture, key):
     listed = architecture["config"].get(key) if isinstance(architecture.get("config"), dict) else None
     if isinstance(listed, list) and listed and isinstance(listed[0], str):
         listed = [listed]
-    return [end[0] for end in listed or [] if isinstance(end, list) and end and isinstance(end[0], str)]
+    if not isinstance(listed, list):
+        return []
+    return [end[0] for end in listed if isinstance(end, list) and end and isinstance(end[0], str)]
 
 
 def _layers(architecture):

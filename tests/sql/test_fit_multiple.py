@@ -221,18 +221,6 @@ def test_sessions_and_trainers_stay_warm_and_end_with_the_client(db, data):
     assert eventually(lambda: not mine & set(trainers()))
 
 
-def test_help_usage_and_example(db):
-    assert "model hopper" in db.value("SELECT madlib.madlib_keras_fit_multiple_model()")
-    usage = db.value("SELECT madlib.madlib_keras_fit_multiple_model('USAGE')")
-    assert "model_selection_table" in usage and "pg_mop.seed" in usage
-    client = db.another()
-    client.run("CREATE SCHEMA example; SET search_path = example")
-    client.run(db.value("SELECT madlib.madlib_keras_fit_multiple_model('example')"))
-    assert client.value("SELECT count(*) FROM flower_models") == 4
-    assert client.value("SELECT count(*) FROM flower_predictions") == 150
-    client.close()
-
-
 def test_parameters_of_the_run_are_logged(db, data):
     parameters = db.value("SELECT parameters FROM madlib.mop_run ORDER BY run_id DESC LIMIT 1")
     parameters = parameters if isinstance(parameters, dict) else json.loads(parameters)

@@ -39,7 +39,7 @@ def test_the_gpu_configuration_explains_itself_and_lists_gpus(db):
 def test_no_function_for_users_is_without_help(db):
     functions = {r["proname"] for r in db.run(
         "SELECT DISTINCT proname FROM pg_proc WHERE pronamespace = 'madlib'::regnamespace AND prokind = 'f'")}
-    internal = {"mop_transition", "mop_final", "mop_start_trainer", "mop_run_unit", "mop_may_see",
+    internal = {"mop_transition", "mop_final", "mop_start_trainer", "mop_run_unit", "mop_may_see", "mop_status",
                 "top_k_categorical_acc_pickled"}
     helpers = {n for n in functions if n.startswith("convert_")}
     assert functions - internal - helpers == {*NAMES, "gpu_configuration"}
