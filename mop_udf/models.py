@@ -188,7 +188,8 @@ def make_loss(name, functions, outputs):
 
         def loss(y_true, y_pred):
             # a loss that does not depend on the prediction (MADlib's tests have one) has gradients: zeros
-            return keras.ops.cast(function(y_true, y_pred), y_pred.dtype) + 0 * keras.ops.sum(y_pred)
+            value = function(keras.ops.cast(y_true, y_pred.dtype), y_pred)
+            return keras.ops.cast(value, y_pred.dtype) + 0 * keras.ops.sum(y_pred)
 
     return loss if outputs == 1 else [loss] * outputs
 
@@ -201,7 +202,8 @@ def make_metrics(names, functions, outputs):
     def one(name):
         if name not in functions:
             return name
-        return keras.metrics.MeanMetricWrapper(functions[name], name=name)
+        return keras.metrics.MeanMetricWrapper(
+            lambda y_true, y_pred: functions[name](keras.ops.cast(y_true, y_pred.dtype), y_pred), name=name)
 
     return [one(n) for n in names] if outputs == 1 else [[one(n) for n in names] for _ in range(outputs)]
 

@@ -1,14 +1,16 @@
 """Parameter strings and grids: what is accepted, what is refused, and that nothing is executed."""
 
-import random
 import string
 import subprocess
 import sys
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mop_udf import params
 from mop_udf.params import ParameterError, parse_compile_params, parse_fit_params
+from pg_mop.search import grids
 
 LOSS = "loss='mse',"
 
@@ -90,19 +92,44 @@ def test_bad_fit_params_are_refused(text):
         parse_fit_params(text)
 
 
-@pytest.mark.parametrize("parse", [parse_compile_params, parse_fit_params])
-def test_any_printable_string_gives_a_dictionary_or_one_kind_of_error(parse):
-    source = random.Random(1)
-    pieces = ["loss=", "optimizer=", "'SGD(", ")'", "[", "]", "{", "}", ",", "=", "epochs=", "1", "None", "'", '"',
-              "metrics=", "lambda: 0", "__import__('os')", " ", "\n", "class_weight=", "0:1", "1e999", "callbacks=",
-              "[TensorBoard(", "log_dir='x'", ")]", "\\", "b'x'", "\x00", "é"]
-    for _ in range(5000):
-        text = "".join(source.choice(pieces) if source.random() < 0.8 else source.choice(string.printable)
-                       for _ in range(source.randint(0, 25)))
+PIECES = st.sampled_from(["loss=", "optimizer=", "'SGD(", ")'", "[", "]", "{", "}", ",", "=", "epochs=", "1", "None",
+                          "'", '"', "metrics=", "lambda: 0", "__import__('os')", " ", "\n", "class_weight=", "0:1",
+                          "1e999", "callbacks=", "[TensorBoard(", "log_dir='x'", ")]", "\\", "b'x'", "\x00", "é"])
+TEXTS = st.text() | st.text(alphabet=string.printable) | st.lists(PIECES).map("".join)
+
+
+@settings(max_examples=2000, deadline=None, database=None)
+@given(TEXTS)
+def test_any_text_gives_a_dictionary_or_one_kind_of_error(text):
+    for parse in (parse_compile_params, parse_fit_params):
         try:
             assert isinstance(parse(text), dict)
-        except ParameterError:
-            pass
+        except ParameterError as error:
+            assert str(error)
+
+
+@settings(max_examples=1000, deadline=None, database=None)
+@given(TEXTS)
+def test_any_text_gives_a_grid_or_one_kind_of_error(text):
+    for keys in (grids.COMPILE_KEYS, grids.FIT_KEYS):
+        try:
+            assert isinstance(grids.parse(text, "grid", keys), dict)
+        except grids.GridError as error:
+            assert str(error)
+
+
+VALUES = st.none() | st.booleans() | st.integers(-99, 99) | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@settings(max_examples=500, deadline=None, database=None)
+@given(st.dictionaries(st.sampled_from(["momentum", "rho", "epsilon", "nesterov", "clipnorm"]), VALUES),
+       st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 9)), st.integers(1, 999))
+def test_what_is_written_is_read(arguments, weights, batch_size):
+    written = ", ".join(f"{k} = {v!r}" for k, v in arguments.items())
+    parsed = parse_compile_params(f"loss_weights={weights!r}, loss='mse', optimizer='SGD({written})'")
+    assert parsed["optimizer_args"] == {k: v for k, v in arguments.items() if v is not None}
+    assert parsed["loss_weights"] == weights
+    assert parse_fit_params(f" batch_size = {batch_size}\n")["batch_size"] == batch_size
 
 
 def test_what_says_the_same_is_equal():

@@ -3,6 +3,7 @@
 import ast
 import itertools
 import math
+import warnings
 from random import Random
 
 from mop_udf.params import MOST_CHARACTERS, OPTIMIZERS
@@ -27,7 +28,9 @@ def parse(text, argument, keys):
     if text and len(text) > MOST_CHARACTERS:
         raise GridError(f"{argument} is longer than {MOST_CHARACTERS} characters")
     try:
-        grid = ast.literal_eval((text or "").strip())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python's remarks on odd spelling
+            grid = ast.literal_eval((text or "").strip())
         repr(grid)  # integers too long to print
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, ArithmeticError):
         raise GridError(f"{argument} is not a Python dictionary of literals: {(text or '')[:200]!r}") from None
