@@ -24,7 +24,7 @@ class TensorBoard:
 
     def passed(self, step, logs):
         """Write the metrics (dict) of pass `step`."""
-        self.callback.on_epoch_end(step, {k: v for k, v in logs.items() if k != "rows"})
+        self.callback.on_epoch_end(step, {k: v for k, v in logs.items() if k not in ("rows", "kernel")})
 
     def __exit__(self, *error):
         self.callback.on_train_end()

@@ -10,7 +10,7 @@ import numpy as np
 from mop_udf import architecture as architectures
 from mop_udf import objects as custom
 from mop_udf import params, state
-from mop_udf.kernels.plain import Plain
+from mop_udf.kernels.chosen import Chosen
 
 
 class ConfigurationError(Exception):
@@ -87,7 +87,7 @@ class CompiledModel:
         except Exception as error:
             raise ConfigurationError(f"Keras refuses to compile the model: {first_line(error)}") from error
         self.metrics = len(compile_params["metrics"])
-        self.kernel = Plain(self.model)
+        self.kernels = Chosen(self.model, bool(seed_variables(self.model)))
         self._fresh_optimizer = [np.array(v) for v in self.optimizer.variables]
 
     def metric_of(self, report):

@@ -149,54 +149,58 @@ class Server:
 
     def _train(self, unit, compiled, stream):
         import numpy as np
-        fit, kernel = self.fit, compiled.kernel
-        epochs = fit["epochs"] - fit["initial_epoch"]
+        fit, kernels = self.fit, compiled.kernels
+        epochs, before = fit["epochs"] - fit["initial_epoch"], kernels.compilations
         options = {"batch_size": fit["batch_size"], "inputs": unit["inputs"], "class_weight": fit["class_weight"]}
         limit = fit["steps_per_epoch"]
+        forced = None if unit["kernel"] == "auto" else unit["kernel"]
         random = np.random.default_rng([n & 0xFFFFFFFF for n in (unit["seed"], unit["mst_key"], unit["iteration"],
                                                                 unit["segment"])])
-        passes = []
+        passes, name = [], kernels.plain.name
         if unit["epochs_sent"] > 1 or not unit["keeps_rows"]:
             if fit["shuffle"]:
                 raise self.models.ConfigurationError(
                     f"shuffle needs the rows of segment {unit['segment']} in memory ({unit['nbytes'] >> 20} MB), "
                     f"but they do not fit pg_mop.cache_mb")
             passes = self._train_streamed(compiled, stream, limit, options)
-        elif fit["shuffle"]:
+            epochs = 0
+        elif unit["sends_rows"] and not fit["shuffle"] and unit["passes_left"] <= 2 and forced in (None, name):
+            # reading and training overlap
+            chunks = self.data.batches((arrays for _, arrays in stream), fit["batch_size"], limit)
+            passes.append(kernels.plain.train(chunks, **options))
+            epochs -= 1
+        else:
             for _ in stream:
                 pass
-            segment = self.cache.get(unit["dataset"])
-            for _ in range(epochs):
-                rows = self.data.permuted(segment, fit["shuffle"], fit["batch_size"], random)
-                passes.append(kernel.train(self._fit_batches([rows], fit, limit), **options))
-        else:
-            first = self._fit_batches((arrays for _, arrays in stream), fit, limit)
-            passes.append(kernel.train(first, **options))
-            segment = self.cache.get(unit["dataset"])
-            for _ in range(epochs - 1):
-                again = self._fit_batches([segment.columns], fit, limit)
-                passes.append(kernel.train(again, **options))
+        segment = self.cache.get(unit["dataset"])
+        for number in range(epochs):
+            columns = segment.columns
+            if fit["shuffle"]:
+                columns = self.data.permuted(segment, fit["shuffle"], fit["batch_size"], random)
+            batches = -(-len(columns[0]) // fit["batch_size"])
+            passes.append(kernels.train(columns, most=limit, forced=forced,
+                                        batches_left=(unit["passes_left"] - number) * batches, **options))
+            name = passes[-1]["kernel"]
         if fit["callbacks"]:
             from mop_udf.callbacks import TensorBoard
             with TensorBoard(fit["callbacks"], unit["segment"], compiled.model) as board:
                 for number, logs in enumerate(passes):
-                    board.passed((unit["iteration"] - 1) * epochs + number, logs)
-        return {"loss": passes[-1]["loss"], "rows": passes[-1]["rows"], "kernel": kernel.name}
+                    board.passed((unit["iteration"] - 1) * len(passes) + number, logs)
+        return {"loss": passes[-1]["loss"], "rows": passes[-1]["rows"], "kernel": name,
+                "compilations": kernels.compilations - before,
+                "choice": kernels.choice(fit["batch_size"], forced).numbers()}
 
     def _train_streamed(self, compiled, stream, limit, options):
         """Every epoch's rows are sent, as they do not fit the cache: (epoch, arrays), epochs in order."""
         import itertools
-        return [compiled.kernel.train(self._fit_batches((arrays for _, arrays in epoch), self.fit, limit),
-                                      **options)
+        return [compiled.kernels.plain.train(
+                    self.data.batches((arrays for _, arrays in epoch), options["batch_size"], limit), **options)
                 for _, epoch in itertools.groupby(stream, key=lambda item: item[0])]
-
-    def _fit_batches(self, chunks, fit, limit):
-        return self.data.batches(chunks, fit["batch_size"], limit)
 
     def _evaluate(self, unit, compiled, stream):
         chunks = self.data.batches((arrays for _, arrays in stream), 1024)
-        report = compiled.kernel.evaluate(chunks, unit["inputs"])
-        return {"loss": report.get("loss", 0.0), "rows": report["rows"], "kernel": compiled.kernel.name,
+        report = compiled.kernels.plain.evaluate(chunks, unit["inputs"])
+        return {"loss": report.get("loss", 0.0), "rows": report["rows"], "kernel": compiled.kernels.plain.name,
                 "metric": compiled.metric_of(report)}
 
     def _drain(self):

@@ -83,6 +83,8 @@ CREATE TABLE @extschema@.mop_unit (
     train_seconds double precision,     -- the trainer at work
     write_seconds double precision,     -- the new model state
     error text,
+    compilations integer,               -- steps and loops that the trainer compiled for this unit
+    choice json,                        -- what the choice of its kernel knew: kernels/choice.py
     PRIMARY KEY (run_id, mst_key, iteration, kind, dataset, segment, attempt),
     FOREIGN KEY (run_id, mst_key) REFERENCES @extschema@.mop_configuration ON DELETE CASCADE
 );
@@ -149,9 +151,22 @@ CREATE VIEW @extschema@.mop_units WITH (security_barrier) AS
 SELECT u.run_id, u.mst_key, u.iteration, u.segment, u.kind, u.attempt,
        @extschema@.mop_status(u.status, r.coordinator_pid, r.coordinator_start, 'cancelled') AS status, u.backend_pid, u.kernel, u.rows,
        u.loss, u.queued_at, u.started_at, u.finished_at, u.read_seconds, u.train_seconds, u.write_seconds, u.error,
-       u.dataset, u.metric
+       u.dataset, u.metric, u.compilations
 FROM @extschema@.mop_unit u JOIN @extschema@.mop_run r USING (run_id)
 WHERE @extschema@.mop_may_see(r.owner);
+
+-- which kernel trained a unit, and the times by which it was chosen (seconds; of a batch, and to compile)
+CREATE VIEW @extschema@.mop_kernel_choices WITH (security_barrier) AS
+SELECT u.run_id, u.mst_key, u.iteration, u.segment, u.kernel, u.compilations,
+       (u.choice -> 'batch_seconds' ->> 'plain')::double precision AS plain_seconds,
+       (u.choice -> 'batch_seconds' ->> 'loop')::double precision AS loop_seconds,
+       (u.choice -> 'batch_seconds' ->> 'xla')::double precision AS xla_seconds,
+       (u.choice ->> 'trace_seconds')::double precision AS trace_seconds,
+       (u.choice -> 'compile_seconds' ->> 'loop')::double precision AS loop_compile_seconds,
+       (u.choice -> 'compile_seconds' ->> 'xla')::double precision AS xla_compile_seconds,
+       u.choice ->> 'forced' AS forced, u.choice -> 'refused' AS refused
+FROM @extschema@.mop_unit u JOIN @extschema@.mop_run r USING (run_id)
+WHERE u.kind = 'train' AND u.status = 'finished' AND @extschema@.mop_may_see(r.owner);
 
 CREATE VIEW @extschema@.mop_visit_order WITH (security_barrier) AS
 SELECT u.run_id, u.mst_key, u.iteration,

@@ -18,7 +18,8 @@ BEGIN
 END
 $$;
 
-GRANT SELECT ON @extschema@.mop_runs, @extschema@.mop_progress, @extschema@.mop_units, @extschema@.mop_visit_order
+GRANT SELECT ON @extschema@.mop_runs, @extschema@.mop_progress, @extschema@.mop_units, @extschema@.mop_visit_order,
+    @extschema@.mop_kernel_choices
     TO mop_user;
 GRANT SELECT, INSERT, UPDATE, DELETE ON @extschema@.mop_run, @extschema@.mop_configuration, @extschema@.mop_segment,
     @extschema@.mop_unit, @extschema@.mop_state TO mop_user;

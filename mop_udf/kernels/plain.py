@@ -1,5 +1,6 @@
 """The plain kernel: one Keras step per mini-batch. It does whatever Keras does, and is the measure of the others."""
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -10,13 +11,15 @@ class Plain:
     Equal, bit for bit, to `model.train_on_batch` of a fresh model over the same batches. TensorFlow compiles a step for
     the shapes of its first batch, and once more for any number of rows when another shape comes; the two round
     differently. So that a result does not depend on what the trainer did before, the same two steps are made here on
-    purpose: one for full batches, one for short ones.
+    purpose: one for full batches, one for short ones. (Keras' own train_on_batch and test_on_batch forget the metrics
+    of the batch before, so they serve for the first batch alone, in which Keras makes what variables it still lacks.)
     """
 
     name = "plain"
 
     def __init__(self, model):
         self.model, self.steps = model, {}
+        self.trains = self.evaluates = False  # Keras has made its variables
 
     def train(self, batches, batch_size, inputs, class_weight=None):
         """Train on `batches`, tuples of arrays of which the first `inputs` are inputs.
@@ -24,37 +27,51 @@ class Plain:
         Returns {"loss": mean loss over the rows, "rows": rows, ...metrics}.
         """
         self.model.reset_metrics()
-        logs, rows = {}, 0
+        rows = 0
         for batch in batches:
-            x, y = split(batch, inputs)
-            self.model.train_function = self._step(len(batch[0]) == batch_size)
-            logs = self.model.train_on_batch(x, y, class_weight=class_weight, return_dict=True)
+            self.step(batch, inputs, class_weight, len(batch[0]) == batch_size)
             rows += len(batch[0])
-        return report(logs, rows)
+        return report(self.model, rows)
+
+    def step(self, batch, inputs, class_weight, full):
+        """Train on one batch, a full or a short one."""
+        x, y = split(batch, inputs)
+        data = (x, y) if class_weight is None else (x, y, sample_weights(y, class_weight))
+        if self.trains:
+            self._run("train", data, full)
+            return
+        self.model.train_function = lambda iterator: self._run(
+            "train", tuple(p for p in next(iter(iterator)) if p is not None), full)
+        self.model.train_on_batch(x, y, sample_weight=data[2] if len(data) > 2 else None)
+        self.trains = True
 
     def evaluate(self, batches, inputs):
         """Loss and metrics over `batches`, without training. Returns as `train` does."""
         self.model.reset_metrics()
-        logs, rows = {}, 0
+        rows = 0
         for batch in batches:
-            x, y = split(batch, inputs)
-            logs = self.model.test_on_batch(x, y, return_dict=True)
+            data = split(batch, inputs)
+            if self.evaluates:
+                self._run("test", data, False)
+            else:
+                self.model.test_function = lambda iterator: self._run(
+                    "test", tuple(p for p in next(iter(iterator)) if p is not None), False)
+                self.model.test_on_batch(*data)
+                self.evaluates = True
             rows += len(batch[0])
-        return report(logs, rows)
+        return report(self.model, rows)
 
-    def _step(self, full):
-        """What train_on_batch calls with an iterator over its one batch."""
-        def function(iterator):
-            parts = next(iter(iterator))  # x, y, sample weights or None
-            data = tf.nest.map_structure(tf.convert_to_tensor, tuple(p for p in parts if p is not None))
-            shape = tuple((t.dtype, (t.shape if full else [None, *t.shape[1:]])) for t in tf.nest.flatten(data))
-            key = (full, str(shape))
-            if key not in self.steps:
-                signature = tf.nest.map_structure(
-                    lambda t: tf.TensorSpec(t.shape if full else [None, *t.shape[1:]], t.dtype), data)
-                self.steps[key] = tf.function(self.model.train_step, input_signature=[signature], autograph=False)
-            return self.steps[key](data)
-        return function
+    def _run(self, kind, data, full):
+        """A step of Keras on one batch, compiled for its shapes: of any number of rows unless `full`."""
+        data = tf.nest.map_structure(tf.convert_to_tensor, data)
+        shapes = tuple((t.dtype, (t.shape if full else [None, *t.shape[1:]])) for t in tf.nest.flatten(data))
+        key = (kind, full, str(shapes))
+        if key not in self.steps:
+            signature = tf.nest.map_structure(
+                lambda t: tf.TensorSpec(t.shape if full else [None, *t.shape[1:]], t.dtype), data)
+            self.steps[key] = tf.function(getattr(self.model, kind + "_step"), input_signature=[signature],
+                                          autograph=False)
+        return self.steps[key](data)
 
 
 def split(batch, inputs):
@@ -63,6 +80,14 @@ def split(batch, inputs):
     return (x[0] if len(x) == 1 else list(x)), (y[0] if len(y) == 1 else list(y))
 
 
-def report(logs, rows):
-    """Keras' logs as plain numbers, and the rows that they are of."""
-    return {**{name: float(np.asarray(value)) for name, value in logs.items()}, "rows": rows}
+def sample_weights(y, class_weight):
+    """A weight for each row of `y` (one-hot) from {class: weight}, 1 where there is none; as Keras' class_weight."""
+    if isinstance(y, list):
+        raise ValueError("`class_weight` is only supported for Models with a single output.")
+    classes = np.argmax(y, axis=-1) if y.shape[-1] != 1 else np.rint(y[..., 0]).astype(int)
+    return np.array([class_weight.get(int(c), 1) for c in classes], keras.config.floatx())
+
+
+def report(model, rows):
+    """The model's metrics since they were reset, as plain numbers, and the rows that they are of."""
+    return {**{name: float(np.asarray(value)) for name, value in model.get_metrics_result().items()}, "rows": rows}

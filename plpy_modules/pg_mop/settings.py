@@ -6,6 +6,7 @@ import re
 from pg_mop.database import MopError
 
 SCHEDULERS = ("randomized", "round-robin")
+KERNELS = ("auto", "plain", "loop", "xla")
 STRATEGIES = ("averaging", "sequential")
 BACKENDS = ("tensorflow",)
 
@@ -77,6 +78,7 @@ KNOWN = {
     "session_idle_timeout": (_milliseconds, 300_000),
     "lock_timeout": (_milliseconds, 10_000),
     "same_start": (_switch, True),
+    "kernel": (_choice(*KERNELS), "auto"),
     "fit_strategy": (_choice(*STRATEGIES), "averaging"),
 }
 

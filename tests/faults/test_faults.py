@@ -17,6 +17,8 @@ SLOW = "batch_size=1, epochs=30"
 @pytest.fixture(scope="module")
 def data(db):
     make_data(db, segments=1)
+    # units that last, and equal bytes whatever the clock says
+    db.run(f"ALTER DATABASE \"{db.database}\" SET pg_mop.kernel = 'plain'; SET pg_mop.kernel = 'plain'")
     load(db, "arch", dense())
     selection(db, "mst", "arch", [(1, ADAM.format(0.01), SLOW), (1, ADAM.format(0.02), SLOW)])
     fit(db, "flowers_packed", "undisturbed", "mst")

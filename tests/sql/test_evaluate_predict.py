@@ -172,3 +172,23 @@ def test_damaged_weights_are_an_error_with_both_counts(db, models):
     for call in ("predict('hurt', 'flowers', 'id', 'x', 'out', 'prob', FALSE, 1)",
                  "evaluate('hurt', 'flowers_packed', 'out', FALSE, 1)"):
         assert "130 elements, the architecture needs 131" in str(db.error(f"SELECT madlib.madlib_keras_{call}"))
+
+
+def test_losses_and_metrics_are_of_all_rows_not_of_the_last_batch(db):
+    """Against the predictions themselves, on segments of several evaluation batches."""
+    make_data(db, "many", rows=5000, segments=2, buffer_size=700)
+    load(db, "many_arch", dense())
+    selection(db, "many_mst", "many_arch", [(1, ADAM.format(0.001), "batch_size=32")])
+    fit(db, "many_packed", "many_models", "many_mst", 1)
+    db.run("DROP TABLE IF EXISTS many_guesses, many_scores")
+    db.run("SELECT madlib.madlib_keras_predict('many_models', 'many', 'id', 'x', 'many_guesses', 'prob', FALSE, 1)")
+    truth = db.run("SELECT avg(-ln(prob)) AS loss, avg((rank = 1)::integer) AS accuracy FROM many_guesses JOIN many "
+                   "USING (id) WHERE class_value = y")[0]
+    info = db.run("SELECT * FROM many_models_info")[0]
+    assert info["training_loss_final"] == pytest.approx(truth["loss"], rel=1e-4)
+    assert info["training_metrics_final"] == pytest.approx(float(truth["accuracy"]), abs=1e-6)
+    db.run("SELECT madlib.madlib_keras_evaluate('many_models', 'many_packed', 'many_scores', FALSE, 1)")
+    assert db.value("SELECT loss FROM many_scores") == pytest.approx(truth["loss"], rel=1e-4)
+    # while it trained, the net got better: the mean loss of a unit is above what the net has in the end
+    units = db.run("SELECT loss FROM madlib.mop_units WHERE kind = 'train' ORDER BY run_id DESC, finished_at LIMIT 2")
+    assert units[0]["loss"] > units[1]["loss"] > truth["loss"]

@@ -12,6 +12,8 @@ from workload import ADAM, dense, fit, load, make_data, selection
 @pytest.fixture(scope="module")
 def data(db):
     make_data(db, segments=2)
+    # units that last
+    db.run(f"ALTER DATABASE \"{db.database}\" SET pg_mop.kernel = 'plain'; SET pg_mop.kernel = 'plain'")
     load(db, "arch", dense())
     selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
     selection(db, "long_mst", "arch", [(1, ADAM.format(0.05), "batch_size=1, epochs=50")])

@@ -1,23 +1,16 @@
 """madlib_keras_evaluate: loss and metric of a trained model on a packed table (contract 4, section 2)."""
 
-import functools
 import json
 
-from mop_udf import aggregate
-from mop_udf.process import TrainerError, TrainerLost
 from pg_mop import object_table
-from pg_mop.api.model_table import StoredModel, trainer_options
-from pg_mop.database import MopError, quote_identifier, sql_function
+from pg_mop.api.model_table import StoredModel
+from pg_mop.api.session import trainer_of, trainer_options, with_trainer
+from pg_mop.database import MopError, quote_identifier
 from pg_mop.packed import PackedTable
 
 
-def madlib_keras_evaluate(plpy, GD, *arguments):
-    """See :func:`_evaluate`; GD is the session's dictionary, which holds its trainer."""
-    evaluate = functools.partial(_evaluate, session=aggregate.session(plpy, GD))
-    sql_function(functools.update_wrapper(evaluate, madlib_keras_evaluate))(plpy, *arguments)
-
-
-def _evaluate(db, model_table, test_table, output_table, use_gpus, mst_key, session):
+@with_trainer
+def madlib_keras_evaluate(db, session, model_table, test_table, output_table, use_gpus, mst_key):
     """Write one row (loss, metric, metrics_type, loss_type) to `output_table`.
 
     Runs in the caller's transaction with a trainer of the caller's own session, so that temporary and uncommitted
@@ -63,21 +56,3 @@ def _evaluate(db, model_table, test_table, output_table, use_gpus, mst_key, sess
     db.execute(f"CREATE TABLE {output} (loss float8, metric float8, metrics_type text[], loss_type text)")
     db.execute(f"INSERT INTO {output} VALUES ($1, $2, $3, $4)", ["float8", "float8", "text[]", "text"],
                [report["loss"], report["metric"], model.compile["metrics"] or None, model.compile["loss"]])
-
-
-class trainer_of:
-    """Context: the session's trainer is running with `options`; its failures become errors of the caller's."""
-
-    def __init__(self, session, options):
-        self.session, self.options = session, options
-
-    def __enter__(self):
-        return self.session.start_trainer(self.options)
-
-    def __exit__(self, kind, error, trace):
-        if kind is None:
-            return
-        if self.session.unit is not None or isinstance(error, TrainerLost):
-            self.session.stop_trainer()
-        if isinstance(error, (TrainerError, TrainerLost)):
-            raise MopError(str(error), sqlstate="22000") from None

@@ -1,19 +1,14 @@
 """gpu_configuration: a table of this server's GPUs (contract 4, section 5)."""
 
-import functools
 import subprocess
 
 from pg_mop import program
-from pg_mop.database import MopError, sql_function
+from pg_mop.api.session import with_home
+from pg_mop.database import MopError
 
 
-def gpu_configuration(plpy, GD, *arguments):
-    """See :func:`_gpu_configuration`; GD says where the packages are."""
-    configuration = functools.partial(_gpu_configuration, home=GD["pg_mop"])
-    sql_function(functools.update_wrapper(configuration, gpu_configuration))(plpy, *arguments)
-
-
-def _gpu_configuration(db, output_table, source, home):
+@with_home
+def gpu_configuration(db, home, output_table, source):
     """Write a row (hostname, gpu_descr) for each GPU that `source` (tensorflow or nvidia) tells of."""
     source = (source or "tensorflow").strip().lower()
     if source not in ("tensorflow", "nvidia"):

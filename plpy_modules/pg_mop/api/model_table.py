@@ -1,7 +1,6 @@
 """Model tables as evaluate and predict read them."""
 
 from mop_udf import architecture, params
-from pg_mop import settings
 from pg_mop.database import MopError, quote_identifier
 
 
@@ -119,14 +118,3 @@ class OwnModel(Model):
         if len(self.classes) != dependent_count or given != self.outputs:
             raise MopError(f"class_values has {[len(c) for c in self.classes]} values, the model outputs "
                            f"{self.outputs} classes")
-
-
-def trainer_options(db, use_gpus):
-    """Options of the trainer that works for the calling session itself. Raises MopError: no GPU, bad settings."""
-    options = settings.load(db)
-    gpus = settings.gpus() if use_gpus else 0
-    if use_gpus and not gpus:
-        raise MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
-    return {"threads": options["threads"] or settings.cores(), "keras_backend": options["keras_backend"],
-            "cache_mb": options["cache_mb"], "gpu": 0 if gpus else None,
-            "idle_ms": options["session_idle_timeout"]}

@@ -3,20 +3,14 @@
 All are for superusers, which is checked before anything is unpickled; and that happens in a process of its own.
 """
 
-import functools
-
 from pg_mop import program
+from pg_mop.api.session import with_home
 from pg_mop.database import MopError, quote_identifier, sql_function
 from pg_mop.object_table import COLUMNS, table_name
 
 
-def load_custom_function(plpy, GD, *arguments):
-    """See :func:`_load`; GD says where the packages are."""
-    load = functools.partial(_load, home=GD["pg_mop"])
-    sql_function(functools.update_wrapper(load, load_custom_function))(plpy, *arguments)
-
-
-def _load(db, object_table, data, name, description, home):
+@with_home
+def load_custom_function(db, home, object_table, data, name, description):
     """Store a function pickled by dill (bytes), by name; makes the table where it does not exist."""
     _superuser_only(db)
     if data is None:
@@ -28,13 +22,8 @@ def _load(db, object_table, data, name, description, home):
     _insert(db, object_table, data, name, description)
 
 
-def load_top_k_accuracy_function(plpy, GD, *arguments):
-    """See :func:`_load_top_k`; GD says where the packages are."""
-    load = functools.partial(_load_top_k, home=GD["pg_mop"])
-    sql_function(functools.update_wrapper(load, load_top_k_accuracy_function))(plpy, *arguments)
-
-
-def _load_top_k(db, object_table, k, home):
+@with_home
+def load_top_k_accuracy_function(db, home, object_table, k):
     """Store the metric top_<k>_accuracy."""
     _superuser_only(db)
     if k is None or k < 1:

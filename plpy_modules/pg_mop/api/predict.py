@@ -1,26 +1,18 @@
 """madlib_keras_predict and madlib_keras_predict_byom: predictions for raw rows (contract 4, sections 3 and 4)."""
 
-import functools
-
 import numpy as np
 
-from mop_udf import aggregate
-from pg_mop.api.evaluate import trainer_of
-from pg_mop.api.model_table import OwnModel, StoredModel, trainer_options
-from pg_mop.database import MopError, quote_identifier, quote_literal, split_names, sql_function
+from pg_mop.api.model_table import OwnModel, StoredModel
+from pg_mop.api.session import trainer_of, trainer_options, with_trainer
+from pg_mop.database import MopError, quote_identifier, quote_literal, split_names
 from pg_mop.packing import decode
 
 CHUNK_BYTES = 8 << 20
 
 
-def madlib_keras_predict(plpy, GD, *arguments):
-    """See :func:`_predict`; GD is the session's dictionary, which holds its trainer."""
-    predict = functools.partial(_predict, session=aggregate.session(plpy, GD))
-    sql_function(functools.update_wrapper(predict, madlib_keras_predict))(plpy, *arguments)
-
-
-def _predict(db, model_table, test_table, id_col, independent_varname, output_table, pred_type, use_gpus, mst_key,
-             session):
+@with_trainer
+def madlib_keras_predict(db, session, model_table, test_table, id_col, independent_varname, output_table, pred_type,
+                         use_gpus, mst_key):
     """Write the predictions of a trained model for the rows of `test_table` to `output_table`."""
     if model_table is None or not model_table.strip():
         raise MopError("NULL/empty input table name", detail="It is the model table.")
@@ -30,14 +22,9 @@ def _predict(db, model_table, test_table, id_col, independent_varname, output_ta
     _write(db, session, model, test, test_table, id_col, independent_varname, output_table, choice, use_gpus)
 
 
-def madlib_keras_predict_byom(plpy, GD, *arguments):
-    """See :func:`_predict_byom`; GD is the session's dictionary, which holds its trainer."""
-    predict = functools.partial(_predict_byom, session=aggregate.session(plpy, GD))
-    sql_function(functools.update_wrapper(predict, madlib_keras_predict_byom))(plpy, *arguments)
-
-
-def _predict_byom(db, model_arch_table, model_id, test_table, id_col, independent_varname, output_table, pred_type,
-                  use_gpus, class_values, normalizing_const, dependent_count, session):
+@with_trainer
+def madlib_keras_predict_byom(db, session, model_arch_table, model_id, test_table, id_col, independent_varname,
+                              output_table, pred_type, use_gpus, class_values, normalizing_const, dependent_count):
     """Write the predictions of a model of an architecture table: bring your own (contract 4, section 4)."""
     choice = Choice(pred_type)
     model = OwnModel(db, model_arch_table, model_id, class_values, normalizing_const, dependent_count)

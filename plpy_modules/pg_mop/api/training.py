@@ -4,6 +4,7 @@ madlib_keras_fit_multiple_model and madlib_keras_fit differ in where their confi
 write in the end.
 """
 
+import json
 import secrets
 
 import psycopg2
@@ -162,6 +163,11 @@ class Training:
             kind = Replicas if self.averaging else Board
             board = kind([c["mst_key"] for c in trained], self._keys("training"), self.num_iterations,
                          self.metrics_iterations, self._keys("validation"))
+            self.board = board
+            self._compile_key = {c["mst_key"]: json.dumps([c["model_arch"], c["fit"]["batch_size"], {
+                **c["compile"], "optimizer_args": {k: v for k, v in c["compile"]["optimizer_args"].items()
+                                                   if k != "learning_rate"}}], sort_keys=True)
+                                 for c in self.configurations}
             scheduler = SCHEDULERS[options["scheduler"] if not self.averaging else "randomized"](board, self.seed)
             places = list(board.places)
             self.trainer_options = {
@@ -290,9 +296,25 @@ class Training:
             "rows_sql": self.engine.rows_sql(packed, unit.segment, aggregate),
             "dtypes": packed.dtypes(), "inputs": len(packed.inputs), "rows": segment.rows, "bytes": segment.bytes,
             "epochs": fit["epochs"] - fit["initial_epoch"] if unit.kind == "train" else 1,
+            "kernel": self.options["kernel"], "passes_left": self._passes_left(unit),
             "dataset_key": self._dataset_key(unit.dataset, unit.segment),
             "keep": [self._dataset_key(*d) for d in self.segments], "object_table": self.functions,
         }
+
+    def _passes_left(self, unit):
+        """How many passes over the unit's segment its compiled model has left in this run: what a compilation serves.
+
+        Configurations that differ in nothing but the learning rate share a compiled model.
+        """
+        if unit.kind != "train":
+            return 0
+        if self.averaging:
+            fit = self.configurations[0]["fit"]
+            return (fit["epochs"] - fit["initial_epoch"]) * self.board.visits_left(unit.mst_key, unit.segment)
+        own = self._compile_key[unit.mst_key]
+        return sum((c["fit"]["epochs"] - c["fit"]["initial_epoch"])
+                   * self.board.visits_left(c["mst_key"], unit.segment)
+                   for c in self.configurations if self._compile_key[c["mst_key"]] == own)
 
     def replicas(self):
         """Averaging's replicas as [[mst_key, rows of its segment], ...]."""

@@ -84,6 +84,7 @@ def _run(plpy, holder, unit):
         "dataset": unit["dataset_key"], "keep": unit["keep"],
         # version 0 has no state, or weights alone: of a warm start or of the architecture table
         "plain_weights": version == 0, "replicas": unit["replicas"],
+        "kernel": unit["kernel"], "passes_left": unit["passes_left"],
     }, states(), objects)
     sending = holder.unit
     report = json.loads(query(unit["rows_sql"] % {
@@ -99,14 +100,15 @@ def _run(plpy, holder, unit):
               ["bigint", "integer", "integer"], [*key, version - 1 if unit["replicas"] else version])
     busy = report["seconds"] - report["wait_seconds"]
     query(f"UPDATE {schema}.mop_unit SET status = 'finished', version = $1, kernel = $2, rows = $3, loss = $4, "
-          f"metric = $5, finished_at = clock_timestamp(), read_seconds = $6, train_seconds = $7, write_seconds = $8 "
-          f"WHERE run_id = $9 AND mst_key = $10 AND iteration = $11 AND kind = $12 AND dataset = $13 "
-          f"AND segment = $14 AND attempt = $15",
+          f"metric = $5, finished_at = clock_timestamp(), read_seconds = $6, train_seconds = $7, write_seconds = $8, "
+          f"compilations = $16, choice = $17::json WHERE run_id = $9 AND mst_key = $10 AND iteration = $11 "
+          f"AND kind = $12 AND dataset = $13 AND segment = $14 AND attempt = $15",
           ["integer", "text", "bigint", "float8", "float8", "float8", "float8", "float8", "bigint", "integer",
-           "integer", "text", "text", "integer", "integer"],
+           "integer", "text", "text", "integer", "integer", "integer", "text"],
           [version + 1 if train else None, report["kernel"], report["rows"], report["loss"], report.get("metric"),
            max(0.0, trained - began - busy), busy, time.monotonic() - trained, *key, unit["iteration"], unit["kind"],
-           unit["dataset"], unit["segment"], unit["attempt"]])
+           unit["dataset"], unit["segment"], unit["attempt"], report.get("compilations"),
+           json.dumps(report["choice"]) if "choice" in report else None])
 
 
 def _rights(plpy, table, configuration):

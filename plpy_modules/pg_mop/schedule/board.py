@@ -62,6 +62,16 @@ class Board:
         """The iteration that a configuration is in; one more than the last when it is done."""
         return self._live[mst_key].iteration if mst_key in self._live else self.num_iterations + 1
 
+    def visits_left(self, mst_key, segment):
+        """How often a configuration is still to be trained on a training segment."""
+        configuration = self._live.get(mst_key)
+        if configuration is None:
+            return 0
+        left = self.num_iterations - configuration.iteration
+        if configuration.phase == "train":
+            left += any(u.segment == segment for u in (*configuration.todo, *configuration.running))
+        return left
+
     def eligible(self, place):
         """The units that may start now at `place`, in a fixed order."""
         units = []

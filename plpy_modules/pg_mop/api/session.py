@@ -1,0 +1,60 @@
+"""SQL functions that need more than the database: the session's trainer, or where the packages are."""
+
+import functools
+
+from mop_udf import aggregate
+from mop_udf.process import TrainerError, TrainerLost
+from pg_mop import settings
+from pg_mop.database import MopError, sql_function
+
+
+def with_trainer(function):
+    """Make `function(db, session, *args)` callable from an SQL shim as ``function(plpy, GD, *args)``.
+
+    `session`: the mop_udf.aggregate.Session of the caller's own database session, which holds its trainer.
+    """
+    @functools.wraps(function)
+    def shim(plpy, GD, *args):
+        session = aggregate.session(plpy, GD)
+        return sql_function(functools.wraps(function)(lambda db, *a: function(db, session, *a)))(plpy, *args)
+    return shim
+
+
+def with_home(function):
+    """Make `function(db, home, *args)` callable from an SQL shim as ``function(plpy, GD, *args)``.
+
+    `home`: the virtual environment of the packages.
+    """
+    @functools.wraps(function)
+    def shim(plpy, GD, *args):
+        return sql_function(functools.wraps(function)(lambda db, *a: function(db, GD["pg_mop"], *a)))(plpy, *args)
+    return shim
+
+
+class trainer_of:
+    """Context: the session's trainer is running with `options`; its failures become errors of the caller's."""
+
+    def __init__(self, session, options):
+        self.session, self.options = session, options
+
+    def __enter__(self):
+        return self.session.start_trainer(self.options)
+
+    def __exit__(self, kind, error, trace):
+        if kind is None:
+            return
+        if self.session.unit is not None or isinstance(error, TrainerLost):
+            self.session.stop_trainer()
+        if isinstance(error, (TrainerError, TrainerLost)):
+            raise MopError(str(error), sqlstate="22000") from None
+
+
+def trainer_options(db, use_gpus):
+    """Options of the trainer that works for the calling session itself. Raises MopError: no GPU, bad settings."""
+    options = settings.load(db)
+    gpus = settings.gpus() if use_gpus else 0
+    if use_gpus and not gpus:
+        raise MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
+    return {"threads": options["threads"] or settings.cores(), "keras_backend": options["keras_backend"],
+            "cache_mb": options["cache_mb"], "gpu": 0 if gpus else None,
+            "idle_ms": options["session_idle_timeout"]}

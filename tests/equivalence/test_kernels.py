@@ -1,0 +1,81 @@
+"""Every kernel gives the plain one's weights and losses, within rounding, and bit for bit where it is the plain one."""
+
+import numpy as np
+import pytest
+from test_equivalence import CNN, NOISY
+
+from workload import dense, fit, load, make_data, selection
+
+CASES = {"dense net with Adam": (1, "flowers_packed", "Adam(lr=0.02)", ""),
+         "CNN with momentum": (2, "images_packed", "SGD(lr=0.05, momentum=0.9)", ""),
+         "Dropout and BatchNormalization": (3, "flowers_packed", "Adam(lr=0.01)", ""),
+         "class weights and a decay": (1, "flowers_packed", "SGD(lr=0.05, decay=0.01)",
+                                       ", class_weight={0: 1, 1: 3, 2: 0.5}, epochs=3"),
+         "shuffled, few steps": (1, "flowers_packed", "RMSprop(lr=0.01)",
+                                 ", shuffle=True, steps_per_epoch=2")}
+
+
+@pytest.fixture(scope="module")
+def data(db):
+    db.run("SET pg_mop.threads = 1")
+    make_data(db, rows=203, segments=2, buffer_size=9)
+    db.run("CREATE TABLE images AS SELECT i AS id, (SELECT array_agg(r) FROM (SELECT array_agg(ARRAY[((i * 13 + "
+           "a * 7 + b * 3) % 17) / 16.0 + (i % 3)]) AS r FROM generate_series(1, 8) a, generate_series(1, 8) b "
+           "GROUP BY a ORDER BY a) s)::real[] AS x, i % 3 AS y FROM generate_series(1, 80) AS i")
+    db.run("SELECT madlib.training_preprocessor_dl('images', 'images_packed', 'y', 'x', 11)")
+    load(db, "arch", dense(), CNN, NOISY)
+
+
+def train(db, case, kernel, cache="1024MB"):
+    model_id, packed, optimizer, extra = CASES[case]
+    selection(db, "mst", "arch", [(model_id, f"loss='categorical_crossentropy', optimizer='{optimizer}', "
+                                             "metrics=['accuracy']", f"batch_size=8{extra}")])
+    db.run(f"SET pg_mop.kernel = {kernel}")
+    run_id = fit(db, packed, "models", "mst", 2)
+    units = db.run("SELECT * FROM madlib.mop_kernel_choices WHERE run_id = %s", [run_id])
+    info = db.run("SELECT * FROM models_info")[0]
+    assert info["error"] is None
+    return (np.frombuffer(bytes(db.value("SELECT model_weights FROM models")), "<f4"),
+            info["training_loss_final"], units)
+
+
+@pytest.mark.parametrize("kernel", ["loop", "xla"])
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_agree(db, data, case, kernel):
+    plain, plain_loss, _ = train(db, case, "plain")
+    other, loss, units = train(db, case, kernel)
+    # XLA draws other random numbers: it refuses Dropout
+    used = "plain" if (case, kernel) == ("Dropout and BatchNormalization", "xla") else kernel
+    assert {u["kernel"] for u in units} == {used} and {u["forced"] for u in units} == {kernel}
+    assert ("random" in str(units[0]["refused"])) == (used != kernel or "Dropout" in case)
+    assert np.abs(other - plain).max() <= 2e-4 * np.abs(plain).max()
+    assert loss == pytest.approx(plain_loss, rel=1e-3)
+    runs = db.run("SELECT array_agg(loss ORDER BY iteration, started_at) AS losses FROM madlib.mop_units "
+                  "WHERE kind = 'train' AND status = 'finished' GROUP BY run_id ORDER BY run_id DESC LIMIT 2")
+    assert runs[0]["losses"] == pytest.approx(runs[1]["losses"], rel=1e-3), "the mean loss of every unit"
+
+
+def test_configurations_that_differ_in_the_learning_rate_compile_once(db, data):
+    selection(db, "mst", "arch", [(1, f"loss='categorical_crossentropy', optimizer='Adam(lr={0.001 * i})'",
+                                   "batch_size=8") for i in range(1, 21)])
+    db.run("SET pg_mop.kernel = xla")
+    client = db.another()  # sessions and trainers of its own
+    client.run("SET pg_mop.kernel = xla")
+    run_id = fit(client, "flowers_packed", "models", "mst", 2)
+    rows = client.run("SELECT backend_pid, sum(compilations) AS n FROM madlib.mop_units WHERE run_id = %s "
+                      "AND kind = 'train' GROUP BY 1", [run_id])
+    client.close()
+    # the plain step for the first and the last, short batch, and the loop for each segment's rows
+    assert len(rows) == 2 and all(r["n"] <= 3 for r in rows)
+
+
+def test_a_short_run_stays_with_the_plain_kernel(db, data):
+    _, _, units = train(db, "dense net with Adam", "auto")
+    assert {u["kernel"] for u in units} == {"plain"} and units[0]["forced"] is None
+
+
+def test_a_kernel_that_does_not_exist_is_an_error(db, data):
+    db.run("SET pg_mop.kernel = fastest")
+    assert "plain, loop, xla" in db.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', "
+                                          "1, FALSE)").diag.message_hint
+    db.run("RESET pg_mop.kernel")

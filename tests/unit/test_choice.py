@@ -1,0 +1,81 @@
+"""The choice of a kernel by its measured times: what it costs and what it gains, in simulated time."""
+
+import random
+
+import pytest
+
+from mop_udf.kernels.choice import SLACK, Choice
+
+
+def run(times, compile_times, batches, sub_epoch=100, trace=0.3, refuse=(), **more):
+    """Seconds of a whole run under the choice, and the kernels it used; by the trainer's own procedure."""
+    choice, clock, used, left = Choice(**more), 0.0, [], batches
+    while left:
+        here = min(left, sub_epoch)
+        while here:
+            kernel = choice.next(left)
+            used.append(kernel)
+            if kernel == "plain":
+                first = not choice.trace_seconds
+                count = here if "plain" in choice.batch_seconds else min(here, 1 if first else 8)
+                clock += count * times["plain"] + (trace if first else 0)
+                if first:
+                    choice.trace_seconds = trace + times["plain"]
+                elif "plain" not in choice.batch_seconds and count > 1:
+                    choice.batch_seconds["plain"] = times["plain"]
+            elif kernel in refuse:
+                choice.refused[kernel] = "no"
+                continue
+            else:
+                new = kernel not in choice.batch_seconds
+                count = min(here, 10) if new else here
+                if new:
+                    clock += compile_times[kernel]
+                    choice.spent += compile_times[kernel]
+                    choice.batch_seconds[kernel] = times[kernel]
+                clock += count * times[kernel]
+            here, left = here - count, left - count
+    return clock, used
+
+
+DENSE = {"plain": 0.0024, "loop": 0.0004, "xla": 0.00007}
+CNN = {"plain": 0.010, "loop": 0.009, "xla": 0.030}
+COMPILE = {"loop": 0.5, "xla": 1.8}
+
+
+def test_a_long_run_of_a_small_net_ends_with_xla():
+    seconds, used = run(DENSE, COMPILE, 200_000)
+    assert used[-1] == "xla" and seconds < 0.1 * 200_000 * DENSE["plain"]
+
+
+def test_a_short_run_never_leaves_the_plain_kernel():
+    _, used = run(DENSE, COMPILE, 500)
+    assert set(used) == {"plain"}
+
+
+def test_a_convolution_on_a_cpu_does_not_try_xla():
+    _, used = run(CNN, COMPILE, 50_000, convolutional=True)
+    assert "xla" not in used
+    _, used = run(CNN, COMPILE, 50_000, convolutional=True, gpu=True)
+    assert "xla" in used and used[-1] == "loop"
+
+
+def test_what_is_forced_is_used_and_what_is_refused_is_not():
+    assert set(run(DENSE, COMPILE, 500, forced="xla")[1]) == {"xla"}
+    assert run(DENSE, COMPILE, 500, forced="xla", refuse=["xla"])[1][-1] == "plain"
+    assert run(DENSE, COMPILE, 200_000, refuse=["xla"])[1][-1] == "loop"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_is_never_much_slower_than_the_plain_kernel(seed):
+    source = random.Random(seed)
+    for _ in range(200):
+        times = {k: 10 ** source.uniform(-4, -1) for k in ("plain", "loop", "xla")}
+        trace = source.uniform(0.05, 1)
+        # compiling as long as expected or less; a trainer cannot know better before it has tried
+        compile_times = {"loop": source.uniform(0, 0.1 + 1.5 * trace), "xla": source.uniform(0, 1 + 4 * trace)}
+        batches = int(10 ** source.uniform(1, 5))
+        seconds, _ = run(times, compile_times, batches, trace=trace)
+        plain = trace + batches * times["plain"]
+        probes = 10 * sum(max(0, times[k] - times["plain"]) for k in ("loop", "xla"))
+        assert seconds <= SLACK * plain + probes + 1e-6
