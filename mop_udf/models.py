@@ -10,6 +10,7 @@ import numpy as np
 from mop_udf import architecture as architectures
 from mop_udf import objects as custom
 from mop_udf import params, state
+from mop_udf.kernels.choice import Learned
 from mop_udf.kernels.chosen import Chosen
 
 
@@ -69,8 +70,8 @@ def make_optimizer(name, arguments):
 class CompiledModel:
     """A model with its optimizer, compiled once and lent to every configuration that differs in scalars only."""
 
-    def __init__(self, architecture, compile_params, objects):
-        """`objects`: {name: pickle} of the custom functions that the compile parameters name."""
+    def __init__(self, architecture, compile_params, objects, learned):
+        """`objects`: {name: pickle} of the custom functions that the compile parameters name; `learned`: see Chosen."""
         self.architecture = normalise(architecture)
         functions = load_functions(objects)
         self.model = build(self.architecture, 0)
@@ -87,7 +88,7 @@ class CompiledModel:
         except Exception as error:
             raise ConfigurationError(f"Keras refuses to compile the model: {first_line(error)}") from error
         self.metrics = len(compile_params["metrics"])
-        self.kernels = Chosen(self.model, bool(seed_variables(self.model)))
+        self.kernels = Chosen(self.model, bool(seed_variables(self.model)), learned)
         self._fresh_optimizer = [np.array(v) for v in self.optimizer.variables]
 
     def metric_of(self, report):
@@ -147,7 +148,7 @@ class ModelCache:
     """
 
     def __init__(self, most=32):
-        self.most, self.models = most, collections.OrderedDict()
+        self.most, self.models, self.learned = most, collections.OrderedDict(), {}
 
     def get(self, architecture, compile_params, objects):
         """(CompiledModel, learning rate to start with or None) for architecture JSON text and parsed parameters.
@@ -162,7 +163,8 @@ class ModelCache:
         if key not in self.models:
             if rate is not None:  # let Keras judge the value as it stands
                 make_optimizer(compile_params["optimizer"], compile_params["optimizer_args"])
-            self.models[key] = CompiledModel(architecture, shared, objects)
+            learned = self.learned.setdefault(architecture, Learned())
+            self.models[key] = CompiledModel(architecture, shared, objects, learned)
             if len(self.models) > self.most:
                 self.models.popitem(last=False)
         self.models.move_to_end(key)

@@ -177,9 +177,8 @@ class Server:
             columns = segment.columns
             if fit["shuffle"]:
                 columns = self.data.permuted(segment, fit["shuffle"], fit["batch_size"], random)
-            batches = -(-len(columns[0]) // fit["batch_size"])
-            passes.append(kernels.train(columns, most=limit, forced=forced,
-                                        batches_left=(unit["passes_left"] - number) * batches, **options))
+            passes.append(kernels.train(columns, most=limit, forced=forced, left=unit["passes_left"] - number,
+                                        run_left=unit["run_passes_left"] - number, **options))
             name = passes[-1]["kernel"]
         if fit["callbacks"]:
             from mop_udf.callbacks import TensorBoard

@@ -27,16 +27,20 @@ start() {
             --auth-host=scram-sha-256 --pwfile="$local/password" > "$local/initdb.log"
     fi
     if ! running; then
-        [ -f "$local/port" ] || /usr/bin/python3 -c '
+        # the port of last time, where nobody else has taken it
+        port=$(/usr/bin/python3 -c '
 import socket
-for port in range(54320, 54420):
+import sys
+for port in [*map(int, sys.argv[1:]), *range(54320, 54420)]:
     with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             s.bind(("127.0.0.1", port))
         except OSError:
             continue
     print(port)
-    break' > "$local/port"
+    break' $(cat "$local/port" 2> /dev/null))
+        echo "$port" > "$local/port"
         install -d -m 700 -o "$($run id -un)" -g "$($run id -gn)" "$socket"
         $run "$bin/pg_ctl" -D "$data" -l "$data/server.log" -w -t 60 start > /dev/null \
             -o "-p $(cat "$local/port") -c listen_addresses=127.0.0.1 -k '$socket'" \

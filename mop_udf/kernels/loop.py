@@ -10,8 +10,8 @@ import time
 import tensorflow as tf
 
 CALL_SECONDS = 0.5  # of one call of the loop, so that a cancel does not wait for longer
-FIRST_CALL = 2      # batches: most of it compiles
-SECOND_CALL = 8     # batches: the time of one is not known yet
+PROBES = (2, 8, 64)  # batches of the first calls: one that compiles, then two that are timed
+ENOUGH = 0.05       # seconds after which a call has been timed well enough
 
 
 class Loop:
@@ -24,37 +24,57 @@ class Loop:
         self.compilations = 0
         self.compile_seconds = 0.0
 
-    def train(self, data, batch_size, start, stop, seconds):
-        """Train on batches `start` to `stop` (numbers) of `data`, a nest of tensors with equal first dimension.
+    def probe(self, data, batch_size, start, stop):
+        """Compile, and train on some of the batches `start` to `stop`: (batches done, seconds of one).
 
-        `seconds`: an estimate for one batch, or None. Returns the seconds that one batch took, without compiling.
+        The seconds are None where there were too few batches to time one. Otherwise as `train`.
         """
-        function, first = self._function(data, batch_size)
-        done, spent, count = start, 0.0, 0
-        while done < stop:
-            size = FIRST_CALL if first else SECOND_CALL if seconds is None else max(
-                1, int(CALL_SECONDS / max(seconds, 1e-7)))
+        known = self.knows(data, batch_size)
+        function, done, seconds = self._function(data, batch_size), start, None
+        for number, size in enumerate(PROBES):
             end = min(stop, done + size)
+            if end == done or seconds is not None and seconds * PROBES[number - 1] > ENOUGH:
+                break
             began = time.monotonic()
             function(data, tf.constant(done), tf.constant(end))
             took = time.monotonic() - began
-            if first:  # it compiled
-                first = False
+            if number == 0 and not known:
                 self.compilations += 1
                 self.compile_seconds = took
             else:
-                spent, count = spent + took, count + end - done
-                seconds = spent / count
+                seconds = took / (end - done)
             done = end
-        return seconds
+        return done - start, seconds
+
+    def train(self, data, batch_size, start, stop, seconds):
+        """Train on batches `start` to `stop` (numbers) of `data`, a nest of tensors with equal first dimension.
+
+        `seconds`: what one batch takes, about. Returns what it took now.
+        """
+        function, done = self._function(data, batch_size), start
+        size = max(1, int(CALL_SECONDS / max(seconds, 1e-7)))
+        began = time.monotonic()
+        while done < stop:
+            end = min(stop, done + size)
+            function(data, tf.constant(done), tf.constant(end))
+            done = end
+        return (time.monotonic() - began) / (stop - start)
+
+    def knows(self, data, batch_size):
+        """True where the loop for such data has been compiled."""
+        return self._key(data, batch_size) in self.functions
+
+    def _key(self, data, batch_size):
+        flat = tf.nest.flatten(data)
+        rows = flat[0].shape[0] if self.jit_compile else None  # without XLA the number of rows may differ
+        return (batch_size, tuple((t.dtype, (rows, *t.shape[1:])) for t in flat))
 
     def _function(self, data, batch_size):
-        """(the loop for data of this shape, whether it is new). Without XLA the number of rows may differ."""
-        flat = tf.nest.flatten(data)
-        rows = flat[0].shape[0] if self.jit_compile else None
-        key = (batch_size, tuple((t.dtype, (rows, *t.shape[1:])) for t in flat))
+        """The loop for data of this shape, made where it is new."""
+        key = self._key(data, batch_size)
         if key in self.functions:
-            return self.functions[key], False
+            return self.functions[key]
+        rows = key[1][0][1][0]
         signature = tf.nest.map_structure(lambda t: tf.TensorSpec((rows, *t.shape[1:]), t.dtype), data)
         number = tf.TensorSpec((), tf.int32)
 
@@ -69,4 +89,4 @@ class Loop:
 
         self.functions[key] = tf.function(loop, input_signature=[signature, number, number], autograph=False,
                                           jit_compile=self.jit_compile)
-        return self.functions[key], True
+        return self.functions[key]

@@ -296,25 +296,25 @@ class Training:
             "rows_sql": self.engine.rows_sql(packed, unit.segment, aggregate),
             "dtypes": packed.dtypes(), "inputs": len(packed.inputs), "rows": segment.rows, "bytes": segment.bytes,
             "epochs": fit["epochs"] - fit["initial_epoch"] if unit.kind == "train" else 1,
-            "kernel": self.options["kernel"], "passes_left": self._passes_left(unit),
+            "kernel": self.options["kernel"], **self._passes_left(unit),
             "dataset_key": self._dataset_key(unit.dataset, unit.segment),
             "keep": [self._dataset_key(*d) for d in self.segments], "object_table": self.functions,
         }
 
     def _passes_left(self, unit):
-        """How many passes over the unit's segment its compiled model has left in this run: what a compilation serves.
+        """How many passes over the unit's segment are left: of its compiled model, and of the whole run.
 
-        Configurations that differ in nothing but the learning rate share a compiled model.
+        A compilation serves the former: configurations that differ in nothing but the learning rate share it.
         """
         if unit.kind != "train":
-            return 0
-        if self.averaging:
-            fit = self.configurations[0]["fit"]
-            return (fit["epochs"] - fit["initial_epoch"]) * self.board.visits_left(unit.mst_key, unit.segment)
-        own = self._compile_key[unit.mst_key]
-        return sum((c["fit"]["epochs"] - c["fit"]["initial_epoch"])
-                   * self.board.visits_left(c["mst_key"], unit.segment)
-                   for c in self.configurations if self._compile_key[c["mst_key"]] == own)
+            return {"passes_left": 0, "run_passes_left": 0}
+        configurations = [{**self.configurations[0], "mst_key": unit.mst_key}] if self.averaging \
+            else self.configurations
+        left = {c["mst_key"]: (c["fit"]["epochs"] - c["fit"]["initial_epoch"])
+                * self.board.visits_left(c["mst_key"], unit.segment) for c in configurations}
+        own = left[unit.mst_key] if self.averaging else sum(
+            passes for key, passes in left.items() if self._compile_key[key] == self._compile_key[unit.mst_key])
+        return {"passes_left": own, "run_passes_left": sum(left.values())}
 
     def replicas(self):
         """Averaging's replicas as [[mst_key, rows of its segment], ...]."""
