@@ -21,6 +21,7 @@ class Channel:
 
     def __init__(self, read_fd, write_fd, tick=None):
         self.read_fd, self.write_fd, self.tick = read_fd, write_fd, tick
+        self.pending = 0  # bytes of the last frame's payloads that have not been read
         if tick is not None:
             os.set_blocking(write_fd, False)
             os.set_blocking(read_fd, False)
@@ -34,24 +35,40 @@ class Channel:
             self._write(view)
 
     def receive_header(self):
-        """The next frame's header; its payloads follow by `receive_into`, one for each of header["sizes"]."""
-        size = struct.unpack("<I", self.read(4))[0]
-        return json.loads(self.read(size).decode())
+        """The next frame's header; its payloads follow by `receive_into`, one for each of header["sizes"].
+
+        What nobody read of the last frame is skipped: payloads are never taken for frames, whatever went wrong
+        meanwhile.
+        """
+        while self.pending:
+            self.receive_into(memoryview(bytearray(min(self.pending, 1 << 20))))
+        size = struct.unpack("<I", self._read(4))[0]
+        header = json.loads(self._read(size).decode())
+        self.pending = sum(header["sizes"])
+        return header
 
     def receive(self):
         """The next frame: (header, [payload, ...]) with bytearray payloads."""
         header = self.receive_header()
-        return header, [self.read(size) for size in header["sizes"]]
-
-    def read(self, size):
-        """Exactly `size` bytes."""
-        data = bytearray(size)
-        self.receive_into(memoryview(data))
-        return data
+        payloads = []
+        for size in header["sizes"]:
+            payloads.append(bytearray(size))
+            self.receive_into(payloads[-1])
+        return header, payloads
 
     def receive_into(self, view):
-        """Fill the writable buffer `view` from the pipe."""
-        view, done = memoryview(view).cast("B"), 0
+        """Fill the writable buffer `view` with what follows of the frame's payloads."""
+        view = memoryview(view).cast("B")
+        self._fill(view)
+        self.pending -= view.nbytes
+
+    def _read(self, size):
+        data = bytearray(size)
+        self._fill(memoryview(data))
+        return data
+
+    def _fill(self, view):
+        done = 0
         while done < view.nbytes:
             if self.tick is not None:
                 self._wait([self.read_fd], [])

@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 
+DTYPES = ("<f4", "<i2")  # of packed columns
+
 
 class Segment:
     """The rows of one segment: a tuple of arrays (inputs, then outputs) with equal first dimension."""
@@ -57,10 +59,7 @@ def receive_rows(channel, dtypes, total_rows):
                 return None
             return Segment(tuple(whole))
         shapes = header["shapes"]
-        sizes = [math.prod(s) * np.dtype(d).itemsize for s, d in zip(shapes, dtypes)]
-        if sizes != header["sizes"] or any(s[0] != shapes[0][0] for s in shapes):
-            for size in header["sizes"]:  # the next frame must be found
-                channel.read(size)
+        if not _fit(shapes, dtypes, header["sizes"]):
             raise ValueError(f"buffer {header['buffer']} has {header['sizes']} bytes, its shapes {shapes} do not fit")
         rows = shapes[0][0]
         if total_rows is not None and whole is None:
@@ -75,6 +74,13 @@ def receive_rows(channel, dtypes, total_rows):
             channel.receive_into(array.reshape(-1).view(np.uint8))
         done += rows
         yield header.get("epoch", 1), arrays
+
+
+def _fit(shapes, dtypes, sizes):
+    """True where the shapes are those of arrays with equal first dimension and of these sizes in bytes."""
+    return (len(shapes) == len(dtypes) == len(sizes) and all(dtype in DTYPES for dtype in dtypes)
+            and all(1 <= len(s) <= 32 and min(s) >= 0 and s[0] == shapes[0][0] for s in shapes)
+            and [math.prod(s) * np.dtype(d).itemsize for s, d in zip(shapes, dtypes)] == sizes)
 
 
 def batches(chunks, batch_size, most=None):
