@@ -47,15 +47,21 @@ MODELS = {"Sequential": "keras", "Functional": "keras.src.models.functional"}
 OLD_NAMES = {"Model": "Functional", "OrthogonalInitializer": "Orthogonal", "IdentityInitializer": "Identity",
              "CuDNNLSTM": "LSTM", "CuDNNGRU": "GRU", "BatchNormalizationV1": "BatchNormalization",
              "BatchNormalizationV2": "BatchNormalization", "Convolution2D": "Conv2D", "Convolution1D": "Conv1D",
-             "GlorotUniformV2": "GlorotUniform"}
+             "GlorotUniformV2": "GlorotUniform", "ThresholdedReLU": "ReLU"}
 SNAKE_INITIALIZERS = {re.sub(r"(?<!^)(?=[A-Z])", "_", n).lower(): n for n in INITIALIZERS}
+SNAKE_INITIALIZERS.update({"normal": "RandomNormal", "uniform": "RandomUniform", "zero": "Zeros", "one": "Ones"})
 SNAKE_OTHERS = {"l1": "L1", "l2": "L2", "l1_l2": "L1L2", "max_norm": "MaxNorm", "min_max_norm": "MinMaxNorm",
                 "non_neg": "NonNeg", "unit_norm": "UnitNorm"}
 # keys of Keras 2 that Keras 3 has no use for
 GONE = {"InputLayer": ("ragged", "sparse", "input_tensor", "input_dtype", "input_shape"),
         "BatchNormalization": ("fused", "virtual_batch_size", "adjustment"),
         "LSTM": ("implementation", "time_major"), "GRU": ("implementation", "time_major"),
-        "SimpleRNN": ("implementation", "time_major"), "Dropout": (), "DepthwiseConv2D": ("kernel_size_2",)}
+        "SimpleRNN": ("implementation", "time_major")}
+KERNEL = ("kernel_initializer", "kernel_regularizer", "kernel_constraint")
+GONE.update({f"SpatialDropout{n}D": ("noise_shape",) for n in (1, 2, 3)})
+GONE.update({f"Conv{n}DTranspose": ("groups",) for n in (1, 2, 3)})
+GONE.update({f"SeparableConv{n}D": ("groups", *KERNEL) for n in (1, 2)})
+GONE.update({f"DepthwiseConv{n}D": ("groups", "filters", *KERNEL) for n in (1, 2)})
 GONE_EVERYWHERE = ("batch_input_shape", "input_dim", "input_length", "batch_shape")
 DISTRIBUTIONS = {"normal": "truncated_normal", "uniform": "uniform", "truncated_normal": "truncated_normal",
                  "untruncated_normal": "untruncated_normal"}
@@ -101,13 +107,16 @@ def input_shapes(architecture):
 def output_units(architecture, outputs=1):
     """`units` of the model's outputs: of its output layers or, where those have none, of the last layers that do.
 
-    Raises ArchitectureError where there are fewer than `outputs`.
+    Raises ArchitectureError where the model has another number of outputs, or none with units.
     """
     units = {str(layer["config"].get("name", number)): layer["config"]["units"]
              for number, layer in enumerate(_layers(architecture))
              if isinstance(layer["config"].get("units"), int)}
     ends = _ends(architecture, "output_layers")
-    if len(ends) == outputs and all(name in units for name in ends):
+    count = len(ends) or 1  # a Sequential model has one
+    if count != outputs:
+        raise ArchitectureError(f"the architecture has {count} output{'s' if count > 1 else ''}, not {outputs}")
+    if ends and all(name in units for name in ends):
         return [units[name] for name in ends]
     if len(units) < outputs:
         raise ArchitectureError(f"the architecture has no layer with units for each of its {outputs} outputs")
@@ -167,10 +176,13 @@ class _Rewriter:
             made = {"name": _text(config.get("name", "sequential")), "layers": self._sequential(layers)}
         else:
             layers = self._layer_list(config)
+            # Keras 2 counts the calls of a nested model from 1, Keras 3 from 0
+            nested = set() if node.get("module") else {
+                str(layer.get("name")) for layer in layers if str(layer.get("class_name")) in ("Model", *MODELS)}
             made = {"name": _text(config.get("name", "model")),
-                    "layers": [self._node_layer(layer) for layer in layers]}
+                    "layers": [self._node_layer(layer, nested) for layer in layers]}
             for key in ("input_layers", "output_layers"):
-                made[key] = _plain(config.get(key))
+                made[key] = _from_zero(_plain(config.get(key)), nested)
         for key in ("trainable",):
             if isinstance(config.get(key), bool):
                 made[key] = config[key]
@@ -195,21 +207,21 @@ class _Rewriter:
             made.append(rewritten)
         return made
 
-    def _node_layer(self, layer):
+    def _node_layer(self, layer, nested):
         """A layer of a functional model, with its inbound nodes."""
         made = self.layer(layer)
         made["name"] = _text(layer.get("name", made["config"].get("name")))
-        made["inbound_nodes"] = self._inbound(layer.get("inbound_nodes", []))
+        made["inbound_nodes"] = self._inbound(layer.get("inbound_nodes", []), nested)
         return made
 
-    def _inbound(self, nodes):
+    def _inbound(self, nodes, nested):
         if not isinstance(nodes, list):
             raise ArchitectureError("inbound_nodes is not a list")
         if all(isinstance(n, dict) for n in nodes):
             return [{"args": self._value(n.get("args", [])), "kwargs": self._value(n.get("kwargs", {}))}
                     for n in nodes]
         # Keras 2: every node is a list of [layer, node, tensor, keyword arguments], which Keras 3 still reads
-        return _plain(nodes)
+        return _from_zero(_plain(nodes), nested)
 
     def layer(self, node):
         """A layer, or a model used as one."""
@@ -228,8 +240,11 @@ class _Rewriter:
             raise ArchitectureError(f"layer {name} has no config")
         made = {}
         for key, value in config.items():
-            if key in GONE.get(name, ()) or (key in GONE_EVERYWHERE and name != "InputLayer"):
+            if key in GONE.get(name, ()) or (key in GONE_EVERYWHERE and name != "InputLayer"
+                                             and (name, key) != ("Embedding", "input_dim")):
                 continue
+            if name == "ReLU" and key == "theta":  # ThresholdedReLU of Keras 2
+                key = "threshold"
             if key == "batch_input_shape":
                 key = "batch_shape"
             made[_text(key)] = self._setting(name, key, value)
@@ -322,6 +337,8 @@ class _Rewriter:
         if module is not None and not (isinstance(module, str) and MODULES.fullmatch(module)
                                        and module.split(".")[0] in ("keras", "tf_keras", "tensorflow", "builtins")):
             raise ArchitectureError(f"module {str(module)[:100]!r} of class {name[:100]!r} is not Keras' own")
+        if module is not None and "ops" in module.split("."):
+            raise ArchitectureError(f"{name[:100]!r} of {module[:100]!r} is an operation, not a layer")
         if registered is not None and (not isinstance(registered, str) or ">" in registered
                                        or registered.split(".")[-1] not in (name, parts[-1], short)):
             raise ArchitectureError(f"registered name {str(registered)[:100]!r} of class {name[:100]!r} is custom")
@@ -329,6 +346,15 @@ class _Rewriter:
 
     def _object(self, module, name, config):
         return {"module": module, "class_name": name, "config": config, "registered_name": None}
+
+
+def _from_zero(value, nested):
+    """Lists of [layer, call, tensor, ...] in which calls of the layers `nested` are counted from 0, not 1."""
+    if not isinstance(value, list):
+        return value
+    if len(value) > 1 and isinstance(value[0], str) and value[0] in nested and isinstance(value[1], int):
+        return [value[0], max(0, value[1] - 1), *value[2:]]
+    return [_from_zero(v, nested) for v in value]
 
 
 def _plain(value):

@@ -23,8 +23,8 @@ class TensorBoard:
         return self
 
     def passed(self, step, logs):
-        """Write the metrics (dict) of pass `step`."""
-        self.callback.on_epoch_end(step, {k: v for k, v in logs.items() if k not in ("rows", "kernel")})
+        """Write the loss and the metrics of pass `step` (a kernel's report)."""
+        self.callback.on_epoch_end(step, {"loss": logs["loss"], **logs["metrics"]})
 
     def __exit__(self, *error):
         self.callback.on_train_end()

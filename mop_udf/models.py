@@ -82,20 +82,16 @@ class CompiledModel:
                 optimizer=self.optimizer, loss=make_loss(compile_params["loss"], functions, outputs),
                 metrics=make_metrics(compile_params["metrics"], functions, outputs),
                 loss_weights=compile_params["loss_weights"],
-                weighted_metrics=make_metrics(compile_params["weighted_metrics"], functions, outputs),
                 jit_compile=False)
             self.optimizer.build(self.model.trainable_variables)
         except Exception as error:
             raise ConfigurationError(f"Keras refuses to compile the model: {first_line(error)}") from error
-        self.metrics = len(compile_params["metrics"])
         self.kernels = Chosen(self.model, bool(seed_variables(self.model)), learned)
         self._fresh_optimizer = [np.array(v) for v in self.optimizer.variables]
 
     def metric_of(self, report):
         """The metric that was asked for: of several outputs the mean. None where none was."""
-        outputs = getattr(self.model, "output_names", ["output"])  # a Sequential model has one, without a name
-        others = {"loss", "rows"} | ({f"{name}_loss" for name in outputs} if len(outputs) > 1 else set())
-        values = [v for k, v in report.items() if k not in others][:self.metrics * len(outputs)]
+        values = list(report["metrics"].values())
         return sum(values) / len(values) if values else None
 
     def start(self, seed, learning_rate):
@@ -197,7 +193,10 @@ def make_loss(name, functions, outputs):
 
 
 def make_metrics(names, functions, outputs):
-    """What `compile` takes as metrics of a model with that many outputs: each output gets them all."""
+    """What `compile` takes as metrics of a model with that many outputs: each output gets them all.
+
+    (weighted_metrics are not passed on: there are no sample weights when metrics are computed.)
+    """
     if not names:
         return None
 
@@ -205,7 +204,7 @@ def make_metrics(names, functions, outputs):
         if name not in functions:
             return name
         return keras.metrics.MeanMetricWrapper(
-            lambda y_true, y_pred: functions[name](keras.ops.cast(y_true, y_pred.dtype), y_pred), name=name)
+            lambda y_true, y_pred: functions[name](keras.ops.cast(y_true, y_pred.dtype), y_pred), name=f"custom_{name}")
 
     return [one(n) for n in names] if outputs == 1 else [[one(n) for n in names] for _ in range(outputs)]
 

@@ -199,7 +199,7 @@ class Server:
     def _evaluate(self, unit, compiled, stream):
         chunks = self.data.batches((arrays for _, arrays in stream), 1024)
         report = compiled.kernels.plain.evaluate(chunks, unit["inputs"])
-        return {"loss": report.get("loss", 0.0), "rows": report["rows"], "kernel": compiled.kernels.plain.name,
+        return {"loss": report["loss"], "rows": report["rows"], "kernel": compiled.kernels.plain.name,
                 "metric": compiled.metric_of(report)}
 
     def _drain(self):
@@ -228,7 +228,7 @@ class Server:
     def on_predict(self, header, payloads):
         try:
             import numpy as np
-            x = [np.frombuffer(p, d).reshape(s) for p, d, s in zip(payloads, header["dtypes"], header["shapes"])]
+            x = [np.frombuffer(p, "<f4").reshape(s) for p, s in zip(payloads, header["shapes"])]
             outputs = self.predictor.predict_on_batch(x[0] if len(x) == 1 else x)
             outputs = [np.asarray(o, "<f4") for o in (outputs if isinstance(outputs, (list, tuple)) else [outputs])]
             self.channel.send({"shapes": [list(o.shape) for o in outputs]},

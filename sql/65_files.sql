@@ -18,9 +18,20 @@ from pg_mop.api import files
 return files.mop_import_model(plpy, GD, *args)
 $$;
 
-CREATE FUNCTION @extschema@.gpu_configuration(output_table text, source text DEFAULT NULL)
+CREATE FUNCTION @extschema@.gpu_configuration(output_table text, source text)
 RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import gpus
 gpus.gpu_configuration(plpy, GD, *args)
+$$;
+
+-- with one argument, the table; or a word that asks for help
+CREATE FUNCTION @extschema@.gpu_configuration(output_table text DEFAULT '')
+RETURNS varchar LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import gpus, help
+words = ('', 'usage', 'help', '?', 'example', 'examples')
+if (args[0] if args[0] is not None else 'NULL').strip().lower() in words:
+    return help.answer(plpy, 'gpu_configuration', args[0])
+gpus.gpu_configuration(plpy, GD, args[0], None)
 $$;

@@ -8,16 +8,16 @@ BEGIN
         'delete_keras_model', 'load_custom_function', 'delete_custom_function', 'load_top_k_accuracy_function',
         'load_model_selection_table', 'generate_model_configs', 'madlib_keras_fit_multiple_model', 'madlib_keras_fit',
         'madlib_keras_evaluate', 'madlib_keras_predict', 'madlib_keras_predict_byom', 'mop_export_model',
-        'mop_import_model', 'gpu_configuration']
+        'mop_import_model']
     LOOP
         EXECUTE pg_catalog.format($create$
-CREATE FUNCTION @extschema@.%I(%s)
+CREATE FUNCTION @extschema@.%I(message varchar DEFAULT '')
 RETURNS varchar LANGUAGE plpython3u VOLATILE AS $body$
 #python
 from pg_mop.api import help
-return help.answer(plpy, '%s', args[0] if args else '')
+return help.answer(plpy, '%s', message)
 $body$
-$create$, name, CASE WHEN name <> 'gpu_configuration' THEN 'message varchar DEFAULT ''''' ELSE '' END, name);
+$create$, name, name);
     END LOOP;
 END
 $do$;

@@ -24,7 +24,7 @@ class Plain:
     def train(self, batches, batch_size, inputs, class_weight=None):
         """Train on `batches`, tuples of arrays of which the first `inputs` are inputs.
 
-        Returns {"loss": mean loss over the rows, "rows": rows, ...metrics}.
+        Returns {"loss": mean loss over the rows, "rows": rows, "metrics": {...}}.
         """
         self.model.reset_metrics()
         rows = 0
@@ -89,5 +89,11 @@ def sample_weights(y, class_weight):
 
 
 def report(model, rows):
-    """The model's metrics since they were reset, as plain numbers, and the rows that they are of."""
-    return {**{name: float(np.asarray(value)) for name, value in model.get_metrics_result().items()}, "rows": rows}
+    """{"loss", "metrics": {name: value}, "rows"} since the metrics were reset: plain numbers.
+
+    A metric that has a value for each class gives their mean.
+    """
+    values = {name: float(np.mean(np.asarray(value))) for name, value in model.get_metrics_result().items()}
+    losses = {"loss", *(f"{name}_loss" for name in getattr(model, "output_names", []) if len(model.outputs) > 1)}
+    return {"loss": values.get("loss", 0.0), "rows": rows,
+            "metrics": {name: value for name, value in values.items() if name not in losses}}

@@ -142,6 +142,22 @@ def test_training_with_custom_losses_and_metrics(db, functions):
     assert row["loss"] == pytest.approx(own["validation_loss_final"], rel=1e-5) and row["loss_type"] == "squared"
 
 
+def test_a_metric_may_have_any_name(db, functions):
+    """Those of our own reports, too."""
+    for name in ("loss", "rows", "kernel"):
+        put(db, name, pickled(name, f"def {name}(y_true, y_pred):\n    return y_pred[:, 0] * 0 + 0.25\n"))
+    make_data(db, segments=1)
+    load(db, "arch", dense())
+    selection(db, "mst", "arch", [(1, f"loss='mse', optimizer='SGD()', metrics=['{n}']", "batch_size=10")
+                                  for n in ("loss", "rows", "kernel")])
+    db.run("UPDATE mst_summary SET object_table = 'madlib.functions'")
+    fit(db, "flowers_packed", "models", "mst", 1)
+    rows = db.run("SELECT * FROM models_info ORDER BY mst_key")
+    assert [r["error"] for r in rows] == [None] * 3
+    assert [r["training_metrics_final"] for r in rows] == [0.25] * 3
+    assert all(0 < r["training_loss_final"] < 1 and r["training_loss_final"] != 0.25 for r in rows)
+
+
 def test_functions_that_are_missing_are_errors_before_any_work(db, functions):
     make_data(db)
     load(db, "arch", dense())

@@ -1,6 +1,7 @@
 """madlib_keras_evaluate and madlib_keras_predict for the models of fit_multiple."""
 
 import math
+import re
 
 import pytest
 
@@ -192,3 +193,38 @@ def test_losses_and_metrics_are_of_all_rows_not_of_the_last_batch(db):
     # while it trained, the net got better: the mean loss of a unit is above what the net has in the end
     units = db.run("SELECT loss FROM madlib.mop_units WHERE kind = 'train' ORDER BY run_id DESC, finished_at LIMIT 2")
     assert units[0]["loss"] > units[1]["loss"] > truth["loss"]
+
+
+def test_metrics_of_every_class_give_their_mean_and_weighted_metrics_change_nothing(db):
+    make_data(db, segments=1)
+    load(db, "arch", dense())
+    base = "loss='categorical_crossentropy', optimizer='SGD(lr=0.05)', metrics=['{}']"
+    selection(db, "mst", "arch", [(1, base.format("accuracy"), "batch_size=8"),
+                                  (1, base.format("accuracy") + ", weighted_metrics=['mae']", "batch_size=8"),
+                                  (1, base.format("f1_score"), "batch_size=8")])
+    fit(db, "flowers_packed", "several", "mst", 2)
+    rows = db.run("SELECT * FROM several_info ORDER BY mst_key")
+    assert [r["error"] for r in rows] == [None] * 3
+    assert rows[0]["training_metrics_final"] == rows[1]["training_metrics_final"]
+    assert 0 < rows[2]["training_metrics_final"] < 1
+
+
+def test_the_memory_of_predicting_does_not_grow_with_the_table(db):
+    classes = 40
+    load(db, "wide", dense(classes=classes))
+    shapes = ((4, 8), (8,), (8, classes), (classes,))
+    db.run("UPDATE wide SET model_weights = decode(repeat('00', %s), 'hex')", [4 * sum(map(math.prod, shapes))])
+
+    def highest(rows):
+        """The most kB that a fresh session held of its own while it predicted so many rows."""
+        client = db.another()
+        client.run("DROP TABLE IF EXISTS many, probabilities; CREATE TABLE many AS SELECT i AS id, "
+                   "ARRAY[1, 2, 3, 4]::real[] AS x FROM generate_series(1, %s) AS i", [rows])
+        client.run("SELECT madlib.madlib_keras_predict_byom('wide', 1, 'many', 'id', 'x', 'probabilities', 'prob')")
+        assert client.value("SELECT count(*) FROM probabilities") == rows * classes
+        pid = client.value("SELECT pg_backend_pid()")
+        status = dict(re.findall(r"(\w+):\s+(\d+) kB", open(f"/proc/{pid}/status").read()))
+        client.close()
+        return int(status["VmHWM"]) - int(status["RssShmem"])
+
+    assert highest(30_000) < highest(3_000) + 30_000

@@ -192,6 +192,7 @@ def test_defaults_of_byom(db, own):
     ("'own', 1, 'flowers', 'id', 'x', 'mine', 'prob', FALSE, ARRAY['a', 'b']", "class_values has"),
     ("'own', 1, 'flowers', 'id', 'x', 'mine', 'prob', FALSE, NULL, 0", "normalizing_const must be positive"),
     ("'own', 1, 'flowers', 'id', 'x', 'mine', 'prob', FALSE, NULL, NULL, 0", "dependent_count"),
+    ("'own', 1, 'flowers', 'id', 'x', 'mine', 'prob', FALSE, NULL, NULL, 2", "has 1 output, not 2"),
     ("'own', 1, 'flowers', 'id', 'x', 'flowers'", "already exists")])
 def test_bad_input_to_byom(db, own, arguments, fragment):
     assert fragment in str(db.error(f"SELECT madlib.madlib_keras_predict_byom({arguments})"))

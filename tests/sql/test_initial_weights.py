@@ -102,7 +102,8 @@ def test_a_warm_start_continues_exactly_where_plain_keras_would(db, data):
     ("DROP TABLE models", "does not exist"), ("DROP TABLE models_info", "does not exist"),
     ("DROP TABLE models_summary", "does not exist"), ("TRUNCATE models", "is empty"),
     ("UPDATE mst SET model_id = 2 WHERE mst_key = 1", "goes on with the same architecture"),
-    ("CREATE VIEW best AS SELECT mst_key FROM models_info", "used by another object"),
+    ("CREATE VIEW best AS SELECT mst_key FROM models_info", "cannot be replaced by a warm start"),
+    ("CREATE FUNCTION one(models) RETURNS integer LANGUAGE sql AS 'SELECT 1'", "cannot be replaced by a warm start"),
     ("UPDATE models SET model_weights = model_weights WHERE mst_key = 1; "
      "ALTER TABLE models RENAME COLUMN model_weights TO w", 'no column "model_weights"')])
 def test_a_warm_start_that_cannot_be_is_refused_before_any_work(db, models, spoil, fragment):
@@ -111,7 +112,52 @@ def test_a_warm_start_that_cannot_be_is_refused_before_any_work(db, models, spoi
     error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 1, FALSE, "
                      "NULL, NULL, TRUE)")
     assert fragment in str(error) and db.value("SELECT count(*) FROM madlib.mop_runs") == runs
-    db.run("DROP VIEW IF EXISTS best")
+    db.run("DROP VIEW IF EXISTS best; DROP FUNCTION IF EXISTS one")
+    assert db.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'pg_mop_old%'") == 0
+
+
+def test_a_read_only_transaction_is_refused_before_any_work(db, models):
+    runs = db.value("SELECT count(*) FROM madlib.mop_runs")
+    db.run("BEGIN READ ONLY")
+    assert "read-only" in str(db.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', "
+                                       "'mst', 1, FALSE, NULL, NULL, TRUE)"))
+    assert db.value("SELECT count(*) FROM madlib.mop_runs") == runs
+
+
+def test_a_configuration_that_fails_now_keeps_the_weights_it_had(db, models):
+    before = bytes(db.value("SELECT model_weights FROM models WHERE mst_key = 2"))
+    db.run("UPDATE mst SET compile_params = $$loss='mse', optimizer='SGD(learning_rate=1e38)'$$ WHERE mst_key = 2")
+    warm(db)
+    assert "NaN" in db.value("SELECT error FROM models_info WHERE mst_key = 2")
+    assert bytes(db.value("SELECT model_weights FROM models WHERE mst_key = 2")) == before
+    assert db.value("SELECT count(*) FROM models") == 3
+
+
+def test_a_warm_start_of_temporary_models_is_refused(db, models):
+    db.run("CREATE TEMP TABLE mine AS TABLE models; CREATE TEMP TABLE mine_info AS TABLE models_info; "
+           "CREATE TEMP TABLE mine_summary AS TABLE models_summary")
+    runs = db.value("SELECT count(*) FROM madlib.mop_runs")
+    error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'pg_temp.mine', 'mst', 1, FALSE, "
+                     "NULL, NULL, TRUE)")
+    assert "temporary" in str(error) and db.value("SELECT count(*) FROM madlib.mop_runs") == runs
+
+
+def test_a_single_models_warm_start_that_fails_keeps_the_model(db, models):
+    db.run("DROP TABLE IF EXISTS one, one_summary")
+    call = ("SELECT madlib.madlib_keras_fit('flowers_packed', 'one', 'arch', 1, %s, 'batch_size=10', 1, FALSE, "
+            "NULL, NULL")
+    db.run(call + ")", [ADAM.format(0.05)])
+    before = bytes(db.value("SELECT model_weights FROM one"))
+    assert "NaN" in str(db.error(call + ", TRUE)", ["loss='mse', optimizer='SGD(learning_rate=1e38)'"]))
+    assert bytes(db.value("SELECT model_weights FROM one")) == before
+
+
+def test_empty_weights_are_none(db, models):
+    load(db, "arch_weights", dense(), frozen())
+    db.run("UPDATE arch_weights SET model_weights = ''")
+    selection(db, "mst2", "arch_weights", rows(1))
+    fit(db, "flowers_packed", "transferred", "mst2", 1)
+    assert db.value("SELECT error FROM transferred_info") is None
 
 
 def test_weights_of_an_open_transaction_are_refused_with_a_hint(db, models):
@@ -129,7 +175,7 @@ def test_weights_that_do_not_fit_fail_their_configuration_with_both_counts(db, m
     warm(db)
     error = db.value("SELECT error FROM models_info WHERE mst_key = 2")
     assert "68 elements" in error and "67" in error
-    assert db.value("SELECT count(*) FROM models") == 2
+    assert db.value("SELECT count(*) FROM models") == 3, "the failed one keeps what it had"
 
 
 def test_weights_travel_between_model_and_architecture_tables_in_plain_sql(db, models):

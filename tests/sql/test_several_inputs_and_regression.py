@@ -81,6 +81,18 @@ def test_inputs_in_the_wrong_order_are_refused(db, two):
     assert "input shape does not match" in str(error)
 
 
+def test_what_needs_a_single_output_is_a_misfit(db, two):
+    selection(db, "mst2", "arch", [(1, "loss='categorical_crossentropy', optimizer='SGD()'",
+                                    "class_weight={0: 1, 1: 2, 2: 1}"), (1, "loss='mse', optimizer='SGD()'", "")])
+    fit(db, "packed", "weighted", "mst2", 1)
+    errors = [r["error"] for r in db.run("SELECT error FROM weighted_info ORDER BY mst_key")]
+    assert "class_weight" in errors[0] and errors[1] is None
+    db.run("DROP TABLE IF EXISTS single, single_summary; "
+           "SELECT madlib.training_preprocessor_dl('raw', 'single', 'kind', 'wide, slim', 10)")
+    error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('single', 'm', 'mst2', 1, FALSE)")
+    assert "has 2 outputs, not 1" in str(error)
+
+
 # --- regression -------------------------------------------------------------------------------------
 
 

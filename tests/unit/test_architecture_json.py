@@ -48,6 +48,34 @@ KERAS_2 = {
         layer("LSTM", name="l", units=4, batch_input_shape=[None, 5, 3], activation="tanh",
               recurrent_activation="sigmoid", implementation=2, unroll=False, stateful=False),
         layer("Dense", name="o", units=2)]},
+    "words": {"class_name": "Sequential", "config": [
+        layer("Embedding", name="e", batch_input_shape=[None, 5], input_dim=20, output_dim=4, input_length=5,
+              embeddings_initializer="uniform", mask_zero=False),
+        layer("Flatten", name="f"), layer("Dense", name="o", units=2, kernel_initializer="normal",
+                                          bias_initializer="zero")]},
+    "depthwise": {"class_name": "Sequential", "config": [
+        layer("DepthwiseConv2D", name="w", batch_input_shape=[None, 6, 6, 2], kernel_size=[3, 3], strides=[1, 1],
+              padding="valid", depth_multiplier=2, groups=1, kernel_initializer="one", kernel_regularizer=None,
+              kernel_constraint=None, depthwise_initializer="glorot_uniform"),
+        layer("SeparableConv2D", name="s", filters=3, kernel_size=[2, 2], groups=1, kernel_initializer="zero",
+              kernel_regularizer=None, kernel_constraint=None),
+        layer("SpatialDropout2D", name="p", rate=0.1, noise_shape=None, seed=None),
+        layer("Conv2DTranspose", name="t", filters=2, kernel_size=[2, 2], groups=1, output_padding=None),
+        layer("ThresholdedReLU", name="r", theta=0.5), layer("Flatten", name="f"),
+        layer("Dense", name="o", units=2)]},
+    "a model within a model": {"class_name": "Model", "keras_version": "2.2.4-tf", "config": {
+        "name": "outer", "layers": [
+            node("x", "InputLayer", [], batch_input_shape=[None, 4], dtype="float32", sparse=False),
+            node("y", "InputLayer", [], batch_input_shape=[None, 4], dtype="float32", sparse=False),
+            {"name": "twin", "class_name": "Model", "config": {
+                "name": "twin", "layers": [
+                    node("i", "InputLayer", [], batch_input_shape=[None, 4], dtype="float32", sparse=False),
+                    node("h", "Dense", [[["i", 0, 0, {}]]], units=3)],
+                "input_layers": [["i", 0, 0]], "output_layers": [["h", 0, 0]]},
+             "inbound_nodes": [[["x", 0, 0, {}]], [["y", 0, 0, {}]]]},
+            node("c", "Concatenate", [[["twin", 1, 0, {}], ["twin", 2, 0, {}]]], axis=-1),
+            node("o", "Dense", [[["c", 0, 0, {}]]], units=2)],
+        "input_layers": [["x", 0, 0], ["y", 0, 0]], "output_layers": [["o", 0, 0]]}},
 }
 
 
@@ -124,6 +152,7 @@ ATTACKS = {
     "code in a dtype": evil(c_dtype={"class_name": "DTypePolicy", "config": {"name": "os.system('x')"}}),
     "an optimizer as layer": evil(class_name="Adam"), "a serialized lambda": evil(c_units={
         "class_name": "__lambda__", "config": {"value": "4wEAAAA="}}),
+    "an operation as layer": evil(module="keras.src.ops.numpy", class_name="Add"),
     "numpy": evil(c_units={"class_name": "__numpy__", "config": {"value": [1], "dtype": "O"}}),
     "a model that is none": {"class_name": "Lambda", "config": {"layers": []}},
     "no layers": {"class_name": "Sequential", "config": {"layers": 3}},
@@ -186,3 +215,23 @@ def test_shapes_and_units_are_read_from_both_generations():
         architecture.input_shapes(check({"class_name": "Sequential", "config": [layer("Dense", units=1)]}))
     with pytest.raises(ArchitectureError, match="units"):
         architecture.output_units(check({"class_name": "Sequential", "config": [layer("Flatten")]}))
+
+
+def test_the_number_of_outputs_is_the_models():
+    made = check(KERAS_2["functional, two inputs"])
+    assert architecture.output_units(made, 1) == [2]
+    with pytest.raises(ArchitectureError, match="has 1 output, not 2"):
+        architecture.output_units(made, 2)
+    made["config"]["output_layers"].append(["e", 0, 0])
+    assert architecture.output_units(made, 2) == [2, 5]
+    with pytest.raises(ArchitectureError, match="has 2 outputs, not 1"):
+        architecture.output_units(made, 1)
+
+
+def test_a_thresholded_relu_keeps_its_threshold():
+    import keras
+    import numpy as np
+    made = check({"class_name": "Sequential", "config": [
+        layer("ThresholdedReLU", name="r", batch_input_shape=[None, 3], theta=0.5)]})
+    model = keras.models.model_from_json(json.dumps(made))
+    assert model.predict_on_batch(np.array([[-1, 0.4, 0.6]], "f4")).tolist() == [[0, 0, pytest.approx(0.6)]]

@@ -37,7 +37,7 @@ def madlib_keras_fit(db, source_table, model, model_arch_table, model_id, compil
         "description": description, "object_table": object_table_name})
     try:
         if previous is not None:
-            previous.drop()
+            previous.set_aside()
         table, summary = output
         weights = state.weights_to_bytes(training.weights())
         c = training.configurations[0]
@@ -74,6 +74,8 @@ def madlib_keras_fit(db, source_table, model, model_arch_table, model_id, compil
         last = f", {typed([('dependent_dtype', 'text', 'float32')])}" if source.regression else ""
         db.execute(f"CREATE TABLE {summary} AS SELECT {typed(values)}, {class_columns(source)}{last} "
                    f"FROM {source.summary_table} AS s LIMIT 1")
+        if previous is not None:
+            previous.drop()
         training.finish()
     except BaseException as error:
         training.abandon(error)
@@ -90,8 +92,8 @@ class Single(Training):
                               hint=f"SELECT {db.extension}.load_keras_model(...) makes it.")
         if model_id is None:
             raise MopError("invalid model architecture ID: it is NULL", hint=f"SELECT model_id, name FROM {arch};")
-        row = db.one(f"SELECT model_arch::text AS model_arch, md5(model_weights) AS weights_md5 FROM {arch} "
-                     f"WHERE model_id = $1", ["integer"], [model_id])
+        row = db.one(f"SELECT model_arch::text AS model_arch, md5(nullif(model_weights, '')) AS weights_md5 "
+                     f"FROM {arch} WHERE model_id = $1", ["integer"], [model_id])
         if row is None:
             raise MopError(f'invalid model architecture ID: no model arch found for model_id {model_id} in '
                            f'"{model_arch_table}"', hint=f"SELECT model_id, name FROM {arch};")

@@ -33,9 +33,11 @@ def madlib_keras_fit_multiple_model(db, source_table, model_output_table, model_
         "warm_start": warm_start, "name": name, "description": description, "use_caching": use_caching})
     try:
         if previous is not None:
-            previous.drop()
+            previous.set_aside()
         model, info, summary = output
-        _write_models(training, model, info)
+        _write_models(training, model, info, previous)
+        if previous is not None:
+            previous.drop()
         _write_summary(training, summary, [
             ("source_table", "text", source_table), ("validation_table", "text", validation_table),
             ("model", "text", model_output_table), ("model_info", "text", db.suffixed(model_output_table, "_info")),
@@ -90,7 +92,7 @@ class Selected(Training):
             f"SELECT s.mst_key::integer AS mst_key, s.model_id::integer AS model_id, "
             f"s.compile_params::text AS compile_params, s.fit_params::text AS fit_params, "
             f"a.model_arch::text AS model_arch, "
-            f"md5(a.model_weights) AS weights_md5, a.model_id IS NOT NULL AS has_model "
+            f"md5(nullif(a.model_weights, '')) AS weights_md5, a.model_id IS NOT NULL AS has_model "
             f"FROM {table} s LEFT JOIN {arch} a ON a.model_id = s.model_id ORDER BY s.mst_key")
         keys = [c["mst_key"] for c in configurations]
         if None in keys or len(set(keys)) < len(keys):
@@ -114,8 +116,8 @@ class Selected(Training):
         return None
 
 
-def _write_models(training, model, info):
-    """The model table and the info table (contract 3, sections 5.1 and 5.2)."""
+def _write_models(training, model, info, previous):
+    """The model table and the info table (contract 3, sections 5.1 and 5.2). `previous`: of a warm start, or None."""
     db = training.db
     db.execute(f"CREATE TABLE {model} (mst_key integer, model_weights bytea, model_arch json, __dist_key__ integer)")
     db.execute(f"ALTER TABLE {model} ALTER COLUMN model_weights SET STORAGE EXTERNAL")
@@ -134,6 +136,8 @@ def _write_models(training, model, info):
             db.execute(f"INSERT INTO {model} VALUES ($1, $2, $3::json, $4)", ["integer", "bytea", "text", "integer"],
                        [key, weights, c["model_arch"], c["segment"]])
             metrics = training.metric_columns(key, absent=0.0)  # 0 as in MADlib
+        elif previous is not None:
+            previous.keep(key, model)
         insert(db, info, {
             "mst_key": ("integer", key), "model_id": ("integer", c["model_id"]),
             "compile_params": ("text", c["compile_params"]), "fit_params": ("text", c["fit_params"]),

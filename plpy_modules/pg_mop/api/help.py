@@ -6,7 +6,7 @@ The usage is read from the catalog, so that it is always that of the installed v
 import re
 
 from pg_mop import settings
-from pg_mop.database import sql_function
+from pg_mop.database import MopError, sql_function
 
 # function -> (what it does, SQL of its example after the data of DATA, whether that needs trained models)
 FUNCTIONS = {
@@ -191,10 +191,10 @@ def answer(db, name, message):
         return f"{about}\n\n{_usage(db, name, schema)}"
     if word in ("example", "examples"):
         return (DATA + (TRAINED if trained else "") + example).format(schema=schema)
+    if word and name.startswith("mop_"):
+        raise MopError(f"{name} takes more than one argument", hint=f"SELECT {schema}.{name}('usage');")
     if word:
         return f"no such option {message!r}: try 'usage' or 'example'"
-    if name == "gpu_configuration":  # its one argument is a table
-        return f"{about}\n\n{_usage(db, name, schema)}\n{example.format(schema=schema)}"
     return (f"{about}\nFor the arguments:             SELECT {schema}.{name}('usage');\n"
             f"For a script that runs as is:  SELECT {schema}.{name}('example');\n")
 
@@ -205,6 +205,7 @@ def _usage(db, name, schema):
         "SELECT pg_get_function_arguments(oid) AS arguments FROM pg_proc WHERE proname = $1 AND pronamespace = "
         "(SELECT oid FROM pg_namespace WHERE nspname = $2) AND proargnames <> ARRAY['message'] ORDER BY oid",
         ["text", "text"], [name, db.schema])]
+    forms = [form for form in forms if len(form) == max(map(len, forms))]
     lines = []
     for position in range(len(forms[0])):
         names, kinds = {}, {}  # of all forms, in order

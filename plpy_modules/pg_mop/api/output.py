@@ -1,5 +1,8 @@
 """The output tables of training calls: writing them, and those of an earlier call that a warm start goes on from."""
 
+import secrets
+
+from pg_mop import settings
 from pg_mop.database import MopError, quote_identifier, quote_literal
 
 
@@ -48,19 +51,43 @@ class Previous:
                 raise MopError(f'{what} {table} has no column "{missing[0]}"', hint=hint)
             if not db.value("SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = $1", ["oid"], [table.oid]):
                 raise MopError(f"must be owner of {table}, which a warm start replaces", sqlstate="42501")
-            if dependent := db.value(  # rules (of views) and foreign keys
-                    "SELECT pg_describe_object(classid, objid, 0) FROM pg_depend WHERE refclassid = "
-                    "'pg_class'::regclass AND refobjid = $1 AND deptype = 'n' AND classid IN "
-                    "('pg_rewrite'::regclass, 'pg_constraint'::regclass) LIMIT 1", ["oid"], [table.oid]):
-                raise MopError(f"{table}, which a warm start replaces, is used by another object", detail=dependent,
-                               hint="Drop that, or make it of a copy of the table.", sqlstate="2BP01")
             self.tables.append(table)
         self.names = [str(table) for table in self.tables]
+        self._try_to_replace()
+
+    def _try_to_replace(self):
+        """What will be done in the end is done and taken back now, so that nothing is trained in vain."""
+        db = self.db
+        try:
+            with db.plpy.subtransaction():
+                db.execute(f"SET LOCAL lock_timeout = {settings.load(db)['lock_timeout']}")
+                self.set_aside()
+                db.execute(f"CREATE TABLE {self.names[0]} ()")
+                self.drop()
+                raise _TakenBack
+        except _TakenBack:
+            self.aside = []
+        except db.plpy.SPIError as error:
+            raise MopError(f"{self.names[0]} and its companions cannot be replaced by a warm start: {error}",
+                           hint="What uses them (a view, a function) must be dropped, or made of a copy of the tables.",
+                           sqlstate=getattr(error, "sqlstate", None) or "2BP01") from None
+
+    def set_aside(self):
+        """Make room for the new tables: the old ones get other names."""
+        self.aside = []
+        for table in self.tables:
+            name = f"pg_mop_old_{secrets.token_hex(8)}"
+            self.db.execute(f"ALTER TABLE {table} RENAME TO {quote_identifier(name)}")
+            self.aside.append(f"{quote_identifier(table.schema)}.{quote_identifier(name)}")
 
     def drop(self):
-        """Make room for the new tables."""
-        for table in self.tables:
+        """Drop the old tables, which have been set aside."""
+        for table in self.aside:
             self.db.execute(f"DROP TABLE {table}")
+
+
+class _TakenBack(Exception):
+    """Rolls a subtransaction back."""
 
 
 class PreviousModels(Previous):
@@ -73,8 +100,13 @@ class PreviousModels(Previous):
     def __init__(self, db, text):
         super().__init__(db, text)
         self.rows = {row["mst_key"]: row for row in db.execute(
-            f"SELECT m.mst_key, i.model_id, m.model_arch::text AS model_arch, md5(m.model_weights) AS weights_md5 "
-            f"FROM {self.tables[0]} m LEFT JOIN {self.tables[1]} i USING (mst_key)")}
+            f"SELECT m.mst_key, i.model_id, m.model_arch::text AS model_arch, md5(nullif(m.model_weights, '')) "
+            f"AS weights_md5 FROM {self.tables[0]} m LEFT JOIN {self.tables[1]} i USING (mst_key)")}
+
+    def keep(self, mst_key, model):
+        """A configuration has failed now: it keeps the weights that it had, in the new table `model` (quoted)."""
+        self.db.execute(f"INSERT INTO {model} SELECT mst_key, model_weights, model_arch, NULL FROM {self.aside[0]} "
+                        f"WHERE mst_key = $1", ["integer"], [mst_key])
 
     def fill(self, c):
         """Put the weights and architecture of the earlier run into configuration `c`; what forbids it, or None.
@@ -102,7 +134,7 @@ class PreviousModel(Previous):
         model = self.tables[0]
         if "mst_key" in self.db.columns(model):
             raise MopError(f'model table "{self.text}" holds several models, of madlib_keras_fit_multiple_model')
-        c["weights_md5"] = self.db.value(f"SELECT md5(model_weights) FROM {model}")
+        c["weights_md5"] = self.db.value(f"SELECT md5(nullif(model_weights, '')) FROM {model}")
         if c["weights_md5"] is None:
             raise MopError(f'model table "{self.text}" has no weights to go on from')
         c["weights_sql"] = f"SELECT model_weights FROM {model}"

@@ -7,7 +7,8 @@ from pg_mop.api.session import trainer_of, trainer_options, with_trainer
 from pg_mop.database import MopError, quote_identifier, quote_literal, split_names
 from pg_mop.packing import decode
 
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 16 << 20
+ROW_BYTES = 300  # of a prediction on its way into the table: Python objects, then an array of SQL
 
 
 @with_trainer
@@ -54,7 +55,9 @@ def _write(db, session, model, test, test_table, id_col, independent_varname, ou
     if len(inputs) != len(model.input_shapes):
         raise MopError(f"the model takes {len(model.input_shapes)} inputs, not {len(inputs)}")
     output = db.output_table(output_table)
-    reader = Reader(db, test, identifier, inputs, model.input_shapes, model.normalizing_const)
+    kept = sum(model.outputs) if choice.most is None else len(model.outputs) * choice.most
+    reader = Reader(db, test, identifier, inputs, model.input_shapes, model.normalizing_const,
+                    16 * sum(model.outputs) + ROW_BYTES * kept)
     classes = []
     for values, units in zip(model.classes, model.outputs):
         values = list(values) if values is not None else [str(k) for k in range(units)]
@@ -70,8 +73,8 @@ def _write(db, session, model, test, test_table, id_col, independent_varname, ou
         trainer.send({"op": "model", "architecture": model.architecture_text}, model.weights)
         trainer.receive()
         for identifiers, arrays in reader:
-            trainer.send({"op": "predict", "dtypes": ["<f4"] * len(arrays),
-                          "shapes": [list(a.shape) for a in arrays]}, *(a.reshape(-1).view(np.uint8) for a in arrays))
+            trainer.send({"op": "predict", "shapes": [list(a.shape) for a in arrays]},
+                         *(a.reshape(-1).view(np.uint8) for a in arrays))
             _, payloads = trainer.receive()
             rows = [[], [], [], [], []]
             for name, values, data in zip(model.output_names, classes, payloads):
@@ -131,8 +134,9 @@ class Choice:
 class Reader:
     """Chunks of a table's rows: (ids as text, [float32 array for each input])."""
 
-    def __init__(self, db, table, identifier, inputs, shapes, normalizing_const):
-        self.db, self.shapes, self.inputs = db, shapes, inputs
+    def __init__(self, db, table, identifier, inputs, shapes, normalizing_const, output_bytes):
+        """`output_bytes`: what the predictions for one row take in memory, about."""
+        self.db, self.shapes, self.inputs, self.output_bytes = db, shapes, inputs, output_bytes
         self.constant = np.float32(normalizing_const)
         self.id_type = db.value("SELECT format_type(atttypid, atttypmod) FROM pg_attribute "
                                 "WHERE attrelid = $1 AND attname = $2", ["oid", "text"], [table.oid, identifier])
@@ -148,7 +152,7 @@ class Reader:
                                f"input shape does not match")
 
     def __iter__(self):
-        size = sum(int(np.prod(s)) * 8 + 64 for s in self.shapes)
+        size = sum(int(np.prod(s)) * 8 + 64 for s in self.shapes) + self.output_bytes
         cursor = self.db.plpy.cursor(self.sql)
         try:
             while rows := cursor.fetch(max(1, min(10_000, CHUNK_BYTES // size))):

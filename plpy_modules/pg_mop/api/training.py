@@ -127,6 +127,8 @@ class Training:
             units = architecture.output_units(c["architecture"], len(widths))
         except architecture.ArchitectureError as error:
             return str(error)
+        if c["fit"]["class_weight"] and len(widths) > 1:
+            return "class_weight needs a model with a single output"
         if inputs != wanted:
             return (f"the architecture takes input of shape {_one(inputs)}, "
                     f'"{self.source.text}" has {_one(wanted)}: input shape does not match')
