@@ -21,13 +21,14 @@ if GD.get('pg_mop') != '@HOME@':\n    import glob, site, sys\n    before = list(
 endef
 build_sql = cat $(SQL) | sed -e "s|^\#python$$|$(python_heading)|" -e "s|@HOME@|$(1)|g" > $(2)
 
-.PHONY: debian help demo test lint start stop psql dsn clean packages
+.PHONY: debian help demo test lint start stop psql dsn clean packages bench bench-peers
 
 help:
 	@echo 'make demo      install what is missing, start an embedded PostgreSQL, run the whole main job'
 	@echo 'make psql      psql on the embedded server;  make -s dsn  its URI;  make start, make stop'
 	@echo 'make test      the whole suite;  make test TESTS=tests/unit  one part of it'
 	@echo 'make lint      ruff'
+	@echo 'make bench     pg_mop against what people do instead;  make bench WORKLOAD=dense-small RUNS=1'
 	@echo 'make install   the extension for the PostgreSQL of PG_CONFIG (as root)'
 	@echo 'make clean     stop the embedded server and remove .local'
 
@@ -71,6 +72,19 @@ test: $(LOCAL)/packages $(LOCAL)/extension
 
 lint: $(LOCAL)/packages
 	@$(VENV)/bin/ruff check .
+
+# the peers use the packages of .local/venv, so that all run the same Keras
+$(LOCAL)/peers/installed: benchmarks/requirements.txt $(LOCAL)/packages
+	@rm -rf $(LOCAL)/peers && $(SYSTEM_PYTHON) -m venv $(LOCAL)/peers
+	@echo "import site; site.addsitedir('$$(echo $(VENV)/lib/python3*/site-packages)')" \
+	  > $$(echo $(LOCAL)/peers/lib/python3*/site-packages)/pg_mop.pth
+	@$(LOCAL)/peers/bin/pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
+	@touch $@
+
+bench-peers: $(LOCAL)/peers/installed
+
+bench: start bench-peers
+	@benchmarks/run.sh $(WORKLOAD)
 
 # --- the system's PostgreSQL (PGXS) -------------------------------------------------------------
 $(DATA_built): $(SQL) pg_mop.control

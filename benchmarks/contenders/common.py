@@ -1,0 +1,62 @@
+"""What several contenders do alike."""
+
+import contextlib
+import io
+import json
+import math
+import os
+import sys
+import time
+
+# one thread for each worker, whatever it computes
+THREADS = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1",
+           "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "KERAS_BACKEND": "tensorflow"}
+
+
+class Clock:
+    """Seconds of the parts of a process."""
+
+    def __init__(self):
+        self.parts = {}
+
+    @contextlib.contextmanager
+    def part(self, name):
+        began = time.monotonic()
+        yield
+        self.parts[name] = self.parts.get(name, 0.0) + time.monotonic() - began
+
+
+def main(contender):
+    """Run `contender(workload, dsn, workers, clock)` -> {"losses": ..., "updates": ...} as the command line says."""
+    from workloads import WORKLOADS
+    os.environ.update(THREADS)
+    _, name, dsn, workers, output = sys.argv
+    clock = Clock()
+    made = contender(WORKLOADS[name], dsn, int(workers), clock)
+    with open(output, "w") as out:
+        json.dump({**made, "parts": clock.parts}, out)
+
+
+def export(workload, dsn):
+    """The raw table, copied out as text: (x, one-hot y), float32."""
+    import numpy as np
+    import psycopg2
+    text = io.BytesIO()
+    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+        cursor.copy_expert("COPY (SELECT x, y FROM raw ORDER BY id) TO STDOUT", text)
+    plain = text.getvalue().translate(bytes.maketrans(b"{}\t\n", b"  ,,"))
+    values = np.array(plain.rstrip(b",").split(b","), "f4").reshape(workload.rows, -1)
+    y = values[:, -1].astype("i4")
+    return np.ascontiguousarray(values[:, :-1]).reshape(-1, *workload.shape), np.eye(workload.classes, dtype="f4")[y]
+
+
+def updates(configuration, workload, parts=1):
+    """Optimizer steps of one configuration where each of `parts` equal parts is cut into batches for itself."""
+    return workload.iterations * parts * math.ceil(workload.rows / parts / configuration.batch_size)
+
+
+def train_whole(workload, key, x, y):
+    """One configuration by Model.fit on all rows; its final loss."""
+    model = workload.compiled(key)
+    model.fit(x, y, batch_size=workload.configurations[key].batch_size, epochs=workload.iterations, verbose=0)
+    return float(model.evaluate(x, y, batch_size=1024, verbose=0)[0])

@@ -1,0 +1,96 @@
+"""MADlib's way: rounds in lockstep, Model.fit on each buffer for itself, a model built and compiled at every visit.
+
+Emulated with our round-robin scheduler: a process for each segment stands for the segment's backend. It keeps the
+rows after its first visit (MADlib's use_caching), reads and writes model weights as bytea rows.
+"""
+
+import multiprocessing
+
+import psycopg2
+
+from contenders.common import main
+from pg_mop.schedule.board import Board
+from pg_mop.schedule.round_robin import RoundRobin
+
+
+def segment(place, pipe, workload, dsn):
+    """Serve (kind, key) requests for the rows of segment number `place`."""
+    import keras
+    import numpy as np
+    connection = psycopg2.connect(dsn)
+    connection.autocommit = True
+    cursor = connection.cursor()
+    cursor.execute("SELECT x, x_shape, y, y_shape FROM packed WHERE __dist_key__ = (SELECT __dist_key__ FROM (SELECT "
+                   "DISTINCT __dist_key__ FROM packed) AS d ORDER BY 1 OFFSET %s LIMIT 1) ORDER BY buffer_id", [place])
+    buffers = [(np.frombuffer(x, "<f4").reshape(xs), np.frombuffer(y, "<i2").reshape(ys))
+               for x, xs, y, ys in cursor.fetchall()]
+    while (request := pipe.recv()) is not None:
+        kind, key = request
+        cursor.execute("SELECT weights FROM lockstep WHERE key = %s", [key])
+        weights, at = np.frombuffer(cursor.fetchone()[0], "<f4"), 0
+        keras.backend.clear_session()
+        model = workload.compiled(key)
+        values = []
+        for array in model.get_weights():
+            values.append(weights[at:at + array.size].reshape(array.shape))
+            at += array.size
+        model.set_weights(values)
+        size = workload.configurations[key].batch_size
+        total, steps = 0.0, 0
+        for x, y in buffers:
+            if kind == "train":
+                model.fit(x, y, batch_size=size, verbose=0)
+                steps += -(-len(x) // size)
+            else:
+                total += float(model.evaluate(x, y, verbose=0)[0]) * len(x)
+        if kind == "train":
+            cursor.execute("UPDATE lockstep SET weights = %s WHERE key = %s",
+                           [b"".join(w.tobytes() for w in model.get_weights()), key])
+        pipe.send((total, steps))
+
+
+def contender(workload, dsn, workers, clock):
+    connection = psycopg2.connect(dsn)
+    connection.autocommit = True
+    cursor = connection.cursor()
+    with clock.part("pack"):
+        cursor.execute("SET client_min_messages = warning; DROP TABLE IF EXISTS packed, packed_summary, lockstep; "
+                       "CREATE TABLE lockstep (key integer PRIMARY KEY, weights bytea)")
+        cursor.execute("SELECT set_config('pg_mop.segments', %s, FALSE), set_config('pg_mop.seed', '1', FALSE)",
+                       [str(workers)])
+        cursor.execute("SELECT madlib.training_preprocessor_dl('raw', 'packed', 'y', 'x', NULL, 1.0, %s)",
+                       [[workload.classes]])
+        for key, c in enumerate(workload.configurations):
+            cursor.execute("INSERT INTO lockstep VALUES (%s, %s)",
+                           [key, b"".join(w.tobytes() for w in workload.architecture(c.architecture)[1])])
+    keys = list(range(len(workload.configurations)))
+    board = Board(keys, range(workers), workload.iterations, [workload.iterations])
+    scheduler = RoundRobin(board, 1)
+    losses, steps = [0.0] * len(keys), 0
+    with clock.part("train"):
+        context = multiprocessing.get_context("fork")
+        pipes = []
+        for place in range(workers):
+            ours, theirs = context.Pipe()
+            context.Process(target=segment, args=(place, theirs, workload, dsn), daemon=True).start()
+            pipes.append(ours)
+        while not board.done:
+            units = {}
+            for place in board.places:
+                if unit := scheduler.choose(place):
+                    board.start(unit)
+                    units[place] = unit
+                    pipes[place].send((unit.kind, unit.mst_key))
+            for place, unit in units.items():
+                loss, done = pipes[place].recv()
+                board.finish(unit)
+                losses[unit.mst_key] += loss / workload.rows
+                steps += done
+        for pipe in pipes:
+            pipe.send(None)
+    connection.close()
+    return {"losses": losses, "updates": steps}
+
+
+if __name__ == "__main__":
+    main(contender)

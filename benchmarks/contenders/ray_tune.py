@@ -1,0 +1,38 @@
+"""Ray Tune: COPY the table out, then one Keras trial for each configuration; actors are reused between trials."""
+
+import os
+import tempfile
+
+from contenders.common import THREADS, export, main, train_whole, updates
+
+
+def contender(workload, dsn, workers, clock):
+    with clock.part("export"):
+        x, y = export(workload, dsn)
+    with clock.part("start Ray"):
+        os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
+        import ray
+        from ray import tune
+        place = tempfile.mkdtemp(prefix="mop-ray-", dir="/tmp")
+        here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, _temp_dir=place,
+                 runtime_env={"env_vars": {**THREADS, "PYTHONPATH": here}})
+        shared = ray.put((x, y))
+
+    def trial(config):
+        loss = train_whole(workload, config["key"], *ray.get(shared))
+        tune.report({"loss": loss, "key": config["key"]})
+
+    with clock.part("train"):
+        keys = list(range(len(workload.configurations)))
+        results = tune.Tuner(
+            tune.with_resources(trial, {"cpu": 1}), param_space={"key": tune.grid_search(keys)},
+            tune_config=tune.TuneConfig(reuse_actors=True),
+            run_config=tune.RunConfig(storage_path=place, verbose=0)).fit()
+    losses = {r.metrics["key"]: r.metrics["loss"] for r in results}
+    ray.shutdown()
+    return {"losses": [losses[k] for k in keys], "updates": sum(updates(c, workload) for c in workload.configurations)}
+
+
+if __name__ == "__main__":
+    main(contender)

@@ -1,0 +1,131 @@
+"""Time the contenders on the workloads: `python run.py [--runs 3] [--workers 2] DSN [WORKLOAD ...]`.
+
+Every contender is a whole process, from the raw table in the database to the final losses. Prints a table for each
+workload and adds its figures to .local/bench/results.json, from which report.py makes docs/benchmarks.md.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import psycopg2
+from measure import Watch
+from report import table
+from workloads import WORKLOADS
+
+HERE = pathlib.Path(__file__).resolve().parent
+RESULTS = HERE.parent / ".local" / "bench" / "results.json"
+PEERS = HERE.parent / ".local" / "peers" / "bin" / "python"
+
+# contender -> (module, interpreter)
+CONTENDERS = {
+    "pg_mop": ("in_database", sys.executable),
+    "export and loop": ("export_and_loop", sys.executable),
+    "Ray Tune": ("ray_tune", str(PEERS)),
+    "MADlib's way": ("lockstep", sys.executable),
+}
+
+
+def load(dsn, workload):
+    """Make the raw table."""
+    x, y = workload.data()
+    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("DROP TABLE IF EXISTS raw; CREATE TABLE raw (id integer, x real" + "[]" * len(workload.shape)
+                       + ", y integer)")
+        with tempfile.TemporaryFile("w+") as text:
+            for number, (row, label) in enumerate(zip(x.tolist(), y.tolist())):
+                text.write(f"{number}\t{json.dumps(row).translate(BRACES)}\t{label}\n")
+            text.seek(0)
+            cursor.copy_expert("COPY raw FROM STDIN", text)
+    connection = psycopg2.connect(dsn)
+    connection.autocommit = True
+    for sql in ("VACUUM ANALYZE raw", "CHECKPOINT"):
+        connection.cursor().execute(sql)
+    connection.close()
+
+
+BRACES = str.maketrans("[]", "{}", " ")
+
+
+def once(contender, name, dsn, workers):
+    """One run of a contender: its figures."""
+    module, interpreter = CONTENDERS[contender]
+    with tempfile.TemporaryDirectory() as place:
+        output = os.path.join(place, "out.json")
+        with Watch() as watch:
+            began = time.monotonic()
+            done = subprocess.run([interpreter, "-B", "-m", f"contenders.{module}", name, dsn, str(workers), output],
+                                  cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            seconds = time.monotonic() - began
+        if done.returncode:
+            raise SystemExit(f"{contender} failed on {name}:\n{done.stdout[-3000:]}")
+        with open(output) as text:
+            made = json.load(text)
+    return {"seconds": seconds, "peak_bytes": watch.peak_bytes, "written_bytes": watch.written_bytes, **made}
+
+
+def measure(name, dsn, runs, workers, contenders):
+    """`runs` runs of every contender, in turn: {contender: figures}, medians."""
+    load(dsn, WORKLOADS[name])
+    all_runs = {c: [] for c in contenders}
+    for number in range(runs):
+        for contender in contenders:
+            all_runs[contender].append(once(contender, name, dsn, workers))
+            print(f"# {name}, run {number + 1}: {contender} {all_runs[contender][-1]['seconds']:.2f} s", flush=True)
+    figures = {}
+    for contender, made in all_runs.items():
+        middle = sorted(made, key=lambda m: m["seconds"])[len(made) // 2]
+        figures[contender] = {
+            **middle, "seconds": statistics.median(m["seconds"] for m in made),
+            "all_seconds": [m["seconds"] for m in made],
+            **{k: statistics.median(m[k] for m in made) for k in ("peak_bytes", "written_bytes")}}
+    return figures
+
+
+def machine(dsn, workers):
+    """What the figures depend on."""
+    import keras
+    import tensorflow
+    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT current_setting('server_version')")
+        server = cursor.fetchone()[0]
+    try:
+        ray = subprocess.run([str(PEERS), "-c", "import ray; print(ray.__version__)"], capture_output=True, text=True)
+        ray = ray.stdout.strip()
+    except OSError:
+        ray = "-"
+    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
+    memory = int(open("/proc/meminfo").readline().split()[1]) >> 20
+    return {"processor": model, "cores": len(os.sched_getaffinity(0)), "memory_gb": memory, "workers": workers,
+            "python": sys.version.split()[0], "postgresql": server, "keras": keras.__version__,
+            "tensorflow": tensorflow.__version__, "ray": ray, "date": time.strftime("%Y-%m-%d")}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("dsn")
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=", ".join(WORKLOADS))
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--only", action="append", choices=CONTENDERS, help="these contenders alone; nothing is kept")
+    arguments = parser.parse_args()
+    if unknown := [w for w in arguments.workloads if w not in WORKLOADS]:
+        parser.error(f"there is no workload {unknown[0]!r}, but {', '.join(WORKLOADS)}")
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"workloads": {}}
+    for name in arguments.workloads or WORKLOADS:
+        figures = measure(name, arguments.dsn, arguments.runs, arguments.workers, arguments.only or list(CONTENDERS))
+        print(f"\n## {name}: {WORKLOADS[name].about}\n\n{table(figures)}\n", flush=True)
+        if not arguments.only:
+            results["machine"] = machine(arguments.dsn, arguments.workers)
+            results["workloads"][name] = {"about": WORKLOADS[name].about, "runs": arguments.runs, "figures": figures}
+            RESULTS.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

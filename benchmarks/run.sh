@@ -1,0 +1,14 @@
+#!/bin/sh
+# The benchmark, in a database of its own on the embedded server: run.sh [WORKLOAD ...]; RUNS=1 for a quick look.
+set -eu
+export PGOPTIONS='-c client_min_messages=warning'
+cd "$(dirname "$0")/.."
+tools/server.sh psql -d postgres -qX -c 'DROP DATABASE IF EXISTS benchmark' -c 'CREATE DATABASE benchmark'
+tools/server.sh psql -d benchmark -qX -c 'CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE'
+user=$(tools/as_server_user.sh id -un)
+install -d -o "$user" .local/bench
+dsn=$(tools/server.sh dsn)
+tools/as_server_user.sh .local/venv/bin/python -B benchmarks/run.py --runs "${RUNS:-3}" "${dsn%/*}/benchmark" "$@"
+.local/venv/bin/python -B benchmarks/report.py
+echo 'docs/benchmarks.md has all figures.'
+tools/server.sh psql -d postgres -qX -c 'DROP DATABASE benchmark WITH (FORCE)'

@@ -1,0 +1,127 @@
+"""The workloads: rows, architectures with their initial weights, configurations. All from fixed seeds."""
+
+import dataclasses
+import json
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """What one row of a model selection table says; `architecture` counts from 0."""
+
+    architecture: int
+    optimizer: str
+    learning_rate: float
+    batch_size: int
+
+    @property
+    def compile_params(self):
+        momentum = ", momentum=0.9" if self.optimizer == "SGD" else ""
+        return (f"loss='categorical_crossentropy', optimizer='{self.optimizer}(learning_rate={self.learning_rate}"
+                f"{momentum})', metrics=['accuracy']")
+
+    def optimizer_of_keras(self):
+        import keras
+        momentum = {"momentum": 0.9} if self.optimizer == "SGD" else {}
+        return getattr(keras.optimizers, self.optimizer)(learning_rate=self.learning_rate, **momentum)
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """`nets`: for each architecture its layers as (kind, ...) tuples."""
+
+    about: str
+    rows: int
+    shape: tuple
+    iterations: int
+    nets: tuple
+    configurations: tuple
+    classes: int = 10
+
+    def data(self):
+        """(x float32 [rows, *shape], y int [rows]): noisy classes that a net can tell apart, mostly."""
+        source = np.random.default_rng(1)
+        y = source.integers(0, self.classes, self.rows)
+        centres = source.normal(size=(self.classes, *self.shape)).astype("f4")
+        return (0.5 * centres[y] + source.normal(size=(self.rows, *self.shape))).astype("f4"), y
+
+    def architecture(self, number):
+        """(JSON of Keras 3, weights as a list of float32 arrays)."""
+        source = np.random.default_rng(100 + number)
+        layers = [_layer("InputLayer", "in", batch_shape=[None, *self.shape])]
+        weights, shape = [], list(self.shape)
+        for place, (kind, *arguments) in enumerate(self.nets[number]):
+            name = f"l{place}"
+            if kind == "dense":
+                units, activation = arguments
+                layers.append(_layer("Dense", name, units=units, activation=activation))
+                weights += [_glorot(source, (shape[0], units)), np.zeros(units, "f4")]
+                shape = [units]
+            elif kind == "convolution":
+                filters, size = arguments
+                layers.append(_layer("Conv2D", name, filters=filters, kernel_size=[size, size], activation="relu"))
+                weights += [_glorot(source, (size, size, shape[2], filters)), np.zeros(filters, "f4")]
+                shape = [shape[0] - size + 1, shape[1] - size + 1, filters]
+            elif kind == "pool":
+                layers.append(_layer("MaxPooling2D", name, pool_size=[2, 2]))
+                shape = [shape[0] // 2, shape[1] // 2, shape[2]]
+            else:
+                layers.append(_layer("Flatten", name))
+                shape = [int(np.prod(shape))]
+        text = json.dumps({"module": "keras", "class_name": "Sequential", "registered_name": None,
+                           "config": {"name": f"net{number}", "layers": layers}})
+        return text, weights
+
+    def compiled(self, key):
+        """Configuration `key` (counting from 0) as a compiled model of plain Keras with its initial weights."""
+        import keras
+        configuration = self.configurations[key]
+        text, weights = self.architecture(configuration.architecture)
+        model = keras.models.model_from_json(text)
+        model.compile(optimizer=configuration.optimizer_of_keras(), loss="categorical_crossentropy",
+                      metrics=["accuracy"])
+        model.set_weights(weights)
+        return model
+
+
+def _layer(kind, name, **config):
+    return {"module": "keras.layers", "class_name": kind, "registered_name": None, "config": {"name": name, **config}}
+
+
+def _glorot(source, shape):
+    receptive = int(np.prod(shape[:-2]))
+    limit = np.sqrt(6 / (receptive * (shape[-2] + shape[-1])))
+    return source.uniform(-limit, limit, shape).astype("f4")
+
+
+def _dense(*widths):
+    return (*(("dense", w, "relu") for w in widths), ("dense", 10, "softmax"))
+
+
+def _grid(nets, optimizers, batch_sizes):
+    """Every combination; optimizers: {name: learning rates}."""
+    return tuple(Configuration(net, name, rate, size) for net in nets for size in batch_sizes
+                 for name, rates in optimizers.items() for rate in rates)
+
+
+WORKLOADS = {
+    "dense-small": Workload(
+        "10,000 x 64, a net 64-64-64-10, 16 configurations, 5 iterations", 10_000, (64,), 5, (_dense(64, 64),),
+        _grid([0], {"Adam": [0.0003, 0.001, 0.003, 0.01], "SGD": [0.003, 0.01, 0.03, 0.1]}, [25, 50])),
+    "dense-wide": Workload(
+        "20,000 x 512, hidden layers of 1,024, 6 configurations, 2 iterations", 20_000, (512,), 2,
+        (_dense(1024, 1024),), _grid([0], {"Adam": [0.0003, 0.001, 0.003], "SGD": [0.003, 0.01, 0.03]}, [100])),
+    "cnn": Workload(
+        "4,096 x 28 x 28 x 1, two convolutions, 8 configurations, 3 iterations", 4096, (28, 28, 1), 3,
+        ((("convolution", 16, 3), ("pool",), ("convolution", 32, 3), ("pool",), ("flatten",), *_dense(64)),),
+        _grid([0], {"Adam": [0.0003, 0.001], "SGD": [0.01, 0.03]}, [32, 64])),
+    "mixed": Workload(
+        "10,000 x 64, nets from 32 to 768 wide, 12 configurations of which the dearest costs about 10 times "
+        "the cheapest, 4 iterations", 10_000, (64,), 4, (_dense(32), _dense(128, 128), _dense(768, 768)),
+        (*_grid([0], {"Adam": [0.001, 0.003], "SGD": [0.03]}, [100, 50]),
+         *_grid([1], {"Adam": [0.001, 0.003], "SGD": [0.03]}, [50]),
+         *_grid([2], {"Adam": [0.001, 0.003], "SGD": [0.03]}, [50]))),
+    "startup": Workload("200 x 16, one configuration, one iteration", 200, (16,), 1, (_dense(16),),
+                        _grid([0], {"Adam": [0.001]}, [20])),
+}
