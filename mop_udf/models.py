@@ -12,6 +12,9 @@ from mop_udf import objects as custom
 from mop_udf import params, state
 from mop_udf.kernels.choice import Learned
 from mop_udf.kernels.chosen import Chosen
+from mop_udf.scalars import Scalar
+
+KEPT_BYTES = 64 << 20  # initial weights of at most this size are kept for the next configuration
 
 
 class ConfigurationError(Exception):
@@ -67,6 +70,22 @@ def make_optimizer(name, arguments):
         raise ConfigurationError(f"Keras refuses the optimizer {name}: {first_line(error)}") from error
 
 
+def make_scalars_variable(optimizer, names):
+    """Put Scalars in place of the numbers `names` of a new optimizer: {name: what to assign to}."""
+    made = {}
+    schedule = optimizer._learning_rate
+    if isinstance(schedule, keras.optimizers.schedules.InverseTimeDecay):
+        schedule.initial_learning_rate = made["learning_rate"] = Scalar(schedule.initial_learning_rate)
+        schedule.decay_rate = made["decay"] = Scalar(schedule.decay_rate)
+    else:
+        made["learning_rate"] = optimizer.learning_rate
+    for name in names:
+        if name not in made and isinstance(value := getattr(optimizer, name, None), (int, float)):
+            made[name] = Scalar(value)
+            setattr(optimizer, name, made[name])
+    return made
+
+
 class CompiledModel:
     """A model with its optimizer, compiled once and lent to every configuration that differs in scalars only."""
 
@@ -76,6 +95,7 @@ class CompiledModel:
         functions = load_functions(objects)
         self.model = build(self.architecture, 0)
         self.optimizer = make_optimizer(compile_params["optimizer"], compile_params["optimizer_args"])
+        self.scalars = make_scalars_variable(self.optimizer, params.scalars(compile_params))
         outputs = len(self.model.outputs)
         try:
             self.model.compile(
@@ -88,20 +108,29 @@ class CompiledModel:
             raise ConfigurationError(f"Keras refuses to compile the model: {first_line(error)}") from error
         self.kernels = Chosen(self.model, bool(seed_variables(self.model)), learned)
         self._fresh_optimizer = [np.array(v) for v in self.optimizer.variables]
+        self._first = (None, None)  # the last seed and the weights that it gave
 
     def metric_of(self, report):
         """The metric that was asked for: of several outputs the mean. None where none was."""
         values = list(report["metrics"].values())
         return sum(values) / len(values) if values else None
 
-    def start(self, seed, learning_rate):
+    def set_scalars(self, compile_params):
+        """Make the model that of parsed compile parameters, which differ from its own in scalars only."""
+        for name, value in params.scalars(compile_params).items():
+            if name in self.scalars:
+                self.scalars[name].assign(value)
+
+    def start(self, seed):
         """Put the model into the state in which training begins: weights from `seed`, an unused optimizer."""
-        fresh = build(self.architecture, seed)
-        self._assign({"weights": [np.array(w) for w in fresh.weights],
-                      "seeds": [np.array(v) for v in seed_variables(fresh)],
-                      "optimizer": self._fresh_optimizer})
-        if learning_rate is not None:
-            self.optimizer.learning_rate.assign(learning_rate)
+        if self._first[0] != seed:
+            fresh = build(self.architecture, seed)
+            first = {"weights": [np.array(w) for w in fresh.weights],
+                     "seeds": [np.array(v) for v in seed_variables(fresh)]}
+            self._first = (seed, first) if sum(a.nbytes for a in first["weights"]) < KEPT_BYTES else (None, None)
+        else:
+            first = self._first[1]
+        self._assign({**first, "optimizer": self._fresh_optimizer})
 
     def load(self, data):
         """Put the model into the state `data` (bytes of `save`)."""
@@ -139,32 +168,29 @@ class CompiledModel:
 class ModelCache:
     """The compiled models of a trainer, least recently used last to stay.
 
-    The learning rate, a variable in every optimizer, is not part of the key: configurations that differ in it share a
-    compiled model, and so do different batch sizes.
+    The optimizers' scalars (params.SCALARS) are not part of the key, since they are variables: configurations that
+    differ in them share a compiled model, and so do different batch sizes.
     """
 
     def __init__(self, most=32):
         self.most, self.models, self.learned = most, collections.OrderedDict(), {}
 
     def get(self, architecture, compile_params, objects):
-        """(CompiledModel, learning rate to start with or None) for architecture JSON text and parsed parameters.
+        """The CompiledModel for architecture JSON text and parsed parameters, its scalars not set.
 
         `objects`: {name: pickle} of the custom functions.
         """
-        arguments = dict(compile_params["optimizer_args"])
-        rate = None if arguments.get("decay") else arguments.pop("learning_rate", None)
-        shared = {**compile_params, "optimizer_args": arguments}
         digests = [[name, hashlib.sha256(data).hexdigest()] for name, data in sorted(objects.items())]
-        key = json.dumps([architecture, shared, digests], sort_keys=True, default=str)
-        if key not in self.models:
-            if rate is not None:  # let Keras judge the value as it stands
-                make_optimizer(compile_params["optimizer"], compile_params["optimizer_args"])
+        key = json.dumps([architecture, params.without_scalars(compile_params), digests], sort_keys=True, default=str)
+        if key in self.models:  # let Keras judge the values, as it does for a new model
+            make_optimizer(compile_params["optimizer"], compile_params["optimizer_args"])
+        else:
             learned = self.learned.setdefault(architecture, Learned())
-            self.models[key] = CompiledModel(architecture, shared, objects, learned)
+            self.models[key] = CompiledModel(architecture, compile_params, objects, learned)
             if len(self.models) > self.most:
                 self.models.popitem(last=False)
         self.models.move_to_end(key)
-        return self.models[key], rate
+        return self.models[key]
 
 
 def load_functions(objects):

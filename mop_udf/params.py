@@ -21,6 +21,9 @@ MOST_CHARACTERS = 100_000
 OPTIMIZERS = ("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Adafactor", "Nadam", "Ftrl", "Lion",
               "Lamb", "Muon")
 
+# numbers of optimizers by which configurations may differ and yet share one compiled model
+SCALARS = ("learning_rate", "decay", "momentum", "beta_1", "beta_2", "rho", "epsilon", "weight_decay")
+
 LOSSES = frozenset("""
 binary_crossentropy binary_focal_crossentropy categorical_crossentropy categorical_focal_crossentropy
 categorical_hinge circle cosine_similarity ctc dice hinge huber kl_divergence
@@ -154,6 +157,21 @@ def parse_optimizer(text):
                                  f"not {_short(value)}")
         arguments[key] = literal
     return name, {key: value for key, value in arguments.items() if value is not None}
+
+
+def without_scalars(compile_params):
+    """What of parsed compile parameters decides which compiled model serves them.
+
+    Of the SCALARS it matters only whether they are given and whether they are zero.
+    """
+    arguments = {k: ["scalar", v != 0] if k in SCALARS and _is_number(v) else v
+                 for k, v in compile_params["optimizer_args"].items()}
+    return {**compile_params, "optimizer_args": arguments}
+
+
+def scalars(compile_params):
+    """{name: number}: the scalars that the parsed compile parameters give."""
+    return {k: v for k, v in compile_params["optimizer_args"].items() if k in SCALARS and _is_number(v)}
 
 
 def canonical_compile(text):

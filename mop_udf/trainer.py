@@ -101,17 +101,19 @@ class Server:
     def _prepare(self, unit, states, objects):
         """The CompiledModel that the unit is for, in the state that `states` says."""
         compile_params, self.fit = self.models.parse(unit["compile_params"], unit["fit_params"])
-        compiled, rate = self.compiled.get(unit["architecture"], compile_params, objects)
+        compiled = self.compiled.get(unit["architecture"], compile_params, objects)
         own = states.get(unit["mst_key"])
         if own is not None and not unit["plain_weights"]:
             compiled.load(own)
+            compiled.set_scalars(compile_params)
             if unit.get("replicas"):
                 compiled.average([(states[key], rows) for key, rows in unit["replicas"]])
             return compiled
         if own is None or unit["kind"] == "train":
             seed = self.models.initial_seed(unit["seed"], unit["model_id"],
                                             None if unit["same_start"] else unit["mst_key"])
-            compiled.start(seed, rate)
+            compiled.start(seed)
+        compiled.set_scalars(compile_params)
         if own is not None:
             compiled.set_weights(own)
         return compiled

@@ -55,8 +55,9 @@ def test_kernels_agree(db, data, case, kernel):
     assert runs[0]["losses"] == pytest.approx(runs[1]["losses"], rel=1e-3), "the mean loss of every unit"
 
 
-def test_configurations_that_differ_in_the_learning_rate_compile_once(db, data):
-    selection(db, "mst", "arch", [(1, f"loss='categorical_crossentropy', optimizer='Adam(lr={0.001 * i})'",
+def test_configurations_that_differ_in_scalars_compile_once(db, data):
+    selection(db, "mst", "arch", [(1, f"loss='categorical_crossentropy', optimizer='AdamW(lr={0.001 * i}, "
+                                      f"weight_decay={0.01 * i}, beta_1={1 - 0.01 * i}, epsilon=1e-{i % 5 + 3})'",
                                    "batch_size=8") for i in range(1, 21)])
     db.run("SET pg_mop.kernel = xla")
     client = db.another()  # sessions and trainers of its own

@@ -166,9 +166,8 @@ class Training:
             board = kind([c["mst_key"] for c in trained], self._keys("training"), self.num_iterations,
                          self.metrics_iterations, self._keys("validation"))
             self.board = board
-            self._compile_key = {c["mst_key"]: json.dumps([c["model_arch"], c["fit"]["batch_size"], {
-                **c["compile"], "optimizer_args": {k: v for k, v in c["compile"]["optimizer_args"].items()
-                                                   if k != "learning_rate"}}], sort_keys=True)
+            self._compile_key = {c["mst_key"]: json.dumps([c["model_arch"], c["fit"]["batch_size"],
+                                                           params.without_scalars(c["compile"])], sort_keys=True)
                                  for c in self.configurations}
             scheduler = SCHEDULERS[options["scheduler"] if not self.averaging else "randomized"](board, self.seed)
             places = list(board.places)
