@@ -174,6 +174,7 @@ class ModelCache:
 
     def __init__(self, most=32):
         self.most, self.models, self.learned = most, collections.OrderedDict(), {}
+        self.judged = collections.deque(maxlen=1000)  # optimizers that Keras has accepted
 
     def get(self, architecture, compile_params, objects):
         """The CompiledModel for architecture JSON text and parsed parameters, its scalars not set.
@@ -182,9 +183,11 @@ class ModelCache:
         """
         digests = [[name, hashlib.sha256(data).hexdigest()] for name, data in sorted(objects.items())]
         key = json.dumps([architecture, params.without_scalars(compile_params), digests], sort_keys=True, default=str)
-        if key in self.models:  # let Keras judge the values, as it does for a new model
-            make_optimizer(compile_params["optimizer"], compile_params["optimizer_args"])
-        else:
+        optimizer = (compile_params["optimizer"], sorted(compile_params["optimizer_args"].items()))
+        if optimizer not in self.judged:
+            make_optimizer(*optimizer)
+            self.judged.append(optimizer)
+        if key not in self.models:
             learned = self.learned.setdefault(architecture, Learned())
             self.models[key] = CompiledModel(architecture, compile_params, objects, learned)
             if len(self.models) > self.most:

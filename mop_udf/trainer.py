@@ -40,6 +40,21 @@ def prepare_process(parent):
     return read_fd, write_fd
 
 
+def import_frameworks():
+    """Import TensorFlow and Keras without what they import when it is there and use for nothing that a trainer does.
+
+    That takes a third of the time and 60 MB. Custom functions may import these packages afterwards.
+    """
+    unused = [name for name in ("sklearn", "scipy", "pandas", "matplotlib", "IPython", "torch", "jax")
+              if name not in sys.modules]
+    for name in unused:
+        sys.modules[name] = None
+    import keras  # noqa: F401
+    import tensorflow  # noqa: F401
+    for name in unused:
+        del sys.modules[name]
+
+
 class Server:
     """Answers the requests of one backend."""
 
@@ -271,6 +286,7 @@ def main():
     faulthandler.enable()
     from mop_udf.channel import Channel, ChannelClosed
     channel = Channel(read_fd, write_fd)
+    import_frameworks()
     import tensorflow as tf
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)

@@ -1,7 +1,8 @@
 """Which kernel trains a configuration: timed on its own batches, with the time to compile counted. Pure Python.
 
-One :class:`Choice` belongs to a compiled model and a batch size on one device. The plain kernel is timed first. Another
-one is tried where it promises more than it costs, and
+One :class:`Choice` belongs to a compiled model and a batch size on one device. The plain kernel is timed first, unless
+experience with the architecture says at once what is better. Another one is tried where it promises more than it costs,
+and
 
 - where nothing is known of it: if all that trying costs leaves the run at most SLACK slower than the plain kernel;
 - where it has been tried on the same architecture with another optimizer, loss or batch size: by what it did there.
@@ -15,17 +16,25 @@ MARGIN = 1.5  # by which a gain that is expected from experience must exceed the
 
 @dataclass
 class Learned:
-    """What the kernels did for one architecture so far: the least speed-up, the dearest compilation."""
+    """What the kernels did for one architecture so far: the least gain, the dearest compilation."""
 
-    speedup: dict = field(default_factory=dict)  # kernel -> plain seconds / its seconds
-    traces: dict = field(default_factory=dict)   # kernel -> seconds to compile / seconds of the plain step's trace
-    spent: float = 0.0                           # seconds that trying has cost
+    gain: dict = field(default_factory=dict)             # kernel -> seconds that it saves of a plain batch
+    speedup: dict = field(default_factory=dict)          # kernel -> plain seconds / its seconds
+    compile_seconds: dict = field(default_factory=dict)  # kernel -> seconds to compile
+    spent: float = 0.0                                   # seconds that trying has cost
 
-    def learn(self, kernel, speedup, compile_seconds, trace_seconds):
-        self.speedup[kernel] = min(speedup, self.speedup.get(kernel, speedup))
-        traces = compile_seconds / max(trace_seconds, 1e-3)
-        self.traces[kernel] = max(traces, self.traces.get(kernel, traces))
+    def learn(self, kernel, plain, seconds, compile_seconds):
+        """Kernel `kernel` took `seconds` a batch and `compile_seconds` to compile; the plain one `plain`, or None."""
+        self.compile_seconds[kernel] = max(compile_seconds, self.compile_seconds.get(kernel, 0.0))
         self.spent += compile_seconds
+        if plain is not None:
+            for known, value in ((self.gain, plain - seconds), (self.speedup, plain / max(seconds, 1e-9))):
+                known[kernel] = min(value, known.get(kernel, value))
+
+    def best(self, batches):
+        """The kernel that is worth its compilation for so many batches by experience alone, or None."""
+        saved = {kernel: batches * gain - MARGIN * self.compile_seconds[kernel] for kernel, gain in self.gain.items()}
+        return max((k for k, s in saved.items() if s > 0), key=saved.get, default=None)
 
 
 @dataclass
@@ -55,6 +64,10 @@ class Choice:
         if self.forced is not None:
             return self.forced if self.forced not in self.refused else "plain"
         if "plain" not in self.batch_seconds:
+            if self.batch_seconds:
+                return self.best
+            if self.trace_seconds is None and (known := self.learned.best(batches)) and known not in self.refused:
+                return known
             return "plain"
         for kernel in ("loop", "xla"):
             if kernel not in self.batch_seconds and kernel not in self.refused and self._is_worth(
@@ -69,15 +82,14 @@ class Choice:
     def tried(self, kernel, seconds, compile_seconds):
         """Note what a kernel that was tried did: seconds of a batch, and to compile."""
         self.batch_seconds[kernel], self.compile_seconds[kernel] = seconds, compile_seconds
-        self.learned.learn(kernel, self.batch_seconds["plain"] / max(seconds, 1e-9) if "plain" in self.batch_seconds
-                           else 1.0, compile_seconds, self.trace_seconds or 0.0)
+        self.learned.learn(kernel, self.batch_seconds.get("plain"), seconds, compile_seconds)
 
     def _is_worth(self, kernel, batches, run_batches):
         plain, best = self.batch_seconds["plain"], self.batch_seconds[self.best]
         trace = self.trace_seconds or 0.0
         if kernel in self.learned.speedup:
             expected = plain / self.learned.speedup[kernel]
-            return batches * (best - expected) > MARGIN * self.learned.traces[kernel] * trace
+            return batches * (best - expected) > MARGIN * self.learned.compile_seconds[kernel]
         # before it has been tried: compile time in traces and seconds, and speed-up over the best so far; from
         # measurements of small dense nets and convolutions on CPUs, where XLA is slow at convolutions
         traces, seconds, speedup = (1.2, 0.05, 2.5) if kernel == "loop" else (

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from mop_udf.kernels.choice import Choice
 from mop_udf.kernels.loop import Loop
-from mop_udf.kernels.plain import Plain, report, sample_weights, split
+from mop_udf.kernels.plain import Plain, report, weighted
 
 TIMED = 8  # plain batches that are timed, after the one in which the step is traced
 
@@ -50,11 +50,12 @@ class Chosen:
         self.model.reset_metrics()
         trained, position, data = {}, 0, None
         while position < full:
-            # Keras makes the last of its variables in the first step, which no loop may do
-            name = "plain"
-            if self.plain.trains:
-                name = choice.next(left * full - position, run_left * full - position)
-            if name == "plain":
+            name = choice.next(left * full - position, run_left * full - position)
+            if name != "plain" and not self.plain.trains:
+                self.plain.begin(tuple(c[position * batch_size:(position + 1) * batch_size] for c in columns), inputs,
+                                 class_weight)
+                count = 1
+            elif name == "plain":
                 count = full - position
                 if "plain" not in choice.batch_seconds:
                     count = min(count, 1 if choice.trace_seconds is None else TIMED)
@@ -102,6 +103,4 @@ class Chosen:
 
     def _tensors(self, columns, inputs, class_weight):
         """(x, y) or (x, y, sample weights) as tensors."""
-        x, y = split(columns, inputs)
-        data = (x, y) if class_weight is None else (x, y, sample_weights(y, class_weight))
-        return tf.nest.map_structure(tf.convert_to_tensor, data)
+        return tf.nest.map_structure(tf.convert_to_tensor, weighted(columns, inputs, class_weight))

@@ -35,14 +35,20 @@ class Plain:
 
     def step(self, batch, inputs, class_weight, full):
         """Train on one batch, a full or a short one."""
-        x, y = split(batch, inputs)
-        data = (x, y) if class_weight is None else (x, y, sample_weights(y, class_weight))
+        data = weighted(batch, inputs, class_weight)
         if self.trains:
             self._run("train", data, full)
-            return
-        self.model.train_function = lambda iterator: self._run(
-            "train", tuple(p for p in next(iter(iterator)) if p is not None), full)
-        self.model.train_on_batch(x, y, sample_weight=data[2] if len(data) > 2 else None)
+        else:
+            self._first(data, lambda data: self._run("train", data, full))
+
+    def begin(self, batch, inputs, class_weight):
+        """The first step, without compiling it: for a loop, which must not make variables."""
+        self._first(weighted(batch, inputs, class_weight), self.model.train_step)
+
+    def _first(self, data, step):
+        """Let Keras make the variables that it still lacks, and train on `data` by `step`."""
+        self.model.train_function = lambda iterator: step(tuple(p for p in next(iter(iterator)) if p is not None))
+        self.model.train_on_batch(*data[:2], sample_weight=data[2] if len(data) > 2 else None)
         self.trains = True
 
     def evaluate(self, batches, inputs):
@@ -78,6 +84,12 @@ def split(batch, inputs):
     """A batch -> (x, y) as Keras wants them: an array where there is one, else a list."""
     x, y = batch[:inputs], batch[inputs:]
     return (x[0] if len(x) == 1 else list(x)), (y[0] if len(y) == 1 else list(y))
+
+
+def weighted(batch, inputs, class_weight):
+    """A batch -> (x, y), or (x, y, weight of each row) where classes have weights."""
+    x, y = split(batch, inputs)
+    return (x, y) if class_weight is None else (x, y, sample_weights(y, class_weight))
 
 
 def sample_weights(y, class_weight):

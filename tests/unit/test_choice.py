@@ -72,6 +72,14 @@ def test_what_one_batch_size_has_shown_serves_the_next():
     assert set(run(slow, COMPILE, 200_000, learned=learned)[1]) == {"plain"}, "what did not help is not tried again"
 
 
+def test_experience_leaves_the_plain_kernel_out():
+    learned = Learned()
+    run(DENSE, COMPILE, 200_000, learned=learned)
+    assert set(run(DENSE, COMPILE, 20_000, learned=learned)[1]) == {"xla"}
+    assert run(DENSE, COMPILE, 50, learned=learned)[1][0] == "plain", "too little work to compile for"
+    assert set(run(DENSE, COMPILE, 20_000, learned=learned, refuse=["xla"])[1][1:]) <= {"plain", "loop"}
+
+
 def test_what_is_forced_is_used_and_what_is_refused_is_not():
     assert set(run(DENSE, COMPILE, 500, forced="xla")[1]) == {"xla"}
     assert run(DENSE, COMPILE, 500, forced="xla", refuse=["xla"])[1][-1] == "plain"
