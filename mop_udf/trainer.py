@@ -195,7 +195,8 @@ class Server:
             if fit["shuffle"]:
                 columns = self.data.permuted(segment, fit["shuffle"], fit["batch_size"], random)
             passes.append(kernels.train(columns, most=limit, forced=forced, left=unit["passes_left"] - number,
-                                        run_left=unit["run_passes_left"] - number, **options))
+                                        run_left=unit["run_passes_left"] - number,
+                                        run_seconds=unit["run_seconds"], **options))
             name = passes[-1]["kernel"]
         if fit["callbacks"]:
             from mop_udf.callbacks import TensorBoard

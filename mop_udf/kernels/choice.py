@@ -10,7 +10,7 @@ and
 
 from dataclasses import dataclass, field
 
-SLACK = 0.05  # of the plain kernel's time for what is left of the run: what trying may cost
+SLACK = 0.05  # of the run's time with the plain kernel: what trying may cost
 MARGIN = 1.5  # by which a gain that is expected from experience must exceed the cost
 
 
@@ -55,11 +55,11 @@ class Choice:
         """The fastest kernel so far."""
         return min(self.batch_seconds, key=self.batch_seconds.get)
 
-    def next(self, batches, run_batches):
+    def next(self, batches, run_batches, run_seconds=0.0):
         """The kernel to use now.
 
         `batches`: still to come of this key in the run on this device, `run_batches`: of all keys; both with the
-        coming ones.
+        coming ones. `run_seconds`: since the run began.
         """
         if self.forced is not None:
             return self.forced if self.forced not in self.refused else "plain"
@@ -71,7 +71,7 @@ class Choice:
             return "plain"
         for kernel in ("loop", "xla"):
             if kernel not in self.batch_seconds and kernel not in self.refused and self._is_worth(
-                    kernel, batches, run_batches):
+                    kernel, batches, run_batches, run_seconds):
                 return kernel
         return self.best
 
@@ -84,7 +84,7 @@ class Choice:
         self.batch_seconds[kernel], self.compile_seconds[kernel] = seconds, compile_seconds
         self.learned.learn(kernel, self.batch_seconds.get("plain"), seconds, compile_seconds)
 
-    def _is_worth(self, kernel, batches, run_batches):
+    def _is_worth(self, kernel, batches, run_batches, run_seconds):
         plain, best = self.batch_seconds["plain"], self.batch_seconds[self.best]
         trace = self.trace_seconds or 0.0
         if kernel in self.learned.speedup:
@@ -92,10 +92,10 @@ class Choice:
             return batches * (best - expected) > MARGIN * self.learned.compile_seconds[kernel]
         # before it has been tried: compile time in traces and seconds, and speed-up over the best so far; from
         # measurements of small dense nets and convolutions on CPUs, where XLA is slow at convolutions
-        traces, seconds, speedup = (1.2, 0.05, 2.5) if kernel == "loop" else (
+        traces, seconds, speedup = (0.8, 0.02, 2.0) if kernel == "loop" else (
             4.0, 0.5, 0.5 if self.convolutional and not self.gpu else 3.0)
         cost = seconds + traces * trace
-        return (self.learned.spent + cost <= SLACK * run_batches * plain
+        return (self.learned.spent + cost <= SLACK * (run_seconds + run_batches * plain)
                 and cost < run_batches * best * (1 - 1 / speedup))
 
     def numbers(self):

@@ -37,10 +37,11 @@ class Chosen:
                 choice.refused["xla"] = "XLA draws other random numbers from a seed than TensorFlow does"
         return self.choices[key]
 
-    def train(self, columns, batch_size, inputs, class_weight, most, left, run_left, forced):
+    def train(self, columns, batch_size, inputs, class_weight, most, left, run_left, run_seconds, forced):
         """One pass over `columns` (inputs, then outputs), at most `most` batches.
 
-        `left`, `run_left`: how many such passes are still to come in the run, of this key and of all, this included.
+        `left`, `run_left`: how many such passes are still to come in the run, of this key and of all, this included;
+        `run_seconds`: since the run began.
         Returns as Plain.train does, and under "kernel" the name of the one that trained most batches.
         """
         choice = self.choice(batch_size, forced)
@@ -50,7 +51,7 @@ class Chosen:
         self.model.reset_metrics()
         trained, position, data = {}, 0, None
         while position < full:
-            name = choice.next(left * full - position, run_left * full - position)
+            name = choice.next(left * full - position, run_left * full - position, run_seconds)
             if name != "plain" and not self.plain.trains:
                 self.plain.begin(tuple(c[position * batch_size:(position + 1) * batch_size] for c in columns), inputs,
                                  class_weight)

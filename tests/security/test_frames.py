@@ -28,7 +28,7 @@ def forged(path):
     """Messages that end a stream of rows, then begin a unit with a function whose unpickling writes `path`."""
     unit = {"op": "unit", "kind": "train", "compile_params": "loss='zzz', optimizer='Adam()'", "fit_params": None,
             "architecture": dense(), "mst_key": 1, "objects": ["zzz"], "plain_weights": True, "seed": 1, "model_id": 1,
-            "same_start": True, "kernel": "plain", "passes_left": 1, "run_passes_left": 1}
+            "same_start": True, "kernel": "plain", "passes_left": 1, "run_passes_left": 1, "run_seconds": 0}
     text = frame({"op": "end"}) + frame(unit, pickle.dumps(Writes(str(path)))) + frame({"op": "states_end"})
     return text + b" " * (-len(text) % 8)
 
@@ -95,7 +95,7 @@ def test_a_unit_with_forged_messages(plain, mark, dtype):
             "table": "x", "replicas": None, "object_table": None, "seed": 1, "same_start": True, "epochs": 1,
             "options": {"threads": 1, "keras_backend": "tensorflow", "cache_mb": 10, "idle_ms": 60000},
             "dtypes": [dtype], "inputs": 1, "rows": n, "bytes": len(evil), "dataset_key": "k", "keep": [],
-            "kernel": "plain", "passes_left": 1, "run_passes_left": 1, "rows_sql": rows}
+            "kernel": "plain", "passes_left": 1, "run_passes_left": 1, "run_seconds": 0, "rows_sql": rows}
     plain.error("SELECT madlib.mop_run_unit(%s)", [json.dumps(unit)])
     assert not mark.exists()
 

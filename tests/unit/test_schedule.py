@@ -63,7 +63,7 @@ def test_a_configuration_trains_on_only_after_its_evaluation(name):
 
 
 def test_one_model_is_evaluated_on_several_segments_at_once():
-    visits = run("randomized", 1, 3, 1, metrics=[1])
+    visits = run("longest-first", 1, 3, 1, metrics=[1])
     starts = {v.start for v in visits if v.unit.kind == "evaluate"}
     assert len(starts) == 1
 
@@ -82,6 +82,27 @@ def test_without_rounds_unequal_units_finish_sooner():
     seconds = lambda unit: cost[unit.mst_key]  # noqa: E731
     assert (makespan(run("randomized", 6, 3, 4, seconds=seconds))
             < makespan(run("round-robin", 6, 3, 4, seconds=seconds)))
+
+
+@pytest.mark.parametrize("configurations,segments", [(12, 2), (12, 4), (30, 8)])
+def test_longest_first_leaves_places_idle_for_little_more_than_it_must(configurations, segments):
+    """Configurations of which the dearest costs ten times the cheapest; averages over twenty draws."""
+    over = {"longest-first": [], "randomized": []}
+    for draw in range(20):
+        source = random.Random(draw)
+        cost = {key: 10 ** source.uniform(0, 1) for key in range(1, configurations + 1)}
+        bound = 4 * max(sum(cost.values()), segments * max(cost.values()))  # a place's work, or a configuration's
+        for name, found in over.items():
+            visits = run(name, configurations, segments, 4, seed=draw, seconds=lambda u, c=cost: c[u.mst_key])
+            found.append(makespan(visits) / bound - 1)
+    mean = {name: sum(found) / len(found) for name, found in over.items()}
+    assert mean["longest-first"] < 0.05 and mean["longest-first"] <= mean["randomized"]
+
+
+def test_a_configuration_that_would_outlast_all_others_never_waits():
+    cost = {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 5: 1.0, 6: 8.0}
+    visits = run("longest-first", 6, 3, 4, seconds=lambda unit: cost[unit.mst_key])
+    assert makespan(visits) <= 3 * 4 * 8 + 8
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)

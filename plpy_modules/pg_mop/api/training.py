@@ -6,6 +6,7 @@ write in the end.
 
 import json
 import secrets
+import time
 
 import psycopg2
 
@@ -34,6 +35,7 @@ class Training:
 
     def __init__(self, db, function, source_table, validation_table, num_iterations, frequency, use_gpus):
         """Check what does not depend on the configurations. Raises MopError."""
+        self.began = time.monotonic()
         self.db, self.function, self.use_gpus, self.options = db, function, bool(use_gpus), settings.load(db)
         isolation = db.setting("transaction_isolation")
         if isolation != "read committed":
@@ -308,14 +310,15 @@ class Training:
         A compilation serves the former: configurations that differ in nothing but the learning rate share it.
         """
         if unit.kind != "train":
-            return {"passes_left": 0, "run_passes_left": 0}
+            return {"passes_left": 0, "run_passes_left": 0, "run_seconds": 0}
         configurations = [{**self.configurations[0], "mst_key": unit.mst_key}] if self.averaging \
             else self.configurations
         left = {c["mst_key"]: (c["fit"]["epochs"] - c["fit"]["initial_epoch"])
                 * self.board.visits_left(c["mst_key"], unit.segment) for c in configurations}
         own = left[unit.mst_key] if self.averaging else sum(
             passes for key, passes in left.items() if self._compile_key[key] == self._compile_key[unit.mst_key])
-        return {"passes_left": own, "run_passes_left": sum(left.values())}
+        return {"passes_left": own, "run_passes_left": sum(left.values()),
+                "run_seconds": time.monotonic() - self.began}
 
     def replicas(self):
         """Averaging's replicas as [[mst_key, rows of its segment], ...]."""

@@ -42,6 +42,7 @@ class Executor:
                 unit, session.unit = session.unit, None
                 if error is None:
                     self._finished(unit[0])
+                    self.scheduler.finished(unit[0], time.monotonic() - session.since)
                 else:
                     self._failed(session, *unit, error)
             self._report()
@@ -66,7 +67,7 @@ class Executor:
                "queued_at": self.waiting_since.get(unit, time.time())}
         work = {**row, **self.describe(unit, session.place), "version": self.versions.get(unit.mst_key, 0)}
         self.board.start(unit)
-        session.unit = (unit, row)
+        session.unit, session.since = (unit, row), time.monotonic()
         try:
             session.begin(
                 f"ROLLBACK; SET lock_timeout = {self.lock_timeout}; BEGIN; {self.catalog.begin_unit_sql(row)}; COMMIT; "

@@ -85,7 +85,7 @@ def _run(plpy, holder, unit):
         # version 0 has no state, or weights alone: of a warm start or of the architecture table
         "plain_weights": version == 0, "replicas": unit["replicas"],
         "kernel": unit["kernel"], "passes_left": unit["passes_left"],
-        "run_passes_left": unit["run_passes_left"],
+        "run_passes_left": unit["run_passes_left"], "run_seconds": unit["run_seconds"],
     }, states(), objects)
     sending = holder.unit
     report = json.loads(query(unit["rows_sql"] % {

@@ -5,12 +5,16 @@ from random import Random
 
 
 class Scheduler(ABC):
-    """Chooses among the units that a :class:`~pg_mop.schedule.board.Board` allows. Seeded, without a clock."""
+    """Chooses among the units that a :class:`~pg_mop.schedule.board.Board` allows. Seeded, without a clock: it is told
+    what the units took."""
 
     name: str
 
     def __init__(self, board, seed):
         self.board, self.random = board, Random(seed)
+
+    def finished(self, unit, seconds):
+        """Take note of what a unit took."""
 
     @abstractmethod
     def choose(self, place):

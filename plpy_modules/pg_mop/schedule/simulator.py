@@ -35,6 +35,7 @@ def simulate(board, scheduler, seconds):
         while events and events[0][0] == now:
             end, place, start, unit = heapq.heappop(events)
             board.finish(unit)
+            scheduler.finished(unit, end - start)
             idle.add(place)
             visits.append(Visit(unit, place, start, end))
     return visits

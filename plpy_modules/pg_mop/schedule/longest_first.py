@@ -1,0 +1,52 @@
+"""Dear configurations before cheap ones, by what their units have taken so far."""
+
+from pg_mop.schedule.base import Scheduler
+
+URGENT = 0.9  # of the work that is left at a place: from there on a configuration cannot wait for others
+
+
+class LongestFirst(Scheduler):
+    """The idle configuration with the most work left, among those in the earliest iteration.
+
+    The rule of the longest remaining processing time for open shops (Pinedo, "Scheduling: Theory, Algorithms, and
+    Systems", section 8.2: what is short fills the gaps at the end), within an iteration, so that all configurations
+    advance together. One whose own work, which cannot be done in parallel, would outlast the others' is taken first
+    in any iteration. A configuration that has not been trained yet comes before those that have, at random.
+    """
+
+    name = "longest-first"
+
+    def __init__(self, board, seed):
+        super().__init__(board, seed)
+        self.seconds = {}  # (mst_key, kind) -> least seconds of a unit
+        self.order = {key: self.random.random() for key in board.live}
+
+    def finished(self, unit, seconds):
+        key = (unit.mst_key, unit.kind)
+        self.seconds[key] = min(seconds, self.seconds.get(key, seconds))
+
+    def choose(self, place):
+        units = self.board.eligible(place)
+        if not units:
+            return None
+        evaluations = [u for u in units if u.kind == "evaluate"]
+        if evaluations:  # the configuration waits for all of its own
+            return min(evaluations, key=lambda u: (u.iteration, self.order[u.mst_key], u))
+        left = {key: self._left(key) for key in self.board.live}
+        known = [seconds for seconds in left.values() if seconds is not None]
+        urgent = URGENT * sum(known) / len(self.board.segments)
+
+        def rank(unit):
+            seconds = left[unit.mst_key]
+            if seconds is None:
+                return (unit.iteration, 0, self.order[unit.mst_key])
+            return (0 if seconds >= urgent else unit.iteration, 1, -seconds)
+
+        return min(units, key=rank)
+
+    def _left(self, mst_key):
+        """Seconds of training that a configuration has left; None before its first unit has ended."""
+        seconds = self.seconds.get((mst_key, "train"))
+        if seconds is None:
+            return None
+        return seconds * sum(self.board.visits_left(mst_key, segment) for segment in self.board.segments)
