@@ -83,32 +83,29 @@ def _fit(shapes, dtypes, sizes):
             and [math.prod(s) * np.dtype(d).itemsize for s, d in zip(shapes, dtypes)] == sizes)
 
 
-def batches(chunks, batch_size, most=None):
-    """Cut a sequence of chunks (tuples of arrays) into mini-batches of `batch_size` rows.
+def whole_batches(chunks, batch_size, least=16):
+    """Regroup chunks (tuples of arrays that follow one another) so that each but the last is a whole number of batches.
 
-    A partial batch is carried on into the next chunk, so that only the last batch may be short. At most `most`
-    batches are given; the rest of the chunks is still read.
+    Small ones are joined until they make `least` batches.
     """
-    carried, count = None, 0
+    held, count = [], 0
     for chunk in chunks:
-        if most is not None and count >= most:
-            continue
-        start = 0
-        if carried is not None:
-            start = min(batch_size - len(carried[0]), len(chunk[0]))
-            carried = tuple(np.concatenate([c, n[:start]]) for c, n in zip(carried, chunk))
-            if len(carried[0]) < batch_size:
-                continue
-            yield carried
-            carried, count = None, count + 1
-        rows = len(chunk[0])
-        while rows - start >= batch_size and (most is None or count < most):
-            yield tuple(c[start:start + batch_size] for c in chunk)
-            start, count = start + batch_size, count + 1
-        if start < rows:
-            carried = tuple(c[start:] for c in chunk)
-    if carried is not None and (most is None or count < most):
-        yield carried
+        held.append(chunk)
+        count += len(chunk[0])
+        if count >= least * batch_size:
+            joined = held[0] if len(held) == 1 else tuple(map(np.concatenate, zip(*held)))
+            full = count // batch_size * batch_size
+            yield tuple(column[:full] for column in joined)
+            held, count = [tuple(column[full:] for column in joined)], count - full
+    if count:
+        yield held[0] if len(held) == 1 else tuple(map(np.concatenate, zip(*held)))
+
+
+def batches(chunks, batch_size):
+    """Cut a sequence of chunks (tuples of arrays) into mini-batches, of which only the last may be short."""
+    for chunk in whole_batches(chunks, batch_size, least=1):
+        for start in range(0, len(chunk[0]), batch_size):
+            yield tuple(column[start:start + batch_size] for column in chunk)
 
 
 def permuted(segment, how, batch_size, random):

@@ -15,6 +15,7 @@ An error in a unit is kept until the unit's `end`, so that the other side never 
 """
 
 import ctypes
+import itertools
 import os
 import signal
 import sys
@@ -167,52 +168,43 @@ class Server:
     def _train(self, unit, compiled, stream):
         import numpy as np
         fit, kernels = self.fit, compiled.kernels
-        epochs, before = fit["epochs"] - fit["initial_epoch"], kernels.compilations
-        options = {"batch_size": fit["batch_size"], "inputs": unit["inputs"], "class_weight": fit["class_weight"]}
-        limit = fit["steps_per_epoch"]
+        before = kernels.compilations
         forced = None if unit["kernel"] == "auto" else unit["kernel"]
         random = np.random.default_rng([n & 0xFFFFFFFF for n in (unit["seed"], unit["mst_key"], unit["iteration"],
                                                                 unit["segment"])])
-        passes, name = [], kernels.plain.name
+        passes = []
+
+        def one_pass(chunks):
+            passes.append(kernels.train(
+                chunks, unit["rows"], fit["batch_size"], unit["inputs"], fit["class_weight"], fit["steps_per_epoch"],
+                unit["passes_left"] - len(passes), unit["run_passes_left"] - len(passes), unit["run_seconds"], forced))
+
+        epochs = fit["epochs"] - fit["initial_epoch"]
         if unit["epochs_sent"] > 1 or not unit["keeps_rows"]:
             if fit["shuffle"]:
                 raise self.models.ConfigurationError(
                     f"shuffle needs the rows of segment {unit['segment']} in memory ({unit['nbytes'] >> 20} MB), "
                     f"but they do not fit pg_mop.cache_mb")
-            passes = self._train_streamed(compiled, stream, limit, options)
-            epochs = 0
-        elif unit["sends_rows"] and not fit["shuffle"] and unit["passes_left"] <= 2 and forced in (None, name):
-            # reading and training overlap
-            chunks = self.data.batches((arrays for _, arrays in stream), fit["batch_size"], limit)
-            passes.append(kernels.plain.train(chunks, **options))
-            epochs -= 1
+            # the rows are sent for every epoch, one after the other
+            for _, epoch in itertools.groupby(stream, key=lambda item: item[0]):
+                one_pass(arrays for _, arrays in epoch)
         else:
+            if unit["sends_rows"] and not fit["shuffle"] and forced != "xla":
+                one_pass(arrays for _, arrays in stream)  # reading and training overlap
             for _ in stream:
                 pass
-        segment = self.cache.get(unit["dataset"])
-        for number in range(epochs):
-            columns = segment.columns
-            if fit["shuffle"]:
-                columns = self.data.permuted(segment, fit["shuffle"], fit["batch_size"], random)
-            passes.append(kernels.train(columns, most=limit, forced=forced, left=unit["passes_left"] - number,
-                                        run_left=unit["run_passes_left"] - number,
-                                        run_seconds=unit["run_seconds"], **options))
-            name = passes[-1]["kernel"]
+            segment = self.cache.get(unit["dataset"])
+            for _ in range(epochs - len(passes)):
+                one_pass([self.data.permuted(segment, fit["shuffle"], fit["batch_size"], random) if fit["shuffle"]
+                          else segment.columns])
         if fit["callbacks"]:
             from mop_udf.callbacks import TensorBoard
             with TensorBoard(fit["callbacks"], unit["segment"], compiled.model) as board:
                 for number, logs in enumerate(passes):
                     board.passed((unit["iteration"] - 1) * len(passes) + number, logs)
-        return {"loss": passes[-1]["loss"], "rows": passes[-1]["rows"], "kernel": name,
+        return {"loss": passes[-1]["loss"], "rows": passes[-1]["rows"], "kernel": passes[-1]["kernel"],
                 "compilations": kernels.compilations - before,
                 "choice": kernels.choice(fit["batch_size"], forced).numbers()}
-
-    def _train_streamed(self, compiled, stream, limit, options):
-        """Every epoch's rows are sent, as they do not fit the cache: (epoch, arrays), epochs in order."""
-        import itertools
-        return [compiled.kernels.plain.train(
-                    self.data.batches((arrays for _, arrays in epoch), options["batch_size"], limit), **options)
-                for _, epoch in itertools.groupby(stream, key=lambda item: item[0])]
 
     def _evaluate(self, unit, compiled, stream):
         chunks = self.data.batches((arrays for _, arrays in stream), 1024)

@@ -161,7 +161,7 @@ SELECT u.run_id, u.mst_key, u.iteration, u.segment, u.kernel, u.compilations,
        (u.choice -> 'batch_seconds' ->> 'plain')::double precision AS plain_seconds,
        (u.choice -> 'batch_seconds' ->> 'loop')::double precision AS loop_seconds,
        (u.choice -> 'batch_seconds' ->> 'xla')::double precision AS xla_seconds,
-       (u.choice ->> 'trace_seconds')::double precision AS trace_seconds,
+       (u.choice -> 'compile_seconds' ->> 'plain')::double precision AS plain_compile_seconds,
        (u.choice -> 'compile_seconds' ->> 'loop')::double precision AS loop_compile_seconds,
        (u.choice -> 'compile_seconds' ->> 'xla')::double precision AS xla_compile_seconds,
        u.choice ->> 'forced' AS forced, u.choice -> 'refused' AS refused

@@ -4,15 +4,16 @@ import time
 
 import tensorflow as tf
 
+from mop_udf.data import whole_batches
 from mop_udf.kernels.choice import Choice
 from mop_udf.kernels.loop import Loop
 from mop_udf.kernels.plain import Plain, report, weighted
 
-TIMED = 8  # plain batches that are timed, after the one in which the step is traced
+TIMED = 8  # plain batches that are timed, after the one in which the step is compiled
 
 
 class Chosen:
-    """Trains on arrays in memory by the kernel that is fastest for the batch size."""
+    """Trains by the kernel that is fastest for the batch size."""
 
     def __init__(self, model, random, learned):
         """`random`: the model draws random numbers while it trains (Dropout and the like); `learned`: what other
@@ -37,71 +38,94 @@ class Chosen:
                 choice.refused["xla"] = "XLA draws other random numbers from a seed than TensorFlow does"
         return self.choices[key]
 
-    def train(self, columns, batch_size, inputs, class_weight, most, left, run_left, run_seconds, forced):
-        """One pass over `columns` (inputs, then outputs), at most `most` batches.
+    def train(self, chunks, rows, batch_size, inputs, class_weight=None, most=None, left=1, run_left=1,
+              run_seconds=0.0, forced=None):
+        """One pass over `rows` rows, at most `most` batches.
 
+        `chunks`: tuples of arrays (inputs, then outputs) that follow one another, all rows in one or as they arrive.
         `left`, `run_left`: how many such passes are still to come in the run, of this key and of all, this included;
-        `run_seconds`: since the run began.
-        Returns as Plain.train does, and under "kernel" the name of the one that trained most batches.
+        `run_seconds`: since the run began. Returns a report, and under "kernel" the name of the one that trained
+        most batches.
         """
         choice = self.choice(batch_size, forced)
-        rows = len(columns[0])
-        full = rows // batch_size if most is None else min(most, rows // batch_size)
-        short = rows > full * batch_size and (most is None or full < most)
+        total = -(-rows // batch_size) if most is None else min(most, -(-rows // batch_size))
         self.model.reset_metrics()
-        trained, position, data = {}, 0, None
-        while position < full:
-            name = choice.next(left * full - position, run_left * full - position, run_seconds)
-            if name != "plain" and not self.plain.trains:
-                self.plain.begin(tuple(c[position * batch_size:(position + 1) * batch_size] for c in columns), inputs,
-                                 class_weight)
-                count = 1
-            elif name == "plain":
-                count = full - position
-                if "plain" not in choice.batch_seconds:
-                    count = min(count, 1 if choice.trace_seconds is None else TIMED)
-                self._plain(columns, batch_size, inputs, class_weight, position, count, choice)
-            else:
-                data = self._tensors(columns, inputs, class_weight) if data is None else data
-                count = self._loop(name, data, batch_size, position, full, choice)
-            trained[name] = trained.get(name, 0) + count
-            position += count
-        if short:
-            end = min(rows, (full + 1) * batch_size)
-            self.plain.step(tuple(c[full * batch_size:end] for c in columns), inputs, class_weight, False)
-            trained.setdefault("plain", 0)
-        done = rows if most is None else min(rows, most * batch_size)
+        trained, position, done = {}, 0, 0
+        for columns in whole_batches(chunks, batch_size):
+            piece = Piece(self, columns, batch_size, inputs, class_weight, choice)
+            end = min(-(-len(columns[0]) // batch_size), total - position)
+            at = 0
+            while at < end:
+                name = choice.next(left * total - position, run_left * total - position, run_seconds,
+                                   len(columns[0]) < rows)
+                name, count = piece.train(name, at, end)
+                trained[name] = trained.get(name, 0) + count
+                at, position = at + count, position + count
+            done += min(len(columns[0]), end * batch_size)
+            if position == total:
+                break
         return {**report(self.model, done), "kernel": max(trained, key=trained.get)}
 
-    def _plain(self, columns, batch_size, inputs, class_weight, position, count, choice):
-        """Batches by the plain kernel; its first step and then a few are timed."""
+
+class Piece:
+    """Rows in memory: a whole number of batches, after which a short one may come."""
+
+    def __init__(self, kernels, columns, batch_size, inputs, class_weight, choice):
+        self.plain, self.loops = kernels.plain, kernels.loops
+        self.columns, self.batch_size, self.inputs, self.class_weight = columns, batch_size, inputs, class_weight
+        self.choice = choice
+        self.full = len(columns[0]) // batch_size
+        self._data = None
+
+    def train(self, name, start, stop):
+        """Train on some of the batches `start` to `stop` by kernel `name`: (the kernel that did it, batches done)."""
+        if name != "plain" and not self.plain.trains:
+            self.plain.begin(self._batch(start), self.inputs, self.class_weight)
+            return name, 0
+        if name == "xla":
+            if start == self.full:
+                name = "loop"  # the short batch
+            stop = min(stop, max(self.full, start + 1))
+        if name == "plain":
+            return name, self._plain(start, stop)
+        return name, self._loop(name, start, stop)
+
+    def _batch(self, number):
+        return tuple(c[number * self.batch_size:(number + 1) * self.batch_size] for c in self.columns)
+
+    def _plain(self, start, stop):
+        """Batches by the plain kernel; its first step compiles, then a few are timed."""
+        choice, count = self.choice, stop - start
+        if "plain" not in choice.batch_seconds:
+            count = min(count, 1 if "plain" not in choice.compile_seconds else TIMED)
         began = time.monotonic()
-        for i in range(position, position + count):
-            self.plain.step(tuple(c[i * batch_size:(i + 1) * batch_size] for c in columns), inputs, class_weight, True)
+        for number in range(start, start + count):
+            self.plain.step(self._batch(number), self.inputs, self.class_weight, number < self.full)
         seconds = (time.monotonic() - began) / count
-        if choice.trace_seconds is None:
-            choice.trace_seconds = seconds
+        if "plain" not in choice.compile_seconds:
+            choice.compile_seconds["plain"] = seconds
+        elif "plain" not in choice.batch_seconds:
+            choice.tried("plain", seconds, choice.compile_seconds["plain"])
         elif count > 1:
             choice.timed("plain", seconds)
+        return count
 
-    def _loop(self, name, data, batch_size, start, stop, choice):
-        """Batches by a loop kernel; how many. None where it cannot train this model: `choice` then knows why."""
-        loop = self.loops[name]
-        if name in choice.batch_seconds and loop.knows(data, batch_size):
-            choice.timed(name, loop.train(data, batch_size, start, stop, choice.batch_seconds[name]))
+    def _loop(self, name, start, stop):
+        """Batches by a loop kernel: how many. None where it cannot train this model; `choice` then knows why."""
+        choice, loop = self.choice, self.loops[name]
+        if self._data is None:
+            self._data = tf.nest.map_structure(
+                tf.convert_to_tensor, weighted(self.columns, self.inputs, self.class_weight))
+        known = loop.knows(self._data, self.batch_size)
+        if known and name in choice.batch_seconds:
+            choice.timed(name, loop.train(self._data, self.batch_size, start, stop, choice.batch_seconds[name]))
             return stop - start
-        before = loop.compilations
         try:
-            count, seconds = loop.probe(data, batch_size, start, stop)
+            count, seconds = loop.probe(self._data, self.batch_size, start, stop)
         except Exception as error:
-            if loop.compilations > before:
+            if known:
                 raise
             choice.refused[name] = f"{type(error).__name__}: {str(error)[:200]}"
             return 0
-        if seconds is not None:
-            choice.tried(name, seconds, loop.compile_seconds)
+        choice.tried(name, seconds, loop.compile_seconds if not known else 0.0)
         return count
-
-    def _tensors(self, columns, inputs, class_weight):
-        """(x, y) or (x, y, sample weights) as tensors."""
-        return tf.nest.map_structure(tf.convert_to_tensor, weighted(columns, inputs, class_weight))

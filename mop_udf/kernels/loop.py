@@ -1,33 +1,38 @@
-"""The loop kernel: the full mini-batches of a segment as one compiled TensorFlow loop, with XLA or without.
+"""The loop kernel: the mini-batches of many rows in memory as one compiled TensorFlow loop, with XLA or without.
 
 It removes the overhead of a Python call for each batch, which is most of the time of a small model. The loop's body is
-Keras' own train_step, so metrics, Dropout, BatchNormalization and class weights are Keras'. Only full batches run in
-it: the plain kernel takes the short last one, and the very first, in which Keras makes what variables it still lacks.
+Keras' own train_step, so metrics, Dropout, BatchNormalization and class weights are Keras'. Without XLA one compilation
+serves every batch size, every number of rows and the short last batch; XLA compiles for one batch size and one number
+of rows, and leaves the short batch out.
 """
 
 import time
 
 import tensorflow as tf
 
-CALL_SECONDS = 0.5  # of one call of the loop, so that a cancel does not wait for longer
+CALL_SECONDS = 0.5  # of one call of the loop
 PROBES = (2, 8, 64)  # batches of the first calls: one that compiles, then two that are timed
 ENOUGH = 0.05       # seconds after which a call has been timed well enough
 
 
 class Loop:
-    """Trains one compiled Keras model on arrays in memory, `batch_size` rows at a time."""
+    """Trains one compiled Keras model on arrays in memory, `batch_size` rows at a time.
+
+    Keras must have made all its variables before: a loop must not make any.
+    """
 
     def __init__(self, model, jit_compile):
         self.model, self.jit_compile = model, jit_compile
         self.name = "xla" if jit_compile else "loop"
         self.functions = {}     # signature -> the compiled loop
+        self.warm = set()       # batch sizes that have run: libraries prepare themselves for each
         self.compilations = 0
         self.compile_seconds = 0.0
 
     def probe(self, data, batch_size, start, stop):
-        """Compile, and train on some of the batches `start` to `stop`: (batches done, seconds of one).
+        """Compile where that is needed, and train on some of the batches `start` to `stop`.
 
-        The seconds are None where there were too few batches to time one. Otherwise as `train`.
+        Returns (batches done, seconds of one): None where there were too few to time one. Otherwise as `train`.
         """
         known = self.knows(data, batch_size)
         function, done, seconds = self._function(data, batch_size), start, None
@@ -36,14 +41,15 @@ class Loop:
             if end == done or seconds is not None and seconds * PROBES[number - 1] > ENOUGH:
                 break
             began = time.monotonic()
-            function(data, tf.constant(done), tf.constant(end))
+            function(data, tf.constant(done), tf.constant(end), tf.constant(batch_size))
             took = time.monotonic() - began
-            if number == 0 and not known:
+            if not known:
                 self.compilations += 1
-                self.compile_seconds = took
-            else:
+                self.compile_seconds, known = took, True
+            elif number or batch_size in self.warm:
                 seconds = took / (end - done)
             done = end
+        self.warm.add(batch_size)
         return done - start, seconds
 
     def train(self, data, batch_size, start, stop, seconds):
@@ -56,7 +62,7 @@ class Loop:
         began = time.monotonic()
         while done < stop:
             end = min(stop, done + size)
-            function(data, tf.constant(done), tf.constant(end))
+            function(data, tf.constant(done), tf.constant(end), tf.constant(batch_size))
             done = end
         return (time.monotonic() - began) / (stop - start)
 
@@ -66,8 +72,8 @@ class Loop:
 
     def _key(self, data, batch_size):
         flat = tf.nest.flatten(data)
-        rows = flat[0].shape[0] if self.jit_compile else None  # without XLA the number of rows may differ
-        return (batch_size, tuple((t.dtype, (rows, *t.shape[1:])) for t in flat))
+        rows = flat[0].shape[0] if self.jit_compile else None
+        return (batch_size if self.jit_compile else None, tuple((t.dtype, (rows, *t.shape[1:])) for t in flat))
 
     def _function(self, data, batch_size):
         """The loop for data of this shape, made where it is new."""
@@ -77,16 +83,21 @@ class Loop:
         rows = key[1][0][1][0]
         signature = tf.nest.map_structure(lambda t: tf.TensorSpec((rows, *t.shape[1:]), t.dtype), data)
         number = tf.TensorSpec((), tf.int32)
+        fixed = batch_size if self.jit_compile else None
 
-        def loop(data, start, stop):
+        def loop(data, start, stop, batch_size):
+            size = batch_size if fixed is None else fixed
+            count = tf.shape(tf.nest.flatten(data)[0])[0]
+
             def body(i):
+                here = tf.minimum(size, count - i * size) if fixed is None else fixed
                 self.model.train_step(tf.nest.map_structure(
-                    lambda t: tf.slice(t, [i * batch_size, *[0] * (t.shape.rank - 1)], [batch_size, *t.shape[1:]]),
-                    data))
+                    lambda t: tf.ensure_shape(tf.slice(t, [i * size, *[0] * (t.shape.rank - 1)],
+                                                       [here, *t.shape[1:]]), (fixed, *t.shape[1:])), data))
                 return i + 1
 
             return tf.while_loop(lambda i: i < stop, body, [start], parallel_iterations=1)
 
-        self.functions[key] = tf.function(loop, input_signature=[signature, number, number], autograph=False,
+        self.functions[key] = tf.function(loop, input_signature=[signature, number, number, number], autograph=False,
                                           jit_compile=self.jit_compile)
         return self.functions[key]

@@ -21,18 +21,6 @@ class Plain:
         self.model, self.steps = model, {}
         self.trains = self.evaluates = False  # Keras has made its variables
 
-    def train(self, batches, batch_size, inputs, class_weight=None):
-        """Train on `batches`, tuples of arrays of which the first `inputs` are inputs.
-
-        Returns {"loss": mean loss over the rows, "rows": rows, "metrics": {...}}.
-        """
-        self.model.reset_metrics()
-        rows = 0
-        for batch in batches:
-            self.step(batch, inputs, class_weight, len(batch[0]) == batch_size)
-            rows += len(batch[0])
-        return report(self.model, rows)
-
     def step(self, batch, inputs, class_weight, full):
         """Train on one batch, a full or a short one."""
         data = weighted(batch, inputs, class_weight)
@@ -42,8 +30,13 @@ class Plain:
             self._first(data, lambda data: self._run("train", data, full))
 
     def begin(self, batch, inputs, class_weight):
-        """The first step, without compiling it: for a loop, which must not make variables."""
+        """Let Keras make its variables by a step on `batch` that is taken back: for a loop, which must not make any."""
+        variables = [*self.model.variables, *self.model.optimizer.variables]
+        before = [np.array(v) for v in variables]
         self._first(weighted(batch, inputs, class_weight), self.model.train_step)
+        for variable, value in zip(variables, before):
+            variable.assign(value)
+        self.model.reset_metrics()
 
     def _first(self, data, step):
         """Let Keras make the variables that it still lacks, and train on `data` by `step`."""
@@ -52,7 +45,7 @@ class Plain:
         self.trains = True
 
     def evaluate(self, batches, inputs):
-        """Loss and metrics over `batches`, without training. Returns as `train` does."""
+        """{"loss", "metrics", "rows"} (see report) over `batches`, without training."""
         self.model.reset_metrics()
         rows = 0
         for batch in batches:

@@ -27,7 +27,7 @@ def train(db, model_id, compile_params, iterations, strategy):
 
 @pytest.fixture(scope="module")
 def data(db):
-    db.run("SET pg_mop.threads = 1")
+    db.run("SET pg_mop.threads = 1; SET pg_mop.kernel = plain")
     load(db, "arch", dense(), NOISY)
 
 

@@ -28,7 +28,7 @@ LOSS = "categorical_crossentropy"
 @pytest.fixture(scope="module")
 def runs(db):
     """Every case trained in the database and replayed by Keras: {case: (ours, plain Keras, Keras' default)}."""
-    db.run(f"SET pg_mop.seed = {SEED}; SET pg_mop.threads = 1")
+    db.run(f"SET pg_mop.seed = {SEED}; SET pg_mop.threads = 1; SET pg_mop.kernel = plain")
     make_data(db, rows=101, segments=3, buffer_size=9, seed=SEED)
     db.run("CREATE TABLE images AS SELECT i AS id, (SELECT array_agg(r) FROM (SELECT array_agg(ARRAY[((i * 13 + "
            "a * 7 + b * 3) % 17) / 16.0 + (i % 3)]) AS r FROM generate_series(1, 8) a, generate_series(1, 8) b "

@@ -73,7 +73,7 @@ def test_scalars_are_those_of_the_configuration(name, kernel):
         compiled.start(7)
         compiled.set_scalars(compile_params)
         for _ in range(3):
-            compiled.kernels.train((x, y), 8, 1, None, None, 10, 10, 0.0, kernel)
+            compiled.kernels.train([(x, y)], len(x), 8, 1, forced=kernel)
         results.append(np.concatenate([w.ravel() for w in compiled.model.get_weights()]))
     assert len(cache.models) == 1, "they share one compiled model"
     if kernel == "plain":

@@ -50,10 +50,17 @@ def test_mini_batches_do_not_depend_on_the_buffers(sizes, batch):
     assert all((b[1] == b[0] * 2).all() for b in data.batches(chunks, batch))
 
 
-def test_no_more_mini_batches_than_asked_for_but_all_chunks_are_read():
-    chunks = iter([(np.arange(4),), (np.arange(4),), (np.arange(4),)])
-    assert len(list(data.batches(chunks, 3, most=2))) == 2
-    assert next(chunks, None) is None
+@pytest.mark.parametrize("least", [1, 2, 100])
+@pytest.mark.parametrize("sizes", [[10], [3, 3, 4], [1] * 10, [7, 3], [4, 4, 2]])
+def test_pieces_are_whole_batches_but_the_last(sizes, least):
+    rows, chunks = np.arange(10), []
+    for size in sizes:
+        chunks.append((rows[:size], rows[:size] * 2))
+        rows = rows[size:]
+    pieces = list(data.whole_batches(iter(chunks), 3, least))
+    assert all(len(a) % 3 == 0 and len(a) >= 3 * least for a, _ in pieces[:-1])
+    assert np.concatenate([a for a, _ in pieces]).tolist() == list(range(10))
+    assert all((b == a * 2).all() for a, b in pieces)
 
 
 def test_the_cache_gives_room_by_dropping_what_the_run_does_not_need():

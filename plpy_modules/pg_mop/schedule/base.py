@@ -13,7 +13,7 @@ class Scheduler(ABC):
     def __init__(self, board, seed):
         self.board, self.random = board, Random(seed)
 
-    def finished(self, unit, seconds):
+    def finished(self, unit, seconds):  # noqa: B027 (few need to know)
         """Take note of what a unit took."""
 
     @abstractmethod
