@@ -17,6 +17,7 @@ import time
 import psycopg2
 from measure import Watch
 from report import table
+from tables import load_rows
 from workloads import WORKLOADS
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -34,23 +35,13 @@ CONTENDERS = {
 
 def load(dsn, workload):
     """Make the raw table."""
-    x, y = workload.data()
-    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
-        cursor.execute("DROP TABLE IF EXISTS raw; CREATE TABLE raw (id integer, x real" + "[]" * len(workload.shape)
-                       + ", y integer)")
-        with tempfile.TemporaryFile("w+") as text:
-            for number, (row, label) in enumerate(zip(x.tolist(), y.tolist())):
-                text.write(f"{number}\t{json.dumps(row).translate(BRACES)}\t{label}\n")
-            text.seek(0)
-            cursor.copy_expert("COPY raw FROM STDIN", text)
     connection = psycopg2.connect(dsn)
     connection.autocommit = True
+    cursor = connection.cursor()
+    load_rows(cursor, workload)
     for sql in ("VACUUM ANALYZE raw", "CHECKPOINT"):
-        connection.cursor().execute(sql)
+        cursor.execute(sql)
     connection.close()
-
-
-BRACES = str.maketrans("[]", "{}", " ")
 
 
 def once(contender, name, dsn, workers):

@@ -84,6 +84,7 @@ class Server:
     def on_unit(self, unit, payloads):
         started = time.monotonic()
         states = self._states()
+        self.wait_seconds = time.monotonic() - started
         self.ended = False  # the unit's `end` has been read
         try:
             compiled = self._prepare(unit, states, dict(zip(unit["objects"], payloads)))
@@ -120,7 +121,9 @@ class Server:
         compiled = self.compiled.get(unit["architecture"], compile_params, objects)
         own = states.get(unit["mst_key"])
         if own is not None and not unit["plain_weights"]:
+            began = time.monotonic()
             compiled.load(own)
+            self.wait_seconds += time.monotonic() - began
             compiled.set_scalars(compile_params)
             if unit.get("replicas"):
                 compiled.average([(states[key], rows) for key, rows in unit["replicas"]])
@@ -136,7 +139,6 @@ class Server:
 
     def _chunks(self, unit):
         """The segment's rows as (epoch, arrays): from the cache, or as they arrive (then kept while they fit)."""
-        self.wait_seconds = 0.0
         cached = self.cache.get(unit["dataset"])
         if unit["sends_rows"]:
             rows = yield from self._timed(self.data.receive_rows(
@@ -154,7 +156,7 @@ class Server:
             yield 1, cached.columns
 
     def _timed(self, generator):
-        """`generator`, its waiting added to wait_seconds; gives its return value."""
+        """`generator`, its waiting added to wait_seconds (of states and rows); gives its return value."""
         while True:
             before = time.monotonic()
             try:

@@ -7,6 +7,7 @@ rows after its first visit (MADlib's use_caching), reads and writes model weight
 import multiprocessing
 
 import psycopg2
+from tables import pack
 
 from contenders.common import main
 from pg_mop.schedule.board import Board
@@ -54,12 +55,9 @@ def contender(workload, dsn, workers, clock):
     connection.autocommit = True
     cursor = connection.cursor()
     with clock.part("pack"):
-        cursor.execute("SET client_min_messages = warning; DROP TABLE IF EXISTS packed, packed_summary, lockstep; "
+        cursor.execute("SET client_min_messages = warning; SET pg_mop.seed = 1; DROP TABLE IF EXISTS lockstep; "
                        "CREATE TABLE lockstep (key integer PRIMARY KEY, weights bytea)")
-        cursor.execute("SELECT set_config('pg_mop.segments', %s, FALSE), set_config('pg_mop.seed', '1', FALSE)",
-                       [str(workers)])
-        cursor.execute("SELECT madlib.training_preprocessor_dl('raw', 'packed', 'y', 'x', NULL, 1.0, %s)",
-                       [[workload.classes]])
+        pack(cursor, workload, workers)
         for key, c in enumerate(workload.configurations):
             cursor.execute("INSERT INTO lockstep VALUES (%s, %s)",
                            [key, b"".join(w.tobytes() for w in workload.architecture(c.architecture)[1])])

@@ -1,0 +1,182 @@
+"""What single parts cost: `python parts.py DSN [PART ...]`. Adds to .local/bench/results.json.
+
+packing     rows packed a second, against PL/Python that takes rows apart element by element
+hop         reading and writing a model state of 100 MB in a unit, against the same bytea row in plain SQL
+stream      training on rows that are streamed, against rows in the trainer's cache
+unit        what the coordinator, SQL and the log add to a unit: the gap between two units of a session
+second call from the call to its first unit, with warm sessions
+"""
+
+import argparse
+import io
+import json
+import os
+import statistics
+import time
+
+import psycopg2
+from run import RESULTS
+from tables import configure, load_rows, pack, train
+from workloads import Configuration, Workload
+
+SCHEMA = "SET client_min_messages = warning; DROP SCHEMA IF EXISTS parts CASCADE; CREATE SCHEMA parts; " \
+         "SET search_path = parts, public; SET pg_mop.seed = 1; SET pg_mop.threads = 1"
+
+
+def session(dsn):
+    connection = psycopg2.connect(dsn)
+    connection.autocommit = True
+    cursor = connection.cursor()
+    cursor.execute(SCHEMA)
+    return connection, cursor
+
+
+def prepare(cursor, workload, segments):
+    load_rows(cursor, workload)
+    pack(cursor, workload, segments)
+    configure(cursor, workload)
+
+
+def seconds(cursor, sql, values=None):
+    began = time.monotonic()
+    cursor.execute(sql, values)
+    return time.monotonic() - began
+
+
+def packing(dsn):
+    connection, cursor = session(dsn)
+    cursor.execute("CREATE TABLE wide AS SELECT i AS id, i % 10 AS y, (SELECT array_agg(random()::real) FROM "
+                   "generate_series(1, 100) AS j WHERE i > 0) AS x FROM generate_series(1, 100000) AS i")
+    cursor.execute("""CREATE FUNCTION elements() RETURNS bigint LANGUAGE plpython3u AS $$
+import struct
+total = 0
+for row in plpy.cursor('SELECT x, y FROM parts.wide'):
+    total += len(b''.join(struct.pack('<f', float(element) / 1.0) for element in row['x']))
+return total
+$$""")
+    cursor.execute("ANALYZE wide")
+    ours, theirs = [], []
+    for _ in range(3):
+        cursor.execute("DROP TABLE IF EXISTS packed, packed_summary")
+        ours.append(seconds(cursor, "SELECT madlib.training_preprocessor_dl('wide', 'packed', 'y', 'x')"))
+        theirs.append(seconds(cursor, "SELECT elements()"))
+    connection.close()
+    mine, other = statistics.median(ours), statistics.median(theirs)
+    return {"rows": 100_000, "reals a row": 100, "training_preprocessor_dl, seconds": mine, "rows a second": 1e5 / mine,
+            "element by element (conversion alone), seconds": other, "ratio": other / mine}
+
+
+def hop(dsn):
+    """One model of 100 MB (SGD: its state is its weights) on one segment: no other session writes meanwhile."""
+    workload = Workload("", 100, (500,), 8, ((("dense", 5000, "relu"), ("dense", 4500, "relu"),
+                                              ("dense", 10, "softmax")),), (Configuration(0, "SGD", 0.001, 50),))
+    connection, cursor = session(dsn)
+    prepare(cursor, workload, 1)
+    cursor.execute("CHECKPOINT")
+    run_id = train(cursor, workload.iterations)
+    cursor.execute("SELECT read_seconds, write_seconds FROM madlib.mop_units WHERE run_id = %s AND kind = 'train' "
+                   "ORDER BY iteration", [run_id])
+    units = cursor.fetchall()[1:]
+    cursor.execute("SELECT model_weights FROM models")
+    weights = bytes(cursor.fetchone()[0])
+    cursor.execute("CREATE TABLE plain (key integer, data bytea); ALTER TABLE plain ALTER COLUMN data SET STORAGE "
+                   "EXTERNAL; CHECKPOINT")
+    header = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+    row = header + b"\0\2" + b"\0\0\0\4\0\0\0\1" + len(weights).to_bytes(4, "big") + weights + b"\xff\xff"
+    cursor.copy_expert("COPY plain FROM STDIN (FORMAT binary)", io.BytesIO(row))
+    plain = []
+    for _ in range(len(units)):
+        began = time.monotonic()
+        cursor.copy_expert("COPY (SELECT data FROM plain) TO STDOUT (FORMAT binary)", io.BytesIO())
+        read = time.monotonic() - began
+        began = time.monotonic()
+        cursor.execute("BEGIN; DELETE FROM plain")  # as the state before goes when the new one comes
+        cursor.copy_expert("COPY plain FROM STDIN (FORMAT binary)", io.BytesIO(row))
+        cursor.execute("COMMIT")
+        plain.append((read, time.monotonic() - began))
+    connection.close()
+    median = [[statistics.median(column) for column in zip(*both)] for both in (units, plain)]
+    return {"bytes": len(weights), "hops": len(units), "read, seconds": median[0][0], "write, seconds": median[0][1],
+            "plain SQL: COPY out, seconds": median[1][0], "plain SQL: DELETE and COPY in, seconds": median[1][1],
+            "ratio": sum(median[0]) / sum(median[1])}
+
+
+def stream(dsn):
+    """The same run with the rows in the trainers' caches and with pg_mop.cache_mb = 0, seconds of training units."""
+    found = {}
+    for name, rows, width, layers, size in (("dense-small", 20_000, 64, (64, 64), 50),
+                                            ("dense-wide", 20_000, 512, (1024, 1024), 100)):
+        workload = Workload("", rows, (width,), 4, ((*(("dense", w, "relu") for w in layers),
+                                                     ("dense", 10, "softmax")),),
+                            tuple(Configuration(0, "SGD", rate, size) for rate in (0.001, 0.002)))
+        took = {}
+        for cache in (1024, 0):
+            connection, cursor = session(dsn)
+            prepare(cursor, workload, 2)
+            cursor.execute(f"SET pg_mop.cache_mb = {cache}")
+            run_id = train(cursor, workload.iterations)
+            cursor.execute("SELECT extract(epoch FROM finished_at - started_at)::float8 FROM madlib.mop_units WHERE "
+                           "run_id = %s AND kind = 'train' AND iteration > 1", [run_id])
+            took[cache] = statistics.median(row[0] for row in cursor.fetchall())
+            connection.close()
+        found[f"{name}: cached, seconds a unit"], found[f"{name}: streamed, seconds a unit"] = took[1024], took[0]
+        found[f"{name}: streamed at this share of the cached speed"] = took[1024] / took[0]
+    return found
+
+
+def unit(dsn):
+    """A thousand units of next to no work: what lies between them."""
+    workload = Workload("", 40, (4,), 50, ((("dense", 10, "softmax"),),),
+                        tuple(Configuration(0, "SGD", 0.001 * (1 + i), 20) for i in range(10)))
+    connection, cursor = session(dsn)
+    prepare(cursor, workload, 2)
+    run_id = train(cursor, workload.iterations)
+    cursor.execute("SELECT count(*), avg(gap)::float8, avg(took)::float8, avg(training)::float8 FROM (SELECT "
+                   "1000 * extract(epoch FROM started_at - lag(finished_at) OVER (PARTITION BY backend_pid ORDER BY "
+                   "started_at)) AS gap, 1000 * extract(epoch FROM finished_at - started_at) AS took, 1000 * "
+                   "train_seconds AS training, iteration FROM madlib.mop_units WHERE run_id = %s AND kind = 'train') "
+                   "AS u WHERE iteration > 1", [run_id])
+    count, gap, took, training = cursor.fetchone()
+    connection.close()
+    return {"units": count, "between two units of a session, ms": gap, "within a unit, ms": took,
+            "of which the trainer works, ms": training}
+
+
+def second_call(dsn):
+    workload = Workload("", 200, (16,), 1, ((("dense", 10, "softmax"),),), (Configuration(0, "SGD", 0.01, 20),))
+    connection, cursor = session(dsn)
+    prepare(cursor, workload, 2)
+    found = {}
+    for name in ("first call", "second call"):
+        cursor.execute("DROP TABLE IF EXISTS models, models_info, models_summary")
+        cursor.execute("SELECT clock_timestamp()")
+        began = cursor.fetchone()[0]
+        run_id = train(cursor, 1)
+        cursor.execute("SELECT extract(epoch FROM min(started_at) - %s)::float8, min(read_seconds) FROM "
+                       "madlib.mop_units WHERE run_id = %s", [began, run_id])
+        first, read = cursor.fetchone()
+        found[f"{name}: until the first unit starts, seconds"] = first
+        found[f"{name}: until it trains, seconds"] = first + read
+    connection.close()
+    return found
+
+
+PARTS = {"packing": packing, "hop": hop, "stream": stream, "unit": unit, "second call": second_call}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("dsn")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    arguments = parser.parse_args()
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"workloads": {}}
+    for name in arguments.parts or PARTS:
+        found = PARTS[name](arguments.dsn)
+        print(f"## {name}\n" + "\n".join(f"{key}: {value:.6g}" for key, value in found.items()) + "\n", flush=True)
+        results.setdefault("parts", {})[name] = found
+        os.makedirs(RESULTS.parent, exist_ok=True)
+        RESULTS.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

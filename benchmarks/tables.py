@@ -1,0 +1,47 @@
+"""A workload's tables in the database; every function takes an open cursor."""
+
+import json
+import tempfile
+
+BRACES = str.maketrans("[]", "{}", " ")
+
+
+def load_rows(cursor, workload):
+    """The raw table."""
+    x, y = workload.data()
+    cursor.execute(f"DROP TABLE IF EXISTS raw; "
+                   f"CREATE TABLE raw (id integer, x real{'[]' * len(workload.shape)}, y integer)")
+    with tempfile.TemporaryFile("w+") as text:
+        for number, (row, label) in enumerate(zip(x.tolist(), y.tolist())):
+            text.write(f"{number}\t{json.dumps(row).translate(BRACES)}\t{label}\n")
+        text.seek(0)
+        cursor.copy_expert("COPY raw FROM STDIN", text)
+
+
+def pack(cursor, workload, segments):
+    """The packed table."""
+    cursor.execute("DROP TABLE IF EXISTS packed, packed_summary")
+    cursor.execute("SELECT set_config('pg_mop.segments', %s, FALSE)", [str(segments)])
+    cursor.execute("SELECT madlib.training_preprocessor_dl('raw', 'packed', 'y', 'x', NULL, 1.0, %s)",
+                   [[workload.classes]])
+
+
+def configure(cursor, workload):
+    """The architecture table and the model selection table."""
+    cursor.execute("DROP TABLE IF EXISTS arch, mst, mst_summary, models, models_info, models_summary")
+    for number in range(len(workload.nets)):
+        text, weights = workload.architecture(number)
+        cursor.execute("SELECT madlib.load_keras_model('arch', %s, %s)",
+                       [text, b"".join(w.tobytes() for w in weights)])
+    cursor.execute("CREATE TABLE mst (mst_key integer, model_id integer, compile_params text, fit_params text); "
+                   "CREATE TABLE mst_summary AS SELECT 'arch'::text AS model_arch_table, NULL::text AS object_table")
+    for key, c in enumerate(workload.configurations):
+        cursor.execute("INSERT INTO mst VALUES (%s, %s, %s, %s)",
+                       [key, c.architecture + 1, c.compile_params, f"batch_size={c.batch_size}"])
+
+
+def train(cursor, iterations):
+    """Train what `pack` and `configure` made; the run's number."""
+    cursor.execute("SELECT madlib.madlib_keras_fit_multiple_model('packed', 'models', 'mst', %s, FALSE)", [iterations])
+    cursor.execute("SELECT max(run_id) FROM madlib.mop_runs")
+    return cursor.fetchone()[0]
