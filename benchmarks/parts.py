@@ -69,7 +69,7 @@ $$""")
 def hop(dsn):
     """One model of 100 MB (SGD: its state is its weights) on one segment: no other session writes meanwhile."""
     workload = Workload("", 100, (500,), 8, ((("dense", 5000, "relu"), ("dense", 4500, "relu"),
-                                              ("dense", 10, "softmax")),), (Configuration(0, "SGD", 0.001, 50),))
+                                              ("dense", 10, "softmax")),), (Configuration(0, "SGD", 0.001, 50, 0.0),))
     connection, cursor = session(dsn)
     prepare(cursor, workload, 1)
     cursor.execute("CHECKPOINT")

@@ -14,16 +14,17 @@ class Configuration:
     optimizer: str
     learning_rate: float
     batch_size: int
+    momentum: float = 0.9  # of SGD
 
     @property
     def compile_params(self):
-        momentum = ", momentum=0.9" if self.optimizer == "SGD" else ""
+        momentum = f", momentum={self.momentum}" if self.optimizer == "SGD" else ""
         return (f"loss='categorical_crossentropy', optimizer='{self.optimizer}(learning_rate={self.learning_rate}"
                 f"{momentum})', metrics=['accuracy']")
 
     def optimizer_of_keras(self):
         import keras
-        momentum = {"momentum": 0.9} if self.optimizer == "SGD" else {}
+        momentum = {"momentum": self.momentum} if self.optimizer == "SGD" else {}
         return getattr(keras.optimizers, self.optimizer)(learning_rate=self.learning_rate, **momentum)
 
 

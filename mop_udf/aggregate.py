@@ -25,6 +25,17 @@ class Session:
         self.plpy, self.home = plpy, home
         self.trainer = None
         self.unit = None
+        self.schema = None  # the extension's, quoted, once it has been asked for
+        self.plans = {}  # (sql, types) -> prepared plan
+
+    def query(self, sql, types=(), values=(), cursor=False):
+        """Run SQL by a plan that is kept for the next time: its rows, or with `cursor` one by one."""
+        key = (sql, *types)
+        if key not in self.plans:
+            if len(self.plans) >= 200:
+                self.plans.clear()
+            self.plans[key] = self.plpy.prepare(sql, list(types))
+        return (self.plpy.cursor if cursor else self.plpy.execute)(self.plans[key], list(values))
 
     def tick(self):
         """Let PostgreSQL see interrupts: a cancel is raised from here."""
@@ -44,8 +55,10 @@ class Session:
             trainer.kill()
 
     def begin(self, unit, states, objects):
-        """Hand the trainer a unit (its header), the model states and the pickles of its custom functions ({name:
-        bytes}). `states` gives (mst_key, bytes) for every part, the unit's own model first; none: start from the seed.
+        """Hand the trainer a unit (its header), the model states and the pickles of its custom functions: {name: bytes}
+        for the unit's model and for each of those in unit["also"], which are evaluated on the same rows.
+
+        `states` gives (mst_key, bytes) for every part; none: start from the seed.
 
         Adds to the header what the trainer's cache decides: `sends_rows`, whether rows follow; `keeps_rows`; and
         `epochs_sent`, how often they follow (they are sent for each epoch where they cannot be kept).
@@ -58,8 +71,10 @@ class Session:
             keeps = answer["room"]
             trainer.datasets = set(answer["datasets"])
             epochs = 1 if keeps else unit["epochs"]
-        self.unit = {**unit, "sends_rows": sends, "keeps_rows": keeps, "epochs_sent": epochs}
-        trainer.send({"op": "unit", **self.unit, "objects": list(objects)}, *objects.values())
+        self.unit = {**unit, "sends_rows": sends, "keeps_rows": keeps, "epochs_sent": epochs,
+                     "objects": list(objects[0]),
+                     "also": [{**other, "objects": list(own)} for other, own in zip(unit["also"], objects[1:])]}
+        trainer.send({"op": "unit", **self.unit}, *(data for own in objects for data in own.values()))
         for mst_key, part in states:
             trainer.send({"op": "state", "mst_key": mst_key}, part)
         trainer.send({"op": "states_end"})
@@ -82,7 +97,7 @@ class Session:
         self.trainer.send({"op": "save"})
         last = False
         while not last:
-            header, (part,) = self.trainer.receive()
+            header, part = self.trainer.receive(joined=True)
             last = header["last"]
             yield bytes(part)
 

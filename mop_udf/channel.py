@@ -47,9 +47,13 @@ class Channel:
         self.pending = sum(header["sizes"])
         return header
 
-    def receive(self):
-        """The next frame: (header, [payload, ...]) with bytearray payloads."""
+    def receive(self, joined=False):
+        """The next frame: (header, [payload, ...]) with bytearray payloads; `joined`: (header, all in one)."""
         header = self.receive_header()
+        if joined:
+            whole = bytearray(self.pending)
+            self.receive_into(whole)
+            return header, whole
         payloads = []
         for size in header["sizes"]:
             payloads.append(bytearray(size))

@@ -3,6 +3,7 @@
 import collections
 import hashlib
 import json
+import time
 
 import keras
 import numpy as np
@@ -10,10 +11,13 @@ import numpy as np
 from mop_udf import architecture as architectures
 from mop_udf import objects as custom
 from mop_udf import params, state
+from mop_udf.data import batches
 from mop_udf.kernels.choice import Learned
 from mop_udf.kernels.chosen import Chosen
+from mop_udf.kernels.plain import report
 from mop_udf.scalars import Scalar
 
+EVALUATED_ROWS = 1024  # of a batch
 KEPT_BYTES = 64 << 20  # initial weights of at most this size are kept for the next configuration
 
 
@@ -138,22 +142,37 @@ class CompiledModel:
 
     def average(self, states):
         """Put the average of replicas' weights in place of the model's. `states`: [(bytes of `save`, rows), ...]."""
-        weights = (state.unpack(data)["weights"] for data, _ in states)
-        for variable, array in zip(self.model.weights, state.average(weights, [rows for _, rows in states])):
+        for variable, array in zip(self.model.weights, self.weights_of(states[0][0], False, states)):
             variable.assign(array)
 
     def set_weights(self, data):
         """Put the model's weights (float32 bytes, contract 6) in place; raises ConfigurationError where they differ."""
-        try:
-            self.model.set_weights(state.weights_from_bytes(data, [w.shape for w in self.model.weights]))
-        except state.StateError as error:
-            raise ConfigurationError(str(error)) from error
+        self.model.set_weights(self.weights_of(data, True))
+
+    def weights_of(self, data, plain, replicas=None):
+        """The weights in a model state (bytes of `save`) or, where it is `plain`, in float32 bytes: a list of arrays.
+
+        `replicas`: [(bytes of `save`, rows), ...], of which the average counts. Raises ConfigurationError.
+        """
+        shapes = [w.shape for w in self.model.weights]
+        if plain:
+            try:
+                return state.weights_from_bytes(data, shapes)
+            except state.StateError as error:
+                raise ConfigurationError(str(error)) from error
+        weights = state.unpack(data)["weights"]
+        if replicas:
+            weights = state.average((state.unpack(own)["weights"] for own, _ in replicas), [n for _, n in replicas])
+        if [tuple(a.shape) for a in weights] != [tuple(s) for s in shapes]:
+            raise ConfigurationError("the model state does not fit the architecture (weights)")
+        return weights
 
     def save(self):
         """The model's state as a list of buffers."""
-        return state.pack({"weights": [np.array(w) for w in self.model.weights],
-                           "seeds": [np.array(v) for v in seed_variables(self.model)],
-                           "optimizer": [np.array(v) for v in self.optimizer.variables]})
+        # arrays of the variables' own memory: good until the next step
+        return state.pack({"weights": [np.asarray(w.value) for w in self.model.weights],
+                           "seeds": [np.asarray(v.value) for v in seed_variables(self.model)],
+                           "optimizer": [np.asarray(v.value) for v in self.optimizer.variables]})
 
     def _assign(self, groups):
         targets = {"weights": self.model.weights, "seeds": seed_variables(self.model),
@@ -163,6 +182,37 @@ class CompiledModel:
                 raise ConfigurationError(f"the model state does not fit the architecture ({name})")
             for variable, array in zip(variables, groups[name]):
                 variable.assign(array)
+
+
+class Evaluation:
+    """Loss and metric of one model over rows that come in pieces; the models may take turns at each piece."""
+
+    def __init__(self, compiled, weights, inputs):
+        """`weights`: arrays in the order of the model's weights; the first `inputs` columns of a piece are inputs."""
+        self.compiled, self.weights, self.inputs = compiled, weights, inputs
+        self.metrics, self.last, self.rows, self.seconds = None, None, 0, 0.0
+
+    def add(self, piece):
+        """Evaluate on a piece: a tuple of arrays."""
+        began = time.monotonic()
+        model, plain = self.compiled.model, self.compiled.kernels.plain
+        for variable, array in zip(model.weights, self.weights):
+            variable.assign(array)
+        model.reset_metrics()
+        if self.metrics is not None:
+            for variable, array in zip(model.metrics_variables, self.metrics):
+                variable.assign(array)
+        plain.evaluate(batches([piece], EVALUATED_ROWS), self.inputs)
+        self.rows += len(piece[0])
+        self.last = report(model, self.rows)
+        self.metrics = [np.array(v) for v in model.metrics_variables]
+        self.seconds += time.monotonic() - began
+
+    def report(self):
+        """{"loss", "metric", "rows", "kernel", "seconds"} of all pieces."""
+        last = self.last or {"loss": None, "metrics": {}}
+        return {"loss": last["loss"], "metric": self.compiled.metric_of(last), "rows": self.rows, "kernel": "plain",
+                "seconds": self.seconds}
 
 
 class ModelCache:

@@ -1,10 +1,14 @@
 """Starting, holding and ending the trainer process of a backend. Standard library only."""
 
+import fcntl
 import os
 import subprocess
 import tempfile
 
 from mop_udf.channel import Channel, ChannelClosed
+
+F_SETPIPE_SZ = 1031   # Linux; in Python's fcntl from 3.10 on
+PIPE_BYTES = 1 << 20  # what every user may ask for
 
 
 class TrainerLost(Exception):
@@ -43,6 +47,11 @@ class Trainer:
              str(options["threads"]), str(options["cache_mb"]), str(options["idle_ms"])],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment, cwd="/",
             start_new_session=True, bufsize=0)
+        for pipe in (self.process.stdin, self.process.stdout):
+            try:
+                fcntl.fcntl(pipe.fileno(), F_SETPIPE_SZ, PIPE_BYTES)
+            except OSError:  # this user has used up his share of pipes' memory: a small one is only slower
+                pass
         self.channel = Channel(self.process.stdout.fileno(), self.process.stdin.fileno(), tick)
 
     @property
@@ -56,9 +65,10 @@ class Trainer:
         """Send a frame. Raises TrainerLost; ends the trainer on any interruption."""
         self._guard(self.channel.send, header, *payloads)
 
-    def receive(self):
-        """(header, payloads) of the answer. Raises TrainerLost, or TrainerError where the answer is an error."""
-        header, payloads = self._guard(self.channel.receive)
+    def receive(self, joined=False):
+        """(header, payloads) of the answer; `joined`: the payloads as one. Raises TrainerLost, or TrainerError where
+        the answer is an error."""
+        header, payloads = self._guard(self.channel.receive, joined)
         if "error" in header:
             raise TrainerError(header["error"], header["configuration"])
         return header, payloads

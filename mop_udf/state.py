@@ -29,6 +29,22 @@ def pack(groups):
             *(a.reshape(-1).view(np.uint8) for a in arrays)]
 
 
+def parts(buffers, size):
+    """Buffers -> lists of buffers of together `size` bytes, the last list excepted; nothing is copied."""
+    part, room = [], size
+    for buffer in buffers:
+        view = memoryview(buffer).cast("B")
+        while view.nbytes:
+            piece = view[:room]
+            part.append(piece)
+            view, room = view[piece.nbytes:], room - piece.nbytes
+            if not room:
+                yield part
+                part, room = [], size
+    if part:
+        yield part
+
+
 def unpack(data):
     """Bytes-like -> {"weights": [array, ...], ...}; the arrays are views of `data`. Raises StateError."""
     view = memoryview(data)

@@ -87,10 +87,15 @@ class Server:
         self.wait_seconds = time.monotonic() - started
         self.ended = False  # the unit's `end` has been read
         try:
-            compiled = self._prepare(unit, states, dict(zip(unit["objects"], payloads)))
-            del states
+            objects = iter(payloads)
             stream = self._chunks(unit)
-            report = (self._train if unit["kind"] == "train" else self._evaluate)(unit, compiled, stream)
+            if unit["kind"] == "train":
+                compiled = self._prepare(unit, states, {name: next(objects) for name in unit["objects"]})
+                del states
+                report = self._train(unit, compiled, stream)
+            else:
+                compiled = None
+                report = self._evaluate([unit, *unit["also"]], states, objects, stream)
             for _ in stream:
                 pass
             report["datasets"] = list(self.cache.segments)
@@ -116,7 +121,7 @@ class Server:
             parts.setdefault(header["mst_key"], []).append(payloads[0])
 
     def _prepare(self, unit, states, objects):
-        """The CompiledModel that the unit is for, in the state that `states` says."""
+        """The CompiledModel that a training unit is for, in the state that `states` says."""
         compile_params, self.fit = self.models.parse(unit["compile_params"], unit["fit_params"])
         compiled = self.compiled.get(unit["architecture"], compile_params, objects)
         own = states.get(unit["mst_key"])
@@ -128,10 +133,8 @@ class Server:
             if unit.get("replicas"):
                 compiled.average([(states[key], rows) for key, rows in unit["replicas"]])
             return compiled
-        if own is None or unit["kind"] == "train":
-            seed = self.models.initial_seed(unit["seed"], unit["model_id"],
-                                            None if unit["same_start"] else unit["mst_key"])
-            compiled.start(seed)
+        compiled.start(self.models.initial_seed(unit["seed"], unit["model_id"],
+                                                None if unit["same_start"] else unit["mst_key"]))
         compiled.set_scalars(compile_params)
         if own is not None:
             compiled.set_weights(own)
@@ -208,11 +211,28 @@ class Server:
                 "compilations": kernels.compilations - before,
                 "choice": kernels.choice(fit["batch_size"], forced).numbers()}
 
-    def _evaluate(self, unit, compiled, stream):
-        chunks = self.data.batches((arrays for _, arrays in stream), 1024)
-        report = compiled.kernels.plain.evaluate(chunks, unit["inputs"])
-        return {"loss": report["loss"], "rows": report["rows"], "kernel": compiled.kernels.plain.name,
-                "metric": compiled.metric_of(report)}
+    def _evaluate(self, units, states, objects, stream):
+        """Evaluate the models of several units on the same rows, read once; the first unit says which rows."""
+        evaluations = [self._evaluation({**units[0], **unit}, states, objects) for unit in units]
+        if units[0]["keeps_rows"]:
+            for _ in stream:
+                pass
+            pieces = [self.cache.get(units[0]["dataset"]).columns]
+        else:
+            pieces = self.data.whole_batches((arrays for _, arrays in stream), self.models.EVALUATED_ROWS)
+        for piece in pieces:
+            for evaluation in evaluations:
+                evaluation.add(piece)
+        return {"models": [evaluation.report() for evaluation in evaluations]}
+
+    def _evaluation(self, unit, states, objects):
+        """The Evaluation of a unit's model."""
+        compile_params, _ = self.models.parse(unit["compile_params"], unit["fit_params"])
+        compiled = self.compiled.get(unit["architecture"], compile_params,
+                                     {name: next(objects) for name in unit["objects"]})
+        replicas = [(states[key], rows) for key, rows in unit["replicas"]] if unit.get("replicas") else None
+        weights = compiled.weights_of(states[unit["mst_key"]], unit["plain_weights"], replicas)
+        return self.models.Evaluation(compiled, weights, unit["inputs"])
 
     def _drain(self):
         """Read what remains of the unit's frames, so that its answer is next."""
@@ -222,11 +242,9 @@ class Server:
                 return
 
     def on_save(self, header, payloads):
-        import numpy as np
-        whole = np.concatenate([np.frombuffer(b, np.uint8) for b in self.current.save()])
-        parts = [whole[i:i + PART_BYTES] for i in range(0, len(whole), PART_BYTES)]
+        parts = list(self.state.parts(self.current.save(), PART_BYTES))
         for number, part in enumerate(parts):
-            self.channel.send({"last": number == len(parts) - 1}, part)
+            self.channel.send({"last": number == len(parts) - 1}, *part)
 
     def on_model(self, header, payloads):
         try:
@@ -264,10 +282,9 @@ class Server:
             self._refuse(error)
 
     def _refuse(self, error):
-        blame = self._blames_configuration(error)
         text = str(error) if isinstance(error, self.models.ConfigurationError) else (
             f"{type(error).__name__}: {self.models.first_line(error)}")
-        self.channel.send({"error": text, "configuration": blame})
+        self.channel.send({"error": text, "configuration": self._blames_configuration(error)})
 
     def _blames_configuration(self, error):
         """Whatever Keras or TensorFlow raise while they work comes of the configuration; memory does not."""

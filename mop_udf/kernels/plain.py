@@ -45,9 +45,7 @@ class Plain:
         self.trains = True
 
     def evaluate(self, batches, inputs):
-        """{"loss", "metrics", "rows"} (see report) over `batches`, without training."""
-        self.model.reset_metrics()
-        rows = 0
+        """Add `batches` to the model's metrics, without training."""
         for batch in batches:
             data = split(batch, inputs)
             if self.evaluates:
@@ -57,8 +55,6 @@ class Plain:
                     "test", tuple(p for p in next(iter(iterator)) if p is not None), False)
                 self.model.test_on_batch(*data)
                 self.evaluates = True
-            rows += len(batch[0])
-        return report(self.model, rows)
 
     def _run(self, kind, data, full):
         """A step of Keras on one batch, compiled for its shapes: of any number of rows unless `full`."""

@@ -180,6 +180,12 @@ class Catalog:
             f" SET status = 'failed', finished_at = clock_timestamp(), error = excluded.error",
             {**unit, "error": error})
 
+    def state_bytes(self, run_id, versions):
+        """{mst_key: bytes} of the model states of [(mst_key, version), ...]."""
+        return {row["mst_key"]: row["bytes"] for row in self.execute(
+            f"SELECT mst_key, sum(octet_length(data)) AS bytes FROM {self.schema}.mop_state WHERE run_id = %s"
+            f" AND (mst_key, version) IN %s GROUP BY 1", (run_id, tuple(versions)))}
+
     def unit_is_finished(self, unit):
         """True where the unit's commit reached the server although its answer did not reach us."""
         return bool(self.execute(

@@ -95,7 +95,9 @@ def test_a_unit_with_forged_messages(plain, mark, dtype):
             "table": "x", "replicas": None, "object_table": None, "seed": 1, "same_start": True, "epochs": 1,
             "options": {"threads": 1, "keras_backend": "tensorflow", "cache_mb": 10, "idle_ms": 60000},
             "dtypes": [dtype], "inputs": 1, "rows": n, "bytes": len(evil), "dataset_key": "k", "keep": [],
-            "kernel": "plain", "passes_left": 1, "run_passes_left": 1, "run_seconds": 0, "rows_sql": rows}
+            "kernel": "plain", "run_seconds": 0, "rows_sql": rows,
+            "models": [{"mst_key": 1, "iteration": 1, "attempt": 1, "version": 0, "passes_left": 1,
+                        "run_passes_left": 1}]}
     plain.error("SELECT madlib.mop_run_unit(%s)", [json.dumps(unit)])
     assert not mark.exists()
 

@@ -158,6 +158,29 @@ def test_a_metric_may_have_any_name(db, functions):
     assert all(0 < r["training_loss_final"] < 1 and r["training_loss_final"] != 0.25 for r in rows)
 
 
+def test_one_that_cannot_be_evaluated_leaves_the_others_alone(db, functions):
+    put(db, "once", pickled("once", """
+def once(y_true, y_pred, calls=[]):
+    import sys
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == 'test_step':
+            raise ValueError('not for evaluation')
+        frame = frame.f_back
+    return y_pred[:, 0]
+"""))
+    make_data(db, segments=1)
+    load(db, "arch", dense())
+    selection(db, "mst", "arch", [(1, f"loss='mse', optimizer='SGD(lr={0.1 / (1 + k)})', metrics=['{m}']",
+                                   "batch_size=10") for k, m in enumerate(("mae", "once", "mae", "mae"))])
+    db.run("UPDATE mst_summary SET object_table = 'madlib.functions'; SET pg_mop.scheduler = 'round-robin'")
+    run_id = fit(db, "flowers_packed", "models", "mst", 1)
+    db.run("RESET pg_mop.scheduler")
+    errors = [r["error"] for r in db.run("SELECT error FROM models_info ORDER BY mst_key")]
+    assert "not for evaluation" in errors[1] and [e for e in errors if e] == [errors[1]]
+    assert db.value("SELECT max(attempt) FROM madlib.mop_units WHERE run_id = %s AND mst_key = 1", [run_id]) == 2
+
+
 def test_functions_that_are_missing_are_errors_before_any_work(db, functions):
     make_data(db)
     load(db, "arch", dense())
@@ -194,7 +217,8 @@ def test_a_unit_of_a_plain_role_gets_no_function_of_its_own_table(db, functions)
            "WHERE run_id = %s", [run_id])
     db.run("UPDATE madlib.mop_run SET owner = 'plain2' WHERE run_id = %s", [run_id])
     client = db.another("plain2")
-    unit = ('{"run_id": %d, "mst_key": 1, "kind": "evaluate", "version": 0, "fingerprint": "x", '
+    unit = ('{"run_id": %d, "kind": "evaluate", "fingerprint": "x", "models": [{"mst_key": 1, "version": 0, '
+            '"iteration": 1, "passes_left": 0, "run_passes_left": 0}], '
             '"fingerprint_sql": "SELECT \'x\' AS fingerprint", "object_table": "functions", "options": {}}' % run_id)
     error = client.error("SELECT madlib.mop_run_unit(%s)", [unit])
     assert "no superuser" in str(error)

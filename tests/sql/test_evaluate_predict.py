@@ -228,3 +228,34 @@ def test_the_memory_of_predicting_does_not_grow_with_the_table(db):
         return int(status["VmHWM"]) - int(status["RssShmem"])
 
     assert highest(30_000) < highest(3_000) + 30_000
+
+
+def together(db, run_id):
+    """Of every call that evaluated: how many models it evaluated."""
+    return [r["n"] for r in db.run(
+        "SELECT count(*) AS n FROM madlib.mop_units WHERE run_id = %s AND kind = 'evaluate' AND status = 'finished' "
+        "GROUP BY backend_pid, dataset, segment, date_trunc('milliseconds', finished_at) ORDER BY 1", [run_id])]
+
+
+@pytest.mark.parametrize("cache", ["1024", "0"])
+def test_models_are_evaluated_together_with_the_results_of_each_alone(db, cache):
+    """Of one and of two architectures, from the cache and from rows that are streamed."""
+    make_data(db, rows=2500, segments=2, buffer_size=700)
+    load(db, "arch", dense(), dense(5, name="other"))
+    compiled = "loss='categorical_crossentropy', optimizer='{}', metrics=['{}']"
+    selection(db, "mst", "arch", [
+        (1, compiled.format("SGD(lr=0.01)", "accuracy"), "batch_size=50"),
+        (1, compiled.format("SGD(lr=0.05)", "accuracy"), "batch_size=50"),
+        (1, compiled.format("Adam(lr=0.01)", "mae"), "batch_size=25"),
+        (2, compiled.format("SGD(lr=0.02)", "f1_score"), "batch_size=50")])
+    db.run(f"SET pg_mop.scheduler = 'round-robin'; SET pg_mop.cache_mb = {cache}")
+    run_id = fit(db, "flowers_packed", "several", "mst", 1)
+    db.run("RESET pg_mop.scheduler; RESET pg_mop.cache_mb")
+    assert sum(together(db, run_id)) == 8 and max(together(db, run_id)) > 1
+    for row in db.run("SELECT * FROM several_info"):
+        db.run("DROP TABLE IF EXISTS alone")
+        db.run("SELECT madlib.madlib_keras_evaluate('several', 'flowers_packed', 'alone', FALSE, %s)", [row["mst_key"]])
+        alone = db.run("SELECT * FROM alone")[0]
+        assert row["training_loss_final"] == pytest.approx(alone["loss"], rel=1e-5)
+        if row["mst_key"] < 4:  # f1_score is no mean over rows
+            assert row["training_metrics_final"] == pytest.approx(alone["metric"], rel=1e-5)

@@ -77,3 +77,11 @@ def test_a_permutation_keeps_every_row_with_its_label():
     assert sorted(x) == list(range(50)) and (y == x * 3).all() and list(x) != list(range(50))
     x, _ = data.permuted(segment, "batch", 8, np.random.default_rng([1, 2]))
     assert sorted(x) == list(range(50)) and (np.diff(x[:2]) == 1).all()
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 100])
+def test_parts_hold_all_bytes_in_order(size):
+    buffers = [b"abcde", b"", np.arange(6, dtype="u1"), b"x"]
+    parts = [b"".join(map(bytes, part)) for part in state.parts(buffers, size)]
+    assert b"".join(parts) == b"abcde\0\1\2\3\4\5x"
+    assert all(len(p) == size for p in parts[:-1]) and 0 < len(parts[-1]) <= size

@@ -47,10 +47,11 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
             "model_id": 0, "iteration": 0, "segment": 0, "architecture": model.architecture_text,
             "compile_params": model.compile_params, "fit_params": None, "epochs": 1, "dtypes": packed.dtypes(),
             "inputs": len(packed.inputs), "rows": 0, "nbytes": 1 << 62, "dataset": None, "keep": [],
-        }, [(mst_key or 0, model.weights)], objects)
+            "also": [],
+        }, [(mst_key or 0, model.weights)], [objects])
         report = json.loads(db.value(
             f"SELECT {db.extension}.mop_sub_epoch(1, buffer_id, ARRAY[{values}], ARRAY[{texts}]) FROM "
-            f"(SELECT buffer_id, {columns} FROM {packed.table} ORDER BY buffer_id OFFSET 0) AS buffers"))
+            f"(SELECT buffer_id, {columns} FROM {packed.table} ORDER BY buffer_id OFFSET 0) AS buffers"))["models"][0]
     if not report["rows"]:
         raise MopError(f'test table "{test_table}" has no rows')
     db.execute(f"CREATE TABLE {output} (loss float8, metric float8, metrics_type text[], loss_type text)")

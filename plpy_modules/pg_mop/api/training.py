@@ -284,8 +284,9 @@ class Training:
     def _packed(self, dataset):
         return self.source if dataset == "training" else self.validation
 
-    def _describe(self, unit, place):
-        """What a worker session needs to know of a unit (execute/unit.py)."""
+    def _describe(self, units, place):
+        """What a worker session needs to know of units that it does together, on one segment (execute/unit.py)."""
+        unit = units[0]
         packed, segment = self._packed(unit.dataset), self.segments[unit.dataset, unit.segment]
         fit = self.configurations[0]["fit"] if self.averaging else next(
             c["fit"] for c in self.configurations if c["mst_key"] == unit.mst_key)
@@ -299,7 +300,8 @@ class Training:
             "rows_sql": self.engine.rows_sql(packed, unit.segment, aggregate),
             "dtypes": packed.dtypes(), "inputs": len(packed.inputs), "rows": segment.rows, "bytes": segment.bytes,
             "epochs": fit["epochs"] - fit["initial_epoch"] if unit.kind == "train" else 1,
-            "kernel": self.options["kernel"], **self._passes_left(unit),
+            "kernel": self.options["kernel"], "run_seconds": time.monotonic() - self.began,
+            "models": [self._passes_left(u) for u in units],
             "dataset_key": self._dataset_key(unit.dataset, unit.segment),
             "keep": [self._dataset_key(*d) for d in self.segments], "object_table": self.functions,
         }
@@ -310,15 +312,14 @@ class Training:
         A compilation serves the former: configurations that differ in nothing but the learning rate share it.
         """
         if unit.kind != "train":
-            return {"passes_left": 0, "run_passes_left": 0, "run_seconds": 0}
+            return {"passes_left": 0, "run_passes_left": 0}
         configurations = [{**self.configurations[0], "mst_key": unit.mst_key}] if self.averaging \
             else self.configurations
         left = {c["mst_key"]: (c["fit"]["epochs"] - c["fit"]["initial_epoch"])
                 * self.board.visits_left(c["mst_key"], unit.segment) for c in configurations}
         own = left[unit.mst_key] if self.averaging else sum(
             passes for key, passes in left.items() if self._compile_key[key] == self._compile_key[unit.mst_key])
-        return {"passes_left": own, "run_passes_left": sum(left.values()),
-                "run_seconds": time.monotonic() - self.began}
+        return {"passes_left": own, "run_passes_left": sum(left.values())}
 
     def replicas(self):
         """Averaging's replicas as [[mst_key, rows of its segment], ...]."""

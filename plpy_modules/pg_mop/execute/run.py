@@ -10,6 +10,7 @@ from mop_udf.aggregate import CONFIGURATION_FAILED, TRAINER_LOST
 from pg_mop.database import MopError, quote_literal
 from pg_mop.execute.sessions import SessionLost, wait
 
+TOGETHER_BYTES = 256 << 20  # of the states of models that are evaluated together
 ATTEMPTS = 4  # of one unit, before its configuration is given up
 RETRY_STATES = (TRAINER_LOST, "40001", "40P01")
 
@@ -17,7 +18,8 @@ RETRY_STATES = (TRAINER_LOST, "40001", "40P01")
 class Executor:
     """Runs a board's units on worker sessions.
 
-    `describe(unit)` gives what the worker session needs to know of a unit (a dict, see execute/unit.py);
+    `describe(units, place)` gives what the worker session at a place needs to know of units that it does together
+    (a dict, see execute/unit.py);
     `on_iteration(i)` is called once every live configuration has been through iteration i.
     """
 
@@ -28,6 +30,7 @@ class Executor:
         self.attempts = {}      # unit -> attempts begun
         self.versions = {}      # mst_key -> version of its model state
         self.failed = {}        # mst_key -> message
+        self.alone = set()      # mst_keys that are evaluated each for itself
         self.waiting_since = {} # unit -> when it could have run first (seconds since the epoch)
         self.told = 0           # iterations reported
 
@@ -35,16 +38,18 @@ class Executor:
         """Run until no configuration has work left. Raises MopError where the whole run cannot go on."""
         self._dispatch()
         while not self.board.done:
-            busy = [s for s in self.sessions.by_place.values() if s.unit is not None]
+            busy = [s for s in self.sessions.by_place.values() if s.work]
             if not busy:
                 raise RuntimeError("the scheduler leaves every session idle although units remain")
             for session, error in wait(busy, self.sessions.tick):
-                unit, session.unit = session.unit, None
+                work, session.work = session.work, []
                 if error is None:
-                    self._finished(unit[0])
-                    self.scheduler.finished(unit[0], time.monotonic() - session.since)
+                    seconds = (time.monotonic() - session.since) / len(work)
+                    for unit, _ in work:
+                        self._finished(unit)
+                        self.scheduler.finished(unit, seconds)
                 else:
-                    self._failed(session, *unit, error)
+                    self._failed(session, work, error)
             self._report()
             self._dispatch()
         self._report()
@@ -52,58 +57,88 @@ class Executor:
     def _dispatch(self):
         now = time.time()
         for place, session in sorted(self.sessions.by_place.items()):
-            if session.unit is not None:
+            if session.work:
                 continue
-            for unit in self.board.eligible(place):
+            eligible = self.board.eligible(place)
+            for unit in eligible:
                 self.waiting_since.setdefault(unit, now)
             unit = self.scheduler.choose(place)
             if unit is not None:
-                self._start(session, unit)
+                self._start(session, self._together(unit, eligible))
 
-    def _start(self, session, unit):
-        attempt = self.attempts[unit] = self.attempts.get(unit, 0) + 1
-        row = {"run_id": self.run_id, "mst_key": unit.mst_key, "iteration": unit.iteration, "segment": unit.segment,
-               "kind": unit.kind, "dataset": unit.dataset, "attempt": attempt,
-               "queued_at": self.waiting_since.get(unit, time.time())}
-        work = {**row, **self.describe(unit, session.place), "version": self.versions.get(unit.mst_key, 0)}
-        self.board.start(unit)
-        session.unit, session.since = (unit, row), time.monotonic()
+    def _together(self, unit, eligible):
+        """The unit and, where it is an evaluation, the others that are due on the same rows, as far as memory goes."""
+        if unit.kind != "evaluate" or unit.mst_key in self.alone:
+            return [unit]
+        units = [unit, *(u for u in eligible if u != unit and u.mst_key not in self.alone
+                         and (u.kind, u.dataset, u.segment) == (unit.kind, unit.dataset, unit.segment))]
+        if len(units) == 1:
+            return units
+        sizes = self.catalog.state_bytes(self.run_id, [(u.mst_key, self.versions.get(u.mst_key, 0)) for u in units])
+        total, chosen = 0, []
+        for u in units:
+            total += sizes.get(u.mst_key, 0)
+            if chosen and total > TOGETHER_BYTES:
+                break
+            chosen.append(u)
+        return chosen
+
+    def _start(self, session, units):
+        rows, models = [], []
+        for unit in units:
+            attempt = self.attempts[unit] = self.attempts.get(unit, 0) + 1
+            rows.append({"run_id": self.run_id, "mst_key": unit.mst_key, "iteration": unit.iteration,
+                         "segment": unit.segment, "kind": unit.kind, "dataset": unit.dataset, "attempt": attempt,
+                         "queued_at": self.waiting_since.get(unit, time.time())})
+            models.append({"mst_key": unit.mst_key, "iteration": unit.iteration, "attempt": attempt,
+                           "version": self.versions.get(unit.mst_key, 0)})
+            self.board.start(unit)
+        work = {**self.describe(units, session.place), "run_id": self.run_id, "kind": units[0].kind,
+                "dataset": units[0].dataset, "segment": units[0].segment}
+        work["models"] = [{**model, **more} for model, more in zip(models, work["models"])]
+        session.work, session.since = list(zip(units, rows)), time.monotonic()
+        begin = "; ".join(self.catalog.begin_unit_sql(row) for row in rows)
         try:
             session.begin(
-                f"ROLLBACK; SET lock_timeout = {self.lock_timeout}; BEGIN; {self.catalog.begin_unit_sql(row)}; COMMIT; "
+                f"ROLLBACK; SET lock_timeout = {self.lock_timeout}; BEGIN; {begin}; COMMIT; "
                 f"BEGIN; SELECT {self.db.extension}.mop_run_unit({quote_literal(json.dumps(work))}); COMMIT")
         except SessionLost as error:
-            session.unit = None
-            self._failed(session, unit, row, error)
+            work, session.work = session.work, []
+            self._failed(session, work, error)
 
     def _finished(self, unit):
         self.board.finish(unit)
         if unit.kind == "train":
             self.versions[unit.mst_key] = self.versions.get(unit.mst_key, 0) + 1
 
-    def _failed(self, session, unit, row, error):
+    def _failed(self, session, work, error):
         """Retry, give the configuration up, or stop the run, as the error says."""
         code = getattr(error, "pgcode", None)
         message = _message(error)
         if isinstance(error, SessionLost):
             self.sessions.fresh(session.place)
-            if self.catalog.unit_is_finished(row):
+        if len(work) > 1:  # one of them may be to blame: from now on each is evaluated for itself
+            self.alone |= {unit.mst_key for unit, _ in work}
+        for unit, row in work:
+            if isinstance(error, SessionLost) and self.catalog.unit_is_finished(row):
                 self._finished(unit)
-                return
-        self.catalog.fail_unit(row, message)
-        self.board.release(unit)
-        if code == CONFIGURATION_FAILED:
-            self._give_up(unit, message)
-        elif isinstance(error, SessionLost) or code in RETRY_STATES:
-            if self.attempts[unit] >= ATTEMPTS:
-                self._give_up(unit, f"given up after {ATTEMPTS} attempts: {message}")
-        elif code == "55P03":
-            raise MopError(f"a worker session waited in vain for a lock: {message}",
-                           hint="Another transaction holds it (see pg_locks), perhaps the one that made this call: "
-                                "COMMIT it first, or raise pg_mop.lock_timeout.", sqlstate="55P03")
-        else:
-            raise MopError(f"a worker session failed: {message}", detail=getattr(error.diag, "message_detail", None),
-                           hint=getattr(error.diag, "message_hint", None), sqlstate=code or "XX000")
+                continue
+            self.catalog.fail_unit(row, message)
+            self.board.release(unit)
+            if code == CONFIGURATION_FAILED:
+                if len(work) == 1:
+                    self._give_up(unit, message)
+            elif isinstance(error, SessionLost) or code in RETRY_STATES:
+                if self.attempts[unit] >= ATTEMPTS:
+                    self._give_up(unit, f"given up after {ATTEMPTS} attempts: {message}")
+            elif code == "55P03":
+                raise MopError(f"a worker session waited in vain for a lock: {message}",
+                               hint="Another transaction holds it (see pg_locks), perhaps the one that made this "
+                                    "call: COMMIT it first, or raise pg_mop.lock_timeout.", sqlstate="55P03")
+            else:
+                raise MopError(f"a worker session failed: {message}",
+                               detail=getattr(error.diag, "message_detail", None),
+                               hint=getattr(error.diag, "message_hint", None), sqlstate=code or "XX000")
 
     def _give_up(self, unit, message):
         self.failed[unit.mst_key] = message = (

@@ -13,7 +13,8 @@ TICK_SECONDS = 0.1
 CONNECT_SECONDS = 30
 ATTEMPTS = 3  # to open a session
 
-# idle sessions of this backend, by (database, role, place): the segment's rows are in that trainer's cache
+# idle sessions of this backend, by (database, user, role, the extension's schema, place); each trainer's cache holds
+# the rows of its segment
 _pool = {}
 
 
@@ -30,7 +31,7 @@ class WorkerSession:
                    "-c default_transaction_isolation=read\\ committed -c default_transaction_read_only=off "
                    "-c idle_in_transaction_session_timeout=0")
         self.place, self.role, self.error = place, role, None
-        self.unit = None
+        self.work = []  # what it is doing: (unit, the row of the attempt)
         try:
             self.connection = psycopg2.connect(**parameters, options=options, connect_timeout=CONNECT_SECONDS,
                                                application_name=application_name, async_=True)
@@ -160,7 +161,7 @@ class Sessions:
         self.by_place = {}
 
     def _key(self, place):
-        return (self.parameters["dbname"], self.parameters["user"], self.role, place)
+        return (self.parameters["dbname"], self.parameters["user"], self.role, self.db.extension, place)
 
     def _warm_up(self, place):
         options = quote_literal(json.dumps(self.options(place)))
@@ -168,9 +169,38 @@ class Sessions:
                 f"SELECT {self.db.extension}.mop_start_trainer({options})")
 
     def open(self, places):
-        """Open sessions at `places`; they start their trainers without being waited for."""
+        """Open sessions at `places`, all at once; they start their trainers without being waited for."""
+        opening = {}  # session -> it has been told to start its trainer
         for place in places:
-            self.by_place[place] = self._take(place) or self.fresh(place)
+            try:
+                self.by_place[place] = self._take(place) or self._connect(place, opening)
+            except SessionLost:
+                pass
+        deadline = time.monotonic() + CONNECT_SECONDS
+        while opening and time.monotonic() < deadline:
+            for session, error in wait(list(opening), self.tick):
+                try:
+                    if error is not None:
+                        raise error
+                    if opening[session]:
+                        del opening[session]
+                    else:
+                        session.begin(self._warm_up(session.place))
+                        opening[session] = True
+                except (psycopg2.Error, SessionLost):
+                    session.close()
+                    del opening[session], self.by_place[session.place]
+        for session in opening:
+            session.close()
+            del self.by_place[session.place]
+        for place in places:  # what went wrong may go better alone, or say why it cannot
+            if place not in self.by_place:
+                self.fresh(place)
+
+    def _connect(self, place, opening):
+        session = WorkerSession(self.parameters, self.role, place, self.name)
+        opening[session] = False
+        return session
 
     def _take(self, place):
         session = _pool.pop(self._key(place), None)
@@ -212,7 +242,7 @@ class Sessions:
 
     def abandon(self):
         """Cancel what runs and end every session, within two seconds. Gives no control to PostgreSQL meanwhile."""
-        busy = [s for s in self.by_place.values() if s.unit is not None and not s.connection.closed]
+        busy = [s for s in self.by_place.values() if s.work and not s.connection.closed]
         for session in busy:
             session.cancel()
         deadline = time.monotonic() + 1.5

@@ -18,98 +18,126 @@ def start_trainer(plpy, GD, options):
 
 
 def run_unit(plpy, GD, text):
-    """Train or evaluate as the unit (JSON) says; the unit's row in the catalog, already there, gets the result.
+    """Train or evaluate as the unit (JSON) says; the units' rows in the catalog, already there, get the results.
+
+    `unit["models"]` lists what differs between the models: mst_key, iteration, attempt, version, and the passes that
+    are left. A unit of training has one, one of evaluation any number, which are evaluated in one pass over the rows.
 
     Raises SQLSTATE MOP01 where the configuration is at fault, MOP02 where the trainer was lost, MOP03 where the source
-    has changed since the run began.
+    has changed since the run began. Of several models one is enough to fail.
     """
     unit = json.loads(text)
     holder = aggregate.session(plpy, GD)
     try:
         with aggregate.failures_as_sql(plpy, holder):
-            _run(plpy, holder, unit)
+            _Work(plpy, holder, unit).run()
     except BaseException:
         if holder.unit is not None:  # an answer is still to come that nobody will wait for
             holder.stop_trainer()
         raise
 
 
-def _run(plpy, holder, unit):
-    schema = quote_identifier(extension_schema(plpy))
-    key = [unit["run_id"], unit["mst_key"]]
-    train = unit["kind"] == "train"
-    began = time.monotonic()
+class _Work:
+    """One unit's work in this session's transaction."""
 
-    def query(sql, types=(), values=()):
-        return plpy.execute(plpy.prepare(sql, list(types)), list(values))
+    def __init__(self, plpy, holder, unit):
+        self.plpy, self.holder, self.unit = plpy, holder, unit
+        if holder.schema is None:
+            holder.schema = quote_identifier(extension_schema(plpy))
+        self.schema = holder.schema
+        self.models = unit["models"]
+        self.train = unit["kind"] == "train"
 
-    configuration = query(f"SELECT model_id, compile_params, fit_params, model_arch, version "
-                          f"FROM {schema}.mop_configuration WHERE run_id = $1 AND mst_key = $2",
-                          ["bigint", "integer"], key)[0]
-    version = unit["version"]
-    if train:
-        moved = query(f"UPDATE {schema}.mop_configuration SET version = version + 1 "
-                      f"WHERE run_id = $1 AND mst_key = $2 AND version = $3", ["bigint", "integer", "integer"],
-                      [*key, version])
-        if moved.nrows() != 1:
-            plpy.error(f"model {key[1]} of run {key[0]} is not at version {version}", sqlstate=aggregate.SOURCE_CHANGED)
-    found = query(unit["fingerprint_sql"])[0]["fingerprint"]
-    if found != unit["fingerprint"]:
-        plpy.error(f"the rows of segment {unit['segment']} in {unit['table']} have changed since the run began",
-                   sqlstate=aggregate.SOURCE_CHANGED)
-    def states():
-        """The parts of the model's state, then those of the other replicas where there are some: (mst_key, bytes)."""
-        others = [k for k, _ in unit["replicas"] or [] if k != key[1]] if version > 0 else []
-        for mst_key in (key[1], *others):
+    def run(self):
+        unit, holder = self.unit, self.holder
+        began = time.monotonic()
+        found = [self.model(model) for model in self.models]
+        fingerprint = self.holder.query(unit["fingerprint_sql"])[0]["fingerprint"]
+        if fingerprint != unit["fingerprint"]:
+            self.plpy.error(f"the rows of segment {unit['segment']} in {unit['table']} have changed since the run "
+                            f"began", sqlstate=aggregate.SOURCE_CHANGED)
+        objects = [_rights(self.plpy, unit["object_table"], model) for model in found]
+        holder.start_trainer(unit["options"])
+        shared = {name: unit[name] for name in ("kind", "seed", "same_start", "segment", "epochs", "dtypes", "inputs",
+                                                "rows", "replicas", "kernel", "run_seconds")}
+        holder.begin({**shared, "nbytes": unit["bytes"], "dataset": unit["dataset_key"], "keep": unit["keep"],
+                      **found[0], "also": found[1:]}, self.states(), objects)
+        sending = holder.unit
+        report = json.loads(self.holder.query(unit["rows_sql"] % {
+            "epochs": sending["epochs_sent"], "where": "true" if sending["sends_rows"] else "false"})[0]["report"])
+        trained = time.monotonic()
+        if self.train:
+            self.save(self.models[0])
+            reports = [{**report, "seconds": report["seconds"] - report["wait_seconds"]}]
+        else:
+            reports = report["models"]
+        rest = max(0.0, trained - began - sum(own["seconds"] for own in reports)) / len(reports)
+        for model, own in zip(self.models, reports):
+            self.finish(model, own, rest, time.monotonic() - trained if self.train else 0.0)
+
+    def model(self, model):
+        """What the trainer needs to know of a model; a model to be trained moves to its next version."""
+        key = [self.unit["run_id"], model["mst_key"]]
+        version = model["version"]
+        if self.train:
+            moved = self.holder.query(
+                f"UPDATE {self.schema}.mop_configuration SET version = version + 1 "
+                f"WHERE run_id = $1 AND mst_key = $2 AND version = $3", ["bigint", "integer", "integer"],
+                [*key, version])
+            if moved.nrows() != 1:
+                self.plpy.error(f"model {key[1]} of run {key[0]} is not at version {version}",
+                                sqlstate=aggregate.SOURCE_CHANGED)
+        row = self.holder.query(
+            f"SELECT model_id, compile_params, fit_params, model_arch FROM {self.schema}.mop_configuration "
+            f"WHERE run_id = $1 AND mst_key = $2", ["bigint", "integer"], key)[0]
+        return {"mst_key": key[1], "model_id": row["model_id"], "iteration": model["iteration"],
+                "architecture": row["model_arch"], "compile_params": row["compile_params"],
+                "fit_params": row["fit_params"], "passes_left": model["passes_left"],
+                "run_passes_left": model["run_passes_left"],
+                # version 0 has no state, or weights alone: of a warm start or of the architecture table
+                "plain_weights": version == 0}
+
+    def states(self):
+        """The parts of the models' states, then those of other replicas where there are some: (mst_key, bytes)."""
+        run_id = self.unit["run_id"]
+        versions = [(model["mst_key"], model["version"]) for model in self.models]
+        if self.unit["replicas"] and versions[0][1] > 0:
+            versions += [(key, versions[0][1]) for key, _ in self.unit["replicas"] if key != versions[0][0]]
+        for mst_key, version in versions:
             parts = 0
-            for row in plpy.cursor(plpy.prepare(
-                    f"SELECT data FROM {schema}.mop_state WHERE run_id = $1 AND mst_key = $2 AND version = $3 "
-                    f"ORDER BY part", ["bigint", "integer", "integer"]), [key[0], mst_key, version]):
+            for row in self.holder.query(
+                    f"SELECT data FROM {self.schema}.mop_state WHERE run_id = $1 AND mst_key = $2 AND version = $3 "
+                    f"ORDER BY part", ["bigint", "integer", "integer"], [run_id, mst_key, version], cursor=True):
                 parts += 1
                 yield mst_key, row["data"]
             if version > 0 and not parts:
-                plpy.error(f"the state of model {mst_key} of run {key[0]} at version {version} is missing",
-                           sqlstate=aggregate.SOURCE_CHANGED)
+                self.plpy.error(f"the state of model {mst_key} of run {run_id} at version {version} is missing",
+                                sqlstate=aggregate.SOURCE_CHANGED)
 
-
-    objects = _rights(plpy, unit["object_table"], configuration)
-
-    holder.start_trainer(unit["options"])
-    holder.begin({
-        "kind": unit["kind"], "seed": unit["seed"], "same_start": unit["same_start"], "mst_key": unit["mst_key"],
-        "model_id": configuration["model_id"], "iteration": unit["iteration"], "segment": unit["segment"],
-        "architecture": configuration["model_arch"], "compile_params": configuration["compile_params"],
-        "fit_params": configuration["fit_params"], "epochs": unit["epochs"], "dtypes": unit["dtypes"],
-        "inputs": unit["inputs"], "rows": unit["rows"], "nbytes": unit["bytes"],
-        "dataset": unit["dataset_key"], "keep": unit["keep"],
-        # version 0 has no state, or weights alone: of a warm start or of the architecture table
-        "plain_weights": version == 0, "replicas": unit["replicas"],
-        "kernel": unit["kernel"], "passes_left": unit["passes_left"],
-        "run_passes_left": unit["run_passes_left"], "run_seconds": unit["run_seconds"],
-    }, states(), objects)
-    sending = holder.unit
-    report = json.loads(query(unit["rows_sql"] % {
-        "epochs": sending["epochs_sent"], "where": "true" if sending["sends_rows"] else "false"})[0]["report"])
-    trained = time.monotonic()
-
-    if train:
-        for number, part in enumerate(holder.save()):
-            query(f"INSERT INTO {schema}.mop_state VALUES ($1, $2, $3, $4, $5)",
-                  ["bigint", "integer", "integer", "integer", "bytea"], [*key, version + 1, number, part])
+    def save(self, model):
+        """The new state in place of the old one."""
+        key, version = [self.unit["run_id"], model["mst_key"]], model["version"]
+        for number, part in enumerate(self.holder.save()):
+            self.holder.query(f"INSERT INTO {self.schema}.mop_state VALUES ($1, $2, $3, $4, $5)",
+                              ["bigint", "integer", "integer", "integer", "bytea"], [*key, version + 1, number, part])
         # the other replicas still read the version that this one went on from
-        query(f"DELETE FROM {schema}.mop_state WHERE run_id = $1 AND mst_key = $2 AND version <= $3",
-              ["bigint", "integer", "integer"], [*key, version - 1 if unit["replicas"] else version])
-    busy = report["seconds"] - report["wait_seconds"]
-    query(f"UPDATE {schema}.mop_unit SET status = 'finished', version = $1, kernel = $2, rows = $3, loss = $4, "
-          f"metric = $5, finished_at = clock_timestamp(), read_seconds = $6, train_seconds = $7, write_seconds = $8, "
-          f"compilations = $16, choice = $17::json WHERE run_id = $9 AND mst_key = $10 AND iteration = $11 "
-          f"AND kind = $12 AND dataset = $13 AND segment = $14 AND attempt = $15",
-          ["integer", "text", "bigint", "float8", "float8", "float8", "float8", "float8", "bigint", "integer",
-           "integer", "text", "text", "integer", "integer", "integer", "text"],
-          [version + 1 if train else None, report["kernel"], report["rows"], report["loss"], report.get("metric"),
-           max(0.0, trained - began - busy), busy, time.monotonic() - trained, *key, unit["iteration"], unit["kind"],
-           unit["dataset"], unit["segment"], unit["attempt"], report.get("compilations"),
-           json.dumps(report["choice"]) if "choice" in report else None])
+        self.holder.query(f"DELETE FROM {self.schema}.mop_state WHERE run_id = $1 AND mst_key = $2 AND version <= $3",
+                          ["bigint", "integer", "integer"], [*key, version - 1 if self.unit["replicas"] else version])
+
+    def finish(self, model, report, read_seconds, write_seconds):
+        """Note a model's result in its unit's row."""
+        unit = self.unit
+        self.holder.query(
+            f"UPDATE {self.schema}.mop_unit SET status = 'finished', version = $1, kernel = $2, rows = $3, loss = $4, "
+            f"metric = $5, finished_at = clock_timestamp(), read_seconds = $6, train_seconds = $7, write_seconds = $8, "
+            f"compilations = $16, choice = $17::json WHERE run_id = $9 AND mst_key = $10 AND iteration = $11 "
+            f"AND kind = $12 AND dataset = $13 AND segment = $14 AND attempt = $15",
+            ["integer", "text", "bigint", "float8", "float8", "float8", "float8", "float8", "bigint", "integer",
+             "integer", "text", "text", "integer", "integer", "integer", "text"],
+            [model["version"] + 1 if self.train else None, report["kernel"], report["rows"], report["loss"],
+             report.get("metric"), read_seconds, report["seconds"], write_seconds, unit["run_id"], model["mst_key"],
+             model["iteration"], unit["kind"], unit["dataset"], unit["segment"], model["attempt"],
+             report.get("compilations"), json.dumps(report["choice"]) if "choice" in report else None])
 
 
 def _rights(plpy, table, configuration):
@@ -118,12 +146,16 @@ def _rights(plpy, table, configuration):
     What runs code or writes files is checked here once more: the unit and its configuration are only what a client
     says. The functions' table must be a superuser's, and so must the role that uses callbacks.
     """
-    db = Database(plpy, extension_schema(plpy))
     try:
+        compile_params = params.parse_compile_params(configuration["compile_params"])
+        callbacks = params.parse_fit_params(configuration["fit_params"])["callbacks"]
+        if not callbacks and not object_table.custom_names(compile_params):
+            return {}
+        db = Database(plpy, extension_schema(plpy))
         with db.pinned_path():
-            if params.parse_fit_params(configuration["fit_params"])["callbacks"] and not db.is_superuser():
+            if callbacks and not db.is_superuser():
                 raise MopError("only a superuser may use callbacks")
-            return object_table.read(db, table, params.parse_compile_params(configuration["compile_params"]))
+            return object_table.read(db, table, compile_params)
     except (MopError, params.ParameterError) as error:
         problem = str(error)
     plpy.error(problem, sqlstate=aggregate.CONFIGURATION_FAILED)
