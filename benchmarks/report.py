@@ -55,6 +55,9 @@ in a short batch).
 """
     for name, workload in results["workloads"].items():
         text += f"\n## {name}\n\n{workload['about']}. Median of {workload['runs']}.\n\n{table(workload['figures'])}\n"
+    for name, figures in results.get("parts", {}).items():
+        text += f"\n## {name}\n\n| | |\n|---|---|\n" + "".join(
+            f"| {key} | {value:,.4g} |\n" for key, value in figures.items())
     return text
 
 

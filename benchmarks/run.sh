@@ -9,6 +9,7 @@ user=$(tools/as_server_user.sh id -un)
 install -d -o "$user" .local/bench
 dsn=$(tools/server.sh dsn)
 tools/as_server_user.sh .local/venv/bin/python -B benchmarks/run.py --runs "${RUNS:-3}" "${dsn%/*}/benchmark" "$@"
+[ $# -gt 0 ] || tools/as_server_user.sh .local/venv/bin/python -B benchmarks/parts.py "${dsn%/*}/benchmark"
 .local/venv/bin/python -B benchmarks/report.py
 echo 'docs/benchmarks.md has all figures.'
 tools/server.sh psql -d postgres -qX -c 'DROP DATABASE benchmark WITH (FORCE)'
