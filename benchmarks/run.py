@@ -39,8 +39,15 @@ def load(dsn, workload):
     connection.autocommit = True
     cursor = connection.cursor()
     load_rows(cursor, workload)
-    for sql in ("VACUUM ANALYZE raw", "CHECKPOINT"):
-        cursor.execute(sql)
+    cursor.execute("VACUUM ANALYZE raw")
+    connection.close()
+    checkpoint(dsn)
+
+
+def checkpoint(dsn):
+    connection = psycopg2.connect(dsn)
+    connection.autocommit = True
+    connection.cursor().execute("CHECKPOINT")
     connection.close()
 
 
@@ -54,6 +61,7 @@ def once(contender, name, dsn, workers):
             done = subprocess.run([interpreter, "-B", "-m", f"contenders.{module}", name, dsn, str(workers), output],
                                   cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             seconds = time.monotonic() - began
+            checkpoint(dsn)  # so that what the server has not yet written is counted, too
         if done.returncode:
             raise SystemExit(f"{contender} failed on {name}:\n{done.stdout[-3000:]}")
         with open(output) as text:

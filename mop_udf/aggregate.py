@@ -87,7 +87,11 @@ class Session:
     def end(self):
         """End the rows and wait for the unit's report (dict)."""
         self.trainer.send({"op": "end"})
-        report, _ = self.trainer.receive()
+        try:
+            report, _ = self.trainer.receive()
+        except TrainerError as error:  # an answer, too: the trainer goes on
+            self.trainer.datasets, self.unit = set(error.datasets), None
+            raise
         self.trainer.datasets = set(report["datasets"])
         self.unit = None
         return report
@@ -96,10 +100,14 @@ class Session:
         """The parts of the model state after the last unit, one after the other."""
         self.trainer.send({"op": "save"})
         last = False
-        while not last:
-            header, part = self.trainer.receive(joined=True)
-            last = header["last"]
-            yield bytes(part)
+        try:
+            while not last:
+                header, part = self.trainer.receive(joined=True)
+                last = header["last"]
+                yield bytes(part)
+        finally:
+            if not last:  # parts are still to come that nobody will wait for
+                self.stop_trainer()
 
 
 def session(plpy, GD):

@@ -83,22 +83,39 @@ def _fit(shapes, dtypes, sizes):
             and [math.prod(s) * np.dtype(d).itemsize for s, d in zip(shapes, dtypes)] == sizes)
 
 
-def whole_batches(chunks, batch_size, least=16):
+def whole_batches(chunks, batch_size, least=16, enough=32 << 20):
     """Regroup chunks (tuples of arrays that follow one another) so that each but the last is a whole number of batches.
 
-    Small ones are joined until they make `least` batches.
+    Small ones are joined until they make `least` batches or `enough` bytes. Of a chunk of that size no more is copied
+    than what completes the batch that the chunks before it began.
     """
-    held, count = [], 0
+    held, count, size = [], 0, 0
     for chunk in chunks:
+        bytes_ = sum(column.nbytes for column in chunk)
+        if held and bytes_ >= enough:
+            missing = min(-count % batch_size, len(chunk[0]))
+            held.append(tuple(column[:missing] for column in chunk))
+            count += missing
+            if count % batch_size:  # the chunk was too short
+                size += bytes_
+                continue
+            yield _joined(held)
+            held, count, size, chunk = [], 0, 0, tuple(column[missing:] for column in chunk)
         held.append(chunk)
-        count += len(chunk[0])
-        if count >= least * batch_size:
-            joined = held[0] if len(held) == 1 else tuple(map(np.concatenate, zip(*held)))
+        count, size = count + len(chunk[0]), size + bytes_
+        if count >= batch_size and (count >= least * batch_size or size >= enough):
+            joined = _joined(held)
             full = count // batch_size * batch_size
             yield tuple(column[:full] for column in joined)
-            held, count = [tuple(column[full:] for column in joined)], count - full
+            count -= full
+            held = [tuple(column[full:].copy() for column in joined)] if count else []
+            size = sum(column.nbytes for columns in held for column in columns)
     if count:
-        yield held[0] if len(held) == 1 else tuple(map(np.concatenate, zip(*held)))
+        yield _joined(held)
+
+
+def _joined(chunks):
+    return chunks[0] if len(chunks) == 1 else tuple(map(np.concatenate, zip(*chunks)))
 
 
 def batches(chunks, batch_size):

@@ -223,7 +223,7 @@ class ModelCache:
     """
 
     def __init__(self, most=32):
-        self.most, self.models, self.learned = most, collections.OrderedDict(), {}
+        self.most, self.models, self.learned = most, collections.OrderedDict(), collections.OrderedDict()
         self.judged = collections.deque(maxlen=1000)  # optimizers that Keras has accepted
 
     def get(self, architecture, compile_params, objects):
@@ -239,6 +239,9 @@ class ModelCache:
             self.judged.append(optimizer)
         if key not in self.models:
             learned = self.learned.setdefault(architecture, Learned())
+            self.learned.move_to_end(architecture)
+            if len(self.learned) > 10 * self.most:
+                self.learned.popitem(last=False)
             self.models[key] = CompiledModel(architecture, compile_params, objects, learned)
             if len(self.models) > self.most:
                 self.models.popitem(last=False)

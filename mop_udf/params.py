@@ -162,9 +162,9 @@ def parse_optimizer(text):
 def without_scalars(compile_params):
     """What of parsed compile parameters decides which compiled model serves them.
 
-    Of the SCALARS it matters only whether they are given and whether they are zero.
+    Of the SCALARS it matters only whether they are given, and their sign.
     """
-    arguments = {k: ["scalar", v != 0] if k in SCALARS and _is_number(v) else v
+    arguments = {k: ["scalar", (v > 0) - (v < 0)] if k in SCALARS and _is_number(v) else v
                  for k, v in compile_params["optimizer_args"].items()}
     return {**compile_params, "optimizer_args": arguments}
 

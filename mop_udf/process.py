@@ -16,11 +16,15 @@ class TrainerLost(Exception):
 
 
 class TrainerError(Exception):
-    """The trainer refused the work and lives on; `configuration` tells whether the configuration is to blame."""
+    """The trainer refused the work and lives on.
 
-    def __init__(self, message, configuration):
+    `configuration` tells whether the configuration is to blame; `datasets`: what the trainer's cache holds now, or None
+    where that has not changed.
+    """
+
+    def __init__(self, message, configuration, datasets=None):
         super().__init__(message)
-        self.configuration = configuration
+        self.configuration, self.datasets = configuration, datasets
 
 
 class Trainer:
@@ -70,7 +74,7 @@ class Trainer:
         the answer is an error."""
         header, payloads = self._guard(self.channel.receive, joined)
         if "error" in header:
-            raise TrainerError(header["error"], header["configuration"])
+            raise TrainerError(header["error"], header["configuration"], header.get("datasets"))
         return header, payloads
 
     def kill(self):

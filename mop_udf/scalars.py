@@ -10,7 +10,7 @@ class Scalar:
 
     In arithmetic with Python numbers it gives another Scalar, with tensors a tensor: everything is computed in float64
     until it meets a tensor, as Python does with a float, so that results are those of the float itself. `if` sees
-    only whether it is zero, which must not change.
+    its sign, which must not change.
     """
 
     def __init__(self, value, compute=None):

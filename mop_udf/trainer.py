@@ -109,7 +109,7 @@ class Server:
             self.current = None
             if not self.ended:
                 self._drain()
-            self._refuse(error)
+            self._refuse(error, datasets=list(self.cache.segments))
 
     def _states(self):
         """{mst_key: bytes of a model state}, the unit's own model first."""
@@ -179,10 +179,11 @@ class Server:
                                                                 unit["segment"])])
         passes = []
 
-        def one_pass(chunks):
+        def one_pass(chunks, streams):
             passes.append(kernels.train(
                 chunks, unit["rows"], fit["batch_size"], unit["inputs"], fit["class_weight"], fit["steps_per_epoch"],
-                unit["passes_left"] - len(passes), unit["run_passes_left"] - len(passes), unit["run_seconds"], forced))
+                unit["passes_left"] - len(passes), unit["run_passes_left"] - len(passes), unit["run_seconds"], forced,
+                streams))
 
         epochs = fit["epochs"] - fit["initial_epoch"]
         if unit["epochs_sent"] > 1 or not unit["keeps_rows"]:
@@ -192,16 +193,16 @@ class Server:
                     f"but they do not fit pg_mop.cache_mb")
             # the rows are sent for every epoch, one after the other
             for _, epoch in itertools.groupby(stream, key=lambda item: item[0]):
-                one_pass(arrays for _, arrays in epoch)
+                one_pass((arrays for _, arrays in epoch), True)
         else:
             if unit["sends_rows"] and not fit["shuffle"] and forced != "xla":
-                one_pass(arrays for _, arrays in stream)  # reading and training overlap
+                one_pass((arrays for _, arrays in stream), unit["sends_rows"])  # reading and training overlap
             for _ in stream:
                 pass
             segment = self.cache.get(unit["dataset"])
             for _ in range(epochs - len(passes)):
                 one_pass([self.data.permuted(segment, fit["shuffle"], fit["batch_size"], random) if fit["shuffle"]
-                          else segment.columns])
+                          else segment.columns], False)
         if fit["callbacks"]:
             from mop_udf.callbacks import TensorBoard
             with TensorBoard(fit["callbacks"], unit["segment"], compiled.model) as board:
@@ -281,10 +282,10 @@ class Server:
         except Exception as error:
             self._refuse(error)
 
-    def _refuse(self, error):
+    def _refuse(self, error, **more):
         text = str(error) if isinstance(error, self.models.ConfigurationError) else (
             f"{type(error).__name__}: {self.models.first_line(error)}")
-        self.channel.send({"error": text, "configuration": self._blames_configuration(error)})
+        self.channel.send({"error": text, "configuration": self._blames_configuration(error), **more})
 
     def _blames_configuration(self, error):
         """Whatever Keras or TensorFlow raise while they work comes of the configuration; memory does not."""

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import math
 import os
 import sys
 import time
@@ -50,13 +49,10 @@ def export(workload, dsn):
     return np.ascontiguousarray(values[:, :-1]).reshape(-1, *workload.shape), np.eye(workload.classes, dtype="f4")[y]
 
 
-def updates(configuration, workload, parts=1):
-    """Optimizer steps of one configuration where each of `parts` equal parts is cut into batches for itself."""
-    return workload.iterations * parts * math.ceil(workload.rows / parts / configuration.batch_size)
-
-
 def train_whole(workload, key, x, y):
-    """One configuration by Model.fit on all rows; its final loss."""
+    """One configuration by Model.fit on all rows, in their order: its final loss and the number of its updates."""
     model = workload.compiled(key)
-    model.fit(x, y, batch_size=workload.configurations[key].batch_size, epochs=workload.iterations, verbose=0)
-    return float(model.evaluate(x, y, batch_size=1024, verbose=0)[0])
+    model.fit(x, y, batch_size=workload.configurations[key].batch_size, epochs=workload.iterations, shuffle=False,
+              verbose=0)
+    loss = float(model.evaluate(x, y, batch_size=1024, verbose=0)[0])
+    return loss, int(model.optimizer.iterations.numpy())

@@ -2,7 +2,7 @@
 
 import multiprocessing
 
-from contenders.common import export, main, train_whole, updates
+from contenders.common import export, main, train_whole
 
 
 def start(workload, x, y):
@@ -19,8 +19,8 @@ def contender(workload, dsn, workers, clock):
         x, y = export(workload, dsn)
     context = multiprocessing.get_context("fork")  # this process has not imported Keras; rows are shared, not copied
     with clock.part("train"), context.Pool(workers, start, (workload, x, y)) as pool:
-        losses = pool.map(train, range(len(workload.configurations)), chunksize=1)
-    return {"losses": losses, "updates": sum(updates(c, workload) for c in workload.configurations)}
+        trained = pool.map(train, range(len(workload.configurations)), chunksize=1)
+    return {"losses": [loss for loss, _ in trained], "updates": sum(steps for _, steps in trained)}
 
 
 if __name__ == "__main__":

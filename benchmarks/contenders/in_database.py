@@ -2,7 +2,16 @@
 
 from tables import configure, pack, train
 
-from contenders.common import main, updates
+from contenders.common import main
+
+# from the first unit's start to the last one's end; and the most that one session worked, or one configuration
+IDLE = """
+WITH u AS (SELECT mst_key, backend_pid, started_at, finished_at FROM madlib.mop_units WHERE run_id = %s),
+work AS (SELECT (SELECT sum(extract(epoch FROM upper(r) - lower(r))) FROM unnest(busy) AS r) AS seconds
+         FROM (SELECT range_agg(tstzrange(started_at, finished_at)) AS busy FROM u GROUP BY backend_pid
+               UNION ALL SELECT range_agg(tstzrange(started_at, finished_at)) FROM u GROUP BY mst_key) AS b)
+SELECT (SELECT extract(epoch FROM max(finished_at) - min(started_at)) FROM u)::float8, max(seconds)::float8 FROM work
+"""
 
 
 def contender(workload, dsn, workers, clock):
@@ -22,10 +31,14 @@ def contender(workload, dsn, workers, clock):
     losses = [row[0] for row in cursor.fetchall()]
     cursor.execute("SELECT kind, sum(extract(epoch FROM finished_at - started_at))::float8 FROM madlib.mop_units "
                    "WHERE run_id = %s GROUP BY kind", [run_id])
-    units = {f"session-seconds of {kind} units": seconds for kind, seconds in cursor.fetchall()}
-    clock.parts.update(units)
+    clock.parts.update({f"session-seconds of {kind} units": seconds for kind, seconds in cursor.fetchall()})
+    cursor.execute(IDLE, [run_id])
+    clock.parts.update(zip(("makespan", "its lower bound"), cursor.fetchone()))
+    cursor.execute("SELECT mst_key, rows FROM madlib.mop_units WHERE run_id = %s AND kind = 'train' AND "
+                   "status = 'finished'", [run_id])
+    steps = sum(-(-rows // workload.configurations[key].batch_size) for key, rows in cursor.fetchall())
     connection.close()
-    return {"losses": losses, "updates": sum(updates(c, workload, workers) for c in workload.configurations)}
+    return {"losses": losses, "updates": steps}
 
 
 if __name__ == "__main__":

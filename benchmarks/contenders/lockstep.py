@@ -43,7 +43,7 @@ def segment(place, pipe, workload, dsn):
                 model.fit(x, y, batch_size=size, verbose=0)
                 steps += -(-len(x) // size)
             else:
-                total += float(model.evaluate(x, y, verbose=0)[0]) * len(x)
+                total += float(model.evaluate(x, y, batch_size=1024, verbose=0)[0]) * len(x)
         if kind == "train":
             cursor.execute("UPDATE lockstep SET weights = %s WHERE key = %s",
                            [b"".join(w.tobytes() for w in model.get_weights()), key])

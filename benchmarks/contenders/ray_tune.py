@@ -3,7 +3,7 @@
 import os
 import tempfile
 
-from contenders.common import THREADS, export, main, train_whole, updates
+from contenders.common import THREADS, export, main, train_whole
 
 
 def contender(workload, dsn, workers, clock):
@@ -20,8 +20,8 @@ def contender(workload, dsn, workers, clock):
         shared = ray.put((x, y))
 
     def trial(config):
-        loss = train_whole(workload, config["key"], *ray.get(shared))
-        tune.report({"loss": loss, "key": config["key"]})
+        loss, steps = train_whole(workload, config["key"], *ray.get(shared))
+        tune.report({"loss": loss, "steps": steps, "key": config["key"]})
 
     with clock.part("train"):
         keys = list(range(len(workload.configurations)))
@@ -29,9 +29,9 @@ def contender(workload, dsn, workers, clock):
             tune.with_resources(trial, {"cpu": 1}), param_space={"key": tune.grid_search(keys)},
             tune_config=tune.TuneConfig(reuse_actors=True),
             run_config=tune.RunConfig(storage_path=place, verbose=0)).fit()
-    losses = {r.metrics["key"]: r.metrics["loss"] for r in results}
+    trained = {r.metrics["key"]: (r.metrics["loss"], r.metrics["steps"]) for r in results}
     ray.shutdown()
-    return {"losses": [losses[k] for k in keys], "updates": sum(updates(c, workload) for c in workload.configurations)}
+    return {"losses": [trained[k][0] for k in keys], "updates": sum(steps for _, steps in trained.values())}
 
 
 if __name__ == "__main__":

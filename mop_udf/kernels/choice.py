@@ -78,7 +78,7 @@ class Choice:
 
     def tried(self, kernel, seconds, compile_seconds):
         """Note what a kernel did at first: seconds of a batch (None: too few to tell), and to compile."""
-        self.compile_seconds[kernel] = compile_seconds
+        self.compile_seconds[kernel] = max(compile_seconds, self.compile_seconds.get(kernel, 0.0))
         first = next(iter(self.batch_seconds.values()), None)
         if seconds is not None:
             self.timed(kernel, seconds)

@@ -18,9 +18,10 @@ class Chosen:
     def __init__(self, model, random, learned):
         """`random`: the model draws random numbers while it trains (Dropout and the like); `learned`: what other
         models of its architecture have shown."""
-        self.model, self.plain, self.random, self.learned = model, Plain(model), random, learned
+        self.model, self.plain, self.learned = model, Plain(model), learned
         self.loops = {"loop": Loop(model, False), "xla": Loop(model, True)}
         self.choices = {}  # (batch size, what is forced) -> Choice
+        self.refused = {"xla": "XLA draws other random numbers from a seed than TensorFlow does"} if random else {}
         self.convolutional = any("Conv" in type(layer).__name__ for layer in model._flatten_layers())
 
     @property
@@ -33,16 +34,15 @@ class Chosen:
         key = (batch_size, forced)
         if key not in self.choices:
             gpu = bool(tf.config.list_physical_devices("GPU"))
-            self.choices[key] = choice = Choice(self.learned, forced, self.convolutional, gpu)
-            if self.random:
-                choice.refused["xla"] = "XLA draws other random numbers from a seed than TensorFlow does"
+            self.choices[key] = Choice(self.learned, forced, self.convolutional, gpu, refused=self.refused)
         return self.choices[key]
 
     def train(self, chunks, rows, batch_size, inputs, class_weight=None, most=None, left=1, run_left=1,
-              run_seconds=0.0, forced=None):
+              run_seconds=0.0, forced=None, streams=False):
         """One pass over `rows` rows, at most `most` batches.
 
-        `chunks`: tuples of arrays (inputs, then outputs) that follow one another, all rows in one or as they arrive.
+        `chunks`: tuples of arrays (inputs, then outputs): one that holds all rows or, where it `streams`, one after the
+        other as they arrive.
         `left`, `run_left`: how many such passes are still to come in the run, of this key and of all, this included;
         `run_seconds`: since the run began. Returns a report, and under "kernel" the name of the one that trained
         most batches.
@@ -51,13 +51,12 @@ class Chosen:
         total = -(-rows // batch_size) if most is None else min(most, -(-rows // batch_size))
         self.model.reset_metrics()
         trained, position, done = {}, 0, 0
-        for columns in whole_batches(chunks, batch_size):
+        for columns in whole_batches(chunks, batch_size) if streams else chunks:
             piece = Piece(self, columns, batch_size, inputs, class_weight, choice)
             end = min(-(-len(columns[0]) // batch_size), total - position)
             at = 0
             while at < end:
-                name = choice.next(left * total - position, run_left * total - position, run_seconds,
-                                   len(columns[0]) < rows)
+                name = choice.next(left * total - position, run_left * total - position, run_seconds, streams)
                 name, count = piece.train(name, at, end)
                 trained[name] = trained.get(name, 0) + count
                 at, position = at + count, position + count
@@ -79,29 +78,35 @@ class Piece:
 
     def train(self, name, start, stop):
         """Train on some of the batches `start` to `stop` by kernel `name`: (the kernel that did it, batches done)."""
+        if start == self.full:
+            name = self._of_short_batch(name)
+        else:
+            stop = min(stop, self.full)
         if name != "plain" and not self.plain.trains:
             self.plain.begin(self._batch(start), self.inputs, self.class_weight)
             return name, 0
-        if name == "xla":
-            if start == self.full:
-                name = "loop"  # the short batch
-            stop = min(stop, max(self.full, start + 1))
-        if name == "plain":
-            return name, self._plain(start, stop)
-        return name, self._loop(name, start, stop)
+        return name, self._plain(start, stop) if name == "plain" else self._loop(name, start, stop)
+
+    def _of_short_batch(self, name):
+        """The kernel for the short batch: none is compiled or tried for its sake where another will do."""
+        if "loop" in self.choice.refused or self.choice.forced == "plain":
+            return "plain"
+        return name if name == "plain" and "plain" in self.choice.batch_seconds else "loop"
 
     def _batch(self, number):
         return tuple(c[number * self.batch_size:(number + 1) * self.batch_size] for c in self.columns)
 
     def _plain(self, start, stop):
-        """Batches by the plain kernel; its first step compiles, then a few are timed."""
-        choice, count = self.choice, stop - start
-        if "plain" not in choice.batch_seconds:
+        """Batches by the plain kernel: how many. Its first step compiles, then a few are timed; full ones alone."""
+        choice, count, short = self.choice, stop - start, start == self.full
+        if "plain" not in choice.batch_seconds and not short:
             count = min(count, 1 if "plain" not in choice.compile_seconds else TIMED)
         began = time.monotonic()
         for number in range(start, start + count):
-            self.plain.step(self._batch(number), self.inputs, self.class_weight, number < self.full)
+            self.plain.step(self._batch(number), self.inputs, self.class_weight, not short)
         seconds = (time.monotonic() - began) / count
+        if short:
+            return count
         if "plain" not in choice.compile_seconds:
             choice.compile_seconds["plain"] = seconds
         elif "plain" not in choice.batch_seconds:
@@ -111,21 +116,24 @@ class Piece:
         return count
 
     def _loop(self, name, start, stop):
-        """Batches by a loop kernel: how many. None where it cannot train this model; `choice` then knows why."""
-        choice, loop = self.choice, self.loops[name]
+        """Batches by a loop kernel: how many; 0 where it cannot train this model, and `choice` then knows why."""
+        choice, loop, short = self.choice, self.loops[name], start == self.full
         if self._data is None:
             self._data = tf.nest.map_structure(
                 tf.convert_to_tensor, weighted(self.columns, self.inputs, self.class_weight))
-        known = loop.knows(self._data, self.batch_size)
-        if known and name in choice.batch_seconds:
+        if not loop.knows(self._data, self.batch_size):
+            try:
+                compile_seconds = loop.compile(self._data, self.batch_size)
+            except Exception as error:
+                choice.refused[name] = f"{type(error).__name__}: {str(error)[:200]}"
+                return 0
+            choice.tried(name, None, compile_seconds)
+        if short:
+            loop.train(self._data, self.batch_size, start, stop, 1.0)
+        elif name in choice.batch_seconds:
             choice.timed(name, loop.train(self._data, self.batch_size, start, stop, choice.batch_seconds[name]))
-            return stop - start
-        try:
+        else:
             count, seconds = loop.probe(self._data, self.batch_size, start, stop)
-        except Exception as error:
-            if known:
-                raise
-            choice.refused[name] = f"{type(error).__name__}: {str(error)[:200]}"
-            return 0
-        choice.tried(name, seconds, loop.compile_seconds if not known else 0.0)
-        return count
+            choice.tried(name, seconds, choice.compile_seconds.get(name, 0.0))
+            return count
+        return stop - start

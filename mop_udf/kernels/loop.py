@@ -11,7 +11,7 @@ import time
 import tensorflow as tf
 
 CALL_SECONDS = 0.5  # of one call of the loop
-PROBES = (2, 8, 64)  # batches of the first calls: one that compiles, then two that are timed
+PROBES = (2, 8, 64)  # batches of the first calls: one that warms up, then two that are timed
 ENOUGH = 0.05       # seconds after which a call has been timed well enough
 
 
@@ -27,27 +27,34 @@ class Loop:
         self.functions = {}     # signature -> the compiled loop
         self.warm = set()       # batch sizes that have run: libraries prepare themselves for each
         self.compilations = 0
-        self.compile_seconds = 0.0
+
+    def compile(self, data, batch_size):
+        """Make the loop for such data, without training; seconds that it took. Raises whatever hinders it."""
+        began = time.monotonic()
+        key = self._key(data, batch_size)
+        self.functions[key] = self._function(data, batch_size)
+        try:
+            self.functions[key](data, tf.constant(0), tf.constant(0), tf.constant(batch_size))  # no batch
+        except BaseException:
+            del self.functions[key]
+            raise
+        self.compilations += 1
+        return time.monotonic() - began
 
     def probe(self, data, batch_size, start, stop):
-        """Compile where that is needed, and train on some of the batches `start` to `stop`.
+        """Train on some of the batches `start` to `stop`: (batches done, seconds of one).
 
-        Returns (batches done, seconds of one): None where there were too few to time one. Otherwise as `train`.
+        The seconds are None where there were too few to time one. Otherwise as `train`.
         """
-        known = self.knows(data, batch_size)
-        function, done, seconds = self._function(data, batch_size), start, None
+        function, done, seconds = self.functions[self._key(data, batch_size)], start, None
         for number, size in enumerate(PROBES):
             end = min(stop, done + size)
             if end == done or seconds is not None and seconds * PROBES[number - 1] > ENOUGH:
                 break
             began = time.monotonic()
             function(data, tf.constant(done), tf.constant(end), tf.constant(batch_size))
-            took = time.monotonic() - began
-            if not known:
-                self.compilations += 1
-                self.compile_seconds, known = took, True
-            elif number or batch_size in self.warm:
-                seconds = took / (end - done)
+            if number or batch_size in self.warm:
+                seconds = (time.monotonic() - began) / (end - done)
             done = end
         self.warm.add(batch_size)
         return done - start, seconds
@@ -57,7 +64,7 @@ class Loop:
 
         `seconds`: what one batch takes, about. Returns what it took now.
         """
-        function, done = self._function(data, batch_size), start
+        function, done = self.functions[self._key(data, batch_size)], start
         size = max(1, int(CALL_SECONDS / max(seconds, 1e-7)))
         began = time.monotonic()
         while done < stop:
@@ -76,11 +83,8 @@ class Loop:
         return (batch_size if self.jit_compile else None, tuple((t.dtype, (rows, *t.shape[1:])) for t in flat))
 
     def _function(self, data, batch_size):
-        """The loop for data of this shape, made where it is new."""
-        key = self._key(data, batch_size)
-        if key in self.functions:
-            return self.functions[key]
-        rows = key[1][0][1][0]
+        """The loop for data of this shape, to be compiled."""
+        rows = self._key(data, batch_size)[1][0][1][0]
         signature = tf.nest.map_structure(lambda t: tf.TensorSpec((rows, *t.shape[1:]), t.dtype), data)
         number = tf.TensorSpec((), tf.int32)
         fixed = batch_size if self.jit_compile else None
@@ -98,6 +102,5 @@ class Loop:
 
             return tf.while_loop(lambda i: i < stop, body, [start], parallel_iterations=1)
 
-        self.functions[key] = tf.function(loop, input_signature=[signature, number, number, number], autograph=False,
-                                          jit_compile=self.jit_compile)
-        return self.functions[key]
+        return tf.function(loop, input_signature=[signature, number, number, number], autograph=False,
+                           jit_compile=self.jit_compile)

@@ -163,6 +163,20 @@ def test_failing_configurations_are_marked_and_the_others_finish(db, data):
                     "AND error IS NOT NULL", [run_id]) == 2
 
 
+def test_a_configuration_that_fails_does_not_cost_the_trainer(db, data):
+    fit_some = [(1, ADAM.format(0.05), "batch_size=8"), (1, "loss='mse', optimizer='SGD(learning_rate=1e38)'", "")]
+    selection(db, "mst", "arch", fit_some)
+    client = db.another()
+    client.run("SET pg_mop.segments = 1")
+    before = set(trainers())
+    fit(client, data, "models", "mst", iterations=1)
+    first = set(trainers()) - before
+    fit(client, data, "models", "mst", iterations=1)
+    assert set(trainers()) - before == first != set()
+    assert client.value("SELECT count(*) FROM models_info WHERE error LIKE '%%NaN%%'") == 1
+    client.close()
+
+
 def test_all_configurations_failing_is_an_error_and_leaves_no_table(db, data):
     selection(db, "mst", "arch", [(1, "loss='mse', optimizer='Adam(nonsense=1)'", "")])
     error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'gone', 'mst', 1, FALSE)")

@@ -84,7 +84,8 @@ def test_scalars_are_those_of_the_configuration(name, kernel):
         assert np.abs(result - expected).max() <= (3e-6 if kernel == "plain" else 2e-5) * np.abs(expected).max()
 
 
-def test_numbers_that_are_zero_do_not_share_with_those_that_are_not():
+def test_numbers_of_different_signs_do_not_share():
     keys = [str(params.without_scalars(parsed("SGD", a))) for a in
-            ("momentum=0", "momentum=0.1", "momentum=0.2", "lr=0.1", "nesterov=True", "clipnorm=1.0", "clipnorm=2.0")]
-    assert keys[1] == keys[2] and len(set(keys)) == 6
+            ("momentum=0", "momentum=0.1", "momentum=0.2", "momentum=-0.1", "lr=0.1", "nesterov=True", "clipnorm=1.0",
+             "clipnorm=2.0")]
+    assert keys[1] == keys[2] and len(set(keys)) == 7

@@ -63,6 +63,16 @@ def test_pieces_are_whole_batches_but_the_last(sizes, least):
     assert all((b == a * 2).all() for a, b in pieces)
 
 
+def test_pieces_are_bounded_in_bytes_and_large_chunks_are_not_copied():
+    chunk = (np.zeros((100, 1000), "f4"),)  # 400 kB
+    pieces = list(data.whole_batches([chunk] * 50, 8, least=1000, enough=4_000_000))
+    assert sum(len(p[0]) for p in pieces) == 5000 and max(p[0].nbytes for p in pieces) <= 4_800_000
+    pieces = list(data.whole_batches([chunk] * 5, 8, enough=100_000))
+    assert sum(np.shares_memory(p[0], chunk[0]) for p in pieces) >= 5 and sum(len(p[0]) for p in pieces) == 500
+    pieces = list(data.whole_batches([chunk] * 5, 250, enough=100_000))
+    assert [len(p[0]) for p in pieces] == [250, 250]
+
+
 def test_the_cache_gives_room_by_dropping_what_the_run_does_not_need():
     cache = data.Cache(100)
     cache.segments = {"old": data.Segment((np.zeros(60, "i1"),)), "mine": data.Segment((np.zeros(40, "i1"),))}

@@ -30,7 +30,7 @@ class Executor:
         self.attempts = {}      # unit -> attempts begun
         self.versions = {}      # mst_key -> version of its model state
         self.failed = {}        # mst_key -> message
-        self.alone = set()      # mst_keys that are evaluated each for itself
+        self.alone = set()      # units that are evaluated each for itself
         self.waiting_since = {} # unit -> when it could have run first (seconds since the epoch)
         self.told = 0           # iterations reported
 
@@ -68,9 +68,9 @@ class Executor:
 
     def _together(self, unit, eligible):
         """The unit and, where it is an evaluation, the others that are due on the same rows, as far as memory goes."""
-        if unit.kind != "evaluate" or unit.mst_key in self.alone:
+        if unit.kind != "evaluate" or unit in self.alone:
             return [unit]
-        units = [unit, *(u for u in eligible if u != unit and u.mst_key not in self.alone
+        units = [unit, *(u for u in eligible if u != unit and u not in self.alone
                          and (u.kind, u.dataset, u.segment) == (unit.kind, unit.dataset, unit.segment))]
         if len(units) == 1:
             return units
@@ -118,7 +118,7 @@ class Executor:
         if isinstance(error, SessionLost):
             self.sessions.fresh(session.place)
         if len(work) > 1:  # one of them may be to blame: from now on each is evaluated for itself
-            self.alone |= {unit.mst_key for unit, _ in work}
+            self.alone |= {unit for unit, _ in work}
         for unit, row in work:
             if isinstance(error, SessionLost) and self.catalog.unit_is_finished(row):
                 self._finished(unit)

@@ -1,0 +1,119 @@
+"""The kernels of one compiled model, without a server: which trains what, and what happens when one fails."""
+
+import os
+
+os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
+
+import dill
+import numpy as np
+import pytest
+
+from mop_udf import params
+from workload import dense
+
+
+def rows(count):
+    source = np.random.default_rng(0)
+    return source.normal(size=(count, 4)).astype("f4"), np.eye(3, dtype="f4")[source.integers(0, 3, count)]
+
+
+def compiled(optimizer="Adam(lr=0.01)", **functions):
+    from mop_udf import models
+    loss = next(iter(functions), "categorical_crossentropy")
+    text = f"loss='{loss}', optimizer='{optimizer}', metrics=['accuracy']"
+    model = models.ModelCache().get(dense(), params.parse_compile_params(text),
+                                    {name: dill.dumps(function, recurse=True) for name, function in functions.items()})
+    model.start(7)
+    return model
+
+
+def iterations(model):
+    return int(model.optimizer.iterations.numpy())
+
+
+@pytest.mark.parametrize("count", [127, 128, 129, 203])
+def test_xla_trains_the_full_batches_of_rows_in_memory(count):
+    model = compiled()
+    report = model.kernels.train([rows(count)], count, 8, 1, forced="xla")
+    assert report["kernel"] == "xla" and report["rows"] == count
+    assert iterations(model) == -(-count // 8)
+    assert model.kernels.loops["xla"].compilations == 1
+
+
+@pytest.mark.parametrize("kernel", ["plain", "loop"])
+@pytest.mark.parametrize("most", [None, 3, 17])
+def test_pieces_give_what_the_whole_gives(kernel, most):
+    data, results = rows(203), []
+    for sizes in ([203], [50, 50, 50, 53], [1] * 203, [7, 196]):
+        model, starts = compiled(), np.cumsum([0, *sizes])
+        chunks = [tuple(c[a:b] for c in data) for a, b in zip(starts, starts[1:])]
+        report = model.kernels.train(iter(chunks), 203, 8, 1, most=most, forced=kernel, streams=len(sizes) > 1)
+        assert report["rows"] == (203 if most is None else 8 * most) and iterations(model) == (most or 26)
+        results.append((report["loss"], report["metrics"], [w.tobytes() for w in model.model.get_weights()]))
+    assert all(result == results[0] for result in results)
+
+
+def test_what_fails_while_it_runs_is_not_trained_again():
+    model = compiled(stubborn=stubborn)
+    with pytest.raises(Exception, match="not now"):
+        model.kernels.train([rows(80)], 80, 8, 1, forced="loop")
+    assert not model.kernels.refused and iterations(model) < 10
+
+
+def stubborn(y_true, y_pred):
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    def once(value):
+        import builtins
+        builtins.stubborn_calls = getattr(builtins, "stubborn_calls", 0) + 1
+        if builtins.stubborn_calls == 6:
+            raise ValueError("not now")
+        return np.float32(value)
+
+    loss = keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+    return loss + 0 * tf.ensure_shape(tf.numpy_function(once, [tf.reduce_sum(loss)], tf.float32), ())
+
+
+def fixed(y_true, y_pred):
+    import keras
+    rows = int(y_pred.shape[0])  # None where the number of rows is left open
+    return keras.ops.sum(keras.ops.square(y_true - y_pred), axis=-1) / rows
+
+
+def test_a_loss_that_the_loop_cannot_compile_trains_by_the_plain_kernel_whatever_came_before():
+    model = compiled(fixed=fixed)
+    for size in (8, 16, 8):
+        assert model.kernels.train([rows(64)], 64, size, 1)["kernel"] == "plain"
+    assert "loop" in model.kernels.refused
+    assert model.kernels.train([rows(64)], 64, 8, 1, forced="xla")["kernel"] == "xla"
+
+
+def test_the_plain_step_is_timed_on_full_batches():
+    model = compiled()
+    for _ in range(3):
+        model.kernels.train([rows(1)], 1, 8, 1, forced="plain")
+    choice = model.kernels.choice(8, "plain")
+    assert not choice.batch_seconds and not choice.compile_seconds
+    model.kernels.train([rows(97)], 97, 8, 1, forced="plain")
+    assert choice.batch_seconds["plain"] < choice.compile_seconds["plain"]
+
+
+def test_a_model_evaluated_in_pieces_gives_what_it_gives_at_once():
+    from mop_udf.models import Evaluation
+    model, other, data = compiled(), compiled("SGD()"), rows(203)
+    weights = [np.array(w) for w in model.model.weights]
+    different = [w + 0.5 for w in weights]
+    whole = Evaluation(model, weights, 1)
+    whole.add(data)
+    turns = [Evaluation(model, weights, 1), Evaluation(model, different, 1), Evaluation(other, weights, 1)]
+    for start in range(0, 203, 50):
+        for evaluation in turns:
+            evaluation.add(tuple(c[start:start + 50] for c in data))
+    reports = [evaluation.report() for evaluation in (whole, *turns)]
+    assert [r["rows"] for r in reports] == [203] * 4
+    for report in (reports[1], reports[3]):
+        assert report["loss"] == pytest.approx(reports[0]["loss"], rel=1e-5)
+        assert report["metric"] == pytest.approx(reports[0]["metric"], rel=1e-6)
+    assert reports[2]["loss"] != pytest.approx(reports[0]["loss"], rel=1e-3)
