@@ -40,9 +40,9 @@ What model selection takes with pg_mop, and with what people do instead, on one 
 
 Every figure is a whole process, from the raw table in the database to the final training losses, trainers and peers
 cold: importing TensorFlow (3 to 6 s) is in all of them. The peers' processes and our trainers have one thread each.
-All start from the same initial weights and take the rows in a fixed order, without shuffling; the updates that each made
-are counted (MADlib's way makes more where a buffer ends in a short batch). All evaluate the final loss on all rows in
-batches of 1,024. The losses differ because pg_mop's and MADlib's rows have been shuffled when they were packed.
+All start from the same initial weights and take the rows in a fixed order, without shuffling. The updates that each
+made are counted (MADlib's way makes more where a buffer ends in a short batch). All evaluate the final loss on all
+rows, in batches of 1,024. The losses differ a little: pg_mop's and MADlib's rows were shuffled when they were packed.
 
 - **pg_mop**: packs the table, loads architectures and the selection table, one call, all settings at their defaults
   but one thread for each trainer and a seed.
