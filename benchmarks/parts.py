@@ -32,10 +32,10 @@ def session(dsn):
     return connection, cursor
 
 
-def prepare(cursor, workload, segments):
+def prepare(cursor, workload, segments, weights=True):
     load_rows(cursor, workload)
     pack(cursor, workload, segments)
-    configure(cursor, workload)
+    configure(cursor, workload, weights)
 
 
 def seconds(cursor, sql, values=None):
@@ -184,7 +184,7 @@ def large(dsn):
     workload = Workload("", 20, (100,), 2, ((("dense", 11200, "relu"), ("dense", 11200, "relu"),
                                              ("dense", 10, "softmax")),), (Configuration(0, "Adam", 0.00001, 10),))
     connection, cursor = session(dsn)
-    prepare(cursor, workload, 1)
+    prepare(cursor, workload, 1, weights=False)
     took = seconds(cursor, "SELECT madlib.madlib_keras_fit_multiple_model('packed', 'models', 'mst', 2, FALSE)")
     cursor.execute("SELECT sum(octet_length(data)) FROM madlib.mop_state WHERE run_id = (SELECT max(run_id) FROM "
                    "madlib.mop_runs)")

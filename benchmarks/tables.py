@@ -26,13 +26,13 @@ def pack(cursor, workload, segments):
                    [[workload.classes]])
 
 
-def configure(cursor, workload):
-    """The architecture table and the model selection table."""
+def configure(cursor, workload, weights=True):
+    """The architecture table and the model selection table. Without `weights`, training starts from the seed."""
     cursor.execute("DROP TABLE IF EXISTS arch, mst, mst_summary, models, models_info, models_summary")
     for number in range(len(workload.nets)):
-        text, weights = workload.architecture(number)
+        text, arrays = workload.architecture(number)
         cursor.execute("SELECT madlib.load_keras_model('arch', %s, %s)",
-                       [text, b"".join(w.tobytes() for w in weights)])
+                       [text, b"".join(w.tobytes() for w in arrays) if weights else None])
     cursor.execute("CREATE TABLE mst (mst_key integer, model_id integer, compile_params text, fit_params text); "
                    "CREATE TABLE mst_summary AS SELECT 'arch'::text AS model_arch_table, NULL::text AS object_table")
     for key, c in enumerate(workload.configurations):
