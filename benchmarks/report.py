@@ -39,7 +39,8 @@ What model selection takes with pg_mop, and with what people do instead, on one 
 | versions | {versions} |
 
 Every figure is a whole process, from the raw table in the database to the final training losses, trainers and peers
-cold: importing TensorFlow (3 to 6 s) is in all of them. The peers' processes and our trainers have one thread each.
+cold: importing TensorFlow and Keras (2 to 3 s) is in all of them. Where Keras finds scikit-learn and SciPy it imports
+them, as here; our trainers do not, which is 0.8 s of that. The peers' processes and our trainers have one thread each.
 All start from the same initial weights and take the rows in a fixed order, without shuffling. The updates that each
 made are counted (MADlib's way makes more where a buffer ends in a short batch). All evaluate the final loss on all
 rows, in batches of 1,024. The losses differ a little: pg_mop's and MADlib's rows were shuffled when they were packed.
