@@ -59,7 +59,7 @@ rows, in batches of 1,024. The losses differ a little: pg_mop's and MADlib's row
         text += f"\n## {name}\n\n{workload['about']}. Median of {workload['runs']}.\n\n{table(workload['figures'])}\n"
     for name, figures in results.get("parts", {}).items():
         text += f"\n## {name}\n\n| | |\n|---|---|\n" + "".join(
-            f"| {key} | {value:,.4g} |\n" for key, value in figures.items())
+            f"| {key} | {f'{value:,.0f}' if value >= 1000 else f'{value:.4g}'} |\n" for key, value in figures.items())
     return text
 
 
