@@ -9,6 +9,7 @@ SET client_min_messages = warning;
 
 \echo
 \echo '=== The extension, in a schema of our choice'
+DROP EXTENSION IF EXISTS pg_mop CASCADE;  -- the demo begins afresh, with the extension of this very checkout
 CREATE SCHEMA IF NOT EXISTS madlib;
 CREATE EXTENSION IF NOT EXISTS pg_mop SCHEMA madlib CASCADE;
 DROP TABLE IF EXISTS digits CASCADE;
