@@ -15,9 +15,8 @@ import os
 import statistics
 import time
 
-import psycopg2
 from run import RESULTS
-from tables import configure, load_rows, pack, train
+from tables import configure, connect, load_rows, pack, train
 from workloads import Configuration, Workload
 
 SCHEMA = "SET client_min_messages = warning; DROP SCHEMA IF EXISTS parts CASCADE; CREATE SCHEMA parts; " \
@@ -25,9 +24,7 @@ SCHEMA = "SET client_min_messages = warning; DROP SCHEMA IF EXISTS parts CASCADE
 
 
 def session(dsn):
-    connection = psycopg2.connect(dsn)
-    connection.autocommit = True
-    cursor = connection.cursor()
+    connection, cursor = connect(dsn)
     cursor.execute(SCHEMA)
     return connection, cursor
 

@@ -17,7 +17,7 @@ import time
 import psycopg2
 from measure import Watch
 from report import table
-from tables import load_rows
+from tables import connect, load_rows
 from workloads import WORKLOADS
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -35,9 +35,7 @@ CONTENDERS = {
 
 def load(dsn, workload):
     """Make the raw table."""
-    connection = psycopg2.connect(dsn)
-    connection.autocommit = True
-    cursor = connection.cursor()
+    connection, cursor = connect(dsn)
     load_rows(cursor, workload)
     cursor.execute("VACUUM ANALYZE raw")
     connection.close()
@@ -45,9 +43,8 @@ def load(dsn, workload):
 
 
 def checkpoint(dsn):
-    connection = psycopg2.connect(dsn)
-    connection.autocommit = True
-    connection.cursor().execute("CHECKPOINT")
+    connection, cursor = connect(dsn)
+    cursor.execute("CHECKPOINT")
     connection.close()
 
 

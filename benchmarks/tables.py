@@ -1,9 +1,18 @@
-"""A workload's tables in the database; every function takes an open cursor."""
+"""A connection, and a workload's tables in the database."""
 
 import json
 import tempfile
 
+import psycopg2
+
 BRACES = str.maketrans("[]", "{}", " ")
+
+
+def connect(dsn):
+    """(connection, cursor); every statement commits for itself."""
+    connection = psycopg2.connect(dsn)
+    connection.autocommit = True
+    return connection, connection.cursor()
 
 
 def load_rows(cursor, workload):

@@ -125,20 +125,23 @@ class Server:
         compile_params, self.fit = self.models.parse(unit["compile_params"], unit["fit_params"])
         compiled = self.compiled.get(unit["architecture"], compile_params, objects)
         own = states.get(unit["mst_key"])
-        if own is not None and not unit["plain_weights"]:
+        if own is None or unit["plain_weights"]:
+            compiled.start(self.models.initial_seed(unit["seed"], unit["model_id"],
+                                                    None if unit["same_start"] else unit["mst_key"]))
+            if own is not None:
+                compiled.set_weights(own)
+        else:
             began = time.monotonic()
             compiled.load(own)
             self.wait_seconds += time.monotonic() - began
-            compiled.set_scalars(compile_params)
-            if unit.get("replicas"):
-                compiled.average([(states[key], rows) for key, rows in unit["replicas"]])
-            return compiled
-        compiled.start(self.models.initial_seed(unit["seed"], unit["model_id"],
-                                                None if unit["same_start"] else unit["mst_key"]))
+            if replicas := self._replicas(unit, states):
+                compiled.average(replicas)
         compiled.set_scalars(compile_params)
-        if own is not None:
-            compiled.set_weights(own)
         return compiled
+
+    def _replicas(self, unit, states):
+        """[(bytes of its state, rows), ...] of the replicas of which a unit's model is the average; or None."""
+        return [(states[key], rows) for key, rows in unit["replicas"]] if unit.get("replicas") else None
 
     def _chunks(self, unit):
         """The segment's rows as (epoch, arrays): from the cache, or as they arrive (then kept while they fit)."""
@@ -196,7 +199,7 @@ class Server:
                 one_pass((arrays for _, arrays in epoch), True)
         else:
             if unit["sends_rows"] and not fit["shuffle"] and forced != "xla":
-                one_pass((arrays for _, arrays in stream), unit["sends_rows"])  # reading and training overlap
+                one_pass((arrays for _, arrays in stream), True)  # reading and training overlap
             for _ in stream:
                 pass
             segment = self.cache.get(unit["dataset"])
@@ -231,8 +234,7 @@ class Server:
         compile_params, _ = self.models.parse(unit["compile_params"], unit["fit_params"])
         compiled = self.compiled.get(unit["architecture"], compile_params,
                                      {name: next(objects) for name in unit["objects"]})
-        replicas = [(states[key], rows) for key, rows in unit["replicas"]] if unit.get("replicas") else None
-        weights = compiled.weights_of(states[unit["mst_key"]], unit["plain_weights"], replicas)
+        weights = compiled.weights_of(states[unit["mst_key"]], unit["plain_weights"], self._replicas(unit, states))
         return self.models.Evaluation(compiled, weights, unit["inputs"])
 
     def _drain(self):

@@ -2,6 +2,8 @@
 
 import json
 
+import numpy as np
+
 
 def layer(kind, /, **config):
     return {"module": "keras.layers", "class_name": kind, "config": config, "registered_name": None}
@@ -27,6 +29,20 @@ def make_data(db, table="flowers", rows=100, segments=3, buffer_size=10, packed=
     db.run(f"SET pg_mop.segments = {segments}; SET pg_mop.seed = {seed}")
     db.run("SELECT madlib.training_preprocessor_dl(%s, %s, 'y', 'x', %s)", [table, packed, buffer_size])
     return packed
+
+
+def make_images(db):
+    """A table `images` of 80 pictures, 8 x 8 x 1, of three classes, and its packed form."""
+    db.run("CREATE TABLE images AS SELECT i AS id, (SELECT array_agg(r) FROM (SELECT array_agg(ARRAY[((i * 13 + "
+           "a * 7 + b * 3) % 17) / 16.0 + (i % 3)]) AS r FROM generate_series(1, 8) a, generate_series(1, 8) b "
+           "GROUP BY a ORDER BY a) s)::real[] AS x, i % 3 AS y FROM generate_series(1, 80) AS i")
+    db.run("SELECT madlib.training_preprocessor_dl('images', 'images_packed', 'y', 'x', 11)")
+
+
+def random_rows(count):
+    """(x float32 [count, 4], one-hot y float32 [count, 3]), for the nets of `dense`."""
+    source = np.random.default_rng(0)
+    return source.normal(size=(count, 4)).astype("f4"), np.eye(3, dtype="f4")[source.integers(0, 3, count)]
 
 
 def load(db, table, *architectures):

@@ -1,6 +1,6 @@
 """pg_mop: pack the table, load architectures and the selection table, one call; sessions start cold."""
 
-from tables import configure, pack, train
+from tables import configure, connect, pack, train
 
 from contenders.common import main
 
@@ -15,11 +15,8 @@ SELECT (SELECT extract(epoch FROM max(finished_at) - min(started_at)) FROM u)::f
 
 
 def contender(workload, dsn, workers, clock):
-    import psycopg2
     with clock.part("connect"):
-        connection = psycopg2.connect(dsn)
-        connection.autocommit = True
-        cursor = connection.cursor()
+        connection, cursor = connect(dsn)
         cursor.execute("SET client_min_messages = warning; SET pg_mop.threads = 1; SET pg_mop.seed = 1")
     with clock.part("pack"):
         pack(cursor, workload, workers)

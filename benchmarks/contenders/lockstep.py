@@ -6,8 +6,7 @@ rows after its first visit (MADlib's use_caching), reads and writes model weight
 
 import multiprocessing
 
-import psycopg2
-from tables import pack
+from tables import connect, pack
 
 from contenders.common import main
 from pg_mop.schedule.board import Board
@@ -18,9 +17,7 @@ def segment(place, pipe, workload, dsn):
     """Serve (kind, key) requests for the rows of segment number `place`."""
     import keras
     import numpy as np
-    connection = psycopg2.connect(dsn)
-    connection.autocommit = True
-    cursor = connection.cursor()
+    connection, cursor = connect(dsn)
     cursor.execute("SELECT x, x_shape, y, y_shape FROM packed WHERE __dist_key__ = (SELECT __dist_key__ FROM (SELECT "
                    "DISTINCT __dist_key__ FROM packed) AS d ORDER BY 1 OFFSET %s LIMIT 1) ORDER BY buffer_id", [place])
     buffers = [(np.frombuffer(x, "<f4").reshape(xs), np.frombuffer(y, "<i2").reshape(ys))
@@ -51,9 +48,7 @@ def segment(place, pipe, workload, dsn):
 
 
 def contender(workload, dsn, workers, clock):
-    connection = psycopg2.connect(dsn)
-    connection.autocommit = True
-    cursor = connection.cursor()
+    connection, cursor = connect(dsn)
     with clock.part("pack"):
         cursor.execute("SET client_min_messages = warning; SET pg_mop.seed = 1; DROP TABLE IF EXISTS lockstep; "
                        "CREATE TABLE lockstep (key integer PRIMARY KEY, weights bytea)")

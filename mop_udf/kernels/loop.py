@@ -23,7 +23,6 @@ class Loop:
 
     def __init__(self, model, jit_compile):
         self.model, self.jit_compile = model, jit_compile
-        self.name = "xla" if jit_compile else "loop"
         self.functions = {}     # signature -> the compiled loop
         self.warm = set()       # batch sizes that have run: libraries prepare themselves for each
         self.compilations = 0

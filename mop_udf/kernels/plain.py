@@ -40,7 +40,7 @@ class Plain:
 
     def _first(self, data, step):
         """Let Keras make the variables that it still lacks, and train on `data` by `step`."""
-        self.model.train_function = lambda iterator: step(tuple(p for p in next(iter(iterator)) if p is not None))
+        self.model.train_function = _of_iterator(step)
         self.model.train_on_batch(*data[:2], sample_weight=data[2] if len(data) > 2 else None)
         self.trains = True
 
@@ -51,8 +51,7 @@ class Plain:
             if self.evaluates:
                 self._run("test", data, False)
             else:
-                self.model.test_function = lambda iterator: self._run(
-                    "test", tuple(p for p in next(iter(iterator)) if p is not None), False)
+                self.model.test_function = _of_iterator(lambda data: self._run("test", data, False))
                 self.model.test_on_batch(*data)
                 self.evaluates = True
 
@@ -67,6 +66,11 @@ class Plain:
             self.steps[key] = tf.function(getattr(self.model, kind + "_step"), input_signature=[signature],
                                           autograph=False)
         return self.steps[key](data)
+
+
+def _of_iterator(step):
+    """A step on data as Keras' train_function and test_function: on what an iterator gives."""
+    return lambda iterator: step(tuple(part for part in next(iter(iterator)) if part is not None))
 
 
 def split(batch, inputs):

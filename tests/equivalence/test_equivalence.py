@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from workload import assert_invariants, dense, fit, layer, load, make_data, selection, sequential
+from workload import assert_invariants, dense, fit, layer, load, make_data, make_images, selection, sequential
 
 SEED = 11
 CNN = sequential("cnn", [8, 8, 1], layer("Conv2D", name="conv", filters=4, kernel_size=[3, 3], activation="relu"),
@@ -30,10 +30,7 @@ def runs(db):
     """Every case trained in the database and replayed by Keras: {case: (ours, plain Keras, Keras' default)}."""
     db.run(f"SET pg_mop.seed = {SEED}; SET pg_mop.threads = 1; SET pg_mop.kernel = plain")
     make_data(db, rows=101, segments=3, buffer_size=9, seed=SEED)
-    db.run("CREATE TABLE images AS SELECT i AS id, (SELECT array_agg(r) FROM (SELECT array_agg(ARRAY[((i * 13 + "
-           "a * 7 + b * 3) % 17) / 16.0 + (i % 3)]) AS r FROM generate_series(1, 8) a, generate_series(1, 8) b "
-           "GROUP BY a ORDER BY a) s)::real[] AS x, i % 3 AS y FROM generate_series(1, 80) AS i")
-    db.run("SELECT madlib.training_preprocessor_dl('images', 'images_packed', 'y', 'x', 11)")
+    make_images(db)
     load(db, "arch", *(case[0] for case in CASES.values()))
     jobs, ours = [], []
     for architecture, packed, model_id, epochs, optimizer, arguments in CASES.values():

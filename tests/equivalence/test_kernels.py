@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_equivalence import CNN, NOISY
 
-from workload import dense, fit, load, make_data, selection
+from workload import dense, fit, load, make_data, make_images, selection
 
 CASES = {"dense net with Adam": (1, "flowers_packed", "Adam(lr=0.02)", ""),
          "CNN with momentum": (2, "images_packed", "SGD(lr=0.05, momentum=0.9)", ""),
@@ -19,10 +19,7 @@ CASES = {"dense net with Adam": (1, "flowers_packed", "Adam(lr=0.02)", ""),
 def data(db):
     db.run("SET pg_mop.threads = 1")
     make_data(db, rows=203, segments=2, buffer_size=9)
-    db.run("CREATE TABLE images AS SELECT i AS id, (SELECT array_agg(r) FROM (SELECT array_agg(ARRAY[((i * 13 + "
-           "a * 7 + b * 3) % 17) / 16.0 + (i % 3)]) AS r FROM generate_series(1, 8) a, generate_series(1, 8) b "
-           "GROUP BY a ORDER BY a) s)::real[] AS x, i % 3 AS y FROM generate_series(1, 80) AS i")
-    db.run("SELECT madlib.training_preprocessor_dl('images', 'images_packed', 'y', 'x', 11)")
+    make_images(db)
     load(db, "arch", dense(), CNN, NOISY)
 
 

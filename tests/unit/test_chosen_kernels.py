@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 
 from mop_udf import params
-from workload import dense
-
-
-def rows(count):
-    source = np.random.default_rng(0)
-    return source.normal(size=(count, 4)).astype("f4"), np.eye(3, dtype="f4")[source.integers(0, 3, count)]
+from workload import dense, random_rows
 
 
 def compiled(optimizer="Adam(lr=0.01)", **functions):
@@ -34,7 +29,7 @@ def iterations(model):
 @pytest.mark.parametrize("count", [127, 128, 129, 203])
 def test_xla_trains_the_full_batches_of_rows_in_memory(count):
     model = compiled()
-    report = model.kernels.train([rows(count)], count, 8, 1, forced="xla")
+    report = model.kernels.train([random_rows(count)], count, 8, 1, forced="xla")
     assert report["kernel"] == "xla" and report["rows"] == count
     assert iterations(model) == -(-count // 8)
     assert model.kernels.loops["xla"].compilations == 1
@@ -43,7 +38,7 @@ def test_xla_trains_the_full_batches_of_rows_in_memory(count):
 @pytest.mark.parametrize("kernel", ["plain", "loop"])
 @pytest.mark.parametrize("most", [None, 3, 17])
 def test_pieces_give_what_the_whole_gives(kernel, most):
-    data, results = rows(203), []
+    data, results = random_rows(203), []
     for sizes in ([203], [50, 50, 50, 53], [1] * 203, [7, 196]):
         model, starts = compiled(), np.cumsum([0, *sizes])
         chunks = [tuple(c[a:b] for c in data) for a, b in zip(starts, starts[1:])]
@@ -56,7 +51,7 @@ def test_pieces_give_what_the_whole_gives(kernel, most):
 def test_what_fails_while_it_runs_is_not_trained_again():
     model = compiled(stubborn=stubborn)
     with pytest.raises(Exception, match="not now"):
-        model.kernels.train([rows(80)], 80, 8, 1, forced="loop")
+        model.kernels.train([random_rows(80)], 80, 8, 1, forced="loop")
     assert not model.kernels.refused and iterations(model) < 10
 
 
@@ -85,24 +80,24 @@ def fixed(y_true, y_pred):
 def test_a_loss_that_the_loop_cannot_compile_trains_by_the_plain_kernel_whatever_came_before():
     model = compiled(fixed=fixed)
     for size in (8, 16, 8):
-        assert model.kernels.train([rows(64)], 64, size, 1)["kernel"] == "plain"
+        assert model.kernels.train([random_rows(64)], 64, size, 1)["kernel"] == "plain"
     assert "loop" in model.kernels.refused
-    assert model.kernels.train([rows(64)], 64, 8, 1, forced="xla")["kernel"] == "xla"
+    assert model.kernels.train([random_rows(64)], 64, 8, 1, forced="xla")["kernel"] == "xla"
 
 
 def test_the_plain_step_is_timed_on_full_batches():
     model = compiled()
     for _ in range(3):
-        model.kernels.train([rows(1)], 1, 8, 1, forced="plain")
+        model.kernels.train([random_rows(1)], 1, 8, 1, forced="plain")
     choice = model.kernels.choice(8, "plain")
     assert not choice.batch_seconds and not choice.compile_seconds
-    model.kernels.train([rows(97)], 97, 8, 1, forced="plain")
+    model.kernels.train([random_rows(97)], 97, 8, 1, forced="plain")
     assert choice.batch_seconds["plain"] < choice.compile_seconds["plain"]
 
 
 def test_a_model_evaluated_in_pieces_gives_what_it_gives_at_once():
     from mop_udf.models import Evaluation
-    model, other, data = compiled(), compiled("SGD()"), rows(203)
+    model, other, data = compiled(), compiled("SGD()"), random_rows(203)
     weights = [np.array(w) for w in model.model.weights]
     different = [w + 0.5 for w in weights]
     whole = Evaluation(model, weights, 1)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mop_udf import params
-from workload import dense
+from workload import dense, random_rows
 
 # two configurations each, which differ in every scalar
 PAIRS = {
@@ -32,11 +32,6 @@ PAIRS = {
 }
 
 
-def rows():
-    source = np.random.default_rng(0)
-    return source.normal(size=(24, 4)).astype("f4"), np.eye(3, dtype="f4")[source.integers(0, 3, 24)]
-
-
 def parsed(name, arguments):
     text = f"loss='categorical_crossentropy', optimizer='{name.split(',')[0]}({arguments})', metrics=['accuracy']"
     return params.parse_compile_params(text)
@@ -49,7 +44,7 @@ def by_keras(compile_params):
     model = models.build(models.normalise(dense()), 7)
     model.compile(optimizer=models.make_optimizer(compile_params["optimizer"], compile_params["optimizer_args"]),
                   loss=compile_params["loss"], jit_compile=False, run_eagerly=True)
-    x, y = rows()
+    x, y = random_rows(24)
     for _ in range(3):
         for i in range(0, 24, 8):
             model.train_on_batch(x[i:i + 8], y[i:i + 8])
@@ -66,7 +61,7 @@ def test_every_optimizer_has_its_pair():
 def test_scalars_are_those_of_the_configuration(name, kernel):
     from mop_udf import models
     cache, results = models.ModelCache(), []
-    x, y = rows()
+    x, y = random_rows(24)
     for arguments in (*PAIRS[name], PAIRS[name][0]):
         compile_params = parsed(name, arguments)
         compiled = cache.get(dense(), compile_params, {})

@@ -11,8 +11,7 @@ def mop_export_model(db, session, model_table, mst_key):
     """The bytes of a .keras file of a trained model."""
     model = StoredModel(db, model_table, mst_key)
     with trainer_of(session, trainer_options(db, False)) as trainer:
-        trainer.send({"op": "model", "architecture": model.architecture_text}, model.weights)
-        trainer.receive()
+        model.lend(trainer)
         trainer.send({"op": "export"})
         _, (data,) = trainer.receive()
     return bytes(data)

@@ -2,7 +2,7 @@
 
 from mop_udf import state
 from pg_mop import __version__, catalog, object_table
-from pg_mop.api.output import PreviousModel, class_columns, insert, typed
+from pg_mop.api.output import PreviousModel, insert, write_summary
 from pg_mop.api.training import Training
 from pg_mop.database import MopError, sql_function
 
@@ -21,7 +21,7 @@ def madlib_keras_fit(db, source_table, model, model_arch_table, model_id, compil
     training.averaging = training.options["fit_strategy"] == "averaging"
     previous = None
     if warm_start:
-        previous = PreviousModel(db, model)
+        previous = PreviousModel(db, model, training.options["lock_timeout"])
         output = previous.names
     else:
         output = db.output_table(model, "_summary")
@@ -35,10 +35,8 @@ def madlib_keras_fit(db, source_table, model, model_arch_table, model_id, compil
         "use_gpus": use_gpus, "validation_table": validation_table,
         "metrics_compute_frequency": metrics_compute_frequency, "warm_start": warm_start, "name": name,
         "description": description, "object_table": object_table_name})
-    try:
-        if previous is not None:
-            previous.set_aside()
-        table, summary = output
+    table, summary = output
+    with training.output(previous):
         weights = state.weights_to_bytes(training.weights())
         c = training.configurations[0]
         db.execute(f"CREATE TABLE {table} (model_weights bytea, model_arch json)")
@@ -71,15 +69,7 @@ def madlib_keras_fit(db, source_table, model, model_arch_table, model_id, compil
                        (f"{dataset}_metrics", "double precision[]", metrics[f"{dataset}_metrics"]),
                        (f"{dataset}_loss", "double precision[]", metrics[f"{dataset}_loss"])]
         values.append(("metrics_iters", "integer[]", training.metrics_iterations))
-        last = f", {typed([('dependent_dtype', 'text', 'float32')])}" if source.regression else ""
-        db.execute(f"CREATE TABLE {summary} AS SELECT {typed(values)}, {class_columns(source)}{last} "
-                   f"FROM {source.summary_table} AS s LIMIT 1")
-        if previous is not None:
-            previous.drop()
-        training.finish()
-    except BaseException as error:
-        training.abandon(error)
-        raise
+        write_summary(db, source, summary, values)
 
 
 class Single(Training):

@@ -2,7 +2,7 @@
 
 from mop_udf import state
 from pg_mop import __version__, catalog, object_table
-from pg_mop.api.output import PreviousModels, class_columns, insert, typed
+from pg_mop.api.output import PreviousModels, insert, write_summary
 from pg_mop.api.training import Training, listed
 from pg_mop.database import MopError, sql_function
 
@@ -19,7 +19,7 @@ def madlib_keras_fit_multiple_model(db, source_table, model_output_table, model_
                         metrics_compute_frequency, use_gpus)
     previous, suffixes = None, ("_info", "_summary")
     if warm_start:
-        previous = PreviousModels(db, model_output_table)
+        previous = PreviousModels(db, model_output_table, training.options["lock_timeout"])
         output = previous.names
     else:
         output = db.output_table(model_output_table, *suffixes)
@@ -31,14 +31,10 @@ def madlib_keras_fit_multiple_model(db, source_table, model_output_table, model_
         "model_selection_table": model_selection_table, "num_iterations": num_iterations, "use_gpus": use_gpus,
         "validation_table": validation_table, "metrics_compute_frequency": metrics_compute_frequency,
         "warm_start": warm_start, "name": name, "description": description, "use_caching": use_caching})
-    try:
-        if previous is not None:
-            previous.set_aside()
-        model, info, summary = output
+    model, info, summary = output
+    with training.output(previous):
         _write_models(training, model, info, previous)
-        if previous is not None:
-            previous.drop()
-        _write_summary(training, summary, [
+        write_summary(db, training.source, summary, [
             ("source_table", "text", source_table), ("validation_table", "text", validation_table),
             ("model", "text", model_output_table), ("model_info", "text", db.suffixed(model_output_table, "_info")),
             ("dependent_varname", "text[]", training.source.outputs),
@@ -51,11 +47,10 @@ def madlib_keras_fit_multiple_model(db, source_table, model_output_table, model_
             ("start_training_time", "timestamp", started),
             ("end_training_time", "timestamp", db.value("SELECT clock_timestamp()::timestamp::text")),
             ("madlib_version", "text", f"pg_mop {__version__}"),
-            ("num_classes", "integer[]", training.widths)])
-        training.finish()
-    except BaseException as error:
-        training.abandon(error)
-        raise
+            ("num_classes", "integer[]", training.widths)], [
+            ("dependent_vartype", "text[]", training.source.summary.get("dependent_vartype")),
+            ("normalizing_const", "real", training.source.summary.get("normalizing_const")),
+            ("metrics_iters", "integer[]", training.metrics_iterations)])
     if failed := training.failed:
         db.warning(f"{len(failed)} of {len(training.configurations)} configurations failed: mst_key "
                    f"{', '.join(map(str, sorted(failed)))}", detail=listed(failed),
@@ -144,16 +139,3 @@ def _write_models(training, model, info, previous):
             "model_type": ("text", "madlib_keras"), "model_size": ("float8", size),
             "metrics_type": ("text[]", compiled[key]["metrics"] or None), "loss_type": ("text", compiled[key]["loss"]),
             "error": ("text", c["error"]), **metrics})
-
-
-def _write_summary(training, summary, values):
-    """The summary (contract 3, section 5.3): `values`, then what the source says of its columns."""
-    source = training.source
-    after = [("dependent_vartype", "text[]", source.summary.get("dependent_vartype")),
-             ("normalizing_const", "real", source.summary.get("normalizing_const")),
-             ("metrics_iters", "integer[]", training.metrics_iterations)]
-    if source.regression:
-        after.append(("dependent_dtype", "text", "float32"))
-    # CREATE TABLE AS takes no parameters
-    training.db.execute(f"CREATE TABLE {summary} AS SELECT {typed(values)}, {class_columns(source)}, {typed(after)} "
-                        f"FROM {source.summary_table} AS s LIMIT 1")

@@ -14,6 +14,11 @@ class Model:
 
     regression = False
 
+    def lend(self, trainer):
+        """Have a trainer hold the model, to predict with it or to export it."""
+        trainer.send({"op": "model", "architecture": self.architecture_text}, self.weights)
+        trainer.receive()
+
     def _read_architecture(self, text, weights, outputs, what):
         """Check the architecture JSON; `what` names the model in errors. Raises MopError."""
         self.architecture_text, self.weights = text, weights

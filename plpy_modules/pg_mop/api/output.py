@@ -2,7 +2,6 @@
 
 import secrets
 
-from pg_mop import settings
 from pg_mop.database import MopError, quote_identifier, quote_literal
 
 
@@ -32,13 +31,24 @@ def typed(columns):
     return ", ".join(parts)
 
 
+def write_summary(db, source, table, values, after=()):
+    """The summary `table` (quoted): `values` (as in `typed`), the class values of the packed `source`, then `after`."""
+    after = [*after, *([("dependent_dtype", "text", "float32")] if source.regression else [])]
+    selected = [typed(values), class_columns(source), *([typed(after)] if after else [])]
+    # CREATE TABLE AS takes no parameters
+    db.execute(f"CREATE TABLE {table} AS SELECT {', '.join(selected)} FROM {source.summary_table} AS s LIMIT 1")
+
+
 class Previous:
     """The output tables of an earlier call that a warm start goes on from, and replaces."""
 
     wanted = ()  # for each table: (suffix, what it is, the columns it must have)
 
-    def __init__(self, db, text):
-        """Check the tables that the caller calls `text` and `text`_... Raises MopError."""
+    def __init__(self, db, text, lock_timeout):
+        """Check the tables that the caller calls `text` and `text`_...; wait for locks at most `lock_timeout` ms.
+
+        Raises MopError.
+        """
         self.db, self.text = db, text
         if text is None or text.strip().lower() in ("", "null"):
             raise MopError("NULL/empty output table name")
@@ -53,14 +63,14 @@ class Previous:
                 raise MopError(f"must be owner of {table}, which a warm start replaces", sqlstate="42501")
             self.tables.append(table)
         self.names = [str(table) for table in self.tables]
-        self._try_to_replace()
+        self._try_to_replace(lock_timeout)
 
-    def _try_to_replace(self):
+    def _try_to_replace(self, lock_timeout):
         """What will be done in the end is done and taken back now, so that nothing is trained in vain."""
         db = self.db
         try:
             with db.plpy.subtransaction():
-                db.execute(f"SET LOCAL lock_timeout = {settings.load(db)['lock_timeout']}")
+                db.execute(f"SET LOCAL lock_timeout = {lock_timeout}")
                 self.set_aside()
                 db.execute(f"CREATE TABLE {self.names[0]} ()")
                 self.drop()
@@ -97,8 +107,8 @@ class PreviousModels(Previous):
               ("_info", "info table of the model table", ("mst_key", "model_id")),
               ("_summary", "summary of the model table", ()))
 
-    def __init__(self, db, text):
-        super().__init__(db, text)
+    def __init__(self, db, text, lock_timeout):
+        super().__init__(db, text, lock_timeout)
         self.rows = {row["mst_key"]: row for row in db.execute(
             f"SELECT m.mst_key, i.model_id, m.model_arch::text AS model_arch, md5(nullif(m.model_weights, '')) "
             f"AS weights_md5 FROM {self.tables[0]} m LEFT JOIN {self.tables[1]} i USING (mst_key)")}

@@ -70,8 +70,7 @@ def _write(db, session, model, test, test_table, id_col, independent_varname, ou
         f"{', p.rank' if choice.rank else ''} FROM unnest($1, $2, $3, $4, $5) "
         f"AS p(id, class_name, class_value, prob, rank)", ["text[]", "text[]", "text[]", "float8[]", "integer[]"])
     with trainer_of(session, trainer_options(db, use_gpus)) as trainer:
-        trainer.send({"op": "model", "architecture": model.architecture_text}, model.weights)
-        trainer.receive()
+        model.lend(trainer)
         for identifiers, arrays in reader:
             trainer.send({"op": "predict", "shapes": [list(a.shape) for a in arrays]},
                          *(a.reshape(-1).view(np.uint8) for a in arrays))

@@ -4,6 +4,7 @@ madlib_keras_fit_multiple_model and madlib_keras_fit differ in where their confi
 write in the end.
 """
 
+import contextlib
 import json
 import secrets
 import time
@@ -24,7 +25,7 @@ from pg_mop.schedule.replicas import Replicas
 
 
 class Training:
-    """One training call. In order: the constructor, `check`, `run`, then the caller writes and `finish`es.
+    """One training call. In order: the constructor, `check`, `run`, then the caller writes within `output`.
 
     `configurations` are dicts with mst_key, model_id, compile_params, fit_params, model_arch and, where training does
     not start from the seed, weights_sql and weights_md5; `check` adds compile, fit and architecture. `averaging`: the
@@ -208,6 +209,23 @@ class Training:
     def all_failed(self):
         """Begins the error that says that nothing could be trained."""
         return f"all {len(self.configurations)} configurations failed"
+
+    @contextlib.contextmanager
+    def output(self, previous):
+        """Within it the caller writes the output tables; `previous`: those that a warm start replaces, or None.
+
+        Then the run is finished. Where something goes wrong, its row says so.
+        """
+        try:
+            if previous is not None:
+                previous.set_aside()
+            yield
+            if previous is not None:
+                previous.drop()
+            self.finish()
+        except BaseException as error:
+            self.abandon(error)
+            raise
 
     def finish(self):
         """Mark the run finished: its output is written in this transaction."""
