@@ -27,6 +27,8 @@ class Session:
         self.unit = None
         self.schema = None  # the extension's, quoted, once it has been asked for
         self.plans = {}  # (sql, types) -> prepared plan
+        self.coming = None  # what to do while the trainer works on the unit
+        self.ahead = {}  # (run_id, mst_key, version) -> parts of a model state that has been read ahead
 
     def query(self, sql, types=(), values=(), cursor=False):
         """Run SQL by a plan that is kept for the next time: its rows, or with `cursor` one by one."""
@@ -87,6 +89,9 @@ class Session:
     def end(self):
         """End the rows and wait for the unit's report (dict)."""
         self.trainer.send({"op": "end"})
+        if self.coming is not None:
+            coming, self.coming = self.coming, None
+            coming()
         try:
             report, _ = self.trainer.receive()
         except TrainerError as error:  # an answer, too: the trainer goes on

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from conftest import eventually, trainers
-from workload import ADAM, assert_invariants, dense, fit, load, make_data, selection
+from workload import ADAM, assert_invariants, dense, fit, layer, load, make_data, selection, sequential
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +123,23 @@ def test_streaming_and_caching_give_the_same_bytes(db, data):
     fit(db, packed, "models", "mst")
     assert db.run("SELECT mst_key, model_weights::text FROM models ORDER BY 1") == cached
     db.run("RESET pg_mop.cache_mb")
+
+
+def test_models_whose_states_are_read_ahead_are_trained_as_each_alone(db, data):
+    """States of 4 MB: from 1 MB on a session reads the next one while it trains."""
+    load(db, "large_arch", sequential("large", [4], layer("Dense", name="a", units=600, activation="relu"), layer(
+        "Dense", name="b", units=600, activation="relu"), layer("Dense", name="c", units=3, activation="softmax")))
+    configurations = [(1, ADAM.format(rate), "batch_size=8") for rate in (0.001, 0.002, 0.003, 0.004)]
+    make_data(db, "one", segments=1)
+    db.run("SET pg_mop.seed = 4; SET pg_mop.kernel = 'plain'; SET pg_mop.threads = 1")
+    selection(db, "large_mst", "large_arch", configurations)
+    fit(db, "one_packed", "together", "large_mst", 3)
+    for key in range(1, 5):
+        db.run("DELETE FROM large_mst")
+        db.run("INSERT INTO large_mst VALUES (%s, %s, %s, %s)", [key, *configurations[key - 1]])
+        fit(db, "one_packed", "single", "large_mst", 3)
+        assert db.value("SELECT t.model_weights = s.model_weights FROM together t JOIN single s USING (mst_key)")
+    db.run("RESET pg_mop.kernel; RESET pg_mop.threads; RESET pg_mop.seed")
 
 
 def test_round_robin_trains_in_lockstep_over_ascending_segments(db, data):

@@ -11,20 +11,21 @@ from pg_mop.schedule.simulator import makespan, simulate
 SHAPES = [(16, 2, 3), (2, 5, 2), (1, 3, 2), (4, 1, 2), (1, 1, 1), (5, 3, 1), (3, 3, 2)]
 
 
-def run(name, configurations, segments, iterations, seed=7, metrics=(), validation=(), seconds=None):
+def run(name, configurations, segments, iterations, seed=7, metrics=(), validation=(), seconds=None, ahead=False):
     board = Board(range(1, configurations + 1), range(segments), iterations, metrics, validation)
     scheduler = SCHEDULERS[name](board, seed)
-    return simulate(board, scheduler, seconds or (lambda unit: 1.0))
+    return simulate(board, scheduler, seconds or (lambda unit: 1.0), ahead)
 
 
 def uneven(unit):
     return random.Random(repr(unit)).uniform(0.1, 3.0)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.parametrize("configurations,segments,iterations", SHAPES)
-def test_every_configuration_visits_every_segment_once_per_iteration(name, configurations, segments, iterations):
-    visits = run(name, configurations, segments, iterations, seconds=uneven)
+def test_every_configuration_visits_every_segment_once_per_iteration(name, configurations, segments, iterations, ahead):
+    visits = run(name, configurations, segments, iterations, seconds=uneven, ahead=ahead)
     trained = [(v.unit.mst_key, v.unit.iteration, v.unit.segment) for v in visits]
     assert sorted(trained) == [(c, i, s) for c in range(1, configurations + 1)
                                for i in range(1, iterations + 1) for s in range(segments)]
@@ -84,8 +85,9 @@ def test_without_rounds_unequal_units_finish_sooner():
             < makespan(run("round-robin", 6, 3, 4, seconds=seconds)))
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("configurations,segments", [(12, 2), (12, 4), (30, 8)])
-def test_longest_first_leaves_places_idle_for_little_more_than_it_must(configurations, segments):
+def test_longest_first_leaves_places_idle_for_little_more_than_it_must(configurations, segments, ahead):
     """Configurations of which the dearest costs ten times the cheapest; averages over twenty draws."""
     over = {"longest-first": [], "randomized": []}
     for draw in range(20):
@@ -93,7 +95,8 @@ def test_longest_first_leaves_places_idle_for_little_more_than_it_must(configura
         cost = {key: 10 ** source.uniform(0, 1) for key in range(1, configurations + 1)}
         bound = 4 * max(sum(cost.values()), segments * max(cost.values()))  # a place's work, or a configuration's
         for name, found in over.items():
-            visits = run(name, configurations, segments, 4, seed=draw, seconds=lambda u, c=cost: c[u.mst_key])
+            visits = run(name, configurations, segments, 4, seed=draw, seconds=lambda u, c=cost: c[u.mst_key],
+                         ahead=ahead)
             found.append(makespan(visits) / bound - 1)
     mean = {name: sum(found) / len(found) for name, found in over.items()}
     assert mean["longest-first"] < 0.05 and mean["longest-first"] <= mean["randomized"]
@@ -126,3 +129,30 @@ def test_a_unit_that_was_not_done_is_run_again(name):
     assert not board.eligible(0) and not board.eligible(1)
     board.release(unit)
     assert unit in [v.unit for v in simulate(board, scheduler, uneven)]
+
+
+def test_a_reserved_configuration_is_left_to_its_place_by_those_that_have_others():
+    board = Board([1, 2], [0, 1], 1)
+    board.reserve(0, 1)
+    assert [u.mst_key for u in board.eligible(0)] == [1, 2]
+    assert [u.mst_key for u in board.eligible(1)] == [2]
+    board.start(board.eligible(1)[0])
+    assert [u.mst_key for u in board.eligible(1)] == [1], "better that than nothing"
+
+
+def test_what_comes_next_at_a_place_is_what_it_then_gets():
+    """Nobody takes it away, and asking for it changes nothing."""
+    for name in SCHEDULERS:
+        board = Board(range(8), [0, 1], 1)
+        scheduler = SCHEDULERS[name](board, 3)
+        first = scheduler.choose(0)
+        scheduler.finished(first, 1.0)
+        board.start(first)
+        coming = scheduler.coming(0)
+        board.reserve(0, coming and coming.mst_key)
+        board.start(scheduler.choose(1))
+        board.finish(first)
+        if name == "longest-first":
+            assert scheduler.choose(0) == coming
+        elif coming is not None:
+            assert coming in board.eligible(0)

@@ -1,6 +1,5 @@
 """madlib_keras_fit: one model, trained on all segments at once and averaged, or hopping over them in sequence."""
 
-from mop_udf import state
 from pg_mop import __version__, catalog, object_table
 from pg_mop.api.output import PreviousModel, insert, write_summary
 from pg_mop.api.training import Training
@@ -37,6 +36,7 @@ def madlib_keras_fit(db, source_table, model, model_arch_table, model_id, compil
         "description": description, "object_table": object_table_name})
     table, summary = output
     with training.output(previous):
+        from mop_udf import state
         weights = state.weights_to_bytes(training.weights())
         c = training.configurations[0]
         db.execute(f"CREATE TABLE {table} (model_weights bytea, model_arch json)")
@@ -106,6 +106,7 @@ class Single(Training):
 
     def weights(self):
         """The trained weights: of averaging, the average of the replicas, weighted by their segments' rows."""
+        from mop_udf import state
         versions = [(c["mst_key"], c["version"]) for c in catalog.configurations(self.db, self.run_id)]
         states = (state.unpack(catalog.state(self.db, self.run_id, key, version))["weights"]
                   for key, version in versions)

@@ -1,6 +1,5 @@
 """madlib_keras_fit_multiple_model: train every configuration of a selection table, write the three output tables."""
 
-from mop_udf import state
 from pg_mop import __version__, catalog, object_table
 from pg_mop.api.output import PreviousModels, insert, write_summary
 from pg_mop.api.training import Training, listed
@@ -113,6 +112,7 @@ class Selected(Training):
 
 def _write_models(training, model, info, previous):
     """The model table and the info table (contract 3, sections 5.1 and 5.2). `previous`: of a warm start, or None."""
+    from mop_udf import state
     db = training.db
     db.execute(f"CREATE TABLE {model} (mst_key integer, model_weights bytea, model_arch json, __dist_key__ integer)")
     db.execute(f"ALTER TABLE {model} ALTER COLUMN model_weights SET STORAGE EXTERNAL")

@@ -191,6 +191,8 @@ class Training:
             sessions = Sessions(db, self.connection, self._options_of_place, f"pg_mop run {self.run_id}")
             try:
                 sessions.open(places)
+                # what writes the output needs numpy: loaded now, while the trainers start
+                from mop_udf import state  # noqa: F401
                 executor = Executor(db, journal, sessions, self.run_id, board, scheduler, self._describe,
                                     lambda i: self._tell(journal, i), options["lock_timeout"])
                 executor.go()

@@ -11,6 +11,7 @@ from pg_mop.database import MopError, quote_literal
 from pg_mop.execute.sessions import SessionLost, wait
 
 TOGETHER_BYTES = 256 << 20  # of the states of models that are evaluated together
+AHEAD_BYTES = 1 << 20, 256 << 20  # least and most of a state that is read while the unit before it trains
 ATTEMPTS = 4  # of one unit, before its configuration is given up
 RETRY_STATES = (TRAINER_LOST, "40001", "40P01")
 
@@ -29,6 +30,7 @@ class Executor:
         self.describe, self.on_iteration, self.lock_timeout = describe, on_iteration, lock_timeout
         self.attempts = {}      # unit -> attempts begun
         self.versions = {}      # mst_key -> version of its model state
+        self.bytes = {}         # mst_key -> bytes of its model state, the same in every version
         self.failed = {}        # mst_key -> message
         self.alone = set()      # units that are evaluated each for itself
         self.waiting_since = {} # unit -> when it could have run first (seconds since the epoch)
@@ -74,14 +76,35 @@ class Executor:
                          and (u.kind, u.dataset, u.segment) == (unit.kind, unit.dataset, unit.segment))]
         if len(units) == 1:
             return units
-        sizes = self.catalog.state_bytes(self.run_id, [(u.mst_key, self.versions.get(u.mst_key, 0)) for u in units])
+        sizes = self._state_bytes(units)
         total, chosen = 0, []
         for u in units:
-            total += sizes.get(u.mst_key, 0)
+            total += sizes[u.mst_key]
             if chosen and total > TOGETHER_BYTES:
                 break
             chosen.append(u)
         return chosen
+
+    def _state_bytes(self, units):
+        """{mst_key: bytes of its model state} of the units' configurations; 0 where that is not known yet."""
+        unknown = {u.mst_key: self.versions[u.mst_key] for u in units
+                   if u.mst_key not in self.bytes and self.versions.get(u.mst_key)}
+        if unknown:
+            self.bytes.update(self.catalog.state_bytes(self.run_id, unknown.items()))
+        return {u.mst_key: self.bytes.get(u.mst_key, 0) for u in units}
+
+    def _coming(self, place):
+        """The model whose state the session at `place` may read while it trains another; None where it is not known.
+
+        Others leave it to this place as long as they have others.
+        """
+        unit = self.scheduler.coming(place)
+        least, most = AHEAD_BYTES
+        if unit is None or not least <= self._state_bytes([unit])[unit.mst_key] <= most:
+            self.board.reserve(place, None)
+            return None
+        self.board.reserve(place, unit.mst_key)
+        return {"mst_key": unit.mst_key, "version": self.versions[unit.mst_key]}
 
     def _start(self, session, units):
         rows, models = [], []
@@ -95,6 +118,7 @@ class Executor:
             self.board.start(unit)
         work = {**self.describe(units, session.place), "run_id": self.run_id, "kind": units[0].kind,
                 "dataset": units[0].dataset, "segment": units[0].segment}
+        work["coming"] = self._coming(session.place)
         work["models"] = [{**model, **more} for model, more in zip(models, work["models"])]
         session.work, session.since = list(zip(units, rows)), time.monotonic()
         begin = "; ".join(self.catalog.begin_unit_sql(row) for row in rows)

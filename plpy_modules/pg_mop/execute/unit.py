@@ -60,6 +60,7 @@ class _Work:
         holder.start_trainer(unit["options"])
         shared = {name: unit[name] for name in ("kind", "seed", "same_start", "segment", "epochs", "dtypes", "inputs",
                                                 "rows", "replicas", "kernel", "run_seconds")}
+        holder.coming = lambda: self.read_ahead(unit["coming"])
         holder.begin({**shared, "nbytes": unit["bytes"], "dataset": unit["dataset_key"], "keep": unit["keep"],
                       **found[0], "also": found[1:]}, self.states(), objects)
         sending = holder.unit
@@ -103,16 +104,33 @@ class _Work:
         versions = [(model["mst_key"], model["version"]) for model in self.models]
         if self.unit["replicas"] and versions[0][1] > 0:
             versions += [(key, versions[0][1]) for key, _ in self.unit["replicas"] if key != versions[0][0]]
+        ahead, self.holder.ahead = self.holder.ahead, {}
         for mst_key, version in versions:
             parts = 0
-            for row in self.holder.query(
-                    f"SELECT data FROM {self.schema}.mop_state WHERE run_id = $1 AND mst_key = $2 AND version = $3 "
-                    f"ORDER BY part", ["bigint", "integer", "integer"], [run_id, mst_key, version], cursor=True):
+            for data in ahead.get((run_id, mst_key, version)) or self.parts(mst_key, version):
                 parts += 1
-                yield mst_key, row["data"]
+                yield mst_key, data
             if version > 0 and not parts:
                 self.plpy.error(f"the state of model {mst_key} of run {run_id} at version {version} is missing",
                                 sqlstate=aggregate.SOURCE_CHANGED)
+
+    def parts(self, mst_key, version):
+        """The parts of a model's state, one after the other."""
+        for row in self.holder.query(
+                f"SELECT data FROM {self.schema}.mop_state WHERE run_id = $1 AND mst_key = $2 AND version = $3 "
+                f"ORDER BY part", ["bigint", "integer", "integer"], [self.unit["run_id"], mst_key, version],
+                cursor=True):
+            yield row["data"]
+
+    def read_ahead(self, model):
+        """Read the state of the model (mst_key, version) that the next unit here will most likely be of.
+
+        What is at a version never changes, so that it is as good later; a version that is gone, or is not there yet,
+        is read when its time has come.
+        """
+        if model is not None:
+            self.holder.ahead = {(self.unit["run_id"], model["mst_key"], model["version"]):
+                                 list(self.parts(model["mst_key"], model["version"]))}
 
     def save(self, model):
         """The new state in place of the old one."""

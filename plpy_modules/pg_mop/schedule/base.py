@@ -16,6 +16,13 @@ class Scheduler(ABC):
     def finished(self, unit, seconds):  # noqa: B027 (few need to know)
         """Take note of what a unit took."""
 
+    def coming(self, place):
+        """The unit that `choose` would give now, if waiting for the place does it no harm; else None."""
+        state = self.random.getstate()
+        unit = self.choose(place)
+        self.random.setstate(state)
+        return unit
+
     @abstractmethod
     def choose(self, place):
         """The unit to run now at the idle `place`, or None to leave it idle."""

@@ -44,6 +44,7 @@ class Board:
         self.place.update({("validation", s): i % len(self.segments) for i, s in enumerate(validation_segments)})
         self.places = range(len(self.segments))
         self._live = {}
+        self._reserved = {}  # mst_key -> place
         self.finished_units = set()
         for key in mst_keys:
             self._live[key] = _Configuration()
@@ -79,12 +80,20 @@ class Board:
             if configuration.phase == "train" and configuration.running:
                 continue
             units += [u for u in configuration.todo if self.place[u.dataset, u.segment] == place]
-        return sorted(units)
+        free = [u for u in units if self._reserved.get(u.mst_key, place) == place]
+        return sorted(free or units)
+
+    def reserve(self, place, mst_key):
+        """Keep a configuration for `place`, in place of the one before (None: none), from those that have others."""
+        self._reserved = {key: of for key, of in self._reserved.items() if of != place}
+        if mst_key is not None:
+            self._reserved.setdefault(mst_key, place)
 
     def start(self, unit):
         configuration = self._live[unit.mst_key]
         configuration.todo.remove(unit)
         configuration.running.add(unit)
+        self._reserved.pop(unit.mst_key, None)
 
     def release(self, unit):
         """A unit was not done: it is to be run again."""

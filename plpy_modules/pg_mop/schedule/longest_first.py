@@ -33,8 +33,7 @@ class LongestFirst(Scheduler):
         if evaluations:  # the configuration waits for all of its own
             return min(evaluations, key=lambda u: (u.iteration, self.order[u.mst_key], u))
         left = {key: self._left(key) for key in self.board.live}
-        known = [seconds for seconds in left.values() if seconds is not None]
-        urgent = URGENT * sum(known) / len(self.board.segments)
+        urgent = self._urgent(left)
 
         def rank(unit):
             seconds = left[unit.mst_key]
@@ -43,6 +42,17 @@ class LongestFirst(Scheduler):
             return (0 if seconds >= urgent else unit.iteration, 1, -seconds)
 
         return min(units, key=rank)
+
+    def coming(self, place):
+        unit = super().coming(place)
+        if unit is None:
+            return None
+        left = {key: self._left(key) for key in self.board.live}
+        return unit if (left[unit.mst_key] or 0) < self._urgent(left) else None
+
+    def _urgent(self, left):
+        """Seconds of training from which on a configuration cannot wait; `left`: see `_left`, of all."""
+        return URGENT * sum(seconds for seconds in left.values() if seconds is not None) / len(self.board.segments)
 
     def _left(self, mst_key):
         """Seconds of training that a configuration has left; None before its first unit has ended."""

@@ -16,8 +16,10 @@ class Visit:
     end: float
 
 
-def simulate(board, scheduler, seconds):
+def simulate(board, scheduler, seconds, ahead=False):
     """Run `board` to its end under `scheduler`; `seconds(unit)` is how long a unit takes. Returns the Visits by end.
+
+    `ahead`: every place reserves the configuration that comes next, as the executor does where it reads states ahead.
 
     Raises RuntimeError where the scheduler leaves every place idle although units remain.
     """
@@ -27,6 +29,8 @@ def simulate(board, scheduler, seconds):
             unit = scheduler.choose(place)
             if unit is not None:
                 board.start(unit)
+                coming = scheduler.coming(place) if ahead else None
+                board.reserve(place, coming and coming.mst_key)
                 idle.remove(place)
                 heapq.heappush(events, (now + seconds(unit), place, now, unit))
         if not events:
