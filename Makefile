@@ -3,8 +3,9 @@
 EXTENSION = pg_mop
 MOP_VERSION = $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" pg_mop.control)
 SQL       = $(sort $(wildcard sql/*.sql))
-DATA_built = $(EXTENSION)--$(MOP_VERSION).sql
-DATA      = $(wildcard migrations/*.sql)
+MIGRATIONS = $(wildcard migrations/*.sql)
+DATA_built = build/$(EXTENSION)--$(MOP_VERSION).sql $(MIGRATIONS:migrations/%=build/%)
+BUILD_SQL = $(SYSTEM_PYTHON) -B tools/build_sql.py
 
 # `make install` puts the packages, with what they need, into one directory per version
 PG_CONFIG ?= $(lastword $(sort $(wildcard /usr/lib/postgresql/*/bin/pg_config)) pg_config)
@@ -14,12 +15,6 @@ SYSTEM_PYTHON ?= /usr/bin/python3
 LOCAL  = $(CURDIR)/.local
 VENV   = $(LOCAL)/venv
 SERVER = tools/server.sh
-
-# the heading of every PL/Python function: find the packages of this very version, once per session
-define python_heading
-if GD.get('pg_mop') != '@HOME@':\n    import glob, site, sys\n    before = list(sys.path)\n    for path in glob.glob('@HOME@/lib/python3*/site-packages'):\n        site.addsitedir(path)\n    sys.path[:] = [p for p in sys.path if p not in before] + before\n    GD['pg_mop'] = '@HOME@'
-endef
-build_sql = cat $(SQL) | sed -e "s|^\#python$$|$(python_heading)|" -e "s|@HOME@|$(1)|g" > $(2)
 
 .PHONY: debian help demo test lint start stop psql dsn clean packages bench bench-peers
 
@@ -46,10 +41,11 @@ debian: $(LOCAL)/debian
 packages: $(LOCAL)/packages
 
 # a private copy of the server's programs, so that the extension of this checkout is installed for it alone
-$(LOCAL)/extension: $(SQL) pg_mop.control $(DATA) $(LOCAL)/debian tools/private_root.sh
+OLDER = $(wildcard tests/upgrade/versions/*.sql)
+$(LOCAL)/extension: $(SQL) pg_mop.control $(MIGRATIONS) $(OLDER) $(LOCAL)/debian tools/private_root.sh tools/build_sql.py
 	@tools/private_root.sh $(LOCAL)/pgroot > $(LOCAL)/bindir
 	@ext=$$($$(cat $(LOCAL)/bindir)/pg_config --sharedir)/extension; \
-	  cp pg_mop.control $(DATA) $$ext/ && $(call build_sql,$(VENV),$$ext/$(EXTENSION)--$(MOP_VERSION).sql)
+	  cp pg_mop.control $$ext/ && $(BUILD_SQL) $(VENV) $$ext $(OLDER)
 	@touch $@
 
 start: $(LOCAL)/packages $(LOCAL)/extension
@@ -87,8 +83,8 @@ bench: start bench-peers
 	@benchmarks/run.sh $(WORKLOAD)
 
 # --- the system's PostgreSQL (PGXS) -------------------------------------------------------------
-$(DATA_built): $(SQL) pg_mop.control
-	@$(call build_sql,$(HOME_DIR),$@)
+$(DATA_built) &: $(SQL) pg_mop.control $(MIGRATIONS) tools/build_sql.py
+	@mkdir -p build && $(BUILD_SQL) $(HOME_DIR) build
 
 ifneq (,$(filter install uninstall installdirs,$(MAKECMDGOALS)))
 PGXS := $(shell $(PG_CONFIG) --pgxs)
@@ -107,5 +103,5 @@ uninstall-packages:
 else
 clean:
 	@-test -d $(LOCAL) && $(SERVER) stop
-	rm -rf $(LOCAL) $(DATA_built)
+	rm -rf $(LOCAL) build
 endif

@@ -24,6 +24,7 @@ class Session:
     def __init__(self, plpy, home):
         self.plpy, self.home = plpy, home
         self.trainer = None
+        self.wanted = None  # the options that it was asked for with
         self.unit = None
         self.schema = None  # the extension's, quoted, once it has been asked for
         self.plans = {}  # (sql, types) -> prepared plan
@@ -43,12 +44,15 @@ class Session:
         """Let PostgreSQL see interrupts: a cancel is raised from here."""
         self.plpy.execute("SELECT 1")
 
-    def start_trainer(self, options):
-        """Start a trainer with `options` unless one with the same runs; does not wait for it."""
-        if self.trainer is not None and (self.trainer.options != options or not self.trainer.alive()):
+    def start_trainer(self, options, allowed):
+        """Start a trainer with `options` unless one runs that was started with the same; does not wait for it.
+
+        `allowed(options)`: those that it may have, asked for a new trainer.
+        """
+        if self.trainer is not None and (self.wanted != options or not self.trainer.alive()):
             self.stop_trainer()
         if self.trainer is None:
-            self.trainer = Trainer(self.home, options, self.tick)
+            self.trainer, self.wanted = Trainer(self.home, allowed(options), self.tick), options
         return self.trainer
 
     def stop_trainer(self):

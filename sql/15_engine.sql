@@ -29,6 +29,3 @@ CREATE FUNCTION @extschema@.mop_run_unit(unit text) RETURNS void LANGUAGE plpyth
 from pg_mop.execute import unit as work
 work.run_unit(plpy, GD, unit)
 $$;
-
--- No handler: servers of it only hold where worker sessions connect to, and user mappings as whom.
-CREATE FOREIGN DATA WRAPPER pg_mop NO HANDLER NO VALIDATOR;

@@ -19,12 +19,8 @@ END
 $$;
 
 GRANT SELECT ON @extschema@.mop_runs, @extschema@.mop_progress, @extschema@.mop_units, @extschema@.mop_visit_order,
-    @extschema@.mop_kernel_choices
+    @extschema@.mop_kernel_choices, @extschema@.mop_abandoned_runs
     TO mop_user;
-GRANT SELECT, INSERT, UPDATE, DELETE ON @extschema@.mop_configuration, @extschema@.mop_segment, @extschema@.mop_unit,
-    @extschema@.mop_state TO mop_user;
--- run_id comes from the sequence, so that nobody takes the number of another's run
-GRANT SELECT, DELETE, INSERT (function, source_table, validation_table, model_output_table, seed, scheduler,
-    num_iterations, metrics_iterations, configurations, segments, parameters, coordinator_pid, coordinator_start),
-    UPDATE (status, error, finished_at, output_written) ON @extschema@.mop_run TO mop_user;
-GRANT USAGE ON SEQUENCE @extschema@.mop_run_run_id_seq TO mop_user;
+-- row security shows a role its own; nobody but the extension's owner writes
+GRANT SELECT ON @extschema@.mop_run, @extschema@.mop_configuration, @extschema@.mop_segment, @extschema@.mop_unit,
+    @extschema@.mop_model, @extschema@.mop_generation TO mop_user;

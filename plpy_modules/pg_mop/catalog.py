@@ -1,11 +1,14 @@
 """Runs, configurations, segments, units and states: the only module that knows the catalog tables (with execute/unit,
 the part of it that runs in a worker session).
 
-It writes through the run's own session, so that what it writes is committed at once and survives the caller's
-transaction.
+It reads and writes through the run's own session, so that what it writes is committed at once and survives the caller's
+transaction, and what it reads is there at any isolation level of that. Users may not write to the tables: the SQL
+functions of sql/12_journal.sql do.
 """
 
+import io
 import json
+import struct
 
 import psycopg2
 import psycopg2.extras
@@ -79,29 +82,19 @@ class Catalog:
         A configuration with `weights_sql` starts from the weights (float32 bytes) that it selects, whose MD5 must be
         `weights_md5`. Raises MopError where this session, as the workers, sees others.
         """
+        names = ("mst_key", "model_id", "compile_params", "fit_params", "model_arch", "error", "weights_sql",
+                 "weights_md5")
         with self.connection.cursor() as cursor:
             cursor.execute("BEGIN")
             try:
-                cursor.execute(
-                    f"INSERT INTO {self.schema}.mop_run (function, source_table, validation_table, model_output_table,"
-                    f" seed, scheduler, num_iterations, metrics_iterations, configurations, segments, parameters,"
-                    f" coordinator_pid, coordinator_start) VALUES (%(function)s, %(source_table)s,"
-                    f" %(validation_table)s, %(model_output_table)s, %(seed)s, %(scheduler)s, %(num_iterations)s,"
-                    f" %(metrics_iterations)s, %(configurations)s, %(segments)s, %(parameters)s, %(coordinator_pid)s,"
-                    f" (SELECT backend_start FROM pg_stat_activity WHERE pid = %(coordinator_pid)s)) RETURNING run_id",
-                    {**run, "parameters": json.dumps(run["parameters"])})
+                cursor.execute(f"SELECT {self.schema}.mop_open_run(%s, %s, %s) AS run_id", (
+                    json.dumps(run), json.dumps([{name: row.get(name) for name in names} for row in configurations]),
+                    json.dumps([{"dataset": dataset, "segment": s.key, "rows": s.rows, "bytes": s.bytes,
+                                 "fingerprint": s.fingerprint} for dataset, s in segments])))
                 run_id = cursor.fetchone()["run_id"]
                 for row in configurations:
-                    cursor.execute(
-                        f"INSERT INTO {self.schema}.mop_configuration (run_id, mst_key, model_id, compile_params,"
-                        f" fit_params, model_arch, error) VALUES (%s, %s, %s, %s, %s, %s, %s)",
-                        (run_id, row["mst_key"], row["model_id"], row["compile_params"], row["fit_params"],
-                         row["model_arch"], row.get("error")))
                     if row.get("weights_sql"):
                         self._insert_weights(cursor, run_id, row)
-                for dataset, segment in segments:
-                    cursor.execute(f"INSERT INTO {self.schema}.mop_segment VALUES (%s, %s, %s, %s, %s, %s)",
-                                   (run_id, dataset, segment.key, segment.rows, segment.bytes, segment.fingerprint))
                 cursor.execute("COMMIT")
             except (psycopg2.Error, MopError):
                 if not self.connection.closed:
@@ -113,8 +106,8 @@ class Catalog:
         """Version 0 of a model state: plain weights, copied within the server."""
         try:
             source = row["weights_sql"].replace("%", "%%")
-            cursor.execute(f"INSERT INTO {self.schema}.mop_state SELECT %s, %s, 0, 0, w FROM ({source}) "
-                           f"AS source(w) WHERE md5(w) = %s", (run_id, row["mst_key"], row["weights_md5"]))
+            cursor.execute(f"SELECT {self.schema}.mop_put_weights(%s, %s, w) FROM ({source}) AS source(w) "
+                           f"WHERE md5(w) = %s", (run_id, row["mst_key"], row["weights_md5"]))
             seen = cursor.rowcount == 1
         except (psycopg2.errors.UndefinedTable, psycopg2.errors.UndefinedColumn, psycopg2.errors.LockNotAvailable,
                 psycopg2.errors.InvalidSchemaName, psycopg2.errors.FeatureNotSupported,
@@ -125,33 +118,80 @@ class Catalog:
                            detail="Worker sessions see committed data only, and no temporary tables.",
                            hint="COMMIT the transaction that wrote them, then call again.", sqlstate="55000")
 
+    def run(self, run_id):
+        """One of the caller's own runs as a dict, its `status` the true one, or None."""
+        rows = self.execute(
+            f"SELECT r.*, {self.schema}.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') AS now,"
+            f" EXISTS (SELECT 1 FROM {self.schema}.mop_generation g WHERE g.run_id = r.run_id) AS has_states"
+            f" FROM {self.schema}.mop_run r WHERE run_id = %s AND owner = current_user", (run_id,))
+        return {**rows[0], "status": rows[0]["now"]} if rows else None
+
+    def unfinished(self, function, output, arguments):
+        """The caller's last run of a call of `function` with these arguments (dict), if its output was never
+        committed and it still holds states; or None."""
+        for row in self.execute(
+                f"SELECT run_id, parameters FROM {self.schema}.mop_run r WHERE owner = current_user AND function = %s"
+                f" AND model_output_table = %s AND EXISTS (SELECT 1 FROM {self.schema}.mop_generation g"
+                f" WHERE g.run_id = r.run_id) ORDER BY run_id DESC LIMIT 1", (function, output)):
+            run = self.run(row["run_id"])
+            if row["parameters"].get("arguments") == json.loads(json.dumps(arguments)) and run["status"] != "running" \
+                    and not self.output_is_written(row["run_id"]):
+                return run
+        return None
+
+    def output_is_written(self, run_id):
+        """True where the output tables of one of the caller's runs are committed."""
+        return self.execute(f"SELECT {self.schema}.mop_has_output(%s) AS yes", (run_id,))[0]["yes"]
+
+    def run_configurations(self, run_id):
+        """A run's configurations as dicts, by mst_key."""
+        return self.execute(f"SELECT mst_key, model_id, compile_params, fit_params, model_arch, error, blame,"
+                            f" weights_sql, weights_md5 FROM {self.schema}.mop_configuration WHERE run_id = %s"
+                            f" ORDER BY mst_key", (run_id,))
+
+    def run_segments(self, run_id):
+        """{(dataset, segment): fingerprint} of a run."""
+        return {(row["dataset"], row["segment"]): row["fingerprint"] for row in self.execute(
+            f"SELECT dataset, segment, fingerprint FROM {self.schema}.mop_segment WHERE run_id = %s", (run_id,))}
+
+    def run_units(self, run_id):
+        """A run's units that were begun, as dicts: finished ones first, training by version."""
+        return self.execute(
+            f"SELECT mst_key, iteration, segment, kind, dataset, attempt, status, version, kernel FROM"
+            f" {self.schema}.mop_unit WHERE run_id = %s ORDER BY status <> 'finished', version, attempt", (run_id,))
+
+    def models(self, run_id):
+        """{mst_key: {version, generation, kept_generation, bytes}} of a run."""
+        return {row["mst_key"]: row for row in self.execute(
+            f"SELECT mst_key, version, generation, kept_generation, bytes FROM {self.schema}.mop_model"
+            f" WHERE run_id = %s", (run_id,))}
+
+    def generations(self, run_id):
+        """The numbers of a run's generations of states, as a set."""
+        return {row["generation"] for row in self.execute(
+            f"SELECT generation FROM {self.schema}.mop_generation WHERE run_id = %s", (run_id,))}
+
+    def reopen_run(self, run_id, coordinator_pid):
+        """Take a run over from a coordinator that has gone."""
+        self.execute(f"SELECT {self.schema}.mop_reopen_run(%s, %s)", (run_id, coordinator_pid))
+
     def close_run(self, run_id, status, error=None):
         """Mark a run as ended, and the units that it leaves behind as cancelled."""
-        self.execute(f"UPDATE {self.schema}.mop_unit SET status = 'cancelled', finished_at = clock_timestamp() "
-                     f"WHERE run_id = %s AND status = 'running'", (run_id,))
-        self.execute(f"UPDATE {self.schema}.mop_run SET status = %s, error = %s, finished_at = clock_timestamp() "
-                     f"WHERE run_id = %s", (status, error, run_id))
+        self.execute(f"SELECT {self.schema}.mop_close_run(%s, %s, %s)", (run_id, status, error))
 
     def housekeeping(self):
         """Drop the states that nobody needs any more, and close the runs whose coordinator has gone.
 
         A finished run's states go once the caller that wrote its output has committed (see note_output). Where they
-        cannot be deleted, the next call will try again.
+        cannot be dropped, the next call will try again.
         """
-        self.execute("SET statement_timeout = 0")
-        try:
-            for row in self.execute(
-                    f"SELECT run_id FROM {self.schema}.mop_run r WHERE owner = current_user AND output_written "
-                    f"AND EXISTS (SELECT 1 FROM {self.schema}.mop_state s WHERE s.run_id = r.run_id)"):
-                self.execute(f"DELETE FROM {self.schema}.mop_state WHERE run_id = %s", (row["run_id"],))
-        except psycopg2.errors.LockNotAvailable:
-            pass
-        self.execute("SET statement_timeout = 30000")
-        for row in self.execute(
-                f"SELECT run_id FROM {self.schema}.mop_run r WHERE status = 'running' AND owner = current_user "
-                f"AND NOT EXISTS (SELECT 1 FROM pg_stat_activity a WHERE a.pid = r.coordinator_pid "
-                f"AND a.backend_start IS NOT DISTINCT FROM r.coordinator_start)"):
-            self.close_run(row["run_id"], "failed", "the session that ran it has ended")
+        self.execute("SET statement_timeout = 0; SET lock_timeout = 100")
+        self.execute(f"SELECT {self.schema}.mop_housekeeping()")
+        self.execute("SET statement_timeout = 30000; SET lock_timeout = 10000")
+
+    def wanted_sessions(self, run_id):
+        """How many worker sessions somebody wants the run to have (mop_set_sessions)."""
+        return self.execute(f"SELECT sessions FROM {self.schema}.mop_run WHERE run_id = %s", (run_id,))[0]["sessions"]
 
     def terminate(self, pids):
         """End backends that did not hear a cancel."""
@@ -165,27 +205,52 @@ class Catalog:
             self._connect()
         with self.connection.cursor() as cursor:
             return cursor.mogrify(
-                f"INSERT INTO {self.schema}.mop_unit (run_id, mst_key, iteration, segment, kind, dataset, attempt,"
-                f" status, backend_pid, queued_at, started_at) VALUES (%(run_id)s, %(mst_key)s, %(iteration)s,"
-                f" %(segment)s, %(kind)s, %(dataset)s, %(attempt)s, 'running', pg_backend_pid(),"
-                f" to_timestamp(%(queued_at)s), clock_timestamp())", unit).decode()
+                f"SELECT {self.schema}.mop_begin_unit(%(run_id)s, %(mst_key)s, %(iteration)s, %(segment)s, %(kind)s,"
+                f" %(dataset)s, %(attempt)s, %(queued_at)s)", unit).decode()
 
     def fail_unit(self, unit, error):
         """Note that an attempt (dict) failed. Its row is made here where the session went before it could."""
         self.execute(
-            f"INSERT INTO {self.schema}.mop_unit (run_id, mst_key, iteration, segment, kind, dataset, attempt,"
-            f" status, queued_at, finished_at, error) VALUES (%(run_id)s, %(mst_key)s, %(iteration)s, %(segment)s,"
-            f" %(kind)s, %(dataset)s, %(attempt)s, 'failed', to_timestamp(%(queued_at)s), clock_timestamp(), %(error)s)"
-            f" ON CONFLICT (run_id, mst_key, iteration, kind, dataset, segment, attempt) DO UPDATE"
-            f" SET status = 'failed', finished_at = clock_timestamp(), error = excluded.error",
-            {**unit, "error": error})
+            f"SELECT {self.schema}.mop_fail_unit(%(run_id)s, %(mst_key)s, %(iteration)s, %(segment)s, %(kind)s,"
+            f" %(dataset)s, %(attempt)s, %(queued_at)s, %(error)s)", {**unit, "error": error})
 
-    def state_bytes(self, run_id, versions):
-        """{mst_key: bytes} of the model states of [(mst_key, version), ...]."""
-        return {row["mst_key"]: row["bytes"] for row in self.execute(
-            f"SELECT mst_key, sum(octet_length(data)) AS bytes FROM {self.schema}.mop_state WHERE run_id = %s"
-            f" AND (mst_key, version) IN %s GROUP BY 1", (run_id, tuple(versions)))}
+    # --- model states -----------------------------------------------------------------------------
+    def new_generation(self, run_id, generation):
+        """Make a table for the states that are written from now on."""
+        self.execute(f"SELECT {self.schema}.mop_new_generation(%s, %s)", (run_id, generation))
 
+    def drop_generations(self, run_id, generations):
+        """Drop the tables of these generations, but for those that hold a model's state or that somebody reads: the
+        set of those that were dropped."""
+        self.execute("SET lock_timeout = 10")
+        dropped = self.execute(f"SELECT {self.schema}.mop_drop_generations(%s, %s) AS g",
+                               (run_id, list(generations)))
+        self.execute("SET lock_timeout = 10000")
+        return {row["g"] for row in dropped}
+
+    def move_states(self, run_id, mst_keys, generation):
+        """Bring the states of models that train no more into a generation."""
+        self.execute("SET statement_timeout = 0")
+        self.execute(f"SELECT {self.schema}.mop_move_states(%s, %s, %s)", (run_id, list(mst_keys), generation))
+        self.execute("SET statement_timeout = 30000")
+
+    def state(self, run_id, mst_key, version):
+        """The bytes of a model state. Raises MopError where there is none.
+
+        They come by COPY in binary: as a column of a result they would come as hexadecimal text.
+        """
+        parts = io.BytesIO()
+        with self.connection.cursor() as cursor:
+            cursor.execute("SET statement_timeout = 0")
+            cursor.copy_expert(cursor.mogrify(f"COPY (SELECT {self.schema}.mop_read_state(%s, %s, %s)) TO STDOUT "
+                                              f"(FORMAT binary)", (run_id, mst_key, version)), parts)
+            cursor.execute("SET statement_timeout = 30000")
+        found = _copied(parts.getbuffer())
+        if not found:
+            raise MopError(f"the state of model {mst_key} of run {run_id} is missing", sqlstate="XX001")
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    # --- units that ended -------------------------------------------------------------------------
     def unit_is_finished(self, unit):
         """True where the unit's commit reached the server although its answer did not reach us."""
         return bool(self.execute(
@@ -193,9 +258,9 @@ class Catalog:
             f" AND iteration = %(iteration)s AND segment = %(segment)s AND kind = %(kind)s"
             f" AND dataset = %(dataset)s AND status = 'finished'", unit))
 
-    def fail_configuration(self, run_id, mst_key, error):
-        self.execute(f"UPDATE {self.schema}.mop_configuration SET error = %s WHERE run_id = %s AND mst_key = %s",
-                     (error, run_id, mst_key))
+    def fail_configuration(self, run_id, mst_key, error, blame):
+        """Mark a configuration as failed; `blame`: 'configuration' or 'place'."""
+        self.execute(f"SELECT {self.schema}.mop_fail_configuration(%s, %s, %s, %s)", (run_id, mst_key, error, blame))
 
     # --- results ----------------------------------------------------------------------------------
     def metrics(self, run_id, iteration=None, together=False):
@@ -215,6 +280,15 @@ class Catalog:
             f" AND (%(iteration)s IS NULL OR iteration = %(iteration)s)"
             f" GROUP BY 1, 2, 3 ORDER BY 2, 1, 3", {"run_id": run_id, "iteration": iteration})
 
+    def outcome(self, run_id):
+        """The run's configurations as dicts: mst_key, model_id, parameters, version, error, last segment."""
+        return self.execute(
+            f"SELECT c.mst_key, c.model_id, c.compile_params, c.fit_params, c.model_arch, m.version, c.error,"
+            f" (SELECT u.segment FROM {self.schema}.mop_unit u WHERE u.run_id = c.run_id AND u.mst_key = c.mst_key"
+            f"  AND u.kind = 'train' AND u.status = 'finished' ORDER BY u.version DESC LIMIT 1) AS segment"
+            f" FROM {self.schema}.mop_configuration c JOIN {self.schema}.mop_model m USING (run_id, mst_key)"
+            f" WHERE c.run_id = %s ORDER BY c.mst_key", (run_id,))
+
     def training_seconds(self, run_id, iteration):
         """From an iteration's first training unit's start to its last one's end."""
         return self.execute(
@@ -224,22 +298,15 @@ class Catalog:
 
 def note_output(db, run_id):
     """Note, in the caller's transaction, that the run's output is written: others see it once that has committed."""
-    db.execute(f"UPDATE {db.extension}.mop_run SET output_written = true WHERE run_id = $1", ["bigint"], [run_id])
+    db.execute(f"SELECT {db.extension}.mop_note_output($1)", ["bigint"], [run_id])
 
 
-def configurations(db, run_id):
-    """The run's configurations as the caller's transaction sees them: mst_key, version, error, last segment."""
-    return db.execute(
-        f"SELECT c.mst_key, c.model_id, c.compile_params, c.fit_params, c.model_arch, c.version, c.error,"
-        f" (SELECT u.segment FROM {db.extension}.mop_unit u WHERE u.run_id = c.run_id AND u.mst_key = c.mst_key"
-        f"  AND u.kind = 'train' AND u.status = 'finished' ORDER BY u.version DESC LIMIT 1) AS segment"
-        f" FROM {db.extension}.mop_configuration c WHERE c.run_id = $1 ORDER BY c.mst_key", ["bigint"], [run_id])
-
-
-def state(db, run_id, mst_key, version):
-    """The bytes of a model state, as the caller's transaction sees them. Raises MopError where there is none."""
-    rows = db.execute(f"SELECT data FROM {db.extension}.mop_state WHERE run_id = $1 AND mst_key = $2 AND version = $3 "
-                      f"ORDER BY part", ["bigint", "integer", "integer"], [run_id, mst_key, version])
-    if not rows:
-        raise MopError(f"the state of model {mst_key} of run {run_id} is missing", sqlstate="XX001")
-    return rows[0]["data"] if len(rows) == 1 else b"".join(row["data"] for row in rows)
+def _copied(data):
+    """The values (memoryviews) of COPY's binary format, of one column."""
+    offset = 19 + struct.unpack_from("!i", data, 15)[0]  # signature, flags, length of the header's extension
+    values = []
+    while struct.unpack_from("!h", data, offset)[0] >= 0:
+        size = struct.unpack_from("!i", data, offset + 2)[0]
+        values.append(data[offset + 6:offset + 6 + size])
+        offset += 6 + size
+    return values

@@ -79,6 +79,11 @@ KNOWN = {
     "lock_timeout": (_milliseconds, 10_000),
     "same_start": (_switch, True),
     "kernel": (_choice(*KERNELS), "auto"),
+    "resume": (_switch, True),
+    "unit_retries": (_integer(0, 1000), 3),
+    "sessions": (_integer(1, 1000), None),
+    "trainer_memory_mb": (_integer(256, 1 << 30), None),
+    "max_model_mb": (_integer(1, 1 << 30), None),
     "fit_strategy": (_choice(*STRATEGIES), "averaging"),
 }
 

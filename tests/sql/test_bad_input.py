@@ -170,9 +170,16 @@ def test_a_role_needs_rights_on_the_source_and_its_runs_are_its_own(db, data):
     assert client.value("SELECT count(*) FROM madlib.mop_run") == client.value("SELECT count(*) FROM madlib.mop_runs")
     db.run("DROP ROLE IF EXISTS stranger; CREATE ROLE stranger LOGIN; GRANT mop_user TO stranger")
     stranger = db.another(user="stranger")
-    for view in ("mop_runs", "mop_progress", "mop_units", "mop_visit_order", "mop_state", "mop_configuration"):
+    for view in ("mop_runs", "mop_progress", "mop_units", "mop_visit_order", "mop_model", "mop_configuration"):
         assert stranger.value(f"SELECT count(*) FROM madlib.{view}") == 0
-    assert stranger.run("DELETE FROM madlib.mop_run RETURNING 1") == []
+    run_id = client.value("SELECT max(run_id) FROM madlib.mop_runs")
+    assert "there is no run" in str(stranger.error("SELECT madlib.mop_drop_run(%s)", [run_id]))
+    for someone in (stranger, client):
+        for sql in ("DELETE FROM madlib.mop_run", "UPDATE madlib.mop_run SET status = 'failed'",
+                    "INSERT INTO madlib.mop_output VALUES (1, 'analyst')", "UPDATE madlib.mop_model SET version = 9",
+                    "DELETE FROM madlib.mop_unit", f"SELECT * FROM madlib.mop_state_{run_id}_1"):
+            assert isinstance(someone.error(sql), (psycopg2.errors.InsufficientPrivilege,
+                                                   psycopg2.errors.UndefinedTable)), sql
     stranger.close()
     client.close()
     assert db.value("SELECT count(*) FROM madlib.mop_runs WHERE owner = 'analyst'") == 1

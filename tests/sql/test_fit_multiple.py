@@ -232,7 +232,7 @@ def test_a_rolled_back_call_loses_no_trained_state_and_a_committed_one_frees_it(
     assert db.value("SELECT count(*) FROM pg_class WHERE relname = 'undone'") == 0
     kept = fit(db, data, "models", "mst")
     fit(db, data, "models2", "mst")
-    states = {r["run_id"] for r in db.run("SELECT DISTINCT run_id FROM madlib.mop_state")}
+    states = {r["run_id"] for r in db.run("SELECT DISTINCT run_id FROM madlib.mop_generation")}
     assert run_id in states and kept not in states
 
 

@@ -1,9 +1,11 @@
 """madlib_keras_fit: one model, trained on all segments at once and averaged, or hopping over them in sequence."""
 
-from pg_mop import __version__, catalog, object_table
+from pg_mop import __version__, object_table
 from pg_mop.api.output import PreviousModel, insert, write_summary
 from pg_mop.api.training import Training
 from pg_mop.database import MopError, sql_function
+
+FUNCTION = "madlib_keras_fit"
 
 
 @sql_function
@@ -15,25 +17,36 @@ def madlib_keras_fit(db, source_table, model, model_arch_table, model_id, compil
     By the setting pg_mop.fit_strategy: `averaging`, data-parallel with the average of the segments' weights after every
     iteration; or `sequential`, what fit_multiple_model does with one configuration.
     """
-    training = Single(db, "madlib_keras_fit", source_table, validation_table, num_iterations,
-                      metrics_compute_frequency, use_gpus)
-    training.averaging = training.options["fit_strategy"] == "averaging"
-    previous = None
-    if warm_start:
-        previous = PreviousModel(db, model, training.options["lock_timeout"])
-        output = previous.names
-    else:
-        output = db.output_table(model, "_summary")
-    functions = None if object_table_name is None else object_table.check(db, object_table_name)
-    training.read_architecture(model_arch_table, model_id, compile_params, fit_params, previous, functions)
-    training.reserve(output[0])
-    started = db.value("SELECT clock_timestamp()::timestamp::text")
-    training.run(model, {
+    train(db, {
         "source_table": source_table, "model": model, "model_arch_table": model_arch_table, "model_id": model_id,
         "compile_params": compile_params, "fit_params": fit_params, "num_iterations": num_iterations,
         "use_gpus": use_gpus, "validation_table": validation_table,
         "metrics_compute_frequency": metrics_compute_frequency, "warm_start": warm_start, "name": name,
         "description": description, "object_table": object_table_name})
+
+
+def train(db, arguments, earlier=None):
+    """What madlib_keras_fit does with its arguments (a dict), or mop_resume and mop_replay with an
+    :class:`~pg_mop.api.earlier.Earlier` run's."""
+    a = arguments
+    training = Single(db, FUNCTION, a["source_table"], a["validation_table"], a["num_iterations"],
+                      a["metrics_compute_frequency"], a["use_gpus"], earlier)
+    training.averaging = training.options["fit_strategy"] == "averaging"
+    previous = None
+    if a["warm_start"]:
+        previous = PreviousModel(db, a["model"], training.options["lock_timeout"])
+        output = previous.names
+    else:
+        output = db.output_table(a["model"], "_summary")
+    functions = None if a["object_table"] is None else object_table.check(db, a["object_table"])
+    if earlier is None:
+        training.read_architecture(a["model_arch_table"], a["model_id"], a["compile_params"], a["fit_params"], previous,
+                                   functions)
+    else:
+        training.check([{**earlier.configurations[0], "mst_key": 1, "error": None}], functions)
+    training.reserve(output[0])
+    started = db.value("SELECT clock_timestamp()::timestamp::text")
+    training.run(a["model"], a, {})
     table, summary = output
     with training.output(previous):
         from mop_udf import state
@@ -48,14 +61,16 @@ def madlib_keras_fit(db, source_table, model, model_arch_table, model_id, compil
         metrics.update({k: v for k, (_, v) in training.metric_columns(1, absent=None).items()})
         source = training.source
         values = [
-            ("source_table", "text", source_table), ("model", "text", model),
+            ("source_table", "text", a["source_table"]), ("model", "text", a["model"]),
             ("dependent_varname", "text[]", source.outputs), ("independent_varname", "text[]", source.inputs),
-            ("model_arch_table", "text", model_arch_table), ("model_id", "integer", model_id),
-            ("compile_params", "text", compile_params), ("fit_params", "text", fit_params or ""),
-            ("num_iterations", "integer", num_iterations), ("validation_table", "text", validation_table),
+            ("model_arch_table", "text", a["model_arch_table"]), ("model_id", "integer", a["model_id"]),
+            ("compile_params", "text", a["compile_params"]), ("fit_params", "text", a["fit_params"] or ""),
+            ("num_iterations", "integer", a["num_iterations"]),
+            ("validation_table", "text", a["validation_table"]),
             ("object_table", "text", functions and db.suffixed(functions, "")),
             ("metrics_compute_frequency", "integer", training.frequency),
-            ("name", "text", name), ("description", "text", description), ("model_type", "text", "madlib_keras"),
+            ("name", "text", a["name"]), ("description", "text", a["description"]),
+            ("model_type", "text", "madlib_keras"),
             ("model_size", "double precision", len(weights) / 1024), ("start_training_time", "timestamp", started),
             ("end_training_time", "timestamp", db.value("SELECT clock_timestamp()::timestamp::text")),
             ("metrics_elapsed_time", "double precision[]", metrics["metrics_elapsed_time"]),
@@ -107,8 +122,8 @@ class Single(Training):
     def weights(self):
         """The trained weights: of averaging, the average of the replicas, weighted by their segments' rows."""
         from mop_udf import state
-        versions = [(c["mst_key"], c["version"]) for c in catalog.configurations(self.db, self.run_id)]
-        states = (state.unpack(catalog.state(self.db, self.run_id, key, version))["weights"]
+        versions = [(c["mst_key"], c["version"]) for c in self.journal.outcome(self.run_id)]
+        states = (state.unpack(self.journal.state(self.run_id, key, version))["weights"]
                   for key, version in versions)
         if not self.averaging:
             return next(states)

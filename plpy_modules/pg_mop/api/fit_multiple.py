@@ -1,9 +1,11 @@
 """madlib_keras_fit_multiple_model: train every configuration of a selection table, write the three output tables."""
 
-from pg_mop import __version__, catalog, object_table
+from pg_mop import __version__, object_table
 from pg_mop.api.output import PreviousModels, insert, write_summary
 from pg_mop.api.training import Training, listed
 from pg_mop.database import MopError, sql_function
+
+FUNCTION = "madlib_keras_fit_multiple_model"
 
 
 @sql_function
@@ -14,35 +16,49 @@ def madlib_keras_fit_multiple_model(db, source_table, model_output_table, model_
 
     `use_caching` changes nothing: rows are always kept in the trainers while they fit pg_mop.cache_mb.
     """
-    training = Selected(db, "madlib_keras_fit_multiple_model", source_table, validation_table, num_iterations,
-                        metrics_compute_frequency, use_gpus)
-    previous, suffixes = None, ("_info", "_summary")
-    if warm_start:
-        previous = PreviousModels(db, model_output_table, training.options["lock_timeout"])
-        output = previous.names
-    else:
-        output = db.output_table(model_output_table, *suffixes)
-    training.read_selection(model_selection_table, previous)
-    training.reserve(output[0])
-    started = db.value("SELECT clock_timestamp()::timestamp::text")
-    training.run(model_output_table, {
+    train(db, {
         "source_table": source_table, "model_output_table": model_output_table,
         "model_selection_table": model_selection_table, "num_iterations": num_iterations, "use_gpus": use_gpus,
         "validation_table": validation_table, "metrics_compute_frequency": metrics_compute_frequency,
         "warm_start": warm_start, "name": name, "description": description, "use_caching": use_caching})
+
+
+def train(db, arguments, earlier=None):
+    """What madlib_keras_fit_multiple_model does with its arguments (a dict), or mop_resume and mop_replay with an
+    :class:`~pg_mop.api.earlier.Earlier` run's."""
+    a = arguments
+    training = Selected(db, FUNCTION, a["source_table"], a["validation_table"], a["num_iterations"],
+                        a["metrics_compute_frequency"], a["use_gpus"], earlier)
+    previous = None
+    if a["warm_start"]:
+        previous = PreviousModels(db, a["model_output_table"], training.options["lock_timeout"])
+        output = previous.names
+    else:
+        output = db.output_table(a["model_output_table"], "_info", "_summary")
+    if earlier is None:
+        training.read_selection(a["model_selection_table"], previous)
+    else:
+        training.read_run(earlier)
+    training.reserve(output[0])
+    started = db.value("SELECT clock_timestamp()::timestamp::text")
+    training.run(a["model_output_table"], a, {
+        "model_arch_table": training.arch_table_name, "object_table": training.object_table})
     model, info, summary = output
     with training.output(previous):
         _write_models(training, model, info, previous)
         write_summary(db, training.source, summary, [
-            ("source_table", "text", source_table), ("validation_table", "text", validation_table),
-            ("model", "text", model_output_table), ("model_info", "text", db.suffixed(model_output_table, "_info")),
+            ("source_table", "text", a["source_table"]), ("validation_table", "text", a["validation_table"]),
+            ("model", "text", a["model_output_table"]),
+            ("model_info", "text", db.suffixed(a["model_output_table"], "_info")),
             ("dependent_varname", "text[]", training.source.outputs),
             ("independent_varname", "text[]", training.source.inputs),
             ("model_arch_table", "text", training.arch_table_name),
-            ("model_selection_table", "text", model_selection_table), ("object_table", "text", training.object_table),
-            ("num_iterations", "integer", num_iterations),
+            ("model_selection_table", "text", a["model_selection_table"]),
+            ("object_table", "text", training.object_table),
+            ("num_iterations", "integer", a["num_iterations"]),
             ("metrics_compute_frequency", "integer", training.frequency),
-            ("warm_start", "boolean", bool(warm_start)), ("name", "text", name), ("description", "text", description),
+            ("warm_start", "boolean", bool(a["warm_start"])), ("name", "text", a["name"]),
+            ("description", "text", a["description"]),
             ("start_training_time", "timestamp", started),
             ("end_training_time", "timestamp", db.value("SELECT clock_timestamp()::timestamp::text")),
             ("madlib_version", "text", f"pg_mop {__version__}"),
@@ -95,6 +111,14 @@ class Selected(Training):
             c["problem"] = self._start(c, arch, previous)
         self.check(configurations, functions)
 
+    def read_run(self, earlier):
+        """Take the configurations of an earlier run as they were then, whatever the tables hold now."""
+        self.selection = earlier.arguments["model_selection_table"]
+        self.arch_table_name, self.object_table = (earlier.tables.get(name) for name in ("model_arch_table",
+                                                                                         "object_table"))
+        functions = None if self.object_table is None else object_table.check(self.db, self.object_table)
+        self.check([{**c, "error": None} for c in earlier.configurations], functions)
+
     def unusable(self, count):
         return (f'model selection table "{self.selection}" has {count} configuration{"s" if count > 1 else ""} '
                 f"that cannot be trained")
@@ -122,11 +146,11 @@ def _write_models(training, model, info, previous):
         training_loss float8[], validation_metrics_final float8, validation_loss_final float8,
         validation_metrics float8[], validation_loss float8[], error text)""")
     compiled = {c["mst_key"]: c["compile"] for c in training.configurations}
-    for c in catalog.configurations(db, training.run_id):
+    for c in training.journal.outcome(training.run_id):
         size, metrics, key = None, {}, c["mst_key"]
         if c["error"] is None:
             weights = state.weights_to_bytes(
-                state.unpack(catalog.state(db, training.run_id, key, c["version"]))["weights"])
+                state.unpack(training.journal.state(training.run_id, key, c["version"]))["weights"])
             size = len(weights) / 1024
             db.execute(f"INSERT INTO {model} VALUES ($1, $2, $3::json, $4)", ["integer", "bytea", "text", "integer"],
                        [key, weights, c["model_arch"], c["segment"]])

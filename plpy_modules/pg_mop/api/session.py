@@ -4,8 +4,8 @@ import functools
 
 from mop_udf import aggregate
 from mop_udf.process import TrainerError, TrainerLost
-from pg_mop import settings
-from pg_mop.database import MopError, sql_function
+from pg_mop import limits, settings
+from pg_mop.database import MopError, extension_schema, quote_identifier, sql_function
 
 
 def with_trainer(function):
@@ -38,7 +38,9 @@ class trainer_of:
         self.session, self.options = session, options
 
     def __enter__(self):
-        return self.session.start_trainer(self.options)
+        plpy = self.session.plpy
+        schema = quote_identifier(extension_schema(plpy))
+        return self.session.start_trainer(self.options, lambda options: limits.allowed(plpy, schema, options))
 
     def __exit__(self, kind, error, trace):
         if kind is None:
@@ -56,5 +58,6 @@ def trainer_options(db, use_gpus):
     if use_gpus and not gpus:
         raise MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
     return {"threads": options["threads"] or settings.cores(), "keras_backend": options["keras_backend"],
-            "cache_mb": options["cache_mb"], "gpu": 0 if gpus else None,
+            "cache_mb": options["cache_mb"], "memory_mb": options["trainer_memory_mb"],
+            "model_mb": options["max_model_mb"], "gpu": 0 if gpus else None,
             "idle_ms": options["session_idle_timeout"]}

@@ -5,6 +5,7 @@ write in the end.
 """
 
 import contextlib
+import functools
 import json
 import secrets
 import time
@@ -13,6 +14,7 @@ import psycopg2
 
 from mop_udf import architecture, params
 from pg_mop import catalog, object_table, settings
+from pg_mop.api.earlier import SAME, Earlier
 from pg_mop.catalog import Catalog
 from pg_mop.database import MopError, quote_literal
 from pg_mop.engines.postgresql import PostgreSQL
@@ -21,6 +23,7 @@ from pg_mop.execute.sessions import Sessions
 from pg_mop.packed import PackedTable
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
+from pg_mop.schedule.logged import Logged
 from pg_mop.schedule.replicas import Replicas
 
 
@@ -34,15 +37,15 @@ class Training:
 
     averaging = False
 
-    def __init__(self, db, function, source_table, validation_table, num_iterations, frequency, use_gpus):
-        """Check what does not depend on the configurations. Raises MopError."""
-        self.began = time.monotonic()
+    def __init__(self, db, function, source_table, validation_table, num_iterations, frequency, use_gpus, earlier=None):
+        """Check what does not depend on the configurations. `earlier`: the run that goes on, or is done again.
+
+        Raises MopError.
+        """
+        self.began, self.earlier = time.monotonic(), earlier
         self.db, self.function, self.use_gpus, self.options = db, function, bool(use_gpus), settings.load(db)
-        isolation = db.setting("transaction_isolation")
-        if isolation != "read committed":
-            raise MopError(f"training needs a transaction at isolation level read committed, not {isolation}",
-                           detail="At another level this transaction cannot see what the worker sessions commit.",
-                           hint="SET default_transaction_isolation = 'read committed';", sqlstate="25001")
+        if earlier is not None:
+            self._adopt(earlier)
         if num_iterations is None or num_iterations < 1:
             raise MopError(f"num_iterations must be at least 1, not {num_iterations}")
         if frequency is not None and not 1 <= frequency <= num_iterations:
@@ -59,6 +62,10 @@ class Training:
         self.gpus = settings.gpus() if self.use_gpus else 0
         if self.use_gpus and not self.gpus:
             raise MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
+
+    def _adopt(self, earlier):
+        """Compute as the earlier run did, whatever is set now."""
+        self.options.update({name: earlier.settings[name] for name in SAME if name in earlier.settings})
 
     # --- checks -------------------------------------------------------------------------------------
     def check(self, configurations, functions):
@@ -149,8 +156,9 @@ class Training:
                            sqlstate="55006")
 
     # --- the run ------------------------------------------------------------------------------------
-    def run(self, output_name, arguments):
-        """Open the run, train, close the run. `output_name` and `arguments` (a dict) are for its row."""
+    def run(self, output_name, arguments, tables):
+        """Open the run, train, close the run. `output_name` and the dicts `arguments` and `tables` (names that are
+        not among those) are for its row."""
         db, options = self.db, self.options
         self._lock_sources()
         engine = self.engine = PostgreSQL()
@@ -163,38 +171,55 @@ class Training:
         with Catalog(db, self.connection) as journal:
             self._check_visible(journal)
             journal.housekeeping()
+            self.earlier = earlier = self.earlier or self._unfinished(journal, output_name, arguments)
+            if earlier is not None:
+                self._check_unchanged(earlier)
+                self._adopt(earlier)
+                self.misfits = {**self.misfits, **earlier.failed}
+            resumed = earlier is not None and not earlier.replay
             self.seed = options["seed"] if options["seed"] is not None else secrets.randbits(31)
             trained = [c for c in self.configurations if c["mst_key"] not in self.misfits]
             kind = Replicas if self.averaging else Board
+            if earlier is not None and earlier.replay and not self.averaging:
+                kind = functools.partial(Logged, order=earlier.order)
             board = kind([c["mst_key"] for c in trained], self._keys("training"), self.num_iterations,
                          self.metrics_iterations, self._keys("validation"))
+            places = list(board.places)[:options["sessions"] or resumed and earlier.sessions or None]
+            board.serve(places)
+            if resumed:
+                board.restore(earlier.finished)
             self.board = board
             self._compile_key = {c["mst_key"]: json.dumps([c["model_arch"], c["fit"]["batch_size"],
                                                            params.without_scalars(c["compile"])], sort_keys=True)
                                  for c in self.configurations}
             scheduler = SCHEDULERS[options["scheduler"] if not self.averaging else "randomized"](board, self.seed)
-            places = list(board.places)
+            options["threads"] = options["threads"] or max(1, settings.cores() // len(places))
             self.trainer_options = {
-                "threads": options["threads"] or max(1, settings.cores() // len(places)),
-                "keras_backend": options["keras_backend"], "cache_mb": options["cache_mb"],
-                "idle_ms": 0}
+                "threads": options["threads"], "keras_backend": options["keras_backend"],
+                "cache_mb": options["cache_mb"], "memory_mb": options["trainer_memory_mb"],
+                "model_mb": options["max_model_mb"], "idle_ms": 0}
             replicas = [{**c, "mst_key": key} for key in board.live for c in trained] if self.averaging else None
-            self.run_id = journal.open_run({
+            pid = db.value("SELECT pg_backend_pid()")
+            self.run_id = earlier.run_id if resumed else journal.open_run({
                 "function": self.function, "source_table": self.source.text,
                 "validation_table": self.validation and self.validation.text, "model_output_table": output_name,
                 "seed": self.seed, "scheduler": scheduler.name, "num_iterations": self.num_iterations,
                 "metrics_iterations": self.metrics_iterations, "configurations": len(self.configurations),
-                "segments": len(places), "coordinator_pid": db.value("SELECT pg_backend_pid()"),
-                "parameters": {"arguments": arguments, "settings": {**options, "seed": self.seed}},
+                "segments": len(board.segments), "coordinator_pid": pid, "sessions": len(places),
+                "parameters": {"arguments": arguments, "settings": {**options, "seed": self.seed}, "tables": tables},
             }, replicas or [{**c, "error": self.misfits.get(c["mst_key"])} for c in self.configurations],
                 [(dataset, s) for (dataset, _), s in self.segments.items()])
+            if resumed:
+                journal.reopen_run(self.run_id, pid)
             sessions = Sessions(db, self.connection, self._options_of_place, f"pg_mop run {self.run_id}")
             try:
-                sessions.open(places)
+                if not board.done:
+                    self._open(sessions, places)
                 # what writes the output needs numpy: loaded now, while the trainers start
                 from mop_udf import state  # noqa: F401
                 executor = Executor(db, journal, sessions, self.run_id, board, scheduler, self._describe,
-                                    lambda i: self._tell(journal, i), options["lock_timeout"])
+                                    lambda i: self._tell(journal, i), options,
+                                    earlier.attempts if resumed else {}, len(places))
                 executor.go()
                 sessions.keep(options["session_idle_timeout"])
                 self.failed = {**executor.failed, **self.misfits}
@@ -208,6 +233,43 @@ class Training:
                                    sqlstate=error.pgcode or "08006") from None
                 raise
 
+    def _open(self, sessions, places):
+        """Open the worker sessions: where not all can be had, those that can do the work."""
+        refused = sessions.open(places)
+        if refused is not None:
+            opened = [place for place in places if place in sessions.by_place]
+            self.board.serve(opened)
+            self.db.warning(f"run {self.run_id} goes on with {len(opened)} of {len(places)} worker sessions: "
+                            f"{refused.message}", detail=refused.detail, hint=refused.hint)
+
+    def _unfinished(self, journal, output_name, arguments):
+        """The :class:`Earlier` run of the same call that was not finished, if this call goes on with it; or None."""
+        run = journal.unfinished(self.function, output_name, arguments) if self.options["resume"] else None
+        if run is None:
+            return None
+        earlier = Earlier(journal, run)
+        difference = earlier.differs(self.configurations, self.options) if not self.averaging else earlier.differs(
+            [{**c, "mst_key": key + 1} for c in self.configurations for key in range(len(self._keys("training")))],
+            self.options)
+        if difference is None and self._fingerprints() != earlier.segments:
+            difference = "the packed rows have changed since"
+        if difference is not None:
+            self.db.info(f"run {earlier.run_id} of the same call is unfinished, but {difference}: this begins anew")
+            return None
+        self.db.info(f"going on with run {earlier.run_id} of the same call, of which {len(earlier.finished)} units are "
+                     f"done (SET pg_mop.resume = off; begins anew)")
+        return earlier
+
+    def _check_unchanged(self, earlier):
+        """The rows must be those that the earlier run was trained on."""
+        if self._fingerprints() != earlier.segments:
+            raise MopError(f'the packed rows of "{self.source.text}" or of its validation table have changed since run '
+                           f"{earlier.run_id} began", detail="They were written to, packed anew or moved.",
+                           hint="SET pg_mop.resume = off; and call again to train on the new rows.", sqlstate="55000")
+
+    def _fingerprints(self):
+        return {key: segment.fingerprint for key, segment in self.segments.items()}
+
     def all_failed(self):
         """Begins the error that says that nothing could be trained."""
         return f"all {len(self.configurations)} configurations failed"
@@ -219,21 +281,17 @@ class Training:
         Then the run is finished. Where something goes wrong, its row says so.
         """
         try:
-            if previous is not None:
-                previous.set_aside()
-            yield
-            if previous is not None:
-                previous.drop()
-            self.finish()
+            with Catalog(self.db, self.connection) as self.journal:
+                if previous is not None:
+                    previous.set_aside()
+                yield
+                if previous is not None:
+                    previous.drop()
+                self.journal.close_run(self.run_id, "finished", listed(self.failed) or None)
+            catalog.note_output(self.db, self.run_id)
         except BaseException as error:
             self.abandon(error)
             raise
-
-    def finish(self):
-        """Mark the run finished: its output is written in this transaction."""
-        with Catalog(self.db, self.connection) as journal:
-            journal.close_run(self.run_id, "finished", listed(self.failed) or None)
-        catalog.note_output(self.db, self.run_id)
 
     def abandon(self, error):
         """The output could not be written: say so in the run's row. Its states stay."""
@@ -320,11 +378,17 @@ class Training:
             "rows_sql": self.engine.rows_sql(packed, unit.segment, aggregate),
             "dtypes": packed.dtypes(), "inputs": len(packed.inputs), "rows": segment.rows, "bytes": segment.bytes,
             "epochs": fit["epochs"] - fit["initial_epoch"] if unit.kind == "train" else 1,
-            "kernel": self.options["kernel"], "run_seconds": time.monotonic() - self.began,
+            "kernel": self._kernel(unit), "run_seconds": time.monotonic() - self.began,
             "models": [self._passes_left(u) for u in units],
             "dataset_key": self._dataset_key(unit.dataset, unit.segment),
             "keep": [self._dataset_key(*d) for d in self.segments], "object_table": self.functions,
         }
+
+    def _kernel(self, unit):
+        """The kernel that a unit must use, or 'auto'; in a replay the one that it used."""
+        if self.earlier is not None and self.earlier.replay:
+            return self.earlier.kernels.get(unit, self.options["kernel"])
+        return self.options["kernel"]
 
     def _passes_left(self, unit):
         """How many passes over the unit's segment are left: of its compiled model, and of the whole run.

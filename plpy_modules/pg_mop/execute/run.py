@@ -8,11 +8,13 @@ import psycopg2
 
 from mop_udf.aggregate import CONFIGURATION_FAILED, TRAINER_LOST
 from pg_mop.database import MopError, quote_literal
+from pg_mop.execute.generations import Generations
 from pg_mop.execute.sessions import SessionLost, wait
 
+BACK_OFF = 0.5, 60.0  # seconds before a unit's second attempt, and at most before any; it doubles each time
+LOOK_SECONDS = 0.5  # between looks at how many sessions are wanted
 TOGETHER_BYTES = 256 << 20  # of the states of models that are evaluated together
 AHEAD_BYTES = 1 << 20, 256 << 20  # least and most of a state that is read while the unit before it trains
-ATTEMPTS = 4  # of one unit, before its configuration is given up
 RETRY_STATES = (TRAINER_LOST, "40001", "40P01")
 
 
@@ -21,27 +23,34 @@ class Executor:
 
     `describe(units, place)` gives what the worker session at a place needs to know of units that it does together
     (a dict, see execute/unit.py);
-    `on_iteration(i)` is called once every live configuration has been through iteration i.
+    `on_iteration(i)` is called once every live configuration has been through iteration i. `attempts`: {unit: attempts
+    begun} by an earlier coordinator of the run; `wanted`: how many sessions the run asked for.
     """
 
-    def __init__(self, db, catalog, sessions, run_id, board, scheduler, describe, on_iteration, lock_timeout):
+    def __init__(self, db, catalog, sessions, run_id, board, scheduler, describe, on_iteration, options, attempts,
+                 wanted):
         self.db, self.catalog, self.sessions = db, catalog, sessions
         self.run_id, self.board, self.scheduler = run_id, board, scheduler
-        self.describe, self.on_iteration, self.lock_timeout = describe, on_iteration, lock_timeout
-        self.attempts = {}      # unit -> attempts begun
-        self.versions = {}      # mst_key -> version of its model state
-        self.bytes = {}         # mst_key -> bytes of its model state, the same in every version
+        self.describe, self.on_iteration = describe, on_iteration
+        self.lock_timeout, self.retries = options["lock_timeout"], options["unit_retries"]
+        self.attempts = dict(attempts)  # unit -> attempts begun
+        self.lost = {}          # unit -> attempts that failed for its place's sake
+        self.resting = []       # (when it may be tried again, unit)
+        self.looked, self.wanted = time.monotonic(), wanted
+        self.generations = Generations(catalog, run_id)
+        self.versions = {key: m["version"] for key, m in catalog.models(run_id).items()}
+        self.coming = {}        # place -> the mst_key whose state its session reads ahead
         self.failed = {}        # mst_key -> message
         self.alone = set()      # units that are evaluated each for itself
         self.waiting_since = {} # unit -> when it could have run first (seconds since the epoch)
-        self.told = 0           # iterations reported
+        self.told = self._reached() - 1  # iterations reported
 
     def go(self):
         """Run until no configuration has work left. Raises MopError where the whole run cannot go on."""
         self._dispatch()
         while not self.board.done:
             busy = [s for s in self.sessions.by_place.values() if s.work]
-            if not busy:
+            if not busy and not self.resting:
                 raise RuntimeError("the scheduler leaves every session idle although units remain")
             for session, error in wait(busy, self.sessions.tick):
                 work, session.work = session.work, []
@@ -53,13 +62,51 @@ class Executor:
                 else:
                     self._failed(session, work, error)
             self._report()
+            self._wake()
+            self._look()
             self._dispatch()
         self._report()
 
+    def _wake(self):
+        """Let the units that have rested long enough be run again."""
+        now = time.monotonic()
+        for when, unit in [r for r in self.resting if r[0] <= now]:
+            self.resting.remove((when, unit))
+            self.board.release(unit)
+
+    def _look(self):
+        """Open or end sessions where somebody wants another number of them (mop_set_sessions)."""
+        if time.monotonic() - self.looked < LOOK_SECONDS:
+            return
+        self.looked = time.monotonic()
+        wanted = self.catalog.wanted_sessions(self.run_id)
+        if wanted != self.wanted:
+            self.wanted = wanted
+            self.resize(wanted)
+
+    def resize(self, wanted):
+        """Go on with `wanted` sessions, or as many of them as can be opened. Who leaves ends his unit first."""
+        places = self.board.places[:wanted]
+        new = [p for p in range(len(places) + wanted) if p not in self.sessions.by_place][:wanted - len(places)]
+        refused = self.sessions.add(new)
+        places += [p for p in new if p in self.sessions.by_place]
+        if refused is not None:
+            self.db.warning(f"run {self.run_id} goes on with {len(places)} worker sessions, not {wanted}",
+                            detail=str(refused))
+        self.board.serve(places)
+        self._let_go()
+
+    def _let_go(self):
+        """End the idle sessions that serve no place any more."""
+        for place, session in list(self.sessions.by_place.items()):
+            if place not in self.board.places and not session.work:
+                self.sessions.end(place)
+
     def _dispatch(self):
         now = time.time()
+        self._let_go()
         for place, session in sorted(self.sessions.by_place.items()):
-            if session.work:
+            if session.work or place not in self.board.places:
                 continue
             eligible = self.board.eligible(place)
             for unit in eligible:
@@ -87,11 +134,7 @@ class Executor:
 
     def _state_bytes(self, units):
         """{mst_key: bytes of its model state} of the units' configurations; 0 where that is not known yet."""
-        unknown = {u.mst_key: self.versions[u.mst_key] for u in units
-                   if u.mst_key not in self.bytes and self.versions.get(u.mst_key)}
-        if unknown:
-            self.bytes.update(self.catalog.state_bytes(self.run_id, unknown.items()))
-        return {u.mst_key: self.bytes.get(u.mst_key, 0) for u in units}
+        return {u.mst_key: self.generations.bytes.get(u.mst_key, 0) for u in units}
 
     def _coming(self, place):
         """The model whose state the session at `place` may read while it trains another; None where it is not known.
@@ -102,8 +145,10 @@ class Executor:
         least, most = AHEAD_BYTES
         if unit is None or not least <= self._state_bytes([unit])[unit.mst_key] <= most:
             self.board.reserve(place, None)
+            self.coming.pop(place, None)
             return None
         self.board.reserve(place, unit.mst_key)
+        self.coming[place] = unit.mst_key
         return {"mst_key": unit.mst_key, "version": self.versions[unit.mst_key]}
 
     def _start(self, session, units):
@@ -114,7 +159,8 @@ class Executor:
                          "segment": unit.segment, "kind": unit.kind, "dataset": unit.dataset, "attempt": attempt,
                          "queued_at": self.waiting_since.get(unit, time.time())})
             models.append({"mst_key": unit.mst_key, "iteration": unit.iteration, "attempt": attempt,
-                           "version": self.versions.get(unit.mst_key, 0)})
+                           "version": self.versions[unit.mst_key],
+                           "generation": self.generations.begin(unit.mst_key) if unit.kind == "train" else None})
             self.board.start(unit)
         work = {**self.describe(units, session.place), "run_id": self.run_id, "kind": units[0].kind,
                 "dataset": units[0].dataset, "segment": units[0].segment}
@@ -133,14 +179,17 @@ class Executor:
     def _finished(self, unit):
         self.board.finish(unit)
         if unit.kind == "train":
-            self.versions[unit.mst_key] = self.versions.get(unit.mst_key, 0) + 1
+            self.versions[unit.mst_key] += 1
+            self.generations.finished(unit.mst_key, lambda key: not (
+                self.board.is_running(key) or key in self.coming.values() or self.board.shares_states),
+                                      self.board.shares_states)
 
     def _failed(self, session, work, error):
         """Retry, give the configuration up, or stop the run, as the error says."""
         code = getattr(error, "pgcode", None)
         message = _message(error)
         if isinstance(error, SessionLost):
-            self.sessions.fresh(session.place)
+            self._replace(session.place)
         if len(work) > 1:  # one of them may be to blame: from now on each is evaluated for itself
             self.alone |= {unit for unit, _ in work}
         for unit, row in work:
@@ -148,13 +197,13 @@ class Executor:
                 self._finished(unit)
                 continue
             self.catalog.fail_unit(row, message)
-            self.board.release(unit)
+            self.generations.failed(unit.mst_key)
             if code == CONFIGURATION_FAILED:
+                self.board.release(unit)
                 if len(work) == 1:
-                    self._give_up(unit, message)
+                    self._give_up(unit, message, "configuration")
             elif isinstance(error, SessionLost) or code in RETRY_STATES:
-                if self.attempts[unit] >= ATTEMPTS:
-                    self._give_up(unit, f"given up after {ATTEMPTS} attempts: {message}")
+                self._retry(unit, message)
             elif code == "55P03":
                 raise MopError(f"a worker session waited in vain for a lock: {message}",
                                hint="Another transaction holds it (see pg_locks), perhaps the one that made this "
@@ -164,15 +213,42 @@ class Executor:
                                detail=getattr(error.diag, "message_detail", None),
                                hint=getattr(error.diag, "message_hint", None), sqlstate=code or "XX000")
 
-    def _give_up(self, unit, message):
+    def _replace(self, place):
+        """A new session for a place whose own was lost; where none can be had, the others go on without it."""
+        try:
+            self.sessions.fresh(place)
+        except MopError as error:
+            left = [p for p in self.board.places if p != place and p in self.sessions.by_place]
+            if not left:
+                raise
+            self.sessions.end(place)
+            self.board.serve(left)
+            self.db.warning(f"run {self.run_id} goes on with {len(left)} worker sessions: {error.message}",
+                            detail=error.detail)
+
+    def _retry(self, unit, message):
+        """Try a unit again after a while, or give its configuration up."""
+        lost = self.lost[unit] = self.lost.get(unit, 0) + 1
+        if lost > self.retries:
+            self.board.release(unit)
+            self._give_up(unit, f"given up after {lost} attempts: {message}", "place")
+        else:
+            first, most = BACK_OFF
+            self.resting.append((time.monotonic() + min(most, first * 2 ** (lost - 1)), unit))
+
+    def _give_up(self, unit, message, blame):
         self.failed[unit.mst_key] = message = (
             f"{unit.kind} unit of iteration {unit.iteration} on segment {unit.segment}: {message}")
         self.board.drop(unit.mst_key)
-        self.catalog.fail_configuration(self.run_id, unit.mst_key, message)
+        self.catalog.fail_configuration(self.run_id, unit.mst_key, message, blame)
+
+    def _reached(self):
+        """The iteration that every live configuration has reached."""
+        board = self.board
+        return min((board.iteration(key) for key in board.live), default=board.num_iterations + 1)
 
     def _report(self):
-        board = self.board
-        reached = min((board.iteration(key) for key in board.live), default=board.num_iterations + 1)
+        board, reached = self.board, self._reached()
         while self.told < reached - 1:
             self.told += 1
             if any(u.iteration == self.told for u in board.finished_units):

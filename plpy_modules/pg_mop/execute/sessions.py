@@ -169,13 +169,25 @@ class Sessions:
                 f"SELECT {self.db.extension}.mop_start_trainer({options})")
 
     def open(self, places):
-        """Open sessions at `places`, all at once; they start their trainers without being waited for."""
+        """Open sessions at `places`, all at once; they start their trainers without being waited for.
+
+        Returns the MopError that says why some could not be opened, or None. Raises it where none could.
+        """
         opening = {}  # session -> it has been told to start its trainer
         for place in places:
             try:
                 self.by_place[place] = self._take(place) or self._connect(place, opening)
             except SessionLost:
                 pass
+        self._connected(opening)
+        # what went wrong may go better alone, or say why it cannot
+        refused = self.add([place for place in places if place not in self.by_place])
+        if refused is not None and not self.by_place:
+            raise refused
+        return refused
+
+    def _connected(self, opening):
+        """Wait until all of `opening` are ready; those that fail are left out of by_place."""
         deadline = time.monotonic() + CONNECT_SECONDS
         while opening and time.monotonic() < deadline:
             for session, error in wait(list(opening), self.tick):
@@ -193,9 +205,23 @@ class Sessions:
         for session in opening:
             session.close()
             del self.by_place[session.place]
-        for place in places:  # what went wrong may go better alone, or say why it cannot
-            if place not in self.by_place:
+
+    def add(self, places):
+        """Open sessions at more places. Returns the MopError of the first that cannot be opened, which ends it; else
+        None."""
+        for place in places:
+            try:
                 self.fresh(place)
+            except MopError as error:
+                self.end(place)
+                return error
+        return None
+
+    def end(self, place):
+        """End the session at a place, if there is one."""
+        session = self.by_place.pop(place, None)
+        if session is not None:
+            session.close()
 
     def _connect(self, place, opening):
         session = WorkerSession(self.parameters, self.role, place, self.name)

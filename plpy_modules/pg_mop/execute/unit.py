@@ -8,13 +8,22 @@ import json
 import time
 
 from mop_udf import aggregate, params
-from pg_mop import object_table
+from pg_mop import limits, object_table
 from pg_mop.database import Database, MopError, extension_schema, quote_identifier
 
 
 def start_trainer(plpy, GD, options):
     """Start this session's trainer, which imports Keras while the coordinator still plans."""
-    aggregate.session(plpy, GD).start_trainer(json.loads(options))
+    _start_trainer(plpy, aggregate.session(plpy, GD), json.loads(options))
+
+
+def _start_trainer(plpy, holder, options):
+    try:
+        holder.start_trainer(options, lambda o: limits.allowed(plpy, quote_identifier(extension_schema(plpy)), o))
+        return
+    except MopError as error:
+        problem = error
+    plpy.error(problem.message, detail=problem.detail, sqlstate=problem.sqlstate)
 
 
 def run_unit(plpy, GD, text):
@@ -57,7 +66,7 @@ class _Work:
             self.plpy.error(f"the rows of segment {unit['segment']} in {unit['table']} have changed since the run "
                             f"began", sqlstate=aggregate.SOURCE_CHANGED)
         objects = [_rights(self.plpy, unit["object_table"], model) for model in found]
-        holder.start_trainer(unit["options"])
+        _start_trainer(self.plpy, holder, unit["options"])
         shared = {name: unit[name] for name in ("kind", "seed", "same_start", "segment", "epochs", "dtypes", "inputs",
                                                 "rows", "replicas", "kernel", "run_seconds")}
         holder.coming = lambda: self.read_ahead(unit["coming"])
@@ -77,17 +86,14 @@ class _Work:
             self.finish(model, own, rest, time.monotonic() - trained if self.train else 0.0)
 
     def model(self, model):
-        """What the trainer needs to know of a model; a model to be trained moves to its next version."""
+        """What the trainer needs to know of a model; one that is to be trained is locked."""
         key = [self.unit["run_id"], model["mst_key"]]
         version = model["version"]
-        if self.train:
-            moved = self.holder.query(
-                f"UPDATE {self.schema}.mop_configuration SET version = version + 1 "
-                f"WHERE run_id = $1 AND mst_key = $2 AND version = $3", ["bigint", "integer", "integer"],
-                [*key, version])
-            if moved.nrows() != 1:
-                self.plpy.error(f"model {key[1]} of run {key[0]} is not at version {version}",
-                                sqlstate=aggregate.SOURCE_CHANGED)
+        if self.train and not self.holder.query(
+                f"SELECT {self.schema}.mop_take_model($1, $2, $3) AS taken", ["bigint", "integer", "integer"],
+                [*key, version])[0]["taken"]:
+            self.plpy.error(f"model {key[1]} of run {key[0]} is not at version {version}",
+                            sqlstate=aggregate.SOURCE_CHANGED)
         row = self.holder.query(
             f"SELECT model_id, compile_params, fit_params, model_arch FROM {self.schema}.mop_configuration "
             f"WHERE run_id = $1 AND mst_key = $2", ["bigint", "integer"], key)[0]
@@ -117,9 +123,8 @@ class _Work:
     def parts(self, mst_key, version):
         """The parts of a model's state, one after the other."""
         for row in self.holder.query(
-                f"SELECT data FROM {self.schema}.mop_state WHERE run_id = $1 AND mst_key = $2 AND version = $3 "
-                f"ORDER BY part", ["bigint", "integer", "integer"], [self.unit["run_id"], mst_key, version],
-                cursor=True):
+                f"SELECT {self.schema}.mop_read_state($1, $2, $3) AS data", ["bigint", "integer", "integer"],
+                [self.unit["run_id"], mst_key, version], cursor=True):
             yield row["data"]
 
     def read_ahead(self, model):
@@ -134,27 +139,28 @@ class _Work:
 
     def save(self, model):
         """The new state in place of the old one."""
-        key, version = [self.unit["run_id"], model["mst_key"]], model["version"]
+        key, version, generation, size = ([self.unit["run_id"], model["mst_key"]], model["version"],
+                                          model["generation"], 0)
         for number, part in enumerate(self.holder.save()):
-            self.holder.query(f"INSERT INTO {self.schema}.mop_state VALUES ($1, $2, $3, $4, $5)",
-                              ["bigint", "integer", "integer", "integer", "bytea"], [*key, version + 1, number, part])
+            self.holder.query(f"SELECT {self.schema}.mop_put_state($1, $2, $3, $4, $5, $6)",
+                              ["bigint", "integer", "integer", "integer", "integer", "bytea"],
+                              [*key, version + 1, generation, number, part])
+            size += len(part)
         # the other replicas still read the version that this one went on from
-        self.holder.query(f"DELETE FROM {self.schema}.mop_state WHERE run_id = $1 AND mst_key = $2 AND version <= $3",
-                          ["bigint", "integer", "integer"], [*key, version - 1 if self.unit["replicas"] else version])
+        self.holder.query(f"SELECT {self.schema}.mop_advance($1, $2, $3, $4, $5, $6)",
+                          ["bigint", "integer", "integer", "integer", "bigint", "boolean"],
+                          [*key, version, generation, size, bool(self.unit["replicas"])])
 
     def finish(self, model, report, read_seconds, write_seconds):
         """Note a model's result in its unit's row."""
         unit = self.unit
         self.holder.query(
-            f"UPDATE {self.schema}.mop_unit SET status = 'finished', version = $1, kernel = $2, rows = $3, loss = $4, "
-            f"metric = $5, finished_at = clock_timestamp(), read_seconds = $6, train_seconds = $7, write_seconds = $8, "
-            f"compilations = $16, choice = $17::json WHERE run_id = $9 AND mst_key = $10 AND iteration = $11 "
-            f"AND kind = $12 AND dataset = $13 AND segment = $14 AND attempt = $15",
-            ["integer", "text", "bigint", "float8", "float8", "float8", "float8", "float8", "bigint", "integer",
-             "integer", "text", "text", "integer", "integer", "integer", "text"],
-            [model["version"] + 1 if self.train else None, report["kernel"], report["rows"], report["loss"],
-             report.get("metric"), read_seconds, report["seconds"], write_seconds, unit["run_id"], model["mst_key"],
-             model["iteration"], unit["kind"], unit["dataset"], unit["segment"], model["attempt"],
+            f"SELECT {self.schema}.mop_finish_unit({', '.join(f'${i + 1}' for i in range(17))})",
+            ["bigint", "integer", "integer", "integer", "text", "text", "integer", "integer", "text", "bigint",
+             *["float8"] * 5, "integer", "text"],
+            [unit["run_id"], model["mst_key"], model["iteration"], unit["segment"], unit["kind"], unit["dataset"],
+             model["attempt"], model["version"] + 1 if self.train else None, report["kernel"], report["rows"],
+             report["loss"], report.get("metric"), read_seconds, report["seconds"], write_seconds,
              report.get("compilations"), json.dumps(report["choice"]) if "choice" in report else None])
 
 

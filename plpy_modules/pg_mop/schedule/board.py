@@ -31,18 +31,20 @@ class Board:
     """The state of a run's units.
 
     `mst_keys`: configurations; `segments`: keys of the training segments; `metrics_iterations`: after which iterations
-    to evaluate; `validation_segments`: keys of the validation segments. A unit's place (the number of the worker
-    session that runs it) is that of its segment: training segment number i at place i, validation segments dealt out
-    over the same places.
+    to evaluate; `validation_segments`: keys of the validation segments. A place is the number of a worker session: at
+    first there is one for each training segment, which does the units of that, and the validation segments are dealt
+    out over the same places. `serve` changes that.
     """
+
+    shares_states = False  # a unit reads the states of other configurations
 
     def __init__(self, mst_keys, segments, num_iterations, metrics_iterations=(), validation_segments=()):
         self.segments, self.num_iterations = list(segments), num_iterations
         self.metrics_iterations = frozenset(metrics_iterations)
         self.datasets = [("training", s) for s in segments] + [("validation", s) for s in validation_segments]
-        self.place = {("training", s): i for i, s in enumerate(segments)}
-        self.place.update({("validation", s): i % len(self.segments) for i, s in enumerate(validation_segments)})
-        self.places = range(len(self.segments))
+        self.home = {("training", s): i for i, s in enumerate(segments)}
+        self.home.update({("validation", s): i % len(self.segments) for i, s in enumerate(validation_segments)})
+        self.serve(range(len(self.segments)))
         self._live = {}
         self._reserved = {}  # mst_key -> place
         self.finished_units = set()
@@ -58,6 +60,31 @@ class Board:
     @property
     def done(self):
         return not self._live
+
+    def serve(self, places):
+        """Deal the segments out over these places: several to each or, where there are more places, to several."""
+        self.places = sorted(places)
+        self._serves = {place: set() for place in self.places}
+        for dataset in ("training", "validation"):
+            keys = [key for key in self.datasets if key[0] == dataset]
+            for number in range(max(len(keys), len(self.places)) if keys else 0):
+                self._serves[self.places[number % len(self.places)]].add(keys[number % len(keys)])
+
+    def restore(self, units):
+        """Go on after `units` that have been finished earlier."""
+        finished = set(units)
+        for key in list(self._live):
+            while key in self._live:
+                configuration = self._live[key]
+                self.finished_units |= configuration.todo & finished
+                configuration.todo -= finished
+                if configuration.todo:
+                    break
+                self._advance(key, configuration)
+
+    def is_running(self, mst_key):
+        """True while a unit of the configuration is at work."""
+        return mst_key in self._live and bool(self._live[mst_key].running)
 
     def iteration(self, mst_key):
         """The iteration that a configuration is in; one more than the last when it is done."""
@@ -79,7 +106,7 @@ class Board:
         for configuration in self._live.values():
             if configuration.phase == "train" and configuration.running:
                 continue
-            units += [u for u in configuration.todo if self.place[u.dataset, u.segment] == place]
+            units += [u for u in configuration.todo if (u.dataset, u.segment) in self._serves.get(place, ())]
         free = [u for u in units if self._reserved.get(u.mst_key, place) == place]
         return sorted(free or units)
 

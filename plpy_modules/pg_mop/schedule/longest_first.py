@@ -52,7 +52,7 @@ class LongestFirst(Scheduler):
 
     def _urgent(self, left):
         """Seconds of training from which on a configuration cannot wait; `left`: see `_left`, of all."""
-        return URGENT * sum(seconds for seconds in left.values() if seconds is not None) / len(self.board.segments)
+        return URGENT * sum(seconds for seconds in left.values() if seconds is not None) / len(self.board.places)
 
     def _left(self, mst_key):
         """Seconds of training that a configuration has left; None before its first unit has ended."""

@@ -11,6 +11,8 @@ class Replicas(Board):
     average is evaluated by all replicas together, each on its own segments, once all have trained.
     """
 
+    shares_states = True
+
     def __init__(self, mst_keys, segments, num_iterations, metrics_iterations=(), validation_segments=()):
         if len(mst_keys) > 1:
             raise ValueError("replicas are of one configuration")
@@ -30,4 +32,4 @@ class Replicas(Board):
         configuration.iteration, configuration.phase = iteration, phase
         datasets = self.datasets if phase == "evaluate" else [("training", s) for s in self.segments]
         configuration.todo = {Unit(iteration, key, phase, dataset, segment) for dataset, segment in datasets
-                              if self.place[dataset, segment] == key - 1}
+                              if self.home[dataset, segment] == key - 1}

@@ -1,0 +1,62 @@
+"""A run that a call goes on with, or does again."""
+
+from pg_mop.database import MopError
+from pg_mop.schedule.board import Unit
+
+# settings that decide what is computed: those of the run count, not those in force now
+SAME = ("seed", "scheduler", "kernel", "same_start", "threads", "keras_backend", "fit_strategy")
+
+
+class Earlier:
+    """What the catalog knows of a run. `replay`: it is done again, in its visit order, as a new run."""
+
+    def __init__(self, journal, run, replay=False):
+        self.replay, self.run_id, self.function = replay, run["run_id"], run["function"]
+        self.sessions = run["sessions"]
+        self.seed, self.num_iterations = run["seed"], run["num_iterations"]
+        parameters = run["parameters"]
+        self.arguments, self.settings = parameters["arguments"], parameters["settings"]
+        self.tables = parameters.get("tables", {})
+        self.configurations = journal.run_configurations(self.run_id)
+        self.segments = journal.run_segments(self.run_id)
+        log = journal.run_units(self.run_id)
+        self.attempts, self.finished, self.order, self.kernels = {}, [], {}, {}
+        for row in log:
+            unit = Unit(row["iteration"], row["mst_key"], row["kind"], row["dataset"], row["segment"])
+            self.attempts[unit] = max(row["attempt"], self.attempts.get(unit, 0))
+            if row["status"] == "finished":
+                self.finished.append(unit)
+                if unit.kind == "train":
+                    self.order.setdefault((unit.mst_key, unit.iteration), []).append(unit.segment)
+                    self.kernels[unit] = row["kernel"]
+
+    @property
+    def failed(self):
+        """{mst_key: message} of the configurations that failed by their own fault, which do not go on."""
+        return {c["mst_key"]: c["error"] for c in self.configurations
+                if c["error"] is not None and c["blame"] != "place"}
+
+    def differs(self, configurations, options):
+        """Why a call with these configurations and settings is not that of this run; None: it is."""
+        def what(rows):
+            return {c["mst_key"]: [c.get(name) for name in ("model_id", "compile_params", "fit_params", "model_arch",
+                                                            "weights_md5")] for c in rows}
+        if what(configurations) != what(self.configurations):
+            return "its configurations are others"
+        for name in SAME:
+            if options[name] is not None and options[name] != self.settings.get(name):
+                return f"pg_mop.{name} was {self.settings.get(name)}"
+        if len(self.failed) == len(self.configurations):
+            return "all of its configurations have failed"
+        return None
+
+    def check_complete(self):
+        """Raises MopError where the log does not have every visit of the configurations that did not fail."""
+        trained = [c["mst_key"] for c in self.configurations if c["mst_key"] not in self.failed]
+        segments = {segment for dataset, segment in self.segments if dataset == "training"}
+        missing = [key for key in trained for i in range(1, self.num_iterations + 1)
+                   if self.settings.get("fit_strategy") != "averaging" or self.function != "madlib_keras_fit"
+                   if set(self.order.get((key, i), ())) != segments]
+        if missing:
+            raise MopError(f"run {self.run_id} has not been trained to its end: mst_key {missing[0]}",
+                           hint="mop_resume goes on with it.", sqlstate="55000")

@@ -1,0 +1,60 @@
+"""mop_resume and mop_replay: go on with a run, or do it again."""
+
+from pg_mop.api import fit, fit_multiple
+from pg_mop.api.earlier import Earlier
+from pg_mop.catalog import Catalog
+from pg_mop.database import MopError, sql_function
+from pg_mop.engines.postgresql import PostgreSQL
+
+# function -> (what trains, the argument that names the output table)
+TRAINS = {fit_multiple.FUNCTION: (fit_multiple.train, "model_output_table"), fit.FUNCTION: (fit.train, "model")}
+
+
+@sql_function
+def mop_resume(db, run_id):
+    """Go on with a run that was cancelled, failed or rolled back, from the last committed units, to its end.
+
+    Everything is as the run had it: configurations, seed, kernel, output table. Raises MopError where the run is
+    running or finished, or its states or rows are gone.
+    """
+    with _journal(db) as journal:
+        run = _run(db, journal, run_id)
+        if run["status"] == "running":
+            raise MopError(f"run {run_id} is running", hint=f"SELECT pg_cancel_backend({run['coordinator_pid']}); ends "
+                                                            f"it.", sqlstate="55006")
+        if journal.output_is_written(run_id):
+            raise MopError(f"run {run_id} is finished", sqlstate="55000")
+        if not run["has_states"]:
+            raise MopError(f"the model states of run {run_id} are gone", detail="They are not part of a dump.",
+                           sqlstate="55000")
+        earlier = Earlier(journal, run)
+    train, _ = TRAINS[run["function"]]
+    train(db, earlier.arguments, earlier)
+
+
+@sql_function
+def mop_replay(db, run_id, output_table):
+    """Train as a run did, from its initial weights in its visit order, with its kernels, as a new run into new tables.
+
+    On the same kind of device the weights are the same, byte by byte, whatever the number of sessions; but for units in
+    which kernels were timed against one another (pg_mop.kernel = 'auto'), which are equal within rounding. Raises
+    MopError where the run was not trained to its end, or its rows or initial weights are no longer there.
+    """
+    with _journal(db) as journal:
+        run = _run(db, journal, run_id)
+        earlier = Earlier(journal, run, replay=True)
+    earlier.check_complete()
+    train, output = TRAINS[run["function"]]
+    train(db, {**earlier.arguments, output: output_table, "warm_start": False}, earlier)
+
+
+def _journal(db):
+    return Catalog(db, PostgreSQL().connection_parameters(db))
+
+
+def _run(db, journal, run_id):
+    run = None if run_id is None else journal.run(run_id)
+    if run is None:
+        raise MopError(f"there is no run {run_id} of role \"{db.current_user()}\"",
+                       hint=f"SELECT run_id, status, model_output_table FROM {db.extension}.mop_runs;")
+    return run

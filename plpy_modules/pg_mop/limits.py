@@ -1,0 +1,41 @@
+"""What an administrator allows a role (table mop_limit), applied where a trainer is started: in the very session that
+starts it, whoever says with which options."""
+
+import os
+
+from pg_mop.database import MopError
+
+
+def allowed(plpy, schema, options):
+    """A trainer's options within the calling role's limits; `schema`: the extension's, quoted.
+
+    Raises MopError where the role's sessions have as many trainers as they may.
+    """
+    limits = plpy.execute(f"SELECT * FROM {schema}.mop_limits()")[0]
+    if limits["sessions"] is not None:
+        others = {row["pid"] for row in plpy.execute(f"SELECT pid FROM {schema}.mop_backends()")} - {os.getpid()}
+        if (count := _children(others)) >= limits["sessions"]:
+            raise MopError(f"the role's sessions have {count} trainers, as many as it may have at once",
+                           detail="The table mop_limit says so; idle trainers end with the session that called, or "
+                                  "after pg_mop.session_idle_timeout.", sqlstate="53000")
+    within = dict(options)
+    for name, limit in (("threads", "threads"), ("memory_mb", "trainer_memory_mb"), ("model_mb", "max_model_mb")):
+        values = [v for v in (options.get(name), limits[limit]) if v is not None]
+        within[name] = min(values, default=None)
+    return within
+
+
+def _children(pids):
+    """How many trainers are children of these processes."""
+    count = 0
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/cmdline", "rb") as file:
+                    if b"mop_udf.trainer" not in file.read().split(b"\0"):
+                        continue
+                with open(f"/proc/{entry}/stat") as file:
+                    count += int(file.read().rsplit(")", 1)[1].split()[1]) in pids
+            except OSError:  # it has ended
+                continue
+    return count

@@ -1,0 +1,161 @@
+-- The catalog: runs, their configurations, segments, units and model states.
+--
+-- Users may not write to the tables: the sessions of a run, which are the caller's, write by the functions of
+-- 12_journal.sql. Row security keeps what a role reads to its own runs. The views show a role its own runs and those
+-- of the roles that it is a member of.
+
+\echo Use "CREATE EXTENSION pg_mop" to load this file. \quit
+
+DO $$
+BEGIN
+    IF pg_catalog.getdatabaseencoding() <> 'UTF8' THEN
+        RAISE EXCEPTION 'pg_mop needs a database of encoding UTF8, not %', pg_catalog.getdatabaseencoding();
+    END IF;
+    IF NOT EXISTS (SELECT 1 FROM pg_catalog.pg_roles WHERE rolname = 'mop_user') THEN
+        CREATE ROLE mop_user NOLOGIN;
+    END IF;
+END
+$$;
+
+CREATE TABLE @extschema@.mop_run (
+    run_id bigserial PRIMARY KEY,
+    owner name NOT NULL DEFAULT current_user,
+    status text NOT NULL DEFAULT 'running' CHECK (status IN ('running', 'finished', 'failed', 'cancelled')),
+    function text NOT NULL,
+    source_table text NOT NULL,
+    validation_table text,
+    model_output_table text NOT NULL,
+    seed bigint NOT NULL,
+    scheduler text NOT NULL,
+    num_iterations integer NOT NULL,
+    metrics_iterations integer[] NOT NULL,
+    configurations integer NOT NULL,
+    segments integer NOT NULL,
+    started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    finished_at timestamptz,
+    error text,
+    parameters json NOT NULL,           -- the call's arguments and the settings in force
+    coordinator_pid integer NOT NULL,   -- the backend that runs it, and since when that backend lives
+    coordinator_start timestamptz,
+    sessions integer CHECK (sessions > 0) -- how many worker sessions are wanted
+);
+
+-- A run whose output tables are written, by the caller's transaction: seen once that has committed. (No reference to
+-- the run, whose row a transaction at repeatable read does not see.)
+CREATE TABLE @extschema@.mop_output (
+    run_id bigint NOT NULL,
+    owner name NOT NULL,
+    PRIMARY KEY (run_id, owner)
+);
+
+CREATE TABLE @extschema@.mop_configuration (
+    run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    mst_key integer NOT NULL,
+    model_id integer NOT NULL,
+    compile_params text NOT NULL,
+    fit_params text,
+    model_arch text NOT NULL,
+    error text,                         -- why it failed, if it did
+    blame text CHECK (blame IN ('configuration', 'place')), -- of that: what failed for its place's sake may be resumed
+    weights_sql text,                   -- where its initial weights came from; NULL: drawn from the seed
+    weights_md5 text,
+    PRIMARY KEY (run_id, mst_key)
+);
+
+-- Where a configuration's model state is: in the rows of its version, in the table of its generation. A narrow row,
+-- for it is written anew with every unit.
+CREATE TABLE @extschema@.mop_model (
+    run_id bigint NOT NULL,
+    mst_key integer NOT NULL,
+    version integer NOT NULL DEFAULT 0, -- = units trained; 0: the start, drawn from the seed or weights alone
+    generation integer,                 -- of the version; NULL: drawn from the seed
+    kept_generation integer,            -- of the version before, where other replicas still read it
+    bytes bigint,                       -- of the version
+    PRIMARY KEY (run_id, mst_key),
+    FOREIGN KEY (run_id, mst_key) REFERENCES @extschema@.mop_configuration ON DELETE CASCADE
+) WITH (fillfactor = 50);
+
+-- A generation is a table mop_state_<run_id>_<generation> of model states. The states that are written in one stretch
+-- of time share one, which is dropped as a whole once no state in it is of use: that frees the disk at once, which
+-- VACUUM could not do as long as the call's own transaction is open.
+CREATE TABLE @extschema@.mop_generation (
+    run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    generation integer NOT NULL,
+    PRIMARY KEY (run_id, generation)
+);
+
+-- What an administrator allows a role (NULL: all that have no row of their own); NULL columns do not limit.
+CREATE TABLE @extschema@.mop_limit (
+    role name UNIQUE,
+    sessions integer CHECK (sessions > 0),                   -- trainers of the role's sessions, all together
+    threads integer CHECK (threads > 0),                     -- of a trainer
+    trainer_memory_mb integer CHECK (trainer_memory_mb > 0), -- of a trainer
+    max_model_mb integer CHECK (max_model_mb > 0)            -- of a model, with its optimizer's variables
+);
+
+CREATE TABLE @extschema@.mop_segment (
+    run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    dataset text NOT NULL CHECK (dataset IN ('training', 'validation')),
+    segment integer NOT NULL,
+    rows bigint NOT NULL,
+    bytes bigint NOT NULL,
+    fingerprint text NOT NULL,          -- of the packed rows' versions: tells that nobody has written to them
+    PRIMARY KEY (run_id, dataset, segment)
+);
+
+CREATE TABLE @extschema@.mop_unit (
+    run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    mst_key integer NOT NULL,
+    iteration integer NOT NULL,
+    segment integer NOT NULL,
+    kind text NOT NULL CHECK (kind IN ('train', 'evaluate')),
+    dataset text NOT NULL CHECK (dataset IN ('training', 'validation')),
+    attempt integer NOT NULL,
+    status text NOT NULL CHECK (status IN ('running', 'finished', 'failed', 'cancelled')),
+    version integer,                    -- train: the version of the model state that it made
+    backend_pid integer,
+    kernel text,
+    rows bigint,
+    loss double precision,
+    metric double precision,
+    queued_at timestamptz,
+    started_at timestamptz,
+    finished_at timestamptz,
+    read_seconds double precision,      -- the model state and, where they were sent, the rows
+    train_seconds double precision,     -- the trainer at work
+    write_seconds double precision,     -- the new model state
+    error text,
+    compilations integer,               -- steps and loops that the trainer compiled for this unit
+    choice json,                        -- what the choice of its kernel knew: kernels/choice.py
+    PRIMARY KEY (run_id, mst_key, iteration, kind, dataset, segment, attempt),
+    FOREIGN KEY (run_id, mst_key) REFERENCES @extschema@.mop_configuration ON DELETE CASCADE
+);
+-- a unit is done once
+CREATE UNIQUE INDEX mop_unit_once ON @extschema@.mop_unit (run_id, mst_key, iteration, kind, dataset, segment)
+    WHERE status = 'finished';
+
+ALTER TABLE @extschema@.mop_run ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_run FOR SELECT USING (owner = current_user);
+ALTER TABLE @extschema@.mop_configuration ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_configuration FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_segment ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_segment FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_unit ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_unit FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_generation ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_generation FOR SELECT
+    USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_model ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_model FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_run', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_run_run_id_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_configuration', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_segment', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_unit', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_output', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_limit', '');
+-- model states are not dumped: a run goes on where its packed rows are, and only there
+
+-- No handler: servers of it only hold where worker sessions connect to, and user mappings as whom.
+CREATE FOREIGN DATA WRAPPER pg_mop NO HANDLER NO VALIDATOR;

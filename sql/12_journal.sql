@@ -1,0 +1,374 @@
+-- How a run's sessions write to the catalog. They are the caller's own, who may not write to its tables: each of these
+-- functions is the extension owner's, and touches nothing but runs of the role that calls.
+
+-- the role that calls, also within a function of the extension's owner
+CREATE FUNCTION @extschema@.mop_caller() RETURNS name LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN current_setting('role') = 'none' THEN session_user ELSE current_setting('role')::name END
+$$;
+
+CREATE FUNCTION @extschema@.mop_own(run bigint) RETURNS void
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = run AND r.owner = @extschema@.mop_caller())
+    THEN
+        RAISE EXCEPTION 'there is no run % of role "%"', run, @extschema@.mop_caller() USING ERRCODE = '42501';
+    END IF;
+END
+$$;
+
+-- the least of what an administrator allows the calling role
+CREATE FUNCTION @extschema@.mop_limits(OUT sessions integer, OUT threads integer, OUT trainer_memory_mb integer,
+                                       OUT max_model_mb integer)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT l.sessions, l.threads, l.trainer_memory_mb, l.max_model_mb FROM @extschema@.mop_limit l
+    WHERE l.role = @extschema@.mop_caller() OR l.role IS NULL ORDER BY l.role NULLS LAST LIMIT 1
+$$;
+
+-- process ids of the calling role's sessions, of all databases
+CREATE FUNCTION @extschema@.mop_backends(OUT pid integer) RETURNS SETOF integer
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT a.pid FROM pg_stat_activity a WHERE a.usename = session_user
+$$;
+
+-- --- runs ------------------------------------------------------------------------------------------
+
+CREATE FUNCTION @extschema@.mop_open_run(run json, configurations json, segments json) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    id bigint;
+BEGIN
+    INSERT INTO @extschema@.mop_run (owner, function, source_table, validation_table, model_output_table, seed,
+        scheduler, num_iterations, metrics_iterations, configurations, segments, parameters, coordinator_pid,
+        coordinator_start, sessions)
+    SELECT @extschema@.mop_caller(), r.function, r.source_table, r.validation_table, r.model_output_table, r.seed,
+        r.scheduler, r.num_iterations, r.metrics_iterations, r.configurations, r.segments, r.parameters,
+        r.coordinator_pid, (SELECT a.backend_start FROM pg_stat_activity a WHERE a.pid = r.coordinator_pid), r.sessions
+    FROM json_to_record(run) AS r(function text, source_table text, validation_table text, model_output_table text,
+        seed bigint, scheduler text, num_iterations integer, metrics_iterations integer[], configurations integer,
+        segments integer, parameters json, coordinator_pid integer, sessions integer)
+    RETURNING mop_run.run_id INTO id;
+    INSERT INTO @extschema@.mop_configuration (run_id, mst_key, model_id, compile_params, fit_params, model_arch, error,
+        blame, weights_sql, weights_md5)
+    SELECT id, c.mst_key, c.model_id, c.compile_params, c.fit_params, c.model_arch, c.error,
+        CASE WHEN c.error IS NOT NULL THEN 'configuration' END, c.weights_sql, c.weights_md5
+    FROM json_to_recordset(configurations) AS c(mst_key integer, model_id integer, compile_params text,
+        fit_params text, model_arch text, error text, weights_sql text, weights_md5 text);
+    INSERT INTO @extschema@.mop_model (run_id, mst_key)
+    SELECT c.run_id, c.mst_key FROM @extschema@.mop_configuration c WHERE c.run_id = id;
+    INSERT INTO @extschema@.mop_segment (run_id, dataset, segment, rows, bytes, fingerprint)
+    SELECT id, s.dataset, s.segment, s.rows, s.bytes, s.fingerprint
+    FROM json_to_recordset(segments) AS s(dataset text, segment integer, rows bigint, bytes bigint, fingerprint text);
+    PERFORM @extschema@.mop_new_generation(id, 1);
+    RETURN id;
+END
+$$;
+
+-- Takes a run over from a coordinator that has gone: its sessions' units end before this returns, or count no more.
+CREATE FUNCTION @extschema@.mop_reopen_run(run bigint, coordinator integer) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run);
+    PERFORM 1 FROM @extschema@.mop_run r WHERE r.run_id = run FOR UPDATE;
+    IF EXISTS (SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = run AND r.coordinator_pid <> coordinator
+               AND @extschema@.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'running') THEN
+        RAISE EXCEPTION 'run % is running', run USING ERRCODE = '55006';
+    END IF;
+    UPDATE @extschema@.mop_unit u SET status = 'cancelled', finished_at = clock_timestamp()
+    WHERE u.run_id = run AND u.status = 'running';
+    PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run FOR UPDATE;
+    UPDATE @extschema@.mop_configuration c SET error = NULL, blame = NULL WHERE c.run_id = run AND c.blame = 'place';
+    UPDATE @extschema@.mop_run r SET status = 'running', error = NULL, finished_at = NULL, coordinator_pid = coordinator,
+        coordinator_start = (SELECT a.backend_start FROM pg_stat_activity a WHERE a.pid = coordinator)
+    WHERE r.run_id = run;
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_close_run(run bigint, outcome text, message text) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run);
+    UPDATE @extschema@.mop_unit u SET status = 'cancelled', finished_at = clock_timestamp()
+    WHERE u.run_id = run AND u.status = 'running';
+    UPDATE @extschema@.mop_run r SET status = outcome, error = message, finished_at = clock_timestamp()
+    WHERE r.run_id = run;
+END
+$$;
+
+-- in the caller's transaction: the run's output is written once that commits
+CREATE FUNCTION @extschema@.mop_note_output(run bigint) RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    INSERT INTO @extschema@.mop_output VALUES (run, @extschema@.mop_caller()) ON CONFLICT DO NOTHING
+$$;
+
+-- drops the states that nobody needs any more, and closes the calling role's runs whose coordinator has gone
+CREATE FUNCTION @extschema@.mop_housekeeping() RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    run bigint;
+BEGIN
+    FOR run IN SELECT r.run_id FROM @extschema@.mop_run r JOIN @extschema@.mop_output o USING (run_id, owner)
+               WHERE r.owner = @extschema@.mop_caller() AND r.status <> 'running'
+               AND EXISTS (SELECT 1 FROM @extschema@.mop_generation g WHERE g.run_id = r.run_id)
+    LOOP
+        BEGIN
+            DELETE FROM @extschema@.mop_generation g WHERE g.run_id = run;
+        EXCEPTION WHEN lock_not_available THEN
+            NULL;  -- the next call will try again
+        END;
+    END LOOP;
+    FOR run IN SELECT r.run_id FROM @extschema@.mop_run r
+               WHERE r.owner = @extschema@.mop_caller() AND r.status = 'running' AND @extschema@.mop_status(
+                   r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'failed'
+    LOOP
+        PERFORM @extschema@.mop_close_run(run, 'failed', 'the session that ran it has ended');
+    END LOOP;
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_drop_run(run_id bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT coalesce((SELECT a.rolsuper FROM pg_roles a WHERE a.rolname = @extschema@.mop_caller()), false) THEN
+        PERFORM @extschema@.mop_own($1);
+    ELSIF NOT EXISTS (SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = $1) THEN
+        RAISE EXCEPTION 'there is no run %', $1 USING ERRCODE = '22023';
+    END IF;
+    IF EXISTS (SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = $1 AND @extschema@.mop_status(
+                   r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'running') THEN
+        RAISE EXCEPTION 'run % is running', $1 USING ERRCODE = '55006', HINT = (
+            SELECT 'SELECT pg_cancel_backend(' || r.coordinator_pid || '); ends it.'
+            FROM @extschema@.mop_run r WHERE r.run_id = $1);
+    END IF;
+    DELETE FROM @extschema@.mop_output o WHERE o.run_id = $1;
+    DELETE FROM @extschema@.mop_run r WHERE r.run_id = $1;
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_set_sessions(run_id bigint, sessions integer) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF sessions IS NULL OR sessions NOT BETWEEN 1 AND 1000 THEN
+        RAISE EXCEPTION 'a run has from 1 to 1000 worker sessions, not %', coalesce(sessions::text, 'NULL')
+            USING ERRCODE = '22023';
+    END IF;
+    IF NOT coalesce((SELECT a.rolsuper FROM pg_roles a WHERE a.rolname = @extschema@.mop_caller()), false) THEN
+        PERFORM @extschema@.mop_own($1);
+    END IF;
+    UPDATE @extschema@.mop_run r SET sessions = $2 WHERE r.run_id = $1 AND @extschema@.mop_status(
+        r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'running';
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'run % is not running', $1 USING ERRCODE = '55000';
+    END IF;
+END
+$$;
+
+-- --- units -----------------------------------------------------------------------------------------
+
+CREATE FUNCTION @extschema@.mop_begin_unit(run bigint, mst_key integer, iteration integer, segment integer, kind text,
+                                           dataset text, attempt integer, queued_at double precision) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run);
+    INSERT INTO @extschema@.mop_unit (run_id, mst_key, iteration, segment, kind, dataset, attempt, status, backend_pid,
+        queued_at, started_at)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, 'running', pg_backend_pid(), to_timestamp($8), clock_timestamp());
+END
+$$;
+
+-- an attempt failed; its row is made here where the session went before it could
+CREATE FUNCTION @extschema@.mop_fail_unit(run bigint, mst_key integer, iteration integer, segment integer, kind text,
+                                          dataset text, attempt integer, queued_at double precision, message text)
+RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run);
+    UPDATE @extschema@.mop_unit u SET status = 'failed', finished_at = clock_timestamp(), error = message
+    WHERE (u.run_id, u.mst_key, u.iteration, u.segment, u.kind, u.dataset, u.attempt) = ($1, $2, $3, $4, $5, $6, $7)
+    AND u.status <> 'finished';
+    IF NOT FOUND THEN
+        INSERT INTO @extschema@.mop_unit (run_id, mst_key, iteration, segment, kind, dataset, attempt, status,
+            queued_at, finished_at, error)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, 'failed', to_timestamp($8), clock_timestamp(), message)
+        ON CONFLICT DO NOTHING;
+    END IF;
+END
+$$;
+
+-- notes a unit's result; fails where the run has been taken from it
+CREATE FUNCTION @extschema@.mop_finish_unit(run bigint, unit_mst_key integer, unit_iteration integer,
+    unit_segment integer, unit_kind text, unit_dataset text, unit_attempt integer, made_version integer,
+    used_kernel text, trained_rows bigint, unit_loss double precision, unit_metric double precision,
+    seconds_read double precision, seconds_trained double precision, seconds_written double precision,
+    compiled integer, chosen text) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run);
+    UPDATE @extschema@.mop_unit u SET status = 'finished', finished_at = clock_timestamp(), version = made_version,
+        kernel = used_kernel, rows = trained_rows, loss = unit_loss, metric = unit_metric, read_seconds = seconds_read,
+        train_seconds = seconds_trained, write_seconds = seconds_written, compilations = compiled,
+        choice = chosen::json
+    WHERE (u.run_id, u.mst_key, u.iteration, u.segment, u.kind, u.dataset, u.attempt) = ($1, $2, $3, $4, $5, $6, $7)
+    AND u.status = 'running';
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'this unit of run % is no longer running', run USING ERRCODE = '55000';
+    END IF;
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_fail_configuration(run bigint, key integer, message text, blamed text) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run);
+    UPDATE @extschema@.mop_configuration c SET error = message, blame = blamed WHERE c.run_id = run AND c.mst_key = key;
+END
+$$;
+
+-- --- model states ----------------------------------------------------------------------------------
+
+CREATE FUNCTION @extschema@.mop_generation_name(run bigint, generation integer) RETURNS text
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT 'mop_state_' || run || '_' || generation
+$$;
+
+CREATE FUNCTION @extschema@.mop_new_generation(run bigint, generation integer) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    name text := quote_ident(@extschema@.mop_generation_name(run, generation));
+BEGIN
+    PERFORM @extschema@.mop_own(run);
+    INSERT INTO @extschema@.mop_generation VALUES (run, generation);
+    EXECUTE 'CREATE TABLE @extschema@.' || name || ' (mst_key integer, version integer, part integer, '
+            'data bytea NOT NULL, PRIMARY KEY (mst_key, version, part)) WITH (autovacuum_enabled = false, '
+            'toast.autovacuum_enabled = false)';
+    -- floats do not compress
+    EXECUTE 'ALTER TABLE @extschema@.' || name || ' ALTER COLUMN data SET STORAGE EXTERNAL';
+    -- a member of the extension goes with it, and is not dumped
+    EXECUTE 'ALTER EXTENSION pg_mop ADD TABLE @extschema@.' || name;
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_generation_gone() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    name text := quote_ident(@extschema@.mop_generation_name(OLD.run_id, OLD.generation));
+BEGIN
+    EXECUTE 'ALTER EXTENSION pg_mop DROP TABLE @extschema@.' || name;
+    EXECUTE 'DROP TABLE @extschema@.' || name;
+    RETURN OLD;
+END
+$$;
+
+-- drops those of the run's generations in the list that hold no model's state and that nobody reads: which
+CREATE FUNCTION @extschema@.mop_drop_generations(run bigint, list integer[]) RETURNS SETOF integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    one integer;
+BEGIN
+    PERFORM @extschema@.mop_own(run);
+    FOR one IN SELECT g.generation FROM @extschema@.mop_generation g WHERE g.run_id = run AND g.generation = ANY (list)
+               AND NOT EXISTS (SELECT 1 FROM @extschema@.mop_model m WHERE m.run_id = run
+                               AND g.generation IN (m.generation, m.kept_generation))
+    LOOP
+        BEGIN
+            DELETE FROM @extschema@.mop_generation g WHERE g.run_id = run AND g.generation = one;
+            RETURN NEXT one;
+        EXCEPTION WHEN lock_not_available THEN
+            NULL;  -- later
+        END;
+    END LOOP;
+END
+$$;
+
+-- moves the states of models that train no more to generation `target`, so that those where they are can be dropped
+CREATE FUNCTION @extschema@.mop_move_states(run bigint, keys integer[], target integer) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    model record;
+BEGIN
+    PERFORM @extschema@.mop_own(run);
+    FOR model IN SELECT m.* FROM @extschema@.mop_model m WHERE m.run_id = run AND m.mst_key = ANY (keys)
+                 AND m.generation < target AND m.kept_generation IS NULL FOR UPDATE
+    LOOP
+        EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, target))
+                || ' SELECT * FROM @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, model.generation))
+                || ' WHERE mst_key = $1 AND version = $2' USING model.mst_key, model.version;
+        UPDATE @extschema@.mop_model m SET generation = target WHERE m.run_id = run AND m.mst_key = model.mst_key;
+    END LOOP;
+END
+$$;
+
+-- weights from which a configuration starts: version 0
+CREATE FUNCTION @extschema@.mop_put_weights(run bigint, key integer, weights bytea) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run);
+    EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, 1))
+            || ' VALUES ($1, 0, 0, $2)' USING key, weights;
+    UPDATE @extschema@.mop_model m SET generation = 1, bytes = octet_length(weights)
+    WHERE m.run_id = run AND m.mst_key = key AND m.version = 0;
+END
+$$;
+
+-- locks a model that is at `version` for this transaction's unit; false: it is not
+CREATE FUNCTION @extschema@.mop_take_model(run bigint, key integer, at_version integer) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run);
+    PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run AND m.mst_key = key AND m.version = at_version
+        FOR NO KEY UPDATE;
+    RETURN FOUND;
+END
+$$;
+
+-- the parts of a model state in order: of the model's version, or of the one before where that is kept
+CREATE FUNCTION @extschema@.mop_read_state(run bigint, key integer, at_version integer) RETURNS SETOF bytea
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    place integer;
+BEGIN
+    PERFORM @extschema@.mop_own(run);
+    SELECT CASE at_version WHEN m.version THEN m.generation WHEN m.version - 1 THEN m.kept_generation END INTO place
+    FROM @extschema@.mop_model m WHERE m.run_id = run AND m.mst_key = key;
+    IF place IS NOT NULL THEN
+        RETURN QUERY EXECUTE 'SELECT data FROM @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, place))
+            || ' WHERE mst_key = $1 AND version = $2 ORDER BY part' USING key, at_version;
+    END IF;
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_put_state(run bigint, key integer, new_version integer, target integer,
+                                          number integer, part bytea) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run);
+    EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, target))
+            || ' VALUES ($1, $2, $3, $4)' USING key, new_version, number, part;
+END
+$$;
+
+-- moves a model on to the next version, whose state has been put into generation `target`; `keeps`: the one before stays
+CREATE FUNCTION @extschema@.mop_advance(run bigint, key integer, from_version integer, target integer, size bigint,
+                                        keeps boolean) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run);
+    UPDATE @extschema@.mop_model m SET version = m.version + 1, generation = target, bytes = size,
+        kept_generation = CASE WHEN keeps THEN m.generation END
+    WHERE m.run_id = run AND m.mst_key = key AND m.version = from_version;
+    RETURN FOUND;
+END
+$$;
+
+-- DROP EXTENSION leaves no process behind: idle sessions that are kept for a next call end, and their trainers with them
+CREATE FUNCTION @extschema@.mop_end_idle_sessions() RETURNS event_trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM pg_terminate_backend(a.pid) FROM pg_stat_activity a
+    WHERE a.datname = current_database() AND a.application_name LIKE 'pg\_mop run %' AND a.state = 'idle';
+END
+$$;
+
+-- whether a run of the calling role has its output tables committed
+CREATE FUNCTION @extschema@.mop_has_output(run bigint) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT EXISTS (SELECT 1 FROM @extschema@.mop_output o WHERE o.run_id = run AND o.owner = @extschema@.mop_caller())
+$$;

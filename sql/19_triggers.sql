@@ -1,0 +1,7 @@
+-- What PostgreSQL calls by itself.
+
+CREATE TRIGGER generation_gone AFTER DELETE ON @extschema@.mop_generation
+    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_generation_gone();
+
+CREATE EVENT TRIGGER pg_mop_end_idle_sessions ON ddl_command_start WHEN TAG IN ('DROP EXTENSION')
+    EXECUTE FUNCTION @extschema@.mop_end_idle_sessions();

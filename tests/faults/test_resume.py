@@ -1,0 +1,308 @@
+"""A run that was stopped goes on; a finished one is done again; sessions come and go while one runs."""
+
+import threading
+import time
+
+import psycopg2
+import pytest
+
+from conftest import eventually, trainers
+from workload import ADAM, assert_invariants, dense, fit, last_run, load, make_data, selection
+
+SLOW = "batch_size=1, epochs=20"
+
+
+@pytest.fixture(scope="module")
+def data(db):
+    make_data(db, segments=1)
+    make_data(db, "three", segments=3)
+    db.run(f"ALTER DATABASE \"{db.database}\" SET pg_mop.kernel = 'plain'; SET pg_mop.kernel = 'plain'; "
+           f"ALTER DATABASE \"{db.database}\" SET pg_mop.threads = 1; SET pg_mop.threads = 1; "
+           f"ALTER DATABASE \"{db.database}\" SET pg_mop.seed = 5")
+    load(db, "arch", dense())
+    selection(db, "mst", "arch", [(1, ADAM.format(0.01), SLOW), (1, ADAM.format(0.02), SLOW)])
+    fit(db, "flowers_packed", "undisturbed", "mst", 3)
+    return "flowers_packed"
+
+
+def weights(client, table):
+    return client.run(f"SELECT mst_key, md5(model_weights) AS w FROM {table} ORDER BY 1")
+
+
+def call(output, packed="flowers_packed", mst="mst", iterations=3):
+    return (f"SELECT madlib.madlib_keras_fit_multiple_model('{packed}', '{output}', '{mst}', {iterations}, FALSE)")
+
+
+class Calling:
+    """A call in a thread; `error`: what it raised."""
+
+    def __init__(self, client, sql):
+        self.error = None
+        self.thread = threading.Thread(target=self._go, args=(client, sql))
+        self.thread.start()
+
+    def _go(self, client, sql):
+        try:
+            client.run(sql)
+        except psycopg2.Error as error:
+            self.error = error
+
+    def end(self):
+        self.thread.join(120)
+        assert not self.thread.is_alive()
+        return self.error
+
+
+def finished(watcher, run_id):
+    return watcher.run("SELECT mst_key, iteration, kind, segment, finished_at FROM madlib.mop_units WHERE run_id = %s "
+                       "AND status = 'finished' ORDER BY 1, 2, 3, 4", [run_id])
+
+
+def stopped(db, output, units=2, **how):
+    """The run of a call that was cancelled after so many units."""
+    client = db.another()
+    running = Calling(client, call(output, **how))
+    assert eventually(lambda: db.value(
+        "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE model_output_table = %s "
+        "AND u.status = 'finished'", [output]) >= units, 60)
+    db.run("SELECT pg_cancel_backend(%s)", [client.connection.info.backend_pid])
+    assert isinstance(running.end(), psycopg2.errors.QueryCanceled)
+    client.close()
+    return last_run(db)
+
+
+def test_a_cancelled_run_goes_on_where_it_was_and_ends_with_the_undisturbed_weights(db, data):
+    run_id = stopped(db, "resumed")
+    before = finished(db, run_id)
+    assert db.run("SELECT run_id, to_go_on FROM madlib.mop_abandoned_runs WHERE run_id = %s AND state_bytes > 0",
+                  [run_id]) == [{"run_id": run_id, "to_go_on": f"SELECT madlib.mop_resume({run_id});"}]
+    db.run("SELECT madlib.mop_resume(%s)", [run_id])
+    assert last_run(db) == run_id and db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s",
+                                               [run_id]) == "finished"
+    assert_invariants(db, run_id)
+    after = finished(db, run_id)
+    assert len(after) > len(before) and all(unit in after for unit in before), "what was committed was not done again"
+    assert weights(db, "resumed") == weights(db, "undisturbed")
+    assert "is finished" in str(db.error("SELECT madlib.mop_resume(%s)", [run_id]))
+    assert "is finished" in str(db.error("SELECT madlib.mop_resume(%s::bigint)", [run_id]))
+    assert "there is no run 999999" in str(db.error("SELECT madlib.mop_resume(999999)"))
+    assert "there is no run None" in str(db.error("SELECT madlib.mop_resume(NULL)"))
+
+
+def test_the_same_call_again_goes_on_and_says_so(db, data):
+    run_id = stopped(db, "again")
+    db.connection.notices.clear()
+    db.run(call("again"))
+    assert any(f"going on with run {run_id} of the same call" in n for n in db.connection.notices)
+    assert last_run(db) == run_id and weights(db, "again") == weights(db, "undisturbed")
+
+
+@pytest.mark.parametrize("change,reason", [
+    ("SET pg_mop.resume = off", None),
+    ("SET pg_mop.seed = 99", "pg_mop.seed was"),
+    ("UPDATE mst_x SET fit_params = 'batch_size=2' WHERE mst_key = 1", "its configurations are others"),
+    ("UPDATE flowers_packed SET buffer_id = buffer_id", "the packed rows have changed")])
+def test_another_call_begins_anew_and_says_why(db, data, change, reason):
+    db.run("DROP TABLE IF EXISTS mst_x, mst_x_summary; CREATE TABLE mst_x AS TABLE mst; "
+           "CREATE TABLE mst_x_summary AS TABLE mst_summary")
+    output = f"anew_{last_run(db)}"
+    run_id = stopped(db, output, units=1, mst="mst_x")
+    client = db.another()
+    client.run(change)
+    client.run("UPDATE mst_x SET fit_params = 'batch_size=20'") if reason is None else None
+    client.run(call(output, mst="mst_x", iterations=3))
+    assert last_run(db) == run_id + 1
+    assert reason is None or any(reason in n and f"run {run_id} of the same call" in n
+                                 for n in client.connection.notices)
+    assert any("going on" in n for n in client.connection.notices) is False
+    db.run("SELECT madlib.mop_drop_run(%s)", [run_id])
+    client.close()
+
+
+def test_a_run_does_not_go_on_with_rows_that_have_changed(db, data):
+    make_data(db, "other", segments=1)
+    run_id = stopped(db, "changed", packed="other_packed", units=1)
+    db.run("UPDATE other_packed SET buffer_id = buffer_id")
+    assert "have changed since run" in str(db.error("SELECT madlib.mop_resume(%s)", [run_id]))
+    assert db.value("SELECT state_bytes > 0 FROM madlib.mop_runs WHERE run_id = %s", [run_id]), "and loses nothing"
+    db.run("SELECT madlib.mop_drop_run(%s)", [run_id])
+    assert db.value("SELECT count(*) FROM pg_class WHERE relname LIKE %s", [f"mop_state_{run_id}_%"]) == 0
+
+
+def test_a_run_whose_output_was_rolled_back_is_not_trained_again(db, data):
+    db.run("BEGIN")
+    db.run(call("rolled_back"))
+    db.run("ROLLBACK")
+    run_id = last_run(db)
+    db.run("SELECT madlib.mop_resume(%s)", [run_id])
+    assert weights(db, "rolled_back") == weights(db, "undisturbed")
+    assert db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND kind = 'train'", [run_id]) == 6
+
+
+def test_averaging_goes_on(db, data):
+    sql = ("SELECT madlib.madlib_keras_fit('three_packed', '{}', 'arch', 1, %s, 'batch_size=1, epochs=10', 4)")
+    db.run(sql.format("whole"), [ADAM.format(0.01)])
+    client = db.another()
+    running = Calling(client, sql.format("part").replace("%s", "$$" + ADAM.format(0.01) + "$$"))
+    assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) "
+                                       "WHERE model_output_table = 'part' AND u.status = 'finished'") >= 4, 60)
+    db.run("SELECT pg_cancel_backend(%s)", [client.connection.info.backend_pid])
+    assert running.end() is not None
+    client.close()
+    db.run("SELECT madlib.mop_resume(%s)", [last_run(db)])
+    assert db.value("SELECT a.model_weights = b.model_weights FROM whole a, part b")
+
+
+@pytest.mark.parametrize("sessions", [1, 3, 5])
+def test_a_replay_gives_the_same_bytes_on_any_number_of_sessions(db, data, sessions):
+    if db.value("SELECT to_regclass('original')") is None:
+        selection(db, "mst4", "arch", [(1, ADAM.format(r), "batch_size=8") for r in (0.01, 0.02, 0.03, 0.04)])
+        fit(db, "three_packed", "original", "mst4", 3)
+    run_id = db.value("SELECT run_id FROM madlib.mop_runs WHERE model_output_table = 'original'")
+    db.run(f"SET pg_mop.sessions = {sessions}")
+    db.run("SELECT madlib.mop_replay(%s, %s)", [run_id, f"replay_{sessions}"])
+    db.run("RESET pg_mop.sessions")
+    replay = last_run(db)
+    assert replay > run_id and weights(db, f"replay_{sessions}") == weights(db, "original")
+    order = "SELECT mst_key, iteration, position, segment FROM madlib.mop_visit_order WHERE run_id = %s ORDER BY 1, 2, 3"
+    assert db.run(order, [replay]) == db.run(order, [run_id])
+    used = db.value("SELECT count(DISTINCT backend_pid) FROM madlib.mop_units WHERE run_id = %s", [replay])
+    assert used == min(sessions, 3)
+    assert_invariants(db, replay)
+
+
+def test_a_replay_of_weights_that_are_gone_says_so(db, data):
+    db.run("DROP TABLE IF EXISTS warm_arch")
+    db.run("CREATE TABLE warm_arch AS TABLE arch")
+    db.run("UPDATE warm_arch SET model_weights = (SELECT model_weights FROM undisturbed WHERE mst_key = 1)")
+    selection(db, "warm_mst", "warm_arch", [(1, ADAM.format(0.01), "batch_size=20")])
+    fit(db, "flowers_packed", "warm", "warm_mst", 1)
+    run_id = last_run(db)
+    db.run("SELECT madlib.mop_replay(%s, 'warm2')", [run_id])
+    assert weights(db, "warm2") == weights(db, "warm")
+    db.run("UPDATE warm_arch SET model_weights = NULL")
+    assert "initial weights of mst_key 1" in str(db.error("SELECT madlib.mop_replay(%s, 'warm3')", [run_id]))
+    cancelled = stopped(db, "never", units=1)
+    assert "has not been trained to its end" in str(db.error("SELECT madlib.mop_replay(%s, 'warm3')", [cancelled]))
+    db.run("SELECT madlib.mop_drop_run(%s)", [cancelled])
+
+
+# --- sessions that come and go ----------------------------------------------------------------------
+
+
+def places(watcher, output):
+    return watcher.value("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pg_mop run ' || (SELECT "
+                         "max(run_id) FROM madlib.mop_runs WHERE model_output_table = %s)", [output])
+
+
+def test_sessions_are_added_and_removed_while_a_run_goes_on(db, data):
+    selection(db, "mst6", "arch", [(1, ADAM.format(0.01 * k), "batch_size=1, epochs=10") for k in range(1, 7)])
+    client = db.another()
+    running = Calling(client, call("elastic", "three_packed", "mst6", 4))
+    assert eventually(lambda: places(db, "elastic") == 3, 30)
+    run_id = last_run(db)
+    db.run("SELECT madlib.mop_set_sessions(%s, 1)", [run_id])
+    assert eventually(lambda: places(db, "elastic") == 1, 30)
+    db.run("SELECT madlib.mop_set_sessions(%s, 4)", [run_id])
+    assert eventually(lambda: places(db, "elastic") == 4, 30)
+    assert running.end() is None
+    client.close()
+    assert_invariants(db, run_id)
+    assert db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND status <> 'finished'", [run_id]) == 0, \
+        "who leaves ends his unit first"
+    for bad in (0, None, 5000):
+        assert "worker sessions, not" in str(db.error("SELECT madlib.mop_set_sessions(%s, %s)", [run_id, bad]))
+    assert "is not running" in str(db.error("SELECT madlib.mop_set_sessions(%s, 2)", [run_id]))
+
+
+def test_a_limit_on_a_roles_sessions_holds_and_the_run_goes_on_with_fewer(db, data):
+    db.run("DROP ROLE IF EXISTS limited; CREATE ROLE limited LOGIN; GRANT mop_user TO limited; CREATE SCHEMA limited "
+           "AUTHORIZATION limited; GRANT SELECT ON ALL TABLES IN SCHEMA public TO limited")
+    db.run("INSERT INTO madlib.mop_limit (role, sessions, threads) VALUES ('limited', 2, 1)")
+    client = db.another("limited")
+    client.run("SET search_path = limited, public")
+    running = Calling(client, call("few", "three_packed", "mst", 1))
+    seen = set()
+    while running.thread.is_alive():
+        seen.add(places(db, "few"))
+        time.sleep(0.05)
+    assert running.end() is None and max(seen) <= 3
+    run_id = last_run(db)
+    assert_invariants(db, run_id)
+    assert db.value("SELECT count(DISTINCT backend_pid) FROM madlib.mop_units WHERE run_id = %s", [run_id]) == 2
+    assert any("goes on with 2 of 3 worker sessions" in n for n in client.connection.notices)
+    assert isinstance(client.error("UPDATE madlib.mop_limit SET sessions = 100"), psycopg2.errors.InsufficientPrivilege)
+    other = db.another("limited")
+    assert "as many as it may have at once" in str(other.error(
+        "SELECT madlib.mop_start_trainer('{\"threads\": 1, \"keras_backend\": \"tensorflow\", \"cache_mb\": 1, "
+        "\"idle_ms\": 0}')"))
+    other.close()
+    client.close()
+    db.run("DELETE FROM madlib.mop_limit; DROP OWNED BY limited CASCADE; DROP ROLE limited")
+    assert eventually(lambda: places(db, "few") == 0)
+
+
+def test_a_unit_is_given_up_after_the_retries_that_are_set_and_resume_tries_it_again(db, data):
+    import os
+    import signal
+
+    from test_faults import parent
+    client = db.another()
+    client.run("SET pg_mop.unit_retries = 1")
+    selection(db, "mst1", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=200")])
+    running = Calling(client, call("given_up", mst="mst1", iterations=1))
+    killed = set()
+    while running.thread.is_alive():
+        pids = {r["backend_pid"] for r in db.run(
+            "SELECT u.backend_pid FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE "
+            "model_output_table = 'given_up' AND u.status = 'running' AND u.kind = 'train'")}
+        for pid in trainers():
+            try:
+                if pid not in killed and parent(pid) in pids and len(killed) < 5:
+                    os.kill(pid, signal.SIGKILL)
+                    killed.add(pid)
+            except (OSError, ProcessLookupError):
+                pass
+        time.sleep(0.05)
+    assert "given up after 2 attempts" in str(running.end())
+    run_id = last_run(db)
+    assert [r["attempt"] for r in db.run("SELECT attempt FROM madlib.mop_units WHERE run_id = %s ORDER BY 1",
+                                         [run_id])] == [1, 2]
+    assert db.value("SELECT extract(epoch FROM max(started_at) - min(finished_at)) >= 0.5 FROM madlib.mop_units "
+                    "WHERE run_id = %s", [run_id]), "it rested before the second attempt"
+    client.close()
+    db.run("SELECT madlib.mop_resume(%s)", [run_id])
+    assert db.value("SELECT max(attempt) FROM madlib.mop_units WHERE run_id = %s", [run_id]) == 3
+    fit(db, "flowers_packed", "not_killed", "mst1", 1)
+    assert weights(db, "given_up") == weights(db, "not_killed")
+
+
+# --- disk -------------------------------------------------------------------------------------------
+
+
+def test_states_take_less_than_three_times_the_live_ones_over_a_thousand_hops(db, data):
+    """Five models of 2.2 MB; the disk is measured after every hundred hops, within the open call."""
+    from workload import layer, sequential
+    load(db, "broad_arch", sequential("broad", [4], layer("Dense", name="a", units=740, activation="relu"), layer(
+        "Dense", name="b", units=740, activation="relu"), layer("Dense", name="c", units=3, activation="softmax")))
+    make_data(db, "few", rows=20, segments=2)
+    selection(db, "broad_mst", "broad_arch", [
+        (1, f"loss='categorical_crossentropy', optimizer='SGD(learning_rate={r})'", "batch_size=10")
+        for r in (0.001, 0.002, 0.003, 0.004, 0.005)])
+    client = db.another()
+    client.run("SET pg_mop.kernel = 'auto'")
+    running = Calling(client, "SELECT madlib.madlib_keras_fit_multiple_model('few_packed', 'broad', 'broad_mst', 100, "
+                              "FALSE, NULL, 100)")
+    most, live, measured = 0, 0, 0
+    while running.thread.is_alive():
+        row = db.run("SELECT state_bytes, run_id FROM madlib.mop_runs WHERE model_output_table = 'broad'")
+        if row:
+            most = max(most, row[0]["state_bytes"])
+            live = db.value("SELECT sum(bytes)::bigint FROM madlib.mop_model WHERE run_id = %s", [row[0]["run_id"]]) or 0
+            measured += 1
+        time.sleep(0.2)
+    assert running.end() is None and measured > 20 and live > 10e6
+    assert db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND kind = 'train' AND status = 'finished'",
+                    [last_run(db)]) == 1000
+    assert most < 3 * live, f"{most / 1e6:.1f} MB for {live / 1e6:.1f} MB of live states"
+    client.close()

@@ -1,0 +1,39 @@
+"""Write the extension's SQL: build_sql.py HOME INTO [FILE ...].
+
+HOME is the virtual environment of the packages. Into the directory INTO go pg_mop--<version>.sql, made of sql/, and
+the update scripts of migrations/, each with its line `#functions` replaced by sql/'s functions and views; and FILEs,
+install scripts of older versions. In all of them a line `#python` becomes what every PL/Python function begins with.
+"""
+
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+ONCE = ("10_tables.sql", "19_triggers.sql")  # what an update script writes out itself
+
+# find the packages of this very version, once per session
+HEADING = """if GD.get('pg_mop') != '@HOME@':
+    import glob, site, sys
+    before = list(sys.path)
+    for path in glob.glob('@HOME@/lib/python3*/site-packages'):
+        site.addsitedir(path)
+    sys.path[:] = [p for p in sys.path if p not in before] + before
+    GD['pg_mop'] = '@HOME@'"""
+
+
+def main(home, into, *older):
+    version = re.search(r"default_version = '(.*)'", (ROOT / "pg_mop.control").read_text())[1]
+    files = sorted((ROOT / "sql").glob("*.sql"))
+    functions = "".join(f.read_text() for f in files if f.name not in ONCE)
+    functions = re.sub(r"(?m)^CREATE (FUNCTION|AGGREGATE)", r"CREATE OR REPLACE \1", functions)
+    scripts = {f"pg_mop--{version}.sql": "".join(f.read_text() for f in files)}
+    for path in [*(ROOT / "migrations").glob("*.sql"), *map(pathlib.Path, older)]:
+        scripts[path.name] = re.sub(r"(?m)^#functions$", lambda _: functions, path.read_text())
+    for name, text in scripts.items():
+        text = re.sub(r"(?m)^#python$", lambda _: HEADING.replace("@HOME@", home), text)
+        (pathlib.Path(into) / name).write_text(text)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
