@@ -246,15 +246,29 @@ class Database:
         return self.value("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")
 
 
+def listening():
+    """(port, directory of the socket, TCP address) of this server; '' where it has no such way in."""
+    # of a backend, the current directory is the data directory
+    with open("postmaster.pid") as file:
+        lines = file.read().splitlines()
+    listen = lines[5].strip()
+    return lines[3].strip(), lines[4].strip(), "127.0.0.1" if listen in ("*", "0.0.0.0") else listen
+
+
 def connection_refused(parameters, error):
     """The MopError for a connection that could not be made, with the commands that mend it."""
-    user = quote_identifier(parameters["user"])
-    return MopError(
-        f"cannot open a worker session as role {user}", detail=str(error).strip(),
-        hint="Worker sessions connect to this server as the calling role. Where it asks them for a password: "
-             "CREATE SERVER pg_mop FOREIGN DATA WRAPPER pg_mop OPTIONS (host '127.0.0.1'); "
-             f"GRANT USAGE ON FOREIGN SERVER pg_mop TO {user}; "
-             f"CREATE USER MAPPING FOR {user} SERVER pg_mop OPTIONS (password '...');", sqlstate="08001")
+    user, address = quote_identifier(parameters["user"]), listening()[2]
+    options = f" OPTIONS (host {quote_literal(address)})" if address else ""
+    if "password" in parameters:
+        hint = ("The password is that of the role's user mapping: "
+                f"ALTER USER MAPPING FOR {user} SERVER pg_mop OPTIONS (SET password '...');")
+    else:
+        hint = ("Worker sessions connect to this server as the calling role. Where it asks them for a password: "
+                f"CREATE SERVER IF NOT EXISTS pg_mop FOREIGN DATA WRAPPER pg_mop{options}; "
+                f"GRANT USAGE ON FOREIGN SERVER pg_mop TO {user}; "
+                f"CREATE USER MAPPING FOR {user} SERVER pg_mop OPTIONS (password '...');")
+    return MopError(f"cannot open a worker session as role {user}", detail=str(error).strip(), hint=hint,
+                    sqlstate="08001")
 
 
 def extension_schema(plpy):

@@ -1,0 +1,57 @@
+"""DROP EXTENSION takes pg_mop away and nothing of its users; they go on when it is back."""
+
+import pytest
+
+from conftest import eventually, trainers
+from places import DEFAULTS, job, outcome, prepare
+
+
+@pytest.fixture(scope="module")
+def data(db):
+    db.run("DROP ROLE IF EXISTS lodger; CREATE ROLE lodger LOGIN; GRANT mop_user TO lodger")
+    prepare(db, "lodger", "lodger")
+    yield db
+    db.run("DROP OWNED BY lodger CASCADE; DROP ROLE lodger")
+
+
+def sessions(db):
+    return db.value("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%' "
+                    "AND datname = current_database()")
+
+
+def test_the_users_tables_stay_and_are_used_again(data, db):
+    client = db.another("lodger")
+    job(client, "lodger")
+    before = outcome(db, "lodger")
+    client.close()
+    db.run("DROP EXTENSION pg_mop")
+    assert outcome(db, "lodger") == before
+    db.run("CREATE EXTENSION pg_mop SCHEMA madlib")
+    db.run("GRANT mop_user TO lodger")
+    client = db.another("lodger")
+    for name, value in DEFAULTS.items():
+        client.run("SELECT set_config(%s, %s, false)", [name, value])
+    client.run("SELECT madlib.madlib_keras_predict('lodger.models', 'lodger.flowers', 'id', 'x', 'lodger.anew', "
+               "'prob', FALSE, 1)")
+    assert client.run("SELECT * FROM lodger.anew ORDER BY id, class_value") \
+        == client.run("SELECT * FROM lodger.predicted ORDER BY id, class_value")
+    client.run("SELECT madlib.madlib_keras_fit_multiple_model('lodger.packed', 'lodger.again', 'lodger.mst', 2, FALSE, "
+               "'lodger.packed')")
+    assert client.run("SELECT mst_key, model_weights::text FROM lodger.again ORDER BY 1") \
+        == client.run("SELECT mst_key, model_weights::text FROM lodger.models ORDER BY 1")
+    client.close()
+
+
+# owner: the sessions that a caller keeps warm must hear of DROP EXTENSION
+def test_no_warm_session_outlives_the_extension(data, db):
+    before = set(trainers())
+    client = db.another("lodger")
+    job(client, "lodger")
+    try:
+        assert sessions(db) == 2 and set(trainers()) > before, "the caller keeps its sessions warm"
+        db.run("DROP EXTENSION pg_mop")
+        assert eventually(lambda: sessions(db) == 0, 5), "no worker session is left"
+        assert eventually(lambda: set(trainers()) <= before, 5), "no trainer is left"
+    finally:
+        client.close()
+        db.run("DROP EXTENSION IF EXISTS pg_mop; CREATE EXTENSION pg_mop SCHEMA madlib")
