@@ -57,6 +57,15 @@ class Table:
         return self.sql
 
 
+# what a caller may have set otherwise, and our SQL needs so
+PINNED = {
+    "extra_float_digits": "1",  # numbers, dates and bytes that pass as text come back as they were
+    "bytea_output": "hex", "datestyle": "ISO, MDY", "intervalstyle": "postgres",
+    "quote_all_identifiers": "off",  # types are told by name
+    "array_nulls": "on", "standard_conforming_strings": "on", "transform_null_equals": "off",
+}
+
+
 class Database:
     """Queries in the caller's transaction, with search_path pinned to pg_catalog while we run.
 
@@ -104,19 +113,25 @@ class Database:
     @contextmanager
     def pinned_path(self):
         """Pin search_path (and what else changes the meaning of our SQL) until the block ends."""
-        before = self.plpy.execute("SELECT pg_catalog.current_setting('search_path') AS path, "
-                                   "pg_catalog.current_setting('extra_float_digits') AS digits")[0]
-        self._caller_path = before["path"]
+        before = self.plpy.execute("SELECT pg_catalog.current_setting('search_path') AS search_path, " + ", ".join(
+            f"pg_catalog.current_setting('{name}') AS {name}" for name in PINNED))[0]
+        self._caller_path = before["search_path"]
         self._set_path("pg_catalog, pg_temp")
-        self.execute("SET LOCAL extra_float_digits = 1")  # numbers that pass as text must come back as they were
+        self._set_local(PINNED)
         try:
             yield self
         finally:
             try:
                 self._set_path(self._caller_path)
-                self.execute(f"SET LOCAL extra_float_digits = {int(before['digits'])}")
+                self._set_local({name: before[name] for name in PINNED})
             except self.plpy.SPIError:  # the transaction is being aborted: PostgreSQL restores it itself
                 pass
+
+    def _set_local(self, settings):
+        plan = self.plpy.prepare("SELECT " + ", ".join(
+            f"pg_catalog.set_config('{name}', ${i}, true)" for i, name in enumerate(settings, 1)),
+            ["pg_catalog.text"] * len(settings))
+        self.plpy.execute(plan, list(settings.values()))
 
     def _set_path(self, path):
         plan = self.plpy.prepare("SELECT pg_catalog.set_config('search_path', $1, true)", ["pg_catalog.text"])

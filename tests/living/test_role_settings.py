@@ -17,8 +17,7 @@ SETTINGS = {
                 "client_min_messages": "'error'", "commit_delay": "10"},
     "row security": {"row_security": "off"},
     "plans": {"plan_cache_mode": "'force_generic_plan'", "jit": "on", "jit_above_cost": "0",
-              "jit_inline_above_cost": "0", "jit_optimize_above_cost": "0", "enable_seqscan": "off",
-              "enable_sort": "off", "work_mem": "'64kB'", "constraint_exclusion": "off"},
+              "enable_seqscan": "off", "enable_sort": "off", "work_mem": "'64kB'", "constraint_exclusion": "off"},
     "parallel plans": {"max_parallel_workers_per_gather": "8", "force_parallel_mode": "on",
                        "parallel_setup_cost": "0", "parallel_tuple_cost": "0", "min_parallel_table_scan_size": "0"},
     "time limits": {"statement_timeout": "'5min'", "lock_timeout": "'1min'", "idle_session_timeout": "'1min'",
@@ -56,6 +55,20 @@ def assert_same(db, expected, settings):
 @pytest.mark.parametrize("what", SETTINGS)
 def test_the_settings_of_a_role_change_nothing(db, expected, what):
     assert_same(db, expected, SETTINGS[what])
+
+
+# owner: the catalog's session and the workers need client_encoding=UTF8
+def test_names_beyond_the_clients_encoding(db, expected):
+    db.run("ALTER ROLE lodger SET client_encoding = 'LATIN1'")
+    try:
+        client = db.another("lodger")
+        client.run("SET pg_mop.threads = 1; SET pg_mop.kernel = 'plain'")
+        client.run("SELECT madlib.madlib_keras_fit_multiple_model('lodger.packed', "
+                   r"E'lodger.\u65e5\u672c', 'lodger.mst', 1, FALSE)")
+        assert client.value(r'SELECT count(*) FROM lodger.U&"\65e5\672c"') == 2
+        client.close()
+    finally:
+        db.run("ALTER ROLE lodger RESET ALL; DROP TABLE IF EXISTS lodger.日本, lodger.日本_info, lodger.日本_summary")
 
 
 def test_a_search_path_of_traps_changes_nothing(db, expected):
