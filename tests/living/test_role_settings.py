@@ -52,6 +52,7 @@ def assert_same(db, expected, settings):
         db.run("ALTER ROLE lodger RESET ALL")
 
 
+# owner: "text of values" (the catalog's session needs extra_float_digits = 1) and "row security"
 @pytest.mark.parametrize("what", SETTINGS)
 def test_the_settings_of_a_role_change_nothing(db, expected, what):
     assert_same(db, expected, SETTINGS[what])

@@ -33,6 +33,7 @@ class PostgreSQL(Engine):
                            for i, c in enumerate(packed.columns))
         values = ", ".join(f"c{i}" for i in range(len(packed.columns)))
         shapes = ", ".join(f"s{i}" for i in range(len(packed.columns)))
+        aggregate = aggregate.replace("%", "%%")
         # the rows are sorted while their values are still references to out-of-line storage
         return (f"SELECT {aggregate}(epoch, buffer_id, ARRAY[{values}], ARRAY[{shapes}]) AS report FROM ("
                 f"SELECT epoch, buffer_id, {wanted} FROM {str(packed.table).replace('%', '%%')}, "
