@@ -57,6 +57,15 @@ class Table:
         return self.sql
 
 
+# what a caller may have set otherwise, and our SQL needs so
+PINNED = {
+    "extra_float_digits": "1",  # numbers, dates and bytes that pass as text come back as they were
+    "bytea_output": "hex", "datestyle": "ISO, MDY", "intervalstyle": "postgres",
+    "quote_all_identifiers": "off",  # types are told by name
+    "array_nulls": "on", "standard_conforming_strings": "on", "transform_null_equals": "off",
+}
+
+
 class Database:
     """Queries in the caller's transaction, with search_path pinned to pg_catalog while we run.
 
@@ -104,19 +113,25 @@ class Database:
     @contextmanager
     def pinned_path(self):
         """Pin search_path (and what else changes the meaning of our SQL) until the block ends."""
-        before = self.plpy.execute("SELECT pg_catalog.current_setting('search_path') AS path, "
-                                   "pg_catalog.current_setting('extra_float_digits') AS digits")[0]
-        self._caller_path = before["path"]
+        before = self.plpy.execute("SELECT pg_catalog.current_setting('search_path') AS search_path, " + ", ".join(
+            f"pg_catalog.current_setting('{name}') AS {name}" for name in PINNED))[0]
+        self._caller_path = before["search_path"]
         self._set_path("pg_catalog, pg_temp")
-        self.execute("SET LOCAL extra_float_digits = 1")  # numbers that pass as text must come back as they were
+        self._set_local(PINNED)
         try:
             yield self
         finally:
             try:
                 self._set_path(self._caller_path)
-                self.execute(f"SET LOCAL extra_float_digits = {int(before['digits'])}")
+                self._set_local({name: before[name] for name in PINNED})
             except self.plpy.SPIError:  # the transaction is being aborted: PostgreSQL restores it itself
                 pass
+
+    def _set_local(self, settings):
+        plan = self.plpy.prepare("SELECT " + ", ".join(
+            f"pg_catalog.set_config('{name}', ${i}, true)" for i, name in enumerate(settings, 1)),
+            ["pg_catalog.text"] * len(settings))
+        self.plpy.execute(plan, list(settings.values()))
 
     def _set_path(self, path):
         plan = self.plpy.prepare("SELECT pg_catalog.set_config('search_path', $1, true)", ["pg_catalog.text"])
@@ -246,15 +261,29 @@ class Database:
         return self.value("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")
 
 
+def listening():
+    """(port, directory of the socket, TCP address) of this server; '' where it has no such way in."""
+    # of a backend, the current directory is the data directory
+    with open("postmaster.pid") as file:
+        lines = file.read().splitlines()
+    listen = lines[5].strip()
+    return lines[3].strip(), lines[4].strip(), "127.0.0.1" if listen in ("*", "0.0.0.0") else listen
+
+
 def connection_refused(parameters, error):
     """The MopError for a connection that could not be made, with the commands that mend it."""
-    user = quote_identifier(parameters["user"])
-    return MopError(
-        f"cannot open a worker session as role {user}", detail=str(error).strip(),
-        hint="Worker sessions connect to this server as the calling role. Where it asks them for a password: "
-             "CREATE SERVER pg_mop FOREIGN DATA WRAPPER pg_mop OPTIONS (host '127.0.0.1'); "
-             f"GRANT USAGE ON FOREIGN SERVER pg_mop TO {user}; "
-             f"CREATE USER MAPPING FOR {user} SERVER pg_mop OPTIONS (password '...');", sqlstate="08001")
+    user, address = quote_identifier(parameters["user"]), listening()[2]
+    options = f" OPTIONS (host {quote_literal(address)})" if address else ""
+    if "password" in parameters:
+        hint = ("The password is that of the role's user mapping: "
+                f"ALTER USER MAPPING FOR {user} SERVER pg_mop OPTIONS (SET password '...');")
+    else:
+        hint = ("Worker sessions connect to this server as the calling role. Where it asks them for a password: "
+                f"CREATE SERVER IF NOT EXISTS pg_mop FOREIGN DATA WRAPPER pg_mop{options}; "
+                f"GRANT USAGE ON FOREIGN SERVER pg_mop TO {user}; "
+                f"CREATE USER MAPPING FOR {user} SERVER pg_mop OPTIONS (password '...');")
+    return MopError(f"cannot open a worker session as role {user}", detail=str(error).strip(), hint=hint,
+                    sqlstate="08001")
 
 
 def extension_schema(plpy):

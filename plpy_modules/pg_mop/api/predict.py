@@ -33,12 +33,17 @@ def madlib_keras_predict_byom(db, session, model_arch_table, model_id, test_tabl
     _write(db, session, model, test, test_table, id_col, independent_varname, output_table, choice, use_gpus)
 
 
+def _unquoted(name):
+    """A column name as it is, or without the quotes that SQL puts around it."""
+    return name[1:-1].replace('""', '"') if len(name) > 1 and name[0] == name[-1] == '"' else name
+
+
 def _write(db, session, model, test, test_table, id_col, independent_varname, output_table, choice, use_gpus):
     """Predict in the caller's transaction, with a trainer of his own session; rows stream through it in chunks."""
     if model.regression:
         choice.all_in_order()
     columns = db.columns(test)
-    identifier = id_col and db.find_column(columns, id_col.strip().strip('"'))
+    identifier = id_col and db.find_column(columns, _unquoted(id_col.strip()))
     if not identifier:
         raise MopError(f'invalid id column "{id_col}": test table "{test_table}" has no such column')
     inputs = []

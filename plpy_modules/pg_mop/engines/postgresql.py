@@ -1,6 +1,6 @@
 """Plain PostgreSQL: every segment is on this server, every worker session a connection back to it."""
 
-from pg_mop.database import MopError, quote_identifier
+from pg_mop.database import MopError, listening, quote_identifier
 from pg_mop.engines.base import Engine, Segment
 
 SERVER = "pg_mop"  # the foreign server whose user mappings hold the roles' credentials
@@ -33,6 +33,7 @@ class PostgreSQL(Engine):
                            for i, c in enumerate(packed.columns))
         values = ", ".join(f"c{i}" for i in range(len(packed.columns)))
         shapes = ", ".join(f"s{i}" for i in range(len(packed.columns)))
+        aggregate = aggregate.replace("%", "%%")
         # the rows are sorted while their values are still references to out-of-line storage
         return (f"SELECT {aggregate}(epoch, buffer_id, ARRAY[{values}], ARRAY[{shapes}]) AS report FROM ("
                 f"SELECT epoch, buffer_id, {wanted} FROM {str(packed.table).replace('%', '%%')}, "
@@ -51,11 +52,8 @@ class PostgreSQL(Engine):
                            detail=f"Worker sessions would connect as {quote_identifier(user)}, whose rights that "
                                   "function must not have.", sqlstate="0A000")
         parameters = {"dbname": db.value("SELECT current_database()::text"), "user": user}
-        # of a backend, the current directory is the data directory
-        with open("postmaster.pid") as file:
-            lines = file.read().splitlines()
-        parameters["port"], sockets, listen = lines[3].strip(), lines[4].strip(), lines[5].strip()
-        parameters["host"] = sockets or ("127.0.0.1" if listen in ("*", "", "0.0.0.0") else listen)
+        parameters["port"], sockets, address = listening()
+        parameters["host"] = sockets or address or "127.0.0.1"
         server = db.one("SELECT s.oid, s.srvoptions FROM pg_foreign_server s JOIN pg_foreign_data_wrapper w "
                         "ON w.oid = s.srvfdw WHERE s.srvname = $1 AND w.fdwname = $1", ["text"], [SERVER])
         if server is None:

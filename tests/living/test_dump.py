@@ -1,0 +1,127 @@
+"""A database with finished runs goes through pg_dump and comes back whole."""
+
+import subprocess
+
+import pytest
+
+from conftest import Client
+from places import DEFAULTS, job, outcome, prepare
+
+PROGRAMS = "/usr/lib/postgresql/15/bin/"
+LOGGED = ("mop_run", "mop_configuration", "mop_segment", "mop_unit")
+FIT = "SELECT madlib.madlib_keras_fit_multiple_model('lodger.packed', 'lodger.again', 'lodger.mst', 1, FALSE)"
+
+
+@pytest.fixture(scope="module")
+def full(db):
+    """The database after a job of the role `lodger`."""
+    db.run("DROP ROLE IF EXISTS lodger; CREATE ROLE lodger LOGIN; GRANT mop_user TO lodger")
+    prepare(db, "lodger", "lodger")
+    client = db.another("lodger")
+    job(client, "lodger")
+    client.close()
+    yield db
+    db.run("DROP OWNED BY lodger CASCADE; DROP ROLE lodger")
+
+
+@pytest.fixture
+def copy(full):
+    """Makes empty databases, which go in the end; gives a function name -> superuser's session."""
+    made = []
+    maker = Client(full.server, "postgres")
+
+    def make(name):
+        maker.run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        maker.run(f"CREATE DATABASE {name} TEMPLATE template0")
+        made.append((name, Client(full.server, name)))
+        return made[-1][1]
+
+    yield make
+    for name, client in made:
+        client.close()
+        maker.run(f"DROP DATABASE {name} WITH (FORCE)")
+    maker.close()
+
+
+def program(db, name, *arguments, database=None, forgive=None):
+    """Run a program of PostgreSQL; it must not fail nor say anything but errors that have `forgive`."""
+    dsn = db.server.dsn()
+    done = subprocess.run([PROGRAMS + name, "-h", dsn["host"], "-p", str(dsn["port"]), "-U", "postgres", "-d",
+                           database or db.database, *arguments], capture_output=True, text=True)
+    if forgive is not None:
+        errors = [line for line in done.stderr.splitlines() if "error: " in line]
+        assert [line for line in errors if forgive not in line] == []
+        return
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[-3000:]
+
+
+def logged(db):
+    return {table: db.run(f"SELECT t::text FROM madlib.{table} t ORDER BY 1") for table in LOGGED}
+
+
+def assert_lives(full, restored):
+    """`restored` has what `full` has, predicts the same and trains on."""
+    assert logged(restored) == logged(full)
+    assert outcome(restored, "lodger") == outcome(full, "lodger")
+    assert restored.run("SELECT * FROM madlib.mop_visit_order ORDER BY 1, 2, 3, 4") \
+        == full.run("SELECT * FROM madlib.mop_visit_order ORDER BY 1, 2, 3, 4")
+    for name, value in DEFAULTS.items():
+        restored.run("SELECT set_config(%s, %s, false)", [name, value])
+    restored.run("SELECT madlib.madlib_keras_predict('lodger.models', 'lodger.flowers', 'id', 'x', 'lodger.anew', "
+                 "'prob', FALSE, 1)")
+    assert restored.run("SELECT * FROM lodger.anew ORDER BY id, class_value") \
+        == full.run("SELECT * FROM lodger.predicted ORDER BY id, class_value")
+    last = full.value("SELECT max(run_id) FROM madlib.mop_run")
+    client = restored.another("lodger")
+    client.run(FIT)
+    assert client.value("SELECT max(run_id) FROM madlib.mop_runs") > last
+    assert client.value("SELECT count(*) FROM lodger.again WHERE model_weights IS NOT NULL") == 2
+    client.close()
+
+
+def test_a_custom_dump_restores_and_lives(full, copy, tmp_path):
+    file = str(tmp_path / "dump")
+    program(full, "pg_dump", "-Fc", "-f", file)
+    restored = copy("restored_custom")
+    program(full, "pg_restore", "--exit-on-error", file, database="restored_custom")
+    assert_lives(full, restored)
+
+
+def test_a_plain_dump_restores_and_lives(full, copy, tmp_path):
+    file = str(tmp_path / "dump.sql")
+    program(full, "pg_dump", "-f", file)
+    restored = copy("restored_plain")
+    program(full, "psql", "-qX", "-o", "/dev/null", "-v", "ON_ERROR_STOP=1", "-f", file, database="restored_plain")
+    assert_lives(full, restored)
+
+
+def test_restoring_with_clean_over_what_is_there(full, copy, tmp_path):
+    file = str(tmp_path / "dump")
+    program(full, "pg_dump", "-Fc", "-f", file)
+    restored = copy("restored_clean")
+    program(full, "pg_restore", "--exit-on-error", file, database="restored_clean")
+    restored.run("UPDATE lodger.models SET model_weights = NULL")
+    # PostgreSQL 15 says this of every partitioned table with a primary key, and goes on
+    program(full, "pg_restore", "--clean", "--if-exists", file, database="restored_clean",
+            forgive="cannot drop inherited constraint")
+    restored.close()
+    again = Client(full.server, "restored_clean")
+    assert_lives(full, again)
+    again.close()
+
+
+def test_the_tables_alone_restore_beside_a_new_extension(full, copy, tmp_path):
+    """User tables without the extension: --schema-only first, then the data."""
+    schema, data = str(tmp_path / "schema.sql"), str(tmp_path / "data.sql")
+    program(full, "pg_dump", "--schema-only", "-n", "lodger", "-f", schema)
+    program(full, "pg_dump", "--data-only", "-n", "lodger", "-f", data)
+    restored = copy("restored_tables")
+    restored.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE")
+    for file in (schema, data):
+        program(full, "psql", "-qX", "-o", "/dev/null", "-v", "ON_ERROR_STOP=1", "-f", file,
+                database="restored_tables")
+    assert outcome(restored, "lodger") == outcome(full, "lodger")
+    client = restored.another("lodger")
+    client.run(FIT)
+    assert client.value("SELECT count(*) FROM lodger.again WHERE model_weights IS NOT NULL") == 2
+    client.close()

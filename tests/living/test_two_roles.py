@@ -1,0 +1,120 @@
+"""Two roles train on one source at once: each gets what it gets alone, and neither reaches the other's runs."""
+
+import threading
+
+import psycopg2
+import pytest
+
+from conftest import eventually
+from places import DEFAULTS, prepare
+
+ONE = {**DEFAULTS, "pg_mop.segments": "1"}
+HIDDEN = ("mop_runs", "mop_progress", "mop_units", "mop_visit_order", "mop_kernel_choices")
+
+
+class Call:
+    """A call of fit_multiple in a thread; `error` is what it raised."""
+
+    def __init__(self, client, output):
+        self.client, self.output, self.error = client, output, None
+        self.thread = threading.Thread(target=self._go)
+        self.thread.start()
+
+    def _go(self):
+        try:
+            train(self.client, self.output)
+        except psycopg2.Error as error:
+            self.error = error
+
+    def end(self):
+        self.thread.join(120)
+        assert not self.thread.is_alive()
+        return self.error
+
+
+def train(client, output):
+    client.run("SELECT madlib.madlib_keras_fit_multiple_model('shared.packed', %s, 'shared.mst', 3, FALSE)", [output])
+
+
+def weights(client, table):
+    return client.run(f"SELECT mst_key, model_weights::text FROM {table} ORDER BY 1")
+
+
+@pytest.fixture(scope="module")
+def two(db):
+    """The sessions of two roles, a shared source, and what each gets from it alone."""
+    db.run("DROP ROLE IF EXISTS anna, bert; CREATE ROLE anna LOGIN; CREATE ROLE bert LOGIN; "
+           "GRANT mop_user TO anna, bert; CREATE SCHEMA anna AUTHORIZATION anna; CREATE SCHEMA bert AUTHORIZATION bert")
+    prepare(db, "shared")
+    db.run("UPDATE shared.mst SET fit_params = 'batch_size=1,epochs=30'")
+    clients = [db, db.another("anna"), db.another("bert")]
+    for client in clients:
+        for name, value in ONE.items():
+            client.run("SELECT set_config(%s, %s, false)", [name, value])
+    db.run("SELECT madlib.training_preprocessor_dl('shared.flowers', 'shared.packed', 'y', 'x', 10)")
+    db.run("GRANT USAGE ON SCHEMA shared TO anna, bert; GRANT SELECT ON ALL TABLES IN SCHEMA shared TO anna, bert")
+    yield clients[1:]
+    for client in clients[1:]:
+        client.close()
+    db.run("DROP OWNED BY anna, bert CASCADE; DROP ROLE anna, bert")
+
+
+def test_runs_of_two_roles_at_once_are_those_of_each_alone(db, two):
+    anna, bert = two
+    train(anna, "anna.alone")
+    calls = [Call(anna, "anna.models"), Call(bert, "bert.models")]
+    both = eventually(lambda: db.value("SELECT count(DISTINCT r.owner) FROM madlib.mop_units u JOIN madlib.mop_runs r "
+                                       "USING (run_id) WHERE u.status = 'running'") == 2, 60)
+    assert both, "they train at the same time"
+    assert [call.end() for call in calls] == [None, None]
+    assert weights(anna, "anna.models") == weights(bert, "bert.models") == weights(anna, "anna.alone")
+
+
+def test_neither_role_reaches_the_others_runs(db, two):
+    anna, bert = two
+    db.run("TRUNCATE madlib.mop_run CASCADE")
+    train(anna, "anna.hers")
+    run_id = anna.value("SELECT max(run_id) FROM madlib.mop_runs")
+    # a run that was not written keeps its states
+    db.run("UPDATE madlib.mop_run SET output_written = false")
+    assert db.value("SELECT count(*) FROM madlib.mop_state WHERE run_id = %s", [run_id]) > 0
+    for view in HIDDEN:
+        assert anna.value(f"SELECT count(*) FROM madlib.{view}") > 0, view
+        assert bert.value(f"SELECT count(*) FROM madlib.{view}") == 0, view
+    before = everything(db)
+    for table in ("mop_run", "mop_configuration", "mop_segment", "mop_unit", "mop_state"):
+        assert touched(bert, f"SELECT * FROM madlib.{table}") == 0, table
+        assert touched(bert, f"DELETE FROM madlib.{table}") == 0, table
+    for change in ("mop_run SET status = 'failed'", "mop_run SET owner = 'bert'", "mop_configuration SET error = 'x'",
+                   "mop_unit SET loss = 0", r"mop_state SET data = '\x00'", "mop_segment SET rows = 0"):
+        assert touched(bert, f"UPDATE madlib.{change}") == 0, change
+    train(bert, "bert.his")  # its housekeeping, too, leaves hers alone
+    assert everything(db, run_id) == before
+
+
+def everything(db, run_id=None):
+    """The rows of all runs, or of one."""
+    where = "" if run_id is None else f"WHERE run_id = {run_id}"
+    return [db.run(f"SELECT md5(t::text) FROM madlib.{table} t {where} ORDER BY 1")
+            for table in ("mop_run", "mop_configuration", "mop_segment", "mop_unit", "mop_state")]
+
+
+def touched(client, sql):
+    """How many rows a statement reaches; none where it is forbidden."""
+    with client.connection.cursor() as cursor:
+        try:
+            cursor.execute(sql)
+        except psycopg2.errors.InsufficientPrivilege:
+            return 0
+        return cursor.rowcount
+
+
+def test_a_second_call_into_the_same_table_is_refused_at_once(db, two):
+    anna, bert = two
+    db.run("GRANT USAGE, CREATE ON SCHEMA shared TO anna, bert")
+    call = Call(anna, "shared.models")
+    assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_units WHERE status = 'running'"), 60)
+    with pytest.raises(psycopg2.errors.ObjectInUse, match="another session is training into"):
+        train(bert, "shared.models")
+    assert db.value("SELECT count(*) FROM madlib.mop_units WHERE status = 'running'"), "while the first still trains"
+    assert call.end() is None
