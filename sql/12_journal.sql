@@ -230,7 +230,8 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 CREATE FUNCTION @extschema@.mop_new_generation(run bigint, generation integer) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET default_tablespace = ''
+SET default_table_access_method = 'heap' AS $$
 DECLARE
     name text := quote_ident(@extschema@.mop_generation_name(run, generation));
 BEGIN

@@ -11,13 +11,13 @@ BEGIN
         'mop_import_model']
     LOOP
         EXECUTE pg_catalog.format($create$
-CREATE FUNCTION @extschema@.%I(message varchar DEFAULT '')
+CREATE FUNCTION %s.%I(message varchar DEFAULT '')
 RETURNS varchar LANGUAGE plpython3u VOLATILE AS $body$
 #python
 from pg_mop.api import help
 return help.answer(plpy, '%s', message)
 $body$
-$create$, name, name);
+$create$, '@extschema@', name, name);
     END LOOP;
 END
 $do$;

@@ -13,7 +13,7 @@ import struct
 import psycopg2
 import psycopg2.extras
 
-from pg_mop.database import MopError, connection_refused, quote_identifier
+from pg_mop.database import SESSION_OPTIONS, MopError, connection_refused, quote_identifier
 
 
 class Catalog:
@@ -21,7 +21,8 @@ class Catalog:
 
     def __init__(self, db, parameters):
         """Connects. Raises MopError with what mends it."""
-        self.schema, self.role, self.parameters = db.extension, db.current_user(), parameters
+        # psycopg2 takes a single % for a place to fill
+        self.schema, self.role, self.parameters = db.extension.replace("%", "%%"), db.current_user(), parameters
         self._connect()
 
     def _connect(self):
@@ -30,10 +31,7 @@ class Catalog:
             self.connection = psycopg2.connect(
                 **parameters, connect_timeout=10, application_name="pg_mop catalog",
                 cursor_factory=psycopg2.extras.RealDictCursor,
-                options="-c search_path=pg_catalog,pg_temp -c client_min_messages=error -c statement_timeout=30000 "
-                        "-c lock_timeout=10000 -c default_transaction_isolation=read\\ committed "
-                        "-c default_transaction_read_only=off -c idle_in_transaction_session_timeout=0 "
-                        "-c idle_session_timeout=0")
+                options=f"{SESSION_OPTIONS} -c statement_timeout=30000 -c lock_timeout=10000")
             self.connection.autocommit = True
             if self.role != parameters["user"]:
                 self._run(f"SET ROLE {quote_identifier(self.role)}")
@@ -53,7 +51,7 @@ class Catalog:
 
     def _run(self, sql, values=None):
         with self.connection.cursor() as cursor:
-            cursor.execute(sql, values)
+            cursor.execute(sql.replace("%%", "%") if values is None else sql, values)
             return [dict(r) for r in cursor.fetchall()] if cursor.description else []
 
     def close(self):

@@ -8,6 +8,12 @@ import functools
 import re
 from contextlib import contextmanager
 
+# of every session that a call opens: what its role or database has set must not change what our SQL means and gives
+SESSION_OPTIONS = ("-c search_path=pg_catalog,pg_temp -c client_min_messages=error -c client_encoding=UTF8 "
+                   "-c extra_float_digits=1 -c row_security=on -c default_transaction_isolation=read\\ committed "
+                   "-c default_transaction_read_only=off -c idle_in_transaction_session_timeout=0 "
+                   "-c idle_session_timeout=0")
+
 
 class MopError(Exception):
     """An error for the caller: one sentence, with the facts in `detail` and the mending command in `hint`."""

@@ -7,7 +7,7 @@ import time
 import psycopg2
 import psycopg2.extensions
 
-from pg_mop.database import MopError, connection_refused, quote_identifier, quote_literal
+from pg_mop.database import SESSION_OPTIONS, MopError, connection_refused, quote_identifier, quote_literal
 
 TICK_SECONDS = 0.1
 CONNECT_SECONDS = 30
@@ -26,10 +26,7 @@ class WorkerSession:
     """One asynchronous connection. At most one command runs at a time; `ready()` tells when it has ended."""
 
     def __init__(self, parameters, role, place, application_name):
-        options = ("-c search_path=pg_catalog,pg_temp -c client_min_messages=error -c statement_timeout=0 "
-                   "-c idle_session_timeout=0 -c client_connection_check_interval=500 -c jit=off "
-                   "-c default_transaction_isolation=read\\ committed -c default_transaction_read_only=off "
-                   "-c idle_in_transaction_session_timeout=0")
+        options = f"{SESSION_OPTIONS} -c statement_timeout=0 -c client_connection_check_interval=500 -c jit=off"
         self.place, self.role, self.error = place, role, None
         self.work = []  # what it is doing: (unit, the row of the attempt)
         try:

@@ -1,0 +1,114 @@
+"""Every path of ALTER EXTENSION pg_mop UPDATE ends with the objects of a fresh install, and with the users' data."""
+
+import pathlib
+
+import pytest
+
+from conftest import Client, connect
+from workload import ADAM, dense, fit, load, make_data, selection
+
+OLDER = sorted(p.stem.split("--")[1] for p in (pathlib.Path(__file__).parent / "versions").glob("*.sql"))
+
+MEMBERS = """
+SELECT i.type, i.identity, d.classid::regclass::text AS catalog, d.objid
+FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid AND d.refclassid = 'pg_extension'::regclass,
+     pg_identify_object(d.classid, d.objid, d.objsubid) AS i
+WHERE d.deptype = 'e' AND e.extname = 'pg_mop' AND i.identity !~ 'mop_state_'
+"""
+RELATION = """
+SELECT relkind, reloptions, relrowsecurity, coalesce(relacl, acldefault(
+           CASE relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END, relowner))::text AS acl,
+       CASE WHEN relkind = 'v' THEN pg_get_viewdef(c.oid) END AS view,
+       ARRAY(SELECT concat_ws(' ', attname, format_type(atttypid, atttypmod), attnotnull, attstorage, attacl::text,
+                              pg_get_expr(adbin, adrelid))
+             FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+             WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped ORDER BY attname) AS columns,
+       ARRAY(SELECT conname || ' ' || pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = c.oid ORDER BY 1)
+           AS constraints,
+       ARRAY(SELECT pg_get_indexdef(indexrelid) FROM pg_index WHERE indrelid = c.oid ORDER BY 1) AS indexes,
+       ARRAY(SELECT concat_ws(' ', polname, polcmd, pg_get_expr(polqual, polrelid),
+                              pg_get_expr(polwithcheck, polrelid)) FROM pg_policy WHERE polrelid = c.oid ORDER BY 1)
+           AS policies,
+       ARRAY(SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE tgrelid = c.oid AND NOT tgisinternal ORDER BY 1)
+           AS triggers,
+       (SELECT extcondition[array_position(extconfig, c.oid)] FROM pg_extension WHERE extname = 'pg_mop') AS dumped,
+       (SELECT array_position(extconfig, c.oid) IS NOT NULL FROM pg_extension WHERE extname = 'pg_mop') AS is_dumped
+FROM pg_class c WHERE oid = %s
+"""
+DETAILS = {
+    "pg_class": RELATION,
+    "pg_proc": "SELECT CASE WHEN prokind = 'a' THEN (SELECT a::text FROM pg_aggregate a WHERE aggfnoid = p.oid) ELSE "
+               "pg_get_functiondef(oid) END AS definition, proacl::text FROM pg_proc p WHERE oid = %s",
+    "pg_event_trigger": "SELECT evtevent, evtenabled, evttags, evtfoid::regproc::text FROM pg_event_trigger "
+                        "WHERE oid = %s",
+    "pg_foreign_data_wrapper": "SELECT fdwname, fdwhandler, fdwvalidator, fdwacl::text FROM pg_foreign_data_wrapper "
+                               "WHERE oid = %s",
+}
+
+
+def database(server, name):
+    maker = connect(server, "postgres")
+    maker.cursor().execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+    maker.cursor().execute(f'CREATE DATABASE "{name}"')
+    maker.close()
+    return Client(server, name)
+
+
+def objects(client):
+    """{(type, identity): what it is} of the extension's members."""
+    return {(m["type"], m["identity"]): client.run(DETAILS[m["catalog"]], [m["objid"]])
+            for m in client.run(MEMBERS) if m["catalog"] in DETAILS}
+
+
+def paths(server):
+    client = Client(server, "postgres")
+    return [(r["source"], r["target"]) for r in client.run(
+        "SELECT source, target FROM pg_extension_update_paths('pg_mop') WHERE path IS NOT NULL ORDER BY 1, 2")]
+
+
+def test_every_older_version_has_a_path_to_this_one(db):
+    version = db.value("SELECT default_version FROM pg_available_extensions WHERE name = 'pg_mop'")
+    assert OLDER and all((older, version) in paths(db.server) for older in OLDER)
+    assert version not in OLDER
+
+
+@pytest.mark.parametrize("older", OLDER)
+def test_an_updated_extension_is_a_fresh_one_and_keeps_the_users_data(db, older):
+    fresh = objects(db)
+    assert len(fresh) > 60 and {kind for kind, _ in fresh} >= {"table", "view", "function", "event trigger", "sequence",
+                                                               "index", "foreign-data wrapper", "aggregate"} - {"index"}
+    client = database(db.server, "updated")
+    client.run(f"CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib VERSION '{older}' CASCADE")
+    make_data(client, segments=2)
+    load(client, "arch", dense())
+    selection(client, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
+    if older == "0.1.0":
+        # one run is finished, the other was cancelled and holds states
+        client.run("""
+            INSERT INTO madlib.mop_run (status, function, source_table, model_output_table, seed, scheduler,
+                num_iterations, metrics_iterations, configurations, segments, parameters, coordinator_pid,
+                output_written)
+            SELECT status, 'f', 's', 'o', 1, 'randomized', 1, '{1}', 1, 1, '{}', 1, status = 'finished'
+            FROM unnest(ARRAY['finished', 'cancelled']) AS status;
+            INSERT INTO madlib.mop_configuration SELECT run_id, 1, 1, 'c', 'f', 'a', 3 FROM madlib.mop_run;
+            INSERT INTO madlib.mop_state VALUES (2, 1, 3, 0, '\\x01'), (2, 1, 3, 1, '\\x0203');
+            INSERT INTO madlib.mop_unit (run_id, mst_key, iteration, segment, kind, dataset, attempt, status)
+            SELECT run_id, 1, 1, 0, 'train', 'training', 1, 'finished' FROM madlib.mop_run""")
+    client.run("ALTER EXTENSION pg_mop UPDATE")
+    updated = objects(client)
+    assert updated.keys() == fresh.keys()
+    for key in fresh:
+        assert updated[key] == fresh[key], key
+    if older == "0.1.0":
+        assert client.run("SELECT run_id, status, state_bytes > 0 AS holds FROM madlib.mop_runs ORDER BY 1") == [
+            {"run_id": 1, "status": "finished", "holds": False}, {"run_id": 2, "status": "cancelled", "holds": True}]
+        assert client.value("SELECT string_agg(encode(s, 'hex'), ' ') FROM madlib.mop_read_state(2, 1, 3) AS s") == \
+            "01 0203"
+        assert client.value("SELECT count(*) FROM madlib.mop_units") == 2
+        client.run("SELECT madlib.mop_drop_run(2)")
+        assert client.value("SELECT count(*) FROM pg_class WHERE relname ~ 'mop_state_'") == 0
+    run_id = fit(client, "flowers_packed", "models", "mst")
+    assert run_id > 2 and client.value("SELECT count(*) FROM models") == 1
+    client.run("DROP EXTENSION pg_mop")
+    assert client.value("SELECT count(*) FROM pg_class WHERE relname ~ '^mop_'") == 0
+    client.close()
