@@ -41,6 +41,9 @@ def load(data):
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as file:
+            for name in file.namelist():
+                if name not in (CONFIG, WEIGHTS, "metadata.json"):
+                    raise FileError(f"it holds {name!r}, which is no part of a model")
             text = _member(file, CONFIG, architecture.MOST_CHARACTERS).decode()
             json.loads(text)
             model = models.build(models.normalise(text), 0)
@@ -76,7 +79,7 @@ def _member(file, name, most):
 
 
 def _check(path, most):
-    """Refuse HDF5 that reads other files (links, external and virtual storage), or unpacks to more than `most` bytes."""
+    """Refuse HDF5 that reads other files (links, external or virtual storage), or unpacks to more than `most` bytes."""
     total = 0
 
     def walk(group):
