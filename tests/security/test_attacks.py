@@ -4,6 +4,7 @@ The payloads that need no server are proven by the unguarded loaders of payloads
 unpickling them, SQL by a function that concatenates it, shadows by a query that is not guarded.
 """
 
+import contextlib
 import io
 import json
 import pickle
@@ -15,6 +16,7 @@ import sys
 import dill
 import numpy as np
 import payloads
+import psycopg2
 import pytest
 from payloads import ARCHITECTURES, FILES, PARAMETERS, Writes
 
@@ -206,7 +208,7 @@ def test_a_superusers_object_table_that_others_may_write(db, attacker, mark):
     assert mark.exists()
     mark.unlink()
     db.run("CREATE TABLE madlib.shared (id serial, name text, description text, object bytea); "
-           "GRANT SELECT ON madlib.shared TO PUBLIC; GRANT INSERT (name, object) ON madlib.shared TO attacker; "
+           "GRANT USAGE ON SEQUENCE madlib.shared_id_seq TO attacker; GRANT SELECT ON madlib.shared TO PUBLIC; GRANT INSERT (name, object) ON madlib.shared TO attacker; "
            "INSERT INTO madlib.shared (name, object) VALUES ('mine', '')")
     attacker.run("INSERT INTO madlib.shared (name, object) VALUES ('evil', %s)", [evil])
     call = ("SELECT madlib.load_model_selection_table('arch', 'never', ARRAY[1], ARRAY[$$loss='evil', "
@@ -235,7 +237,7 @@ def options(**changed):
     return {"threads": 1, "keras_backend": "tensorflow", "cache_mb": 10, "idle_ms": 60000, **changed}
 
 
-def unit(run_id, version=0, rows_sql="SELECT '{}' AS report", **changed):
+def unit(run_id, version=0, **changed):
     return {"run_id": run_id, "mst_key": 1, "iteration": 1, "segment": 0, "kind": "train", "dataset": "training",
             "attempt": 1, "fingerprint_sql": "SELECT '1' AS fingerprint", "fingerprint": "1", "table": "x",
             "replicas": None, "object_table": None, "seed": 1, "same_start": True, "epochs": 1, "options": options(),
@@ -280,7 +282,7 @@ def test_callbacks_write_for_superusers_only(db, attacker, mark, log_dir):
 @pytest.mark.parametrize("name,value", [
     ("python_path", "/tmp"), ("home", "/tmp/venv"), ("library", "/tmp/evil.so"), ("keras_home", "/tmp"),
     ("log_dir", "/tmp"), ("trainer_program", "/bin/sh"), ("keras_backend", "/tmp/evil"),
-    ("keras_backend", "torch; touch /tmp/x"), ("threads", "1; touch /tmp/x"), ("kernel", "__import__('os')")])
+    ("keras_backend", "torch; touch /tmp/x"), ("threads", "1; touch /tmp/x"), ("kernel", "exec(open(1))")])
 def test_no_setting_names_code_or_a_path(attacker, name, value):
     client = attacker.another()
     client.run(f"SET pg_mop.{name} = '{value}'")
@@ -351,9 +353,9 @@ def test_sql_in_a_name(attacker, name):
     error = refusal(attacker, fragment, f"SELECT madlib.{call}", [text])
     assert "syntax error" not in str(error)
     assert attacker.value("SELECT to_regclass('pwned')") is None
-    # the same as a name that needs its quotes is nothing but a name
-    quoted = '"' + text.replace('"', '""') + '"'
-    attacker.error(f"SELECT madlib.{call}".replace("never", "no_schema.never"), [quoted]) if "o" not in text[:1] else None
+    # in quotes it is nothing but a name, of something that may well be made
+    with contextlib.suppress(psycopg2.Error):
+        attacker.run(f"SELECT madlib.{call}", ['"' + text.replace('"', '""') + '"'])
     assert attacker.value("SELECT to_regclass('pwned')") is None
 
 
@@ -394,7 +396,7 @@ SHADOWS = {  # what is called unguarded, and the trap's definition
 @pytest.fixture(scope="module")
 def traps(db, attacker):
     """Functions, operators and relations in the attacker's schema that note who fell into them."""
-    attacker.run("CREATE SCHEMA traps; " if False else "CREATE TABLE attacker.fallen (what text, who name); "
+    attacker.run("CREATE TABLE attacker.fallen (what text, who name); "
                  "GRANT ALL ON attacker.fallen TO PUBLIC; GRANT USAGE ON SCHEMA attacker TO PUBLIC")
     for number, (name, (_, kind, what, types, result)) in enumerate(SHADOWS.items()):
         function = what if kind == "FUNCTION" else f"trap_{number}"
@@ -406,8 +408,7 @@ def traps(db, attacker):
                          f"RIGHTARG = {right})")
     for relation in ("pg_class", "pg_namespace", "pg_extension", "pg_roles", "mop_run", "mop_configuration"):
         attacker.run(f"CREATE TABLE attacker.{relation} (oid oid, nspname name)")
-    yield db
-    attacker.run("DROP SCHEMA attacker CASCADE") if False else None
+    return db
 
 
 @pytest.mark.parametrize("name", SHADOWS)
