@@ -172,8 +172,8 @@ def as_function(client, evil):
 
 
 def as_object_table(client, evil):
-    client.run("DROP TABLE IF EXISTS objects; CREATE TABLE objects AS SELECT 1 AS id, 'evil'::text AS name, ''::text AS "
-               "description, %s::bytea AS object", [evil])
+    client.run("DROP TABLE IF EXISTS objects; CREATE TABLE objects AS SELECT 1 AS id, 'evil'::text AS name, "
+               "''::text AS description, %s::bytea AS object", [evil])
     return ("must be in schema", "SELECT madlib.load_model_selection_table('arch', 'never', ARRAY[1], ARRAY[$$loss="
             "'evil', optimizer='SGD()'$$], ARRAY['batch_size=8'], 'attacker.objects')")
 
@@ -208,7 +208,8 @@ def test_a_superusers_object_table_that_others_may_write(db, attacker, mark):
     assert mark.exists()
     mark.unlink()
     db.run("CREATE TABLE madlib.shared (id serial, name text, description text, object bytea); "
-           "GRANT USAGE ON SEQUENCE madlib.shared_id_seq TO attacker; GRANT SELECT ON madlib.shared TO PUBLIC; GRANT INSERT (name, object) ON madlib.shared TO attacker; "
+           "GRANT USAGE ON SEQUENCE madlib.shared_id_seq TO attacker; "
+           "GRANT SELECT ON madlib.shared TO PUBLIC; GRANT INSERT (name, object) ON madlib.shared TO attacker; "
            "INSERT INTO madlib.shared (name, object) VALUES ('mine', '')")
     attacker.run("INSERT INTO madlib.shared (name, object) VALUES ('evil', %s)", [evil])
     call = ("SELECT madlib.load_model_selection_table('arch', 'never', ARRAY[1], ARRAY[$$loss='evil', "
@@ -457,28 +458,42 @@ def test_no_function_of_ours_falls_into_a_shadow(traps):
 @pytest.fixture
 def foreign_run(db, attacker):
     """The number of a run of another role, with its models."""
-    return db.value("INSERT INTO madlib.mop_run (owner, function, source_table, model_output_table, seed, scheduler, "
-                    "num_iterations, metrics_iterations, configurations, segments, parameters, coordinator_pid) VALUES "
-                    "('another', 'f', 's', 'm', 1, 'r', 1, '{1}', 1, 1, '{}', 1) RETURNING run_id")
+    run_id = db.value("INSERT INTO madlib.mop_run (owner, function, source_table, model_output_table, seed, scheduler, "
+                      "num_iterations, metrics_iterations, configurations, segments, parameters, coordinator_pid) "
+                      "VALUES ('another', 'f', 's', 'm', 1, 'r', 1, '{1}', 1, 1, '{}', 1) RETURNING run_id")
+    db.run("INSERT INTO madlib.mop_configuration VALUES (%s, 1, 1, %s, NULL, %s, 0, NULL)",
+           [run_id, ADAM.format(0.05), dense()])
+    return run_id
+
+
+def proves_itself(db, sql, args=None):
+    """It is SQL that a superuser can run: what refuses it are rights."""
+    try:
+        db.run(f"BEGIN; {sql}", args)
+    finally:
+        db.run("ROLLBACK")
 
 
 @pytest.mark.parametrize("sql,fragment", [
-    ("INSERT INTO madlib.mop_configuration VALUES (%s, 1, 1, '', NULL, '', 0, NULL)", "row-level security"),
+    ("INSERT INTO madlib.mop_configuration VALUES (%s, 2, 1, '', NULL, '', 0, NULL)", "row-level security"),
     ("INSERT INTO madlib.mop_state VALUES (%s, 1, 1, 0, '')", "row-level security"),
     ("INSERT INTO madlib.mop_segment VALUES (%s, 'training', 0, 1, 1, '')", "row-level security"),
     ("UPDATE madlib.mop_run SET owner = 'attacker' WHERE run_id = %s", "permission denied"),
-    ("INSERT INTO madlib.mop_run (run_id, owner) VALUES (%s, 'another')", "permission denied"),
-    ("UPDATE madlib.mop_run SET run_id = %s", "permission denied"),
+    ("INSERT INTO madlib.mop_run SELECT run_id + 1000000, owner FROM madlib.mop_run WHERE run_id = %s",
+     "permission denied"),
+    ("UPDATE madlib.mop_run SET run_id = run_id + 1000000 WHERE run_id = %s", "permission denied"),
     ("ALTER TABLE madlib.mop_run DISABLE ROW LEVEL SECURITY; SELECT %s", "must be owner"),
-    ("CREATE TRIGGER t BEFORE INSERT ON madlib.mop_run EXECUTE FUNCTION suppress_redundant_updates_trigger(); "
-     "SELECT %s", "permission denied"),
+    ("CREATE TRIGGER t BEFORE UPDATE ON madlib.mop_run FOR EACH ROW EXECUTE FUNCTION "
+     "suppress_redundant_updates_trigger(); SELECT %s", "permission denied"),
     ("CREATE FUNCTION madlib.mop_may_see(text) RETURNS boolean LANGUAGE sql AS 'SELECT true'; SELECT %s",
      "permission denied"),
-    ("CREATE FUNCTION f() RETURNS void LANGUAGE plpython3u AS ''; SELECT %s", "permission denied"),
+    ("CREATE FUNCTION f() RETURNS void LANGUAGE plpython3u AS 'pass'; SELECT %s", "permission denied"),
 ])
 def test_a_run_of_another(db, attacker, foreign_run, sql, fragment):
-    db.run(f"BEGIN; {sql}; ROLLBACK".replace("EXECUTE FUNCTION", "FOR EACH ROW EXECUTE FUNCTION")
-           if "CREATE TRIGGER" in sql else "SELECT %s", [foreign_run])
+    sql = sql.replace("run_id + 1000000, owner FROM", "run_id + 1000000, owner, status, function, source_table, NULL, "
+                      "model_output_table, seed, scheduler, num_iterations, metrics_iterations, configurations, "
+                      "segments, started_at, NULL, NULL, parameters, 1 FROM")
+    proves_itself(db, sql, [foreign_run])
     refusal(attacker, fragment, sql, [foreign_run])
 
 
@@ -494,15 +509,16 @@ def test_a_unit_of_anothers_run(attacker, foreign_run):
 
 
 @pytest.mark.parametrize("sql", [
-    "CREATE USER MAPPING FOR another SERVER pg_mop OPTIONS (password 'x')",
+    "CREATE USER MAPPING FOR PUBLIC SERVER pg_mop OPTIONS (password 'x')",
     "ALTER USER MAPPING FOR another SERVER pg_mop OPTIONS (SET password 'x')",
     "DROP USER MAPPING FOR another SERVER pg_mop", "ALTER SERVER pg_mop OPTIONS (SET host '10.0.0.1')",
     "CREATE SERVER mine FOREIGN DATA WRAPPER pg_mop OPTIONS (host '10.0.0.1')",
-    "CREATE FOREIGN DATA WRAPPER mine", "SET ROLE another", "SET SESSION AUTHORIZATION another"])
+    "CREATE FOREIGN DATA WRAPPER mine NO HANDLER", "SET ROLE another", "SET SESSION AUTHORIZATION another"])
 def test_credentials_of_another(db, attacker, sql):
     db.run("CREATE SERVER pg_mop FOREIGN DATA WRAPPER pg_mop OPTIONS (host '127.0.0.1'); GRANT USAGE ON FOREIGN SERVER "
            "pg_mop TO another, attacker; CREATE USER MAPPING FOR another SERVER pg_mop OPTIONS (password 'p')")
     try:
+        proves_itself(db, sql)
         refusal(attacker, "permission denied|must be owner|must be superuser", sql)
         assert attacker.value("SELECT umoptions FROM pg_user_mappings WHERE usename = 'another'") is None
     finally:
