@@ -481,7 +481,8 @@ def proves_itself(db, sql, args=None):
     ("UPDATE madlib.mop_run SET owner = 'attacker' WHERE run_id = %s", "permission denied"),
     ("INSERT INTO madlib.mop_run SELECT run_id + 1000000, owner FROM madlib.mop_run WHERE run_id = %s",
      "permission denied"),
-    ("UPDATE madlib.mop_run SET run_id = run_id + 1000000 WHERE run_id = %s", "permission denied"),
+    ("DELETE FROM madlib.mop_configuration; UPDATE madlib.mop_run SET run_id = run_id + 1000000 WHERE run_id = %s",
+     "permission denied"),
     ("ALTER TABLE madlib.mop_run DISABLE ROW LEVEL SECURITY; SELECT %s", "must be owner"),
     ("CREATE TRIGGER t BEFORE UPDATE ON madlib.mop_run FOR EACH ROW EXECUTE FUNCTION "
      "suppress_redundant_updates_trigger(); SELECT %s", "permission denied"),
