@@ -14,7 +14,7 @@ class ArchitectureError(ValueError):
     """The JSON is no architecture that may be loaded; the text says why."""
 
 
-MOST_CHARACTERS = 64 << 20
+MOST_CHARACTERS = 16 << 20
 MOST_DEPTH = 60
 MOST_LAYERS = 5000
 

@@ -9,13 +9,15 @@ import json
 import os
 import tempfile
 import zipfile
+import zlib
 
 import h5py
 import numpy as np
 
-from mop_udf import models, state
+from mop_udf import architecture, models, state
 
-MOST_BYTES = 4 << 30  # of a file's contents, unpacked
+# what the weights' file may hold besides the weights themselves: names, an optimizer's variables in wider numbers
+MORE_BYTES, TIMES = 16 << 20, 8
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 
 
@@ -39,22 +41,22 @@ def load(data):
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as file:
-            names = {info.filename: info.file_size for info in file.infolist()}
-            if CONFIG not in names or WEIGHTS not in names:
-                raise FileError(f"it has no {CONFIG} or no {WEIGHTS}")
-            if sum(names.values()) > MOST_BYTES:
-                raise FileError(f"its contents have more than {MOST_BYTES} bytes")
-            text, weights = file.read(CONFIG).decode(), file.read(WEIGHTS)
-        json.loads(text)
+            for name in file.namelist():
+                if name not in (CONFIG, WEIGHTS, "metadata.json"):
+                    raise FileError(f"it holds {name!r}, which is no part of a model")
+            text = _member(file, CONFIG, architecture.MOST_CHARACTERS).decode()
+            json.loads(text)
+            model = models.build(models.normalise(text), 0)
+            most = TIMES * sum(w.value.numpy().nbytes for w in model.weights) + MORE_BYTES
+            weights = _member(file, WEIGHTS, most)
     except (zipfile.BadZipFile, UnicodeDecodeError, json.JSONDecodeError, RuntimeError, NotImplementedError,
-            EOFError) as error:
+            EOFError, zlib.error) as error:
         raise FileError(f"it is no .keras file: {error}") from error
-    model = models.build(models.normalise(text), 0)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, WEIGHTS)
         with open(path, "wb") as file:
             file.write(weights)
-        _check_links(path)
+        _check(path, most)
         try:
             model.load_weights(path)
         except Exception as error:
@@ -62,9 +64,26 @@ def load(data):
     return text, state.weights_to_bytes([np.asarray(w) for w in model.weights])
 
 
-def _check_links(path):
-    """Refuse HDF5 that reads other files: external and soft links, external and virtual storage."""
+def _member(file, name, most):
+    """The bytes of the file `name` in an archive, at most `most`."""
+    try:
+        info = file.getinfo(name)
+    except KeyError:
+        raise FileError(f"it has no {name}") from None
+    # other methods unpack without bounds, and Keras uses none
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise FileError(f"its {name} is compressed by method {info.compress_type}, which Keras does not use")
+    if info.file_size > most:
+        raise FileError(f"its {name} has {info.file_size} bytes, at most {most} are plausible")
+    return file.read(info)
+
+
+def _check(path, most):
+    """Refuse HDF5 that reads other files (links, external or virtual storage), or unpacks to more than `most` bytes."""
+    total = 0
+
     def walk(group):
+        nonlocal total
         for name in group:
             link = group.get(name, getlink=True)
             if not isinstance(link, h5py.HardLink):
@@ -74,6 +93,12 @@ def _check_links(path):
                 walk(item)
             elif not isinstance(item, h5py.Dataset) or item.external or item.is_virtual:
                 raise FileError(f"its weights hold {name!r}, which is stored elsewhere")
+            else:
+                if item.dtype.hasobject:
+                    raise FileError(f"its weights hold {name!r}, which is of Python objects or texts")
+                total += item.nbytes
+                if total > most:
+                    raise FileError(f"its weights have {total} bytes, at most {most} are plausible")
     try:
         with h5py.File(path, "r") as file:
             walk(file)

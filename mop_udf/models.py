@@ -1,6 +1,7 @@
 """Architecture JSON and compile parameters to a compiled Keras model, and its state. Runs in the trainer."""
 
 import collections
+import functools
 import hashlib
 import json
 import time
@@ -10,7 +11,7 @@ import numpy as np
 
 from mop_udf import architecture as architectures
 from mop_udf import objects as custom
-from mop_udf import params, state
+from mop_udf import params, sizes, state
 from mop_udf.data import batches
 from mop_udf.kernels.choice import Learned
 from mop_udf.kernels.chosen import Chosen
@@ -36,7 +37,11 @@ def initial_seed(seed, model_id, mst_key=None):
 
 
 def build(architecture, seed):
-    """A new Keras model from a normalised architecture (dict), its weights and random state drawn from `seed`."""
+    """A new Keras model from a normalised architecture (dict), its weights and random state drawn from `seed`.
+
+    Raises ConfigurationError, before anything is allocated where it is for the size.
+    """
+    check_size(architecture)
     keras.utils.set_random_seed(seed)
     try:
         model = keras.models.model_from_json(json.dumps(architecture))
@@ -45,6 +50,14 @@ def build(architecture, seed):
     if not model.built:
         raise ConfigurationError("the architecture does not say its input shape")
     return model
+
+
+def check_size(architecture, make_optimizer=None):
+    """Raises ConfigurationError where the model would be too large; `make_optimizer` gives a new optimizer of it."""
+    try:
+        sizes.check(architecture, make_optimizer)
+    except sizes.TooLarge as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def normalise(text):
@@ -97,8 +110,10 @@ class CompiledModel:
         """`objects`: {name: pickle} of the custom functions that the compile parameters name; `learned`: see Chosen."""
         self.architecture = normalise(architecture)
         functions = load_functions(objects)
+        optimizer = functools.partial(make_optimizer, compile_params["optimizer"], compile_params["optimizer_args"])
+        check_size(self.architecture, optimizer)
         self.model = build(self.architecture, 0)
-        self.optimizer = make_optimizer(compile_params["optimizer"], compile_params["optimizer_args"])
+        self.optimizer = optimizer()
         self.scalars = make_scalars_variable(self.optimizer, params.scalars(compile_params))
         outputs = len(self.model.outputs)
         try:

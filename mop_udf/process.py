@@ -7,6 +7,7 @@ import tempfile
 
 from mop_udf.channel import Channel, ChannelClosed
 
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 F_SETPIPE_SZ = 1031   # Linux; in Python's fcntl from 3.10 on
 PIPE_BYTES = 1 << 20  # what every user may ask for
 
@@ -27,6 +28,13 @@ class TrainerError(Exception):
         self.configuration, self.datasets = configuration, datasets
 
 
+class MemoryExceeded(TrainerError):
+    """The trainer held more memory than it may, and was ended; the text says how much. Not to be tried again."""
+
+    def __init__(self, message):
+        super().__init__(message, configuration=True, datasets=())
+
+
 class Trainer:
     """A trainer process and the channel to it.
 
@@ -36,7 +44,11 @@ class Trainer:
     """
 
     def __init__(self, home, options, tick):
-        """`home`: the virtual environment; `options`: threads, gpu (None = CPU), keras_backend, cache_mb, idle_ms."""
+        """`home`: the virtual environment; `options`: threads, gpu (None = CPU), keras_backend, cache_mb, idle_ms.
+
+        They may also have, None being no limit: memory_mb, of the memory that it holds, and model_mb, of the weights
+        and optimizer variables of a model.
+        """
         self.options = options
         self.datasets = set()  # keys of the segments that the trainer keeps in its cache
         self._log = tempfile.TemporaryFile()
@@ -48,7 +60,8 @@ class Trainer:
         }
         self.process = subprocess.Popen(
             [os.path.join(home, "bin", "python"), "-I", "-B", "-m", "mop_udf.trainer", str(os.getpid()),
-             str(options["threads"]), str(options["cache_mb"]), str(options["idle_ms"])],
+             str(options["threads"]), str(options["cache_mb"]), str(options["idle_ms"]),
+             str(options.get("memory_mb") or 0), str(options.get("model_mb") or 0)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment, cwd="/",
             start_new_session=True, bufsize=0)
         for pipe in (self.process.stdin, self.process.stdout):
@@ -56,7 +69,8 @@ class Trainer:
                 fcntl.fcntl(pipe.fileno(), F_SETPIPE_SZ, PIPE_BYTES)
             except OSError:  # this user has used up his share of pipes' memory: a small one is only slower
                 pass
-        self.channel = Channel(self.process.stdout.fileno(), self.process.stdin.fileno(), tick)
+        self._tick, self._memory_mb = tick, options.get("memory_mb")
+        self.channel = Channel(self.process.stdout.fileno(), self.process.stdin.fileno(), self._watch)
 
     @property
     def pid(self):
@@ -65,13 +79,23 @@ class Trainer:
     def alive(self):
         return self.process.poll() is None
 
+    def _watch(self):
+        """What is done at every tick."""
+        if self._memory_mb:
+            with open(f"/proc/{self.pid}/statm") as file:
+                held = int(file.read().split()[1]) * PAGE_BYTES >> 20
+            if held > self._memory_mb:
+                raise MemoryExceeded(f"the trainer used {held} MB, more than pg_mop.trainer_memory_mb allows "
+                                     f"({self._memory_mb} MB)")
+        self._tick()
+
     def send(self, header, *payloads):
-        """Send a frame. Raises TrainerLost; ends the trainer on any interruption."""
+        """Send a frame. Raises TrainerLost and MemoryExceeded; ends the trainer on any interruption."""
         self._guard(self.channel.send, header, *payloads)
 
     def receive(self, joined=False):
-        """(header, payloads) of the answer; `joined`: the payloads as one. Raises TrainerLost, or TrainerError where
-        the answer is an error."""
+        """(header, payloads) of the answer; `joined`: the payloads as one. Raises TrainerLost and MemoryExceeded,
+        or TrainerError where the answer is an error."""
         header, payloads = self._guard(self.channel.receive, joined)
         if "error" in header:
             raise TrainerError(header["error"], header["configuration"], header.get("datasets"))

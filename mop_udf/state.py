@@ -66,7 +66,7 @@ def unpack(data):
                 array = np.frombuffer(view, dtype, count, offset)
                 groups[name].append(array.reshape(shape))
                 offset += array.nbytes
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError, SyntaxError) as error:
         raise StateError(f"damaged model state: {error}") from None
     if offset != len(view):
         raise StateError(f"damaged model state: {len(view)} bytes, not {offset}")

@@ -1,4 +1,6 @@
-"""The trainer process: `python -m mop_udf.trainer PARENT_PID THREADS CACHE_MB IDLE_MS`, frames on stdin and stdout.
+"""The trainer process, with frames on stdin and stdout.
+
+`python -m mop_udf.trainer PARENT_PID THREADS CACHE_MB IDLE_MS MEMORY_MB MODEL_MB`, the last two 0 for no limit.
 
 Requests, each answered by one frame unless it says otherwise:
 
@@ -59,8 +61,9 @@ def import_frameworks():
 class Server:
     """Answers the requests of one backend."""
 
-    def __init__(self, channel, cache_mb):
-        from mop_udf import data, models, state
+    def __init__(self, channel, cache_mb, memory_mb, model_mb):
+        from mop_udf import data, models, sizes, state
+        sizes.limit_mb, self.memory_mb = model_mb or None, memory_mb
         self.channel, self.data, self.models, self.state = channel, data, models, state
         self.cache = data.Cache(cache_mb << 20)
         self.compiled = models.ModelCache()
@@ -290,12 +293,15 @@ class Server:
         self.channel.send({"error": text, "configuration": self._blames_configuration(error), **more})
 
     def _blames_configuration(self, error):
-        """Whatever Keras or TensorFlow raise while they work comes of the configuration; memory does not."""
-        return not isinstance(error, (MemoryError, OSError))
+        """Whatever Keras or TensorFlow raise while they work comes of the configuration.
+
+        So does a lack of memory where that is limited; where it is not, it may be others that use it up.
+        """
+        return not isinstance(error, OSError if self.memory_mb else (MemoryError, OSError))
 
 
 def main():
-    parent, threads, cache_mb, idle_ms = (int(a) for a in sys.argv[1:5])
+    parent, threads, cache_mb, idle_ms, memory_mb, model_mb = (int(a) for a in sys.argv[1:7])
     read_fd, write_fd = prepare_process(parent)
     import faulthandler
     faulthandler.enable()
@@ -308,7 +314,7 @@ def main():
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
     try:
-        Server(channel, cache_mb).serve(idle_ms / 1000 if idle_ms else None)
+        Server(channel, cache_mb, memory_mb, model_mb).serve(idle_ms / 1000 if idle_ms else None)
     except ChannelClosed:
         pass
     # no clean-up to do, and TensorFlow's takes time

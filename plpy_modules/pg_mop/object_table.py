@@ -37,9 +37,21 @@ def check(db, text):
     if not db.value(OWNER_IS_SUPERUSER, ["oid"], [table.oid]):
         raise MopError(f'the owner of object table "{text}" is no superuser', detail="Its objects run code.",
                        hint=f"ALTER TABLE {quoted} OWNER TO ... (a superuser);", sqlstate="42501")
+    writers = db.execute(WRITERS, ["oid"], [table.oid])
+    if writers:
+        role = "PUBLIC" if writers[0]["role"] is None else quote_identifier(writers[0]["role"])
+        raise MopError(f'object table "{text}" may be written by {role}, which is no superuser',
+                       detail="Its objects run code.", hint=f"REVOKE ALL ON {quoted} FROM {role};", sqlstate="42501")
     return quoted
 
 
+# to whom the table's or a column's privileges to put something in are granted, superusers apart
+WRITERS = """
+SELECT r.rolname AS role FROM (
+    SELECT relacl FROM pg_catalog.pg_class WHERE oid = $1
+    UNION ALL SELECT attacl FROM pg_catalog.pg_attribute WHERE attrelid = $1 AND NOT attisdropped) AS a(acl)
+CROSS JOIN LATERAL pg_catalog.aclexplode(a.acl) AS g LEFT JOIN pg_catalog.pg_roles r ON r.oid = g.grantee
+WHERE g.privilege_type IN ('INSERT', 'UPDATE', 'TRIGGER') AND r.rolsuper IS NOT TRUE"""
 OWNER_IS_SUPERUSER = ("SELECT r.rolsuper FROM pg_catalog.pg_class c JOIN pg_catalog.pg_roles r ON r.oid = c.relowner "
                       "WHERE c.oid = $1 AND c.relkind = 'r'")
 

@@ -1,0 +1,94 @@
+"""How large a model would be, known before anything of it is allocated. Runs in the trainer."""
+
+import contextlib
+import functools
+import json
+import math
+import os
+
+import keras
+import numpy as np
+from keras.src.backend.common import global_state
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+limit_mb = None  # of a model's weights and optimizer variables (pg_mop.max_model_mb); the trainer's options set it
+
+
+class TooLarge(Exception):
+    """The model is larger than the limit or this machine's memory; the text says by how much."""
+
+
+def check(architecture, make_optimizer=None):
+    """Raise TooLarge where a model of the architecture (dict, normalised) may not or cannot be built.
+
+    `make_optimizer` gives a new optimizer, whose variables count as well. An architecture that Keras refuses for
+    another reason passes: building it says what is wrong.
+    """
+    variables = _variables(json.dumps(architecture, sort_keys=True))
+    weights = sum(_bytes(shape, dtype) for shape, dtype, _ in variables)
+    _compare(weights, 0)  # an optimizer is not asked about what is too large for it, too
+    if make_optimizer is not None:
+        _compare(weights, _optimizer_bytes(make_optimizer(), [v[:2] for v in variables if v[2]]))
+
+
+def _compare(weights, others):
+    text = f"the model has {weights:,} bytes of weights" + (
+        f" (and {others:,} of optimizer variables)" if others else "")
+    if limit_mb is not None and weights + others > limit_mb << 20:
+        raise TooLarge(f"{text}, more than pg_mop.max_model_mb allows ({limit_mb} MB)")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if weights + others > memory:
+        raise TooLarge(f"{text}, more than the memory of this machine ({memory >> 20} MB)")
+
+
+@functools.lru_cache(1000)
+def _variables(text):
+    """(shape, dtype, trainable) of every variable that the architecture (JSON) has; those made before Keras gave up."""
+    with _unallocated() as made:
+        try:
+            keras.models.model_from_json(text)
+        except Exception:
+            if '"stateful": true' in text:  # keeps its state in a variable that needs a value at once
+                return _variables(text.replace('"stateful": true', '"stateful": false'))
+        return [(tuple(v.shape), v.dtype, v.trainable) for v in made]
+
+
+def _optimizer_bytes(optimizer, trainable):
+    """Bytes of the variables that the new `optimizer` makes for weights: [(shape, dtype), ...]."""
+    with _unallocated():
+        weights = [keras.Variable("zeros", shape=shape, dtype=dtype) for shape, dtype in trainable]
+    found = 0
+
+    def add(*args, **kwargs):
+        nonlocal found
+        with _unallocated() as made:
+            variable = BaseOptimizer.add_variable(optimizer, *args, **kwargs)
+        found += sum(_bytes(v.shape, v.dtype) for v in made)
+        return variable
+
+    # single numbers an optimizer makes otherwise; and TensorFlow's would ask the weights for their values
+    optimizer.add_variable, optimizer._var_key = add, id
+    optimizer.add_variable_from_reference = functools.partial(BaseOptimizer.add_variable_from_reference, optimizer)
+    optimizer.build(weights)
+    return found
+
+
+def _bytes(shape, dtype):
+    try:
+        size = np.dtype(dtype).itemsize
+    except TypeError:  # bfloat16 and the like, which numpy does not know
+        size = 2
+    return math.prod(map(int, shape)) * size
+
+
+@contextlib.contextmanager
+def _unallocated():
+    """Variables that are made here get no values; gives the list of them, which grows as they are made."""
+    made = []
+    before = global_state.get_global_attribute("uninitialized_variables")
+    global_state.set_global_attribute("uninitialized_variables", made)
+    try:
+        with keras.StatelessScope(initialize_variables=False):
+            yield made
+    finally:
+        global_state.set_global_attribute("uninitialized_variables", before or [])

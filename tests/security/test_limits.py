@@ -1,0 +1,193 @@
+"""What is too large is refused before it is allocated, and a trainer that holds too much memory is ended."""
+
+import pathlib
+import time
+
+import numpy as np
+import pytest
+
+from conftest import trainers
+from mop_udf import process
+from mop_udf.aggregate import CONFIGURATION_FAILED, Session, failures_as_sql
+from workload import ADAM, dense, fit, layer, load, make_data, selection, sequential
+
+HOME = pathlib.Path(__file__).resolve().parents[2] / ".local" / "venv"
+ROWS = 64
+
+
+class Raised(Exception):
+    """What an SQL error becomes here: (message, SQLSTATE)."""
+
+
+class Interrupts:
+    """A session that nobody cancels."""
+
+    def execute(self, sql):
+        return []
+
+    def error(self, message, sqlstate):
+        raise Raised(message, sqlstate)
+
+
+def options(**more):
+    return {"threads": 1, "keras_backend": "tensorflow", "cache_mb": 100, "idle_ms": 60000, **more}
+
+
+@pytest.fixture
+def holder():
+    """The backend's side of a unit, with real trainers."""
+    session = Session(Interrupts(), str(HOME))
+    yield session
+    session.stop_trainer()
+
+
+def unit(architecture, optimizer="Adam()", batch_size=8):
+    return {"kind": "train", "dataset": "d", "segment": 0, "nbytes": ROWS * 10, "keep": [], "epochs": 1, "seed": 1,
+            "same_start": True, "dtypes": ["<f4", "<i2"], "inputs": 1, "rows": ROWS, "replicas": None,
+            "kernel": "plain", "run_seconds": 0, "mst_key": 1, "model_id": 1, "iteration": 1, "passes_left": 1,
+            "run_passes_left": 1, "plain_weights": True, "also": [], "architecture": architecture,
+            "compile_params": f"loss='categorical_crossentropy', optimizer='{optimizer}'",
+            "fit_params": f"batch_size={batch_size}"}
+
+
+def train(holder, what, **limits):
+    """Train a unit; its report."""
+    with failures_as_sql(holder.plpy, holder):
+        try:
+            holder.start_trainer(options(**limits))
+            holder.begin(what, [], [{}])
+            if holder.unit["sends_rows"]:
+                x, y = np.ones((ROWS, 4), "<f4"), np.eye(3, dtype="<i2")[np.arange(ROWS) % 3]
+                holder.rows(1, 0, [x.tobytes(), y.tobytes()], ["{%d,4}" % ROWS, "{%d,3}" % ROWS])
+            return holder.end()
+        except BaseException:
+            if holder.unit is not None:
+                holder.stop_trainer()
+            raise
+
+
+def refused(holder, what, **limits):
+    """The message with which a unit fails as a configuration that is not to be tried again."""
+    with pytest.raises(Raised) as caught:
+        train(holder, what, **limits)
+    message, state = caught.value.args
+    assert state == CONFIGURATION_FAILED
+    return message
+
+
+def wide(*widths, classes=3):
+    return sequential("wide", [4], *(layer("Dense", name=f"d{i}", units=n) for i, n in enumerate(widths)),
+                      layer("Dense", name="out", units=classes, activation="softmax"))
+
+
+HUGE = {
+    "100 GB": wide(160_000, 160_000), "terabytes": wide(10**12), "more than an int32": wide(2**40, 2**40),
+    "more than an int64": wide(2**62, 2**62), "more than anything": wide(10**30),
+    "an embedding": sequential("e", [4], layer("Embedding", name="e", input_dim=10**11, output_dim=100)),
+    "a convolution": sequential("c", [8, 8, 1], layer("Conv2D", name="c", filters=10**10, kernel_size=[5, 5])),
+    "a recurrent cell": sequential("r", [8, 2], layer("LSTM", name="l", units=10**6)),
+    "many layers": wide(*[20_000] * 40),
+    "within another layer": sequential("t", [8, 2], layer("TimeDistributed", name="t",
+                                                          layer=layer("Dense", name="d", units=10**12))),
+}
+
+
+def test_a_model_that_no_machine_holds_is_refused_and_the_trainer_lives(holder):
+    train(holder, unit(dense()))
+    pid = holder.trainer.pid
+    for name, architecture in HUGE.items():
+        began = time.monotonic()
+        message = refused(holder, unit(architecture))
+        assert "more than the memory of this machine" in message and "bytes of weights" in message, name
+        assert time.monotonic() - began < 10, name
+    assert "102,4" in refused(holder, unit(HUGE["100 GB"])), "160,000 x 160,000 x 4 bytes"
+    assert holder.trainer.pid == pid and train(holder, unit(dense()))["rows"] == ROWS
+    peak = [line for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines() if "VmHWM" in line]
+    assert int(peak[0].split()[1]) >> 10 < 2000, "nothing of them was allocated"
+
+
+def test_a_model_above_the_limit_is_refused_with_both_numbers(holder):
+    limits = {"model_mb": 10}
+    # 4 * 250,000 + 250,000 + 3 * 250,000 + 3 numbers: 8 MB, with Adam's variables 24
+    message = refused(holder, unit(wide(250_000)), **limits)
+    assert message == ("the model has 8,000,012 bytes of weights (and 16,000,024 of optimizer variables), more than "
+                       "pg_mop.max_model_mb allows (10 MB)")
+    assert train(holder, unit(wide(250_000), "SGD()"), **limits)["rows"] == ROWS
+    assert "more than pg_mop.max_model_mb allows" in refused(holder, unit(wide(250_000), "Ftrl()"), **limits)
+    assert train(holder, unit(dense()), **limits)["rows"] == ROWS
+
+
+def test_a_model_to_predict_with_is_limited_too(holder):
+    trainer = holder.start_trainer(options(model_mb=10))
+    for header, payload in (({"op": "model", "architecture": wide(500_000)}, b""),
+                            ({"op": "model", "architecture": HUGE["100 GB"]}, b"")):
+        trainer.send(header, payload)
+        with pytest.raises(process.TrainerError, match="bytes of weights, more than pg_mop.max_model_mb") as caught:
+            trainer.receive()
+        assert caught.value.configuration
+    assert trainer.alive()
+
+
+def test_a_trainer_that_holds_too_much_is_ended_and_the_next_unit_gets_another(holder):
+    limits = {"memory_mb": 1500}
+    train(holder, unit(dense()), **limits)
+    pid = holder.trainer.pid
+    # 64 rows of 4 million numbers are 1 GB, of which training holds several; the weights are small
+    greedy = sequential("g", [4], layer("RepeatVector", name="r", n=1_000_000),
+                        layer("Dense", name="d", units=4, activation="tanh"), layer("Flatten", name="f"),
+                        layer("Reshape", name="s", target_shape=[1_000_000, 4]),
+                        layer("GlobalMaxPooling1D", name="p"), layer("Dense", name="out", units=3))
+    message = refused(holder, unit(greedy, batch_size=ROWS), **limits)
+    assert message.startswith("the trainer used ") and message.endswith(
+        "MB, more than pg_mop.trainer_memory_mb allows (1500 MB)")
+    assert pid not in trainers()
+    assert train(holder, unit(dense()), **limits)["rows"] == ROWS
+    assert holder.trainer.pid != pid
+
+
+def test_memory_that_cannot_be_had_is_the_configurations_fault_under_a_limit(holder):
+    # 64 rows of 16 TB each: no allocator tries
+    greedy = sequential("g", [4], layer("RepeatVector", name="r", n=1_000_000_000_000),
+                        layer("GlobalMaxPooling1D", name="p"), layer("Dense", name="out", units=3))
+    assert refused(holder, unit(greedy), memory_mb=4000)
+    assert train(holder, unit(dense()), memory_mb=4000)["rows"] == ROWS
+
+
+def test_what_the_size_costs(holder):
+    """Each architecture is measured once, in milliseconds; and it does not change what is drawn from the seed."""
+    import os
+    os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
+    from mop_udf import models, sizes
+    models.build(models.normalise(dense(name="warm")), 1)
+    architecture = models.normalise(dense(width=9))
+    began = time.perf_counter()
+    sizes.check(architecture, lambda: models.make_optimizer("Adam", {}))
+    assert time.perf_counter() - began < 0.1, "less than 30 ms, on a machine that has nothing else to do"
+    before = sizes._variables.cache_info().misses
+    first = models.build(architecture, 7).get_weights()
+    sizes._variables.cache_clear()
+    again = models.build(architecture, 7).get_weights()
+    assert before and all((a == b).all() for a, b in zip(first, again))
+
+
+def test_every_optimizers_variables_are_counted():
+    from mop_udf import models, params, sizes
+    model = models.build(models.normalise(wide(300, 200)), 1)
+    weights = [(tuple(v.shape), v.dtype) for v in model.trainable_variables]
+    for name in params.OPTIMIZERS:
+        optimizer = models.make_optimizer(name, {})
+        before = len(optimizer.variables)
+        optimizer.build(model.trainable_variables)
+        real = sum(int(np.prod(v.shape)) * 4 for v in optimizer.variables[before:])
+        # single numbers of their own are not counted
+        assert 0 <= real - sizes._optimizer_bytes(models.make_optimizer(name, {}), weights) < 100, name
+
+
+def test_a_huge_model_fails_alone_in_a_run(db):
+    make_data(db, segments=1)
+    load(db, "arch", dense(), HUGE["100 GB"].replace("wide", "huge"))
+    selection(db, "mst", "arch", [(1, ADAM.format(0.05), ""), (2, ADAM.format(0.05), "")])
+    fit(db, "flowers_packed", "models", "mst", 1)
+    errors = {r["mst_key"]: r["error"] for r in db.run("SELECT mst_key, error FROM models_info")}
+    assert errors[1] is None and "more than the memory of this machine" in errors[2]
+    assert db.value("SELECT max(attempt) FROM madlib.mop_unit") == 1, "it is not tried again"
