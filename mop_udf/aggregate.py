@@ -8,7 +8,7 @@ import json
 import re
 from contextlib import contextmanager
 
-from mop_udf.process import Trainer, TrainerError, TrainerLost
+from mop_udf.process import MemoryExceeded, Trainer, TrainerError, TrainerLost
 
 # SQLSTATEs by which the coordinator tells what to do with a failed unit
 CONFIGURATION_FAILED = "MOP01"  # it is the configuration's fault: do not try again
@@ -25,6 +25,7 @@ class Session:
         self.plpy, self.home = plpy, home
         self.trainer = None
         self.wanted = None  # the options that it was asked for with
+        self.units = 0  # that it has begun
         self.unit = None
         self.schema = None  # the extension's, quoted, once it has been asked for
         self.plans = {}  # (sql, types) -> prepared plan
@@ -52,7 +53,7 @@ class Session:
         if self.trainer is not None and (self.wanted != options or not self.trainer.alive()):
             self.stop_trainer()
         if self.trainer is None:
-            self.trainer, self.wanted = Trainer(self.home, allowed(options), self.tick), options
+            self.trainer, self.wanted, self.units = Trainer(self.home, allowed(options), self.tick), options, 0
         return self.trainer
 
     def stop_trainer(self):
@@ -70,6 +71,7 @@ class Session:
         `epochs_sent`, how often they follow (they are sent for each epoch where they cannot be kept).
         """
         trainer, keeps, epochs = self.trainer, True, 1
+        self.units += 1
         sends = unit["dataset"] not in trainer.datasets
         if sends:
             trainer.send({"op": "room", "nbytes": unit["nbytes"], "keep": unit["keep"]})
@@ -133,7 +135,12 @@ def failures_as_sql(plpy, holder):
         yield
         return
     except TrainerError as error:
-        message, state = str(error), CONFIGURATION_FAILED if error.configuration else TRAINER_LOST
+        blamed = error.configuration
+        if isinstance(error, MemoryExceeded):
+            # what the trainer held may be of units before: a new one tells
+            blamed = holder.units <= 1
+            holder.stop_trainer()
+        message, state = str(error), CONFIGURATION_FAILED if blamed else TRAINER_LOST
     except TrainerLost as error:
         holder.stop_trainer()
         message, state = str(error), TRAINER_LOST
