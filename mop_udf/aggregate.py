@@ -45,12 +45,13 @@ class Session:
         """Let PostgreSQL see interrupts: a cancel is raised from here."""
         self.plpy.execute("SELECT 1")
 
-    def start_trainer(self, options, allowed):
+    def start_trainer(self, options, allowed, look_again=False):
         """Start a trainer with `options` unless one runs that was started with the same; does not wait for it.
 
-        `allowed(options)`: those that it may have, asked for a new trainer.
+        `allowed(options)`: those that it may have, asked for a new trainer; `look_again`: and for the one that runs.
         """
-        if self.trainer is not None and (self.wanted != options or not self.trainer.alive()):
+        if self.trainer is not None and (self.wanted != options or not self.trainer.alive()
+                                         or look_again and allowed(options) != self.trainer.options):
             self.stop_trainer()
         if self.trainer is None:
             self.trainer, self.wanted, self.units = Trainer(self.home, allowed(options), self.tick), options, 0

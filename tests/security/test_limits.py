@@ -8,7 +8,7 @@ import pytest
 
 from conftest import trainers
 from mop_udf import process
-from mop_udf.aggregate import CONFIGURATION_FAILED, Session, failures_as_sql
+from mop_udf.aggregate import CONFIGURATION_FAILED, TRAINER_LOST, Session, failures_as_sql
 from workload import ADAM, dense, fit, layer, load, make_data, selection, sequential
 
 HOME = pathlib.Path(__file__).resolve().parents[2] / ".local" / "venv"
@@ -66,12 +66,12 @@ def train(holder, what, **limits):
             raise
 
 
-def refused(holder, what, **limits):
-    """The message with which a unit fails as a configuration that is not to be tried again."""
+def refused(holder, what, expected=CONFIGURATION_FAILED, **limits):
+    """The message with which a unit fails as a configuration that is not to be tried again, or as `expected` says."""
     with pytest.raises(Raised) as caught:
         train(holder, what, **limits)
     message, state = caught.value.args
-    assert state == CONFIGURATION_FAILED
+    assert state == expected
     return message
 
 
@@ -137,6 +137,7 @@ def test_a_trainer_that_holds_too_much_is_ended_and_the_next_unit_gets_another(h
                         layer("Dense", name="d", units=4, activation="tanh"), layer("Flatten", name="f"),
                         layer("Reshape", name="s", target_shape=[1_000_000, 4]),
                         layer("GlobalMaxPooling1D", name="p"), layer("Dense", name="out", units=3))
+    refused(holder, unit(greedy, batch_size=ROWS), TRAINER_LOST, **limits)  # what came before may be to blame
     message = refused(holder, unit(greedy, batch_size=ROWS), **limits)
     assert message.startswith("the trainer used ") and message.endswith(
         "MB, more than pg_mop.trainer_memory_mb allows (1500 MB)")
@@ -191,3 +192,25 @@ def test_a_huge_model_fails_alone_in_a_run(db):
     errors = {r["mst_key"]: r["error"] for r in db.run("SELECT mst_key, error FROM models_info")}
     assert errors[1] is None and "more than the memory of this machine" in errors[2]
     assert db.value("SELECT max(attempt) FROM madlib.mop_unit") == 1, "it is not tried again"
+
+
+def test_settings_and_an_administrators_limits_reach_the_trainers(db):
+    """What a role may not have fails as a configuration; the others finish; a setting cannot raise a limit."""
+    make_data(db, segments=1)
+    load(db, "arch", dense(), dense(200_000, name="big"),
+         dense(5_000_000_000, name="absurd"))
+    adam = ADAM.format(0.01)
+    selection(db, "mst", "arch", [(1, adam, "batch_size=50"), (2, adam, "batch_size=50"), (3, adam, "batch_size=50")])
+
+    def errors(output):
+        fit(db, "flowers_packed", output, "mst", 1)
+        return [r["error"] for r in db.run(f"SELECT error FROM {output}_info ORDER BY mst_key")]
+
+    db.run("SET pg_mop.max_model_mb = 10; SET pg_mop.seed = 1")
+    first, second, third = errors("capped")
+    assert first is None and "pg_mop.max_model_mb allows (10 MB)" in second and "bytes of weights" in third
+    db.run("SET pg_mop.max_model_mb = 1000")
+    assert errors("raised")[1] is None
+    db.run("INSERT INTO madlib.mop_limit (max_model_mb) VALUES (10)")
+    assert "allows (10 MB)" in errors("limited")[1]
+    db.run("DELETE FROM madlib.mop_limit; RESET pg_mop.max_model_mb")

@@ -14,12 +14,13 @@ from pg_mop.database import Database, MopError, extension_schema, quote_identifi
 
 def start_trainer(plpy, GD, options):
     """Start this session's trainer, which imports Keras while the coordinator still plans."""
-    _start_trainer(plpy, aggregate.session(plpy, GD), json.loads(options))
+    _start_trainer(plpy, aggregate.session(plpy, GD), json.loads(options), look_again=True)
 
 
-def _start_trainer(plpy, holder, options):
+def _start_trainer(plpy, holder, options, look_again=False):
     try:
-        holder.start_trainer(options, lambda o: limits.allowed(plpy, quote_identifier(extension_schema(plpy)), o))
+        holder.start_trainer(options, lambda o: limits.allowed(plpy, quote_identifier(extension_schema(plpy)), o),
+                             look_again)
         return
     except MopError as error:
         problem = error
