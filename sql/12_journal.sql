@@ -24,6 +24,13 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     WHERE l.role = @extschema@.mop_caller() OR l.role IS NULL ORDER BY l.role NULLS LAST LIMIT 1
 $$;
 
+-- until the transaction's end no other session counts against the calling role's limit
+CREATE FUNCTION @extschema@.mop_lock_limits() RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT 1 FROM @extschema@.mop_limit l WHERE l.role = @extschema@.mop_caller() OR l.role IS NULL
+    ORDER BY l.role NULLS LAST LIMIT 1 FOR UPDATE
+$$;
+
 -- process ids of the calling role's sessions, of all databases
 CREATE FUNCTION @extschema@.mop_backends(OUT pid integer) RETURNS SETOF integer
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -236,7 +243,10 @@ DECLARE
     name text := quote_ident(@extschema@.mop_generation_name(run, generation));
 BEGIN
     PERFORM @extschema@.mop_own(run);
-    INSERT INTO @extschema@.mop_generation VALUES (run, generation);
+    INSERT INTO @extschema@.mop_generation VALUES (run, generation) ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
     EXECUTE 'CREATE TABLE @extschema@.' || name || ' (mst_key integer, version integer, part integer, '
             'data bytea NOT NULL, PRIMARY KEY (mst_key, version, part)) WITH (autovacuum_enabled = false, '
             'toast.autovacuum_enabled = false)';

@@ -132,8 +132,9 @@ class Catalog:
                 f" AND model_output_table = %s AND EXISTS (SELECT 1 FROM {self.schema}.mop_generation g"
                 f" WHERE g.run_id = r.run_id) ORDER BY run_id DESC LIMIT 1", (function, output)):
             run = self.run(row["run_id"])
-            if row["parameters"].get("arguments") == json.loads(json.dumps(arguments)) and run["status"] != "running" \
-                    and not self.output_is_written(row["run_id"]):
+            parameters = row["parameters"]
+            if (parameters.get("arguments") == json.loads(json.dumps(arguments)) and run["status"] != "running"
+                    and "replay_of" not in parameters.get("tables", {}) and not self.output_is_written(row["run_id"])):
                 return run
         return None
 

@@ -6,13 +6,16 @@ import os
 from pg_mop.database import MopError
 
 
-def allowed(plpy, schema, options):
+def allowed(plpy, schema, options, lock=False):
     """A trainer's options within the calling role's limits; `schema`: the extension's, quoted.
 
-    Raises MopError where the role's sessions have as many trainers as they may.
+    `lock`: sessions that start trainers at the same time count one after the other; for short transactions. Raises
+    MopError where the role's sessions have as many trainers as they may.
     """
     limits = plpy.execute(f"SELECT * FROM {schema}.mop_limits()")[0]
     if limits["sessions"] is not None:
+        if lock:
+            plpy.execute(f"SELECT {schema}.mop_lock_limits()")
         others = {row["pid"] for row in plpy.execute(f"SELECT pid FROM {schema}.mop_backends()")} - {os.getpid()}
         if (count := _children(others)) >= limits["sessions"]:
             raise MopError(f"the role's sessions have {count} trainers, as many as it may have at once",

@@ -17,6 +17,11 @@ class Earlier:
         parameters = run["parameters"]
         self.arguments, self.settings = parameters["arguments"], parameters["settings"]
         self.tables = parameters.get("tables", {})
+        self.averaging = self.function == "madlib_keras_fit" and self.settings.get("fit_strategy") == "averaging"
+        self.read(journal)
+
+    def read(self, journal):
+        """Read what the run has done."""
         self.configurations = journal.run_configurations(self.run_id)
         self.segments = journal.run_segments(self.run_id)
         log = journal.run_units(self.run_id)
@@ -33,8 +38,11 @@ class Earlier:
     @property
     def failed(self):
         """{mst_key: message} of the configurations that failed by their own fault, which do not go on."""
-        return {c["mst_key"]: c["error"] for c in self.configurations
-                if c["error"] is not None and c["blame"] != "place"}
+        failed = {c["mst_key"]: c["error"] for c in self.configurations
+                  if c["error"] is not None and c["blame"] != "place"}
+        if self.averaging and failed:  # what ails one replica ails the model
+            return {c["mst_key"]: next(iter(failed.values())) for c in self.configurations}
+        return failed
 
     def differs(self, configurations, options):
         """Why a call with these configurations and settings is not that of this run; None: it is."""
@@ -55,8 +63,9 @@ class Earlier:
         trained = [c["mst_key"] for c in self.configurations if c["mst_key"] not in self.failed]
         segments = {segment for dataset, segment in self.segments if dataset == "training"}
         missing = [key for key in trained for i in range(1, self.num_iterations + 1)
-                   if self.settings.get("fit_strategy") != "averaging" or self.function != "madlib_keras_fit"
                    if set(self.order.get((key, i), ())) != segments]
+        if self.averaging:
+            missing = [key for key in trained for i in range(1, self.num_iterations + 1) if (key, i) not in self.order]
         if missing:
             raise MopError(f"run {self.run_id} has not been trained to its end: mst_key {missing[0]}",
                            hint="mop_resume goes on with it.", sqlstate="55000")

@@ -28,6 +28,10 @@ def mop_resume(db, run_id):
             raise MopError(f"the model states of run {run_id} are gone", detail="They are not part of a dump.",
                            sqlstate="55000")
         earlier = Earlier(journal, run)
+    if "replay_of" in earlier.tables:
+        raise MopError(f"run {run_id} is a replay, which does not go on",
+                       hint=f"SELECT {db.extension}.mop_replay({earlier.tables['replay_of']}, ...); begins it anew.",
+                       sqlstate="0A000")
     train, _ = TRAINS[run["function"]]
     train(db, earlier.arguments, earlier)
 

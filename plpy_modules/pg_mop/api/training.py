@@ -36,6 +36,7 @@ class Training:
     """
 
     averaging = False
+    run_id = None
 
     def __init__(self, db, function, source_table, validation_table, num_iterations, frequency, use_gpus, earlier=None):
         """Check what does not depend on the configurations. `earlier`: the run that goes on, or is done again.
@@ -175,51 +176,26 @@ class Training:
             if earlier is not None:
                 self._check_unchanged(earlier)
                 self._adopt(earlier)
-                self.misfits = {**self.misfits, **earlier.failed}
-            resumed = earlier is not None and not earlier.replay
             self.seed = options["seed"] if options["seed"] is not None else secrets.randbits(31)
-            trained = [c for c in self.configurations if c["mst_key"] not in self.misfits]
-            kind = Replicas if self.averaging else Board
-            if earlier is not None and earlier.replay and not self.averaging:
-                kind = functools.partial(Logged, order=earlier.order)
-            board = kind([c["mst_key"] for c in trained], self._keys("training"), self.num_iterations,
-                         self.metrics_iterations, self._keys("validation"))
-            places = list(board.places)[:options["sessions"] or resumed and earlier.sessions or None]
-            board.serve(places)
-            if resumed:
-                board.restore(earlier.finished)
-            self.board = board
-            self._compile_key = {c["mst_key"]: json.dumps([c["model_arch"], c["fit"]["batch_size"],
-                                                           params.without_scalars(c["compile"])], sort_keys=True)
-                                 for c in self.configurations}
-            scheduler = SCHEDULERS[options["scheduler"] if not self.averaging else "randomized"](board, self.seed)
-            options["threads"] = options["threads"] or max(1, settings.cores() // len(places))
-            self.trainer_options = {
-                "threads": options["threads"], "keras_backend": options["keras_backend"],
-                "cache_mb": options["cache_mb"], "memory_mb": options["trainer_memory_mb"],
-                "model_mb": options["max_model_mb"], "idle_ms": 0}
-            replicas = [{**c, "mst_key": key} for key in board.live for c in trained] if self.averaging else None
-            pid = db.value("SELECT pg_backend_pid()")
-            self.run_id = earlier.run_id if resumed else journal.open_run({
-                "function": self.function, "source_table": self.source.text,
-                "validation_table": self.validation and self.validation.text, "model_output_table": output_name,
-                "seed": self.seed, "scheduler": scheduler.name, "num_iterations": self.num_iterations,
-                "metrics_iterations": self.metrics_iterations, "configurations": len(self.configurations),
-                "segments": len(board.segments), "coordinator_pid": pid, "sessions": len(places),
-                "parameters": {"arguments": arguments, "settings": {**options, "seed": self.seed}, "tables": tables},
-            }, replicas or [{**c, "error": self.misfits.get(c["mst_key"])} for c in self.configurations],
-                [(dataset, s) for (dataset, _), s in self.segments.items()])
-            if resumed:
-                journal.reopen_run(self.run_id, pid)
-            sessions = Sessions(db, self.connection, self._options_of_place, f"pg_mop run {self.run_id}")
+            resumes = earlier is not None and not earlier.replay
+            sessions = None
+            if resumes:
+                self.run_id = earlier.run_id
+                journal.reopen_run(self.run_id, db.value("SELECT pg_backend_pid()"))
             try:
-                if not board.done:
-                    self._open(sessions, places)
+                if resumes:
+                    earlier.read(journal)  # once more: its last units may have ended only now
+                self._make_board(earlier)
+                if not resumes:
+                    self._open_run(journal, output_name, arguments, tables)
+                sessions = Sessions(db, self.connection, self._options_of_place, f"pg_mop run {self.run_id}")
+                if not self.board.done:
+                    self._open(sessions)
                 # what writes the output needs numpy: loaded now, while the trainers start
                 from mop_udf import state  # noqa: F401
-                executor = Executor(db, journal, sessions, self.run_id, board, scheduler, self._describe,
+                executor = Executor(db, journal, sessions, self.run_id, self.board, self.scheduler, self._describe,
                                     lambda i: self._tell(journal, i), options,
-                                    earlier.attempts if resumed else {}, len(places))
+                                    earlier.attempts if resumes else {}, self.wanted)
                 executor.go()
                 sessions.keep(options["session_idle_timeout"])
                 self.failed = {**executor.failed, **self.misfits}
@@ -227,14 +203,59 @@ class Training:
                 if self.averaging and self.failed or len(self.failed) == len(self.configurations):
                     raise MopError(self.all_failed(), detail=listed(self.failed), sqlstate="22000")
             except BaseException as error:
-                self._stop(journal, sessions, error)
+                if self.run_id is not None:
+                    self._stop(journal, sessions, error)
                 if isinstance(error, psycopg2.Error):
                     raise MopError(f"a session of run {self.run_id} failed: {str(error).strip()}",
                                    sqlstate=error.pgcode or "08006") from None
                 raise
 
-    def _open(self, sessions, places):
+    def _make_board(self, earlier):
+        """What is to be done, by whom, in which order: `board`, `scheduler`, `wanted` sessions, `trainer_options`."""
+        options, kind, sessions = self.options, Replicas if self.averaging else Board, None
+        if earlier is not None:
+            self.misfits = {**self.misfits, **earlier.failed}
+            if not earlier.replay:
+                sessions = earlier.sessions
+            elif not self.averaging:
+                kind = functools.partial(Logged, order=earlier.order)
+        trained = [c["mst_key"] for c in self.configurations if c["mst_key"] not in self.misfits]
+        self.board = kind(trained, self._keys("training"), self.num_iterations, self.metrics_iterations,
+                          self._keys("validation"))
+        self.board.serve(list(self.board.places)[:options["sessions"] or sessions])
+        if earlier is not None and not earlier.replay:
+            self.board.restore(earlier.finished)
+        self.wanted = len(self.board.places)
+        self.scheduler = SCHEDULERS[options["scheduler"] if not self.averaging else "randomized"](self.board, self.seed)
+        self._compile_key = {c["mst_key"]: json.dumps([c["model_arch"], c["fit"]["batch_size"],
+                                                       params.without_scalars(c["compile"])], sort_keys=True)
+                             for c in self.configurations}
+        options["threads"] = options["threads"] or max(1, settings.cores() // self.wanted)
+        self.trainer_options = {
+            "threads": options["threads"], "keras_backend": options["keras_backend"], "cache_mb": options["cache_mb"],
+            "memory_mb": options["trainer_memory_mb"], "model_mb": options["max_model_mb"], "idle_ms": 0}
+
+    def _open_run(self, journal, output_name, arguments, tables):
+        """Note a new run: `run_id`."""
+        board = self.board
+        if self.earlier is not None:
+            tables = {**tables, "replay_of": self.earlier.run_id}
+        configurations = [{**c, "error": self.misfits.get(c["mst_key"])} for c in self.configurations]
+        if self.averaging:
+            configurations = [{**c, "mst_key": key} for key in board.live for c in self.configurations]
+        self.run_id = journal.open_run({
+            "function": self.function, "source_table": self.source.text,
+            "validation_table": self.validation and self.validation.text, "model_output_table": output_name,
+            "seed": self.seed, "scheduler": self.scheduler.name, "num_iterations": self.num_iterations,
+            "metrics_iterations": self.metrics_iterations, "configurations": len(self.configurations),
+            "segments": len(board.segments), "sessions": self.wanted,
+            "coordinator_pid": self.db.value("SELECT pg_backend_pid()"),
+            "parameters": {"arguments": arguments, "settings": {**self.options, "seed": self.seed}, "tables": tables},
+        }, configurations, [(dataset, s) for (dataset, _), s in self.segments.items()])
+
+    def _open(self, sessions):
         """Open the worker sessions: where not all can be had, those that can do the work."""
+        places = list(self.board.places)
         refused = sessions.open(places)
         if refused is not None:
             opened = [place for place in places if place in sessions.by_place]
@@ -265,7 +286,9 @@ class Training:
         if self._fingerprints() != earlier.segments:
             raise MopError(f'the packed rows of "{self.source.text}" or of its validation table have changed since run '
                            f"{earlier.run_id} began", detail="They were written to, packed anew or moved.",
-                           hint="SET pg_mop.resume = off; and call again to train on the new rows.", sqlstate="55000")
+                           hint=None if earlier.replay else
+                           "SET pg_mop.resume = off; and call again to train on the rows as they are.",
+                           sqlstate="55000")
 
     def _fingerprints(self):
         return {key: segment.fingerprint for key, segment in self.segments.items()}
@@ -303,7 +326,7 @@ class Training:
 
     def _stop(self, journal, sessions, error):
         """End the run's sessions and say in its row why; the committed units stay."""
-        stuck = sessions.abandon()
+        stuck = sessions.abandon() if sessions is not None else []
         try:
             journal.terminate(stuck)
             journal.close_run(self.run_id, *_outcome(error))

@@ -100,7 +100,12 @@ class Executor:
         """End the idle sessions that serve no place any more."""
         for place, session in list(self.sessions.by_place.items()):
             if place not in self.board.places and not session.work:
-                self.sessions.end(place)
+                self._end(place)
+
+    def _end(self, place):
+        self.sessions.end(place)
+        self.coming.pop(place, None)
+        self.board.reserve(place, None)
 
     def _dispatch(self):
         now = time.time()
@@ -215,13 +220,16 @@ class Executor:
 
     def _replace(self, place):
         """A new session for a place whose own was lost; where none can be had, the others go on without it."""
+        if place not in self.board.places:  # it was to go anyway
+            self._end(place)
+            return
         try:
             self.sessions.fresh(place)
         except MopError as error:
             left = [p for p in self.board.places if p != place and p in self.sessions.by_place]
             if not left:
                 raise
-            self.sessions.end(place)
+            self._end(place)
             self.board.serve(left)
             self.db.warning(f"run {self.run_id} goes on with {len(left)} worker sessions: {error.message}",
                             detail=error.detail)

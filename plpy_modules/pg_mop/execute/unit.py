@@ -19,8 +19,8 @@ def start_trainer(plpy, GD, options):
 
 def _start_trainer(plpy, holder, options, look_again=False):
     try:
-        holder.start_trainer(options, lambda o: limits.allowed(plpy, quote_identifier(extension_schema(plpy)), o),
-                             look_again)
+        schema = quote_identifier(extension_schema(plpy))
+        holder.start_trainer(options, lambda o: limits.allowed(plpy, schema, o, lock=look_again), look_again)
         return
     except MopError as error:
         problem = error
