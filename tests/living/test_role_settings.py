@@ -94,7 +94,7 @@ def test_a_search_path_of_traps_changes_nothing(db, expected):
         for operator in ("=", "<>", "<", ">"):
             db.run(f"CREATE OPERATOR evil.{operator} (LEFTARG = {kind}, RIGHTARG = {kind}, FUNCTION = evil.compare)")
     for table in ("pg_class", "pg_namespace", "pg_extension", "pg_attribute", "pg_roles", "pg_locks",
-                  "pg_stat_activity", "pg_foreign_server", "pg_user_mappings", "pg_type", "mop_run", "mop_state"):
+                  "pg_stat_activity", "pg_foreign_server", "pg_user_mappings", "pg_type", "mop_run", "mop_model"):
         db.run(f"CREATE TABLE evil.{table} (trap integer)")
     db.run("CREATE DOMAIN evil.text AS pg_catalog.int4; CREATE DOMAIN evil.regclass AS pg_catalog.int4; "
            "CREATE DOMAIN evil.oid AS pg_catalog.int4; CREATE DOMAIN evil.bytea AS pg_catalog.int4; "

@@ -72,31 +72,46 @@ def test_runs_of_two_roles_at_once_are_those_of_each_alone(db, two):
 
 def test_neither_role_reaches_the_others_runs(db, two):
     anna, bert = two
-    db.run("TRUNCATE madlib.mop_run CASCADE")
+    db.run("DELETE FROM madlib.mop_run")
+    anna.run("BEGIN")  # a run that was rolled back keeps its states
     train(anna, "anna.hers")
+    anna.run("ROLLBACK")
     run_id = anna.value("SELECT max(run_id) FROM madlib.mop_runs")
-    # a run that was not written keeps its states
-    db.run("UPDATE madlib.mop_run SET output_written = false")
-    assert db.value("SELECT count(*) FROM madlib.mop_state WHERE run_id = %s", [run_id]) > 0
+    states = f"mop_state_{run_id}_1"
+    assert db.value(f"SELECT count(*) FROM madlib.{states}") > 0
     for view in HIDDEN:
         assert anna.value(f"SELECT count(*) FROM madlib.{view}") > 0, view
         assert bert.value(f"SELECT count(*) FROM madlib.{view}") == 0, view
     before = everything(db)
-    for table in ("mop_run", "mop_configuration", "mop_segment", "mop_unit", "mop_state"):
+    for table in (*TABLES, states):
         assert touched(bert, f"SELECT * FROM madlib.{table}") == 0, table
         assert touched(bert, f"DELETE FROM madlib.{table}") == 0, table
     for change in ("mop_run SET status = 'failed'", "mop_run SET owner = 'bert'", "mop_configuration SET error = 'x'",
-                   "mop_unit SET loss = 0", r"mop_state SET data = '\x00'", "mop_segment SET rows = 0"):
+                   "mop_unit SET loss = 0", rf"{states} SET data = '\x00'", "mop_segment SET rows = 0",
+                   "mop_model SET version = 0", "mop_generation SET generation = 7"):
         assert touched(bert, f"UPDATE madlib.{change}") == 0, change
+    for call in (f"mop_resume({run_id})", f"mop_replay({run_id}, 'bert.stolen')", f"mop_drop_run({run_id})",
+                 f"mop_set_sessions({run_id}, 1)", f"mop_read_state({run_id}, 1, 1)",
+                 f"mop_close_run({run_id}, 'failed', 'x')", f"mop_reopen_run({run_id}, pg_backend_pid())",
+                 f"mop_new_generation({run_id}, 9)", f"mop_put_state({run_id}, 1, 9, 1, 0, 'x')",
+                 f"mop_advance({run_id}, 1, 3, 1, 1, false)", f"mop_drop_generations({run_id}, ARRAY[1])",
+                 f"mop_fail_configuration({run_id}, 1, 'x', 'place')", f"mop_take_model({run_id}, 1, 3)",
+                 f"mop_move_states({run_id}, ARRAY[1], 1)", f"mop_put_weights({run_id}, 1, 'x')",
+                 f"mop_begin_unit({run_id}, 1, 1, 0, 'train', 'training', 9, 0)",
+                 f"mop_fail_unit({run_id}, 1, 1, 0, 'train', 'training', 1, 0, 'x')"):
+        assert f"there is no run {run_id} of role" in str(bert.error(f"SELECT madlib.{call}")), call
     train(bert, "bert.his")  # its housekeeping, too, leaves hers alone
     assert everything(db, run_id) == before
+
+
+TABLES = ("mop_run", "mop_configuration", "mop_segment", "mop_unit", "mop_model", "mop_generation")
 
 
 def everything(db, run_id=None):
     """The rows of all runs, or of one."""
     where = "" if run_id is None else f"WHERE run_id = {run_id}"
     return [db.run(f"SELECT md5(t::text) FROM madlib.{table} t {where} ORDER BY 1")
-            for table in ("mop_run", "mop_configuration", "mop_segment", "mop_unit", "mop_state")]
+            for table in TABLES]
 
 
 def touched(client, sql):

@@ -15,12 +15,13 @@ import sys
 
 import dill
 import numpy as np
-import payloads
 import psycopg2
 import pytest
-from payloads import ARCHITECTURES, FILES, PARAMETERS, Writes
 
+import payloads
+from forged import own_run
 from mop_udf import architecture, params
+from payloads import ARCHITECTURES, FILES, PARAMETERS, Writes
 from workload import ADAM, dense, fit, load, make_data, selection
 
 
@@ -195,10 +196,7 @@ def test_a_pickle_as_model_state(attacker, mark, kind, fragment):
     pickle.loads(evil[evil.index(b"\x80"):])
     assert mark.exists()
     mark.unlink()
-    run_id = own_run(attacker)
-    attacker.run("INSERT INTO madlib.mop_configuration VALUES (%s, 1, 1, %s, NULL, %s, 1, NULL)",
-                 [run_id, ADAM.format(0.05), dense()])
-    attacker.run("INSERT INTO madlib.mop_state VALUES (%s, 1, 1, 0, %s)", [run_id, evil])
+    run_id = own_run(attacker, ADAM.format(0.05), dense(), state=evil)
     refusal(attacker, fragment, "SELECT madlib.mop_run_unit(%s)", [json.dumps(unit(run_id, version=1))])
 
 
@@ -217,21 +215,13 @@ def test_a_superusers_object_table_that_others_may_write(db, attacker, mark):
     assert "REVOKE" in refusal(attacker, 'may be written by "attacker"', call).diag.message_hint
     db.run("REVOKE ALL ON madlib.shared FROM attacker; GRANT UPDATE ON madlib.shared TO PUBLIC")
     refusal(attacker, "may be written by PUBLIC", call)
-    run_id = own_run(attacker)
-    attacker.run("INSERT INTO madlib.mop_configuration VALUES (%s, 1, 1, %s, NULL, %s, 0, NULL)",
-                 [run_id, "loss='evil', optimizer='SGD()'", dense()])
+    run_id = own_run(attacker, "loss='evil', optimizer='SGD()'", dense())
     refusal(attacker, "may be written by PUBLIC", "SELECT madlib.mop_run_unit(%s)",
             [json.dumps(unit(run_id, object_table="madlib.shared"))])
     db.run("DROP TABLE madlib.shared")
 
 
 # --- what worker sessions run, called by hand -------------------------------------------------------------------------
-
-
-def own_run(client):
-    return client.value("INSERT INTO madlib.mop_run (function, source_table, model_output_table, seed, scheduler, "
-                        "num_iterations, metrics_iterations, configurations, segments, parameters, coordinator_pid) "
-                        "VALUES ('f', 's', 'm', 1, 'r', 1, '{1}', 1, 1, '{}', 1) RETURNING run_id")
 
 
 def options(**changed):
@@ -245,8 +235,8 @@ def unit(run_id, version=0, **changed):
             "dtypes": ["<f4"], "inputs": 1, "rows": 1, "bytes": 1, "dataset_key": "k", "keep": [], "kernel": "plain",
             "run_seconds": 0, "coming": None,
             "rows_sql": "SELECT madlib.mop_sub_epoch(1, 1, ARRAY[''::bytea], ARRAY['{0}']) AS report",
-            "models": [{"mst_key": 1, "iteration": 1, "attempt": 1, "version": version, "passes_left": 1,
-                        "run_passes_left": 1}], **changed}
+            "models": [{"mst_key": 1, "iteration": 1, "attempt": 1, "version": version, "generation": 1,
+                        "passes_left": 1, "run_passes_left": 1}], **changed}
 
 
 @pytest.mark.parametrize("change", [{"threads": "1; touch {}"}, {"cache_mb": "$(touch {})"}, {"idle_ms": "`touch {}`"},
@@ -258,9 +248,7 @@ def test_options_of_a_trainer(attacker, mark, change):
     assert mark.exists()
     mark.unlink()
     client = attacker.another()
-    run_id = own_run(client)
-    client.run("INSERT INTO madlib.mop_configuration VALUES (%s, 1, 1, %s, NULL, %s, 0, NULL)",
-               [run_id, ADAM.format(0.05), dense()])
+    run_id = own_run(client, ADAM.format(0.05), dense())
     refusal(client, "invalid literal for int", "SELECT madlib.mop_run_unit(%s)",
             [json.dumps(unit(run_id, options=options(**{key: value})))])
     client.close()
@@ -273,9 +261,7 @@ def test_callbacks_write_for_superusers_only(db, attacker, mark, log_dir):
     refusal(attacker, "only a superuser may use callbacks|superuser",
             "SELECT madlib.load_model_selection_table('arch', 'never', ARRAY[1], ARRAY[%s], ARRAY[%s])",
             [ADAM.format(0.05), text])
-    run_id = own_run(attacker)
-    attacker.run("INSERT INTO madlib.mop_configuration VALUES (%s, 1, 1, %s, %s, %s, 0, NULL)",
-                 [run_id, ADAM.format(0.05), text, dense()])
+    run_id = own_run(attacker, ADAM.format(0.05), dense(), text)
     refusal(attacker, "only a superuser may use callbacks", "SELECT madlib.mop_run_unit(%s)",
             [json.dumps(unit(run_id))])
 
@@ -457,12 +443,13 @@ def test_no_function_of_ours_falls_into_a_shadow(traps):
 
 @pytest.fixture
 def foreign_run(db, attacker):
-    """The number of a run of another role, with its models."""
+    """The number of a run of another role, with its model."""
     run_id = db.value("INSERT INTO madlib.mop_run (owner, function, source_table, model_output_table, seed, scheduler, "
                       "num_iterations, metrics_iterations, configurations, segments, parameters, coordinator_pid) "
                       "VALUES ('another', 'f', 's', 'm', 1, 'r', 1, '{1}', 1, 1, '{}', 1) RETURNING run_id")
-    db.run("INSERT INTO madlib.mop_configuration VALUES (%s, 1, 1, %s, NULL, %s, 0, NULL)",
-           [run_id, ADAM.format(0.05), dense()])
+    db.run("INSERT INTO madlib.mop_configuration (run_id, mst_key, model_id, compile_params, model_arch) "
+           "VALUES (%s, 1, 1, %s, %s)", [run_id, ADAM.format(0.05), dense()])
+    db.run("INSERT INTO madlib.mop_model VALUES (%s, 1)", [run_id])
     return run_id
 
 
@@ -475,9 +462,9 @@ def proves_itself(db, sql, args=None):
 
 
 @pytest.mark.parametrize("sql,fragment", [
-    ("INSERT INTO madlib.mop_configuration VALUES (%s, 2, 1, '', NULL, '', 0, NULL)", "row-level security"),
-    ("INSERT INTO madlib.mop_state VALUES (%s, 1, 1, 0, '')", "row-level security"),
-    ("INSERT INTO madlib.mop_segment VALUES (%s, 'training', 0, 1, 1, '')", "row-level security"),
+    ("INSERT INTO madlib.mop_configuration VALUES (%s, 2, 1, '', NULL, '')", "permission denied"),
+    ("UPDATE madlib.mop_model SET version = 7 WHERE run_id = %s", "permission denied"),
+    ("INSERT INTO madlib.mop_segment VALUES (%s, 'training', 0, 1, 1, '')", "permission denied"),
     ("UPDATE madlib.mop_run SET owner = 'attacker' WHERE run_id = %s", "permission denied"),
     ("INSERT INTO madlib.mop_run SELECT run_id + 1000000, owner FROM madlib.mop_run WHERE run_id = %s",
      "permission denied"),
@@ -501,12 +488,13 @@ def test_a_run_of_another(db, attacker, foreign_run, sql, fragment):
 @pytest.mark.parametrize("table", ["mop_runs", "mop_run", "mop_progress", "mop_units"])
 def test_runs_of_others_are_not_seen(attacker, foreign_run, table):
     assert attacker.value(f"SELECT count(*) FROM madlib.{table} WHERE run_id = %s", [foreign_run]) == 0
-    if table == "mop_run":
-        attacker.run("DELETE FROM madlib.mop_run WHERE run_id = %s", [foreign_run])
+    refusal(attacker, "permission denied|cannot delete from view", f"DELETE FROM madlib.{table} WHERE run_id = %s",
+            [foreign_run])
 
 
 def test_a_unit_of_anothers_run(attacker, foreign_run):
-    refusal(attacker, "is not at version 0", "SELECT madlib.mop_run_unit(%s)", [json.dumps(unit(foreign_run))])
+    refusal(attacker, f"there is no run {foreign_run} of role", "SELECT madlib.mop_run_unit(%s)",
+            [json.dumps(unit(foreign_run))])
 
 
 @pytest.mark.parametrize("sql", [

@@ -6,6 +6,7 @@ import struct
 
 import pytest
 
+from forged import own_run
 from workload import ADAM, dense, fit, load, make_data, selection
 
 
@@ -82,11 +83,7 @@ def test_a_packed_table_with_forged_messages(plain, mark, x_shape, y_shape):
 def test_a_unit_with_forged_messages(plain, mark, dtype):
     evil = forged(mark)
     n = len(evil) // 8
-    run_id = plain.value("INSERT INTO madlib.mop_run (function, source_table, model_output_table, seed, scheduler, "
-                         "num_iterations, metrics_iterations, configurations, segments, parameters, coordinator_pid) "
-                         "VALUES ('f', 's', 'm', 1, 'r', 1, '{1}', 1, 1, '{}', 1) RETURNING run_id")
-    plain.run("INSERT INTO madlib.mop_configuration VALUES (%s, 1, 1, %s, NULL, %s, 0, NULL)",
-              [run_id, ADAM.format(0.05), dense()])
+    run_id = own_run(plain, ADAM.format(0.05), dense())
     rows = (f"SELECT madlib.mop_sub_epoch(1, b, ARRAY[d], ARRAY['{{{n}}}']) AS report FROM (SELECT b, CASE WHEN b = 1 "
             f"THEN '\\x{evil.hex()}'::bytea ELSE ''::bytea END AS d FROM generate_series(1, 2) AS b OFFSET 0) AS q "
             f"WHERE %(where)s AND %(epochs)s = 1")
@@ -97,7 +94,7 @@ def test_a_unit_with_forged_messages(plain, mark, dtype):
             "dtypes": [dtype], "inputs": 1, "rows": n, "bytes": len(evil), "dataset_key": "k", "keep": [],
             "kernel": "plain", "run_seconds": 0, "rows_sql": rows,
             "models": [{"mst_key": 1, "iteration": 1, "attempt": 1, "version": 0, "passes_left": 1,
-                        "run_passes_left": 1}]}
+                        "run_passes_left": 1, "generation": 1}], "coming": None}
     plain.error("SELECT madlib.mop_run_unit(%s)", [json.dumps(unit)])
     assert not mark.exists()
 

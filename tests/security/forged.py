@@ -1,0 +1,17 @@
+"""Runs that a role makes by hand, by the functions that worker sessions write with."""
+
+import json
+
+
+def own_run(client, compile_params="", architecture="", fit_params=None, state=None):
+    """The number of a new run of one configuration; `state`: bytes that are its model state at version 1."""
+    run = {"function": "f", "source_table": "s", "model_output_table": "m", "seed": 1, "scheduler": "r",
+           "num_iterations": 1, "metrics_iterations": [1], "configurations": 1, "segments": 1, "parameters": {},
+           "coordinator_pid": 1}
+    configuration = {"mst_key": 1, "model_id": 1, "compile_params": compile_params, "fit_params": fit_params,
+                     "model_arch": architecture}
+    run_id = client.value("SELECT madlib.mop_open_run(%s, %s, '[]')", [json.dumps(run), json.dumps([configuration])])
+    if state is not None:
+        client.run("SELECT madlib.mop_put_state(%s, 1, 1, 1, 0, %s)", [run_id, state])
+        client.run("SELECT madlib.mop_advance(%s, 1, 0, 1, %s, false)", [run_id, len(state)])
+    return run_id
