@@ -170,7 +170,7 @@ class Executor:
         begin = "; ".join(self.catalog.begin_unit_sql(row) for row in rows)
         try:
             session.begin(
-                f"ROLLBACK; SET lock_timeout = {self.lock_timeout}; BEGIN; {begin}; COMMIT; "
+                f"{session.clean_sql()}SET lock_timeout = {self.lock_timeout}; BEGIN; {begin}; COMMIT; "
                 f"BEGIN; SELECT {self.db.extension}.mop_run_unit({quote_literal(json.dumps(work))}); COMMIT")
         except SessionLost as error:
             work, session.work = session.work, []
