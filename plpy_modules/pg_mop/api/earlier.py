@@ -19,9 +19,12 @@ class Earlier:
         self.tables = parameters.get("tables", {})
         self.configurations = journal.run_configurations(self.run_id)
         self.segments = journal.run_segments(self.run_id)
-        log = journal.run_units(self.run_id)
+        self.read_log(journal)
+
+    def read_log(self, journal):
+        """Take in the units that were begun and finished until now."""
         self.attempts, self.finished, self.order, self.kernels = {}, [], {}, {}
-        for row in log:
+        for row in journal.run_units(self.run_id):
             unit = Unit(row["iteration"], row["mst_key"], row["kind"], row["dataset"], row["segment"])
             self.attempts[unit] = max(row["attempt"], self.attempts.get(unit, 0))
             if row["status"] == "finished":

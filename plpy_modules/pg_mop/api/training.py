@@ -186,8 +186,6 @@ class Training:
                          self.metrics_iterations, self._keys("validation"))
             places = list(board.places)[:options["sessions"] or resumed and earlier.sessions or None]
             board.serve(places)
-            if resumed:
-                board.restore(earlier.finished)
             self.board = board
             self._compile_key = {c["mst_key"]: json.dumps([c["model_arch"], c["fit"]["batch_size"],
                                                            params.without_scalars(c["compile"])], sort_keys=True)
@@ -211,6 +209,9 @@ class Training:
                 [(dataset, s) for (dataset, _), s in self.segments.items()])
             if resumed:
                 journal.reopen_run(self.run_id, pid)
+                # only now can no session of the earlier call commit a unit any more
+                earlier.read_log(journal)
+                board.restore(earlier.finished)
             sessions = Sessions(db, self.connection, self._options_of_place, f"pg_mop run {self.run_id}")
             try:
                 if not board.done:
