@@ -96,3 +96,19 @@ def test_the_servers_log_is_not_filled_by_every_unit(db, data, server):
     warnings = server.read_bootlog().count("there is no transaction in progress")
     db.run(call("quiet", 1))
     assert server.read_bootlog().count("there is no transaction in progress") == warnings
+
+
+@pytest.mark.parametrize("how", ["the same call", "mop_resume"])
+def test_averaging_that_had_too_little_memory_goes_on_with_more(db, data, how):
+    """A memory limit is not the configuration's fault: it was marked as failed for ever, and the same call with it."""
+    make_data(db, "two", segments=2)
+    client, output = db.another(), "averaged_" + how.split()[0]
+    client.run("SET pg_mop.trainer_memory_mb = 100")
+    sql = (f"SELECT madlib.madlib_keras_fit('two_packed', '{output}', 'arch', 1, $${ADAM.format(0.01)}$$, "
+           f"'batch_size=10', 1)")
+    assert "training failed" in str(client.error(sql))
+    client.run("RESET pg_mop.trainer_memory_mb")
+    run_id = last_run(db)
+    client.run(sql if how == "the same call" else f"SELECT madlib.mop_resume({run_id})")
+    assert last_run(db) == run_id and db.value(f"SELECT count(*) FROM {output}") == 1
+    client.close()

@@ -148,7 +148,7 @@ class Job:
             self.leave()
             self.client = self.soak.client(self.role)
         run_id = self.run_id()
-        again = run_id is not None and chance.random() < 0.5 and "memory" not in str(self.history[-1:])
+        again = run_id is not None and chance.random() < 0.5
         sql = f"SELECT madlib.mop_resume({run_id})" if again else self.sql()
         settings = "RESET statement_timeout; RESET pg_mop.trainer_memory_mb; "
         own = None if calm else chance.choice([None] * 5 + ["statement_timeout", "memory", "rollback"])
@@ -193,7 +193,7 @@ class Job:
                 self.soak.watch("SELECT pg_terminate_backend(%s)", [pid])
 
     def ended(self):
-        """An attempt has ended: judge how, and whether the run is finished."""
+        """An attempt has ended: judge how. True where there is to be no other: the run is finished, or given up."""
         self.thread = None
         soak, error = self.soak, self.error
         self.history.append((self.what[:30], self.faults, str(error).strip()[:200] if error else "ok"))
@@ -207,20 +207,17 @@ class Job:
                 self.leave()
         # whatever we were told: a commit may have been made of which we did not hear
         self.finished = self.has_output()
-        if error is not None and not self.finished or self.finished and error is None:
+        if error is not None and not self.finished:
             self.judge(error)
-        elif error is None and not self.rollback:
+        elif error is None and not self.finished and not self.rollback:
             soak.found("no output", self, "the call ended well, but there is no output table")
         if self.attempts > ATTEMPTS + 3 and not self.finished:
             soak.found("never ends", self, f"not finished after {self.attempts} attempts")
-            self.finished = True
-            return False
+            return True
         return self.finished
 
     def judge(self, error):
         """Is this error one that the faults of the attempt explain?"""
-        if error is None:
-            return
         kinds = {kind for kind, _, _ in self.faults}
         message = (error.diag.message_primary or str(error)).strip()
         # a server or session that goes takes every call along
@@ -407,7 +404,7 @@ class Soak:
                     lines.append("  unit " + " ".join(str(v) for v in row.values()))
             except psycopg2.Error as error:
                 lines.append(f"  (the log cannot be read: {error})")
-        lines += ["  server: " + line[:300] for line in self.server.log().splitlines()[-25:]]
+        lines += ["  server: " + line[:200] for line in self.server.log().splitlines()[-20:]]
         self.findings.append(what)
         print("\n".join(lines), flush=True)
 
@@ -581,7 +578,6 @@ class Soak:
                     job.client = None
                 self.jobs.append(job)
                 number += 1
-            # every other job has no warm sessions of other roles beside it
             self.disturb(chance)
             for job in self.jobs:
                 self.runs += 1
@@ -693,6 +689,8 @@ def main():
     seed = given.seed if given.seed is not None else random.randrange(1 << 31)
     kinds = given.faults.split(",") if given.faults else [*TIMED, *OF_ATTEMPTS]
     print(f"soak: {given.seconds:.0f} s, seed {seed}", flush=True)
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell in the background has it ignored
+        signal.signal(number, signal.default_int_handler)
     bin_dir = pathlib.Path(BIN.read_text().strip())
     base, interrupted, began = tempfile.mkdtemp(prefix="soak"), False, time.monotonic()
     server = Server(base_dir=base, initdb=str(bin_dir / "initdb"), postgres=str(bin_dir / "postgres"), boot_timeout=60,

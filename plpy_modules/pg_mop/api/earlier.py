@@ -39,6 +39,11 @@ class Earlier:
         return {c["mst_key"]: c["error"] for c in self.configurations
                 if c["error"] is not None and c["blame"] != "place"}
 
+    @property
+    def averaging(self):
+        """Its configurations are the replicas of one model, of which none can do without the others."""
+        return self.function == "madlib_keras_fit" and self.settings.get("fit_strategy") == "averaging"
+
     def differs(self, configurations, options):
         """Why a call with these configurations and settings is not that of this run; None: it is."""
         def what(rows):
@@ -51,14 +56,15 @@ class Earlier:
                 return f"pg_mop.{name} was {self.settings.get(name)}"
         if len(self.failed) == len(self.configurations):
             return "all of its configurations have failed"
+        if self.failed and self.averaging:
+            return "its training has failed"
         return None
 
     def check_complete(self):
         """Raises MopError where the log does not have every visit of the configurations that did not fail."""
         trained = [c["mst_key"] for c in self.configurations if c["mst_key"] not in self.failed]
         segments = {segment for dataset, segment in self.segments if dataset == "training"}
-        missing = [key for key in trained for i in range(1, self.num_iterations + 1)
-                   if self.settings.get("fit_strategy") != "averaging" or self.function != "madlib_keras_fit"
+        missing = [key for key in trained for i in range(1, self.num_iterations + 1) if not self.averaging
                    if set(self.order.get((key, i), ())) != segments]
         if missing:
             raise MopError(f"run {self.run_id} has not been trained to its end: mst_key {missing[0]}",
