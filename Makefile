@@ -16,12 +16,13 @@ LOCAL  = $(CURDIR)/.local
 VENV   = $(LOCAL)/venv
 SERVER = tools/server.sh
 
-.PHONY: debian help demo test lint start stop psql dsn clean packages bench bench-peers
+.PHONY: debian help demo test soak lint start stop psql dsn clean packages bench bench-peers
 
 help:
 	@echo 'make demo      install what is missing, start an embedded PostgreSQL, run the whole main job'
 	@echo 'make psql      psql on the embedded server;  make -s dsn  its URI;  make start, make stop'
 	@echo 'make test      the whole suite;  make test TESTS=tests/unit  one part of it'
+	@echo 'make soak      small runs under random faults;  make soak SECONDS=300 SEED=7'
 	@echo 'make lint      ruff'
 	@echo 'make bench     pg_mop against what people do instead;  make bench WORKLOAD=dense-small RUNS=1'
 	@echo 'make install   the extension for the PostgreSQL of PG_CONFIG (as root)'
@@ -65,6 +66,11 @@ demo:
 
 test: $(LOCAL)/packages $(LOCAL)/extension
 	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(PYTEST_ARGS) $(TESTS)
+
+SECONDS ?= 1800
+soak: $(LOCAL)/packages $(LOCAL)/extension
+	@tools/as_server_user.sh $(VENV)/bin/python -B tests/soak/soak.py --seconds $(SECONDS) \
+	  $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults '$(FAULTS)')
 
 lint: $(LOCAL)/packages
 	@$(VENV)/bin/ruff check .

@@ -14,6 +14,7 @@ from mop_udf.process import MemoryExceeded, Trainer, TrainerError, TrainerLost
 CONFIGURATION_FAILED = "MOP01"  # it is the configuration's fault: do not try again
 TRAINER_LOST = "MOP02"          # the trainer ended: try again
 SOURCE_CHANGED = "MOP03"        # the run cannot go on
+MEMORY_EXCEEDED = "MOP04"       # it takes more memory than is allowed: to be tried again once more is
 
 SHAPE = re.compile(r"-?\d+")
 
@@ -136,12 +137,11 @@ def failures_as_sql(plpy, holder):
         yield
         return
     except TrainerError as error:
-        blamed = error.configuration
+        message, state = str(error), CONFIGURATION_FAILED if error.configuration else TRAINER_LOST
         if isinstance(error, MemoryExceeded):
             # what the trainer held may be of units before: a new one tells
-            blamed = holder.units <= 1
+            state = MEMORY_EXCEEDED if holder.units <= 1 else TRAINER_LOST
             holder.stop_trainer()
-        message, state = str(error), CONFIGURATION_FAILED if blamed else TRAINER_LOST
     except TrainerLost as error:
         holder.stop_trainer()
         message, state = str(error), TRAINER_LOST

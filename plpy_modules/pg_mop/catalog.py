@@ -23,6 +23,7 @@ class Catalog:
         """Connects. Raises MopError with what mends it."""
         # psycopg2 takes a single % for a place to fill
         self.schema, self.role, self.parameters = db.extension.replace("%", "%%"), db.current_user(), parameters
+        self.caller = db.value("SELECT pg_backend_pid()")
         self._connect()
 
     def _connect(self):
@@ -117,12 +118,18 @@ class Catalog:
                            hint="COMMIT the transaction that wrote them, then call again.", sqlstate="55000")
 
     def run(self, run_id):
-        """One of the caller's own runs as a dict, its `status` the true one, or None."""
+        """One of the caller's own runs as a dict, its `status` the true one, or None.
+
+        A run that this very backend is said to run was left open by an earlier call, which could not close it.
+        """
         rows = self.execute(
             f"SELECT r.*, {self.schema}.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') AS now,"
             f" EXISTS (SELECT 1 FROM {self.schema}.mop_generation g WHERE g.run_id = r.run_id) AS has_states"
             f" FROM {self.schema}.mop_run r WHERE run_id = %s AND owner = current_user", (run_id,))
-        return {**rows[0], "status": rows[0]["now"]} if rows else None
+        if not rows:
+            return None
+        left = rows[0]["now"] == "running" and rows[0]["coordinator_pid"] == self.caller
+        return {**rows[0], "status": "failed" if left else rows[0]["now"]}
 
     def unfinished(self, function, output, arguments):
         """The caller's last run of a call of `function` with these arguments (dict), if its output was never
@@ -186,6 +193,9 @@ class Catalog:
         """
         self.execute("SET statement_timeout = 0; SET lock_timeout = 100")
         self.execute(f"SELECT {self.schema}.mop_housekeeping()")
+        for row in self.execute(f"SELECT run_id FROM {self.schema}.mop_run WHERE status = 'running' AND owner ="
+                                f" current_user AND coordinator_pid = %s", (self.caller,)):
+            self.close_run(row["run_id"], "failed", "an earlier call of this session could not note how it ended")
         self.execute("SET statement_timeout = 30000; SET lock_timeout = 10000")
 
     def wanted_sessions(self, run_id):

@@ -8,7 +8,7 @@ import pytest
 
 from conftest import trainers
 from mop_udf import process
-from mop_udf.aggregate import CONFIGURATION_FAILED, TRAINER_LOST, Session, failures_as_sql
+from mop_udf.aggregate import CONFIGURATION_FAILED, MEMORY_EXCEEDED, TRAINER_LOST, Session, failures_as_sql
 from workload import ADAM, dense, fit, layer, load, make_data, selection, sequential
 
 HOME = pathlib.Path(__file__).resolve().parents[2] / ".local" / "venv"
@@ -138,7 +138,7 @@ def test_a_trainer_that_holds_too_much_is_ended_and_the_next_unit_gets_another(h
                         layer("Reshape", name="s", target_shape=[1_000_000, 4]),
                         layer("GlobalMaxPooling1D", name="p"), layer("Dense", name="out", units=3))
     refused(holder, unit(greedy, batch_size=ROWS), TRAINER_LOST, **limits)  # what came before may be to blame
-    message = refused(holder, unit(greedy, batch_size=ROWS), **limits)
+    message = refused(holder, unit(greedy, batch_size=ROWS), MEMORY_EXCEEDED, **limits)
     assert message.startswith("the trainer used ") and message.endswith(
         "MB, more than pg_mop.trainer_memory_mb allows (1500 MB)")
     assert pid not in trainers()

@@ -6,7 +6,7 @@ import time
 
 import psycopg2
 
-from mop_udf.aggregate import CONFIGURATION_FAILED, TRAINER_LOST
+from mop_udf.aggregate import CONFIGURATION_FAILED, MEMORY_EXCEEDED, TRAINER_LOST
 from pg_mop.database import MopError, quote_literal
 from pg_mop.execute.generations import Generations
 from pg_mop.execute.sessions import SessionLost, wait
@@ -175,7 +175,7 @@ class Executor:
         begin = "; ".join(self.catalog.begin_unit_sql(row) for row in rows)
         try:
             session.begin(
-                f"ROLLBACK; SET lock_timeout = {self.lock_timeout}; BEGIN; {begin}; COMMIT; "
+                f"{session.clean_sql()}SET lock_timeout = {self.lock_timeout}; BEGIN; {begin}; COMMIT; "
                 f"BEGIN; SELECT {self.db.extension}.mop_run_unit({quote_literal(json.dumps(work))}); COMMIT")
         except SessionLost as error:
             work, session.work = session.work, []
@@ -203,10 +203,10 @@ class Executor:
                 continue
             self.catalog.fail_unit(row, message)
             self.generations.failed(unit.mst_key)
-            if code == CONFIGURATION_FAILED:
+            if code in (CONFIGURATION_FAILED, MEMORY_EXCEEDED):
                 self.board.release(unit)
                 if len(work) == 1:
-                    self._give_up(unit, message, "configuration")
+                    self._give_up(unit, message, "configuration" if code == CONFIGURATION_FAILED else "place")
             elif isinstance(error, SessionLost) or code in RETRY_STATES:
                 self._retry(unit, message)
             elif code == "55P03":

@@ -73,6 +73,12 @@ class WorkerSession:
             return "ready"
         return "read" if state == psycopg2.extensions.POLL_READ else "write"
 
+    def clean_sql(self):
+        """SQL to begin the next command with: ends a transaction that failed. (A warning in the server's log, where
+        there is none.)"""
+        return "" if self.connection.info.transaction_status == psycopg2.extensions.TRANSACTION_STATUS_IDLE \
+            else "ROLLBACK; "
+
     def rows(self):
         """The rows of the command that has just ended."""
         return self._cursor.fetchall() if self._cursor.description else []
@@ -256,7 +262,7 @@ class Sessions:
         """Put the sessions, all idle, into the pool; the server ends them when they stay idle too long."""
         for place, session in self.by_place.items():
             try:
-                run(session, f"ROLLBACK; SET idle_session_timeout = {idle_milliseconds}", self.tick)
+                run(session, f"{session.clean_sql()}SET idle_session_timeout = {idle_milliseconds}", self.tick)
             except (psycopg2.Error, SessionLost):
                 session.close()
                 continue

@@ -34,7 +34,8 @@ def run_unit(plpy, GD, text):
     are left. A unit of training has one, one of evaluation any number, which are evaluated in one pass over the rows.
 
     Raises SQLSTATE MOP01 where the configuration is at fault, MOP02 where the trainer was lost, MOP03 where the source
-    has changed since the run began. Of several models one is enough to fail.
+    has changed since the run began, MOP04 where a trainer takes too much memory. Of several models one is enough to
+    fail.
     """
     unit = json.loads(text)
     holder = aggregate.session(plpy, GD)

@@ -1,0 +1,114 @@
+"""What `make soak` has found, caused on purpose."""
+
+import threading
+
+import psycopg2
+import pytest
+
+from conftest import eventually
+from workload import ADAM, assert_invariants, dense, last_run, load, make_data, selection
+
+
+@pytest.fixture(scope="module")
+def data(db):
+    make_data(db, segments=1)
+    db.run(f"ALTER DATABASE \"{db.database}\" SET pg_mop.kernel = 'plain'")
+    load(db, "arch", dense())
+    selection(db, "mst", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=10"),
+                                  (1, ADAM.format(0.02), "batch_size=1, epochs=10")])
+    db.run("DROP ROLE IF EXISTS soaked; CREATE ROLE soaked LOGIN; GRANT mop_user TO soaked; CREATE SCHEMA soaked "
+           "AUTHORIZATION soaked; GRANT SELECT ON ALL TABLES IN SCHEMA public TO soaked")
+    yield "flowers_packed"
+    db.run("DROP OWNED BY soaked CASCADE; DROP ROLE soaked")
+
+
+class Calling:
+    """A call in a thread; `end()` gives what it raised."""
+
+    def __init__(self, client, sql):
+        self.error = None
+        self.thread = threading.Thread(target=self._go, args=(client, sql))
+        self.thread.start()
+
+    def _go(self, client, sql):
+        try:
+            client.run(sql)
+        except psycopg2.Error as error:
+            self.error = error
+
+    def end(self):
+        self.thread.join(120)
+        assert not self.thread.is_alive()
+        return self.error
+
+
+def call(output, iterations=3, mst="mst"):
+    return f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{output}', '{mst}', {iterations}, FALSE)"
+
+
+def in_a_unit(db, output, after=0):
+    """Wait until the run of `output` has committed so many units and trains another."""
+    assert eventually(lambda: db.run(
+        "SELECT 1 FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE r.model_output_table = %s AND "
+        "u.status = 'running' AND (SELECT count(*) FROM madlib.mop_units f WHERE f.run_id = r.run_id "
+        "AND f.status = 'finished') >= %s", [output, after]), 60)
+
+
+def test_a_run_whose_end_could_not_be_noted_goes_on_in_the_same_session(db, data):
+    """While its role may open no session, a cancelled call cannot close its run: nobody runs it, though."""
+    client = db.another("soaked")
+    running = Calling(client, call("soaked.open", 4))
+    in_a_unit(db, "soaked.open", after=1)
+    run_id = last_run(db)
+    db.run("ALTER ROLE soaked CONNECTION LIMIT 0")
+    db.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'soaked' "
+           "AND application_name = 'pg_mop catalog'")
+    db.run("SELECT pg_cancel_backend(%s)", [client.connection.info.backend_pid])
+    assert running.end() is not None
+    db.run("ALTER ROLE soaked CONNECTION LIMIT -1")
+    assert db.value("SELECT status FROM madlib.mop_run WHERE run_id = %s", [run_id]) == "running"
+    client.run("SELECT madlib.mop_resume(%s)", [run_id])
+    assert db.value("SELECT status FROM madlib.mop_run WHERE run_id = %s", [run_id]) == "finished"
+    assert_invariants(db, run_id)
+    client.close()
+
+
+def test_a_resume_at_once_does_not_repeat_what_the_earlier_session_still_commits(db, data):
+    """A worker session lives on for half a second after its coordinator, and may end its unit meanwhile."""
+    selection(db, "mst_short", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=2")])
+    for attempt in range(2):
+        output = f"at_once_{attempt}"
+        client, watcher = db.another(), db.another()
+        running = Calling(client, call(output, 8, "mst_short"))
+        in_a_unit(db, output, after=1)
+        pid, run_id = client.connection.info.backend_pid, last_run(db)
+        watcher.run("SELECT pg_terminate_backend(%s)", [pid])
+        while watcher.run("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [pid]):
+            pass
+        watcher.run("SELECT madlib.mop_resume(%s)", [run_id])
+        assert running.end() is not None
+        assert_invariants(db, run_id)
+        watcher.close()
+        client.close()
+
+
+def test_the_servers_log_is_not_filled_by_every_unit(db, data, server):
+    warnings = server.read_bootlog().count("there is no transaction in progress")
+    db.run(call("quiet", 1))
+    assert server.read_bootlog().count("there is no transaction in progress") == warnings
+
+
+@pytest.mark.parametrize("how", ["the same call", "mop_resume"])
+def test_averaging_that_had_too_little_memory_goes_on_with_more(db, data, how):
+    """A memory limit is not the configuration's fault: it was marked as failed for ever, and the same call with it."""
+    make_data(db, "two", segments=2)
+    client, output = db.another(), "averaged_" + how.split()[0]
+    client.run("SET pg_mop.trainer_memory_mb = 100")
+    sql = (f"SELECT madlib.madlib_keras_fit('two_packed', '{output}', 'arch', 1, $${ADAM.format(0.01)}$$, "
+           f"'batch_size=10', 1)")
+    assert "training failed" in str(client.error(sql))
+    client.run("RESET pg_mop.trainer_memory_mb")
+    run_id = last_run(db)
+    client.run(sql if how == "the same call" else f"SELECT madlib.mop_resume({run_id})")
+    assert last_run(db) == run_id and db.value(f"SELECT count(*) FROM {output}") == 1
+    client.close()

@@ -1,0 +1,734 @@
+"""`make soak`: small runs, one after another and two at once, under random faults, until the time is up.
+
+Every run is brought to its end, by mop_resume or by the same call again, and its weights must be those of an
+undisturbed twin, byte by byte; where the visit order may differ from a twin's, those of its own replay. Prints what it
+found; exits 1 where anything is wrong. Chance comes from the seed, but for the moments at which things happen.
+"""
+
+import argparse
+import collections
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import psycopg2
+import testing.postgresql
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from conftest import BIN, ROOT, Client, connect, eventually  # noqa: E402
+from workload import ADAM, assert_invariants, dense, load, make_data, selection  # noqa: E402
+
+DATABASE, ROLES = "soak", ("soak_a", "soak_b")
+ATTEMPT_SECONDS = 120  # a call that lasts longer hangs
+ATTEMPTS = 5           # of a run that are disturbed
+PYTHON_ERROR = re.compile(r"^(plpy\.Error: )?(\w+: )?(psycopg2\.|\w+(Error|Exception)\b)")
+
+
+def parameters():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=1800)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--faults", default=None, help="only these kinds, comma-separated")
+    return parser.parse_args()
+
+
+class Server(testing.postgresql.Postgresql):
+    """A cluster that can be killed and started again; what its log says goes on in one file."""
+
+    def get_server_commandline(self):
+        # Ctrl-C is for us: the server is to live on until we have looked at it
+        return ["setsid", *super().get_server_commandline()]
+
+    def is_server_available(self):
+        try:
+            return super().is_server_available()
+        except OSError:
+            return False
+
+    def start(self):
+        log = pathlib.Path(self.base_dir, f"{self.name}.log")
+        if log.exists():
+            with open(self.whole_log, "a") as whole:
+                whole.write(log.read_text(errors="replace"))
+        super().start()
+
+    @property
+    def whole_log(self):
+        return pathlib.Path(self.base_dir, "whole.log")
+
+    def log(self):
+        """Everything that the server has said."""
+        before = self.whole_log.read_text(errors="replace") if self.whole_log.exists() else ""
+        return before + self.read_bootlog()
+
+    def ended(self):
+        """The postmaster has gone: forget it and wait for its children."""
+        self.child_process.wait(30)
+        self.child_process = None
+        assert eventually(lambda: not processes_of(self.get_data_directory()), 30), "backends outlive their postmaster"
+
+
+def processes_of(data_directory):
+    """Process ids of the server's processes, found by where they work."""
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            if entry.isdigit() and os.readlink(f"/proc/{entry}/cwd") == data_directory:
+                found.append(int(entry))
+        except OSError:  # it has ended, or is somebody else's
+            continue
+    return found
+
+
+def trainers():
+    """{process id: its parent} of the trainers of this checkout's packages."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        try:
+            if entry.isdigit():
+                with open(f"/proc/{entry}/cmdline", "rb") as file:
+                    words = file.read().split(b"\0")
+                if b"mop_udf.trainer" in words and words[0].decode().startswith(str(ROOT)):
+                    with open(f"/proc/{entry}/stat") as file:
+                        found[int(entry)] = int(file.read().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            continue
+    return found
+
+
+class Job:
+    """One fit call that is disturbed until it is finished: `attempt` begins it or goes on with it, in a thread."""
+
+    def __init__(self, soak, number, role, chance):
+        self.soak, self.role, self.chance = soak, role, chance
+        self.kind = chance.choice(["multiple", "multiple", "multiple", "average"])
+        self.segments, self.iterations = chance.randint(1, 3), chance.randint(2, 3)
+        self.configurations = chance.randint(1, 4) if self.kind == "multiple" else 1
+        self.every = chance.choice([None, 1])
+        self.validation = f"val{self.segments}" if chance.random() < 0.3 else None
+        self.fresh = chance.random() < 0.3
+        self.output = f"{role}.out_{number}"
+        self.client, self.thread, self.error = None, None, None
+        self.attempts, self.faults, self.history, self.finished = 0, [], [], False
+
+    def __str__(self):
+        return (f"{self.output}: {self.kind}, {self.segments} segments, {self.configurations} configurations, "
+                f"{self.iterations} iterations, metrics every {self.every}, validation {self.validation}")
+
+    def sql(self, output=None):
+        return call(self.kind, self.segments, self.configurations, self.iterations, output or self.output, self.every,
+                    self.validation)
+
+    def run_id(self):
+        return self.soak.watch("SELECT max(run_id) AS id FROM madlib.mop_runs WHERE model_output_table = %s",
+                               [self.output])[0]["id"]
+
+    def has_output(self):
+        return bool(self.soak.watch("SELECT to_regclass(%s) IS NOT NULL AS yes", [self.output])[0]["yes"])
+
+    def note(self, kind, detail=""):
+        """A fault is thrown at this job now."""
+        self.faults.append((kind, round(time.monotonic() - self.began, 2), detail))
+
+    def attempt(self):
+        """Begin the next attempt, perhaps with a fault of its own."""
+        chance, self.attempts = self.chance, self.attempts + 1
+        self.faults, self.began, self.error = [], time.monotonic(), None
+        calm = self.attempts > ATTEMPTS
+        if self.client is None or self.client.connection.closed or (self.fresh and self.attempts > 1):
+            self.leave()
+            self.client = self.soak.client(self.role)
+        run_id = self.run_id()
+        again = run_id is not None and chance.random() < 0.5
+        sql = f"SELECT madlib.mop_resume({run_id})" if again else self.sql()
+        settings = "RESET statement_timeout; RESET pg_mop.trainer_memory_mb; "
+        own = None if calm else chance.choice([None] * 5 + ["statement_timeout", "memory", "rollback"])
+        own = own if own in self.soak.kinds else None
+        if own == "statement_timeout":
+            settings += f"SET statement_timeout = {chance.randint(100, 9000)}"
+        elif own == "memory":
+            settings += f"SET pg_mop.trainer_memory_mb = {chance.choice([100, 300, 450])}"
+        if own:
+            self.note(own, settings)
+        for kind in self.soak.lingering:
+            self.note(kind, "still")
+        self.rollback, self.what = own == "rollback", sql
+        self.pid = self.client.connection.info.backend_pid
+        self.thread = threading.Thread(target=self._go, args=(settings, sql), daemon=True)
+        self.thread.start()
+
+    def _go(self, settings, sql):
+        try:
+            self.client.run(settings)
+            if self.rollback:
+                self.client.run("BEGIN")
+            self.client.run(sql)
+            if self.rollback:
+                self.client.run("ROLLBACK")
+        except psycopg2.Error as error:
+            self.error = error
+
+    @property
+    def working(self):
+        return self.thread is not None and self.thread.is_alive()
+
+    def leave(self):
+        """Close the client's connection and wait until its backend has ended, with what it had begun."""
+        if self.client is not None:
+            self.client.close()
+            pid, self.client = self.pid if self.attempts else None, None
+            if pid and not eventually(lambda: not self.soak.watch(
+                    "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND usename = %s", [pid, self.role]),
+                    ATTEMPT_SECONDS):
+                self.soak.found("hang", self, f"backend {pid} does not end after its client has gone")
+                self.soak.watch("SELECT pg_terminate_backend(%s)", [pid])
+
+    def ended(self):
+        """An attempt has ended: judge how. True where there is to be no other: the run is finished, or given up."""
+        self.thread = None
+        soak, error = self.soak, self.error
+        self.history.append((self.what[:30], self.faults, str(error).strip()[:200] if error else "ok"))
+        soak.count_faults(self.faults)
+        if self.client.connection.closed:
+            self.leave()
+        elif error is not None:
+            try:
+                self.client.run("ROLLBACK")
+            except psycopg2.Error:
+                self.leave()
+        # whatever we were told: a commit may have been made of which we did not hear
+        self.finished = self.has_output()
+        if error is not None and not self.finished:
+            self.judge(error)
+        elif error is None and not self.finished and not self.rollback:
+            soak.found("no output", self, "the call ended well, but there is no output table")
+        if self.attempts > ATTEMPTS + 3 and not self.finished:
+            soak.found("never ends", self, f"not finished after {self.attempts} attempts")
+            return True
+        return self.finished
+
+    def judge(self, error):
+        """Is this error one that the faults of the attempt explain?"""
+        kinds = {kind for kind, _, _ in self.faults}
+        message = (error.diag.message_primary or str(error)).strip()
+        # a server or session that goes takes every call along
+        if not kinds & ENDING:
+            self.soak.found("unexpected error", self, f"{error.pgcode} {error}")
+        elif error.pgcode == "38000" or PYTHON_ERROR.match(message):
+            self.soak.found("a Python error", self, f"{error.pgcode} {error}")
+
+    def check(self):
+        """Compare a finished run with its twin or its replay, check the log, and drop the output."""
+        soak, run_id = self.soak, self.run_id()
+        failed = soak.watch("SELECT mst_key, error FROM madlib.mop_configuration WHERE run_id = %s AND error IS NOT "
+                            "NULL", [run_id])
+        if failed and "memory" not in str(self.history):
+            soak.found("a failed configuration", self, str(failed))
+        if self.kind == "multiple" and not failed and self.segments > 1:
+            other = self.chance.choice([n for n in (1, 2, 3, 4) if n != self.segments])
+            soak.quietly(self, f"SET pg_mop.sessions = {other}; SELECT madlib.mop_replay({run_id}, "
+                               f"'{self.output}_again'); RESET pg_mop.sessions")
+            twin = f"{self.output}_again"
+        elif self.kind == "multiple":
+            twin = soak.twin("multiple", 1, 4, self.iterations) if self.segments == 1 else None
+        else:
+            twin = soak.twin("average", self.segments, 1, self.iterations)
+        if twin is not None:
+            key = "mst_key" if self.kind == "multiple" else "1"
+            mine, theirs = ({row["k"]: row["w"] for row in soak.watch(
+                f"SELECT {key} AS k, md5(model_weights) AS w FROM {table}")} for table in (self.output, twin))
+            soak.compared += len(mine)
+            wrong = [k for k in mine if mine[k] != theirs.get(k)]
+            if wrong or len(mine) != self.configurations - len(failed):
+                soak.differences += len(wrong) or 1
+                soak.found("a difference", self, f"of {twin}: mst_keys {wrong} of {sorted(mine)}")
+        try:
+            if self.kind == "multiple":
+                assert_invariants(soak.watcher, run_id)
+            else:
+                visits = soak.watch("SELECT count(*) AS n, count(DISTINCT (mst_key, iteration)) AS d FROM "
+                                    "madlib.mop_visit_order WHERE run_id = %s", [run_id])[0]
+                assert visits["n"] == visits["d"] == self.segments * self.iterations, visits
+            states = {r["status"] for r in soak.watch("SELECT DISTINCT status FROM madlib.mop_unit WHERE run_id = %s",
+                                                      [run_id])}
+            assert "running" not in states, f"units of a finished run are {states}"
+            status = soak.watch("SELECT status FROM madlib.mop_run WHERE run_id = %s", [run_id])[0]["status"]
+            assert status == "finished", f"a run whose output is committed is {status}"
+        except AssertionError as error:
+            soak.found("an invariant", self, str(error)[:3000])
+        self.drop()
+
+    def drop(self):
+        """Drop the output tables and the job's runs that were not finished."""
+        soak, again = self.soak, f"{self.output}_again"
+        soak.units += soak.watch("SELECT count(*) AS n FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) "
+                                 "WHERE model_output_table IN (%s, %s)", [self.output, again])[0]["n"]
+        soak.watch("; ".join(f"DROP TABLE IF EXISTS {name}{more}" for name in (self.output, again)
+                             for more in ("", "_info", "_summary")))
+        for row in soak.watch("SELECT run_id FROM madlib.mop_abandoned_runs WHERE model_output_table IN (%s, %s)",
+                              [self.output, again]):
+            try:
+                soak.watch("SELECT madlib.mop_drop_run(%s)", [row["run_id"]])
+            except psycopg2.Error as error:
+                soak.found("a run that cannot be dropped", self, str(error))
+
+
+def call(kind, segments, configurations, iterations, output, every=None, validation=None):
+    """SQL of a fit call."""
+    every, validation = every or "NULL", f"'{validation}'" if validation else "NULL"
+    if kind == "multiple":
+        return (f"SELECT madlib.madlib_keras_fit_multiple_model('flowers{segments}_packed', '{output}', "
+                f"'mst{configurations}', {iterations}, FALSE, {validation}, {every})")
+    return (f"SELECT madlib.madlib_keras_fit('flowers{segments}_packed', '{output}', 'arch', 1, "
+            f"$${ADAM.format(0.01)}$$, 'batch_size=1, epochs=6', {iterations}, FALSE, {validation}, {every})")
+
+
+# kind -> (how often, relative to the others; method of Soak that throws it at a job, given the job)
+TIMED = {
+    "trainer killed": (3, "kill_trainer"), "worker terminated": (3, "terminate_worker"),
+    "catalog terminated": (3, "terminate_catalog"), "coordinator terminated": (2, "terminate_coordinator"),
+    "coordinator cancelled": (2, "cancel_coordinator"), "worker cancelled": (1, "cancel_worker"),
+    "client closed": (1, "close_client"), "server killed": (1, "kill_server"),
+    "server shut down": (1, "shut_server_down"), "sessions": (2, "set_sessions"),
+    "connections": (1, "use_up_connections"), "vacuum": (1, "vacuum"), "dump": (1, "dump"),
+}
+OF_ATTEMPTS = ("statement_timeout", "memory", "rollback")
+# those after which a call may end with an error
+ENDING = {"coordinator terminated", "coordinator cancelled", "worker cancelled", "client closed", "server killed",
+          "server shut down", "connections", "statement_timeout", "memory"}
+WHOLE_SERVER = ("server killed", "server shut down", "connections")
+
+
+class Soak:
+    """The server, the jobs, the faults and what was found."""
+
+    def __init__(self, server, seconds, seed, kinds):
+        self.server, self.seed, self.kinds = server, seed, kinds
+        self.chance, self.deadline = random.Random(seed), time.monotonic() + seconds
+        self.watcher, self.lingering, self.background = None, [], []
+        self.jobs, self.twins, self.expected = [], {}, {}
+        self.faults, self.findings = collections.Counter(), []
+        self.units = self.runs = self.attempts = self.compared = self.differences = 0
+        self.restarts = 0
+
+    # --- the server -----------------------------------------------------------------------------
+    def watch(self, sql, values=None):
+        """Run SQL as the superuser."""
+        if self.watcher is None or self.watcher.connection.closed:
+            self.watcher = self.client("postgres")
+        return self.watcher.run(sql, values)
+
+    def client(self, role):
+        """A session of a role; waits for a server that has no connection left, or starts."""
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                return Client(self.server, DATABASE, role)
+            except psycopg2.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+
+    def prepare(self):
+        """The database with its data, architectures and roles."""
+        maker = connect(self.server, "postgres")
+        maker.cursor().execute(f"CREATE DATABASE {DATABASE}")
+        maker.close()
+        self.watch("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; CREATE SCHEMA twins")
+        self.watch(f"ALTER DATABASE {DATABASE} SET pg_mop.kernel = 'plain'; "
+                   f"ALTER DATABASE {DATABASE} SET pg_mop.threads = 1; ALTER DATABASE {DATABASE} SET pg_mop.seed = 5")
+        self.watcher.close()
+        self.watch("SELECT 1")
+        for segments in (1, 2, 3):
+            make_data(self.watcher, f"flowers{segments}", rows=60, segments=segments)
+            self.watch(f"SELECT madlib.validation_preprocessor_dl('flowers{segments}', 'val{segments}', 'y', 'x', "
+                       f"'flowers{segments}_packed')")
+        load(self.watcher, "arch", dense())
+        for count in (1, 2, 3, 4):
+            selection(self.watcher, f"mst{count}", "arch", [(1, ADAM.format(0.01 * (k + 1)), "batch_size=1, epochs=6")
+                                                            for k in range(count)])
+        for role in ROLES:
+            self.watch(f"CREATE ROLE {role} LOGIN; GRANT mop_user TO {role}; CREATE SCHEMA {role} AUTHORIZATION {role};"
+                       f" GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}; "
+                       f"GRANT USAGE ON SCHEMA madlib TO {role}")
+        # one of them may lock the sources
+        self.watch(f"GRANT UPDATE ON ALL TABLES IN SCHEMA public TO {ROLES[0]}")
+
+    def quietly(self, job, sql):
+        """Run what must succeed, undisturbed, as the job's role."""
+        client = self.client(job.role)
+        try:
+            for statement in sql.split("; "):
+                client.run(statement)
+        except psycopg2.Error as error:
+            self.found("unexpected error", job, f"{sql}: {error}")
+        client.close()
+
+    def twin(self, kind, segments, configurations, iterations):
+        """The output table of an undisturbed run of this shape."""
+        key = (kind, segments, iterations)
+        if key not in self.twins:
+            table = f"twins.{kind}_{segments}_{iterations}"
+            client, began = self.client("postgres"), time.monotonic()
+            client.run(call(kind, segments, configurations, iterations, table))
+            client.close()
+            self.twins[key], self.expected[key] = table, time.monotonic() - began
+        return self.twins[key]
+
+    # --- findings -------------------------------------------------------------------------------
+    def found(self, what, job, text):
+        """Note and print something wrong, with all that is needed to find it."""
+        lines = [f"--- {what} (seed {self.seed}): {text}"]
+        if job is not None:
+            lines.append(f"  job {job}")
+            lines += [f"  attempt {entry}" for entry in job.history]
+            lines.append(f"  now: {job.what[:60]}, faults (kind, second, detail) {job.faults}")
+            try:
+                for row in self.watch("SELECT run_id, status, error, started_at, finished_at, coordinator_pid, sessions"
+                                      " FROM madlib.mop_run WHERE model_output_table = %s ORDER BY 1", [job.output]):
+                    lines.append("  run " + ", ".join(f"{k}={v}" for k, v in row.items()))
+                for row in self.watch("SELECT u.run_id, mst_key, iteration, segment, kind, dataset, attempt, u.status, "
+                                      "version, backend_pid, u.started_at::time, u.finished_at::time, left(u.error, 200"
+                                      ") AS error FROM madlib.mop_unit u JOIN madlib.mop_run r USING (run_id) WHERE "
+                                      "model_output_table = %s ORDER BY coalesce(u.started_at, u.finished_at)",
+                                      [job.output]):
+                    lines.append("  unit " + " ".join(str(v) for v in row.values()))
+            except psycopg2.Error as error:
+                lines.append(f"  (the log cannot be read: {error})")
+        lines += ["  server: " + line[:200] for line in self.server.log().splitlines()[-20:]]
+        self.findings.append(what)
+        print("\n".join(lines), flush=True)
+
+    def count_faults(self, faults):
+        self.faults.update(kind for kind, _, detail in faults if detail != "still" and kind in OF_ATTEMPTS)
+
+    # --- faults ---------------------------------------------------------------------------------
+    def sessions_of(self, job, name):
+        return [row["pid"] for row in self.watch(
+            "SELECT pid FROM pg_stat_activity WHERE usename = %s AND application_name LIKE %s ORDER BY 1",
+            [job.role, name])]
+
+    def signal_backend(self, job, how, pids):
+        if not pids:
+            return False
+        pid = self.chance.choice(pids)
+        return self.watch(f"SELECT {how}(%s) AS sent", [pid])[0]["sent"] and str(pid)
+
+    def kill_trainer(self, job):
+        workers = set(self.sessions_of(job, "pg_mop run%"))
+        pids = sorted(pid for pid, parent in trainers().items() if parent in workers)
+        if not pids:
+            return False
+        pid = self.chance.choice(pids)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        return str(pid)
+
+    def terminate_worker(self, job):
+        return self.signal_backend(job, "pg_terminate_backend", self.sessions_of(job, "pg_mop run%"))
+
+    def cancel_worker(self, job):
+        return self.signal_backend(job, "pg_cancel_backend", self.sessions_of(job, "pg_mop run%"))
+
+    def terminate_catalog(self, job):
+        return self.signal_backend(job, "pg_terminate_backend", self.sessions_of(job, "pg_mop catalog"))
+
+    def terminate_coordinator(self, job):
+        return self.signal_backend(job, "pg_terminate_backend", [job.pid])
+
+    def cancel_coordinator(self, job):
+        return self.signal_backend(job, "pg_cancel_backend", [job.pid])
+
+    def close_client(self, job):
+        """As when the client's machine goes: the socket is shut, nobody says goodbye."""
+        import socket
+        copy = socket.socket(fileno=os.dup(job.client.connection.fileno()))
+        try:
+            copy.shutdown(socket.SHUT_RDWR)
+        finally:
+            copy.close()
+        return "closed"
+
+    def kill_server(self, job):
+        pids = processes_of(self.server.get_data_directory())
+        os.kill(self.server.child_process.pid, signal.SIGKILL)
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.start_again()
+        return "killed"
+
+    def shut_server_down(self, job):
+        os.kill(self.server.child_process.pid, signal.SIGQUIT)
+        self.start_again()
+        return "immediately"
+
+    def start_again(self):
+        self.restarts += 1
+        self.server.ended()
+        if not eventually(lambda: not trainers(), 10):
+            self.found("orphans", None, f"trainers {trainers()} outlive the server")
+        self.server.start()
+        self.watcher.close()
+
+    def set_sessions(self, job):
+        run_id, number = job.run_id(), self.chance.randint(1, 5)
+        try:
+            self.watch("SELECT madlib.mop_set_sessions(%s, %s)", [run_id, number])
+        except psycopg2.Error as error:
+            if "is not running" in str(error):
+                return False
+            raise
+        return str(number)
+
+    def use_up_connections(self, job):
+        """All connections but the superusers' are taken for a few seconds."""
+        taken, seconds = [], self.chance.uniform(1, 4)
+        try:
+            while True:
+                taken.append(connect(self.server, DATABASE, ROLES[0]))
+        except psycopg2.OperationalError:
+            pass
+
+        def give_back():
+            time.sleep(seconds)
+            for connection in taken:
+                connection.close()
+            self.lingering.remove("connections")
+        self.lingering.append("connections")
+        self.later(give_back)
+        return f"{len(taken)} for {seconds:.1f} s"
+
+    def vacuum(self, job):
+        restarts = self.restarts
+
+        def go():
+            try:
+                client = self.client("postgres")
+                client.run("SET lock_timeout = '5s'")
+                for table in ("mop_run", "mop_unit", "mop_model", "mop_generation", "mop_configuration", "mop_output"):
+                    client.run(f"VACUUM ANALYZE madlib.{table}")
+                client.run("VACUUM")
+                client.close()
+            except psycopg2.Error as error:
+                if restarts == self.restarts and "lock timeout" not in str(error):
+                    self.found("VACUUM failed", None, str(error))
+        self.later(go)
+        return "VACUUM ANALYZE"
+
+    def dump(self, job):
+        restarts = self.restarts
+        program = shutil.which("pg_dump") or sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin/pg_dump"))[-1]
+
+        def go():
+            made = subprocess.run([program, "-h", "127.0.0.1", "-p", str(self.server.dsn()["port"]), "-U", "postgres",
+                                   "-f", "/dev/null", DATABASE], capture_output=True, text=True)
+            if made.returncode and restarts == self.restarts and "too many clients" not in made.stderr:
+                self.found("pg_dump failed", None, made.stderr)
+        self.later(go)
+        return "pg_dump"
+
+    def later(self, function):
+        thread = threading.Thread(target=function, daemon=True)
+        thread.start()
+        self.background.append(thread)
+
+    def throw(self, kind, job):
+        """Throw a fault at a job; False where there is nothing to throw it at now."""
+        touched = [j for j in self.jobs if j.working] if kind in WHOLE_SERVER else [job]
+        for other in touched:  # before it happens, as the call may end at once
+            other.note(kind)
+        detail = getattr(self, TIMED[kind][1])(job)
+        for other in touched:
+            index = max(i for i, fault in enumerate(other.faults) if fault[0] == kind)
+            if detail:
+                other.faults[index] = (*other.faults[index][:2], detail)
+            else:
+                del other.faults[index]
+        if detail:
+            self.faults[kind] += 1
+        return bool(detail)
+
+    # --- the soak -------------------------------------------------------------------------------
+    def go(self):
+        """Jobs and faults until the time is up."""
+        number, clients = 0, {}
+        while time.monotonic() < self.deadline:
+            chance = random.Random(f"{self.seed} {number}")
+            roles = list(ROLES) if chance.random() < 0.3 else [chance.choice(ROLES)]
+            self.jobs = []
+            for role in roles:
+                job = Job(self, number, role, chance)
+                job.client, job.pid = clients.pop(role, None), None
+                if job.fresh and job.client is not None:
+                    job.client.close()
+                    job.client = None
+                self.jobs.append(job)
+                number += 1
+            self.disturb(chance)
+            for job in self.jobs:
+                self.runs += 1
+                if job.client is not None:
+                    clients[job.role] = job.client
+            self.jobs = []
+        for client in clients.values():
+            client.close()
+
+    def disturb(self, chance):
+        """Bring the jobs to their end, throwing faults at them."""
+        plan = {}  # job -> [(when, kind)]
+        left = list(self.jobs)
+        timed = [k for k in TIMED if k in self.kinds]
+        while left:
+            for job in left:
+                if job.thread is None:
+                    job.attempt()
+                    self.attempts += 1
+                    count = chance.choice([0, 1, 1, 2, 3]) if job.attempts <= ATTEMPTS and timed else 0
+                    lasts = 3 + 0.5 * job.iterations * job.configurations
+                    plan[job] = sorted((job.began + chance.uniform(0, lasts), kind) for kind in chance.choices(
+                        timed, [TIMED[k][0] for k in timed], k=count))
+                elif not job.working:
+                    if job.ended():
+                        left.remove(job)
+                        if job.has_output():
+                            job.check()
+                        else:
+                            job.drop()
+                elif time.monotonic() - job.began > ATTEMPT_SECONDS:
+                    activity = self.watch("SELECT pid, application_name, state, wait_event, left(query, 100) AS query "
+                                          "FROM pg_stat_activity WHERE datname = current_database()")
+                    self.found("hang", job, "\n".join(map(str, activity)))
+                    job.note("coordinator terminated", "for it hung")
+                    self.watch("SELECT pg_terminate_backend(%s)", [job.pid])
+                    job.thread.join(30)
+                elif plan[job] and plan[job][0][0] < time.monotonic():
+                    kind = plan[job][0][1]
+                    if self.throw(kind, job) or kind in ("sessions", "client closed"):
+                        plan[job].pop(0)
+            time.sleep(0.05)
+
+    def rest(self):
+        """End what is still under way: nothing of a run may be left."""
+        for thread in self.background:
+            thread.join(60)
+        for job in self.jobs:
+            if job.client is not None:
+                self.watch("SELECT pg_terminate_backend(%s)", [job.pid]) if job.working else None
+                job.client.close()
+        idle = eventually(lambda: not self.watch("SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%%'"
+                                                 " AND datname = current_database()", []), 15)
+        alone = eventually(lambda: not trainers(), 5)
+        return idle, alone
+
+    def orphans(self):
+        """What belongs to no unfinished run, by kind."""
+        self.rest()
+        sessions = self.watch("SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%%'", [])
+        left = {"sessions": len(sessions),
+                "trainers": len(trainers())}
+        for job in self.jobs:  # interrupted
+            job.drop()
+        # a finished run's states go with the owner's next call; that call's own we drop
+        for role in ROLES:
+            client = self.client(role)
+            table = f"{role}.the_last"
+            client.run(call("multiple", 1, 1, 1, table))
+            client.run(f"DROP TABLE {table}, {table}_info, {table}_summary")
+            for row in self.watch("SELECT run_id FROM madlib.mop_runs WHERE model_output_table = %s", [table]):
+                client.run("SELECT madlib.mop_drop_run(%s)", [row["run_id"]])
+            client.close()
+        for row in self.watch("SELECT run_id FROM madlib.mop_runs WHERE owner = 'postgres'"):
+            self.watch("SELECT madlib.mop_drop_run(%s)", [row["run_id"]])
+        unfinished = "SELECT run_id FROM madlib.mop_abandoned_runs"
+        states = self.watch(f"SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ '^mop_state_' AND "
+                            f"split_part(relname, '_', 3)::bigint NOT IN ({unfinished})")
+        tables = self.watch("SELECT oid::regclass::text AS name FROM pg_class WHERE relkind = 'r' AND relnamespace IN "
+                            "(SELECT oid FROM pg_namespace WHERE nspname = ANY (%s))", [list(ROLES)])
+        running = self.watch("SELECT run_id FROM madlib.mop_run WHERE status = 'running'")
+        left.update({"state tables": len(states), "output tables": len(tables), "runs 'running'": len(running)})
+        for name, rows in (("state tables", states), ("output tables", tables), ("running", running)):
+            if rows:
+                print(f"--- orphans: {name} {[next(iter(r.values())) for r in rows]}")
+        return left
+
+    def size(self):
+        """(MB of memory of the server's processes and trainers, MB of disk of the cluster)."""
+        self.rest()
+        if self.watcher is not None:
+            self.watcher.close()
+        self.watch("CHECKPOINT")
+        kilobytes = 0
+        for pid in processes_of(self.server.get_data_directory()) + list(trainers()):
+            try:
+                with open(f"/proc/{pid}/smaps_rollup") as file:
+                    kilobytes += sum(int(line.split()[1]) for line in file if line.startswith("Pss:"))
+            except OSError:
+                continue
+        disk = sum(file.lstat().st_size for file in pathlib.Path(self.server.get_data_directory()).rglob("*")
+                   if file.is_file())
+        return round(kilobytes / 1024), round(disk / 1e6)
+
+
+def main():
+    """Run the soak and print what was found; the exit status."""
+    given = parameters()
+    seed = given.seed if given.seed is not None else random.randrange(1 << 31)
+    kinds = given.faults.split(",") if given.faults else [*TIMED, *OF_ATTEMPTS]
+    print(f"soak: {given.seconds:.0f} s, seed {seed}", flush=True)
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell in the background has it ignored
+        signal.signal(number, signal.default_int_handler)
+    bin_dir = pathlib.Path(BIN.read_text().strip())
+    base, interrupted, began = tempfile.mkdtemp(prefix="soak"), False, time.monotonic()
+    server = Server(base_dir=base, initdb=str(bin_dir / "initdb"), postgres=str(bin_dir / "postgres"), boot_timeout=60,
+                    initdb_args="-U postgres -A trust -E UTF8 --locale=C.UTF-8",
+                    postgres_args="-h 127.0.0.1 -F -c logging_collector=off -c max_connections=30 "
+                                  "-c log_line_prefix=%m[%p]%u_%a: -c log_min_messages=error")
+    try:
+        soak = Soak(server, given.seconds, seed, kinds)
+        soak.prepare()
+        soak.twin("multiple", 1, 4, 2)
+        at_start = soak.size()
+        try:
+            soak.go()
+        except KeyboardInterrupt:
+            interrupted = True
+            print("interrupted: this is what was found so far", flush=True)
+        except Exception:
+            import traceback
+            soak.found("the soak itself failed", None, traceback.format_exc())
+        left = soak.orphans()
+        at_end = soak.size()
+        crashes = re.findall(r".*(?:PANIC|was terminated by signal (?!9).*|TRAP:).*", server.log())
+    finally:
+        server.terminate()
+        shutil.rmtree(base, ignore_errors=True)
+    for line in crashes:
+        print(f"--- the server's log: {line}")
+    print(f"faults: {sum(soak.faults.values())} ("
+          + ", ".join(f"{kind} {soak.faults[kind]}" for kind in kinds) + ")")
+    print(f"units run: {soak.units}; runs: {soak.runs}, of {soak.attempts} calls; server restarts: {soak.restarts}")
+    print(f"results compared: {soak.compared}; differences: {soak.differences}")
+    print("orphans: " + ", ".join(f"{kind} {count}" for kind, count in left.items()))
+    print(f"memory of the server's processes: {at_start[0]} MB at start, {at_end[0]} MB at the end; "
+          f"disk of the cluster: {at_start[1]} MB, {at_end[1]} MB")
+    print("found: " + (", ".join(f"{what} {n}" for what, n in collections.Counter(soak.findings).items()) or "nothing"))
+    print(f"soak: {time.monotonic() - began:.0f} s, seed {seed}" + (", interrupted" if interrupted else ""))
+    return int(bool(soak.findings or soak.differences or any(left.values()) or crashes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
