@@ -81,8 +81,8 @@ def db(server, request):
 
 
 def trainers():
-    """Process ids of the trainers that live on this machine."""
-    found = subprocess.run(["pgrep", "-f", "mop_udf.trainer"], capture_output=True, text=True)
+    """Process ids of the trainers of this checkout's servers."""
+    found = subprocess.run(["pgrep", "-f", f"{ROOT}/.local/venv/.*mop_udf.trainer"], capture_output=True, text=True)
     return [int(pid) for pid in found.stdout.split()]
 
 
