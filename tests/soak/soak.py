@@ -156,7 +156,7 @@ class Job:
         if own == "statement_timeout":
             settings += f"SET statement_timeout = {chance.randint(100, 9000)}"
         elif own == "memory":
-            settings += f"SET pg_mop.trainer_memory_mb = {chance.choice([100, 300, 450])}"
+            settings += f"SET pg_mop.trainer_memory_mb = {chance.choice([300, 400, 450])}"
         if own:
             self.note(own, settings)
         for kind in self.soak.lingering:
