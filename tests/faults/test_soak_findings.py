@@ -1,6 +1,7 @@
 """What `make soak` has found, caused on purpose."""
 
 import threading
+import time
 
 import psycopg2
 import pytest
@@ -112,3 +113,20 @@ def test_averaging_that_had_too_little_memory_goes_on_with_more(db, data, how):
     client.run(sql if how == "the same call" else f"SELECT madlib.mop_resume({run_id})")
     assert last_run(db) == run_id and db.value(f"SELECT count(*) FROM {output}") == 1
     client.close()
+
+
+def test_the_catalog_session_may_end_while_it_opens_the_run(db, data):
+    client, locker = db.another(), db.another()
+
+    def catalog_that_waits():
+        return db.value("SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = "
+                        "'Lock' AND application_name = 'pg_mop catalog'")
+    locker.run("BEGIN; LOCK TABLE madlib.mop_configuration IN SHARE ROW EXCLUSIVE MODE")
+    running = Calling(client, call("steady", 1))
+    assert db.run("SELECT pg_terminate_backend(%s)", [eventually(catalog_that_waits, 30)])
+    time.sleep(0.2)
+    locker.run("COMMIT")
+    assert running.end() is None
+    assert_invariants(db, last_run(db))
+    for session in (client, locker):
+        session.close()
