@@ -296,8 +296,8 @@ def call(kind, segments, configurations, iterations, output, every=None, validat
 TIMED = {
     "trainer killed": (3, "kill_trainer"), "worker terminated": (3, "terminate_worker"),
     "catalog terminated": (3, "terminate_catalog"), "coordinator terminated": (2, "terminate_coordinator"),
-    "coordinator cancelled": (2, "cancel_coordinator"), "worker cancelled": (1, "cancel_worker"),
-    "client closed": (1, "close_client"), "server killed": (1, "kill_server"),
+    "coordinator cancelled": (2, "cancel_coordinator"), "worker cancelled": (2, "cancel_worker"),
+    "client closed": (2, "close_client"), "server killed": (1, "kill_server"),
     "server shut down": (1, "shut_server_down"), "sessions": (2, "set_sessions"),
     "connections": (1, "use_up_connections"), "vacuum": (1, "vacuum"), "dump": (1, "dump"),
 }
@@ -597,7 +597,7 @@ class Soak:
                 if job.thread is None:
                     job.attempt()
                     self.attempts += 1
-                    count = chance.choice([0, 1, 1, 2, 3]) if job.attempts <= ATTEMPTS and timed else 0
+                    count = chance.choice([0, 1, 2, 2, 3]) if job.attempts <= ATTEMPTS and timed else 0
                     lasts = 3 + 0.5 * job.iterations * job.configurations
                     plan[job] = sorted((job.began + chance.uniform(0, lasts), kind) for kind in chance.choices(
                         timed, [TIMED[k][0] for k in timed], k=count))
