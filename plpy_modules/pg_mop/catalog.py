@@ -40,15 +40,19 @@ class Catalog:
             raise connection_refused(parameters, error) from None
 
     def execute(self, sql, values=None):
-        """Run one statement that may be run twice: where the session turns out to have gone, a new one runs it."""
+        """Run one statement that may be run twice."""
+        return self._lasting(self._run, sql, values)
+
+    def _lasting(self, work, *args):
+        """What `work(*args)` gives. Where the session turns out to have gone, a new one does it once more."""
         if not self.connection.closed:
             try:
-                return self._run(sql, values)
+                return work(*args)
             except psycopg2.Error:
                 if not self.connection.closed:
                     raise
         self._connect()
-        return self._run(sql, values)
+        return work(*args)
 
     def _run(self, sql, values=None):
         with self.connection.cursor() as cursor:
@@ -81,6 +85,9 @@ class Catalog:
         A configuration with `weights_sql` starts from the weights (float32 bytes) that it selects, whose MD5 must be
         `weights_md5`. Raises MopError where this session, as the workers, sees others.
         """
+        return self._lasting(self._open_run, run, configurations, segments)
+
+    def _open_run(self, run, configurations, segments):
         names = ("mst_key", "model_id", "compile_params", "fit_params", "model_arch", "error", "weights_sql",
                  "weights_md5")
         with self.connection.cursor() as cursor:
@@ -248,16 +255,19 @@ class Catalog:
 
         They come by COPY in binary: as a column of a result they would come as hexadecimal text.
         """
+        found = _copied(self._lasting(self._copy_state, run_id, mst_key, version).getbuffer())
+        if not found:
+            raise MopError(f"the state of model {mst_key} of run {run_id} is missing", sqlstate="XX001")
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    def _copy_state(self, run_id, mst_key, version):
         parts = io.BytesIO()
         with self.connection.cursor() as cursor:
             cursor.execute("SET statement_timeout = 0")
             cursor.copy_expert(cursor.mogrify(f"COPY (SELECT {self.schema}.mop_read_state(%s, %s, %s)) TO STDOUT "
                                               f"(FORMAT binary)", (run_id, mst_key, version)), parts)
             cursor.execute("SET statement_timeout = 30000")
-        found = _copied(parts.getbuffer())
-        if not found:
-            raise MopError(f"the state of model {mst_key} of run {run_id} is missing", sqlstate="XX001")
-        return found[0] if len(found) == 1 else b"".join(found)
+        return parts
 
     # --- units that ended -------------------------------------------------------------------------
     def unit_is_finished(self, unit):

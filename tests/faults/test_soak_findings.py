@@ -1,6 +1,7 @@
 """What `make soak` has found, caused on purpose."""
 
 import threading
+import time
 
 import psycopg2
 import pytest
@@ -74,22 +75,33 @@ def test_a_run_whose_end_could_not_be_noted_goes_on_in_the_same_session(db, data
 
 
 def test_a_resume_at_once_does_not_repeat_what_the_earlier_session_still_commits(db, data):
-    """A worker session lives on for half a second after its coordinator, and may end its unit meanwhile."""
-    selection(db, "mst_short", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=2")])
-    for attempt in range(2):
-        output = f"at_once_{attempt}"
-        client, watcher = db.another(), db.another()
-        running = Calling(client, call(output, 8, "mst_short"))
-        in_a_unit(db, output, after=1)
-        pid, run_id = client.connection.info.backend_pid, last_run(db)
-        watcher.run("SELECT pg_terminate_backend(%s)", [pid])
-        while watcher.run("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [pid]):
-            pass
-        watcher.run("SELECT madlib.mop_resume(%s)", [run_id])
-        assert running.end() is not None
-        assert_invariants(db, run_id)
-        watcher.close()
-        client.close()
+    """A worker session outlives its coordinator by up to half a second, in which it may commit its unit: here, after
+    mop_resume has looked at the log for the first time."""
+    def waits(pid):
+        return db.run("SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'", [pid])
+    client, watcher, rows, source = (db.another() for _ in range(4))
+    watcher.error("SELECT madlib.mop_resume(999999)")  # its modules are loaded
+    running = Calling(client, call("at_once", 2))
+    in_a_unit(db, "at_once", after=1)
+    run_id, pid = last_run(db), client.connection.info.backend_pid
+    rows.run("BEGIN")
+    worker = rows.value("SELECT backend_pid FROM madlib.mop_unit WHERE run_id = %s AND status = 'running' FOR UPDATE",
+                        [run_id])
+    assert eventually(lambda: waits(worker)), "its unit is done but for the commit"
+    locking = Calling(source, "BEGIN; LOCK TABLE flowers_packed IN ROW EXCLUSIVE MODE")
+    watcher.run("SELECT pg_terminate_backend(%s)", [pid])
+    while watcher.run("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [pid]):
+        pass
+    resuming = Calling(watcher, f"SELECT madlib.mop_resume({run_id})")
+    assert eventually(lambda: waits(watcher.connection.info.backend_pid) or resuming.error)
+    rows.run("COMMIT")
+    time.sleep(0.1)
+    assert locking.end() is None
+    source.run("COMMIT")
+    assert resuming.end() is None and running.end() is not None
+    assert_invariants(db, run_id)
+    for session in (client, watcher, rows, source):
+        session.close()
 
 
 def test_the_servers_log_is_not_filled_by_every_unit(db, data, server):
@@ -103,7 +115,7 @@ def test_averaging_that_had_too_little_memory_goes_on_with_more(db, data, how):
     """A memory limit is not the configuration's fault: it was marked as failed for ever, and the same call with it."""
     make_data(db, "two", segments=2)
     client, output = db.another(), "averaged_" + how.split()[0]
-    client.run("SET pg_mop.trainer_memory_mb = 100")
+    client.run("SET pg_mop.trainer_memory_mb = 300")
     sql = (f"SELECT madlib.madlib_keras_fit('two_packed', '{output}', 'arch', 1, $${ADAM.format(0.01)}$$, "
            f"'batch_size=10', 1)")
     assert "training failed" in str(client.error(sql))
@@ -112,3 +124,20 @@ def test_averaging_that_had_too_little_memory_goes_on_with_more(db, data, how):
     client.run(sql if how == "the same call" else f"SELECT madlib.mop_resume({run_id})")
     assert last_run(db) == run_id and db.value(f"SELECT count(*) FROM {output}") == 1
     client.close()
+
+
+def test_the_catalog_session_may_end_while_it_opens_the_run(db, data):
+    client, locker = db.another(), db.another()
+
+    def catalog_that_waits():
+        return db.value("SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = "
+                        "'Lock' AND application_name = 'pg_mop catalog'")
+    locker.run("BEGIN; LOCK TABLE madlib.mop_configuration IN SHARE ROW EXCLUSIVE MODE")
+    running = Calling(client, call("steady", 1))
+    assert db.run("SELECT pg_terminate_backend(%s)", [eventually(catalog_that_waits, 30)])
+    time.sleep(0.2)
+    locker.run("COMMIT")
+    assert running.end() is None
+    assert_invariants(db, last_run(db))
+    for session in (client, locker):
+        session.close()

@@ -97,7 +97,7 @@ def trainers():
             if entry.isdigit():
                 with open(f"/proc/{entry}/cmdline", "rb") as file:
                     words = file.read().split(b"\0")
-                if b"mop_udf.trainer" in words and words[0].decode().startswith(str(ROOT)):
+                if b"mop_udf.trainer" in words and words[0].decode().startswith(f"{ROOT}/"):
                     with open(f"/proc/{entry}/stat") as file:
                         found[int(entry)] = int(file.read().rsplit(")", 1)[1].split()[1])
         except OSError:
@@ -156,7 +156,7 @@ class Job:
         if own == "statement_timeout":
             settings += f"SET statement_timeout = {chance.randint(100, 9000)}"
         elif own == "memory":
-            settings += f"SET pg_mop.trainer_memory_mb = {chance.choice([100, 300, 450])}"
+            settings += f"SET pg_mop.trainer_memory_mb = {chance.choice([300, 400, 450])}"
         if own:
             self.note(own, settings)
         for kind in self.soak.lingering:
@@ -296,8 +296,8 @@ def call(kind, segments, configurations, iterations, output, every=None, validat
 TIMED = {
     "trainer killed": (3, "kill_trainer"), "worker terminated": (3, "terminate_worker"),
     "catalog terminated": (3, "terminate_catalog"), "coordinator terminated": (2, "terminate_coordinator"),
-    "coordinator cancelled": (2, "cancel_coordinator"), "worker cancelled": (1, "cancel_worker"),
-    "client closed": (1, "close_client"), "server killed": (1, "kill_server"),
+    "coordinator cancelled": (2, "cancel_coordinator"), "worker cancelled": (2, "cancel_worker"),
+    "client closed": (2, "close_client"), "server killed": (1, "kill_server"),
     "server shut down": (1, "shut_server_down"), "sessions": (2, "set_sessions"),
     "connections": (1, "use_up_connections"), "vacuum": (1, "vacuum"), "dump": (1, "dump"),
 }
@@ -318,7 +318,13 @@ class Soak:
         self.jobs, self.twins, self.expected = [], {}, {}
         self.faults, self.findings = collections.Counter(), []
         self.units = self.runs = self.attempts = self.compared = self.differences = 0
-        self.restarts = 0
+        self.restarts, self.interrupted = 0, False
+
+    def interrupt(self, number, frame):
+        """Signal handler: end soon. (An exception would come anywhere, between a fault and its note, too.)"""
+        if not self.interrupted:
+            print("interrupted: what was found so far follows", flush=True)
+        self.interrupted = True
 
     # --- the server -----------------------------------------------------------------------------
     def watch(self, sql, values=None):
@@ -566,7 +572,7 @@ class Soak:
     def go(self):
         """Jobs and faults until the time is up."""
         number, clients = 0, {}
-        while time.monotonic() < self.deadline:
+        while time.monotonic() < self.deadline and not self.interrupted:
             chance = random.Random(f"{self.seed} {number}")
             roles = list(ROLES) if chance.random() < 0.3 else [chance.choice(ROLES)]
             self.jobs = []
@@ -579,6 +585,8 @@ class Soak:
                 self.jobs.append(job)
                 number += 1
             self.disturb(chance)
+            if self.interrupted:
+                return
             for job in self.jobs:
                 self.runs += 1
                 if job.client is not None:
@@ -592,12 +600,12 @@ class Soak:
         plan = {}  # job -> [(when, kind)]
         left = list(self.jobs)
         timed = [k for k in TIMED if k in self.kinds]
-        while left:
+        while left and not self.interrupted:
             for job in left:
                 if job.thread is None:
                     job.attempt()
                     self.attempts += 1
-                    count = chance.choice([0, 1, 1, 2, 3]) if job.attempts <= ATTEMPTS and timed else 0
+                    count = chance.choice([0, 1, 2, 2, 3]) if job.attempts <= ATTEMPTS and timed else 0
                     lasts = 3 + 0.5 * job.iterations * job.configurations
                     plan[job] = sorted((job.began + chance.uniform(0, lasts), kind) for kind in chance.choices(
                         timed, [TIMED[k][0] for k in timed], k=count))
@@ -689,24 +697,21 @@ def main():
     seed = given.seed if given.seed is not None else random.randrange(1 << 31)
     kinds = given.faults.split(",") if given.faults else [*TIMED, *OF_ATTEMPTS]
     print(f"soak: {given.seconds:.0f} s, seed {seed}", flush=True)
-    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell in the background has it ignored
-        signal.signal(number, signal.default_int_handler)
     bin_dir = pathlib.Path(BIN.read_text().strip())
-    base, interrupted, began = tempfile.mkdtemp(prefix="soak"), False, time.monotonic()
+    base, began = tempfile.mkdtemp(prefix="soak"), time.monotonic()
     server = Server(base_dir=base, initdb=str(bin_dir / "initdb"), postgres=str(bin_dir / "postgres"), boot_timeout=60,
                     initdb_args="-U postgres -A trust -E UTF8 --locale=C.UTF-8",
                     postgres_args="-h 127.0.0.1 -F -c logging_collector=off -c max_connections=30 "
                                   "-c log_line_prefix=%m[%p]%u_%a: -c log_min_messages=error")
     try:
         soak = Soak(server, given.seconds, seed, kinds)
+        for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell in the background has it ignored
+            signal.signal(number, soak.interrupt)
         soak.prepare()
         soak.twin("multiple", 1, 4, 2)
         at_start = soak.size()
         try:
             soak.go()
-        except KeyboardInterrupt:
-            interrupted = True
-            print("interrupted: this is what was found so far", flush=True)
         except Exception:
             import traceback
             soak.found("the soak itself failed", None, traceback.format_exc())
@@ -726,7 +731,7 @@ def main():
     print(f"memory of the server's processes: {at_start[0]} MB at start, {at_end[0]} MB at the end; "
           f"disk of the cluster: {at_start[1]} MB, {at_end[1]} MB")
     print("found: " + (", ".join(f"{what} {n}" for what, n in collections.Counter(soak.findings).items()) or "nothing"))
-    print(f"soak: {time.monotonic() - began:.0f} s, seed {seed}" + (", interrupted" if interrupted else ""))
+    print(f"soak: {time.monotonic() - began:.0f} s, seed {seed}" + (", interrupted" if soak.interrupted else ""))
     return int(bool(soak.findings or soak.differences or any(left.values()) or crashes))
 
 
