@@ -81,8 +81,8 @@ def db(server, request):
 
 
 def trainers():
-    """Process ids of the trainers that live on this machine."""
-    found = subprocess.run(["pgrep", "-f", "mop_udf.trainer"], capture_output=True, text=True)
+    """Process ids of this checkout's trainers."""
+    found = subprocess.run(["pgrep", "-f", f"^{ROOT}/.* mop_udf.trainer"], capture_output=True, text=True)
     return [int(pid) for pid in found.stdout.split()]
 
 
