@@ -14,6 +14,7 @@ from mop_udf.process import MemoryExceeded, Trainer, TrainerError, TrainerLost
 CONFIGURATION_FAILED = "MOP01"  # it is the configuration's fault: do not try again
 TRAINER_LOST = "MOP02"          # the trainer ended: try again
 SOURCE_CHANGED = "MOP03"        # the run cannot go on
+TRAINER_TOO_LARGE = "MOP04"     # it needs more memory than a limit allows: try again once that is raised
 
 SHAPE = re.compile(r"-?\d+")
 
@@ -142,6 +143,8 @@ def failures_as_sql(plpy, holder):
             blamed = holder.units <= 1
             holder.stop_trainer()
         message, state = str(error), CONFIGURATION_FAILED if blamed else TRAINER_LOST
+        if blamed and isinstance(error, MemoryExceeded):
+            state = TRAINER_TOO_LARGE
     except TrainerLost as error:
         holder.stop_trainer()
         message, state = str(error), TRAINER_LOST

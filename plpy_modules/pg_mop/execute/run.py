@@ -6,7 +6,7 @@ import time
 
 import psycopg2
 
-from mop_udf.aggregate import CONFIGURATION_FAILED, TRAINER_LOST
+from mop_udf.aggregate import CONFIGURATION_FAILED, TRAINER_LOST, TRAINER_TOO_LARGE
 from pg_mop.database import MopError, quote_literal
 from pg_mop.execute.generations import Generations
 from pg_mop.execute.sessions import SessionLost, wait
@@ -198,10 +198,10 @@ class Executor:
                 continue
             self.catalog.fail_unit(row, message)
             self.generations.failed(unit.mst_key)
-            if code == CONFIGURATION_FAILED:
+            if code in (CONFIGURATION_FAILED, TRAINER_TOO_LARGE):
                 self.board.release(unit)
                 if len(work) == 1:
-                    self._give_up(unit, message, "configuration")
+                    self._give_up(unit, message, "configuration" if code == CONFIGURATION_FAILED else "place")
             elif isinstance(error, SessionLost) or code in RETRY_STATES:
                 self._retry(unit, message)
             elif code == "55P03":
