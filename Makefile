@@ -32,6 +32,10 @@ help:
 $(LOCAL)/debian: tools/debian.sh
 	@mkdir -p $(LOCAL) && tools/debian.sh && touch $@
 
+# what the tests need besides: clocks that step back
+$(LOCAL)/debian-tests: $(LOCAL)/debian
+	@tools/debian.sh libfaketime && touch $@
+
 $(LOCAL)/packages: pyproject.toml $(LOCAL)/debian
 	@test -x $(VENV)/bin/python || $(SYSTEM_PYTHON) -m venv $(VENV)
 	@echo 'installing the Python packages into .local/venv (about a minute)'
@@ -64,7 +68,7 @@ dsn:
 demo:
 	@demo/run.sh
 
-test: $(LOCAL)/packages $(LOCAL)/extension
+test: $(LOCAL)/packages $(LOCAL)/extension $(LOCAL)/debian-tests
 	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(PYTEST_ARGS) $(TESTS)
 
 SECONDS ?= 1800

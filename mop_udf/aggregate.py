@@ -14,7 +14,7 @@ from mop_udf.process import MemoryExceeded, Trainer, TrainerError, TrainerLost
 CONFIGURATION_FAILED = "MOP01"  # it is the configuration's fault: do not try again
 TRAINER_LOST = "MOP02"          # the trainer ended: try again
 SOURCE_CHANGED = "MOP03"        # the run cannot go on
-MEMORY_EXCEEDED = "MOP04"       # it takes more memory than is allowed: to be tried again once more is
+MEMORY_EXCEEDED = "MOP04"       # it needs more memory than a limit allows: to be tried again once that is raised
 
 SHAPE = re.compile(r"-?\d+")
 

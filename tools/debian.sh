@@ -1,8 +1,8 @@
 #!/bin/sh
-# Install the Debian packages that the embedded server and the tests need, where they are missing.
+# Install the Debian packages that the embedded server needs, and those named as arguments, where they are missing.
 set -eu
 missing=
-for package in postgresql-15 postgresql-plpython3-15 python3-venv; do
+for package in postgresql-15 postgresql-plpython3-15 python3-venv "$@"; do
     dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
 done
 [ -n "$missing" ] || exit 0

@@ -21,6 +21,16 @@ def test_the_tests_that_the_compatibility_table_names_exist():
                 assert re.search(rf"^def test_{found[2]}\(", module, re.M), part
 
 
+def test_the_tests_that_the_reliability_document_names_exist():
+    text = (ROOT / "docs" / "reliability.md").read_text()
+    there = "".join(path.read_text() for path in (ROOT / "tests" / "faults").glob("test_*.py"))
+    rows = [line.split("|")[-2].strip() for line in text.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 10 and all(re.fullmatch(r"`\w+`", row) for row in rows)
+    for name in re.findall(r"`(\w{25,})`", text) + [row.strip("`") for row in rows]:
+        if name != "client_connection_check_interval":
+            assert f"def test_{name.removeprefix('test_')}(" in there, name
+
+
 def test_the_settings_that_the_readme_names_are_those_that_exist():
     from pg_mop import settings
     named = set(re.findall(r"^\| `pg_mop\.(\w+)`", (ROOT / "README.md").read_text(), re.M))
