@@ -238,8 +238,8 @@ class Catalog:
         They come by COPY in binary: as a column of a result they would come as hexadecimal text.
         """
         parts = io.BytesIO()
+        self.execute("SET statement_timeout = 0")
         with self.connection.cursor() as cursor:
-            cursor.execute("SET statement_timeout = 0")
             cursor.copy_expert(cursor.mogrify(f"COPY (SELECT {self.schema}.mop_read_state(%s, %s, %s)) TO STDOUT "
                                               f"(FORMAT binary)", (run_id, mst_key, version)), parts)
             cursor.execute("SET statement_timeout = 30000")

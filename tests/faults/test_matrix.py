@@ -395,8 +395,9 @@ def test_there_are_few_connections_at_the_start(cluster, undisturbed, analyst):
     watcher = Client(cluster, "matrix")
     others = use_up(cluster, 2)  # for the catalog's session and one that works
     try:
-        call = Call(analyst, watcher, "training unit", "few_at_start", packed="three_packed")
+        call = Call(analyst, watcher, None, "few_at_start", packed="three_packed")
         error = call.end()
+        call.run_id = call.last_run()
     finally:
         for other in others:
             other.close()
