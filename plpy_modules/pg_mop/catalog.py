@@ -262,8 +262,8 @@ class Catalog:
 
     def _copy_state(self, run_id, mst_key, version):
         parts = io.BytesIO()
+        self.execute("SET statement_timeout = 0")
         with self.connection.cursor() as cursor:
-            cursor.execute("SET statement_timeout = 0")
             cursor.copy_expert(cursor.mogrify(f"COPY (SELECT {self.schema}.mop_read_state(%s, %s, %s)) TO STDOUT "
                                               f"(FORMAT binary)", (run_id, mst_key, version)), parts)
             cursor.execute("SET statement_timeout = 30000")

@@ -169,7 +169,8 @@ class Training:
         if self.validation is not None:
             self.segments.update({("validation", s.key): s for s in engine.segments(db, self.validation)})
         self.connection = engine.connection_parameters(db)
-        with Catalog(db, self.connection) as journal:
+        with contextlib.ExitStack() as stack:
+            self.journal = journal = stack.enter_context(Catalog(db, self.connection))
             self._check_visible(journal)
             journal.housekeeping()
             self.earlier = earlier = self.earlier or self._unfinished(journal, output_name, arguments)
@@ -209,6 +210,7 @@ class Training:
                     raise MopError(f"a session of run {self.run_id} failed: {str(error).strip()}",
                                    sqlstate=error.pgcode or "08006") from None
                 raise
+            stack.pop_all()  # the output is written with it: there may be no other connection to be had then
 
     def _make_board(self, earlier):
         """What is to be done, by whom, in which order: `board`, `scheduler`, `wanted` sessions, `trainer_options`."""
@@ -304,7 +306,7 @@ class Training:
         Then the run is finished. Where something goes wrong, its row says so.
         """
         try:
-            with Catalog(self.db, self.connection) as self.journal:
+            with self.journal:
                 if previous is not None:
                     previous.set_aside()
                 yield
@@ -319,8 +321,8 @@ class Training:
     def abandon(self, error):
         """The output could not be written: say so in the run's row. Its states stay."""
         try:
-            with Catalog(self.db, self.connection) as journal:
-                journal.close_run(self.run_id, *_outcome(error))
+            with self.journal:
+                self.journal.close_run(self.run_id, *_outcome(error))
         except (MopError, psycopg2.Error) as trouble:  # the first error is the one to report
             self.db.plpy.log(f"pg_mop: run {self.run_id} could not be closed: {trouble}")
 
