@@ -169,8 +169,8 @@ class Training:
         if self.validation is not None:
             self.segments.update({("validation", s.key): s for s in engine.segments(db, self.validation)})
         self.connection = engine.connection_parameters(db)
-        with contextlib.ExitStack() as stack:
-            self.journal = journal = stack.enter_context(Catalog(db, self.connection))
+        self.journal = journal = Catalog(db, self.connection)
+        try:
             self._check_visible(journal)
             journal.housekeeping()
             self.earlier = earlier = self.earlier or self._unfinished(journal, output_name, arguments)
@@ -210,7 +210,10 @@ class Training:
                     raise MopError(f"a session of run {self.run_id} failed: {str(error).strip()}",
                                    sqlstate=error.pgcode or "08006") from None
                 raise
-            stack.pop_all()  # the output is written with it: there may be no other connection to be had then
+        except BaseException:
+            journal.close()
+            raise
+        # it stays open: the output is written with it, and there may be no other connection to be had then
 
     def _make_board(self, earlier):
         """What is to be done, by whom, in which order: `board`, `scheduler`, `wanted` sessions, `trainer_options`."""
