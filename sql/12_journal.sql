@@ -1,9 +1,17 @@
 -- How a run's sessions write to the catalog. They are the caller's own, who may not write to its tables: each of these
 -- functions is the extension owner's, and touches nothing but runs of the role that calls.
 
--- the role that calls, also within a function of the extension's owner
-CREATE FUNCTION @extschema@.mop_caller() RETURNS name LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT CASE WHEN current_setting('role') = 'none' THEN session_user ELSE current_setting('role')::name END
+-- The role that calls, also within a function of the extension's owner: the one that the session has SET. session_user
+-- will not do: when somebody analyzes or reindexes the tables of another, PostgreSQL runs that one's functions as him,
+-- in the session of the former. But nobody can SET ROLE there.
+CREATE FUNCTION @extschema@.mop_caller() RETURNS name
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF current_setting('role') = 'none' THEN
+        RAISE EXCEPTION 'this function is for the sessions of a run, which SET ROLE' USING ERRCODE = '42501';
+    END IF;
+    RETURN current_setting('role')::name;
+END
 $$;
 
 CREATE FUNCTION @extschema@.mop_own(run bigint) RETURNS void
@@ -16,19 +24,22 @@ BEGIN
 END
 $$;
 
--- the least of what an administrator allows the calling role
+-- the least of what an administrator allows the login and the role that it has SET
 CREATE FUNCTION @extschema@.mop_limits(OUT sessions integer, OUT threads integer, OUT trainer_memory_mb integer,
                                        OUT max_model_mb integer)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT l.sessions, l.threads, l.trainer_memory_mb, l.max_model_mb FROM @extschema@.mop_limit l
-    WHERE l.role = @extschema@.mop_caller() OR l.role IS NULL ORDER BY l.role NULLS LAST LIMIT 1
+    SELECT min(l.sessions), min(l.threads), min(l.trainer_memory_mb), min(l.max_model_mb) FROM @extschema@.mop_limit l
+    WHERE l.role IN (session_user, current_setting('role')::name) OR l.role IS NULL AND NOT EXISTS (
+        SELECT 1 FROM @extschema@.mop_limit o WHERE o.role = session_user)
 $$;
 
--- until the transaction's end no other session counts against the calling role's limit
+-- until the transaction's end no other session of the login counts against its limit
 CREATE FUNCTION @extschema@.mop_lock_limits() RETURNS void
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT 1 FROM @extschema@.mop_limit l WHERE l.role = @extschema@.mop_caller() OR l.role IS NULL
-    ORDER BY l.role NULLS LAST LIMIT 1 FOR UPDATE
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    INSERT INTO @extschema@.mop_login VALUES (session_user) ON CONFLICT DO NOTHING;
+    PERFORM 1 FROM @extschema@.mop_login l WHERE l.role = session_user FOR UPDATE;
+END
 $$;
 
 -- process ids of the calling role's sessions, of all databases
@@ -132,7 +143,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_drop_run(run_id bigint) RETURNS void
+-- one of the calling role's runs that is not running, or a superuser's choice; `all_of_it`: or its states alone
+CREATE FUNCTION @extschema@.mop_drop_as_caller(run_id bigint, all_of_it boolean) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF NOT coalesce((SELECT a.rolsuper FROM pg_roles a WHERE a.rolname = @extschema@.mop_caller()), false) THEN
@@ -146,12 +158,48 @@ BEGIN
             SELECT 'SELECT pg_cancel_backend(' || r.coordinator_pid || '); ends it.'
             FROM @extschema@.mop_run r WHERE r.run_id = $1);
     END IF;
-    DELETE FROM @extschema@.mop_output o WHERE o.run_id = $1;
-    DELETE FROM @extschema@.mop_run r WHERE r.run_id = $1;
+    DELETE FROM @extschema@.mop_generation g WHERE g.run_id = $1;
+    IF all_of_it THEN
+        DELETE FROM @extschema@.mop_output o WHERE o.run_id = $1;
+        DELETE FROM @extschema@.mop_run r WHERE r.run_id = $1;
+    END IF;
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_drop_run(run_id bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    before text := current_setting('role');
+BEGIN
+    PERFORM set_config('role', current_user, true);
+    PERFORM @extschema@.mop_drop_as_caller($1, true);
+    PERFORM set_config('role', before, true);
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_drop_states(run_id bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    before text := current_setting('role');
+BEGIN
+    PERFORM set_config('role', current_user, true);
+    PERFORM @extschema@.mop_drop_as_caller($1, false);
+    PERFORM set_config('role', before, true);
 END
 $$;
 
 CREATE FUNCTION @extschema@.mop_set_sessions(run_id bigint, sessions integer) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    before text := current_setting('role');
+BEGIN
+    PERFORM set_config('role', current_user, true);
+    PERFORM @extschema@.mop_set_sessions_as_caller($1, $2);
+    PERFORM set_config('role', before, true);
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_set_sessions_as_caller(run_id bigint, sessions integer) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF sessions IS NULL OR sessions NOT BETWEEN 1 AND 1000 THEN
@@ -243,10 +291,14 @@ DECLARE
     name text := quote_ident(@extschema@.mop_generation_name(run, generation));
 BEGIN
     PERFORM @extschema@.mop_own(run);
-    INSERT INTO @extschema@.mop_generation VALUES (run, generation) ON CONFLICT DO NOTHING;
-    IF NOT FOUND THEN
+    IF EXISTS (SELECT 1 FROM @extschema@.mop_generation g WHERE (g.run_id, g.generation) = (run, $2)) THEN
         RETURN;
     END IF;
+    IF generation <> (SELECT coalesce(max(g.generation), 0) + 1 FROM @extschema@.mop_generation g WHERE g.run_id = run)
+       OR (SELECT count(*) FROM @extschema@.mop_generation g WHERE g.run_id = run) >= 50 THEN
+        RAISE EXCEPTION 'run % cannot have a generation %', run, generation USING ERRCODE = '54000';
+    END IF;
+    INSERT INTO @extschema@.mop_generation VALUES (run, generation);
     EXECUTE 'CREATE TABLE @extschema@.' || name || ' (mst_key integer, version integer, part integer, '
             'data bytea NOT NULL, PRIMARY KEY (mst_key, version, part)) WITH (autovacuum_enabled = false, '
             'toast.autovacuum_enabled = false)';
@@ -260,10 +312,16 @@ $$;
 CREATE FUNCTION @extschema@.mop_generation_gone() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    name text := quote_ident(@extschema@.mop_generation_name(OLD.run_id, OLD.generation));
+    name text;
 BEGIN
-    EXECUTE 'ALTER EXTENSION pg_mop DROP TABLE @extschema@.' || name;
-    EXECUTE 'DROP TABLE @extschema@.' || name;
+    IF TG_RELID <> '@extschema@.mop_generation'::regclass THEN
+        RAISE EXCEPTION 'this is the trigger of mop_generation' USING ERRCODE = '42501';
+    END IF;
+    name := '@extschema@.' || quote_ident(@extschema@.mop_generation_name(OLD.run_id, OLD.generation));
+    IF to_regclass(name) IS NOT NULL THEN
+        EXECUTE 'ALTER EXTENSION pg_mop DROP TABLE ' || name;
+        EXECUTE 'DROP TABLE ' || name;
+    END IF;
     RETURN OLD;
 END
 $$;
@@ -373,6 +431,9 @@ $$;
 CREATE FUNCTION @extschema@.mop_end_idle_sessions() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    IF NOT (SELECT pg_has_role(session_user, e.extowner, 'MEMBER') FROM pg_extension e WHERE e.extname = 'pg_mop') THEN
+        RETURN;  -- who may not drop it
+    END IF;
     PERFORM pg_terminate_backend(a.pid) FROM pg_stat_activity a
     WHERE a.datname = current_database() AND a.application_name LIKE 'pg\_mop run %' AND a.state = 'idle';
 END

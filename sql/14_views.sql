@@ -30,11 +30,13 @@ WHERE @extschema@.mop_may_see(owner);
 -- what holds disk although nobody works on it, and the commands that end that
 CREATE VIEW @extschema@.mop_abandoned_runs WITH (security_barrier) AS
 SELECT run_id, owner, status, model_output_table, finished_at, state_bytes,
-       'SELECT @extschema@.mop_resume(' || run_id || ');' AS to_go_on,
-       'SELECT @extschema@.mop_drop_run(' || run_id || ');' AS to_drop
-FROM @extschema@.mop_runs r
-WHERE state_bytes > 0 AND status <> 'running'
-      AND NOT EXISTS (SELECT 1 FROM @extschema@.mop_output o WHERE o.run_id = r.run_id AND o.owner = r.owner);
+       CASE WHEN NOT written.yes THEN 'SELECT @extschema@.mop_resume(' || run_id || ');' END AS to_go_on,
+       'SELECT @extschema@.mop_drop_' || CASE WHEN written.yes THEN 'states(' ELSE 'run(' END || run_id || ');'
+           AS to_drop
+FROM @extschema@.mop_runs r CROSS JOIN LATERAL (
+    SELECT EXISTS (SELECT 1 FROM @extschema@.mop_output o WHERE o.run_id = r.run_id AND o.owner = r.owner) AS yes
+) AS written
+WHERE state_bytes > 0 AND status <> 'running';
 
 CREATE VIEW @extschema@.mop_units WITH (security_barrier) AS
 SELECT u.run_id, u.mst_key, u.iteration, u.segment, u.kind, u.attempt,

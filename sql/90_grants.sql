@@ -6,14 +6,17 @@ DECLARE
     member record;
 BEGIN
     FOR member IN
-        SELECT p.oid::pg_catalog.regprocedure AS name
+        SELECT p.oid::pg_catalog.regprocedure AS name, p.prorettype IN ('pg_catalog.trigger'::pg_catalog.regtype,
+               'pg_catalog.event_trigger'::pg_catalog.regtype) AS is_trigger
         FROM pg_catalog.pg_depend d
         JOIN pg_catalog.pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_mop'
         JOIN pg_catalog.pg_proc p ON p.oid = d.objid
         WHERE d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND d.deptype = 'e'
     LOOP
         EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', member.name);
-        EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO mop_user', member.name);
+        IF NOT member.is_trigger THEN -- whoever may execute one may make it a trigger of his own table
+            EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO mop_user', member.name);
+        END IF;
     END LOOP;
 END
 $$;

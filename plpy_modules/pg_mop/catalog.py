@@ -34,8 +34,7 @@ class Catalog:
                 cursor_factory=psycopg2.extras.RealDictCursor,
                 options=f"{SESSION_OPTIONS} -c statement_timeout=30000 -c lock_timeout=10000")
             self.connection.autocommit = True
-            if self.role != parameters["user"]:
-                self._run(f"SET ROLE {quote_identifier(self.role)}")
+            self._run(f"SET ROLE {quote_identifier(self.role).replace('%', '%%')}")  # always: see mop_caller
         except psycopg2.Error as error:
             raise connection_refused(parameters, error) from None
 
@@ -317,7 +316,10 @@ class Catalog:
 
 def note_output(db, run_id):
     """Note, in the caller's transaction, that the run's output is written: others see it once that has committed."""
+    before = db.value("SELECT current_setting('role')")
+    db.execute("SELECT set_config('role', current_user, true)")  # see mop_caller
     db.execute(f"SELECT {db.extension}.mop_note_output($1)", ["bigint"], [run_id])
+    db.execute("SELECT set_config('role', $1, true)", ["text"], [before])
 
 
 def _copied(data):

@@ -4,6 +4,7 @@ starts it, whoever says with which options."""
 import os
 
 from pg_mop.database import MopError
+from pg_mop.settings import BACKENDS
 
 
 def allowed(plpy, schema, options, lock=False):
@@ -12,6 +13,14 @@ def allowed(plpy, schema, options, lock=False):
     `lock`: sessions that start trainers at the same time count one after the other; for short transactions. Raises
     MopError where the role's sessions have as many trainers as they may.
     """
+    for name, least in (("threads", 1), ("memory_mb", 1), ("model_mb", 1), ("cache_mb", 0), ("idle_ms", 0), ("gpu", 0)):
+        value = options.get(name)
+        if value is None and name in ("memory_mb", "model_mb", "gpu"):
+            continue
+        if type(value) is not int or not least <= value < 1 << 31:
+            raise MopError(f"invalid option of a trainer: {name} = {value!r}")
+    if options.get("keras_backend") not in BACKENDS:
+        raise MopError(f"invalid option of a trainer: keras_backend = {options.get('keras_backend')!r}")
     limits = plpy.execute(f"SELECT * FROM {schema}.mop_limits()")[0]
     if limits["sessions"] is not None:
         if lock:

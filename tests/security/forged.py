@@ -10,6 +10,7 @@ def own_run(client, compile_params="", architecture="", fit_params=None, state=N
            "coordinator_pid": 1}
     configuration = {"mst_key": 1, "model_id": 1, "compile_params": compile_params, "fit_params": fit_params,
                      "model_arch": architecture}
+    client.run(f'SET ROLE "{client.user}"')  # as worker sessions do
     run_id = client.value("SELECT madlib.mop_open_run(%s, %s, '[]')", [json.dumps(run), json.dumps([configuration])])
     if state is not None:
         client.run("SELECT madlib.mop_put_state(%s, 1, 1, 1, 0, %s)", [run_id, state])

@@ -102,6 +102,7 @@ def test_an_updated_extension_is_a_fresh_one_and_keeps_the_users_data(db, older)
     if older == "0.1.0":
         assert client.run("SELECT run_id, status, state_bytes > 0 AS holds FROM madlib.mop_runs ORDER BY 1") == [
             {"run_id": 1, "status": "finished", "holds": False}, {"run_id": 2, "status": "cancelled", "holds": True}]
+        client.run("SET ROLE postgres")
         assert client.value("SELECT string_agg(encode(s, 'hex'), ' ') FROM madlib.mop_read_state(2, 1, 3) AS s") == \
             "01 0203"
         assert client.value("SELECT count(*) FROM madlib.mop_units") == 2

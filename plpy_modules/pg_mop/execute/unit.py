@@ -63,10 +63,7 @@ class _Work:
         unit, holder = self.unit, self.holder
         began = time.monotonic()
         found = [self.model(model) for model in self.models]
-        fingerprint = self.holder.query(unit["fingerprint_sql"])[0]["fingerprint"]
-        if fingerprint != unit["fingerprint"]:
-            self.plpy.error(f"the rows of segment {unit['segment']} in {unit['table']} have changed since the run "
-                            f"began", sqlstate=aggregate.SOURCE_CHANGED)
+        self.check_rows()
         objects = [_rights(self.plpy, unit["object_table"], model) for model in found]
         _start_trainer(self.plpy, holder, unit["options"])
         shared = {name: unit[name] for name in ("kind", "seed", "same_start", "segment", "epochs", "dtypes", "inputs",
@@ -78,6 +75,8 @@ class _Work:
         report = json.loads(self.holder.query(unit["rows_sql"] % {
             "epochs": sending["epochs_sent"], "where": "true" if sending["sends_rows"] else "false"})[0]["report"])
         trained = time.monotonic()
+        if sending["sends_rows"]:
+            self.check_rows()  # again: they were read by a later statement, which may have seen others
         if self.train:
             self.save(self.models[0])
             reports = [{**report, "seconds": report["seconds"] - report["wait_seconds"]}]
@@ -86,6 +85,13 @@ class _Work:
         rest = max(0.0, trained - began - sum(own["seconds"] for own in reports)) / len(reports)
         for model, own in zip(self.models, reports):
             self.finish(model, own, rest, time.monotonic() - trained if self.train else 0.0)
+
+    def check_rows(self):
+        """The segment must hold the very rows that the run began with."""
+        unit = self.unit
+        if self.holder.query(unit["fingerprint_sql"])[0]["fingerprint"] != unit["fingerprint"]:
+            self.plpy.error(f"the rows of segment {unit['segment']} in {unit['table']} have changed since the run "
+                            f"began", sqlstate=aggregate.SOURCE_CHANGED)
 
     def model(self, model):
         """What the trainer needs to know of a model; one that is to be trained is locked."""
