@@ -79,7 +79,7 @@ class Call:
             rows = self.watcher.run(
                 "SELECT u.* FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE model_output_table = %s"
                 " AND u.status = 'running' AND u.kind = %s AND (u.kind = 'train' OR u.dataset = 'validation') AND "
-                "clock_timestamp() - u.started_at > interval '0.15 s' AND (SELECT count(*) FROM madlib.mop_unit f "
+                "clock_timestamp() - u.started_at > interval '0.05 s' AND (SELECT count(*) FROM madlib.mop_unit f "
                 "WHERE f.run_id = r.run_id AND f.status = 'finished') >= %s", [self.output, kind, kept])
         return rows[0] if rows else None
 
