@@ -249,7 +249,7 @@ def test_options_of_a_trainer(attacker, mark, change):
     mark.unlink()
     client = attacker.another()
     run_id = own_run(client, ADAM.format(0.05), dense())
-    refusal(client, "invalid literal for int", "SELECT madlib.mop_run_unit(%s)",
+    refusal(client, f"invalid option of a trainer: {key}", "SELECT madlib.mop_run_unit(%s)",
             [json.dumps(unit(run_id, options=options(**{key: value})))])
     client.close()
 

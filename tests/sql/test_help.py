@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from conftest import ROOT
+
 NAMES = """training_preprocessor_dl validation_preprocessor_dl load_keras_model delete_keras_model load_custom_function
 delete_custom_function load_top_k_accuracy_function load_model_selection_table generate_model_configs
 madlib_keras_fit_multiple_model madlib_keras_fit madlib_keras_evaluate madlib_keras_predict madlib_keras_predict_byom
@@ -49,5 +51,10 @@ def test_no_function_for_users_is_without_help(db):
         "SELECT DISTINCT proname FROM pg_proc WHERE pronamespace = 'madlib'::regnamespace AND prokind = 'f'")}
     internal = {"mop_transition", "mop_final", "mop_start_trainer", "mop_run_unit", "mop_may_see", "mop_status",
                 "top_k_categorical_acc_pickled"}
+    internal |= set(re.findall(r"CREATE FUNCTION @extschema@\.(\w+)", (ROOT / "sql/12_journal.sql").read_text()))
+    # what is done with runs is told in README
+    runs = {"mop_resume", "mop_replay", "mop_set_sessions", "mop_drop_run", "mop_drop_states"}
+    readme = (ROOT / "README.md").read_text()
+    assert runs <= functions and all(f"| `{name}(" in readme for name in runs)
     helpers = {n for n in functions if n.startswith("convert_")}
-    assert functions - internal - helpers == {*NAMES, "gpu_configuration"}
+    assert functions - internal - helpers - runs == {*NAMES, "gpu_configuration"}

@@ -24,7 +24,7 @@ def _start_trainer(plpy, holder, options, look_again=False):
         return
     except MopError as error:
         problem = error
-    plpy.error(problem.message, detail=problem.detail, sqlstate=problem.sqlstate)
+    plpy.error(problem.message, sqlstate=problem.sqlstate, **({"detail": problem.detail} if problem.detail else {}))
 
 
 def run_unit(plpy, GD, text):
