@@ -2,6 +2,7 @@
 
 import pathlib
 import subprocess
+import threading
 import time
 
 import psycopg2
@@ -65,6 +66,27 @@ class Client:
         self.connection.close()
 
 
+class Calling:
+    """SQL that a session runs in a thread of its own; `error` is what it raised."""
+
+    def __init__(self, client, sql):
+        self.error = None
+        self.thread = threading.Thread(target=self._go, args=(client, sql))
+        self.thread.start()
+
+    def _go(self, client, sql):
+        try:
+            client.run(sql)
+        except psycopg2.Error as error:
+            self.error = error
+
+    def end(self, seconds=120):
+        """Wait until it has ended; what it raised."""
+        self.thread.join(seconds)
+        assert not self.thread.is_alive()
+        return self.error
+
+
 @pytest.fixture(scope="module")
 def db(server, request):
     """A superuser's session in a fresh database with the extension in schema madlib."""
@@ -84,6 +106,15 @@ def trainers():
     """Process ids of the trainers of this checkout's servers."""
     found = subprocess.run(["pgrep", "-f", f"{ROOT}/.local/venv/.*mop_udf.trainer"], capture_output=True, text=True)
     return [int(pid) for pid in found.stdout.split()]
+
+
+def parent(pid):
+    """The process whose child `pid` is; None where it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return int(file.read().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return None
 
 
 def eventually(condition, seconds=10):

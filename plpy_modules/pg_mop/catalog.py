@@ -141,11 +141,11 @@ class Catalog:
         """The caller's last run of a call of `function` with these arguments (dict), if its output was never
         committed and it still holds states; or None."""
         for row in self.execute(
-                f"SELECT run_id, parameters FROM {self.schema}.mop_run r WHERE owner = current_user AND function = %s"
+                f"SELECT run_id FROM {self.schema}.mop_run r WHERE owner = current_user AND function = %s"
                 f" AND model_output_table = %s AND EXISTS (SELECT 1 FROM {self.schema}.mop_generation g"
                 f" WHERE g.run_id = r.run_id) ORDER BY run_id DESC LIMIT 1", (function, output)):
             run = self.run(row["run_id"])
-            parameters = row["parameters"]
+            parameters = run["parameters"]
             if (parameters.get("arguments") == json.loads(json.dumps(arguments)) and run["status"] != "running"
                     and "replay_of" not in parameters.get("tables", {}) and not self.output_is_written(row["run_id"])):
                 return run

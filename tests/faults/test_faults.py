@@ -8,7 +8,7 @@ import time
 import psycopg2
 import pytest
 
-from conftest import eventually, trainers
+from conftest import eventually, parent, trainers
 from workload import ADAM, assert_invariants, dense, fit, last_run, load, make_data, selection
 
 SLOW = "batch_size=1, epochs=30"
@@ -84,11 +84,6 @@ def test_a_killed_worker_loses_no_unit(db, data, server, fault):
     assert weights(db, output) == weights(db, "undisturbed")
     assert watcher.value("SELECT pg_postmaster_start_time()") == postmaster, "the server never restarted"
     watcher.close()
-
-
-def parent(pid):
-    with open(f"/proc/{pid}/stat") as file:
-        return int(file.read().rsplit(")", 1)[1].split()[1])
 
 
 @pytest.mark.parametrize("how", ["pg_cancel_backend", "statement_timeout"])

@@ -11,11 +11,10 @@ import socket
 
 import psycopg2
 import pytest
-from test_faults import parent
-from test_resume import Calling, weights
+from test_resume import weights
 
 from cluster import Cluster
-from conftest import Client, eventually, trainers
+from conftest import Calling, Client, eventually, parent, trainers
 from workload import ADAM, assert_invariants, layer, load, make_data, selection, sequential
 
 MOMENTS = ["training unit", "evaluation", "final write"]

@@ -1,12 +1,11 @@
 """A run that was stopped goes on; a finished one is done again; sessions come and go while one runs."""
 
-import threading
 import time
 
 import psycopg2
 import pytest
 
-from conftest import eventually, trainers
+from conftest import Calling, eventually, parent, trainers
 from workload import ADAM, assert_invariants, dense, fit, last_run, load, make_data, selection
 
 SLOW = "batch_size=1, epochs=20"
@@ -31,26 +30,6 @@ def weights(client, table):
 
 def call(output, packed="flowers_packed", mst="mst", iterations=3):
     return (f"SELECT madlib.madlib_keras_fit_multiple_model('{packed}', '{output}', '{mst}', {iterations}, FALSE)")
-
-
-class Calling:
-    """A call in a thread; `error`: what it raised."""
-
-    def __init__(self, client, sql):
-        self.error = None
-        self.thread = threading.Thread(target=self._go, args=(client, sql))
-        self.thread.start()
-
-    def _go(self, client, sql):
-        try:
-            client.run(sql)
-        except psycopg2.Error as error:
-            self.error = error
-
-    def end(self):
-        self.thread.join(120)
-        assert not self.thread.is_alive()
-        return self.error
 
 
 def finished(watcher, run_id):
@@ -247,7 +226,6 @@ def test_a_unit_is_given_up_after_the_retries_that_are_set_and_resume_tries_it_a
     import os
     import signal
 
-    from test_faults import parent
     client = db.another()
     client.run("SET pg_mop.unit_retries = 1")
     selection(db, "mst1", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=200")])

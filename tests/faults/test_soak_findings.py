@@ -1,12 +1,10 @@
 """What `make soak` has found, caused on purpose."""
 
-import threading
 import time
 
-import psycopg2
 import pytest
 
-from conftest import eventually
+from conftest import Calling, eventually
 from workload import ADAM, assert_invariants, dense, last_run, load, make_data, selection
 
 
@@ -21,26 +19,6 @@ def data(db):
            "AUTHORIZATION soaked; GRANT SELECT ON ALL TABLES IN SCHEMA public TO soaked")
     yield "flowers_packed"
     db.run("DROP OWNED BY soaked CASCADE; DROP ROLE soaked")
-
-
-class Calling:
-    """A call in a thread; `end()` gives what it raised."""
-
-    def __init__(self, client, sql):
-        self.error = None
-        self.thread = threading.Thread(target=self._go, args=(client, sql))
-        self.thread.start()
-
-    def _go(self, client, sql):
-        try:
-            client.run(sql)
-        except psycopg2.Error as error:
-            self.error = error
-
-    def end(self):
-        self.thread.join(120)
-        assert not self.thread.is_alive()
-        return self.error
 
 
 def call(output, iterations=3, mst="mst"):

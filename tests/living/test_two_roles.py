@@ -1,39 +1,21 @@
 """Two roles train on one source at once: each gets what it gets alone, and neither reaches the other's runs."""
 
-import threading
-
 import psycopg2
 import pytest
 
-from conftest import eventually
+from conftest import Calling, eventually
 from places import DEFAULTS, prepare
 
 ONE = {**DEFAULTS, "pg_mop.segments": "1"}
 HIDDEN = ("mop_runs", "mop_progress", "mop_units", "mop_visit_order", "mop_kernel_choices")
 
 
-class Call:
-    """A call of fit_multiple in a thread; `error` is what it raised."""
-
-    def __init__(self, client, output):
-        self.client, self.output, self.error = client, output, None
-        self.thread = threading.Thread(target=self._go)
-        self.thread.start()
-
-    def _go(self):
-        try:
-            train(self.client, self.output)
-        except psycopg2.Error as error:
-            self.error = error
-
-    def end(self):
-        self.thread.join(120)
-        assert not self.thread.is_alive()
-        return self.error
+def call(output):
+    return f"SELECT madlib.madlib_keras_fit_multiple_model('shared.packed', '{output}', 'shared.mst', 3, FALSE)"
 
 
 def train(client, output):
-    client.run("SELECT madlib.madlib_keras_fit_multiple_model('shared.packed', %s, 'shared.mst', 3, FALSE)", [output])
+    client.run(call(output))
 
 
 def weights(client, table):
@@ -62,7 +44,7 @@ def two(db):
 def test_runs_of_two_roles_at_once_are_those_of_each_alone(db, two):
     anna, bert = two
     train(anna, "anna.alone")
-    calls = [Call(anna, "anna.models"), Call(bert, "bert.models")]
+    calls = [Calling(anna, call("anna.models")), Calling(bert, call("bert.models"))]
     both = eventually(lambda: db.value("SELECT count(DISTINCT r.owner) FROM madlib.mop_units u JOIN madlib.mop_runs r "
                                        "USING (run_id) WHERE u.status = 'running'") == 2, 60)
     assert both, "they train at the same time"
@@ -129,9 +111,9 @@ def touched(client, sql):
 def test_a_second_call_into_the_same_table_is_refused_at_once(db, two):
     anna, bert = two
     db.run("GRANT USAGE, CREATE ON SCHEMA shared TO anna, bert")
-    call = Call(anna, "shared.models")
+    calling = Calling(anna, call("shared.models"))
     assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_units WHERE status = 'running'"), 60)
     with pytest.raises(psycopg2.errors.ObjectInUse, match="another session is training into"):
         train(bert, "shared.models")
     assert db.value("SELECT count(*) FROM madlib.mop_units WHERE status = 'running'"), "while the first still trains"
-    assert call.end() is None
+    assert calling.end() is None

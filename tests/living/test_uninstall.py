@@ -2,7 +2,7 @@
 
 import pytest
 
-from conftest import eventually, trainers
+from conftest import eventually, parent, trainers
 from places import DEFAULTS, job, outcome, prepare
 
 
@@ -57,12 +57,3 @@ def test_no_warm_session_outlives_the_extension(data, db):
     finally:
         client.close()
         db.run("DROP EXTENSION IF EXISTS pg_mop; CREATE EXTENSION pg_mop SCHEMA madlib")
-
-
-def parent(pid):
-    """The process whose child `pid` is; None where it has ended."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return int(file.read().rsplit(")", 1)[1].split()[1])
-    except OSError:
-        return None

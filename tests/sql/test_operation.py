@@ -1,11 +1,8 @@
 """What administrators meet: time-outs, killed sessions, privileges, credentials, disk, odd names."""
 
-import threading
-
-import psycopg2
 import pytest
 
-from conftest import eventually
+from conftest import Calling, eventually
 from workload import ADAM, dense, fit, load, make_data, selection
 
 
@@ -34,26 +31,6 @@ def analyst(db, data):
     client.close()
 
 
-class Running:
-    """A call in a thread of its own; `error` is what it raised."""
-
-    def __init__(self, client, sql):
-        self.client, self.sql, self.error = client, sql, None
-        self.thread = threading.Thread(target=self._go)
-        self.thread.start()
-
-    def _go(self):
-        try:
-            self.client.run(self.sql)
-        except psycopg2.Error as error:
-            self.error = error
-
-    def end(self):
-        self.thread.join(60)
-        assert not self.thread.is_alive()
-        return self.error
-
-
 def units_running(db):
     return db.value("SELECT count(*) FROM madlib.mop_units WHERE status = 'running'") > 0
 
@@ -72,22 +49,22 @@ def test_an_idle_session_timeout_does_not_touch_a_run(db, analyst):
 
 
 def test_a_run_goes_on_when_its_catalog_session_is_killed(db, analyst):
-    running = Running(analyst, call("m", "long_mst", 2))
+    running = Calling(analyst, call("m", "long_mst", 2))
     assert eventually(lambda: units_running(db))
     killed = db.value("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
                       "WHERE application_name = 'pg_mop catalog'")
-    assert killed == 1 and running.end() is None
+    assert killed == 1 and running.end(60) is None
     assert db.value("SELECT status FROM madlib.mop_runs ORDER BY run_id DESC LIMIT 1") == "finished"
 
 
 def test_a_run_whose_session_was_killed_is_not_shown_as_running(db, analyst):
     killed = db.another("analyst")
     killed.run("SET search_path = analyst, public")
-    running = Running(killed, call("m", "long_mst", 50))
+    running = Calling(killed, call("m", "long_mst", 50))
     assert eventually(lambda: units_running(db))
     run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs")
     db.run("SELECT pg_terminate_backend(coordinator_pid) FROM madlib.mop_run WHERE run_id = %s", [run_id])
-    assert running.end() is not None
+    assert running.end(60) is not None
     for watcher in (db, analyst):
         assert eventually(lambda w=watcher: w.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s",
                                                     [run_id]) == "failed")
@@ -161,10 +138,10 @@ def test_a_security_definer_function_cannot_borrow_the_callers_session(db, data)
 def test_two_calls_into_one_table_do_not_both_train(db, analyst):
     other = db.another("analyst")
     other.run("SET search_path = analyst, public")
-    running = Running(other, call("m", "long_mst", 3))
+    running = Calling(other, call("m", "long_mst", 3))
     assert eventually(lambda: units_running(db))
     assert "another session is training into" in str(analyst.error(call("m")))
-    assert running.end() is None
+    assert running.end(60) is None
     other.close()
 
 

@@ -14,6 +14,7 @@ class Generations:
     def __init__(self, catalog, run_id):
         self.catalog, self.run_id = catalog, run_id
         models = catalog.models(run_id)
+        # mst_key -> bytes of its model state, the same in every version; of those that have been written
         self.bytes = {key: m["bytes"] for key, m in models.items() if m["bytes"] is not None}
         self.where = {key: {m["generation"], m["kept_generation"]} - {None} for key, m in models.items()}
         self.there = catalog.generations(run_id)

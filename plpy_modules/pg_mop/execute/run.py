@@ -128,18 +128,13 @@ class Executor:
                          and (u.kind, u.dataset, u.segment) == (unit.kind, unit.dataset, unit.segment))]
         if len(units) == 1:
             return units
-        sizes = self._state_bytes(units)
         total, chosen = 0, []
         for u in units:
-            total += sizes[u.mst_key]
+            total += self.generations.bytes.get(u.mst_key, 0)
             if chosen and total > TOGETHER_BYTES:
                 break
             chosen.append(u)
         return chosen
-
-    def _state_bytes(self, units):
-        """{mst_key: bytes of its model state} of the units' configurations; 0 where that is not known yet."""
-        return {u.mst_key: self.generations.bytes.get(u.mst_key, 0) for u in units}
 
     def _coming(self, place):
         """The model whose state the session at `place` may read while it trains another; None where it is not known.
@@ -148,7 +143,7 @@ class Executor:
         """
         unit = self.scheduler.coming(place)
         least, most = AHEAD_BYTES
-        if unit is None or not least <= self._state_bytes([unit])[unit.mst_key] <= most:
+        if unit is None or not least <= self.generations.bytes.get(unit.mst_key, 0) <= most:
             self.board.reserve(place, None)
             self.coming.pop(place, None)
             return None
