@@ -22,7 +22,8 @@ CREATE TABLE @extschema@.mop_output (
     PRIMARY KEY (run_id, owner)
 );
 INSERT INTO @extschema@.mop_output SELECT run_id, owner FROM @extschema@.mop_run WHERE output_written;
-ALTER TABLE @extschema@.mop_run DROP COLUMN output_written, ADD COLUMN sessions integer CHECK (sessions > 0);
+ALTER TABLE @extschema@.mop_run DROP COLUMN output_written, ADD COLUMN sessions integer CHECK (sessions > 0),
+    ADD COLUMN epoch integer NOT NULL DEFAULT 1;
 
 CREATE TABLE @extschema@.mop_model (
     run_id bigint NOT NULL,

@@ -37,7 +37,8 @@ CREATE TABLE @extschema@.mop_run (
     parameters json NOT NULL,           -- the call's arguments and the settings in force
     coordinator_pid integer NOT NULL,   -- the backend that runs it, and since when that backend lives
     coordinator_start timestamptz,
-    sessions integer CHECK (sessions > 0) -- how many worker sessions are wanted
+    sessions integer CHECK (sessions > 0), -- how many worker sessions are wanted
+    epoch integer NOT NULL DEFAULT 1    -- how many coordinators it has had: sessions of those before count no more
 );
 
 -- A run whose output tables are written, by the caller's transaction: seen once that has committed. (No reference to

@@ -82,8 +82,11 @@ END
 $$;
 
 -- Takes a run over from a coordinator that has gone: its sessions' units end before this returns, or count no more.
-CREATE FUNCTION @extschema@.mop_reopen_run(run bigint, coordinator integer) RETURNS void
+-- Gives the run's new epoch, without which no session begins or takes anything.
+CREATE FUNCTION @extschema@.mop_reopen_run(run bigint, coordinator integer) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    reached integer;
 BEGIN
     PERFORM @extschema@.mop_own(run);
     PERFORM 1 FROM @extschema@.mop_run r WHERE r.run_id = run FOR UPDATE;
@@ -96,8 +99,10 @@ BEGIN
     PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run FOR UPDATE;
     UPDATE @extschema@.mop_configuration c SET error = NULL, blame = NULL WHERE c.run_id = run AND c.blame = 'place';
     UPDATE @extschema@.mop_run r SET status = 'running', error = NULL, finished_at = NULL, coordinator_pid = coordinator,
-        coordinator_start = (SELECT a.backend_start FROM pg_stat_activity a WHERE a.pid = coordinator)
-    WHERE r.run_id = run;
+        coordinator_start = (SELECT a.backend_start FROM pg_stat_activity a WHERE a.pid = coordinator),
+        epoch = r.epoch + 1
+    WHERE r.run_id = run RETURNING r.epoch INTO reached;
+    RETURN reached;
 END
 $$;
 
@@ -219,14 +224,20 @@ $$;
 
 -- --- units -----------------------------------------------------------------------------------------
 
-CREATE FUNCTION @extschema@.mop_begin_unit(run bigint, mst_key integer, iteration integer, segment integer, kind text,
-                                           dataset text, attempt integer, queued_at double precision) RETURNS void
+CREATE FUNCTION @extschema@.mop_begin_unit(run bigint, run_epoch integer, mst_key integer, iteration integer,
+    segment integer, kind text, dataset text, attempt integer, queued_at double precision) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run);
+    -- the lock: who takes the run over waits for this transaction, or this sees the new epoch
+    PERFORM 1 FROM @extschema@.mop_run r WHERE r.run_id = run AND r.owner = @extschema@.mop_caller()
+        AND r.epoch = run_epoch FOR KEY SHARE;
+    IF NOT FOUND THEN
+        PERFORM @extschema@.mop_own(run);
+        RAISE EXCEPTION 'run % has been taken over by another session', run USING ERRCODE = '55000';
+    END IF;
     INSERT INTO @extschema@.mop_unit (run_id, mst_key, iteration, segment, kind, dataset, attempt, status, backend_pid,
         queued_at, started_at)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, 'running', pg_backend_pid(), to_timestamp($8), clock_timestamp());
+    VALUES ($1, $3, $4, $5, $6, $7, $8, 'running', pg_backend_pid(), to_timestamp($9), clock_timestamp());
 END
 $$;
 
@@ -248,15 +259,25 @@ BEGIN
 END
 $$;
 
--- notes a unit's result; fails where the run has been taken from it
+-- Notes a unit's result; fails where the run has been taken from it. A unit of training, whose new state has been put
+-- into generation `target`, moves its model on to the next version; `keeps`: the one before stays.
 CREATE FUNCTION @extschema@.mop_finish_unit(run bigint, unit_mst_key integer, unit_iteration integer,
     unit_segment integer, unit_kind text, unit_dataset text, unit_attempt integer, made_version integer,
-    used_kernel text, trained_rows bigint, unit_loss double precision, unit_metric double precision,
-    seconds_read double precision, seconds_trained double precision, seconds_written double precision,
-    compiled integer, chosen text) RETURNS void
+    target integer, size bigint, keeps boolean, used_kernel text, trained_rows bigint, unit_loss double precision,
+    unit_metric double precision, seconds_read double precision, seconds_trained double precision,
+    seconds_written double precision, compiled integer, chosen text) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM @extschema@.mop_own(run);
+    IF unit_kind = 'train' THEN
+        UPDATE @extschema@.mop_model m SET version = made_version, generation = target, bytes = size,
+            kept_generation = CASE WHEN keeps THEN m.generation END
+        WHERE m.run_id = run AND m.mst_key = unit_mst_key AND m.version = made_version - 1;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'model % of run % is not at version %', unit_mst_key, run, made_version - 1
+                USING ERRCODE = '55000';
+        END IF;
+    END IF;
     UPDATE @extschema@.mop_unit u SET status = 'finished', finished_at = clock_timestamp(), version = made_version,
         kernel = used_kernel, rows = trained_rows, loss = unit_loss, metric = unit_metric, read_seconds = seconds_read,
         train_seconds = seconds_trained, write_seconds = seconds_written, compilations = compiled,
@@ -377,14 +398,29 @@ BEGIN
 END
 $$;
 
--- locks a model that is at `version` for this transaction's unit; false: it is not
-CREATE FUNCTION @extschema@.mop_take_model(run bigint, key integer, at_version integer) RETURNS boolean
+-- The configuration of a unit's model. One that is to be trained is locked for this transaction; it must be at
+-- `at_version`.
+CREATE FUNCTION @extschema@.mop_take_model(run bigint, run_epoch integer, key integer, at_version integer,
+    to_train boolean, OUT model_id integer, OUT compile_params text, OUT fit_params text, OUT model_arch text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    reached integer;
+    version integer;
 BEGIN
     PERFORM @extschema@.mop_own(run);
-    PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run AND m.mst_key = key AND m.version = at_version
-        FOR NO KEY UPDATE;
-    RETURN FOUND;
+    IF to_train THEN
+        PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run AND m.mst_key = key FOR NO KEY UPDATE;
+    END IF;
+    -- after the lock, for which this may have waited while the run was taken over
+    SELECT r.epoch, m.version, c.model_id, c.compile_params, c.fit_params, c.model_arch
+    INTO reached, version, model_id, compile_params, fit_params, model_arch
+    FROM @extschema@.mop_run r JOIN @extschema@.mop_configuration c USING (run_id)
+    JOIN @extschema@.mop_model m USING (run_id, mst_key) WHERE r.run_id = run AND c.mst_key = key;
+    IF reached IS DISTINCT FROM run_epoch THEN
+        RAISE EXCEPTION 'run % has been taken over by another session', run USING ERRCODE = '55000';
+    ELSIF version IS DISTINCT FROM at_version AND to_train THEN
+        RAISE EXCEPTION 'model % of run % is not at version %', key, run, at_version USING ERRCODE = '55000';
+    END IF;
 END
 $$;
 
@@ -411,19 +447,6 @@ BEGIN
     PERFORM @extschema@.mop_own(run);
     EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, target))
             || ' VALUES ($1, $2, $3, $4)' USING key, new_version, number, part;
-END
-$$;
-
--- moves a model on to the next version, whose state has been put into generation `target`; `keeps`: the one before stays
-CREATE FUNCTION @extschema@.mop_advance(run bigint, key integer, from_version integer, target integer, size bigint,
-                                        keeps boolean) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    PERFORM @extschema@.mop_own(run);
-    UPDATE @extschema@.mop_model m SET version = m.version + 1, generation = target, bytes = size,
-        kept_generation = CASE WHEN keeps THEN m.generation END
-    WHERE m.run_id = run AND m.mst_key = key AND m.version = from_version;
-    RETURN FOUND;
 END
 $$;
 

@@ -184,8 +184,9 @@ class Catalog:
             f"SELECT generation FROM {self.schema}.mop_generation WHERE run_id = %s", (run_id,))}
 
     def reopen_run(self, run_id, coordinator_pid):
-        """Take a run over from a coordinator that has gone."""
-        self.execute(f"SELECT {self.schema}.mop_reopen_run(%s, %s)", (run_id, coordinator_pid))
+        """Take a run over from a coordinator that has gone. Returns the run's new epoch."""
+        return self.execute(f"SELECT {self.schema}.mop_reopen_run(%s, %s) AS epoch",
+                            (run_id, coordinator_pid))[0]["epoch"]
 
     def close_run(self, run_id, status, error=None):
         """Mark a run as ended, and the units that it leaves behind as cancelled."""
@@ -220,8 +221,8 @@ class Catalog:
             self._connect()
         with self.connection.cursor() as cursor:
             return cursor.mogrify(
-                f"SELECT {self.schema}.mop_begin_unit(%(run_id)s, %(mst_key)s, %(iteration)s, %(segment)s, %(kind)s,"
-                f" %(dataset)s, %(attempt)s, %(queued_at)s)", unit).decode()
+                f"SELECT {self.schema}.mop_begin_unit(%(run_id)s, %(epoch)s, %(mst_key)s, %(iteration)s, %(segment)s,"
+                f" %(kind)s, %(dataset)s, %(attempt)s, %(queued_at)s)", unit).decode()
 
     def fail_unit(self, unit, error):
         """Note that an attempt (dict) failed. Its row is made here where the session went before it could."""

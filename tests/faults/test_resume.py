@@ -167,6 +167,30 @@ def test_a_replay_of_weights_that_are_gone_says_so(db, data):
     db.run("SELECT madlib.mop_drop_run(%s)", [cancelled])
 
 
+def test_sessions_of_the_coordinator_before_do_not_disturb_the_one_that_took_over(db, data):
+    run_id = stopped(db, "taken_over", units=2)
+    stale, client = db.another(), db.another()
+    stale.run(f"SET ROLE {stale.user}")  # as worker sessions do
+    begin = f"SELECT madlib.mop_begin_unit({run_id}, 1, 2, 3, %s, 'train', 'training', 7, 0)"
+    stale.run("BEGIN")
+    stale.run(begin, [0])
+    resuming = Calling(client, f"SELECT madlib.mop_resume({run_id})")
+    assert eventually(lambda: db.value(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pg_mop catalog' AND wait_event_type = 'Lock'"))
+    stale.run("COMMIT")
+    assert resuming.end() is None
+    assert weights(db, "taken_over") == weights(db, "undisturbed")
+    assert db.run("SELECT attempt, status FROM madlib.mop_units WHERE run_id = %s AND (mst_key, iteration, kind)"
+                  " = (2, 3, 'train') ORDER BY 1", [run_id]) == [
+        {"attempt": 7, "status": "cancelled"}, {"attempt": 8, "status": "finished"}]
+    for late in (begin.replace("7, 0)", "9, 0)"), f"SELECT madlib.mop_take_model({run_id}, 1, 1, %s, true)",
+                 f"SELECT madlib.mop_take_model({run_id}, 1, 1, %s, false)"):
+        assert "taken over by another session" in str(stale.error(late, [0]))
+    assert_invariants(db, run_id)
+    client.close()
+    stale.close()
+
+
 # --- sessions that come and go ----------------------------------------------------------------------
 
 

@@ -13,6 +13,8 @@ def own_run(client, compile_params="", architecture="", fit_params=None, state=N
     client.run(f'SET ROLE "{client.user}"')  # as worker sessions do
     run_id = client.value("SELECT madlib.mop_open_run(%s, %s, '[]')", [json.dumps(run), json.dumps([configuration])])
     if state is not None:
+        client.run("SELECT madlib.mop_begin_unit(%s, 1, 1, 1, 0, 'train', 'training', 1, 0)", [run_id])
         client.run("SELECT madlib.mop_put_state(%s, 1, 1, 1, 0, %s)", [run_id, state])
-        client.run("SELECT madlib.mop_advance(%s, 1, 0, 1, %s, false)", [run_id, len(state)])
+        client.run(f"SELECT madlib.mop_finish_unit(%s, 1, 1, 0, 'train', 'training', 1, 1, 1, %s, false, "
+                   f"{', '.join(['NULL'] * 9)})", [run_id, len(state)])
     return run_id

@@ -229,9 +229,10 @@ def options(**changed):
 
 
 def unit(run_id, version=0, **changed):
-    return {"run_id": run_id, "mst_key": 1, "iteration": 1, "segment": 0, "kind": "train", "dataset": "training",
-            "attempt": 1, "fingerprint_sql": "SELECT '1' AS fingerprint", "fingerprint": "1", "table": "x",
-            "replicas": None, "object_table": None, "seed": 1, "same_start": True, "epochs": 1, "options": options(),
+    return {"run_id": run_id, "epoch": 1, "mst_key": 1, "iteration": 1, "segment": 0, "kind": "train",
+            "dataset": "training", "attempt": 1, "fingerprint_sql": "SELECT '1' AS fingerprint", "fingerprint": "1",
+            "table": "x", "replicas": None, "object_table": None, "seed": 1, "same_start": True, "epochs": 1,
+            "options": options(),
             "dtypes": ["<f4"], "inputs": 1, "rows": 1, "bytes": 1, "dataset_key": "k", "keep": [], "kernel": "plain",
             "run_seconds": 0, "coming": None,
             "rows_sql": "SELECT madlib.mop_sub_epoch(1, 1, ARRAY[''::bytea], ARRAY['{0}']) AS report",

@@ -24,13 +24,13 @@ class Executor:
     `describe(units, place)` gives what the worker session at a place needs to know of units that it does together
     (a dict, see execute/unit.py);
     `on_iteration(i)` is called once every live configuration has been through iteration i. `attempts`: {unit: attempts
-    begun} by an earlier coordinator of the run; `wanted`: how many sessions the run asked for.
+    begun} by an earlier coordinator of the run; `wanted`: how many sessions the run asked for; `epoch`: see mop_run.
     """
 
     def __init__(self, db, catalog, sessions, run_id, board, scheduler, describe, on_iteration, options, attempts,
-                 wanted):
+                 wanted, epoch):
         self.db, self.catalog, self.sessions = db, catalog, sessions
-        self.run_id, self.board, self.scheduler = run_id, board, scheduler
+        self.run_id, self.epoch, self.board, self.scheduler = run_id, epoch, board, scheduler
         self.describe, self.on_iteration = describe, on_iteration
         self.lock_timeout, self.retries = options["lock_timeout"], options["unit_retries"]
         self.attempts = dict(attempts)  # unit -> attempts begun
@@ -155,15 +155,16 @@ class Executor:
         rows, models = [], []
         for unit in units:
             attempt = self.attempts[unit] = self.attempts.get(unit, 0) + 1
-            rows.append({"run_id": self.run_id, "mst_key": unit.mst_key, "iteration": unit.iteration,
-                         "segment": unit.segment, "kind": unit.kind, "dataset": unit.dataset, "attempt": attempt,
+            rows.append({"run_id": self.run_id, "epoch": self.epoch, "mst_key": unit.mst_key,
+                         "iteration": unit.iteration, "segment": unit.segment, "kind": unit.kind,
+                         "dataset": unit.dataset, "attempt": attempt,
                          "queued_at": self.waiting_since.get(unit, time.time())})
             models.append({"mst_key": unit.mst_key, "iteration": unit.iteration, "attempt": attempt,
                            "version": self.versions[unit.mst_key],
                            "generation": self.generations.begin(unit.mst_key) if unit.kind == "train" else None})
             self.board.start(unit)
-        work = {**self.describe(units, session.place), "run_id": self.run_id, "kind": units[0].kind,
-                "dataset": units[0].dataset, "segment": units[0].segment}
+        work = {**self.describe(units, session.place), "run_id": self.run_id, "epoch": self.epoch,
+                "kind": units[0].kind, "dataset": units[0].dataset, "segment": units[0].segment}
         work["coming"] = self._coming(session.place)
         work["models"] = [{**model, **more} for model, more in zip(models, work["models"])]
         session.work, session.since = list(zip(units, rows)), time.monotonic()

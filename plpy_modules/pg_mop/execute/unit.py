@@ -4,6 +4,7 @@ The coordinator sends the unit as JSON within BEGIN ... COMMIT; whatever fails h
 stays at its version and the unit undone.
 """
 
+import functools
 import json
 import time
 
@@ -77,14 +78,14 @@ class _Work:
         trained = time.monotonic()
         if sending["sends_rows"]:
             self.check_rows()  # again: they were read by a later statement, which may have seen others
+        size = self.save(self.models[0]) if self.train else None
         if self.train:
-            self.save(self.models[0])
             reports = [{**report, "seconds": report["seconds"] - report["wait_seconds"]}]
         else:
             reports = report["models"]
         rest = max(0.0, trained - began - sum(own["seconds"] for own in reports)) / len(reports)
         for model, own in zip(self.models, reports):
-            self.finish(model, own, rest, time.monotonic() - trained if self.train else 0.0)
+            self.finish(model, own, size, rest, time.monotonic() - trained if self.train else 0.0)
 
     def check_rows(self):
         """The segment must hold the very rows that the run began with."""
@@ -95,17 +96,12 @@ class _Work:
 
     def model(self, model):
         """What the trainer needs to know of a model; one that is to be trained is locked."""
-        key = [self.unit["run_id"], model["mst_key"]]
         version = model["version"]
-        if self.train and not self.holder.query(
-                f"SELECT {self.schema}.mop_take_model($1, $2, $3) AS taken", ["bigint", "integer", "integer"],
-                [*key, version])[0]["taken"]:
-            self.plpy.error(f"model {key[1]} of run {key[0]} is not at version {version}",
-                            sqlstate=aggregate.SOURCE_CHANGED)
         row = self.holder.query(
-            f"SELECT model_id, compile_params, fit_params, model_arch FROM {self.schema}.mop_configuration "
-            f"WHERE run_id = $1 AND mst_key = $2", ["bigint", "integer"], key)[0]
-        return {"mst_key": key[1], "model_id": row["model_id"], "iteration": model["iteration"],
+            f"SELECT * FROM {self.schema}.mop_take_model($1, $2, $3, $4, $5)",
+            ["bigint", "integer", "integer", "integer", "boolean"],
+            [self.unit["run_id"], self.unit["epoch"], model["mst_key"], version, self.train])[0]
+        return {"mst_key": model["mst_key"], "model_id": row["model_id"], "iteration": model["iteration"],
                 "architecture": row["model_arch"], "compile_params": row["compile_params"],
                 "fit_params": row["fit_params"], "passes_left": model["passes_left"],
                 "run_passes_left": model["run_passes_left"],
@@ -146,7 +142,7 @@ class _Work:
                                  list(self.parts(model["mst_key"], model["version"]))}
 
     def save(self, model):
-        """The new state in place of the old one."""
+        """Write the new state; its bytes."""
         key, version, generation, size = ([self.unit["run_id"], model["mst_key"]], model["version"],
                                           model["generation"], 0)
         for number, part in enumerate(self.holder.save()):
@@ -154,22 +150,27 @@ class _Work:
                               ["bigint", "integer", "integer", "integer", "integer", "bytea"],
                               [*key, version + 1, generation, number, part])
             size += len(part)
-        # the other replicas still read the version that this one went on from
-        self.holder.query(f"SELECT {self.schema}.mop_advance($1, $2, $3, $4, $5, $6)",
-                          ["bigint", "integer", "integer", "integer", "bigint", "boolean"],
-                          [*key, version, generation, size, bool(self.unit["replicas"])])
+        return size
 
-    def finish(self, model, report, read_seconds, write_seconds):
-        """Note a model's result in its unit's row."""
+    def finish(self, model, report, size, read_seconds, write_seconds):
+        """Note a model's result in its unit's row, and that its new state has `size` bytes."""
         unit = self.unit
+        # other replicas still read the version that this one went on from
+        made = [model["version"] + 1, model["generation"], size, bool(unit["replicas"])] if self.train else [None] * 4
         self.holder.query(
-            f"SELECT {self.schema}.mop_finish_unit({', '.join(f'${i + 1}' for i in range(17))})",
-            ["bigint", "integer", "integer", "integer", "text", "text", "integer", "integer", "text", "bigint",
-             *["float8"] * 5, "integer", "text"],
+            f"SELECT {self.schema}.mop_finish_unit({', '.join(f'${i + 1}' for i in range(20))})",
+            ["bigint", "integer", "integer", "integer", "text", "text", "integer",
+             "integer", "integer", "bigint", "boolean", "text", "bigint", *["float8"] * 5, "integer", "text"],
             [unit["run_id"], model["mst_key"], model["iteration"], unit["segment"], unit["kind"], unit["dataset"],
-             model["attempt"], model["version"] + 1 if self.train else None, report["kernel"], report["rows"],
+             model["attempt"], *made, report["kernel"], report["rows"],
              report["loss"], report.get("metric"), read_seconds, report["seconds"], write_seconds,
              report.get("compilations"), json.dumps(report["choice"]) if "choice" in report else None])
+
+
+@functools.lru_cache(1000)
+def _parsed(compile_params, fit_params):
+    """(compile parameters, whether there are callbacks) of parameter strings."""
+    return params.parse_compile_params(compile_params), bool(params.parse_fit_params(fit_params)["callbacks"])
 
 
 def _rights(plpy, table, configuration):
@@ -179,8 +180,7 @@ def _rights(plpy, table, configuration):
     says. The functions' table must be a superuser's, and so must the role that uses callbacks.
     """
     try:
-        compile_params = params.parse_compile_params(configuration["compile_params"])
-        callbacks = params.parse_fit_params(configuration["fit_params"])["callbacks"]
+        compile_params, callbacks = _parsed(configuration["compile_params"], configuration["fit_params"])
         if not callbacks and not object_table.custom_names(compile_params):
             return {}
         db = Database(plpy, extension_schema(plpy))
