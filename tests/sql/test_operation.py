@@ -118,6 +118,8 @@ def test_a_user_mapping_cannot_name_another_role_or_host(db, analyst, server_obj
     analyst.run(call("m"))
     assert db.value("SELECT count(*) FROM pg_stat_activity WHERE usename = 'analyst' AND client_addr = '127.0.0.1' "
                     "AND application_name LIKE 'pg_mop run%'") == 2, "the server's host, not the mapping's"
+    analyst.run("ALTER USER MAPPING FOR analyst SERVER pg_mop OPTIONS (DROP host)")
+    analyst.run(call("without_options"))
 
 
 def test_a_user_mapping_that_cannot_be_read_says_what_to_grant(db, analyst, server_object):

@@ -61,10 +61,11 @@ class PostgreSQL(Engine):
         for name, value in _options(server["srvoptions"]):
             if name in ("host", "port", "sslmode", "sslrootcert"):
                 parameters[name] = value
-        mapping = db.one("SELECT umoptions, umuser FROM pg_user_mappings WHERE srvid = $1 AND umuser IN "
-                         "(0, (SELECT oid FROM pg_roles WHERE rolname = session_user)) ORDER BY umuser DESC LIMIT 1",
+        # not PUBLIC's: only the server's owner may read that, and a password is one role's
+        mapping = db.one("SELECT umoptions, current_user = session_user AND has_server_privilege(srvid, 'USAGE') "
+                         "AS readable FROM pg_user_mappings WHERE srvid = $1 AND usename = session_user",
                          ["oid"], [server["oid"]])
-        if mapping is not None and mapping["umoptions"] is None:
+        if mapping is not None and mapping["umoptions"] is None and not mapping["readable"]:
             raise MopError(f"the user mapping of role {quote_identifier(user)} for server {SERVER} cannot be read",
                            hint=f"GRANT USAGE ON FOREIGN SERVER {SERVER} TO {quote_identifier(user)}; and call as that "
                                 "role itself.", sqlstate="42501")
