@@ -94,10 +94,12 @@ TABLES = ("mop_run", "mop_configuration", "mop_segment", "mop_unit", "mop_model"
 
 
 def everything(db, run_id=None):
-    """The rows of all runs, or of one."""
+    """The rows of all runs, or of one, and its model states."""
     where = "" if run_id is None else f"WHERE run_id = {run_id}"
-    return [db.run(f"SELECT md5(t::text) FROM madlib.{table} t {where} ORDER BY 1")
-            for table in TABLES]
+    states = db.run("SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ %s ORDER BY 1",
+                    [f"^mop_state_{run_id or '[0-9]+'}_"])
+    return [*(db.run(f"SELECT md5(t::text) FROM madlib.{table} t {where} ORDER BY 1") for table in TABLES),
+            *((row, db.run(f"SELECT md5(t::text) FROM madlib.{row['relname']} t ORDER BY 1")) for row in states)]
 
 
 def touched(client, sql):
