@@ -13,11 +13,13 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import traceback
 
 import psycopg2
 import testing.postgresql
@@ -30,6 +32,8 @@ from workload import ADAM, assert_invariants, dense, load, make_data, selection 
 DATABASE, ROLES = "soak", ("soak_a", "soak_b")
 ATTEMPT_SECONDS = 120  # a call that lasts longer hangs
 ATTEMPTS = 5           # of a run that are disturbed
+IN_VAIN = 4            # attempts that no fault of ours explains, after which a run never ends
+VANISHED = re.compile("does not exist|could not open relation|cache lookup failed")  # while pg_dump was at it
 PYTHON_ERROR = re.compile(r"^(plpy\.Error: )?(\w+: )?(psycopg2\.|\w+(Error|Exception)\b)")
 
 
@@ -118,7 +122,9 @@ class Job:
         self.fresh = chance.random() < 0.3
         self.output = f"{role}.out_{number}"
         self.client, self.thread, self.error = None, None, None
-        self.attempts, self.faults, self.history, self.finished = 0, [], [], False
+        self.attempts, self.in_vain, self.faults, self.history, self.finished = 0, 0, [], [], False
+        # held to note a fault and to end a call: a fault is noted for a call that is not over, or not at all
+        self.lock, self.over = threading.Lock(), True
 
     def __str__(self):
         return (f"{self.output}: {self.kind}, {self.segments} segments, {self.configurations} configurations, "
@@ -136,15 +142,25 @@ class Job:
         return bool(self.soak.watch("SELECT to_regclass(%s) IS NOT NULL AS yes", [self.output])[0]["yes"])
 
     def note(self, kind, detail=""):
-        """A fault is thrown at this job now."""
-        self.faults.append((kind, round(time.monotonic() - self.began, 2), detail))
+        """A fault is thrown at this job now: its entry; None where the call is over, and how it ended is its own."""
+        with self.lock:
+            if self.over:
+                return None
+            self.faults.append([kind, round(time.monotonic() - self.began, 2), detail])
+            return self.faults[-1]
+
+    @property
+    def rests(self):
+        """What hit the last attempt is still in force: the next waits until it is over."""
+        return any(kind in self.soak.lingering for kind, _, _ in self.faults)
 
     def attempt(self):
         """Begin the next attempt, perhaps with a fault of its own."""
         chance, self.attempts = self.chance, self.attempts + 1
-        self.faults, self.began, self.error = [], time.monotonic(), None
+        self.faults, self.began, self.error, self.over = [], time.monotonic(), None, False
         calm = self.attempts > ATTEMPTS
-        if self.client is None or self.client.connection.closed or (self.fresh and self.attempts > 1):
+        if (self.client is None or self.client.connection.closed or self.client.life != self.soak.restarts
+                or (self.fresh and self.attempts > 1)):
             self.leave()
             self.client = self.soak.client(self.role)
         run_id = self.run_id()
@@ -167,6 +183,7 @@ class Job:
         self.thread.start()
 
     def _go(self, settings, sql):
+        ended = None
         try:
             self.client.run(settings)
             if self.rollback:
@@ -175,14 +192,20 @@ class Job:
             if self.rollback:
                 self.client.run("ROLLBACK")
         except psycopg2.Error as error:
-            self.error = error
+            ended = error
+        finally:
+            with self.lock:
+                self.error, self.over = ended, True
 
     @property
     def working(self):
         return self.thread is not None and self.thread.is_alive()
 
     def leave(self):
-        """Close the client's connection and wait until its backend has ended, with what it had begun."""
+        """Close the client's connection and wait until its backend has ended, with what it had begun.
+
+        The role has no other client: its worker sessions are to end, too.
+        """
         if self.client is not None:
             self.client.close()
             pid, self.client = self.pid if self.attempts else None, None
@@ -191,6 +214,8 @@ class Job:
                     ATTEMPT_SECONDS):
                 self.soak.found("hang", self, f"backend {pid} does not end after its client has gone")
                 self.soak.watch("SELECT pg_terminate_backend(%s)", [pid])
+            if pid and not eventually(lambda: not self.soak.sessions_of(self, "pg_mop%"), 30):
+                self.soak.found("sessions left", self, f"of client {pid}: {self.soak.sessions_of(self, 'pg_mop%')}")
 
     def ended(self):
         """An attempt has ended: judge how. True where there is to be no other: the run is finished, or given up."""
@@ -207,12 +232,17 @@ class Job:
                 self.leave()
         # whatever we were told: a commit may have been made of which we did not hear
         self.finished = self.has_output()
-        if error is not None and not self.finished:
+        if error is not None:
             self.judge(error)
-        elif error is None and not self.finished and not self.rollback:
+        elif not self.finished and not self.rollback:
             soak.found("no output", self, "the call ended well, but there is no output table")
-        if self.attempts > ATTEMPTS + 3 and not self.finished:
-            soak.found("never ends", self, f"not finished after {self.attempts} attempts")
+        if self.rollback and self.finished:
+            soak.found("output despite ROLLBACK", self, "the call's transaction was rolled back")
+        # (that we ended a call that hung explains its error, not that it hung)
+        self.in_vain += not self.rollback and not {kind for kind, _, _ in self.faults} & (ENDING - {"hung"})
+        if self.in_vain >= IN_VAIN and not self.finished:
+            soak.found("never ends", self, f"not finished after {self.attempts} attempts, {self.in_vain} of them with "
+                                           "no fault that ends a call")
             return True
         return self.finished
 
@@ -231,13 +261,13 @@ class Job:
         soak, run_id = self.soak, self.run_id()
         failed = soak.watch("SELECT mst_key, error FROM madlib.mop_configuration WHERE run_id = %s AND error IS NOT "
                             "NULL", [run_id])
-        if failed and "memory" not in str(self.history):
+        if failed and not any(fault[0] == "memory" for _, faults, _ in self.history for fault in faults):
             soak.found("a failed configuration", self, str(failed))
         if self.kind == "multiple" and not failed and self.segments > 1:
             other = self.chance.choice([n for n in (1, 2, 3, 4) if n != self.segments])
-            soak.quietly(self, f"SET pg_mop.sessions = {other}; SELECT madlib.mop_replay({run_id}, "
-                               f"'{self.output}_again'); RESET pg_mop.sessions")
-            twin = f"{self.output}_again"
+            replayed = soak.quietly(self, f"SET pg_mop.sessions = {other}; SELECT madlib.mop_replay({run_id}, "
+                                          f"'{self.output}_again'); RESET pg_mop.sessions")
+            twin = f"{self.output}_again" if replayed else None
         elif self.kind == "multiple":
             twin = soak.twin("multiple", 1, 4, self.iterations) if self.segments == 1 else None
         else:
@@ -268,14 +298,15 @@ class Job:
         self.drop()
 
     def drop(self):
-        """Drop the output tables and the job's runs that were not finished."""
+        """Drop the output tables and the job's runs that were not finished. (The states of one whose output was
+        written are for the owner's next call to drop.)"""
         soak, again = self.soak, f"{self.output}_again"
         soak.units += soak.watch("SELECT count(*) AS n FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) "
                                  "WHERE model_output_table IN (%s, %s)", [self.output, again])[0]["n"]
         soak.watch("; ".join(f"DROP TABLE IF EXISTS {name}{more}" for name in (self.output, again)
                              for more in ("", "_info", "_summary")))
-        for row in soak.watch("SELECT run_id FROM madlib.mop_abandoned_runs WHERE model_output_table IN (%s, %s)",
-                              [self.output, again]):
+        for row in soak.watch("SELECT run_id FROM madlib.mop_abandoned_runs WHERE model_output_table IN (%s, %s) AND "
+                              "to_go_on IS NOT NULL", [self.output, again]):
             try:
                 soak.watch("SELECT madlib.mop_drop_run(%s)", [row["run_id"]])
             except psycopg2.Error as error:
@@ -304,7 +335,7 @@ TIMED = {
 OF_ATTEMPTS = ("statement_timeout", "memory", "rollback")
 # those after which a call may end with an error
 ENDING = {"coordinator terminated", "coordinator cancelled", "worker cancelled", "client closed", "server killed",
-          "server shut down", "connections", "statement_timeout", "memory"}
+          "server shut down", "connections", "statement_timeout", "memory", "hung"}
 WHOLE_SERVER = ("server killed", "server shut down", "connections")
 
 
@@ -338,7 +369,9 @@ class Soak:
         deadline = time.monotonic() + 30
         while True:
             try:
-                return Client(self.server, DATABASE, role)
+                client = Client(self.server, DATABASE, role)
+                client.life = self.restarts  # other than ours: a fault has ended its connection
+                return client
             except psycopg2.OperationalError:
                 if time.monotonic() > deadline:
                     raise
@@ -370,20 +403,29 @@ class Soak:
         self.watch(f"GRANT UPDATE ON ALL TABLES IN SCHEMA public TO {ROLES[0]}")
 
     def quietly(self, job, sql):
-        """Run what must succeed, undisturbed, as the job's role."""
-        client = self.client(job.role)
+        """Run what must succeed, undisturbed, as the job's role; whether it did."""
+        self.calm_down()
+        client, done = self.client(job.role), False
         try:
+            client.run(f"SET statement_timeout = '{ATTEMPT_SECONDS}s'")
             for statement in sql.split("; "):
                 client.run(statement)
+            done = True
         except psycopg2.Error as error:
             self.found("unexpected error", job, f"{sql}: {error}")
         client.close()
+        return done
+
+    def calm_down(self):
+        """Wait until no fault is in force; none is thrown while we, who throw them, are busy."""
+        assert eventually(lambda: not self.lingering, 60), f"still in force: {self.lingering}"
 
     def twin(self, kind, segments, configurations, iterations):
         """The output table of an undisturbed run of this shape."""
         key = (kind, segments, iterations)
         if key not in self.twins:
             table = f"twins.{kind}_{segments}_{iterations}"
+            self.calm_down()
             client, began = self.client("postgres"), time.monotonic()
             client.run(call(kind, segments, configurations, iterations, table))
             client.close()
@@ -451,6 +493,7 @@ class Soak:
         return self.signal_backend(job, "pg_terminate_backend", self.sessions_of(job, "pg_mop catalog"))
 
     def terminate_coordinator(self, job):
+        job.client.life = None  # also where it ends only after the call
         return self.signal_backend(job, "pg_terminate_backend", [job.pid])
 
     def cancel_coordinator(self, job):
@@ -458,15 +501,16 @@ class Soak:
 
     def close_client(self, job):
         """As when the client's machine goes: the socket is shut, nobody says goodbye."""
-        import socket
-        copy = socket.socket(fileno=os.dup(job.client.connection.fileno()))
+        job.client.life = None
         try:
-            copy.shutdown(socket.SHUT_RDWR)
-        finally:
-            copy.close()
+            with socket.socket(fileno=os.dup(job.client.connection.fileno())) as copy:
+                copy.shutdown(socket.SHUT_RDWR)
+        except (psycopg2.InterfaceError, OSError):  # its server was quicker
+            return False
         return "closed"
 
     def kill_server(self, job):
+        self.restarts += 1  # before it happens, for those who ask whether it has
         pids = processes_of(self.server.get_data_directory())
         os.kill(self.server.child_process.pid, signal.SIGKILL)
         for pid in pids:
@@ -478,12 +522,12 @@ class Soak:
         return "killed"
 
     def shut_server_down(self, job):
+        self.restarts += 1
         os.kill(self.server.child_process.pid, signal.SIGQUIT)
         self.start_again()
         return "immediately"
 
     def start_again(self):
-        self.restarts += 1
         self.server.ended()
         if not eventually(lambda: not trainers(), 10):
             self.found("orphans", None, f"trainers {trainers()} outlive the server")
@@ -502,7 +546,8 @@ class Soak:
 
     def use_up_connections(self, job):
         """All connections but the superusers' are taken for a few seconds."""
-        taken, seconds = [], self.chance.uniform(1, 4)
+        taken, seconds, restarts = [], self.chance.uniform(1, 4), self.restarts
+        self.lingering.append("connections")
         try:
             while True:
                 taken.append(connect(self.server, DATABASE, ROLES[0]))
@@ -510,11 +555,12 @@ class Soak:
             pass
 
         def give_back():
-            time.sleep(seconds)
+            eventually(lambda: restarts != self.restarts, seconds)
+            backends = [f"/proc/{connection.info.backend_pid}" for connection in taken]
             for connection in taken:
                 connection.close()
+            eventually(lambda: not any(map(os.path.exists, backends)), 30)
             self.lingering.remove("connections")
-        self.lingering.append("connections")
         self.later(give_back)
         return f"{len(taken)} for {seconds:.1f} s"
 
@@ -540,8 +586,11 @@ class Soak:
         program = shutil.which("pg_dump") or sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin/pg_dump"))[-1]
 
         def go():
-            made = subprocess.run([program, "-h", "127.0.0.1", "-p", str(self.server.dsn()["port"]), "-U", "postgres",
-                                   "-f", "/dev/null", DATABASE], capture_output=True, text=True)
+            for _ in range(3):
+                made = subprocess.run([program, "-h", "127.0.0.1", "-p", str(self.server.dsn()["port"]), "-U",
+                                       "postgres", "-f", "/dev/null", DATABASE], capture_output=True, text=True)
+                if not VANISHED.search(made.stderr):
+                    break
             if made.returncode and restarts == self.restarts and "too many clients" not in made.stderr:
                 self.found("pg_dump failed", None, made.stderr)
         self.later(go)
@@ -554,16 +603,15 @@ class Soak:
 
     def throw(self, kind, job):
         """Throw a fault at a job; False where there is nothing to throw it at now."""
-        touched = [j for j in self.jobs if j.working] if kind in WHOLE_SERVER else [job]
-        for other in touched:  # before it happens, as the call may end at once
-            other.note(kind)
-        detail = getattr(self, TIMED[kind][1])(job)
-        for other in touched:
-            index = max(i for i, fault in enumerate(other.faults) if fault[0] == kind)
+        # noted before it happens, as the call may end at once; all calls begin in this thread, so none does meanwhile
+        touched = self.jobs if kind in WHOLE_SERVER else [job]
+        noted = [(other, fault) for other in touched if (fault := other.note(kind))]
+        detail = noted and getattr(self, TIMED[kind][1])(job)
+        for other, fault in noted:
             if detail:
-                other.faults[index] = (*other.faults[index][:2], detail)
+                fault[2] = detail
             else:
-                del other.faults[index]
+                other.faults.remove(fault)
         if detail:
             self.faults[kind] += 1
         return bool(detail)
@@ -603,6 +651,8 @@ class Soak:
         while left and not self.interrupted:
             for job in left:
                 if job.thread is None:
+                    if job.rests:
+                        continue
                     job.attempt()
                     self.attempts += 1
                     count = chance.choice([0, 1, 2, 2, 3]) if job.attempts <= ATTEMPTS and timed else 0
@@ -616,13 +666,15 @@ class Soak:
                             job.check()
                         else:
                             job.drop()
-                elif time.monotonic() - job.began > ATTEMPT_SECONDS:
+                elif time.monotonic() - job.began > ATTEMPT_SECONDS and job.note("hung"):
                     activity = self.watch("SELECT pid, application_name, state, wait_event, left(query, 100) AS query "
                                           "FROM pg_stat_activity WHERE datname = current_database()")
                     self.found("hang", job, "\n".join(map(str, activity)))
-                    job.note("coordinator terminated", "for it hung")
-                    self.watch("SELECT pg_terminate_backend(%s)", [job.pid])
+                    self.terminate_coordinator(job)
                     job.thread.join(30)
+                    if job.working:
+                        self.close_client(job)
+                        job.thread.join(30)
                 elif plan[job] and plan[job][0][0] < time.monotonic():
                     kind = plan[job][0][1]
                     if self.throw(kind, job) or kind in ("sessions", "client closed"):
@@ -633,6 +685,9 @@ class Soak:
         """End what is still under way: nothing of a run may be left."""
         for thread in self.background:
             thread.join(60)
+            if thread.is_alive():
+                self.found("hang", None, "a VACUUM or pg_dump does not end")
+        self.background = []
         for job in self.jobs:
             if job.client is not None:
                 self.watch("SELECT pg_terminate_backend(%s)", [job.pid]) if job.working else None
@@ -643,7 +698,7 @@ class Soak:
         return idle, alone
 
     def orphans(self):
-        """What belongs to no unfinished run, by kind."""
+        """What is left although every run is finished or dropped, by kind."""
         self.rest()
         sessions = self.watch("SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%%'", [])
         left = {"sessions": len(sessions),
@@ -661,9 +716,7 @@ class Soak:
             client.close()
         for row in self.watch("SELECT run_id FROM madlib.mop_runs WHERE owner = 'postgres'"):
             self.watch("SELECT madlib.mop_drop_run(%s)", [row["run_id"]])
-        unfinished = "SELECT run_id FROM madlib.mop_abandoned_runs"
-        states = self.watch(f"SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ '^mop_state_' AND "
-                            f"split_part(relname, '_', 3)::bigint NOT IN ({unfinished})")
+        states = self.watch("SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ '^mop_state_'")
         tables = self.watch("SELECT oid::regclass::text AS name FROM pg_class WHERE relkind = 'r' AND relnamespace IN "
                             "(SELECT oid FROM pg_namespace WHERE nspname = ANY (%s))", [list(ROLES)])
         running = self.watch("SELECT run_id FROM madlib.mop_run WHERE status = 'running'")
@@ -686,8 +739,13 @@ class Soak:
                     kilobytes += sum(int(line.split()[1]) for line in file if line.startswith("Pss:"))
             except OSError:
                 continue
-        disk = sum(file.lstat().st_size for file in pathlib.Path(self.server.get_data_directory()).rglob("*")
-                   if file.is_file())
+        disk = 0
+        for folder, _, names in os.walk(self.server.get_data_directory()):
+            for name in names:
+                try:
+                    disk += os.lstat(os.path.join(folder, name)).st_size
+                except OSError:  # it has just been removed
+                    continue
         return round(kilobytes / 1024), round(disk / 1e6)
 
 
@@ -713,10 +771,13 @@ def main():
         try:
             soak.go()
         except Exception:
-            import traceback
             soak.found("the soak itself failed", None, traceback.format_exc())
-        left = soak.orphans()
-        at_end = soak.size()
+        left, at_end = {}, ("?", "?")
+        try:
+            left = soak.orphans()
+            at_end = soak.size()
+        except Exception:
+            soak.found("the soak itself failed", None, traceback.format_exc())
         crashes = re.findall(r".*(?:PANIC|was terminated by signal (?!9).*|TRAP:).*", server.log())
     finally:
         server.terminate()
