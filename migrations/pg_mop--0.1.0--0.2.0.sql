@@ -40,7 +40,6 @@ CREATE TABLE @extschema@.mop_generation (
     generation integer NOT NULL,
     PRIMARY KEY (run_id, generation)
 );
-CREATE TABLE @extschema@.mop_login (role name PRIMARY KEY);
 CREATE TABLE @extschema@.mop_limit (
     role name UNIQUE,
     sessions integer CHECK (sessions > 0),

@@ -46,16 +46,24 @@ class Session:
         """Let PostgreSQL see interrupts: a cancel is raised from here."""
         self.plpy.execute("SELECT 1")
 
-    def start_trainer(self, options, allowed, look_again=False):
+    def start_trainer(self, options, limits, look_again=False):
         """Start a trainer with `options` unless one runs that was started with the same; does not wait for it.
 
-        `allowed(options)`: those that it may have, asked for a new trainer; `look_again`: and for the one that runs.
+        `limits`: its `allowed(options)` gives the options that it may have, and its `admit(pid)` raises where it is one
+        too many. They are asked for a new trainer and, with `look_again`, for the one that runs.
         """
         if self.trainer is not None and (self.wanted != options or not self.trainer.alive()
-                                         or look_again and allowed(options) != self.trainer.options):
+                                         or look_again and limits.allowed(options) != self.trainer.options):
             self.stop_trainer()
         if self.trainer is None:
-            self.trainer, self.wanted, self.units = Trainer(self.home, allowed(options), self.tick), options, 0
+            self.trainer, self.wanted, self.units = Trainer(self.home, limits.allowed(options), self.tick), options, 0
+            look_again = True
+        if look_again:
+            try:
+                limits.admit(self.trainer.pid)
+            except BaseException:
+                self.stop_trainer()
+                raise
         return self.trainer
 
     def stop_trainer(self):

@@ -85,9 +85,6 @@ CREATE TABLE @extschema@.mop_generation (
     PRIMARY KEY (run_id, generation)
 );
 
--- A row for each login that a limit has been looked up for: what its sessions lock while they count.
-CREATE TABLE @extschema@.mop_login (role name PRIMARY KEY);
-
 -- What an administrator allows a role (NULL: all that have no row of their own); NULL columns do not limit.
 CREATE TABLE @extschema@.mop_limit (
     role name UNIQUE,

@@ -14,12 +14,24 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_own(run bigint) RETURNS void
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+-- Raises unless the run is the calling role's and, where it is given, in this epoch. `lock`: until the transaction's end
+-- nobody takes it over: who does waits, or has been waited for and is seen.
+CREATE FUNCTION @extschema@.mop_own(run bigint, run_epoch integer DEFAULT NULL, lock boolean DEFAULT false) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    reached integer;
 BEGIN
-    IF NOT EXISTS (SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = run AND r.owner = @extschema@.mop_caller())
-    THEN
+    IF lock THEN
+        SELECT r.epoch INTO reached FROM @extschema@.mop_run r
+        WHERE r.run_id = run AND r.owner = @extschema@.mop_caller() FOR KEY SHARE;
+    ELSE
+        SELECT r.epoch INTO reached FROM @extschema@.mop_run r
+        WHERE r.run_id = run AND r.owner = @extschema@.mop_caller();
+    END IF;
+    IF reached IS NULL THEN
         RAISE EXCEPTION 'there is no run % of role "%"', run, @extschema@.mop_caller() USING ERRCODE = '42501';
+    ELSIF reached <> run_epoch THEN
+        RAISE EXCEPTION 'run % has been taken over by another session', run USING ERRCODE = '55000';
     END IF;
 END
 $$;
@@ -33,19 +45,13 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
         SELECT 1 FROM @extschema@.mop_limit o WHERE o.role = session_user)
 $$;
 
--- until the transaction's end no other session of the login counts against its limit
-CREATE FUNCTION @extschema@.mop_lock_limits() RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    INSERT INTO @extschema@.mop_login VALUES (session_user) ON CONFLICT DO NOTHING;
-    PERFORM 1 FROM @extschema@.mop_login l WHERE l.role = session_user FOR UPDATE;
-END
-$$;
-
 -- process ids of the calling role's sessions, of all databases
 CREATE FUNCTION @extschema@.mop_backends(OUT pid integer) RETURNS SETOF integer
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT a.pid FROM pg_stat_activity a WHERE a.usename = session_user
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM pg_stat_clear_snapshot(); -- a transaction sees for ever those of its first look
+    RETURN QUERY SELECT a.pid FROM pg_stat_activity a WHERE a.usename = session_user;
+END
 $$;
 
 -- --- runs ------------------------------------------------------------------------------------------
@@ -94,9 +100,10 @@ BEGIN
                AND @extschema@.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'running') THEN
         RAISE EXCEPTION 'run % is running', run USING ERRCODE = '55006';
     END IF;
+    -- first the models, as a unit does
+    PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run FOR UPDATE;
     UPDATE @extschema@.mop_unit u SET status = 'cancelled', finished_at = clock_timestamp()
     WHERE u.run_id = run AND u.status = 'running';
-    PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run FOR UPDATE;
     UPDATE @extschema@.mop_configuration c SET error = NULL, blame = NULL WHERE c.run_id = run AND c.blame = 'place';
     UPDATE @extschema@.mop_run r SET status = 'running', error = NULL, finished_at = NULL, coordinator_pid = coordinator,
         coordinator_start = (SELECT a.backend_start FROM pg_stat_activity a WHERE a.pid = coordinator),
@@ -106,10 +113,11 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_close_run(run bigint, outcome text, message text) RETURNS void
+-- In this and the following functions an epoch that is NULL may be any.
+CREATE FUNCTION @extschema@.mop_close_run(run bigint, run_epoch integer, outcome text, message text) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run);
+    PERFORM @extschema@.mop_own(run, run_epoch, true);
     UPDATE @extschema@.mop_unit u SET status = 'cancelled', finished_at = clock_timestamp()
     WHERE u.run_id = run AND u.status = 'running';
     UPDATE @extschema@.mop_run r SET status = outcome, error = message, finished_at = clock_timestamp()
@@ -142,8 +150,9 @@ BEGIN
     FOR run IN SELECT r.run_id FROM @extschema@.mop_run r
                WHERE r.owner = @extschema@.mop_caller() AND r.status = 'running' AND @extschema@.mop_status(
                    r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'failed'
+               FOR NO KEY UPDATE SKIP LOCKED -- somebody takes it over
     LOOP
-        PERFORM @extschema@.mop_close_run(run, 'failed', 'the session that ran it has ended');
+        PERFORM @extschema@.mop_close_run(run, NULL, 'failed', 'the session that ran it has ended');
     END LOOP;
 END
 $$;
@@ -228,13 +237,7 @@ CREATE FUNCTION @extschema@.mop_begin_unit(run bigint, run_epoch integer, mst_ke
     segment integer, kind text, dataset text, attempt integer, queued_at double precision) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    -- the lock: who takes the run over waits for this transaction, or this sees the new epoch
-    PERFORM 1 FROM @extschema@.mop_run r WHERE r.run_id = run AND r.owner = @extschema@.mop_caller()
-        AND r.epoch = run_epoch FOR KEY SHARE;
-    IF NOT FOUND THEN
-        PERFORM @extschema@.mop_own(run);
-        RAISE EXCEPTION 'run % has been taken over by another session', run USING ERRCODE = '55000';
-    END IF;
+    PERFORM @extschema@.mop_own(run, run_epoch, true);
     INSERT INTO @extschema@.mop_unit (run_id, mst_key, iteration, segment, kind, dataset, attempt, status, backend_pid,
         queued_at, started_at)
     VALUES ($1, $3, $4, $5, $6, $7, $8, 'running', pg_backend_pid(), to_timestamp($9), clock_timestamp());
@@ -242,18 +245,18 @@ END
 $$;
 
 -- an attempt failed; its row is made here where the session went before it could
-CREATE FUNCTION @extschema@.mop_fail_unit(run bigint, mst_key integer, iteration integer, segment integer, kind text,
-                                          dataset text, attempt integer, queued_at double precision, message text)
+CREATE FUNCTION @extschema@.mop_fail_unit(run bigint, run_epoch integer, mst_key integer, iteration integer,
+    segment integer, kind text, dataset text, attempt integer, queued_at double precision, message text)
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run);
+    PERFORM @extschema@.mop_own(run, run_epoch, true);
     UPDATE @extschema@.mop_unit u SET status = 'failed', finished_at = clock_timestamp(), error = message
-    WHERE (u.run_id, u.mst_key, u.iteration, u.segment, u.kind, u.dataset, u.attempt) = ($1, $2, $3, $4, $5, $6, $7)
+    WHERE (u.run_id, u.mst_key, u.iteration, u.segment, u.kind, u.dataset, u.attempt) = ($1, $3, $4, $5, $6, $7, $8)
     AND u.status <> 'finished';
     IF NOT FOUND THEN
         INSERT INTO @extschema@.mop_unit (run_id, mst_key, iteration, segment, kind, dataset, attempt, status,
             queued_at, finished_at, error)
-        VALUES ($1, $2, $3, $4, $5, $6, $7, 'failed', to_timestamp($8), clock_timestamp(), message)
+        VALUES ($1, $3, $4, $5, $6, $7, $8, 'failed', to_timestamp($9), clock_timestamp(), message)
         ON CONFLICT DO NOTHING;
     END IF;
 END
@@ -290,10 +293,10 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_fail_configuration(run bigint, key integer, message text, blamed text) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION @extschema@.mop_fail_configuration(run bigint, run_epoch integer, key integer, message text, blamed text)
+RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run);
+    PERFORM @extschema@.mop_own(run, run_epoch, true);
     UPDATE @extschema@.mop_configuration c SET error = message, blame = blamed WHERE c.run_id = run AND c.mst_key = key;
 END
 $$;
@@ -404,7 +407,6 @@ CREATE FUNCTION @extschema@.mop_take_model(run bigint, run_epoch integer, key in
     to_train boolean, OUT model_id integer, OUT compile_params text, OUT fit_params text, OUT model_arch text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    reached integer;
     version integer;
 BEGIN
     PERFORM @extschema@.mop_own(run);
@@ -412,13 +414,12 @@ BEGIN
         PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run AND m.mst_key = key FOR NO KEY UPDATE;
     END IF;
     -- after the lock, for which this may have waited while the run was taken over
-    SELECT r.epoch, m.version, c.model_id, c.compile_params, c.fit_params, c.model_arch
-    INTO reached, version, model_id, compile_params, fit_params, model_arch
-    FROM @extschema@.mop_run r JOIN @extschema@.mop_configuration c USING (run_id)
-    JOIN @extschema@.mop_model m USING (run_id, mst_key) WHERE r.run_id = run AND c.mst_key = key;
-    IF reached IS DISTINCT FROM run_epoch THEN
-        RAISE EXCEPTION 'run % has been taken over by another session', run USING ERRCODE = '55000';
-    ELSIF version IS DISTINCT FROM at_version AND to_train THEN
+    PERFORM @extschema@.mop_own(run, run_epoch);
+    SELECT m.version, c.model_id, c.compile_params, c.fit_params, c.model_arch
+    INTO version, model_id, compile_params, fit_params, model_arch
+    FROM @extschema@.mop_configuration c JOIN @extschema@.mop_model m USING (run_id, mst_key)
+    WHERE c.run_id = run AND c.mst_key = key;
+    IF NOT FOUND OR to_train AND version <> at_version THEN
         RAISE EXCEPTION 'model % of run % is not at version %', key, run, at_version USING ERRCODE = '55000';
     END IF;
 END

@@ -23,6 +23,7 @@ class Catalog:
         """Connects. Raises MopError with what mends it."""
         # psycopg2 takes a single % for a place to fill
         self.schema, self.role, self.parameters = db.extension.replace("%", "%%"), db.current_user(), parameters
+        self.epoch = None  # of the run that is opened or reopened by this
         self.caller = db.value("SELECT pg_backend_pid()")
         self._connect()
 
@@ -84,6 +85,7 @@ class Catalog:
         A configuration with `weights_sql` starts from the weights (float32 bytes) that it selects, whose MD5 must be
         `weights_md5`. Raises MopError where this session, as the workers, sees others.
         """
+        self.epoch = 1
         return self._lasting(self._open_run, run, configurations, segments)
 
     def _open_run(self, run, configurations, segments):
@@ -145,7 +147,7 @@ class Catalog:
                 f" AND model_output_table = %s AND EXISTS (SELECT 1 FROM {self.schema}.mop_generation g"
                 f" WHERE g.run_id = r.run_id) ORDER BY run_id DESC LIMIT 1", (function, output)):
             run = self.run(row["run_id"])
-            parameters = run["parameters"]
+            parameters = run["parameters"] if run is not None else {}
             if (parameters.get("arguments") == json.loads(json.dumps(arguments)) and run["status"] != "running"
                     and "replay_of" not in parameters.get("tables", {}) and not self.output_is_written(row["run_id"])):
                 return run
@@ -184,13 +186,13 @@ class Catalog:
             f"SELECT generation FROM {self.schema}.mop_generation WHERE run_id = %s", (run_id,))}
 
     def reopen_run(self, run_id, coordinator_pid):
-        """Take a run over from a coordinator that has gone. Returns the run's new epoch."""
-        return self.execute(f"SELECT {self.schema}.mop_reopen_run(%s, %s) AS epoch",
-                            (run_id, coordinator_pid))[0]["epoch"]
+        """Take a run over from a coordinator that has gone: it has another epoch then."""
+        self.epoch = self.execute(f"SELECT {self.schema}.mop_reopen_run(%s, %s) AS epoch",
+                                  (run_id, coordinator_pid))[0]["epoch"]
 
     def close_run(self, run_id, status, error=None):
         """Mark a run as ended, and the units that it leaves behind as cancelled."""
-        self.execute(f"SELECT {self.schema}.mop_close_run(%s, %s, %s)", (run_id, status, error))
+        self.execute(f"SELECT {self.schema}.mop_close_run(%s, %s, %s, %s)", (run_id, self.epoch, status, error))
 
     def housekeeping(self):
         """Drop the states that nobody needs any more, and close the runs whose coordinator has gone.
@@ -222,13 +224,14 @@ class Catalog:
         with self.connection.cursor() as cursor:
             return cursor.mogrify(
                 f"SELECT {self.schema}.mop_begin_unit(%(run_id)s, %(epoch)s, %(mst_key)s, %(iteration)s, %(segment)s,"
-                f" %(kind)s, %(dataset)s, %(attempt)s, %(queued_at)s)", unit).decode()
+                f" %(kind)s, %(dataset)s, %(attempt)s, %(queued_at)s)", {**unit, "epoch": self.epoch}).decode()
 
     def fail_unit(self, unit, error):
         """Note that an attempt (dict) failed. Its row is made here where the session went before it could."""
         self.execute(
-            f"SELECT {self.schema}.mop_fail_unit(%(run_id)s, %(mst_key)s, %(iteration)s, %(segment)s, %(kind)s,"
-            f" %(dataset)s, %(attempt)s, %(queued_at)s, %(error)s)", {**unit, "error": error})
+            f"SELECT {self.schema}.mop_fail_unit(%(run_id)s, %(epoch)s, %(mst_key)s, %(iteration)s, %(segment)s,"
+            f" %(kind)s, %(dataset)s, %(attempt)s, %(queued_at)s, %(error)s)",
+            {**unit, "epoch": self.epoch, "error": error})
 
     # --- model states -----------------------------------------------------------------------------
     def new_generation(self, run_id, generation):
@@ -279,7 +282,8 @@ class Catalog:
 
     def fail_configuration(self, run_id, mst_key, error, blame):
         """Mark a configuration as failed; `blame`: 'configuration' or 'place'."""
-        self.execute(f"SELECT {self.schema}.mop_fail_configuration(%s, %s, %s, %s)", (run_id, mst_key, error, blame))
+        self.execute(f"SELECT {self.schema}.mop_fail_configuration(%s, %s, %s, %s, %s)",
+                     (run_id, self.epoch, mst_key, error, blame))
 
     # --- results ----------------------------------------------------------------------------------
     def metrics(self, run_id, iteration=None, together=False):

@@ -281,8 +281,8 @@ def connection_refused(parameters, error):
     user, address = quote_identifier(parameters["user"]), listening()[2]
     options = f" OPTIONS (host {quote_literal(address)})" if address else ""
     if "password" in parameters:
-        hint = ("The password is that of the role's user mapping: "
-                f"ALTER USER MAPPING FOR {user} SERVER pg_mop OPTIONS (SET password '...');")
+        hint = ("The password is that of the role's user mapping: ALTER USER MAPPING FOR "
+                f"{user} SERVER pg_mop OPTIONS ({'SET' if parameters['password'] else 'ADD'} password '...');")
     else:
         hint = ("Worker sessions connect to this server as the calling role. Where it asks them for a password: "
                 f"CREATE SERVER IF NOT EXISTS pg_mop FOREIGN DATA WRAPPER pg_mop{options}; "

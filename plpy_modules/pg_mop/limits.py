@@ -6,48 +6,75 @@ import os
 from pg_mop.database import MopError
 from pg_mop.settings import BACKENDS
 
+TOO_MANY_TRAINERS = "53000"
 
-def allowed(plpy, schema, options, lock=False):
-    """A trainer's options within the calling role's limits; `schema`: the extension's, quoted.
 
-    `lock`: sessions that start trainers at the same time count one after the other; for short transactions. Raises
-    MopError where the role's sessions have as many trainers as they may.
-    """
-    for name, least in (("threads", 1), ("memory_mb", 1), ("model_mb", 1), ("cache_mb", 0), ("idle_ms", 0), ("gpu", 0)):
-        value = options.get(name)
-        if value is None and name in ("memory_mb", "model_mb", "gpu"):
-            continue
-        if type(value) is not int or not least <= value < 1 << 31:
-            raise MopError(f"invalid option of a trainer: {name} = {value!r}")
-    if options.get("keras_backend") not in BACKENDS:
-        raise MopError(f"invalid option of a trainer: keras_backend = {options.get('keras_backend')!r}")
-    limits = plpy.execute(f"SELECT * FROM {schema}.mop_limits()")[0]
-    if limits["sessions"] is not None:
-        if lock:
-            plpy.execute(f"SELECT {schema}.mop_lock_limits()")
-        others = {row["pid"] for row in plpy.execute(f"SELECT pid FROM {schema}.mop_backends()")} - {os.getpid()}
-        if (count := _children(others)) >= limits["sessions"]:
-            raise MopError(f"the role's sessions have {count} trainers, as many as it may have at once",
+class Limits:
+    """Those of the calling role."""
+
+    def __init__(self, plpy, schema):
+        """`schema`: the extension's, quoted."""
+        self.plpy, self.schema = plpy, schema
+
+    def _find(self):
+        return self.plpy.execute(f"SELECT * FROM {self.schema}.mop_limits()")[0]
+
+    def allowed(self, options):
+        """A trainer's options within the limits. Raises MopError where they are none."""
+        for name, least in (("threads", 1), ("memory_mb", 1), ("model_mb", 1), ("cache_mb", 0), ("idle_ms", 0),
+                            ("gpu", 0)):
+            value = options.get(name)
+            if value is None and name in ("memory_mb", "model_mb", "gpu"):
+                continue
+            if type(value) is not int or not least <= value < 1 << 31:
+                raise MopError(f"invalid option of a trainer: {name} = {value!r}")
+        if options.get("keras_backend") not in BACKENDS:
+            raise MopError(f"invalid option of a trainer: keras_backend = {options.get('keras_backend')!r}")
+        limits, within = self._find(), dict(options)
+        for name, limit in (("threads", "threads"), ("memory_mb", "trainer_memory_mb"), ("model_mb", "max_model_mb")):
+            values = [v for v in (options.get(name), limits[limit]) if v is not None]
+            within[name] = min(values, default=None)
+        return within
+
+    def admit(self, pid):
+        """Raises MopError where the trainer `pid`, which has been started, is one more than the role may have at once.
+
+        Those that were started before it count: of several that start in the same instant, as many stay as may.
+        """
+        most = self._find()["sessions"]
+        if most is None:
+            return
+        backends = {row["pid"] for row in self.plpy.execute(f"SELECT pid FROM {self.schema}.mop_backends()")}
+        try:
+            own = _began(pid)[0]
+        except OSError:  # it has ended, which its first frame will tell
+            return
+        before = sum(began < own for began in _trainers(backends))
+        if before >= most:
+            raise MopError(f"the role's sessions have {before} trainers, as many as it may have at once",
                            detail="The table mop_limit says so; idle trainers end with the session that called, or "
-                                  "after pg_mop.session_idle_timeout.", sqlstate="53000")
-    within = dict(options)
-    for name, limit in (("threads", "threads"), ("memory_mb", "trainer_memory_mb"), ("model_mb", "max_model_mb")):
-        values = [v for v in (options.get(name), limits[limit]) if v is not None]
-        within[name] = min(values, default=None)
-    return within
+                                  "after pg_mop.session_idle_timeout.", sqlstate=TOO_MANY_TRAINERS)
 
 
-def _children(pids):
-    """How many trainers are children of these processes."""
-    count = 0
+def _began(pid):
+    """(what tells which process was started first, the parent's pid, the state's letter). Raises OSError."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rsplit(b")", 1)[1].split()
+    return (int(fields[19]), int(pid)), int(fields[1]), fields[0]
+
+
+def _trainers(backends):
+    """What tells which was started first, of each trainer of these sessions (process ids)."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
+                began, parent, state = _began(entry)
+                if parent not in backends or state in b"ZX":
+                    continue
                 with open(f"/proc/{entry}/cmdline", "rb") as file:
-                    if b"mop_udf.trainer" not in file.read().split(b"\0"):
-                        continue
-                with open(f"/proc/{entry}/stat") as file:
-                    count += int(file.read().rsplit(")", 1)[1].split()[1]) in pids
+                    command = file.read()
             except OSError:  # it has ended
                 continue
-    return count
+            # until a child executes its own program it has its backend's command line, and for an instant none
+            if not command or command.startswith(b"postgres:") or b"mop_udf.trainer" in command.split(b"\0"):
+                yield began

@@ -5,7 +5,7 @@ import json
 import psycopg2
 import pytest
 
-from conftest import trainers
+from conftest import Calling, eventually, parent, trainers
 from forged import own_run
 
 
@@ -57,7 +57,8 @@ def test_maintenance_of_a_users_table_lends_him_nobodys_runs(db, roles, how):
         BEGIN
             FOREACH call IN ARRAY ARRAY['mop_drop_run({mine})', 'mop_drop_run({victor.run_id})',
                                         'mop_read_state({mine}, 1, 1)', 'mop_set_sessions({mine}, 1)',
-                                        'mop_drop_as_caller({mine}, true)', 'mop_close_run({mine}, ''failed'', ''x'')']
+                                        'mop_drop_as_caller({mine}, true)',
+                                        'mop_close_run({mine}, NULL, ''failed'', ''x'')']
             LOOP
                 BEGIN
                     EXECUTE 'SELECT madlib.' || call;
@@ -73,7 +74,7 @@ def test_maintenance_of_a_users_table_lends_him_nobodys_runs(db, roles, how):
     db.run("RESET ROLE")
     db.run(how)
     heard = {r["result"] for r in db.run("SELECT result FROM mallory.heard WHERE who = 'postgres'")}
-    assert heard and not any(r.startswith("mop_") for r in heard), heard
+    assert heard and not any(r.startswith("mop_") or "does not exist" in r for r in heard), heard
     assert states_of(db, mine) == 1 and states_of(db, victor.run_id) == 1
     db.run("SELECT madlib.mop_drop_run(%s)", [mine])
     mallory.run("DROP TABLE lure, heard")
@@ -103,12 +104,37 @@ def test_another_role_that_is_set_does_not_lift_a_limit(db, roles):
     mallory.run("SET ROLE mop_user")
     assert mallory.run("SELECT * FROM madlib.mop_limits()") == [limits]
     mallory.run("RESET ROLE")
-    # who holds the lock of his own count holds up nobody else
-    mallory.run("BEGIN; SELECT madlib.mop_lock_limits()")
-    other = db.another("victor")
-    other.run("SET lock_timeout = '2s'; SELECT madlib.mop_lock_limits()")
-    other.close()
-    mallory.run("ROLLBACK")
+    db.run("DELETE FROM madlib.mop_limit")
+
+
+def test_of_trainers_that_start_in_the_same_instant_as_many_stay_as_may(db, roles):
+    db.run("INSERT INTO madlib.mop_limit (role, sessions) VALUES ('mallory', 2)")
+    start = "SELECT madlib.mop_start_trainer($json$" + options() + "$json$)"
+    for _ in range(3):
+        clients = [db.another("mallory") for _ in range(6)]
+        for client in clients:  # its packages are found before the race
+            client.error("SELECT madlib.mop_start_trainer('{}')")
+        calls = [Calling(client, start) for client in clients]
+        refused = [error for error in (call.end() for call in calls) if error is not None]
+        assert len(refused) == 4 and all("as many as it may have at once" in str(error) for error in refused)
+        assert {parent(pid) for pid in trainers()} <= {c.connection.info.backend_pid for c in clients}
+        assert len(trainers()) == 2
+        for client in clients:
+            client.close()
+        assert eventually(lambda: not trainers())
+    # nor does an open transaction that has looked at who is there, and sees that for ever
+    clients = []
+    for _ in range(4):
+        clients.append(db.another("mallory"))
+        clients[-1].run("BEGIN; SELECT count(*) FROM pg_stat_activity")
+    for client in reversed(clients[2:]):
+        client.run(start)
+    for client in clients[:2]:
+        assert "as many as it may have at once" in str(client.error(start))
+    assert len(trainers()) == 2
+    for client in clients:
+        client.close()
+    assert eventually(lambda: not trainers())
     db.run("DELETE FROM madlib.mop_limit")
 
 

@@ -19,6 +19,11 @@ class Raised(Exception):
     """What an SQL error becomes here: (message, SQLSTATE)."""
 
 
+class Unlimited:
+    """What no administrator limits."""
+    allowed, admit = dict, int
+
+
 class Interrupts:
     """A session that nobody cancels."""
 
@@ -54,7 +59,7 @@ def train(holder, what, **limits):
     """Train a unit; its report."""
     with failures_as_sql(holder.plpy, holder):
         try:
-            holder.start_trainer(options(**limits), dict)
+            holder.start_trainer(options(**limits), Unlimited)
             holder.begin(what, [], [{}])
             if holder.unit["sends_rows"]:
                 x, y = np.ones((ROWS, 4), "<f4"), np.eye(3, dtype="<i2")[np.arange(ROWS) % 3]
@@ -118,7 +123,7 @@ def test_a_model_above_the_limit_is_refused_with_both_numbers(holder):
 
 
 def test_a_model_to_predict_with_is_limited_too(holder):
-    trainer = holder.start_trainer(options(model_mb=10), dict)
+    trainer = holder.start_trainer(options(model_mb=10), Unlimited)
     for header, payload in (({"op": "model", "architecture": wide(500_000)}, b""),
                             ({"op": "model", "architecture": HUGE["100 GB"]}, b"")):
         trainer.send(header, payload)

@@ -4,8 +4,9 @@ import functools
 
 from mop_udf import aggregate
 from mop_udf.process import TrainerError, TrainerLost
-from pg_mop import limits, settings
+from pg_mop import settings
 from pg_mop.database import MopError, extension_schema, quote_identifier, sql_function
+from pg_mop.limits import Limits
 
 
 def with_trainer(function):
@@ -39,8 +40,7 @@ class trainer_of:
 
     def __enter__(self):
         plpy = self.session.plpy
-        schema = quote_identifier(extension_schema(plpy))
-        return self.session.start_trainer(self.options, lambda options: limits.allowed(plpy, schema, options))
+        return self.session.start_trainer(self.options, Limits(plpy, quote_identifier(extension_schema(plpy))))
 
     def __exit__(self, kind, error, trace):
         if kind is None:

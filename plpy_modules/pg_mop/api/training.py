@@ -179,10 +179,10 @@ class Training:
                 self._adopt(earlier)
             self.seed = options["seed"] if options["seed"] is not None else secrets.randbits(31)
             resumes = earlier is not None and not earlier.replay
-            sessions, epoch = None, 1
+            sessions = None
             if resumes:
                 self.run_id = earlier.run_id
-                epoch = journal.reopen_run(self.run_id, db.value("SELECT pg_backend_pid()"))
+                journal.reopen_run(self.run_id, db.value("SELECT pg_backend_pid()"))
             try:
                 if resumes:
                     earlier.read(journal)  # once more: its last units may have ended only now
@@ -196,7 +196,7 @@ class Training:
                 from mop_udf import state  # noqa: F401
                 executor = Executor(db, journal, sessions, self.run_id, self.board, self.scheduler, self._describe,
                                     lambda i: self._tell(journal, i), options,
-                                    earlier.attempts if resumes else {}, self.wanted, epoch)
+                                    earlier.attempts if resumes else {}, self.wanted)
                 executor.go()
                 sessions.keep(options["session_idle_timeout"])
                 self.failed = {**executor.failed, **self.misfits}

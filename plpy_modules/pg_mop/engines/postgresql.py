@@ -62,14 +62,18 @@ class PostgreSQL(Engine):
             if name in ("host", "port", "sslmode", "sslrootcert"):
                 parameters[name] = value
         # not PUBLIC's: only the server's owner may read that, and a password is one role's
-        mapping = db.one("SELECT umoptions, current_user = session_user AND has_server_privilege(srvid, 'USAGE') "
-                         "AS readable FROM pg_user_mappings WHERE srvid = $1 AND usename = session_user",
-                         ["oid"], [server["oid"]])
-        if mapping is not None and mapping["umoptions"] is None and not mapping["readable"]:
+        mapping = db.one(
+            "SELECT umoptions, current_user = session_user AND has_server_privilege(srvid, 'USAGE') OR (SELECT "
+            "rolsuper FROM pg_roles WHERE rolname = current_user) AS readable FROM pg_user_mappings "
+            "WHERE srvid = $1 AND usename = session_user", ["oid"], [server["oid"]])
+        if mapping is None:
+            return parameters
+        parameters["password"] = ""  # tells connection_refused that there is a mapping
+        if mapping["umoptions"] is None and not mapping["readable"]:
             raise MopError(f"the user mapping of role {quote_identifier(user)} for server {SERVER} cannot be read",
                            hint=f"GRANT USAGE ON FOREIGN SERVER {SERVER} TO {quote_identifier(user)}; and call as that "
                                 "role itself.", sqlstate="42501")
-        for name, value in _options(mapping and mapping["umoptions"]):
+        for name, value in _options(mapping["umoptions"]):
             if name == "password":
                 parameters[name] = value
             elif name == "user" and value != user:

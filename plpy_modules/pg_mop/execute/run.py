@@ -10,12 +10,13 @@ from mop_udf.aggregate import CONFIGURATION_FAILED, MEMORY_EXCEEDED, TRAINER_LOS
 from pg_mop.database import MopError, quote_literal
 from pg_mop.execute.generations import Generations
 from pg_mop.execute.sessions import SessionLost, wait
+from pg_mop.limits import TOO_MANY_TRAINERS
 
 BACK_OFF = 0.5, 60.0  # seconds before a unit's second attempt, and at most before any; it doubles each time
 LOOK_SECONDS = 0.5  # between looks at how many sessions are wanted
 TOGETHER_BYTES = 256 << 20  # of the states of models that are evaluated together
 AHEAD_BYTES = 1 << 20, 256 << 20  # least and most of a state that is read while the unit before it trains
-RETRY_STATES = (TRAINER_LOST, "40001", "40P01")
+RETRY_STATES = (TRAINER_LOST, TOO_MANY_TRAINERS, "40001", "40P01")
 
 
 class Executor:
@@ -24,13 +25,13 @@ class Executor:
     `describe(units, place)` gives what the worker session at a place needs to know of units that it does together
     (a dict, see execute/unit.py);
     `on_iteration(i)` is called once every live configuration has been through iteration i. `attempts`: {unit: attempts
-    begun} by an earlier coordinator of the run; `wanted`: how many sessions the run asked for; `epoch`: see mop_run.
+    begun} by an earlier coordinator of the run; `wanted`: how many sessions the run asked for.
     """
 
     def __init__(self, db, catalog, sessions, run_id, board, scheduler, describe, on_iteration, options, attempts,
-                 wanted, epoch):
+                 wanted):
         self.db, self.catalog, self.sessions = db, catalog, sessions
-        self.run_id, self.epoch, self.board, self.scheduler = run_id, epoch, board, scheduler
+        self.run_id, self.board, self.scheduler = run_id, board, scheduler
         self.describe, self.on_iteration = describe, on_iteration
         self.lock_timeout, self.retries = options["lock_timeout"], options["unit_retries"]
         self.attempts = dict(attempts)  # unit -> attempts begun
@@ -155,15 +156,14 @@ class Executor:
         rows, models = [], []
         for unit in units:
             attempt = self.attempts[unit] = self.attempts.get(unit, 0) + 1
-            rows.append({"run_id": self.run_id, "epoch": self.epoch, "mst_key": unit.mst_key,
-                         "iteration": unit.iteration, "segment": unit.segment, "kind": unit.kind,
-                         "dataset": unit.dataset, "attempt": attempt,
+            rows.append({"run_id": self.run_id, "mst_key": unit.mst_key, "iteration": unit.iteration,
+                         "segment": unit.segment, "kind": unit.kind, "dataset": unit.dataset, "attempt": attempt,
                          "queued_at": self.waiting_since.get(unit, time.time())})
             models.append({"mst_key": unit.mst_key, "iteration": unit.iteration, "attempt": attempt,
                            "version": self.versions[unit.mst_key],
                            "generation": self.generations.begin(unit.mst_key) if unit.kind == "train" else None})
             self.board.start(unit)
-        work = {**self.describe(units, session.place), "run_id": self.run_id, "epoch": self.epoch,
+        work = {**self.describe(units, session.place), "run_id": self.run_id, "epoch": self.catalog.epoch,
                 "kind": units[0].kind, "dataset": units[0].dataset, "segment": units[0].segment}
         work["coming"] = self._coming(session.place)
         work["models"] = [{**model, **more} for model, more in zip(models, work["models"])]

@@ -9,8 +9,9 @@ import json
 import time
 
 from mop_udf import aggregate, params
-from pg_mop import limits, object_table
+from pg_mop import object_table
 from pg_mop.database import Database, MopError, extension_schema, quote_identifier
+from pg_mop.limits import Limits
 
 
 def start_trainer(plpy, GD, options):
@@ -20,8 +21,7 @@ def start_trainer(plpy, GD, options):
 
 def _start_trainer(plpy, holder, options, look_again=False):
     try:
-        schema = quote_identifier(extension_schema(plpy))
-        holder.start_trainer(options, lambda o: limits.allowed(plpy, schema, o, lock=look_again), look_again)
+        holder.start_trainer(options, Limits(plpy, quote_identifier(extension_schema(plpy))), look_again)
         return
     except MopError as error:
         problem = error
@@ -167,7 +167,7 @@ class _Work:
              report.get("compilations"), json.dumps(report["choice"]) if "choice" in report else None])
 
 
-@functools.lru_cache(1000)
+@functools.lru_cache(100)
 def _parsed(compile_params, fit_params):
     """(compile parameters, whether there are callbacks) of parameter strings."""
     return params.parse_compile_params(compile_params), bool(params.parse_fit_params(fit_params)["callbacks"])
