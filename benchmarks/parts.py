@@ -185,7 +185,7 @@ def large(dsn):
     connection, cursor = session(dsn)
     prepare(cursor, workload, 1, weights=False)
     took = seconds(cursor, "SELECT madlib.madlib_keras_fit_multiple_model('packed', 'models', 'mst', 2, FALSE)")
-    cursor.execute("SELECT sum(bytes) FROM madlib.mop_model WHERE run_id = (SELECT max(run_id) FROM "
+    cursor.execute("SELECT sum(bytes)::bigint FROM madlib.mop_model WHERE run_id = (SELECT max(run_id) FROM "
                    "madlib.mop_runs)")
     size = cursor.fetchone()[0]
     cursor.execute("SELECT read_seconds, write_seconds FROM madlib.mop_units WHERE run_id = (SELECT max(run_id) FROM "

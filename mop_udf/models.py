@@ -106,13 +106,14 @@ def make_scalars_variable(optimizer, names):
 class CompiledModel:
     """A model with its optimizer, compiled once and lent to every configuration that differs in scalars only."""
 
-    def __init__(self, architecture, compile_params, objects, learned):
-        """`objects`: {name: pickle} of the custom functions that the compile parameters name; `learned`: see Chosen."""
+    def __init__(self, architecture, compile_params, objects, learned, seed=None):
+        """`objects`: {name: pickle} of the custom functions that the compile parameters name; `learned`: see Chosen;
+        `seed`: that of the initial weights where it will be started next."""
         self.architecture = normalise(architecture)
         functions = load_functions(objects)
         optimizer = functools.partial(make_optimizer, compile_params["optimizer"], compile_params["optimizer_args"])
         check_size(self.architecture, optimizer)
-        self.model = build(self.architecture, 0)
+        self.model, self._unused = build(self.architecture, seed or 0), seed
         self.optimizer = optimizer()
         self.scalars = make_scalars_variable(self.optimizer, params.scalars(compile_params))
         outputs = len(self.model.outputs)
@@ -143,10 +144,14 @@ class CompiledModel:
     def start(self, seed):
         """Put the model into the state in which training begins: weights from `seed`, an unused optimizer."""
         if self._first[0] != seed:
-            fresh = build(self.architecture, seed)
+            as_built = seed is not None and self._unused == seed
+            fresh = self.model if as_built else build(self.architecture, seed)
             first = {"weights": [np.array(w) for w in fresh.weights],
                      "seeds": [np.array(v) for v in seed_variables(fresh)]}
             self._first = (seed, first) if sum(a.nbytes for a in first["weights"]) < KEPT_BYTES else (None, None)
+            if as_built:
+                self._unused = None
+                return
         else:
             first = self._first[1]
         self._assign({**first, "optimizer": self._fresh_optimizer})
@@ -190,6 +195,7 @@ class CompiledModel:
                            "optimizer": [np.asarray(v.value) for v in self.optimizer.variables]})
 
     def _assign(self, groups):
+        self._unused = None
         targets = {"weights": self.model.weights, "seeds": seed_variables(self.model),
                    "optimizer": self.optimizer.variables}
         for name, variables in targets.items():
@@ -241,10 +247,10 @@ class ModelCache:
         self.most, self.models, self.learned = most, collections.OrderedDict(), collections.OrderedDict()
         self.judged = collections.deque(maxlen=1000)  # optimizers that Keras has accepted
 
-    def get(self, architecture, compile_params, objects):
+    def get(self, architecture, compile_params, objects, seed=None):
         """The CompiledModel for architecture JSON text and parsed parameters, its scalars not set.
 
-        `objects`: {name: pickle} of the custom functions.
+        `objects`: {name: pickle} of the custom functions; `seed`: that with which it will be started next, if it will.
         """
         digests = [[name, hashlib.sha256(data).hexdigest()] for name, data in sorted(objects.items())]
         key = json.dumps([architecture, params.without_scalars(compile_params), digests], sort_keys=True, default=str)
@@ -257,7 +263,7 @@ class ModelCache:
             self.learned.move_to_end(architecture)
             if len(self.learned) > 10 * self.most:
                 self.learned.popitem(last=False)
-            self.models[key] = CompiledModel(architecture, compile_params, objects, learned)
+            self.models[key] = CompiledModel(architecture, compile_params, objects, learned, seed)
             if len(self.models) > self.most:
                 self.models.popitem(last=False)
         self.models.move_to_end(key)

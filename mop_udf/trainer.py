@@ -130,11 +130,14 @@ class Server:
     def _prepare(self, unit, states, objects):
         """The CompiledModel that a training unit is for, in the state that `states` says."""
         compile_params, self.fit = self.models.parse(unit["compile_params"], unit["fit_params"])
-        compiled = self.compiled.get(unit["architecture"], compile_params, objects)
         own = states.get(unit["mst_key"])
+        seed = None
         if own is None or unit["plain_weights"]:
-            compiled.start(self.models.initial_seed(unit["seed"], unit["model_id"],
-                                                    None if unit["same_start"] else unit["mst_key"]))
+            seed = self.models.initial_seed(unit["seed"], unit["model_id"],
+                                            None if unit["same_start"] else unit["mst_key"])
+        compiled = self.compiled.get(unit["architecture"], compile_params, objects, seed)
+        if seed is not None:
+            compiled.start(seed)
             if own is not None:
                 compiled.set_weights(own)
         else:

@@ -30,13 +30,17 @@ class Plain:
             self._first(data, lambda data: self._run("train", data, full))
 
     def begin(self, batch, inputs, class_weight):
-        """Let Keras make its variables by a step on `batch` that is taken back: for a loop, which must not make any."""
-        variables = [*self.model.variables, *self.model.optimizer.variables]
-        before = [np.array(v) for v in variables]
-        self._first(weighted(batch, inputs, class_weight), self.model.train_step)
-        for variable, value in zip(variables, before):
+        """Let Keras make the variables of losses and metrics, without training: for a loop, which must not make any."""
+        x, y, *weight = tf.nest.map_structure(tf.convert_to_tensor, weighted(batch, inputs, class_weight))
+        state = [v for v in self.model.variables if not v.trainable]  # of layers that keep one also when they predict
+        before = [np.array(v) for v in state]
+        predicted = self.model(x, training=False)
+        self.model.compute_loss(x, y, predicted, *weight)
+        self.model.compute_metrics(x, y, predicted, *weight)
+        for variable, value in zip(state, before):
             variable.assign(value)
         self.model.reset_metrics()
+        self.trains = True
 
     def _first(self, data, step):
         """Let Keras make the variables that it still lacks, and train on `data` by `step`."""

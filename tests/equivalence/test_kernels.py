@@ -67,10 +67,18 @@ def test_configurations_that_differ_in_scalars_compile_once(db, data):
     assert len(rows) == 2 and all(r["n"] <= 2 for r in rows)
 
 
-def test_a_short_run_compiles_the_loop_alone(db, data):
-    _, _, units = train(db, "dense net with Adam", "auto")
-    assert {u["kernel"] for u in units} == {"loop"} and units[0]["forced"] is None
-    assert all(u["plain_compile_seconds"] is None and u["xla_compile_seconds"] is None for u in units)
+def test_the_loop_comes_first_and_the_choice_is_logged(db, data):
+    """Whether another is tried is a matter of time: tests/unit/test_choice.py."""
+    selection(db, "mst", "arch", [(1, "loss='categorical_crossentropy', optimizer='Adam(lr=0.02)'", "batch_size=8")])
+    client = db.another()  # sessions and trainers of its own
+    client.run("SET pg_mop.kernel = auto")
+    run_id = fit(client, "flowers_packed", "models", "mst", 2)
+    units = client.run(
+        "SELECT c.*, u.started_at FROM madlib.mop_kernel_choices c JOIN madlib.mop_units u USING (run_id, mst_key, "
+        "iteration, segment) WHERE run_id = %s AND u.kind = 'train' ORDER BY started_at", [run_id])
+    client.close()
+    assert len(units) == 4 and units[0]["kernel"] == "loop" and units[0]["compilations"] >= 1
+    assert all(u["forced"] is None and u["loop_compile_seconds"] > 0 and u["loop_seconds"] > 0 for u in units)
 
 
 def test_what_the_loop_computes_does_not_depend_on_the_trainers_past(db, data):

@@ -1,5 +1,7 @@
 """A run that was stopped goes on; a finished one is done again; sessions come and go while one runs."""
 
+import os
+import signal
 import time
 
 import psycopg2
@@ -268,10 +270,34 @@ def test_a_limit_on_a_roles_sessions_holds_and_the_run_goes_on_with_fewer(db, da
     assert eventually(lambda: places(db, "few") == 0)
 
 
-def test_a_unit_is_given_up_after_the_retries_that_are_set_and_resume_tries_it_again(db, data):
-    import os
-    import signal
+def test_a_trainer_that_cannot_be_had_is_asked_for_again(db, data):
+    """A run's trainer is killed, and another call of the role has what the limit leaves."""
+    db.run("DROP ROLE IF EXISTS crowded; CREATE ROLE crowded LOGIN; GRANT mop_user TO crowded; CREATE SCHEMA crowded "
+           "AUTHORIZATION crowded; GRANT SELECT ON ALL TABLES IN SCHEMA public TO crowded")
+    selection(db, "mst1", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=100")])
+    db.run("GRANT SELECT ON mst1, mst1_summary TO crowded")
+    older, client = db.another("crowded"), db.another("crowded")
+    older.run("SELECT madlib.mop_start_trainer('{\"threads\": 1, \"keras_backend\": \"tensorflow\", \"cache_mb\": 1, "
+              "\"idle_ms\": 0}')")
+    client.run("SET search_path = crowded, public; SET pg_mop.unit_retries = 10")
+    running = Calling(client, call("asked", mst="mst1", iterations=1))
+    units = ("SELECT {} FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE owner = 'crowded' AND {}")
+    assert eventually(lambda: db.run(units.format("backend_pid", "u.status = 'running'")), 60)
+    time.sleep(1)
+    db.run("INSERT INTO madlib.mop_limit (role, sessions) VALUES ('crowded', 1)")
+    backend = db.value(units.format("backend_pid", "u.status = 'running'"))
+    for pid in trainers():
+        if parent(pid) == backend:
+            os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: db.value(units.format("count(*)", "u.error LIKE '%%as many as it may have at once'")), 30)
+    older.close()
+    assert running.end() is None
+    assert db.value(units.format("max(attempt)", "u.status = 'finished' AND kind = 'train'")) >= 3
+    client.close()
+    db.run("DELETE FROM madlib.mop_limit; DROP OWNED BY crowded CASCADE; DROP ROLE crowded")
 
+
+def test_a_unit_is_given_up_after_the_retries_that_are_set_and_resume_tries_it_again(db, data):
     client = db.another()
     client.run("SET pg_mop.unit_retries = 1")
     selection(db, "mst1", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=200")])
