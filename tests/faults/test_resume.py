@@ -67,7 +67,7 @@ def test_a_cancelled_run_goes_on_where_it_was_and_ends_with_the_undisturbed_weig
     assert "is finished" in str(db.error("SELECT madlib.mop_resume(%s)", [run_id]))
     assert "is finished" in str(db.error("SELECT madlib.mop_resume(%s::bigint)", [run_id]))
     assert "there is no run 999999" in str(db.error("SELECT madlib.mop_resume(999999)"))
-    assert "there is no run None" in str(db.error("SELECT madlib.mop_resume(NULL)"))
+    assert "there is no run NULL" in str(db.error("SELECT madlib.mop_resume(NULL)"))
 
 
 def test_the_same_call_again_goes_on_and_says_so(db, data):

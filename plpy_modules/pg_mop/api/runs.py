@@ -59,6 +59,6 @@ def _journal(db):
 def _run(db, journal, run_id):
     run = None if run_id is None else journal.run(run_id)
     if run is None:
-        raise MopError(f"there is no run {run_id} of role \"{db.current_user()}\"",
+        raise MopError(f"there is no run {'NULL' if run_id is None else run_id} of role \"{db.current_user()}\"",
                        hint=f"SELECT run_id, status, model_output_table FROM {db.extension}.mop_runs;")
     return run
