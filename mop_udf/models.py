@@ -4,6 +4,7 @@ import collections
 import functools
 import hashlib
 import json
+import re
 import time
 
 import keras
@@ -19,6 +20,9 @@ from mop_udf.kernels.plain import report
 from mop_udf.scalars import Scalar
 
 EVALUATED_ROWS = 1024  # of a batch
+# how lines of TensorFlow's and Keras' errors begin that come before the one that says what is wrong
+SAY_LITTLE = ("Graph execution error", "Detected at node", "File \"", "<stack traces",
+              "Exception encountered when calling")
 KEPT_BYTES = 64 << 20  # initial weights of at most this size are kept for the next configuration
 
 
@@ -113,7 +117,8 @@ class CompiledModel:
         functions = load_functions(objects)
         optimizer = functools.partial(make_optimizer, compile_params["optimizer"], compile_params["optimizer_args"])
         check_size(self.architecture, optimizer)
-        self.model, self._unused = build(self.architecture, seed or 0), seed
+        # the seed of the weights that it has as long as nothing else was done with it than to make it
+        self.model, self.unused_seed = build(self.architecture, seed or 0), seed
         self.optimizer = optimizer()
         self.scalars = make_scalars_variable(self.optimizer, params.scalars(compile_params))
         outputs = len(self.model.outputs)
@@ -143,14 +148,16 @@ class CompiledModel:
 
     def start(self, seed):
         """Put the model into the state in which training begins: weights from `seed`, an unused optimizer."""
+        as_built, self.unused_seed = self.unused_seed == seed, None
         if self._first[0] != seed:
-            as_built = seed is not None and self._unused == seed
             fresh = self.model if as_built else build(self.architecture, seed)
+            keeps = sum(np.prod(w.shape, dtype=float) * 4 for w in fresh.weights) < KEPT_BYTES
+            if as_built and not keeps:
+                return
             first = {"weights": [np.array(w) for w in fresh.weights],
                      "seeds": [np.array(v) for v in seed_variables(fresh)]}
-            self._first = (seed, first) if sum(a.nbytes for a in first["weights"]) < KEPT_BYTES else (None, None)
+            self._first = (seed, first) if keeps else (None, None)
             if as_built:
-                self._unused = None
                 return
         else:
             first = self._first[1]
@@ -162,11 +169,13 @@ class CompiledModel:
 
     def average(self, states):
         """Put the average of replicas' weights in place of the model's. `states`: [(bytes of `save`, rows), ...]."""
+        self.unused_seed = None
         for variable, array in zip(self.model.weights, self.weights_of(states[0][0], False, states)):
             variable.assign(array)
 
     def set_weights(self, data):
         """Put the model's weights (float32 bytes, contract 6) in place; raises ConfigurationError where they differ."""
+        self.unused_seed = None
         self.model.set_weights(self.weights_of(data, True))
 
     def weights_of(self, data, plain, replicas=None):
@@ -195,7 +204,7 @@ class CompiledModel:
                            "optimizer": [np.asarray(v.value) for v in self.optimizer.variables]})
 
     def _assign(self, groups):
-        self._unused = None
+        self.unused_seed = None
         targets = {"weights": self.model.weights, "seeds": seed_variables(self.model),
                    "optimizer": self.optimizer.variables}
         for name, variables in targets.items():
@@ -217,6 +226,7 @@ class Evaluation:
         """Evaluate on a piece: a tuple of arrays."""
         began = time.monotonic()
         model, plain = self.compiled.model, self.compiled.kernels.plain
+        self.compiled.unused_seed = None
         for variable, array in zip(model.weights, self.weights):
             variable.assign(array)
         model.reset_metrics()
@@ -328,5 +338,6 @@ def parse(compile_text, fit_text):
 
 def first_line(error):
     """The first line of an exception's text that says something, short enough for an error message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return lines[0][:500]
+    lines = [re.sub(r"\x1b\[\d+m", "", line).strip() for line in str(error).splitlines()]
+    said = [line for line in lines if line and not line.startswith(SAY_LITTLE)] or [type(error).__name__]
+    return said[0][:500]

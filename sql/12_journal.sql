@@ -101,7 +101,7 @@ BEGIN
         RAISE EXCEPTION 'run % is running', run USING ERRCODE = '55006';
     END IF;
     -- first the models, as a unit does
-    PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run FOR UPDATE;
+    PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run ORDER BY m.mst_key FOR UPDATE;
     UPDATE @extschema@.mop_unit u SET status = 'cancelled', finished_at = clock_timestamp()
     WHERE u.run_id = run AND u.status = 'running';
     UPDATE @extschema@.mop_configuration c SET error = NULL, blame = NULL WHERE c.run_id = run AND c.blame = 'place';
@@ -152,7 +152,14 @@ BEGIN
                    r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'failed'
                FOR NO KEY UPDATE SKIP LOCKED -- somebody takes it over
     LOOP
-        PERFORM @extschema@.mop_close_run(run, NULL, 'failed', 'the session that ran it has ended');
+        PERFORM pg_stat_clear_snapshot(); -- its new coordinator may have connected after the first look
+        CONTINUE WHEN EXISTS (SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = run AND @extschema@.mop_status(
+                                  r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'running');
+        BEGIN
+            PERFORM @extschema@.mop_close_run(run, NULL, 'failed', 'the session that ran it has ended');
+        EXCEPTION WHEN lock_not_available THEN
+            NULL;  -- the next call will try again
+        END;
     END LOOP;
 END
 $$;
@@ -166,6 +173,7 @@ BEGIN
     ELSIF NOT EXISTS (SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = $1) THEN
         RAISE EXCEPTION 'there is no run %', $1 USING ERRCODE = '22023';
     END IF;
+    PERFORM 1 FROM @extschema@.mop_run r WHERE r.run_id = $1 FOR UPDATE; -- nobody takes it over now
     IF EXISTS (SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = $1 AND @extschema@.mop_status(
                    r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'running') THEN
         RAISE EXCEPTION 'run % is running', $1 USING ERRCODE = '55006', HINT = (
@@ -379,7 +387,7 @@ DECLARE
 BEGIN
     PERFORM @extschema@.mop_own(run);
     FOR model IN SELECT m.* FROM @extschema@.mop_model m WHERE m.run_id = run AND m.mst_key = ANY (keys)
-                 AND m.generation < target AND m.kept_generation IS NULL FOR UPDATE
+                 AND m.generation < target AND m.kept_generation IS NULL ORDER BY m.mst_key FOR UPDATE
     LOOP
         EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, target))
                 || ' SELECT * FROM @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, model.generation))
@@ -419,7 +427,7 @@ BEGIN
     INTO version, model_id, compile_params, fit_params, model_arch
     FROM @extschema@.mop_configuration c JOIN @extschema@.mop_model m USING (run_id, mst_key)
     WHERE c.run_id = run AND c.mst_key = key;
-    IF NOT FOUND OR to_train AND version <> at_version THEN
+    IF NOT FOUND OR to_train AND version IS DISTINCT FROM at_version THEN
         RAISE EXCEPTION 'model % of run % is not at version %', key, run, at_version USING ERRCODE = '55000';
     END IF;
 END

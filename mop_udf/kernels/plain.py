@@ -32,12 +32,11 @@ class Plain:
     def begin(self, batch, inputs, class_weight):
         """Let Keras make the variables of losses and metrics, without training: for a loop, which must not make any."""
         x, y, *weight = tf.nest.map_structure(tf.convert_to_tensor, weighted(batch, inputs, class_weight))
-        state = [v for v in self.model.variables if not v.trainable]  # of layers that keep one also when they predict
-        before = [np.array(v) for v in state]
-        predicted = self.model(x, training=False)
+        before = [np.array(v) for v in self.model.variables]  # layers may change their own, also their weights
+        predicted = self.model(x, training=True)
         self.model.compute_loss(x, y, predicted, *weight)
         self.model.compute_metrics(x, y, predicted, *weight)
-        for variable, value in zip(state, before):
+        for variable, value in zip(self.model.variables, before):
             variable.assign(value)
         self.model.reset_metrics()
         self.trains = True

@@ -112,3 +112,40 @@ def test_a_model_evaluated_in_pieces_gives_what_it_gives_at_once():
         assert report["loss"] == pytest.approx(reports[0]["loss"], rel=1e-5)
         assert report["metric"] == pytest.approx(reports[0]["metric"], rel=1e-6)
     assert reports[2]["loss"] != pytest.approx(reports[0]["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("kernel", ["loop", "plain"])
+def test_an_error_says_what_is_wrong_first(kernel):
+    import json
+
+    from mop_udf import models
+    text = json.dumps({"class_name": "Sequential", "config": {"name": "e", "layers": [
+        {"class_name": "InputLayer", "config": {"batch_shape": [None, 4], "name": "i", "dtype": "float32"}},
+        {"class_name": "Embedding", "config": {"name": "e", "input_dim": 5, "output_dim": 3}},
+        {"class_name": "Flatten", "config": {"name": "f"}},
+        {"class_name": "Dense", "config": {"name": "c", "units": 2, "activation": "softmax"}}]}})
+    model = models.ModelCache().get(text, params.parse_compile_params(
+        "loss='categorical_crossentropy', optimizer='SGD()'"), {}, 5)
+    model.start(5)
+    x, y = np.full((8, 4), 2, "f4"), np.eye(2, dtype="i2")[[0, 1] * 4]
+    x[6] = 77
+    with pytest.raises(Exception) as caught:
+        model.kernels.train([(x, y)], 8, 4, 1, forced=kernel)
+    assert models.first_line(caught.value) == "indices[2,0] = 77 is not in [0, 5)"
+
+
+def test_a_model_starts_from_its_seed_whatever_was_done_with_it():
+    from mop_udf import models
+    text = "loss='categorical_crossentropy', optimizer='Adam()'"
+    cache, parsed = models.ModelCache(), params.parse_compile_params(text)
+    first = cache.get(dense(), parsed, {}, 7)
+    first.start(7)
+    begins = [bytes(part) for part in first.save()]
+    other = models.ModelCache().get(dense(), parsed, {}, 7)
+    weights = [np.ones(w.shape, "f4") for w in other.model.weights]
+    models.Evaluation(other, weights, 1).add(random_rows(8))
+    other.start(7)
+    assert [bytes(part) for part in other.save()] == begins
+    first.kernels.train([random_rows(64)], 64, 8, 1)
+    first.start(7)
+    assert [bytes(part) for part in first.save()] == begins
