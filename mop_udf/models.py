@@ -117,8 +117,10 @@ class CompiledModel:
         functions = load_functions(objects)
         optimizer = functools.partial(make_optimizer, compile_params["optimizer"], compile_params["optimizer_args"])
         check_size(self.architecture, optimizer)
-        # the seed of the weights that it has as long as nothing else was done with it than to make it
-        self.model, self.unused_seed = build(self.architecture, seed or 0), seed
+        self.model = build(self.architecture, seed or 0)
+        self._keeps_first = self.model.count_params() * 4 < KEPT_BYTES
+        # the last seed and the state that it gave
+        self._first = (seed, initial_state(self.model)) if seed is not None and self._keeps_first else (None, None)
         self.optimizer = optimizer()
         self.scalars = make_scalars_variable(self.optimizer, params.scalars(compile_params))
         outputs = len(self.model.outputs)
@@ -133,7 +135,6 @@ class CompiledModel:
             raise ConfigurationError(f"Keras refuses to compile the model: {first_line(error)}") from error
         self.kernels = Chosen(self.model, bool(seed_variables(self.model)), learned)
         self._fresh_optimizer = [np.array(v) for v in self.optimizer.variables]
-        self._first = (None, None)  # the last seed and the weights that it gave
 
     def metric_of(self, report):
         """The metric that was asked for: of several outputs the mean. None where none was."""
@@ -148,19 +149,10 @@ class CompiledModel:
 
     def start(self, seed):
         """Put the model into the state in which training begins: weights from `seed`, an unused optimizer."""
-        as_built, self.unused_seed = self.unused_seed == seed, None
-        if self._first[0] != seed:
-            fresh = self.model if as_built else build(self.architecture, seed)
-            keeps = sum(np.prod(w.shape, dtype=float) * 4 for w in fresh.weights) < KEPT_BYTES
-            if as_built and not keeps:
-                return
-            first = {"weights": [np.array(w) for w in fresh.weights],
-                     "seeds": [np.array(v) for v in seed_variables(fresh)]}
-            self._first = (seed, first) if keeps else (None, None)
-            if as_built:
-                return
-        else:
-            first = self._first[1]
+        drawn_from, first = self._first
+        if drawn_from != seed:
+            first = initial_state(build(self.architecture, seed))
+            self._first = (seed, first) if self._keeps_first else (None, None)
         self._assign({**first, "optimizer": self._fresh_optimizer})
 
     def load(self, data):
@@ -169,13 +161,11 @@ class CompiledModel:
 
     def average(self, states):
         """Put the average of replicas' weights in place of the model's. `states`: [(bytes of `save`, rows), ...]."""
-        self.unused_seed = None
         for variable, array in zip(self.model.weights, self.weights_of(states[0][0], False, states)):
             variable.assign(array)
 
     def set_weights(self, data):
         """Put the model's weights (float32 bytes, contract 6) in place; raises ConfigurationError where they differ."""
-        self.unused_seed = None
         self.model.set_weights(self.weights_of(data, True))
 
     def weights_of(self, data, plain, replicas=None):
@@ -204,7 +194,6 @@ class CompiledModel:
                            "optimizer": [np.asarray(v.value) for v in self.optimizer.variables]})
 
     def _assign(self, groups):
-        self.unused_seed = None
         targets = {"weights": self.model.weights, "seeds": seed_variables(self.model),
                    "optimizer": self.optimizer.variables}
         for name, variables in targets.items():
@@ -226,7 +215,6 @@ class Evaluation:
         """Evaluate on a piece: a tuple of arrays."""
         began = time.monotonic()
         model, plain = self.compiled.model, self.compiled.kernels.plain
-        self.compiled.unused_seed = None
         for variable, array in zip(model.weights, self.weights):
             variable.assign(array)
         model.reset_metrics()
@@ -320,6 +308,11 @@ def make_metrics(names, functions, outputs):
             lambda y_true, y_pred: functions[name](keras.ops.cast(y_true, y_pred.dtype), y_pred), name=f"custom_{name}")
 
     return [one(n) for n in names] if outputs == 1 else [[one(n) for n in names] for _ in range(outputs)]
+
+
+def initial_state(model):
+    """The weights and random states of a new model, as `_assign` takes them."""
+    return {"weights": [np.array(w) for w in model.weights], "seeds": [np.array(v) for v in seed_variables(model)]}
 
 
 def seed_variables(model):

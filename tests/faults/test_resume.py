@@ -11,6 +11,8 @@ from conftest import Calling, eventually, parent, trainers
 from workload import ADAM, assert_invariants, dense, fit, last_run, load, make_data, selection
 
 SLOW = "batch_size=1, epochs=20"
+START = """SELECT madlib.mop_start_trainer(
+    '{"threads": 1, "keras_backend": "tensorflow", "cache_mb": 1, "idle_ms": 0}')"""
 
 
 @pytest.fixture(scope="module")
@@ -258,9 +260,7 @@ def test_a_limit_on_a_roles_sessions_holds_and_the_run_goes_on_with_fewer(db, da
     assert any("goes on with 2 of 3 worker sessions" in n for n in client.connection.notices)
     assert isinstance(client.error("UPDATE madlib.mop_limit SET sessions = 100"), psycopg2.errors.InsufficientPrivilege)
     other = db.another("limited")
-    assert "as many as it may have at once" in str(other.error(
-        "SELECT madlib.mop_start_trainer('{\"threads\": 1, \"keras_backend\": \"tensorflow\", \"cache_mb\": 1, "
-        "\"idle_ms\": 0}')"))
+    assert "as many as it may have at once" in str(other.error(START))
     assert "as many as it may have at once" in str(other.error(
         "SELECT madlib.madlib_keras_predict('limited.few', 'flowers', 'id', 'x', 'limited.guesses', 'response', FALSE, "
         "1)"))
@@ -277,8 +277,7 @@ def test_a_trainer_that_cannot_be_had_is_asked_for_again(db, data):
     selection(db, "mst1", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=100")])
     db.run("GRANT SELECT ON mst1, mst1_summary TO crowded")
     older, client = db.another("crowded"), db.another("crowded")
-    older.run("SELECT madlib.mop_start_trainer('{\"threads\": 1, \"keras_backend\": \"tensorflow\", \"cache_mb\": 1, "
-              "\"idle_ms\": 0}')")
+    older.run(START)
     client.run("SET search_path = crowded, public; SET pg_mop.unit_retries = 10")
     running = Calling(client, call("asked", mst="mst1", iterations=1))
     units = ("SELECT {} FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE owner = 'crowded' AND {}")

@@ -26,7 +26,7 @@ import testing.postgresql
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from conftest import BIN, ROOT, Client, connect, eventually  # noqa: E402
+from conftest import BIN, Client, connect, eventually, parent, trainers  # noqa: E402
 from workload import ADAM, assert_invariants, dense, load, make_data, selection  # noqa: E402
 
 DATABASE, ROLES = "soak", ("soak_a", "soak_b")
@@ -89,22 +89,6 @@ def processes_of(data_directory):
             if entry.isdigit() and os.readlink(f"/proc/{entry}/cwd") == data_directory:
                 found.append(int(entry))
         except OSError:  # it has ended, or is somebody else's
-            continue
-    return found
-
-
-def trainers():
-    """{process id: its parent} of the trainers of this checkout's packages."""
-    found = {}
-    for entry in os.listdir("/proc"):
-        try:
-            if entry.isdigit():
-                with open(f"/proc/{entry}/cmdline", "rb") as file:
-                    words = file.read().split(b"\0")
-                if b"mop_udf.trainer" in words and words[0].decode().startswith(f"{ROOT}/"):
-                    with open(f"/proc/{entry}/stat") as file:
-                        found[int(entry)] = int(file.read().rsplit(")", 1)[1].split()[1])
-        except OSError:
             continue
     return found
 
@@ -473,7 +457,7 @@ class Soak:
 
     def kill_trainer(self, job):
         workers = set(self.sessions_of(job, "pg_mop run%"))
-        pids = sorted(pid for pid, parent in trainers().items() if parent in workers)
+        pids = sorted(pid for pid in trainers() if parent(pid) in workers)
         if not pids:
             return False
         pid = self.chance.choice(pids)
@@ -733,7 +717,7 @@ class Soak:
             self.watcher.close()
         self.watch("CHECKPOINT")
         kilobytes = 0
-        for pid in processes_of(self.server.get_data_directory()) + list(trainers()):
+        for pid in processes_of(self.server.get_data_directory()) + trainers():
             try:
                 with open(f"/proc/{pid}/smaps_rollup") as file:
                     kilobytes += sum(int(line.split()[1]) for line in file if line.startswith("Pss:"))

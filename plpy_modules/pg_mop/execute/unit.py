@@ -21,11 +21,18 @@ def start_trainer(plpy, GD, options):
 
 def _start_trainer(plpy, holder, options, look_again=False):
     try:
-        holder.start_trainer(options, Limits(plpy, quote_identifier(extension_schema(plpy))), look_again)
+        holder.start_trainer(options, Limits(plpy, _schema(plpy, holder)), look_again)
         return
     except MopError as error:
         problem = error
     plpy.error(problem.message, sqlstate=problem.sqlstate, **({"detail": problem.detail} if problem.detail else {}))
+
+
+def _schema(plpy, holder):
+    """The extension's schema, quoted; asked for once in a session."""
+    if holder.schema is None:
+        holder.schema = quote_identifier(extension_schema(plpy))
+    return holder.schema
 
 
 def run_unit(plpy, GD, text):
@@ -54,9 +61,7 @@ class _Work:
 
     def __init__(self, plpy, holder, unit):
         self.plpy, self.holder, self.unit = plpy, holder, unit
-        if holder.schema is None:
-            holder.schema = quote_identifier(extension_schema(plpy))
-        self.schema = holder.schema
+        self.schema = _schema(plpy, holder)
         self.models = unit["models"]
         self.train = unit["kind"] == "train"
 
@@ -78,11 +83,11 @@ class _Work:
         trained = time.monotonic()
         if sending["sends_rows"]:
             self.check_rows()  # again: they were read by a later statement, which may have seen others
-        size = self.save(self.models[0]) if self.train else None
         if self.train:
+            size = self.save(self.models[0])
             reports = [{**report, "seconds": report["seconds"] - report["wait_seconds"]}]
         else:
-            reports = report["models"]
+            size, reports = None, report["models"]
         rest = max(0.0, trained - began - sum(own["seconds"] for own in reports)) / len(reports)
         for model, own in zip(self.models, reports):
             self.finish(model, own, size, rest, time.monotonic() - trained if self.train else 0.0)
