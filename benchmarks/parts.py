@@ -50,7 +50,7 @@ def packing(dsn):
     cursor.execute("SELECT madlib.training_preprocessor_dl()")  # PL/Python knows pg_mop's packages from now on
     cursor.execute("""CREATE FUNCTION conversions() RETURNS float8[] LANGUAGE plpython3u AS $$
 import struct, time
-from pg_mop import packing
+from pg_mop.packing import buffers as packing
 began = time.time()
 for row in plpy.cursor('SELECT x FROM parts.wide'):
     b''.join(struct.pack('<f', float(element) / 1.0) for element in row['x'])

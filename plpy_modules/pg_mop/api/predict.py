@@ -5,7 +5,7 @@ import numpy as np
 from pg_mop.api.model_table import OwnModel, StoredModel
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
 from pg_mop.database import MopError, quote_identifier, quote_literal, split_names
-from pg_mop.packing import decode
+from pg_mop.packing.buffers import decode
 
 CHUNK_BYTES = 16 << 20
 ROW_BYTES = 300  # of a prediction on its way into the table: Python objects, then an array of SQL

@@ -1,12 +1,12 @@
-"""pg_mop.packing: sizes, binary arrays and buffers, without a server."""
+"""pg_mop.packing.buffers: sizes, binary arrays and buffers, without a server."""
 
 import struct
 
 import numpy as np
 import pytest
 
-from pg_mop import packing
 from pg_mop.database import MopError
+from pg_mop.packing import buffers
 
 
 def wire(array, dtype=">f4", flags=0):
@@ -19,39 +19,39 @@ def wire(array, dtype=">f4", flags=0):
         for v in array.ravel())
 
 
-@pytest.mark.parametrize("rows, segments, requested, elements, expected, buffers", [
+@pytest.mark.parametrize("rows, segments, requested, elements, expected, count", [
     (52, 3, None, 6, 18, 3), (52, 3, 10, 6, 9, 6), (52, 1, None, 6, 52, 1), (17, 1, 5, 6, 5, 4), (17, 1, 4, 6, 4, 5),
     (17, 3, 5, 6, 3, 6), (120, 3, None, 6, 40, 3), (30, 3, None, 6, 10, 3), (2, 3, None, 6, 1, 2),
     (1_000_000, 4, None, 3072, 22728, 44), (10, 4, 2, 6, 2, 5)])
-def test_buffer_size_follows_the_contract(rows, segments, requested, elements, expected, buffers):
-    size = packing.buffer_rows(rows, segments, requested, [elements])
-    assert (size, -(-rows // size)) == (expected, buffers)
+def test_buffer_size_follows_the_contract(rows, segments, requested, elements, expected, count):
+    size = buffers.buffer_rows(rows, segments, requested, [elements])
+    assert (size, -(-rows // size)) == (expected, count)
 
 
 def test_smallest_request_of_several_inputs_wins():
-    assert packing.buffer_rows(10**6, 1, None, [75_000, 7_500_000]) == 10
+    assert buffers.buffer_rows(10**6, 1, None, [75_000, 7_500_000]) == 10
 
 
 def test_huge_example_gets_buffers_of_one_row():
-    assert packing.buffer_rows(5, 1, None, [80_000_000]) == 1
+    assert buffers.buffer_rows(5, 1, None, [80_000_000]) == 1
 
 
 def test_packed_row_stays_below_one_gigabyte_even_when_more_is_requested():
-    assert packing.buffer_rows(10**6, 1, 10**6, [1000], row_bytes=4000) * 4000 <= packing.MAX_PACKED_BYTES
+    assert buffers.buffer_rows(10**6, 1, 10**6, [1000], row_bytes=4000) * 4000 <= buffers.MAX_PACKED_BYTES
 
 
 def test_decode_reads_binary_arrays_exactly():
     rows = np.array([[[1.5, -2], [3e38, 0.1]], [[np.inf, 0], [-0.0, 7]]], np.float32)
-    got = packing.decode([wire(r) for r in rows], (2, 2), "real", "x")
+    got = buffers.decode([wire(r) for r in rows], (2, 2), "real", "x")
     assert got.dtype == np.dtype("<f4") and got.tobytes() == rows.tobytes()
 
 
 def test_decode_reads_smallints():
-    assert packing.decode([wire([0, 1, -7], ">i2")], (3,), "smallint", "y").tolist() == [[0, 1, -7]]
+    assert buffers.decode([wire([0, 1, -7], ">i2")], (3,), "smallint", "y").tolist() == [[0, 1, -7]]
 
 
 def test_null_bitmap_flag_without_null_elements_is_no_error():
-    assert packing.decode([wire([1.0], flags=1)], (1,), "real", "x").tolist() == [[1]]
+    assert buffers.decode([wire([1.0], flags=1)], (1,), "real", "x").tolist() == [[1]]
 
 
 @pytest.mark.parametrize("bad, words", [
@@ -59,25 +59,25 @@ def test_null_bitmap_flag_without_null_elements_is_no_error():
     (wire([[1.0, 2], [3, 4]]), "different dimensions"), (wire([1.0, None, 3, 4]), "NULL element")])
 def test_bad_arrays_are_named(bad, words):
     with pytest.raises(MopError, match=words) as caught:
-        packing.decode([wire([1.0, 2, 3, 4]), bad], (4,), "real", "my x")
+        buffers.decode([wire([1.0, 2, 3, 4]), bad], (4,), "real", "my x")
     assert "my x" in str(caught.value)
 
 
 def test_same_length_but_other_shape_is_noticed():
     with pytest.raises(MopError, match="different dimensions"):
-        packing.decode([wire(np.ones((2, 3))), wire(np.ones((3, 2)))], (2, 3), "real", "x")
+        buffers.decode([wire(np.ones((2, 3))), wire(np.ones((3, 2)))], (2, 3), "real", "x")
 
 
 def test_one_hot_puts_one_1_per_row():
-    assert packing.one_hot(np.array([2, 0]), 4).tolist() == [[0, 0, 1, 0], [1, 0, 0, 0]]
+    assert buffers.one_hot(np.array([2, 0]), 4).tolist() == [[0, 0, 1, 0], [1, 0, 0, 0]]
 
 
 def test_buffers_carry_rows_over_chunk_borders():
     x, y = np.arange(34, dtype="<f4").reshape(17, 2), np.arange(17, dtype="<i2").reshape(17, 1)
-    buffers, got = packing.Buffers(5, 2), []
+    gathered, got = buffers.Buffers(5, 2), []
     for start, end in ((0, 3), (3, 4), (4, 16), (16, 17)):
-        got += buffers.add([x[start:end], y[start:end]])
-    got.append(buffers.take())
+        got += gathered.add([x[start:end], y[start:end]])
+    got.append(gathered.take())
     assert [rows for rows, _ in got] == [5, 5, 5, 2]
     assert b"".join(values[0] for _, values in got) == x.tobytes()
     assert b"".join(values[1] for _, values in got) == y.tobytes()
@@ -85,37 +85,37 @@ def test_buffers_carry_rows_over_chunk_borders():
 
 @pytest.mark.parametrize("constant", [None, 1.0, 1.0 + 5e-7])
 def test_constant_of_one_or_null_scales_nothing(constant):
-    assert packing.reciprocal(constant) is None
+    assert buffers.reciprocal(constant) is None
 
 
 def test_scaling_multiplies_by_the_float32_reciprocal():
-    assert packing.reciprocal(255.0) == np.float32(1 / 255)
+    assert buffers.reciprocal(255.0) == np.float32(1 / 255)
 
 
 @pytest.mark.parametrize("constant", [0.0, -1.0, float("nan"), float("inf")])
 def test_constant_must_be_positive(constant):
     with pytest.raises(MopError, match="normalizing constant must be positive or NULL"):
-        packing.reciprocal(constant)
+        buffers.reciprocal(constant)
 
 
 def test_overflow_of_scaling_is_an_error_but_infinity_passes():
     with pytest.raises(MopError, match="out of range"):
-        packing.scale(np.array([[3e38]], "f4"), packing.reciprocal(0.01), "x")
-    assert np.isinf(packing.scale(np.array([[np.inf]], "f4"), packing.reciprocal(0.01), "x")).all()
+        buffers.scale(np.array([[3e38]], "f4"), buffers.reciprocal(0.01), "x")
+    assert np.isinf(buffers.scale(np.array([[np.inf]], "f4"), buffers.reciprocal(0.01), "x")).all()
 
 
 def test_partition_names_fit_63_bytes_and_stay_unique():
     long = "ä" * 30
-    names = {packing.partition_name(t, k, 1000) for t in (long + "a", long + "b", "t") for k in range(1000)}
+    names = {buffers.partition_name(t, k, 1000) for t in (long + "a", long + "b", "t") for k in range(1000)}
     assert len(names) == 3000 and max(len(n.encode()) for n in names) <= 63
-    assert packing.partition_name("t", 3, 4) == "t_segment_3"
+    assert buffers.partition_name("t", 3, 4) == "t_segment_3"
 
 
 def test_bytes_and_lists_round_trip():
-    assert packing.to_bytes([[1.0, 2.0]], "real") == np.array([1, 2], "<f4").tobytes()
-    assert packing.from_bytes(packing.to_bytes([1, -2], "smallint"), "smallint") == [1, -2]
+    assert buffers.to_bytes([[1.0, 2.0]], "real") == np.array([1, 2], "<f4").tobytes()
+    assert buffers.from_bytes(buffers.to_bytes([1, -2], "smallint"), "smallint") == [1, -2]
     for bad in ([None, 1.0], [None]):
         with pytest.raises(MopError, match="NULL element"):
-            packing.to_bytes(bad, "real")
+            buffers.to_bytes(bad, "real")
     with pytest.raises(MopError, match="no whole number"):
-        packing.from_bytes(b"abc", "real")
+        buffers.from_bytes(b"abc", "real")

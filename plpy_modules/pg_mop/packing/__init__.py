@@ -1,0 +1,1 @@
+"""From source rows to packed, partitioned buffers: what the preprocessors do."""

@@ -1,0 +1,93 @@
+"""The packed table: created with a partition for each segment, and filled from the source in one scan."""
+
+from pg_mop.database import MopError, quote_identifier
+from pg_mop.packing import buffers, rows
+from pg_mop.packing.summary import complete
+
+CHUNK_BYTES = 16 << 20  # of source rows in memory at a time
+CHUNK_ROWS = 100_000
+
+
+def pack(db, source, target, summary, inputs, outputs, requested, segments, factor, num_classes, seed):
+    """Create and fill the packed table, and complete the summary."""
+    columns = inputs + outputs
+    row_bytes = sum(c.packed_bytes for c in columns)
+    if row_bytes > buffers.MAX_PACKED_BYTES:
+        raise MopError(f"one row of {source} would take {row_bytes} bytes, which no PostgreSQL row can hold")
+    count = db.value(f"SELECT count(*) FROM {source}")
+    size = buffers.buffer_rows(count, segments, requested, [i.elements for i in inputs], row_bytes)
+    partitions = _create(db, target, inputs, outputs, segments)
+    plans = {}
+    written, buffer_id = 0, 0
+
+    def write(rows_in, values):
+        nonlocal written, buffer_id
+        segment = buffer_id % segments
+        if segment not in plans:  # straight into the partition: routing would copy the buffer once more
+            plans[segment] = db.plpy.prepare(
+                f"INSERT INTO {partitions[segment]} VALUES ("
+                + ", ".join(f"${i + 1}" for i in range(2 * len(columns) + 2)) + ")",
+                ["int4"] + ["bytea"] * len(columns) + ["int4[]"] * len(columns) + ["int4"])
+        db.plpy.execute(plans[segment], [segment, *values, *([rows_in, *c.shape] for c in columns), buffer_id])
+        written, buffer_id = written + rows_in, buffer_id + 1
+
+    gathered = buffers.Buffers(size, len(columns))
+    cursor = db.plpy.cursor(rows.scan(db, source, summary, inputs, outputs, seed))
+    chunk = max(1, min(CHUNK_ROWS, CHUNK_BYTES // sum(c.wire_bytes for c in columns)))
+    while True:
+        fetched = cursor.fetch(chunk)
+        if not len(fetched):
+            break
+        fetched = list(fetched)
+        arrays = [column.decode([row[f"x{i}"] for row in fetched], factor) for i, column in enumerate(inputs)]
+        for i, column in enumerate(outputs):
+            arrays.append(column.decode([row[f"y{i}"] for row in fetched]))
+            if arrays[-1] is None:
+                rows.unknown_class(db, source, summary, column, seed)
+        del fetched
+        for filled in gathered.add(arrays):
+            write(*filled)
+    cursor.close()
+    if gathered.rows:
+        write(*gathered.take())
+    if written != count:
+        rows.changed(source)
+    complete(db, summary, size, num_classes)
+    if seed is not None:
+        db.execute(f"COMMENT ON TABLE {target} IS 'packed by pg_mop, rows shuffled with seed {seed}'")
+
+
+def column_names(inputs, outputs):
+    """The columns of the packed table; raises MopError where two would be equal or one too long."""
+    columns = inputs + outputs
+    names = ["__dist_key__"] + [c.name for c in columns] + [c.name + "_shape" for c in columns] + ["buffer_id"]
+    for name in names:
+        if names.count(name) > 1:
+            raise MopError(f'the packed table would have two columns "{name}"',
+                           detail="Its columns are " + ", ".join(names) + ".")
+    for name in [c.name + "_shape" for c in inputs] + [c.name + "_class_values" for c in outputs]:
+        if len(name.encode()) > buffers.MAX_NAME:
+            raise MopError(f'column name "{name}" is longer than {buffers.MAX_NAME} bytes',
+                           hint="Rename the source column in a view.")
+    return names
+
+
+def _create(db, target, inputs, outputs, segments):
+    """Create the packed table; returns its partitions, one per segment, quoted."""
+    names = column_names(inputs, outputs)
+    width = len(inputs + outputs)
+    types = ["integer"] + ["bytea"] * width + ["integer[]"] * width + ["integer"]
+    schema, name = db.parse_name(target)
+    db.execute(f"CREATE TABLE {target} (" + ", ".join(f"{quote_identifier(n)} {t}" for n, t in zip(names, types))
+               + ', PRIMARY KEY ("__dist_key__", "buffer_id")) PARTITION BY LIST ("__dist_key__")')
+    for column in inputs:
+        db.execute(f"ALTER TABLE {target} ALTER {quote_identifier(column.name)} SET STORAGE EXTERNAL")
+    partitions = []
+    for segment in range(segments):
+        partition = f"{quote_identifier(schema)}.{quote_identifier(buffers.partition_name(name, segment, segments))}"
+        if db.value("SELECT to_regclass($1) IS NOT NULL", ["text"], [partition]):
+            raise MopError(f"table {partition} already exists", detail=f"It would be segment {segment} of {target}.",
+                           hint=f"DROP TABLE {partition}; or choose another output table.", sqlstate="42P07")
+        db.execute(f"CREATE TABLE {partition} PARTITION OF {target} FOR VALUES IN ({segment})")
+        partitions.append(partition)
+    return partitions
