@@ -97,7 +97,7 @@ def machine(dsn, workers):
     except OSError:
         ray = "-"
     model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
-    memory = int(open("/proc/meminfo").readline().split()[1]) >> 20
+    memory = int(pathlib.Path("/proc/meminfo").read_text().split()[1]) >> 20
     return {"processor": model, "cores": len(os.sched_getaffinity(0)), "memory_gb": memory, "workers": workers,
             "python": sys.version.split()[0], "postgresql": server, "keras": keras.__version__,
             "tensorflow": tensorflow.__version__, "ray": ray, "date": time.strftime("%Y-%m-%d")}

@@ -134,7 +134,7 @@ class CompiledModel:
         except Exception as error:
             raise ConfigurationError(f"Keras refuses to compile the model: {first_line(error)}") from error
         self.kernels = Chosen(self.model, bool(seed_variables(self.model)), learned)
-        self._fresh_optimizer = [np.array(v) for v in self.optimizer.variables]
+        self._fresh_optimizer = state.values(self.optimizer.variables)
 
     def metric_of(self, report):
         """The metric that was asked for: of several outputs the mean. None where none was."""
@@ -224,7 +224,7 @@ class Evaluation:
         plain.evaluate(batches([piece], EVALUATED_ROWS), self.inputs)
         self.rows += len(piece[0])
         self.last = report(model, self.rows)
-        self.metrics = [np.array(v) for v in model.metrics_variables]
+        self.metrics = state.values(model.metrics_variables)
         self.seconds += time.monotonic() - began
 
     def report(self):
@@ -312,7 +312,7 @@ def make_metrics(names, functions, outputs):
 
 def initial_state(model):
     """The weights and random states of a new model, as `_assign` takes them."""
-    return {"weights": [np.array(w) for w in model.weights], "seeds": [np.array(v) for v in seed_variables(model)]}
+    return {"weights": state.values(model.weights), "seeds": state.values(seed_variables(model))}
 
 
 def seed_variables(model):

@@ -29,6 +29,12 @@ def pack(groups):
             *(a.reshape(-1).view(np.uint8) for a in arrays)]
 
 
+def values(variables):
+    """The values of Keras variables, as arrays of their own: they stay as they are when the variables change."""
+    # np.array(variable) would ask the variable itself for a copy, which it does not know how to make
+    return [np.array(np.asarray(v)) for v in variables]
+
+
 def parts(buffers, size):
     """Buffers -> lists of buffers of together `size` bytes, the last list excepted; nothing is copied."""
     part, room = [], size

@@ -4,6 +4,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from mop_udf import state
+
 
 class Plain:
     """Trains and evaluates one compiled Keras model, batch by batch.
@@ -32,7 +34,7 @@ class Plain:
     def begin(self, batch, inputs, class_weight):
         """Let Keras make the variables of losses and metrics, without training: for a loop, which must not make any."""
         x, y, *weight = tf.nest.map_structure(tf.convert_to_tensor, weighted(batch, inputs, class_weight))
-        before = [np.array(v) for v in self.model.variables]  # layers may change their own, also their weights
+        before = state.values(self.model.variables)  # layers may change their own, also their weights
         predicted = self.model(x, training=True)
         self.model.compute_loss(x, y, predicted, *weight)
         self.model.compute_metrics(x, y, predicted, *weight)

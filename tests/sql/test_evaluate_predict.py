@@ -1,6 +1,7 @@
 """madlib_keras_evaluate and madlib_keras_predict for the models of fit_multiple."""
 
 import math
+import pathlib
 import re
 
 import pytest
@@ -223,7 +224,7 @@ def test_the_memory_of_predicting_does_not_grow_with_the_table(db):
         client.run("SELECT madlib.madlib_keras_predict_byom('wide', 1, 'many', 'id', 'x', 'probabilities', 'prob')")
         assert client.value("SELECT count(*) FROM probabilities") == rows * classes
         pid = client.value("SELECT pg_backend_pid()")
-        status = dict(re.findall(r"(\w+):\s+(\d+) kB", open(f"/proc/{pid}/status").read()))
+        status = dict(re.findall(r"(\w+):\s+(\d+) kB", pathlib.Path(f"/proc/{pid}/status").read_text()))
         client.close()
         return int(status["VmHWM"]) - int(status["RssShmem"])
 

@@ -8,7 +8,7 @@ import dill
 import numpy as np
 import pytest
 
-from mop_udf import params
+from mop_udf import params, state
 from workload import dense, random_rows
 
 
@@ -95,10 +95,20 @@ def test_the_plain_step_is_timed_on_full_batches():
     assert choice.batch_seconds["plain"] < choice.compile_seconds["plain"]
 
 
+def test_the_values_that_were_read_stay_when_the_variables_change():
+    model = compiled().model
+    before = state.values(model.weights)
+    kept = [value.tobytes() for value in before]
+    for variable in model.weights:
+        variable.assign(variable + 1)
+    assert [value.tobytes() for value in before] == kept
+    assert [value.tobytes() for value in state.values(model.weights)] != kept
+
+
 def test_a_model_evaluated_in_pieces_gives_what_it_gives_at_once():
     from mop_udf.models import Evaluation
     model, other, data = compiled(), compiled("SGD()"), random_rows(203)
-    weights = [np.array(w) for w in model.model.weights]
+    weights = state.values(model.model.weights)
     different = [w + 0.5 for w in weights]
     whole = Evaluation(model, weights, 1)
     whole.add(data)
