@@ -1,13 +1,13 @@
 """The backend's side of a unit: the trainer that this session holds, and the aggregate mop_sub_epoch that feeds it.
 
-The only module here that sees `plpy`; standard library only. The session's dictionary GD holds one
-:class:`Session` from call to call.
+The only module here that sees `plpy`; standard library only. One :class:`Session` is kept from call to call.
 """
 
 import json
 import re
 from contextlib import contextmanager
 
+import mop_udf
 from mop_udf.process import MemoryExceeded, Trainer, TrainerError, TrainerLost
 
 # SQLSTATEs by which the coordinator tells what to do with a failed unit
@@ -131,11 +131,16 @@ class Session:
                 self.stop_trainer()
 
 
-def session(plpy, GD):
-    """The :class:`Session` of this database session."""
-    if "pg_mop_session" not in GD:
-        GD["pg_mop_session"] = Session(plpy, GD["pg_mop"])
-    return GD["pg_mop_session"]
+def session(plpy):
+    """The :class:`Session` of this database session: a backend has one Python, and so these modules, from its start to
+    its end, whatever client it serves."""
+    global _session
+    if _session is None:
+        _session = Session(plpy, mop_udf.home)
+    return _session
+
+
+_session = None
 
 
 @contextmanager
@@ -156,28 +161,28 @@ def failures_as_sql(plpy, holder):
     plpy.error(message, sqlstate=state)
 
 
-def transition(plpy, GD, state, epoch, buffer, columns, shapes):
+def transition(plpy, state, epoch, buffer, columns, shapes):
     """mop_sub_epoch's transition: send a buffer as it is read, so that reading and training overlap.
 
     `columns`: bytea[], inputs then outputs; `shapes`: text[], as PostgreSQL prints integer[]. Returns the number of
     buffers sent.
     """
-    holder = working(plpy, GD)
+    holder = working(plpy)
     with failures_as_sql(plpy, holder):
         holder.rows(epoch, buffer, columns, shapes)
     return state + 1
 
 
-def final(plpy, GD, state):
+def final(plpy, state):
     """mop_sub_epoch's end: wait for the trainer; returns the unit's report as JSON text."""
-    holder = working(plpy, GD)
+    holder = working(plpy)
     with failures_as_sql(plpy, holder):
         return json.dumps(holder.end())
 
 
-def working(plpy, GD):
+def working(plpy):
     """The session, which must be within a unit."""
-    holder = session(plpy, GD)
+    holder = session(plpy)
     if holder.unit is None:
         plpy.error("mop_sub_epoch is called by pg_mop itself, within a training unit")
     return holder

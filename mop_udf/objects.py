@@ -5,12 +5,18 @@ They are unpickled in the trainer, or in a process of their own:
 """
 
 import sys
+import types
 
 import dill
 
 
 def load(data):
-    """The function of a pickle. Raises ValueError where it is none: unpickling runs code, so anything may go wrong."""
+    """The function of a pickle. Raises ValueError where it is none: unpickling runs code, so anything may go wrong.
+
+    One that was made in a PL/Python function has that function's globals within, and so the module `plpy`: an empty one
+    stands for it here, where there is no database to talk to.
+    """
+    sys.modules.setdefault("plpy", types.ModuleType("plpy"))
     try:
         function = dill.loads(bytes(data))
     except Exception as error:

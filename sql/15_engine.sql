@@ -4,13 +4,13 @@ CREATE FUNCTION @extschema@.mop_transition(state bigint, epoch integer, buffer i
 RETURNS bigint LANGUAGE plpython3u VOLATILE AS $$
 #python
 from mop_udf import aggregate
-return aggregate.transition(plpy, GD, state, epoch, buffer, columns, shapes)
+return aggregate.transition(plpy, state, epoch, buffer, columns, shapes)
 $$;
 
 CREATE FUNCTION @extschema@.mop_final(state bigint) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
 from mop_udf import aggregate
-return aggregate.final(plpy, GD, state)
+return aggregate.final(plpy, state)
 $$;
 
 -- trains (or evaluates) the current unit's model on the rows it is given; the report as JSON
@@ -21,11 +21,11 @@ CREATE AGGREGATE @extschema@.mop_sub_epoch(epoch integer, buffer integer, column
 CREATE FUNCTION @extschema@.mop_start_trainer(options text) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.execute import unit
-unit.start_trainer(plpy, GD, options)
+unit.start_trainer(plpy, options)
 $$;
 
 CREATE FUNCTION @extschema@.mop_run_unit(unit text) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.execute import unit as work
-work.run_unit(plpy, GD, unit)
+work.run_unit(plpy, unit)
 $$;

@@ -8,7 +8,7 @@ CREATE FUNCTION @extschema@.load_custom_function(
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import objects
-objects.load_custom_function(plpy, GD, *args)
+objects.load_custom_function(plpy, *args)
 $$;
 
 CREATE FUNCTION @extschema@.delete_custom_function(object_table varchar, id integer)
@@ -29,12 +29,12 @@ CREATE FUNCTION @extschema@.load_top_k_accuracy_function(object_table varchar, k
 RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import objects
-objects.load_top_k_accuracy_function(plpy, GD, *args)
+objects.load_top_k_accuracy_function(plpy, *args)
 $$;
 
 CREATE FUNCTION @extschema@.top_k_categorical_acc_pickled(n integer, fn_name varchar)
 RETURNS bytea LANGUAGE plpython3u VOLATILE STRICT AS $$
 #python
 from pg_mop.api import objects
-return objects.top_k_categorical_acc_pickled(GD, *args)
+return objects.top_k_categorical_acc_pickled(*args)
 $$;

@@ -7,7 +7,7 @@ CREATE FUNCTION @extschema@.madlib_keras_evaluate(
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import evaluate
-evaluate.madlib_keras_evaluate(plpy, GD, *args)
+evaluate.madlib_keras_evaluate(plpy, *args)
 $$;
 
 CREATE FUNCTION @extschema@.madlib_keras_predict(
@@ -22,7 +22,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict(
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import predict
-predict.madlib_keras_predict(plpy, GD, *args)
+predict.madlib_keras_predict(plpy, *args)
 $$;
 
 CREATE FUNCTION @extschema@.madlib_keras_predict(
@@ -37,7 +37,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict(
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import predict
-predict.madlib_keras_predict(plpy, GD, *args)
+predict.madlib_keras_predict(plpy, *args)
 $$;
 
 CREATE FUNCTION @extschema@.madlib_keras_predict(
@@ -52,7 +52,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict(
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import predict
-predict.madlib_keras_predict(plpy, GD, *args)
+predict.madlib_keras_predict(plpy, *args)
 $$;
 
 CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
@@ -70,7 +70,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import predict
-predict.madlib_keras_predict_byom(plpy, GD, *args)
+predict.madlib_keras_predict_byom(plpy, *args)
 $$;
 
 CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
@@ -88,7 +88,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import predict
-predict.madlib_keras_predict_byom(plpy, GD, *args)
+predict.madlib_keras_predict_byom(plpy, *args)
 $$;
 
 CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
@@ -106,5 +106,5 @@ CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import predict
-predict.madlib_keras_predict_byom(plpy, GD, *args)
+predict.madlib_keras_predict_byom(plpy, *args)
 $$;

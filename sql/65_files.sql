@@ -4,7 +4,7 @@ CREATE FUNCTION @extschema@.mop_export_model(model_table varchar, mst_key intege
 RETURNS bytea LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import files
-return files.mop_export_model(plpy, GD, *args)
+return files.mop_export_model(plpy, *args)
 $$;
 
 CREATE FUNCTION @extschema@.mop_import_model(
@@ -15,14 +15,14 @@ CREATE FUNCTION @extschema@.mop_import_model(
 ) RETURNS integer LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import files
-return files.mop_import_model(plpy, GD, *args)
+return files.mop_import_model(plpy, *args)
 $$;
 
 CREATE FUNCTION @extschema@.gpu_configuration(output_table text, source text)
 RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import gpus
-gpus.gpu_configuration(plpy, GD, *args)
+gpus.gpu_configuration(plpy, *args)
 $$;
 
 -- with one argument, the table; or a word that asks for help
@@ -33,5 +33,5 @@ from pg_mop.api import gpus, help
 words = ('', 'usage', 'help', '?', 'example', 'examples')
 if (args[0] if args[0] is not None else 'NULL').strip().lower() in words:
     return help.answer(plpy, 'gpu_configuration', args[0])
-gpus.gpu_configuration(plpy, GD, args[0], None)
+gpus.gpu_configuration(plpy, args[0], None)
 $$;

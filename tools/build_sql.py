@@ -12,14 +12,17 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ONCE = ("10_tables.sql", "19_triggers.sql")  # what an update script writes out itself
 
-# find the packages of this very version, once per session
-HEADING = """if GD.get('pg_mop') != '@HOME@':
-    import glob, site, sys
+# find the packages of this very version, once per session. What we keep is kept in our modules, never in GD: GD is the
+# users' own, and what they pickle in PL/Python has it within
+HEADING = """import sys
+if getattr(sys.modules.get('mop_udf'), 'home', None) != '@HOME@':
+    import glob, site
     before = list(sys.path)
     for path in glob.glob('@HOME@/lib/python3*/site-packages'):
         site.addsitedir(path)
     sys.path[:] = [p for p in sys.path if p not in before] + before
-    GD['pg_mop'] = '@HOME@'"""
+    import mop_udf
+    mop_udf.home = '@HOME@'"""
 
 
 def main(home, into, *older):

@@ -111,9 +111,11 @@ class Database:
     def info(self, message):
         self.plpy.info(message)
 
+    def notice(self, message, detail=None, hint=None):
+        self.plpy.notice(message, **{k: v for k, v in (("detail", detail), ("hint", hint)) if v})
+
     def warning(self, message, detail=None, hint=None):
-        extra = {k: v for k, v in (("detail", detail), ("hint", hint)) if v}
-        self.plpy.warning(message, **extra)
+        self.plpy.warning(message, **{k: v for k, v in (("detail", detail), ("hint", hint)) if v})
 
     # --- names ---------------------------------------------------------------------------------
     @contextmanager
@@ -193,7 +195,7 @@ class Database:
             raise MopError("NULL/empty input table name", detail=f"It is the {what}.", hint=hint)
         table = self.find_table(text)
         if table is None:
-            raise MopError(f'{what} "{text}" does not exist', hint=hint, sqlstate="42P01")
+            raise MopError(f"{what} '{text}' does not exist", hint=hint, sqlstate="42P01")  # quoted as by MADlib
         if not self.value("SELECT has_schema_privilege($1, 'USAGE') AND has_any_column_privilege($2, 'SELECT')",
                           ["text", "oid"], [table.schema, table.oid]):
             raise MopError(f'permission denied for {what} "{text}"',

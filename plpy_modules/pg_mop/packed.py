@@ -8,7 +8,8 @@ REPACK = "SELECT {schema}.training_preprocessor_dl(...) (or validation_preproces
 class PackedTable:
     """A packed table and its summary.
 
-    `inputs` and `outputs` are column names, `columns` both, `summary` the summary's row as a dict.
+    `inputs` and `outputs` are column names, `columns` both, `summary` the summary's row as a dict. `keyed`: its rows
+    say by `__dist_key__` of which segment they are; those that MADlib packed on PostgreSQL do not, and are one segment.
     """
 
     def __init__(self, db, text, what):
@@ -23,7 +24,8 @@ class PackedTable:
         self.summary = db.one(f"SELECT * FROM {self.summary_table}")
         self.inputs, self.outputs = self._names(db, what)
         present = db.columns(self.table)
-        for column in ("__dist_key__", "buffer_id", *self.columns, *(c + "_shape" for c in self.columns)):
+        self.keyed = "__dist_key__" in present
+        for column in ("buffer_id", *self.columns, *(c + "_shape" for c in self.columns)):
             if column not in present:
                 raise MopError(f'{what} "{text}" has no column "{column}": it must be preprocessed', hint=hint)
         for column in self.columns:
@@ -34,6 +36,16 @@ class PackedTable:
     @property
     def columns(self):
         return [*self.inputs, *self.outputs]
+
+    def keys_sql(self):
+        """SQL: the keys of its segments, in order, as `key`."""
+        if not self.keyed:
+            return "SELECT 0 AS key"
+        return f"SELECT DISTINCT __dist_key__ AS key FROM {self.table} ORDER BY 1"
+
+    def of_segment(self, key):
+        """SQL: the condition that is true of the rows of the segment `key`."""
+        return f"__dist_key__ = {int(key)}" if self.keyed else "true"
 
     def _names(self, db, what):
         lists = []
@@ -63,6 +75,9 @@ class PackedTable:
 
         What one of the two does not say is no difference.
         """
+        mine, theirs = dependent_dtype(self.summary), dependent_dtype(summary)
+        if mine != theirs:
+            return f"dependent_dtype {mine}, not {theirs}"
         mine, theirs = self.summary.get("normalizing_const"), summary.get("normalizing_const")
         if mine is not None and theirs is not None and abs(mine - theirs) > 1e-6 * abs(theirs):
             return f"normalizing_const {mine:g}, not {theirs:g}"
@@ -79,8 +94,13 @@ class PackedTable:
 
     @property
     def regression(self):
-        """True where the outputs are numbers (float32), not one-hot classes."""
-        return self.summary.get("dependent_dtype") == "float32"
+        """True where the outputs are numbers or soft labels (float32), not one-hot classes."""
+        return dependent_dtype(self.summary) == "float32"
+
+
+def dependent_dtype(summary):
+    """'int16' or 'float32': how a summary (of a packed table, or of a model; a dict) says that outputs are packed."""
+    return summary.get("dependent_dtype") or "int16"
 
 
 def _some(values):

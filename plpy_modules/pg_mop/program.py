@@ -3,20 +3,21 @@
 import os
 import subprocess
 
+import mop_udf
 from pg_mop.database import MopError
 
 SECONDS = 120
 
 
-def run(home, module, *arguments, stdin=b"", what, hint=None):
-    """What `python -m module arguments` prints (bytes), run by the interpreter of the virtual environment `home`.
+def run(module, *arguments, stdin=b"", what, hint=None):
+    """What `python -m module arguments` prints (bytes), run by the interpreter of the packages' virtual environment.
 
     Its environment is clean, and it knows nothing of the database. Raises MopError, saying `what` is wrong, with the
     program's last words as DETAIL.
     """
     try:
         done = subprocess.run(
-            [os.path.join(home, "bin", "python"), "-I", "-B", "-m", module, *arguments], input=stdin,
+            [os.path.join(mop_udf.home, "bin", "python"), "-I", "-B", "-m", module, *arguments], input=stdin,
             capture_output=True, cwd="/", timeout=SECONDS, start_new_session=True,
             env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent", "TF_CPP_MIN_LOG_LEVEL": "3"})
     except subprocess.TimeoutExpired:

@@ -19,8 +19,10 @@ tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(1)
 
 
-def array(packed, dtype):
-    return np.frombuffer(base64.b64decode(packed["bytes"]), dtype).reshape(packed["shape"])
+def array(packed):
+    """The array of a buffer: float32, or int16 where there are two bytes for each element."""
+    data = base64.b64decode(packed["bytes"])
+    return np.frombuffer(data, "<i2" if len(data) == 2 * np.prod(packed["shape"]) else "<f4").reshape(packed["shape"])
 
 
 def compiled(job, jit_compile):
@@ -32,8 +34,8 @@ def compiled(job, jit_compile):
 
 
 def train(model, job, visit):
-    x = np.concatenate([array(b, "<f4") for b in visit["x"]])
-    y = np.concatenate([array(b, "<i2") for b in visit["y"]])
+    x = np.concatenate([array(b) for b in visit["x"]])
+    y = np.concatenate([array(b) for b in visit["y"]])
     for _ in range(job["epochs"]):
         for start in range(0, len(x), job["batch_size"]):
             model.train_on_batch(x[start:start + job["batch_size"]], y[start:start + job["batch_size"]])

@@ -21,6 +21,7 @@ CASES = {
     "dense net with Adam": (dense(), "flowers_packed", 1, 2, "Adam", {"learning_rate": 0.02}),
     "CNN with SGD and momentum": (CNN, "images_packed", 2, 1, "SGD", {"learning_rate": 0.05, "momentum": 0.9}),
     "Dropout and BatchNormalization": (NOISY, "flowers_packed", 3, 1, "Adam", {"learning_rate": 0.01}),
+    "soft labels": (dense(), "soft_packed", 1, 2, "Adam", {"learning_rate": 0.02}),
 }
 LOSS = "categorical_crossentropy"
 
@@ -31,7 +32,10 @@ def runs(db):
     db.run(f"SET pg_mop.seed = {SEED}; SET pg_mop.threads = 1; SET pg_mop.kernel = plain")
     make_data(db, rows=101, segments=3, buffer_size=9, seed=SEED)
     make_images(db)
-    load(db, "arch", *(case[0] for case in CASES.values()))
+    db.run("CREATE TABLE soft AS SELECT id, x, CASE y WHEN 'a' THEN ARRAY[0.8, 0.15, 0.05] WHEN 'b' THEN ARRAY[0.1, "
+           "0.7, 0.2] ELSE ARRAY[0, 0.3, 0.7] END AS y FROM flowers")
+    db.run("SELECT madlib.training_preprocessor_dl('soft', 'soft_packed', 'y', 'x', 9, dependent_dtype => 'float32')")
+    load(db, "arch", dense(), CNN, NOISY)
     jobs, ours = [], []
     for architecture, packed, model_id, epochs, optimizer, arguments in CASES.values():
         text = ", ".join(f"{k}={v}" for k, v in arguments.items())

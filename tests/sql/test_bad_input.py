@@ -46,8 +46,8 @@ def state(db):
 @pytest.mark.parametrize("arguments,fragment", [
     ({"source": "NULL"}, "NULL/empty input table name"),
     ({"source": "''"}, "NULL/empty input table name"),
-    ({"source": "'nowhere'"}, 'source table "nowhere" does not exist'),
-    ({"source": "'lonely'"}, 'summary of the source table "lonely_summary" does not exist'),
+    ({"source": "'nowhere'"}, "source table 'nowhere' does not exist"),
+    ({"source": "'lonely'"}, "summary of the source table 'lonely_summary' does not exist"),
     ({"source": "'hollow'"}, 'source table "hollow" is empty'),
     ({"source": "'raw'"}, "it should be minibatched"),
     ({"source": "'bare'"}, "it must be preprocessed"),
@@ -60,10 +60,10 @@ def state(db):
     ({"output": "'9models'"}, "invalid output table name"),
     ({"output": "'" + "m" * 60 + "'"}, "longer than 63 bytes"),
     ({"mst": "NULL"}, "NULL/empty input table name"),
-    ({"mst": "'nowhere'"}, 'model selection table "nowhere" does not exist'),
+    ({"mst": "'nowhere'"}, "model selection table 'nowhere' does not exist"),
     ({"rest": "0, FALSE"}, "num_iterations must be at least 1"),
     ({"rest": "NULL, FALSE"}, "num_iterations must be at least 1"),
-    ({"rest": "2, FALSE, 'nowhere'"}, 'validation table "nowhere" does not exist'),
+    ({"rest": "2, FALSE, 'nowhere'"}, "validation table 'nowhere' does not exist"),
     ({"rest": "2, FALSE, NULL, 0"}, "metrics_compute_frequency must be from 1"),
     ({"rest": "2, FALSE, NULL, 3"}, "metrics_compute_frequency must be from 1"),
     ({"rest": "2, FALSE, NULL, NULL, TRUE"}, "warm start goes on from"),
@@ -103,7 +103,7 @@ def test_an_object_table_must_exist(db, data):
     selection(db, "mst_obj", "arch", [(1, ADAM.format(0.1), "")])
     db.run("UPDATE mst_obj_summary SET object_table = 'functions'")
     before = state(db)
-    assert 'object table "madlib.functions" does not exist' in str(db.error(call(mst="'mst_obj'")))
+    assert "object table 'madlib.functions' does not exist" in str(db.error(call(mst="'mst_obj'")))
     nothing_is_left(db, before)
 
 

@@ -224,3 +224,52 @@ def test_a_unit_of_a_plain_role_gets_no_function_of_its_own_table(db, functions)
     error = client.error("SELECT madlib.mop_run_unit(%s)", [unit])
     assert "no superuser" in str(error)
     client.close()
+
+
+# MADlib's second way to make an object: https://madlib.apache.org, "Define Custom Functions"
+IN_PLPYTHON = """
+CREATE OR REPLACE FUNCTION pickled_here() RETURNS bytea LANGUAGE plpython3u AS $$
+import dill
+def halved(y_true, y_pred):
+    import keras
+    return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1) / 2
+return dill.dumps(halved)
+$$;
+CREATE OR REPLACE FUNCTION globals_of_users() RETURNS text[] LANGUAGE plpython3u AS $$ return list(GD) $$;
+"""
+
+
+def test_functions_pickled_in_plpython_train_also_in_a_session_that_has_a_trainer(db, functions):
+    make_data(db, segments=2)
+    load(db, "arch", dense())
+    selection(db, "mst", "arch", [(1, "loss='mse', optimizer='SGD(lr=0.1)'", "batch_size=10")])
+    fit(db, "flowers_packed", "models", "mst", 1)
+    db.run("DROP TABLE IF EXISTS evaluated")
+    db.run("SELECT madlib.madlib_keras_evaluate('models', 'flowers_packed', 'evaluated', FALSE, 1)")
+    db.run(IN_PLPYTHON)
+    db.run("SELECT madlib.load_custom_function('functions', pickled_here(), 'halved')")
+    selection(db, "mst", "arch", [(1, "loss='halved', optimizer='SGD(lr=0.0)'", ""),
+                                  (1, "loss='mse', optimizer='SGD(lr=0.0)', metrics=['halved']", "")])
+    db.run("UPDATE mst_summary SET object_table = 'functions'")
+    fit(db, "flowers_packed", "models", "mst", 1)
+    halved, squared = db.run("SELECT * FROM models_info ORDER BY mst_key")
+    assert halved["error"] is None and squared["error"] is None
+    assert 2 * halved["training_loss_final"] == pytest.approx(squared["training_loss_final"], rel=1e-5)
+    assert squared["training_metrics_final"] == pytest.approx(halved["training_loss_final"], rel=1e-5)
+
+
+def test_nothing_of_ours_is_in_the_users_globals(db, functions):
+    client = db.another()
+    client.run(IN_PLPYTHON)
+    make_data(client, segments=2)
+    load(client, "arch", dense())
+    selection(client, "mst", "arch", [(1, ADAM.format(0.1), "")])
+    fit(client, "flowers_packed", "models", "mst", 1)
+    client.run("DROP TABLE IF EXISTS evaluated")
+    client.run("SELECT madlib.madlib_keras_evaluate('models', 'flowers_packed', 'evaluated', FALSE, 1)")
+    assert client.value("SELECT globals_of_users()") == []
+    client.run("DISCARD ALL")  # as poolers do before they hand the session to the next client
+    client.run("DROP TABLE evaluated")
+    client.run("SELECT madlib.madlib_keras_evaluate('models', 'flowers_packed', 'evaluated', FALSE, 1)")
+    assert client.value("SELECT count(*) FROM evaluated") == 1
+    client.close()

@@ -147,6 +147,10 @@ def test_rows_are_scaled_by_the_training_constant(db, models):
     ("predict('models', 'flowers', 'id', 'x', 'out', 'prob', FALSE, 9)", "mst_key 9"),
     ("predict('models', 'flowers', 'id', 'x', 'out', 'prob', TRUE, 1)", "no GPU"),
     ("predict('models', 'short', 'id', 'x', 'out', 'prob', FALSE, 1)", "input shape does not match"),
+    ("predict('models', 'flags', 'id', 'x', 'out', 'prob', FALSE, 1)",
+     'column "x" of test table "flags" has type boolean[], not an array of numbers'),
+    ("predict('models', 'vast', 'id', 'x', 'out', 'prob', FALSE, 1)",
+     'column "x" has NaN, an infinity or a number beyond type real in 1 row'),
     ("predict('models', 'ragged', 'id', 'x', 'out', 'prob', FALSE, 1)", "different dimensions"),
     ("predict('models', 'flowers', 'id', 'x', 'models', 'prob', FALSE, 1)", "already exists"),
     ("evaluate('models', NULL, 'out', FALSE, 1)", "NULL/empty input table name"),
@@ -158,12 +162,37 @@ def test_rows_are_scaled_by_the_training_constant(db, models):
     ("evaluate('noarch', 'flowers_packed', 'out', FALSE, 1)", "model_arch"),
 ])
 def test_bad_calls_have_clear_errors_and_leave_nothing(db, models, call, fragment):
-    db.run("DROP TABLE IF EXISTS short, ragged, noarch;"
+    db.run("DROP TABLE IF EXISTS short, ragged, noarch, flags, vast;"
+           "CREATE TABLE flags AS SELECT id, ARRAY[true, false, true, true] AS x FROM flowers;"
+           "CREATE TABLE vast AS SELECT id, CASE id WHEN 50 THEN ARRAY[1e400, 1, 1, 1] ELSE x::numeric[] END AS x "
+           "FROM flowers;"
            "CREATE TABLE short AS SELECT id, x[1:3] AS x FROM flowers;"
            "CREATE TABLE ragged AS SELECT id, CASE id WHEN 50 THEN x[1:2] ELSE x END AS x FROM flowers ORDER BY id;"
            "CREATE TABLE noarch AS SELECT mst_key, model_weights FROM models")
     assert fragment in str(db.error(f"SELECT madlib.madlib_keras_{call}"))
     assert db.value("SELECT to_regclass('out') IS NULL")
+
+
+@pytest.mark.parametrize("kind, rows", [("'prob'", 3), ("'response'", 1), ("2", 2), ("0.3::float8", None)])
+def test_what_has_no_finite_prediction_gets_null_and_no_class(db, models, kind, rows):
+    db.run("DROP TABLE IF EXISTS holes; CREATE TABLE holes AS SELECT id, CASE id WHEN 7 THEN '{NaN,1,1,1}' WHEN 8 THEN "
+           "'{1,Infinity,1,1}' WHEN 9 THEN '{3e38,3e38,3e38,3e38}' ELSE x END::real[] AS x FROM flowers")
+    db.connection.notices.clear()
+    found = predict(db, f", {kind}, FALSE, 1", test="holes")
+    unknown = [r for r in found if r["id"] in (7, 8, 9)]
+    assert [(r["id"], r["class_name"], r["class_value"], r["prob"]) for r in unknown] == [
+        (i, "y", None, None) for i in (7, 8, 9)]
+    assert all(r["class_value"] in CLASSES and 0 <= r["prob"] <= 1 for r in found if r not in unknown)
+    assert rows is None or len(found) == 87 * rows + 3
+    assert any("3 predictions are NULL" in n for n in db.connection.notices)
+
+
+def test_columns_of_domains_over_arrays_are_predicted(db, models):
+    db.run("DROP DOMAIN IF EXISTS features CASCADE; CREATE DOMAIN features AS real[]")
+    db.run("DROP TABLE IF EXISTS tame; CREATE TABLE tame AS SELECT id, x::features AS x FROM flowers")
+    own = predict(db, ", 'response', FALSE, 1")
+    db.run("DROP TABLE out")
+    assert predict(db, ", 'response', FALSE, 1", test="tame") == own
 
 
 def test_damaged_weights_are_an_error_with_both_counts(db, models):

@@ -513,8 +513,7 @@ def good(db, data):
     ({"x": "'x,no_x'"}, "invalid independent_varname"), ({"x": "'y'"}, "invalid independent_varname"),
     ({"x": "'x || x'"}, "invalid independent_varname"),
     ({"y": "'no_y'"}, "invalid dependent_varname"), ({"y": "''"}, "invalid dependent_varname"),
-    ({"size": "0"}, "buffer size must be positive or NULL"), ({"size": "-1"}, "buffer size must be positive or NULL"),
-    ({"rules": "'gpu_segments'"}, "distribution_rules"), ({"rules": "'some_table'"}, "distribution_rules")])
+    ({"size": "0"}, "buffer size must be positive or NULL"), ({"size": "-1"}, "buffer size must be positive or NULL")])
 def test_bad_arguments_of_both_functions_name_the_fault(db, good, name, change, fragment):
     error = db.error(CALLS[name].format(**{**DEFAULTS, **change}))
     assert fragment in str(error) and f"{name}_preprocessor_dl: " in str(error)
@@ -600,11 +599,81 @@ def test_malformed_vectors_are_errors_that_name_the_column(db, y, fragment):
 
 @pytest.mark.parametrize("y, fragment", [
     ("ARRAY[[1,0]]", "2 dimensions"), ("'{a}'::text[]", "cannot be ordered"), ("'{}'::json", "cannot be ordered"),
-    ("'(1,2)'::point", "cannot be ordered"), ("ROW(1,2)::pair", "cannot be ordered"), ("ARRAY[70000]", "out of range")])
+    ("'(1,2)'::point", "cannot be ordered"), ("ROW(1,2)::pair", "cannot be ordered")])
 def test_labels_that_cannot_be_encoded_are_errors(db, y, fragment):
     db.run("DROP TYPE IF EXISTS pair CASCADE; CREATE TYPE pair AS (a int, b int)")
     db.run(f"DROP VIEW IF EXISTS unfit; CREATE VIEW unfit AS SELECT ARRAY[1,2] AS x, {y} AS y")
     assert fragment in str(db.error("SELECT madlib.training_preprocessor_dl('unfit', 'never', 'y', 'x')"))
+
+
+BEYOND = "NaN, an infinity or a number beyond type real"
+
+
+@pytest.mark.parametrize("x, fragment", [
+    ("'{1,NaN}'::real[]", BEYOND), ("'{1,Infinity}'::float8[]", BEYOND), ("'{-Infinity,NaN}'::numeric[]", BEYOND),
+    ("'{1e39,1}'::float8[]", BEYOND), ("'{1e-60,1}'::float8[]", BEYOND), ("ARRAY[1e400, 1]", BEYOND)])
+def test_numbers_that_are_not_finite_are_refused_with_their_count_and_a_query_that_finds_them(db, x, fragment):
+    for name in ("dirty", "clean"):
+        db.run(f"DROP TABLE IF EXISTS {name}, {name}_packed, {name}_packed_summary")
+    db.run(f'CREATE TABLE dirty AS SELECT i AS id, CASE WHEN i % 50 = 7 THEN {x} ELSE ARRAY[i, 1] END AS "the x", '
+           "1 AS y, i AS other FROM generate_series(1, 100) AS i")
+    error = db.error("""SELECT madlib.training_preprocessor_dl('dirty', 'dirty_packed', 'y', '"the x"')""")
+    assert f'column "the x" has {fragment} in 2 rows' in str(error)
+    assert [r["id"] for r in db.run(error.diag.message_hint.split(";")[0])] == [7, 57]
+    assert db.value("SELECT to_regclass('dirty_packed')") is None
+    db.run("CREATE TABLE clean AS SELECT * FROM dirty WHERE id % 50 <> 7")
+    db.run("""SELECT madlib.training_preprocessor_dl('clean', 'clean_packed', 'y', '"the x"')""")
+    error = db.error("""SELECT madlib.validation_preprocessor_dl('dirty', 'v', 'y', '"the x"', 'clean_packed')""")
+    assert f'column "the x" has {fragment} in 2 rows' in str(error)
+
+
+@pytest.mark.parametrize("y", ["'NaN'::float8", "'Infinity'::real", "1e400::numeric", "'{0.5,NaN}'::real[]",
+                               "'{1e400,0}'::numeric[]"])
+def test_targets_that_are_not_finite_are_refused_likewise(db, y):
+    kind = "ARRAY[i, 1]" if "{" in y else "i"
+    db.run(f"DROP TABLE IF EXISTS dirty; CREATE TABLE dirty AS SELECT i AS id, ARRAY[i] AS x, CASE WHEN i = 7 THEN {y} "
+           f"ELSE {kind} END AS y FROM generate_series(1, 100) AS i")
+    error = db.error("SELECT madlib.training_preprocessor_dl('dirty', 'never', 'y', 'x', dependent_dtype => 'float32')")
+    assert f'column "y" has {BEYOND} in 1 row' in str(error)
+    assert [r["id"] for r in db.run(error.diag.message_hint.split(";")[0])] == [7]
+
+
+@pytest.mark.parametrize("y, kind", [
+    ("{0.3,0.7}", "real"), ("{0.3,0.7}", "float8"), ("{0.25,0.75}", "numeric"), ("{70000,0}", "integer"),
+    ("{-32769,0}", "bigint"), ("{0,NaN}", "real"), ("{1e400,0}", "numeric")])
+def test_label_vectors_that_int16_would_change_are_refused_with_the_argument_that_keeps_them(db, y, kind):
+    db.run("DROP TABLE IF EXISTS soft, hard, hard_packed, hard_packed_summary")
+    db.run(f"CREATE TABLE soft AS SELECT i AS id, ARRAY[i] AS x, CASE WHEN i % 30 = 7 THEN '{y}' ELSE '{{0,1}}' END"
+           f"::{kind}[] AS y FROM generate_series(1, 60) AS i")
+    error = db.error("SELECT madlib.training_preprocessor_dl('soft', 'never', 'y', 'x')")
+    assert 'column "y" has fractions, or numbers beyond -32768 to 32767, in 2 rows' in str(error)
+    assert f"One has {y[:2]}" in error.diag.message_detail and len(error.diag.message_detail) < 200
+    assert error.diag.message_hint.startswith("Call with dependent_dtype => 'float32'")
+    query = error.diag.message_hint[error.diag.message_hint.index("SELECT"):].split(";")[0]
+    assert [r["id"] for r in db.run(query)] == [7, 37]
+    db.run("CREATE TABLE hard AS SELECT * FROM soft WHERE id % 30 <> 7")
+    db.run("SELECT madlib.training_preprocessor_dl('hard', 'hard_packed', 'y', 'x')")
+    error = db.error("SELECT madlib.validation_preprocessor_dl('soft', 'never', 'y', 'x', 'hard_packed')")
+    assert "in 2 rows" in str(error) and '"hard_packed" was packed as int16' in error.diag.message_hint
+
+
+def test_whole_numbers_in_vectors_of_any_type_are_kept_exactly(db):
+    for kind in ("smallint", "integer", "bigint", "numeric", "real", "float8"):
+        db.run(f"CREATE OR REPLACE TEMPORARY VIEW v_{kind} AS SELECT ARRAY[1] AS x, "
+               f"ARRAY[0, -32768, 32767]::{kind}[] AS y")
+        packed = train(db, f"v_{kind}", "y")
+        assert labels(db, packed) == [[0, -32768, 32767]]
+
+
+@pytest.mark.parametrize("rules", ["gpu_segments", "segments_to_use"])
+def test_distribution_rules_are_ignored_with_a_notice(db, good, rules):
+    db.run("DROP TABLE IF EXISTS ruled, ruled_summary, ruled_val, ruled_val_summary")
+    for call in ("training_preprocessor_dl('rows17', 'ruled', 'y', 'x', NULL, 1, NULL, %s)",
+                 "validation_preprocessor_dl('rows17', 'ruled_val', 'y', 'x', 'ruled', NULL, %s)"):
+        db.connection.notices.clear()
+        db.run("SELECT madlib." + call, [rules])
+        assert any(f'NOTICE:  distribution_rules "{rules}" is ignored' in n for n in db.connection.notices)
+    assert [summary(db, t)["distribution_rules"] for t in ("ruled", "ruled_val")] == ["all_segments"] * 2
 
 
 def test_more_classes_than_an_output_can_have_are_an_error(db):

@@ -151,7 +151,8 @@ def test_predictions_are_the_numbers(db, houses):
     ("training_preprocessor_dl('holes', 'p', 'price', 'x', 20, dependent_dtype := 'float32')", "NULL element"),
     ("madlib_keras_predict('houses_models', 'houses', 'id', 'x', 'p', 2, FALSE, 1)", "has no classes"),
     ("madlib_keras_predict('houses_models', 'houses', 'id', 'x', 'p', 0.5::float8, FALSE, 1)", "has no classes"),
-    ("madlib_keras_fit_multiple_model('houses_packed', 'p', 'houses_mst', 1, FALSE, 'classes')", "must be equal"),
+    ("madlib_keras_fit_multiple_model('houses_packed', 'p', 'houses_mst', 1, FALSE, 'classes')",
+     "dependent_dtype int16, not float32"),
 ])
 def test_bad_input(db, houses, call, fragment):
     db.run("DROP TABLE IF EXISTS holes, one_class, classes, classes_summary")
@@ -160,3 +161,61 @@ def test_bad_input(db, houses, call, fragment):
     db.run("SELECT madlib.training_preprocessor_dl('one_class', 'classes', 'price', 'x', 20)")
     assert fragment in str(db.error("SELECT madlib." + call))
     assert db.value("SELECT to_regclass('p')") is None
+
+
+# --- soft labels: float32 for a loss of classes --------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def soft(db):
+    db.run("SET pg_mop.segments = 2; SET pg_mop.seed = 4")
+    db.run("CREATE TABLE soft AS SELECT i AS id, ARRAY[i % 2, 1]::real[] AS x, "
+           "(CASE i % 2 WHEN 0 THEN '{0.9,0.1}' ELSE '{0.2,0.8}' END)::float8[] AS y FROM generate_series(1, 80) AS i")
+    db.run("CREATE TABLE hard AS SELECT id, x, (CASE id % 2 WHEN 0 THEN '{1,0}' ELSE '{0,1}' END)::integer[] AS y "
+           "FROM soft")
+    db.run("SELECT madlib.training_preprocessor_dl('soft', 'soft_packed', 'y', 'x', 20, dependent_dtype => 'float32')")
+    db.run("SELECT madlib.validation_preprocessor_dl('hard', 'hard_val', 'y', 'x', 'soft_packed')")
+    load(db, "two_classes", sequential("two", [2], layer("Dense", name="out", units=2, activation="softmax")))
+    selection(db, "soft_mst", "two_classes", [
+        (1, "loss='categorical_crossentropy', optimizer='Adam(lr=0.1)', metrics=['accuracy']", "batch_size=10"),
+        (1, "loss='mse', optimizer='Adam(lr=0.1)'", "batch_size=10, class_weight={0: 1, 1: 2}")])
+    fit(db, "soft_packed", "soft_models", "soft_mst", 10, "hard_val")
+
+
+def test_soft_labels_are_learnt_as_they_are_and_validated_on_hard_ones(db, soft):
+    first, second = db.run("SELECT * FROM soft_models_info ORDER BY mst_key")
+    assert first["error"] is None and second["error"] is None
+    lowest = -np.mean([0.9 * np.log(0.9) + 0.1 * np.log(0.1), 0.2 * np.log(0.2) + 0.8 * np.log(0.8)])
+    assert first["training_loss_final"] == pytest.approx(lowest, abs=0.02), "their entropy; of 0s and 1s it were 0"
+    assert first["training_metrics_final"] == first["validation_metrics_final"] == 1
+    y = np.concatenate([np.frombuffer(bytes(r["y"]), "<f4") for r in db.run("SELECT y FROM hard_val")])
+    assert sorted(set(y.tolist())) == [0, 1] and len(y) == 160
+
+
+def test_evaluation_of_soft_labels_equals_the_info_table(db, soft):
+    db.run("DROP TABLE IF EXISTS scores")
+    db.run("SELECT madlib.madlib_keras_evaluate('soft_models', 'soft_packed', 'scores', FALSE, 1)")
+    row = db.run("SELECT s.loss, s.metric, i.* FROM scores s, soft_models_info i WHERE mst_key = 1")[0]
+    assert row["loss"] == pytest.approx(row["training_loss_final"], rel=1e-5) and row["metric"] == 1
+
+
+def test_a_model_of_soft_labels_predicts_classes_and_one_of_another_loss_numbers(db, soft):
+    def predicted(key, kind):
+        db.run("DROP TABLE IF EXISTS guessed")
+        db.run(f"SELECT madlib.madlib_keras_predict('soft_models', 'soft', 'id', 'x', 'guessed', {kind}, FALSE, {key})")
+        return db.run("SELECT * FROM guessed ORDER BY id")
+    best = predicted(1, "'response'")
+    assert len(best) == 80 and all(int(r["class_value"]) == r["id"] % 2 for r in best)
+    assert len(predicted(1, "0.5::float8")) == 80
+    assert [r["prob"] for r in best[:2]] == pytest.approx([0.8, 0.9], abs=0.1), "not 1"
+    assert [r["class_value"] for r in predicted(2, "'prob'")[:4]] == ["0", "1"] * 2
+    assert "has no classes" in str(db.error("SELECT madlib.madlib_keras_predict('soft_models', 'soft', 'id', 'x', 'p', "
+                                            "1, FALSE, 2)"))
+
+
+def test_a_table_of_the_other_type_is_refused(db, soft):
+    db.run("DROP TABLE IF EXISTS hard_packed, hard_packed_summary; "
+           "SELECT madlib.training_preprocessor_dl('hard', 'hard_packed', 'y', 'x', 20)")
+    for call in ("evaluate('soft_models', 'hard_packed', 'e', FALSE, 1)",
+                 "fit_multiple_model('soft_packed', 'e', 'soft_mst', 1, FALSE, 'hard_packed')"):
+        assert "dependent_dtype int16, not float32" in str(db.error("SELECT madlib.madlib_keras_" + call))

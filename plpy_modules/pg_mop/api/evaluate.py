@@ -26,9 +26,6 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
     if given != model.input_shapes:
         raise MopError(f'the model takes input of shapes {model.input_shapes}, "{test_table}" has {given}: '
                        f"input shape does not match")
-    if packed.regression != model.regression:
-        raise MopError(f'one of the model and "{test_table}" is of numbers (dependent_dtype float32), the other of '
-                       f"classes")
     if difference := packed.differs(model.summary):
         raise MopError(f'"{test_table}" was packed otherwise than the rows that the model was trained on: it has '
                        f"{difference}", hint="Pack it by validation_preprocessor_dl with the same training table.")

@@ -3,19 +3,18 @@
 import subprocess
 
 from pg_mop import program
-from pg_mop.api.session import with_home
-from pg_mop.database import MopError
+from pg_mop.database import MopError, sql_function
 
 
-@with_home
-def gpu_configuration(db, home, output_table, source):
+@sql_function
+def gpu_configuration(db, output_table, source):
     """Write a row (hostname, gpu_descr) for each GPU that `source` (tensorflow or nvidia) tells of."""
     source = (source or "tensorflow").strip().lower()
     if source not in ("tensorflow", "nvidia"):
         raise MopError(f"source must be 'tensorflow' or 'nvidia', not {source!r}")
     output = db.output_table(output_table)
     if source == "tensorflow":
-        lines = program.run(home, "mop_udf.gpus", what="TensorFlow cannot be asked for GPUs").decode().splitlines()
+        lines = program.run("mop_udf.gpus", what="TensorFlow cannot be asked for GPUs").decode().splitlines()
     else:
         try:
             lines = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30,

@@ -2,6 +2,10 @@
 
 from mop_udf import architecture, params
 from pg_mop.database import MopError, quote_identifier
+from pg_mop.packed import dependent_dtype
+
+# losses, without "_", whose targets are a probability for each class: soft labels, where those are not whole
+OF_CLASSES = ("categoricalcrossentropy", "categoricalfocalcrossentropy", "categoricalhinge", "kldivergence", "kld")
 
 
 class Model:
@@ -9,7 +13,7 @@ class Model:
 
     `architecture_text` and `weights` (float32 bytes); `input_shapes` and `outputs` (widths); `output_names`;
     `classes`: for each output the class values as text (None = SQL NULL), or None where it was not one-hot encoded;
-    `normalizing_const`; `regression`: it was trained on numbers, not classes.
+    `normalizing_const`; `regression`: it was trained on numbers, neither on classes nor on soft labels.
     """
 
     regression = False
@@ -66,7 +70,8 @@ class StoredModel(Model):
             raise MopError(f"{what} cannot be used: {error}") from None
         self.output_names = self.summary["dependent_varname"]
         self.normalizing_const = float(self.summary["normalizing_const"] or 1)
-        self.regression = self.summary.get("dependent_dtype") == "float32"
+        self.regression = (dependent_dtype(self.summary) == "float32"
+                           and self.compile["loss"].lower().replace("_", "") not in OF_CLASSES)
         self._read_architecture(row["arch_text"], row["model_weights"], len(self.output_names), what)
         self.classes = [self._class_values(db, name) for name in self.output_names]
 

@@ -4,13 +4,12 @@ All are for superusers, which is checked before anything is unpickled; and that 
 """
 
 from pg_mop import program
-from pg_mop.api.session import with_home
 from pg_mop.database import MopError, quote_identifier, sql_function
 from pg_mop.object_table import COLUMNS, table_name
 
 
-@with_home
-def load_custom_function(db, home, object_table, data, name, description):
+@sql_function
+def load_custom_function(db, object_table, data, name, description):
     """Store a function pickled by dill (bytes), by name; makes the table where it does not exist."""
     _superuser_only(db)
     if data is None:
@@ -18,24 +17,24 @@ def load_custom_function(db, home, object_table, data, name, description):
     if name is None or not name.strip():
         raise MopError("the name of a custom function must not be NULL or empty")
     table_name(db, object_table)
-    _program(home, "check", stdin=data)
+    _program("check", stdin=data)
     _insert(db, object_table, data, name, description)
 
 
-@with_home
-def load_top_k_accuracy_function(db, home, object_table, k):
+@sql_function
+def load_top_k_accuracy_function(db, object_table, k):
     """Store the metric top_<k>_accuracy."""
     _superuser_only(db)
     if k is None or k < 1:
         raise MopError(f"k must be at least 1, not {k}")
     name = f"top_{k}_accuracy"
-    _insert(db, object_table, _program(home, "top_k", str(k), name), name, f"returns {name}")
+    _insert(db, object_table, _program("top_k", str(k), name), name, f"returns {name}")
     db.info(f"custom function {name} added to table {db.extension}.{quote_identifier(table_name(db, object_table))}")
 
 
-def top_k_categorical_acc_pickled(GD, n, name):
+def top_k_categorical_acc_pickled(n, name):
     """The pickle (bytes) of Keras' top_k_categorical_accuracy with k = `n`, as a function called `name`."""
-    return _program(GD["pg_mop"], "top_k", str(int(n)), str(name))
+    return _program("top_k", str(int(n)), str(name))
 
 
 @sql_function
@@ -83,7 +82,7 @@ def _superuser_only(db):
                        sqlstate="42501")
 
 
-def _program(home, *arguments, stdin=b""):
+def _program(*arguments, stdin=b""):
     """What `python -m mop_udf.objects` prints. Raises MopError where it fails."""
-    return program.run(home, "mop_udf.objects", *arguments, stdin=stdin, what="the object is no custom function",
+    return program.run("mop_udf.objects", *arguments, stdin=stdin, what="the object is no custom function",
                        hint="It takes the bytes that Python's dill.dumps(function) gives.")

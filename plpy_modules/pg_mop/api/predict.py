@@ -5,6 +5,8 @@ import numpy as np
 from pg_mop.api.model_table import OwnModel, StoredModel
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
 from pg_mop.database import MopError, quote_identifier, quote_literal, split_names
+from pg_mop.kinds import column_kind
+from pg_mop.packing import unfit
 from pg_mop.packing.buffers import decode
 
 CHUNK_BYTES = 16 << 20
@@ -49,9 +51,14 @@ def _write(db, session, model, test, test_table, id_col, independent_varname, ou
     inputs = []
     for name in split_names(independent_varname):
         column = db.find_column(columns, name)
-        if column is None or not columns[column].endswith("[]"):
-            raise MopError(f'invalid independent_varname "{name}": test table "{test_table}" has no array column of '
-                           f"that name", hint="predict takes raw rows, one example a row, not a packed table.")
+        hint = "predict takes raw rows, one example a row, not a packed table."
+        if column is None:
+            raise MopError(f'invalid independent_varname "{name}": test table "{test_table}" has no such column',
+                           hint=hint)
+        kind = column_kind(db, test, column)
+        if not kind.numeric_array:
+            raise MopError(f'invalid independent_varname: column "{column}" of test table "{test_table}" has type '
+                           f"{kind.shown}, not an array of numbers", hint=hint)
         inputs.append(column)
     db.check_readable(test, [identifier, *inputs])
     if identifier in ("class_name", "class_value", "prob", "rank"):
@@ -66,7 +73,7 @@ def _write(db, session, model, test, test_table, id_col, independent_varname, ou
     classes = []
     for values, units in zip(model.classes, model.outputs):
         values = list(values) if values is not None else [str(k) for k in range(units)]
-        classes.append((values + [None] * units)[:units])
+        classes.append((values + [None] * units)[:units] + [None])  # the last: of no class
     rank_column = ", rank integer" if choice.rank else ""
     db.execute(f"CREATE TABLE {output} ({quote_identifier(identifier)} {reader.id_type}, class_name text, "
                f"class_value text, prob float8{rank_column})")
@@ -74,6 +81,7 @@ def _write(db, session, model, test, test_table, id_col, independent_varname, ou
         f"INSERT INTO {output} SELECT (p.id)::{reader.id_type}, p.class_name, p.class_value, p.prob"
         f"{', p.rank' if choice.rank else ''} FROM unnest($1, $2, $3, $4, $5) "
         f"AS p(id, class_name, class_value, prob, rank)", ["text[]", "text[]", "text[]", "float8[]", "integer[]"])
+    unknown = 0
     with trainer_of(session, trainer_options(db, use_gpus)) as trainer:
         model.lend(trainer)
         for identifiers, arrays in reader:
@@ -81,16 +89,23 @@ def _write(db, session, model, test, test_table, id_col, independent_varname, ou
                          *(a.reshape(-1).view(np.uint8) for a in arrays))
             _, payloads = trainer.receive()
             rows = [[], [], [], [], []]
+            finite = np.all([np.isfinite(a.reshape(len(a), -1)).all(axis=1) for a in arrays], axis=0)
             for name, values, data in zip(model.output_names, classes, payloads):
                 probabilities = np.frombuffer(data, "<f4").reshape(len(identifiers), -1).astype("f8")
-                row, column, rank = choice.of(probabilities)
+                known = finite & np.isfinite(probabilities).all(axis=1)
+                unknown += len(known) - int(known.sum())
+                row, column, rank = choice.of(probabilities, known)
                 rows[0] += [identifiers[i] for i in row]
                 rows[1] += [name] * len(row)
                 rows[2] += [values[c] for c in column]
-                rows[3] += probabilities[row, column].tolist()
-                rows[4] += rank.tolist()
+                rows[3] += [p if c >= 0 else None for p, c in zip(probabilities[row, column].tolist(), column)]
+                rows[4] += [r if r > 0 else None for r in rank.tolist()]
             if rows[0]:
                 db.plpy.execute(insert, rows)
+    if unknown:
+        db.warning(f"{unknown} prediction{'s are' if unknown > 1 else ' is'} NULL",
+                   detail="An input is NaN or infinite there, or what the model makes of it is.",
+                   hint=f"SELECT * FROM {output} WHERE prob IS NULL;")
 
 
 class Choice:
@@ -121,8 +136,12 @@ class Choice:
             raise MopError("pred_type must be 'prob' or 'response' for a regression model, which has no classes")
         self.most, self.sort = None, False
 
-    def of(self, probabilities):
-        """(rows, columns, ranks) of the kept entries of an array [examples, classes]; rank 1 = the best."""
+    def of(self, probabilities, known):
+        """(rows, columns, ranks) of the kept entries of an array [examples, classes]; rank 1 = the best.
+
+        Of an example that is not `known` (an array of booleans), which has no prediction, one entry is kept: of column
+        and rank -1.
+        """
         count, classes = probabilities.shape
         order = np.argsort(-probabilities, axis=1, kind="stable") if self.sort else np.tile(np.arange(classes),
                                                                                           (count, 1))
@@ -131,8 +150,9 @@ class Choice:
             kept[:, self.most:] = False
         if self.above is not None:
             kept = np.take_along_axis(probabilities, order, 1) > self.above
+        kept[~known] = np.arange(classes) == 0
         row, rank = np.nonzero(kept)
-        return row, order[row, rank], rank + 1
+        return row, np.where(known[row], order[row, rank], -1), np.where(known[row], rank + 1, -1)
 
 
 class Reader:
@@ -140,7 +160,7 @@ class Reader:
 
     def __init__(self, db, table, identifier, inputs, shapes, normalizing_const, output_bytes):
         """`output_bytes`: what the predictions for one row take in memory, about."""
-        self.db, self.shapes, self.inputs, self.output_bytes = db, shapes, inputs, output_bytes
+        self.db, self.table, self.shapes, self.inputs, self.output_bytes = db, table, shapes, inputs, output_bytes
         self.constant = np.float32(normalizing_const)
         self.id_type = db.value("SELECT format_type(atttypid, atttypmod) FROM pg_attribute "
                                 "WHERE attrelid = $1 AND attname = $2", ["oid", "text"], [table.oid, identifier])
@@ -159,7 +179,7 @@ class Reader:
         size = sum(int(np.prod(s)) * 8 + 64 for s in self.shapes) + self.output_bytes
         cursor = self.db.plpy.cursor(self.sql)
         try:
-            while rows := cursor.fetch(max(1, min(10_000, CHUNK_BYTES // size))):
+            while rows := self._fetch(cursor, max(1, min(10_000, CHUNK_BYTES // size))):
                 arrays = []
                 for i, (name, shape) in enumerate(zip(self.inputs, self.shapes)):
                     array = decode([row[f"c{i}"] for row in rows], shape, "real", name).reshape(-1, *shape)
@@ -167,3 +187,12 @@ class Reader:
                 yield [row["id"] for row in rows], arrays
         finally:
             cursor.close()
+
+    def _fetch(self, cursor, count):
+        try:
+            return cursor.fetch(count)
+        except self.db.plpy.SPIError as error:
+            if getattr(error, "sqlstate", None) == unfit.OUT_OF_RANGE:
+                for name in self.inputs:
+                    unfit.check(self.db, self.table, name, "real", detail="The model takes float32.")
+            raise

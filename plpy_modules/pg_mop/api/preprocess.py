@@ -22,7 +22,7 @@ def training_preprocessor_dl(db, source_table, output_table, dependent_varname, 
     config = settings.load(db)
     source = db.input_table(source_table)
     target, summary = db.output_table(output_table, "_summary")
-    _check_request(buffer_size, distribution_rules)
+    _check_request(db, buffer_size, distribution_rules)
     factor = buffers.reciprocal(normalizing_const)
     with steady_scans(db):
         inputs = columns.independent(db, source, independent_varname)
@@ -49,7 +49,7 @@ def validation_preprocessor_dl(db, source_table, output_table, dependent_varname
     config = settings.load(db)
     source = db.input_table(source_table)
     target, summary = db.output_table(output_table, "_summary")
-    _check_request(buffer_size, distribution_rules)
+    _check_request(db, buffer_size, distribution_rules)
     training = Training(db, training_preprocessor_table)
     factor = buffers.reciprocal(training.constant)
     with steady_scans(db):
@@ -64,17 +64,16 @@ def validation_preprocessor_dl(db, source_table, output_table, dependent_varname
                          if column and output.encoded else None
                          for output, column in zip(outputs, training.class_columns)])
         table.pack(db, source, target, summary, inputs, outputs, buffer_size, config["segments"], factor,
-                   training.num_classes, None)
+                   training.num_classes, None, training.packed)
 
 
-def _check_request(buffer_size, distribution_rules):
+def _check_request(db, buffer_size, distribution_rules):
     if buffer_size is not None and buffer_size <= 0:
         raise MopError(f"buffer size must be positive or NULL, not {buffer_size}")
-    if distribution_rules is not None and distribution_rules.strip().lower() != "all_segments":
-        raise MopError(f'invalid distribution_rules "{distribution_rules}"',
-                       detail="Plain PostgreSQL has no segments of its own to choose from: pg_mop makes one "
-                              "partition per segment.",
-                       hint="Leave distribution_rules out, and choose their number: SET pg_mop.segments = 4;")
+    if (distribution_rules or "").strip().lower() not in ("", "all_segments"):
+        db.notice(f'distribution_rules "{distribution_rules}" is ignored',
+                  detail="Plain PostgreSQL has no segments of its own to choose from: pg_mop makes one partition per "
+                         "segment.", hint="Choose their number: SET pg_mop.segments = 4;")
 
 
 def _check_num_classes(num_classes, outputs):

@@ -1,4 +1,4 @@
-"""SQL functions that need more than the database: the session's trainer, or where the packages are."""
+"""SQL functions that need more than the database: the session's trainer."""
 
 import functools
 
@@ -10,25 +10,14 @@ from pg_mop.limits import Limits
 
 
 def with_trainer(function):
-    """Make `function(db, session, *args)` callable from an SQL shim as ``function(plpy, GD, *args)``.
+    """Make `function(db, session, *args)` callable from an SQL shim as ``function(plpy, *args)``.
 
     `session`: the mop_udf.aggregate.Session of the caller's own database session, which holds its trainer.
     """
     @functools.wraps(function)
-    def shim(plpy, GD, *args):
-        session = aggregate.session(plpy, GD)
+    def shim(plpy, *args):
+        session = aggregate.session(plpy)
         return sql_function(functools.wraps(function)(lambda db, *a: function(db, session, *a)))(plpy, *args)
-    return shim
-
-
-def with_home(function):
-    """Make `function(db, home, *args)` callable from an SQL shim as ``function(plpy, GD, *args)``.
-
-    `home`: the virtual environment of the packages.
-    """
-    @functools.wraps(function)
-    def shim(plpy, GD, *args):
-        return sql_function(functools.wraps(function)(lambda db, *a: function(db, GD["pg_mop"], *a)))(plpy, *args)
     return shim
 
 

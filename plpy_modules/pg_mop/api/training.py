@@ -111,7 +111,7 @@ class Training:
         if self.validation is not None:
             theirs = self.validation.shapes(db)
             theirs = [theirs[c] for c in self.validation.columns]
-            if theirs != self.shapes or self.validation.regression != source.regression:
+            if theirs != self.shapes:
                 raise MopError(f'"{self.validation.text}" holds rows of shapes {theirs}, "{source.text}" of '
                                f"{self.shapes}: they must be equal",
                                hint="Make it with validation_preprocessor_dl from the same training table.")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Segment:
-    """A horizontal part of a packed table: its `__dist_key__`, rows, bytes, and a fingerprint of its rows' versions."""
+    """A horizontal part of a packed table: its `__dist_key__` (0 where there is none), rows, bytes, and a fingerprint
+    of its rows' versions."""
 
     key: int
     rows: int

@@ -8,7 +8,7 @@ SERVER = "pg_mop"  # the foreign server whose user mappings hold the roles' cred
 
 class PostgreSQL(Engine):
     def segments(self, db, packed):
-        keys = db.execute(f"SELECT DISTINCT __dist_key__ AS key FROM {packed.table} ORDER BY 1")
+        keys = db.execute(packed.keys_sql())
         if any(row["key"] is None for row in keys):
             raise MopError(f'{packed.table} has buffers whose "__dist_key__" is NULL')
         size = " + ".join(f"octet_length({quote_identifier(c)})" for c in packed.columns)
@@ -16,7 +16,7 @@ class PostgreSQL(Engine):
         found = []
         for row in keys:
             sums = db.one(f"SELECT sum({first}[1]) AS rows, sum({size}) AS bytes FROM {packed.table} "
-                          f"WHERE __dist_key__ = {int(row['key'])}")
+                          f"WHERE {packed.of_segment(row['key'])}")
             if sums["rows"]:
                 found.append(Segment(int(row["key"]), int(sums["rows"]), int(sums["bytes"]),
                                      db.value(self.fingerprint_sql(packed, row["key"]))))
@@ -24,7 +24,7 @@ class PostgreSQL(Engine):
 
     def fingerprint_sql(self, packed, key):
         return (f"SELECT count(*) || ':' || coalesce(md5(string_agg(concat_ws(',', tableoid, ctid, xmin), ';' "
-                f"ORDER BY tableoid, ctid)), '') AS fingerprint FROM {packed.table} WHERE __dist_key__ = {int(key)}")
+                f"ORDER BY tableoid, ctid)), '') AS fingerprint FROM {packed.table} WHERE {packed.of_segment(key)}")
 
     def rows_sql(self, packed, key, aggregate):
         def name(column):
@@ -38,7 +38,7 @@ class PostgreSQL(Engine):
         return (f"SELECT {aggregate}(epoch, buffer_id, ARRAY[{values}], ARRAY[{shapes}]) AS report FROM ("
                 f"SELECT epoch, buffer_id, {wanted} FROM {str(packed.table).replace('%', '%%')}, "
                 f"generate_series(1, %(epochs)s) AS epoch "
-                f"WHERE __dist_key__ = {int(key)} AND %(where)s ORDER BY epoch, buffer_id OFFSET 0) AS buffers")
+                f"WHERE {packed.of_segment(key)} AND %(where)s ORDER BY epoch, buffer_id OFFSET 0) AS buffers")
 
     def connection_parameters(self, db):
         """As the session's own role, by the server's own socket or as the foreign server `pg_mop` says.

@@ -14,9 +14,9 @@ from pg_mop.database import Database, MopError, extension_schema, quote_identifi
 from pg_mop.limits import Limits
 
 
-def start_trainer(plpy, GD, options):
+def start_trainer(plpy, options):
     """Start this session's trainer, which imports Keras while the coordinator still plans."""
-    _start_trainer(plpy, aggregate.session(plpy, GD), json.loads(options), look_again=True)
+    _start_trainer(plpy, aggregate.session(plpy), json.loads(options), look_again=True)
 
 
 def _start_trainer(plpy, holder, options, look_again=False):
@@ -35,7 +35,7 @@ def _schema(plpy, holder):
     return holder.schema
 
 
-def run_unit(plpy, GD, text):
+def run_unit(plpy, text):
     """Train or evaluate as the unit (JSON) says; the units' rows in the catalog, already there, get the results.
 
     `unit["models"]` lists what differs between the models: mst_key, iteration, attempt, version, and the passes that
@@ -46,7 +46,7 @@ def run_unit(plpy, GD, text):
     fail.
     """
     unit = json.loads(text)
-    holder = aggregate.session(plpy, GD)
+    holder = aggregate.session(plpy)
     try:
         with aggregate.failures_as_sql(plpy, holder):
             _Work(plpy, holder, unit).run()

@@ -14,7 +14,8 @@ MAX_WIDTH = 32_767             # classes of one output
 MAX_NAME = 63                  # bytes of a PostgreSQL identifier
 
 # element types of arrays on the wire -> (big-endian dtype on the wire, dtype in a buffer)
-WIRE = {"real": (">f4", np.dtype("<f4")), "smallint": (">i2", np.dtype("<i2"))}
+WIRE = {"real": (">f4", np.dtype("<f4")), "smallint": (">i2", np.dtype("<i2")),
+        "double precision": (">f8", np.dtype("<f8"))}
 
 
 def buffer_rows(rows, segments, requested, elements, row_bytes=0):
@@ -104,6 +105,13 @@ def _complain(wires, dims, column):
 def braces(values):
     """Numbers as PostgreSQL prints an array of them."""
     return "{" + ",".join(map(str, values)) + "}"
+
+
+def whole(values):
+    """float64 numbers as int16; None where that would change one."""
+    with np.errstate(invalid="ignore"):
+        kept = values.astype("<i2")
+    return kept if (kept == values).all() else None
 
 
 def scale(values, factor, column):

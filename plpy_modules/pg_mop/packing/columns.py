@@ -10,6 +10,8 @@ from pg_mop.packing import buffers
 class Input:
     """An independent column: numeric arrays of the same dimensions in every row."""
 
+    element, scalar, encoded = "real", False, False  # as an Output's
+
     def __init__(self, name, dims):
         self.name, self.dims = name, dims
         self.elements = int(np.prod(dims))
@@ -20,7 +22,10 @@ class Input:
         return list(self.dims)
 
     def decode(self, values, factor):
+        """Fetched values -> rows of numbers, times `factor`; None where one is not finite."""
         numbers = buffers.decode(values, self.dims, "real", self.name)
+        if not np.isfinite(numbers).all():
+            return None
         return numbers if factor is None else buffers.scale(numbers, factor, self.name)
 
 
@@ -46,13 +51,21 @@ class Output:
         return buffers.WIRE[self.element][1].itemsize * self.width
 
     @property
+    def wire(self):
+        """The type in which numbers are fetched: a key of buffers.WIRE. One that shows what int16 cannot hold."""
+        return "double precision" if self.element == "smallint" else self.element
+
+    @property
     def wire_bytes(self):
-        return 20 + 4 * self.width + self.packed_bytes
+        return 20 + (4 + buffers.WIRE[self.element if self.encoded else self.wire][1].itemsize) * self.width
 
     def decode(self, values):
-        """Fetched values -> rows of numbers; None where a label is no known class."""
+        """Fetched values -> rows of numbers; None where a label is no known class, or a number does not fit."""
         if not self.encoded:
-            return buffers.decode(values, (self.width,), self.element, self.name)
+            numbers = buffers.decode(values, (self.width,), self.wire, self.name)
+            if self.element == "smallint":
+                return buffers.whole(numbers)
+            return numbers if np.isfinite(numbers).all() else None
         codes = np.array(values, np.int64)
         return buffers.one_hot(codes, self.width) if codes.min() >= 0 else None
 
@@ -69,7 +82,7 @@ def independent(db, source, text):
         if not kind.numeric_array:
             raise MopError(f'invalid independent_varname: column "{name}" has type {kind.shown}, '
                            "not an array of numbers", hint="Give a column of type real[], integer[] or the like.")
-        inputs.append(Input(name, _first_dims(db, source, name, "real")))
+        inputs.append(Input(name, _first_dims(db, source, name)))
     return inputs
 
 
@@ -79,7 +92,7 @@ def dependent(db, source, text, element):
     for name in _names(db, source, text, "dependent_varname"):
         kind = column_kind(db, source, name)
         if kind.numeric_array:
-            dims = _first_dims(db, source, name, element)
+            dims = _first_dims(db, source, name)
             if len(dims) != 1:
                 raise MopError(f'column "{name}" has arrays of {len(dims)} dimensions',
                                detail="A dependent column of arrays has vectors, one for each row: one dimension.")
@@ -117,7 +130,7 @@ def _names(db, table, text, what):
     return found
 
 
-def _first_dims(db, source, column, element):
+def _first_dims(db, source, column):
     """The dimensions of the array in the first row; NULL and empty arrays are errors."""
-    wire = db.value(f"SELECT array_send({quote_identifier(column)}::{element}[]) AS a FROM {source} LIMIT 1")
+    wire = db.value(f"SELECT array_send({quote_identifier(column)}) AS a FROM {source} LIMIT 1")
     return buffers.dimensions(wire, column)

@@ -44,7 +44,7 @@ def scan(db, source, summary, inputs, outputs, seed):
         else:
             ordered.append(f"s.y{i}")
             array = f"ARRAY[q.y{i}]" if output.scalar else f"q.y{i}"
-            sent.append(f"array_send({array}::{output.element}[]) AS y{i}")
+            sent.append(f"array_send({array}::{output.wire}[]) AS y{i}")
     order = "ORDER BY s.n" if joins else ""  # a join may change the order of the scan
     if seed is not None:
         order = f"ORDER BY hashint8extended(s.n, {int(seed)}), s.n"

@@ -1,15 +1,20 @@
 """The packed table: created with a partition for each segment, and filled from the source in one scan."""
 
 from pg_mop.database import MopError, quote_identifier
-from pg_mop.packing import buffers, rows
+from pg_mop.packing import buffers, rows, unfit
 from pg_mop.packing.summary import complete
 
 CHUNK_BYTES = 16 << 20  # of source rows in memory at a time
 CHUNK_ROWS = 100_000
 
 
-def pack(db, source, target, summary, inputs, outputs, requested, segments, factor, num_classes, seed):
-    """Create and fill the packed table, and complete the summary."""
+def pack(db, source, target, summary, inputs, outputs, requested, segments, factor, num_classes, seed,
+         training=None):
+    """Create and fill the packed table, and complete the summary.
+
+    `seed` shuffles the rows; None: as they are scanned. `training`: the packed table (quoted) that validation rows are
+    to be packed as. Raises MopError for labels and numbers that do not fit.
+    """
     columns = inputs + outputs
     row_bytes = sum(c.packed_bytes for c in columns)
     if row_bytes > buffers.MAX_PACKED_BYTES:
@@ -35,15 +40,22 @@ def pack(db, source, target, summary, inputs, outputs, requested, segments, fact
     cursor = db.plpy.cursor(rows.scan(db, source, summary, inputs, outputs, seed))
     chunk = max(1, min(CHUNK_ROWS, CHUNK_BYTES // sum(c.wire_bytes for c in columns)))
     while True:
-        fetched = cursor.fetch(chunk)
-        if not len(fetched):
+        try:
+            fetched = list(cursor.fetch(chunk))
+        except db.plpy.SPIError as error:
+            if getattr(error, "sqlstate", None) == unfit.OUT_OF_RANGE:
+                _explain(db, source, columns, training)
+            raise
+        if not fetched:
             break
-        fetched = list(fetched)
         arrays = [column.decode([row[f"x{i}"] for row in fetched], factor) for i, column in enumerate(inputs)]
-        for i, column in enumerate(outputs):
-            arrays.append(column.decode([row[f"y{i}"] for row in fetched]))
-            if arrays[-1] is None:
+        arrays += [column.decode([row[f"y{i}"] for row in fetched]) for i, column in enumerate(outputs)]
+        for column, array in zip(columns, arrays):
+            if array is None and column.encoded:
                 rows.unknown_class(db, source, summary, column, seed)
+            elif array is None:
+                _explain(db, source, [column], training)
+                rows.changed(source)
         del fetched
         for filled in gathered.add(arrays):
             write(*filled)
@@ -70,6 +82,13 @@ def column_names(inputs, outputs):
             raise MopError(f'column name "{name}" is longer than {buffers.MAX_NAME} bytes',
                            hint="Rename the source column in a view.")
     return names
+
+
+def _explain(db, source, columns, training):
+    """Raise the MopError for the first of `columns` whose numbers do not fit its type in a buffer, if there is one."""
+    for column in columns:
+        if not column.encoded:
+            unfit.check(db, source, column.name, column.element, column.scalar, training)
 
 
 def _create(db, target, inputs, outputs, segments):
