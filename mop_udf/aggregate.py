@@ -117,6 +117,11 @@ class Session:
         self.unit = None
         return report
 
+    def score(self, number, sums):
+        """{"loss", "metric", "metrics", "rows"} of the last evaluation's model `number` from sums over all its rows."""
+        self.trainer.send({"op": "score", "number": number, "sums": sums})
+        return self.trainer.receive()[0]
+
     def save(self):
         """The parts of the model state after the last unit, one after the other."""
         self.trainer.send({"op": "save"})

@@ -13,13 +13,12 @@ import numpy as np
 from mop_udf import architecture as architectures
 from mop_udf import objects as custom
 from mop_udf import params, sizes, state
-from mop_udf.data import batches
 from mop_udf.kernels.choice import Learned
 from mop_udf.kernels.chosen import Chosen
-from mop_udf.kernels.plain import report
+from mop_udf.kernels.forward import Forward
+from mop_udf.kernels.scores import Scores
 from mop_udf.scalars import Scalar
 
-EVALUATED_ROWS = 1024  # of a batch
 # how lines of TensorFlow's and Keras' errors begin that come before the one that says what is wrong
 SAY_LITTLE = ("Graph execution error", "Detected at node", "File \"", "<stack traces",
               "Exception encountered when calling")
@@ -110,9 +109,10 @@ def make_scalars_variable(optimizer, names):
 class CompiledModel:
     """A model with its optimizer, compiled once and lent to every configuration that differs in scalars only."""
 
-    def __init__(self, architecture, compile_params, objects, learned, seed=None):
+    def __init__(self, architecture, compile_params, objects, learned, seed=None, watched=False):
         """`objects`: {name: pickle} of the custom functions that the compile parameters name; `learned`: see Chosen;
-        `seed`: that of the initial weights where it will be started next."""
+        `seed`: that of the initial weights where it will be started next; `watched`: metrics are computed in training,
+        too."""
         self.architecture = normalise(architecture)
         functions = load_functions(objects)
         optimizer = functools.partial(make_optimizer, compile_params["optimizer"], compile_params["optimizer_args"])
@@ -127,19 +127,25 @@ class CompiledModel:
         try:
             self.model.compile(
                 optimizer=self.optimizer, loss=make_loss(compile_params["loss"], functions, outputs),
-                metrics=make_metrics(compile_params["metrics"], functions, outputs),
+                metrics=[[metric for _, metric in own] for own in make_metrics(
+                    compile_params["metrics"], functions, self.model)] if watched else None,
                 loss_weights=compile_params["loss_weights"],
                 jit_compile=False)
             self.optimizer.build(self.model.trainable_variables)
+            metrics = make_metrics(compile_params["metrics"], functions, self.model)
         except Exception as error:
             raise ConfigurationError(f"Keras refuses to compile the model: {first_line(error)}") from error
         self.kernels = Chosen(self.model, bool(seed_variables(self.model)), learned)
+        self.forward = Forward(self.model, Scores(self.model, compile_params["loss"], compile_params["loss_weights"],
+                                                  metrics))
+        self._metric = next(iter(compile_params["metrics"]), None)
         self._fresh_optimizer = state.values(self.optimizer.variables)
 
-    def metric_of(self, report):
-        """The metric that was asked for: of several outputs the mean. None where none was."""
-        values = list(report["metrics"].values())
-        return sum(values) / len(values) if values else None
+    def score(self, sums):
+        """{"loss", "metric" (the first, or None), "metrics" ({name: value}), "rows"} from an Evaluation's sums, or from
+        those of several, added up."""
+        loss, metrics = self.forward.scores.results(np.asarray(sums[1:]), sums[0])
+        return {"loss": loss, "metric": metrics.get(self._metric), "metrics": metrics, "rows": int(sums[0])}
 
     def set_scalars(self, compile_params):
         """Make the model that of parsed compile parameters, which differ from its own in scalars only."""
@@ -204,33 +210,26 @@ class CompiledModel:
 
 
 class Evaluation:
-    """Loss and metric of one model over rows that come in pieces; the models may take turns at each piece."""
+    """The sums of one model over rows that come in pieces; the models may take turns at each piece."""
 
     def __init__(self, compiled, weights, inputs):
         """`weights`: arrays in the order of the model's weights; the first `inputs` columns of a piece are inputs."""
         self.compiled, self.weights, self.inputs = compiled, weights, inputs
-        self.metrics, self.last, self.rows, self.seconds = None, None, 0, 0.0
+        self.sums, self.seconds = 0.0, 0.0  # the number of rows, then what its Scores add up
 
     def add(self, piece):
         """Evaluate on a piece: a tuple of arrays."""
         began = time.monotonic()
-        model, plain = self.compiled.model, self.compiled.kernels.plain
-        for variable, array in zip(model.weights, self.weights):
+        for variable, array in zip(self.compiled.model.weights, self.weights):
             variable.assign(array)
-        model.reset_metrics()
-        if self.metrics is not None:
-            for variable, array in zip(model.metrics_variables, self.metrics):
-                variable.assign(array)
-        plain.evaluate(batches([piece], EVALUATED_ROWS), self.inputs)
-        self.rows += len(piece[0])
-        self.last = report(model, self.rows)
-        self.metrics = state.values(model.metrics_variables)
+        self.sums = self.sums + np.append(len(piece[0]), self.compiled.forward.evaluate(piece, self.inputs))
         self.seconds += time.monotonic() - began
 
     def report(self):
-        """{"loss", "metric", "rows", "kernel", "seconds"} of all pieces."""
-        last = self.last or {"loss": None, "metrics": {}}
-        return {"loss": last["loss"], "metric": self.compiled.metric_of(last), "rows": self.rows, "kernel": "plain",
+        """What :meth:`CompiledModel.score` gives of all pieces, with "sums", "kernel" and "seconds"."""
+        if np.isscalar(self.sums):
+            return {"rows": 0, "seconds": self.seconds}
+        return {**self.compiled.score(self.sums), "sums": self.sums.tolist(), "kernel": "plain",
                 "seconds": self.seconds}
 
 
@@ -245,13 +244,15 @@ class ModelCache:
         self.most, self.models, self.learned = most, collections.OrderedDict(), collections.OrderedDict()
         self.judged = collections.deque(maxlen=1000)  # optimizers that Keras has accepted
 
-    def get(self, architecture, compile_params, objects, seed=None):
+    def get(self, architecture, compile_params, objects, seed=None, watched=False):
         """The CompiledModel for architecture JSON text and parsed parameters, its scalars not set.
 
-        `objects`: {name: pickle} of the custom functions; `seed`: that with which it will be started next, if it will.
+        `objects`: {name: pickle} of the custom functions; `seed`: that with which it will be started next, if it will;
+        `watched`: see CompiledModel.
         """
         digests = [[name, hashlib.sha256(data).hexdigest()] for name, data in sorted(objects.items())]
-        key = json.dumps([architecture, params.without_scalars(compile_params), digests], sort_keys=True, default=str)
+        key = json.dumps([architecture, params.without_scalars(compile_params), digests, watched],
+                         sort_keys=True, default=str)
         optimizer = (compile_params["optimizer"], sorted(compile_params["optimizer_args"].items()))
         if optimizer not in self.judged:
             make_optimizer(*optimizer)
@@ -261,7 +262,7 @@ class ModelCache:
             self.learned.move_to_end(architecture)
             if len(self.learned) > 10 * self.most:
                 self.learned.popitem(last=False)
-            self.models[key] = CompiledModel(architecture, compile_params, objects, learned, seed)
+            self.models[key] = CompiledModel(architecture, compile_params, objects, learned, seed, watched)
             if len(self.models) > self.most:
                 self.models.popitem(last=False)
         self.models.move_to_end(key)
@@ -293,21 +294,42 @@ def make_loss(name, functions, outputs):
     return loss if outputs == 1 else [loss] * outputs
 
 
-def make_metrics(names, functions, outputs):
-    """What `compile` takes as metrics of a model with that many outputs: each output gets them all.
+def make_metrics(names, functions, model):
+    """For each output of `model` a list of (name, Keras Metric); what they add up is in float64.
 
     (weighted_metrics are not passed on: there are no sample weights when metrics are computed.)
     """
-    if not names:
-        return None
+    return [[(name, _metric(name, functions, output.shape[-1])) for name in names] for output in model.outputs]
 
-    def one(name):
-        if name not in functions:
-            return name
-        return keras.metrics.MeanMetricWrapper(
-            lambda y_true, y_pred: functions[name](keras.ops.cast(y_true, y_pred.dtype), y_pred), name=f"custom_{name}")
 
-    return [one(n) for n in names] if outputs == 1 else [[one(n) for n in names] for _ in range(outputs)]
+def _metric(name, functions, width):
+    """The metric `name` of an output of that width. `accuracy` and `crossentropy` depend on it, as in Keras."""
+    metrics = keras.metrics
+    if name in functions:
+        return _wide(metrics.MeanMetricWrapper, _for_each_row(functions[name]), name=f"custom_{name}")
+    if name.lower() in ("accuracy", "acc"):
+        return _wide(metrics.BinaryAccuracy if width == 1 else metrics.CategoricalAccuracy, name=name)
+    if name.lower() in ("crossentropy", "ce"):
+        return _wide(metrics.BinaryCrossentropy if width == 1 else metrics.CategoricalCrossentropy, name=name)
+    found = metrics.get(name)
+    return _wide(type(found)) if isinstance(found, metrics.Metric) else _wide(
+        metrics.MeanMetricWrapper, found, name=name)
+
+
+def _wide(kind, *args, **kwargs):
+    """A metric of Keras whose variables are float64: sums of many rows in float32 would lose the small ones."""
+    def add_variable(self, *args, dtype=None, **kwargs):
+        return kind.add_variable(self, *args, dtype="float64", **kwargs)
+
+    return type(kind.__name__, (kind,), {"add_variable": add_variable})(*args, dtype="float64", **kwargs)
+
+
+def _for_each_row(function):
+    """A custom metric, whose value for a whole batch is that of each of its rows: so it is a mean over rows."""
+    def metric(y_true, y_pred):
+        value = keras.ops.convert_to_tensor(function(keras.ops.cast(y_true, y_pred.dtype), y_pred))
+        return keras.ops.broadcast_to(value, keras.ops.shape(y_pred)[:1]) if len(value.shape) == 0 else value
+    return metric
 
 
 def initial_state(model):

@@ -26,16 +26,18 @@ SCALARS = ("learning_rate", "decay", "momentum", "beta_1", "beta_2", "rho", "eps
 
 LOSSES = frozenset("""
 binary_crossentropy binary_focal_crossentropy categorical_crossentropy categorical_focal_crossentropy
-categorical_hinge circle cosine_similarity ctc dice hinge huber kl_divergence
+categorical_hinge cosine_similarity ctc dice hinge huber kl_divergence
 log_cosh mean_absolute_error mean_absolute_percentage_error mean_squared_error mean_squared_logarithmic_error poisson
 squared_hinge tversky mae mape mse msle kld bce
 BinaryCrossentropy BinaryFocalCrossentropy CategoricalCrossentropy CategoricalFocalCrossentropy CategoricalHinge
 CosineSimilarity Hinge Huber KLDivergence LogCosh MeanAbsoluteError MeanAbsolutePercentageError MeanSquaredError
-MeanSquaredLogarithmicError Poisson SquaredHinge CTC Circle Dice Tversky
+MeanSquaredLogarithmicError Poisson SquaredHinge CTC Dice Tversky
 """.split())
 # names of Keras 2 that Keras 3 has given up
 OLD_LOSSES = {"logcosh": "log_cosh", "kullback_leibler_divergence": "kl_divergence"}
-REFUSED_LOSSES = ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy", "serialize", "deserialize", "get")
+# labels of another form than ours: numbers of classes; in Circle, of classes that the rows of a batch are compared by
+REFUSED_LOSSES = ("circle", "sparse_categorical_crossentropy", "SparseCategoricalCrossentropy", "serialize",
+                  "deserialize", "get")
 
 METRICS = frozenset("""
 accuracy acc crossentropy ce binary_accuracy binary_crossentropy categorical_accuracy categorical_crossentropy
@@ -75,8 +77,8 @@ def is_builtin_metric(name):
 def parse_compile_params(text):
     """A compile_params string -> dict.
 
-    Keys: loss, optimizer (Keras' class name), optimizer_args (`lr` as learning_rate, None dropped), metrics (list of at
-    most one name), loss_weights, weighted_metrics, sample_weight_mode. Raises ParameterError.
+    Keys: loss, optimizer (Keras' class name), optimizer_args (`lr` as learning_rate, None dropped), metrics (list of
+    names, each once), loss_weights, weighted_metrics, sample_weight_mode. Raises ParameterError.
     """
     if text is None or not text.strip():
         raise ParameterError("the compile parameters are empty")
@@ -258,11 +260,11 @@ def _literal(key, text, kinds):
 
 
 def _metrics(text):
+    """A list of names, or one name alone."""
+    if text is not None and re.fullmatch(r"(?!None$)[A-Za-z]\w*", text):
+        return [_metric(text)]
     metrics = _literal("metrics", text, (list, tuple)) if text is not None else None
-    metrics = list(metrics or [])
-    if len(metrics) > 1:
-        raise ParameterError(f"at most one metric is supported, not {_short(metrics)}")
-    return [_metric(name) for name in metrics]
+    return list(dict.fromkeys(_metric(name) for name in metrics or ()))
 
 
 def _weighted_metrics(text):

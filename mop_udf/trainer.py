@@ -8,6 +8,7 @@ Requests, each answered by one frame unless it says otherwise:
     room                                   -> whether a segment fits the cache, and what is in it
     unit {...}, state parts*, states_end, rows*, end -> the unit's report, or {"error", "configuration"}
     save                                   -> the state in parts, the last one marked
+    score number, sums                     -> loss and metrics of a model of the last evaluation, from sums over rows
     model {...}, weights                   -> ok: a model to predict with
     predict rows                           -> one array per output
     export                                 -> that model as a .keras file
@@ -25,6 +26,7 @@ import sys
 import time
 
 PART_BYTES = 256 << 20  # a row of the state table
+EVALUATED_ROWS = 1024   # at least, of a piece of rows that are not kept
 
 
 def prepare_process(parent):
@@ -67,12 +69,16 @@ class Server:
 
     def __init__(self, channel, cache_mb, memory_mb, model_mb):
         from mop_udf import data, models, sizes, state
+        from mop_udf.kernels import batch_size, forward
         sizes.limit_mb, self.memory_mb = model_mb or None, memory_mb
+        batch_size.limit_bytes = memory_mb << 20 if memory_mb else None
+        self.forward = forward.Forward
         self.channel, self.data, self.models, self.state = channel, data, models, state
         self.cache = data.Cache(cache_mb << 20)
         self.compiled = models.ModelCache()
         self.current = None    # the CompiledModel whose state `save` gives
-        self.predictor = None
+        self.evaluations = []  # of the last unit of that kind
+        self.predictor = None  # the Forward of a model to predict with
 
     def serve(self, idle_seconds):
         """Answer until the backend goes or nothing came for `idle_seconds`."""
@@ -135,7 +141,7 @@ class Server:
         if own is None or unit["plain_weights"]:
             seed = self.models.initial_seed(unit["seed"], unit["model_id"],
                                             None if unit["same_start"] else unit["mst_key"])
-        compiled = self.compiled.get(unit["architecture"], compile_params, objects, seed)
+        compiled = self.compiled.get(unit["architecture"], compile_params, objects, seed, bool(self.fit["callbacks"]))
         if seed is not None:
             compiled.start(seed)
             if own is not None:
@@ -227,17 +233,17 @@ class Server:
 
     def _evaluate(self, units, states, objects, stream):
         """Evaluate the models of several units on the same rows, read once; the first unit says which rows."""
-        evaluations = [self._evaluation({**units[0], **unit}, states, objects) for unit in units]
+        self.evaluations = [self._evaluation({**units[0], **unit}, states, objects) for unit in units]
         if units[0]["keeps_rows"]:
             for _ in stream:
                 pass
             pieces = [self.cache.get(units[0]["dataset"]).columns]
         else:
-            pieces = self.data.whole_batches((arrays for _, arrays in stream), self.models.EVALUATED_ROWS)
+            pieces = self.data.whole_batches((arrays for _, arrays in stream), EVALUATED_ROWS)
         for piece in pieces:
-            for evaluation in evaluations:
+            for evaluation in self.evaluations:
                 evaluation.add(piece)
-        return {"models": [evaluation.report() for evaluation in evaluations]}
+        return {"models": [evaluation.report() for evaluation in self.evaluations]}
 
     def _evaluation(self, unit, states, objects):
         """The Evaluation of a unit's model."""
@@ -259,11 +265,17 @@ class Server:
         for number, part in enumerate(parts):
             self.channel.send({"last": number == len(parts) - 1}, *part)
 
+    def on_score(self, header, payloads):
+        try:
+            self.channel.send(self.evaluations[header["number"]].compiled.score(header["sums"]))
+        except Exception as error:
+            self._refuse(error)
+
     def on_model(self, header, payloads):
         try:
             model = self.models.build(self.models.normalise(header["architecture"]), 0)
             model.set_weights(self.state.weights_from_bytes(payloads[0], [w.shape for w in model.weights]))
-            self.predictor = model
+            self.predictor = self.forward(model)
             self.channel.send({"outputs": len(model.outputs)})
         except Exception as error:
             self._refuse(error)
@@ -272,8 +284,7 @@ class Server:
         try:
             import numpy as np
             x = [np.frombuffer(p, "<f4").reshape(s) for p, s in zip(payloads, header["shapes"])]
-            outputs = self.predictor.predict_on_batch(x[0] if len(x) == 1 else x)
-            outputs = [np.asarray(o, "<f4") for o in (outputs if isinstance(outputs, (list, tuple)) else [outputs])]
+            outputs = self.predictor.predict(x)
             self.channel.send({"shapes": [list(o.shape) for o in outputs]},
                               *(np.ascontiguousarray(o).reshape(-1).view(np.uint8) for o in outputs))
         except Exception as error:
@@ -282,7 +293,7 @@ class Server:
     def on_export(self, header, payloads):
         try:
             from mop_udf import keras_file
-            self.channel.send({}, keras_file.save(self.predictor))
+            self.channel.send({}, keras_file.save(self.predictor.model))
         except Exception as error:
             self._refuse(error)
 

@@ -135,6 +135,30 @@ CREATE TABLE @extschema@.mop_unit (
 CREATE UNIQUE INDEX mop_unit_once ON @extschema@.mop_unit (run_id, mst_key, iteration, kind, dataset, segment)
     WHERE status = 'finished';
 
+-- What evaluations give: loss and metrics of all rows of a dataset. Replicas have theirs together, as mst_key 1.
+CREATE TABLE @extschema@.mop_metric (
+    run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    mst_key integer NOT NULL,
+    iteration integer NOT NULL,
+    dataset text NOT NULL CHECK (dataset IN ('training', 'validation')),
+    loss double precision NOT NULL,
+    metric double precision,            -- the first that was asked for
+    metrics json NOT NULL,              -- all of them by name
+    PRIMARY KEY (run_id, mst_key, iteration, dataset),
+    FOREIGN KEY (run_id, mst_key) REFERENCES @extschema@.mop_configuration ON DELETE CASCADE
+);
+
+-- The sums of segments that have been evaluated while others of their dataset have not.
+CREATE TABLE @extschema@.mop_partial (
+    run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    mst_key integer NOT NULL,
+    iteration integer NOT NULL,
+    dataset text NOT NULL,
+    segment integer NOT NULL,
+    sums double precision[] NOT NULL,   -- rows, then what mop_udf/kernels/scores.py adds up
+    PRIMARY KEY (run_id, mst_key, iteration, dataset, segment)
+);
+
 ALTER TABLE @extschema@.mop_run ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_run FOR SELECT USING (owner = current_user);
 ALTER TABLE @extschema@.mop_configuration ENABLE ROW LEVEL SECURITY;
@@ -148,12 +172,15 @@ CREATE POLICY own_runs ON @extschema@.mop_generation FOR SELECT
     USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_model ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_model FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_metric ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_metric FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_run', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_run_run_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_configuration', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_segment', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_unit', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_metric', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_output', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_limit', '');
 -- model states are not dumped: a run goes on where its packed rows are, and only there

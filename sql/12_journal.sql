@@ -301,6 +301,47 @@ BEGIN
 END
 $$;
 
+-- Adds a segment's evaluation. Where it is the dataset's last one, gives the sums of all segments, else NULL.
+CREATE FUNCTION @extschema@.mop_put_sums(run bigint, key integer, at_iteration integer, of_dataset text,
+                                         of_segment integer, own double precision[]) RETURNS double precision[]
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    others integer;
+    total double precision[];
+BEGIN
+    PERFORM @extschema@.mop_own(run);
+    SELECT count(*) - 1 INTO others FROM @extschema@.mop_segment s WHERE s.run_id = run AND s.dataset = of_dataset;
+    IF others <= 0 THEN
+        RETURN own;
+    END IF;
+    -- one after the other, so that there is a last one
+    PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run AND m.mst_key = key FOR NO KEY UPDATE;
+    INSERT INTO @extschema@.mop_partial VALUES (run, key, at_iteration, of_dataset, of_segment, own);
+    IF (SELECT count(*) FROM @extschema@.mop_partial p
+        WHERE (p.run_id, p.mst_key, p.iteration, p.dataset) = (run, key, at_iteration, of_dataset)) <= others THEN
+        RETURN NULL;
+    END IF;
+    SELECT array_agg(one.value ORDER BY one.place) INTO total FROM (
+        -- in the order of the segments, whichever ended first: the same sums every time
+        SELECT v.place, sum(v.value ORDER BY p.segment) AS value
+        FROM @extschema@.mop_partial p, unnest(p.sums) WITH ORDINALITY AS v(value, place)
+        WHERE (p.run_id, p.mst_key, p.iteration, p.dataset) = (run, key, at_iteration, of_dataset)
+        GROUP BY v.place) AS one;
+    DELETE FROM @extschema@.mop_partial p
+    WHERE (p.run_id, p.mst_key, p.iteration, p.dataset) = (run, key, at_iteration, of_dataset);
+    RETURN total;
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_note_metrics(run bigint, key integer, at_iteration integer, of_dataset text,
+    loss double precision, metric double precision, metrics text) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run);
+    INSERT INTO @extschema@.mop_metric VALUES (run, key, at_iteration, of_dataset, $5, $6, $7::json);
+END
+$$;
+
 CREATE FUNCTION @extschema@.mop_fail_configuration(run bigint, run_epoch integer, key integer, message text, blamed text)
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -59,6 +59,14 @@ SELECT u.run_id, u.mst_key, u.iteration, u.segment, u.kernel, u.compilations,
 FROM @extschema@.mop_unit u JOIN @extschema@.mop_run r USING (run_id)
 WHERE u.kind = 'train' AND u.status = 'finished' AND @extschema@.mop_may_see(r.owner);
 
+-- a row for the loss and for each metric of each evaluation
+CREATE VIEW @extschema@.mop_metrics WITH (security_barrier) AS
+SELECT m.run_id, m.mst_key, m.iteration, m.dataset, v.name, v.value
+FROM @extschema@.mop_metric m JOIN @extschema@.mop_run r USING (run_id) CROSS JOIN LATERAL (
+    SELECT 'loss' AS name, m.loss AS value
+    UNION ALL SELECT e.key, e.value::double precision FROM json_each_text(m.metrics) AS e) AS v
+WHERE @extschema@.mop_may_see(r.owner);
+
 CREATE VIEW @extschema@.mop_visit_order WITH (security_barrier) AS
 SELECT u.run_id, u.mst_key, u.iteration,
        (row_number() OVER (PARTITION BY u.run_id, u.mst_key, u.iteration ORDER BY u.version))::integer AS position,

@@ -22,8 +22,8 @@ END
 $$;
 
 GRANT SELECT ON @extschema@.mop_runs, @extschema@.mop_progress, @extschema@.mop_units, @extschema@.mop_visit_order,
-    @extschema@.mop_kernel_choices, @extschema@.mop_abandoned_runs
+    @extschema@.mop_kernel_choices, @extschema@.mop_abandoned_runs, @extschema@.mop_metrics
     TO mop_user;
 -- row security shows a role its own; nobody but the extension's owner writes
 GRANT SELECT ON @extschema@.mop_run, @extschema@.mop_configuration, @extschema@.mop_segment, @extschema@.mop_unit,
-    @extschema@.mop_model, @extschema@.mop_generation TO mop_user;
+    @extschema@.mop_model, @extschema@.mop_generation, @extschema@.mop_metric TO mop_user;

@@ -8,28 +8,28 @@ from mop_udf import state
 
 
 class Plain:
-    """Trains and evaluates one compiled Keras model, batch by batch.
+    """Trains one compiled Keras model, batch by batch.
 
     Equal, bit for bit, to `model.train_on_batch` of a fresh model over the same batches. TensorFlow compiles a step for
     the shapes of its first batch, and once more for any number of rows when another shape comes; the two round
     differently. So that a result does not depend on what the trainer did before, the same two steps are made here on
-    purpose: one for full batches, one for short ones. (Keras' own train_on_batch and test_on_batch forget the metrics
-    of the batch before, so they serve for the first batch alone, in which Keras makes what variables it still lacks.)
+    purpose: one for full batches, one for short ones. (Keras' own train_on_batch forgets the metrics of the batch
+    before, so it serves for the first batch alone, in which Keras makes what variables it still lacks.)
     """
 
     name = "plain"
 
     def __init__(self, model):
         self.model, self.steps = model, {}
-        self.trains = self.evaluates = False  # Keras has made its variables
+        self.trains = False  # Keras has made its variables
 
     def step(self, batch, inputs, class_weight, full):
         """Train on one batch, a full or a short one."""
         data = weighted(batch, inputs, class_weight)
         if self.trains:
-            self._run("train", data, full)
+            self._run(data, full)
         else:
-            self._first(data, lambda data: self._run("train", data, full))
+            self._first(data, lambda data: self._run(data, full))
 
     def begin(self, batch, inputs, class_weight):
         """Let Keras make the variables of losses and metrics, without training: for a loop, which must not make any."""
@@ -49,32 +49,21 @@ class Plain:
         self.model.train_on_batch(*data[:2], sample_weight=data[2] if len(data) > 2 else None)
         self.trains = True
 
-    def evaluate(self, batches, inputs):
-        """Add `batches` to the model's metrics, without training."""
-        for batch in batches:
-            data = split(batch, inputs)
-            if self.evaluates:
-                self._run("test", data, False)
-            else:
-                self.model.test_function = _of_iterator(lambda data: self._run("test", data, False))
-                self.model.test_on_batch(*data)
-                self.evaluates = True
-
-    def _run(self, kind, data, full):
+    def _run(self, data, full):
         """A step of Keras on one batch, compiled for its shapes: of any number of rows unless `full`."""
         data = tf.nest.map_structure(tf.convert_to_tensor, data)
         shapes = tuple((t.dtype, (t.shape if full else [None, *t.shape[1:]])) for t in tf.nest.flatten(data))
-        key = (kind, full, str(shapes))
+        key = (full, str(shapes))
         if key not in self.steps:
             signature = tf.nest.map_structure(
                 lambda t: tf.TensorSpec(t.shape if full else [None, *t.shape[1:]], t.dtype), data)
-            self.steps[key] = tf.function(getattr(self.model, kind + "_step"), input_signature=[signature],
+            self.steps[key] = tf.function(self.model.train_step, input_signature=[signature],
                                           autograph=False)
         return self.steps[key](data)
 
 
 def _of_iterator(step):
-    """A step on data as Keras' train_function and test_function: on what an iterator gives."""
+    """A step on data as Keras' train_function: on what an iterator gives."""
     return lambda iterator: step(tuple(part for part in next(iter(iterator)) if part is not None))
 
 

@@ -287,21 +287,21 @@ class Catalog:
 
     # --- results ----------------------------------------------------------------------------------
     def metrics(self, run_id, iteration=None, together=False):
-        """Loss and metric by configuration, iteration and dataset: means weighted by the segments' rows.
+        """Loss and metrics by configuration, iteration and dataset; `metrics`: {name: value}, `metric`: the first.
 
         `together`: the configurations are replicas of one model, which evaluate it together; its mst_key is 1.
         Each row also has `seconds`, from the first unit's start to the evaluation's end.
         """
         return self.execute(
-            f"SELECT {'1' if together else 'mst_key'} AS mst_key, iteration, dataset,"
-            f" sum(loss * rows) / sum(rows) AS loss,"
-            f" sum(metric * rows) / sum(rows) AS metric,"
-            f" extract(epoch FROM max(finished_at) - (SELECT min(started_at) FROM {self.schema}.mop_unit"
+            f"SELECT m.mst_key, m.iteration, m.dataset, m.loss, m.metric, m.metrics, u.seconds, u.took"
+            f" FROM {self.schema}.mop_metric m JOIN (SELECT {'1' if together else 'mst_key'} AS mst_key, iteration,"
+            f" dataset, extract(epoch FROM max(finished_at) - (SELECT min(started_at) FROM {self.schema}.mop_unit"
             f" WHERE run_id = %(run_id)s))::float8 AS seconds,"
             f" extract(epoch FROM max(finished_at) - min(started_at))::float8 AS took"
             f" FROM {self.schema}.mop_unit WHERE run_id = %(run_id)s AND kind = 'evaluate' AND status = 'finished'"
             f" AND (%(iteration)s IS NULL OR iteration = %(iteration)s)"
-            f" GROUP BY 1, 2, 3 ORDER BY 2, 1, 3", {"run_id": run_id, "iteration": iteration})
+            f" GROUP BY 1, 2, 3) u USING (mst_key, iteration, dataset) WHERE m.run_id = %(run_id)s"
+            f" ORDER BY 2, 1, 3", {"run_id": run_id, "iteration": iteration})
 
     def outcome(self, run_id):
         """The run's configurations as dicts: mst_key, model_id, parameters, version, error, last segment."""

@@ -4,6 +4,7 @@ import json
 
 from pg_mop import object_table
 from pg_mop.api.model_table import StoredModel
+from pg_mop.api.output import as_json
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
 from pg_mop.database import MopError, quote_identifier
 from pg_mop.packed import PackedTable
@@ -51,6 +52,9 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
             f"(SELECT buffer_id, {columns} FROM {packed.table} ORDER BY buffer_id OFFSET 0) AS buffers"))["models"][0]
     if not report["rows"]:
         raise MopError(f'test table "{test_table}" has no rows')
-    db.execute(f"CREATE TABLE {output} (loss float8, metric float8, metrics_type text[], loss_type text)")
-    db.execute(f"INSERT INTO {output} VALUES ($1, $2, $3, $4)", ["float8", "float8", "text[]", "text"],
-               [report["loss"], report["metric"], model.compile["metrics"] or None, model.compile["loss"]])
+    db.execute(f"CREATE TABLE {output} (loss float8, metric float8, metrics_type text[], loss_type text, "
+               f"all_metrics json)")
+    db.execute(f"INSERT INTO {output} VALUES ($1, $2, $3, $4, $5::json)",
+               ["float8", "float8", "text[]", "text", "text"], [
+                   report["loss"], report["metric"], model.compile["metrics"] or None, model.compile["loss"],
+                   as_json(report["metrics"])])

@@ -55,7 +55,7 @@ def train(db, arguments, earlier=None):
         db.execute(f"CREATE TABLE {table} (model_weights bytea, model_arch json)")
         db.execute(f"ALTER TABLE {table} ALTER COLUMN model_weights SET STORAGE EXTERNAL")
         insert(db, table, {"model_weights": ("bytea", weights), "model_arch": ("json", c["model_arch"])})
-        metrics = {"metrics_elapsed_time": None, **{
+        metrics = {"metrics_elapsed_time": None, "all_metrics": None, **{
             f"{dataset}_{what}": None for dataset in ("training", "validation")
             for what in ("metrics_final", "loss_final", "metrics", "loss")}}
         metrics.update({k: v for k, (_, v) in training.metric_columns(1, absent=None).items()})
@@ -84,7 +84,7 @@ def train(db, arguments, earlier=None):
                        (f"{dataset}_metrics", "double precision[]", metrics[f"{dataset}_metrics"]),
                        (f"{dataset}_loss", "double precision[]", metrics[f"{dataset}_loss"])]
         values.append(("metrics_iters", "integer[]", training.metrics_iterations))
-        write_summary(db, source, summary, values)
+        write_summary(db, source, summary, values, [("all_metrics", "json", metrics["all_metrics"])])
 
 
 class Single(Training):

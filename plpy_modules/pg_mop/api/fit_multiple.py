@@ -144,7 +144,7 @@ def _write_models(training, model, info, previous):
         fit_params text, model_type text, model_size float8, metrics_elapsed_time float8[], metrics_type text[],
         loss_type text, training_metrics_final float8, training_loss_final float8, training_metrics float8[],
         training_loss float8[], validation_metrics_final float8, validation_loss_final float8,
-        validation_metrics float8[], validation_loss float8[], error text)""")
+        validation_metrics float8[], validation_loss float8[], error text, all_metrics json)""")
     compiled = {c["mst_key"]: c["compile"] for c in training.configurations}
     for c in training.journal.outcome(training.run_id):
         size, metrics, key = None, {}, c["mst_key"]

@@ -1,5 +1,7 @@
 """The output tables of training calls: writing them, and those of an earlier call that a warm start goes on from."""
 
+import json
+import math
 import secrets
 
 from pg_mop.database import MopError, quote_identifier, quote_literal
@@ -11,6 +13,12 @@ def insert(db, table, columns):
     places = ", ".join(f"${i + 1}" for i in range(len(columns)))
     db.execute(f"INSERT INTO {table} ({names}) VALUES ({places})",
                [t for t, _ in columns.values()], [v for _, v in columns.values()])
+
+
+def as_json(metrics):
+    """{name: value} as JSON text, which has no NaN and no infinity: null; None where there is no metric."""
+    return json.dumps({name: value if math.isfinite(value) else None for name, value in metrics.items()}) \
+        if metrics else None
 
 
 def class_columns(source):

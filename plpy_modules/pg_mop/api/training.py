@@ -460,7 +460,7 @@ class Training:
 
     def metric_columns(self, mst_key, absent):
         """The metrics of a configuration as {column: (SQL type, value)}; `absent`: a metric that was not asked for."""
-        columns = {}
+        columns, everything = {}, {}
         last = "training" if self.validation is None else "validation"
         for dataset in ("training", "validation"):
             rows = [m for m in self.metrics if m["mst_key"] == mst_key and m["dataset"] == dataset]
@@ -472,8 +472,11 @@ class Training:
                             f"{dataset}_loss": ("float8[]", losses),
                             f"{dataset}_metrics_final": ("float8", metrics[-1]),
                             f"{dataset}_loss_final": ("float8", losses[-1])})
+            everything[dataset] = {name: [m["metrics"].get(name) for m in rows] for name in rows[0]["metrics"] or ()}
             if dataset == last:
                 columns["metrics_elapsed_time"] = ("float8[]", [m["seconds"] for m in rows])
+        if any(everything.values()):
+            columns["all_metrics"] = ("json", json.dumps(everything))
         return columns
 
 

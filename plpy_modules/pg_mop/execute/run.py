@@ -135,7 +135,7 @@ class Executor:
             if chosen and total > TOGETHER_BYTES:
                 break
             chosen.append(u)
-        return chosen
+        return sorted(chosen, key=lambda u: u.mst_key)  # all sessions lock models in one order
 
     def _coming(self, place):
         """The model whose state the session at `place` may read while it trains another; None where it is not known.

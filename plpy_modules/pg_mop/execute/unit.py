@@ -6,6 +6,7 @@ stays at its version and the unit undone.
 
 import functools
 import json
+import math
 import time
 
 from mop_udf import aggregate, params
@@ -89,7 +90,9 @@ class _Work:
         else:
             size, reports = None, report["models"]
         rest = max(0.0, trained - began - sum(own["seconds"] for own in reports)) / len(reports)
-        for model, own in zip(self.models, reports):
+        for number, (model, own) in enumerate(zip(self.models, reports)):
+            if not self.train:
+                self.score(number, model, own["sums"])
             self.finish(model, own, size, rest, time.monotonic() - trained if self.train else 0.0)
 
     def check_rows(self):
@@ -156,6 +159,29 @@ class _Work:
                               [*key, version + 1, generation, number, part])
             size += len(part)
         return size
+
+    def score(self, number, model, sums):
+        """Add an evaluation's sums to those of the other segments; the last one notes the loss and metrics of them all.
+
+        Raises SQLSTATE MOP01 where one of these is not finite.
+        """
+        unit = self.unit
+        # replicas evaluate one model together
+        key = [unit["run_id"], 1 if unit["replicas"] else model["mst_key"], model["iteration"], unit["dataset"]]
+        kinds = ["bigint", "integer", "integer", "text"]
+        found = self.holder.query(f"SELECT {self.schema}.mop_put_sums($1, $2, $3, $4, $5, $6) AS sums",
+                                  [*kinds, "integer", "float8[]"], [*key, unit["segment"], sums])[0]["sums"]
+        if found is None:
+            return
+        report = self.holder.score(number, found)
+        values = {"loss": report["loss"], **report["metrics"]}
+        bad = [f"{name} is {'NaN' if value != value else 'infinite'}" for name, value in values.items()
+               if not math.isfinite(value)]
+        if bad:
+            self.plpy.error(f"{bad[0]} on the {unit['dataset']} data", sqlstate=aggregate.CONFIGURATION_FAILED)
+        self.holder.query(f"SELECT {self.schema}.mop_note_metrics($1, $2, $3, $4, $5, $6, $7)",
+                          [*kinds, "float8", "float8", "text"],
+                          [*key, report["loss"], report["metric"], json.dumps(report["metrics"])])
 
     def finish(self, model, report, size, read_seconds, write_seconds):
         """Note a model's result in its unit's row, and that its new state has `size` bytes."""

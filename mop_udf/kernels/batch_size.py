@@ -1,0 +1,83 @@
+"""How many rows go through a model at once where it does not train: few at first, then as many as memory allows.
+
+Pure Python but for what /proc tells of this process.
+"""
+
+import resource
+
+FIRST, MOST = 16, 1024  # rows
+ENOUGH = 256 << 20      # bytes that a batch may take where no limit is set: more is not faster
+SHARE = 0.9             # of a limit, up to which this process may grow
+
+limit_bytes = None      # that this process may hold (pg_mop.trainer_memory_mb); the trainer's options set it
+
+
+class BatchSize:
+    """The batch size of one model, which grows by what its batches are seen to take.
+
+    Twice as many rows take about twice what the last doubling added, so what one batch shows tells what the next needs.
+    """
+
+    def __init__(self, memory=None):
+        """`memory`: what tells of this process's memory, a :class:`Memory`."""
+        self.rows, self.memory = FIRST, memory or Memory()
+        self._warm = self._settled = False
+        self._base = self._before = None  # bytes held before batches were measured; at most in the last of those
+
+    def run(self, work, rows):
+        """What `work()` gives, which does a batch of `rows` rows, at most `self.rows`; learns from what it takes."""
+        if self._settled or rows < self.rows:
+            return work()
+        if not self._warm:  # the first batch makes the function, which takes memory of its own
+            self._warm = True
+            return work()
+        held = self.memory.begin()
+        result = work()
+        self._learn(held, self.memory.peak())
+        return result
+
+    def _learn(self, held, peak):
+        """`held`, `peak`: bytes that this process held before a full batch, and at most during it."""
+        if self._base is None:
+            self._base, self._before = held, peak
+            self.rows *= 2
+            return
+        next_peak = peak + 2 * max(0, peak - self._before)
+        self._before = peak
+        fits = (next_peak <= SHARE * limit_bytes if limit_bytes is not None else next_peak - self._base <= ENOUGH)
+        if fits and self.rows < MOST:
+            self.rows *= 2
+        else:
+            self._settled = True
+
+    def shrink(self):
+        """There was not enough memory: use half of it from now on. False where a single row is too much."""
+        if self.rows == 1:
+            return False
+        self.rows, self._settled = max(1, self.rows // 2), True
+        return True
+
+
+class Memory:
+    """What this process holds, and what it held at most since it was last asked to begin."""
+
+    def begin(self):
+        """Bytes held now; the peak counts from now on."""
+        try:
+            with open("/proc/self/clear_refs", "w") as file:
+                file.write("5")
+        except OSError:  # then the peak is that of the process's life, which nothing before has exceeded
+            pass
+        return _status("VmRSS:")
+
+    def peak(self):
+        """The most bytes held since `begin`."""
+        return _status("VmHWM:") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def _status(name):
+    with open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith(name):
+                return int(line.split()[1]) << 10
+    return 0

@@ -1,0 +1,83 @@
+"""Rows through a model without training it: its predictions, or the sums of its loss and metrics."""
+
+import numpy as np
+import tensorflow as tf
+
+from mop_udf.kernels.batch_size import BatchSize
+from mop_udf.kernels.plain import split
+
+GROUP = 64  # batches after which sums are taken: what is done again where memory ends
+
+
+class Forward:
+    """One model, with the batch size that suits it.
+
+    `scores`: a :class:`~mop_udf.kernels.scores.Scores` to evaluate with, or None.
+    """
+
+    def __init__(self, model, scores=None):
+        self.model, self.scores, self.size = model, scores, BatchSize()
+        self._ready, self._steps = False, {}
+
+    def predict(self, columns):
+        """The outputs for inputs (arrays of equal length): a list of float32 arrays."""
+        def work(columns):
+            x, _ = split(columns, len(columns))
+            return [np.asarray(o, "f4") for o in tf.nest.flatten(self._run("predict", (x,)))]
+
+        return [np.concatenate(own) for own in zip(*self._over(columns, 1, lambda columns: self._batch(work, columns)))]
+
+    def evaluate(self, columns, inputs):
+        """The sums (see Scores) of rows: a tuple of arrays, of which the first `inputs` are inputs."""
+        def step(batch):
+            self._run("evaluate", split(batch, inputs))
+
+        def work(columns):
+            start = 0
+            try:
+                while start < len(columns[0]):
+                    batch = tuple(c[start:start + self.size.rows] for c in columns)
+                    self._batch(step, batch)
+                    start += len(batch[0])
+                return self.scores.take()
+            except BaseException:
+                self.scores.clear()
+                raise
+
+        if not self._ready:  # metrics make their variables when they first see rows
+            self.scores.update(*_tensors(split(tuple(c[:1] for c in columns), inputs)))
+            self.scores.clear()
+            self._ready = True
+        return sum(self._over(columns, GROUP, work))
+
+    def _over(self, columns, batches, work):
+        """What `work` gives for the rows, in pieces of so many batches; a piece for which memory does not suffice is
+        done again in smaller ones."""
+        start = 0
+        while start < len(columns[0]):
+            piece = tuple(c[start:start + batches * self.size.rows] for c in columns)
+            try:
+                result = work(piece)
+            except (tf.errors.ResourceExhaustedError, MemoryError):
+                if not self.size.shrink():
+                    raise
+                continue
+            yield result
+            start += len(piece[0])
+
+    def _batch(self, work, batch):
+        return self.size.run(lambda: work(batch), len(batch[0]))
+
+    def _run(self, kind, data):
+        """A step on one batch, compiled for any number of rows."""
+        data = _tensors(data)
+        key = (kind, str([(t.dtype, t.shape[1:]) for t in tf.nest.flatten(data)]))
+        if key not in self._steps:
+            signature = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), list(data))
+            step = self.scores.update if kind == "evaluate" else lambda x: self.model(x, training=False)
+            self._steps[key] = tf.function(step, input_signature=signature, autograph=False)
+        return self._steps[key](*data)
+
+
+def _tensors(data):
+    return tf.nest.map_structure(tf.convert_to_tensor, data)

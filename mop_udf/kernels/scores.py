@@ -1,0 +1,95 @@
+"""Loss and metrics as sums over rows: they can be added up over batches, segments and replicas in any way.
+
+Every metric of Keras that may be asked for computes its value from variables that are sums; so do the losses, which are
+means over rows, but for Dice and Tversky: these relate sums over all rows that they are given, and are computed here
+from those of all rows, not batch by batch. Sums are kept in float64.
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+OF_ALL_ROWS = ("dice", "tversky")  # losses that are no means over rows
+
+
+class Scores:
+    """The sums of one compiled model; `update` adds a batch, `take` gives what was added and begins anew."""
+
+    def __init__(self, model, loss, loss_weights, metrics):
+        """`loss`, `loss_weights` as in parsed compile parameters; `metrics`: each output's list of (name, Metric)."""
+        self.model, self.metrics = model, metrics
+        self.loss = loss.lower() if isinstance(loss, str) and loss.lower() in OF_ALL_ROWS else None
+        self.names = list(getattr(model, "output_names", [""]))  # a Sequential model has one, without a name
+        self.loss_weights = _weights(loss_weights, self.names)
+        self.total = tf.Variable(np.zeros(1), dtype=tf.float64, trainable=False)  # of loss times rows
+        # of an output's labels times predictions, labels, predictions
+        self.overlaps = tf.Variable(np.zeros((len(metrics), 3)), dtype=tf.float64, trainable=False)
+
+    @property
+    def variables(self):
+        return [self.total, self.overlaps, *(v for own in self.metrics for _, m in own for v in m.variables)]
+
+    def update(self, x, y):
+        """Add a batch (tensors, or lists of them where there are several)."""
+        predicted = self.model(x, training=False)
+        rows = tf.cast(tf.shape(tf.nest.flatten(x)[0])[0], tf.float64)
+        labels, outputs = tf.nest.flatten(y), tf.nest.flatten(predicted)
+        if self.loss is None:
+            loss = self.model.compute_loss(x, y, predicted, training=False)
+        else:
+            loss = sum(self.model.losses, tf.zeros(()))
+            t, p = ([tf.cast(v, tf.float64) for v in values] for values in (labels, outputs))
+            self.overlaps.assign_add([[tf.reduce_sum(a * b), tf.reduce_sum(a), tf.reduce_sum(b)] for a, b in zip(t, p)])
+        self.total.assign_add(tf.reshape(tf.cast(loss, tf.float64) * rows, [1]))
+        for own, label, output in zip(self.metrics, labels, outputs):
+            for _, metric in own:
+                metric.update_state(label, output)
+
+    def take(self):
+        """The sums since the last time, as one vector (float64)."""
+        sums = np.concatenate([np.asarray(v, np.float64).reshape(-1) for v in map(_numpy, self.variables)])
+        self.clear()
+        return sums
+
+    def clear(self):
+        for variable in self.variables:
+            variable.assign(tf.zeros(variable.shape, variable.dtype))
+
+    def results(self, sums, rows):
+        """The loss and {name of a metric: its value} of `rows` rows whose sums are `sums`.
+
+        A metric that has a value for each class gives their mean; of several outputs, each has its own as well, named
+        <output>_<metric>, as in Keras.
+        """
+        for variable in self.variables:
+            size = int(np.prod(variable.shape))
+            variable.assign(sums[:size].reshape(variable.shape))
+            sums = sums[size:]
+        loss = float(_numpy(self.total)[0]) / rows
+        if self.loss is not None:
+            loss += float(sum(w * _overlap(self.loss, *of) for w, of in zip(self.loss_weights, _numpy(self.overlaps))))
+        single = [{name: float(np.mean(_numpy(metric.result()))) for name, metric in own} for own in self.metrics]
+        values = {name: float(np.mean([own[name] for own in single])) for name in single[0]}
+        if len(single) > 1:
+            values.update({f"{output}_{name}": own[name] for output, own in zip(self.names, single)
+                           for name in own})
+        self.clear()
+        return loss, values
+
+
+def _numpy(value):
+    return keras.ops.convert_to_numpy(value)
+
+
+def _weights(loss_weights, names):
+    if isinstance(loss_weights, dict):
+        return [loss_weights.get(name, 1.0) for name in names]
+    return list(loss_weights or [1.0] * len(names))
+
+
+def _overlap(loss, both, labels, predictions):
+    """Keras' loss of that name from sums: of labels times predictions, of labels, of predictions."""
+    if loss == "dice":
+        return 1 - 2 * both / (labels + predictions + keras.config.epsilon())
+    missed, wrong = labels - both, predictions - both
+    return 1 - both / (both + 0.5 * missed + 0.5 * wrong + keras.config.epsilon())

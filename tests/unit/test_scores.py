@@ -1,0 +1,192 @@
+"""Loss and metrics that are added up over pieces of rows are those of all rows, and Keras' own."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from mop_udf import models, params
+from mop_udf.kernels.batch_size import BatchSize
+from workload import dense, layer, sequential
+
+PIECES = (1, 7, 0, 130, 62)  # rows
+WIDE = sorted(params.METRICS - {"ctc"})
+
+
+def rows(classes, seed=0):
+    """200 rows sorted by label, so that pieces have other classes."""
+    random = np.random.default_rng(seed)
+    labels = np.sort(random.integers(0, max(classes, 2), 200))
+    x = random.normal(size=(200, 4)).astype("f4") + labels[:, None]
+    return x, (np.eye(classes, dtype="i2")[labels] if classes > 1 else labels[:, None].astype("i2"))
+
+
+def compiled(loss="categorical_crossentropy", metrics=(), classes=3, architecture=None, **more):
+    text = f"loss='{loss}', optimizer='SGD()', metrics={list(metrics)!r}"
+    text += "".join(f", {k}={v}" for k, v in more.items())
+    return models.ModelCache().get(architecture or dense(classes=classes), params.parse_compile_params(text), {}, 5)
+
+
+def in_pieces(model, columns, inputs=1):
+    """The scores from the sums of pieces, each evaluated for itself, in another order."""
+    weights = [np.asarray(w.numpy()) for w in model.model.weights]
+    total, start = 0, 0
+    parts = []
+    for count in PIECES:
+        evaluation = models.Evaluation(model, weights, inputs)
+        if count:
+            evaluation.add(tuple(c[start:start + count] for c in columns))
+            parts.append(np.array(evaluation.report()["sums"]))
+        start += count
+    assert start == len(columns[0])
+    for part in reversed(parts):
+        total = total + part
+    return model.score(total)
+
+
+def by_keras(model, columns, loss, metrics, inputs=1, **more):
+    """What Keras' evaluate says of all rows in one batch."""
+    model.model.compile(optimizer="sgd", loss=loss, metrics=metrics, **more)
+    x, y = list(columns[:inputs]), list(columns[inputs:])
+    return model.model.evaluate(x[0] if inputs == 1 else x, y[0] if len(y) == 1 else y, batch_size=len(x[0]), verbose=0,
+                                return_dict=True)
+
+
+@pytest.mark.parametrize("classes", [3, 1])
+def test_every_metric_of_pieces_is_that_of_all_rows(classes):
+    loss = "categorical_crossentropy" if classes > 1 else "mse"
+    columns, names = rows(classes), list(WIDE)
+    model = compiled(loss, names, classes)
+    scores = in_pieces(model, columns)
+    assert list(scores["metrics"]) == names and scores["metric"] == scores["metrics"][names[0]]
+    assert scores["rows"] == 200
+    of_width = "binary_crossentropy" if classes == 1 else "categorical_crossentropy"  # Keras refuses the short names
+    theirs = by_keras(model, columns, loss, [n for n in names if n not in ("ce", "crossentropy")])
+    theirs.update(ce=theirs[of_width], crossentropy=theirs[of_width])
+    assert scores["metrics"] == pytest.approx({n: float(np.mean(theirs[n])) for n in names}, rel=2e-5, abs=2e-6,
+                                              nan_ok=True)
+    assert scores["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", sorted(params.LOSSES - {"ctc", "CTC"}))
+def test_every_loss_of_pieces_is_that_of_all_rows(loss):
+    columns = rows(3)
+    model = compiled(loss)
+    assert in_pieces(model, columns)["loss"] == pytest.approx(by_keras(model, columns, loss, None)["loss"], rel=1e-5)
+
+
+def test_regularization_counts_once():
+    l2 = {"class_name": "L2", "module": "keras.regularizers", "config": {"l2": 0.1}, "registered_name": None}
+    text = sequential("r", [4], layer("Dense", name="h", units=5, kernel_regularizer=l2, activity_regularizer=l2),
+                      layer("Dense", name="o", units=3, activation="softmax"))
+    for loss in ("categorical_crossentropy", "dice"):
+        model, columns = compiled(loss, architecture=text), rows(3)
+        theirs = by_keras(model, columns, loss, None)["loss"]
+        assert in_pieces(model, columns)["loss"] == pytest.approx(theirs, rel=1e-5)
+
+
+def test_several_outputs_have_each_metric_and_its_mean():
+    given = keras.Input([4], name="i")
+    outputs = [keras.layers.Dense(n, activation="softmax", name=name)(given) for n, name in ((3, "a"), (2, "b"))]
+    text = json.loads(keras.Model(given, outputs).to_json())
+    x, y = rows(3)
+    columns = (x, y, np.eye(2, dtype="i2")[y[:, 0]])
+    for loss in ("categorical_crossentropy", "tversky"):
+        model = compiled(loss, ["f1_score", "accuracy"], architecture=json.dumps(text), loss_weights=[0.3, 2.0])
+        scores = in_pieces(model, columns)
+        theirs = by_keras(model, columns, [loss] * 2, [["f1_score", "accuracy"]] * 2, loss_weights=[0.3, 2.0])
+        assert scores["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        for name in ("f1_score", "accuracy"):
+            own = [float(np.mean(theirs[f"{output}_{name}"])) for output in "ab"]
+            assert scores["metrics"][name] == pytest.approx(np.mean(own), rel=1e-5)
+            assert [scores["metrics"][f"{output}_{name}"] for output in "ab"] == pytest.approx(own, rel=1e-5)
+        assert scores["metric"] == scores["metrics"]["f1_score"]
+
+
+def test_a_custom_metric_of_a_whole_batch_counts_by_its_rows():
+    import dill
+    space = {"__name__": "__main__"}
+    exec("def mean_error(t, p):\n    import keras\n    return keras.ops.mean(keras.ops.abs(t - p))\n", space)
+    text = params.parse_compile_params("loss='mse', optimizer='SGD()', metrics=['mean_error', 'mae']")
+    model = models.ModelCache().get(dense(), text, {"mean_error": dill.dumps(space["mean_error"], recurse=True)}, 5)
+    scores = in_pieces(model, rows(3))
+    assert scores["metrics"]["mean_error"] == pytest.approx(scores["metrics"]["mae"], rel=1e-6)
+
+
+def test_values_far_from_zero_keep_their_r2_score():
+    random = np.random.default_rng(3)
+    linear = sequential("l", [1], layer("Dense", name="d", units=1))
+    model = compiled("mse", ["r2_score"], architecture=linear)
+    x = random.normal(size=(200, 1)).astype("f4")
+    y = (10_000 + x + 0.5 * random.normal(size=(200, 1))).astype("f4")
+    model.model.set_weights([np.ones((1, 1), "f4"), np.full(1, 10_000, "f4")])
+    predicted = model.model.predict(x, verbose=0).astype("f8")
+    truth = 1 - ((y - predicted) ** 2).sum() / ((y - y.mean(dtype="f8")) ** 2).sum()
+    assert in_pieces(model, (x, y))["metric"] == pytest.approx(truth, rel=1e-6)
+
+
+class Held:
+    """A machine on which a batch takes `row` bytes a row besides what is held."""
+
+    def __init__(self, row, held=600 << 20):
+        self.row, self.held, self.most = row, held, held
+
+    def begin(self):
+        self.most = self.held
+        return self.held
+
+    def batch(self, rows):
+        self.most = max(self.most, self.held + self.row * rows)
+
+    def peak(self):
+        return self.most
+
+
+def grown(memory, rows=4096):
+    """The batch sizes that rows are cut into."""
+    size, cut = BatchSize(memory), []
+    while sum(cut) < rows:
+        cut.append(min(size.rows, rows - sum(cut)))
+        size.run(lambda: memory.batch(cut[-1]), cut[-1])
+    return cut
+
+
+def test_batches_grow_while_memory_allows(monkeypatch):
+    from mop_udf.kernels import batch_size
+    assert max(grown(Held(1 << 10))) == batch_size.MOST
+    heavy = Held(2 << 20)  # a row
+    assert max(grown(heavy)) * heavy.row <= batch_size.ENOUGH
+    monkeypatch.setattr(batch_size, "limit_bytes", 700 << 20)
+    for row in (1 << 20, 2 << 20, 3 << 20):
+        assert 600 + max(grown(Held(row))) * (row >> 20) <= 700, "no batch passes the limit"
+    monkeypatch.setattr(batch_size, "limit_bytes", 8 << 30)
+    assert max(grown(Held(1 << 20))) == 1024
+
+
+def test_where_memory_ends_batches_are_halved_and_nothing_counts_twice():
+    import tensorflow as tf
+    model, columns = compiled(metrics=["accuracy", "true_positives"]), rows(3)
+    whole = in_pieces(model, columns)
+    other = compiled(metrics=["accuracy", "true_positives"])
+    other.model.set_weights(model.model.get_weights())
+    forward, seen = other.forward, []
+    run = forward._run
+
+    def tight(kind, data):
+        count = len(tf.nest.flatten(data)[0])
+        seen.append(count)
+        result = run(kind, data)
+        if count > 5:  # after the sums have been changed: as when memory ends in the middle
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+        return result
+
+    forward._run = tight
+    scores = in_pieces(other, columns)
+    assert max(seen) > 5 and scores["rows"] == 200
+    assert scores["metrics"] == pytest.approx(whole["metrics"], rel=1e-6)
+    assert scores["loss"] == pytest.approx(whole["loss"], rel=1e-6)
+    assert np.concatenate(forward.predict(columns[:1])).shape == (200, 3)
+    forward._run = lambda kind, data: (_ for _ in ()).throw(tf.errors.ResourceExhaustedError(None, None, "OOM"))
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        in_pieces(other, columns)
