@@ -56,7 +56,7 @@ SELECT madlib.madlib_keras_fit_multiple_model('digits_train_packed', 'digits_mod
 
 \echo
 \echo '=== 6. The leaderboard'
-SELECT rank() OVER (ORDER BY i.validation_metrics_final DESC, i.validation_loss_final) AS rank, i.mst_key, a.name,
+SELECT rank() OVER (ORDER BY i.validation_metrics_final DESC NULLS LAST, i.validation_loss_final) AS rank, i.mst_key, a.name,
        substring(i.compile_params FROM 'learning_rate=([0-9.e-]+)') AS learning_rate,
        substring(i.fit_params FROM 'batch_size=([0-9]+)') AS batch_size,
        round(i.validation_metrics_final::numeric, 4) AS validation_accuracy,
@@ -66,7 +66,7 @@ FROM digits_models_info i JOIN model_arch_library a USING (model_id)
 ORDER BY 1;
 
 SELECT mst_key AS winner FROM digits_models_info
-ORDER BY validation_metrics_final DESC, validation_loss_final LIMIT 1 \gset
+ORDER BY validation_metrics_final DESC NULLS LAST, validation_loss_final LIMIT 1 \gset
 SELECT max(run_id) AS run FROM madlib.mop_runs \gset
 
 \echo

@@ -69,9 +69,9 @@ SELECT * FROM selection ORDER BY mst_key;
 -- watch it from another session: SELECT * FROM {schema}.mop_progress;
 SELECT {schema}.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'flower_mst', 5, FALSE);
 SELECT mst_key, compile_params, training_metrics_final, training_loss_final
-FROM models_info ORDER BY training_loss_final;
+FROM models_info ORDER BY training_loss_final NULLS LAST;
 SELECT {schema}.madlib_keras_predict('models', 'flowers', 'id', 'petals', 'predictions', 'response', FALSE,
-    (SELECT mst_key FROM models_info ORDER BY training_loss_final LIMIT 1));
+    (SELECT mst_key FROM models_info ORDER BY training_loss_final NULLS LAST LIMIT 1));
 SELECT * FROM predictions ORDER BY id LIMIT 5;
 """, False),
     "madlib_keras_fit": (

@@ -85,6 +85,12 @@ class StoredModel(Model):
         if row is None:
             raise MopError(f'mst_key {mst_key} is not in the info table of "{text}"',
                            hint=f"SELECT mst_key FROM {info};")
+        if row["model_weights"] is None:
+            error = row.get("error")
+            last = "validation" if self.summary.get("validation_table") else "training"
+            raise MopError(f'model {mst_key} of "{text}" {"failed in training" if error else "has no weights"}',
+                           detail=error, hint=f"Those that failed have no metrics: SELECT mst_key, {last}_metrics_final "
+                                              f"FROM {info} ORDER BY {last}_metrics_final DESC NULLS LAST;")
         return row
 
     def _class_values(self, db, name):
