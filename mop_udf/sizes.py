@@ -11,6 +11,9 @@ import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+MOST_ROW = (1 << 30) - 1  # bytes of a row on its way into a table of PostgreSQL: of the model table, too
+OTHERS = 1 << 20          # of it besides the weights and the architecture, and more than that
+
 limit_mb = None  # of a model's weights and optimizer variables (pg_mop.max_model_mb); the trainer's options set it
 
 
@@ -24,9 +27,13 @@ def check(architecture, make_optimizer=None):
     `make_optimizer` gives a new optimizer, whose variables count as well. An architecture that Keras refuses for
     another reason passes: building it says what is wrong.
     """
-    variables = _variables(json.dumps(architecture, sort_keys=True))
+    text = json.dumps(architecture, sort_keys=True)
+    variables = _variables(text)
     weights = sum(_bytes(shape, dtype) for shape, dtype, _ in variables)
     _compare(weights, 0)  # an optimizer is not asked about what is too large for it, too
+    stored = 4 * sum(math.prod(map(int, shape)) for shape, _, _ in variables)  # as float32, whatever they are now
+    if stored + len(text) + OTHERS > MOST_ROW:
+        raise TooLarge(f"the model has {stored:,} bytes of weights, more than a value of PostgreSQL may have (1 GB)")
     if make_optimizer is not None:
         _compare(weights, _optimizer_bytes(make_optimizer(), [v[:2] for v in variables if v[2]]))
 

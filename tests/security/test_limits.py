@@ -199,6 +199,49 @@ def test_a_huge_model_fails_alone_in_a_run(db):
     assert db.value("SELECT max(attempt) FROM madlib.mop_unit") == 1, "it is not tried again"
 
 
+def test_a_model_that_no_value_can_hold_fails_before_it_trains_and_the_others_are_written(db):
+    make_data(db, segments=1)
+    load(db, "arch", dense(5), wide(16_600, 16_600))
+    selection(db, "mst", "arch", [(1, ADAM.format(0.05), ""), (2, "loss='mse', optimizer='SGD()'", "")])
+    run_id = fit(db, "flowers_packed", "models", "mst", 1)
+    errors = {r["mst_key"]: r["error"] for r in db.run("SELECT mst_key, error FROM models_info")}
+    assert errors[1] is None and "1,102,771,416 bytes of weights, more than a value of PostgreSQL may" in errors[2]
+    assert db.value("SELECT count(*) FROM models") == 1
+    assert db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND mst_key = 2 AND rows > 0",
+                    [run_id]) == 0
+    db.run("DROP TABLE IF EXISTS one, one_summary")
+    assert "bytes of weights, more than a value" in db.error(
+        "SELECT madlib.madlib_keras_fit('flowers_packed', 'one', 'arch', 2, %s, NULL, 1)",
+        ["loss='mse', optimizer='SGD()'"]).diag.message_detail
+
+
+PICTURES = 1024  # whose evaluation at once needs 1.8 GB
+
+
+def test_an_evaluation_keeps_the_limit_that_training_keeps(holder):
+    network = sequential("p", [64, 64, 3], *(
+        layer("Conv2D", name=f"c{i}", filters=32, kernel_size=[3, 3], padding="same", activation="relu")
+        for i in range(3)), layer("GlobalAveragePooling2D", name="g"),
+        layer("Dense", name="o", units=3, activation="softmax"))
+    holder.start_trainer(options(memory_mb=1500), Unlimited)
+    x = np.random.default_rng(0).random((PICTURES, 64, 64, 3), "f4")
+    y = np.eye(3, dtype="<i2")[np.arange(PICTURES) % 3]
+    weights = b"".join(np.full(n, 0.01, "f4").tobytes() for n in (864, 32, 9216, 32, 9216, 32, 96, 3))
+    with failures_as_sql(holder.plpy, holder):
+        holder.begin({**unit(network), "kind": "evaluate", "rows": PICTURES, "nbytes": 1 << 40}, [(1, weights)], [{}])
+        for start in range(0, PICTURES, 128):
+            own = slice(start, start + 128)
+            holder.rows(1, start, [x[own].tobytes(), y[own].tobytes()], ["{128,64,64,3}", "{128,3}"])
+        report = holder.end()["models"][0]
+    assert report["rows"] == PICTURES and report["loss"] > 0
+    # and so does a prediction of as many rows as are sent at once
+    trainer = holder.trainer
+    trainer.send({"op": "model", "architecture": network}, weights)
+    trainer.receive()
+    trainer.send({"op": "predict", "shapes": [list(x.shape)]}, x.tobytes())
+    assert len(trainer.receive()[1][0]) == PICTURES * 3 * 4
+
+
 def test_settings_and_an_administrators_limits_reach_the_trainers(db):
     """What a role may not have fails as a configuration; the others finish; a setting cannot raise a limit."""
     make_data(db, segments=1)

@@ -6,7 +6,8 @@ import pytest
 
 from workload import dense, fit, load, make_data, selection
 
-SEVERAL = ["f1_score", "accuracy", "auc", "precision", "recall", "true_positives", "r2_score", "top_k_categorical_accuracy"]
+SEVERAL = ["f1_score", "accuracy", "auc", "precision", "recall", "true_positives", "r2_score",
+           "top_k_categorical_accuracy"]
 PERFECT = "loss='categorical_crossentropy', optimizer='Adam(lr=0.1)', metrics={}"
 
 
@@ -29,7 +30,8 @@ def evaluated(db, table, packed, mst_key=None):
 def test_info_has_the_metrics_of_an_evaluation_of_the_whole_table(db, data):
     selection(db, "mst", "arch", [(1, PERFECT.format(SEVERAL), "batch_size=8"),
                                   (1, PERFECT.format(SEVERAL[::-1]).replace("categorical_crossentropy", "dice"), ""),
-                                  (1, PERFECT.format("['accuracy']").replace("categorical_crossentropy", "tversky"), "")])
+                                  (1, PERFECT.format(["accuracy"]).replace("categorical_crossentropy", "tversky"),
+                                   "")])
     run_id = fit(db, data, "models", "mst", 6, "val_packed", 3)
     for row in db.run("SELECT * FROM models_info ORDER BY mst_key"):
         assert row["error"] is None
@@ -82,8 +84,8 @@ def test_a_model_whose_loss_or_metric_is_not_finite_has_failed(db, data):
     assert "loss" in bad["error"] and ("NaN" in bad["error"] or "infinite" in bad["error"])
     assert bad["training_loss_final"] is None and bad["all_metrics"] is None
     assert db.run("SELECT mst_key FROM models") == [{"mst_key": 1}]
-    assert {r["mst_key"]: r["status"] for r in db.run("SELECT * FROM madlib.mop_progress WHERE run_id = %s", [run_id])} \
-        == {1: "finished", 2: "failed"}
+    progress = db.run("SELECT mst_key, status FROM madlib.mop_progress WHERE run_id = %s", [run_id])
+    assert {r["mst_key"]: r["status"] for r in progress} == {1: "finished", 2: "failed"}
     # whoever takes it for the best is told how to ask
     db.run("DROP TABLE IF EXISTS p")
     error = db.error("SELECT madlib.madlib_keras_predict('models', 'flowers', 'id', 'x', 'p', 'prob', FALSE, "

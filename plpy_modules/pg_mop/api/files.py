@@ -5,6 +5,8 @@ from pg_mop.api.model_table import StoredModel
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
 from pg_mop.database import MopError
 
+MOST_BYTES = (1 << 30) - 5  # of a value: it has four more
+
 
 @with_trainer
 def mop_export_model(db, session, model_table, mst_key):
@@ -14,6 +16,9 @@ def mop_export_model(db, session, model_table, mst_key):
         model.lend(trainer)
         trainer.send({"op": "export"})
         _, (data,) = trainer.receive()
+    if len(data) >= MOST_BYTES:
+        raise MopError(f"the file has {len(data):,} bytes, more than a value of PostgreSQL may have (1 GB)",
+                       sqlstate="54000")
     return bytes(data)
 
 

@@ -1,7 +1,7 @@
 """madlib_keras_fit: one model, trained on all segments at once and averaged, or hopping over them in sequence."""
 
 from pg_mop import __version__, object_table
-from pg_mop.api.output import PreviousModel, insert, write_summary
+from pg_mop.api.output import PreviousModel, insert, tell_of_large, write_summary
 from pg_mop.api.training import Training
 from pg_mop.database import MopError, sql_function
 
@@ -55,6 +55,7 @@ def train(db, arguments, earlier=None):
         db.execute(f"CREATE TABLE {table} (model_weights bytea, model_arch json)")
         db.execute(f"ALTER TABLE {table} ALTER COLUMN model_weights SET STORAGE EXTERNAL")
         insert(db, table, {"model_weights": ("bytea", weights), "model_arch": ("json", c["model_arch"])})
+        tell_of_large(db, table, [len(weights)])
         metrics = {"metrics_elapsed_time": None, "all_metrics": None, **{
             f"{dataset}_{what}": None for dataset in ("training", "validation")
             for what in ("metrics_final", "loss_final", "metrics", "loss")}}

@@ -1,7 +1,7 @@
 """madlib_keras_fit_multiple_model: train every configuration of a selection table, write the three output tables."""
 
 from pg_mop import __version__, object_table
-from pg_mop.api.output import PreviousModels, insert, write_summary
+from pg_mop.api.output import PreviousModels, insert, tell_of_large, write_summary
 from pg_mop.api.training import Training, listed
 from pg_mop.database import MopError, sql_function
 
@@ -146,12 +146,14 @@ def _write_models(training, model, info, previous):
         training_loss float8[], validation_metrics_final float8, validation_loss_final float8,
         validation_metrics float8[], validation_loss float8[], error text, all_metrics json)""")
     compiled = {c["mst_key"]: c["compile"] for c in training.configurations}
+    sizes = []
     for c in training.journal.outcome(training.run_id):
         size, metrics, key = None, {}, c["mst_key"]
         if c["error"] is None:
             weights = state.weights_to_bytes(
                 state.unpack(training.journal.state(training.run_id, key, c["version"]))["weights"])
             size = len(weights) / 1024
+            sizes.append(len(weights))
             db.execute(f"INSERT INTO {model} VALUES ($1, $2, $3::json, $4)", ["integer", "bytea", "text", "integer"],
                        [key, weights, c["model_arch"], c["segment"]])
             metrics = training.metric_columns(key, absent=0.0)  # 0 as in MADlib
@@ -163,3 +165,4 @@ def _write_models(training, model, info, previous):
             "model_type": ("text", "madlib_keras"), "model_size": ("float8", size),
             "metrics_type": ("text[]", compiled[key]["metrics"] or None), "loss_type": ("text", compiled[key]["loss"]),
             "error": ("text", c["error"]), **metrics})
+    tell_of_large(db, model, sizes)

@@ -89,8 +89,9 @@ class StoredModel(Model):
             error = row.get("error")
             last = "validation" if self.summary.get("validation_table") else "training"
             raise MopError(f'model {mst_key} of "{text}" {"failed in training" if error else "has no weights"}',
-                           detail=error, hint=f"Those that failed have no metrics: SELECT mst_key, {last}_metrics_final "
-                                              f"FROM {info} ORDER BY {last}_metrics_final DESC NULLS LAST;")
+                           detail=error, hint="Those that failed have no metrics: "
+                                              f"SELECT mst_key, {last}_metrics_final FROM {info} "
+                                              f"ORDER BY {last}_metrics_final DESC NULLS LAST;")
         return row
 
     def _class_values(self, db, name):

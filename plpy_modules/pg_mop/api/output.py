@@ -15,6 +15,18 @@ def insert(db, table, columns):
                [t for t, _ in columns.values()], [v for _, v in columns.values()])
 
 
+LARGE_BYTES = (1 << 29) - 2  # of a value: a larger one has no text form, which ends at 1 GB
+
+
+def tell_of_large(db, table, sizes):
+    """Warn where the weights that were written to `table` (quoted), of `sizes` bytes, cannot be dumped."""
+    large = sum(size > LARGE_BYTES for size in sizes)
+    if large:
+        db.warning(f"{large} of the models in {table} have more than 512 MB of weights",
+                   detail="PostgreSQL cannot write such a value as text: pg_dump fails at it, and so do most clients.",
+                   hint=f"pg_dump --exclude-table-data={quote_literal(table)} leaves them out.")
+
+
 def as_json(metrics):
     """{name: value} as JSON text, which has no NaN and no infinity: null; None where there is no metric."""
     return json.dumps({name: value if math.isfinite(value) else None for name, value in metrics.items()}) \
