@@ -1,35 +1,28 @@
 """Real servers for the tests: one cluster for the session, a database of its own for each module."""
 
-import pathlib
 import subprocess
 import threading
-import time
 
 import psycopg2
 import psycopg2.extras
 import pytest
-import testing.postgresql
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-BIN = ROOT / ".local" / "bindir"
+from cluster import BIN, ROOT, Cluster, eventually
+
+__all__ = ["BIN", "ROOT", "Calling", "Client", "connect", "eventually", "parent", "trainers"]  # what tests use
 
 
 @pytest.fixture(scope="session")
 def server():
     """A PostgreSQL cluster with this checkout's extension available."""
-    bin_dir = pathlib.Path(BIN.read_text().strip())
-    with testing.postgresql.Postgresql(
-        initdb=str(bin_dir / "initdb"), postgres=str(bin_dir / "postgres"),
-        initdb_args="-U postgres -A trust -E UTF8 --locale=C.UTF-8",
-        postgres_args="-h 127.0.0.1 -F -c logging_collector=off -c max_connections=80",
-    ) as postgresql:
-        yield postgresql
+    with Cluster(max_connections=80) as cluster:
+        yield cluster
 
 
-def connect(server, database, user="postgres"):
+def connect(server, database, user="postgres", password=None):
     """An autocommit connection whose rows are dicts."""
-    connection = psycopg2.connect(**{**server.dsn(), "database": database, "user": user},
-                                  cursor_factory=psycopg2.extras.RealDictCursor)
+    given = {"database": database, "user": user, **({"password": password} if password else {})}
+    connection = psycopg2.connect(**{**server.dsn(), **given}, cursor_factory=psycopg2.extras.RealDictCursor)
     connection.autocommit = True
     return connection
 
@@ -37,9 +30,9 @@ def connect(server, database, user="postgres"):
 class Client:
     """A user's session: `run(sql, args)` gives the rows as dicts, `value` the first column of the first."""
 
-    def __init__(self, server, database, user="postgres"):
+    def __init__(self, server, database, user="postgres", password=None):
         self.server, self.database, self.user = server, database, user
-        self.connection = connect(server, database, user)
+        self.connection = connect(server, database, user, password)
 
     def run(self, sql, args=None):
         with self.connection.cursor() as cursor:
@@ -115,11 +108,3 @@ def parent(pid):
             return int(file.read().rsplit(")", 1)[1].split()[1])
     except OSError:
         return None
-
-
-def eventually(condition, seconds=10):
-    """Wait until `condition()` is true; its last value."""
-    deadline = time.monotonic() + seconds
-    while not (result := condition()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return result

@@ -339,7 +339,7 @@ def in_a_cluster(cluster, tablespace=""):
 @pytest.fixture(scope="module")
 def cluster():
     """A server with few connections, which may be killed."""
-    cluster = Cluster("max_connections=16", "superuser_reserved_connections=6")
+    cluster = Cluster(fsync="on", max_connections=16, superuser_reserved_connections=6)
     in_a_cluster(cluster).close()
     yield cluster
     cluster.stop()
@@ -443,7 +443,7 @@ def test_the_clock_is_set_back(undisturbed, clocked, moment):
 @pytest.fixture(scope="module")
 def clocked():
     """A server whose clock can be set."""
-    cluster = Cluster(clock=True)
+    cluster = Cluster(clock=True, fsync="on")
     in_a_cluster(cluster).close()
     yield cluster
     cluster.stop()
@@ -467,7 +467,7 @@ def test_the_disk_is_full(undisturbed, small, moment):
 @pytest.fixture(scope="module")
 def small():
     """A server with a database on a small disk."""
-    cluster = Cluster(small_mb=80)
+    cluster = Cluster(small_mb=80, fsync="on")
     maker = Client(cluster, "postgres")
     maker.run(f"CREATE TABLESPACE small LOCATION '{cluster.small}'")
     maker.close()

@@ -83,9 +83,9 @@ def test_a_resume_at_once_does_not_repeat_what_the_earlier_session_still_commits
 
 
 def test_the_servers_log_is_not_filled_by_every_unit(db, data, server):
-    warnings = server.read_bootlog().count("there is no transaction in progress")
+    warnings = server.said().count("there is no transaction in progress")
     db.run(call("quiet", 1))
-    assert server.read_bootlog().count("there is no transaction in progress") == warnings
+    assert server.said().count("there is no transaction in progress") == warnings
 
 
 @pytest.mark.parametrize("how", ["the same call", "mop_resume"])

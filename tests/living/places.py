@@ -1,84 +1,11 @@
-"""Servers set up otherwise than the session's, and one small job that is done in all of them."""
+"""One small job that is done in places of all kinds: odd names, settings, servers."""
 
-import contextlib
 import json
-import pathlib
-import shutil
-import socket
-import subprocess
-import tempfile
 
-import psycopg2
-import psycopg2.extras
-
-from conftest import BIN, Client
 from workload import ADAM, dense
 
 DEFAULTS = {"pg_mop.kernel": "plain", "pg_mop.threads": "1", "pg_mop.seed": "7", "pg_mop.segments": "2",
             "pg_mop.scheduler": "round-robin"}  # no clock decides the visit order
-
-
-class Door:
-    """A server as `conftest.Client` needs it, and the password to come in with."""
-
-    def __init__(self, parameters, password=None):
-        self.parameters, self.password = parameters, password
-
-    def dsn(self):
-        return {**self.parameters, **({"password": self.password} if self.password else {})}
-
-
-class Server:
-    """A cluster of this checkout's programs: `settings` are its postgresql.conf, `log` is its log file."""
-
-    def __init__(self, folder, **settings):
-        self.folder, self.bin = pathlib.Path(folder), pathlib.Path(BIN.read_text().strip())
-        self.data, self.log = self.folder / "data", self.folder / "log"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        subprocess.run([self.bin / "initdb", "-D", self.data, "-U", "postgres", "-A", "trust", "-E", "UTF8",
-                        "--locale=C.UTF-8", "--no-sync"], check=True, capture_output=True)
-        settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": str(folder), "fsync": "off",
-                    "port": port, **settings}
-        with open(self.data / "postgresql.conf", "a") as file:
-            file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
-        host = settings["unix_socket_directories"] or settings["listen_addresses"]
-        self.parameters = {"host": host, "port": port}
-
-    def start(self):
-        subprocess.run([self.bin / "pg_ctl", "-D", self.data, "-l", self.log, "-w", "start"], check=True,
-                       stdout=subprocess.DEVNULL)
-
-    def stop(self):
-        subprocess.run([self.bin / "pg_ctl", "-D", self.data, "-m", "immediate", "-w", "stop"], check=True,
-                       stdout=subprocess.DEVNULL)
-
-    def passwords(self, password):
-        """From now on everybody needs a password; that of postgres is `password`."""
-        with contextlib.closing(psycopg2.connect(dbname="postgres", user="postgres", **self.parameters)) as connection:
-            connection.autocommit = True
-            with connection.cursor() as cursor:
-                cursor.execute("ALTER ROLE postgres PASSWORD %s", [password])
-                (self.data / "pg_hba.conf").write_text("local all all scram-sha-256\n"
-                                                       "host all all 127.0.0.1/32 scram-sha-256\n")
-                cursor.execute("SELECT pg_reload_conf()")
-
-    def client(self, user="postgres", password=None, database="postgres"):
-        return Client(Door(self.parameters, password), database, user)
-
-
-@contextlib.contextmanager
-def server_with(**settings):
-    """A running `Server`, removed in the end."""
-    folder = tempfile.mkdtemp(prefix="mop")
-    server = Server(folder, **settings)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-        shutil.rmtree(folder)
 
 
 def quoted(name):

@@ -8,7 +8,9 @@ import threading
 import psycopg2
 import pytest
 
-from places import job, prepare, server_with
+from cluster import Cluster
+from conftest import Client
+from places import job, prepare
 
 SECRET, WRONG = "s3cr3t'of a \\ lodger", "wr0ngWord"
 
@@ -17,9 +19,9 @@ SECRET, WRONG = "s3cr3t'of a \\ lodger", "wr0ngWord"
 def locked(request):
     """(server, superuser's session, how): everybody needs a password, and there is one way in."""
     one_way = {"listen_addresses": ""} if request.param == "socket only" else {"unix_socket_directories": ""}
-    with server_with(**one_way, logging_collector="off") as server:
+    with Cluster(**one_way) as server:
         server.passwords("super")
-        db = server.client(password="super")
+        db = Client(server, "postgres")
         db.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; SET password_encryption = "
                "'scram-sha-256'; CREATE ROLE lodger LOGIN; GRANT mop_user TO lodger")
         db.run("ALTER ROLE lodger PASSWORD %s", [SECRET])
@@ -32,7 +34,7 @@ def locked(request):
 def lodger(locked):
     server, db, _ = locked
     db.run("DROP SERVER IF EXISTS pg_mop CASCADE")
-    client = server.client("lodger", SECRET)
+    client = Client(server, "postgres", "lodger", SECRET)
     yield client
     client.close()
 
@@ -102,7 +104,7 @@ def test_a_password_and_the_weights_are_nowhere_to_be_read(locked, lodger):
     db.run("ALTER ROLE lodger SET log_statement = 'all'; ALTER ROLE lodger SET log_min_duration_statement = 0; "
            "ALTER ROLE lodger SET log_min_messages = 'debug1'; ALTER ROLE lodger SET log_duration = on")
     try:
-        client = server.client("lodger", SECRET)
+        client = Client(server, "postgres", "lodger", SECRET)
         seen, over = set(), threading.Event()
         watch = threading.Thread(target=look_at_processes, args=(server, seen, over))
         watch.start()

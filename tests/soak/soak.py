@@ -16,17 +16,16 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
 
 import psycopg2
-import testing.postgresql
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from conftest import BIN, Client, connect, eventually, parent, trainers  # noqa: E402
+from cluster import Cluster  # noqa: E402
+from conftest import Client, connect, eventually, parent, trainers  # noqa: E402
 from workload import ADAM, assert_invariants, dense, load, make_data, selection  # noqa: E402
 
 DATABASE, ROLES = "soak", ("soak_a", "soak_b")
@@ -43,54 +42,6 @@ def parameters():
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--faults", default=None, help="only these kinds, comma-separated")
     return parser.parse_args()
-
-
-class Server(testing.postgresql.Postgresql):
-    """A cluster that can be killed and started again; what its log says goes on in one file."""
-
-    def get_server_commandline(self):
-        # Ctrl-C is for us: the server is to live on until we have looked at it
-        return ["setsid", *super().get_server_commandline()]
-
-    def is_server_available(self):
-        try:
-            return super().is_server_available()
-        except OSError:
-            return False
-
-    def start(self):
-        log = pathlib.Path(self.base_dir, f"{self.name}.log")
-        if log.exists():
-            with open(self.whole_log, "a") as whole:
-                whole.write(log.read_text(errors="replace"))
-        super().start()
-
-    @property
-    def whole_log(self):
-        return pathlib.Path(self.base_dir, "whole.log")
-
-    def log(self):
-        """Everything that the server has said."""
-        before = self.whole_log.read_text(errors="replace") if self.whole_log.exists() else ""
-        return before + self.read_bootlog()
-
-    def ended(self):
-        """The postmaster has gone: forget it and wait for its children."""
-        self.child_process.wait(30)
-        self.child_process = None
-        assert eventually(lambda: not processes_of(self.get_data_directory()), 30), "backends outlive their postmaster"
-
-
-def processes_of(data_directory):
-    """Process ids of the server's processes, found by where they work."""
-    found = []
-    for entry in os.listdir("/proc"):
-        try:
-            if entry.isdigit() and os.readlink(f"/proc/{entry}/cwd") == data_directory:
-                found.append(int(entry))
-        except OSError:  # it has ended, or is somebody else's
-            continue
-    return found
 
 
 class Job:
@@ -436,7 +387,7 @@ class Soak:
                     lines.append("  unit " + " ".join(str(v) for v in row.values()))
             except psycopg2.Error as error:
                 lines.append(f"  (the log cannot be read: {error})")
-        lines += ["  server: " + line[:200] for line in self.server.log().splitlines()[-20:]]
+        lines += ["  server: " + line[:200] for line in self.server.said().splitlines()[-20:]]
         self.findings.append(what)
         print("\n".join(lines), flush=True)
 
@@ -495,24 +446,17 @@ class Soak:
 
     def kill_server(self, job):
         self.restarts += 1  # before it happens, for those who ask whether it has
-        pids = processes_of(self.server.get_data_directory())
-        os.kill(self.server.child_process.pid, signal.SIGKILL)
-        for pid in pids:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        self.server.kill()
         self.start_again()
         return "killed"
 
     def shut_server_down(self, job):
         self.restarts += 1
-        os.kill(self.server.child_process.pid, signal.SIGQUIT)
+        self.server.end(signal.SIGQUIT)
         self.start_again()
         return "immediately"
 
     def start_again(self):
-        self.server.ended()
         if not eventually(lambda: not trainers(), 10):
             self.found("orphans", None, f"trainers {trainers()} outlive the server")
         self.server.start()
@@ -717,14 +661,14 @@ class Soak:
             self.watcher.close()
         self.watch("CHECKPOINT")
         kilobytes = 0
-        for pid in processes_of(self.server.get_data_directory()) + trainers():
+        for pid in self.server.processes() + trainers():
             try:
                 with open(f"/proc/{pid}/smaps_rollup") as file:
                     kilobytes += sum(int(line.split()[1]) for line in file if line.startswith("Pss:"))
             except OSError:
                 continue
         disk = 0
-        for folder, _, names in os.walk(self.server.get_data_directory()):
+        for folder, _, names in os.walk(self.server.data):
             for name in names:
                 try:
                     disk += os.lstat(os.path.join(folder, name)).st_size
@@ -739,12 +683,8 @@ def main():
     seed = given.seed if given.seed is not None else random.randrange(1 << 31)
     kinds = given.faults.split(",") if given.faults else [*TIMED, *OF_ATTEMPTS]
     print(f"soak: {given.seconds:.0f} s, seed {seed}", flush=True)
-    bin_dir = pathlib.Path(BIN.read_text().strip())
-    base, began = tempfile.mkdtemp(prefix="soak"), time.monotonic()
-    server = Server(base_dir=base, initdb=str(bin_dir / "initdb"), postgres=str(bin_dir / "postgres"), boot_timeout=60,
-                    initdb_args="-U postgres -A trust -E UTF8 --locale=C.UTF-8",
-                    postgres_args="-h 127.0.0.1 -F -c logging_collector=off -c max_connections=30 "
-                                  "-c log_line_prefix=%m[%p]%u_%a: -c log_min_messages=error")
+    began = time.monotonic()
+    server = Cluster(max_connections=30, log_line_prefix="%m[%p]%u_%a:", log_min_messages="error")
     try:
         soak = Soak(server, given.seconds, seed, kinds)
         for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell in the background has it ignored
@@ -762,10 +702,9 @@ def main():
             at_end = soak.size()
         except Exception:
             soak.found("the soak itself failed", None, traceback.format_exc())
-        crashes = re.findall(r".*(?:PANIC|was terminated by signal (?!9).*|TRAP:).*", server.log())
+        crashes = re.findall(r".*(?:PANIC|was terminated by signal (?!9).*|TRAP:).*", server.said())
     finally:
-        server.terminate()
-        shutil.rmtree(base, ignore_errors=True)
+        server.stop()
     for line in crashes:
         print(f"--- the server's log: {line}")
     print(f"faults: {sum(soak.faults.values())} ("
