@@ -16,15 +16,17 @@ LOCAL  = $(CURDIR)/.local
 VENV   = $(LOCAL)/venv
 SERVER = tools/server.sh
 
-.PHONY: debian help demo test soak lint start stop psql dsn clean packages bench bench-peers
+.PHONY: debian help demo check test soak lint start stop psql dsn clean packages bench bench-peers image image-test
 
 help:
 	@echo 'make demo      install what is missing, start an embedded PostgreSQL, run the whole main job'
 	@echo 'make psql      psql on the embedded server;  make -s dsn  its URI;  make start, make stop'
+	@echo 'make check     the unit tests and a slice of each suite: about three minutes'
 	@echo 'make test      the whole suite;  make test TESTS=tests/unit  one part of it'
 	@echo 'make soak      small runs under random faults;  make soak SECONDS=300 SEED=7'
 	@echo 'make lint      ruff'
 	@echo 'make bench     pg_mop against what people do instead;  make bench WORKLOAD=dense-small RUNS=1'
+	@echo 'make image     a container image, by docker, podman or buildah;  make image-test  the demo in it'
 	@echo 'make install   the extension for the PostgreSQL of PG_CONFIG (as root)'
 	@echo 'make clean     stop the embedded server and remove .local'
 
@@ -71,6 +73,9 @@ demo:
 test: $(LOCAL)/packages $(LOCAL)/extension $(LOCAL)/debian-tests
 	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(PYTEST_ARGS) $(TESTS)
 
+check: $(LOCAL)/packages $(LOCAL)/extension
+	@tools/as_server_user.sh tools/check.sh $(VENV)/bin/python -B -m pytest $(PYTEST_ARGS)
+
 SECONDS ?= 1800
 soak: $(LOCAL)/packages $(LOCAL)/extension
 	@tools/as_server_user.sh $(VENV)/bin/python -B tests/soak/soak.py --seconds $(SECONDS) \
@@ -92,8 +97,18 @@ bench-peers: $(LOCAL)/peers/installed
 bench: start bench-peers
 	@benchmarks/run.sh $(WORKLOAD)
 
+# --- the image: IMAGE, its name; BASE, what it begins with; IMAGE_OPTIONS, the builder's own options ---------
+export IMAGE BASE
+image:
+	@docker/build.sh $(IMAGE_OPTIONS)
+
+image-test:
+	@docker/test.sh
+
 # --- the system's PostgreSQL (PGXS) -------------------------------------------------------------
-$(DATA_built) &: $(SQL) pg_mop.control $(MIGRATIONS) tools/build_sql.py
+# (made anew each time: the path of PG_CONFIG's directory is in them)
+.PHONY: FORCE
+$(DATA_built) &: FORCE
 	@mkdir -p build && $(BUILD_SQL) $(HOME_DIR) build
 
 ifneq (,$(filter install uninstall installdirs,$(MAKECMDGOALS)))
@@ -103,8 +118,11 @@ include $(PGXS)
 install: install-packages
 .PHONY: install-packages
 install-packages:
+	@rm -rf build/lib build/bdist.*  # modules of an earlier build would be installed with those of today
 	$(SYSTEM_PYTHON) -m venv $(DESTDIR)$(HOME_DIR)
-	$(DESTDIR)$(HOME_DIR)/bin/pip install --quiet --disable-pip-version-check .
+	$(DESTDIR)$(HOME_DIR)/bin/python -m pip install --quiet --disable-pip-version-check .
+	@# the scripts are to run from where they will lie
+	@$(if $(DESTDIR),grep -rlI '$(DESTDIR)' $(DESTDIR)$(HOME_DIR)/bin | xargs -r sed -i 's|$(DESTDIR)||g')
 
 uninstall: uninstall-packages
 .PHONY: uninstall-packages

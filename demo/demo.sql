@@ -22,7 +22,7 @@ SET pg_mop.segments = 2;      -- default: the GPUs, else the cores
 \echo
 \echo '=== 1. Data: 1,797 handwritten digits, 8x8 pixels of 0 to 16, in an ordinary table'
 CREATE TABLE digits (id integer PRIMARY KEY, image real[] NOT NULL, label integer NOT NULL);
-\copy digits FROM PROGRAM '.local/venv/bin/python demo/digits.py' CSV
+\copy digits FROM PROGRAM 'demo/digits.sh' CSV
 -- every fifth row is held out
 CREATE VIEW digits_train AS SELECT * FROM digits WHERE id % 5 <> 0;
 CREATE VIEW digits_val   AS SELECT * FROM digits WHERE id % 5 = 0;

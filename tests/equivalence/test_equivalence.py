@@ -73,6 +73,7 @@ def buffers(db, packed, segment):
     return {c: [{"bytes": base64.b64encode(r[c]).decode(), "shape": r[c + "_shape"]} for r in rows] for c in "xy"}
 
 
+@pytest.mark.slice
 @pytest.mark.parametrize("case", [f"{case}, batch {size}" for case in CASES for size in (8, 13)])
 def test_the_final_weights_are_plain_keras_ones_bit_for_bit(runs, case):
     ours, plain, default = runs[case]

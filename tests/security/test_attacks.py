@@ -108,6 +108,7 @@ GRIDS = {"a grid of code": ("{'loss': [%s], 'optimizer_params_list': [{'optimize
                                    "{'batch_size': [%s]}")}
 
 
+@pytest.mark.slice
 @pytest.mark.parametrize("name", GRIDS)
 def test_a_grid(attacker, mark, name):
     touch = payloads.touch(str(mark))
@@ -267,6 +268,7 @@ def test_callbacks_write_for_superusers_only(db, attacker, mark, log_dir):
             [json.dumps(unit(run_id))])
 
 
+@pytest.mark.slice
 @pytest.mark.parametrize("name,value", [
     ("python_path", "/tmp"), ("home", "/tmp/venv"), ("library", "/tmp/evil.so"), ("keras_home", "/tmp"),
     ("log_dir", "/tmp"), ("trainer_program", "/bin/sh"), ("keras_backend", "/tmp/evil"),
@@ -462,6 +464,7 @@ def proves_itself(db, sql, args=None):
         db.run("ROLLBACK")
 
 
+@pytest.mark.slice
 @pytest.mark.parametrize("sql,fragment", [
     ("INSERT INTO madlib.mop_configuration VALUES (%s, 2, 1, '', NULL, '')", "permission denied"),
     ("UPDATE madlib.mop_model SET version = 7 WHERE run_id = %s", "permission denied"),

@@ -31,6 +31,7 @@ def predict(db, rest="", test="flowers", x="x"):
     return db.run("SELECT * FROM out ORDER BY id, prob DESC")
 
 
+@pytest.mark.slice
 def test_evaluate_on_the_training_table_gives_the_info_tables_finals(db, models):
     for key, metric in ((1, ["accuracy"]), (2, None)):
         db.run("DROP TABLE IF EXISTS out")
@@ -45,6 +46,7 @@ def test_evaluate_on_the_training_table_gives_the_info_tables_finals(db, models)
             assert row["metric"] is None
 
 
+@pytest.mark.slice
 def test_predictions_agree_with_the_metric_of_training(db, models):
     rows = predict(db, ", 'response', FALSE, 1")
     assert len(rows) == 90 and list(rows[0]) == ["id", "class_name", "class_value", "prob"]

@@ -15,6 +15,7 @@ def data(db):
     return "flowers_packed"
 
 
+@pytest.mark.slice
 def test_the_output_tables_have_the_contracts_columns_and_contents(db, data):
     selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8, epochs=2"),
                                   (2, " loss='categorical_crossentropy',optimizer='SGD(lr=0.1)' ", "batch_size = 16")])
@@ -153,6 +154,7 @@ def test_round_robin_trains_in_lockstep_over_ascending_segments(db, data):
         assert row["s"] == [(row["s"][0] + k) % 3 for k in range(3)]
 
 
+@pytest.mark.slice
 def test_failing_configurations_are_marked_and_the_others_finish(db, data):
     load(db, "arch3", dense(), dense(inputs=5, name="misfit"), dense(classes=4, name="fourclasses"))
     selection(db, "mst", "arch3", [

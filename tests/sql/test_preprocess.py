@@ -111,6 +111,7 @@ def test_columns_of_the_packed_table_are_in_the_contract_order(db):
     assert types == [{"x": "bytea", "y": "bytea", "s": "integer[]"}]
 
 
+@pytest.mark.slice
 def test_training_packs_every_row_once_and_keeps_x_with_its_label(db):
     packed = train(db, "rows17", "y", "x", 4)
     x, y = unpack(db, packed, "x", "<f4"), unpack(db, packed, "y", "<i2")
@@ -120,6 +121,7 @@ def test_training_packs_every_row_once_and_keeps_x_with_its_label(db):
     assert got == sorted((r["x"], r["y"]) for r in db.run("SELECT x, y FROM rows17"))
 
 
+@pytest.mark.slice
 def test_validation_bytes_are_the_source_rows_in_scan_order(db):
     packed = train(db)
     validation = validate(db, packed, "rows17", "y", "x", 5)
@@ -219,6 +221,7 @@ def test_output_goes_to_the_named_schema_and_quotes_are_honoured(db):
 # --- order ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slice
 def test_same_seed_gives_the_same_bytes_and_another_seed_another_order(db):
     db.run("SET pg_mop.seed = 42")
     one, two = train(db, "rows17", "y", "x", 5), train(db, "rows17", "y", "x", 5)
@@ -357,6 +360,7 @@ def test_validation_may_lack_classes_and_keeps_the_width(db):
     assert set(map(tuple, labels(db, validate(db, packed, "only_c", "letter"), "letter"))) == {(0, 0, 1)}
 
 
+@pytest.mark.slice
 @pytest.mark.parametrize("kind, values, ordered", [
     ("date", ["2024-02-29", None, "1999-12-31"], [None, date(1999, 12, 31), date(2024, 2, 29)]),
     ("timestamptz", ["2024-02-29 12:00:00.123456+00", "2024-02-29 12:00:00.123457+00"], None),
@@ -413,6 +417,7 @@ def test_string_types_and_number_types_are_compatible_with_each_other(db, traini
 # --- several columns, names, sources ---------------------------------------------------------------------------
 
 
+@pytest.mark.slice
 def test_several_inputs_and_outputs_are_packed_row_by_row_together(db):
     db.run("CREATE TABLE multi AS SELECT ARRAY[i, i] AS x1, ARRAY[[i], [-i], [i]]::float8[] AS x2, i AS y1, "
            "(i % 2)::text AS y2, ARRAY[i, 0, 7] AS y3 FROM generate_series(1, 9) i")

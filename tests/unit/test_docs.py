@@ -35,3 +35,11 @@ def test_the_settings_that_the_readme_names_are_those_that_exist():
     from pg_mop import settings
     named = set(re.findall(r"^\| `pg_mop\.(\w+)`", (ROOT / "README.md").read_text(), re.M))
     assert named == set(settings.KNOWN)
+
+
+def test_every_suite_is_a_room_and_those_with_a_server_have_a_slice():
+    rooms = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
+    named = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M))
+    assert named == rooms
+    for room in rooms - {"unit"}:
+        assert any("mark.slice" in path.read_text() for path in (ROOT / "tests" / room).glob("test_*.py")), room

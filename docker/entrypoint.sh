@@ -1,0 +1,81 @@
+#!/bin/sh
+# What a container does: serve [postgres' options], demo, or any command.
+#
+# serve: PostgreSQL on the data of the volume. An empty volume gets a cluster, and the database POSTGRES_DB (default
+# postgres) the extension in the schema madlib. POSTGRES_PASSWORD, or a file that POSTGRES_PASSWORD_FILE names, is the
+# password of the role postgres. TCP asks everybody for a password; the socket is for the container's own user alone,
+# whose worker sessions come in by it as the calling role. PG_MOP_SOCKET_ONLY=1: no password, and no TCP.
+# demo: demo.sql on a server of its own, which nobody else can reach and which is removed in the end.
+set -eu
+
+say() { echo "pg_mop: $*" >&2; }
+fail() { say "$1"; [ -z "${2-}" ] || say "HINT: $2"; exit 1; }
+
+# a cluster at $1, whose role postgres has the password in the file $2, or none
+make_cluster() {
+    initdb -D "$1" -U postgres -E UTF8 --locale=C.UTF-8 --auth-local=trust --auth-host=scram-sha-256 \
+        ${2:+"--pwfile=$2"} > /dev/null
+    echo 'host all all all scram-sha-256' >> "$1/pg_hba.conf"
+    printf '%s\n' "listen_addresses = '*'" 'unix_socket_permissions = 0700' >> "$1/postgresql.conf"
+}
+
+# run a command beside a server on the cluster $1 whose only door is the socket directory $2
+beside_server() {
+    cluster=$1 sockets=$2; shift 2
+    pg_ctl -D "$cluster" -s -w -t 120 -l "$sockets/log" -o "-c listen_addresses='' -k '$sockets'" start \
+        || { cat "$sockets/log" >&2; return 1; }
+    status=0
+    PGHOST=$sockets PGUSER=postgres "$@" || status=$?
+    pg_ctl -D "$cluster" -s -w -m fast stop
+    return "$status"
+}
+
+make_extension() {
+    database=${POSTGRES_DB:-postgres}
+    [ "$database" = postgres ] || createdb -- "$database"
+    psql -X -q -v ON_ERROR_STOP=1 -d "$database" -c 'SET client_min_messages = warning' -c 'CREATE SCHEMA madlib' \
+        -c 'CREATE EXTENSION pg_mop SCHEMA madlib CASCADE'
+}
+
+# the volume's cluster comes into its place when it is complete
+prepare() {
+    umask 077
+    new=$PGDATA.new work=$(mktemp -d)
+    rm -rf "$new"
+    if [ -n "${POSTGRES_PASSWORD_FILE-}" ]; then
+        [ -z "${POSTGRES_PASSWORD-}" ] || fail 'both POSTGRES_PASSWORD and POSTGRES_PASSWORD_FILE are set'
+        POSTGRES_PASSWORD=$(cat "$POSTGRES_PASSWORD_FILE")
+    fi
+    if [ -n "${POSTGRES_PASSWORD-}" ]; then
+        printf '%s\n' "$POSTGRES_PASSWORD" > "$work/password"
+    elif [ -z "${PG_MOP_SOCKET_ONLY-}" ]; then
+        fail 'there is no password for the role postgres' \
+            'set POSTGRES_PASSWORD or POSTGRES_PASSWORD_FILE, or PG_MOP_SOCKET_ONLY=1 to do without TCP'
+    fi
+    password=$work/password
+    [ -f "$password" ] || password=
+    unset POSTGRES_PASSWORD
+    make_cluster "$new" "$password"
+    [ -z "$password" ] || rm "$password"
+    beside_server "$new" "$work" make_extension
+    mv "$new" "$PGDATA"
+    rm -rf "$work"
+}
+
+demo() {
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    make_cluster "$work/data" ''
+    beside_server "$work/data" "$work" psql -X -d postgres -f demo/demo.sql
+}
+
+[ "$(id -u)" != 0 ] || fail 'PostgreSQL does not run as root' 'leave the user of the image as it is'
+case ${1-serve} in
+    demo) demo; exit ;;
+    serve) [ $# = 0 ] || shift ;;
+    -*) ;;
+    *) exec "$@" ;;
+esac
+[ -s "$PGDATA/PG_VERSION" ] || prepare
+unset POSTGRES_PASSWORD POSTGRES_PASSWORD_FILE
+exec postgres -D "$PGDATA" ${PG_MOP_SOCKET_ONLY:+-c listen_addresses=} "$@"
