@@ -13,9 +13,9 @@ BEGIN
         JOIN pg_catalog.pg_proc p ON p.oid = d.objid
         WHERE d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND d.deptype = 'e'
     LOOP
-        EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', member.name);
+        EXECUTE pg_catalog.format('REVOKE ALL ON ROUTINE %s FROM PUBLIC', member.name);
         IF NOT member.is_trigger THEN -- whoever may execute one may make it a trigger of his own table
-            EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO mop_user', member.name);
+            EXECUTE pg_catalog.format('GRANT EXECUTE ON ROUTINE %s TO mop_user', member.name);
         END IF;
     END LOOP;
 END

@@ -15,12 +15,13 @@ limit_bytes = None      # that this process may hold (pg_mop.trainer_memory_mb);
 class BatchSize:
     """The batch size of one model, which grows by what its batches are seen to take.
 
-    Twice as many rows take about twice what the last doubling added, so what one batch shows tells what the next needs.
+    Twice as many rows take about twice what the last doubling added, so what one batch shows tells what the next needs:
+    never less than the layers' outputs, since what TensorFlow holds in reserve, of other models, hides what is taken.
     """
 
-    def __init__(self, memory=None):
-        """`memory`: what tells of this process's memory, a :class:`Memory`."""
-        self.rows, self.memory = FIRST, memory or Memory()
+    def __init__(self, row_bytes=0, memory=None):
+        """`row_bytes`: of all layers' outputs for a row; `memory`: what tells of this process's, a :class:`Memory`."""
+        self.rows, self.row_bytes, self.memory = FIRST, row_bytes, memory or Memory()
         self._warm = self._settled = False
         self._base = self._before = None  # bytes held before batches were measured; at most in the last of those
 
@@ -42,9 +43,12 @@ class BatchSize:
             self._base, self._before = held, peak
             self.rows *= 2
             return
-        next_peak = peak + 2 * max(0, peak - self._before)
+        next_peak = peak + max(2 * (peak - self._before), self.rows * self.row_bytes)
         self._before = peak
-        fits = (next_peak <= SHARE * limit_bytes if limit_bytes is not None else next_peak - self._base <= ENOUGH)
+        if limit_bytes is not None:
+            fits = next_peak <= SHARE * limit_bytes
+        else:
+            fits = max(next_peak - self._base, 2 * self.rows * self.row_bytes) <= ENOUGH
         if fits and self.rows < MOST:
             self.rows *= 2
         else:

@@ -1,5 +1,7 @@
 """Rows through a model without training it: its predictions, or the sums of its loss and metrics."""
 
+import math
+
 import numpy as np
 import tensorflow as tf
 
@@ -16,7 +18,7 @@ class Forward:
     """
 
     def __init__(self, model, scores=None):
-        self.model, self.scores, self.size = model, scores, BatchSize()
+        self.model, self.scores, self.size = model, scores, BatchSize(row_bytes(model))
         self._ready, self._steps = False, {}
 
     def predict(self, columns):
@@ -77,6 +79,18 @@ class Forward:
             step = self.scores.update if kind == "evaluate" else lambda x: self.model(x, training=False)
             self._steps[key] = tf.function(step, input_signature=signature, autograph=False)
         return self._steps[key](*data)
+
+
+def row_bytes(model):
+    """Bytes of the outputs of all layers of a Keras model for one row, as far as their shapes are known."""
+    total = 0
+    for layer in model._flatten_layers():
+        try:
+            shapes = [tuple(output.shape[1:]) for output in tf.nest.flatten(layer.output)]
+        except AttributeError:  # it is part of another layer
+            continue
+        total += sum(4 * math.prod(shape) for shape in shapes if None not in shape)
+    return total
 
 
 def _tensors(data):

@@ -16,6 +16,20 @@ import psycopg2.extras
 from pg_mop.database import SESSION_OPTIONS, MopError, connection_refused, quote_identifier
 
 
+def connect(parameters, role, name):
+    """A session (psycopg2's) as `role` beside the caller's, with `name` as application_name. Raises MopError."""
+    try:
+        connection = psycopg2.connect(
+            **parameters, connect_timeout=10, application_name=name, options=f"{SESSION_OPTIONS} -c "
+            f"statement_timeout=30000 -c lock_timeout=10000")
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET ROLE {quote_identifier(role)}")  # always: see mop_caller
+        return connection
+    except psycopg2.Error as error:
+        raise connection_refused(parameters, error) from None
+
+
 class Catalog:
     """The catalog through a session of its own, as the calling role."""
 
@@ -28,16 +42,8 @@ class Catalog:
         self._connect()
 
     def _connect(self):
-        parameters = self.parameters
-        try:
-            self.connection = psycopg2.connect(
-                **parameters, connect_timeout=10, application_name="pg_mop catalog",
-                cursor_factory=psycopg2.extras.RealDictCursor,
-                options=f"{SESSION_OPTIONS} -c statement_timeout=30000 -c lock_timeout=10000")
-            self.connection.autocommit = True
-            self._run(f"SET ROLE {quote_identifier(self.role).replace('%', '%%')}")  # always: see mop_caller
-        except psycopg2.Error as error:
-            raise connection_refused(parameters, error) from None
+        self.connection = connect(self.parameters, self.role, "pg_mop catalog")
+        self.connection.cursor_factory = psycopg2.extras.RealDictCursor
 
     def execute(self, sql, values=None):
         """Run one statement that may be run twice."""

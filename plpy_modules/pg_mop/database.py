@@ -83,10 +83,28 @@ class Database:
         self.schema = extension_schema  # not quoted
         self.extension = quote_identifier(extension_schema)
         self._caller_path = None
+        self._before = None      # the caller's own values of what is pinned; None where nothing is pinned
+        self._pinned = False
+        self.commits = False     # this is a procedure, whose transaction ends at every tick
+        self.at_end = []         # what is to be called once the call and its last transaction are over
+
+    # --- waiting -------------------------------------------------------------------------------
+    def tick(self):
+        """Let PostgreSQL see interrupts: a cancel is raised from here. A procedure holds nothing while it waits."""
+        self.plpy.execute("SELECT 1")
+        if self.commits:
+            self.commit()
+
+    def commit(self):
+        """End this transaction and begin another, which has no snapshot until something is asked of it."""
+        self.plpy.commit()
+        self._pinned = False
 
     # --- queries -------------------------------------------------------------------------------
     def execute(self, sql, types=(), values=()):
         """Run `sql` ($1.. typed by `types`); returns the rows as dicts."""
+        if self._before is not None and not self._pinned:
+            self._pin()
         if types:
             result = self.plpy.execute(self.plpy.prepare(sql, list(types)), list(values))
         else:
@@ -121,19 +139,24 @@ class Database:
     @contextmanager
     def pinned_path(self):
         """Pin search_path (and what else changes the meaning of our SQL) until the block ends."""
-        before = self.plpy.execute("SELECT pg_catalog.current_setting('search_path') AS search_path, " + ", ".join(
-            f"pg_catalog.current_setting('{name}') AS {name}" for name in PINNED))[0]
+        self._before = before = self.plpy.execute("SELECT " + ", ".join(
+            f"pg_catalog.current_setting('{name}') AS {name}" for name in ("search_path", *PINNED)))[0]
         self._caller_path = before["search_path"]
-        self._set_path("pg_catalog, pg_temp")
-        self._set_local(PINNED)
+        self._pin()
         try:
             yield self
         finally:
+            self._before = None
             try:
                 self._set_path(self._caller_path)
                 self._set_local({name: before[name] for name in PINNED})
             except self.plpy.SPIError:  # the transaction is being aborted: PostgreSQL restores it itself
                 pass
+
+    def _pin(self):
+        self._pinned = True
+        self._set_path("pg_catalog, pg_temp")
+        self._set_local(PINNED)
 
     def _set_local(self, settings):
         plan = self.plpy.prepare("SELECT " + ", ".join(
@@ -301,21 +324,47 @@ def extension_schema(plpy):
                         "WHERE e.extname OPERATOR(pg_catalog.=) 'pg_mop'")[0]["nspname"]
 
 
-def sql_function(function):
+def sql_function(function, commits=False):
     """Make `function(db, *args)` callable from an SQL shim as ``function(plpy, *args)``.
 
     MopError becomes a PostgreSQL error with its DETAIL and HINT, prefixed by the function's name as in MADlib.
+    `commits`: the shim is a procedure's, which ends its transaction at every tick.
     """
 
     @functools.wraps(function)
     def shim(plpy, *args):
         db = Database(plpy, extension_schema(plpy))
         try:
+            if commits:
+                _begin_procedure(db)
             with db.pinned_path():
-                return function(db, *args)
+                result = function(db, *args)
+            if commits:
+                db.commit()
+            return result
         except MopError as error:
             problem = error
+        finally:
+            for work in db.at_end:
+                work()
         extra = {k: v for k, v in (("detail", problem.detail), ("hint", problem.hint)) if v}
         plpy.error(f"{function.__name__}: {problem.message}", sqlstate=problem.sqlstate, **extra)
 
     return shim
+
+
+sql_procedure = functools.partial(sql_function, commits=True)
+
+
+def _begin_procedure(db):
+    """Raises MopError where the procedure may not end transactions."""
+    db.commits = True
+    try:
+        db.commit()
+    except db.plpy.SPIError as error:
+        if getattr(error, "sqlstate", None) != "2D000":
+            raise
+        raise MopError("it cannot be called within a transaction block", sqlstate="25001",
+                       detail="It ends its transaction again and again, so as not to hold back VACUUM while it trains.",
+                       hint="COMMIT; and call again, or use the function of the same arguments: SELECT "
+                            f"{db.extension}.madlib_keras_fit_multiple_model(...);") from None

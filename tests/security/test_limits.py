@@ -205,7 +205,7 @@ def test_a_model_that_no_value_can_hold_fails_before_it_trains_and_the_others_ar
     selection(db, "mst", "arch", [(1, ADAM.format(0.05), ""), (2, "loss='mse', optimizer='SGD()'", "")])
     run_id = fit(db, "flowers_packed", "models", "mst", 1)
     errors = {r["mst_key"]: r["error"] for r in db.run("SELECT mst_key, error FROM models_info")}
-    assert errors[1] is None and "1,102,771,416 bytes of weights, more than a value of PostgreSQL may" in errors[2]
+    assert errors[1] is None and "1,102,837,612 bytes of weights, more than a value of PostgreSQL may" in errors[2]
     assert db.value("SELECT count(*) FROM models") == 1
     assert db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND mst_key = 2 AND rows > 0",
                     [run_id]) == 0

@@ -35,7 +35,7 @@ num_iterations validation_table object_table metrics_compute_frequency name desc
 start_training_time end_training_time metrics_elapsed_time madlib_version num_classes dependent_vartype
 normalizing_const metrics_type loss_type training_metrics_final training_loss_final training_metrics
 training_loss validation_metrics_final validation_loss_final validation_metrics validation_loss metrics_iters
-y_class_values""".split()
+y_class_values all_metrics""".split()
 
 
 @pytest.mark.slice

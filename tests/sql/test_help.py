@@ -1,6 +1,8 @@
 """Every function that users call explains itself, and its example runs as it stands."""
 
+import os
 import re
+import subprocess
 
 import pytest
 
@@ -9,7 +11,16 @@ from conftest import ROOT
 NAMES = """training_preprocessor_dl validation_preprocessor_dl load_keras_model delete_keras_model load_custom_function
 delete_custom_function load_top_k_accuracy_function load_model_selection_table generate_model_configs
 madlib_keras_fit_multiple_model madlib_keras_fit madlib_keras_evaluate madlib_keras_predict madlib_keras_predict_byom
-mop_export_model mop_import_model""".split()
+mop_fit_multiple_model mop_export_model mop_import_model""".split()
+
+
+def psql(db, script, path):
+    """Run a script statement by statement, as people do, with a search_path."""
+    to = db.connection.info
+    done = subprocess.run(["psql", "-Xq", "-v", "ON_ERROR_STOP=1", "-h", to.host,
+                           "-p", str(to.port), "-U", to.user, "-d", to.dbname], input=script, text=True,
+                          capture_output=True, env={**os.environ, "PGOPTIONS": f"-c search_path={path}"})
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -24,11 +35,9 @@ def test_help_usage_and_example(db, name):
         assert "more than one argument" in str(db.error(f"SELECT madlib.{name}('nonsense')"))
     else:
         assert "no such option" in db.value(f"SELECT madlib.{name}('nonsense')")
-    client = db.another()
-    client.run(f"CREATE SCHEMA {name}; SET search_path = {name}")
-    client.run(db.value(f"SELECT madlib.{name}('example')"))
-    client.run(f"DROP SCHEMA {name} CASCADE")
-    client.close()
+    db.run(f"CREATE SCHEMA {name}")
+    psql(db, db.value(f"SELECT madlib.{name}('example')"), name)
+    db.run(f"DROP SCHEMA {name} CASCADE")
 
 
 def test_the_gpu_configuration_explains_itself_and_lists_gpus(db):

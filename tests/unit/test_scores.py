@@ -143,9 +143,9 @@ class Held:
         return self.most
 
 
-def grown(memory, rows=4096):
+def grown(memory, rows=4096, row_bytes=0):
     """The batch sizes that rows are cut into."""
-    size, cut = BatchSize(memory), []
+    size, cut = BatchSize(row_bytes, memory), []
     while sum(cut) < rows:
         cut.append(min(size.rows, rows - sum(cut)))
         size.run(lambda: memory.batch(cut[-1]), cut[-1])
@@ -160,6 +160,10 @@ def test_batches_grow_while_memory_allows(monkeypatch):
     monkeypatch.setattr(batch_size, "limit_bytes", 700 << 20)
     for row in (1 << 20, 2 << 20, 3 << 20):
         assert 600 + max(grown(Held(row))) * (row >> 20) <= 700, "no batch passes the limit"
+    hidden = Held(0)  # by what TensorFlow keeps in reserve
+    assert max(grown(hidden, row_bytes=1 << 20)) == 32
+    monkeypatch.setattr(batch_size, "limit_bytes", None)
+    assert max(grown(hidden, row_bytes=1 << 20)) == 256
     monkeypatch.setattr(batch_size, "limit_bytes", 8 << 30)
     assert max(grown(Held(1 << 20))) == 1024
 

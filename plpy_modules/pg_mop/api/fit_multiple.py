@@ -3,24 +3,26 @@
 from pg_mop import __version__, object_table
 from pg_mop.api.output import PreviousModels, insert, tell_of_large, write_summary
 from pg_mop.api.training import Training, listed
-from pg_mop.database import MopError, sql_function
+from pg_mop.database import MopError, sql_function, sql_procedure
 
 FUNCTION = "madlib_keras_fit_multiple_model"
+ARGUMENTS = ("source_table", "model_output_table", "model_selection_table", "num_iterations", "use_gpus",
+             "validation_table", "metrics_compute_frequency", "warm_start", "name", "description", "use_caching")
 
 
 @sql_function
-def madlib_keras_fit_multiple_model(db, source_table, model_output_table, model_selection_table, num_iterations,
-                                    use_gpus, validation_table, metrics_compute_frequency, warm_start, name,
-                                    description, use_caching):
-    """Train every configuration of the selection table (contract 3). Arguments as in SQL; returns nothing.
+def madlib_keras_fit_multiple_model(db, *values):
+    """Train the configurations of a selection table (contract 3). Arguments as in SQL; returns nothing.
 
     `use_caching` changes nothing: rows are always kept in the trainers while they fit pg_mop.cache_mb.
     """
-    train(db, {
-        "source_table": source_table, "model_output_table": model_output_table,
-        "model_selection_table": model_selection_table, "num_iterations": num_iterations, "use_gpus": use_gpus,
-        "validation_table": validation_table, "metrics_compute_frequency": metrics_compute_frequency,
-        "warm_start": warm_start, "name": name, "description": description, "use_caching": use_caching})
+    train(db, dict(zip(ARGUMENTS, values)))
+
+
+@sql_procedure
+def mop_fit_multiple_model(db, *values):
+    """The same as a procedure, which commits between waits: nothing of it holds back VACUUM while units run."""
+    train(db, dict(zip(ARGUMENTS, values)))
 
 
 def train(db, arguments, earlier=None):

@@ -74,6 +74,12 @@ SELECT {schema}.madlib_keras_predict('models', 'flowers', 'id', 'petals', 'predi
     (SELECT mst_key FROM models_info ORDER BY training_loss_final NULLS LAST LIMIT 1));
 SELECT * FROM predictions ORDER BY id LIMIT 5;
 """, False),
+    "mop_fit_multiple_model": (
+        "Is madlib_keras_fit_multiple_model as a procedure: VACUUM of other tables goes on while it trains.", """
+CALL {schema}.mop_fit_multiple_model('flowers_packed', 'models', 'flower_mst', 5, FALSE);
+SELECT mst_key, compile_params, training_metrics_final, training_loss_final
+FROM models_info ORDER BY training_loss_final NULLS LAST;
+""", False),
     "madlib_keras_fit": (
         "Trains one model on all segments at once, averaging their weights, or (SET pg_mop.fit_strategy = 'sequential')"
         " one after the other.", """
@@ -201,23 +207,26 @@ def answer(db, name, message):
 
 def _usage(db, name, schema):
     """The function's arguments, with their types and defaults; where it has several forms, the types of all."""
-    forms = [row["arguments"].split(", ") for row in db.execute(
-        "SELECT pg_get_function_arguments(oid) AS arguments FROM pg_proc WHERE proname = $1 AND pronamespace = "
-        "(SELECT oid FROM pg_namespace WHERE nspname = $2) AND proargnames <> ARRAY['message'] ORDER BY oid",
-        ["text", "text"], [name, db.schema])]
+    found = db.execute(
+        "SELECT prokind, pg_get_function_arguments(oid) AS arguments FROM pg_proc WHERE proname = $1 AND "
+        "pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = $2) AND proargnames <> ARRAY['message'] "
+        "ORDER BY oid",
+        ["text", "text"], [name, db.schema])
+    verb = "CALL" if found[0]["prokind"] == "p" else "SELECT"
+    forms = [row["arguments"].split(", ") for row in found]
     forms = [form for form in forms if len(form) == max(map(len, forms))]
     lines = []
     for position in range(len(forms[0])):
         names, kinds = {}, {}  # of all forms, in order
         for form in forms:
-            text = form[position].replace("character varying", "varchar").replace(" DEFAULT ", ", ")
+            text = form[position].removeprefix("IN ").replace("character varying", "varchar").replace(" DEFAULT ", ", ")
             name_, kind = re.sub(r"::(varchar|text)", "", text).split(" ", 1)
             names[name_] = kinds[kind] = True
         argument = " or ".join(names) + ("," if position < len(forms[0]) - 1 else "")
         said = f": {ARGUMENTS[name_]}" if name_ in ARGUMENTS else ""
         lines.append(f"    {argument:<29} -- {' or '.join(kinds)}{said}")
-    usage = f"SELECT {schema}.{name}(\n" + "\n".join(lines) + "\n);\n"
-    if name.startswith("madlib_keras_fit"):
+    usage = f"{verb} {schema}.{name}(\n" + "\n".join(lines) + "\n);\n"
+    if "_fit" in name:
         usage += (f"\nWatch:     {schema}.mop_runs, mop_progress, mop_units, mop_visit_order (from another session)\n"
                   f"Settings:  (SET name = value) {', '.join(f'pg_mop.{n}' for n in settings.KNOWN)}\n")
     return usage

@@ -16,10 +16,11 @@ from mop_udf import architecture, params
 from pg_mop import catalog, object_table, settings
 from pg_mop.api.earlier import SAME, Earlier
 from pg_mop.catalog import Catalog
-from pg_mop.database import MopError, quote_literal
+from pg_mop.database import MopError
 from pg_mop.engines.postgresql import PostgreSQL
 from pg_mop.execute.run import Executor
 from pg_mop.execute.sessions import Sessions
+from pg_mop.locks import Locks, is_locked
 from pg_mop.packed import PackedTable
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
@@ -149,20 +150,20 @@ class Training:
         return None
 
     def reserve(self, output):
-        """Keep other calls from the same output table (quoted) until this transaction ends. Raises MopError."""
-        if not self.db.value("SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))", ["text"],
-                             [f"pg_mop output {output}"]):
-            raise MopError(f"another session is training into {output} now",
-                           hint=f"SELECT * FROM {self.db.extension}.mop_runs WHERE status = 'running';",
-                           sqlstate="55006")
+        """Keep other calls from the same output table (quoted) until this one ends. Raises MopError."""
+        self.engine = PostgreSQL()
+        self.locks = Locks(self.db, lambda: self.engine.connection_parameters(self.db), self.options["lock_timeout"])
+        self.locks.reserve(output)
 
     # --- the run ------------------------------------------------------------------------------------
     def run(self, output_name, arguments, tables):
         """Open the run, train, close the run. `output_name` and the dicts `arguments` and `tables` (names that are
         not among those) are for its row."""
         db, options = self.db, self.options
-        self._lock_sources()
-        engine = self.engine = PostgreSQL()
+        for packed in (self.source, self.validation):
+            if packed is not None:
+                self.locks.share(packed)
+        engine = self.engine
         self.segments = {("training", s.key): s for s in engine.segments(db, self.source)}
         if not self.segments:
             raise MopError(f'source table "{self.source.text}" has no rows')
@@ -344,33 +345,6 @@ class Training:
     def _options_of_place(self, place):
         return {**self.trainer_options, "gpu": place % self.gpus if self.gpus else None}
 
-    def _lock_sources(self):
-        """Keep the sources from changing, as far as the caller may; the fingerprints tell the rest."""
-        db = self.db
-        for packed in (self.source, self.validation):
-            if packed is None:
-                continue
-            held = db.value(
-                "SELECT mode FROM pg_locks WHERE pid = pg_backend_pid() AND granted AND locktype = 'relation' "
-                "AND mode = 'AccessExclusiveLock' AND (relation = $1 OR relation IN "
-                "(SELECT relid FROM pg_partition_tree($1::oid::regclass)))", ["oid"], [packed.table.oid])
-            visible_lock_hint = "COMMIT; then call again: worker sessions read what is committed and not locked."
-            if held:
-                raise MopError(f'"{packed.text}" is locked by this transaction itself',
-                               detail="Created, altered or locked here, it cannot be read by the worker sessions.",
-                               hint=visible_lock_hint, sqlstate="55006")
-            if db.value("SELECT has_table_privilege($1, 'UPDATE, DELETE, TRUNCATE')", ["oid"], [packed.table.oid]) \
-                    and packed.table.kind in ("r", "p"):
-                before = db.setting("lock_timeout")
-                db.execute(f"SET LOCAL lock_timeout = {self.options['lock_timeout']}")
-                try:
-                    db.execute(f"LOCK TABLE {packed.table} IN SHARE MODE")
-                except db.plpy.SPIError as error:
-                    if getattr(error, "sqlstate", None) != "55P03":
-                        raise
-                    raise _locked(packed) from None
-                db.execute(f"SET LOCAL lock_timeout = {quote_literal(before)}")
-
     def _check_visible(self, journal):
         """Other sessions must see the sources' very rows."""
         for (dataset, key), segment in self.segments.items():
@@ -378,7 +352,7 @@ class Training:
             try:
                 seen = journal.fingerprint(self.engine.fingerprint_sql(packed, key))
             except psycopg2.errors.LockNotAvailable:
-                raise _locked(packed) from None
+                raise is_locked(packed) from None
             if seen != segment.fingerprint:
                 raise MopError(
                     f'"{packed.text}" has rows that other sessions do not see'
@@ -478,12 +452,6 @@ class Training:
         if any(everything.values()):
             columns["all_metrics"] = ("json", json.dumps(everything))
         return columns
-
-
-def _locked(packed):
-    """The MopError for a source that could not be locked or read in time."""
-    return MopError(f'"{packed.text}" is locked by another transaction', sqlstate="55P03",
-                    hint=f"SELECT pid, mode FROM pg_locks WHERE relation = {quote_literal(packed.table)}::regclass;")
 
 
 def _one(values):

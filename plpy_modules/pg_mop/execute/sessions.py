@@ -160,7 +160,7 @@ class Sessions:
         """`options(place)`: the trainer's options; `name`: the sessions' application_name."""
         self.db, self.parameters, self.options, self.name = db, parameters, options, name
         self.role = db.current_user()
-        self.tick = lambda: db.plpy.execute("SELECT 1")
+        self.tick = db.tick
         self.by_place = {}
 
     def _key(self, place):

@@ -1,0 +1,67 @@
+"""What a training call holds until it ends: the name of its output against other calls, its sources against writers."""
+
+import psycopg2
+
+from pg_mop.catalog import connect
+from pg_mop.database import MopError, quote_literal
+
+
+class Locks:
+    """Held by the caller's own transaction or, where that ends again and again, by that of a session of their own."""
+
+    def __init__(self, db, parameters, lock_timeout):
+        """`parameters()`: psycopg2's, of a session as the calling role; `lock_timeout`: milliseconds."""
+        self.db, self.lock_timeout, self._session = db, lock_timeout, None
+        if db.commits:
+            self._session = connect(parameters(), db.current_user(), "pg_mop locks")
+            self._session.autocommit = False  # one transaction, to the end
+            db.at_end.append(self._session.close)
+
+    def reserve(self, output):
+        """Keep other calls from the same output table (quoted). Raises MopError."""
+        if not self._value("SELECT pg_try_advisory_xact_lock(hashtextextended("
+                           f"{quote_literal(f'pg_mop output {output}')}, 0))"):
+            raise MopError(f"another session is training into {output} now",
+                           hint=f"SELECT * FROM {self.db.extension}.mop_runs WHERE status = 'running';",
+                           sqlstate="55006")
+
+    def share(self, packed):
+        """Keep writers from a packed table, where the caller may do so: fingerprints tell the rest. Raises MopError."""
+        db, table = self.db, packed.table
+        if db.value(
+                "SELECT true FROM pg_locks WHERE pid = pg_backend_pid() AND granted AND locktype = 'relation' "
+                "AND mode = 'AccessExclusiveLock' AND (relation = $1 OR relation IN "
+                "(SELECT relid FROM pg_partition_tree($1::oid::regclass)))", ["oid"], [table.oid]):
+            raise MopError(f'"{packed.text}" is locked by this transaction itself',
+                           detail="Created, altered or locked here, it cannot be read by the worker sessions.",
+                           hint="COMMIT; then call again: worker sessions read what is committed and not locked.",
+                           sqlstate="55006")
+        if table.kind not in ("r", "p") or not db.value(
+                "SELECT has_table_privilege($1, 'UPDATE, DELETE, TRUNCATE')", ["oid"], [table.oid]):
+            return
+        before = self._value("SELECT current_setting('lock_timeout')")
+        try:
+            self._value(f"SET LOCAL lock_timeout = {self.lock_timeout}")
+            self._value(f"LOCK TABLE {table} IN SHARE MODE")
+        except (psycopg2.errors.LockNotAvailable, db.plpy.SPIError) as error:
+            if "55P03" not in (getattr(error, "sqlstate", None), getattr(error, "pgcode", None)):
+                raise
+            raise is_locked(packed) from None
+        except psycopg2.Error as error:  # it is not committed yet, or has gone
+            raise MopError(f'"{packed.text}" cannot be locked: {str(error).strip()}', sqlstate=error.pgcode) from None
+        self._value(f"SET LOCAL lock_timeout = {quote_literal(before)}")
+
+    def _value(self, sql):
+        """The first value that some SQL gives, run where locks are held; None where it gives none."""
+        if self._session is None:
+            return self.db.value(sql)
+        with self._session.cursor() as cursor:
+            cursor.execute(sql)
+            row = cursor.fetchone() if cursor.description else None
+            return row and row[0]
+
+
+def is_locked(packed):
+    """The MopError for a source that could not be locked or read in time."""
+    return MopError(f'"{packed.text}" is locked by another transaction', sqlstate="55P03",
+                    hint=f"SELECT pid, mode FROM pg_locks WHERE relation = {quote_literal(packed.table)}::regclass;")

@@ -1,0 +1,116 @@
+"""The procedure trains as the function does, and holds nothing while it waits."""
+
+import psycopg2
+import pytest
+
+from conftest import Calling, eventually
+from workload import ADAM, dense, load, make_data, selection
+
+CALL = "CALL madlib.mop_fit_multiple_model('flowers_packed', '{}', 'mst', {}, FALSE)"
+SELECT = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{}', 'mst', {}, FALSE)"
+SETTINGS = ("SET pg_mop.seed = 3; SET pg_mop.threads = 1; SET pg_mop.kernel = loop; "
+            "SET pg_mop.scheduler = 'round-robin'")
+LONG = 2000  # iterations: cancelled long before
+
+
+@pytest.fixture(scope="module")
+def data(db):
+    make_data(db, segments=2)
+    load(db, "arch", dense())
+    selection(db, "mst", "arch", [(1, ADAM.format(lr), "batch_size=8") for lr in (0.05, 0.01)])
+    db.run(SETTINGS)
+
+
+def models(db, name):
+    return [(r["mst_key"], bytes(r["model_weights"])) for r in db.run(f"SELECT * FROM {name} ORDER BY mst_key")]
+
+
+def test_it_gives_what_the_function_gives(db, data):
+    db.run(SELECT.format("by_function", 2))
+    db.run(CALL.format("by_procedure", 2))
+    assert models(db, "by_function") == models(db, "by_procedure") and len(models(db, "by_procedure")) == 2
+    assert db.value("SELECT status FROM madlib.mop_runs ORDER BY run_id DESC LIMIT 1") == "finished"
+    assert db.value("SELECT current_setting('search_path')") == '"$user", public'
+    assert db.value("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pg_mop locks'") == 0
+
+
+def removable(watcher):
+    """Whether VACUUM can remove rows that were deleted after the call began."""
+    watcher.run("DROP TABLE IF EXISTS other; CREATE TABLE other AS SELECT generate_series(1, 100) AS i; "
+                "DELETE FROM other")
+    watcher.connection.notices.clear()
+
+    def removed():
+        watcher.run("VACUUM (VERBOSE) other")
+        return "100 removed, 0 remain, 0 are dead but not yet removable" in "".join(watcher.connection.notices)
+    return eventually(removed, 5)
+
+
+@pytest.mark.parametrize("call,holds", [(CALL, False), (SELECT, True)], ids=["procedure", "function"])
+def test_vacuum_of_other_tables_is_not_held_back_while_it_trains(db, data, call, holds):
+    caller, watcher = db.another(), db.another()
+    pid = caller.connection.info.backend_pid
+    calling = Calling(caller, call.format("long", LONG))
+    assert eventually(lambda: watcher.value("SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING "
+                                            "(run_id) WHERE r.status = 'running' AND u.status = 'finished'"), 60)
+    assert removable(watcher) != holds
+    seen = [watcher.run("SELECT backend_xmin, backend_xid FROM pg_stat_activity WHERE pid = %s", [pid])[0]
+            for _ in range(20)]
+    assert all(s["backend_xid"] is None for s in seen)
+    assert any(s["backend_xmin"] is None for s in seen) != holds
+    # nobody writes to the rows, nor trains into the same output, meanwhile
+    watcher.run("SET lock_timeout = '200ms'")
+    assert isinstance(watcher.error("DELETE FROM flowers_packed"), psycopg2.errors.LockNotAvailable)
+    assert "another session is training into" in str(watcher.error(SELECT.format("long", 1)))
+    watcher.run("SELECT pg_cancel_backend(%s)", [pid])
+    assert isinstance(calling.end(), psycopg2.errors.QueryCanceled)
+    assert watcher.value("SELECT status FROM madlib.mop_runs ORDER BY run_id DESC LIMIT 1") == "cancelled"
+    assert watcher.value("SELECT to_regclass('long')") is None
+    watcher.run("BEGIN; LOCK TABLE flowers_packed IN EXCLUSIVE MODE; ROLLBACK")
+    watcher.run("SELECT madlib.mop_drop_run(max(run_id)) FROM madlib.mop_runs")
+    for client in (caller, watcher):
+        client.close()
+
+
+def test_the_same_call_again_goes_on(db, data):
+    caller = db.another()
+    caller.run(SETTINGS)
+    calling = Calling(caller, CALL.format("again", 40))
+    assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) "
+                                       "WHERE r.status = 'running' AND u.status = 'finished'"), 60)
+    db.run("SELECT pg_cancel_backend(%s)", [caller.connection.info.backend_pid])
+    assert calling.end() is not None
+    runs = db.value("SELECT count(*) FROM madlib.mop_runs")
+    db.run(CALL.format("again", 40))
+    assert db.value("SELECT count(*) FROM madlib.mop_runs") == runs and len(models(db, "again")) == 2
+
+
+def test_within_a_transaction_it_says_what_to_call_instead(db, data):
+    db.run("BEGIN")
+    error = db.error(CALL.format("within", 1))
+    assert "cannot be called within a transaction block" in str(error)
+    assert "madlib_keras_fit_multiple_model(...)" in error.diag.message_hint
+    # nor from a function, which has its caller's transaction
+    assert "transaction block" in str(db.error("DO $$ BEGIN BEGIN " + CALL.format("within", 1) + "; EXCEPTION WHEN "
+                                               "sqlstate '22000' THEN NULL; END; END $$"))
+    assert db.value("SELECT to_regclass('within')") is None
+
+
+def test_bad_input_is_an_error_of_the_procedure(db, data):
+    error = db.error("CALL madlib.mop_fit_multiple_model('nowhere', 'x', 'mst', 1, FALSE)")
+    assert "mop_fit_multiple_model: source table 'nowhere' does not exist" in str(error)
+    assert db.value("SELECT current_setting('search_path')") == '"$user", public'
+
+
+def test_a_callers_search_path_means_the_same_to_the_end(db, data):
+    """The path is the caller's again after every commit: our own SQL must not see it then."""
+    db.run("CREATE SCHEMA mine; CREATE TABLE mine.mst AS TABLE mst; "
+           "CREATE TABLE mine.mst_summary AS TABLE mst_summary; "
+           "CREATE FUNCTION mine.md5(bytea) RETURNS text LANGUAGE sql AS $$ SELECT 'shadow' $$; "
+           "CREATE FUNCTION mine.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$ SELECT NULL::timestamptz $$")
+    client = db.another()
+    client.run("SET search_path = mine, pg_catalog, public")
+    client.run(CALL.format("there", 1))
+    assert len(models(client, "mine.there")) == 2
+    assert client.value("SELECT end_training_time FROM mine.there_summary") is not None
+    client.close()
