@@ -80,6 +80,30 @@ def test_any_number_of_configurations_trains_on_any_number_of_segments(db, data,
     assert db.value("SELECT count(*) FROM models WHERE length(model_weights) = 67 * 4") == configurations
 
 
+def test_a_selection_table_means_the_architectures_that_it_was_made_for_wherever_a_search_path_leads(db, data):
+    db.run("CREATE SCHEMA one; CREATE SCHEMA two")
+    try:
+        for schema, width in (("one", 8), ("two", 9)):
+            load(db, f"{schema}.nets", dense(width))
+        db.run("SET search_path = one, public")
+        db.run("SELECT madlib.load_model_selection_table('nets', 'one.chosen', ARRAY[1], ARRAY[%s], ARRAY['epochs=1'])",
+               [ADAM.format(0.05)])
+        db.run("SET search_path = two, public")
+        fit(db, data, "models", "one.chosen", iterations=1)
+        assert '"units": 8' in db.value("SELECT model_arch::text FROM models")
+        assert db.value("SELECT model_arch_table FROM models_summary") == "nets"
+        generate = "SELECT madlib.generate_model_configs({}, 'one.chosen', ARRAY[1], $${{'loss': ['mse'], "\
+                   "'optimizer_params_list': [{{'optimizer': ['SGD']}}]}}$$, $${{'batch_size': [5]}}$$)"
+        assert 'made for the architecture table "nets"' in str(db.error(generate.format("'nets'")))
+        db.run(generate.format("'one.nets'"))
+        db.run("UPDATE one.chosen_summary SET model_arch_table = 'two.nets'; DELETE FROM one.chosen WHERE mst_key > 1")
+        fit(db, data, "models", "one.chosen", iterations=1)
+        assert '"units": 9' in db.value("SELECT model_arch::text FROM models")
+    finally:
+        db.run("RESET search_path; DROP TABLE IF EXISTS two.models, two.models_info, two.models_summary; "
+               "DROP SCHEMA one, two CASCADE")
+
+
 def test_segments_without_rows_are_no_segments_of_the_run(db, data):
     packed = make_data(db, "few", rows=2, segments=3)
     assert db.value("SELECT count(DISTINCT __dist_key__) FROM few_packed") == 2

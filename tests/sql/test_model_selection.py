@@ -39,7 +39,8 @@ def test_load_makes_every_combination(db):
     found = rows(db)
     assert [r["mst_key"] for r in found] == [1, 2, 3, 4, 5, 6]
     assert found[1]["fit_params"] == "batch_size=50, epochs=1", "strings keep their spelling"
-    assert db.run("SELECT * FROM mst_summary") == [{"model_arch_table": "arch", "object_table": None}]
+    assert db.run("SELECT * FROM mst_summary") == [
+        {"model_arch_table": "arch", "object_table": None, "model_arch_schema": "public"}]
 
 
 def test_load_takes_strings_that_say_the_same_as_one(db):

@@ -4,7 +4,7 @@ import itertools
 
 from mop_udf import params
 from pg_mop import object_table as objects
-from pg_mop.database import MopError, sql_function
+from pg_mop.database import MopError, quote_identifier, sql_function
 from pg_mop.search import grids
 
 MOST_TRIES = 1000  # random draws in a row that give nothing new
@@ -109,6 +109,19 @@ def check_fit(db, text):
                        sqlstate="42501")
 
 
+def architecture_table(db, summary):
+    """The architecture table that the summary (a Table) of a selection table names: (as it was called, where it is).
+
+    A name without a schema is looked for where it was when the summary was made (`model_arch_schema`, which a summary
+    made by hand need not have), not where the search_path of today leads.
+    """
+    row = db.one(f"SELECT * FROM {summary} LIMIT 1") or {}
+    text, schema = row.get("model_arch_table"), row.get("model_arch_schema")
+    if text is None or not text.strip() or schema is None or db.parse_name(text)[0] is not None:
+        return text, text
+    return text, db.suffixed(f"{quote_identifier(schema)}.{text}", "")
+
+
 def _check_row(db, row, functions):
     check_compile(db, row[1], functions)
     check_fit(db, row[2])
@@ -144,8 +157,8 @@ def _open_table(db, text, model_arch_table, functions):
     if summary is None:
         _make_summary(db, db.output_table(suffixed), model_arch_table, functions)
     else:
-        theirs = db.value(f"SELECT model_arch_table FROM {summary} LIMIT 1")
-        if theirs != model_arch_table:
+        theirs, where = architecture_table(db, summary)
+        if theirs is None or str(db.find_table(where)) != str(db.find_table(model_arch_table)):
             raise MopError(f'model selection table "{text}" was made for the architecture table "{theirs}", '
                            f'not "{model_arch_table}"', hint="Generate into another table.")
         if functions is not None:
@@ -164,9 +177,11 @@ def _make_table(db, table):
 
 
 def _make_summary(db, summary, model_arch_table, functions):
-    db.execute(f"CREATE TABLE {summary} (model_arch_table varchar, object_table varchar)")
-    db.execute(f"INSERT INTO {summary} VALUES ($1, $2)", ["text", "text"],
-               [model_arch_table, functions and _readable(db, functions)])
+    schema = db.find_table(model_arch_table).schema
+    db.execute(f"CREATE TABLE {summary} (model_arch_table varchar, object_table varchar, model_arch_schema varchar)")
+    db.execute(f"INSERT INTO {summary} VALUES ($1, $2, $3)", ["text", "text", "text"],
+               [model_arch_table, functions and _readable(db, functions),
+                "pg_temp" if schema.startswith("pg_temp_") else schema])
 
 
 def _readable(db, quoted):

@@ -1,6 +1,7 @@
 """madlib_keras_fit_multiple_model: train every configuration of a selection table, write the three output tables."""
 
 from pg_mop import __version__, object_table
+from pg_mop.api.configurations import architecture_table
 from pg_mop.api.output import PreviousModels, insert, tell_of_large, write_summary
 from pg_mop.api.training import Training, listed
 from pg_mop.database import MopError, sql_function, sql_procedure
@@ -89,10 +90,10 @@ class Selected(Training):
             missing = [c for c in wanted if c not in db.columns(relation)]
             if missing:
                 raise MopError(f'{relation} has no column "{missing[0]}"', hint=hint)
-        row = db.one(f"SELECT model_arch_table, object_table FROM {summary}")
-        self.arch_table_name, self.object_table = row["model_arch_table"], row["object_table"]
+        self.arch_table_name, arch_table = architecture_table(db, summary)
+        self.object_table = db.value(f"SELECT object_table FROM {summary}")
         functions = None if self.object_table is None else object_table.check(db, self.object_table)
-        arch = db.input_table(self.arch_table_name, "model architecture table",
+        arch = db.input_table(arch_table, "model architecture table",
                               hint=f"SELECT {db.extension}.load_keras_model(...) makes it.")
         for column in ("mst_key", "model_id"):
             kind = db.columns(table)[column]
