@@ -7,6 +7,55 @@ DROP VIEW @extschema@.mop_abandoned_runs, @extschema@.mop_runs, @extschema@.mop_
 
 -- tables
 
+CREATE TABLE @extschema@.mop_secret (secret bytea NOT NULL);
+INSERT INTO @extschema@.mop_secret
+SELECT pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(pg_catalog.concat(pg_catalog.gen_random_uuid(),
+    pg_catalog.gen_random_uuid(), pg_catalog.gen_random_uuid()), '-', ''), 'hex'));
+ALTER TABLE @extschema@.mop_secret ENABLE ROW LEVEL SECURITY;
+
+CREATE TABLE @extschema@.mop_owner (
+    owner serial PRIMARY KEY,
+    role name NOT NULL,                 -- what it was called when it came here; shown once it is gone
+    who regrole NOT NULL                -- 0: nobody
+);
+CREATE UNIQUE INDEX mop_owner_who ON @extschema@.mop_owner (who) WHERE who::oid OPERATOR(pg_catalog.<>) 0::oid;
+
+-- who is gone is nobody: whoever takes the name gets nothing
+INSERT INTO @extschema@.mop_owner (role, who)
+SELECT r.owner, coalesce(pg_catalog.to_regrole(pg_catalog.quote_ident(r.owner)), 0::regrole)
+FROM @extschema@.mop_run r GROUP BY r.owner ORDER BY min(r.run_id);
+DELETE FROM @extschema@.mop_output o
+WHERE NOT EXISTS (SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = o.run_id AND r.owner = o.owner);
+ALTER TABLE @extschema@.mop_output DROP CONSTRAINT mop_output_pkey, DROP COLUMN owner, ADD PRIMARY KEY (run_id);
+CREATE FUNCTION @extschema@.mop_owner_number(name) RETURNS integer LANGUAGE sql STABLE AS $$
+    SELECT o.owner FROM @extschema@.mop_owner o WHERE o.role OPERATOR(pg_catalog.=) $1
+$$;
+DROP POLICY own_runs ON @extschema@.mop_run;
+ALTER TABLE @extschema@.mop_run ALTER COLUMN owner DROP DEFAULT,
+    ALTER COLUMN owner TYPE integer USING @extschema@.mop_owner_number(owner),
+    ADD FOREIGN KEY (owner) REFERENCES @extschema@.mop_owner;
+DROP FUNCTION @extschema@.mop_owner_number(name);
+ALTER TABLE @extschema@.mop_owner ENABLE ROW LEVEL SECURITY;
+CREATE POLICY oneself ON @extschema@.mop_owner FOR SELECT
+    USING (who OPERATOR(pg_catalog.=) pg_catalog.to_regrole(pg_catalog.quote_ident(current_user)));
+CREATE POLICY own_runs ON @extschema@.mop_run FOR SELECT
+    USING (owner OPERATOR(pg_catalog.=) (SELECT o.owner FROM @extschema@.mop_owner o
+        WHERE o.who OPERATOR(pg_catalog.=) pg_catalog.to_regrole(pg_catalog.quote_ident(current_user))));
+
+ALTER TABLE @extschema@.mop_limit DROP CONSTRAINT mop_limit_role_key, ADD COLUMN who regrole;
+UPDATE @extschema@.mop_limit SET who = coalesce(pg_catalog.to_regrole(pg_catalog.quote_ident(role)), 0::regrole)
+WHERE role IS NOT NULL;
+
+-- Of these a dump has no oids: PostgreSQL puts the text behind COPY's SELECT ... FROM the table. Who is gone is nobody.
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_owner', $$WHERE false UNION ALL
+    SELECT o.owner, coalesce(a.rolname, o.role), CASE WHEN a.oid IS NULL THEN 0::regrole END
+    FROM @extschema@.mop_owner o LEFT JOIN pg_catalog.pg_roles a ON a.oid = o.who$$);
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_owner_owner_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_limit', $$WHERE false UNION ALL
+    SELECT coalesce(a.rolname, l.role), l.sessions, l.threads, l.trainer_memory_mb, l.max_model_mb, NULL::regrole
+    FROM @extschema@.mop_limit l LEFT JOIN pg_catalog.pg_roles a ON a.oid = l.who
+    WHERE l.role IS NULL OR l.who = 0::oid OR a.oid IS NOT NULL$$);
+
 CREATE TABLE @extschema@.mop_metric (
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
     mst_key integer NOT NULL,
@@ -52,4 +101,27 @@ DROP TABLE mop_evaluated;
 
 -- functions that went, or whose results changed
 
+DROP FUNCTION @extschema@.mop_caller(), @extschema@.mop_own(bigint, integer, boolean), @extschema@.mop_limits(),
+    @extschema@.mop_open_run(json, json, json), @extschema@.mop_reopen_run(bigint, integer),
+    @extschema@.mop_close_run(bigint, integer, text, text), @extschema@.mop_note_output(bigint),
+    @extschema@.mop_housekeeping(), @extschema@.mop_drop_as_caller(bigint, boolean),
+    @extschema@.mop_set_sessions_as_caller(bigint, integer),
+    @extschema@.mop_begin_unit(bigint, integer, integer, integer, integer, text, text, integer, double precision),
+    @extschema@.mop_fail_unit(bigint, integer, integer, integer, integer, text, text, integer, double precision, text),
+    @extschema@.mop_finish_unit(bigint, integer, integer, integer, text, text, integer, integer, integer, bigint,
+        boolean, text, bigint, double precision, double precision, double precision, double precision,
+        double precision, integer, text),
+    @extschema@.mop_fail_configuration(bigint, integer, integer, text, text),
+    @extschema@.mop_new_generation(bigint, integer), @extschema@.mop_drop_generations(bigint, integer[]),
+    @extschema@.mop_move_states(bigint, integer[], integer), @extschema@.mop_put_weights(bigint, integer, bytea),
+    @extschema@.mop_take_model(bigint, integer, integer, integer, boolean),
+    @extschema@.mop_read_state(bigint, integer, integer),
+    @extschema@.mop_put_state(bigint, integer, integer, integer, integer, bytea),
+    @extschema@.mop_has_output(bigint), @extschema@.mop_may_see(name);
+
 #functions
+
+CREATE TRIGGER find_role BEFORE INSERT OR UPDATE ON @extschema@.mop_owner
+    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_find_role();
+CREATE TRIGGER find_role BEFORE INSERT OR UPDATE ON @extschema@.mop_limit
+    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_find_role();

@@ -17,9 +17,26 @@ BEGIN
 END
 $$;
 
+-- What tells a function of the extension's owner who calls it: 12_journal.sql. Nobody reads it but the extension's
+-- owner, not even who may read all tables: row security without a policy. It is not dumped: every database has its own.
+CREATE TABLE @extschema@.mop_secret (secret bytea NOT NULL);
+INSERT INTO @extschema@.mop_secret
+SELECT pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(pg_catalog.concat(pg_catalog.gen_random_uuid(),
+    pg_catalog.gen_random_uuid(), pg_catalog.gen_random_uuid()), '-', ''), 'hex'));
+ALTER TABLE @extschema@.mop_secret ENABLE ROW LEVEL SECURITY;
+
+-- Whose runs are whose. A role is what its oid says, whatever it is called: who takes the name of one that is gone, or
+-- was renamed, gets nothing of it. A dump has names in place of oids, those that the roles have when it is made.
+CREATE TABLE @extschema@.mop_owner (
+    owner serial PRIMARY KEY,
+    role name NOT NULL,                 -- what it was called when it came here; shown once it is gone
+    who regrole NOT NULL                -- 0: nobody
+);
+CREATE UNIQUE INDEX mop_owner_who ON @extschema@.mop_owner (who) WHERE who::oid OPERATOR(pg_catalog.<>) 0::oid;
+
 CREATE TABLE @extschema@.mop_run (
     run_id bigserial PRIMARY KEY,
-    owner name NOT NULL DEFAULT current_user,
+    owner integer NOT NULL REFERENCES @extschema@.mop_owner,
     status text NOT NULL DEFAULT 'running' CHECK (status IN ('running', 'finished', 'failed', 'cancelled')),
     function text NOT NULL,
     source_table text NOT NULL,
@@ -42,11 +59,9 @@ CREATE TABLE @extschema@.mop_run (
 );
 
 -- A run whose output tables are written, by the caller's transaction: seen once that has committed. (No reference to
--- the run, whose row a transaction at repeatable read does not see.)
+-- the run, whose row a transaction at repeatable read does not see: mop_housekeeping deletes what has no run any more.)
 CREATE TABLE @extschema@.mop_output (
-    run_id bigint NOT NULL,
-    owner name NOT NULL,
-    PRIMARY KEY (run_id, owner)
+    run_id bigint PRIMARY KEY
 );
 
 CREATE TABLE @extschema@.mop_configuration (
@@ -85,13 +100,15 @@ CREATE TABLE @extschema@.mop_generation (
     PRIMARY KEY (run_id, generation)
 );
 
--- What an administrator allows a role (NULL: all that have no row of their own); NULL columns do not limit.
+-- What an administrator allows a role (NULL: all that have no row of their own); NULL columns do not limit, and of
+-- several rows the least holds.
 CREATE TABLE @extschema@.mop_limit (
-    role name UNIQUE,
+    role name,
     sessions integer CHECK (sessions > 0),                   -- trainers of the role's sessions, all together
     threads integer CHECK (threads > 0),                     -- of a trainer
     trainer_memory_mb integer CHECK (trainer_memory_mb > 0), -- of a trainer
-    max_model_mb integer CHECK (max_model_mb > 0)            -- of a model, with its optimizer's variables
+    max_model_mb integer CHECK (max_model_mb > 0),           -- of a model, with its optimizer's variables
+    who regrole                         -- the role itself, found by its name; 0: there was none of that name
 );
 
 CREATE TABLE @extschema@.mop_segment (
@@ -159,8 +176,13 @@ CREATE TABLE @extschema@.mop_partial (
     PRIMARY KEY (run_id, mst_key, iteration, dataset, segment)
 );
 
+ALTER TABLE @extschema@.mop_owner ENABLE ROW LEVEL SECURITY;
+CREATE POLICY oneself ON @extschema@.mop_owner FOR SELECT
+    USING (who OPERATOR(pg_catalog.=) pg_catalog.to_regrole(pg_catalog.quote_ident(current_user)));
 ALTER TABLE @extschema@.mop_run ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own_runs ON @extschema@.mop_run FOR SELECT USING (owner = current_user);
+CREATE POLICY own_runs ON @extschema@.mop_run FOR SELECT
+    USING (owner OPERATOR(pg_catalog.=) (SELECT o.owner FROM @extschema@.mop_owner o
+        WHERE o.who OPERATOR(pg_catalog.=) pg_catalog.to_regrole(pg_catalog.quote_ident(current_user))));
 ALTER TABLE @extschema@.mop_configuration ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_configuration FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_segment ENABLE ROW LEVEL SECURITY;
@@ -182,7 +204,15 @@ SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_segment', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_unit', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_metric', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_output', '');
-SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_limit', '');
+-- Of these a dump has no oids: PostgreSQL puts the text behind COPY's SELECT ... FROM the table. Who is gone is nobody.
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_owner', $$WHERE false UNION ALL
+    SELECT o.owner, coalesce(a.rolname, o.role), CASE WHEN a.oid IS NULL THEN 0::regrole END
+    FROM @extschema@.mop_owner o LEFT JOIN pg_catalog.pg_roles a ON a.oid = o.who$$);
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_owner_owner_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_limit', $$WHERE false UNION ALL
+    SELECT coalesce(a.rolname, l.role), l.sessions, l.threads, l.trainer_memory_mb, l.max_model_mb, NULL::regrole
+    FROM @extschema@.mop_limit l LEFT JOIN pg_catalog.pg_roles a ON a.oid = l.who
+    WHERE l.role IS NULL OR l.who = 0::oid OR a.oid IS NOT NULL$$);
 -- model states are not dumped: a run goes on where its packed rows are, and only there
 
 -- No handler: servers of it only hold where worker sessions connect to, and user mappings as whom.

@@ -1,48 +1,125 @@
 -- How a run's sessions write to the catalog. They are the caller's own, who may not write to its tables: each of these
 -- functions is the extension owner's, and touches nothing but runs of the role that calls.
+--
+-- Which role that is such a function cannot see: in it current_user is the owner, and session_user and the role that
+-- was SET say who began the session, not whose function calls in it. So the caller shows a ticket. It is the default of
+-- the last argument, which PostgreSQL evaluates where the call is written, and is read of a view, where current_user is
+-- the role whose rights are in force there. A ticket is good for its role in its transaction of its session alone, so
+-- that it is of no use to whoever comes to see one.
 
--- The role that calls, also within a function of the extension's owner: the one that the session has SET. session_user
--- will not do: when somebody analyzes or reindexes the tables of another, PostgreSQL runs that one's functions as him,
--- in the session of the former. But nobody can SET ROLE there.
-CREATE FUNCTION @extschema@.mop_caller() RETURNS name
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+-- `backend` tells another session of the role that this one exists.
+CREATE VIEW @extschema@.mop_tickets AS
+SELECT to_regrole(quote_ident(current_user))::oid || ' ' || encode(sha256(
+           s.secret || 'caller' || oidsend(to_regrole(quote_ident(current_user))) || int4send(pg_backend_pid())
+           || timestamptz_send(now())), 'hex') AS ticket,
+       pg_backend_pid() || ' ' || (extract(epoch FROM now()) * 1000000)::bigint || ' ' || encode(sha256(
+           s.secret || 'backend' || oidsend(to_regrole(quote_ident(current_user))) || int4send(pg_backend_pid())
+           || int8send((extract(epoch FROM now()) * 1000000)::bigint)), 'hex') AS backend
+FROM @extschema@.mop_secret s;
+
+CREATE FUNCTION @extschema@.mop_ticket() RETURNS text
+LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    IF current_setting('role') = 'none' THEN
-        RAISE EXCEPTION 'this function is for the sessions of a run, which SET ROLE' USING ERRCODE = '42501';
-    END IF;
-    RETURN current_setting('role')::name;
+    RETURN (SELECT t.ticket FROM @extschema@.mop_tickets t);
 END
 $$;
 
--- Raises unless the run is the calling role's and, where it is given, in this epoch. `lock`: until the transaction's end
--- nobody takes it over: who does waits, or has been waited for and is seen.
-CREATE FUNCTION @extschema@.mop_own(run bigint, run_epoch integer DEFAULT NULL, lock boolean DEFAULT false) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+-- The role that a ticket was given to. This, mop_backend, mop_own and mop_reservation are for functions of the
+-- extension's owner alone, which have set search_path.
+CREATE FUNCTION @extschema@.mop_caller(ticket text) RETURNS oid LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    role oid;
+BEGIN
+    IF ticket ~ '^[0-9]{1,10} [0-9a-f]{64}$' THEN
+        role := split_part(ticket, ' ', 1);
+    END IF;
+    IF ticket = (SELECT role || ' ' || encode(sha256(
+                            s.secret || 'caller' || oidsend(role) || int4send(pg_backend_pid())
+                            || timestamptz_send(now())), 'hex')
+                 FROM @extschema@.mop_secret s) THEN
+        RETURN role;
+    END IF;
+    RAISE EXCEPTION 'this is no ticket of this transaction' USING ERRCODE = '42501',
+        HINT = 'Leave the argument out.';
+END
+$$;
+
+-- The session of which another one of the role says (mop_tickets.backend) that it is there, and since when. It must
+-- still be: process ids are used again.
+CREATE FUNCTION @extschema@.mop_backend(said text, role oid, OUT pid integer, OUT start timestamptz)
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    parts text[] := string_to_array(said, ' ');
+BEGIN
+    IF said ~ '^[0-9]{1,9} [0-9]{1,18} [0-9a-f]{64}$' AND parts[3] = (
+            SELECT encode(sha256(s.secret || 'backend' || oidsend(role) || int4send(parts[1]::integer)
+                                 || int8send(parts[2]::bigint)), 'hex') FROM @extschema@.mop_secret s) THEN
+        PERFORM pg_stat_clear_snapshot();
+        SELECT a.pid, a.backend_start INTO pid, start FROM pg_stat_activity a
+        WHERE a.pid = parts[1]::integer AND extract(epoch FROM a.backend_start) * 1000000 <= parts[2]::bigint;
+    END IF;
+    IF pid IS NULL THEN
+        RAISE EXCEPTION 'there is no such session of the role' USING ERRCODE = '42501';
+    END IF;
+END
+$$;
+
+-- Raises unless the run is the calling role's and, where it is given, in this epoch. `lock`: until the transaction's
+-- end nobody takes it over: who does waits, or has been waited for and is seen.
+CREATE FUNCTION @extschema@.mop_own(run bigint, ticket text, run_epoch integer DEFAULT NULL, lock boolean DEFAULT false)
+RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     reached integer;
 BEGIN
+    -- as in mop_caller, of the run's role: with every unit some times
     IF lock THEN
-        SELECT r.epoch INTO reached FROM @extschema@.mop_run r
-        WHERE r.run_id = run AND r.owner = @extschema@.mop_caller() FOR KEY SHARE;
+        SELECT r.epoch INTO reached FROM @extschema@.mop_secret s, @extschema@.mop_run r
+        JOIN @extschema@.mop_owner o USING (owner)
+        WHERE r.run_id = run AND ticket = o.who::oid || ' ' || encode(sha256(s.secret || 'caller' || oidsend(o.who)
+            || int4send(pg_backend_pid()) || timestamptz_send(now())), 'hex') FOR KEY SHARE OF r;
     ELSE
-        SELECT r.epoch INTO reached FROM @extschema@.mop_run r
-        WHERE r.run_id = run AND r.owner = @extschema@.mop_caller();
+        SELECT r.epoch INTO reached FROM @extschema@.mop_secret s, @extschema@.mop_run r
+        JOIN @extschema@.mop_owner o USING (owner)
+        WHERE r.run_id = run AND ticket = o.who::oid || ' ' || encode(sha256(s.secret || 'caller' || oidsend(o.who)
+            || int4send(pg_backend_pid()) || timestamptz_send(now())), 'hex');
     END IF;
     IF reached IS NULL THEN
-        RAISE EXCEPTION 'there is no run % of role "%"', run, @extschema@.mop_caller() USING ERRCODE = '42501';
+        RAISE EXCEPTION 'there is no run % of role "%"', run, pg_get_userbyid(@extschema@.mop_caller(ticket))
+            USING ERRCODE = '42501';
     ELSIF reached <> run_epoch THEN
         RAISE EXCEPTION 'run % has been taken over by another session', run USING ERRCODE = '55000';
     END IF;
 END
 $$;
 
--- the least of what an administrator allows the login and the role that it has SET
-CREATE FUNCTION @extschema@.mop_limits(OUT sessions integer, OUT threads integer, OUT trainer_memory_mb integer,
-                                       OUT max_model_mb integer)
+-- The role that is called so: where a row is written by hand, or comes from a dump, which has no oids.
+CREATE FUNCTION @extschema@.mop_find_role() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF TG_OP = 'UPDATE' AND NEW.role IS DISTINCT FROM OLD.role AND NEW.who IS NOT DISTINCT FROM OLD.who THEN
+        NEW.who := NULL;
+    END IF;
+    IF NEW.who IS NULL AND NEW.role IS NOT NULL THEN
+        NEW.who := coalesce(to_regrole(quote_ident(NEW.role)), 0::regrole);
+    END IF;
+    RETURN NEW;
+END
+$$;
+
+-- The least of what an administrator allows the login, the role that it has SET and the role whose rights are in force.
+-- (Where a row's role did not exist when it was written, the name counts.)
+CREATE FUNCTION @extschema@.mop_limits(ticket text DEFAULT @extschema@.mop_ticket(), OUT sessions integer,
+    OUT threads integer, OUT trainer_memory_mb integer, OUT max_model_mb integer)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT min(l.sessions), min(l.threads), min(l.trainer_memory_mb), min(l.max_model_mb) FROM @extschema@.mop_limit l
-    WHERE l.role IN (session_user, current_setting('role')::name) OR l.role IS NULL AND NOT EXISTS (
-        SELECT 1 FROM @extschema@.mop_limit o WHERE o.role = session_user)
+    WITH limits AS (
+        SELECT l.*, a.rolname FROM @extschema@.mop_limit l
+        JOIN pg_roles a ON l.who = a.oid OR l.who = 0::oid AND l.role = a.rolname
+        WHERE a.rolname IN (session_user, current_setting('role')) OR a.oid = @extschema@.mop_caller(ticket)
+        UNION ALL
+        SELECT l.*, NULL FROM @extschema@.mop_limit l WHERE l.role IS NULL
+    )
+    SELECT min(l.sessions), min(l.threads), min(l.trainer_memory_mb), min(l.max_model_mb) FROM limits l
+    WHERE l.rolname IS NOT NULL OR NOT EXISTS (SELECT 1 FROM limits o WHERE o.rolname = session_user)
 $$;
 
 -- process ids of the calling role's sessions, of all databases
@@ -56,20 +133,27 @@ $$;
 
 -- --- runs ------------------------------------------------------------------------------------------
 
-CREATE FUNCTION @extschema@.mop_open_run(run json, configurations json, segments json) RETURNS bigint
+CREATE FUNCTION @extschema@.mop_open_run(run json, configurations json, segments json,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    caller oid := @extschema@.mop_caller(ticket);
+    coordinator record := @extschema@.mop_backend(run ->> 'coordinator', caller);
     id bigint;
 BEGIN
+    INSERT INTO @extschema@.mop_owner (role, who) VALUES (pg_get_userbyid(caller), caller)
+    ON CONFLICT (who) WHERE who::oid <> 0::oid DO UPDATE SET role = excluded.role, who = excluded.who
+    WHERE mop_owner.role <> excluded.role;
     INSERT INTO @extschema@.mop_run (owner, function, source_table, validation_table, model_output_table, seed,
         scheduler, num_iterations, metrics_iterations, configurations, segments, parameters, coordinator_pid,
         coordinator_start, sessions)
-    SELECT @extschema@.mop_caller(), r.function, r.source_table, r.validation_table, r.model_output_table, r.seed,
+    SELECT (SELECT o.owner FROM @extschema@.mop_owner o WHERE o.who = caller), r.function, r.source_table,
+        r.validation_table, r.model_output_table, r.seed,
         r.scheduler, r.num_iterations, r.metrics_iterations, r.configurations, r.segments, r.parameters,
-        r.coordinator_pid, (SELECT a.backend_start FROM pg_stat_activity a WHERE a.pid = r.coordinator_pid), r.sessions
+        coordinator.pid, coordinator.start, r.sessions
     FROM json_to_record(run) AS r(function text, source_table text, validation_table text, model_output_table text,
         seed bigint, scheduler text, num_iterations integer, metrics_iterations integer[], configurations integer,
-        segments integer, parameters json, coordinator_pid integer, sessions integer)
+        segments integer, parameters json, sessions integer)
     RETURNING mop_run.run_id INTO id;
     INSERT INTO @extschema@.mop_configuration (run_id, mst_key, model_id, compile_params, fit_params, model_arch, error,
         blame, weights_sql, weights_md5)
@@ -82,21 +166,24 @@ BEGIN
     INSERT INTO @extschema@.mop_segment (run_id, dataset, segment, rows, bytes, fingerprint)
     SELECT id, s.dataset, s.segment, s.rows, s.bytes, s.fingerprint
     FROM json_to_recordset(segments) AS s(dataset text, segment integer, rows bigint, bytes bigint, fingerprint text);
-    PERFORM @extschema@.mop_new_generation(id, 1);
+    PERFORM @extschema@.mop_new_generation(id, 1, ticket);
     RETURN id;
 END
 $$;
 
 -- Takes a run over from a coordinator that has gone: its sessions' units end before this returns, or count no more.
 -- Gives the run's new epoch, without which no session begins or takes anything.
-CREATE FUNCTION @extschema@.mop_reopen_run(run bigint, coordinator integer) RETURNS integer
+CREATE FUNCTION @extschema@.mop_reopen_run(run bigint, coordinator text,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    caller oid := @extschema@.mop_caller(ticket);
+    backend record := @extschema@.mop_backend(coordinator, caller);
     reached integer;
 BEGIN
-    PERFORM @extschema@.mop_own(run);
+    PERFORM @extschema@.mop_own(run, ticket);
     PERFORM 1 FROM @extschema@.mop_run r WHERE r.run_id = run FOR UPDATE;
-    IF EXISTS (SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = run AND r.coordinator_pid <> coordinator
+    IF EXISTS (SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = run AND r.coordinator_pid <> backend.pid
                AND @extschema@.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'running') THEN
         RAISE EXCEPTION 'run % is running', run USING ERRCODE = '55006';
     END IF;
@@ -105,19 +192,19 @@ BEGIN
     UPDATE @extschema@.mop_unit u SET status = 'cancelled', finished_at = clock_timestamp()
     WHERE u.run_id = run AND u.status = 'running';
     UPDATE @extschema@.mop_configuration c SET error = NULL, blame = NULL WHERE c.run_id = run AND c.blame = 'place';
-    UPDATE @extschema@.mop_run r SET status = 'running', error = NULL, finished_at = NULL, coordinator_pid = coordinator,
-        coordinator_start = (SELECT a.backend_start FROM pg_stat_activity a WHERE a.pid = coordinator),
-        epoch = r.epoch + 1
+    UPDATE @extschema@.mop_run r SET status = 'running', error = NULL, finished_at = NULL,
+        coordinator_pid = backend.pid, coordinator_start = backend.start, epoch = r.epoch + 1
     WHERE r.run_id = run RETURNING r.epoch INTO reached;
     RETURN reached;
 END
 $$;
 
 -- In this and the following functions an epoch that is NULL may be any.
-CREATE FUNCTION @extschema@.mop_close_run(run bigint, run_epoch integer, outcome text, message text) RETURNS void
+CREATE FUNCTION @extschema@.mop_close_run(run bigint, run_epoch integer, outcome text, message text,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, run_epoch, true);
+    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
     UPDATE @extschema@.mop_unit u SET status = 'cancelled', finished_at = clock_timestamp()
     WHERE u.run_id = run AND u.status = 'running';
     UPDATE @extschema@.mop_run r SET status = outcome, error = message, finished_at = clock_timestamp()
@@ -125,20 +212,68 @@ BEGIN
 END
 $$;
 
+-- What lets a transaction note that the output of a run is written, which at repeatable read does not see the run.
+CREATE FUNCTION @extschema@.mop_output_seal(run bigint, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS text
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run, ticket);
+    RETURN (SELECT encode(sha256(s.secret || 'output' || int8send(run)), 'hex') FROM @extschema@.mop_secret s);
+END
+$$;
+
 -- in the caller's transaction: the run's output is written once that commits
-CREATE FUNCTION @extschema@.mop_note_output(run bigint) RETURNS void
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    INSERT INTO @extschema@.mop_output VALUES (run, @extschema@.mop_caller()) ON CONFLICT DO NOTHING
+CREATE FUNCTION @extschema@.mop_note_output(run bigint, seal text) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF (SELECT encode(sha256(s.secret || 'output' || int8send(run)), 'hex') FROM @extschema@.mop_secret s)
+            IS DISTINCT FROM seal THEN
+        RAISE EXCEPTION 'this is no seal of run %', run USING ERRCODE = '42501';
+    END IF;
+    INSERT INTO @extschema@.mop_output VALUES (run) ON CONFLICT DO NOTHING;
+END
+$$;
+
+-- the advisory lock by which a session says that it makes a table: a number that nobody else can know
+CREATE FUNCTION @extschema@.mop_reservation(place oid, output_name name, pid integer) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT ('x' || left(encode(sha256(s.secret || 'reservation' || oidsend(place) || int4send(pid)
+                                      || convert_to(output_name, 'UTF8')), 'hex'), 16))::bit(64)::bigint
+    FROM @extschema@.mop_secret s
+$$;
+
+-- Keeps others from making the table until this transaction ends, or gives false: somebody else does so, or begins to
+-- in the same instant. Who may not make it keeps nobody. (No row, which would need a transaction id: that of a
+-- procedure's locks lasts as long as it trains.)
+CREATE FUNCTION @extschema@.mop_reserve(output_schema text, output_name name,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    place oid := to_regnamespace(quote_ident(output_schema));
+BEGIN
+    IF has_schema_privilege(@extschema@.mop_caller(ticket), place, 'CREATE') IS NOT TRUE THEN
+        RAISE EXCEPTION 'permission denied for schema "%"', output_schema USING ERRCODE = '42501';
+    END IF;
+    PERFORM pg_try_advisory_xact_lock(@extschema@.mop_reservation(place, output_name, pg_backend_pid()));
+    RETURN NOT EXISTS (
+        SELECT 1 FROM pg_locks l
+        WHERE l.locktype = 'advisory' AND l.granted AND l.pid <> pg_backend_pid() AND l.objsubid = 1
+        AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+        AND (l.classid::bigint << 32 | l.objid::bigint) = @extschema@.mop_reservation(place, output_name, l.pid));
+END
 $$;
 
 -- drops the states that nobody needs any more, and closes the calling role's runs whose coordinator has gone
-CREATE FUNCTION @extschema@.mop_housekeeping() RETURNS void
+CREATE FUNCTION @extschema@.mop_housekeeping(ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    caller integer := (SELECT o.owner FROM @extschema@.mop_owner o WHERE o.who = @extschema@.mop_caller(ticket));
     run bigint;
 BEGIN
-    FOR run IN SELECT r.run_id FROM @extschema@.mop_run r JOIN @extschema@.mop_output o USING (run_id, owner)
-               WHERE r.owner = @extschema@.mop_caller() AND r.status <> 'running'
+    DELETE FROM @extschema@.mop_output o WHERE o.run_id IN (
+        SELECT w.run_id FROM @extschema@.mop_output w WHERE NOT EXISTS (
+            SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = w.run_id) FOR UPDATE SKIP LOCKED);
+    FOR run IN SELECT r.run_id FROM @extschema@.mop_run r JOIN @extschema@.mop_output o USING (run_id)
+               WHERE r.owner = caller AND r.status <> 'running'
                AND EXISTS (SELECT 1 FROM @extschema@.mop_generation g WHERE g.run_id = r.run_id)
     LOOP
         BEGIN
@@ -148,7 +283,7 @@ BEGIN
         END;
     END LOOP;
     FOR run IN SELECT r.run_id FROM @extschema@.mop_run r
-               WHERE r.owner = @extschema@.mop_caller() AND r.status = 'running' AND @extschema@.mop_status(
+               WHERE r.owner = caller AND r.status = 'running' AND @extschema@.mop_status(
                    r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'failed'
                FOR NO KEY UPDATE SKIP LOCKED -- somebody takes it over
     LOOP
@@ -156,7 +291,8 @@ BEGIN
         CONTINUE WHEN EXISTS (SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = run AND @extschema@.mop_status(
                                   r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'running');
         BEGIN
-            PERFORM @extschema@.mop_close_run(run, NULL, 'failed', 'the session that ran it has ended');
+            PERFORM @extschema@.mop_close_run(run, NULL, 'failed', 'the session that ran it has ended',
+                                              ticket);
         EXCEPTION WHEN lock_not_available THEN
             NULL;  -- the next call will try again
         END;
@@ -165,11 +301,12 @@ END
 $$;
 
 -- one of the calling role's runs that is not running, or a superuser's choice; `all_of_it`: or its states alone
-CREATE FUNCTION @extschema@.mop_drop_as_caller(run_id bigint, all_of_it boolean) RETURNS void
+CREATE FUNCTION @extschema@.mop_drop(run_id bigint, all_of_it boolean, ticket text DEFAULT @extschema@.mop_ticket())
+RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NOT coalesce((SELECT a.rolsuper FROM pg_roles a WHERE a.rolname = @extschema@.mop_caller()), false) THEN
-        PERFORM @extschema@.mop_own($1);
+    IF NOT coalesce((SELECT a.rolsuper FROM pg_roles a WHERE a.oid = @extschema@.mop_caller(ticket)), false) THEN
+        PERFORM @extschema@.mop_own($1, ticket);
     ELSIF NOT EXISTS (SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = $1) THEN
         RAISE EXCEPTION 'there is no run %', $1 USING ERRCODE = '22023';
     END IF;
@@ -188,48 +325,28 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_drop_run(run_id bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    before text := current_setting('role');
-BEGIN
-    PERFORM set_config('role', current_user, true);
-    PERFORM @extschema@.mop_drop_as_caller($1, true);
-    PERFORM set_config('role', before, true);
-END
+CREATE FUNCTION @extschema@.mop_drop_run(run_id bigint) RETURNS void LANGUAGE sql VOLATILE AS $$
+    SELECT @extschema@.mop_drop($1, true)
 $$;
 
-CREATE FUNCTION @extschema@.mop_drop_states(run_id bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    before text := current_setting('role');
-BEGIN
-    PERFORM set_config('role', current_user, true);
-    PERFORM @extschema@.mop_drop_as_caller($1, false);
-    PERFORM set_config('role', before, true);
-END
+CREATE FUNCTION @extschema@.mop_drop_states(run_id bigint) RETURNS void LANGUAGE sql VOLATILE AS $$
+    SELECT @extschema@.mop_drop($1, false)
 $$;
 
-CREATE FUNCTION @extschema@.mop_set_sessions(run_id bigint, sessions integer) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    before text := current_setting('role');
-BEGIN
-    PERFORM set_config('role', current_user, true);
-    PERFORM @extschema@.mop_set_sessions_as_caller($1, $2);
-    PERFORM set_config('role', before, true);
-END
+CREATE FUNCTION @extschema@.mop_set_sessions(run_id bigint, sessions integer) RETURNS void LANGUAGE sql VOLATILE AS $$
+    SELECT @extschema@.mop_want_sessions($1, $2)
 $$;
 
-CREATE FUNCTION @extschema@.mop_set_sessions_as_caller(run_id bigint, sessions integer) RETURNS void
+CREATE FUNCTION @extschema@.mop_want_sessions(run_id bigint, sessions integer,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF sessions IS NULL OR sessions NOT BETWEEN 1 AND 1000 THEN
         RAISE EXCEPTION 'a run has from 1 to 1000 worker sessions, not %', coalesce(sessions::text, 'NULL')
             USING ERRCODE = '22023';
     END IF;
-    IF NOT coalesce((SELECT a.rolsuper FROM pg_roles a WHERE a.rolname = @extschema@.mop_caller()), false) THEN
-        PERFORM @extschema@.mop_own($1);
+    IF NOT coalesce((SELECT a.rolsuper FROM pg_roles a WHERE a.oid = @extschema@.mop_caller(ticket)), false) THEN
+        PERFORM @extschema@.mop_own($1, ticket);
     END IF;
     UPDATE @extschema@.mop_run r SET sessions = $2 WHERE r.run_id = $1 AND @extschema@.mop_status(
         r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'running';
@@ -242,10 +359,11 @@ $$;
 -- --- units -----------------------------------------------------------------------------------------
 
 CREATE FUNCTION @extschema@.mop_begin_unit(run bigint, run_epoch integer, mst_key integer, iteration integer,
-    segment integer, kind text, dataset text, attempt integer, queued_at double precision) RETURNS void
+    segment integer, kind text, dataset text, attempt integer, queued_at double precision,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, run_epoch, true);
+    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
     INSERT INTO @extschema@.mop_unit (run_id, mst_key, iteration, segment, kind, dataset, attempt, status, backend_pid,
         queued_at, started_at)
     VALUES ($1, $3, $4, $5, $6, $7, $8, 'running', pg_backend_pid(), to_timestamp($9), clock_timestamp());
@@ -254,10 +372,11 @@ $$;
 
 -- an attempt failed; its row is made here where the session went before it could
 CREATE FUNCTION @extschema@.mop_fail_unit(run bigint, run_epoch integer, mst_key integer, iteration integer,
-    segment integer, kind text, dataset text, attempt integer, queued_at double precision, message text)
+    segment integer, kind text, dataset text, attempt integer, queued_at double precision, message text,
+    ticket text DEFAULT @extschema@.mop_ticket())
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, run_epoch, true);
+    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
     UPDATE @extschema@.mop_unit u SET status = 'failed', finished_at = clock_timestamp(), error = message
     WHERE (u.run_id, u.mst_key, u.iteration, u.segment, u.kind, u.dataset, u.attempt) = ($1, $3, $4, $5, $6, $7, $8)
     AND u.status <> 'finished';
@@ -276,10 +395,11 @@ CREATE FUNCTION @extschema@.mop_finish_unit(run bigint, unit_mst_key integer, un
     unit_segment integer, unit_kind text, unit_dataset text, unit_attempt integer, made_version integer,
     target integer, size bigint, keeps boolean, used_kernel text, trained_rows bigint, unit_loss double precision,
     unit_metric double precision, seconds_read double precision, seconds_trained double precision,
-    seconds_written double precision, compiled integer, chosen text) RETURNS void
+    seconds_written double precision, compiled integer, chosen text,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run);
+    PERFORM @extschema@.mop_own(run, ticket);
     IF unit_kind = 'train' THEN
         UPDATE @extschema@.mop_model m SET version = made_version, generation = target, bytes = size,
             kept_generation = CASE WHEN keeps THEN m.generation END
@@ -303,13 +423,14 @@ $$;
 
 -- Adds a segment's evaluation. Where it is the dataset's last one, gives the sums of all segments, else NULL.
 CREATE FUNCTION @extschema@.mop_put_sums(run bigint, key integer, at_iteration integer, of_dataset text,
-                                         of_segment integer, own double precision[]) RETURNS double precision[]
+                                         of_segment integer, own double precision[],
+                                         ticket text DEFAULT @extschema@.mop_ticket()) RETURNS double precision[]
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     others integer;
     total double precision[];
 BEGIN
-    PERFORM @extschema@.mop_own(run);
+    PERFORM @extschema@.mop_own(run, ticket);
     SELECT count(*) - 1 INTO others FROM @extschema@.mop_segment s WHERE s.run_id = run AND s.dataset = of_dataset;
     IF others <= 0 THEN
         RETURN own;
@@ -334,18 +455,20 @@ END
 $$;
 
 CREATE FUNCTION @extschema@.mop_note_metrics(run bigint, key integer, at_iteration integer, of_dataset text,
-    loss double precision, metric double precision, metrics text) RETURNS void
+    loss double precision, metric double precision, metrics text,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run);
+    PERFORM @extschema@.mop_own(run, ticket);
     INSERT INTO @extschema@.mop_metric VALUES (run, key, at_iteration, of_dataset, $5, $6, $7::json);
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_fail_configuration(run bigint, run_epoch integer, key integer, message text, blamed text)
+CREATE FUNCTION @extschema@.mop_fail_configuration(run bigint, run_epoch integer, key integer, message text,
+    blamed text, ticket text DEFAULT @extschema@.mop_ticket())
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, run_epoch, true);
+    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
     UPDATE @extschema@.mop_configuration c SET error = message, blame = blamed WHERE c.run_id = run AND c.mst_key = key;
 END
 $$;
@@ -357,13 +480,14 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT 'mop_state_' || run || '_' || generation
 $$;
 
-CREATE FUNCTION @extschema@.mop_new_generation(run bigint, generation integer) RETURNS void
+CREATE FUNCTION @extschema@.mop_new_generation(run bigint, generation integer,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET default_tablespace = ''
 SET default_table_access_method = 'heap' AS $$
 DECLARE
     name text := quote_ident(@extschema@.mop_generation_name(run, generation));
 BEGIN
-    PERFORM @extschema@.mop_own(run);
+    PERFORM @extschema@.mop_own(run, ticket);
     IF EXISTS (SELECT 1 FROM @extschema@.mop_generation g WHERE (g.run_id, g.generation) = (run, $2)) THEN
         RETURN;
     END IF;
@@ -400,12 +524,13 @@ END
 $$;
 
 -- drops those of the run's generations in the list that hold no model's state and that nobody reads: which
-CREATE FUNCTION @extschema@.mop_drop_generations(run bigint, list integer[]) RETURNS SETOF integer
+CREATE FUNCTION @extschema@.mop_drop_generations(run bigint, list integer[],
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS SETOF integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     one integer;
 BEGIN
-    PERFORM @extschema@.mop_own(run);
+    PERFORM @extschema@.mop_own(run, ticket);
     FOR one IN SELECT g.generation FROM @extschema@.mop_generation g WHERE g.run_id = run AND g.generation = ANY (list)
                AND NOT EXISTS (SELECT 1 FROM @extschema@.mop_model m WHERE m.run_id = run
                                AND g.generation IN (m.generation, m.kept_generation))
@@ -421,12 +546,13 @@ END
 $$;
 
 -- moves the states of models that train no more to generation `target`, so that those where they are can be dropped
-CREATE FUNCTION @extschema@.mop_move_states(run bigint, keys integer[], target integer) RETURNS void
+CREATE FUNCTION @extschema@.mop_move_states(run bigint, keys integer[], target integer,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     model record;
 BEGIN
-    PERFORM @extschema@.mop_own(run);
+    PERFORM @extschema@.mop_own(run, ticket);
     FOR model IN SELECT m.* FROM @extschema@.mop_model m WHERE m.run_id = run AND m.mst_key = ANY (keys)
                  AND m.generation < target AND m.kept_generation IS NULL ORDER BY m.mst_key FOR UPDATE
     LOOP
@@ -439,10 +565,11 @@ END
 $$;
 
 -- weights from which a configuration starts: version 0
-CREATE FUNCTION @extschema@.mop_put_weights(run bigint, key integer, weights bytea) RETURNS void
+CREATE FUNCTION @extschema@.mop_put_weights(run bigint, key integer, weights bytea,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run);
+    PERFORM @extschema@.mop_own(run, ticket);
     EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, 1))
             || ' VALUES ($1, 0, 0, $2)' USING key, weights;
     UPDATE @extschema@.mop_model m SET generation = 1, bytes = octet_length(weights)
@@ -453,17 +580,18 @@ $$;
 -- The configuration of a unit's model. One that is to be trained is locked for this transaction; it must be at
 -- `at_version`.
 CREATE FUNCTION @extschema@.mop_take_model(run bigint, run_epoch integer, key integer, at_version integer,
-    to_train boolean, OUT model_id integer, OUT compile_params text, OUT fit_params text, OUT model_arch text)
+    to_train boolean, ticket text DEFAULT @extschema@.mop_ticket(),
+    OUT model_id integer, OUT compile_params text, OUT fit_params text, OUT model_arch text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     version integer;
 BEGIN
-    PERFORM @extschema@.mop_own(run);
+    PERFORM @extschema@.mop_own(run, ticket, run_epoch);
     IF to_train THEN
         PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run AND m.mst_key = key FOR NO KEY UPDATE;
+        -- after the lock, for which this may have waited while the run was taken over
+        PERFORM @extschema@.mop_own(run, ticket, run_epoch);
     END IF;
-    -- after the lock, for which this may have waited while the run was taken over
-    PERFORM @extschema@.mop_own(run, run_epoch);
     SELECT m.version, c.model_id, c.compile_params, c.fit_params, c.model_arch
     INTO version, model_id, compile_params, fit_params, model_arch
     FROM @extschema@.mop_configuration c JOIN @extschema@.mop_model m USING (run_id, mst_key)
@@ -475,12 +603,13 @@ END
 $$;
 
 -- the parts of a model state in order: of the model's version, or of the one before where that is kept
-CREATE FUNCTION @extschema@.mop_read_state(run bigint, key integer, at_version integer) RETURNS SETOF bytea
+CREATE FUNCTION @extschema@.mop_read_state(run bigint, key integer, at_version integer,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS SETOF bytea
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     place integer;
 BEGIN
-    PERFORM @extschema@.mop_own(run);
+    PERFORM @extschema@.mop_own(run, ticket);
     SELECT CASE at_version WHEN m.version THEN m.generation WHEN m.version - 1 THEN m.kept_generation END INTO place
     FROM @extschema@.mop_model m WHERE m.run_id = run AND m.mst_key = key;
     IF place IS NOT NULL THEN
@@ -491,10 +620,11 @@ END
 $$;
 
 CREATE FUNCTION @extschema@.mop_put_state(run bigint, key integer, new_version integer, target integer,
-                                          number integer, part bytea) RETURNS void
+                                          number integer, part bytea,
+                                          ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run);
+    PERFORM @extschema@.mop_own(run, ticket);
     EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, target))
             || ' VALUES ($1, $2, $3, $4)' USING key, new_version, number, part;
 END
@@ -502,18 +632,22 @@ $$;
 
 -- DROP EXTENSION leaves no process behind: idle sessions that are kept for a next call end, and their trainers with them
 CREATE FUNCTION @extschema@.mop_end_idle_sessions() RETURNS event_trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NOT (SELECT pg_has_role(session_user, e.extowner, 'MEMBER') FROM pg_extension e WHERE e.extname = 'pg_mop') THEN
+    IF NOT (SELECT pg_has_role(e.extowner, 'USAGE') FROM pg_extension e WHERE e.extname = 'pg_mop') THEN
         RETURN;  -- who may not drop it
     END IF;
     PERFORM pg_terminate_backend(a.pid) FROM pg_stat_activity a
-    WHERE a.datname = current_database() AND a.application_name LIKE 'pg\_mop run %' AND a.state = 'idle';
+    WHERE a.datname = current_database() AND a.application_name LIKE 'pg\_mop run %' AND a.state = 'idle'
+    AND ((SELECT r.rolsuper FROM pg_roles r WHERE r.rolname = current_user) OR a.usename = current_user);
 END
 $$;
 
 -- whether a run of the calling role has its output tables committed
-CREATE FUNCTION @extschema@.mop_has_output(run bigint) RETURNS boolean
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT EXISTS (SELECT 1 FROM @extschema@.mop_output o WHERE o.run_id = run AND o.owner = @extschema@.mop_caller())
+CREATE FUNCTION @extschema@.mop_has_output(run bigint, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS boolean
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run, ticket);
+    RETURN EXISTS (SELECT 1 FROM @extschema@.mop_output o WHERE o.run_id = run);
+END
 $$;

@@ -1,31 +1,28 @@
 -- What people read of the catalog.
 
--- a role sees its own runs and those of the roles it is a member of; a superuser also those of roles that are gone
-CREATE FUNCTION @extschema@.mop_may_see(owner name) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT coalesce((SELECT pg_catalog.pg_has_role(r.oid, 'MEMBER') FROM pg_catalog.pg_roles r
-                     WHERE r.rolname OPERATOR(pg_catalog.=) $1),
-                    (SELECT r.rolsuper FROM pg_catalog.pg_roles r
-                     WHERE r.rolname OPERATOR(pg_catalog.=) current_user))
-$$;
+-- A role sees its own runs and those of the roles it is a member of; a superuser also those of roles that are gone:
+-- WHERE owner IN (SELECT ... pg_has_role(...)), in each of these views.
 
 -- what a run's or unit's status is in truth: nobody can note it when the calling session is killed
 CREATE FUNCTION @extschema@.mop_status(status text, coordinator_pid integer, coordinator_start timestamptz, gone text)
-RETURNS text LANGUAGE sql STABLE AS $$
-    SELECT CASE WHEN $1 OPERATOR(pg_catalog.=) 'running' AND NOT EXISTS (
-                    SELECT 1 FROM pg_catalog.pg_stat_activity a WHERE a.pid OPERATOR(pg_catalog.=) $2
-                    -- a role sees since when its own sessions live
-                    AND coalesce(a.backend_start, $3) OPERATOR(pg_catalog.=) $3) THEN $4 ELSE $1 END
+RETURNS text LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN $1 = 'running' AND NOT EXISTS (
+                    SELECT 1 FROM pg_stat_activity a WHERE a.pid = $2
+                    -- (a role by itself sees since when its own sessions live, not others' that have the pid now)
+                    AND a.backend_start = $3) THEN $4 ELSE $1 END
 $$;
 
 CREATE VIEW @extschema@.mop_runs WITH (security_barrier) AS
-SELECT run_id, owner, @extschema@.mop_status(status, coordinator_pid, coordinator_start, 'failed') AS status, function,
+SELECT run_id, (SELECT coalesce(a.rolname, 'unknown (' || o.role || ')')::name FROM @extschema@.mop_owner o
+                LEFT JOIN pg_roles a ON a.oid = o.who WHERE o.owner = r.owner) AS owner,
+       @extschema@.mop_status(status, coordinator_pid, coordinator_start, 'failed') AS status, function,
        source_table, model_output_table, seed, scheduler, num_iterations, configurations, segments, started_at,
        finished_at, error, validation_table,
        (SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM @extschema@.mop_generation g
         JOIN pg_class c ON c.relnamespace = '@extschema@'::regnamespace
         AND c.relname = 'mop_state_' || g.run_id || '_' || g.generation WHERE g.run_id = r.run_id) AS state_bytes
 FROM @extschema@.mop_run r
-WHERE @extschema@.mop_may_see(owner);
+WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
 
 -- what holds disk although nobody works on it, and the commands that end that
 CREATE VIEW @extschema@.mop_abandoned_runs WITH (security_barrier) AS
@@ -34,17 +31,19 @@ SELECT run_id, owner, status, model_output_table, finished_at, state_bytes,
        'SELECT @extschema@.mop_drop_' || CASE WHEN written.yes THEN 'states(' ELSE 'run(' END || run_id || ');'
            AS to_drop
 FROM @extschema@.mop_runs r CROSS JOIN LATERAL (
-    SELECT EXISTS (SELECT 1 FROM @extschema@.mop_output o WHERE o.run_id = r.run_id AND o.owner = r.owner) AS yes
+    SELECT EXISTS (SELECT 1 FROM @extschema@.mop_output o WHERE o.run_id = r.run_id) AS yes
 ) AS written
 WHERE state_bytes > 0 AND status <> 'running';
 
 CREATE VIEW @extschema@.mop_units WITH (security_barrier) AS
 SELECT u.run_id, u.mst_key, u.iteration, u.segment, u.kind, u.attempt,
-       @extschema@.mop_status(u.status, r.coordinator_pid, r.coordinator_start, 'cancelled') AS status, u.backend_pid, u.kernel, u.rows,
+       CASE WHEN u.status <> 'running' THEN u.status
+            ELSE @extschema@.mop_status(u.status, r.coordinator_pid, r.coordinator_start, 'cancelled') END AS status,
+       u.backend_pid, u.kernel, u.rows,
        u.loss, u.queued_at, u.started_at, u.finished_at, u.read_seconds, u.train_seconds, u.write_seconds, u.error,
        u.dataset, u.metric, u.compilations
 FROM @extschema@.mop_unit u JOIN @extschema@.mop_run r USING (run_id)
-WHERE @extschema@.mop_may_see(r.owner);
+WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
 
 -- which kernel trained a unit, and the times by which it was chosen (seconds; of a batch, and to compile)
 CREATE VIEW @extschema@.mop_kernel_choices WITH (security_barrier) AS
@@ -57,7 +56,8 @@ SELECT u.run_id, u.mst_key, u.iteration, u.segment, u.kernel, u.compilations,
        (u.choice -> 'compile_seconds' ->> 'xla')::double precision AS xla_compile_seconds,
        u.choice ->> 'forced' AS forced, u.choice -> 'refused' AS refused
 FROM @extschema@.mop_unit u JOIN @extschema@.mop_run r USING (run_id)
-WHERE u.kind = 'train' AND u.status = 'finished' AND @extschema@.mop_may_see(r.owner);
+WHERE u.kind = 'train' AND u.status = 'finished'
+AND r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
 
 -- a row for the loss and for each metric of each evaluation
 CREATE VIEW @extschema@.mop_metrics WITH (security_barrier) AS
@@ -65,14 +65,15 @@ SELECT m.run_id, m.mst_key, m.iteration, m.dataset, v.name, v.value
 FROM @extschema@.mop_metric m JOIN @extschema@.mop_run r USING (run_id) CROSS JOIN LATERAL (
     SELECT 'loss' AS name, m.loss AS value
     UNION ALL SELECT e.key, e.value::double precision FROM json_each_text(m.metrics) AS e) AS v
-WHERE @extschema@.mop_may_see(r.owner);
+WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
 
 CREATE VIEW @extschema@.mop_visit_order WITH (security_barrier) AS
 SELECT u.run_id, u.mst_key, u.iteration,
        (row_number() OVER (PARTITION BY u.run_id, u.mst_key, u.iteration ORDER BY u.version))::integer AS position,
        u.segment
 FROM @extschema@.mop_unit u JOIN @extschema@.mop_run r USING (run_id)
-WHERE u.kind = 'train' AND u.status = 'finished' AND @extschema@.mop_may_see(r.owner);
+WHERE u.kind = 'train' AND u.status = 'finished'
+AND r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
 
 -- one row for each configuration; the seconds are the whole run's
 CREATE VIEW @extschema@.mop_progress WITH (security_barrier) AS
@@ -112,4 +113,4 @@ SELECT w.run_id, w.units_done, w.units_total,
             ELSE 'waiting' END AS status
 FROM work w JOIN whole USING (run_id) JOIN @extschema@.mop_run r USING (run_id)
      CROSS JOIN LATERAL @extschema@.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') AS s(status)
-WHERE @extschema@.mop_may_see(r.owner);
+WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));

@@ -24,7 +24,8 @@ def connect(parameters, role, name):
             f"statement_timeout=30000 -c lock_timeout=10000")
         connection.autocommit = True
         with connection.cursor() as cursor:
-            cursor.execute(f"SET ROLE {quote_identifier(role)}")  # always: see mop_caller
+            # always: the login's own settings may say another
+            cursor.execute(f"SET ROLE {quote_identifier(role)}")
         return connection
     except psycopg2.Error as error:
         raise connection_refused(parameters, error) from None
@@ -39,6 +40,10 @@ class Catalog:
         self.schema, self.role, self.parameters = db.extension.replace("%", "%%"), db.current_user(), parameters
         self.epoch = None  # of the run that is opened or reopened by this
         self.caller = db.value("SELECT pg_backend_pid()")
+        # tells the catalog, in this session, which session it is that calls
+        self.coordinator = db.value(f"SELECT backend FROM {db.extension}.mop_tickets")
+        self._me = (f"(SELECT o.owner FROM {self.schema}.mop_owner o"
+                    f" WHERE o.who = to_regrole(quote_ident(current_user)))")  # this role's number there
         self._connect()
 
     def _connect(self):
@@ -101,7 +106,8 @@ class Catalog:
             cursor.execute("BEGIN")
             try:
                 cursor.execute(f"SELECT {self.schema}.mop_open_run(%s, %s, %s) AS run_id", (
-                    json.dumps(run), json.dumps([{name: row.get(name) for name in names} for row in configurations]),
+                    json.dumps({**run, "coordinator": self.coordinator}),
+                    json.dumps([{name: row.get(name) for name in names} for row in configurations]),
                     json.dumps([{"dataset": dataset, "segment": s.key, "rows": s.rows, "bytes": s.bytes,
                                  "fingerprint": s.fingerprint} for dataset, s in segments])))
                 run_id = cursor.fetchone()["run_id"]
@@ -139,7 +145,7 @@ class Catalog:
         rows = self.execute(
             f"SELECT r.*, {self.schema}.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') AS now,"
             f" EXISTS (SELECT 1 FROM {self.schema}.mop_generation g WHERE g.run_id = r.run_id) AS has_states"
-            f" FROM {self.schema}.mop_run r WHERE run_id = %s AND owner = current_user", (run_id,))
+            f" FROM {self.schema}.mop_run r WHERE run_id = %s AND owner = {self._me}", (run_id,))
         if not rows:
             return None
         left = rows[0]["now"] == "running" and rows[0]["coordinator_pid"] == self.caller
@@ -149,7 +155,7 @@ class Catalog:
         """The caller's last run of a call of `function` with these arguments (dict), if its output was never
         committed and it still holds states; or None."""
         for row in self.execute(
-                f"SELECT run_id FROM {self.schema}.mop_run r WHERE owner = current_user AND function = %s"
+                f"SELECT run_id FROM {self.schema}.mop_run r WHERE owner = {self._me} AND function = %s"
                 f" AND model_output_table = %s AND EXISTS (SELECT 1 FROM {self.schema}.mop_generation g"
                 f" WHERE g.run_id = r.run_id) ORDER BY run_id DESC LIMIT 1", (function, output)):
             run = self.run(row["run_id"])
@@ -191,14 +197,18 @@ class Catalog:
         return {row["generation"] for row in self.execute(
             f"SELECT generation FROM {self.schema}.mop_generation WHERE run_id = %s", (run_id,))}
 
-    def reopen_run(self, run_id, coordinator_pid):
+    def reopen_run(self, run_id):
         """Take a run over from a coordinator that has gone: it has another epoch then."""
         self.epoch = self.execute(f"SELECT {self.schema}.mop_reopen_run(%s, %s) AS epoch",
-                                  (run_id, coordinator_pid))[0]["epoch"]
+                                  (run_id, self.coordinator))[0]["epoch"]
 
     def close_run(self, run_id, status, error=None):
         """Mark a run as ended, and the units that it leaves behind as cancelled."""
         self.execute(f"SELECT {self.schema}.mop_close_run(%s, %s, %s, %s)", (run_id, self.epoch, status, error))
+
+    def output_seal(self, run_id):
+        """What the caller's transaction, which may not see the run, needs to note its output (note_output)."""
+        return self.execute(f"SELECT {self.schema}.mop_output_seal(%s) AS seal", (run_id,))[0]["seal"]
 
     def housekeeping(self):
         """Drop the states that nobody needs any more, and close the runs whose coordinator has gone.
@@ -209,7 +219,7 @@ class Catalog:
         self.execute("SET statement_timeout = 0; SET lock_timeout = 100")
         self.execute(f"SELECT {self.schema}.mop_housekeeping()")
         for row in self.execute(f"SELECT run_id FROM {self.schema}.mop_run WHERE status = 'running' AND owner ="
-                                f" current_user AND coordinator_pid = %s", (self.caller,)):
+                                f" {self._me} AND coordinator_pid = %s", (self.caller,)):
             self.close_run(row["run_id"], "failed", "an earlier call of this session could not note how it ended")
         self.execute("SET statement_timeout = 30000; SET lock_timeout = 10000")
 
@@ -325,12 +335,12 @@ class Catalog:
             f" WHERE run_id = %s AND iteration = %s AND kind = 'train'", (run_id, iteration))[0]["s"]
 
 
-def note_output(db, run_id):
-    """Note, in the caller's transaction, that the run's output is written: others see it once that has committed."""
-    before = db.value("SELECT current_setting('role')")
-    db.execute("SELECT set_config('role', current_user, true)")  # see mop_caller
-    db.execute(f"SELECT {db.extension}.mop_note_output($1)", ["bigint"], [run_id])
-    db.execute("SELECT set_config('role', $1, true)", ["text"], [before])
+def note_output(db, run_id, seal):
+    """Note, in the caller's transaction, that the run's output is written: others see it once that has committed.
+
+    `seal`: the catalog's, see output_seal.
+    """
+    db.execute(f"SELECT {db.extension}.mop_note_output($1, $2)", ["bigint", "text"], [run_id, seal])
 
 
 def _copied(data):

@@ -19,8 +19,15 @@ class Locks:
 
     def reserve(self, output):
         """Keep other calls from the same output table (quoted). Raises MopError."""
-        if not self._value("SELECT pg_try_advisory_xact_lock(hashtextextended("
-                           f"{quote_literal(f'pg_mop output {output}')}, 0))"):
+        schema, name = self.db.parse_name(output)
+        if schema.startswith("pg_temp"):  # this session's own
+            return
+        try:
+            reserved = self._value(f"SELECT {self.db.extension}.mop_reserve({quote_literal(schema)}, "
+                                   f"{quote_literal(name)})")
+        except psycopg2.Error as error:  # the schema is not committed yet
+            raise MopError(f"{output} cannot be reserved: {str(error).strip()}", sqlstate=error.pgcode) from None
+        if not reserved:
             raise MopError(f"another session is training into {output} now",
                            hint=f"SELECT * FROM {self.db.extension}.mop_runs WHERE status = 'running';",
                            sqlstate="55006")

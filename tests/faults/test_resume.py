@@ -175,7 +175,6 @@ def test_a_replay_of_weights_that_are_gone_says_so(db, data):
 def test_sessions_of_the_coordinator_before_do_not_disturb_the_one_that_took_over(db, data):
     run_id = stopped(db, "taken_over", units=2)
     stale, client = db.another(), db.another()
-    stale.run(f"SET ROLE {stale.user}")  # as worker sessions do
     begin = f"SELECT madlib.mop_begin_unit({run_id}, 1, 2, 3, %s, 'train', 'training', 7, 0)"
     stale.run("BEGIN")
     stale.run(begin, [0])
@@ -203,9 +202,7 @@ def test_sessions_of_the_coordinator_before_do_not_disturb_the_one_that_took_ove
 def test_sessions_that_wait_while_a_run_is_taken_over_see_that_it_was(db, data):
     run_id = stopped(db, "waited_for", units=2)
     taker, stale = db.another(), [db.another(), db.another()]
-    for client in (taker, *stale):
-        client.run(f"SET ROLE {client.user}")
-    taker.run(f"BEGIN; SELECT madlib.mop_reopen_run({run_id}, pg_backend_pid())")
+    taker.run(f"BEGIN; SELECT madlib.mop_reopen_run({run_id}, backend) FROM madlib.mop_tickets")
     waiting = [Calling(stale[0], f"SELECT madlib.mop_begin_unit({run_id}, 1, 2, 3, 0, 'train', 'training', 9, 0)"),
                Calling(stale[1], f"SELECT madlib.mop_take_model({run_id}, 1, 2, (SELECT version FROM madlib.mop_model "
                                  f"WHERE (run_id, mst_key) = ({run_id}, 2)), true)")]

@@ -126,3 +126,45 @@ def test_the_tables_alone_restore_beside_a_new_extension(full, copy, tmp_path):
     client.run(FIT)
     assert client.value("SELECT count(*) FROM lodger.again WHERE model_weights IS NOT NULL") == 2
     client.close()
+
+
+def named_run(full, role):
+    """Writes down a run and a limit of a role (by hand); gives the run's number."""
+    full.run(f"INSERT INTO madlib.mop_owner (role) VALUES ('{role}'); "
+             f"INSERT INTO madlib.mop_limit (role, threads) VALUES ('{role}', 2)")
+    return full.value("""INSERT INTO madlib.mop_run (owner, function, source_table, model_output_table, seed, scheduler,
+        num_iterations, metrics_iterations, configurations, segments, parameters, coordinator_pid) SELECT owner, 'f',
+        's', 'm', 1, 'r', 1, '{1}', 1, 1, '{}', 1 FROM madlib.mop_owner WHERE role = %s RETURNING run_id""", [role])
+
+
+@pytest.mark.parametrize("inserts", [[], ["--inserts"]], ids=["copy", "inserts"])
+def test_a_dump_gives_the_runs_to_the_roles_that_are_called_so_and_to_nobody_else(full, copy, tmp_path, inserts):
+    """Oids are another cluster's; who is gone, before the dump or there, stays gone, whoever has his name or number."""
+    roles = ("dora", "enno", "fritz", "gone", "moved")
+    full.run("".join(f"DROP ROLE IF EXISTS {role}; " for role in (*roles, "wanders")))
+    full.run("".join(f"CREATE ROLE {role}; " for role in roles))
+    runs = {role: named_run(full, role) for role in roles}
+    full.run("DROP ROLE gone; CREATE ROLE gone; ALTER ROLE moved RENAME TO wanders; CREATE ROLE moved")
+    file = str(tmp_path / "dump.sql")
+    program(full, "pg_dump", *inserts, "-f", file)
+    # as in a cluster where oids are others and two roles are not there
+    numbers = {role: full.value("SELECT oid FROM pg_roles WHERE rolname = %s", [role]) for role in ("dora", "wanders")}
+    full.run("DROP ROLE dora, enno, fritz; CREATE ROLE enno; CREATE ROLE dora")
+    restored = copy("restored_roles")
+    program(full, "psql", "-qX", "-o", "/dev/null", "-v", "ON_ERROR_STOP=1", "-f", file, database="restored_roles")
+    full.run("CREATE ROLE fritz")
+    owner = "SELECT owner FROM madlib.mop_runs WHERE run_id = %s"
+    assert {role: restored.value(owner, [run]) for role, run in runs.items()} == {
+        "dora": "dora", "enno": "enno", "fritz": "unknown (fritz)", "gone": "unknown (gone)", "moved": "wanders"}
+    who = {r["role"]: r["who"] for r in restored.run("SELECT role, who::oid::int AS who FROM madlib.mop_owner")}
+    assert who["dora"] not in (0, numbers["dora"]) and who["fritz"] == 0 and who["gone"] == 0
+    assert who["wanders"] == numbers["wanders"] and "moved" not in who
+    assert restored.run("SELECT role, who::text FROM madlib.mop_limit ORDER BY 1") == [
+        {"role": "dora", "who": "dora"}, {"role": "enno", "who": "enno"}, {"role": "fritz", "who": "-"},
+        {"role": "wanders", "who": "wanders"}]
+    # the numbers go on
+    assert restored.value("INSERT INTO madlib.mop_owner (role) VALUES ('fritz') RETURNING owner") == \
+        full.value("SELECT max(owner) + 1 FROM madlib.mop_owner")
+    full.run("DELETE FROM madlib.mop_run WHERE run_id = ANY (%s); DELETE FROM madlib.mop_limit; "
+             "DELETE FROM madlib.mop_owner WHERE role = ANY (%s); DROP ROLE dora, enno, fritz, gone, moved, wanders",
+             [list(runs.values()), list(roles)])

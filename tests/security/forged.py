@@ -7,14 +7,14 @@ def own_run(client, compile_params="", architecture="", fit_params=None, state=N
     """The number of a new run of one configuration; `state`: bytes that are its model state at version 1."""
     run = {"function": "f", "source_table": "s", "model_output_table": "m", "seed": 1, "scheduler": "r",
            "num_iterations": 1, "metrics_iterations": [1], "configurations": 1, "segments": 1, "parameters": {},
-           "coordinator_pid": 1}
+           "coordinator": client.value("SELECT backend FROM madlib.mop_tickets")}
     configuration = {"mst_key": 1, "model_id": 1, "compile_params": compile_params, "fit_params": fit_params,
                      "model_arch": architecture}
-    client.run(f'SET ROLE "{client.user}"')  # as worker sessions do
     run_id = client.value("SELECT madlib.mop_open_run(%s, %s, '[]')", [json.dumps(run), json.dumps([configuration])])
     if state is not None:
         client.run("SELECT madlib.mop_begin_unit(%s, 1, 1, 1, 0, 'train', 'training', 1, 0)", [run_id])
         client.run("SELECT madlib.mop_put_state(%s, 1, 1, 1, 0, %s)", [run_id, state])
         client.run(f"SELECT madlib.mop_finish_unit(%s, 1, 1, 0, 'train', 'training', 1, 1, 1, %s, false, "
                    f"{', '.join(['NULL'] * 9)})", [run_id, len(state)])
+    client.run("SELECT madlib.mop_close_run(%s, 1, 'failed', 'by hand')", [run_id])
     return run_id

@@ -447,9 +447,11 @@ def test_no_function_of_ours_falls_into_a_shadow(traps):
 @pytest.fixture
 def foreign_run(db, attacker):
     """The number of a run of another role, with its model."""
+    db.run("INSERT INTO madlib.mop_owner (role) VALUES ('another') ON CONFLICT DO NOTHING")
+    owner = db.value("SELECT owner FROM madlib.mop_owner WHERE role = 'another'")
     run_id = db.value("INSERT INTO madlib.mop_run (owner, function, source_table, model_output_table, seed, scheduler, "
                       "num_iterations, metrics_iterations, configurations, segments, parameters, coordinator_pid) "
-                      "VALUES ('another', 'f', 's', 'm', 1, 'r', 1, '{1}', 1, 1, '{}', 1) RETURNING run_id")
+                      "VALUES (%s, 'f', 's', 'm', 1, 'r', 1, '{1}', 1, 1, '{}', 1) RETURNING run_id", [owner])
     db.run("INSERT INTO madlib.mop_configuration (run_id, mst_key, model_id, compile_params, model_arch) "
            "VALUES (%s, 1, 1, %s, %s)", [run_id, ADAM.format(0.05), dense()])
     db.run("INSERT INTO madlib.mop_model VALUES (%s, 1)", [run_id])
@@ -469,7 +471,8 @@ def proves_itself(db, sql, args=None):
     ("INSERT INTO madlib.mop_configuration VALUES (%s, 2, 1, '', NULL, '')", "permission denied"),
     ("UPDATE madlib.mop_model SET version = 7 WHERE run_id = %s", "permission denied"),
     ("INSERT INTO madlib.mop_segment VALUES (%s, 'training', 0, 1, 1, '')", "permission denied"),
-    ("UPDATE madlib.mop_run SET owner = 'attacker' WHERE run_id = %s", "permission denied"),
+    ("UPDATE madlib.mop_run SET owner = owner WHERE run_id = %s", "permission denied"),
+    ("UPDATE madlib.mop_owner SET role = 'attacker' WHERE role = 'another'; SELECT %s", "permission denied"),
     ("INSERT INTO madlib.mop_run SELECT run_id + 1000000, owner FROM madlib.mop_run WHERE run_id = %s",
      "permission denied"),
     ("DELETE FROM madlib.mop_configuration; UPDATE madlib.mop_run SET run_id = run_id + 1000000 WHERE run_id = %s",

@@ -34,7 +34,7 @@ def test_no_trigger_function_of_ours_can_be_hung_on_another_table(db, roles):
                 [victor.run_id])
     triggers = db.run("SELECT p.oid::regproc::text AS name FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace "
                       "WHERE nspname = 'madlib' AND prorettype IN ('trigger'::regtype, 'event_trigger'::regtype)")
-    assert len(triggers) == 2
+    assert len(triggers) == 3
     for trigger in triggers:
         assert not db.value("SELECT has_function_privilege('mop_user', %s, 'EXECUTE')", [trigger["name"] + "()"])
     assert isinstance(mallory.error("CREATE TRIGGER x BEFORE DELETE ON bait FOR EACH ROW EXECUTE FUNCTION "
@@ -58,7 +58,7 @@ def test_maintenance_of_a_users_table_lends_him_nobodys_runs(db, roles, how):
         BEGIN
             FOREACH call IN ARRAY ARRAY['mop_drop_run({mine})', 'mop_drop_run({victor.run_id})',
                                         'mop_read_state({mine}, 1, 1)', 'mop_set_sessions({mine}, 1)',
-                                        'mop_drop_as_caller({mine}, true)',
+                                        'mop_drop({mine}, true)', 'mop_drop({victor.run_id}, true)',
                                         'mop_close_run({mine}, NULL, ''failed'', ''x'')']
             LOOP
                 BEGIN
@@ -79,6 +79,149 @@ def test_maintenance_of_a_users_table_lends_him_nobodys_runs(db, roles, how):
     assert states_of(db, mine) == 1 and states_of(db, victor.run_id) == 1
     db.run("SELECT madlib.mop_drop_run(%s)", [mine])
     mallory.run("DROP TABLE lure, heard")
+
+
+# what a role could do to the run of another: of the functions that units and coordinators call, too
+ACTS = {
+    "drop": "madlib.mop_drop_run({run})", "drop states": "madlib.mop_drop_states({run})",
+    "set sessions": "madlib.mop_set_sessions({run}, 1)", "close": "madlib.mop_close_run({run}, NULL, 'failed', 'x')",
+    "reopen": "madlib.mop_reopen_run({run}, backend) FROM madlib.mop_tickets",
+    "seal": "madlib.mop_output_seal({run})",
+    "begin": "madlib.mop_begin_unit({run}, 1, 1, 2, 0, 'train', 'training', 1, 0)",
+    "fail": "madlib.mop_fail_unit({run}, 1, 1, 2, 0, 'train', 'training', 1, 0, 'x')",
+    "fail configuration": "madlib.mop_fail_configuration({run}, 1, 1, 'x', 'place')",
+    "new generation": "madlib.mop_new_generation({run}, 2)",
+    "drop generations": "madlib.mop_drop_generations({run}, '{{1}}')",
+    "move": "madlib.mop_move_states({run}, '{{1}}', 1)", "put weights": "madlib.mop_put_weights({run}, 1, 'x')",
+    "take": "madlib.mop_take_model({run}, 1, 1, 1, true)", "read": "madlib.mop_read_state({run}, 1, 1)",
+    "sums": "madlib.mop_put_sums({run}, 1, 1, 'training', 0, '{{1}}')",
+    "metrics": "madlib.mop_note_metrics({run}, 1, 1, 'training', 1, 1, '{{}}')",
+    "finish": "madlib.mop_finish_unit({run}, 1, 1, 0, 'train', 'training', 1, 2, 1, 1, false, 'plain', 1, 1, 1, 1, 1, "
+              "1, 1, NULL)",
+    "put": "madlib.mop_put_state({run}, 1, 2, 1, 0, 'x')", "output": "madlib.mop_has_output({run})",
+}
+
+
+@pytest.fixture(scope="module")
+def trap(db, roles):
+    """A function that runs SQL as mallory, whoever calls it, in all that lets one role's function run in another's
+    session; gives the text that it answers."""
+    mallory, _ = roles
+    mallory.run("""
+        GRANT USAGE ON SCHEMA mallory TO PUBLIC;
+        CREATE FUNCTION trap(call text) RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
+        DECLARE result text;
+        BEGIN
+            IF current_user <> 'mallory' THEN RETURN 'this is not mallory'; END IF;
+            EXECUTE 'SELECT ' || call INTO result;
+            RETURN 'it works';
+        EXCEPTION WHEN OTHERS THEN RETURN SQLERRM;
+        END $$;
+        CREATE TABLE heard (answer text);
+        CREATE FUNCTION hear() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+        BEGIN INSERT INTO mallory.heard VALUES (mallory.trap(NEW.call)); RETURN NULL; END $$;
+        CREATE TABLE lure (call text); CREATE TRIGGER hear AFTER INSERT ON lure FOR EACH ROW EXECUTE FUNCTION hear();
+        CREATE TABLE calls (call text); CREATE VIEW seen AS SELECT trap(call) AS answer FROM calls;
+        CREATE TABLE guarded (call text, answer text GENERATED ALWAYS AS (NULL) STORED);
+        ALTER TABLE guarded ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON guarded USING (trap(call) <> '');
+        CREATE TABLE ruled (call text);
+        CREATE RULE r AS ON INSERT TO ruled DO INSTEAD INSERT INTO mallory.heard VALUES (mallory.trap(NEW.call));
+        GRANT ALL ON ALL TABLES IN SCHEMA mallory TO PUBLIC""")
+
+    def answer(client, how, call):
+        for table in ("heard", "calls"):
+            mallory.run(f"DELETE FROM {table}")
+        if how == "call":
+            return client.value("SELECT mallory.trap(%s)", [call])
+        if how == "prepared":
+            client.run("PREPARE p(text) AS SELECT mallory.trap($1)")
+            try:
+                return client.value("EXECUTE p(%s)", [call])
+            finally:
+                client.run("DEALLOCATE p")
+        if how == "view":
+            mallory.run("INSERT INTO calls VALUES (%s)", [call])
+            return client.value("SELECT answer FROM mallory.seen")
+        client.run(f"INSERT INTO mallory.{'lure' if how == 'trigger' else 'ruled'} VALUES (%s)", [call])
+        return mallory.value("SELECT answer FROM heard")
+
+    return answer
+
+
+@pytest.mark.parametrize("how", ["call", "prepared", "view", "trigger", "rule"])
+@pytest.mark.parametrize("user", ["victor", "application", "postgres"])
+def test_a_function_of_another_role_acts_on_no_run_of_whoever_calls_it(db, roles, trap, user, how):
+    """mallory's SECURITY DEFINER function in the session of a role, SET or logged in, or of a superuser."""
+    mallory, victor = roles
+    db.run("DROP ROLE IF EXISTS application; CREATE ROLE application LOGIN; GRANT victor TO application")
+    client = db.another(user)
+    client.run("SET ROLE victor")
+    for act, call in ACTS.items():
+        answer = trap(client, how, call.format(run=victor.run_id))
+        assert answer == f'there is no run {victor.run_id} of role "mallory"', act
+    assert "permission denied" in trap(client, how, "secret FROM madlib.mop_secret")
+    assert states_of(db, victor.run_id) == 1
+    # the role itself may
+    assert client.value("SELECT madlib.mop_has_output(%s)", [victor.run_id]) is False
+    client.close()
+    db.run("DROP ROLE application")
+
+
+def test_what_a_function_of_another_role_makes_in_ones_session_is_its_own(db, roles, trap):
+    mallory, victor = roles
+    victor.run("SET ROLE victor")
+    run = json.dumps({"function": "f", "source_table": "s", "model_output_table": "m", "seed": 1, "scheduler": "r",
+                      "num_iterations": 1, "metrics_iterations": [1], "configurations": 1, "segments": 1,
+                      "parameters": {}})
+    answer = trap(victor, "call", f"madlib.mop_open_run(jsonb_set('{run}', '{{coordinator}}', to_jsonb(backend))::json,"
+                                  " '[]', '[]') FROM madlib.mop_tickets")
+    assert answer == "it works"
+    assert [r["owner"] for r in db.run("SELECT owner FROM madlib.mop_runs ORDER BY run_id DESC LIMIT 1")] == ["mallory"]
+    db.run("DELETE FROM madlib.mop_run WHERE owner = (SELECT owner FROM madlib.mop_owner WHERE role = 'mallory')")
+
+
+def test_a_ticket_is_good_for_its_role_in_its_transaction_of_its_session_alone(db, roles):
+    mallory, victor = roles
+    has = "SELECT madlib.mop_has_output(%s, %s)"
+    other = db.another("victor")
+    victor.run("BEGIN")
+    ticket = victor.value("SELECT ticket FROM madlib.mop_tickets")
+    assert victor.value(has, [victor.run_id, ticket]) is False
+    role, seal = ticket.split()
+    mine = mallory.value("SELECT ticket FROM madlib.mop_tickets")
+    for forged in (f"{mine.split()[0]} {seal}", f"{role} {mine.split()[1]}", f"10 {seal}", f"{role} {'0' * 64}", "",
+                   "10", f"{role} ", f" {role} {seal}", f"{role} {seal}\n", None, f"{role} {seal.upper()}",
+                   victor.value("SELECT backend FROM madlib.mop_tickets"),
+                   victor.value("SELECT madlib.mop_output_seal(%s)", [victor.run_id])):
+        victor.run("SAVEPOINT s")
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege, match="this is no ticket of this transaction"):
+            victor.run(has, [victor.run_id, forged])
+        victor.run("ROLLBACK TO s")
+    for client in (other, mallory):
+        assert "this is no ticket of this transaction" in str(client.error(has, [victor.run_id, ticket]))
+    victor.run("COMMIT")
+    assert "this is no ticket of this transaction" in str(victor.error(has, [victor.run_id, ticket]))
+    other.close()
+
+
+def test_nobody_reads_what_tickets_are_made_with(db, roles):
+    db.run("DROP ROLE IF EXISTS reader; CREATE ROLE reader LOGIN; GRANT mop_user, pg_read_all_data TO reader")
+    reader = db.another("reader")
+    assert reader.value("SELECT count(*) FROM madlib.mop_runs") == 0
+    assert reader.value("SELECT count(*) FROM madlib.mop_secret") == 0
+    assert reader.value("SELECT count(*) FROM madlib.mop_owner") == 0
+    for function in ("mop_caller(%s)", "mop_own(1, %s)"):
+        ticket = reader.value("SELECT ticket FROM madlib.mop_tickets")
+        assert "permission denied for function" in str(reader.error(f"SELECT madlib.{function}", [ticket]))
+    reader.close()
+    # a qual of the reader's is not run within the view
+    mallory, _ = roles
+    mallory.run("CREATE FUNCTION leak(text) RETURNS boolean LANGUAGE plpgsql COST 0.0001 AS $$ "
+                "BEGIN RAISE NOTICE '%', $1; RETURN true; END $$")
+    del mallory.connection.notices[:]
+    mallory.run("SELECT * FROM madlib.mop_tickets WHERE leak(ticket)")
+    assert len(mallory.connection.notices) == 1
+    db.run("DROP OWNED BY reader; DROP ROLE reader")
 
 
 def options(**changed):

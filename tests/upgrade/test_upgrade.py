@@ -95,7 +95,26 @@ def test_an_updated_extension_is_a_fresh_one_and_keeps_the_users_data(db, older)
             INSERT INTO madlib.mop_state VALUES (2, 1, 3, 0, '\\x01'), (2, 1, 3, 1, '\\x0203');
             INSERT INTO madlib.mop_unit (run_id, mst_key, iteration, segment, kind, dataset, attempt, status)
             SELECT run_id, 1, 1, 0, 'train', 'training', 1, 'finished' FROM madlib.mop_run""")
+    if older == "0.2.0":
+        client.run("""
+            DROP ROLE IF EXISTS ghost, keeper; CREATE ROLE keeper;
+            INSERT INTO madlib.mop_run (owner, status, function, source_table, model_output_table, seed, scheduler,
+                num_iterations, metrics_iterations, configurations, segments, parameters, coordinator_pid)
+            SELECT owner, 'finished', 'f', 's', 'o', 1, 'randomized', 1, '{1}', 1, 1, '{}', 1
+            FROM unnest(ARRAY['ghost', 'keeper', 'ghost']) AS owner;
+            INSERT INTO madlib.mop_output VALUES (1, 'ghost'), (2, 'keeper'), (2, 'ghost'), (99, 'keeper');
+            INSERT INTO madlib.mop_limit (role, threads) VALUES ('keeper', 2), ('ghost', 3), (NULL, 4)""")
     client.run("ALTER EXTENSION pg_mop UPDATE")
+    if older == "0.2.0":
+        # who is gone is not found again where somebody takes his name
+        client.run("CREATE ROLE ghost; ALTER ROLE keeper RENAME TO keeps")
+        assert client.run("SELECT run_id, owner FROM madlib.mop_runs ORDER BY 1") == [
+            {"run_id": 1, "owner": "unknown (ghost)"}, {"run_id": 2, "owner": "keeps"},
+            {"run_id": 3, "owner": "unknown (ghost)"}]
+        assert client.run("SELECT run_id FROM madlib.mop_output ORDER BY 1") == [{"run_id": 1}, {"run_id": 2}]
+        assert client.run("SELECT who::text FROM madlib.mop_limit ORDER BY threads") == [
+            {"who": "keeps"}, {"who": "-"}, {"who": None}]
+        client.run("DELETE FROM madlib.mop_run; DELETE FROM madlib.mop_limit; DROP ROLE ghost, keeps")
     updated = objects(client)
     assert updated.keys() == fresh.keys()
     for key in fresh:
@@ -103,7 +122,6 @@ def test_an_updated_extension_is_a_fresh_one_and_keeps_the_users_data(db, older)
     if older == "0.1.0":
         assert client.run("SELECT run_id, status, state_bytes > 0 AS holds FROM madlib.mop_runs ORDER BY 1") == [
             {"run_id": 1, "status": "finished", "holds": False}, {"run_id": 2, "status": "cancelled", "holds": True}]
-        client.run("SET ROLE postgres")
         assert client.value("SELECT string_agg(encode(s, 'hex'), ' ') FROM madlib.mop_read_state(2, 1, 3) AS s") == \
             "01 0203"
         assert client.value("SELECT count(*) FROM madlib.mop_units") == 2

@@ -183,7 +183,7 @@ class Training:
             sessions = None
             if resumes:
                 self.run_id = earlier.run_id
-                journal.reopen_run(self.run_id, db.value("SELECT pg_backend_pid()"))
+                journal.reopen_run(self.run_id)
             try:
                 if resumes:
                     earlier.read(journal)  # once more: its last units may have ended only now
@@ -255,7 +255,6 @@ class Training:
             "seed": self.seed, "scheduler": self.scheduler.name, "num_iterations": self.num_iterations,
             "metrics_iterations": self.metrics_iterations, "configurations": len(self.configurations),
             "segments": len(board.segments), "sessions": self.wanted,
-            "coordinator_pid": self.db.value("SELECT pg_backend_pid()"),
             "parameters": {"arguments": arguments, "settings": {**self.options, "seed": self.seed}, "tables": tables},
         }, configurations, [(dataset, s) for (dataset, _), s in self.segments.items()])
 
@@ -316,8 +315,9 @@ class Training:
                 yield
                 if previous is not None:
                     previous.drop()
+                seal = self.journal.output_seal(self.run_id)
                 self.journal.close_run(self.run_id, "finished", listed(self.failed) or None)
-            catalog.note_output(self.db, self.run_id)
+            catalog.note_output(self.db, self.run_id, seal)
         except BaseException as error:
             self.abandon(error)
             raise

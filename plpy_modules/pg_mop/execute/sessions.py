@@ -34,7 +34,7 @@ class WorkerSession:
                                                application_name=application_name, async_=True)
         except psycopg2.Error as error:
             raise SessionLost(str(error).strip()) from None
-        self._role_sql = f"SET ROLE {quote_identifier(role)}; "  # always: see mop_caller in sql/12_journal.sql
+        self._role_sql = f"SET ROLE {quote_identifier(role)}; "  # always: the login's own settings may say another
         self._connecting = True
 
     def fileno(self):

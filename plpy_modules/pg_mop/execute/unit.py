@@ -69,6 +69,8 @@ class _Work:
     def run(self):
         unit, holder = self.unit, self.holder
         began = time.monotonic()
+        # for the whole transaction: see sql/12_journal.sql
+        self.ticket = holder.query(f"SELECT ticket FROM {self.schema}.mop_tickets")[0]["ticket"]
         found = [self.model(model) for model in self.models]
         self.check_rows()
         objects = [_rights(self.plpy, unit["object_table"], model) for model in found]
@@ -106,9 +108,9 @@ class _Work:
         """What the trainer needs to know of a model; one that is to be trained is locked."""
         version = model["version"]
         row = self.holder.query(
-            f"SELECT * FROM {self.schema}.mop_take_model($1, $2, $3, $4, $5)",
-            ["bigint", "integer", "integer", "integer", "boolean"],
-            [self.unit["run_id"], self.unit["epoch"], model["mst_key"], version, self.train])[0]
+            f"SELECT * FROM {self.schema}.mop_take_model($1, $2, $3, $4, $5, $6)",
+            ["bigint", "integer", "integer", "integer", "boolean", "text"],
+            [self.unit["run_id"], self.unit["epoch"], model["mst_key"], version, self.train, self.ticket])[0]
         return {"mst_key": model["mst_key"], "model_id": row["model_id"], "iteration": model["iteration"],
                 "architecture": row["model_arch"], "compile_params": row["compile_params"],
                 "fit_params": row["fit_params"], "passes_left": model["passes_left"],
@@ -135,8 +137,9 @@ class _Work:
     def parts(self, mst_key, version):
         """The parts of a model's state, one after the other."""
         for row in self.holder.query(
-                f"SELECT {self.schema}.mop_read_state($1, $2, $3) AS data", ["bigint", "integer", "integer"],
-                [self.unit["run_id"], mst_key, version], cursor=True):
+                f"SELECT {self.schema}.mop_read_state($1, $2, $3, $4) AS data",
+                ["bigint", "integer", "integer", "text"], [self.unit["run_id"], mst_key, version, self.ticket],
+                cursor=True):
             yield row["data"]
 
     def read_ahead(self, model):
@@ -154,9 +157,9 @@ class _Work:
         key, version, generation, size = ([self.unit["run_id"], model["mst_key"]], model["version"],
                                           model["generation"], 0)
         for number, part in enumerate(self.holder.save()):
-            self.holder.query(f"SELECT {self.schema}.mop_put_state($1, $2, $3, $4, $5, $6)",
-                              ["bigint", "integer", "integer", "integer", "integer", "bytea"],
-                              [*key, version + 1, generation, number, part])
+            self.holder.query(f"SELECT {self.schema}.mop_put_state($1, $2, $3, $4, $5, $6, $7)",
+                              ["bigint", "integer", "integer", "integer", "integer", "bytea", "text"],
+                              [*key, version + 1, generation, number, part, self.ticket])
             size += len(part)
         return size
 
@@ -169,8 +172,9 @@ class _Work:
         # replicas evaluate one model together
         key = [unit["run_id"], 1 if unit["replicas"] else model["mst_key"], model["iteration"], unit["dataset"]]
         kinds = ["bigint", "integer", "integer", "text"]
-        found = self.holder.query(f"SELECT {self.schema}.mop_put_sums($1, $2, $3, $4, $5, $6) AS sums",
-                                  [*kinds, "integer", "float8[]"], [*key, unit["segment"], sums])[0]["sums"]
+        found = self.holder.query(f"SELECT {self.schema}.mop_put_sums($1, $2, $3, $4, $5, $6, $7) AS sums",
+                                  [*kinds, "integer", "float8[]", "text"],
+                                  [*key, unit["segment"], sums, self.ticket])[0]["sums"]
         if found is None:
             return
         report = self.holder.score(number, found)
@@ -179,9 +183,9 @@ class _Work:
                if not math.isfinite(value)]
         if bad:
             self.plpy.error(f"{bad[0]} on the {unit['dataset']} data", sqlstate=aggregate.CONFIGURATION_FAILED)
-        self.holder.query(f"SELECT {self.schema}.mop_note_metrics($1, $2, $3, $4, $5, $6, $7)",
-                          [*kinds, "float8", "float8", "text"],
-                          [*key, report["loss"], report["metric"], json.dumps(report["metrics"])])
+        self.holder.query(f"SELECT {self.schema}.mop_note_metrics($1, $2, $3, $4, $5, $6, $7, $8)",
+                          [*kinds, "float8", "float8", "text", "text"],
+                          [*key, report["loss"], report["metric"], json.dumps(report["metrics"]), self.ticket])
 
     def finish(self, model, report, size, read_seconds, write_seconds):
         """Note a model's result in its unit's row, and that its new state has `size` bytes."""
@@ -189,13 +193,15 @@ class _Work:
         # other replicas still read the version that this one went on from
         made = [model["version"] + 1, model["generation"], size, bool(unit["replicas"])] if self.train else [None] * 4
         self.holder.query(
-            f"SELECT {self.schema}.mop_finish_unit({', '.join(f'${i + 1}' for i in range(20))})",
+            f"SELECT {self.schema}.mop_finish_unit({', '.join(f'${i + 1}' for i in range(21))})",
             ["bigint", "integer", "integer", "integer", "text", "text", "integer",
-             "integer", "integer", "bigint", "boolean", "text", "bigint", *["float8"] * 5, "integer", "text"],
+             "integer", "integer", "bigint", "boolean", "text", "bigint", *["float8"] * 5, "integer", "text",
+             "text"],
             [unit["run_id"], model["mst_key"], model["iteration"], unit["segment"], unit["kind"], unit["dataset"],
              model["attempt"], *made, report["kernel"], report["rows"],
              report["loss"], report.get("metric"), read_seconds, report["seconds"], write_seconds,
-             report.get("compilations"), json.dumps(report["choice"]) if "choice" in report else None])
+             report.get("compilations"), json.dumps(report["choice"]) if "choice" in report else None,
+             self.ticket])
 
 
 @functools.lru_cache(100)

@@ -1,0 +1,168 @@
+"""Runs and limits are a role's, whatever it is called."""
+
+import json
+
+import pytest
+
+from forged import own_run
+
+
+def number_of(client):
+    return client.value("SELECT count(*) FROM madlib.mop_run"), client.value("SELECT count(*) FROM madlib.mop_runs")
+
+
+@pytest.fixture
+def nina(db):
+    """A session of a role with a run (`run_id`)."""
+    db.run("CREATE ROLE nina LOGIN; GRANT mop_user TO nina")
+    client = db.another("nina")
+    client.run_id = own_run(client, state=b"hers")
+    yield client
+    client.close()
+    db.run("DELETE FROM madlib.mop_run")
+    for role in ("nina", "anina"):
+        if db.value("SELECT 1 FROM pg_roles WHERE rolname = %s", [role]):
+            db.run(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def assert_a_stranger(db, run_id):
+    """A new role that is called nina has nothing of the one before."""
+    db.run("CREATE ROLE nina LOGIN; GRANT mop_user TO nina")
+    client = db.another("nina")
+    assert number_of(client) == (0, 0)
+    for call in (f"mop_drop_run({run_id})", f"mop_drop_states({run_id})", f"mop_read_state({run_id}, 1, 1)",
+                 f"mop_has_output({run_id})"):
+        assert f'there is no run {run_id} of role "nina"' in str(client.error(f"SELECT madlib.{call}"))
+    client.run("SELECT madlib.mop_housekeeping()")
+    own = own_run(client)
+    assert number_of(client) == (1, 1)
+    client.run("SELECT madlib.mop_drop_run(%s)", [own])
+    client.close()
+    assert db.value(f"SELECT count(*) FROM madlib.mop_state_{run_id}_1") == 1
+
+
+def test_who_takes_the_name_of_a_renamed_role_gets_nothing_of_it(db, nina):
+    db.run("ALTER ROLE nina RENAME TO anina")
+    assert_a_stranger(db, nina.run_id)
+    assert nina.value("SELECT owner FROM madlib.mop_runs") == "anina"
+    assert nina.value("SELECT madlib.mop_read_state(%s, 1, 1)", [nina.run_id]).tobytes() == b"hers"
+    nina.run("SELECT madlib.mop_drop_run(%s)", [nina.run_id])
+    assert number_of(db) == (0, 0)
+
+
+def test_who_takes_the_name_of_a_dropped_role_gets_nothing_of_it(db, nina):
+    nina.close()
+    db.run("DROP OWNED BY nina; DROP ROLE nina")
+    assert_a_stranger(db, nina.run_id)
+    assert db.value("SELECT owner FROM madlib.mop_runs WHERE run_id = %s", [nina.run_id]) == "unknown (nina)"
+    db.run("SELECT madlib.mop_drop_run(%s)", [nina.run_id])
+    assert number_of(db) == (0, 0)
+
+
+def test_members_of_a_renamed_role_see_its_runs(db, nina):
+    db.run("DROP ROLE IF EXISTS chief; CREATE ROLE chief LOGIN; GRANT mop_user, nina TO chief")
+    chief = db.another("chief")
+    assert number_of(chief) == (0, 1)
+    db.run("ALTER ROLE nina RENAME TO anina")
+    assert number_of(chief) == (0, 1)
+    chief.run("SET ROLE anina")
+    assert number_of(chief) == (1, 1)
+    chief.close()
+    db.run("DROP OWNED BY chief; DROP ROLE chief")
+
+
+def test_a_limit_stays_with_the_role_that_it_was_written_for(db, nina):
+    db.run("INSERT INTO madlib.mop_limit (role, threads) VALUES ('nina', 2), ('later', 3)")
+    threads = "SELECT threads FROM madlib.mop_limits()"
+    assert nina.value(threads) == 2
+    db.run("ALTER ROLE nina RENAME TO anina")
+    assert nina.value(threads) == 2
+    db.run("CREATE ROLE nina LOGIN; GRANT mop_user TO nina; DROP ROLE IF EXISTS later; CREATE ROLE later LOGIN; "
+           "GRANT mop_user TO later")
+    other, later = db.another("nina"), db.another("later")
+    assert other.value(threads) is None
+    assert later.value(threads) == 3, "a limit may be written before its role is made"
+    # whose rights are in force counts, too
+    db.run("GRANT later TO nina; UPDATE madlib.mop_limit SET role = 'nina' WHERE role = 'later'")
+    assert later.value(threads) is None and other.value(threads) == 3
+    db.run("UPDATE madlib.mop_limit SET role = 'later' WHERE who = 'nina'::regrole")
+    other.run("SET ROLE later")
+    assert other.value(threads) == 3
+    other.close()
+    later.close()
+    db.run("DELETE FROM madlib.mop_limit; DROP OWNED BY later; DROP ROLE later")
+
+
+def test_a_run_is_opened_by_a_session_of_the_role_that_lives(db, nina):
+    """Its number is what people are told to cancel."""
+    run = {"function": "f", "source_table": "s", "model_output_table": "m", "seed": 1, "scheduler": "r",
+           "num_iterations": 1, "metrics_iterations": [1], "configurations": 1, "segments": 1, "parameters": {}}
+    other = db.another("nina")
+    postgres = db.value("SELECT backend FROM madlib.mop_tickets")
+    said = other.value("SELECT backend FROM madlib.mop_tickets")
+    pid, rest = said.split(" ", 1)
+    for forged in (None, "", pid, postgres, f"{db.value('SELECT pg_backend_pid()')} {rest}", f"{pid} 1 {rest[-64:]}",
+                   nina.value("SELECT ticket FROM madlib.mop_tickets")):
+        for call, values in (("mop_open_run(%s, '[]', '[]')", [json.dumps({**run, "coordinator": forged,
+                                                                           "coordinator_pid": 1})]),
+                             ("mop_reopen_run(%s, %s)", [nina.run_id, forged])):
+            assert "there is no such session of the role" in str(nina.error(f"SELECT madlib.{call}", values)), forged
+    opened = nina.value("SELECT madlib.mop_open_run(%s, '[]', '[]')", [json.dumps({**run, "coordinator": said})])
+    assert db.value("SELECT coordinator_pid FROM madlib.mop_run WHERE run_id = %s", [opened]) == int(pid)
+    assert nina.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [opened]) == "running"
+    other.close()
+    # and a process that has the number later is not that session
+    db.run("UPDATE madlib.mop_run SET coordinator_pid = pg_backend_pid() WHERE run_id = %s", [opened])
+    assert nina.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [opened]) == "failed"
+    nina.run("SELECT madlib.mop_drop_run(%s)", [opened])
+
+
+def test_only_ones_own_runs_are_noted_as_written_and_only_as_long_as_they_are_there(db, nina):
+    note = "SELECT madlib.mop_note_output(%s, %s)"
+    seal = nina.value("SELECT madlib.mop_output_seal(%s)", [nina.run_id])
+    others = own_run(db)
+    for run_id, forged in ((others, seal), (999999, seal), (nina.run_id, None), (nina.run_id, "0" * 64)):
+        assert "this is no seal of run" in str(nina.error(note, [run_id, forged]))
+    assert "there is no run" in str(nina.error("SELECT madlib.mop_output_seal(%s)", [others]))
+    nina.run("BEGIN ISOLATION LEVEL SERIALIZABLE; SELECT 1")
+    late = own_run(other := db.another("nina"))
+    nina.run(note, [late, other.value("SELECT madlib.mop_output_seal(%s)", [late])])
+    assert other.value("SELECT madlib.mop_has_output(%s)", [late]) is False
+    nina.run("COMMIT")
+    assert other.value("SELECT madlib.mop_has_output(%s)", [late]) is True
+    other.run("SELECT madlib.mop_drop_run(%s)", [late])
+    assert db.value("SELECT count(*) FROM madlib.mop_output") == 0
+    # what is noted while the run is dropped goes with the next call
+    nina.run("BEGIN; " + note, [nina.run_id, seal])
+    other.run("SELECT madlib.mop_drop_run(%s)", [nina.run_id])
+    nina.run("COMMIT")
+    assert db.value("SELECT count(*) FROM madlib.mop_output") == 1
+    other.run("SELECT madlib.mop_housekeeping()")
+    assert db.value("SELECT count(*) FROM madlib.mop_output") == 0
+    other.close()
+
+
+def test_an_output_table_is_kept_for_oneself_by_those_who_may_make_it(db, nina):
+    db.run("CREATE SCHEMA private; CREATE SCHEMA common; GRANT ALL ON SCHEMA common TO nina")
+    reserve = "SELECT madlib.mop_reserve(%s, 'models')"
+    nina.run("BEGIN")
+    for schema in ("private", "nowhere"):
+        nina.run("SAVEPOINT s")
+        with pytest.raises(Exception, match=f'permission denied for schema "{schema}"'):
+            nina.run(reserve, [schema])
+        nina.run("ROLLBACK TO s")
+    assert nina.value(reserve, ["common"]) is True and nina.value(reserve, ["common"]) is True
+    assert db.value(reserve, ["common"]) is False
+    assert db.value("SELECT madlib.mop_reserve('common', 'other')") is True
+    # a lock that somebody else takes after it was seen keeps nobody
+    locks = db.run("SELECT classid, objid, (classid::bigint << 32 | objid::bigint) AS key FROM pg_locks "
+                   "WHERE locktype = 'advisory' AND pid = %s", [nina.connection.info.backend_pid])
+    nina.run("ROLLBACK")
+    nina.run("SELECT pg_advisory_lock(hashtextextended('pg_mop output \"private\".\"models\"', 0))")
+    other = db.another("nina")
+    for lock in locks:
+        other.run("SELECT pg_advisory_lock(%s)", [lock["key"]])
+    assert locks and db.value(reserve, ["common"]) is True and db.value(reserve, ["private"]) is True
+    assert "permission denied" in str(nina.error("SELECT madlib.mop_reservation(1, 'models', 1)"))
+    other.close()
+    db.run("DROP SCHEMA private, common")
