@@ -77,7 +77,7 @@ class Server:
         self.cache = data.Cache(cache_mb << 20)
         self.compiled = models.ModelCache()
         self.current = None    # the CompiledModel whose state `save` gives
-        self.evaluations = []  # of the last unit of that kind
+        self.evaluated = []    # the CompiledModels of the last evaluation
         self.predictor = None  # the Forward of a model to predict with
 
     def serve(self, idle_seconds):
@@ -233,7 +233,8 @@ class Server:
 
     def _evaluate(self, units, states, objects, stream):
         """Evaluate the models of several units on the same rows, read once; the first unit says which rows."""
-        self.evaluations = [self._evaluation({**units[0], **unit}, states, objects) for unit in units]
+        evaluations = [self._evaluation({**units[0], **unit}, states, objects) for unit in units]
+        self.evaluated = [evaluation.compiled for evaluation in evaluations]
         if units[0]["keeps_rows"]:
             for _ in stream:
                 pass
@@ -241,9 +242,9 @@ class Server:
         else:
             pieces = self.data.whole_batches((arrays for _, arrays in stream), EVALUATED_ROWS)
         for piece in pieces:
-            for evaluation in self.evaluations:
+            for evaluation in evaluations:
                 evaluation.add(piece)
-        return {"models": [evaluation.report() for evaluation in self.evaluations]}
+        return {"models": [evaluation.report() for evaluation in evaluations]}
 
     def _evaluation(self, unit, states, objects):
         """The Evaluation of a unit's model."""
@@ -267,7 +268,7 @@ class Server:
 
     def on_score(self, header, payloads):
         try:
-            self.channel.send(self.evaluations[header["number"]].compiled.score(header["sums"]))
+            self.channel.send(self.evaluated[header["number"]].score(header["sums"]))
         except Exception as error:
             self._refuse(error)
 

@@ -6,7 +6,6 @@ write in the end.
 
 import contextlib
 import functools
-import json
 import secrets
 import time
 
@@ -14,10 +13,12 @@ import psycopg2
 
 from mop_udf import architecture, params
 from pg_mop import catalog, object_table, settings
+from pg_mop.api import metrics
 from pg_mop.api.earlier import SAME, Earlier
 from pg_mop.catalog import Catalog
 from pg_mop.database import MopError
 from pg_mop.engines.postgresql import PostgreSQL
+from pg_mop.execute.orders import Orders
 from pg_mop.execute.run import Executor
 from pg_mop.execute.sessions import Sessions
 from pg_mop.locks import Locks, is_locked
@@ -190,12 +191,17 @@ class Training:
                 self._make_board(earlier)
                 if not resumes:
                     self._open_run(journal, output_name, arguments, tables)
-                sessions = Sessions(db, self.connection, self._options_of_place, f"pg_mop run {self.run_id}")
+                orders = Orders(
+                    db, engine, {"training": self.source, "validation": self.validation}, self.segments,
+                    self.configurations, self.board, options, self.seed, self.functions, self.gpus, self.began,
+                    self.replicas() if self.averaging else None,
+                    earlier.kernels if earlier is not None and earlier.replay else {})
+                sessions = Sessions(db, self.connection, orders.trainer, f"pg_mop run {self.run_id}")
                 if not self.board.done:
                     self._open(sessions)
                 # what writes the output needs numpy: loaded now, while the trainers start
                 from mop_udf import state  # noqa: F401
-                executor = Executor(db, journal, sessions, self.run_id, self.board, self.scheduler, self._describe,
+                executor = Executor(db, journal, sessions, self.run_id, self.board, self.scheduler, orders.describe,
                                     lambda i: self._tell(journal, i), options,
                                     earlier.attempts if resumes else {}, self.wanted)
                 executor.go()
@@ -217,7 +223,7 @@ class Training:
         # it stays open: the output is written with it, and there may be no other connection to be had then
 
     def _make_board(self, earlier):
-        """What is to be done, by whom, in which order: `board`, `scheduler`, `wanted` sessions, `trainer_options`."""
+        """What is to be done, by whom, in which order: `board`, `scheduler`, `wanted` sessions."""
         options, kind, sessions = self.options, Replicas if self.averaging else Board, None
         if earlier is not None:
             self.misfits = {**self.misfits, **earlier.failed}
@@ -233,13 +239,7 @@ class Training:
             self.board.restore(earlier.finished)
         self.wanted = len(self.board.places)
         self.scheduler = SCHEDULERS[options["scheduler"] if not self.averaging else "randomized"](self.board, self.seed)
-        self._compile_key = {c["mst_key"]: json.dumps([c["model_arch"], c["fit"]["batch_size"],
-                                                       params.without_scalars(c["compile"])], sort_keys=True)
-                             for c in self.configurations}
         options["threads"] = options["threads"] or max(1, settings.cores() // self.wanted)
-        self.trainer_options = {
-            "threads": options["threads"], "keras_backend": options["keras_backend"], "cache_mb": options["cache_mb"],
-            "memory_mb": options["trainer_memory_mb"], "model_mb": options["max_model_mb"], "idle_ms": 0}
 
     def _open_run(self, journal, output_name, arguments, tables):
         """Note a new run: `run_id`."""
@@ -342,9 +342,6 @@ class Training:
     def _keys(self, dataset):
         return [key for of, key in self.segments if of == dataset]
 
-    def _options_of_place(self, place):
-        return {**self.trainer_options, "gpu": place % self.gpus if self.gpus else None}
-
     def _check_visible(self, journal):
         """Other sessions must see the sources' very rows."""
         for (dataset, key), segment in self.segments.items():
@@ -364,69 +361,16 @@ class Training:
     def _packed(self, dataset):
         return self.source if dataset == "training" else self.validation
 
-    def _describe(self, units, place):
-        """What a worker session needs to know of units that it does together, on one segment (execute/unit.py)."""
-        unit = units[0]
-        packed, segment = self._packed(unit.dataset), self.segments[unit.dataset, unit.segment]
-        fit = self.configurations[0]["fit"] if self.averaging else next(
-            c["fit"] for c in self.configurations if c["mst_key"] == unit.mst_key)
-        aggregate = f"{self.db.extension}.mop_sub_epoch"
-        return {
-            "options": self._options_of_place(place), "seed": self.seed,
-            "same_start": self.options["same_start"] or self.averaging,
-            "replicas": self.replicas() if self.averaging else None,
-            "table": packed.text, "fingerprint": segment.fingerprint,
-            "fingerprint_sql": self.engine.fingerprint_sql(packed, unit.segment),
-            "rows_sql": self.engine.rows_sql(packed, unit.segment, aggregate),
-            "dtypes": packed.dtypes(), "inputs": len(packed.inputs), "rows": segment.rows, "bytes": segment.bytes,
-            "epochs": fit["epochs"] - fit["initial_epoch"] if unit.kind == "train" else 1,
-            "kernel": self._kernel(unit), "run_seconds": time.monotonic() - self.began,
-            "models": [self._passes_left(u) for u in units],
-            "dataset_key": self._dataset_key(unit.dataset, unit.segment),
-            "keep": [self._dataset_key(*d) for d in self.segments], "object_table": self.functions,
-        }
-
-    def _kernel(self, unit):
-        """The kernel that a unit must use, or 'auto'; in a replay the one that it used."""
-        if self.earlier is not None and self.earlier.replay:
-            return self.earlier.kernels.get(unit, self.options["kernel"])
-        return self.options["kernel"]
-
-    def _passes_left(self, unit):
-        """How many passes over the unit's segment are left: of its compiled model, and of the whole run.
-
-        A compilation serves the former: configurations that differ in nothing but the learning rate share it.
-        """
-        if unit.kind != "train":
-            return {"passes_left": 0, "run_passes_left": 0}
-        configurations = [{**self.configurations[0], "mst_key": unit.mst_key}] if self.averaging \
-            else self.configurations
-        left = {c["mst_key"]: (c["fit"]["epochs"] - c["fit"]["initial_epoch"])
-                * self.board.visits_left(c["mst_key"], unit.segment) for c in configurations}
-        own = left[unit.mst_key] if self.averaging else sum(
-            passes for key, passes in left.items() if self._compile_key[key] == self._compile_key[unit.mst_key])
-        return {"passes_left": own, "run_passes_left": sum(left.values())}
-
     def replicas(self):
         """Averaging's replicas as [[mst_key, rows of its segment], ...]."""
         return [[number + 1, self.segments["training", key].rows] for number, key in enumerate(self._keys("training"))]
 
-    def _dataset_key(self, dataset, key):
-        """Names a segment's very rows, so that a warm trainer's cache serves the next call too."""
-        return f"{self._packed(dataset).table.oid}/{key}/{self.segments[dataset, key].fingerprint}"
-
     def _tell(self, journal, iteration):
         """The INFO line of an iteration, with the metrics where it has any."""
-        lines = [f"iteration {iteration} of {self.num_iterations}: trained in "
-                 f"{journal.training_seconds(self.run_id, iteration):.3f} s"]
+        seconds, rows = journal.training_seconds(self.run_id, iteration), []
         if iteration in self.metrics_iterations:
             rows = journal.metrics(self.run_id, iteration, together=self.averaging)
-            for dataset, title in (("training", "Training set"), ("validation", "Validation set")):
-                here = [r for r in rows if r["dataset"] == dataset]
-                if here:
-                    lines.append(f"{title} (evaluated in {sum(r['took'] for r in here):.3f} s):")
-                    lines += [f"  {self.named(r['mst_key'])}metric={r['metric']}, loss={r['loss']}" for r in here]
-        self.db.info("\n".join(lines))
+        self.db.info(metrics.lines(iteration, self.num_iterations, seconds, rows, self.named))
 
     def named(self, mst_key):
         """Names a configuration in the INFO lines."""
@@ -434,24 +378,8 @@ class Training:
 
     def metric_columns(self, mst_key, absent):
         """The metrics of a configuration as {column: (SQL type, value)}; `absent`: a metric that was not asked for."""
-        columns, everything = {}, {}
-        last = "training" if self.validation is None else "validation"
-        for dataset in ("training", "validation"):
-            rows = [m for m in self.metrics if m["mst_key"] == mst_key and m["dataset"] == dataset]
-            if not rows:
-                continue
-            metrics = [absent if m["metric"] is None else m["metric"] for m in rows]
-            losses = [m["loss"] for m in rows]
-            columns.update({f"{dataset}_metrics": ("float8[]", metrics if metrics[0] is not None else None),
-                            f"{dataset}_loss": ("float8[]", losses),
-                            f"{dataset}_metrics_final": ("float8", metrics[-1]),
-                            f"{dataset}_loss_final": ("float8", losses[-1])})
-            everything[dataset] = {name: [m["metrics"].get(name) for m in rows] for name in rows[0]["metrics"] or ()}
-            if dataset == last:
-                columns["metrics_elapsed_time"] = ("float8[]", [m["seconds"] for m in rows])
-        if any(everything.values()):
-            columns["all_metrics"] = ("json", json.dumps(everything))
-        return columns
+        own = [m for m in self.metrics if m["mst_key"] == mst_key]
+        return metrics.columns(own, self.validation is not None, absent)
 
 
 def _one(values):
