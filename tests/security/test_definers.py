@@ -167,6 +167,50 @@ def test_a_function_of_another_role_acts_on_no_run_of_whoever_calls_it(db, roles
     db.run("DROP ROLE application")
 
 
+def test_cursors_and_stored_rows_carry_no_role_from_one_to_another(db, roles, trap):
+    mallory, victor = roles
+    mallory.run("""
+        CREATE FUNCTION opened() RETURNS refcursor LANGUAGE plpgsql SECURITY DEFINER AS $$
+        DECLARE c refcursor := 'hers'; BEGIN OPEN c FOR SELECT ticket FROM madlib.mop_tickets; RETURN c; END $$;
+        CREATE FUNCTION fetched(name text) RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
+        DECLARE c refcursor := name; one text; BEGIN FETCH c INTO one; RETURN one; END $$;
+        CREATE MATERIALIZED VIEW kept AS SELECT madlib.mop_ticket() AS ticket;
+        CREATE VIEW invoked WITH (security_invoker) AS SELECT *, trap('madlib.mop_drop_run(0)') AS answer
+        FROM madlib.mop_tickets; GRANT SELECT ON invoked TO PUBLIC""")
+    her, his = (db.value("SELECT %s::regrole::oid::text", [role]) for role in ("mallory", "victor"))
+    for cursor, sql in (("his", "DECLARE his CURSOR FOR SELECT ticket FROM madlib.mop_tickets"),
+                        ("hers", "SELECT mallory.opened()")):
+        victor.run("BEGIN; " + sql)
+        assert victor.value("SELECT mallory.fetched(%s)", [cursor]).split()[0] == her
+        victor.run("ROLLBACK")
+    victor.run("BEGIN; SELECT mallory.opened()")
+    assert victor.value("FETCH hers").split()[0] == his
+    victor.run("ROLLBACK; BEGIN; DECLARE calls CURSOR FOR SELECT madlib.mop_drop_run(%s)", [victor.run_id])
+    assert 'of role "mallory"' in str(victor.error("SELECT mallory.fetched('calls')"))
+    db.run("REFRESH MATERIALIZED VIEW mallory.kept")
+    assert mallory.value("SELECT ticket FROM kept").split()[0] == her
+    seen = victor.run("SELECT * FROM mallory.invoked")[0]
+    assert (seen["ticket"].split()[0], seen["answer"]) == (his, 'there is no run 0 of role "mallory"')
+    db.run("SET SESSION AUTHORIZATION mallory")
+    assert db.value("SELECT madlib.mop_ticket()").split()[0] == her
+    db.run("RESET SESSION AUTHORIZATION; SET force_parallel_mode = on")
+    assert db.value("SELECT madlib.mop_ticket()").split()[0] == "10"
+    db.run("RESET force_parallel_mode")
+    assert states_of(db, victor.run_id) == 1
+
+
+def test_a_function_of_another_role_ends_no_idle_session(db, roles):
+    """Those that are kept for a next call end with DROP EXTENSION, for those who may do that."""
+    mallory, _ = roles
+    mallory.run("CREATE FUNCTION dropping() RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$ "
+                "BEGIN DROP EXTENSION IF EXISTS nothing_at_all; END $$")
+    idle = db.another()
+    idle.run("SET application_name = 'pg_mop run 12'")
+    db.run("SELECT mallory.dropping()")
+    assert idle.value("SELECT 1") == 1
+    idle.close()
+
+
 def test_what_a_function_of_another_role_makes_in_ones_session_is_its_own(db, roles, trap):
     mallory, victor = roles
     victor.run("SET ROLE victor")
