@@ -157,7 +157,8 @@ def parse_optimizer(text):
         if not (literal is None or isinstance(literal, bool) or _is_number(literal)):
             raise ParameterError(f"optimizer argument {key} must be a number, True, False or None, "
                                  f"not {_short(value)}")
-        arguments[key] = literal
+        # Keras refuses lr=1: it wants a float
+        arguments[key] = float(literal) if key in SCALARS and _is_integer(literal) else literal
     return name, {key: value for key, value in arguments.items() if value is not None}
 
 

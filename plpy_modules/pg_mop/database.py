@@ -204,10 +204,18 @@ class Database:
         return Table(int(oid), row["nspname"], row["relname"], row["relkind"])
 
     def suffixed(self, text, suffix):
-        """The name `text` with `suffix`, inside its closing quote if it needs any: '"My t"' -> '"My t_summary"'."""
-        schema, name = self.parse_name(text)
+        """The name `text` as it is spelled, with `suffix`, inside its closing quote if any: '"My t"' -> '"My t_info"'.
+
+        Raises MopError where the text is no valid name.
+        """
+        self.parse_name(text)
+        text = text.strip()
+        return f'{text[:-1]}{suffix}"' if text.endswith('"') else text + suffix
+
+    def bare(self, text):
+        """The name `text` without the quotes that it does not need. Raises MopError where it is no valid name."""
         return ".".join(p if re.fullmatch(r"[a-z_][a-z0-9_]*", p) else quote_identifier(p)
-                        for p in (schema, name + suffix) if p is not None)
+                        for p in self.parse_name(text) if p is not None)
 
     def input_table(self, text, what="input table", hint=None, rows=True):
         """The existing, non-empty, readable table named by `text`.

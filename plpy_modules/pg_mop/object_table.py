@@ -29,7 +29,7 @@ def check(db, text):
     """The quoted name of an object table that may be used. Raises MopError."""
     name = table_name(db, text)
     quoted = f"{db.extension}.{quote_identifier(name)}"
-    table = db.input_table(db.suffixed(quoted, ""), "object table",
+    table = db.input_table(db.bare(quoted), "object table",
                            hint=f"SELECT {db.extension}.load_custom_function(...), by a superuser, makes it.")
     missing = [c for c in COLUMNS if c not in db.columns(table)]
     if missing:

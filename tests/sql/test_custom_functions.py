@@ -165,7 +165,7 @@ def once(y_true, y_pred, calls=[]):
     import sys
     frame = sys._getframe()
     while frame is not None:
-        if frame.f_code.co_name == 'test_step':
+        if frame.f_code.co_filename.endswith('forward.py'):
             raise ValueError('not for evaluation')
         frame = frame.f_back
     return y_pred[:, 0]

@@ -282,3 +282,16 @@ def test_parameters_of_the_run_are_logged(db, data):
     parameters = db.value("SELECT parameters FROM madlib.mop_run ORDER BY run_id DESC LIMIT 1")
     parameters = parameters if isinstance(parameters, dict) else json.loads(parameters)
     assert parameters["arguments"]["num_iterations"] and parameters["settings"]["seed"] is not None
+
+
+def test_the_summary_spells_names_as_the_caller_does(db):
+    make_data(db, segments=2)
+    load(db, "arch", dense())
+    selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
+    for output, info in (("Public.Odd_Models", "Public.Odd_Models_info"), ('public."My m"', 'public."My m_info"')):
+        db.run(f"DROP TABLE IF EXISTS {output}, {info}, {info.replace('_info', '_summary')}")
+        db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', %s, 'mst', 1, FALSE)", [output])
+        row = db.run(f"SELECT model, model_info FROM {info.replace('_info', '_summary')}")[0]
+        assert row == {"model": output, "model_info": info}
+        db.run("DROP TABLE IF EXISTS odd_scores")
+        db.run("SELECT madlib.madlib_keras_evaluate(%s, 'flowers_packed', 'odd_scores', FALSE, 1)", [output])

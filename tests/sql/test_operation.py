@@ -48,6 +48,35 @@ def test_an_idle_session_timeout_does_not_touch_a_run(db, analyst):
         db.run("ALTER ROLE analyst RESET idle_session_timeout")
 
 
+@pytest.mark.parametrize("commits", ["before", "after"])
+@pytest.mark.parametrize("table", ["m", "m_info", "m_summary"])
+def test_an_output_table_that_appears_meanwhile_costs_nothing(db, analyst, table, commits):
+    """Whether its maker has committed when the run ends, or commits while it waits."""
+    analyst.run("DROP TABLE IF EXISTS kept")
+    other = db.another("analyst")
+    running = Calling(analyst, call("m", "long_mst"))
+    assert eventually(lambda: units_running(db))
+    other.run(f"BEGIN; CREATE TABLE analyst.{table} AS SELECT 1 AS mine")
+    if commits == "after":
+        assert eventually(lambda: db.value("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND "
+                                           "query ~ 'long_mst'") == 1, 60)
+    other.run("COMMIT")
+    error = running.end()
+    run_id = analyst.value("SELECT max(run_id) FROM madlib.mop_runs")
+    assert f"run {run_id} cannot write its output tables" in str(error) and error.pgcode == "42P07"
+    assert "Nothing is lost" in error.diag.message_detail
+    rename, resume = error.diag.message_hint.split("; ")
+    assert resume == f'SELECT "madlib".mop_resume({run_id});'
+    if commits == "before":
+        assert rename == f'ALTER TABLE "analyst"."{table}" RENAME TO ...'
+    analyst.run(f"ALTER TABLE {table} RENAME TO kept")
+    before = analyst.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s", [run_id])
+    analyst.run(resume)
+    assert analyst.value("SELECT mine FROM kept") == 1 and analyst.value("SELECT count(*) FROM m") == 1
+    assert analyst.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s", [run_id]) == before
+    other.close()
+
+
 def test_a_run_goes_on_when_its_catalog_session_is_killed(db, analyst):
     running = Calling(analyst, call("m", "long_mst", 2))
     assert eventually(lambda: units_running(db))

@@ -25,9 +25,15 @@ def optimizer(text):
     ("SGD(lr=0.01, momentum=0.9, nesterov=False)",
      ("SGD", {"learning_rate": 0.01, "momentum": 0.9, "nesterov": False})),
     ("'rmsprop(learning_rate=1e-3)'", ("RMSprop", {"learning_rate": 0.001})),
-    ("Adam(epsilon=None, decay=1)", ("Adam", {"decay": 1}))])
+    ("Adam(epsilon=None, decay=1)", ("Adam", {"decay": 1})),
+    ("SGD(lr=1, nesterov=True)", ("SGD", {"learning_rate": 1.0, "nesterov": True}))])
 def test_optimizers_are_read_in_any_spelling(text, expected):
     assert optimizer(text) == expected
+
+
+def test_whole_rates_are_floats_as_keras_wants_them():
+    for text in ("SGD(lr=1)", "SGD(learning_rate=1, momentum=0)", "Adam(lr=1, decay=1)"):
+        assert all(type(value) is float for value in optimizer(text)[1].values())
 
 
 @pytest.mark.parametrize("text", ["SGD1()", "'Adam(lr=0.1 momentum=0.9)'", "Adam(lr='x')", "Adam(lr=[1])", "Adam(0.1)",

@@ -186,7 +186,7 @@ def _make_summary(db, summary, model_arch_table, functions):
 
 def _readable(db, quoted):
     """A quoted name with no more quotes than it needs."""
-    return db.suffixed(quoted, "")
+    return db.bare(quoted)
 
 
 def _insert(db, table, row):

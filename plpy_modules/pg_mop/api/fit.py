@@ -68,7 +68,7 @@ def train(db, arguments, earlier=None):
             ("compile_params", "text", a["compile_params"]), ("fit_params", "text", a["fit_params"] or ""),
             ("num_iterations", "integer", a["num_iterations"]),
             ("validation_table", "text", a["validation_table"]),
-            ("object_table", "text", functions and db.suffixed(functions, "")),
+            ("object_table", "text", functions and db.bare(functions)),
             ("metrics_compute_frequency", "integer", training.frequency),
             ("name", "text", a["name"]), ("description", "text", a["description"]),
             ("model_type", "text", "madlib_keras"),

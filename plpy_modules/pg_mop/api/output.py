@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import secrets
 
 from pg_mop.database import MopError, quote_identifier, quote_literal
@@ -57,6 +58,22 @@ def write_summary(db, source, table, values, after=()):
     selected = [typed(values), class_columns(source), *([typed(after)] if after else [])]
     # CREATE TABLE AS takes no parameters
     db.execute(f"CREATE TABLE {table} AS SELECT {', '.join(selected)} FROM {source.summary_table} AS s LIMIT 1")
+
+
+def name_taken(db, error, run_id, output):
+    """The MopError to raise for `error`, met in writing the output of run `run_id`, where somebody has made a table of
+    the name of `output` (quoted) or of its companions meanwhile; None: it is another error."""
+    # the last of a table that was being made by an open transaction, which has committed now
+    if not isinstance(error, db.plpy.SPIError) or getattr(error, "sqlstate", None) not in ("42P07", "42710", "23505"):
+        return None
+    found = re.search(r'"([^"]+)" already exists', str(error))
+    schema, name = db.parse_name(output)
+    made = f"{quote_identifier(schema)}.{quote_identifier(found[1] if found else name)}"
+    return MopError(f"run {run_id} cannot write its output tables: {error}",
+                    detail="Somebody made one of that name while the run was trained. Nothing is lost: the run is "
+                           "trained to its end, and its models are kept.",
+                    hint=f"ALTER TABLE {made} RENAME TO ...; SELECT {db.extension}.mop_resume({run_id});",
+                    sqlstate="42P07")
 
 
 class Previous:

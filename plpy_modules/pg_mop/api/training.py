@@ -15,6 +15,7 @@ from mop_udf import architecture, params
 from pg_mop import catalog, object_table, settings
 from pg_mop.api import metrics
 from pg_mop.api.earlier import SAME, Earlier
+from pg_mop.api.output import name_taken
 from pg_mop.catalog import Catalog
 from pg_mop.database import MopError
 from pg_mop.engines.postgresql import PostgreSQL
@@ -152,6 +153,7 @@ class Training:
 
     def reserve(self, output):
         """Keep other calls from the same output table (quoted) until this one ends. Raises MopError."""
+        self.output_table = output
         self.engine = PostgreSQL()
         self.locks = Locks(self.db, lambda: self.engine.connection_parameters(self.db), self.options["lock_timeout"])
         self.locks.reserve(output)
@@ -319,7 +321,10 @@ class Training:
                 self.journal.close_run(self.run_id, "finished", listed(self.failed) or None)
             catalog.note_output(self.db, self.run_id, seal)
         except BaseException as error:
-            self.abandon(error)
+            taken = name_taken(self.db, error, self.run_id, self.output_table)
+            self.abandon(taken or error)
+            if taken is not None:
+                raise taken from None
             raise
 
     def abandon(self, error):
