@@ -12,8 +12,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ONCE = ("10_tables.sql", "19_triggers.sql")  # what an update script writes out itself
 
-# find the packages of this very version, once per session. What we keep is kept in our modules, never in GD: GD is the
-# users' own, and what they pickle in PL/Python has it within
+# find the packages of this very version, once per session; after an update, instead of those of the version before.
+# What we keep is kept in our modules, never in GD, which is the users': what they pickle in PL/Python has it within
 HEADING = """import sys
 if getattr(sys.modules.get('mop_udf'), 'home', None) != '@HOME@':
     import glob, site
@@ -21,6 +21,8 @@ if getattr(sys.modules.get('mop_udf'), 'home', None) != '@HOME@':
     for path in glob.glob('@HOME@/lib/python3*/site-packages'):
         site.addsitedir(path)
     sys.path[:] = [p for p in sys.path if p not in before] + before
+    for module in [m for m in sys.modules if m.split('.')[0] in ('pg_mop', 'mop_udf')]:
+        del sys.modules[module]
     import mop_udf
     mop_udf.home = '@HOME@'"""
 

@@ -1,10 +1,11 @@
 """Every path of ALTER EXTENSION pg_mop UPDATE ends with the objects of a fresh install, and with the users' data."""
 
 import pathlib
+import runpy
 
 import pytest
 
-from conftest import Client, connect
+from conftest import ROOT, Client, connect
 from workload import ADAM, dense, fit, load, make_data, selection
 
 OLDER = sorted(p.stem.split("--")[1] for p in (pathlib.Path(__file__).parent / "versions").glob("*.sql"))
@@ -131,4 +132,21 @@ def test_an_updated_extension_is_a_fresh_one_and_keeps_the_users_data(db, older)
     assert run_id > (2 if older == "0.1.0" else 0) and client.value("SELECT count(*) FROM models") == 1
     client.run("DROP EXTENSION pg_mop")
     assert client.value("SELECT count(*) FROM pg_class WHERE relname ~ '^mop_'") == 0
+    client.close()
+
+
+def test_a_session_from_before_the_update_gets_the_new_versions_modules(db, tmp_path):
+    """Another version has another directory of packages: here, another name of the same."""
+    tmp_path.chmod(0o755)
+    home = tmp_path / "next"
+    home.symlink_to(ROOT / ".local" / "venv")
+    heading = runpy.run_path(str(ROOT / "tools" / "build_sql.py"))["HEADING"].replace("@HOME@", str(home))
+    client = db.another()
+    assert client.value("SELECT madlib.training_preprocessor_dl()")
+    client.run("DO LANGUAGE plpython3u $$\nimport mop_udf, pg_mop.database\npg_mop.database.before = True\n$$")
+    client.run(f"CREATE FUNCTION next_version() RETURNS text[] LANGUAGE plpython3u AS $$\n{heading}\n"
+               "from pg_mop import database\nreturn [sys.modules['mop_udf'].home, hasattr(database, 'before')]\n$$")
+    assert client.value("SELECT next_version()") == [str(home), "False"]
+    client.run("DO LANGUAGE plpython3u $$\nimport pg_mop.database\npg_mop.database.before = True\n$$")
+    assert client.value("SELECT next_version()") == [str(home), "True"], "once per session"
     client.close()
