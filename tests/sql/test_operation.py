@@ -172,7 +172,7 @@ def test_two_calls_into_one_table_do_not_both_train(db, analyst):
     running = Calling(other, call("m", "long_mst", 3))
     assert eventually(lambda: units_running(db))
     assert "another session is training into" in str(analyst.error(call("m")))
-    assert running.end(60) is None
+    assert running.end(300) is None
     other.close()
 
 

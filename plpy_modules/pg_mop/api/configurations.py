@@ -119,7 +119,7 @@ def architecture_table(db, summary):
     text, schema = row.get("model_arch_table"), row.get("model_arch_schema")
     if text is None or not text.strip() or schema is None or db.parse_name(text)[0] is not None:
         return text, text
-    return text, db.suffixed(f"{quote_identifier(schema)}.{text}", "")
+    return text, db.bare(f"{quote_identifier(schema)}.{text}")
 
 
 def _check_row(db, row, functions):
