@@ -9,6 +9,8 @@ canonical one, and strings that name a function are names of Keras' own activati
 import json
 import re
 
+from mop_udf import operations
+
 
 class ArchitectureError(ValueError):
     """The JSON is no architecture that may be loaded; the text says why."""
@@ -31,6 +33,7 @@ Resizing SeparableConv1D SeparableConv2D SimpleRNN SimpleRNNCell Softmax Spatial
 SpatialDropout3D SpectralNormalization StackedRNNCells Subtract TimeDistributed UnitNormalization UpSampling1D
 UpSampling2D UpSampling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D
 RandomBrightness RandomContrast RandomCrop RandomFlip RandomRotation RandomTranslation RandomZoom
+CustomScaleLayer LayerScale
 """.split())
 INITIALIZERS = frozenset("""
 Constant GlorotNormal GlorotUniform HeNormal HeUniform Identity LecunNormal LecunUniform Ones Orthogonal RandomNormal
@@ -43,11 +46,22 @@ celu elu exponential gelu glu hard_shrink hard_sigmoid hard_silu hard_swish hard
 log_softmax mish relu relu6 selu sigmoid silu soft_shrink softmax softplus softsign sparse_plus sparse_sigmoid sparsemax
 squareplus swish tanh tanh_shrink threshold
 """.split())
+# layers that keras.applications keep to themselves
+OTHER_MODULES = {"LayerScale": "keras.src.applications.convnext",
+                 "CustomScaleLayer": "keras.src.applications.inception_resnet_v2"}
 MODELS = {"Sequential": "keras", "Functional": "keras.src.models.functional"}
 OLD_NAMES = {"Model": "Functional", "OrthogonalInitializer": "Orthogonal", "IdentityInitializer": "Identity",
              "CuDNNLSTM": "LSTM", "CuDNNGRU": "GRU", "BatchNormalizationV1": "BatchNormalization",
              "BatchNormalizationV2": "BatchNormalization", "Convolution2D": "Conv2D", "Convolution1D": "Conv1D",
              "GlorotUniformV2": "GlorotUniform", "ThresholdedReLU": "ReLU"}
+# layers whose last dimension is `units`; and those whose output has their input's shape
+NO_VECTOR = "an output of the architecture must be a vector of a known width, not of shape"
+WITH_UNITS = ("Dense",)
+KEEP_SHAPE = frozenset("""
+Activation ActivityRegularization AlphaDropout BatchNormalization Dropout ELU GaussianDropout GaussianNoise Identity
+LayerNormalization LeakyReLU PReLU ReLU Softmax UnitNormalization
+""".split())
+RECURRENT = ("RNN", "LSTM", "GRU", "SimpleRNN", "Bidirectional", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D")
 SNAKE_INITIALIZERS = {re.sub(r"(?<!^)(?=[A-Z])", "_", n).lower(): n for n in INITIALIZERS}
 SNAKE_INITIALIZERS.update({"normal": "RandomNormal", "uniform": "RandomUniform", "zero": "Zeros", "one": "Ones"})
 SNAKE_OTHERS = {"l1": "L1", "l2": "L2", "l1_l2": "L1L2", "max_norm": "MaxNorm", "min_max_norm": "MinMaxNorm",
@@ -56,9 +70,10 @@ SNAKE_OTHERS = {"l1": "L1", "l2": "L2", "l1_l2": "L1L2", "max_norm": "MaxNorm", 
 GONE = {"InputLayer": ("ragged", "sparse", "input_tensor", "input_dtype", "input_shape"),
         "BatchNormalization": ("fused", "virtual_batch_size", "adjustment"),
         "LSTM": ("implementation", "time_major"), "GRU": ("implementation", "time_major"),
-        "SimpleRNN": ("implementation", "time_major")}
+        "SimpleRNN": ("implementation", "time_major"),
+        "MultiHeadAttention": ("query_shape", "key_shape", "value_shape", "softmax_robust_masking")}
 KERNEL = ("kernel_initializer", "kernel_regularizer", "kernel_constraint")
-GONE.update({f"SpatialDropout{n}D": ("noise_shape",) for n in (1, 2, 3)})
+GONE.update({f"SpatialDropout{n}D": ("noise_shape", "trainable") for n in (1, 2, 3)})
 GONE.update({f"Conv{n}DTranspose": ("groups",) for n in (1, 2, 3)})
 GONE.update({f"SeparableConv{n}D": ("groups", *KERNEL) for n in (1, 2)})
 GONE.update({f"DepthwiseConv{n}D": ("groups", "filters", *KERNEL) for n in (1, 2)})
@@ -85,16 +100,18 @@ def check(architecture):
     if not isinstance(architecture, dict) or "class_name" not in architecture or "config" not in architecture:
         raise ArchitectureError("the architecture is not the JSON of a Keras model (Model.to_json)")
     _bounded(architecture)
-    return _Rewriter().model(architecture)
+    return _Rewriter(str(architecture.get("keras_version")).startswith(("1.", "2."))).model(architecture)
 
 
 def input_shapes(architecture):
     """Shapes of the model's inputs, without the batch dimension, in the order of its inputs.
 
-    Raises ArchitectureError where no layer says its input shape.
+    `architecture` as `check` gives it. Raises ArchitectureError where no layer says its input shape.
     """
-    shapes = {}
-    for number, layer in enumerate(_layers(architecture)):
+    shapes, layers = {}, _layers(architecture)
+    if architecture["class_name"] == "Sequential" and layers and layers[0]["class_name"] in MODELS:
+        return input_shapes(layers[0])
+    for number, layer in enumerate(layers):
         shape = layer["config"].get("batch_shape", layer["config"].get("batch_input_shape"))
         if isinstance(shape, list):
             shapes[str(layer["config"].get("name", number))] = shape[1:]
@@ -104,23 +121,59 @@ def input_shapes(architecture):
     return [shapes[n] for n in order] if set(order) == set(shapes) else list(shapes.values())
 
 
-def output_units(architecture, outputs=1):
-    """`units` of the model's outputs: of its output layers or, where those have none, of the last layers that do.
+def output_widths(architecture, outputs=1):
+    """Widths of the model's outputs, in order; None where only the model itself, once built, says one.
 
-    Raises ArchitectureError where the model has another number of outputs, or none with units.
+    `architecture` as `check` gives it. A width is known where an output is that of a layer with `units`, or of layers
+    after it that keep its shape. Raises ArchitectureError where the model has another number of outputs.
     """
-    units = {str(layer["config"].get("name", number)): layer["config"]["units"]
-             for number, layer in enumerate(_layers(architecture))
-             if isinstance(layer["config"].get("units"), int)}
-    ends = _ends(architecture, "output_layers")
-    count = len(ends) or 1  # a Sequential model has one
-    if count != outputs:
-        raise ArchitectureError(f"the architecture has {count} output{'s' if count > 1 else ''}, not {outputs}")
-    if ends and all(name in units for name in ends):
-        return [units[name] for name in ends]
-    if len(units) < outputs:
-        raise ArchitectureError(f"the architecture has no layer with units for each of its {outputs} outputs")
-    return list(units.values())[len(units) - outputs:]
+    config = architecture["config"]
+    if architecture["class_name"] == "Sequential":
+        ends = [len(config["layers"]) - 1]
+    else:
+        ends = config.get("output_layers")
+        ends = [ends] if _is_reference(ends) else ends
+        if not isinstance(ends, list) or not all(map(_is_reference, ends)):
+            return [None] * outputs
+        ends = [end[0] for end in ends]
+    if len(ends) != outputs:
+        raise ArchitectureError(f"the architecture has {len(ends)} output{'s' if len(ends) > 1 else ''}, not {outputs}")
+    return [_width(architecture, end) for end in ends]
+
+
+def is_vector(shape):
+    """True for the shape of an output that can be compared with a row's classes or numbers: [width]."""
+    return len(shape) == 1 and shape[0] is not None
+
+
+def output_misfit(widths, wanted):
+    """Why outputs of `widths` (None: not known) do not fit rows of `wanted`: {"widths", "what", "table"}; or None."""
+    if all(width in (None, given) for width, given in zip(widths, wanted["widths"], strict=True)):
+        return None
+    has, given = (values[0] if len(values) == 1 else values for values in (widths, wanted["widths"]))
+    return f'the architecture outputs {has} {wanted["what"]} but "{wanted["table"]}" has {given}'
+
+
+def _width(architecture, end):
+    """The width of what a layer of a model (its number in a Sequential, else its name) gives; None where not said."""
+    layers, sequential = architecture["config"]["layers"], architecture["class_name"] == "Sequential"
+    names = {} if sequential else {layer["name"]: layer for layer in layers}
+    for _ in layers:
+        layer = layers[end] if sequential and end >= 0 else names.get(end)
+        if layer is None or layer["class_name"] not in (*WITH_UNITS, *KEEP_SHAPE):
+            return None
+        if layer["class_name"] in WITH_UNITS:
+            units = layer["config"].get("units")
+            return units if isinstance(units, int) and not isinstance(units, bool) else None
+        if sequential:
+            end -= 1
+            continue
+        calls = layer["inbound_nodes"]
+        if len(calls) != 1 or not calls[0]["args"] or not isinstance(calls[0]["args"][0], dict):
+            return None
+        history = calls[0]["args"][0].get("config", {}).get("keras_history")
+        end = history[0] if _is_reference(history) else None
+    return None
 
 
 def _ends(architecture, key):
@@ -159,10 +212,10 @@ def _bounded(architecture):
 
 
 class _Rewriter:
-    """One pass over an architecture: checks every object and writes it anew."""
+    """One pass over an architecture: checks every object and writes it anew. `old`: it is of Keras 2."""
 
-    def __init__(self):
-        self.layers = 0
+    def __init__(self, old):
+        self.layers, self.old = 0, old
 
     def model(self, node):
         """A Sequential or functional model."""
@@ -208,31 +261,69 @@ class _Rewriter:
         return made
 
     def _node_layer(self, layer, nested):
-        """A layer of a functional model, with its inbound nodes."""
-        made = self.layer(layer)
+        """A layer or operation of a functional model, with its inbound nodes."""
+        made = self._operation(layer) if operations.is_operation(layer.get("module")) else self.layer(layer)
         made["name"] = _text(layer.get("name", made["config"].get("name")))
-        made["inbound_nodes"] = self._inbound(layer.get("inbound_nodes", []), nested)
+        made["inbound_nodes"] = self._inbound(made["class_name"], layer.get("inbound_nodes", []), nested)
         return made
 
-    def _inbound(self, nodes, nested):
+    def _operation(self, node):
+        """An operation of keras.ops, which a functional model may have in place of a layer."""
+        self._count()
+        name = self._class(node)
+        try:
+            config = operations.check(node["module"], name, node.get("config"))
+        except operations.OperationError as error:
+            raise ArchitectureError(str(error)) from None
+        return self._object(node["module"], name, config)
+
+    def _inbound(self, kind, nodes, nested):
+        """The calls of a layer or operation of class `kind`, as Keras 3 writes them."""
         if not isinstance(nodes, list):
             raise ArchitectureError("inbound_nodes is not a list")
-        if all(isinstance(n, dict) for n in nodes):
-            return [{"args": self._value(n.get("args", [])), "kwargs": self._value(n.get("kwargs", {}))}
-                    for n in nodes]
-        # Keras 2: every node is a list of [layer, node, tensor, keyword arguments], which Keras 3 still reads
-        return _from_zero(_plain(nodes), nested)
+        calls = []
+        for node in nodes:
+            if isinstance(node, dict):
+                args, kwargs = node.get("args", []), node.get("kwargs", {})
+                if not isinstance(args, list) or not isinstance(kwargs, dict):
+                    raise ArchitectureError(f"a call of {kind} has no list of arguments")
+                call = {"args": self._value(args), "kwargs": self._value(kwargs)}
+                if not _has_tensor(args) and not _has_tensor(kwargs):
+                    # Keras would compute it at once, however large it is
+                    raise ArchitectureError(f"a call of {kind} takes no tensor of the model")
+            else:
+                call = self._old_call(kind, _from_zero(_plain(node), nested), nested)
+            calls.append(call)
+        return calls
+
+    def _old_call(self, kind, tensors, nested):
+        """A call as Keras 2 writes it: a list of [layer, call, tensor, keyword arguments]."""
+        tensors = [tensors] if _is_reference(tensors) else tensors
+        if not isinstance(tensors, list) or not tensors or not all(map(_is_reference, tensors)):
+            raise ArchitectureError(f"a call of {kind} takes no tensor of the model")
+        made = [_tensor(t) for t in tensors]
+        kwargs = tensors[-1][3] if len(tensors[-1]) > 3 else {}
+        if not isinstance(kwargs, dict):
+            raise ArchitectureError(f"the keyword arguments of a call of {kind} are none")
+        kwargs = {_text(key): _with_tensors(_from_zero(value, nested)) for key, value in kwargs.items()
+                  if value is not None}
+        if kind in RECURRENT and len(made) > 1:
+            return {"args": made[:1], "kwargs": {**kwargs, "initial_state": made[1:]}}
+        return {"args": made if len(made) == 1 else [made], "kwargs": kwargs}
 
     def layer(self, node):
         """A layer, or a model used as one."""
-        self.layers += 1
-        if self.layers > MOST_LAYERS:
-            raise ArchitectureError(f"the architecture has more than {MOST_LAYERS} layers")
+        self._count()
         if not isinstance(node, dict) or "class_name" not in node:
             raise ArchitectureError(f"{str(node)[:100]!r} is no layer")
         name = self._class(node)
+        if operations.is_operation(node.get("module")):
+            raise ArchitectureError(f"{name!r} of {node['module'][:100]!r} is an operation, not a layer")
         if name in MODELS:
             return self.model(node)
+        if name == "StochasticDepth":
+            raise ArchitectureError("layer class 'StochasticDepth' may not be loaded: its random numbers are no part "
+                                    "of the model's state")
         if name not in LAYERS:
             raise ArchitectureError(f"layer class {name!r} may not be loaded: only Keras' own layers without code may")
         config = node.get("config")
@@ -248,7 +339,16 @@ class _Rewriter:
             if key == "batch_input_shape":
                 key = "batch_shape"
             made[_text(key)] = self._setting(name, key, value)
-        return self._object("keras.layers", name, made)
+        made = self._object(OTHER_MODULES.get(name, "keras.layers"), name, made)
+        if node.get("build_config") is not None and not self.old:
+            # what Keras builds first draws its initial weights first
+            made["build_config"] = _build_config(name, node["build_config"])
+        return made
+
+    def _count(self):
+        self.layers += 1
+        if self.layers > MOST_LAYERS:
+            raise ArchitectureError(f"the architecture has more than {MOST_LAYERS} layers")
 
     def _setting(self, layer, key, value):
         """One entry of a layer's config."""
@@ -323,6 +423,19 @@ class _Rewriter:
                                                    for k in ("shape", "dtype", "keras_history")}}
         if kind == "__tuple__" and isinstance(value.get("items", []), list):
             return {"class_name": kind, "items": [self._value(v) for v in value.get("items", [])]}
+        if kind == "__ellipsis__":
+            return {"class_name": kind, "config": {}}
+        if kind == "__slice__":
+            config = value.get("config")
+            ends = [config.get(end) if isinstance(config, dict) else "" for end in ("start", "stop", "step")]
+            if not all(end is None or isinstance(end, int) for end in ends):
+                raise ArchitectureError("a slice of a tensor has an end that is no integer")
+            return {"class_name": kind, "config": dict(zip(("start", "stop", "step"), ends))}
+        if kind in ("__numpy__", "__tensor__"):
+            try:
+                return {"class_name": kind, "config": operations.constant(kind, value.get("config"))}
+            except operations.OperationError as error:
+                raise ArchitectureError(str(error)) from None
         raise ArchitectureError(f"an object of class {str(kind)[:100]!r} is not allowed here")
 
     def _class(self, node):
@@ -337,8 +450,6 @@ class _Rewriter:
         if module is not None and not (isinstance(module, str) and MODULES.fullmatch(module)
                                        and module.split(".")[0] in ("keras", "tf_keras", "tensorflow", "builtins")):
             raise ArchitectureError(f"module {str(module)[:100]!r} of class {name[:100]!r} is not Keras' own")
-        if module is not None and "ops" in module.split("."):
-            raise ArchitectureError(f"{name[:100]!r} of {module[:100]!r} is an operation, not a layer")
         if registered is not None and (not isinstance(registered, str) or ">" in registered
                                        or registered.split(".")[-1] not in (name, parts[-1], short)):
             raise ArchitectureError(f"registered name {str(registered)[:100]!r} of class {name[:100]!r} is custom")
@@ -346,6 +457,53 @@ class _Rewriter:
 
     def _object(self, module, name, config):
         return {"module": module, "class_name": name, "config": config, "registered_name": None}
+
+
+def _build_config(name, value):
+    """The shapes of which a layer was built: {"input_shape": shape} or {"shapes_dict": {"..._shape": shape}}."""
+    if isinstance(value, dict) and set(value) == {"input_shape"} and _is_shape(value["input_shape"]):
+        return {"input_shape": value["input_shape"]}
+    shapes = value.get("shapes_dict") if isinstance(value, dict) and set(value) == {"shapes_dict"} else None
+    if isinstance(shapes, dict) and all(re.fullmatch(r"\w+_shape", _text(key)) and _is_shape(shape)
+                                        for key, shape in shapes.items()):
+        return {"shapes_dict": dict(shapes)}
+    if value == {}:
+        return {}
+    raise ArchitectureError(f"build_config of layer {name} says no shapes: {str(value)[:100]}")
+
+
+def _is_shape(value):
+    """True for None, a list of sizes, or a list or dictionary of such."""
+    if isinstance(value, dict):
+        return "class_name" not in value and all(isinstance(key, str) and _is_shape(v) for key, v in value.items())
+    return value is None or isinstance(value, list) and all(
+        isinstance(v, int) and not isinstance(v, bool) or _is_shape(v) for v in value)
+
+
+def _has_tensor(value):
+    """True where a tensor of the graph is among the arguments of a call."""
+    if isinstance(value, dict):
+        return value.get("class_name") == "__keras_tensor__" or any(map(_has_tensor, value.values()))
+    return isinstance(value, list) and any(map(_has_tensor, value))
+
+
+def _is_reference(value):
+    """True for Keras 2's [layer, call, tensor] or [layer, call, tensor, keyword arguments]."""
+    return isinstance(value, list) and len(value) in (3, 4) and isinstance(value[0], str) and all(
+        isinstance(n, int) for n in value[1:3])
+
+
+def _tensor(reference):
+    """Keras 3's form of a tensor of the graph; its shape and dtype are those of the layer that makes it."""
+    return {"class_name": "__keras_tensor__", "config": {"shape": [None], "dtype": "float32",
+                                                         "keras_history": reference[:3]}}
+
+
+def _with_tensors(value):
+    """A keyword argument of Keras 2, its tensors in the form of Keras 3."""
+    if _is_reference(value) and len(value) == 3:
+        return _tensor(value)
+    return [_with_tensors(v) for v in value] if isinstance(value, list) else value
 
 
 def _from_zero(value, nested):

@@ -4,6 +4,9 @@ import collections
 import functools
 import hashlib
 import json
+import math
+import os
+import random
 import re
 import time
 
@@ -22,6 +25,14 @@ from mop_udf.scalars import Scalar
 # how lines of TensorFlow's and Keras' errors begin that come before the one that says what is wrong
 SAY_LITTLE = ("Graph execution error", "Detected at node", "File \"", "<stack traces",
               "Exception encountered when calling")
+# Keras' errors that repeat a whole config around the one that says what is wrong
+UNWRAPPED = re.compile("could not be deserialized properly|Error when deserializing class")
+MADE_FROM = re.compile(r"class '(\w+)' using config=\{(?:'name': '([^']*)')?")
+# what a compiled step or loop holds, about, and for each layer; by XLA so many times as much (measured on dense nets)
+COMPILED_BYTES, LAYER_BYTES, XLA_TIMES = 3 << 19, 700_000, 6
+CACHE_SHARE = 0.25  # of a trainer's share of the memory: for compiled models
+STALE = 4           # a model that was not asked for while all were, so many times, is not asked for any more
+MOST_LEARNED = 1000
 KEPT_BYTES = 64 << 20  # initial weights of at most this size are kept for the next configuration
 
 
@@ -55,12 +66,32 @@ def build(architecture, seed):
     return model
 
 
+def output_shapes(model):
+    """Shapes of a model's outputs without the batch dimension, as lists; None for what is not known."""
+    return [list(output.shape[1:]) for output in model.outputs]
+
+
+def check_outputs(model, wanted):
+    """Raises ConfigurationError where a model does not output what the rows have (architecture.output_misfit)."""
+    shapes, count = output_shapes(model), len(wanted["widths"])
+    if len(shapes) != count:
+        raise ConfigurationError(f"the architecture has {len(shapes)} outputs, not {count}")
+    for shape in shapes:
+        if not architectures.is_vector(shape):
+            raise ConfigurationError(f"{architectures.NO_VECTOR} {shape}")
+    if problem := architectures.output_misfit([shape[0] for shape in shapes], wanted):
+        raise ConfigurationError(problem)
+
+
 def check_size(architecture, make_optimizer=None):
-    """Raises ConfigurationError where the model would be too large; `make_optimizer` gives a new optimizer of it."""
+    """Raises ConfigurationError where the model would be too large, or nobody knows how large; `make_optimizer` gives a
+    new optimizer of it."""
     try:
         sizes.check(architecture, make_optimizer)
     except sizes.TooLarge as error:
         raise ConfigurationError(str(error)) from error
+    except sizes.Unsized as error:
+        raise ConfigurationError(f"Keras refuses the architecture: {first_line(error.__cause__)}") from error
 
 
 def normalise(text):
@@ -140,6 +171,15 @@ class CompiledModel:
                                                   metrics))
         self._metric = next(iter(compile_params["metrics"]), None)
         self._fresh_optimizer = state.values(self.optimizer.variables)
+        self._variable_bytes = 2 * sum(v.value.dtype.size * math.prod(v.shape)
+                                       for v in (*self.model.variables, *self.optimizer.variables))
+        self._compiled_bytes = COMPILED_BYTES + LAYER_BYTES * len(list(self.model._flatten_layers()))
+
+    @property
+    def nbytes(self):
+        """Memory that the model holds, about: variables with the copies of their first values, and what is compiled."""
+        compiled = self.kernels.compilations + (XLA_TIMES - 1) * self.kernels.loops["xla"].compilations
+        return self._variable_bytes + compiled * self._compiled_bytes
 
     def score(self, sums):
         """{"loss", "metric" (the first, or None), "metrics" ({name: value}), "rows"} from an Evaluation's sums, or from
@@ -234,14 +274,21 @@ class Evaluation:
 
 
 class ModelCache:
-    """The compiled models of a trainer, least recently used last to stay.
+    """The compiled models of a trainer, as many as the memory for them holds.
 
     The optimizers' scalars (params.SCALARS) are not part of the key, since they are variables: configurations that
     differ in them share a compiled model, and so do different batch sizes.
+
+    A run asks for its models in turn, again and again: where they do not all fit, the one that was not used for the
+    longest time is the very one that is needed next. So any goes, by chance, but first those that no run asks for any
+    more.
     """
 
-    def __init__(self, most=32):
-        self.most, self.models, self.learned = most, collections.OrderedDict(), collections.OrderedDict()
+    def __init__(self, most_bytes=1 << 30):
+        """`most_bytes`: of all models together; the one in use stays, however large."""
+        self.most_bytes, self.models, self.learned = most_bytes, collections.OrderedDict(), collections.OrderedDict()
+        self.used, self.asked, self.random = {}, 0, random.Random(0)  # key -> when (in `get`s) it was asked for last
+        self.sizes, self.last = {}, None  # key -> bytes when it was used last; the key of the one in use
         self.judged = collections.deque(maxlen=1000)  # optimizers that Keras has accepted
 
     def get(self, architecture, compile_params, objects, seed=None, watched=False):
@@ -260,13 +307,38 @@ class ModelCache:
         if key not in self.models:
             learned = self.learned.setdefault(architecture, Learned())
             self.learned.move_to_end(architecture)
-            if len(self.learned) > 10 * self.most:
+            if len(self.learned) > MOST_LEARNED:
                 self.learned.popitem(last=False)
             self.models[key] = CompiledModel(architecture, compile_params, objects, learned, seed, watched)
-            if len(self.models) > self.most:
-                self.models.popitem(last=False)
         self.models.move_to_end(key)
+        self.asked += 1
+        self.used[key] = self.asked
+        for recent in {self.last, key} & self.models.keys():  # they may have been compiled since
+            self.sizes[recent] = self.models[recent].nbytes
+        self.last = key
+        self._make_room()
         return self.models[key]
+
+    def _make_room(self):
+        """Forget models until the others, of which the last is in use, fit the memory for them."""
+        total = sum(self.sizes.values())
+        while total > self.most_bytes and len(self.models) > 1:
+            oldest, *others = list(self.models)[:-1]
+            stale = self.asked - self.used[oldest] > STALE * len(self.models)
+            victim = oldest if stale else self.random.choice([oldest, *others])
+            total -= self.sizes.pop(victim)
+            del self.models[victim], self.used[victim]
+
+
+def cache_bytes(memory_mb, threads):
+    """Memory for the compiled models of a trainer that may use so many MB (0: no limit) and has so many threads."""
+    if memory_mb:
+        with open("/proc/self/statm") as file:
+            held = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(CACHE_SHARE * max(0, (memory_mb << 20) - held))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    trainers = max(1, len(os.sched_getaffinity(0)) // threads)  # that share the cores, and so the memory
+    return int(CACHE_SHARE * memory / trainers)
 
 
 def load_functions(objects):
@@ -352,7 +424,16 @@ def parse(compile_text, fit_text):
 
 
 def first_line(error):
-    """The first line of an exception's text that says something, short enough for an error message."""
-    lines = [re.sub(r"\x1b\[\d+m", "", line).strip() for line in str(error).splitlines()]
+    """The first line of an exception's text that says something, short enough for an error message.
+
+    Of an object that Keras cannot make, it is what its own constructor says, not the configs of all that it is in.
+    """
+    where = ""
+    while UNWRAPPED.search(str(error)) and error.__context__ is not None:
+        if made := MADE_FROM.search(str(error)):
+            where = f"{made[1]}{' ' + repr(made[2]) if made[2] else ''}: "
+        error = error.__context__
+    text = f"KeyError: {error}" if isinstance(error, KeyError) else str(error)
+    lines = [re.sub(r"\x1b\[\d+m", "", line).strip() for line in text.splitlines()]
     said = [line for line in lines if line and not line.startswith(SAY_LITTLE)] or [type(error).__name__]
-    return said[0][:500]
+    return (where + said[0])[:500]

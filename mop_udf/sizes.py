@@ -8,7 +8,9 @@ import os
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras.src.backend.common import global_state
+from keras.src.backend.common.variables import Variable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 MOST_ROW = (1 << 30) - 1  # bytes of a row on its way into a table of PostgreSQL: of the model table, too
@@ -21,13 +23,17 @@ class TooLarge(Exception):
     """The model is larger than the limit or this machine's memory; the text says by how much."""
 
 
+class Unsized(Exception):
+    """How large the model would be cannot be said: Keras does not make it (`__cause__` says why)."""
+
+
 def check(architecture, make_optimizer=None):
     """Raise TooLarge where a model of the architecture (dict, normalised) may not or cannot be built.
 
-    `make_optimizer` gives a new optimizer, whose variables count as well. An architecture that Keras refuses for
-    another reason passes: building it says what is wrong.
+    `make_optimizer` gives a new optimizer, whose variables count as well. Raises Unsized where Keras refuses the
+    architecture, or it cannot be sized: such a model is not to be built.
     """
-    text = json.dumps(architecture, sort_keys=True)
+    text = json.dumps(architecture)
     variables = _variables(text)
     weights = sum(_bytes(shape, dtype) for shape, dtype, _ in variables)
     _compare(weights, 0)  # an optimizer is not asked about what is too large for it, too
@@ -50,14 +56,22 @@ def _compare(weights, others):
 
 @functools.lru_cache(1000)
 def _variables(text):
-    """(shape, dtype, trainable) of every variable that the architecture (JSON) has; those made before Keras gave up."""
+    """(shape, dtype, trainable) of every variable that the architecture (JSON) has, and of arrays it is built with.
+
+    Raises Unsized, or TooLarge where what has been made by then is too large.
+    """
     with _unallocated() as made:
         try:
-            keras.models.model_from_json(text)
-        except Exception:
-            if '"stateful": true' in text:  # keeps its state in a variable that needs a value at once
-                return _variables(text.replace('"stateful": true', '"stateful": false'))
-        return [(tuple(v.shape), v.dtype, v.trainable) for v in made]
+            model = keras.models.model_from_json(text)
+        except Exception as error:
+            _compare(sum(_bytes(v.shape, v.dtype) for v in made), 0)
+            raise Unsized from error
+        found = [(tuple(v.shape), v.dtype, v.trainable) for v in made]
+    for layer in model._flatten_layers():
+        # the one layer that spreads a number over its input's shape when it is built
+        if isinstance(layer, keras.layers.Normalization) and layer.input_mean is not None and layer.built:
+            found += [(tuple(layer._broadcast_shape), "float32", False)] * 2
+    return found
 
 
 def _optimizer_bytes(optimizer, trainable):
@@ -90,12 +104,26 @@ def _bytes(shape, dtype):
 
 @contextlib.contextmanager
 def _unallocated():
-    """Variables that are made here get no values; gives the list of them, which grows as they are made."""
-    made = []
+    """Variables that are made here get no values; gives the list of them, which grows as they are made.
+
+    What layers compute meanwhile is computed nowhere: it becomes part of a graph that is thrown away.
+    """
+    made, make = [], Variable.__init__
+
+    def initialize(self, initializer, shape=None, dtype=None, **more):
+        """As Keras', but a variable that is made of a value, as the state of a recurrent layer, has its shape alone."""
+        if not callable(initializer) and not isinstance(initializer, str):
+            value = tf.convert_to_tensor(initializer)
+            initializer, shape = "zeros", tuple(value.shape)
+            dtype = dtype or value.dtype.name
+        make(self, initializer, shape, dtype, **more)
+
     before = global_state.get_global_attribute("uninitialized_variables")
     global_state.set_global_attribute("uninitialized_variables", made)
+    Variable.__init__ = initialize
     try:
-        with keras.StatelessScope(initialize_variables=False):
+        with tf.Graph().as_default(), keras.StatelessScope(initialize_variables=False):
             yield made
     finally:
+        Variable.__init__ = make
         global_state.set_global_attribute("uninitialized_variables", before or [])

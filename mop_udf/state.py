@@ -1,8 +1,9 @@
 """Model state <-> bytes, versioned; and the plain float32 weights that users see.
 
-Layout: ``b"pg_mop\\0" | u8 version | u32 header length | JSON header | arrays``. The header lists dtype and shape of
-the arrays, in order, in three groups: weights (`model.get_weights()` order), seeds (seed-generator states) and
-optimizer (`optimizer.variables` order: iterations, learning rate, moments). All little-endian, row-major, unpadded.
+Layout: ``b"pg_mop\\0" | u8 version | u32 header length | JSON header | arrays``. The header lists dtype (numpy's,
+or one of SHORT_FLOATS) and shape of the arrays, in order, in three groups: weights (`model.get_weights()` order), seeds
+(seed-generator states) and optimizer (`optimizer.variables` order: iterations, learning rate, moments). All
+little-endian, row-major, unpadded.
 """
 
 import json
@@ -13,6 +14,7 @@ import numpy as np
 
 MAGIC = b"pg_mop\0"
 VERSION = 1
+SHORT_FLOATS = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # that numpy knows from another package only
 GROUPS = ("weights", "seeds", "optimizer")
 
 
@@ -22,7 +24,7 @@ class StateError(ValueError):
 
 def pack(groups):
     """{"weights": [array, ...], "seeds": [...], "optimizer": [...]} -> list of buffers to be written in order."""
-    header = {name: [[a.dtype.str, list(a.shape)] for a in groups[name]] for name in GROUPS}
+    header = {name: [[_dtype_name(a.dtype), list(a.shape)] for a in groups[name]] for name in GROUPS}
     text = json.dumps(header).encode()
     arrays = [np.ascontiguousarray(a) for name in GROUPS for a in groups[name]]
     return [MAGIC + bytes([VERSION]) + struct.pack("<I", len(text)) + text,
@@ -66,7 +68,7 @@ def unpack(data):
         for name in GROUPS:
             groups[name] = []
             for dtype, shape in header[name]:
-                dtype, count = np.dtype(dtype), math.prod(shape)
+                dtype, count = _dtype(dtype), math.prod(shape)
                 if dtype.hasobject:
                     raise StateError("model state with Python objects")
                 array = np.frombuffer(view, dtype, count, offset)
@@ -77,6 +79,17 @@ def unpack(data):
     if offset != len(view):
         raise StateError(f"damaged model state: {len(view)} bytes, not {offset}")
     return groups
+
+
+def _dtype_name(dtype):
+    return dtype.name if dtype.name in SHORT_FLOATS else dtype.str
+
+
+def _dtype(name):
+    if name not in SHORT_FLOATS:
+        return np.dtype(name)
+    import ml_dtypes
+    return np.dtype(getattr(ml_dtypes, name))
 
 
 def weights_to_bytes(arrays):

@@ -67,7 +67,7 @@ def import_frameworks():
 class Server:
     """Answers the requests of one backend."""
 
-    def __init__(self, channel, cache_mb, memory_mb, model_mb):
+    def __init__(self, channel, threads, cache_mb, memory_mb, model_mb):
         from mop_udf import data, models, sizes, state
         from mop_udf.kernels import batch_size, forward
         sizes.limit_mb, self.memory_mb = model_mb or None, memory_mb
@@ -75,7 +75,7 @@ class Server:
         self.forward = forward.Forward
         self.channel, self.data, self.models, self.state = channel, data, models, state
         self.cache = data.Cache(cache_mb << 20)
-        self.compiled = models.ModelCache()
+        self.compiled = models.ModelCache(models.cache_bytes(memory_mb, threads))
         self.current = None    # the CompiledModel whose state `save` gives
         self.evaluated = []    # the CompiledModels of the last evaluation
         self.predictor = None  # the Forward of a model to predict with
@@ -142,6 +142,7 @@ class Server:
             seed = self.models.initial_seed(unit["seed"], unit["model_id"],
                                             None if unit["same_start"] else unit["mst_key"])
         compiled = self.compiled.get(unit["architecture"], compile_params, objects, seed, bool(self.fit["callbacks"]))
+        self.models.check_outputs(compiled.model, unit["outputs"])
         if seed is not None:
             compiled.start(seed)
             if own is not None:
@@ -251,6 +252,7 @@ class Server:
         compile_params, _ = self.models.parse(unit["compile_params"], unit["fit_params"])
         compiled = self.compiled.get(unit["architecture"], compile_params,
                                      {name: next(objects) for name in unit["objects"]})
+        self.models.check_outputs(compiled.model, unit["outputs"])
         weights = compiled.weights_of(states[unit["mst_key"]], unit["plain_weights"], self._replicas(unit, states))
         return self.models.Evaluation(compiled, weights, unit["inputs"])
 
@@ -277,7 +279,7 @@ class Server:
             model = self.models.build(self.models.normalise(header["architecture"]), 0)
             model.set_weights(self.state.weights_from_bytes(payloads[0], [w.shape for w in model.weights]))
             self.predictor = self.forward(model)
-            self.channel.send({"outputs": len(model.outputs)})
+            self.channel.send({"outputs": self.models.output_shapes(model)})
         except Exception as error:
             self._refuse(error)
 
@@ -333,7 +335,7 @@ def main():
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
     try:
-        Server(channel, cache_mb, memory_mb, model_mb).serve(idle_ms / 1000 if idle_ms else None)
+        Server(channel, threads, cache_mb, memory_mb, model_mb).serve(idle_ms / 1000 if idle_ms else None)
     except ChannelClosed:
         pass
     # no clean-up to do, and TensorFlow's takes time

@@ -88,6 +88,11 @@ class PackedTable:
                 return f'for "{own}" the classes {_some(mine)}, not {_some(theirs)}'
         return None
 
+    def wanted_outputs(self, shapes):
+        """What a model must output for these rows (architecture.output_misfit); `shapes`: those of one example."""
+        return {"widths": [shapes[c][0] for c in self.outputs], "what": "numbers" if self.regression else "classes",
+                "table": self.text}
+
     def dtypes(self):
         """numpy dtypes of the columns' bytes."""
         return ["<f4"] * len(self.inputs) + ["<f4" if self.regression else "<i2"] * len(self.outputs)

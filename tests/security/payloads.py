@@ -61,13 +61,14 @@ def sequential(*layers, shape=(4,)):
         "name": "s", "layers": [layer("InputLayer", batch_shape=[None, *shape], name="i"), *layers]}}
 
 
-def functional(inner):
+def functional(inner, *arguments):
+    """A model of `inner`, which is called with its input and `arguments`."""
     history = {"class_name": "__keras_tensor__", "config": {"shape": [None, 4], "dtype": "float32",
                                                             "keras_history": ["i", 0, 0]}}
     return {"module": "keras.src.models.functional", "class_name": "Functional", "registered_name": "Functional",
             "config": {"name": "f", "trainable": True, "layers": [
                 {**layer("InputLayer", batch_shape=[None, 4], name="i"), "name": "i", "inbound_nodes": []},
-                {**inner, "name": "x", "inbound_nodes": [{"args": [history], "kwargs": {}}]}],
+                {**inner, "name": "x", "inbound_nodes": [{"args": [history, *arguments], "kwargs": {}}]}],
                 "input_layers": [["i", 0, 0]], "output_layers": [["x", 0, 0]]}}
 
 
@@ -124,6 +125,19 @@ ARCHITECTURES = {
     "code as an argument of a call": ("naive", lambda m: functional(
         {**dense(), "inbound_nodes": [], "config": {"units": 3, "name": "x", "arguments": code(m)}}),
         "an object of class '__lambda__' is not allowed"),
+    "code that an operation applies": ("naive", lambda m: functional(made(
+        "keras.src.ops.core", "VectorizedMap", function=code(m))), "operation 'VectorizedMap' of .* may not be loaded"),
+    "code that an operation is called with": ("naive", lambda m: functional(made("keras.src.ops.core", "Map"), code(m)),
+                                              "operation 'Map' of .* may not be loaded"),
+    "code as an argument of an operation": ("naive", lambda m: functional(made(
+        "keras.src.ops.numpy", "Mean", axis=code(m))), "operation Mean has an argument that is no plain data"),
+    "code among numbers that are added": ("naive", lambda m: functional(made("keras.src.ops.numpy", "Add"), code(m)),
+                                          "'__lambda__' is not allowed"),
+    "code inside an array of numbers": ("naive", lambda m: functional(made("keras.src.ops.numpy", "Add"), {
+        "class_name": "__numpy__", "config": {"dtype": "float32", "value": [code(m)]}}), "'__numpy__' is not allowed"),
+    "os.mkfifo as an operation": ("naive", lambda m: functional(made("os", "mkfifo", path=m)), "module 'os'"),
+    "an operation as a layer of a Sequential": ("naive", lambda m: sequential(made(
+        "keras.src.ops.core", "Map", f=code(m))), "is an operation, not a layer"),
     "code inside a tuple": ("naive", lambda m: sequential(dense(extra={
         "class_name": "__tuple__", "items": [1, code(m)]})), "'__lambda__' is not allowed"),
     "code inside an initializer's config": ("naive", lambda m: sequential(dense(kernel_initializer=made(

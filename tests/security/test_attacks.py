@@ -235,7 +235,7 @@ def unit(run_id, version=0, **changed):
             "table": "x", "replicas": None, "object_table": None, "seed": 1, "same_start": True, "epochs": 1,
             "options": options(),
             "dtypes": ["<f4"], "inputs": 1, "rows": 1, "bytes": 1, "dataset_key": "k", "keep": [], "kernel": "plain",
-            "run_seconds": 0, "coming": None,
+            "run_seconds": 0, "coming": None, "outputs": {"widths": [3], "what": "classes", "table": "x"},
             "rows_sql": "SELECT madlib.mop_sub_epoch(1, 1, ARRAY[''::bytea], ARRAY['{0}']) AS report",
             "models": [{"mst_key": 1, "iteration": 1, "attempt": 1, "version": version, "generation": 1,
                         "passes_left": 1, "run_passes_left": 1}], **changed}

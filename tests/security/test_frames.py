@@ -94,6 +94,7 @@ def test_a_unit_with_forged_messages(plain, mark, dtype):
             "options": {"threads": 1, "keras_backend": "tensorflow", "cache_mb": 10, "idle_ms": 60000},
             "dtypes": [dtype], "inputs": 1, "rows": n, "bytes": len(evil), "dataset_key": "k", "keep": [],
             "kernel": "plain", "run_seconds": 0, "rows_sql": rows,
+            "outputs": {"widths": [3], "what": "classes", "table": "x"},
             "models": [{"mst_key": 1, "iteration": 1, "attempt": 1, "version": 0, "passes_left": 1,
                         "run_passes_left": 1, "generation": 1}], "coming": None}
     plain.error("SELECT madlib.mop_run_unit(%s)", [json.dumps(unit)])

@@ -1,5 +1,6 @@
 """What is too large is refused before it is allocated, and a trainer that holds too much memory is ended."""
 
+import json
 import pathlib
 import time
 
@@ -49,6 +50,7 @@ def holder():
 def unit(architecture, optimizer="Adam()", batch_size=8):
     return {"kind": "train", "dataset": "d", "segment": 0, "nbytes": ROWS * 10, "keep": [], "epochs": 1, "seed": 1,
             "same_start": True, "dtypes": ["<f4", "<i2"], "inputs": 1, "rows": ROWS, "replicas": None,
+            "outputs": {"widths": [3], "what": "classes", "table": "t"},
             "kernel": "plain", "run_seconds": 0, "mst_key": 1, "model_id": 1, "iteration": 1, "passes_left": 1,
             "run_passes_left": 1, "plain_weights": True, "also": [], "architecture": architecture,
             "compile_params": f"loss='categorical_crossentropy', optimizer='{optimizer}'",
@@ -120,6 +122,67 @@ def test_a_model_above_the_limit_is_refused_with_both_numbers(holder):
     assert train(holder, unit(wide(250_000), "SGD()"), **limits)["rows"] == ROWS
     assert "more than pg_mop.max_model_mb allows" in refused(holder, unit(wide(250_000), "Ftrl()"), **limits)
     assert train(holder, unit(dense()), **limits)["rows"] == ROWS
+
+
+def stateful(value, units, **more):
+    """A recurrent layer that keeps its state for 100 rows; `value`: what its JSON says for stateful."""
+    return {"units": units, "name": "r", "stateful": value, **more}
+
+
+def batches_of(count, *layers):
+    """A Sequential of `layers` for batches of `count` rows of 2 steps of 4 numbers, with 3 outputs."""
+    made = json.loads(sequential("s", [2, 4], *layers, layer("Dense", name="out", units=3)))
+    made["config"]["layers"][0]["config"]["batch_shape"][0] = count
+    return json.dumps(made)
+
+
+@pytest.mark.parametrize("value", [True, 1, "yes", [0], 2.5])
+@pytest.mark.parametrize("wrapped", [
+    lambda s, rows=100: layer("LSTM", **s),
+    lambda s, rows=100: layer("Bidirectional", name="b", layer=layer("GRU", **s)),
+    lambda s, rows=100: layer("RNN", name="n", stateful=s["stateful"], cell=layer("StackedRNNCells", name="c", cells=[
+        layer("LSTMCell", name="l", units=s["units"]), layer("SimpleRNNCell", name="m", units=4)])),
+    lambda s, rows=100: json.loads(batches_of(rows, layer("SimpleRNN", **s)))])
+def test_a_layer_that_keeps_its_state_is_sized_like_every_other(wrapped, value):
+    """Its own variables, those of the layers after it, and the state itself."""
+    from mop_udf import models, sizes
+    models.build(models.normalise(batches_of(100, wrapped(stateful(value, 3)))), 1)
+    sizes.limit_mb = 10
+    try:
+        for text in (batches_of(100, wrapped(stateful(value, 5000))),
+                     batches_of(100, wrapped(stateful(value, 3)), layer("Dense", name="d", units=10**7)),
+                     batches_of(10**7, wrapped(stateful(value, 3), 10**7))):
+            with pytest.raises(models.ConfigurationError, match="more than pg_mop.max_model_mb allows"):
+                models.build(models.normalise(text), 1)
+    finally:
+        sizes.limit_mb = None
+
+
+def test_what_spreads_a_number_over_its_input_is_sized():
+    from mop_udf import models
+    wide_input = sequential("n", [10**12], layer("Normalization", name="n", mean=0.0, variance=1.0),
+                            layer("Dense", name="out", units=3))
+    with pytest.raises(models.ConfigurationError, match="more than the memory of this machine"):
+        models.build(models.normalise(wide_input), 1)
+
+
+def test_what_cannot_be_sized_is_not_built(monkeypatch):
+    """Whatever Keras says while the size is asked for: the model itself is not made then."""
+    import keras
+
+    from mop_udf import models, sizes
+    made, load_model = [], keras.models.model_from_json
+
+    def fails(text):
+        made.append(text)
+        if keras.src.backend.common.stateless_scope.in_stateless_scope():
+            raise KeyError("nobody knows")
+        return load_model(text)
+    monkeypatch.setattr(keras.models, "model_from_json", fails)
+    sizes._variables.cache_clear()
+    with pytest.raises(models.ConfigurationError, match="Keras refuses the architecture: KeyError: 'nobody knows'"):
+        models.build(models.normalise(dense(width=7)), 1)
+    assert len(made) == 1
 
 
 def test_a_model_to_predict_with_is_limited_too(holder):

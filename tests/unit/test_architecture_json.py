@@ -53,6 +53,31 @@ KERAS_2 = {
               embeddings_initializer="uniform", mask_zero=False),
         layer("Flatten", name="f"), layer("Dense", name="o", units=2, kernel_initializer="normal",
                                           bias_initializer="zero")]},
+    "attention, Keras 2": {"class_name": "Functional", "keras_version": "2.15.0", "config": {"name": "m", "layers": [
+        node("x", "InputLayer", [], batch_input_shape=[None, 5, 4], dtype="float32", sparse=False, ragged=False),
+        node("a", "MultiHeadAttention", [[["x", 0, 0, {"value": ["x", 0, 0], "use_causal_mask": True}]]],
+             trainable=True, dtype="float32", num_heads=2, key_dim=2, value_dim=2, dropout=0.0, use_bias=True,
+             output_shape=None, attention_axes=[1], query_shape=[None, 5, 4], key_shape=[None, 5, 4],
+             value_shape=[None, 5, 4], softmax_robust_masking=False),
+        node("p", "GlobalAveragePooling1D", [[["a", 0, 0, {}]]], data_format="channels_last", keepdims=False),
+        node("o", "Dense", [[["p", 0, 0, {}]]], units=2)],
+        "input_layers": [["x", 0, 0]], "output_layers": [["o", 0, 0]]}},
+    "a state from another layer, Keras 2": {"class_name": "Functional", "keras_version": "2.15.0", "config": {
+        "name": "m", "layers": [
+            node("x", "InputLayer", [], batch_input_shape=[None, 5, 4], dtype="float32", sparse=False, ragged=False),
+            node("h", "InputLayer", [], batch_input_shape=[None, 3], dtype="float32", sparse=False, ragged=False),
+            {**node("b", "Bidirectional", [[["x", 0, 0, {"initial_state": None, "constants": None}]]],
+                    merge_mode="concat", layer=layer("LSTM", name="l", units=3, return_state=True, implementation=2,
+                                                     time_major=False)),
+             "build_config": {"input_shape": [None, 5, 4]}},
+            {**node("l", "LSTM", [[["x", 0, 0, {}], ["b", 0, 1, {}], ["h", 0, 0, {}]]], units=3, implementation=2),
+             "build_config": {"input_shape": [[None, 5, 4], [None, 3], [None, 3]]}},
+            node("o", "Dense", [[["l", 0, 0, {}]]], units=2)],
+        "input_layers": [["x", 0, 0], ["h", 0, 0]], "output_layers": [["o", 0, 0]]}},
+    "dropout of maps, Keras 2": {"class_name": "Sequential", "keras_version": "2.15.0", "config": [
+        layer("SpatialDropout2D", name="s", trainable=True, dtype="float32", rate=0.2, noise_shape=None, seed=None,
+              batch_input_shape=[None, 6, 6, 3]),
+        layer("Flatten", name="f"), layer("Dense", name="o", units=2)]},
     "depthwise": {"class_name": "Sequential", "config": [
         layer("DepthwiseConv2D", name="w", batch_input_shape=[None, 6, 6, 2], kernel_size=[3, 3], strides=[1, 1],
               padding="valid", depth_multiplier=2, groups=1, kernel_initializer="one", kernel_regularizer=None,
@@ -115,7 +140,7 @@ def test_json_of_keras_2_gives_a_working_model(name):
     shapes = architecture.input_shapes(made)
     inputs = [np.ones((2, *shape), "f4") for shape in shapes]
     output = model.predict_on_batch(inputs if len(inputs) > 1 else inputs[0])
-    assert list(output.shape) == [2, architecture.output_units(made)[0]]
+    assert list(output.shape) == [2, architecture.output_widths(made)[0]]
 
 
 def evil(**changes):
@@ -153,11 +178,86 @@ ATTACKS = {
     "an optimizer as layer": evil(class_name="Adam"), "a serialized lambda": evil(c_units={
         "class_name": "__lambda__", "config": {"value": "4wEAAAA="}}),
     "an operation as layer": evil(module="keras.src.ops.numpy", class_name="Add"),
+    "an operation as an activation": evil(c_activation={"module": "keras.src.ops.nn", "class_name": "Relu",
+                                                        "config": {}}),
+    "an operation in TimeDistributed": evil(class_name="TimeDistributed", c_layer={
+        "module": "keras.src.ops.nn", "class_name": "Relu", "config": {}}),
+    "shapes of which a layer is built that are none": {"class_name": "Sequential", "config": [
+        {**layer("Dense", units=1), "build_config": {"input_shape": CALL}}]},
+    "arguments by which a layer is built that are no shapes": {"class_name": "Sequential", "config": [
+        {**layer("Dense", units=1), "build_config": {"shapes_dict": {"self": [1]}}}]},
     "numpy": evil(c_units={"class_name": "__numpy__", "config": {"value": [1], "dtype": "O"}}),
     "a model that is none": {"class_name": "Lambda", "config": {"layers": []}},
     "no layers": {"class_name": "Sequential", "config": {"layers": 3}},
     "one million layers": {"class_name": "Sequential", "config": [layer("Flatten")] * 6000},
 }
+
+
+def tensor(name="x"):
+    return {"class_name": "__keras_tensor__", "config": {"shape": [None, 4], "dtype": "float32",
+                                                         "keras_history": [name, 0, 0]}}
+
+
+def operation(kind, *args, module="keras.src.ops.numpy", registered=None, kwargs=None, **config):
+    """A functional model whose only layer is an operation."""
+    return {"class_name": "Functional", "module": "keras.src.models.functional", "config": {
+        "name": "m", "layers": [
+            node("x", "InputLayer", [], batch_shape=[None, 4], dtype="float32"),
+            {"module": module, "class_name": kind, "config": {"name": "o", **config}, "registered_name": registered,
+             "name": "o", "inbound_nodes": [{"args": list(args or [tensor()]), "kwargs": kwargs or {}}]}],
+        "input_layers": [["x", 0, 0]], "output_layers": [["o", 0, 0]]}}
+
+
+CORE, IMAGE = "keras.src.ops.core", "keras.src.ops.image"
+ATTACKS.update({
+    "an operation that calls a function": operation("Map", CALL, tensor(), module=CORE),
+    "an operation made with a function": operation("VectorizedMap", module=CORE, function=CALL),
+    "a branch of functions": operation("Cond", tensor(), CALL, CALL, module=CORE),
+    "a loop over a function": operation("WhileLoop", module=CORE, cond=CALL, body=CALL),
+    "a loop that counts": operation("ForiLoop", module=CORE, lower=0, upper=10**9, body_fun=CALL),
+    "a scan": operation("Scan", module=CORE, length=10**9), "a switch": operation("Switch", module=CORE),
+    "an associative scan": operation("AssociativeScan", module=CORE),
+    "a derivative of a function": operation("JVP", module="keras.src.ops.linalg"),
+    "an operation of another module": operation("system", module="os.ops.system"),
+    "an operation of a module that climbs": operation("Add", module="keras.src.ops/../os"),
+    "an operation of a module within Keras that is none": operation("Add", module="keras.src.ops.numpy.os"),
+    "a class of a module of operations that is none": operation("KerasTensor", module="keras.src.ops.numpy"),
+    "the class of all operations": operation("Operation", module="keras.src.ops.operation"),
+    "an operation of the public module": operation("Add", module="keras.ops"),
+    "a function of operations": operation("get_file", module="keras.src.utils.ops"),
+    "an operation by a registered name": operation("Add", registered="custom>Evil"),
+    "an operation by another's name": operation("Add", registered="Evil"),
+    "code among an operation's arguments": operation("Mean", axis=CALL),
+    "code in a list among an operation's arguments": operation("Mean", axis=[[CALL]]),
+    "a dictionary among an operation's arguments": operation("Mean", axis={"class_name": "__lambda__"}),
+    "code among a call's arguments": operation("Add", tensor(), CALL),
+    "code among a call's keyword arguments": operation("Add", kwargs={"x2": CALL}),
+    "code as an end of a slice": operation("GetItem", tensor(), [
+        {"class_name": "__slice__", "config": {"start": CALL, "stop": None, "step": None}}]),
+    "objects as an array": operation("Add", tensor(), {"class_name": "__numpy__", "config": {
+        "value": [1.0], "dtype": "O"}}),
+    "texts as an array": operation("Add", tensor(), {"class_name": "__numpy__", "config": {
+        "value": ["x"], "dtype": "S1000000000"}}),
+    "an array of a type of a gigabyte": operation("Add", tensor(), {"class_name": "__numpy__", "config": {
+        "value": [1.0], "dtype": "V1000000000"}}),
+    "an array of arrays of code": operation("Add", tensor(), {"class_name": "__tensor__", "config": {
+        "value": [[CALL]], "dtype": "float32"}}),
+    "a graph of ones and zeros out of nothing": operation("Full", 1.0, shape=[10**6, 10**6]),
+    "numbers out of nothing": operation("Arange", 0, 10**12), "a matrix out of nothing": operation("Eye", 10**6),
+    "numbers between two": operation("Linspace", tensor(), 1.0, num=10**12),
+    "a repetition that takes no tensor": operation("Tile", [[1.0]], repeats=[10**6, 10**6]),
+    "a layer that takes no tensor": {"class_name": "Functional", "config": {"name": "m", "layers": [
+        node("x", "InputLayer", [], batch_shape=[None, 4]),
+        node("o", "RepeatVector", [{"args": [[[1.0]]], "kwargs": {}}], n=10**12)],
+        "input_layers": [["x", 0, 0]], "output_layers": [["o", 0, 0]]}},
+    "a billion pieces": operation("Split", indices_or_sections=10**9, axis=1),
+    "a billion slices": operation("Unstack", module=CORE, num=10**9, axis=1),
+    "a billion patches": operation("ExtractPatches", module=IMAGE, size=[10**5, 10**5]),
+    "differences of differences": operation("Diff", n=10**9), "powers of all": operation("Vander", N=10**9),
+    "a histogram": operation("Histogram", bins=10**12),
+    "random numbers that no state keeps": operation("StochasticDepth", module="keras.src.applications.convnext",
+                                                    drop_path_rate=0.1),
+})
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -171,6 +271,29 @@ def test_code_in_data_is_refused(attack):
 def test_what_is_no_architecture_is_refused(text):
     with pytest.raises(ArchitectureError):
         check(text)
+
+
+def test_what_an_operation_would_make_is_not_made_when_it_is_checked():
+    """Sizes beyond all memory: nothing of them is allocated before a row comes, and what cannot be is refused."""
+    import resource
+
+    from mop_udf import models
+    huge = 10**12
+    for made in (operation("Tile", repeats=[1, huge]), operation("Repeat", repeats=huge, axis=1),
+                 operation("Pad", pad_width=[[0, 0], [huge, huge]]), operation("BroadcastTo", shape=[huge, 4]),
+                 operation("Reshape", newshape=[-1, huge]), operation("Roll", shift=huge, axis=1),
+                 operation("OneHot", module="keras.src.ops.nn", num_classes=huge),
+                 operation("Split", indices_or_sections=[huge, 2 * huge], axis=1),
+                 operation("Power", tensor(), huge), operation("Add", tensor(), 10**300),
+                 operation("GetItem", tensor(), huge), operation("Einsum", tensor(), subscripts="ab->" + "a" * 50),
+                 operation("Rot90", k=huge), operation("Transpose", axes=[huge, 0]),
+                 operation("Resize", tensor(), module=IMAGE, size=[huge, huge])):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        try:
+            models.build(check(made), 1)
+        except models.ConfigurationError as error:
+            assert "Keras refuses" in str(error)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000, made["config"]["layers"][1]
 
 
 def test_nesting_is_bounded():
@@ -202,30 +325,37 @@ def test_damaged_architectures_raise_nothing_but_architecture_errors():
             at[key] = copy.deepcopy(source.choice(values))
         try:
             made = check(damaged)
-            for read in (architecture.input_shapes, architecture.output_units):
+            for read in (architecture.input_shapes, architecture.output_widths):
                 read(made)
         except ArchitectureError:
             pass
 
 
+def test_a_state_that_a_layer_begins_with_is_used():
+    import keras
+    import numpy as np
+    model = keras.models.model_from_json(json.dumps(check(KERAS_2["a state from another layer, Keras 2"])))
+    x, first, other = np.ones((2, 5, 4), "f4"), np.zeros((2, 3), "f4"), np.ones((2, 3), "f4")
+    assert (model.predict_on_batch([x, first]) != model.predict_on_batch([x, other])).any()
+
+
 def test_shapes_and_units_are_read_from_both_generations():
     made = check(KERAS_2["convolutions"])
-    assert architecture.input_shapes(made) == [[8, 8, 1]] and architecture.output_units(made) == [3]
+    assert architecture.input_shapes(made) == [[8, 8, 1]] and architecture.output_widths(made) == [3]
     with pytest.raises(ArchitectureError, match="input shape"):
         architecture.input_shapes(check({"class_name": "Sequential", "config": [layer("Dense", units=1)]}))
-    with pytest.raises(ArchitectureError, match="units"):
-        architecture.output_units(check({"class_name": "Sequential", "config": [layer("Flatten")]}))
+    assert architecture.output_widths(check({"class_name": "Sequential", "config": [layer("Flatten")]})) == [None]
 
 
 def test_the_number_of_outputs_is_the_models():
     made = check(KERAS_2["functional, two inputs"])
-    assert architecture.output_units(made, 1) == [2]
+    assert architecture.output_widths(made, 1) == [2]
     with pytest.raises(ArchitectureError, match="has 1 output, not 2"):
-        architecture.output_units(made, 2)
+        architecture.output_widths(made, 2)
     made["config"]["output_layers"].append(["e", 0, 0])
-    assert architecture.output_units(made, 2) == [2, 5]
+    assert architecture.output_widths(made, 2) == [2, 5]
     with pytest.raises(ArchitectureError, match="has 2 outputs, not 1"):
-        architecture.output_units(made, 1)
+        architecture.output_widths(made, 1)
 
 
 def test_a_thresholded_relu_keeps_its_threshold():

@@ -21,6 +21,18 @@ def test_a_state_comes_back_bit_for_bit():
         assert [a.shape for a in back[name]] == [a.shape for a in arrays]
 
 
+def test_short_floats_come_back_bit_for_bit():
+    import ml_dtypes
+    for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float16):
+        arrays = [np.array([0.5, -3, 0], dtype), np.array(2, dtype)]
+        data = b"".join(bytes(b) for b in state.pack({**GROUPS, "weights": arrays}))
+        back = state.unpack(data)["weights"]
+        assert [(a.dtype, a.tobytes(), a.shape) for a in back] == [(a.dtype, a.tobytes(), a.shape) for a in arrays]
+        assert state.weights_to_bytes(back) == np.array([0.5, -3, 0, 2], "<f4").tobytes()
+        mean = state.average([[np.array([1, 3], dtype)], [np.array([3, 3], dtype)]], [1, 1])[0]
+        assert mean.dtype == dtype and mean.tolist() == [2, 3]
+
+
 @pytest.mark.parametrize("damage", [
     lambda b: b"", lambda b: b[:5], lambda b: b[:-1], lambda b: b + b"x", lambda b: b"X" + b[1:],
     lambda b: b[:7] + b"\x63" + b[8:], lambda b: b[:12] + b"]" + b[13:],

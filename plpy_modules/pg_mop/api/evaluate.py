@@ -2,6 +2,7 @@
 
 import json
 
+from mop_udf import architecture
 from pg_mop import object_table
 from pg_mop.api.model_table import StoredModel
 from pg_mop.api.output import as_json
@@ -30,9 +31,9 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
     if difference := packed.differs(model.summary):
         raise MopError(f'"{test_table}" was packed otherwise than the rows that the model was trained on: it has '
                        f"{difference}", hint="Pack it by validation_preprocessor_dl with the same training table.")
-    widths = [shapes[c][0] for c in packed.outputs]
-    if widths != model.outputs:
-        raise MopError(f'the model outputs {model.outputs} classes, "{test_table}" has {widths}')
+    wanted = packed.wanted_outputs(shapes)
+    if problem := architecture.output_misfit(model.outputs, wanted):
+        raise MopError(problem)
     columns = ", ".join(f"{quote_identifier(c)} AS c{i}, {quote_identifier(c + '_shape')}::text AS s{i}"
                         for i, c in enumerate(packed.columns))
     values = ", ".join(f"c{i}" for i in range(len(packed.columns)))
@@ -44,7 +45,7 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
             "kind": "evaluate", "plain_weights": True, "seed": 0, "same_start": True, "mst_key": mst_key or 0,
             "model_id": 0, "iteration": 0, "segment": 0, "architecture": model.architecture_text,
             "compile_params": model.compile_params, "fit_params": None, "epochs": 1, "dtypes": packed.dtypes(),
-            "inputs": len(packed.inputs), "rows": 0, "nbytes": 1 << 62, "dataset": None, "keep": [],
+            "inputs": len(packed.inputs), "outputs": wanted, "rows": 0, "nbytes": 1 << 62, "dataset": None, "keep": [],
             "also": [],
         }, [(mst_key or 0, model.weights)], [objects])
         report = json.loads(db.value(

@@ -75,7 +75,8 @@ def train(db, arguments, earlier=None):
             ("model_size", "double precision", len(weights) / 1024), ("start_training_time", "timestamp", started),
             ("end_training_time", "timestamp", db.value("SELECT clock_timestamp()::timestamp::text")),
             ("metrics_elapsed_time", "double precision[]", metrics["metrics_elapsed_time"]),
-            ("madlib_version", "text", f"pg_mop {__version__}"), ("num_classes", "integer[]", training.widths),
+            ("madlib_version", "text", f"pg_mop {__version__}"),
+            ("num_classes", "integer[]", training.outputs["widths"]),
             ("dependent_vartype", "text[]", source.summary.get("dependent_vartype")),
             ("normalizing_const", "real", source.summary.get("normalizing_const")),
             ("metrics_type", "text[]", c["compile"]["metrics"] or None), ("loss_type", "text", c["compile"]["loss"])]

@@ -65,7 +65,7 @@ def train(db, arguments, earlier=None):
             ("start_training_time", "timestamp", started),
             ("end_training_time", "timestamp", db.value("SELECT clock_timestamp()::timestamp::text")),
             ("madlib_version", "text", f"pg_mop {__version__}"),
-            ("num_classes", "integer[]", training.widths)], [
+            ("num_classes", "integer[]", training.outputs["widths"])], [
             ("dependent_vartype", "text[]", training.source.summary.get("dependent_vartype")),
             ("normalizing_const", "real", training.source.summary.get("normalizing_const")),
             ("metrics_iters", "integer[]", training.metrics_iterations)])

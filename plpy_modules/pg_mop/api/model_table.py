@@ -11,7 +11,8 @@ OF_CLASSES = ("categoricalcrossentropy", "categoricalfocalcrossentropy", "catego
 class Model:
     """A model to evaluate or predict with.
 
-    `architecture_text` and `weights` (float32 bytes); `input_shapes` and `outputs` (widths); `output_names`;
+    `architecture_text` and `weights` (float32 bytes); `input_shapes` and `outputs` (widths, None where only the built
+    model says one: `lend` fills them in); `output_names`;
     `classes`: for each output the class values as text (None = SQL NULL), or None where it was not one-hot encoded;
     `normalizing_const`; `regression`: it was trained on numbers, neither on classes nor on soft labels.
     """
@@ -19,17 +20,28 @@ class Model:
     regression = False
 
     def lend(self, trainer):
-        """Have a trainer hold the model, to predict with it or to export it."""
+        """Have a trainer hold the model, to predict with it or to export it. Raises MopError where its outputs are no
+        vectors, or others than the model table says."""
         trainer.send({"op": "model", "architecture": self.architecture_text}, self.weights)
-        trainer.receive()
+        shapes = trainer.receive()[0]["outputs"]
+        for shape in shapes:
+            if not architecture.is_vector(shape):
+                raise MopError(f"{self.what} cannot be used: {architecture.NO_VECTOR} {shape}")
+        if len(shapes) != len(self.outputs):
+            raise MopError(f"{self.what} has {len(shapes)} outputs, not {len(self.outputs)}")
+        self.outputs = [width for width, in shapes]
+        self.check_classes()
+
+    def check_classes(self):
+        """Raises MopError where class values that were given are not as many as the model outputs, as far as known."""
 
     def _read_architecture(self, text, weights, outputs, what):
         """Check the architecture JSON; `what` names the model in errors. Raises MopError."""
-        self.architecture_text, self.weights = text, weights
+        self.architecture_text, self.weights, self.what = text, weights, what
         try:
             checked = architecture.check(text)
             self.input_shapes = architecture.input_shapes(checked)
-            self.outputs = architecture.output_units(checked, outputs)
+            self.outputs = architecture.output_widths(checked, outputs)
         except architecture.ArchitectureError as error:
             raise MopError(f"{what} cannot be used: {error}") from None
 
@@ -131,7 +143,10 @@ class OwnModel(Model):
         if class_values is not None:
             # a one-dimensional array is that of the only output
             self.classes = class_values if class_values and isinstance(class_values[0], list) else [class_values]
-        given = [len(c) if c is not None else units for c, units in zip(self.classes, self.outputs)]
-        if len(self.classes) != dependent_count or given != self.outputs:
-            raise MopError(f"class_values has {[len(c) for c in self.classes]} values, the model outputs "
-                           f"{self.outputs} classes")
+        self.check_classes()
+
+    def check_classes(self):
+        given = [None if c is None else len(c) for c in self.classes]
+        if len(given) != len(self.outputs) or not all(
+                None in (count, width) or count == width for count, width in zip(given, self.outputs)):
+            raise MopError(f"class_values has {given} values, the model outputs {self.outputs} classes")

@@ -67,13 +67,7 @@ def _write(db, session, model, test, test_table, id_col, independent_varname, ou
     if len(inputs) != len(model.input_shapes):
         raise MopError(f"the model takes {len(model.input_shapes)} inputs, not {len(inputs)}")
     output = db.output_table(output_table)
-    kept = sum(model.outputs) if choice.most is None else len(model.outputs) * choice.most
-    reader = Reader(db, test, identifier, inputs, model.input_shapes, model.normalizing_const,
-                    16 * sum(model.outputs) + ROW_BYTES * kept)
-    classes = []
-    for values, units in zip(model.classes, model.outputs):
-        values = list(values) if values is not None else [str(k) for k in range(units)]
-        classes.append((values + [None] * units)[:units] + [None])  # the last: of no class
+    reader = Reader(db, test, identifier, inputs, model.input_shapes, model.normalizing_const)
     rank_column = ", rank integer" if choice.rank else ""
     db.execute(f"CREATE TABLE {output} ({quote_identifier(identifier)} {reader.id_type}, class_name text, "
                f"class_value text, prob float8{rank_column})")
@@ -84,7 +78,12 @@ def _write(db, session, model, test, test_table, id_col, independent_varname, ou
     unknown = 0
     with trainer_of(session, trainer_options(db, use_gpus)) as trainer:
         model.lend(trainer)
-        for identifiers, arrays in reader:
+        classes = []
+        for values, units in zip(model.classes, model.outputs):
+            values = list(values) if values is not None else [str(k) for k in range(units)]
+            classes.append((values + [None] * units)[:units] + [None])  # the last: of no class
+        kept = sum(model.outputs) if choice.most is None else len(model.outputs) * choice.most
+        for identifiers, arrays in reader.chunks(16 * sum(model.outputs) + ROW_BYTES * kept):
             trainer.send({"op": "predict", "shapes": [list(a.shape) for a in arrays]},
                          *(a.reshape(-1).view(np.uint8) for a in arrays))
             _, payloads = trainer.receive()
@@ -158,9 +157,8 @@ class Choice:
 class Reader:
     """Chunks of a table's rows: (ids as text, [float32 array for each input])."""
 
-    def __init__(self, db, table, identifier, inputs, shapes, normalizing_const, output_bytes):
-        """`output_bytes`: what the predictions for one row take in memory, about."""
-        self.db, self.table, self.shapes, self.inputs, self.output_bytes = db, table, shapes, inputs, output_bytes
+    def __init__(self, db, table, identifier, inputs, shapes, normalizing_const):
+        self.db, self.table, self.shapes, self.inputs = db, table, shapes, inputs
         self.constant = np.float32(normalizing_const)
         self.id_type = db.value("SELECT format_type(atttypid, atttypmod) FROM pg_attribute "
                                 "WHERE attrelid = $1 AND attname = $2", ["oid", "text"], [table.oid, identifier])
@@ -175,8 +173,9 @@ class Reader:
                 raise MopError(f'the model takes input of shape {shape}, column {quote_literal(name)} has {given}: '
                                f"input shape does not match")
 
-    def __iter__(self):
-        size = sum(int(np.prod(s)) * 8 + 64 for s in self.shapes) + self.output_bytes
+    def chunks(self, output_bytes):
+        """The chunks, one after the other. `output_bytes`: what the predictions for one row take in memory, about."""
+        size = sum(int(np.prod(s)) * 8 + 64 for s in self.shapes) + output_bytes
         cursor = self.db.plpy.cursor(self.sql)
         try:
             while rows := self._fetch(cursor, max(1, min(10_000, CHUNK_BYTES // size))):

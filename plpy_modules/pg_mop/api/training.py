@@ -19,7 +19,7 @@ from pg_mop.api.output import name_taken
 from pg_mop.catalog import Catalog
 from pg_mop.database import MopError
 from pg_mop.engines.postgresql import PostgreSQL
-from pg_mop.execute.orders import Orders
+from pg_mop.execute.orders import Orders, sharing
 from pg_mop.execute.run import Executor
 from pg_mop.execute.sessions import Sessions
 from pg_mop.locks import Locks, is_locked
@@ -110,7 +110,7 @@ class Training:
         db, source = self.db, self.source
         shapes = source.shapes(db)
         self.shapes = [shapes[c] for c in source.columns]
-        self.widths = [shape[0] for shape in self.shapes[len(source.inputs):]]
+        self.outputs = source.wanted_outputs(shapes)
         if self.validation is not None:
             theirs = self.validation.shapes(db)
             theirs = [theirs[c] for c in self.validation.columns]
@@ -133,12 +133,11 @@ class Training:
                            hint="Load an architecture of that shape with load_keras_model.")
 
     def _misfit(self, c):
-        """Why an architecture does not fit the data, or None."""
-        count = len(self.source.inputs)
-        wanted, widths = self.shapes[:count], self.widths
+        """Why an architecture does not fit the data, or None; the trainer says it of what its JSON does not tell."""
+        wanted, widths = self.shapes[:len(self.source.inputs)], self.outputs["widths"]
         try:
             inputs = architecture.input_shapes(c["architecture"])
-            units = architecture.output_units(c["architecture"], len(widths))
+            outputs = architecture.output_widths(c["architecture"], len(widths))
         except architecture.ArchitectureError as error:
             return str(error)
         if c["fit"]["class_weight"] and len(widths) > 1:
@@ -146,10 +145,7 @@ class Training:
         if inputs != wanted:
             return (f"the architecture takes input of shape {_one(inputs)}, "
                     f'"{self.source.text}" has {_one(wanted)}: input shape does not match')
-        if units != widths:
-            what = "numbers" if self.source.regression else "classes"
-            return f'the architecture outputs {_one(units)} {what} but "{self.source.text}" has {_one(widths)}'
-        return None
+        return architecture.output_misfit(outputs, self.outputs)
 
     def reserve(self, output):
         """Keep other calls from the same output table (quoted) until this one ends. Raises MopError."""
@@ -195,7 +191,8 @@ class Training:
                     self._open_run(journal, output_name, arguments, tables)
                 orders = Orders(
                     db, engine, {"training": self.source, "validation": self.validation}, self.segments,
-                    self.configurations, self.board, options, self.seed, self.functions, self.gpus, self.began,
+                    self.configurations, self.board, self.outputs, options, self.seed, self.functions, self.gpus,
+                    self.began,
                     self.replicas() if self.averaging else None,
                     earlier.kernels if earlier is not None and earlier.replay else {})
                 sessions = Sessions(db, self.connection, orders.trainer, f"pg_mop run {self.run_id}")
@@ -240,7 +237,8 @@ class Training:
         if earlier is not None and not earlier.replay:
             self.board.restore(earlier.finished)
         self.wanted = len(self.board.places)
-        self.scheduler = SCHEDULERS[options["scheduler"] if not self.averaging else "randomized"](self.board, self.seed)
+        self.scheduler = SCHEDULERS[options["scheduler"] if not self.averaging else "randomized"](
+            self.board, self.seed, sharing(self.configurations))
         options["threads"] = options["threads"] or max(1, settings.cores() // self.wanted)
 
     def _open_run(self, journal, output_name, arguments, tables):

@@ -7,6 +7,12 @@ from dataclasses import dataclass, field
 from mop_udf import params
 
 
+def sharing(configurations):
+    """{mst_key: a text}, equal for configurations that share a compiled model; `configurations` as in Orders."""
+    return {c["mst_key"]: json.dumps([c["model_arch"], params.without_scalars(c["compile"])], sort_keys=True)
+            for c in configurations}
+
+
 @dataclass
 class Orders:
     """Of one run. What is told follows from these and from what the board knows at the time."""
@@ -17,6 +23,7 @@ class Orders:
     segments: dict          # (dataset, key) -> Segment
     configurations: list    # dicts, with the parsed `compile` and `fit`
     board: object
+    outputs: dict           # what a model must output for the rows: see PackedTable.wanted_outputs
     options: dict
     seed: int
     functions: str | None   # the object table, quoted
@@ -26,10 +33,9 @@ class Orders:
     kernels: dict = field(default_factory=dict)  # of a replay: unit -> the kernel that it used
 
     def __post_init__(self):
-        # configurations of one key share a compiled model
-        self._key = {c["mst_key"]: json.dumps([c["model_arch"], c["fit"]["batch_size"],
-                                               params.without_scalars(c["compile"])], sort_keys=True)
-                     for c in self.configurations}
+        # configurations of one key share what is compiled for a batch size
+        shared = sharing(self.configurations)
+        self._key = {c["mst_key"]: (shared[c["mst_key"]], c["fit"]["batch_size"]) for c in self.configurations}
 
     def trainer(self, place):
         """The options of the trainer at a place."""
@@ -50,7 +56,8 @@ class Orders:
             "table": packed.text, "fingerprint": segment.fingerprint,
             "fingerprint_sql": self.engine.fingerprint_sql(packed, unit.segment),
             "rows_sql": self.engine.rows_sql(packed, unit.segment, aggregate),
-            "dtypes": packed.dtypes(), "inputs": len(packed.inputs), "rows": segment.rows, "bytes": segment.bytes,
+            "dtypes": packed.dtypes(), "inputs": len(packed.inputs), "outputs": self.outputs,
+            "rows": segment.rows, "bytes": segment.bytes,
             "epochs": fit["epochs"] - fit["initial_epoch"] if unit.kind == "train" else 1,
             "kernel": self.kernels.get(unit, self.options["kernel"]), "run_seconds": time.monotonic() - self.began,
             "models": [self._passes_left(u) for u in units],

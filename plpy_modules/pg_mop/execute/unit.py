@@ -76,7 +76,7 @@ class _Work:
         objects = [_rights(self.plpy, unit["object_table"], model) for model in found]
         _start_trainer(self.plpy, holder, unit["options"])
         shared = {name: unit[name] for name in ("kind", "seed", "same_start", "segment", "epochs", "dtypes", "inputs",
-                                                "rows", "replicas", "kernel", "run_seconds")}
+                                                "outputs", "rows", "replicas", "kernel", "run_seconds")}
         holder.coming = lambda: self.read_ahead(unit["coming"])
         holder.begin({**shared, "nbytes": unit["bytes"], "dataset": unit["dataset_key"], "keep": unit["keep"],
                       **found[0], "also": found[1:]}, self.states(), objects)

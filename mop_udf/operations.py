@@ -1,0 +1,76 @@
+"""Keras' operations that a functional model may have as nodes: those that only compute. Standard library only.
+
+`x + i`, `x * 2` or `keras.ops.mean(x)` on the tensors of a model are objects of their own in its JSON. Here is what of
+them may be loaded, with which arguments, and what may stand among the arguments of a call: plain data and arrays of
+numbers. Operations that take functions, read files, make tensors from nothing but a size, or hold random numbers that
+are not part of the model's state are not among them.
+"""
+
+
+class OperationError(ValueError):
+    """The operation, or an argument of it, is none that may be loaded; the text says why."""
+
+
+ALLOWED = {
+    "keras.src.ops.numpy": """
+        Abs Absolute Add All Amax Amin Any Arccos Arccosh Arcsin Arcsinh Arctan Arctan2 Arctanh Argmax Argmin Argsort
+        Average BroadcastTo Cbrt Ceil Clip Concatenate Copy Cos Cosh CountNonzero Cross Cumprod Cumsum Deg2rad Diagonal
+        Divide DivideNoNan Dot Einsum Equal Exp Exp2 ExpandDims Expm1 Flip Floor FloorDivide FullLike GetItem Greater
+        GreaterEqual Heaviside Hstack Hypot Isclose Isfinite Isinf Isnan Less LessEqual Log Log10 Log1p Log2 Logaddexp
+        LogicalAnd LogicalNot LogicalOr LogicalXor Matmul Max Maximum Mean Median Min Minimum Mod Moveaxis Multiply
+        NanToNum Negative NotEqual OnesLike Pad Power Prod Rad2deg Ravel Reciprocal Repeat Reshape Roll Rot90 Round
+        Sign Sin Sinc Sinh Sort Split Sqrt Square Squeeze Stack Std Subtract Sum Swapaxes Take TakeAlongAxis Tan Tanh
+        Tensordot Tile Trace Transpose Tril Triu TrueDivide Trunc Var Vstack Where ZerosLike""",
+    "keras.src.ops.nn": """
+        AveragePool Celu DepthToSpace DotProductAttention Elu Gelu Glu HardShrink HardSigmoid HardSilu HardTanh
+        LayerNorm LeakyRelu LogSigmoid LogSoftmax MaxPool Moments Normalize OneHot RMSNorm Relu Relu6 Selu Sigmoid Silu
+        SoftShrink Softmax Softplus Softsign SpaceToDepth SparsePlus SparseSigmoid Sparsemax Squareplus TanhShrink
+        Threshold""",
+    "keras.src.ops.core": "Cast SaturateCast StopGradient Unstack",
+    "keras.src.ops.math": "Erf Erfinv Logsumexp Rsqrt TopK",
+    "keras.src.ops.linalg": "Norm",
+    "keras.src.ops.image": "CropImages PadImages RGBToGrayscale Resize",
+}
+ALLOWED = {module: frozenset(names.split()) for module, names in ALLOWED.items()}
+MOST_PIECES = 1000  # that an operation may cut a tensor into: each is an object
+PIECES = {"Split": "indices_or_sections", "Unstack": "num"}
+NUMBERS = frozenset("""
+bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 bfloat16 float16 float32 float64
+""".split())
+
+
+def is_operation(module):
+    """True where a node of that module (text or None) is an operation, not a layer."""
+    return isinstance(module, str) and "ops" in module.split(".")
+
+
+def check(module, name, config):
+    """The config with which the operation may be made. Raises OperationError."""
+    if name not in ALLOWED.get(module, ()):
+        raise OperationError(f"operation {str(name)[:100]!r} of {module[:100]!r} may not be loaded: only those of "
+                             f"keras.ops that compute and nothing else may")
+    if not isinstance(config, dict) or not all(isinstance(key, str) and _is_plain(value)
+                                               for key, value in config.items()):
+        raise OperationError(f"operation {name} has an argument that is no plain data")
+    pieces = config.get(PIECES.get(name))
+    if isinstance(pieces, (int, float)) and pieces > MOST_PIECES:
+        raise OperationError(f"operation {name} makes {pieces} pieces, at most {MOST_PIECES}")
+    return dict(config)
+
+
+def constant(kind, config):
+    """The checked config of an array of numbers within a call's arguments. Raises OperationError."""
+    config = config if isinstance(config, dict) else {}
+    value, dtype = config.get("value"), config.get("dtype")
+    if not (isinstance(dtype, str) and dtype in NUMBERS and _is_numbers(value)):
+        raise OperationError(f"an object of class {kind!r} is not allowed here unless it is an array of numbers")
+    return {"value": value, "dtype": dtype}
+
+
+def _is_numbers(value):
+    return all(map(_is_numbers, value)) if isinstance(value, list) else isinstance(value, (bool, int, float))
+
+
+def _is_plain(value):
+    return all(map(_is_plain, value)) if isinstance(value, list) else value is None or isinstance(
+        value, (bool, int, float, str))
