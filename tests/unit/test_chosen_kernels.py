@@ -144,6 +144,56 @@ def test_an_error_says_what_is_wrong_first(kernel):
     assert models.first_line(caught.value) == "indices[2,0] = 77 is not in [0, 5)"
 
 
+def in_turn(cache, count, rounds):
+    """Ask for `count` models in turn, `rounds` times: how many were compiled anew in the last round."""
+    parsed = params.parse_compile_params("loss='categorical_crossentropy', optimizer='SGD()'")
+    for _ in range(rounds):
+        before, made = list(cache.models.values()), []
+        for number in range(count):
+            model = cache.get(dense(width=10 + number), parsed, {})
+            made += [model] if model not in before else []
+    return len(made)
+
+
+def test_compiled_models_are_kept_as_long_as_memory_holds_them():
+    from mop_udf import models
+    cache = models.ModelCache()
+    assert in_turn(cache, 40, 2) == 0, "also more than 32"
+    one = next(iter(cache.models.values())).nbytes
+    cache = models.ModelCache(one * 9)
+    assert in_turn(cache, 12, 5) < 12, "those that are asked for in turn do not push one another out"
+    assert sum(model.nbytes for model in cache.models.values()) <= cache.most_bytes and len(cache.models) >= 4
+    used = set(cache.models)
+    cache.most_bytes = 1
+    parsed = params.parse_compile_params("loss='categorical_crossentropy', optimizer='Adam()'")
+    model = cache.get(dense(), parsed, {})
+    assert list(cache.models.values()) == [model] and not used & set(cache.models), "the one in use stays"
+
+
+def test_what_is_compiled_counts():
+    from mop_udf import models
+    small, large = compiled(), models.ModelCache().get(
+        dense(width=100_000), params.parse_compile_params("loss='categorical_crossentropy', optimizer='Adam()'"), {})
+    # 4 * 100,000 + 100,000 + 3 * 100,000 + 3 numbers, twice again for Adam, all of that twice
+    assert large.nbytes >= 2 * 3 * 4 * 800_003 and small.nbytes < 10_000
+    small.kernels.train([random_rows(64)], 64, 8, 1, forced="loop")
+    once = small.nbytes
+    assert once > 1_000_000
+    small.kernels.train([random_rows(64)], 64, 8, 1, forced="xla")
+    assert small.nbytes > 3 * once
+
+
+def test_memory_for_compiled_models_follows_the_limit_in_force():
+    import os
+
+    from mop_udf import models
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cores = len(os.sched_getaffinity(0))
+    assert models.cache_bytes(0, cores) == int(models.CACHE_SHARE * memory)
+    assert models.cache_bytes(0, 1) == int(models.CACHE_SHARE * memory / cores)
+    assert models.cache_bytes(1, 1) == 0 < models.cache_bytes(100_000, 1) < 100_000 << 20
+
+
 def test_a_model_starts_from_its_seed_whatever_was_done_with_it():
     from mop_udf import models
     text = "loss='categorical_crossentropy', optimizer='Adam()'"

@@ -11,9 +11,10 @@ from pg_mop.schedule.simulator import makespan, simulate
 SHAPES = [(16, 2, 3), (2, 5, 2), (1, 3, 2), (4, 1, 2), (1, 1, 1), (5, 3, 1), (3, 3, 2)]
 
 
-def run(name, configurations, segments, iterations, seed=7, metrics=(), validation=(), seconds=None, ahead=False):
+def run(name, configurations, segments, iterations, seed=7, metrics=(), validation=(), seconds=None, ahead=False,
+        alike=None):
     board = Board(range(1, configurations + 1), range(segments), iterations, metrics, validation)
-    scheduler = SCHEDULERS[name](board, seed)
+    scheduler = SCHEDULERS[name](board, seed, alike)
     return simulate(board, scheduler, seconds or (lambda unit: 1.0), ahead)
 
 
@@ -106,6 +107,51 @@ def test_a_configuration_that_would_outlast_all_others_never_waits():
     cost = {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 5: 1.0, 6: 8.0}
     visits = run("longest-first", 6, 3, 4, seconds=lambda unit: cost[unit.mst_key])
     assert makespan(visits) <= 3 * 4 * 8 + 8
+
+
+def changes(visits, alike):
+    """How often a place goes on with a configuration of another compiled model than the one before."""
+    found, last = 0, {}
+    for v in sorted(visits, key=lambda v: v.start):
+        found += v.place in last and alike[last[v.place]] != alike[v.unit.mst_key]
+        last[v.place] = v.unit.mst_key
+    return found
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("architectures,each,segments", [(1, 16, 2), (3, 4, 2), (6, 4, 4), (10, 3, 8), (40, 1, 2)])
+def test_what_is_compiled_is_used_again_and_the_run_takes_no_longer(architectures, each, segments, ahead):
+    """Architectures of which the dearest costs ten times the cheapest, with their configurations a little apart."""
+    longer, before, after = [], 0, 0
+    for draw in range(6):
+        source = random.Random(draw)
+        base = [10 ** source.uniform(0, 1) for _ in range(architectures)]
+        alike = {key: key % architectures for key in range(1, architectures * each + 1)}
+        cost = {key: base[alike[key]] * source.uniform(0.95, 1.05) for key in alike}
+        spans = []
+        for known in (None, alike):
+            visits = run("longest-first", len(alike), segments, 4, seed=draw, seconds=lambda u, c=cost: c[u.mst_key],
+                         ahead=ahead, alike=known)
+            spans.append(makespan(visits))
+            if known is None:
+                before += changes(visits, alike)
+            else:
+                after += changes(visits, alike)
+        longer.append(spans[1] / spans[0])
+    assert sum(longer) / len(longer) < 1.01
+    if architectures > 1 and each > 1:
+        assert after < (0.75 if segments <= 4 else 0.9) * before  # places take configurations from one another
+
+
+def test_what_would_come_is_asked_for_without_a_trace():
+    board = Board([1, 2, 3, 4], [0], 1)
+    scheduler = SCHEDULERS["longest-first"](board, 3, {1: "a", 2: "b", 3: "a", 4: "b"})
+    first = scheduler.choose(0)
+    board.start(first)
+    board.finish(first)
+    scheduler.coming(0)
+    assert scheduler.last == {0: first.mst_key}
+    assert scheduler.alike[scheduler.choose(0).mst_key] == scheduler.alike[first.mst_key]
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)

@@ -10,17 +10,20 @@ class Scheduler(ABC):
 
     name: str
 
-    def __init__(self, board, seed):
-        self.board, self.random = board, Random(seed)
+    def __init__(self, board, seed, alike=None):
+        """`alike`: {mst_key: what is equal for configurations that share a compiled model}."""
+        self.board, self.random, self.alike = board, Random(seed), alike or {}
+        self.last = {}  # place -> the mst_key that was chosen there last
 
     def finished(self, unit, seconds):  # noqa: B027 (few need to know)
         """Take note of what a unit took."""
 
     def coming(self, place):
         """The unit that `choose` would give now, if waiting for the place does it no harm; else None."""
-        state = self.random.getstate()
+        state, last = self.random.getstate(), dict(self.last)
         unit = self.choose(place)
         self.random.setstate(state)
+        self.last = last
         return unit
 
     @abstractmethod

@@ -12,8 +12,8 @@ class RoundRobin(Scheduler):
 
     name = "round-robin"
 
-    def __init__(self, board, seed):
-        super().__init__(board, seed)
+    def __init__(self, board, seed, alike=None):
+        super().__init__(board, seed, alike)
         self.slots = board.live
         self.random.shuffle(self.slots)
         self.slots += [None] * (len(board.segments) - len(self.slots))
