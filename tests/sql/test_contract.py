@@ -133,7 +133,7 @@ def test_a_custom_zero_loss_by_madlib_keras_fit(db, data):
     assert row["training_metrics"] == [1, 1, 1], "one of three classes is among the best three"
     db.run("SELECT madlib.madlib_keras_evaluate('one', 'flowers_packed', 'scores')")
     assert db.run("SELECT * FROM scores")[0] == {"loss": 0, "metric": 1, "metrics_type": ["top_3_accuracy"],
-                                                 "loss_type": "zero_loss"}
+                                                 "loss_type": "zero_loss", "all_metrics": {"top_3_accuracy": 1}}
 
 
 def test_several_inputs_and_outputs_by_madlib_keras_fit(db, data):

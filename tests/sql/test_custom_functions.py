@@ -161,14 +161,8 @@ def test_a_metric_may_have_any_name(db, functions):
 
 def test_one_that_cannot_be_evaluated_leaves_the_others_alone(db, functions):
     put(db, "once", pickled("once", """
-def once(y_true, y_pred, calls=[]):
-    import sys
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_filename.endswith('forward.py'):
-            raise ValueError('not for evaluation')
-        frame = frame.f_back
-    return y_pred[:, 0]
+def once(y_true, y_pred):
+    raise ValueError('not for evaluation')
 """))
     make_data(db, segments=1)
     load(db, "arch", dense())

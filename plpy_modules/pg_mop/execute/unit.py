@@ -178,8 +178,8 @@ class _Work:
         if found is None:
             return
         report = self.holder.score(number, found)
-        values = {"loss": report["loss"], **report["metrics"]}
-        bad = [f"{name} is {'NaN' if value != value else 'infinite'}" for name, value in values.items()
+        values = [("loss", report["loss"]), *report["metrics"].items()]
+        bad = [f"{name} is {'NaN' if value != value else 'infinite'}" for name, value in values
                if not math.isfinite(value)]
         if bad:
             self.plpy.error(f"{bad[0]} on the {unit['dataset']} data", sqlstate=aggregate.CONFIGURATION_FAILED)
