@@ -472,7 +472,7 @@ def proves_itself(db, sql, args=None):
     ("UPDATE madlib.mop_model SET version = 7 WHERE run_id = %s", "permission denied"),
     ("INSERT INTO madlib.mop_segment VALUES (%s, 'training', 0, 1, 1, '')", "permission denied"),
     ("UPDATE madlib.mop_run SET owner = owner WHERE run_id = %s", "permission denied"),
-    ("UPDATE madlib.mop_owner SET role = 'attacker' WHERE role = 'another'; SELECT %s", "permission denied"),
+    ("UPDATE madlib.mop_owner SET who = 0 WHERE role = 'another'; SELECT %s", "permission denied"),
     ("INSERT INTO madlib.mop_run SELECT run_id + 1000000, owner FROM madlib.mop_run WHERE run_id = %s",
      "permission denied"),
     ("DELETE FROM madlib.mop_configuration; UPDATE madlib.mop_run SET run_id = run_id + 1000000 WHERE run_id = %s",
