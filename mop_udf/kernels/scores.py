@@ -78,7 +78,7 @@ class Scores:
 
 
 def _numpy(value):
-    return keras.ops.convert_to_numpy(value)
+    return np.asarray(value)  # (convert_to_numpy would ask variables for a copy, which they do not know how to make)
 
 
 def _weights(loss_weights, names):

@@ -54,7 +54,6 @@ def stopped(db, output, units=2, **how):
     return last_run(db)
 
 
-@pytest.mark.slice
 def test_a_cancelled_run_goes_on_where_it_was_and_ends_with_the_undisturbed_weights(db, data):
     run_id = stopped(db, "resumed")
     before = finished(db, run_id)

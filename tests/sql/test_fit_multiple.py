@@ -250,6 +250,7 @@ def test_the_views_show_a_running_call_to_another_session(db, data):
     watcher.close()
 
 
+@pytest.mark.slice
 def test_a_rolled_back_call_loses_no_trained_state_and_a_committed_one_frees_it(db, data):
     selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
     db.run("BEGIN")

@@ -23,7 +23,7 @@ def compiled(optimizer="Adam(lr=0.01)", **functions):
 
 
 def iterations(model):
-    return int(model.optimizer.iterations.numpy())
+    return int(model.optimizer.iterations.value)
 
 
 @pytest.mark.parametrize("count", [127, 128, 129, 203])
