@@ -2,8 +2,26 @@
 
 \echo Use "ALTER EXTENSION pg_mop UPDATE" to load this file. \quit
 
-DROP VIEW @extschema@.mop_abandoned_runs, @extschema@.mop_runs, @extschema@.mop_units, @extschema@.mop_kernel_choices,
-    @extschema@.mop_visit_order, @extschema@.mop_progress;
+-- The views stay, with what depends on them and with who may read them. They show nothing until they are made anew below.
+DO $do$
+DECLARE
+    shown record;
+BEGIN
+    FOR shown IN
+        SELECT c.oid::pg_catalog.regclass AS name, pg_catalog.string_agg(pg_catalog.format(
+            'NULL::%s AS %I', pg_catalog.format_type(a.atttypid, a.atttypmod), a.attname), ', ' ORDER BY a.attnum)
+            AS columns
+        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
+        WHERE c.relkind = 'v' AND c.relnamespace = '@extschema@'::pg_catalog.regnamespace AND EXISTS (
+            SELECT 1 FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_extension e ON e.oid = d.refobjid
+            WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = c.oid AND d.deptype = 'e'
+            AND e.extname = 'pg_mop')
+        GROUP BY c.oid
+    LOOP
+        EXECUTE pg_catalog.format('CREATE OR REPLACE VIEW %s AS SELECT %s WHERE false', shown.name, shown.columns);
+    END LOOP;
+END
+$do$;
 
 -- tables
 
@@ -42,7 +60,7 @@ CREATE POLICY own_runs ON @extschema@.mop_run FOR SELECT
     USING (owner OPERATOR(pg_catalog.=) (SELECT o.owner FROM @extschema@.mop_owner o
         WHERE o.who OPERATOR(pg_catalog.=) pg_catalog.to_regrole(pg_catalog.quote_ident(current_user))));
 
-ALTER TABLE @extschema@.mop_limit DROP CONSTRAINT mop_limit_role_key, ADD COLUMN who regrole;
+ALTER TABLE @extschema@.mop_limit ADD COLUMN who regrole;
 UPDATE @extschema@.mop_limit SET who = coalesce(pg_catalog.to_regrole(pg_catalog.quote_ident(role)), 0::regrole)
 WHERE role IS NOT NULL;
 
@@ -93,7 +111,10 @@ FROM @extschema@.mop_unit u JOIN (
     FROM @extschema@.mop_run) AS r USING (run_id)
 WHERE u.kind = 'evaluate' AND u.status = 'finished' AND u.rows > 0 GROUP BY 1, 2, 3, 4, 5;
 INSERT INTO @extschema@.mop_metric
-SELECT run_id, mst_key, iteration, dataset, loss, metric, '{}' FROM mop_evaluated WHERE whole;
+SELECT e.run_id, e.mst_key, e.iteration, e.dataset, e.loss, e.metric, CASE WHEN e.metric IS NULL THEN '{}'
+       ELSE pg_catalog.json_build_object(pg_catalog.substring(
+           c.compile_params, 'metrics *= *[[(]? *[''"]?([A-Za-z0-9_]+)'), e.metric) END
+FROM mop_evaluated e JOIN @extschema@.mop_configuration c USING (run_id, mst_key) WHERE e.whole;
 UPDATE @extschema@.mop_unit u SET status = 'cancelled' FROM mop_evaluated e
 WHERE NOT e.whole AND u.kind = 'evaluate' AND u.status = 'finished' AND (e.averaging OR u.mst_key = e.mst_key)
     AND (u.run_id, u.iteration, u.dataset) = (e.run_id, e.iteration, e.dataset);

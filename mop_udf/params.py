@@ -264,7 +264,9 @@ def _metrics(text):
     """A list of names, or one name alone."""
     if text is not None and re.fullmatch(r"(?!None$)[A-Za-z]\w*", text):
         return [_metric(text)]
-    metrics = _literal("metrics", text, (list, tuple)) if text is not None else None
+    metrics = _literal("metrics", text, (list, tuple, str)) if text is not None else None
+    if isinstance(metrics, str):  # as in metrics=('accuracy')
+        metrics = [metrics]
     return list(dict.fromkeys(_metric(name) for name in metrics or ()))
 
 

@@ -100,10 +100,9 @@ CREATE TABLE @extschema@.mop_generation (
     PRIMARY KEY (run_id, generation)
 );
 
--- What an administrator allows a role (NULL: all that have no row of their own); NULL columns do not limit, and of
--- several rows the least holds.
+-- What an administrator allows a role (NULL: all that have no row of their own); NULL columns do not limit.
 CREATE TABLE @extschema@.mop_limit (
-    role name,
+    role name UNIQUE,
     sessions integer CHECK (sessions > 0),                   -- trainers of the role's sessions, all together
     threads integer CHECK (threads > 0),                     -- of a trainer
     trainer_memory_mb integer CHECK (trainer_memory_mb > 0), -- of a trainer

@@ -95,12 +95,24 @@ $$;
 -- The role that is called so: where a row is written by hand, or comes from a dump, which has no oids.
 CREATE FUNCTION @extschema@.mop_find_role() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    renamed boolean := true;
 BEGIN
-    IF TG_OP = 'UPDATE' AND NEW.role IS DISTINCT FROM OLD.role AND NEW.who IS NOT DISTINCT FROM OLD.who THEN
-        NEW.who := NULL;
+    IF TG_OP = 'UPDATE' THEN
+        renamed := NEW.role IS DISTINCT FROM OLD.role;
+        IF renamed AND NEW.who IS NOT DISTINCT FROM OLD.who THEN
+            NEW.who := NULL;
+        END IF;
     END IF;
     IF NEW.who IS NULL AND NEW.role IS NOT NULL THEN
         NEW.who := coalesce(to_regrole(quote_ident(NEW.role)), 0::regrole);
+    END IF;
+    IF renamed AND TG_TABLE_NAME = 'mop_limit' THEN
+        -- a role that is gone, or is called otherwise now, does not keep its name from others
+        DELETE FROM @extschema@.mop_limit l WHERE l.role = NEW.role AND l.who <> 0::oid
+        AND NOT EXISTS (SELECT 1 FROM pg_roles a WHERE a.oid = l.who);
+        UPDATE @extschema@.mop_limit l SET role = a.rolname FROM pg_roles a
+        WHERE l.role = NEW.role AND a.oid = l.who AND a.rolname <> l.role;
     END IF;
     RETURN NEW;
 END

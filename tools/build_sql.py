@@ -31,7 +31,7 @@ def main(home, into, *older):
     version = re.search(r"default_version = '(.*)'", (ROOT / "pg_mop.control").read_text())[1]
     files = sorted((ROOT / "sql").glob("*.sql"))
     functions = "".join(f.read_text() for f in files if f.name not in ONCE)
-    functions = re.sub(r"(?m)^CREATE (FUNCTION|PROCEDURE|AGGREGATE)", r"CREATE OR REPLACE \1", functions)
+    functions = re.sub(r"(?m)^CREATE (FUNCTION|PROCEDURE|AGGREGATE|VIEW)", r"CREATE OR REPLACE \1", functions)
     scripts = {f"pg_mop--{version}.sql": "".join(f.read_text() for f in files)}
     for path in [*(ROOT / "migrations").glob("*.sql"), *map(pathlib.Path, older)]:
         scripts[path.name] = re.sub(r"(?m)^#functions$", lambda _: functions, path.read_text())

@@ -22,20 +22,18 @@ class BatchSize:
     def __init__(self, row_bytes=0, memory=None):
         """`row_bytes`: of all layers' outputs for a row; `memory`: what tells of this process's, a :class:`Memory`."""
         self.rows, self.row_bytes, self.memory = FIRST, row_bytes, memory or Memory()
-        self._warm = self._settled = False
+        self._warm = self.settled = False  # settled: nothing is left to be learnt
         self._base = self._before = None  # bytes held before batches were measured; at most in the last of those
 
-    def run(self, work, rows):
-        """What `work()` gives, which does a batch of `rows` rows, at most `self.rows`; learns from what it takes."""
-        if self._settled or rows < self.rows:
-            return work()
+    def try_on(self, work):
+        """Let `work()` do a batch of `rows` rows, and learn from what it takes."""
         if not self._warm:  # the first batch makes the function, which takes memory of its own
             self._warm = True
-            return work()
+            work()
+            return
         held = self.memory.begin()
-        result = work()
+        work()
         self._learn(held, self.memory.peak())
-        return result
 
     def _learn(self, held, peak):
         """`held`, `peak`: bytes that this process held before a full batch, and at most during it."""
@@ -52,13 +50,13 @@ class BatchSize:
         if fits and self.rows < MOST:
             self.rows *= 2
         else:
-            self._settled = True
+            self.settled = True
 
     def shrink(self):
         """There was not enough memory: use half of it from now on. False where a single row is too much."""
         if self.rows == 1:
             return False
-        self.rows, self._settled = max(1, self.rows // 2), True
+        self.rows, self.settled = max(1, self.rows // 2), True
         return True
 
 

@@ -27,7 +27,8 @@ class Forward:
             x, _ = split(columns, len(columns))
             return [np.asarray(o, "f4") for o in tf.nest.flatten(self._run("predict", (x,)))]
 
-        return [np.concatenate(own) for own in zip(*self._over(columns, 1, lambda columns: self._batch(work, columns)))]
+        self._probe(columns, work)
+        return [np.concatenate(own) for own in zip(*self._over(columns, 1, work))]
 
     def evaluate(self, columns, inputs):
         """The sums (see Scores) of rows: a tuple of arrays, of which the first `inputs` are inputs."""
@@ -35,12 +36,9 @@ class Forward:
             self._run("evaluate", split(batch, inputs))
 
         def work(columns):
-            start = 0
             try:
-                while start < len(columns[0]):
-                    batch = tuple(c[start:start + self.size.rows] for c in columns)
-                    self._batch(step, batch)
-                    start += len(batch[0])
+                for start in range(0, len(columns[0]), self.size.rows):
+                    step(tuple(c[start:start + self.size.rows] for c in columns))
                 return self.scores.take()
             except BaseException:
                 self.scores.clear()
@@ -50,7 +48,20 @@ class Forward:
             self.scores.update(*_tensors(split(tuple(c[:1] for c in columns), inputs)))
             self.scores.clear()
             self._ready = True
+        self._probe(columns, step)
+        self.scores.clear()
         return sum(self._over(columns, GROUP, work))
+
+    def _probe(self, columns, work):
+        """Find the batch size, on rows that are done once more afterwards: so that what is computed does not depend on
+        how it was found, but on the rows and on memory where that is short."""
+        while not self.size.settled and self.size.rows <= len(columns[0]):
+            batch = tuple(c[:self.size.rows] for c in columns)
+            try:
+                self.size.try_on(lambda batch=batch: work(batch))
+            except (tf.errors.ResourceExhaustedError, MemoryError):
+                if not self.size.shrink():
+                    raise
 
     def _over(self, columns, batches, work):
         """What `work` gives for the rows, in pieces of so many batches; a piece for which memory does not suffice is
@@ -66,9 +77,6 @@ class Forward:
                 continue
             yield result
             start += len(piece[0])
-
-    def _batch(self, work, batch):
-        return self.size.run(lambda: work(batch), len(batch[0]))
 
     def _run(self, kind, data):
         """A step on one batch, compiled for any number of rows."""

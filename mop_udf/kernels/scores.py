@@ -71,8 +71,8 @@ class Scores:
         single = [{name: float(np.mean(_numpy(metric.result()))) for name, metric in own} for own in self.metrics]
         values = {name: float(np.mean([own[name] for own in single])) for name in single[0]}
         if len(single) > 1:
-            values.update({f"{output}_{name}": own[name] for output, own in zip(self.names, single)
-                           for name in own})
+            own_names = {f"{output}_{name}": own[name] for output, own in zip(self.names, single) for name in own}
+            values.update({name: value for name, value in own_names.items() if name not in values})
         self.clear()
         return loss, values
 

@@ -86,6 +86,7 @@ class Database:
         self._before = None      # the caller's own values of what is pinned; None where nothing is pinned
         self._pinned = False
         self.commits = False     # this is a procedure, whose transaction ends at every tick
+        self.while_waiting = []  # what is to be called at every tick of a procedure
         self.at_end = []         # what is to be called once the call and its last transaction are over
 
     # --- waiting -------------------------------------------------------------------------------
@@ -93,6 +94,8 @@ class Database:
         """Let PostgreSQL see interrupts: a cancel is raised from here. A procedure holds nothing while it waits."""
         self.plpy.execute("SELECT 1")
         if self.commits:
+            for work in self.while_waiting:
+                work()
             self.commit()
 
     def commit(self):
@@ -374,5 +377,6 @@ def _begin_procedure(db):
             raise
         raise MopError("it cannot be called within a transaction block", sqlstate="25001",
                        detail="It ends its transaction again and again, so as not to hold back VACUUM while it trains.",
-                       hint="COMMIT; and call again, or use the function of the same arguments: SELECT "
+                       hint="COMMIT; and call again, with autocommit on and not from a block that handles exceptions; "
+                            "or use the function of the same arguments: SELECT "
                             f"{db.extension}.madlib_keras_fit_multiple_model(...);") from None

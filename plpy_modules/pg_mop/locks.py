@@ -1,24 +1,34 @@
 """What a training call holds until it ends: the name of its output against other calls, its sources against writers."""
 
+import select
+import time
+
 import psycopg2
 
 from pg_mop.catalog import connect
 from pg_mop.database import MopError, quote_literal
 
+SLICE = 200  # milliseconds of waiting for a lock, after which PostgreSQL sees interrupts
+
 
 class Locks:
-    """Held by the caller's own transaction or, where that ends again and again, by that of a session of their own."""
+    """Held by the caller's own transaction or, where that ends again and again, by that of a session of their own.
+
+    That session is looked at whenever the caller waits; where it was lost, another holds the same from then on.
+    """
 
     def __init__(self, db, parameters, lock_timeout):
         """`parameters()`: psycopg2's, of a session as the calling role; `lock_timeout`: milliseconds."""
-        self.db, self.lock_timeout, self._session = db, lock_timeout, None
+        self.db, self.parameters, self.lock_timeout, self._session = db, parameters, lock_timeout, None
+        self.output, self.shared = None, []
         if db.commits:
-            self._session = connect(parameters(), db.current_user(), "pg_mop locks")
-            self._session.autocommit = False  # one transaction, to the end
-            db.at_end.append(self._session.close)
+            self._open()
+            db.while_waiting.append(self._look)
+            db.at_end.append(lambda: self._session.close())
 
     def reserve(self, output):
         """Keep other calls from the same output table (quoted). Raises MopError."""
+        self.output = output
         schema, name = self.db.parse_name(output)
         if schema.startswith("pg_temp"):  # this session's own
             return
@@ -46,17 +56,54 @@ class Locks:
         if table.kind not in ("r", "p") or not db.value(
                 "SELECT has_table_privilege($1, 'UPDATE, DELETE, TRUNCATE')", ["oid"], [table.oid]):
             return
-        before = self._value("SELECT current_setting('lock_timeout')")
+        if self._session is not None:
+            self.shared.append(packed)
+            self._share(packed)
+            return
+        before = db.setting("lock_timeout")
         try:
-            self._value(f"SET LOCAL lock_timeout = {self.lock_timeout}")
-            self._value(f"LOCK TABLE {table} IN SHARE MODE")
-        except (psycopg2.errors.LockNotAvailable, db.plpy.SPIError) as error:
-            if "55P03" not in (getattr(error, "sqlstate", None), getattr(error, "pgcode", None)):
+            db.execute(f"SET LOCAL lock_timeout = {self.lock_timeout}")
+            db.execute(f"LOCK TABLE {table} IN SHARE MODE")
+        except db.plpy.SPIError as error:
+            if getattr(error, "sqlstate", None) != "55P03":
                 raise
             raise is_locked(packed) from None
-        except psycopg2.Error as error:  # it is not committed yet, or has gone
-            raise MopError(f'"{packed.text}" cannot be locked: {str(error).strip()}', sqlstate=error.pgcode) from None
-        self._value(f"SET LOCAL lock_timeout = {quote_literal(before)}")
+        db.execute(f"SET LOCAL lock_timeout = {quote_literal(before)}")
+
+    def _share(self, packed):
+        """Lock a table in the session of our own. It waits in slices: nothing could be heard while psycopg2 waits."""
+        deadline = time.monotonic() + self.lock_timeout / 1000
+        while True:
+            try:
+                self._value(f"SAVEPOINT before; SET LOCAL lock_timeout = {SLICE}; "
+                            f"LOCK TABLE {packed.table} IN SHARE MODE")
+                return
+            except psycopg2.errors.LockNotAvailable:
+                self._value("ROLLBACK TO SAVEPOINT before")
+                if time.monotonic() > deadline:
+                    raise is_locked(packed) from None
+                self.db.tick()
+            except psycopg2.Error as error:  # it is not committed yet, or has gone
+                raise MopError(f'"{packed.text}" cannot be locked: {str(error).strip()}',
+                               sqlstate=error.pgcode or "08006") from None
+
+    def _open(self):
+        self._session = connect(self.parameters(), self.db.current_user(), "pg_mop locks")
+        self._session.autocommit = False  # one transaction, to the end
+
+    def _look(self):
+        """Hold the same by another session where this one was lost. Raises MopError where that cannot be."""
+        if not self._session.closed and not select.select([self._session], [], [], 0)[0]:
+            return
+        try:
+            self._value("SELECT 1")
+        except psycopg2.Error:
+            self.db.plpy.log("pg_mop: the session that holds the locks of a call was lost")
+            self._open()
+            if self.output is not None:
+                self.reserve(self.output)
+            for packed in self.shared:
+                self._share(packed)
 
     def _value(self, sql):
         """The first value that some SQL gives, run where locks are held; None where it gives none."""

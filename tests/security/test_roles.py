@@ -2,6 +2,7 @@
 
 import json
 
+import psycopg2
 import pytest
 
 from forged import own_run
@@ -90,6 +91,13 @@ def test_a_limit_stays_with_the_role_that_it_was_written_for(db, nina):
     assert other.value(threads) == 3
     other.close()
     later.close()
+    # a role has one row: what was written for it before is changed, not written beside
+    assert isinstance(db.error("INSERT INTO madlib.mop_limit (role, threads) VALUES ('later', 1)"),
+                      psycopg2.errors.UniqueViolation)
+    db.run("INSERT INTO madlib.mop_limit (role, threads) VALUES ('later', 1) ON CONFLICT (role) DO UPDATE SET "
+           "threads = excluded.threads")
+    assert db.run("SELECT role, threads FROM madlib.mop_limit ORDER BY 1") == [
+        {"role": "anina", "threads": 2}, {"role": "later", "threads": 1}]
     db.run("DELETE FROM madlib.mop_limit; DROP OWNED BY later; DROP ROLE later")
 
 

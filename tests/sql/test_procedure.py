@@ -72,6 +72,44 @@ def test_vacuum_of_other_tables_is_not_held_back_while_it_trains(db, data, call,
         client.close()
 
 
+def test_what_it_waits_for_can_be_given_up(db, data):
+    """A lock that another holds, with a long time to wait for it."""
+    holder, caller = db.another(), db.another()
+    holder.run("BEGIN; LOCK TABLE flowers_packed IN ROW EXCLUSIVE MODE")
+    caller.run("SET pg_mop.lock_timeout = '1h'; SET statement_timeout = '2s'")
+    assert isinstance(caller.error(CALL.format("waits", 1)), psycopg2.errors.QueryCanceled)
+    caller.run("SET pg_mop.lock_timeout = '1s'; SET statement_timeout = 0")
+    assert "is locked by another transaction" in str(caller.error(CALL.format("waits", 1)))
+    caller.run("SET pg_mop.lock_timeout = '1h'")
+    calling = Calling(caller, CALL.format("waits", 1))
+    assert eventually(lambda: db.value("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pg_mop locks'"))
+    holder.run("ROLLBACK")
+    assert calling.end() is None and len(models(db, "waits")) == 2
+    for client in (holder, caller):
+        client.close()
+
+
+def test_a_lost_session_of_its_locks_is_made_good(db, data):
+    caller, watcher = db.another(), db.another()
+    calling = Calling(caller, CALL.format("held", LONG))
+    lock = "SELECT pid FROM pg_stat_activity WHERE application_name = 'pg_mop locks'"
+    assert eventually(lambda: watcher.value("SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING "
+                                            "(run_id) WHERE r.status = 'running' AND u.status = 'finished'"), 60)
+    first = watcher.value(lock)
+    watcher.run("SELECT pg_terminate_backend(%s)", [first])
+    assert eventually(lambda: watcher.value(lock) not in (None, first))
+    watcher.run("SET lock_timeout = '200ms'")
+    assert eventually(lambda: watcher.value("SELECT count(*) FROM pg_locks WHERE mode = 'ShareLock' AND granted AND "
+                                            "relation = 'flowers_packed'::regclass"))
+    assert isinstance(watcher.error("DELETE FROM flowers_packed"), psycopg2.errors.LockNotAvailable)
+    assert "another session is training into" in str(watcher.error(SELECT.format("held", 1)))
+    watcher.run("SELECT pg_cancel_backend(%s)", [caller.connection.info.backend_pid])
+    assert isinstance(calling.end(), psycopg2.errors.QueryCanceled)
+    watcher.run("SELECT madlib.mop_drop_run(max(run_id)) FROM madlib.mop_runs")
+    for client in (caller, watcher):
+        client.close()
+
+
 def test_the_same_call_again_goes_on(db, data):
     caller = db.another()
     caller.run(SETTINGS)

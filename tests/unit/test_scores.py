@@ -145,13 +145,13 @@ class Held:
         return self.most
 
 
-def grown(memory, rows=4096, row_bytes=0):
-    """The batch sizes that rows are cut into."""
-    size, cut = BatchSize(row_bytes, memory), []
-    while sum(cut) < rows:
-        cut.append(min(size.rows, rows - sum(cut)))
-        size.run(lambda: memory.batch(cut[-1]), cut[-1])
-    return cut
+def grown(memory, row_bytes=0):
+    """The batch sizes that are tried, the last of them the one that stays."""
+    size, tried = BatchSize(row_bytes, memory), []
+    while not size.settled:
+        tried.append(size.rows)
+        size.try_on(lambda: memory.batch(tried[-1]))
+    return [*tried, size.rows]
 
 
 def test_batches_grow_while_memory_allows(monkeypatch):

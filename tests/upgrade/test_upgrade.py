@@ -104,7 +104,15 @@ def test_an_updated_extension_is_a_fresh_one_and_keeps_the_users_data(db, older)
             SELECT owner, 'finished', 'f', 's', 'o', 1, 'randomized', 1, '{1}', 1, 1, '{}', 1
             FROM unnest(ARRAY['ghost', 'keeper', 'ghost']) AS owner;
             INSERT INTO madlib.mop_output VALUES (1, 'ghost'), (2, 'keeper'), (2, 'ghost'), (99, 'keeper');
-            INSERT INTO madlib.mop_limit (role, threads) VALUES ('keeper', 2), ('ghost', 3), (NULL, 4)""")
+            INSERT INTO madlib.mop_limit (role, threads) VALUES ('keeper', 2), ('ghost', 3), (NULL, 4);
+            INSERT INTO madlib.mop_segment SELECT 2, 'training', s, 1, 1, 'f' FROM generate_series(0, 1) AS s;
+            INSERT INTO madlib.mop_configuration (run_id, mst_key, model_id, compile_params, model_arch)
+            SELECT 2, k, 1, 'loss=''mse'', metrics=[''mae'']', 'a' FROM generate_series(1, 2) AS k;
+            INSERT INTO madlib.mop_unit (run_id, mst_key, iteration, segment, kind, dataset, attempt, status, rows,
+                loss, metric) SELECT 2, k, 1, s, 'evaluate', 'training', 1, 'finished', 1 + 2 * s, s, 2 * s
+            FROM generate_series(1, 2) AS k, generate_series(0, 1) AS s WHERE (k, s) <> (2, 1);
+            CREATE VIEW dash AS SELECT run_id, owner, status FROM madlib.mop_runs;
+            GRANT SELECT ON madlib.mop_runs TO keeper""")
     client.run("ALTER EXTENSION pg_mop UPDATE")
     if older == "0.2.0":
         # who is gone is not found again where somebody takes his name
@@ -115,7 +123,16 @@ def test_an_updated_extension_is_a_fresh_one_and_keeps_the_users_data(db, older)
         assert client.run("SELECT run_id FROM madlib.mop_output ORDER BY 1") == [{"run_id": 1}, {"run_id": 2}]
         assert client.run("SELECT who::text FROM madlib.mop_limit ORDER BY threads") == [
             {"who": "keeps"}, {"who": "-"}, {"who": None}]
-        client.run("DELETE FROM madlib.mop_run; DELETE FROM madlib.mop_limit; DROP ROLE ghost, keeps")
+        # what is made of the views, and who may read them, stays
+        assert client.value("SELECT count(*) FROM dash") == 3
+        assert client.value("SELECT has_table_privilege('keeps', 'madlib.mop_runs', 'SELECT')")
+        # what was evaluated whole has its metrics; the rest is to be evaluated again
+        assert client.run("SELECT mst_key, name, value FROM madlib.mop_metrics ORDER BY 1, 2") == [
+            {"mst_key": 1, "name": "loss", "value": 0.75}, {"mst_key": 1, "name": "mae", "value": 1.5}]
+        assert client.run("SELECT DISTINCT mst_key, status FROM madlib.mop_unit ORDER BY 1") == [
+            {"mst_key": 1, "status": "finished"}, {"mst_key": 2, "status": "cancelled"}]
+        client.run("DELETE FROM madlib.mop_run; DELETE FROM madlib.mop_limit; DROP VIEW dash; "
+                   "REVOKE ALL ON madlib.mop_runs FROM keeps; DROP ROLE ghost, keeps")
     updated = objects(client)
     assert updated.keys() == fresh.keys()
     for key in fresh:

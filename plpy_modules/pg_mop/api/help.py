@@ -227,6 +227,9 @@ def _usage(db, name, schema):
         lines.append(f"    {argument:<29} -- {' or '.join(kinds)}{said}")
     usage = f"{verb} {schema}.{name}(\n" + "\n".join(lines) + "\n);\n"
     if "_fit" in name:
+        if verb == "SELECT" and "multiple" in name:
+            usage += (f"\nFor hours: CALL {schema}.mop_fit_multiple_model(...), of the same arguments, does not hold "
+                      f"back VACUUM.\n")
         usage += (f"\nWatch:     {schema}.mop_runs, mop_progress, mop_units, mop_visit_order (from another session)\n"
                   f"Settings:  (SET name = value) {', '.join(f'pg_mop.{n}' for n in settings.KNOWN)}\n")
     return usage
