@@ -8,9 +8,10 @@ from mop_udf import params
 
 
 def sharing(configurations):
-    """{mst_key: a text}, equal for configurations that share a compiled model; `configurations` as in Orders."""
-    return {c["mst_key"]: json.dumps([c["model_arch"], params.without_scalars(c["compile"])], sort_keys=True)
-            for c in configurations}
+    """{mst_key: a number}, equal for configurations that share a compiled model; `configurations` as in Orders."""
+    numbers = {}
+    return {c["mst_key"]: numbers.setdefault(json.dumps([c["model_arch"], params.without_scalars(c["compile"])],
+                                                        sort_keys=True), len(numbers)) for c in configurations}
 
 
 @dataclass
