@@ -31,7 +31,7 @@ class Session:
         self.schema = None  # the extension's, quoted, once it has been asked for
         self.plans = {}  # (sql, types) -> prepared plan
         self.coming = None  # what to do while the trainer works on the unit
-        self.ahead = {}  # (run_id, mst_key, version) -> parts of a model state that has been read ahead
+        self.ahead = {}  # (run_id, stage, version) -> parts of a model state that has been read ahead
 
     def query(self, sql, types=(), values=(), cursor=False):
         """Run SQL by a plan that is kept for the next time: its rows, or with `cursor` one by one."""
@@ -75,7 +75,7 @@ class Session:
         """Hand the trainer a unit (its header), the model states and the pickles of its custom functions: {name: bytes}
         for the unit's model and for each of those in unit["also"], which are evaluated on the same rows.
 
-        `states` gives (mst_key, bytes) for every part; none: start from the seed.
+        `states` gives (stage, bytes) for every part; none: start from the seed.
 
         Adds to the header what the trainer's cache decides: `sends_rows`, whether rows follow; `keeps_rows`; and
         `epochs_sent`, how often they follow (they are sent for each epoch where they cannot be kept).
@@ -93,8 +93,8 @@ class Session:
                      "objects": list(objects[0]),
                      "also": [{**other, "objects": list(own)} for other, own in zip(unit["also"], objects[1:])]}
         trainer.send({"op": "unit", **self.unit}, *(data for own in objects for data in own.values()))
-        for mst_key, part in states:
-            trainer.send({"op": "state", "mst_key": mst_key}, part)
+        for stage, part in states:
+            trainer.send({"op": "state", "stage": stage}, part)
         trainer.send({"op": "states_end"})
 
     def rows(self, epoch, buffer, columns, shapes):

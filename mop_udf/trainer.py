@@ -19,6 +19,7 @@ An error in a unit is kept until the unit's `end`, so that the other side never 
 
 import ctypes
 import gc
+import hashlib
 import itertools
 import os
 import signal
@@ -125,18 +126,18 @@ class Server:
             self._refuse(error, datasets=list(self.cache.segments))
 
     def _states(self):
-        """{mst_key: bytes of a model state}, the unit's own model first."""
+        """{stage: bytes of its model state}, the unit's own first."""
         parts = {}
         while True:
             header, payloads = self.channel.receive()
             if header["op"] == "states_end":
                 return {key: own[0] if len(own) == 1 else b"".join(own) for key, own in parts.items()}
-            parts.setdefault(header["mst_key"], []).append(payloads[0])
+            parts.setdefault(header["stage"], []).append(payloads[0])
 
     def _prepare(self, unit, states, objects):
         """The CompiledModel that a training unit is for, in the state that `states` says."""
         compile_params, self.fit = self.models.parse(unit["compile_params"], unit["fit_params"])
-        own = states.get(unit["mst_key"])
+        own = states.get(unit["stage"])
         seed = None
         if own is None or unit["plain_weights"]:
             seed = self.models.initial_seed(unit["seed"], unit["model_id"],
@@ -195,8 +196,9 @@ class Server:
         fit, kernels = self.fit, compiled.kernels
         before = kernels.compilations
         forced = None if unit["kernel"] == "auto" else unit["kernel"]
-        random = np.random.default_rng([n & 0xFFFFFFFF for n in (unit["seed"], unit["mst_key"], unit["iteration"],
-                                                                unit["segment"])])
+        # whoever trains the same stage has the same order
+        random = np.random.default_rng([int(hashlib.sha256(unit["identity"].encode()).hexdigest()[:16], 16),
+                                        unit["segment"]])
         passes = []
 
         def one_pass(chunks, streams):
@@ -253,7 +255,7 @@ class Server:
         compiled = self.compiled.get(unit["architecture"], compile_params,
                                      {name: next(objects) for name in unit["objects"]})
         self.models.check_outputs(compiled.model, unit["outputs"])
-        weights = compiled.weights_of(states[unit["mst_key"]], unit["plain_weights"], self._replicas(unit, states))
+        weights = compiled.weights_of(states[unit["stage"]], unit["plain_weights"], self._replicas(unit, states))
         return self.models.Evaluation(compiled, weights, unit["inputs"])
 
     def _drain(self):

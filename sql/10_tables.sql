@@ -1,4 +1,4 @@
--- The catalog: runs, their configurations, segments, units and model states.
+-- The catalog: runs, their configurations, stages, segments, units and model states.
 --
 -- Users may not write to the tables: the sessions of a run, which are the caller's, write by the functions of
 -- 12_journal.sql. Row security keeps what a role reads to its own runs. The views show a role its own runs and those
@@ -75,20 +75,48 @@ CREATE TABLE @extschema@.mop_configuration (
     blame text CHECK (blame IN ('configuration', 'place')), -- of that: what failed for its place's sake may be resumed
     weights_sql text,                   -- where its initial weights came from; NULL: drawn from the seed
     weights_md5 text,
+    reason text,                        -- why it went no further, where a rule or a person stopped it
     PRIMARY KEY (run_id, mst_key)
 );
 
--- Where a configuration's model state is: in the rows of its version, in the table of its generation. A narrow row,
--- for it is written anew with every unit.
-CREATE TABLE @extschema@.mop_model (
+-- The search plan: a forest of stages. A stage is one iteration of training from its parent's state under given
+-- parameters; all configurations that have its beginning in common share it.
+CREATE TABLE @extschema@.mop_stage (
+    run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    stage integer NOT NULL,             -- a parent's number is smaller than its children's
+    parent integer,                     -- NULL: a path begins
+    iteration integer NOT NULL,
+    identity text NOT NULL,             -- digest of everything that decides its result (plan/identity.py)
+    mst_key integer NOT NULL,           -- the configuration that asked for it first
+    compile_params text NOT NULL,       -- in force in this iteration
+    fit_params text,
+    evaluated boolean NOT NULL,         -- somebody wants its metrics
+    PRIMARY KEY (run_id, stage),
+    FOREIGN KEY (run_id, mst_key) REFERENCES @extschema@.mop_configuration ON DELETE CASCADE
+);
+
+-- Which stage an iteration of a configuration is.
+CREATE TABLE @extschema@.mop_request (
     run_id bigint NOT NULL,
     mst_key integer NOT NULL,
-    version integer NOT NULL DEFAULT 0, -- = units trained; 0: the start, drawn from the seed or weights alone
-    generation integer,                 -- of the version; NULL: drawn from the seed
-    kept_generation integer,            -- of the version before, where other replicas still read it
+    iteration integer NOT NULL,
+    stage integer NOT NULL,
+    PRIMARY KEY (run_id, mst_key, iteration),
+    FOREIGN KEY (run_id, mst_key) REFERENCES @extschema@.mop_configuration ON DELETE CASCADE,
+    FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
+);
+CREATE INDEX mop_request_stage ON @extschema@.mop_request (run_id, stage);
+
+-- Where a stage's model state is: in the rows of its version, in the table of its generation. A narrow row, for it is
+-- written anew with every unit.
+CREATE TABLE @extschema@.mop_model (
+    run_id bigint NOT NULL,
+    stage integer NOT NULL,
+    version integer NOT NULL,           -- = units trained since the path began; at first that of the parent, whose it is
+    generation integer,                 -- of the version; NULL: drawn from the seed, the parent's, or no longer needed
     bytes bigint,                       -- of the version
-    PRIMARY KEY (run_id, mst_key),
-    FOREIGN KEY (run_id, mst_key) REFERENCES @extschema@.mop_configuration ON DELETE CASCADE
+    PRIMARY KEY (run_id, stage),
+    FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
 ) WITH (fillfactor = 50);
 
 -- A generation is a table mop_state_<run_id>_<generation> of model states. The states that are written in one stretch
@@ -122,7 +150,7 @@ CREATE TABLE @extschema@.mop_segment (
 
 CREATE TABLE @extschema@.mop_unit (
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
-    mst_key integer NOT NULL,
+    stage integer NOT NULL,
     iteration integer NOT NULL,
     segment integer NOT NULL,
     kind text NOT NULL CHECK (kind IN ('train', 'evaluate')),
@@ -144,35 +172,50 @@ CREATE TABLE @extschema@.mop_unit (
     error text,
     compilations integer,               -- steps and loops that the trainer compiled for this unit
     choice json,                        -- what the choice of its kernel knew: kernels/choice.py
-    PRIMARY KEY (run_id, mst_key, iteration, kind, dataset, segment, attempt),
-    FOREIGN KEY (run_id, mst_key) REFERENCES @extschema@.mop_configuration ON DELETE CASCADE
+    PRIMARY KEY (run_id, stage, kind, dataset, segment, attempt),
+    FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
 );
 -- a unit is done once
-CREATE UNIQUE INDEX mop_unit_once ON @extschema@.mop_unit (run_id, mst_key, iteration, kind, dataset, segment)
+CREATE UNIQUE INDEX mop_unit_once ON @extschema@.mop_unit (run_id, stage, kind, dataset, segment)
     WHERE status = 'finished';
 
--- What evaluations give: loss and metrics of all rows of a dataset. Replicas have theirs together, as mst_key 1.
+-- What evaluations give: loss and metrics of all rows of a dataset. Replicas have theirs together, as those of mst_key 1.
 CREATE TABLE @extschema@.mop_metric (
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
-    mst_key integer NOT NULL,
-    iteration integer NOT NULL,
+    stage integer NOT NULL,
     dataset text NOT NULL CHECK (dataset IN ('training', 'validation')),
     loss double precision NOT NULL,
     metric double precision,            -- the first that was asked for
     metrics json NOT NULL,              -- all of them by name
-    PRIMARY KEY (run_id, mst_key, iteration, dataset),
-    FOREIGN KEY (run_id, mst_key) REFERENCES @extschema@.mop_configuration ON DELETE CASCADE
+    noted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (run_id, stage, dataset),
+    FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
 );
 
 -- The sums of segments that have been evaluated while others of their dataset have not.
 CREATE TABLE @extschema@.mop_partial (
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
-    mst_key integer NOT NULL,
-    iteration integer NOT NULL,
+    stage integer NOT NULL,
     dataset text NOT NULL,
     segment integer NOT NULL,
     sums double precision[] NOT NULL,   -- rows, then what mop_udf/kernels/scores.py adds up
-    PRIMARY KEY (run_id, mst_key, iteration, dataset, segment)
+    PRIMARY KEY (run_id, stage, dataset, segment)
+);
+
+-- What a search procedure proposed and was told, in order: told the same again, it goes on as if nothing had happened.
+CREATE TABLE @extschema@.mop_search_log (
+    run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    number integer NOT NULL,
+    event json NOT NULL,
+    noted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (run_id, number)
+);
+
+-- What people want of a run that goes on: read and removed by its coordinator.
+CREATE TABLE @extschema@.mop_wish (
+    wish bigserial PRIMARY KEY,
+    run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    content json NOT NULL
 );
 
 ALTER TABLE @extschema@.mop_owner ENABLE ROW LEVEL SECURITY;
@@ -193,12 +236,24 @@ CREATE POLICY own_runs ON @extschema@.mop_generation FOR SELECT
     USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_model ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_model FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_stage ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_stage FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_request ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_request FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_search_log ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_search_log FOR SELECT
+    USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_wish ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_wish FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_metric ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_metric FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_run', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_run_run_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_configuration', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_stage', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_request', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_search_log', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_segment', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_unit', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_metric', '');

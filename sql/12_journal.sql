@@ -145,7 +145,7 @@ $$;
 
 -- --- runs ------------------------------------------------------------------------------------------
 
-CREATE FUNCTION @extschema@.mop_open_run(run json, configurations json, segments json,
+CREATE FUNCTION @extschema@.mop_open_run(run json, segments json,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -167,19 +167,88 @@ BEGIN
         seed bigint, scheduler text, num_iterations integer, metrics_iterations integer[], configurations integer,
         segments integer, parameters json, sessions integer)
     RETURNING mop_run.run_id INTO id;
-    INSERT INTO @extschema@.mop_configuration (run_id, mst_key, model_id, compile_params, fit_params, model_arch, error,
-        blame, weights_sql, weights_md5)
-    SELECT id, c.mst_key, c.model_id, c.compile_params, c.fit_params, c.model_arch, c.error,
-        CASE WHEN c.error IS NOT NULL THEN 'configuration' END, c.weights_sql, c.weights_md5
-    FROM json_to_recordset(configurations) AS c(mst_key integer, model_id integer, compile_params text,
-        fit_params text, model_arch text, error text, weights_sql text, weights_md5 text);
-    INSERT INTO @extschema@.mop_model (run_id, mst_key)
-    SELECT c.run_id, c.mst_key FROM @extschema@.mop_configuration c WHERE c.run_id = id;
     INSERT INTO @extschema@.mop_segment (run_id, dataset, segment, rows, bytes, fingerprint)
     SELECT id, s.dataset, s.segment, s.rows, s.bytes, s.fingerprint
     FROM json_to_recordset(segments) AS s(dataset text, segment integer, rows bigint, bytes bigint, fingerprint text);
     PERFORM @extschema@.mop_new_generation(id, 1, ticket);
     RETURN id;
+END
+$$;
+
+-- Adds to a run: configurations, the stages that they ask for, and which stage each of their iterations is.
+CREATE FUNCTION @extschema@.mop_ask(run bigint, run_epoch integer, configurations json, stages json, requests json,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    INSERT INTO @extschema@.mop_configuration (run_id, mst_key, model_id, compile_params, fit_params, model_arch, error,
+        blame, weights_sql, weights_md5)
+    SELECT run, c.mst_key, c.model_id, c.compile_params, c.fit_params, c.model_arch, c.error,
+        CASE WHEN c.error IS NOT NULL THEN 'configuration' END, c.weights_sql, c.weights_md5
+    FROM json_to_recordset(configurations) AS c(mst_key integer, model_id integer, compile_params text,
+        fit_params text, model_arch text, error text, weights_sql text, weights_md5 text);
+    INSERT INTO @extschema@.mop_stage (run_id, stage, parent, iteration, identity, mst_key, compile_params, fit_params,
+        evaluated)
+    SELECT run, s.stage, s.parent, s.iteration, s.identity, s.mst_key, s.compile_params, s.fit_params, s.evaluated
+    FROM json_to_recordset(stages) AS s(stage integer, parent integer, iteration integer, identity text,
+        mst_key integer, compile_params text, fit_params text, evaluated boolean)
+    -- one that is there is to be evaluated now
+    ON CONFLICT (run_id, stage) DO UPDATE SET evaluated = true WHERE excluded.evaluated;
+    INSERT INTO @extschema@.mop_model (run_id, stage, version)
+    SELECT run, s.stage, s.version FROM json_to_recordset(stages) AS s(stage integer, version integer)
+    ON CONFLICT DO NOTHING;
+    INSERT INTO @extschema@.mop_request (run_id, mst_key, iteration, stage)
+    SELECT run, r.mst_key, r.iteration, r.stage
+    FROM json_to_recordset(requests) AS r(mst_key integer, iteration integer, stage integer)
+    ON CONFLICT DO NOTHING;
+END
+$$;
+
+-- A configuration goes no further than `iterations`, for a reason.
+CREATE FUNCTION @extschema@.mop_withdraw(run bigint, run_epoch integer, key integer, iterations integer, why text,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    DELETE FROM @extschema@.mop_request r WHERE r.run_id = run AND r.mst_key = key AND r.iteration > iterations;
+    UPDATE @extschema@.mop_configuration c SET reason = why WHERE c.run_id = run AND c.mst_key = key;
+END
+$$;
+
+-- adds an event to the log of a search
+CREATE FUNCTION @extschema@.mop_log_search(run bigint, run_epoch integer, first integer, events json,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    INSERT INTO @extschema@.mop_search_log (run_id, number, event)
+    SELECT run, first + (e.place - 1)::integer, e.event
+    FROM json_array_elements(events) WITH ORDINALITY AS e(event, place);
+END
+$$;
+
+-- what people want of a run that goes on
+CREATE FUNCTION @extschema@.mop_add_wish(run_id bigint, content json,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own($1, ticket);
+    IF NOT EXISTS (SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = $1 AND @extschema@.mop_status(
+                       r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'running') THEN
+        RAISE EXCEPTION 'run % is not running', $1 USING ERRCODE = '55000';
+    END IF;
+    INSERT INTO @extschema@.mop_wish (run_id, content) VALUES ($1, $2);
+END
+$$;
+
+-- takes the wishes of a run, in the order in which they came
+CREATE FUNCTION @extschema@.mop_take_wishes(run bigint, run_epoch integer,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS SETOF json
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    RETURN QUERY WITH taken AS (DELETE FROM @extschema@.mop_wish w WHERE w.run_id = run RETURNING w.wish, w.content)
+        SELECT t.content FROM taken t ORDER BY t.wish;
 END
 $$;
 
@@ -200,7 +269,7 @@ BEGIN
         RAISE EXCEPTION 'run % is running', run USING ERRCODE = '55006';
     END IF;
     -- first the models, as a unit does
-    PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run ORDER BY m.mst_key FOR UPDATE;
+    PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run ORDER BY m.stage FOR UPDATE;
     UPDATE @extschema@.mop_unit u SET status = 'cancelled', finished_at = clock_timestamp()
     WHERE u.run_id = run AND u.status = 'running';
     UPDATE @extschema@.mop_configuration c SET error = NULL, blame = NULL WHERE c.run_id = run AND c.blame = 'place';
@@ -370,30 +439,30 @@ $$;
 
 -- --- units -----------------------------------------------------------------------------------------
 
-CREATE FUNCTION @extschema@.mop_begin_unit(run bigint, run_epoch integer, mst_key integer, iteration integer,
+CREATE FUNCTION @extschema@.mop_begin_unit(run bigint, run_epoch integer, stage integer, iteration integer,
     segment integer, kind text, dataset text, attempt integer, queued_at double precision,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
-    INSERT INTO @extschema@.mop_unit (run_id, mst_key, iteration, segment, kind, dataset, attempt, status, backend_pid,
+    INSERT INTO @extschema@.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, backend_pid,
         queued_at, started_at)
     VALUES ($1, $3, $4, $5, $6, $7, $8, 'running', pg_backend_pid(), to_timestamp($9), clock_timestamp());
 END
 $$;
 
 -- an attempt failed; its row is made here where the session went before it could
-CREATE FUNCTION @extschema@.mop_fail_unit(run bigint, run_epoch integer, mst_key integer, iteration integer,
+CREATE FUNCTION @extschema@.mop_fail_unit(run bigint, run_epoch integer, stage integer, iteration integer,
     segment integer, kind text, dataset text, attempt integer, queued_at double precision, message text,
     ticket text DEFAULT @extschema@.mop_ticket())
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
     UPDATE @extschema@.mop_unit u SET status = 'failed', finished_at = clock_timestamp(), error = message
-    WHERE (u.run_id, u.mst_key, u.iteration, u.segment, u.kind, u.dataset, u.attempt) = ($1, $3, $4, $5, $6, $7, $8)
+    WHERE (u.run_id, u.stage, u.segment, u.kind, u.dataset, u.attempt) = ($1, $3, $5, $6, $7, $8)
     AND u.status <> 'finished';
     IF NOT FOUND THEN
-        INSERT INTO @extschema@.mop_unit (run_id, mst_key, iteration, segment, kind, dataset, attempt, status,
+        INSERT INTO @extschema@.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status,
             queued_at, finished_at, error)
         VALUES ($1, $3, $4, $5, $6, $7, $8, 'failed', to_timestamp($9), clock_timestamp(), message)
         ON CONFLICT DO NOTHING;
@@ -402,30 +471,31 @@ END
 $$;
 
 -- Notes a unit's result; fails where the run has been taken from it. A unit of training, whose new state has been put
--- into generation `target`, moves its model on to the next version; `keeps`: the one before stays.
-CREATE FUNCTION @extschema@.mop_finish_unit(run bigint, unit_mst_key integer, unit_iteration integer,
-    unit_segment integer, unit_kind text, unit_dataset text, unit_attempt integer, made_version integer,
-    target integer, size bigint, keeps boolean, used_kernel text, trained_rows bigint, unit_loss double precision,
-    unit_metric double precision, seconds_read double precision, seconds_trained double precision,
-    seconds_written double precision, compiled integer, chosen text,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+-- into generation `target`, moves its stage's state on to the next version; nobody needs those of the stages `release`.
+CREATE FUNCTION @extschema@.mop_finish_unit(run bigint, unit_stage integer, unit_segment integer, unit_kind text,
+    unit_dataset text, unit_attempt integer, made_version integer, target integer, size bigint, release integer[],
+    used_kernel text, trained_rows bigint, unit_loss double precision, unit_metric double precision,
+    seconds_read double precision, seconds_trained double precision, seconds_written double precision,
+    compiled integer, chosen text, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
     IF unit_kind = 'train' THEN
-        UPDATE @extschema@.mop_model m SET version = made_version, generation = target, bytes = size,
-            kept_generation = CASE WHEN keeps THEN m.generation END
-        WHERE m.run_id = run AND m.mst_key = unit_mst_key AND m.version = made_version - 1;
+        UPDATE @extschema@.mop_model m SET version = made_version, generation = target, bytes = size
+        WHERE m.run_id = run AND m.stage = unit_stage AND m.version = made_version - 1;
         IF NOT FOUND THEN
-            RAISE EXCEPTION 'model % of run % is not at version %', unit_mst_key, run, made_version - 1
+            RAISE EXCEPTION 'stage % of run % is not at version %', unit_stage, run, made_version - 1
                 USING ERRCODE = '55000';
+        END IF;
+        IF release <> '{}' THEN
+            UPDATE @extschema@.mop_model m SET generation = NULL WHERE m.run_id = run AND m.stage = ANY (release);
         END IF;
     END IF;
     UPDATE @extschema@.mop_unit u SET status = 'finished', finished_at = clock_timestamp(), version = made_version,
         kernel = used_kernel, rows = trained_rows, loss = unit_loss, metric = unit_metric, read_seconds = seconds_read,
         train_seconds = seconds_trained, write_seconds = seconds_written, compilations = compiled,
         choice = chosen::json
-    WHERE (u.run_id, u.mst_key, u.iteration, u.segment, u.kind, u.dataset, u.attempt) = ($1, $2, $3, $4, $5, $6, $7)
+    WHERE (u.run_id, u.stage, u.segment, u.kind, u.dataset, u.attempt) = ($1, $2, $3, $4, $5, $6)
     AND u.status = 'running';
     IF NOT FOUND THEN
         RAISE EXCEPTION 'this unit of run % is no longer running', run USING ERRCODE = '55000';
@@ -434,9 +504,9 @@ END
 $$;
 
 -- Adds a segment's evaluation. Where it is the dataset's last one, gives the sums of all segments, else NULL.
-CREATE FUNCTION @extschema@.mop_put_sums(run bigint, key integer, at_iteration integer, of_dataset text,
-                                         of_segment integer, own double precision[],
-                                         ticket text DEFAULT @extschema@.mop_ticket()) RETURNS double precision[]
+CREATE FUNCTION @extschema@.mop_put_sums(run bigint, of_stage integer, of_dataset text, of_segment integer,
+                                         own double precision[], ticket text DEFAULT @extschema@.mop_ticket())
+RETURNS double precision[]
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     others integer;
@@ -448,40 +518,42 @@ BEGIN
         RETURN own;
     END IF;
     -- one after the other, so that there is a last one
-    PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run AND m.mst_key = key FOR NO KEY UPDATE;
-    INSERT INTO @extschema@.mop_partial VALUES (run, key, at_iteration, of_dataset, of_segment, own);
+    PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run AND m.stage = of_stage FOR NO KEY UPDATE;
+    INSERT INTO @extschema@.mop_partial (run_id, stage, dataset, segment, sums)
+    VALUES (run, of_stage, of_dataset, of_segment, own);
     IF (SELECT count(*) FROM @extschema@.mop_partial p
-        WHERE (p.run_id, p.mst_key, p.iteration, p.dataset) = (run, key, at_iteration, of_dataset)) <= others THEN
+        WHERE (p.run_id, p.stage, p.dataset) = (run, of_stage, of_dataset)) <= others THEN
         RETURN NULL;
     END IF;
     SELECT array_agg(one.value ORDER BY one.place) INTO total FROM (
         -- in the order of the segments, whichever ended first: the same sums every time
         SELECT v.place, sum(v.value ORDER BY p.segment) AS value
         FROM @extschema@.mop_partial p, unnest(p.sums) WITH ORDINALITY AS v(value, place)
-        WHERE (p.run_id, p.mst_key, p.iteration, p.dataset) = (run, key, at_iteration, of_dataset)
+        WHERE (p.run_id, p.stage, p.dataset) = (run, of_stage, of_dataset)
         GROUP BY v.place) AS one;
-    DELETE FROM @extschema@.mop_partial p
-    WHERE (p.run_id, p.mst_key, p.iteration, p.dataset) = (run, key, at_iteration, of_dataset);
+    DELETE FROM @extschema@.mop_partial p WHERE (p.run_id, p.stage, p.dataset) = (run, of_stage, of_dataset);
     RETURN total;
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_note_metrics(run bigint, key integer, at_iteration integer, of_dataset text,
+CREATE FUNCTION @extschema@.mop_note_metrics(run bigint, of_stage integer, of_dataset text,
     loss double precision, metric double precision, metrics text,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
-    INSERT INTO @extschema@.mop_metric VALUES (run, key, at_iteration, of_dataset, $5, $6, $7::json);
+    INSERT INTO @extschema@.mop_metric (run_id, stage, dataset, loss, metric, metrics)
+    VALUES (run, of_stage, of_dataset, $4, $5, $6::json);
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_fail_configuration(run bigint, run_epoch integer, key integer, message text,
+CREATE FUNCTION @extschema@.mop_fail_configurations(run bigint, run_epoch integer, keys integer[], message text,
     blamed text, ticket text DEFAULT @extschema@.mop_ticket())
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
-    UPDATE @extschema@.mop_configuration c SET error = message, blame = blamed WHERE c.run_id = run AND c.mst_key = key;
+    UPDATE @extschema@.mop_configuration c SET error = message, blame = blamed
+    WHERE c.run_id = run AND c.mst_key = ANY (keys);
 END
 $$;
 
@@ -508,8 +580,8 @@ BEGIN
         RAISE EXCEPTION 'run % cannot have a generation %', run, generation USING ERRCODE = '54000';
     END IF;
     INSERT INTO @extschema@.mop_generation VALUES (run, generation);
-    EXECUTE 'CREATE TABLE @extschema@.' || name || ' (mst_key integer, version integer, part integer, '
-            'data bytea NOT NULL, PRIMARY KEY (mst_key, version, part)) WITH (autovacuum_enabled = false, '
+    EXECUTE 'CREATE TABLE @extschema@.' || name || ' (stage integer, version integer, part integer, '
+            'data bytea NOT NULL, PRIMARY KEY (stage, version, part)) WITH (autovacuum_enabled = false, '
             'toast.autovacuum_enabled = false)';
     -- floats do not compress
     EXECUTE 'ALTER TABLE @extschema@.' || name || ' ALTER COLUMN data SET STORAGE EXTERNAL';
@@ -545,7 +617,7 @@ BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
     FOR one IN SELECT g.generation FROM @extschema@.mop_generation g WHERE g.run_id = run AND g.generation = ANY (list)
                AND NOT EXISTS (SELECT 1 FROM @extschema@.mop_model m WHERE m.run_id = run
-                               AND g.generation IN (m.generation, m.kept_generation))
+                               AND m.generation = g.generation)
     LOOP
         BEGIN
             DELETE FROM @extschema@.mop_generation g WHERE g.run_id = run AND g.generation = one;
@@ -557,88 +629,101 @@ BEGIN
 END
 $$;
 
--- moves the states of models that train no more to generation `target`, so that those where they are can be dropped
-CREATE FUNCTION @extschema@.mop_move_states(run bigint, keys integer[], target integer,
+-- moves the states of stages that train no more to generation `target`, so that those where they are can be dropped
+CREATE FUNCTION @extschema@.mop_move_states(run bigint, stages integer[], target integer,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     model record;
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
-    FOR model IN SELECT m.* FROM @extschema@.mop_model m WHERE m.run_id = run AND m.mst_key = ANY (keys)
-                 AND m.generation < target AND m.kept_generation IS NULL ORDER BY m.mst_key FOR UPDATE
+    FOR model IN SELECT m.* FROM @extschema@.mop_model m WHERE m.run_id = run AND m.stage = ANY (stages)
+                 AND m.generation < target ORDER BY m.stage FOR UPDATE
     LOOP
         EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, target))
                 || ' SELECT * FROM @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, model.generation))
-                || ' WHERE mst_key = $1 AND version = $2' USING model.mst_key, model.version;
-        UPDATE @extschema@.mop_model m SET generation = target WHERE m.run_id = run AND m.mst_key = model.mst_key;
+                || ' WHERE stage = $1 AND version = $2' USING model.stage, model.version;
+        UPDATE @extschema@.mop_model m SET generation = target WHERE m.run_id = run AND m.stage = model.stage;
     END LOOP;
 END
 $$;
 
--- weights from which a configuration starts: version 0
-CREATE FUNCTION @extschema@.mop_put_weights(run bigint, key integer, weights bytea,
+-- nobody needs the states of these stages any more
+CREATE FUNCTION @extschema@.mop_release_states(run bigint, run_epoch integer, stages integer[],
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    UPDATE @extschema@.mop_model m SET generation = NULL WHERE m.run_id = run AND m.stage = ANY (stages);
+END
+$$;
+
+-- weights from which a path starts: version 0 of its first stage
+CREATE FUNCTION @extschema@.mop_put_weights(run bigint, of_stage integer, weights bytea,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
     EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, 1))
-            || ' VALUES ($1, 0, 0, $2)' USING key, weights;
+            || ' VALUES ($1, 0, 0, $2)' USING of_stage, weights;
     UPDATE @extschema@.mop_model m SET generation = 1, bytes = octet_length(weights)
-    WHERE m.run_id = run AND m.mst_key = key AND m.version = 0;
+    WHERE m.run_id = run AND m.stage = of_stage AND m.version = 0;
 END
 $$;
 
--- The configuration of a unit's model. One that is to be trained is locked for this transaction; it must be at
+-- What a stage trains, by what parameters. One that is to be trained is locked for this transaction; it must be at
 -- `at_version`.
-CREATE FUNCTION @extschema@.mop_take_model(run bigint, run_epoch integer, key integer, at_version integer,
-    to_train boolean, ticket text DEFAULT @extschema@.mop_ticket(),
-    OUT model_id integer, OUT compile_params text, OUT fit_params text, OUT model_arch text)
+CREATE FUNCTION @extschema@.mop_take_model(run bigint, run_epoch integer, of_stage integer, at_version integer,
+    to_train boolean, ticket text DEFAULT @extschema@.mop_ticket(), OUT model_id integer, OUT mst_key integer,
+    OUT identity text, OUT compile_params text, OUT fit_params text, OUT model_arch text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     version integer;
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch);
     IF to_train THEN
-        PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run AND m.mst_key = key FOR NO KEY UPDATE;
+        PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run AND m.stage = of_stage FOR NO KEY UPDATE;
         -- after the lock, for which this may have waited while the run was taken over
         PERFORM @extschema@.mop_own(run, ticket, run_epoch);
     END IF;
-    SELECT m.version, c.model_id, c.compile_params, c.fit_params, c.model_arch
-    INTO version, model_id, compile_params, fit_params, model_arch
-    FROM @extschema@.mop_configuration c JOIN @extschema@.mop_model m USING (run_id, mst_key)
-    WHERE c.run_id = run AND c.mst_key = key;
+    SELECT m.version, c.model_id, c.mst_key, s.identity, s.compile_params, s.fit_params, c.model_arch
+    INTO version, model_id, mst_key, identity, compile_params, fit_params, model_arch
+    FROM @extschema@.mop_stage s JOIN @extschema@.mop_model m USING (run_id, stage)
+    JOIN @extschema@.mop_configuration c USING (run_id, mst_key)
+    WHERE s.run_id = run AND s.stage = of_stage;
     IF NOT FOUND OR to_train AND version IS DISTINCT FROM at_version THEN
-        RAISE EXCEPTION 'model % of run % is not at version %', key, run, at_version USING ERRCODE = '55000';
+        RAISE EXCEPTION 'stage % of run % is not at version %', of_stage, run, at_version USING ERRCODE = '55000';
     END IF;
 END
 $$;
 
--- the parts of a model state in order: of the model's version, or of the one before where that is kept
-CREATE FUNCTION @extschema@.mop_read_state(run bigint, key integer, at_version integer,
+-- The parts of a stage's model state in order. A stage that has not been trained yet is in its parent's state.
+CREATE FUNCTION @extschema@.mop_read_state(run bigint, of_stage integer, at_version integer,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS SETOF bytea
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    place integer;
+    found record;
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
-    SELECT CASE at_version WHEN m.version THEN m.generation WHEN m.version - 1 THEN m.kept_generation END INTO place
-    FROM @extschema@.mop_model m WHERE m.run_id = run AND m.mst_key = key;
-    IF place IS NOT NULL THEN
-        RETURN QUERY EXECUTE 'SELECT data FROM @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, place))
-            || ' WHERE mst_key = $1 AND version = $2 ORDER BY part' USING key, at_version;
+    SELECT m.stage, m.generation INTO found FROM @extschema@.mop_model m
+    WHERE m.run_id = run AND m.version = at_version AND m.generation IS NOT NULL AND m.stage IN (of_stage, (
+        SELECT s.parent FROM @extschema@.mop_stage s WHERE s.run_id = run AND s.stage = of_stage));
+    IF FOUND THEN
+        RETURN QUERY EXECUTE 'SELECT data FROM @extschema@.'
+            || quote_ident(@extschema@.mop_generation_name(run, found.generation))
+            || ' WHERE stage = $1 AND version = $2 ORDER BY part' USING found.stage, at_version;
     END IF;
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_put_state(run bigint, key integer, new_version integer, target integer,
+CREATE FUNCTION @extschema@.mop_put_state(run bigint, of_stage integer, new_version integer, target integer,
                                           number integer, part bytea,
                                           ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
     EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, target))
-            || ' VALUES ($1, $2, $3, $4)' USING key, new_version, number, part;
+            || ' VALUES ($1, $2, $3, $4)' USING of_stage, new_version, number, part;
 END
 $$;
 

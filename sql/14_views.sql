@@ -20,7 +20,10 @@ SELECT run_id, (SELECT coalesce(a.rolname, 'unknown (' || o.role || ')')::name F
        finished_at, error, validation_table,
        (SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM @extschema@.mop_generation g
         JOIN pg_class c ON c.relnamespace = '@extschema@'::regnamespace
-        AND c.relname = 'mop_state_' || g.run_id || '_' || g.generation WHERE g.run_id = r.run_id) AS state_bytes
+        AND c.relname = 'mop_state_' || g.run_id || '_' || g.generation WHERE g.run_id = r.run_id) AS state_bytes,
+       -- stages that configurations ask for, to those that are trained for them
+       (SELECT count(*)::double precision / nullif(count(DISTINCT q.stage), 0) FROM @extschema@.mop_request q
+        WHERE q.run_id = r.run_id) AS merge_rate
 FROM @extschema@.mop_run r
 WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
 
@@ -35,19 +38,22 @@ FROM @extschema@.mop_runs r CROSS JOIN LATERAL (
 ) AS written
 WHERE state_bytes > 0 AND status <> 'running';
 
+-- A row for each configuration that a unit is of. Where several share it, the others' rows are marked: WHERE NOT shared
+-- lists every unit once.
 CREATE VIEW @extschema@.mop_units WITH (security_barrier) AS
-SELECT u.run_id, u.mst_key, u.iteration, u.segment, u.kind, u.attempt,
+SELECT u.run_id, q.mst_key, u.iteration, u.segment, u.kind, u.attempt,
        CASE WHEN u.status <> 'running' THEN u.status
             ELSE @extschema@.mop_status(u.status, r.coordinator_pid, r.coordinator_start, 'cancelled') END AS status,
        u.backend_pid, u.kernel, u.rows,
        u.loss, u.queued_at, u.started_at, u.finished_at, u.read_seconds, u.train_seconds, u.write_seconds, u.error,
-       u.dataset, u.metric, u.compilations
-FROM @extschema@.mop_unit u JOIN @extschema@.mop_run r USING (run_id)
+       u.dataset, u.metric, u.compilations, u.stage, q.mst_key <> s.mst_key AS shared
+FROM @extschema@.mop_unit u JOIN @extschema@.mop_run r USING (run_id) JOIN @extschema@.mop_stage s USING (run_id, stage)
+JOIN @extschema@.mop_request q USING (run_id, stage)
 WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
 
 -- which kernel trained a unit, and the times by which it was chosen (seconds; of a batch, and to compile)
 CREATE VIEW @extschema@.mop_kernel_choices WITH (security_barrier) AS
-SELECT u.run_id, u.mst_key, u.iteration, u.segment, u.kernel, u.compilations,
+SELECT u.run_id, s.mst_key, u.iteration, u.segment, u.kernel, u.compilations,
        (u.choice -> 'batch_seconds' ->> 'plain')::double precision AS plain_seconds,
        (u.choice -> 'batch_seconds' ->> 'loop')::double precision AS loop_seconds,
        (u.choice -> 'batch_seconds' ->> 'xla')::double precision AS xla_seconds,
@@ -55,54 +61,78 @@ SELECT u.run_id, u.mst_key, u.iteration, u.segment, u.kernel, u.compilations,
        (u.choice -> 'compile_seconds' ->> 'loop')::double precision AS loop_compile_seconds,
        (u.choice -> 'compile_seconds' ->> 'xla')::double precision AS xla_compile_seconds,
        u.choice ->> 'forced' AS forced, u.choice -> 'refused' AS refused
-FROM @extschema@.mop_unit u JOIN @extschema@.mop_run r USING (run_id)
+FROM @extschema@.mop_unit u JOIN @extschema@.mop_run r USING (run_id) JOIN @extschema@.mop_stage s USING (run_id, stage)
 WHERE u.kind = 'train' AND u.status = 'finished'
 AND r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
 
 -- a row for the loss and for each metric of each evaluation
 CREATE VIEW @extschema@.mop_metrics WITH (security_barrier) AS
-SELECT m.run_id, m.mst_key, m.iteration, m.dataset, v.name, v.value
-FROM @extschema@.mop_metric m JOIN @extschema@.mop_run r USING (run_id) CROSS JOIN LATERAL (
+SELECT m.run_id, q.mst_key, q.iteration, m.dataset, v.name, v.value
+FROM @extschema@.mop_metric m JOIN @extschema@.mop_run r USING (run_id)
+JOIN @extschema@.mop_request q USING (run_id, stage) CROSS JOIN LATERAL (
     SELECT 'loss' AS name, m.loss AS value
     UNION ALL SELECT e.key, e.value::double precision FROM json_each_text(m.metrics) AS e) AS v
 WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
 
 CREATE VIEW @extschema@.mop_visit_order WITH (security_barrier) AS
-SELECT u.run_id, u.mst_key, u.iteration,
-       (row_number() OVER (PARTITION BY u.run_id, u.mst_key, u.iteration ORDER BY u.version))::integer AS position,
-       u.segment
-FROM @extschema@.mop_unit u JOIN @extschema@.mop_run r USING (run_id)
+SELECT u.run_id, q.mst_key, u.iteration,
+       (row_number() OVER (PARTITION BY u.run_id, q.mst_key, u.iteration ORDER BY u.version))::integer AS position,
+       u.segment, q.mst_key <> s.mst_key AS shared
+FROM @extschema@.mop_unit u JOIN @extschema@.mop_run r USING (run_id) JOIN @extschema@.mop_stage s USING (run_id, stage)
+JOIN @extschema@.mop_request q USING (run_id, stage)
 WHERE u.kind = 'train' AND u.status = 'finished'
 AND r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
 
--- one row for each configuration; the seconds are the whole run's
+-- the search plan: each stage once
+CREATE VIEW @extschema@.mop_stages WITH (security_barrier) AS
+SELECT s.run_id, s.stage, s.parent, s.iteration, s.compile_params, s.fit_params,
+       ARRAY(SELECT q.mst_key FROM @extschema@.mop_request q WHERE q.run_id = s.run_id AND q.stage = s.stage ORDER BY 1)
+           AS mst_keys,
+       (SELECT count(*) FROM @extschema@.mop_unit u WHERE u.run_id = s.run_id AND u.stage = s.stage
+        AND u.status = 'finished') AS units_done,
+       CASE WHEN m.generation IS NOT NULL THEN m.bytes END AS state_bytes, s.identity
+FROM @extschema@.mop_stage s JOIN @extschema@.mop_run r USING (run_id)
+LEFT JOIN @extschema@.mop_model m USING (run_id, stage)
+WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
+
+-- One row for each configuration; the seconds are the whole run's. A unit that configurations share is done for each.
 CREATE VIEW @extschema@.mop_progress WITH (security_barrier) AS
-WITH work AS (
-    SELECT c.run_id, c.mst_key, c.error,
-           r.num_iterations * (SELECT count(*) FROM @extschema@.mop_segment s
-                               WHERE s.run_id = c.run_id AND s.dataset = 'training')
-           + cardinality(r.metrics_iterations) * (SELECT count(*) FROM @extschema@.mop_segment s
-                                                  WHERE s.run_id = c.run_id) AS units_total,
-           u.units_done, u.units_running, u.iteration, u.last_loss
-    FROM @extschema@.mop_configuration c
-    JOIN @extschema@.mop_run r USING (run_id)
+WITH stages AS (
+    SELECT s.run_id, s.stage, s.iteration, u.done, u.running, u.last_loss,
+           -- a replica has a segment of its own, and its share of the validation segments
+           CASE WHEN r.averaging THEN 1 ELSE d.training END
+           + CASE WHEN NOT s.evaluated THEN 0
+                  WHEN r.averaging THEN 1 + (d.both - s.mst_key) / d.training ELSE d.both END AS total
+    FROM @extschema@.mop_stage s
+    JOIN (SELECT run_id, function = 'madlib_keras_fit'
+                 AND coalesce(parameters #>> '{settings,fit_strategy}' = 'averaging', false) AS averaging
+          FROM @extschema@.mop_run) r USING (run_id)
+    JOIN (SELECT run_id, count(*) FILTER (WHERE dataset = 'training') AS training, count(*) AS both
+          FROM @extschema@.mop_segment GROUP BY 1) d USING (run_id)
     CROSS JOIN LATERAL (
-        SELECT count(*) FILTER (WHERE status = 'finished') AS units_done,
-               count(*) FILTER (WHERE status = 'running') AS units_running,
-               max(iteration) AS iteration,
+        SELECT count(*) FILTER (WHERE status = 'finished') AS done,
+               count(*) FILTER (WHERE status = 'running') AS running,
                (array_agg(loss ORDER BY version DESC)
                 FILTER (WHERE kind = 'train' AND status = 'finished'))[1] AS last_loss
-        FROM @extschema@.mop_unit WHERE run_id = c.run_id AND mst_key = c.mst_key) u
+        FROM @extschema@.mop_unit WHERE run_id = s.run_id AND stage = s.stage) u
+), work AS (
+    SELECT c.run_id, c.mst_key, c.error, c.reason, sum(s.done) AS units_done, sum(s.running) AS units_running,
+           sum(s.total) AS units_total, max(s.iteration) FILTER (WHERE s.done > 0 OR s.running > 0) AS iteration,
+           (array_agg(s.last_loss ORDER BY s.iteration DESC) FILTER (WHERE s.last_loss IS NOT NULL))[1] AS last_loss
+    FROM @extschema@.mop_configuration c LEFT JOIN @extschema@.mop_request q USING (run_id, mst_key)
+    LEFT JOIN stages s USING (run_id, stage) GROUP BY 1, 2, 3, 4
 ), whole AS (
-    SELECT run_id, sum(units_done) AS done,
-           sum(CASE WHEN error IS NULL THEN units_total - units_done ELSE 0 END) AS left
-    FROM work GROUP BY run_id
+    SELECT s.run_id, sum(s.done) AS done, sum(CASE WHEN EXISTS (
+               SELECT 1 FROM @extschema@.mop_request q JOIN @extschema@.mop_configuration c USING (run_id, mst_key)
+               WHERE q.run_id = s.run_id AND q.stage = s.stage AND c.error IS NULL)
+           THEN s.total - s.done ELSE 0 END) AS left
+    FROM stages s GROUP BY 1
 )
-SELECT w.run_id, w.units_done, w.units_total,
+SELECT w.run_id, coalesce(w.units_done, 0)::bigint AS units_done, coalesce(w.units_total, 0)::bigint AS units_total,
        extract(epoch FROM coalesce(r.finished_at, clock_timestamp()) - r.started_at)::double precision
            AS seconds_elapsed,
        CASE WHEN s.status <> 'running' THEN 0
-            WHEN whole.done = 0 THEN NULL
+            WHEN coalesce(whole.done, 0) = 0 THEN NULL
             ELSE extract(epoch FROM clock_timestamp() - r.started_at) * whole.left / whole.done
        END::double precision AS seconds_left,
        w.mst_key, w.iteration, w.last_loss,
@@ -111,6 +141,30 @@ SELECT w.run_id, w.units_done, w.units_total,
             WHEN s.status <> 'running' THEN s.status
             WHEN w.units_running > 0 THEN 'running'
             ELSE 'waiting' END AS status
-FROM work w JOIN whole USING (run_id) JOIN @extschema@.mop_run r USING (run_id)
+FROM work w JOIN @extschema@.mop_run r USING (run_id) LEFT JOIN whole USING (run_id)
      CROSS JOIN LATERAL @extschema@.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') AS s(status)
+WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
+
+-- what became of each configuration
+CREATE VIEW @extschema@.mop_trials WITH (security_barrier) AS
+SELECT c.run_id, c.mst_key, c.model_id, c.compile_params, c.fit_params,
+       CASE WHEN p.status IN ('failed', 'running', 'cancelled') OR c.reason IS NULL THEN p.status ELSE 'stopped' END
+           AS status,
+       q.iterations, q.path, m.iterations AS metrics_iterations, m.training_loss, m.training_metric,
+       m.validation_loss, m.validation_metric, coalesce(c.error, c.reason) AS reason
+FROM @extschema@.mop_configuration c JOIN @extschema@.mop_run r USING (run_id)
+JOIN @extschema@.mop_progress p USING (run_id, mst_key)
+CROSS JOIN LATERAL (
+    SELECT count(*) AS iterations, array_agg(q.stage ORDER BY q.iteration) AS path
+    FROM @extschema@.mop_request q WHERE q.run_id = c.run_id AND q.mst_key = c.mst_key) q
+CROSS JOIN LATERAL (
+    SELECT array_agg(q.iteration ORDER BY q.iteration) AS iterations,
+           array_agg(t.loss ORDER BY q.iteration) AS training_loss,
+           array_agg(t.metric ORDER BY q.iteration) AS training_metric,
+           array_agg(v.loss ORDER BY q.iteration) FILTER (WHERE v.loss IS NOT NULL) AS validation_loss,
+           array_agg(v.metric ORDER BY q.iteration) FILTER (WHERE v.loss IS NOT NULL) AS validation_metric
+    FROM @extschema@.mop_request q
+    JOIN @extschema@.mop_metric t ON (t.run_id, t.stage, t.dataset) = (q.run_id, q.stage, 'training')
+    LEFT JOIN @extschema@.mop_metric v ON (v.run_id, v.stage, v.dataset) = (q.run_id, q.stage, 'validation')
+    WHERE q.run_id = c.run_id AND q.mst_key = c.mst_key) m
 WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));

@@ -1,4 +1,4 @@
-"""Runs, configurations, segments, units and states: the only module that knows the catalog tables (with execute/unit,
+"""Runs, configurations, stages, segments, units and states: the only module that knows the catalog tables (with execute/unit,
 the part of it that runs in a worker session).
 
 It reads and writes through the run's own session, so that what it writes is committed at once and survives the caller's
@@ -29,6 +29,8 @@ def connect(parameters, role, name):
         return connection
     except psycopg2.Error as error:
         raise connection_refused(parameters, error) from None
+
+MOST_ROWS = 5000  # that are written by one statement
 
 
 class Catalog:
@@ -90,43 +92,74 @@ class Catalog:
             return None
 
     # --- runs -------------------------------------------------------------------------------------
-    def open_run(self, run, configurations, segments):
-        """Insert a run (dict), its configurations and segments (lists of dicts). Returns run_id.
+    def open_run(self, run, segments, configurations, plan, visits):
+        """Insert a run (dict), its segments, its configurations (lists of dicts) and the stages of its
+        :class:`~pg_mop.plan.stages.Plan`, each of so many `visits`. Returns run_id.
 
         A configuration with `weights_sql` starts from the weights (float32 bytes) that it selects, whose MD5 must be
         `weights_md5`. Raises MopError where this session, as the workers, sees others.
         """
         self.epoch = 1
-        return self._lasting(self._open_run, run, configurations, segments)
+        return self._lasting(self._within, self._open_run, run, segments, configurations, plan, visits)
 
-    def _open_run(self, run, configurations, segments):
-        names = ("mst_key", "model_id", "compile_params", "fit_params", "model_arch", "error", "weights_sql",
-                 "weights_md5")
+    def ask(self, run_id, configurations, stages, requests, visits):
+        """Add to a run: configurations (as in `open_run`), stages that are new or to be evaluated now, and which stage
+        an iteration of a configuration is: `requests`, a list of (mst_key, stage). A stage has so many `visits`."""
+        if configurations or stages or requests:
+            self._lasting(self._within, self._ask, run_id, configurations, stages, requests, visits)
+
+    def _within(self, work, *args):
+        """What `work(cursor, *args)` gives, in a transaction."""
         with self.connection.cursor() as cursor:
             cursor.execute("BEGIN")
             try:
-                cursor.execute(f"SELECT {self.schema}.mop_open_run(%s, %s, %s) AS run_id", (
-                    json.dumps({**run, "coordinator": self.coordinator}),
-                    json.dumps([{name: row.get(name) for name in names} for row in configurations]),
-                    json.dumps([{"dataset": dataset, "segment": s.key, "rows": s.rows, "bytes": s.bytes,
-                                 "fingerprint": s.fingerprint} for dataset, s in segments])))
-                run_id = cursor.fetchone()["run_id"]
-                for row in configurations:
-                    if row.get("weights_sql"):
-                        self._insert_weights(cursor, run_id, row)
+                result = work(cursor, *args)
                 cursor.execute("COMMIT")
             except (psycopg2.Error, MopError):
                 if not self.connection.closed:
                     cursor.execute("ROLLBACK")
                 raise
+        return result
+
+    def _open_run(self, cursor, run, segments, configurations, plan, visits):
+        cursor.execute(f"SELECT {self.schema}.mop_open_run(%s, %s) AS run_id", (
+            json.dumps({**run, "coordinator": self.coordinator}),
+            json.dumps([{"dataset": dataset, "segment": s.key, "rows": s.rows, "bytes": s.bytes,
+                         "fingerprint": s.fingerprint} for dataset, s in segments])))
+        run_id = cursor.fetchone()["run_id"]
+        self._ask(cursor, run_id, configurations, plan.stages.values(),
+                  [(c["mst_key"], stage) for c in configurations for stage in plan.path(c["mst_key"])],
+                  visits)
         return run_id
 
-    def _insert_weights(self, cursor, run_id, row):
-        """Version 0 of a model state: plain weights, copied within the server."""
+    def _ask(self, cursor, run_id, configurations, stages, requests, visits):
+        names = ("mst_key", "model_id", "compile_params", "fit_params", "model_arch", "error", "weights_sql",
+                 "weights_md5")
+        rows = ([{name: row.get(name) for name in names} for row in configurations],
+                [{"stage": s.number, "parent": s.parent and s.parent.number, "iteration": s.iteration,
+                  "identity": s.identity, "mst_key": s.mst_key, "compile_params": s.parameters[0],
+                  "fit_params": s.parameters[1], "evaluated": s.evaluated, "version": (s.iteration - 1) * visits}
+                 for s in stages],
+                [{"mst_key": key, "iteration": s.iteration, "stage": s.number} for key, s in requests])
+        if max(map(len, rows)) <= MOST_ROWS:
+            steps = [rows]
+        else:  # first what others refer to
+            steps = [[rows[n][first:first + MOST_ROWS] if n == kind else [] for n in range(3)]
+                     for kind in range(3) for first in range(0, len(rows[kind]), MOST_ROWS)]
+        for step in steps:
+            cursor.execute(f"SELECT {self.schema}.mop_ask(%s, %s, %s, %s, %s)",
+                           (run_id, self.epoch, *map(json.dumps, step)))
+        starts = {c["mst_key"]: c for c in configurations if c.get("weights_sql")}
+        for stage in stages:
+            if stage.parent is None and stage.mst_key in starts:
+                self._insert_weights(cursor, run_id, stage.number, starts[stage.mst_key])
+
+    def _insert_weights(self, cursor, run_id, stage, row):
+        """Version 0 of a path's model state: plain weights, copied within the server."""
         try:
             source = row["weights_sql"].replace("%", "%%")
             cursor.execute(f"SELECT {self.schema}.mop_put_weights(%s, %s, w) FROM ({source}) AS source(w) "
-                           f"WHERE md5(w) = %s", (run_id, row["mst_key"], row["weights_md5"]))
+                           f"WHERE md5(w) = %s", (run_id, stage, row["weights_md5"]))
             seen = cursor.rowcount == 1
         except (psycopg2.errors.UndefinedTable, psycopg2.errors.UndefinedColumn, psycopg2.errors.LockNotAvailable,
                 psycopg2.errors.InvalidSchemaName, psycopg2.errors.FeatureNotSupported,
@@ -180,17 +213,30 @@ class Catalog:
         return {(row["dataset"], row["segment"]): row["fingerprint"] for row in self.execute(
             f"SELECT dataset, segment, fingerprint FROM {self.schema}.mop_segment WHERE run_id = %s", (run_id,))}
 
+    def run_stages(self, run_id):
+        """A run's stages as dicts, parents first, with the `mst_keys` that ask for each."""
+        return self.execute(
+            f"SELECT s.stage, s.parent, s.iteration, s.identity, s.mst_key, s.compile_params, s.fit_params,"
+            f" s.evaluated, array_agg(q.mst_key) FILTER (WHERE q.mst_key IS NOT NULL) AS mst_keys"
+            f" FROM {self.schema}.mop_stage s LEFT JOIN {self.schema}.mop_request q USING (run_id, stage)"
+            f" WHERE s.run_id = %s GROUP BY s.run_id, s.stage ORDER BY s.stage", (run_id,))
+
     def run_units(self, run_id):
         """A run's units that were begun, as dicts: finished ones first, training by version."""
         return self.execute(
-            f"SELECT mst_key, iteration, segment, kind, dataset, attempt, status, version, kernel FROM"
+            f"SELECT stage, iteration, segment, kind, dataset, attempt, status, version, kernel FROM"
             f" {self.schema}.mop_unit WHERE run_id = %s ORDER BY status <> 'finished', version, attempt", (run_id,))
 
     def models(self, run_id):
-        """{mst_key: {version, generation, kept_generation, bytes}} of a run."""
-        return {row["mst_key"]: row for row in self.execute(
-            f"SELECT mst_key, version, generation, kept_generation, bytes FROM {self.schema}.mop_model"
-            f" WHERE run_id = %s", (run_id,))}
+        """{stage: {version, generation, bytes}} of a run's stages that have been trained or start from weights."""
+        return {row["stage"]: row for row in self.execute(
+            f"SELECT stage, version, generation, bytes FROM {self.schema}.mop_model"
+            f" WHERE run_id = %s AND bytes IS NOT NULL", (run_id,))}
+
+    def state_bytes(self, run_id, stage):
+        """Bytes of a stage's model state."""
+        return self.execute(f"SELECT bytes FROM {self.schema}.mop_model WHERE run_id = %s AND stage = %s",
+                            (run_id, stage))[0]["bytes"]
 
     def generations(self, run_id):
         """The numbers of a run's generations of states, as a set."""
@@ -239,13 +285,13 @@ class Catalog:
             self._connect()
         with self.connection.cursor() as cursor:
             return cursor.mogrify(
-                f"SELECT {self.schema}.mop_begin_unit(%(run_id)s, %(epoch)s, %(mst_key)s, %(iteration)s, %(segment)s,"
+                f"SELECT {self.schema}.mop_begin_unit(%(run_id)s, %(epoch)s, %(stage)s, %(iteration)s, %(segment)s,"
                 f" %(kind)s, %(dataset)s, %(attempt)s, %(queued_at)s)", {**unit, "epoch": self.epoch}).decode()
 
     def fail_unit(self, unit, error):
         """Note that an attempt (dict) failed. Its row is made here where the session went before it could."""
         self.execute(
-            f"SELECT {self.schema}.mop_fail_unit(%(run_id)s, %(epoch)s, %(mst_key)s, %(iteration)s, %(segment)s,"
+            f"SELECT {self.schema}.mop_fail_unit(%(run_id)s, %(epoch)s, %(stage)s, %(iteration)s, %(segment)s,"
             f" %(kind)s, %(dataset)s, %(attempt)s, %(queued_at)s, %(error)s)",
             {**unit, "epoch": self.epoch, "error": error})
 
@@ -255,7 +301,7 @@ class Catalog:
         self.execute(f"SELECT {self.schema}.mop_new_generation(%s, %s)", (run_id, generation))
 
     def drop_generations(self, run_id, generations):
-        """Drop the tables of these generations, but for those that hold a model's state or that somebody reads: the
+        """Drop the tables of these generations, but for those that hold a state of use or that somebody reads: the
         set of those that were dropped."""
         self.execute("SET lock_timeout = 10")
         dropped = self.execute(f"SELECT {self.schema}.mop_drop_generations(%s, %s) AS g",
@@ -263,28 +309,32 @@ class Catalog:
         self.execute("SET lock_timeout = 10000")
         return {row["g"] for row in dropped}
 
-    def move_states(self, run_id, mst_keys, generation):
-        """Bring the states of models that train no more into a generation."""
+    def move_states(self, run_id, stages, generation):
+        """Bring the states of stages (numbers) that train no more into a generation."""
         self.execute("SET statement_timeout = 0")
-        self.execute(f"SELECT {self.schema}.mop_move_states(%s, %s, %s)", (run_id, list(mst_keys), generation))
+        self.execute(f"SELECT {self.schema}.mop_move_states(%s, %s, %s)", (run_id, list(stages), generation))
         self.execute("SET statement_timeout = 30000")
 
-    def state(self, run_id, mst_key, version):
+    def release_states(self, run_id, stages):
+        """Nobody needs the states of these stages (numbers) any more."""
+        self.execute(f"SELECT {self.schema}.mop_release_states(%s, %s, %s)", (run_id, self.epoch, list(stages)))
+
+    def state(self, run_id, stage, version):
         """The bytes of a model state. Raises MopError where there is none.
 
         They come by COPY in binary: as a column of a result they would come as hexadecimal text.
         """
-        found = _copied(self._lasting(self._copy_state, run_id, mst_key, version).getbuffer())
+        found = _copied(self._lasting(self._copy_state, run_id, stage, version).getbuffer())
         if not found:
-            raise MopError(f"the state of model {mst_key} of run {run_id} is missing", sqlstate="XX001")
+            raise MopError(f"the state of stage {stage} of run {run_id} is missing", sqlstate="XX001")
         return found[0] if len(found) == 1 else b"".join(found)
 
-    def _copy_state(self, run_id, mst_key, version):
+    def _copy_state(self, run_id, stage, version):
         parts = io.BytesIO()
         self.execute("SET statement_timeout = 0")
         with self.connection.cursor() as cursor:
             cursor.copy_expert(cursor.mogrify(f"COPY (SELECT {self.schema}.mop_read_state(%s, %s, %s)) TO STDOUT "
-                                              f"(FORMAT binary)", (run_id, mst_key, version)), parts)
+                                              f"(FORMAT binary)", (run_id, stage, version)), parts)
             cursor.execute("SET statement_timeout = 30000")
         return parts
 
@@ -292,40 +342,69 @@ class Catalog:
     def unit_is_finished(self, unit):
         """True where the unit's commit reached the server although its answer did not reach us."""
         return bool(self.execute(
-            f"SELECT 1 FROM {self.schema}.mop_unit WHERE run_id = %(run_id)s AND mst_key = %(mst_key)s"
-            f" AND iteration = %(iteration)s AND segment = %(segment)s AND kind = %(kind)s"
-            f" AND dataset = %(dataset)s AND status = 'finished'", unit))
+            f"SELECT 1 FROM {self.schema}.mop_unit WHERE run_id = %(run_id)s AND stage = %(stage)s"
+            f" AND segment = %(segment)s AND kind = %(kind)s AND dataset = %(dataset)s AND status = 'finished'", unit))
 
-    def fail_configuration(self, run_id, mst_key, error, blame):
-        """Mark a configuration as failed; `blame`: 'configuration' or 'place'."""
-        self.execute(f"SELECT {self.schema}.mop_fail_configuration(%s, %s, %s, %s, %s)",
-                     (run_id, self.epoch, mst_key, error, blame))
+    def fail_configurations(self, run_id, mst_keys, error, blame):
+        """Mark configurations as failed; `blame`: 'configuration' or 'place'."""
+        self.execute(f"SELECT {self.schema}.mop_fail_configurations(%s, %s, %s, %s, %s)",
+                     (run_id, self.epoch, list(mst_keys), error, blame))
+
+    def withdraw(self, run_id, mst_key, iterations, reason):
+        """A configuration goes no further than `iterations`."""
+        self.execute(f"SELECT {self.schema}.mop_withdraw(%s, %s, %s, %s, %s)",
+                     (run_id, self.epoch, mst_key, iterations, reason))
+
+    # --- searches ---------------------------------------------------------------------------------
+    def log_search(self, run_id, first, events):
+        """Add events (JSON-able), numbered from `first`, to the log of a search."""
+        if events:
+            self.execute(f"SELECT {self.schema}.mop_log_search(%s, %s, %s, %s)",
+                         (run_id, self.epoch, first, json.dumps(events)))
+
+    def search_log(self, run_id):
+        """The events of a search, in order."""
+        return [row["event"] for row in self.execute(
+            f"SELECT event FROM {self.schema}.mop_search_log WHERE run_id = %s ORDER BY number", (run_id,))]
+
+    def wishes(self, run_id):
+        """What people have wished of a run since the last look, in order; it is theirs who asked first."""
+        if not self.execute(f"SELECT EXISTS (SELECT 1 FROM {self.schema}.mop_wish WHERE run_id = %s) AS some",
+                            (run_id,))[0]["some"]:
+            return []
+        return [row["wish"] for row in self.execute(f"SELECT {self.schema}.mop_take_wishes(%s, %s) AS wish",
+                                                    (run_id, self.epoch))]
 
     # --- results ----------------------------------------------------------------------------------
-    def metrics(self, run_id, iteration=None, together=False):
+    def metrics(self, run_id, iteration=None, stages=None):
         """Loss and metrics by configuration, iteration and dataset; `metrics`: {name: value}, `metric`: the first.
 
-        `together`: the configurations are replicas of one model, which evaluate it together; its mst_key is 1.
-        Each row also has `seconds`, from the first unit's start to the evaluation's end.
+        `iteration`, `stages` (numbers): of these alone. Replicas have theirs together, as those of mst_key 1. Each row
+        also has `stage`, and `seconds` from the run's first unit's start to the evaluation's end.
         """
         return self.execute(
-            f"SELECT m.mst_key, m.iteration, m.dataset, m.loss, m.metric, m.metrics, u.seconds, u.took"
-            f" FROM {self.schema}.mop_metric m JOIN (SELECT {'1' if together else 'mst_key'} AS mst_key, iteration,"
-            f" dataset, extract(epoch FROM max(finished_at) - (SELECT min(started_at) FROM {self.schema}.mop_unit"
-            f" WHERE run_id = %(run_id)s))::float8 AS seconds,"
-            f" extract(epoch FROM max(finished_at) - min(started_at))::float8 AS took"
-            f" FROM {self.schema}.mop_unit WHERE run_id = %(run_id)s AND kind = 'evaluate' AND status = 'finished'"
-            f" AND (%(iteration)s IS NULL OR iteration = %(iteration)s)"
-            f" GROUP BY 1, 2, 3) u USING (mst_key, iteration, dataset) WHERE m.run_id = %(run_id)s"
-            f" ORDER BY 2, 1, 3", {"run_id": run_id, "iteration": iteration})
+            f"SELECT q.mst_key, q.iteration, m.stage, m.dataset, m.loss, m.metric, m.metrics,"
+            f" extract(epoch FROM m.noted_at - (SELECT min(started_at) FROM {self.schema}.mop_unit"
+            f" WHERE run_id = %(run_id)s))::float8 AS seconds, extract(epoch FROM m.noted_at - (SELECT min(started_at)"
+            f" FROM {self.schema}.mop_unit u WHERE u.run_id = m.run_id AND u.stage = m.stage AND u.kind = 'evaluate'"
+            f" AND u.dataset = m.dataset AND u.status = 'finished'))::float8 AS took"
+            f" FROM {self.schema}.mop_metric m JOIN {self.schema}.mop_request q USING (run_id, stage)"
+            f" WHERE m.run_id = %(run_id)s AND (%(iteration)s IS NULL OR q.iteration = %(iteration)s)"
+            f" AND (%(stages)s::integer[] IS NULL OR m.stage = ANY (%(stages)s::integer[]))"
+            f" ORDER BY 2, 1, 4", {"run_id": run_id, "iteration": iteration, "stages": stages})
 
     def outcome(self, run_id):
-        """The run's configurations as dicts: mst_key, model_id, parameters, version, error, last segment."""
+        """The run's configurations as dicts: mst_key, model_id, parameters, error, reason; and of the last stage that
+        it trained: stage, iteration, version, segment of its last unit."""
         return self.execute(
-            f"SELECT c.mst_key, c.model_id, c.compile_params, c.fit_params, c.model_arch, m.version, c.error,"
-            f" (SELECT u.segment FROM {self.schema}.mop_unit u WHERE u.run_id = c.run_id AND u.mst_key = c.mst_key"
-            f"  AND u.kind = 'train' AND u.status = 'finished' ORDER BY u.version DESC LIMIT 1) AS segment"
-            f" FROM {self.schema}.mop_configuration c JOIN {self.schema}.mop_model m USING (run_id, mst_key)"
+            f"SELECT c.mst_key, c.model_id, c.compile_params, c.fit_params, c.model_arch, c.error, c.reason,"
+            f" l.stage, l.iteration, l.version, l.segment"
+            f" FROM {self.schema}.mop_configuration c LEFT JOIN LATERAL ("
+            f"  SELECT q.stage, q.iteration, m.version, (SELECT u.segment FROM {self.schema}.mop_unit u"
+            f"   WHERE u.run_id = c.run_id AND u.stage = q.stage AND u.kind = 'train' AND u.status = 'finished'"
+            f"   ORDER BY u.version DESC LIMIT 1) AS segment"
+            f"  FROM {self.schema}.mop_request q JOIN {self.schema}.mop_model m USING (run_id, stage)"
+            f"  WHERE q.run_id = c.run_id AND q.mst_key = c.mst_key ORDER BY q.iteration DESC LIMIT 1) l ON true"
             f" WHERE c.run_id = %s ORDER BY c.mst_key", (run_id,))
 
     def training_seconds(self, run_id, iteration):

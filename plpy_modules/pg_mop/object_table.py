@@ -85,3 +85,11 @@ def read(db, object_table, compile_params):
         if found[name] is None:
             raise MopError(f"{name!r} is no loss or metric of Keras', and {quoted} has no such function")
     return found
+
+
+def digests(db, object_table, compile_params):
+    """[[name, SHA-256 of its pickle], ...] of the custom functions of parsed compile parameters."""
+    names = custom_names(compile_params)
+    return names and [[row["name"], row["digest"]] for row in db.execute(
+        f"SELECT name, encode(sha256(object), 'hex') AS digest FROM {object_table} WHERE lower(name) = ANY ($1) "
+        f"ORDER BY name", ["text[]"], [[name.lower() for name in names]])]

@@ -78,6 +78,7 @@ KNOWN = {
     "session_idle_timeout": (_milliseconds, 300_000),
     "lock_timeout": (_milliseconds, 10_000),
     "same_start": (_switch, True),
+    "sharing": (_switch, True),
     "kernel": (_choice(*KERNELS), "auto"),
     "resume": (_switch, True),
     "unit_retries": (_integer(0, 1000), 3),

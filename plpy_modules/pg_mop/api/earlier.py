@@ -4,7 +4,7 @@ from pg_mop.database import MopError
 from pg_mop.schedule.board import Unit
 
 # settings that decide what is computed: those of the run count, not those in force now
-SAME = ("seed", "scheduler", "kernel", "same_start", "threads", "keras_backend", "fit_strategy")
+SAME = ("seed", "scheduler", "kernel", "same_start", "sharing", "threads", "keras_backend", "fit_strategy")
 
 
 class Earlier:
@@ -24,16 +24,24 @@ class Earlier:
         """Read what the run has done."""
         self.configurations = journal.run_configurations(self.run_id)
         self.segments = journal.run_segments(self.run_id)
-        log = journal.run_units(self.run_id)
+        self.stages = journal.run_stages(self.run_id)
+        keys = {row["stage"]: row["mst_keys"] or () for row in self.stages}
         self.attempts, self.finished, self.order, self.kernels = {}, [], {}, {}
-        for row in log:
-            unit = Unit(row["iteration"], row["mst_key"], row["kind"], row["dataset"], row["segment"])
+        for row in journal.run_units(self.run_id):
+            unit = Unit(row["iteration"], row["stage"], row["kind"], row["dataset"], row["segment"])
             self.attempts[unit] = max(row["attempt"], self.attempts.get(unit, 0))
             if row["status"] == "finished":
                 self.finished.append(unit)
-                if unit.kind == "train":
-                    self.order.setdefault((unit.mst_key, unit.iteration), []).append(unit.segment)
-                    self.kernels[unit] = row["kernel"]
+                for key in keys[unit.stage] if unit.kind == "train" else ():
+                    self.order.setdefault((key, unit.iteration), []).append(unit.segment)
+                    self.kernels[key, unit.iteration, unit.segment] = row["kernel"]
+
+    def restore(self, plan):
+        """Put the run's stages into an empty plan, under their numbers."""
+        for row in self.stages:
+            plan.restore(row["stage"], row["parent"], row["iteration"], row["identity"],
+                         (row["compile_params"], row["fit_params"]), row["mst_key"], row["mst_keys"] or (),
+                         row["evaluated"])
 
     @property
     def failed(self):

@@ -124,9 +124,8 @@ class Single(Training):
     def weights(self):
         """The trained weights: of averaging, the average of the replicas, weighted by their segments' rows."""
         from mop_udf import state
-        versions = [(c["mst_key"], c["version"]) for c in self.journal.outcome(self.run_id)]
-        states = (state.unpack(self.journal.state(self.run_id, key, version))["weights"]
-                  for key, version in versions)
+        states = (state.unpack(self.journal.state(self.run_id, c["stage"], c["version"]))["weights"]
+                  for c in self.journal.outcome(self.run_id))
         if not self.averaging:
             return next(states)
-        return state.average(states, [rows for _, rows in self.replicas()])
+        return state.average(states, self.replicas())

@@ -154,7 +154,7 @@ def _write_models(training, model, info, previous):
         size, metrics, key = None, {}, c["mst_key"]
         if c["error"] is None:
             weights = state.weights_to_bytes(
-                state.unpack(training.journal.state(training.run_id, key, c["version"]))["weights"])
+                state.unpack(training.journal.state(training.run_id, c["stage"], c["version"]))["weights"])
             size = len(weights) / 1024
             sizes.append(len(weights))
             db.execute(f"INSERT INTO {model} VALUES ($1, $2, $3::json, $4)", ["integer", "bytea", "text", "integer"],

@@ -19,13 +19,16 @@ from pg_mop.api.output import name_taken
 from pg_mop.catalog import Catalog
 from pg_mop.database import MopError
 from pg_mop.engines.postgresql import PostgreSQL
-from pg_mop.execute.orders import Orders, sharing
+from pg_mop.execute.orders import Orders, Sharing
 from pg_mop.execute.run import Executor
 from pg_mop.execute.sessions import Sessions
+from pg_mop.execute.steering import Steering
 from pg_mop.locks import Locks, is_locked
 from pg_mop.packed import PackedTable
+from pg_mop.plan import identity
+from pg_mop.plan.stages import Plan
 from pg_mop.schedule import SCHEDULERS
-from pg_mop.schedule.board import Board
+from pg_mop.schedule.board import Board, Unit
 from pg_mop.schedule.logged import Logged
 from pg_mop.schedule.replicas import Replicas
 
@@ -189,24 +192,23 @@ class Training:
                 self._make_board(earlier)
                 if not resumes:
                     self._open_run(journal, output_name, arguments, tables)
-                orders = Orders(
-                    db, engine, {"training": self.source, "validation": self.validation}, self.segments,
-                    self.configurations, self.board, self.outputs, options, self.seed, self.functions, self.gpus,
-                    self.began,
+                self.orders = Orders(
+                    db, engine, {"training": self.source, "validation": self.validation}, self.segments, self.plan,
+                    self.board, self.sharing, self.outputs, options, self.seed, self.functions, self.gpus, self.began,
                     self.replicas() if self.averaging else None,
-                    earlier.kernels if earlier is not None and earlier.replay else {})
-                sessions = Sessions(db, self.connection, orders.trainer, f"pg_mop run {self.run_id}")
+                    self._kernels(earlier) if earlier is not None and earlier.replay else {})
+                sessions = Sessions(db, self.connection, self.orders.trainer, f"pg_mop run {self.run_id}")
                 if not self.board.done:
                     self._open(sessions)
                 # what writes the output needs numpy: loaded now, while the trainers start
                 from mop_udf import state  # noqa: F401
-                executor = Executor(db, journal, sessions, self.run_id, self.board, self.scheduler, orders.describe,
-                                    lambda i: self._tell(journal, i), options,
-                                    earlier.attempts if resumes else {}, self.wanted)
+                executor = Executor(db, journal, sessions, self.run_id, self.plan, self.board, self.scheduler,
+                                    self.orders, self.steering(), options, earlier.attempts if resumes else {},
+                                    self.wanted)
                 executor.go()
                 sessions.keep(options["session_idle_timeout"])
                 self.failed = {**executor.failed, **self.misfits}
-                self.metrics = journal.metrics(self.run_id, together=self.averaging)
+                self.metrics = journal.metrics(self.run_id)
                 if self.averaging and self.failed or len(self.failed) == len(self.configurations):
                     raise MopError(self.all_failed(), detail=listed(self.failed), sqlstate="22000")
             except BaseException as error:
@@ -221,25 +223,71 @@ class Training:
             raise
         # it stays open: the output is written with it, and there may be no other connection to be had then
 
+    def steering(self):
+        """What decides what is asked for while the run goes on."""
+        return Steering(lambda iteration: self._tell(self.journal, iteration))
+
     def _make_board(self, earlier):
-        """What is to be done, by whom, in which order: `board`, `scheduler`, `wanted` sessions."""
-        options, kind, sessions = self.options, Replicas if self.averaging else Board, None
+        """What is to be done, by whom, in which order: `plan`, `board`, `scheduler`, `wanted` sessions."""
+        options, sessions = self.options, None
+        self.plan, kind = Plan(), Replicas if self.averaging else Board
         if earlier is not None:
             self.misfits = {**self.misfits, **earlier.failed}
             if not earlier.replay:
                 sessions = earlier.sessions
-            elif not self.averaging:
-                kind = functools.partial(Logged, order=earlier.order)
-        trained = [c["mst_key"] for c in self.configurations if c["mst_key"] not in self.misfits]
-        self.board = kind(trained, self._keys("training"), self.num_iterations, self.metrics_iterations,
-                          self._keys("validation"))
+                earlier.restore(self.plan)
+        self.sharing = Sharing(self._architectures())
+        for c in self.configurations:
+            if c["mst_key"] not in self.misfits:
+                self._ask(c)
+        for key in self.misfits:
+            self.plan.withdraw(key)
+        if earlier is not None and earlier.replay and not self.averaging:
+            kind = functools.partial(Logged, order={
+                self.plan.path(key)[iteration - 1].number: segments
+                for (key, iteration), segments in earlier.order.items() if key not in self.misfits})
+        self.board = kind(self.plan, self._keys("training"), self._keys("validation"))
+        self.board.key_of = self.sharing.key
         self.board.serve(list(self.board.places)[:options["sessions"] or sessions])
         if earlier is not None and not earlier.replay:
             self.board.restore(earlier.finished)
         self.wanted = len(self.board.places)
         self.scheduler = SCHEDULERS[options["scheduler"] if not self.averaging else "randomized"](
-            self.board, self.seed, sharing(self.configurations))
+            self.board, self.seed, lambda stage: self.sharing.key(self.plan.stages[stage])[0])
         options["threads"] = options["threads"] or max(1, settings.cores() // self.wanted)
+
+    def _architectures(self):
+        """{mst_key: architecture JSON}; replicas are all of the one configuration."""
+        if self.averaging:
+            return {key + 1: self.configurations[0]["model_arch"] for key in range(len(self._keys("training")))}
+        return {c["mst_key"]: c["model_arch"] for c in self.configurations}
+
+    def _ask(self, c):
+        """Ask for all iterations of a configuration: new or now evaluated stages."""
+        keys = range(1, len(self._keys("training")) + 1) if self.averaging else [c["mst_key"]]
+        resolved = params.Resolver(c["compile_params"], c["fit_params"])
+        return [stage for key in keys for stage in self.plan.ask(
+            key, self._root(c, key), resolved.at, self.num_iterations, self.metrics_iterations)]
+
+    def _root(self, c, key):
+        """The identity of the start of a configuration's path: of everything that decides it but its parameters."""
+        options = self.options
+        # what is drawn, or done to files, for each configuration by itself is shared with none
+        own = (self.averaging or not options["sharing"] or c["fit"]["callbacks"]
+               or not options["same_start"] and c["weights_md5"] is None)
+        return identity.root({
+            "rows": [[self.source.table.oid, segment, self.segments["training", segment].fingerprint]
+                     for segment in self._keys("training")],
+            "columns": [self.source.inputs, self.source.outputs], "architecture": c["model_arch"],
+            "model_id": c["model_id"], "weights": c.get("weights_md5"), "seed": self.seed,
+            "functions": object_table.digests(self.db, self.functions, c["compile"]),
+            "framework": [options["keras_backend"], options["kernel"]],
+            "averaging": self.averaging, "own": key if own else None})
+
+    def _kernels(self, earlier):
+        """Of a replay: {unit: the kernel that it used}."""
+        return {Unit(iteration, self.plan.path(key)[iteration - 1].number, "train", "training", segment): kernel
+                for (key, iteration, segment), kernel in earlier.kernels.items() if key not in self.misfits}
 
     def _open_run(self, journal, output_name, arguments, tables):
         """Note a new run: `run_id`."""
@@ -248,7 +296,7 @@ class Training:
             tables = {**tables, "replay_of": self.earlier.run_id}
         configurations = [{**c, "error": self.misfits.get(c["mst_key"])} for c in self.configurations]
         if self.averaging:
-            configurations = [{**c, "mst_key": key} for key in board.live for c in self.configurations]
+            configurations = [{**c, "mst_key": key} for key in self._architectures() for c in configurations]
         self.run_id = journal.open_run({
             "function": self.function, "source_table": self.source.text,
             "validation_table": self.validation and self.validation.text, "model_output_table": output_name,
@@ -256,7 +304,8 @@ class Training:
             "metrics_iterations": self.metrics_iterations, "configurations": len(self.configurations),
             "segments": len(board.segments), "sessions": self.wanted,
             "parameters": {"arguments": arguments, "settings": {**self.options, "seed": self.seed}, "tables": tables},
-        }, configurations, [(dataset, s) for (dataset, _), s in self.segments.items()])
+        }, [(dataset, s) for (dataset, _), s in self.segments.items()], configurations, self.plan,
+            1 if self.averaging else len(board.segments))
 
     def _open(self, sessions):
         """Open the worker sessions: where not all can be had, those that can do the work."""
@@ -365,14 +414,14 @@ class Training:
         return self.source if dataset == "training" else self.validation
 
     def replicas(self):
-        """Averaging's replicas as [[mst_key, rows of its segment], ...]."""
-        return [[number + 1, self.segments["training", key].rows] for number, key in enumerate(self._keys("training"))]
+        """Rows of the segment of each of averaging's replicas."""
+        return [self.segments["training", key].rows for key in self._keys("training")]
 
     def _tell(self, journal, iteration):
         """The INFO line of an iteration, with the metrics where it has any."""
         seconds, rows = journal.training_seconds(self.run_id, iteration), []
         if iteration in self.metrics_iterations:
-            rows = journal.metrics(self.run_id, iteration, together=self.averaging)
+            rows = journal.metrics(self.run_id, iteration)
         self.db.info(metrics.lines(iteration, self.num_iterations, seconds, rows, self.named))
 
     def named(self, mst_key):

@@ -1,5 +1,7 @@
 """Which table a run's model states are written to, so that its disk use follows the live states."""
 
+from collections import Counter
+
 LEAST_BYTES = 4 << 20  # of a generation: with small states a table is not worth its making
 
 
@@ -7,56 +9,89 @@ class Generations:
     """The run's generations of states (see mop_generation in sql/10_tables.sql).
 
     New states go into the newest. Once half as many bytes are written there as live states have together, a new one
-    begins. When the states of all models that train have moved on from a generation, it holds nothing of use and is
-    dropped; models that lag behind are moved. So there are three or so, of half the size of the live states each.
+    begins. When all states of use have moved on from a generation, it is dropped; those that lag behind are moved. So
+    there are three or so, of half the size of the live states each.
     """
 
-    def __init__(self, catalog, run_id):
-        self.catalog, self.run_id = catalog, run_id
-        models = catalog.models(run_id)
-        # mst_key -> bytes of its model state, the same in every version; of those that have been written
-        self.bytes = {key: m["bytes"] for key, m in models.items() if m["bytes"] is not None}
-        self.where = {key: {m["generation"], m["kept_generation"]} - {None} for key, m in models.items()}
+    def __init__(self, catalog, run_id, size_key):
+        """`size_key(stage)` is equal for stages (numbers) whose states are of one size."""
+        self.catalog, self.run_id, self.size_key = catalog, run_id, size_key
+        self.sizes = {}     # size key -> bytes of a state
+        self.where = {}     # stage -> the generation of its state, where it has one of its own that is of use
+        self.held = Counter()  # generation -> states there
+        self.live = 0       # bytes of all states of use
         self.there = catalog.generations(run_id)
         self.newest = max(self.there)
-        self.written = sum(self.bytes[key] for key, where in self.where.items() if self.newest in where)
-        self.targets = {}  # mst_key -> the generation that its unit at work will write to
+        for stage, model in catalog.models(run_id).items():
+            self.sizes[size_key(stage)] = max(model["bytes"], self.sizes.get(size_key(stage), 0))
+            if model["generation"] is not None:
+                self._put(stage, model["generation"])
+        self.written = sum(self.bytes(stage) for stage, where in self.where.items() if where == self.newest)
+        self.targets = {}   # stage -> the generation that its unit at work will write to
 
-    def begin(self, mst_key):
-        """The generation that a training unit is to write its model's state to."""
-        self.targets[mst_key] = self.newest
+    def bytes(self, stage):
+        """Bytes of a stage's state, about; 0 where none of its kind has been written."""
+        return self.sizes.get(self.size_key(stage), 0)
+
+    def has(self, stage):
+        """True where the stage has a state of its own that is of use."""
+        return stage in self.where
+
+    def begin(self, stage):
+        """The generation that a training unit is to write its stage's state to."""
+        self.targets[stage] = self.newest
         return self.newest
 
-    def failed(self, mst_key):
+    def failed(self, stage):
         """The unit wrote nothing."""
-        self.targets.pop(mst_key, None)
+        self.targets.pop(stage, None)
 
-    def finished(self, mst_key, movable, keeps):
-        """The unit has written its model's state.
+    def finished(self, stage, released, movable):
+        """The unit has written its stage's state; those of the stages `released` are of no use any more.
 
-        `movable(mst_key)`: nobody reads that model's state now; `keeps`: the version before stays, too.
+        `movable(stage)`: nobody reads that stage's state now.
         """
-        target = self.targets.pop(mst_key)
-        before = max(self.where[mst_key], default=target)
-        self.where[mst_key] = {before, target} if keeps else {target}
-        if mst_key not in self.bytes:
-            self.bytes.update({key: m["bytes"] for key, m in self.catalog.models(self.run_id).items()
-                               if m["bytes"] is not None})
-        self.written += self.bytes.get(mst_key, 0)
-        if self.written >= max(LEAST_BYTES, sum(self.bytes.values()) / 2):
+        target = self.targets.pop(stage)
+        key = self.size_key(stage)
+        if key not in self.sizes:
+            self.sizes[key] = self.catalog.state_bytes(self.run_id, stage) or 0
+        self._take(stage)
+        self._put(stage, target)
+        for other in released:
+            self._take(other)
+        self.written += self.bytes(stage)
+        if self.written >= max(LEAST_BYTES, self.live / 2):
             self._turn(movable)
-        used = {self.newest, *self.targets.values()}.union(*self.where.values())
-        if self.there - used:
-            # one that a session still reads is dropped later
-            self.there -= self.catalog.drop_generations(self.run_id, self.there - used)
+        if len(self.there) > 1:
+            used = {self.newest, *self.targets.values(), *(g for g, count in self.held.items() if count)}
+            if self.there - used:
+                # one that a session still reads is dropped later
+                self.there -= self.catalog.drop_generations(self.run_id, self.there - used)
+
+    def release(self, stages):
+        """The states of these stages are of no use any more."""
+        for stage in stages:
+            self._take(stage)
+
+    def _put(self, stage, generation):
+        self.where[stage] = generation
+        self.held[generation] += 1
+        self.live += self.bytes(stage)
+
+    def _take(self, stage):
+        if stage in self.where:
+            self.held[self.where.pop(stage)] -= 1
+            self.live -= self.bytes(stage)
 
     def _turn(self, movable):
         before, self.newest = self.newest, self.newest + 1
         self.catalog.new_generation(self.run_id, self.newest)
         self.there.add(self.newest)
-        late = [key for key, where in self.where.items() if where and max(where) < before - 1
-                and key not in self.targets and movable(key)]
+        late = [stage for stage, where in self.where.items()
+                if where < before - 1 and stage not in self.targets and movable(stage)]
         if late:
             self.catalog.move_states(self.run_id, late, self.newest)
-            self.where.update({key: {self.newest} for key in late})
-        self.written = sum(self.bytes[key] for key in late)
+            for stage in late:
+                self._take(stage)
+                self._put(stage, self.newest)
+        self.written = sum(self.bytes(stage) for stage in late)

@@ -1,5 +1,6 @@
 """What worker sessions are told: of their trainers, and of the units that they do (read by execute/unit.py)."""
 
+import functools
 import json
 import time
 from dataclasses import dataclass, field
@@ -7,11 +8,35 @@ from dataclasses import dataclass, field
 from mop_udf import params
 
 
-def sharing(configurations):
-    """{mst_key: a number}, equal for configurations that share a compiled model; `configurations` as in Orders."""
-    numbers = {}
-    return {c["mst_key"]: numbers.setdefault(json.dumps([c["model_arch"], params.without_scalars(c["compile"])],
-                                                        sort_keys=True), len(numbers)) for c in configurations}
+class Sharing:
+    """Which stages share a compiled model: `key(stage)` is equal for those.
+
+    `architectures`: {mst_key: architecture JSON}; of a stage that of the configuration that asked for it first counts.
+    """
+
+    def __init__(self, architectures):
+        self.architectures = architectures
+        self._numbers, self._architecture_numbers = {}, {}
+        self._number = functools.lru_cache(100_000)(self._parsed)
+
+    def key(self, stage):
+        """(a number, the batch size): what is compiled is compiled for these."""
+        architecture = self.architectures[stage.mst_key]
+        number = self._architecture_numbers.setdefault(architecture, len(self._architecture_numbers))
+        return self._number(number, *stage.parameters)
+
+    def _parsed(self, architecture, compile_params, fit_params):
+        fit = params.parse_fit_params(fit_params)
+        text = json.dumps([architecture, params.without_scalars(params.parse_compile_params(compile_params))],
+                          sort_keys=True)
+        return self._numbers.setdefault(text, len(self._numbers)), fit["batch_size"]
+
+
+@functools.lru_cache(10_000)
+def epochs(fit_params):
+    """Passes over the rows in one unit of training."""
+    fit = params.parse_fit_params(fit_params)
+    return fit["epochs"] - fit["initial_epoch"]
 
 
 @dataclass
@@ -22,21 +47,17 @@ class Orders:
     engine: object
     packed: dict            # dataset -> PackedTable, or None
     segments: dict          # (dataset, key) -> Segment
-    configurations: list    # dicts, with the parsed `compile` and `fit`
+    plan: object
     board: object
+    sharing: Sharing
     outputs: dict           # what a model must output for the rows: see PackedTable.wanted_outputs
     options: dict
     seed: int
     functions: str | None   # the object table, quoted
     gpus: int               # that trainers share; 0: they use none
     began: float            # when the call did (time.monotonic)
-    replicas: list | None   # of averaging: [[mst_key, rows of its segment], ...]
+    replicas: list | None   # of averaging: rows of the segment of each
     kernels: dict = field(default_factory=dict)  # of a replay: unit -> the kernel that it used
-
-    def __post_init__(self):
-        # configurations of one key share what is compiled for a batch size
-        shared = sharing(self.configurations)
-        self._key = {c["mst_key"]: (shared[c["mst_key"]], c["fit"]["batch_size"]) for c in self.configurations}
 
     def trainer(self, place):
         """The options of the trainer at a place."""
@@ -49,42 +70,49 @@ class Orders:
         """What a worker session needs to know of units that it does together, on one segment."""
         unit = units[0]
         packed, segment = self.packed[unit.dataset], self.segments[unit.dataset, unit.segment]
-        fit = self._configuration(unit.mst_key)["fit"]
         aggregate = f"{self.db.extension}.mop_sub_epoch"
         return {
             "options": self.trainer(place), "seed": self.seed,
-            "same_start": self.options["same_start"] or self.replicas is not None, "replicas": self.replicas,
+            "same_start": self.options["same_start"] or self.replicas is not None, "replicas": self._replicas(unit),
             "table": packed.text, "fingerprint": segment.fingerprint,
             "fingerprint_sql": self.engine.fingerprint_sql(packed, unit.segment),
             "rows_sql": self.engine.rows_sql(packed, unit.segment, aggregate),
             "dtypes": packed.dtypes(), "inputs": len(packed.inputs), "outputs": self.outputs,
-            "rows": segment.rows, "bytes": segment.bytes,
-            "epochs": fit["epochs"] - fit["initial_epoch"] if unit.kind == "train" else 1,
+            "rows": segment.rows, "bytes": segment.bytes, "epochs": self._passes(unit),
             "kernel": self.kernels.get(unit, self.options["kernel"]), "run_seconds": time.monotonic() - self.began,
             "models": [self._passes_left(u) for u in units],
             "dataset_key": self._dataset_key(unit.dataset, unit.segment),
             "keep": [self._dataset_key(*d) for d in self.segments], "object_table": self.functions,
         }
 
-    def _configuration(self, mst_key):
-        """Of a replica, the one that there is."""
-        return self.configurations[0] if self.replicas is not None else next(
-            c for c in self.configurations if c["mst_key"] == mst_key)
+    def _replicas(self, unit):
+        """Averaging: the stages whose average a unit is of, and their rows: [[stage, rows], ...]; else None.
+
+        A replica begins an iteration with the average of all after the one before; its own is under its own number.
+        """
+        if self.replicas is None:
+            return None
+        own, stages = self.plan.stages[unit.stage], []
+        for key, rows in enumerate(self.replicas, start=1):
+            path = self.plan.path(key)
+            before = unit.iteration - (unit.kind == "train")
+            stage = own if own in path or not before else path[before - 1]
+            stages.append([stage.number, rows])
+        return stages
+
+    def _passes(self, unit):
+        return epochs(self.plan.stages[unit.stage].parameters[1]) if unit.kind == "train" else 1
 
     def _passes_left(self, unit):
-        """How many passes over the unit's segment are left: of its compiled model, and of the whole run.
+        """How many passes over the unit's segment are left, about: of its compiled model, and of the whole run.
 
         A compilation serves the former: configurations that differ in nothing but the learning rate share it.
         """
         if unit.kind != "train":
             return {"passes_left": 0, "run_passes_left": 0}
-        averaging = self.replicas is not None
-        configurations = [{**self.configurations[0], "mst_key": unit.mst_key}] if averaging else self.configurations
-        left = {c["mst_key"]: (c["fit"]["epochs"] - c["fit"]["initial_epoch"])
-                * self.board.visits_left(c["mst_key"], unit.segment) for c in configurations}
-        own = left[unit.mst_key] if averaging else sum(
-            passes for key, passes in left.items() if self._key[key] == self._key[unit.mst_key])
-        return {"passes_left": own, "run_passes_left": sum(left.values())}
+        own, passes = self.sharing.key(self.plan.stages[unit.stage]), self._passes(unit)
+        return {"passes_left": passes * self.board.passes_left(own, unit.segment),
+                "run_passes_left": passes * self.board.passes_left(None, unit.segment)}
 
     def _dataset_key(self, dataset, key):
         """Names a segment's very rows, so that a warm trainer's cache serves the next call too."""

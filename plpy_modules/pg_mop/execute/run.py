@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from collections import Counter
 
 import psycopg2
 
@@ -22,52 +23,94 @@ RETRY_STATES = (TRAINER_LOST, TOO_MANY_TRAINERS, "40001", "40P01")
 class Executor:
     """Runs a board's units on worker sessions.
 
-    `describe(units, place)` gives what the worker session at a place needs to know of units that it does together
-    (a dict, see execute/unit.py);
-    `on_iteration(i)` is called once every live configuration has been through iteration i. `attempts`: {unit: attempts
-    begun} by an earlier coordinator of the run; `wanted`: how many sessions the run asked for.
+    `orders.describe(units, place)` gives what the worker session at a place needs to know of units that it does
+    together (a dict, see execute/unit.py). `steering` decides what is asked for (see execute/steering.py). `attempts`:
+    {unit: attempts begun} by an earlier coordinator of the run; `wanted`: how many sessions the run asked for.
     """
 
-    def __init__(self, db, catalog, sessions, run_id, board, scheduler, describe, on_iteration, options, attempts,
+    def __init__(self, db, catalog, sessions, run_id, plan, board, scheduler, orders, steering, options, attempts,
                  wanted):
         self.db, self.catalog, self.sessions = db, catalog, sessions
-        self.run_id, self.board, self.scheduler = run_id, board, scheduler
-        self.describe, self.on_iteration = describe, on_iteration
+        self.run_id, self.plan, self.board, self.scheduler = run_id, plan, board, scheduler
+        self.orders, self.steering = orders, steering
         self.lock_timeout, self.retries = options["lock_timeout"], options["unit_retries"]
         self.attempts = dict(attempts)  # unit -> attempts begun
         self.lost = {}          # unit -> attempts that failed for its place's sake
         self.resting = []       # (when it may be tried again, unit)
         self.looked, self.wanted = time.monotonic(), wanted
-        self.generations = Generations(catalog, run_id)
-        self.versions = {key: m["version"] for key, m in catalog.models(run_id).items()}
-        self.coming = {}        # place -> the mst_key whose state its session reads ahead
+        self.visits = 1 if board.shares_states else len(board.segments)
+        self.generations = Generations(catalog, run_id, lambda stage: orders.sharing.key(plan.stages[stage])[0])
+        self.versions = {stage: m["version"] for stage, m in catalog.models(run_id).items()}
+        self.waiting = {}       # stage -> its children that have not begun, which need its state
+        self.reading = Counter()  # stage -> units at work that begin with its state
+        self.pinned = set()     # stages whose states are kept whatever becomes of them
+        self._wait_for(plan.stages.values())
+        self.coming = {}        # place -> the stage whose state its session reads ahead
         self.failed = {}        # mst_key -> message
         self.alone = set()      # units that are evaluated each for itself
-        self.waiting_since = {} # unit -> when it could have run first (seconds since the epoch)
-        self.told = self._reached() - 1  # iterations reported
+        self.began = time.time()
+        self.ready_since = {}   # stage -> when its next unit could have run first (seconds since the epoch)
 
     def go(self):
-        """Run until no configuration has work left. Raises MopError where the whole run cannot go on."""
+        """Run until nothing is left to do. Raises MopError where the whole run cannot go on."""
+        self.steering.begin(self)
         self._dispatch()
-        while not self.board.done:
+        while not (self.board.done and self.steering.done):
             busy = [s for s in self.sessions.by_place.values() if s.work]
             if not busy and not self.resting:
                 raise RuntimeError("the scheduler leaves every session idle although units remain")
+            ended = []
             for session, error in wait(busy, self.sessions.tick):
                 work, session.work = session.work, []
                 if error is None:
                     seconds = (time.monotonic() - session.since) / len(work)
-                    for unit, _ in work:
-                        self._finished(unit)
+                    for unit, _, released in work:
+                        ended += self._finished(unit, released)
                         self.scheduler.finished(unit, seconds)
                 else:
-                    self._failed(session, work, error)
-            self._report()
+                    ended += self._failed(session, work, error)
+            if ended:
+                self.steering.ended(ended)
             self._wake()
             self._look()
             self._dispatch()
-        self._report()
 
+    # --- what is asked for ------------------------------------------------------------------------
+    def ask(self, configurations, stages, requests):
+        """Do more: `stages` as the plan's `ask` gave them, for `requests`: [(mst_key, stage)]; of new configurations
+        (as in catalog.open_run)."""
+        self.catalog.ask(self.run_id, configurations, stages, requests, self.visits)
+        self._wait_for(stages)
+        self.board.add(stages)
+
+    def withdraw(self, mst_key, reason):
+        """Do nothing more for a configuration but to end the iteration that it is in."""
+        for stage in self.board.withdraw(mst_key):
+            if not stage.trials and stage.parent is not None:
+                self.waiting.get(stage.parent.number, set()).discard(stage.number)
+        self.catalog.withdraw(self.run_id, mst_key, len(self.plan.path(mst_key)), reason)
+
+    def pin(self, stage, instead=None):
+        """Keep a stage's state to the end, `instead` of another's (numbers)."""
+        self.pinned.add(stage)
+        if instead is not None:
+            self.pinned.discard(instead)
+            if self._is_unneeded(self.plan.stages[instead]):
+                self.catalog.release_states(self.run_id, [instead])
+                self.generations.release([instead])
+
+    def _wait_for(self, stages):
+        for stage in stages:
+            if stage.parent is not None and stage.number not in self.versions and stage.trials and not stage.failed:
+                self.waiting.setdefault(stage.parent.number, set()).add(stage.number)
+
+    def _is_unneeded(self, stage, but_for=None):
+        """True where nobody will read the stage's state any more, but for its child `but_for`."""
+        return (stage.trained and not stage.ends and stage.number not in self.pinned
+                and (stage.scored or not stage.evaluated)
+                and not self.waiting.get(stage.number, set()) - {but_for})
+
+    # --- the loop's steps -------------------------------------------------------------------------
     def _wake(self):
         """Let the units that have rested long enough be run again."""
         now = time.monotonic()
@@ -80,6 +123,7 @@ class Executor:
         if time.monotonic() - self.looked < LOOK_SECONDS:
             return
         self.looked = time.monotonic()
+        self.steering.wishes(self.catalog.wishes(self.run_id))
         wanted = self.catalog.wanted_sessions(self.run_id)
         if wanted != self.wanted:
             self.wanted = wanted
@@ -109,33 +153,27 @@ class Executor:
         self.board.reserve(place, None)
 
     def _dispatch(self):
-        now = time.time()
         self._let_go()
-        for place, session in sorted(self.sessions.by_place.items()):
-            if session.work or place not in self.board.places:
-                continue
-            eligible = self.board.eligible(place)
-            for unit in eligible:
-                self.waiting_since.setdefault(unit, now)
+        idle = [place for place, session in self.sessions.by_place.items()
+                if not session.work and place in self.board.places]
+        for place in self.scheduler.arrange(idle):
             unit = self.scheduler.choose(place)
             if unit is not None:
-                self._start(session, self._together(unit, eligible))
+                self._start(self.sessions.by_place[place], self._together(unit))
 
-    def _together(self, unit, eligible):
+    def _together(self, unit):
         """The unit and, where it is an evaluation, the others that are due on the same rows, as far as memory goes."""
         if unit.kind != "evaluate" or unit in self.alone:
             return [unit]
-        units = [unit, *(u for u in eligible if u != unit and u not in self.alone
-                         and (u.kind, u.dataset, u.segment) == (unit.kind, unit.dataset, unit.segment))]
-        if len(units) == 1:
-            return units
         total, chosen = 0, []
-        for u in units:
-            total += self.generations.bytes.get(u.mst_key, 0)
+        for other in self.board.due_with(unit):
+            if other in self.alone:
+                continue
+            total += self.generations.bytes(other.stage)
             if chosen and total > TOGETHER_BYTES:
                 break
-            chosen.append(u)
-        return sorted(chosen, key=lambda u: u.mst_key)  # all sessions lock models in one order
+            chosen.append(other)
+        return sorted(chosen, key=lambda u: u.stage)  # all sessions lock models in one order
 
     def _coming(self, place):
         """The model whose state the session at `place` may read while it trains another; None where it is not known.
@@ -144,30 +182,40 @@ class Executor:
         """
         unit = self.scheduler.coming(place)
         least, most = AHEAD_BYTES
-        if unit is None or not least <= self.generations.bytes.get(unit.mst_key, 0) <= most:
+        if unit is None or not least <= self.generations.bytes(unit.stage) <= most:
             self.board.reserve(place, None)
             self.coming.pop(place, None)
             return None
-        self.board.reserve(place, unit.mst_key)
-        self.coming[place] = unit.mst_key
-        return {"mst_key": unit.mst_key, "version": self.versions[unit.mst_key]}
+        self.board.reserve(place, unit.stage)
+        self.coming[place] = unit.stage
+        return {"stage": unit.stage, "version": self._version(unit.stage)}
+
+    def _version(self, stage):
+        """How often the stage's state has been trained since its path began."""
+        return self.versions.get(stage, (self.plan.stages[stage].iteration - 1) * self.visits)
 
     def _start(self, session, units):
-        rows, models = [], []
+        rows, models, released = [], [], []
         for unit in units:
             attempt = self.attempts[unit] = self.attempts.get(unit, 0) + 1
-            rows.append({"run_id": self.run_id, "mst_key": unit.mst_key, "iteration": unit.iteration,
+            rows.append({"run_id": self.run_id, "stage": unit.stage, "iteration": unit.iteration,
                          "segment": unit.segment, "kind": unit.kind, "dataset": unit.dataset, "attempt": attempt,
-                         "queued_at": self.waiting_since.get(unit, time.time())})
-            models.append({"mst_key": unit.mst_key, "iteration": unit.iteration, "attempt": attempt,
-                           "version": self.versions[unit.mst_key],
-                           "generation": self.generations.begin(unit.mst_key) if unit.kind == "train" else None})
+                         "queued_at": self.ready_since.get(unit.stage, self.began)})
+            train = unit.kind == "train"
+            models.append({"stage": unit.stage, "iteration": unit.iteration, "attempt": attempt,
+                           "version": self._version(unit.stage),
+                           "generation": self.generations.begin(unit.stage) if train else None})
+            parent = self.plan.stages[unit.stage].parent
+            if train and parent is not None and unit.stage not in self.versions:
+                self.reading[parent.number] += 1
+                if not self.board.shares_states and self._is_unneeded(parent, but_for=unit.stage):
+                    released.append(parent.number)
             self.board.start(unit)
-        work = {**self.describe(units, session.place), "run_id": self.run_id, "epoch": self.catalog.epoch,
-                "kind": units[0].kind, "dataset": units[0].dataset, "segment": units[0].segment}
+        work = {**self.orders.describe(units, session.place), "run_id": self.run_id, "epoch": self.catalog.epoch,
+                "kind": units[0].kind, "dataset": units[0].dataset, "segment": units[0].segment, "release": released}
         work["coming"] = self._coming(session.place)
         work["models"] = [{**model, **more} for model, more in zip(models, work["models"])]
-        session.work, session.since = list(zip(units, rows)), time.monotonic()
+        session.work, session.since = [(*pair, released) for pair in zip(units, rows)], time.monotonic()
         begin = "; ".join(self.catalog.begin_unit_sql(row) for row in rows)
         try:
             session.begin(
@@ -175,30 +223,63 @@ class Executor:
                 f"BEGIN; SELECT {self.db.extension}.mop_run_unit({quote_literal(json.dumps(work))}); COMMIT")
         except SessionLost as error:
             work, session.work = session.work, []
-            self._failed(session, work, error)
+            self.steering.ended(self._failed(session, work, error))
 
-    def _finished(self, unit):
-        self.board.finish(unit)
+    def _finished(self, unit, released):
+        """Take note of a unit that was done: the stages that ended by it."""
+        self.ready_since[unit.stage] = time.time()
         if unit.kind == "train":
-            self.versions[unit.mst_key] += 1
-            self.generations.finished(unit.mst_key, lambda key: not (
-                self.board.is_running(key) or key in self.coming.values() or self.board.shares_states),
-                                      self.board.shares_states)
+            self._read(unit)
+            stage = self.plan.stages[unit.stage]
+            self.versions[unit.stage] = self._version(unit.stage) + 1
+            if stage.parent is not None:
+                self.waiting.get(stage.parent.number, set()).discard(unit.stage)
+            self.generations.finished(unit.stage, released, self._is_movable)
+        ended = self.board.finish(unit)
+        if unit.kind == "train" and self.board.shares_states:
+            self._release_replicas(unit.iteration)
+        for stage in ended:
+            for child in stage.children:
+                self.ready_since[child.number] = time.time()
+        return ended
+
+    def _read(self, unit):
+        """A training unit has ended, well or not: it reads its parent's state no longer."""
+        parent = self.plan.stages[unit.stage].parent
+        if parent is not None and unit.stage not in self.versions:
+            self.reading[parent.number] -= 1
+
+    def _is_movable(self, stage):
+        return not (self.board.shares_states or self.board.is_running(stage) or self.reading[stage]
+                    or stage in self.coming.values()
+                    or any(self.plan.stages[other].parent is self.plan.stages[stage]
+                           for other in self.coming.values()))
+
+    def _release_replicas(self, iteration):
+        """Averaging: once all replicas have trained an iteration, nobody needs their states of the one before."""
+        paths = [self.plan.path(key) for key in range(1, len(self.orders.replicas) + 1)]
+        if iteration > 1 and all(path[iteration - 1].trained for path in paths):
+            before = [path[iteration - 2].number for path in paths]
+            self.catalog.release_states(self.run_id, before)
+            self.generations.release(before)
 
     def _failed(self, session, work, error):
-        """Retry, give the configuration up, or stop the run, as the error says."""
+        """Retry, give the configuration up, or stop the run, as the error says: the stages that ended after all."""
         code = getattr(error, "pgcode", None)
         message = _message(error)
+        ended = []
         if isinstance(error, SessionLost):
             self._replace(session.place)
         if len(work) > 1:  # one of them may be to blame: from now on each is evaluated for itself
-            self.alone |= {unit for unit, _ in work}
-        for unit, row in work:
+            self.alone |= {unit for unit, *_ in work}
+        for unit, row, released in work:
             if isinstance(error, SessionLost) and self.catalog.unit_is_finished(row):
-                self._finished(unit)
+                ended += self._finished(unit, released)
                 continue
             self.catalog.fail_unit(row, message)
-            self.generations.failed(unit.mst_key)
+            if unit.kind == "train":
+                self._read(unit)
+                self.generations.failed(unit.stage)
             if code in (CONFIGURATION_FAILED, MEMORY_EXCEEDED):
                 self.board.release(unit)
                 if len(work) == 1:
@@ -213,6 +294,7 @@ class Executor:
                 raise MopError(f"a worker session failed: {message}",
                                detail=getattr(error.diag, "message_detail", None),
                                hint=getattr(error.diag, "message_hint", None), sqlstate=code or "XX000")
+        return ended
 
     def _replace(self, place):
         """A new session for a place whose own was lost; where none can be had, the others go on without it."""
@@ -241,22 +323,12 @@ class Executor:
             self.resting.append((time.monotonic() + min(most, first * 2 ** (lost - 1)), unit))
 
     def _give_up(self, unit, message, blame):
-        self.failed[unit.mst_key] = message = (
-            f"{unit.kind} unit of iteration {unit.iteration} on segment {unit.segment}: {message}")
-        self.board.drop(unit.mst_key)
-        self.catalog.fail_configuration(self.run_id, unit.mst_key, message, blame)
-
-    def _reached(self):
-        """The iteration that every live configuration has reached."""
-        board = self.board
-        return min((board.iteration(key) for key in board.live), default=board.num_iterations + 1)
-
-    def _report(self):
-        board, reached = self.board, self._reached()
-        while self.told < reached - 1:
-            self.told += 1
-            if any(u.iteration == self.told for u in board.finished_units):
-                self.on_iteration(self.told)
+        """The unit's stage cannot be trained: all configurations that need it have failed."""
+        message = f"{unit.kind} unit of iteration {unit.iteration} on segment {unit.segment}: {message}"
+        keys = self.board.fail(unit.stage)
+        self.failed.update({key: message for key in keys})
+        self.catalog.fail_configurations(self.run_id, keys, message, blame)
+        self.steering.failed(keys)
 
 
 def _message(error):

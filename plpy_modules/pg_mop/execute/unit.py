@@ -39,8 +39,8 @@ def _schema(plpy, holder):
 def run_unit(plpy, text):
     """Train or evaluate as the unit (JSON) says; the units' rows in the catalog, already there, get the results.
 
-    `unit["models"]` lists what differs between the models: mst_key, iteration, attempt, version, and the passes that
-    are left. A unit of training has one, one of evaluation any number, which are evaluated in one pass over the rows.
+    `unit["models"]` lists what differs between the models: stage, iteration, attempt, version, and the passes that are
+    left. A unit of training has one, one of evaluation any number, which are evaluated in one pass over the rows.
 
     Raises SQLSTATE MOP01 where the configuration is at fault, MOP02 where the trainer was lost, MOP03 where the source
     has changed since the run began, MOP04 where a trainer takes too much memory. Of several models one is enough to
@@ -110,51 +110,54 @@ class _Work:
         row = self.holder.query(
             f"SELECT * FROM {self.schema}.mop_take_model($1, $2, $3, $4, $5, $6)",
             ["bigint", "integer", "integer", "integer", "boolean", "text"],
-            [self.unit["run_id"], self.unit["epoch"], model["mst_key"], version, self.train, self.ticket])[0]
-        return {"mst_key": model["mst_key"], "model_id": row["model_id"], "iteration": model["iteration"],
-                "architecture": row["model_arch"], "compile_params": row["compile_params"],
-                "fit_params": row["fit_params"], "passes_left": model["passes_left"],
-                "run_passes_left": model["run_passes_left"],
+            [self.unit["run_id"], self.unit["epoch"], model["stage"], version, self.train, self.ticket])[0]
+        return {"stage": model["stage"], "mst_key": row["mst_key"], "model_id": row["model_id"],
+                "iteration": model["iteration"], "identity": row["identity"], "architecture": row["model_arch"],
+                "compile_params": row["compile_params"], "fit_params": row["fit_params"],
+                "passes_left": model["passes_left"], "run_passes_left": model["run_passes_left"],
                 # version 0 has no state, or weights alone: of a warm start or of the architecture table
                 "plain_weights": version == 0}
 
     def states(self):
-        """The parts of the models' states, then those of other replicas where there are some: (mst_key, bytes)."""
+        """The parts of the models' states, then those of other replicas where there are some: (stage, bytes).
+
+        What a replica begins with is of the others' stages before; it comes under the replica's own.
+        """
         run_id = self.unit["run_id"]
-        versions = [(model["mst_key"], model["version"]) for model in self.models]
+        versions = [(model["stage"], model["version"]) for model in self.models]
         if self.unit["replicas"] and versions[0][1] > 0:
-            versions += [(key, versions[0][1]) for key, _ in self.unit["replicas"] if key != versions[0][0]]
+            versions += [(stage, versions[0][1]) for stage, _ in self.unit["replicas"] if stage != versions[0][0]]
         ahead, self.holder.ahead = self.holder.ahead, {}
-        for mst_key, version in versions:
+        for stage, version in versions:
             parts = 0
-            for data in ahead.get((run_id, mst_key, version)) or self.parts(mst_key, version):
+            for data in ahead.get((run_id, stage, version)) or self.parts(stage, version):
                 parts += 1
-                yield mst_key, data
+                yield stage, data
             if version > 0 and not parts:
-                self.plpy.error(f"the state of model {mst_key} of run {run_id} at version {version} is missing",
+                self.plpy.error(f"the state of stage {stage} of run {run_id} at version {version} is missing",
                                 sqlstate=aggregate.SOURCE_CHANGED)
 
-    def parts(self, mst_key, version):
-        """The parts of a model's state, one after the other."""
+    def parts(self, stage, version):
+        """The parts of a stage's state, one after the other."""
         for row in self.holder.query(
                 f"SELECT {self.schema}.mop_read_state($1, $2, $3, $4) AS data",
-                ["bigint", "integer", "integer", "text"], [self.unit["run_id"], mst_key, version, self.ticket],
+                ["bigint", "integer", "integer", "text"], [self.unit["run_id"], stage, version, self.ticket],
                 cursor=True):
             yield row["data"]
 
     def read_ahead(self, model):
-        """Read the state of the model (mst_key, version) that the next unit here will most likely be of.
+        """Read the state of the model (stage, version) that the next unit here will most likely be of.
 
         What is at a version never changes, so that it is as good later; a version that is gone, or is not there yet,
         is read when its time has come.
         """
         if model is not None:
-            self.holder.ahead = {(self.unit["run_id"], model["mst_key"], model["version"]):
-                                 list(self.parts(model["mst_key"], model["version"]))}
+            self.holder.ahead = {(self.unit["run_id"], model["stage"], model["version"]):
+                                 list(self.parts(model["stage"], model["version"]))}
 
     def save(self, model):
         """Write the new state; its bytes."""
-        key, version, generation, size = ([self.unit["run_id"], model["mst_key"]], model["version"],
+        key, version, generation, size = ([self.unit["run_id"], model["stage"]], model["version"],
                                           model["generation"], 0)
         for number, part in enumerate(self.holder.save()):
             self.holder.query(f"SELECT {self.schema}.mop_put_state($1, $2, $3, $4, $5, $6, $7)",
@@ -170,9 +173,9 @@ class _Work:
         """
         unit = self.unit
         # replicas evaluate one model together
-        key = [unit["run_id"], 1 if unit["replicas"] else model["mst_key"], model["iteration"], unit["dataset"]]
-        kinds = ["bigint", "integer", "integer", "text"]
-        found = self.holder.query(f"SELECT {self.schema}.mop_put_sums($1, $2, $3, $4, $5, $6, $7) AS sums",
+        key = [unit["run_id"], unit["replicas"][0][0] if unit["replicas"] else model["stage"], unit["dataset"]]
+        kinds = ["bigint", "integer", "text"]
+        found = self.holder.query(f"SELECT {self.schema}.mop_put_sums($1, $2, $3, $4, $5, $6) AS sums",
                                   [*kinds, "integer", "float8[]", "text"],
                                   [*key, unit["segment"], sums, self.ticket])[0]["sums"]
         if found is None:
@@ -183,21 +186,20 @@ class _Work:
                if not math.isfinite(value)]
         if bad:
             self.plpy.error(f"{bad[0]} on the {unit['dataset']} data", sqlstate=aggregate.CONFIGURATION_FAILED)
-        self.holder.query(f"SELECT {self.schema}.mop_note_metrics($1, $2, $3, $4, $5, $6, $7, $8)",
+        self.holder.query(f"SELECT {self.schema}.mop_note_metrics($1, $2, $3, $4, $5, $6, $7)",
                           [*kinds, "float8", "float8", "text", "text"],
                           [*key, report["loss"], report["metric"], json.dumps(report["metrics"]), self.ticket])
 
     def finish(self, model, report, size, read_seconds, write_seconds):
         """Note a model's result in its unit's row, and that its new state has `size` bytes."""
         unit = self.unit
-        # other replicas still read the version that this one went on from
-        made = [model["version"] + 1, model["generation"], size, bool(unit["replicas"])] if self.train else [None] * 4
+        made = [model["version"] + 1, model["generation"], size, unit["release"]] if self.train else [None] * 4
         self.holder.query(
-            f"SELECT {self.schema}.mop_finish_unit({', '.join(f'${i + 1}' for i in range(21))})",
-            ["bigint", "integer", "integer", "integer", "text", "text", "integer",
-             "integer", "integer", "bigint", "boolean", "text", "bigint", *["float8"] * 5, "integer", "text",
+            f"SELECT {self.schema}.mop_finish_unit({', '.join(f'${i + 1}' for i in range(20))})",
+            ["bigint", "integer", "integer", "text", "text", "integer",
+             "integer", "integer", "bigint", "integer[]", "text", "bigint", *["float8"] * 5, "integer", "text",
              "text"],
-            [unit["run_id"], model["mst_key"], model["iteration"], unit["segment"], unit["kind"], unit["dataset"],
+            [unit["run_id"], model["stage"], unit["segment"], unit["kind"], unit["dataset"],
              model["attempt"], *made, report["kernel"], report["rows"],
              report["loss"], report.get("metric"), read_seconds, report["seconds"], write_seconds,
              report.get("compilations"), json.dumps(report["choice"]) if "choice" in report else None,

@@ -1,0 +1,183 @@
+-- The search plan: units, states and metrics belong to stages, which configurations share.
+
+\echo Use "ALTER EXTENSION pg_mop UPDATE" to load this file. \quit
+
+-- The views stay, with what depends on them and with who may read them. They show nothing until they are made anew below.
+DO $do$
+DECLARE
+    shown record;
+BEGIN
+    FOR shown IN
+        SELECT c.oid::pg_catalog.regclass AS name, pg_catalog.string_agg(pg_catalog.format(
+            'NULL::%s AS %I', pg_catalog.format_type(a.atttypid, a.atttypmod), a.attname), ', ' ORDER BY a.attnum)
+            AS columns
+        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
+        WHERE c.relkind = 'v' AND c.relnamespace = '@extschema@'::pg_catalog.regnamespace AND EXISTS (
+            SELECT 1 FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_extension e ON e.oid = d.refobjid
+            WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = c.oid AND d.deptype = 'e'
+            AND e.extname = 'pg_mop')
+        GROUP BY c.oid
+    LOOP
+        EXECUTE pg_catalog.format('CREATE OR REPLACE VIEW %s AS SELECT %s WHERE false', shown.name, shown.columns);
+    END LOOP;
+END
+$do$;
+
+-- tables
+
+ALTER TABLE @extschema@.mop_configuration ADD COLUMN reason text;
+
+CREATE TABLE @extschema@.mop_stage (
+    run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    stage integer NOT NULL,             -- a parent's number is smaller than its children's
+    parent integer,                     -- NULL: a path begins
+    iteration integer NOT NULL,
+    identity text NOT NULL,             -- digest of everything that decides its result (plan/identity.py)
+    mst_key integer NOT NULL,           -- the configuration that asked for it first
+    compile_params text NOT NULL,       -- in force in this iteration
+    fit_params text,
+    evaluated boolean NOT NULL,         -- somebody wants its metrics
+    PRIMARY KEY (run_id, stage),
+    FOREIGN KEY (run_id, mst_key) REFERENCES @extschema@.mop_configuration ON DELETE CASCADE
+);
+CREATE TABLE @extschema@.mop_request (
+    run_id bigint NOT NULL,
+    mst_key integer NOT NULL,
+    iteration integer NOT NULL,
+    stage integer NOT NULL,
+    PRIMARY KEY (run_id, mst_key, iteration),
+    FOREIGN KEY (run_id, mst_key) REFERENCES @extschema@.mop_configuration ON DELETE CASCADE,
+    FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
+);
+CREATE INDEX mop_request_stage ON @extschema@.mop_request (run_id, stage);
+CREATE TABLE @extschema@.mop_search_log (
+    run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    number integer NOT NULL,
+    event json NOT NULL,
+    noted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (run_id, number)
+);
+CREATE TABLE @extschema@.mop_wish (
+    wish bigserial PRIMARY KEY,
+    run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    content json NOT NULL
+);
+ALTER TABLE @extschema@.mop_stage ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_stage FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_request ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_request FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_search_log ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_search_log FOR SELECT
+    USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_wish ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_wish FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_stage', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_request', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_search_log', '');
+
+-- Of runs from before, every iteration of every configuration is a stage of its own: their numbers by iteration.
+CREATE TEMPORARY TABLE mop_chain ON COMMIT DROP AS
+SELECT c.run_id, c.mst_key, c.compile_params, c.fit_params, i.iteration, r.metrics_iterations, r.averaging,
+       ((i.iteration - 1) * pg_catalog.count(*) OVER of_iteration
+        + pg_catalog.row_number() OVER (of_iteration ORDER BY c.mst_key))::integer AS stage,
+       pg_catalog.count(*) OVER of_iteration AS width,
+       CASE WHEN r.averaging THEN 1 ELSE r.segments END AS visits
+FROM @extschema@.mop_configuration c JOIN (
+    SELECT run_id, num_iterations, metrics_iterations, segments, function OPERATOR(pg_catalog.=) 'madlib_keras_fit'
+           AND coalesce(parameters #>> '{settings,fit_strategy}' = 'averaging', false) AS averaging
+    FROM @extschema@.mop_run) r USING (run_id)
+CROSS JOIN LATERAL pg_catalog.generate_series(1, r.num_iterations) AS i(iteration)
+WINDOW of_iteration AS (PARTITION BY c.run_id, i.iteration);
+INSERT INTO @extschema@.mop_stage
+SELECT run_id, stage, CASE WHEN iteration > 1 THEN stage - width END, iteration,
+       pg_catalog.concat_ws('/', 'before 0.4.0', run_id, mst_key, iteration), mst_key, compile_params, fit_params,
+       iteration = ANY (metrics_iterations) FROM mop_chain;
+INSERT INTO @extschema@.mop_request SELECT run_id, mst_key, iteration, stage FROM mop_chain;
+
+DROP INDEX @extschema@.mop_unit_once;
+ALTER TABLE @extschema@.mop_unit DROP CONSTRAINT mop_unit_pkey, DROP CONSTRAINT mop_unit_run_id_mst_key_fkey,
+    ADD COLUMN stage integer;
+UPDATE @extschema@.mop_unit u SET stage = c.stage FROM mop_chain c
+WHERE (c.run_id, c.mst_key, c.iteration) = (u.run_id, u.mst_key, u.iteration);
+DELETE FROM @extschema@.mop_unit WHERE stage IS NULL;
+ALTER TABLE @extschema@.mop_unit DROP COLUMN mst_key, ALTER COLUMN stage SET NOT NULL,
+    ADD PRIMARY KEY (run_id, stage, kind, dataset, segment, attempt),
+    ADD FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE;
+CREATE UNIQUE INDEX mop_unit_once ON @extschema@.mop_unit (run_id, stage, kind, dataset, segment)
+    WHERE status = 'finished';
+
+ALTER TABLE @extschema@.mop_metric DROP CONSTRAINT mop_metric_pkey, DROP CONSTRAINT mop_metric_run_id_mst_key_fkey,
+    ADD COLUMN stage integer, ADD COLUMN noted_at timestamptz NOT NULL DEFAULT clock_timestamp();
+UPDATE @extschema@.mop_metric m SET noted_at = u.noted_at FROM (
+    SELECT run_id, iteration, dataset, CASE WHEN c.averaging THEN 1 ELSE mst_key END AS mst_key,
+           max(finished_at) AS noted_at
+    FROM @extschema@.mop_unit JOIN mop_chain c USING (run_id, stage, iteration)
+    WHERE kind = 'evaluate' AND finished_at IS NOT NULL GROUP BY 1, 2, 3, 4) u
+WHERE (u.run_id, u.iteration, u.dataset, u.mst_key) = (m.run_id, m.iteration, m.dataset, m.mst_key);
+UPDATE @extschema@.mop_metric m SET stage = c.stage FROM mop_chain c
+WHERE (c.run_id, c.mst_key, c.iteration) = (m.run_id, m.mst_key, m.iteration);
+DELETE FROM @extschema@.mop_metric WHERE stage IS NULL;
+ALTER TABLE @extschema@.mop_metric DROP COLUMN mst_key, DROP COLUMN iteration, ALTER COLUMN stage SET NOT NULL,
+    ADD PRIMARY KEY (run_id, stage, dataset),
+    ADD FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE;
+
+ALTER TABLE @extschema@.mop_partial DROP CONSTRAINT mop_partial_pkey, ADD COLUMN stage integer;
+UPDATE @extschema@.mop_partial p SET stage = c.stage FROM mop_chain c
+WHERE (c.run_id, c.mst_key, c.iteration) = (p.run_id, p.mst_key, p.iteration);
+DELETE FROM @extschema@.mop_partial WHERE stage IS NULL;
+ALTER TABLE @extschema@.mop_partial DROP COLUMN mst_key, DROP COLUMN iteration, ALTER COLUMN stage SET NOT NULL,
+    ADD PRIMARY KEY (run_id, stage, dataset, segment);
+
+-- a version belongs to the stage of its iteration
+CREATE TEMPORARY TABLE mop_model_before ON COMMIT DROP AS SELECT * FROM @extschema@.mop_model;
+ALTER TABLE @extschema@.mop_model DROP CONSTRAINT mop_model_pkey, DROP CONSTRAINT mop_model_run_id_mst_key_fkey,
+    DROP COLUMN mst_key, DROP COLUMN kept_generation, ALTER COLUMN version DROP DEFAULT, ADD COLUMN stage integer;
+DELETE FROM @extschema@.mop_model;
+ALTER TABLE @extschema@.mop_model ALTER COLUMN stage SET NOT NULL, ADD PRIMARY KEY (run_id, stage),
+    ADD FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE;
+INSERT INTO @extschema@.mop_model (run_id, stage, version, generation, bytes)
+SELECT c.run_id, c.stage,
+       least(greatest(m.version, (c.iteration - 1) * c.visits), c.iteration * c.visits),
+       CASE WHEN greatest(m.version, 1) BETWEEN (c.iteration - 1) * c.visits + 1 AND c.iteration * c.visits
+                 THEN m.generation
+            WHEN greatest(m.version - 1, 1) BETWEEN (c.iteration - 1) * c.visits + 1 AND c.iteration * c.visits
+                 THEN m.kept_generation END,
+       CASE WHEN (c.iteration - 1) * c.visits < m.version OR c.iteration = 1 THEN m.bytes END
+FROM mop_chain c JOIN mop_model_before m USING (run_id, mst_key);
+
+DO $do$
+DECLARE
+    kept record;
+    name text;
+BEGIN
+    FOR kept IN SELECT run_id, generation FROM @extschema@.mop_generation LOOP
+        name := '@extschema@.' || pg_catalog.quote_ident('mop_state_' || kept.run_id || '_' || kept.generation);
+        EXECUTE 'ALTER TABLE ' || name || ' RENAME COLUMN mst_key TO stage';
+        -- (every configuration of iteration 1 has its number in the order of their keys)
+        EXECUTE 'UPDATE ' || name || ' t SET stage = c.stage + 1000000000 FROM mop_chain c WHERE c.run_id = $1'
+                ' AND c.mst_key = t.stage AND greatest(t.version, 1) BETWEEN (c.iteration - 1) * c.visits + 1'
+                ' AND c.iteration * c.visits' USING kept.run_id;
+        EXECUTE 'UPDATE ' || name || ' SET stage = stage - 1000000000 WHERE stage > 1000000000';
+    END LOOP;
+END
+$do$;
+DROP TABLE mop_chain, mop_model_before;
+
+-- functions that went, or whose arguments changed
+
+DROP FUNCTION @extschema@.mop_open_run(json, json, json, text),
+    @extschema@.mop_begin_unit(bigint, integer, integer, integer, integer, text, text, integer, double precision, text),
+    @extschema@.mop_fail_unit(bigint, integer, integer, integer, integer, text, text, integer, double precision, text,
+        text),
+    @extschema@.mop_finish_unit(bigint, integer, integer, integer, text, text, integer, integer, integer, bigint,
+        boolean, text, bigint, double precision, double precision, double precision, double precision,
+        double precision, integer, text, text),
+    @extschema@.mop_put_sums(bigint, integer, integer, text, integer, double precision[], text),
+    @extschema@.mop_note_metrics(bigint, integer, integer, text, double precision, double precision, text, text),
+    @extschema@.mop_fail_configuration(bigint, integer, integer, text, text, text),
+    @extschema@.mop_move_states(bigint, integer[], integer, text), @extschema@.mop_put_weights(bigint, integer, bytea, text),
+    @extschema@.mop_take_model(bigint, integer, integer, integer, boolean, text),
+    @extschema@.mop_read_state(bigint, integer, integer, text),
+    @extschema@.mop_put_state(bigint, integer, integer, integer, integer, bytea, text);
+
+#functions
