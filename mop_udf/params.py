@@ -1,14 +1,19 @@
 """Parameter strings of configurations, as literals. Standard library only: coordinator and trainer both read them.
 
 Grammar (contract 3, section 4): `key = value, key = value`; commas and equals signs inside brackets do not separate,
-quotes do not protect them. Nothing in a string is ever executed.
+quotes do not protect them. Nothing in a string is ever executed. Some values may be sequences (sequences.py), which
+have a value for each iteration: :class:`Resolver` writes the strings that hold in one.
 """
 
 import ast
+import functools
 import json
 import math
 import re
 import warnings
+
+from mop_udf import sequences
+from mop_udf.sequences import Schedule, Sequence
 
 
 class ParameterError(ValueError):
@@ -59,7 +64,11 @@ REFUSED_METRICS = ("sparse_categorical_accuracy", "sparse_categorical_crossentro
 
 COMPILE_KEYS = ("loss", "optimizer", "metrics", "loss_weights", "weighted_metrics", "sample_weight_mode")
 FIT_KEYS = ("batch_size", "epochs", "verbose", "shuffle", "class_weight", "initial_epoch", "steps_per_epoch",
-            "callbacks")
+            "callbacks", "dropout")
+SEQUENCE_KEYS = ("batch_size", "class_weight", "dropout")  # of the fit parameters: what may be a sequence
+WITHOUT_EFFECT = ("verbose",)
+DEFAULTS = {"batch_size": 32, "epochs": 1, "verbose": 0, "shuffle": False, "class_weight": None, "initial_epoch": 0,
+            "steps_per_epoch": None, "dropout": None, "callbacks": None}
 TENSORBOARD_KEYS = ("log_dir", "histogram_freq", "batch_size", "update_freq", "write_graph", "write_grad",
                     "write_images")
 
@@ -77,8 +86,9 @@ def is_builtin_metric(name):
 def parse_compile_params(text):
     """A compile_params string -> dict.
 
-    Keys: loss, optimizer (Keras' class name), optimizer_args (`lr` as learning_rate, None dropped), metrics (list of
-    names, each once), loss_weights, weighted_metrics, sample_weight_mode. Raises ParameterError.
+    Keys: loss, optimizer (Keras' class name), optimizer_args (`lr` as learning_rate, None dropped; SCALARS may be
+    a Sequence, the learning rate a Schedule), metrics (list of names, each once), loss_weights, weighted_metrics,
+    sample_weight_mode. Raises ParameterError.
     """
     if text is None or not text.strip():
         raise ParameterError("the compile parameters are empty")
@@ -108,20 +118,22 @@ def parse_compile_params(text):
 def parse_fit_params(text):
     """A fit_params string (or None) -> dict with every key of FIT_KEYS, defaults filled in.
 
-    `callbacks` is None or the keyword arguments of the one TensorBoard callback. Raises ParameterError.
+    `callbacks` is None or the keyword arguments of the one TensorBoard callback; `dropout` None, a rate, or {layer:
+    rate}. Those of SEQUENCE_KEYS may be a Sequence, whose values :func:`_fit_value` gives. Raises ParameterError.
     """
     values = split(text) if text and text.strip() else {}
     for key in values:
         if key not in FIT_KEYS:
             raise ParameterError(f"{_short(key)} is not accepted in fit parameters ({', '.join(FIT_KEYS)})")
     callbacks = values.pop("callbacks", None)
-    parsed = {"batch_size": 32, "epochs": 1, "verbose": 0, "shuffle": False, "class_weight": None, "initial_epoch": 0,
-              "steps_per_epoch": None}
+    parsed = dict(DEFAULTS)
     for key, value in values.items():
-        parsed[key] = _evaluate(key, value)
+        parsed[key] = _fit_sequence(key, value) if sequences.is_sequence_text(value) else _evaluate(key, value)
     if parsed["batch_size"] is None:
         parsed["batch_size"] = 32
-    _whole("batch_size", parsed["batch_size"], 1)
+    for key in SEQUENCE_KEYS:
+        if not isinstance(parsed[key], Sequence) and parsed[key] is not None:
+            parsed[key] = FIT_CHECKS[key](parsed[key])
     _whole("epochs", parsed["epochs"], 1)
     _whole("initial_epoch", parsed["initial_epoch"], 0)
     if parsed["initial_epoch"] >= parsed["epochs"]:
@@ -132,10 +144,6 @@ def parse_fit_params(text):
         raise ParameterError(f"verbose must be an integer or 'auto', not {_short(parsed['verbose'])}")
     if not (isinstance(parsed["shuffle"], bool) or parsed["shuffle"] == "batch"):
         raise ParameterError(f"shuffle must be True, False or 'batch', not {_short(parsed['shuffle'])}")
-    weights = parsed["class_weight"]
-    if weights is not None and not (isinstance(weights, dict) and all(
-            _is_integer(k) and k >= 0 and _is_number(v) for k, v in weights.items())):
-        raise ParameterError(f"class_weight must be a dictionary of class numbers to weights, not {_short(weights)}")
     parsed["callbacks"] = None if callbacks in (None, "None", "[]") else _tensorboard(callbacks)
     return parsed
 
@@ -153,38 +161,132 @@ def parse_optimizer(text):
             raise ParameterError(f"{_short(key)} is no name of an argument of optimizer {name}")
         if key in arguments:
             raise ParameterError(f"optimizer {name} is given both lr and learning_rate")
+        if sequences.is_sequence_text(value):
+            arguments[key] = _scalar_sequence(key, value)
+            continue
         literal = _evaluate(f"optimizer argument {key}", value)
         if not (literal is None or isinstance(literal, bool) or _is_number(literal)):
             raise ParameterError(f"optimizer argument {key} must be a number, True, False or None, "
                                  f"not {_short(value)}")
         # Keras refuses lr=1: it wants a float
         arguments[key] = float(literal) if key in SCALARS and _is_integer(literal) else literal
-    return name, {key: value for key, value in arguments.items() if value is not None}
+    arguments = {key: value for key, value in arguments.items() if value is not None}
+    if "decay" in arguments and _is_sequence(arguments.get("learning_rate")):
+        raise ParameterError("decay, which changes the learning rate, cannot be given together with a sequence of "
+                             "learning rates: leave one of them out")
+    return name, arguments
 
 
 def without_scalars(compile_params):
     """What of parsed compile parameters decides which compiled model serves them.
 
-    Of the SCALARS it matters only whether they are given, and their sign.
+    Of the SCALARS it matters only whether they are given, and their sign; of the learning rate, where it is a variable
+    of Keras', not even that. Of a sequence per batch, how it is computed, but not its numbers.
     """
-    arguments = {k: ["scalar", (v > 0) - (v < 0)] if k in SCALARS and _is_number(v) else v
-                 for k, v in compile_params["optimizer_args"].items()}
+    arguments = dict(compile_params["optimizer_args"])
+    for key, value in arguments.items():
+        if isinstance(value, Schedule) or isinstance(value, Sequence) and value.per == "batch":
+            arguments[key] = ["per batch", *value.structure(), None if key == "learning_rate" else _sign(value.at(0))]
+        elif key in SCALARS and (isinstance(value, Sequence) or _is_number(value)):
+            variable = key == "learning_rate" and "decay" not in arguments
+            arguments[key] = ["scalar", None if variable else _sign(_first(value))]
     return {**compile_params, "optimizer_args": arguments}
 
 
 def scalars(compile_params):
-    """{name: number}: the scalars that the parsed compile parameters give."""
-    return {k: v for k, v in compile_params["optimizer_args"].items() if k in SCALARS and _is_number(v)}
+    """{name: number, or Sequence or Schedule per batch}: the scalars that the parsed compile parameters give."""
+    return {k: v for k, v in compile_params["optimizer_args"].items()
+            if k in SCALARS and (_is_number(v) or _is_sequence(v))}
+
+
+class Resolver:
+    """The parameter strings of one configuration in each iteration, with literals in the place of its sequences.
+
+    They are canonical: equal for all that means the same in that iteration, and read by the same parsers. What changes
+    with mini-batches stays in them as its description; what has no effect is left out.
+    """
+
+    def __init__(self, compile_params, fit_params):
+        """Parse both strings; raises ParameterError."""
+        self.compile, self.fit = parse_compile_params(compile_params), parse_fit_params(fit_params)
+        self._scalars = [(k, v) for k, v in sorted(self.compile["optimizer_args"].items())
+                         if isinstance(v, Sequence) and v.per == "iteration"]
+        self._fits = [(k, self.fit[k]) for k in SEQUENCE_KEYS if isinstance(self.fit[k], Sequence)]
+        self._last = self._texts = None  # the values of the last iteration that was asked for, and what they gave
+        if not self.varies:
+            self._texts = (_compile_text(self.compile), _fit_text(self.fit))
+
+    @property
+    def varies(self):
+        """False where all iterations have the same parameters."""
+        return bool(self._scalars or self._fits)
+
+    def at(self, iteration):
+        """(compile_params, fit_params) of iteration 1, 2, ...; raises ParameterError where a value is none that may
+        be."""
+        if not self._scalars and not self._fits:
+            return self._texts
+        scalars, fits = self._values(iteration)
+        if (scalars, fits) != self._last:
+            texts = self._texts or (None, None)
+            before = self._last or (None, None)
+            self._texts = (texts[0] if scalars == before[0] else self._compile(scalars),
+                           texts[1] if fits == before[1] else _fit_text({**self.fit, **dict(fits)}))
+            self._last = scalars, fits
+        return self._texts
+
+    def check(self, iterations):
+        """Raise ParameterError where one of so many iterations has a value that may not be."""
+        for iteration in range(1, iterations + 1) if self.varies else ():
+            self._values(iteration)
+
+    def _values(self, iteration):
+        step, key = iteration - 1, None
+        try:
+            for key, sequence in self._scalars:  # noqa: B007
+                value = sequence.at(step)
+                if key != "learning_rate" and _sign(value) != _sign(sequence.at(0)):
+                    raise ParameterError(SIGNS.format(key, value))
+            scalars = [(k, s.at(step)) for k, s in self._scalars]
+            fits = []
+            for key, sequence in self._fits:
+                fits.append((key, _fit_value(key, sequence.at(step))))
+            return scalars, fits
+        except (sequences.SequenceError, ParameterError) as error:
+            raise ParameterError(f"{key}, iteration {iteration}: {error}") from None
+
+    @functools.cached_property
+    def _pieces(self):
+        """The compile string, cut where the values of the sequences are to stand."""
+        mark = "\0"
+        return _compile_text({**self.compile, "optimizer_args": {
+            **self.compile["optimizer_args"], **{k: _Written(mark) for k, _ in self._scalars}}}).split(mark)
+
+    def _compile(self, scalars):
+        parts = [self._pieces[0]]
+        for (_, value), piece in zip(scalars, self._pieces[1:]):
+            parts += [repr(value + 0.0), piece]
+        return "".join(parts)
+
+
+def resolve(compile_params, fit_params, iteration):
+    """The literal (compile_params, fit_params) of iteration 1, 2, ... of a configuration: see Resolver."""
+    return _resolver(compile_params, fit_params).at(iteration)
+
+
+@functools.lru_cache(1000)
+def _resolver(compile_params, fit_params):
+    return Resolver(compile_params, fit_params)
 
 
 def canonical_compile(text):
     """A text that is equal for compile_params that mean the same, however they are spelt. Raises ParameterError."""
-    return json.dumps(parse_compile_params(text), sort_keys=True)
+    return json.dumps(parse_compile_params(text), sort_keys=True, default=str)
 
 
 def canonical_fit(text):
     """A text that is equal for fit_params that mean the same, however they are spelt. Raises ParameterError."""
-    return json.dumps(parse_fit_params(text), sort_keys=True)
+    return json.dumps(parse_fit_params(text), sort_keys=True, default=str)
 
 
 def split(text):
@@ -210,6 +312,161 @@ def split(text):
                 raise ParameterError(f"{_short(part)} in {_short(text)} is not of the form key = value")
             values[key], start, key = value, position + 1, None
     return values
+
+
+# --- sequences -----------------------------------------------------------------------------------------
+SIGNS = ("{0} must not change between zero and other signs while a configuration trains, since Keras then keeps other "
+         "variables: {1} is not of the first value's sign")
+
+
+def _is_sequence(value):
+    return isinstance(value, (Sequence, Schedule))
+
+
+def _sign(value):
+    return (value > 0) - (value < 0)
+
+
+def _first(value):
+    return value.at(0) if isinstance(value, Sequence) else value
+
+
+def _parsed_sequence(key, text):
+    try:
+        return sequences.parse(text)
+    except sequences.SequenceError as error:
+        raise ParameterError(f"{key}: {error}") from None
+
+
+def _scalar_sequence(key, text):
+    """The Sequence or Schedule of an optimizer's argument, or the number where it has just one."""
+    value = _parsed_sequence(key, text)
+    if isinstance(value, dict) or isinstance(value, Sequence) and any(isinstance(v, dict) for v in value.stated()):
+        raise ParameterError(f"optimizer argument {key} must be numbers, not {_short(text)}")
+    if key not in SCALARS or key == "decay":
+        raise ParameterError(f"optimizer argument {key} cannot be a sequence, only "
+                             f"{', '.join(name for name in SCALARS if name != 'decay')} can")
+    if isinstance(value, Schedule) and key != "learning_rate":
+        raise ParameterError(f"a learning rate schedule of Keras cannot stand for {key}")
+    if isinstance(value, Sequence) and key != "learning_rate" and len(value.signs()) > 1:
+        first = value.at(0)
+        raise ParameterError(SIGNS.format(key, next(v for v in value.stated() if _sign(v) != _sign(first))))
+    return value
+
+
+def _fit_sequence(key, text):
+    """The Sequence of a fit parameter, every value that its text names checked; or its value where it has just one."""
+    if key not in SEQUENCE_KEYS:
+        raise ParameterError(f"{_short(key)} cannot be a sequence, only {', '.join(SEQUENCE_KEYS)} can")
+    value = _parsed_sequence(key, text)
+    if isinstance(value, Schedule):
+        raise ParameterError(f"a learning rate schedule of Keras cannot stand for {key}")
+    if isinstance(value, Sequence) and value.per == "batch":
+        raise ParameterError(f"{key} cannot change within an iteration: per='batch' is for the scalars of an "
+                             f"optimizer ({', '.join(name for name in SCALARS if name != 'decay')})")
+    if not isinstance(value, Sequence):
+        return _stated(key, value)
+    checked = [_stated(key, v) for v in value.stated()]
+    if key == "dropout" and isinstance(checked[0], dict) and any(v.keys() != checked[0].keys() for v in checked):
+        raise ParameterError("the dictionaries of dropout must all name the same layers")
+    return value.mapped(FIT_CHECKS[key]) if isinstance(checked[0], dict) else value
+
+
+def _stated(key, value):
+    """A value that a sequence names, checked: of a batch size, rounded."""
+    if key == "batch_size" and isinstance(value, float):
+        if not value >= 1:
+            raise ParameterError(f"batch_size must be at least 1, not {value:g}")
+        value = _rounded(value)
+    return FIT_CHECKS[key](value)
+
+
+def _fit_value(key, value):
+    """What a fit parameter is where its sequence has this value: a batch size is a whole number, and at least 1."""
+    return FIT_CHECKS[key](max(1, _rounded(value)) if key == "batch_size" else value)
+
+
+def _rounded(value):
+    return math.floor(value + 0.5)
+
+
+def _checked_batch_size(value):
+    _whole("batch_size", value, 1)
+    return value
+
+
+def _checked_class_weight(weights):
+    """{class: weight}, by class. Weights are floats, so that 1 and 1.0 are the same."""
+    if not (isinstance(weights, dict) and all(
+            _is_integer(k) and k >= 0 and _is_number(v) for k, v in weights.items())):
+        raise ParameterError(f"class_weight must be a dictionary of class numbers to weights, not {_short(weights)}")
+    return {k: float(v) + 0.0 for k, v in sorted(weights.items())}
+
+
+def _checked_dropout(rates):
+    """A rate, or {layer: rate} by name."""
+    if isinstance(rates, dict):
+        if not rates or not all(isinstance(k, str) and _is_rate(v) for k, v in rates.items()):
+            raise ParameterError(f"dropout must name layers with rates from 0 to below 1, not {_short(rates)}")
+        return {k: float(v) + 0.0 for k, v in sorted(rates.items())}
+    if not _is_rate(rates):
+        raise ParameterError(f"dropout must be a rate from 0 to below 1, or a dictionary of layers to rates, "
+                             f"not {_short(rates)}")
+    return float(rates) + 0.0
+
+
+def _is_rate(value):
+    return _is_number(value) and 0 <= value < 1
+
+
+FIT_CHECKS = {"batch_size": _checked_batch_size, "class_weight": _checked_class_weight, "dropout": _checked_dropout}
+
+
+# --- writing -------------------------------------------------------------------------------------------
+class _Written(str):
+    """A text that stands for itself."""
+
+
+def _compile_text(parsed):
+    """The canonical string of parsed compile parameters."""
+    optimizer = ",".join(f"{k}={_write(v)}" for k, v in sorted(parsed["optimizer_args"].items()))
+    parts = [f"loss={parsed['loss']!r}", f"optimizer='{parsed['optimizer']}({optimizer})'"]
+    weights = parsed["loss_weights"]
+    if weights:
+        weights = {k: float(v) for k, v in weights.items()} if isinstance(weights, dict) else list(map(float, weights))
+    others = {"metrics": parsed["metrics"] or None, "loss_weights": weights,
+              "weighted_metrics": parsed["weighted_metrics"],
+              "sample_weight_mode": parsed["sample_weight_mode"]}
+    return ",".join(parts + [f"{k}={_write(v)}" for k, v in others.items() if v is not None])
+
+
+def _fit_text(parsed):
+    """The canonical string of parsed fit parameters: what is given by default, or has no effect, is left out."""
+    parts = []
+    for key, value in sorted(parsed.items()):
+        if key == "callbacks" and value:
+            parts.append(f"callbacks=[TensorBoard({','.join(f'{k}={_write(v)}' for k, v in sorted(value.items()))})]")
+        elif key not in WITHOUT_EFFECT and (value != DEFAULTS[key] or type(value) is not type(DEFAULTS[key])):
+            parts.append(f"{key}={_write(value)}")
+    return ",".join(parts)
+
+
+def _write(value):
+    """A literal, in which no bracket or quote stands within a text, since those would count in `split`."""
+    if isinstance(value, _Written):
+        return str(value)
+    if isinstance(value, str):
+        return "'" + re.sub(r"[^\w ./:%+*-]", _escaped, value) + "'"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_write(k)}:{_write(v)}" for k, v in sorted(value.items())) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(map(_write, value)) + "]"
+    return repr(value + 0.0 if isinstance(value, float) else value)
+
+
+def _escaped(match):
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
 
 
 def _canonical(name, known):
