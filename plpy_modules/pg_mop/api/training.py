@@ -225,7 +225,7 @@ class Training:
 
     def steering(self):
         """What decides what is asked for while the run goes on."""
-        return Steering(lambda iteration: self._tell(self.journal, iteration))
+        return Steering(self)
 
     def _make_board(self, earlier):
         """What is to be done, by whom, in which order: `plan`, `board`, `scheduler`, `wanted` sessions."""
@@ -263,11 +263,28 @@ class Training:
         return {c["mst_key"]: c["model_arch"] for c in self.configurations}
 
     def _ask(self, c):
-        """Ask for all iterations of a configuration: new or now evaluated stages."""
-        keys = range(1, len(self._keys("training")) + 1) if self.averaging else [c["mst_key"]]
-        resolved = params.Resolver(c["compile_params"], c["fit_params"])
-        return [stage for key in keys for stage in self.plan.ask(
-            key, self._root(c, key), resolved.at, self.num_iterations, self.metrics_iterations)]
+        """Ask for all iterations of a configuration."""
+        for key in range(1, len(self._keys("training")) + 1) if self.averaging else [c["mst_key"]]:
+            self.ask(c, self.num_iterations, self.metrics_iterations, key)
+
+    def ask(self, c, until, evaluated, key=None):
+        """Ask for a configuration's iterations up to `until`, with the metrics of some: (stages that are to be done,
+        [(mst_key, stage), ...] of those that are new to it). `key`: its mst_key, or that of a replica of it."""
+        key = key or c["mst_key"]
+        if "resolver" not in c:
+            c["resolver"] = params.Resolver(c["compile_params"], c["fit_params"])
+        before = len(self.plan.path(key))
+        stages = self.plan.ask(key, self._root(c, key), c["resolver"].at, until, evaluated)
+        return stages, [(key, stage) for stage in self.plan.path(key)[before:]]
+
+    def add(self, c):
+        """Take up a configuration (as in the constructor) while the run goes on; why it cannot be trained, or None."""
+        problem = self._problem(c) or self._misfit(c)
+        self.configurations.append(c)
+        self.sharing.architectures[c["mst_key"]] = c["model_arch"]
+        if problem:
+            self.misfits[c["mst_key"]] = c["error"] = problem
+        return problem
 
     def _root(self, c, key):
         """The identity of the start of a configuration's path: of everything that decides it but its parameters."""
@@ -417,9 +434,10 @@ class Training:
         """Rows of the segment of each of averaging's replicas."""
         return [self.segments["training", key].rows for key in self._keys("training")]
 
-    def _tell(self, journal, iteration):
+    def tell(self, iteration):
         """The INFO line of an iteration, with the metrics where it has any."""
-        seconds, rows = journal.training_seconds(self.run_id, iteration), []
+        journal, rows = self.journal, []
+        seconds = journal.training_seconds(self.run_id, iteration)
         if iteration in self.metrics_iterations:
             rows = journal.metrics(self.run_id, iteration)
         self.db.info(metrics.lines(iteration, self.num_iterations, seconds, rows, self.named))

@@ -1,0 +1,166 @@
+"""Lets a search procedure decide what is asked for: what it proposes is trained, what comes of it is told to it."""
+
+import time
+
+from pg_mop.execute.steering import Steering, has_ended
+
+
+class Searching(Steering):
+    """Drives a :class:`~pg_mop.search.base.Procedure`, whose trials are the configurations of the run.
+
+    What the procedure is told is logged, in order, before anybody acts on it: so that a coordinator that takes the run
+    over brings a new procedure to the same point, which then makes the same proposals.
+    """
+
+    def __init__(self, training, procedure, metric, dataset, events=(), seconds=None, most=None):
+        """`metric` of the `dataset` counts ('loss' or one by its name). `events`: the log of an earlier coordinator;
+        `seconds`: after so many since the run began nothing more is begun; `most`: trials at most."""
+        super().__init__(training)
+        self.procedure, self.metric, self.dataset = procedure, metric, dataset
+        self.events, self.logged, self.seconds, self.most = list(events), len(events), seconds, most
+        self.by_key = {}      # mst_key -> configuration
+        self.heard = {}       # mst_key -> the last iteration of which the procedure knows
+        self.values = {}      # stage -> the metric, of those that were evaluated and not all told of
+        self.over = False     # time is up
+        self.best = None
+
+    @property
+    def done(self):
+        return self.over or self.procedure.done
+
+    def begin(self, executor):
+        self.executor = executor
+        self.began = time.monotonic()
+        self.by_key = {c["mst_key"]: c for c in self.training.configurations}
+        self._replay()
+        done = [stage for stage in executor.plan.stages.values() if has_ended(stage) and stage.evaluated]
+        self._look_up(done)
+        self._go_on()
+
+    def _replay(self):
+        """Bring the procedure to where the log says that it was."""
+        for event in self.events:
+            what, *arguments = event
+            if what == "tell":
+                key, iteration, _ = arguments
+                self.heard[key] = max(iteration or 0, self.heard.get(key, 0))
+            elif what == "limit":
+                self.over = True
+                continue
+            self.procedure.replay([tuple(arguments_of(event))])
+        self.procedure.stopped()
+
+    def ended(self, stages):
+        self._look_up([stage for stage in stages if stage.evaluated])
+        for stage in stages:
+            for key in sorted(stage.trials):
+                self._hear(key)
+        self._go_on()
+
+    def failed(self, mst_keys):
+        for key in sorted(mst_keys):
+            self._tell(key, None, None)
+        self._go_on()
+
+    def wishes(self, wishes):
+        if self.seconds is not None and not self.over and self.training.seconds() > self.seconds:
+            self._note(["limit"])
+            self.over = True
+            for key, trial in sorted(self.procedure.trials.items()):
+                if trial.state == "running":
+                    super().stop(key, "the time was up")
+        super().wishes(wishes)
+
+    def stop(self, mst_key, reason):
+        if mst_key in self.procedure.trials:
+            self._note(["stop", mst_key, reason])
+            self.procedure.stop(mst_key, reason)
+            self._go_on()
+
+    def add(self, configuration, iterations, reason):
+        self._note(["add", list(configuration), iterations])
+        self.procedure.add(configuration, iterations)
+        self._go_on()
+
+    def unwanted(self, mst_keys):
+        """Nothing is told of iterations here."""
+
+    def expect(self, stages):
+        """Nothing is told of iterations here."""
+
+    # --- asking and telling -------------------------------------------------------------------------
+    def _go_on(self):
+        """Do what the procedure wants, until it waits for something."""
+        while True:
+            for key, why in self.procedure.stopped().items():
+                c = self.by_key.get(key)
+                if c is not None and not c.get("error") and key not in self.executor.failed:
+                    self.executor.withdraw(key, why)
+            proposals = [] if self.over else self.procedure.ask()
+            if not proposals:
+                return
+            for proposal in proposals:
+                self._take_up(proposal)
+
+    def _take_up(self, proposal):
+        key, new = proposal.trial, []
+        if proposal.configuration is not None and key not in self.by_key:
+            if self.most is not None and key > self.most:
+                self._note(["stop", key, "max_trials"])
+                self.procedure.stop(key, "max_trials")
+                return
+            c = self.training.new_configuration(key, proposal.configuration)
+            problem = self.training.add(c)
+            self.by_key[key], new = c, [c]
+            if problem:
+                self.executor.ask(new, [], [])
+                self._tell(key, None, None)
+                return
+        evaluated = [i for i in self.procedure.evaluates(key) if i <= proposal.budget]
+        stages, requests = self.training.ask(self.by_key[key], proposal.budget, evaluated)
+        if requests or stages or new:
+            self._look_up([stage for stage in self.executor.ask(new, stages, requests) if stage.evaluated])
+        path = self.executor.plan.path(key)
+        if path and path[-1].failed:
+            self._tell(key, None, None)
+        else:
+            self._look_up([s for s in path if s.evaluated and has_ended(s) and s.iteration > self.heard.get(key, 0)])
+            self._hear(key)
+
+    def _hear(self, key):
+        """Tell the procedure of the iterations of a trial that have been evaluated since."""
+        if key not in self.procedure.trials:
+            return
+        wanted = self.procedure.evaluates(key)
+        for stage in self.executor.plan.path(key)[self.heard.get(key, 0):]:
+            if not has_ended(stage):
+                return
+            if stage.iteration in wanted:
+                self._tell(key, stage.iteration, self.values[stage.number])
+
+    def _tell(self, key, iteration, value):
+        self._note(["tell", key, iteration, value])
+        self.heard[key] = iteration or self.heard.get(key, 0)
+        best = self.procedure.best
+        self.procedure.tell(key, iteration, value)
+        if self.procedure.best != best:
+            self.training.tell_best(*self.procedure.best, len(self.procedure.trials))
+
+    def _look_up(self, stages):
+        """Read the metric of stages that have been evaluated."""
+        unknown = [stage.number for stage in stages if stage.number not in self.values]
+        if not unknown:
+            return
+        for row in self.training.journal.metrics(self.training.run_id, stages=unknown):
+            if row["dataset"] == self.dataset:
+                self.values[row["stage"]] = row["loss"] if self.metric == "loss" else row["metrics"][self.metric]
+
+    def _note(self, event):
+        self.training.journal.log_search(self.training.run_id, self.logged + 1, [event])
+        self.logged += 1
+
+
+def arguments_of(event):
+    """An event of the log as :meth:`~pg_mop.search.base.Procedure.replay` takes it."""
+    what, *arguments = event
+    return (what, tuple(arguments[0]), *arguments[1:]) if what == "add" else event
