@@ -5,7 +5,7 @@ import re
 
 from pg_mop.database import MopError
 
-SCHEDULERS = ("longest-first", "randomized", "round-robin")
+SCHEDULERS = ("randomized", "longest-first", "breadth-first", "most-children-first", "round-robin")
 KERNELS = ("auto", "plain", "loop", "xla")
 STRATEGIES = ("averaging", "sequential")
 BACKENDS = ("tensorflow",)
@@ -71,7 +71,7 @@ _milliseconds.wanted = "a duration such as 10s or 5min"
 KNOWN = {
     "seed": (_integer(0, 2**31 - 1), None),
     "segments": (_integer(1, 1024), None),
-    "scheduler": (_choice(*SCHEDULERS), "longest-first"),
+    "scheduler": (_choice(*SCHEDULERS), "randomized"),
     "cache_mb": (_integer(0, 1 << 30), 1024),
     "threads": (_integer(1, 1024), None),
     "keras_backend": (_choice(*BACKENDS), "tensorflow"),

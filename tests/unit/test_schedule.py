@@ -1,25 +1,50 @@
 """The schedulers' rules, shown on simulated runs: no server, no clock."""
 
 import random
+from dataclasses import dataclass
 
 import pytest
 
+from pg_mop.plan import identity
+from pg_mop.plan.stages import Plan
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
-from pg_mop.schedule.simulator import makespan, simulate
+from pg_mop.schedule.simulator import Visit, makespan, simulate
 
 SHAPES = [(16, 2, 3), (2, 5, 2), (1, 3, 2), (4, 1, 2), (1, 1, 1), (5, 3, 1), (3, 3, 2)]
 
 
+def chains(configurations, iterations, metrics=()):
+    """The plan of fit_multiple: configurations from 1 that share nothing."""
+    plan = Plan()
+    for key in range(1, configurations + 1):
+        plan.ask(key, identity.root({"mst_key": key}), lambda iteration, key=key: ("", str(key)), iterations, metrics)
+    return plan
+
+
+def board_of(configurations, segments, iterations, metrics=(), validation=()):
+    return Board(chains(configurations, iterations, metrics), range(segments), validation)
+
+
+@dataclass(frozen=True)
+class Keyed(Visit):
+    """A visit, and the configuration that it was of."""
+
+    key: int
+
+
 def run(name, configurations, segments, iterations, seed=7, metrics=(), validation=(), seconds=None, ahead=False,
         alike=None):
-    board = Board(range(1, configurations + 1), range(segments), iterations, metrics, validation)
-    scheduler = SCHEDULERS[name](board, seed, alike)
-    return simulate(board, scheduler, seconds or (lambda unit: 1.0), ahead)
+    """`seconds`: of a configuration and a unit; `alike`: of configurations."""
+    board = board_of(configurations, segments, iterations, metrics, validation)
+    key_of = {number: min(stage.trials) for number, stage in board.plan.stages.items()}
+    scheduler = SCHEDULERS[name](board, seed, alike and (lambda number: alike[key_of[number]]))
+    visits = simulate(board, scheduler, lambda unit: seconds(key_of[unit.stage], unit) if seconds else 1.0, ahead)
+    return [Keyed(v.unit, v.place, v.start, v.end, key_of[v.unit.stage]) for v in visits]
 
 
-def uneven(unit):
-    return random.Random(repr(unit)).uniform(0.1, 3.0)
+def uneven(key, unit):
+    return random.Random(repr((key, unit))).uniform(0.1, 3.0)
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -27,7 +52,7 @@ def uneven(unit):
 @pytest.mark.parametrize("configurations,segments,iterations", SHAPES)
 def test_every_configuration_visits_every_segment_once_per_iteration(name, configurations, segments, iterations, ahead):
     visits = run(name, configurations, segments, iterations, seconds=uneven, ahead=ahead)
-    trained = [(v.unit.mst_key, v.unit.iteration, v.unit.segment) for v in visits]
+    trained = [(v.key, v.unit.iteration, v.unit.segment) for v in visits]
     assert sorted(trained) == [(c, i, s) for c in range(1, configurations + 1)
                                for i in range(1, iterations + 1) for s in range(segments)]
 
@@ -36,7 +61,7 @@ def test_every_configuration_visits_every_segment_once_per_iteration(name, confi
 @pytest.mark.parametrize("configurations,segments,iterations", SHAPES)
 def test_neither_a_configuration_nor_a_place_trains_twice_at_once(name, configurations, segments, iterations):
     visits = run(name, configurations, segments, iterations, seconds=uneven)
-    for key in (lambda v: v.place, lambda v: ("model", v.unit.mst_key)):
+    for key in (lambda v: v.place, lambda v: ("model", v.key)):
         groups = {}
         for v in sorted(visits, key=lambda v: v.start):
             if key(v) in groups:
@@ -48,7 +73,8 @@ def test_neither_a_configuration_nor_a_place_trains_twice_at_once(name, configur
 def test_the_same_seed_gives_the_same_visit_order(name):
     first, again = run(name, 6, 3, 3, seed=1), run(name, 6, 3, 3, seed=1)
     assert [v.unit for v in first] == [v.unit for v in again]
-    assert [v.unit for v in first] != [v.unit for v in run(name, 6, 3, 3, seed=2)]
+    if name not in ("breadth-first", "most-children-first"):  # those leave nothing to chance
+        assert [v.unit for v in first] != [v.unit for v in run(name, 6, 3, 3, seed=2)]
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
@@ -57,11 +83,11 @@ def test_a_configuration_trains_on_only_after_its_evaluation(name):
     evaluations = [v for v in visits if v.unit.kind == "evaluate"]
     assert len(evaluations) == 4 * 2 * (2 + 3)
     for key in range(1, 5):
-        mine = [v for v in visits if v.unit.mst_key == key]
+        mine = [v for v in visits if v.key == key]
         evaluated = max(v.end for v in mine if v.unit.kind == "evaluate" and v.unit.iteration == 2)
         assert min(v.start for v in mine if v.unit.iteration == 3) >= evaluated
         trained = max(v.end for v in mine if v.unit.kind == "train" and v.unit.iteration == 2)
-        assert min(v.start for v in evaluations if v.unit.mst_key == key and v.unit.iteration == 2) >= trained
+        assert min(v.start for v in evaluations if v.key == key and v.unit.iteration == 2) >= trained
 
 
 def test_one_model_is_evaluated_on_several_segments_at_once():
@@ -73,7 +99,7 @@ def test_one_model_is_evaluated_on_several_segments_at_once():
 def test_round_robin_moves_every_configuration_to_the_next_segment_in_lockstep():
     visits = run("round-robin", 4, 4, 1, seconds=uneven)
     for key in range(1, 5):
-        order = [v.unit.segment for v in sorted(visits, key=lambda v: v.start) if v.unit.mst_key == key]
+        order = [v.unit.segment for v in sorted(visits, key=lambda v: v.start) if v.key == key]
         assert order == [(order[0] + k) % 4 for k in range(4)]
     rounds = [sorted(v.start for v in visits)[i * 4:(i + 1) * 4] for i in range(4)]
     assert all(len(set(r)) == 1 for r in rounds)
@@ -81,7 +107,7 @@ def test_round_robin_moves_every_configuration_to_the_next_segment_in_lockstep()
 
 def test_without_rounds_unequal_units_finish_sooner():
     cost = {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 5: 1.0, 6: 8.0}
-    seconds = lambda unit: cost[unit.mst_key]  # noqa: E731
+    seconds = lambda key, unit: cost[key]  # noqa: E731
     assert (makespan(run("randomized", 6, 3, 4, seconds=seconds))
             < makespan(run("round-robin", 6, 3, 4, seconds=seconds)))
 
@@ -96,7 +122,7 @@ def test_longest_first_leaves_places_idle_for_little_more_than_it_must(configura
         cost = {key: 10 ** source.uniform(0, 1) for key in range(1, configurations + 1)}
         bound = 4 * max(sum(cost.values()), segments * max(cost.values()))  # a place's work, or a configuration's
         for name, found in over.items():
-            visits = run(name, configurations, segments, 4, seed=draw, seconds=lambda u, c=cost: c[u.mst_key],
+            visits = run(name, configurations, segments, 4, seed=draw, seconds=lambda key, unit, c=cost: c[key],
                          ahead=ahead)
             found.append(makespan(visits) / bound - 1)
     mean = {name: sum(found) / len(found) for name, found in over.items()}
@@ -105,7 +131,7 @@ def test_longest_first_leaves_places_idle_for_little_more_than_it_must(configura
 
 def test_a_configuration_that_would_outlast_all_others_never_waits():
     cost = {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 5: 1.0, 6: 8.0}
-    visits = run("longest-first", 6, 3, 4, seconds=lambda unit: cost[unit.mst_key])
+    visits = run("longest-first", 6, 3, 4, seconds=lambda key, unit: cost[key])
     assert makespan(visits) <= 3 * 4 * 8 + 8
 
 
@@ -113,8 +139,8 @@ def changes(visits, alike):
     """How often a place goes on with a configuration of another compiled model than the one before."""
     found, last = 0, {}
     for v in sorted(visits, key=lambda v: v.start):
-        found += v.place in last and alike[last[v.place]] != alike[v.unit.mst_key]
-        last[v.place] = v.unit.mst_key
+        found += v.place in last and alike[last[v.place]] != alike[v.key]
+        last[v.place] = v.key
     return found
 
 
@@ -130,7 +156,7 @@ def test_what_is_compiled_is_used_again_and_the_run_takes_no_longer(architecture
         cost = {key: base[alike[key]] * source.uniform(0.95, 1.05) for key in alike}
         spans = []
         for known in (None, alike):
-            visits = run("longest-first", len(alike), segments, 4, seed=draw, seconds=lambda u, c=cost: c[u.mst_key],
+            visits = run("longest-first", len(alike), segments, 4, seed=draw, seconds=lambda key, unit, c=cost: c[key],
                          ahead=ahead, alike=known)
             spans.append(makespan(visits))
             if known is None:
@@ -144,61 +170,64 @@ def test_what_is_compiled_is_used_again_and_the_run_takes_no_longer(architecture
 
 
 def test_what_would_come_is_asked_for_without_a_trace():
-    board = Board([1, 2, 3, 4], [0], 1)
-    scheduler = SCHEDULERS["longest-first"](board, 3, {1: "a", 2: "b", 3: "a", 4: "b"})
+    board = board_of(4, 1, 1)
+    alike = {1: "a", 2: "b", 3: "a", 4: "b"}.get
+    scheduler = SCHEDULERS["longest-first"](board, 3, alike)
     first = scheduler.choose(0)
     board.start(first)
     board.finish(first)
     scheduler.coming(0)
-    assert scheduler.last == {0: first.mst_key}
-    assert scheduler.alike[scheduler.choose(0).mst_key] == scheduler.alike[first.mst_key]
+    assert scheduler.last == {0: alike(first.stage)}
+    assert alike(scheduler.choose(0).stage) == alike(first.stage)
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_failed_configuration_leaves_and_the_others_finish(name):
-    board = Board([1, 2, 3], [0, 1], 2)
+    board = board_of(3, 2, 2)
     scheduler = SCHEDULERS[name](board, 1)
-    dropped = scheduler.choose(0)
-    board.start(dropped)
-    board.drop(dropped.mst_key)
-    visits = simulate(board, scheduler, uneven)
+    unit = scheduler.choose(0)
+    board.start(unit)
+    key = min(board.plan.stages[unit.stage].trials)
+    assert board.fail(unit.stage) == {key} and board.plan.failed(key)
+    visits = simulate(board, scheduler, lambda unit: 1 / unit.stage)
     assert len(visits) == 2 * 2 * 2
-    assert dropped.mst_key not in {v.unit.mst_key for v in visits}
+    assert key not in {(v.unit.stage - 1) // 2 + 1 for v in visits}
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_unit_that_was_not_done_is_run_again(name):
-    board = Board([1], [0, 1], 1)
+    board = board_of(1, 2, 1)
     scheduler = SCHEDULERS[name](board, 1)
     unit = scheduler.choose(0) or scheduler.choose(1)
     board.start(unit)
     assert not board.eligible(0) and not board.eligible(1)
+    assert not scheduler.choose(0) and not scheduler.choose(1)
     board.release(unit)
-    assert unit in [v.unit for v in simulate(board, scheduler, uneven)]
+    assert unit in [v.unit for v in simulate(board, scheduler, lambda unit: 1 + unit.segment)]
 
 
-def test_a_reserved_configuration_is_left_to_its_place_by_those_that_have_others():
-    board = Board([1, 2], [0, 1], 1)
+def test_a_reserved_stage_is_left_to_its_place_by_those_that_have_others():
+    board = board_of(2, 2, 1)
     board.reserve(0, 1)
-    assert [u.mst_key for u in board.eligible(0)] == [1, 2]
-    assert [u.mst_key for u in board.eligible(1)] == [2]
+    assert [u.stage for u in board.eligible(0)] == [1, 2]
+    assert [u.stage for u in board.eligible(1)] == [2]
     board.start(board.eligible(1)[0])
-    assert [u.mst_key for u in board.eligible(1)] == [1], "better that than nothing"
+    assert [u.stage for u in board.eligible(1)] == [1], "better that than nothing"
 
 
-def test_what_comes_next_at_a_place_is_what_it_then_gets():
+@pytest.mark.parametrize("name", sorted(set(SCHEDULERS) - {"round-robin"}))
+@pytest.mark.parametrize("seed", range(5))
+def test_what_comes_next_at_a_place_is_what_it_then_gets(name, seed):
     """Nobody takes it away, and asking for it changes nothing."""
-    for name in SCHEDULERS:
-        board = Board(range(8), [0, 1], 1)
-        scheduler = SCHEDULERS[name](board, 3)
-        first = scheduler.choose(0)
-        scheduler.finished(first, 1.0)
-        board.start(first)
-        coming = scheduler.coming(0)
-        board.reserve(0, coming and coming.mst_key)
-        board.start(scheduler.choose(1))
-        board.finish(first)
-        if name == "longest-first":
-            assert scheduler.choose(0) == coming
-        elif coming is not None:
-            assert coming in board.eligible(0)
+    board = board_of(8, 2, 1)
+    scheduler = SCHEDULERS[name](board, seed)
+    first = scheduler.choose(0)
+    board.start(first)
+    coming = scheduler.coming(0)
+    board.reserve(0, coming.stage)
+    other = scheduler.choose(1)
+    assert other.stage != coming.stage
+    board.start(other)
+    board.finish(first)
+    scheduler.finished(first, 1.0)
+    assert scheduler.choose(0) == coming

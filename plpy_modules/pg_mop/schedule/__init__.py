@@ -1,7 +1,10 @@
 """Who runs next: the schedulers and a simulator that share one interface. Pure Python."""
 
+from pg_mop.schedule.breadth_first import BreadthFirst
 from pg_mop.schedule.longest_first import LongestFirst
+from pg_mop.schedule.most_children_first import MostChildrenFirst
 from pg_mop.schedule.randomized import Randomized
 from pg_mop.schedule.round_robin import RoundRobin
 
-SCHEDULERS = {scheduler.name: scheduler for scheduler in (LongestFirst, Randomized, RoundRobin)}
+SCHEDULERS = {scheduler.name: scheduler
+              for scheduler in (Randomized, LongestFirst, BreadthFirst, MostChildrenFirst, RoundRobin)}

@@ -1,7 +1,10 @@
-"""The interface of the schedulers."""
+"""The interface of the schedulers, and what those of them share that scale."""
 
 from abc import ABC, abstractmethod
+from heapq import heapify, heappop, heappush, heapreplace
 from random import Random
+
+from pg_mop.plan.cost import Costs
 
 
 class Scheduler(ABC):
@@ -11,21 +14,224 @@ class Scheduler(ABC):
     name: str
 
     def __init__(self, board, seed, alike=None):
-        """`alike`: {mst_key: what is equal for configurations that share a compiled model}."""
-        self.board, self.random, self.alike = board, Random(seed), alike or {}
-        self.last = {}  # place -> the mst_key that was chosen there last
+        """`alike`: a callable, stage number -> what is equal for stages that share a compiled model; None: unknown."""
+        self.board, self.random, self.alike = board, Random(seed), alike or (lambda number: None)
 
     def finished(self, unit, seconds):  # noqa: B027 (few need to know)
-        """Take note of what a unit took."""
+        """Take note of what a unit took, after the board has."""
+
+    def arrange(self, places):
+        """The order in which to ask for units for places that are idle at the same time."""
+        return sorted(places)
 
     def coming(self, place):
         """The unit that `choose` would give now, if waiting for the place does it no harm; else None."""
-        state, last = self.random.getstate(), dict(self.last)
-        unit = self.choose(place)
-        self.random.setstate(state)
-        self.last = last
-        return unit
+        return None
 
     @abstractmethod
     def choose(self, place):
         """The unit to run now at the idle `place`, or None to leave it idle."""
+
+
+class Ranked(Scheduler):
+    """Evaluations first, as a stage waits for all of its own, then the idle stage of the least `rank`.
+
+    A board's watcher. For every segment there is a heap of the stages that may visit it. An entry holds the rank that
+    the stage had when it was put there; when it comes to the top, the rank is looked at again. So a unit costs some
+    steps of a heap, however many stages there are. What is at the top but at work elsewhere is put aside until it is
+    idle again. Where a rank becomes smaller, `again` must put the stage there once more.
+    """
+
+    def __init__(self, board, seed, alike=None):
+        super().__init__(board, seed, alike)
+        self.lanes = {}        # segment, and (segment, compiled model) -> heap of (rank, at random, stage number)
+        self.evaluations = {}  # (dataset, segment) -> heap of (iteration, at random, stage number)
+        self.aside = {}        # stage number -> [(lane, at random), ...] of the entries that wait for it
+        self.last = {}         # place -> what was compiled for the stage that was chosen there last
+        board.watch(self)
+
+    @abstractmethod
+    def rank(self, stage):
+        """Smaller goes first; comparable."""
+
+    # --- what the board tells -------------------------------------------------------------------------------------
+    def added(self, stages):
+        """Somebody wants these, parents first."""
+
+    def changed(self):
+        """What is left has changed otherwise than by units that have ended."""
+
+    def may_train(self, stage, segments):
+        """These visits of a stage may be done from now on, whenever it is idle."""
+        rank, key = self.rank(stage), self.alike(stage.number)
+        for segment in segments:
+            entry = (rank, self.random.random(), stage.number)
+            heappush(self.lanes.setdefault(segment, []), entry)
+            if key is not None:
+                heappush(self.lanes.setdefault((segment, key), []), entry)
+
+    def idle(self, stage):
+        """A stage that may train is not at work any more."""
+        for lane, tie in self.aside.pop(stage.number, ()):
+            heappush(self.lanes[lane], (self.rank(stage), tie, stage.number))
+
+    def may_evaluate(self, stage, keys):
+        """A stage may be evaluated on these from now on."""
+        tie = self.random.random()
+        for key in keys:
+            heappush(self.evaluations.setdefault(key, []), (stage.iteration, tie, stage.number))
+
+    # --- choosing -------------------------------------------------------------------------------------------------
+    def choose(self, place):
+        unit = self.evaluation(place) or self.before_all(place) or self.kept(place) or self.train(place)
+        if unit is not None and unit.kind == "train":
+            self.last[place] = self.alike(unit.stage)
+        return unit
+
+    def coming(self, place):
+        unit = self.evaluation(place)
+        if unit is None and self.before_all(place) is None:
+            unit = self.train(place)
+        return unit
+
+    def evaluation(self, place):
+        """The evaluation to be begun at a place, of the earliest iteration; None where none is due."""
+        best, at = None, None
+        for key in self.board.served(place):
+            heap = self.evaluations.get(key)
+            while heap and not self.board.may_evaluate(heap[0][2], *key):
+                heappop(heap)
+            if heap and (best is None or heap[0] < best):
+                best, at = heap[0], key
+        return best and self.board.unit(best[2], "evaluate", *at)
+
+    def before_all(self, place):
+        """A visit that must not wait for others; None where there is none."""
+
+    def kept(self, place):
+        """A visit of the stage that is kept for the place: its state has been read."""
+        number = self.board.kept(place)
+        return None if number is None or self.board.is_running(number) else self.visit(number, place)
+
+    def visit(self, number, place):
+        """A visit of a stage, at random among those that it may do at a place; None where there is none."""
+        segments = [s for s in self.board.served(place, "training") if self.board.may_train(number, s)]
+        return self.board.unit(number, "train", "training", self.random.choice(segments)) if segments else None
+
+    def train(self, place):
+        """The visit of the least rank; of stages that are kept for other places only where there is nothing else."""
+        return self.least(place, [(segment, segment) for segment in self.board.served(place, "training")])
+
+    def least(self, place, lanes):
+        """The visit of the least rank in some lanes: pairs of (lane, segment)."""
+        free, others = None, None
+        for lane, segment in lanes:
+            heap, kept = self.lanes.get(lane), []
+            while heap and (entry := self.top(heap, lane, segment)) is not None:
+                if self.board.reserved(entry[2]) in (None, place):
+                    if free is None or entry < free[0]:
+                        free = entry, segment
+                    break
+                if others is None or entry < others[0]:
+                    others = entry, segment
+                kept.append(heappop(heap))
+            for entry in kept:
+                heappush(heap, entry)
+        entry, segment = free or others or (None, None)
+        return entry and self.board.unit(entry[2], "train", "training", segment)
+
+    def top(self, heap, lane, segment):
+        """The entry of the stage that has the least rank now, and is idle."""
+        board = self.board
+        while heap:
+            rank, tie, number = heap[0]
+            if not board.may_train(number, segment):
+                heappop(heap)
+            elif board.is_running(number):
+                heappop(heap)
+                self.aside.setdefault(number, []).append((lane, tie))
+            elif (now := self.rank(board.plan.stages[number])) > rank:
+                heapreplace(heap, (now, tie, number))
+            else:
+                return heap[0]
+        return None
+
+    def again(self, stage):
+        """The stage's rank has become smaller."""
+        if self.board.trains(stage.number):
+            self.may_train(stage, [s for s in self.board.segments if self.board.may_train(stage.number, s)])
+
+
+class Timed(Ranked):
+    """One that knows what stages take; a stage whose path would outlast the rest of the run goes before all others."""
+
+    URGENT = 0.9  # of the work that is left at a place: from there on a path cannot wait for others
+
+    def __init__(self, board, seed, alike=None):
+        self.costs = Costs(board, lambda stage: None if (key := self.alike(stage.number)) is None
+                           else (key, stage.parameters[1]))
+        self.waiting, self.urgent = [], {}  # heap of (-seconds left, stage number): those that can wait; who cannot
+        super().__init__(board, seed, alike)
+
+    def added(self, stages):
+        for number in sorted(self.costs.added(stages)):
+            self.again(self.board.plan.stages[number])
+
+    def changed(self):
+        self.costs.news = True
+
+    def may_train(self, stage, segments):
+        self.costs.opened(stage)
+        self.weigh(stage)
+        super().may_train(stage, segments)
+
+    def finished(self, unit, seconds):
+        if unit.kind == "train":
+            if self.costs.finished(unit, seconds):
+                self.weigh(self.board.plan.stages[unit.stage])
+            self.settle()
+
+    def settle(self):
+        """Follow what has been measured, once in a while."""
+        if self.costs.settle(sum(map(len, self.lanes.values()))):
+            self.waiting, self.urgent = [], {}
+            for number in self.board.open("train"):
+                self.weigh(self.board.plan.stages[number])
+            for lane, heap in self.lanes.items():
+                self.lanes[lane] = heap = [(self.rank(self.board.plan.stages[number]), tie, number)
+                                           for _, tie, number in heap]
+                heapify(heap)
+
+    def weigh(self, stage):
+        """Watch for the moment when the stage cannot wait."""
+        left = self.costs.left(stage.number)
+        if left is not None:
+            heappush(self.waiting, (-left, stage.number))
+
+    def limit(self):
+        """Seconds of a path from which on a stage cannot wait."""
+        return self.URGENT * self.costs.all_left() / len(self.board.places)
+
+    def before_all(self, place):
+        limit, waiting, left_of = self.limit(), self.waiting, self.costs.left
+        while waiting and -waiting[0][0] >= limit:
+            number = heappop(waiting)[1]
+            if self.board.visits_left(number):
+                if left_of(number) >= limit:
+                    self.urgent[number] = None
+                else:
+                    heappush(waiting, (-left_of(number), number))
+        best, longest = None, None
+        for number in list(self.urgent):
+            if not self.board.visits_left(number):
+                del self.urgent[number]
+                continue
+            left = left_of(number)
+            if left < limit:
+                del self.urgent[number]
+                heappush(waiting, (-left, number))
+            elif not self.board.is_running(number) and self.board.reserved(number) in (None, place):
+                rank = left, self.random.random()
+                if (best is None or rank > longest) and (unit := self.visit(number, place)) is not None:
+                    best, longest = unit, rank
+        return best

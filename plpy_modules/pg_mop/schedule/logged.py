@@ -4,19 +4,20 @@ from pg_mop.schedule.board import Board
 
 
 class Logged(Board):
-    """Every configuration visits the segments in a logged order, whoever has a place for them.
+    """Every stage visits the segments in a logged order, whoever has a place for them.
 
-    `order`: {(mst_key, iteration): [segment, ...]}, as the view mop_visit_order lists it.
+    `order`: {stage number: [segment, ...]}, as the view mop_visit_order lists it.
     """
 
-    def __init__(self, mst_keys, segments, num_iterations, metrics_iterations=(), validation_segments=(), *, order):
+    def __init__(self, plan, segments, validation_segments=(), *, order):
         self.order = order
-        super().__init__(mst_keys, segments, num_iterations, metrics_iterations, validation_segments)
+        super().__init__(plan, segments, validation_segments)
 
-    def eligible(self, place):
-        return [u for u in super().eligible(place) if u.kind != "train" or self._next(u.mst_key) == u.segment]
+    def may_train(self, stage_number, segment):
+        return super().may_train(stage_number, segment) and self._visits_now(self._works[stage_number]) == [segment]
 
-    def _next(self, mst_key):
-        configuration = self._live[mst_key]
-        left = {u.segment for u in configuration.todo}
-        return next(segment for segment in self.order[mst_key, configuration.iteration] if segment in left)
+    def _visits_now(self, work):
+        return next(([segment] for segment in self.order[work.stage.number] if segment in work.todo), [])
+
+    def _visited(self, work):
+        self._offer(work, self._visits_now(work))

@@ -1,21 +1,23 @@
-"""Cerebro's randomized scheduler, driven by events."""
+"""Cerebro's randomized scheduler, driven by events: the default."""
 
-from pg_mop.schedule.base import Scheduler
+from pg_mop.schedule.base import Timed
 
 
-class Randomized(Scheduler):
-    """A random configuration among those that are idle and have not yet visited the segment in this iteration.
+class Randomized(Timed):
+    """A random stage among those that are idle and have not yet visited the segment, in the earliest iteration.
 
     Algorithm 1 of Nakandala, Zhang, Kumar: "Cerebro: A Data System for Optimized Deep Learning Model Selection",
     PVLDB 13(11), 2020; without its polling, and without a barrier between iterations: those in the earliest iteration
-    come first. Evaluations come before training, as the configuration waits for all of its own.
+    come first. Nothing depends on which segment it is, so every order of visits is equally likely. Only a stage
+    whose longest remaining path would outlast the rest of the run goes before others, in any iteration.
     """
 
     name = "randomized"
 
-    def choose(self, place):
-        units = self.board.eligible(place)
-        if not units:
-            return None
-        first = min((u.kind != "evaluate", u.iteration) for u in units)
-        return self.random.choice([u for u in units if (u.kind != "evaluate", u.iteration) == first])
+    def rank(self, stage):
+        return stage.iteration
+
+    def arrange(self, places):
+        places = sorted(places)
+        self.random.shuffle(places)
+        return places

@@ -4,39 +4,48 @@ from pg_mop.schedule.base import Scheduler
 
 
 class RoundRobin(Scheduler):
-    """Every configuration sits on one segment, all train, then all move on to the next segment, the last to the first.
+    """Every stage sits on one segment, all train, then all move on to the next segment, the last to the first.
 
-    The configurations are shuffled once; with more configurations than segments the surplus rests, with fewer some
-    segments do. A round begins when the round before it has ended everywhere.
+    The roots are shuffled once; a stage follows its parent. With more stages in an iteration than segments the surplus
+    rests, with fewer some segments do. A round begins when the round before it has ended everywhere, an iteration
+    when the one before has. Looks at all stages of an iteration for each unit.
     """
 
     name = "round-robin"
 
     def __init__(self, board, seed, alike=None):
         super().__init__(board, seed, alike)
-        self.slots = board.live
-        self.random.shuffle(self.slots)
-        self.slots += [None] * (len(board.segments) - len(self.slots))
+        self.order = {}  # stage number -> where it stands among those of its iteration
 
     def choose(self, place):
         board = self.board
         if board.done:
             return None
-        iteration = min(board.iteration(key) for key in board.live)
+        iteration = min(stage.iteration for stage in board.left.values())
         units = [u for u in board.eligible(place) if u.iteration == iteration]
         here = self._current_round(iteration)
         if here is None:  # the iteration's training is over
             return next((u for u in units if u.kind == "evaluate"), None)
-        return next((u for u in units if u.kind == "train" and (u.mst_key, u.segment) in here), None)
+        return next((u for u in units if u.kind == "train" and (u.stage, u.segment) in here), None)
 
     def _current_round(self, iteration):
-        """The unfinished round's set of (mst_key, segment); None after the last."""
-        board, count = self.board, len(self.slots)
-        trained = {(u.mst_key, u.segment) for u in board.finished_units
-                   if u.kind == "train" and u.iteration == iteration}
-        for hop in range(count):
-            pairs = {(self.slots[(number - hop) % count], segment) for number, segment in enumerate(board.segments)}
-            left = {p for p in pairs if p[0] in board.live} - trained
+        """The unfinished round's set of (stage number, segment); None after the last."""
+        board = self.board
+        slots = self._slots(iteration)
+        slots += [None] * (len(board.segments) - len(slots))
+        for hop in range(len(slots)):
+            pairs = ((slots[(number - hop) % len(slots)], segment) for number, segment in enumerate(board.segments))
+            left = {pair for pair in pairs if pair[0] is not None and board.visits_left(*pair)}
             if left:
                 return left
         return None
+
+    def _slots(self, iteration):
+        """The numbers of an iteration's stages that are wanted, as they stand."""
+        stages = [s for s in self.board.plan.stages.values() if s.iteration == iteration and s.trials and not s.failed]
+        new = [s for s in stages if s.number not in self.order]
+        self.random.shuffle(new)
+        for stage in new:
+            above = self.order[stage.parent.number] if stage.parent is not None else ()
+            self.order[stage.number] = (*above, len(self.order))
+        return [s.number for s in sorted(stages, key=lambda s: self.order[s.number])]

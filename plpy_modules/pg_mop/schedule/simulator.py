@@ -19,18 +19,18 @@ class Visit:
 def simulate(board, scheduler, seconds, ahead=False):
     """Run `board` to its end under `scheduler`; `seconds(unit)` is how long a unit takes. Returns the Visits by end.
 
-    `ahead`: every place reserves the configuration that comes next, as the executor does where it reads states ahead.
+    `ahead`: every place reserves the stage that comes next, as the executor does where it reads states ahead.
 
     Raises RuntimeError where the scheduler leaves every place idle although units remain.
     """
     now, idle, events, visits = 0.0, set(board.places), [], []
     while not board.done:
-        for place in sorted(idle):
+        for place in scheduler.arrange(idle):
             unit = scheduler.choose(place)
             if unit is not None:
                 board.start(unit)
                 coming = scheduler.coming(place) if ahead else None
-                board.reserve(place, coming and coming.mst_key)
+                board.reserve(place, coming and coming.stage)
                 idle.remove(place)
                 heapq.heappush(events, (now + seconds(unit), place, now, unit))
         if not events:
