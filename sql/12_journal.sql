@@ -702,16 +702,16 @@ CREATE FUNCTION @extschema@.mop_read_state(run bigint, of_stage integer, at_vers
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS SETOF bytea
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    found record;
+    place record;
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
-    SELECT m.stage, m.generation INTO found FROM @extschema@.mop_model m
+    SELECT m.stage, m.generation INTO place FROM @extschema@.mop_model m
     WHERE m.run_id = run AND m.version = at_version AND m.generation IS NOT NULL AND m.stage IN (of_stage, (
         SELECT s.parent FROM @extschema@.mop_stage s WHERE s.run_id = run AND s.stage = of_stage));
     IF FOUND THEN
         RETURN QUERY EXECUTE 'SELECT data FROM @extschema@.'
-            || quote_ident(@extschema@.mop_generation_name(run, found.generation))
-            || ' WHERE stage = $1 AND version = $2 ORDER BY part' USING found.stage, at_version;
+            || quote_ident(@extschema@.mop_generation_name(run, place.generation))
+            || ' WHERE stage = $1 AND version = $2 ORDER BY part' USING place.stage, at_version;
     END IF;
 END
 $$;

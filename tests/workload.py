@@ -86,9 +86,9 @@ def assert_invariants(db, run_id):
     assert len(segments) == run["segments"] or not visits
     assert visits == [(k, i, s) for k in keys for i in range(1, run["num_iterations"] + 1) for s in segments], \
         "every configuration visits every segment once per iteration"
-    for what in ("mst_key", "backend_pid"):
+    for what in ("stage", "backend_pid"):
         # models are evaluated together on the same rows, and one model on many segments at once
-        kind = ("AND a.kind = 'train' AND b.kind = 'train'" if what == "mst_key" else
+        kind = ("AND a.kind = 'train' AND b.kind = 'train'" if what == "stage" else
                 "AND (a.kind, a.dataset, a.segment, b.kind) <> ('evaluate', b.dataset, b.segment, 'evaluate')")
         overlapping = db.run(
             f"SELECT a.*, b.* FROM madlib.mop_unit a JOIN madlib.mop_unit b ON a.{what} = b.{what} "
@@ -96,4 +96,8 @@ def assert_invariants(db, run_id):
             f"AND b.started_at < a.finished_at WHERE a.run_id = %s AND a.status = 'finished' "
             f"AND b.status = 'finished'", [run_id])
         assert overlapping == [], f"never two units of one {what} at once"
+    assert db.run("SELECT a.* FROM madlib.mop_unit a JOIN madlib.mop_stage s USING (run_id, stage) JOIN madlib.mop_unit b "
+                  "ON b.run_id = s.run_id AND b.stage = s.parent AND b.kind = 'train' AND a.kind = 'train' WHERE "
+                  "a.run_id = %s AND a.status = 'finished' AND b.status = 'finished' AND a.started_at < b.finished_at",
+                  [run_id]) == [], "never a stage before its parent has ended"
     return run

@@ -1,5 +1,5 @@
-"""Runs, configurations, stages, segments, units and states: the only module that knows the catalog tables (with execute/unit,
-the part of it that runs in a worker session).
+"""Runs, configurations, stages, segments, units and states: the only module that knows the catalog tables (with
+execute/unit, the part of it that runs in a worker session).
 
 It reads and writes through the run's own session, so that what it writes is committed at once and survives the caller's
 transaction, and what it reads is there at any isolation level of that. Users may not write to the tables: the SQL

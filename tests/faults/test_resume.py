@@ -171,10 +171,16 @@ def test_a_replay_of_weights_that_are_gone_says_so(db, data):
     db.run("SELECT madlib.mop_drop_run(%s)", [cancelled])
 
 
+def stage_of(db, run_id, mst_key, iteration):
+    return db.value("SELECT stage FROM madlib.mop_request WHERE (run_id, mst_key, iteration) = (%s, %s, %s)",
+                    [run_id, mst_key, iteration])
+
+
 def test_sessions_of_the_coordinator_before_do_not_disturb_the_one_that_took_over(db, data):
     run_id = stopped(db, "taken_over", units=2)
     stale, client = db.another(), db.another()
-    begin = f"SELECT madlib.mop_begin_unit({run_id}, 1, 2, 3, %s, 'train', 'training', 7, 0)"
+    stage = stage_of(db, run_id, 2, 3)
+    begin = f"SELECT madlib.mop_begin_unit({run_id}, 1, {stage}, 3, %s, 'train', 'training', 7, 0)"
     stale.run("BEGIN")
     stale.run(begin, [0])
     resuming = Calling(client, f"SELECT madlib.mop_resume({run_id})")
@@ -189,7 +195,7 @@ def test_sessions_of_the_coordinator_before_do_not_disturb_the_one_that_took_ove
     late = [begin.replace("7, 0)", "9, 0)") % 0, f"SELECT madlib.mop_take_model({run_id}, 1, 1, 3, true)",
             f"SELECT madlib.mop_take_model({run_id}, 1, 1, 3, false)",
             f"SELECT madlib.mop_fail_unit({run_id}, 1, 1, 3, 0, 'train', 'training', 9, 0, 'x')",
-            f"SELECT madlib.mop_fail_configuration({run_id}, 1, 1, 'x', 'place')",
+            f"SELECT madlib.mop_fail_configurations({run_id}, 1, '{{1}}', 'x', 'place')",
             f"SELECT madlib.mop_close_run({run_id}, 1, 'failed', 'x')"]
     for sql in late:
         assert "taken over by another session" in str(stale.error(sql)), sql
@@ -202,9 +208,10 @@ def test_sessions_that_wait_while_a_run_is_taken_over_see_that_it_was(db, data):
     run_id = stopped(db, "waited_for", units=2)
     taker, stale = db.another(), [db.another(), db.another()]
     taker.run(f"BEGIN; SELECT madlib.mop_reopen_run({run_id}, backend) FROM madlib.mop_tickets")
-    waiting = [Calling(stale[0], f"SELECT madlib.mop_begin_unit({run_id}, 1, 2, 3, 0, 'train', 'training', 9, 0)"),
-               Calling(stale[1], f"SELECT madlib.mop_take_model({run_id}, 1, 2, (SELECT version FROM madlib.mop_model "
-                                 f"WHERE (run_id, mst_key) = ({run_id}, 2)), true)")]
+    stage = stage_of(db, run_id, 2, 3)
+    waiting = [Calling(stale[0], f"SELECT madlib.mop_begin_unit({run_id}, 1, {stage}, 3, 0, 'train', 'training', 9, 0)"),
+               Calling(stale[1], f"SELECT madlib.mop_take_model({run_id}, 1, {stage}, (SELECT version FROM "
+                                 f"madlib.mop_model WHERE (run_id, stage) = ({run_id}, {stage})), true)")]
     assert eventually(lambda: db.value("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'") == 2)
     taker.run("COMMIT")
     assert all("taken over by another session" in str(one.end()) for one in waiting)

@@ -78,9 +78,10 @@ def test_neither_role_reaches_the_others_runs(db, two):
                  f"mop_close_run({run_id}, NULL, 'failed', 'x')",
                  f"mop_reopen_run({run_id}, (SELECT backend FROM madlib.mop_tickets))",
                  f"mop_new_generation({run_id}, 9)", f"mop_put_state({run_id}, 1, 9, 1, 0, 'x')",
-                 f"mop_finish_unit({run_id}, 1, 1, 0, 'train', 'training', 1, 4, 1, 1, false, {nulls})",
+                 f"mop_finish_unit({run_id}, 1, 0, 'train', 'training', 1, 4, 1, 1, '{{}}', {nulls})",
                  f"mop_drop_generations({run_id}, ARRAY[1])",
-                 f"mop_fail_configuration({run_id}, NULL, 1, 'x', 'place')", f"mop_take_model({run_id}, 1, 1, 3, true)",
+                 f"mop_fail_configurations({run_id}, NULL, '{{1}}', 'x', 'place')",
+                 f"mop_take_model({run_id}, 1, 1, 3, true)",
                  f"mop_move_states({run_id}, ARRAY[1], 1)", f"mop_put_weights({run_id}, 1, 'x')",
                  f"mop_begin_unit({run_id}, 1, 1, 1, 0, 'train', 'training', 9, 0)",
                  f"mop_fail_unit({run_id}, NULL, 1, 1, 0, 'train', 'training', 1, 0, 'x')"):
@@ -89,7 +90,8 @@ def test_neither_role_reaches_the_others_runs(db, two):
     assert everything(db, run_id) == before
 
 
-TABLES = ("mop_run", "mop_configuration", "mop_segment", "mop_unit", "mop_model", "mop_generation")
+TABLES = ("mop_run", "mop_configuration", "mop_stage", "mop_request", "mop_segment", "mop_unit", "mop_model",
+          "mop_generation", "mop_search_log")
 
 
 def everything(db, run_id=None):

@@ -10,11 +10,15 @@ def own_run(client, compile_params="", architecture="", fit_params=None, state=N
            "coordinator": client.value("SELECT backend FROM madlib.mop_tickets")}
     configuration = {"mst_key": 1, "model_id": 1, "compile_params": compile_params, "fit_params": fit_params,
                      "model_arch": architecture}
-    run_id = client.value("SELECT madlib.mop_open_run(%s, %s, '[]')", [json.dumps(run), json.dumps([configuration])])
+    stage = {"stage": 1, "iteration": 1, "identity": "x", "mst_key": 1, "compile_params": compile_params,
+             "fit_params": fit_params, "evaluated": True, "version": 0}
+    run_id = client.value("SELECT madlib.mop_open_run(%s, '[]')", [json.dumps(run)])
+    client.run("SELECT madlib.mop_ask(%s, 1, %s, %s, %s)", [run_id, *(json.dumps([row]) for row in (
+        configuration, stage, {"mst_key": 1, "iteration": 1, "stage": 1}))])
     if state is not None:
         client.run("SELECT madlib.mop_begin_unit(%s, 1, 1, 1, 0, 'train', 'training', 1, 0)", [run_id])
         client.run("SELECT madlib.mop_put_state(%s, 1, 1, 1, 0, %s)", [run_id, state])
-        client.run(f"SELECT madlib.mop_finish_unit(%s, 1, 1, 0, 'train', 'training', 1, 1, 1, %s, false, "
+        client.run(f"SELECT madlib.mop_finish_unit(%s, 1, 0, 'train', 'training', 1, 1, 1, %s, '{{}}', "
                    f"{', '.join(['NULL'] * 9)})", [run_id, len(state)])
     client.run("SELECT madlib.mop_close_run(%s, 1, 'failed', 'by hand')", [run_id])
     return run_id

@@ -454,7 +454,8 @@ def foreign_run(db, attacker):
                       "VALUES (%s, 'f', 's', 'm', 1, 'r', 1, '{1}', 1, 1, '{}', 1) RETURNING run_id", [owner])
     db.run("INSERT INTO madlib.mop_configuration (run_id, mst_key, model_id, compile_params, model_arch) "
            "VALUES (%s, 1, 1, %s, %s)", [run_id, ADAM.format(0.05), dense()])
-    db.run("INSERT INTO madlib.mop_model VALUES (%s, 1)", [run_id])
+    db.run("INSERT INTO madlib.mop_stage VALUES (%s, 1, NULL, 1, 'x', 1, %s, '', true)", [run_id, ADAM.format(0.05)])
+    db.run("INSERT INTO madlib.mop_model (run_id, stage, version) VALUES (%s, 1, 0)", [run_id])
     return run_id
 
 

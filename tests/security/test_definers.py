@@ -86,17 +86,20 @@ ACTS = {
     "drop": "madlib.mop_drop_run({run})", "drop states": "madlib.mop_drop_states({run})",
     "set sessions": "madlib.mop_set_sessions({run}, 1)", "close": "madlib.mop_close_run({run}, NULL, 'failed', 'x')",
     "reopen": "madlib.mop_reopen_run({run}, backend) FROM madlib.mop_tickets",
-    "seal": "madlib.mop_output_seal({run})",
+    "seal": "madlib.mop_output_seal({run})", "ask": "madlib.mop_ask({run}, 1, '[]', '[]', '[]')",
+    "withdraw": "madlib.mop_withdraw({run}, 1, 1, 0, 'x')", "log": "madlib.mop_log_search({run}, 1, 1, '[1]')",
+    "wish": "madlib.mop_add_wish({run}, '1')", "take wishes": "madlib.mop_take_wishes({run}, 1)",
+    "release": "madlib.mop_release_states({run}, 1, '{{1}}')",
     "begin": "madlib.mop_begin_unit({run}, 1, 1, 2, 0, 'train', 'training', 1, 0)",
     "fail": "madlib.mop_fail_unit({run}, 1, 1, 2, 0, 'train', 'training', 1, 0, 'x')",
-    "fail configuration": "madlib.mop_fail_configuration({run}, 1, 1, 'x', 'place')",
+    "fail configuration": "madlib.mop_fail_configurations({run}, 1, '{{1}}', 'x', 'place')",
     "new generation": "madlib.mop_new_generation({run}, 2)",
     "drop generations": "madlib.mop_drop_generations({run}, '{{1}}')",
     "move": "madlib.mop_move_states({run}, '{{1}}', 1)", "put weights": "madlib.mop_put_weights({run}, 1, 'x')",
     "take": "madlib.mop_take_model({run}, 1, 1, 1, true)", "read": "madlib.mop_read_state({run}, 1, 1)",
-    "sums": "madlib.mop_put_sums({run}, 1, 1, 'training', 0, '{{1}}')",
-    "metrics": "madlib.mop_note_metrics({run}, 1, 1, 'training', 1, 1, '{{}}')",
-    "finish": "madlib.mop_finish_unit({run}, 1, 1, 0, 'train', 'training', 1, 2, 1, 1, false, 'plain', 1, 1, 1, 1, 1, "
+    "sums": "madlib.mop_put_sums({run}, 1, 'training', 0, '{{1}}')",
+    "metrics": "madlib.mop_note_metrics({run}, 1, 'training', 1, 1, '{{}}')",
+    "finish": "madlib.mop_finish_unit({run}, 1, 0, 'train', 'training', 1, 2, 1, 1, '{{}}', 'plain', 1, 1, 1, 1, 1, "
               "1, 1, NULL)",
     "put": "madlib.mop_put_state({run}, 1, 2, 1, 0, 'x')", "output": "madlib.mop_has_output({run})",
 }
@@ -218,7 +221,7 @@ def test_what_a_function_of_another_role_makes_in_ones_session_is_its_own(db, ro
                       "num_iterations": 1, "metrics_iterations": [1], "configurations": 1, "segments": 1,
                       "parameters": {}})
     answer = trap(victor, "call", f"madlib.mop_open_run(jsonb_set('{run}', '{{coordinator}}', to_jsonb(backend))::json,"
-                                  " '[]', '[]') FROM madlib.mop_tickets")
+                                  " '[]') FROM madlib.mop_tickets")
     assert answer == "it works"
     assert [r["owner"] for r in db.run("SELECT owner FROM madlib.mop_runs ORDER BY run_id DESC LIMIT 1")] == ["mallory"]
     db.run("DELETE FROM madlib.mop_run WHERE owner = (SELECT owner FROM madlib.mop_owner WHERE role = 'mallory')")

@@ -111,11 +111,11 @@ def test_a_run_is_opened_by_a_session_of_the_role_that_lives(db, nina):
     pid, rest = said.split(" ", 1)
     for forged in (None, "", pid, postgres, f"{db.value('SELECT pg_backend_pid()')} {rest}", f"{pid} 1 {rest[-64:]}",
                    nina.value("SELECT ticket FROM madlib.mop_tickets")):
-        for call, values in (("mop_open_run(%s, '[]', '[]')", [json.dumps({**run, "coordinator": forged,
+        for call, values in (("mop_open_run(%s, '[]')", [json.dumps({**run, "coordinator": forged,
                                                                            "coordinator_pid": 1})]),
                              ("mop_reopen_run(%s, %s)", [nina.run_id, forged])):
             assert "there is no such session of the role" in str(nina.error(f"SELECT madlib.{call}", values)), forged
-    opened = nina.value("SELECT madlib.mop_open_run(%s, '[]', '[]')", [json.dumps({**run, "coordinator": said})])
+    opened = nina.value("SELECT madlib.mop_open_run(%s, '[]')", [json.dumps({**run, "coordinator": said})])
     assert db.value("SELECT coordinator_pid FROM madlib.mop_run WHERE run_id = %s", [opened]) == int(pid)
     assert nina.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [opened]) == "running"
     other.close()

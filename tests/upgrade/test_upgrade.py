@@ -129,7 +129,7 @@ def test_an_updated_extension_is_a_fresh_one_and_keeps_the_users_data(db, older)
         # what was evaluated whole has its metrics; the rest is to be evaluated again
         assert client.run("SELECT mst_key, name, value FROM madlib.mop_metrics ORDER BY 1, 2") == [
             {"mst_key": 1, "name": "loss", "value": 0.75}, {"mst_key": 1, "name": "mae", "value": 1.5}]
-        assert client.run("SELECT DISTINCT mst_key, status FROM madlib.mop_unit ORDER BY 1") == [
+        assert client.run("SELECT DISTINCT mst_key, status FROM madlib.mop_units WHERE run_id = 2 ORDER BY 1") == [
             {"mst_key": 1, "status": "finished"}, {"mst_key": 2, "status": "cancelled"}]
         client.run("DELETE FROM madlib.mop_run; DELETE FROM madlib.mop_limit; DROP VIEW dash; "
                    "REVOKE ALL ON madlib.mop_runs FROM keeps; DROP ROLE ghost, keeps")

@@ -42,7 +42,7 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
     objects = object_table.read(db, model.summary.get("object_table"), model.compile)
     with trainer_of(session, options):
         session.begin({
-            "kind": "evaluate", "plain_weights": True, "seed": 0, "same_start": True, "mst_key": mst_key or 0,
+            "kind": "evaluate", "plain_weights": True, "seed": 0, "same_start": True, "stage": mst_key or 0,
             "model_id": 0, "iteration": 0, "segment": 0, "architecture": model.architecture_text,
             "compile_params": model.compile_params, "fit_params": None, "epochs": 1, "dtypes": packed.dtypes(),
             "inputs": len(packed.inputs), "outputs": wanted, "rows": 0, "nbytes": 1 << 62, "dataset": None, "keep": [],

@@ -59,8 +59,8 @@ class Executor:
             busy = [s for s in self.sessions.by_place.values() if s.work]
             if not busy and not self.resting:
                 raise RuntimeError("the scheduler leaves every session idle although units remain")
-            ended = []
-            for session, error in wait(busy, self.sessions.tick):
+            ended, answers = [], wait(busy, self.sessions.tick)
+            for session, error in answers:
                 work, session.work = session.work, []
                 if error is None:
                     seconds = (time.monotonic() - session.since) / len(work)
@@ -71,21 +71,23 @@ class Executor:
                     ended += self._failed(session, work, error)
             if ended:
                 self.steering.ended(ended)
-            self._wake()
-            self._look()
-            self._dispatch()
+            # not without need: what is drawn at random shall not depend on how long things take
+            if self._wake() + self._look() + len(answers):
+                self._dispatch()
 
     # --- what is asked for ------------------------------------------------------------------------
     def ask(self, configurations, stages, requests):
         """Do more: `stages` as the plan's `ask` gave them, for `requests`: [(mst_key, stage)]; of new configurations
-        (as in catalog.open_run)."""
+        (as in catalog.open_run). Returns those of `stages` that have ended already."""
         self.catalog.ask(self.run_id, configurations, stages, requests, self.visits)
         self._wait_for(stages)
-        self.board.add(stages)
+        return self.board.add(stages)
 
     def withdraw(self, mst_key, reason):
         """Do nothing more for a configuration but to end the iteration that it is in."""
-        for stage in self.board.withdraw(mst_key):
+        before = self.plan.path(mst_key)
+        self.board.withdraw(mst_key)
+        for stage in before:
             if not stage.trials and stage.parent is not None:
                 self.waiting.get(stage.parent.number, set()).discard(stage.number)
         self.catalog.withdraw(self.run_id, mst_key, len(self.plan.path(mst_key)), reason)
@@ -112,22 +114,27 @@ class Executor:
 
     # --- the loop's steps -------------------------------------------------------------------------
     def _wake(self):
-        """Let the units that have rested long enough be run again."""
+        """Let the units that have rested long enough be run again: how many."""
         now = time.monotonic()
-        for when, unit in [r for r in self.resting if r[0] <= now]:
+        rested = [r for r in self.resting if r[0] <= now]
+        for when, unit in rested:
             self.resting.remove((when, unit))
             self.board.release(unit)
+        return len(rested)
 
     def _look(self):
-        """Open or end sessions where somebody wants another number of them (mop_set_sessions)."""
+        """Do what somebody wants of the run; open or end sessions where it is another number of them
+        (mop_set_sessions). True where anything may have changed."""
         if time.monotonic() - self.looked < LOOK_SECONDS:
-            return
+            return False
         self.looked = time.monotonic()
-        self.steering.wishes(self.catalog.wishes(self.run_id))
+        wishes = self.catalog.wishes(self.run_id)
+        changed = self.steering.wishes(wishes) or bool(wishes)
         wanted = self.catalog.wanted_sessions(self.run_id)
         if wanted != self.wanted:
-            self.wanted = wanted
+            self.wanted, changed = wanted, True
             self.resize(wanted)
+        return changed
 
     def resize(self, wanted):
         """Go on with `wanted` sessions, or as many of them as can be opened. Who leaves ends his unit first."""
@@ -326,7 +333,7 @@ class Executor:
         """The unit's stage cannot be trained: all configurations that need it have failed."""
         message = f"{unit.kind} unit of iteration {unit.iteration} on segment {unit.segment}: {message}"
         keys = self.board.fail(unit.stage)
-        self.failed.update({key: message for key in keys})
+        self.failed.update(dict.fromkeys(keys, message))
         self.catalog.fail_configurations(self.run_id, keys, message, blame)
         self.steering.failed(keys)
 

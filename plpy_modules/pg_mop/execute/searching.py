@@ -63,13 +63,15 @@ class Searching(Steering):
         self._go_on()
 
     def wishes(self, wishes):
+        ended = False
         if self.seconds is not None and not self.over and self.training.seconds() > self.seconds:
             self._note(["limit"])
-            self.over = True
+            self.over = ended = True
             for key, trial in sorted(self.procedure.trials.items()):
                 if trial.state == "running":
                     super().stop(key, "the time was up")
         super().wishes(wishes)
+        return ended
 
     def stop(self, mst_key, reason):
         if mst_key in self.procedure.trials:

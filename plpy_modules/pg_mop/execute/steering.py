@@ -1,4 +1,4 @@
-"""What decides, while a run goes on, what of it is asked for: of fit_multiple_model everything is from the beginning."""
+"""What decides, while a run goes on, what of it is asked for: of fit_multiple_model, all from the beginning."""
 
 
 class Steering:
@@ -40,13 +40,13 @@ class Steering:
 
     def unwanted(self, mst_keys):
         """These configurations go no further."""
-        for iteration, numbers in list(self.left.items()):
+        for numbers in list(self.left.values()):
             gone = {n for n in numbers if not (stage := self.executor.plan.stages[n]).trials or stage.failed}
             for number in gone:
                 self._leave(self.executor.plan.stages[number])
 
     def wishes(self, wishes):
-        """Do what people want of the run."""
+        """Do what people want of the run. True where something has changed that is not their doing."""
         for wish in wishes:
             if "stop" in wish:
                 self.stop(wish["stop"], f"stopped by {wish['by']}")

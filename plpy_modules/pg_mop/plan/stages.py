@@ -13,18 +13,19 @@ class Stage:
     """One iteration of training.
 
     `number`: from 1, in the order in which stages were asked for; a parent's is smaller. `iteration`: from 1.
-    `parameters`: (compile_params, fit_params), literal texts. `trials`: the mst_keys on whose path it is;
+    `parameters`: (compile_params, fit_params), literal texts. `mst_key`: of the trial that asked for it first.
+    `trials`: the mst_keys on whose path it is; `ends`: how many of these paths end with it;
     `evaluated_for`: those of them that want its metrics (None: none has ever). The board notes what came of it:
     `trained` on every segment, `scored` (all its metrics are there), `failed`.
     """
 
-    __slots__ = ("number", "parent", "iteration", "identity", "parameters", "children", "trials", "evaluated_for",
-                 "trained", "scored", "failed")
+    __slots__ = ("number", "parent", "iteration", "identity", "parameters", "mst_key", "children", "trials", "ends",
+                 "evaluated_for", "trained", "scored", "failed")
 
-    def __init__(self, number, parent, iteration, identity, parameters):
+    def __init__(self, number, parent, iteration, identity, parameters, mst_key=None):
         self.number, self.parent, self.iteration = number, parent, iteration
-        self.identity, self.parameters = identity, parameters
-        self.children, self.trials, self.evaluated_for = [], set(), None
+        self.identity, self.parameters, self.mst_key = identity, parameters, mst_key
+        self.children, self.trials, self.ends, self.evaluated_for = [], set(), 0, None
         self.trained = self.scored = self.failed = False
 
     @property
@@ -62,14 +63,13 @@ class Plan:
         for iteration in range(len(path) + 1, until + 1):
             values = tuple(parameters(iteration))
             name = identity.child(parent.identity if parent else root, values)
-            stage = self._by_identity.get(name) or self._put(self._next, parent, iteration, name, values)
+            stage = self._by_identity.get(name) or self._put(self._next, parent, iteration, name, values, mst_key)
             new = not stage.trials
             if stage.failed or parent is not None and parent.failed:
                 stage.failed = True
             stage.trials.add(mst_key)
             self._wanted += new
-            path.append(stage)
-            self.asked += 1
+            self._append(path, stage)
             if iteration in evaluated and self._evaluate(stage, mst_key):
                 new = True
             if new and not stage.failed:
@@ -77,10 +77,19 @@ class Plan:
             parent = stage
         return found
 
-    def restore(self, number, parent_number, iteration, identity, parameters):
-        """Put a stage of an earlier coordinator back under its number, after its parent (None: it has none)."""
+    def restore(self, number, parent_number, iteration, identity, parameters, mst_key=None, trials=(),
+                evaluated=False):
+        """Put a stage of an earlier coordinator back under its number, after its parent (None: it has none); on the
+        path of its `trials`, who want its metrics where it is `evaluated`."""
         parent = None if parent_number is None else self.stages[parent_number]
-        return self._put(number, parent, iteration, identity, tuple(parameters))
+        stage = self._put(number, parent, iteration, identity, tuple(parameters), mst_key)
+        self._wanted += bool(trials)
+        for key in trials:
+            stage.trials.add(key)
+            self._append(self._paths.setdefault(key, []), stage)
+            if evaluated:
+                self._evaluate(stage, key)
+        return stage
 
     def path(self, mst_key):
         """The stages that a trial has asked for, by iteration."""
@@ -91,14 +100,19 @@ class Plan:
         path = self._paths.get(mst_key)
         return bool(path) and path[-1].failed
 
-    def withdraw(self, mst_key):
-        """The trial wants nothing more: its path ends with what has been trained, or failed.
+    def withdraw(self, mst_key, begun=None):
+        """The trial wants nothing more: its path ends with what has been trained, or failed, or where `begun(stage
+        number)` says that it has begun.
 
         Returns the stages of which it wants less now, by iteration. It may ask again, and goes on from there.
         """
         path, changed = self._paths.get(mst_key, []), []
-        while path and not path[-1].trained and not self._is_origin(path[-1]):
+        while path and not path[-1].trained and not self._is_origin(path[-1]) and not (
+                begun is not None and begun(path[-1].number)):
             stage = path.pop()
+            stage.ends -= 1
+            if path:
+                path[-1].ends += 1
             stage.trials.discard(mst_key)
             if stage.evaluated_for:
                 stage.evaluated_for.discard(mst_key)
@@ -106,7 +120,7 @@ class Plan:
             self._wanted -= not stage.trials
             changed.append(stage)
         changed.reverse()
-        unscored = [stage for stage in path if not stage.scored and stage.evaluated_for
+        unscored = [stage for stage in path if stage.trained and not stage.scored and stage.evaluated_for
                     and mst_key in stage.evaluated_for]
         for stage in unscored:
             stage.evaluated_for.discard(mst_key)
@@ -118,12 +132,20 @@ class Plan:
         run = self._wanted if run is None else run
         return self.asked / run if run else None
 
-    def _put(self, number, parent, iteration, name, parameters):
-        stage = self.stages[number] = self._by_identity[name] = Stage(number, parent, iteration, name, parameters)
+    def _put(self, number, parent, iteration, name, parameters, mst_key):
+        stage = Stage(number, parent, iteration, name, parameters, mst_key)
+        self.stages[number] = self._by_identity[name] = stage
         self._next = max(self._next, number + 1)
         if parent is not None:
             parent.children.append(stage)
         return stage
+
+    def _append(self, path, stage):
+        if path:
+            path[-1].ends -= 1
+        path.append(stage)
+        stage.ends += 1
+        self.asked += 1
 
     @staticmethod
     def _is_origin(stage):

@@ -85,12 +85,12 @@ class Board:
         return ended
 
     def withdraw(self, mst_key):
-        """A trial is stopped: what nobody else wants is not run; units that run may end.
+        """A trial is stopped: it ends the iteration that it has begun; nothing else that nobody else wants is run.
 
         Returns the stages that have ended by it for others: they were trained, and only this one wanted their metrics.
         """
         ended = []
-        for stage in self.plan.withdraw(mst_key):
+        for stage in self.plan.withdraw(mst_key, lambda number: self.has_begun(number) or self.is_running(number)):
             if not stage.trials:
                 self._forget(stage)
             elif self._has_ended(stage) and stage.number in self.left:
