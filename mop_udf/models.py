@@ -15,12 +15,13 @@ import numpy as np
 
 from mop_udf import architecture as architectures
 from mop_udf import objects as custom
-from mop_udf import params, sizes, state
+from mop_udf import params, per_batch, sizes, state
 from mop_udf.kernels.choice import Learned
 from mop_udf.kernels.chosen import Chosen
 from mop_udf.kernels.forward import Forward
 from mop_udf.kernels.scores import Scores
 from mop_udf.scalars import Scalar
+from mop_udf.sequences import Schedule, Sequence
 
 # how lines of TensorFlow's and Keras' errors begin that come before the one that says what is wrong
 SAY_LITTLE = ("Graph execution error", "Detected at node", "File \"", "<stack traces",
@@ -94,25 +95,45 @@ def check_size(architecture, make_optimizer=None):
         raise ConfigurationError(f"Keras refuses the architecture: {first_line(error.__cause__)}") from error
 
 
-def normalise(text):
-    """Architecture JSON text -> the checked dict that Keras may see; raises ConfigurationError."""
+def normalise(text, dropout=None):
+    """Architecture JSON text -> the checked dict that Keras may see; raises ConfigurationError.
+
+    `dropout`: see architecture.with_dropout.
+    """
     try:
-        return architectures.check(text)
+        made = architectures.check(text)
+        return made if dropout is None else architectures.with_dropout(made, dropout)
     except architectures.ArchitectureError as error:
         raise ConfigurationError(str(error)) from error
+
+
+def set_rates(model, dropout):
+    """Give the dropout layers of a new model the rates 0 of `dropout`, for which the architecture has NO_RATE.
+
+    So the model has the same random state whatever the rates, and one state serves them all.
+    """
+    for layer in model._flatten_layers() if dropout is not None else ():
+        rate = dropout.get(layer.name) if isinstance(dropout, dict) else dropout
+        if type(layer).__name__ in architectures.DROPOUTS and rate == 0:
+            layer.rate = 0.0
 
 
 def make_optimizer(name, arguments):
     """A Keras optimizer from parsed compile parameters.
 
-    `decay` is the time-based decay of Keras 2: the rate at update t is learning_rate / (1 + decay * t).
+    `decay` is the time-based decay of Keras 2: the rate at update t is learning_rate / (1 + decay * t). A sequence per
+    batch is its first value here, unless it is the learning rate's.
     """
-    arguments = dict(arguments)
-    decay = arguments.pop("decay", None)
+    arguments = {key: value.at(0) if isinstance(value, Sequence) and key != "learning_rate" else value
+                 for key, value in dict(arguments).items()}
+    decay, rate = arguments.pop("decay", None), arguments.get("learning_rate")
     try:
+        if isinstance(rate, Sequence):
+            arguments["learning_rate"] = per_batch.Rate(rate)
+        elif isinstance(rate, Schedule):
+            arguments["learning_rate"] = per_batch.schedule(rate)
         optimizer_class = getattr(keras.optimizers, name)
         if decay:
-            rate = arguments.pop("learning_rate", None)
             if rate is None:
                 rate = float(optimizer_class().learning_rate)
             arguments["learning_rate"] = keras.optimizers.schedules.InverseTimeDecay(rate, 1, decay)
@@ -121,18 +142,20 @@ def make_optimizer(name, arguments):
         raise ConfigurationError(f"Keras refuses the optimizer {name}: {first_line(error)}") from error
 
 
-def make_scalars_variable(optimizer, names):
-    """Put Scalars in place of the numbers `names` of a new optimizer: {name: what to assign to}."""
-    made = {}
-    schedule = optimizer._learning_rate
-    if isinstance(schedule, keras.optimizers.schedules.InverseTimeDecay):
+def make_scalars_variable(optimizer, scalars):
+    """Make the `scalars` (as params.scalars gives them) of a new optimizer variable: {name: what to assign to}."""
+    made, schedule = {}, optimizer._learning_rate
+    if isinstance(schedule, per_batch.Rate):
+        made["learning_rate"] = schedule
+    elif "decay" in scalars and isinstance(schedule, keras.optimizers.schedules.InverseTimeDecay):
         schedule.initial_learning_rate = made["learning_rate"] = Scalar(schedule.initial_learning_rate)
         schedule.decay_rate = made["decay"] = Scalar(schedule.decay_rate)
-    else:
-        made["learning_rate"] = optimizer.learning_rate
-    for name in names:
+    elif isinstance(schedule, keras.Variable):
+        made["learning_rate"] = schedule
+    for name, scalar in scalars.items():
         if name not in made and isinstance(value := getattr(optimizer, name, None), (int, float)):
-            made[name] = Scalar(value)
+            made[name] = (per_batch.SequencedScalar(scalar, optimizer) if isinstance(scalar, Sequence)
+                          else Scalar(value))
             setattr(optimizer, name, made[name])
     return made
 
@@ -140,15 +163,16 @@ def make_scalars_variable(optimizer, names):
 class CompiledModel:
     """A model with its optimizer, compiled once and lent to every configuration that differs in scalars only."""
 
-    def __init__(self, architecture, compile_params, objects, learned, seed=None, watched=False):
+    def __init__(self, architecture, compile_params, objects, learned, seed=None, watched=False, dropout=None):
         """`objects`: {name: pickle} of the custom functions that the compile parameters name; `learned`: see Chosen;
         `seed`: that of the initial weights where it will be started next; `watched`: metrics are computed in training,
-        too."""
-        self.architecture = normalise(architecture)
+        too; `dropout`: the rate of the dropout layers, {layer: rate}, or None for the architecture's own."""
+        self.architecture = normalise(architecture, dropout)
         functions = load_functions(objects)
         optimizer = functools.partial(make_optimizer, compile_params["optimizer"], compile_params["optimizer_args"])
         check_size(self.architecture, optimizer)
         self.model = build(self.architecture, seed or 0)
+        set_rates(self.model, dropout)
         self._keeps_first = self.model.count_params() * 4 < KEPT_BYTES
         # the last seed and the state that it gave
         self._first = (seed, initial_state(self.model)) if seed is not None and self._keeps_first else (None, None)
@@ -291,14 +315,14 @@ class ModelCache:
         self.sizes, self.last = {}, None  # key -> bytes when it was used last; the key of the one in use
         self.judged = collections.deque(maxlen=1000)  # optimizers that Keras has accepted
 
-    def get(self, architecture, compile_params, objects, seed=None, watched=False):
+    def get(self, architecture, compile_params, objects, seed=None, watched=False, dropout=None):
         """The CompiledModel for architecture JSON text and parsed parameters, its scalars not set.
 
         `objects`: {name: pickle} of the custom functions; `seed`: that with which it will be started next, if it will;
-        `watched`: see CompiledModel.
+        `watched`, `dropout`: see CompiledModel.
         """
         digests = [[name, hashlib.sha256(data).hexdigest()] for name, data in sorted(objects.items())]
-        key = json.dumps([architecture, params.without_scalars(compile_params), digests, watched],
+        key = json.dumps([architecture, params.without_scalars(compile_params), digests, watched, dropout],
                          sort_keys=True, default=str)
         optimizer = (compile_params["optimizer"], sorted(compile_params["optimizer_args"].items()))
         if optimizer not in self.judged:
@@ -309,7 +333,7 @@ class ModelCache:
             self.learned.move_to_end(architecture)
             if len(self.learned) > MOST_LEARNED:
                 self.learned.popitem(last=False)
-            self.models[key] = CompiledModel(architecture, compile_params, objects, learned, seed, watched)
+            self.models[key] = CompiledModel(architecture, compile_params, objects, learned, seed, watched, dropout)
         self.models.move_to_end(key)
         self.asked += 1
         self.used[key] = self.asked
@@ -415,9 +439,10 @@ def seed_variables(model):
     return [v for v in model.variables if id(v) not in weights]
 
 
-def parse(compile_text, fit_text):
-    """Parameter strings -> parsed dicts; raises ConfigurationError."""
+def parse(compile_text, fit_text, iteration=1):
+    """Parameter strings -> parsed dicts of one iteration, literals for sequences; raises ConfigurationError."""
     try:
+        compile_text, fit_text = params.resolve(compile_text, fit_text, iteration)
         return params.parse_compile_params(compile_text), params.parse_fit_params(fit_text)
     except params.ParameterError as error:
         raise ConfigurationError(str(error)) from error

@@ -181,11 +181,14 @@ def without_scalars(compile_params):
     """What of parsed compile parameters decides which compiled model serves them.
 
     Of the SCALARS it matters only whether they are given, and their sign; of the learning rate, where it is a variable
-    of Keras', not even that. Of a sequence per batch, how it is computed, but not its numbers.
+    of Keras', not even that. Of a sequence per batch, how it is computed, but not its numbers. Of a schedule of Keras,
+    all.
     """
     arguments = dict(compile_params["optimizer_args"])
     for key, value in arguments.items():
-        if isinstance(value, Schedule) or isinstance(value, Sequence) and value.per == "batch":
+        if isinstance(value, Schedule):
+            arguments[key] = ["schedule", value.text]
+        elif isinstance(value, Sequence) and value.per == "batch":
             arguments[key] = ["per batch", *value.structure(), None if key == "learning_rate" else _sign(value.at(0))]
         elif key in SCALARS and (isinstance(value, Sequence) or _is_number(value)):
             variable = key == "learning_rate" and "decay" not in arguments
@@ -194,9 +197,9 @@ def without_scalars(compile_params):
 
 
 def scalars(compile_params):
-    """{name: number, or Sequence or Schedule per batch}: the scalars that the parsed compile parameters give."""
+    """{name: number, or Sequence per batch}: the scalars that the parsed compile parameters give."""
     return {k: v for k, v in compile_params["optimizer_args"].items()
-            if k in SCALARS and (_is_number(v) or _is_sequence(v))}
+            if k in SCALARS and (_is_number(v) or isinstance(v, Sequence))}
 
 
 class Resolver:

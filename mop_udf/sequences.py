@@ -162,11 +162,6 @@ class Schedule:
     def __hash__(self):
         return hash(self.text)
 
-    def structure(self):
-        """What of it decides which compiled model it needs, as JSON has it: all but its numbers."""
-        return [self.name, *(len(v) if isinstance(v, tuple) else "number" if isinstance(v, float) else v
-                             for _, v in sorted(self.config.items()))]
-
 
 # --- reading -----------------------------------------------------------------------------------------
 def is_sequence_text(text):

@@ -136,13 +136,14 @@ class Server:
 
     def _prepare(self, unit, states, objects):
         """The CompiledModel that a training unit is for, in the state that `states` says."""
-        compile_params, self.fit = self.models.parse(unit["compile_params"], unit["fit_params"])
+        compile_params, self.fit = self.models.parse(unit["compile_params"], unit["fit_params"], unit["iteration"])
         own = states.get(unit["stage"])
         seed = None
         if own is None or unit["plain_weights"]:
             seed = self.models.initial_seed(unit["seed"], unit["model_id"],
                                             None if unit["same_start"] else unit["mst_key"])
-        compiled = self.compiled.get(unit["architecture"], compile_params, objects, seed, bool(self.fit["callbacks"]))
+        compiled = self.compiled.get(unit["architecture"], compile_params, objects, seed, bool(self.fit["callbacks"]),
+                                     self.fit["dropout"])
         self.models.check_outputs(compiled.model, unit["outputs"])
         if seed is not None:
             compiled.start(seed)
