@@ -11,16 +11,26 @@ from mop_udf.params import MOST_CHARACTERS, OPTIMIZERS
 COMPILE_KEYS = ("loss", "metrics", "loss_weights", "weighted_metrics", "sample_weight_mode", "optimizer",
                 "optimizer_params_list")
 FIT_KEYS = ("batch_size", "epochs", "verbose", "shuffle", "class_weight", "initial_epoch", "steps_per_epoch",
-            "callbacks")
+            "callbacks", "dropout")
 DISTRIBUTIONS = ("linear", "log", "log_near_one")
 WHOLE = ("batch_size", "epochs", "initial_epoch", "steps_per_epoch", "verbose")
 
+
+# hyper-parameters that change with the iteration (mop_udf/sequences.py reads them)
+SEQUENCES = ("Constant", "Exponential", "MultiStep", "CyclicLR", "Cosine", "Warmup", "Values")
 
 MOST_CONFIGURATIONS = 1_000_000  # that a grid may have
 
 
 class GridError(ValueError):
     """A grid that says nothing usable; the text names the offending part."""
+
+
+class Sequence(str):
+    """A sequence among the choices of a grid, as text: `MultiStep(0.1, [3, 5], 0.1)`. It prints as it is written."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 def parse(text, argument, keys):
@@ -30,8 +40,10 @@ def parse(text, argument, keys):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python's remarks on odd spelling
-            grid = ast.literal_eval((text or "").strip())
+            grid = _literal(ast.parse((text or "").strip(), mode="eval").body)
         repr(grid)  # integers too long to print
+    except GridError as error:
+        raise GridError(f"{error} in {argument}") from None
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, ArithmeticError):
         raise GridError(f"{argument} is not a Python dictionary of literals: {(text or '')[:200]!r}") from None
     if not isinstance(grid, dict) or not grid:
@@ -60,18 +72,18 @@ def grid_search(model_ids, compile_grid, fit_grid):
         for key, choices in _all_lists(grid):
             if distribution(choices) and choices[-1] in DISTRIBUTIONS:
                 raise GridError(f"{key!r} is a distribution ({choices[-1]!r}), which only random search can sample")
-    size = len(model_ids) * _size(fit_grid) * sum(
-        _size(block or {}) * _size({k: v for k, v in compile_grid.items() if k != "optimizer_params_list"})
+    count = len(model_ids) * size(fit_grid) * sum(
+        size(block or {}) * size({k: v for k, v in compile_grid.items() if k != "optimizer_params_list"})
         for block in compile_grid.get("optimizer_params_list", [None]))
-    if size > MOST_CONFIGURATIONS:
-        raise GridError(f"the grid has {size} configurations, at most {MOST_CONFIGURATIONS} are made at once")
+    if count > MOST_CONFIGURATIONS:
+        raise GridError(f"the grid has {count} configurations, at most {MOST_CONFIGURATIONS} are made at once")
     compiled = []
     for block in compile_grid.get("optimizer_params_list", [None]):
         rest = {k: v for k, v in compile_grid.items() if k != "optimizer_params_list"}
         for settings in _product(block or {}):
             for values in _product(rest):
-                compiled.append(_compile_text(settings if block else None, values))
-    fits = [_fit_text(values) for values in _product(fit_grid)]
+                compiled.append(compile_text(settings if block else None, values))
+    fits = [fit_text(values) for values in _product(fit_grid)]
     return [(m, c, f) for m in model_ids for c in compiled for f in fits]
 
 
@@ -83,23 +95,51 @@ def random_search(model_ids, compile_grid, fit_grid, seed):
     for grid in (compile_grid, fit_grid):
         for key, choices in _all_lists(grid):
             if distribution(choices):
-                _check_distribution(key, choices)
+                check_distribution(key, choices)
     while True:
         model_id = random.choice(list(model_ids))
         block = random.choice(blocks) if blocks else None
-        settings = {k: _sample(random, k, v) for k, v in block.items()} if block else None
-        values = {k: _sample(random, k, v) for k, v in rest.items()}
-        fit = {k: _sample(random, k, v) for k, v in fit_grid.items()}
-        yield model_id, _compile_text(settings, values), _fit_text(fit)
+        settings = {k: sample(random, k, v) for k, v in block.items()} if block else None
+        values = {k: sample(random, k, v) for k, v in rest.items()}
+        fit = {k: sample(random, k, v) for k, v in fit_grid.items()}
+        yield model_id, compile_text(settings, values), fit_text(fit)
 
 
 def distribution(choices):
     """True where a list stands for a distribution: numbers, then its name. ([None, 'mae'] is a choice.)"""
-    return (len(choices) > 1 and isinstance(choices[-1], str)
+    return (len(choices) > 1 and isinstance(choices[-1], str) and not isinstance(choices[-1], Sequence)
             and all(isinstance(c, (int, float)) and not isinstance(c, bool) for c in choices[:-1]))
 
 
-def _check_distribution(key, choices):
+def _literal(node):
+    """What a literal's syntax tree stands for, with sequences as texts. Raises what `parse` expects."""
+    if isinstance(node, ast.Dict) and None not in node.keys:
+        return {ast.literal_eval(k): _literal(v) for k, v in zip(node.keys, node.values)}
+    if isinstance(node, ast.List):
+        return [_literal(n) for n in node.elts]
+    if isinstance(node, ast.Tuple):
+        return tuple(_literal(n) for n in node.elts)
+    if isinstance(node, ast.Call):
+        _check_sequence(node)
+        return Sequence(ast.unparse(node))
+    return ast.literal_eval(node)
+
+
+def _check_sequence(node):
+    """A call must be of a sequence, with literals and sequences for arguments. Raises GridError."""
+    if not isinstance(node.func, ast.Name) or node.func.id not in SEQUENCES:
+        raise GridError(f"{ast.unparse(node.func)[:100]!r} is none of the sequences ({', '.join(SEQUENCES)})")
+    for argument in [*node.args, *(k.value for k in node.keywords if k.arg)]:
+        if isinstance(argument, ast.Call):
+            _check_sequence(argument)
+        else:
+            _literal(argument)
+    if not all(k.arg for k in node.keywords):
+        raise GridError(f"{ast.unparse(node)[:100]!r} is no sequence")
+
+
+def check_distribution(key, choices):
+    """A list that stands for a distribution must be one that can be sampled. Raises GridError."""
     if choices[-1] not in DISTRIBUTIONS:
         raise GridError(f"{key!r} has the unknown distribution {choices[-1]!r} (known: {', '.join(DISTRIBUTIONS)})")
     if len(choices) != 3 or not all(-1e300 < c < 1e300 for c in choices[:2]):
@@ -113,7 +153,8 @@ def _check_distribution(key, choices):
         raise GridError(f"{key!r}: {kind!r} cannot sample from {low} to {high}")
 
 
-def _sample(random, key, choices):
+def sample(random, key, choices):
+    """One of the choices, or a number of the distribution that they stand for."""
     if not distribution(choices):
         return random.choice(choices)
     low, high, kind = choices
@@ -136,7 +177,8 @@ def _all_lists(grid):
             yield key, choices
 
 
-def _size(grid):
+def size(grid):
+    """Combinations of a grid's choices."""
     return math.prod(len(choices) for choices in grid.values())
 
 
@@ -144,7 +186,8 @@ def _product(grid):
     return [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
 
 
-def _compile_text(settings, values):
+def compile_text(settings, values):
+    """compile_params of an optimizer's settings (or None) and other values, each {key: value}."""
     parts = []
     if settings is not None:
         settings = dict(settings)
@@ -162,7 +205,8 @@ def _compile_text(settings, values):
     return ",".join(parts)
 
 
-def _fit_text(values):
+def fit_text(values):
+    """fit_params of {key: value}."""
     return ",".join(f"{k}={v if k == 'callbacks' else repr(v)}" for k, v in values.items())
 
 
