@@ -7,7 +7,7 @@ MIGRATIONS = $(wildcard migrations/*.sql)
 DATA_built = build/$(EXTENSION)--$(MOP_VERSION).sql $(MIGRATIONS:migrations/%=build/%)
 BUILD_SQL = $(SYSTEM_PYTHON) -B tools/build_sql.py
 
-# `make install` puts the packages, with what they need, into one directory per version
+# `make install` puts the packages, with what they need, into one directory per version; WITH=search also Optuna's
 PG_CONFIG ?= $(lastword $(sort $(wildcard /usr/lib/postgresql/*/bin/pg_config)) pg_config)
 HOME_DIR  ?= $(shell $(PG_CONFIG) --pkglibdir)/pg_mop-$(MOP_VERSION)
 SYSTEM_PYTHON ?= /usr/bin/python3
@@ -41,7 +41,7 @@ $(LOCAL)/debian-tests: $(LOCAL)/debian
 $(LOCAL)/packages: pyproject.toml $(LOCAL)/debian
 	@test -x $(VENV)/bin/python || $(SYSTEM_PYTHON) -m venv $(VENV)
 	@echo 'installing the Python packages into .local/venv (about a minute)'
-	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[demo,test]'
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[demo,test,search]'
 	@touch $@
 
 debian: $(LOCAL)/debian
@@ -120,7 +120,7 @@ install: install-packages
 install-packages:
 	@rm -rf build/lib build/bdist.*  # modules of an earlier build would be installed with those of today
 	$(SYSTEM_PYTHON) -m venv $(DESTDIR)$(HOME_DIR)
-	$(DESTDIR)$(HOME_DIR)/bin/python -m pip install --quiet --disable-pip-version-check .
+	$(DESTDIR)$(HOME_DIR)/bin/python -m pip install --quiet --disable-pip-version-check '.$(if $(WITH),[$(WITH)])'
 	@# the scripts are to run from where they will lie
 	@$(if $(DESTDIR),grep -rlI '$(DESTDIR)' $(DESTDIR)$(HOME_DIR)/bin | xargs -r sed -i 's|$(DESTDIR)||g')
 

@@ -20,7 +20,8 @@ from pg_mop.search.random import Random
 from pg_mop.search.successive_halving import SuccessiveHalving
 from pg_mop.search.tpe import Tpe
 
-PROCEDURES = {p.name: p for p in (Grid, Random, SuccessiveHalving, Hyperband, Asha, Population, MedianStopping, Tpe, Bohb)}
+PROCEDURES = {p.name: p for p in (Grid, Random, SuccessiveHalving, Hyperband, Asha, Population, MedianStopping, Tpe,
+                                  Bohb)}
 MADLIB = {p.name: p for p in (MadlibHyperband, MadlibHyperopt)}  # of madlib_keras_automl alone
 
 

@@ -9,8 +9,8 @@ from pg_mop.search.successive_halving import LEAST, MOST, REDUCTION, SKIP, rung_
 
 
 class Asha(Procedure):
-    """Asynchronous successive halving: whenever a place is free, a trial among the best 1 / `reduction` of its rung goes
-    on to the next one, of the highest rung that has one; where none has, a new trial begins.
+    """Asynchronous successive halving: whenever a place is free, a trial among the best 1 / `reduction` of its rung
+    goes on to the next one, of the highest rung that has one; where none has, a new trial begins.
 
     A trial that waits keeps its state and costs nothing, so promotions are the paper's, at any time. The paper has no
     end of configurations; when those of `trials` or of the space are used up and nothing more can be promoted, the best
@@ -39,7 +39,7 @@ class Asha(Procedure):
 
     def _begin(self):
         for configuration, losses in self.known:
-            for iteration in {*self.levels, max(losses)} & set(losses):
+            for iteration in sorted({*self.levels, max(losses)} & set(losses)):
                 self.source.knows(configuration, iteration, losses[iteration])
             at = [rung for rung, level in enumerate(self.levels) if level in losses]
             if at and self.space.locate(configuration) is not None and self.source.take(configuration):

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 from mop_udf import params
 
-# A trial's number (from 1), its configuration (None: the trial is there, it goes on), and the iterations in all that it
-# may train. What `ask` returns is a group of them (TrialGroup in Yu et al.: "Fluid: Resource-aware Hyperparameter
-# Tuning Engine", MLSys 2021).
+# A trial's number (from 1), its configuration (None: it was given before, the trial goes on), and the iterations in all
+# that it may train. What `ask` returns is a group of them (TrialGroup in Yu et al.: "Fluid: Resource-aware
+# Hyperparameter Tuning Engine", MLSys 2021).
 Proposal = namedtuple("Proposal", "trial configuration budget")
 
 RUNNING, PAUSED, ENDED, STOPPED, FAILED = "running", "paused", "ended", "stopped", "failed"
@@ -121,15 +121,19 @@ class Procedure(ABC):
     # --- what the caller does ------------------------------------------------------------------
 
     def ask(self):
-        """The trials that may train now, or train on: a list of Proposals, maybe empty."""
+        """The trials that may train now, or train on: a list of Proposals, maybe empty.
+
+        After a replay, those that were training then, each with its configuration.
+        """
         self._start()
         proposals, self._queue = self._queue, []
-        return [self._given(p) for p in proposals if self.trials[p.trial].state == RUNNING]
+        return [self._given(p) for p in proposals
+                if self.trials[p.trial].state == RUNNING and self.trials[p.trial].budget == p.budget]
 
     def tell(self, trial, iteration, value):
         """The metric of a trial after an iteration; None or NaN: it has failed, and will not go on.
 
-        What is known already, or comes after the trial's end, is left aside. Raises SearchError for a trial that is not.
+        What is known already, or comes after the trial's end, is left aside. Raises SearchError for an unknown trial.
         """
         self._start()
         known = self._trial(trial)
@@ -146,7 +150,8 @@ class Procedure(ABC):
         known.at, known.loss = iteration, self._loss(value)
         if self.best is None or known.loss < self._loss(self.best[2]):
             self.best = known.number, iteration, value
-        self._told(known)
+        if not known.outside:
+            self._told(known)
         if iteration == known.budget and known.state == RUNNING:
             known.state = ENDED if known.outside or iteration >= self.most else PAUSED
             if known.outside:
@@ -204,7 +209,7 @@ class Procedure(ABC):
         self.known.sort(key=lambda k: (-max(k[1]), k[1][max(k[1])]))
 
     def replay(self, events):
-        """Bring a new procedure to where another one was: [("tell" | "add" | "stop", arguments...)] as they happened."""
+        """Bring a new procedure to where another one was: [("tell" | "add" | "stop", arguments...)] in their order."""
         for what, *arguments in events:
             {"tell": self.tell, "add": self.add, "stop": self.stop}[what](*arguments)
 
@@ -228,7 +233,7 @@ class Procedure(ABC):
         return (self.most,)
 
     def _told(self, trial):  # noqa: B027 (few need to know)
-        """The trial has a new value."""
+        """The trial, one of the procedure's own, has a new value."""
 
     @abstractmethod
     def _reached(self, trial):

@@ -13,8 +13,8 @@ class Diagonal(Bracket):
 
 
 class MadlibHyperband(Hyperband):
-    """In diagonals: bracket s_max begins; with each later diagonal the next bracket begins, and the best of the brackets
-    before go on with it, for as many iterations. So a round adds its r_i to what a trial has trained already.
+    """In diagonals: bracket s_max begins; with each later diagonal the next bracket begins, and the best of the
+    brackets before go on with it, for as many iterations. So a round adds its r_i to what a trial has trained already.
 
     All configurations are drawn at the beginning: trials 1, 2, ... are of bracket s_max, the next of s_max - 1. Only
     those that went on so far may go on further (MADlib chose among all of the bracket).

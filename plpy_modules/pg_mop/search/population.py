@@ -26,10 +26,10 @@ class Population(Procedure):
     truncation selection), with hyper-parameters changed (explore): each times 0.8 or 1.2, a list's next choice up or
     down, or now and then drawn anew.
 
-    A copy is a new trial whose changed parameters are lists, `lr=[0.1, 0.1, 0.08]`: its path shares the stages of the one
-    that it copies, so that copying trains nothing. Members are compared at the same iteration: who is certainly neither
-    among the worst nor among the best goes on at once, the others when all have arrived; so the result depends on no
-    order. One that failed is among the worst. Only numbers change that can while a model trains: the optimizer's
+    A copy is a new trial whose changed parameters are lists, `lr=[0.1, 0.1, 0.08]`: its path shares the stages of the
+    one that it copies, so that copying trains nothing. Members are compared at the same iteration: who is certainly
+    neither among the worst nor among the best goes on at once, the others when all have arrived; so the result depends
+    on no order. One that failed is among the worst. Only numbers change that can while a model trains: the optimizer's
     scalars, batch_size and dropout.
     """
 
@@ -117,17 +117,17 @@ class Population(Procedure):
         ranked = [n for _, n in generation.told]
         best = ranked[:self.copied]
         worst = ranked[max(len(best), len(ranked) - max(0, self.copied - len(generation.failed))):]
-        for number in ranked:
-            if number not in worst:
-                self._go_on(number, step)
-        for number in [*worst, *sorted(generation.failed)] if best else ():
+        for going in ranked[:len(ranked) - len(worst)]:
+            self._go_on(going, step)
+        for going in [*worst, *sorted(generation.failed)] if best else ():
             copied = self.random.choice(best)
             copy = self._copy(self.trials[copied], step)
-            if number in worst:
-                self._stop(self.trials[number], f"iteration {self.steps[step]}: {ordinal(ranked.index(number) + 1)} "
-                                                f"of {len(ranked)}, replaced by trial {copy.number}, a copy of {copied}")
+            instead = f"trial {copy.number}, a copy of {copied}, goes on instead"
+            if going in generation.failed:
+                self.why[going] += f"; {instead}"
             else:
-                self.why[number] += f", replaced by trial {copy.number}, a copy of {copied}"
+                place = ordinal(len(ranked) - len(worst) + worst.index(going) + 1)
+                self._stop(self.trials[going], f"iteration {self.steps[step]}: {place} of {len(ranked)}; {instead}")
         self.generations[step + 1].complete = True
         self._close(step + 1)
 

@@ -9,7 +9,7 @@ MOST_TRIES = 1000  # random draws in a row that give nothing new
 MOST_LISTED = 1_000_000  # configurations of a space of which those that are left are listed
 
 SAMPLERS = ("random", "grid", "tpe", "cmaes")
-SAMPLER = choice(SAMPLERS, "random", "where configurations come from: random, grid (all, in order), or Optuna's tpe or cmaes")
+SAMPLER = choice(SAMPLERS, "random", "where configurations come from: random, grid (in order), Optuna's tpe or cmaes")
 
 
 class Source(ABC):

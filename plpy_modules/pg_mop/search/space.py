@@ -1,4 +1,4 @@
-"""The space of a search: MADlib's grid texts, of which points are drawn, and into which configurations are put again."""
+"""The space of a search: MADlib's grid texts, points of it, and where in it a configuration is."""
 
 import ast
 import itertools
@@ -38,7 +38,9 @@ class Dimension:
 
     def sample(self, random):
         """A coordinate at random."""
-        return random.randrange(len(self.choices)) if self.kind is None else grids.sample(random, self.key, self.choices)
+        if self.kind is None:
+            return random.randrange(len(self.choices))
+        return grids.sample(random, self.key, self.choices)
 
     def value(self, coordinate):
         """What stands in the parameter string."""

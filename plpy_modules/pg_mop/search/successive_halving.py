@@ -34,9 +34,9 @@ class Halving(Procedure):
         return kept
 
     def _adopt(self, levels):
-        """Tell the source what is known at these iterations or at the last, and take note of what may be tried again."""
+        """Tell the source what is known at these iterations and the last; take note of what may be tried again."""
         for configuration, losses in self.known:
-            for iteration in {*levels, max(losses)} & set(losses):
+            for iteration in sorted({*levels, max(losses)} & set(losses)):
                 self.source.knows(configuration, iteration, losses[iteration])
         self.adoptable = [c for c, _ in reversed(self.known) if self.space.locate(c) is not None]
 
@@ -59,8 +59,8 @@ class SuccessiveHalving(Halving):
     """`trials` configurations train until the first rung; of each rung the best 1 / `reduction` go on to the next."""
 
     name = "successive-halving"
-    PARAMETERS = {"trials": whole(1, MOST_TRIALS, None, "configurations; not given: all of a grid, else as many as give "
-                                                        "one that trains to the end"),
+    PARAMETERS = {"trials": whole(1, MOST_TRIALS, None, "configurations; not given: all of a grid, else as many as "
+                                                        "give one that trains to the end"),
                   "iterations": MOST, "reduction": REDUCTION, "least": LEAST, "skip": SKIP, "sampler": SOURCE}
 
     def __init__(self, space, seed, goal="min", **parameters):
@@ -84,7 +84,8 @@ def rung_levels(procedure):
     """The rungs that a procedure's settings mean. Raises SearchError."""
     given = procedure.settings
     if given.least > given.iterations:
-        raise SearchError(f"least of {procedure.name} must be at most iterations ({given.iterations}), not {given.least}")
+        raise SearchError(f"least of {procedure.name} must be at most iterations ({given.iterations}), "
+                          f"not {given.least}")
     levels = rungs.levels(given.iterations, given.reduction, given.least)
     if given.skip >= len(levels):
         raise SearchError(f"skip of {procedure.name} must be below {len(levels)}, the rungs up to {given.iterations} "
@@ -145,7 +146,8 @@ class Bracket:
         if not last:
             for place, (_, number) in enumerate(sorted(waiting), self.gone[rung] + 1):
                 if trials[number].state == PAUSED:
-                    self.procedure._stop(trials[number], f"{self.label}rung {rung}: {rungs.ordinal(place)} of {self.began}")
+                    why = f"{self.label}rung {rung}: {rungs.ordinal(place)} of {self.began}"
+                    self.procedure._stop(trials[number], why)
             waiting.clear()
             self.began = self.gone[rung]
             missing = self.sizes[rung + 1] - self.gone[rung]

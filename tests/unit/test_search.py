@@ -1,0 +1,626 @@
+"""Search procedures: what all of them keep to, and each against its paper's tables or results made by hand."""
+
+import math
+from random import Random
+
+import pytest
+
+from pg_mop.search import MADLIB, PROCEDURES, SearchError, create
+from pg_mop.search.asha import Rung
+from pg_mop.search.grids import GridError
+from pg_mop.search.hyperband import schedule
+from pg_mop.search.madlib_hyperopt import batches
+from pg_mop.search.median_stopping import Median
+from pg_mop.search.space import Space
+
+COMPILE = """{'loss': ['mse'], 'metrics': ['accuracy'], 'optimizer_params_list': [
+    {'optimizer': ['Adam', 'RMSprop'], 'lr': [0.0001, 0.001, 0.01, 0.1]},
+    {'optimizer': ['SGD'], 'lr': [0.01, 0.1, MultiStep(0.1, [3, 5], 0.1)], 'momentum': [0.0, 0.5, 0.9]}]}"""
+FIT = "{'batch_size': [16, 64, 256], 'epochs': [1]}"
+OPEN = """{'loss': ['mse'], 'optimizer_params_list': [
+    {'optimizer': ['Adam'], 'lr': [1e-4, 1, 'log']}, {'optimizer': ['SGD'], 'lr': [0.01, 0.1], 'momentum': [0.5, 0.99,
+    'log_near_one']}]}"""
+
+
+def space(compile_grid=COMPILE, models=(1, 2)):
+    return Space.of_texts(models, compile_grid, FIT)
+
+
+def flat(count):
+    """A space of so many configurations."""
+    return Space.of_texts([1], f"{{'loss': ['mse'], 'optimizer_params_list': [{{'optimizer': ['SGD'], 'lr': "
+                               f"{[i / 10000 for i in range(1, count + 1)]}}}]}}", "{'epochs': [1]}")
+
+
+# name -> what makes a short search of it
+SHORT = {"grid": {"iterations": 4, "trials": 20}, "random": {"iterations": 4}, "tpe": {"iterations": 4},
+         "successive-halving": {"iterations": 9}, "hyperband": {"iterations": 9}, "bohb": {"iterations": 9},
+         "asha": {"iterations": 9, "parallel": 4}, "population": {"iterations": 10}, "madlib-hyperopt": {"parallel": 3},
+         "median-stopping": {"iterations": 6, "parallel": 5}, "madlib-hyperband": {"iterations": 9}}
+# which trials these propose, and how far, is decided by the results, in whatever order they come
+ORDERLESS = ("grid", "random", "successive-halving", "hyperband", "population", "madlib-hyperband")
+
+
+def made(name, seed=5, goal="min", over=None, **parameters):
+    if name in ("tpe", "bohb", "madlib-hyperopt"):
+        pytest.importorskip("optuna")
+    return create(name, over or space(), seed, goal, {**SHORT[name], **parameters})
+
+
+def value(configuration, iteration):
+    """A learning curve: it falls to something that the configuration decides."""
+    return Random(str(configuration)).random() + 1 / iteration
+
+
+class Study:
+    """Does what a procedure asks for, one stage after the other, in a random order."""
+
+    def __init__(self, procedure, order=0, curve=value):
+        self.procedure, self.random, self.curve = procedure, Random(order), curve
+        self.live, self.configurations, self.reached, self.events, self.asked = [], {}, {}, [], []
+
+    def ask(self):
+        for proposal in self.procedure.ask():
+            number, configuration, budget = proposal
+            assert (configuration is None) == (number in self.configurations)
+            if configuration is not None:
+                self.configurations[number] = configuration
+                self.reached[number] = self.procedure.trials[number].at  # what it shares with the one that it copies
+            assert self.reached[number] < budget <= self.procedure.most
+            self.asked.append(proposal)
+            self.live.append((number, budget))
+
+    def tell(self, number, iteration, result):
+        self.events.append(("tell", number, iteration, result))
+        self.procedure.tell(number, iteration, result)
+
+    def step(self):
+        """One trial trains to its budget. False where none is to."""
+        self.ask()
+        gone = self.procedure.stopped()
+        self.live = [(n, b) for n, b in self.live if n not in gone]
+        if not self.live:
+            return False
+        number, budget = self.live.pop(self.random.randrange(len(self.live)))
+        wanted = self.procedure.evaluates(number)
+        assert budget in wanted
+        for iteration in range(self.reached[number] + 1, budget + 1):
+            if iteration in wanted:
+                self.tell(number, iteration, self.curve(self.configurations[number], iteration))
+                if self.procedure.trials[number].state in ("stopped", "failed"):
+                    break
+        self.reached[number] = budget
+        return True
+
+    def run(self):
+        while self.step():
+            assert not self.procedure.done or not self.live
+        assert self.procedure.done
+        return self
+
+
+@pytest.mark.parametrize("name", [*PROCEDURES, *MADLIB])
+class TestEveryProcedure:
+    def test_the_same_seed_and_results_give_the_same_proposals(self, name):
+        first, second = Study(made(name)).run(), Study(made(name)).run()
+        assert first.asked == second.asked and first.procedure.why == second.procedure.why
+
+    def test_one_made_anew_goes_on_from_wherever_it_is_told_the_past(self, name):
+        whole = Study(made(name)).run()
+        asked = [(p.trial, p.budget) for p in whole.asked]
+        for cut in {*range(0, len(whole.events), 7), len(whole.events)}:
+            again = made(name)
+            again.replay(whole.events[:cut])
+            proposals = again.ask()  # asked once, instead of after each
+            for event in whole.events[cut:]:
+                again.replay([event])
+                proposals += again.ask()
+            pairs = [(p.trial, p.budget) for p in proposals]
+            told = {(n, iteration) for what, n, iteration, _ in whole.events[:cut]}
+            over = {n for n, t in whole.procedure.trials.items() if t.state == "stopped" and n in {n for n, _ in told}}
+            assert pairs == [p for p in asked if p in pairs]
+            assert all(p in pairs or p in told or p[0] in over for p in asked)
+            assert all(p.configuration in (None, whole.configurations[p.trial]) for p in proposals)
+            assert again.done and again.best == whole.procedure.best and again.why == whole.procedure.why
+
+    def test_no_configuration_comes_twice_and_each_is_of_the_space(self, name):
+        study, first = Study(made(name)).run(), space()
+        configurations = list(study.configurations.values())
+        assert configurations and len(set(configurations)) == len(configurations)
+        if name != "population":
+            assert all(first.configuration(first.locate(c)) == c for c in configurations)
+
+    def test_trials_that_all_fail_do_not_block(self, name):
+        for nothing in (math.nan, None, math.inf):
+            study = Study(made(name), curve=lambda c, i, nothing=nothing: nothing).run()
+            assert study.procedure.best is None
+            assert len(study.procedure.why) == len(study.configurations)
+
+    def test_one_in_three_fails(self, name):
+        study = Study(made(name), curve=lambda c, i: None if Random(str(c)).random() < 0.3 else value(c, i)).run()
+        assert study.procedure.best is not None
+
+    def test_people_add_and_stop_trials_at_any_time(self, name):
+        for seed in range(5):
+            random, procedure = Random(seed), made(name)
+            study = Study(procedure, seed)
+            mine = {procedure.add((7, "by hand", str(seed)), 3)}
+            study.events.append(("add", (7, "by hand", str(seed)), 3))
+            while study.step():
+                if random.random() < 0.3:
+                    victim = random.choice(list(study.configurations))
+                    study.events.append(("stop", victim))
+                    procedure.stop(victim)
+                if random.random() < 0.1:
+                    extra = (7, "by hand", str(len(study.events)))
+                    study.events.append(("add", extra))
+                    mine.add(procedure.add(extra))
+            assert procedure.done
+            for number in mine:
+                assert procedure.trials[number].state in ("ended", "stopped")
+            again = made(name)
+            again.replay(study.events)
+            assert again.why == procedure.why and again.best == procedure.best
+
+    def test_a_trial_that_was_stopped_is_not_asked_for(self, name):
+        procedure = made(name)
+        first = procedure.ask()[0].trial
+        procedure.stop(first)
+        assert procedure.stopped() == {first: "stopped by hand"}
+        study = Study(procedure)
+        assert first not in [p.trial for p in procedure.ask()]
+        study.configurations = {n: t.configuration for n, t in procedure.trials.items()}
+
+    def test_what_is_told_twice_or_too_late_changes_nothing(self, name):
+        first, second = made(name), made(name)
+        study = Study(first).run()
+        for what, *arguments in study.events:
+            second.replay([(what, *arguments)])
+            second.tell(arguments[0], arguments[1], -1.0)
+            second.tell(arguments[0], 10**6, -1.0)
+        assert second.best == first.best and second.why == first.why
+
+    def test_the_goal_may_be_the_most(self, name):
+        least = Study(made(name)).run().procedure
+        most = Study(made(name, goal="max"), curve=lambda c, i: -value(c, i)).run().procedure
+        assert most.best == (*least.best[:2], -least.best[2])
+        assert most.why == least.why
+
+    def test_what_is_known_is_no_hindrance(self, name):
+        earlier = space()
+        known = [(earlier.configuration(p), {i: value(p, i) for i in (1, 3, 9)})
+                 for p in [earlier.sample(Random(i)) for i in range(30)]]
+        narrow = space(COMPILE.replace("'Adam', 'RMSprop'", "'Adam'"))
+        for over in (earlier, narrow):
+            procedures = [made(name, over=over) for _ in range(2)]
+            for procedure in procedures:
+                procedure.begin_with([*known, ((9, "of another", "space"), {1: 0.0, 2: math.nan}), (known[0][0], {})])
+            first, second = (Study(p).run() for p in procedures)
+            assert first.asked == second.asked and first.asked
+            with pytest.raises(SearchError, match="before it asks"):
+                first.procedure.begin_with(known)
+            if name != "population":
+                assert all(over.locate(c) is not None for c in first.configurations.values())
+
+    def test_a_space_of_one_configuration_is_enough(self, name):
+        if name == "population":
+            with pytest.raises(SearchError, match="nothing to change"):
+                made(name, over=flat(1))
+            return
+        study = Study(made(name, over=flat(1))).run()
+        assert set(study.configurations) == {1}
+        assert study.reached[1] == study.procedure.most or name == "madlib-hyperband"
+
+    def test_odd_parameters_are_refused_with_what_to_write(self, name):
+        with pytest.raises(SearchError, match=f"'speed' is no parameter of {name} .*iterations"):
+            made(name, speed=3)
+        for bad in (0, -1, 1.5, True, "many", None, 10**9):
+            with pytest.raises(SearchError, match=f"iterations of {name} must be an integer from 1 to"):
+                made(name, iterations=bad)
+        with pytest.raises(SearchError, match="goal must be min or max"):
+            made(name, goal="best")
+        procedure = made(name)
+        with pytest.raises(SearchError, match="there is no trial 99999"):
+            procedure.tell(99999, 1, 0.5)
+        for bad in (0, -3, 1.5, "2"):
+            with pytest.raises(SearchError, match="iterations must be an integer"):
+                procedure.add((1, "", ""), bad)
+
+    def test_each_says_what_its_parameters_are_for(self, name):
+        for parameter in {**PROCEDURES, **MADLIB}[name].PARAMETERS.values():
+            assert parameter.meaning and parameter.wanted
+
+    @pytest.mark.parametrize("order", range(1, 6))
+    def test_the_order_of_results_decides_only_what_is_asynchronous(self, name, order):
+        first, second = Study(made(name)).run(), Study(made(name), order).run()
+        if name in ORDERLESS:
+            # copies of a population are numbered as they come
+            assert ({(first.configurations[p.trial], p.budget) for p in first.asked}
+                    == {(second.configurations[p.trial], p.budget) for p in second.asked})
+            assert first.procedure.best[1:] == second.procedure.best[1:]
+
+    def test_a_good_configuration_wins(self, name):
+        """Of 60, the loss grows with the distance from the 20th, and early results are noisy."""
+        def curve(configuration, iteration):
+            lr = float(str(configuration[1]).split("lr=")[1].strip("[").split(")")[0].split(",")[0].strip("]"))
+            return abs(lr - 0.002) * 100 + Random(f"{configuration} {iteration}").random() * 0.3 / iteration
+        best = Study(made(name, over=flat(60)), curve=curve).run().procedure.best
+        assert best[2] < 0.35
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(SearchError, match="no search procedure 'genetic'") as error:
+        create("genetic", space(), 1)
+    assert "asha" in error.value.hint
+    assert create("ASHA", space(), 1, "max", "iterations=9, reduction=2,sampler=GRID").settings.reduction == 2
+    assert create("successive_halving", space(), 1).name == "successive-halving"
+    with pytest.raises(SearchError, match="not of the form"):
+        create("asha", space(), 1, parameters="nine")
+    with pytest.raises(SearchError, match="sampler of asha must be one of random, grid"):
+        create("asha", space(), 1, parameters="sampler=magic()")
+    with pytest.raises(GridError, match="'lr' is a distribution"):
+        create("grid", space(OPEN), 1)
+
+
+# --- spaces ------------------------------------------------------------------------------------------
+
+def test_a_space_has_the_dimensions_of_one_block_at_a_time():
+    both = space()
+    assert both.size == 2 * (2 * 4 + 3 * 3) * 3 == len(list(both.points()))
+    configurations = [both.configuration(p) for p in both.points()]
+    assert len(set(configurations)) == both.size
+    for point, configuration in zip(both.points(), configurations):
+        assert ("1.momentum" in point) == ("SGD" in configuration[1])
+        assert both.locate(configuration) == point
+    assert (1, "optimizer='SGD(lr=MultiStep(0.1, [3, 5], 0.1),momentum=0.9)',loss='mse',metrics=['accuracy']",
+            "batch_size=64,epochs=1") in configurations
+
+
+def test_a_point_of_a_distribution_is_found_again():
+    wide, random = space(OPEN), Random(3)
+    assert wide.size is None
+    for _ in range(200):
+        point = wide.sample(random)
+        assert wide.locate(wide.configuration(point)) == point
+    outside = space(OPEN.replace("1e-4, 1,", "1e-4, 1e-3,"))
+    assert outside.locate((1, "optimizer='Adam(lr=0.5)',loss='mse'", "batch_size=16,epochs=1")) is None
+    assert outside.locate((1, "optimizer='Adam(lr=0.0005)',loss='mse'", "batch_size=16,epochs=1")) is not None
+    assert outside.locate((1, "optimizer='Adam(lr=True)',loss='mse'", "batch_size=16,epochs=1")) is None
+    assert outside.locate((1, "optimizer='Adam(lr=[0.1', loss=", "batch_size=16,epochs=1")) is None
+
+
+@pytest.mark.parametrize("text, message", [
+    ("{'lr': [0.1]}", "'lr' is not accepted"),
+    ("{'loss': [open('x')]}", "'open' is none of the sequences"),
+    ("{'loss': [Constant(Constant.x)]}", "not a Python dictionary of literals"),
+    ("{'loss': [Constant(**{'v': 1})]}", "is no sequence in compile_params_grid"),
+    ("{'loss': [Constant(print(1))]}", "'print' is none of the sequences"),
+    ("{'loss': [x.Constant(1)]}", "'x.Constant' is none of the sequences"),
+    ("{'loss': [lambda: 1]}", "not a Python dictionary of literals"),
+    ("{'loss': 'mse'}", "must be a list of choices")])
+def test_grids_take_sequences_and_no_other_calls(text, message):
+    with pytest.raises(GridError, match=message):
+        Space.of_texts([1], text, FIT)
+
+
+def test_a_sequence_is_a_choice_and_written_as_it_is():
+    grid = """{'loss': ['mse'], 'optimizer': ['sgd'], 'optimizer_params_list': [{'lr': [0.1, [0.1, 0.05],
+        Values([0.1, 0.2]), Warmup(0, 3, Cosine(0.1, 10), per='batch')], 'momentum': [0.5]}]}"""
+    grid = grid.replace("'optimizer': ['sgd'], ", "")
+    texts = [c[1] for c in map(space(grid).configuration, space(grid).points())]
+    for lr in ("0.1", "[0.1, 0.05]", "Values([0.1, 0.2])", "Warmup(0, 3, Cosine(0.1, 10), per='batch')"):
+        assert f"optimizer='rmsprop(lr={lr},momentum=0.5)',loss='mse'".replace("rmsprop", "RMSprop") in texts
+    assert all(space(grid).locate(space(grid).configuration(p)) == p for p in space(grid).points())
+
+
+# --- successive halving and Hyperband ----------------------------------------------------------------------
+
+def rungs_of(study):
+    """{(iterations): how many trials were asked to train so far}"""
+    counts = {}
+    for _, _, budget in study.asked:
+        counts[budget] = counts.get(budget, 0) + 1
+    return counts
+
+
+@pytest.mark.parametrize("skip, expected", [(0, {1: 9, 3: 3, 9: 1}), (1, {3: 9, 9: 3}), (2, {9: 9})])
+def test_successive_halving_has_the_rungs_of_li_et_al_2020_table_1(skip, expected):
+    study = Study(made("successive-halving", over=flat(100), trials=9, skip=skip)).run()
+    assert rungs_of(study) == expected
+
+
+def test_successive_halving_promotes_the_best_of_each_rung_and_says_why_not_the_others():
+    procedure = made("successive-halving", over=flat(9), trials=9)
+    losses = {1: .5, 2: .1, 3: .9, 4: .2, 5: .8, 6: .3, 7: .7, 8: .6, 9: .4}
+    assert [p.trial for p in procedure.ask()] == list(losses)
+    for trial in (1, 3, 5, 7, 8, 9):
+        procedure.tell(trial, 1, losses[trial])
+        assert procedure.ask() == []  # three of the nine are still to come
+    procedure.tell(6, 1, losses[6])
+    assert [tuple(p) for p in procedure.ask()] == [(6, None, 3)]  # the best of seven: at most two can be better
+    procedure.tell(2, 1, losses[2])
+    procedure.tell(4, 1, losses[4])
+    assert [p.trial for p in procedure.ask()] == [2, 4]
+    assert procedure.stopped() == {9: "rung 0: 4th of 9", 1: "rung 0: 5th of 9", 8: "rung 0: 6th of 9",
+                                   7: "rung 0: 7th of 9", 5: "rung 0: 8th of 9", 3: "rung 0: 9th of 9"}
+    procedure.tell(4, 3, 0.15)
+    procedure.tell(2, 3, None)
+    procedure.tell(6, 3, 0.2)
+    assert [tuple(p) for p in procedure.ask()] == [(4, None, 9)]
+    procedure.tell(4, 9, 0.05)
+    assert procedure.done and procedure.best == (4, 9, 0.05)
+
+
+def test_reduction_4_over_a_grid():
+    study = Study(made("successive-halving", over=flat(64), sampler="grid", iterations=64, reduction=4)).run()
+    assert rungs_of(study) == {1: 64, 4: 16, 16: 4, 64: 1}
+
+
+MADLIB_SCHEDULES = {
+    (81, 3, 0): [(4, 0, 81, 1), (4, 1, 27, 3), (4, 2, 9, 9), (4, 3, 3, 27), (4, 4, 1, 81), (3, 0, 27, 3), (3, 1, 9, 9),
+                 (3, 2, 3, 27), (3, 3, 1, 81), (2, 0, 9, 9), (2, 1, 3, 27), (2, 2, 1, 81), (1, 0, 6, 27), (1, 1, 2, 81),
+                 (0, 0, 5, 81)],
+    (9, 3, 0): [(2, 0, 9, 1), (2, 1, 3, 3), (2, 2, 1, 9), (1, 0, 3, 3), (1, 1, 1, 9), (0, 0, 3, 9)],
+    (6, 3, 0): [(1, 0, 3, 2), (1, 1, 1, 6), (0, 0, 2, 6)],
+    (5, 5, 0): [(1, 0, 5, 1), (1, 1, 1, 5), (0, 0, 2, 5)],
+    (5, 5, 1): [(1, 0, 5, 1)],
+    (3, 2, 1): [(1, 0, 2, 2)],
+    (27, 3, 1): [(3, 0, 27, 1), (3, 1, 9, 3), (3, 2, 3, 9), (2, 0, 9, 3), (2, 1, 3, 9), (1, 0, 6, 9)]}
+
+
+@pytest.mark.parametrize("arguments", MADLIB_SCHEDULES)
+def test_madlib_s_schedules(arguments):
+    assert schedule(*arguments, madlib=True) == MADLIB_SCHEDULES[arguments]
+
+
+def test_the_schedule_of_li_et_al_2018():
+    assert schedule(81, 3) == [
+        (4, 0, 81, 1), (4, 1, 27, 3), (4, 2, 9, 9), (4, 3, 3, 27), (4, 4, 1, 81), (3, 0, 34, 3), (3, 1, 11, 9),
+        (3, 2, 3, 27), (3, 3, 1, 81), (2, 0, 15, 9), (2, 1, 5, 27), (2, 2, 1, 81), (1, 0, 8, 27), (1, 1, 2, 81),
+        (0, 0, 5, 81)]
+
+
+def test_s_max_is_exact_and_rounds_go_half_up():
+    for most, reduction, highest in ((243, 3, 5), (1000, 10, 3), (125, 5, 3), (216, 6, 3), (64, 4, 3), (80, 3, 3)):
+        rows = schedule(most, reduction, madlib=True)
+        assert rows[0][0] == highest and len(rows) == (highest + 1) * (highest + 2) // 2
+    assert schedule(5, 2)[:3] == [(2, 0, 4, 1), (2, 1, 2, 3), (2, 2, 1, 5)]
+    with pytest.raises(ValueError, match="skip_last must be at most 1, not 2"):
+        schedule(6, 3, 2)
+    with pytest.raises(SearchError, match="hyperband: skip_last must be at most 2"):
+        made("hyperband", skip_last=3)
+
+
+@pytest.mark.parametrize("name", ["hyperband", "bohb"])
+def test_hyperband_asks_for_its_schedule(name):
+    study = Study(made(name, over=flat(500), iterations=81)).run()
+    wanted = {}
+    for _, _, n, r in schedule(81, 3):
+        wanted[r] = wanted.get(r, 0) + n
+    assert rungs_of(study) == wanted
+    assert len(study.configurations) == 81 + 34 + 15 + 8 + 5
+
+
+def test_hyperband_shares_a_small_space_among_its_brackets():
+    study = Study(made("hyperband", over=flat(20), iterations=81)).run()
+    begins = {p.budget for p in study.asked if p.configuration}
+    assert begins == {1, 3, 9, 27, 81} and len(study.configurations) <= 20
+
+
+def test_bohb_begins_a_bracket_when_there_is_something_to_learn_from():
+    procedure = made("bohb", over=flat(500))
+    assert {p.budget for p in procedure.ask()} == {1}
+    for trial in range(1, 10):
+        assert procedure.ask() == [] or trial > 6
+        procedure.tell(trial, 1, trial / 10)
+    assert {p.budget for p in procedure.ask() if p.configuration} == {3}
+    assert procedure.source.counts == {1: 9}
+
+
+# --- ASHA ---------------------------------------------------------------------------------------------
+
+def test_asha_promotes_as_algorithm_2_does():
+    """Reduction 3, rungs 1, 3, 9, one place: results made by hand."""
+    procedure = made("asha", over=flat(100), parallel=1, trials=100)
+
+    def job():
+        (trial, configuration, budget), = procedure.ask()
+        assert (configuration is not None) == (budget == 1)
+        return trial, budget
+    assert job() == (1, 1)
+    procedure.tell(1, 1, 0.5)
+    assert job() == (2, 1)  # one of one: floor(1 / 3) = 0 go on
+    procedure.tell(2, 1, 0.6)
+    assert job() == (3, 1)
+    procedure.tell(3, 1, 0.7)
+    assert job() == (1, 3)  # the best of three
+    procedure.tell(1, 3, 0.4)
+    assert job() == (4, 1)
+    procedure.tell(4, 1, 0.3)
+    assert job() == (4, 3)  # the best of four, and 1 has gone already
+    procedure.tell(4, 3, 0.35)
+    assert job() == (5, 1)
+    procedure.tell(5, 1, 0.65)
+    assert job() == (6, 1)  # among the best floor(5 / 3) = 1 is 4, which has gone
+    procedure.tell(6, 1, 0.9)
+    assert job() == (7, 1)  # the best two of six, 4 and 1, have gone
+    procedure.tell(7, 1, 0.45)
+    assert job() == (7, 3)  # the best two are 4 and 7 now
+    procedure.tell(7, 3, 0.5)
+    assert job() == (4, 9)  # the higher rung first: the best of its three
+    procedure.tell(4, 9, 0.1)
+    assert job() == (8, 1)
+    procedure.tell(8, 1, 0.55)
+    procedure.ask()
+    procedure.tell(9, 1, None)  # the failed one is in no rung
+    assert job() == (10, 1)
+    assert procedure.stopped() == {9: "failed at iteration 1"}
+
+
+def test_asha_keeps_its_places_busy():
+    procedure = made("asha", over=flat(200), parallel=7, trials=200)
+    study = Study(procedure)
+    while study.step():
+        study.ask()
+        if len(procedure.trials) < 200:
+            assert len(study.live) == 7
+
+
+def test_asha_trains_its_best_to_the_end_when_configurations_run_out():
+    study = Study(made("asha", over=flat(10), iterations=81, parallel=3)).run()
+    assert study.procedure.best[1] == 81 or 81 in study.reached.values()
+    assert len(study.configurations) == 10
+
+
+def test_asha_promotes_what_is_known_from_earlier():
+    over = flat(30)
+    configurations = [over.configuration(p) for p in over.points()]
+    procedure = made("asha", over=over, parallel=1)
+    procedure.begin_with([(c, {1: 0.1 * i}) for i, c in enumerate(configurations[:9])])
+    trial, configuration, budget = procedure.ask()[0]
+    assert (configuration, budget) == (configurations[0], 3)
+    procedure.tell(trial, 3, 0.0)
+    assert procedure.ask()[0].configuration == configurations[1]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_rung_promotes_whom_a_sort_would(seed):
+    random, rung, losses, gone = Random(seed), Rung(3), [], set()
+    for number in range(300):
+        losses.append((round(random.random(), 2), number))
+        rung.add(*losses[-1])
+        while random.random() < 0.7:
+            best = [n for _, n in sorted(losses)[:len(losses) // 3] if n not in gone]
+            promoted = rung.promote(lambda n: True)
+            assert promoted == (best[0] if best else None)
+            gone.add(promoted)
+
+
+# --- population-based training ------------------------------------------------------------------------------
+
+def lists(configuration):
+    """The learning rates of a configuration, as a list."""
+    text = configuration[1].split("lr=")[1].split(")")[0]
+    return [float(v) for v in text.strip("[").split("]")[0].split(",")]
+
+
+def test_a_population_replaces_its_worst_by_changed_copies_of_its_best():
+    procedure = made("population", over=flat(50), population=10, iterations=6, interval=2, fraction=0.2, resample=0)
+    start = {p.trial: p.configuration for p in procedure.ask()}
+    for trial in range(1, 11):
+        procedure.tell(trial, 2, trial / 10)
+    asked = procedure.ask()
+    assert {p.trial for p in asked if p.configuration is None} == set(range(1, 9))
+    assert set(procedure.stopped()) == {9, 10}
+    grid = [lists(c)[0] for c in map(flat(50).configuration, flat(50).points())]
+    for copy in (p for p in asked if p.configuration):
+        assert copy.trial in (11, 12) and copy.budget == 4
+        rates = lists(copy.configuration)
+        assert rates[:2] in ([lists(start[best])[0]] * 2 for best in (1, 2)) and len(rates) == 3
+        assert abs(grid.index(rates[2]) - grid.index(rates[0])) == 1
+    assert procedure.why[10].startswith("iteration 2: 10th of 10; trial 1")
+
+
+def test_the_middle_of_a_population_does_not_wait_for_the_slow():
+    procedure = made("population", over=flat(50), population=10, iterations=6, interval=2, fraction=0.2)
+    procedure.ask()
+    for trial in (1, 2, 3, 4):
+        procedure.tell(trial, 2, trial / 10)
+        assert procedure.ask() == []
+    procedure.tell(5, 2, 0.5)
+    assert [tuple(p) for p in procedure.ask()] == [(3, None, 4)]
+    procedure.tell(3, 4, 0.01)  # it waits for the others there
+    assert procedure.ask() == []
+
+
+def test_distributions_are_perturbed_by_a_fifth_within_their_bounds():
+    over = Space.of_texts([1], "{'loss': ['mse'], 'optimizer_params_list': [{'optimizer': ['SGD'], "
+                               "'lr': [0.001, 0.1, 'log']}]}", "{'batch_size': [8, 64, 'linear'], 'epochs': [1]}")
+    study = Study(made("population", over=over, resample=0, iterations=20)).run()
+    copies = 0
+    for configuration in study.configurations.values():
+        for rates in (lists(configuration), [
+                int(v) for v in configuration[2].split("batch_size=")[1].split(",epochs")[0].strip("[]").split(",")]):
+            for old, new in zip(rates, rates[1:]):
+                if old != new:
+                    copies += 1
+                    assert 0.75 < new / old < 1.3
+        assert all(0.001 <= r <= 0.1 for r in lists(configuration))
+    assert copies
+
+
+# --- median stopping, MADlib's hyperopt, Optuna -------------------------------------------------------------------
+
+def test_a_trial_that_is_worse_than_the_median_is_stopped():
+    procedure = made("median-stopping", over=flat(5), iterations=3, grace=2, others=3, parallel=5)
+    procedure.ask()
+    for trial, values in ((1, [1, 2, 3]), (2, [2, 2, 2]), (3, [3, 1, 2])):
+        for iteration, told in enumerate(values, 1):
+            procedure.tell(trial, iteration, told)
+    # averages after 2: 1.5, 2, 2
+    procedure.tell(4, 1, 2.5)
+    procedure.tell(4, 2, 2.0)  # as good as the median
+    assert procedure.stopped() == {}
+    procedure.tell(5, 1, 9)  # grace
+    assert procedure.stopped() == {}
+    procedure.tell(5, 2, 2.1)
+    assert procedure.stopped() == {5: "iteration 2: worse than the median of 4 others"}
+
+
+def test_the_median_of_numbers_that_come_one_by_one():
+    from statistics import median
+    random, kept, numbers = Random(1), Median(), []
+    for _ in range(300):
+        numbers.append(random.choice([random.random(), 0.5]))
+        kept.add(numbers[-1])
+        assert kept.value() == pytest.approx(median(numbers), abs=1e-15) and len(kept) == len(numbers)
+
+
+@pytest.mark.parametrize("trials, segments, ends", [
+    (1, 3, [1]), (3, 3, [3]), (81, 20, [20, 40, 60, 81]), (20, 3, [3, 6, 9, 12, 15, 18, 20]),
+    (90, 20, [20, 40, 60, 80, 90])])
+def test_madlib_s_batches(trials, segments, ends):
+    sizes = batches(trials, segments)
+    assert [sum(sizes[:i + 1]) for i in range(len(sizes))] == ends
+    procedure = made("madlib-hyperopt", over=flat(200), trials=trials, parallel=segments, sampler="random")
+    reached = []
+    while not procedure.done:
+        group = procedure.ask()
+        reached.append(max(p.trial for p in group))
+        for proposal in group:
+            assert procedure.ask() == []
+            procedure.tell(proposal.trial, 5, 0.5)
+    assert reached == ends
+
+
+def test_madlib_s_hyperband_adds_the_rounds_up_in_diagonals():
+    procedure = made("madlib-hyperband", over=flat(200), iterations=6)
+    assert [tuple(p[::2]) for p in procedure.ask()] == [(1, 2), (2, 2), (3, 2)]
+    for trial, loss in ((1, 0.3), (2, 0.1), (3, 0.2)):
+        assert procedure.diagonal == 0 and procedure.ask() == []
+        procedure.tell(trial, 2, loss)
+    assert sorted(tuple(p[::2]) for p in procedure.ask()) == [(2, 8), (4, 6), (5, 6)]  # 2 + 6 iterations
+    assert procedure.diagonal == 1
+    for trial, budget in ((2, 8), (4, 6), (5, 6)):
+        procedure.tell(trial, budget, 0.05)
+    assert procedure.done
+    assert [procedure.place(t) for t in range(1, 6)] == [(1, 0), (1, 1), (1, 0), (0, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "cmaes"])
+def test_optuna_s_samplers_take_every_kind_of_dimension(sampler):
+    pytest.importorskip("optuna")
+    pytest.importorskip("cmaes")
+    study = Study(made("tpe", over=space(OPEN), sampler=sampler, trials=40, parallel=4)).run()
+    assert len(study.configurations) == 40
+    known = made("tpe", over=space(OPEN), sampler=sampler)
+    known.begin_with([(c, {4: value(c, 4)}) for c in study.configurations.values()])
+    known.ask()
+    assert known.source.counts == {0: 40}
+
+
+def test_without_optuna_the_error_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    with pytest.raises(SearchError, match="the sampler 'tpe' needs the Python package optuna") as error:
+        create("tpe", space(), 1)
+    assert "pip install" in error.value.hint
