@@ -2,8 +2,8 @@
 
     PYTHONPATH=plpy_modules:. python benchmarks/planning.py [procedure ...]
 
-Everything that the procedures do counts: drawing, telling, deciding, stopping. TPE's model is Optuna's, whose cost grows
-with what it knows, so the procedures that use it are measured with fewer trials, too.
+Everything that the procedures do counts: drawing, telling, deciding, stopping. TPE's model is Optuna's, whose cost
+grows with what it knows: the procedures that use it are measured with fewer trials.
 """
 
 import sys
@@ -39,9 +39,10 @@ def measure(name, parameters):
     """Run a search in which every trial has a random end, and print what it cost."""
     choices = [i / 1e4 for i in range(1, 4000)]
     rate = choices if name == "grid" else [1e-5, 1, "log"]
-    space = Space.of_texts([1, 2], f"{{'loss': ['mse'], 'optimizer_params_list': [{{'optimizer': ['Adam'], 'lr': {rate}}}, "
-                                   f"{{'optimizer': ['SGD'], 'lr': {rate}, 'momentum': [0.0, 0.5, 0.9]}}]}}",
-                           "{'batch_size': [16, 32, 64, 128], 'epochs': [1]}")
+    space = Space.of_texts(
+        [1, 2], f"{{'loss': ['mse'], 'optimizer_params_list': [{{'optimizer': ['Adam'], 'lr': {rate}}}, "
+                f"{{'optimizer': ['SGD'], 'lr': {rate}, 'momentum': [0.0, 0.5, 0.9]}}]}}",
+        "{'batch_size': [16, 32, 64, 128], 'epochs': [1]}")
     random, level, reached = Random(1), {}, {}
     spent = time.perf_counter()
     procedure = create(name, space, 1, "min", parameters)
@@ -66,7 +67,8 @@ def measure(name, parameters):
         reached[trial] = budget
     spent = time.perf_counter() - spent
     assert procedure.done
-    print(f"{name:20} {len(level):8} {asked:8} {told:9} {spent / asked * 1e3:14.3f} {spent / told * 1e6:16.1f}", flush=True)
+    print(f"{name:20} {len(level):8} {asked:8} {told:9} {spent / asked * 1e3:14.3f} {spent / told * 1e6:16.1f}",
+          flush=True)
 
 
 if __name__ == "__main__":

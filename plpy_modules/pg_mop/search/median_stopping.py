@@ -23,7 +23,8 @@ class MedianStopping(Whole):
     def _begin(self):
         self.medians = {}  # iteration -> Median of running averages
         for configuration, losses in self.known:
-            del configuration
+            if self.space.locate(configuration) is None:
+                continue
             total = 0.0
             for count, (iteration, loss) in enumerate(sorted(losses.items()), 1):
                 total += loss

@@ -30,7 +30,7 @@ class Population(Procedure):
     one that it copies, so that copying trains nothing. Members are compared at the same iteration: who is certainly
     neither among the worst nor among the best goes on at once, the others when all have arrived; so the result depends
     on no order. One that failed is among the worst. Only numbers change that can while a model trains: the optimizer's
-    scalars, batch_size and dropout.
+    scalars, batch_size and dropout. What is known from earlier gives up to half of the first members, the best.
     """
 
     name = "population"
@@ -150,11 +150,9 @@ class Population(Procedure):
         again, up = self.random.random() < self.settings.resample, self.random.random() < 0.5
         if dimension.kind is not None:
             if again:
-                return dimension.sample(self.random)
+                return _short(dimension, dimension.sample(self.random))
             for factor in (1.2, 0.8) if up else (0.8, 1.2):
-                other = min(max(value * factor, dimension.low), dimension.high)
-                if dimension.whole:
-                    other = min(max(round(other), math.ceil(dimension.low)), math.floor(dimension.high))
+                other = _short(dimension, value * factor)
                 if other != value:
                     return other
             return value
@@ -185,6 +183,13 @@ class Generation:
 def _changeable(dimension):
     return dimension.open and dimension.key in CHANGEABLE and (
         dimension.kind is not None or len(_numbers(dimension, None)) > 1)
+
+
+def _short(dimension, value):
+    """The number of a distribution with at most six digits, as it will be written many times."""
+    if dimension.whole:
+        return min(max(round(value), math.ceil(dimension.low)), math.floor(dimension.high))
+    return min(max(float(f"{value:.6g}"), dimension.low), dimension.high)
 
 
 def _numbers(dimension, value):
