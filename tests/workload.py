@@ -96,8 +96,8 @@ def assert_invariants(db, run_id):
             f"AND b.started_at < a.finished_at WHERE a.run_id = %s AND a.status = 'finished' "
             f"AND b.status = 'finished'", [run_id])
         assert overlapping == [], f"never two units of one {what} at once"
-    assert db.run("SELECT a.* FROM madlib.mop_unit a JOIN madlib.mop_stage s USING (run_id, stage) JOIN madlib.mop_unit b "
-                  "ON b.run_id = s.run_id AND b.stage = s.parent AND b.kind = 'train' AND a.kind = 'train' WHERE "
+    assert db.run("SELECT a.* FROM madlib.mop_unit a JOIN madlib.mop_stage s USING (run_id, stage) "
+                  "JOIN madlib.mop_unit b ON b.run_id = s.run_id AND b.stage = s.parent AND b.kind = 'train' AND a.kind = 'train' WHERE "
                   "a.run_id = %s AND a.status = 'finished' AND b.status = 'finished' AND a.started_at < b.finished_at",
                   [run_id]) == [], "never a stage before its parent has ended"
     return run
