@@ -84,7 +84,7 @@ SEQUENCES = {
 
 
 @pytest.mark.parametrize("name,kernel", [*((n, "plain") for n in SEQUENCES), *((n, k) for k in KERNELS[1:] for n in (
-    "warm-up", "steps", "growing periods"))])
+    "warm-up", "growing periods"))])
 def test_a_learning_rate_per_batch_is_what_setting_it_before_every_batch_gives(name, kernel):
     import keras
 
@@ -101,9 +101,9 @@ def test_a_learning_rate_per_batch_is_what_setting_it_before_every_batch_gives(n
     assert close(results[0], expected, kernel)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("optimizer,name", [("SGD(lr=0.1, momentum={})", "momentum"), ("AdamW(weight_decay={})",
-                                                                                       "weight_decay")])
+@pytest.mark.parametrize("optimizer,name,kernel", [
+    *(("SGD(lr=0.1, momentum={})", "momentum", kernel) for kernel in KERNELS),
+    ("AdamW(weight_decay={})", "weight_decay", "plain")])
 def test_other_scalars_per_batch_are_what_setting_them_before_every_batch_gives(optimizer, name, kernel):
     import keras
 
@@ -158,7 +158,7 @@ def by_keras_in_our_steps(optimizer):
 
 
 @pytest.mark.parametrize("name,kernel", [*((n, "plain") for n in SCHEDULES), *(("CosineDecay, warm-up", k) for k in (
-    "loop", "xla")), ("PiecewiseConstantDecay", "loop")])
+    "loop", "xla"))])
 def test_keras_schedules_train_bit_by_bit_as_in_keras(name, kernel):
     import keras
 
@@ -178,6 +178,25 @@ def test_keras_schedules_train_bit_by_bit_as_in_keras(name, kernel):
             assert (result == by_keras_in_our_steps(keras.optimizers.Adam(made))).all()
         else:
             assert close(result, by_keras(lambda made=made: keras.optimizers.Adam(made)), kernel)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_warm_up_from_zero_compiles_nothing_anew(kernel):
+    import keras
+
+    from mop_udf import models
+    cache, text = models.ModelCache(), "SGD(lr=Warmup(0, 2, MultiStep(0.5, [1], 0.1)), momentum=0.5)"
+    for iteration in range(1, PASSES + 1):
+        compile_params, _ = models.parse(f"loss='categorical_crossentropy', optimizer='{text}'", "", iteration)
+        compiled = cache.get(dense(), compile_params, {})
+        if iteration == 1:
+            compiled.start(7)
+        compiled.set_scalars(compile_params)
+        compiled.kernels.train([random_rows(ROWS)], ROWS, BATCH, 1, forced=kernel)
+    assert len(cache.models) == 1 and compiled.kernels.compilations == 1
+    expected = by_keras(lambda: keras.optimizers.SGD(0.1, momentum=0.5), lambda optimizer, t:
+                        optimizer.learning_rate.assign((0, 0.25, 0.5)[t // 3]))
+    assert close(flat(compiled.model), expected, kernel)
 
 
 def test_what_is_computed_otherwise_is_compiled_for_itself():
