@@ -48,7 +48,7 @@ def train(db, arguments, earlier=None):
         "model_arch_table": training.arch_table_name, "object_table": training.object_table})
     model, info, summary = output
     with training.output(previous):
-        _write_models(training, model, info, previous)
+        write_models(training, model, info, previous)
         write_summary(db, training.source, summary, [
             ("source_table", "text", a["source_table"]), ("validation_table", "text", a["validation_table"]),
             ("model", "text", a["model_output_table"]),
@@ -77,6 +77,17 @@ def train(db, arguments, earlier=None):
 
 class Selected(Training):
     """Training of a model selection table's configurations."""
+
+    def new_configuration(self, key, configuration):
+        """One that somebody adds while the run goes on: (model_id, compile_params, fit_params)."""
+        model_id, compile_params, fit_params = configuration
+        arch = self.db.input_table(self.arch_table_name, "model architecture table")
+        row = self.db.one(f"SELECT model_arch::text AS model_arch, md5(nullif(model_weights, '')) AS weights_md5 FROM {arch} "
+                          f"WHERE model_id = $1", ["integer"], [model_id]) or {"model_arch": None, "weights_md5": None}
+        c = {**row, "mst_key": key, "model_id": model_id, "compile_params": compile_params, "fit_params": fit_params,
+             "has_model": row["model_arch"] is not None}
+        c["problem"] = self._start(c, arch, None)
+        return c
 
     def read_selection(self, text, previous):
         """Read and check the selection table that the caller calls `text`. `previous`: of a warm start, or None."""
@@ -137,7 +148,7 @@ class Selected(Training):
         return None
 
 
-def _write_models(training, model, info, previous):
+def write_models(training, model, info, previous):
     """The model table and the info table (contract 3, sections 5.1 and 5.2). `previous`: of a warm start, or None."""
     from mop_udf import state
     db = training.db
@@ -148,11 +159,11 @@ def _write_models(training, model, info, previous):
         loss_type text, training_metrics_final float8, training_loss_final float8, training_metrics float8[],
         training_loss float8[], validation_metrics_final float8, validation_loss_final float8,
         validation_metrics float8[], validation_loss float8[], error text, all_metrics json)""")
-    compiled = {c["mst_key"]: c["compile"] for c in training.configurations}
+    compiled = {c["mst_key"]: c.get("compile", {"metrics": None, "loss": None}) for c in training.configurations}
     sizes = []
     for c in training.journal.outcome(training.run_id):
         size, metrics, key = None, {}, c["mst_key"]
-        if c["error"] is None:
+        if c["error"] is None and c["stage"] is not None:
             weights = state.weights_to_bytes(
                 state.unpack(training.journal.state(training.run_id, c["stage"], c["version"]))["weights"])
             size = len(weights) / 1024

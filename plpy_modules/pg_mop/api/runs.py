@@ -1,13 +1,14 @@
 """mop_resume and mop_replay: go on with a run, or do it again."""
 
-from pg_mop.api import fit, fit_multiple
+from pg_mop.api import automl, fit, fit_multiple, search
 from pg_mop.api.earlier import Earlier
 from pg_mop.catalog import Catalog
 from pg_mop.database import MopError, sql_function
 from pg_mop.engines.postgresql import PostgreSQL
 
 # function -> (what trains, the argument that names the output table)
-TRAINS = {fit_multiple.FUNCTION: (fit_multiple.train, "model_output_table"), fit.FUNCTION: (fit.train, "model")}
+TRAINS = {fit_multiple.FUNCTION: (fit_multiple.train, "model_output_table"), fit.FUNCTION: (fit.train, "model"),
+          search.FUNCTION: (search.train, "model_output_table"), automl.FUNCTION: (automl.train, "model_output_table")}
 
 
 @sql_function
@@ -47,6 +48,10 @@ def mop_replay(db, run_id, output_table):
     with _journal(db) as journal:
         run = _run(db, journal, run_id)
         earlier = Earlier(journal, run, replay=True)
+    if run["function"] not in (fit_multiple.FUNCTION, fit.FUNCTION):
+        raise MopError(f"run {run_id} is a search, which is not replayed",
+                       hint=f"SELECT {db.extension}.{run['function']}(...); with the same seed makes the same proposals "
+                            f"for the same results.", sqlstate="0A000")
     earlier.check_complete()
     train, output = TRAINS[run["function"]]
     train(db, {**earlier.arguments, output: output_table, "warm_start": False}, earlier)

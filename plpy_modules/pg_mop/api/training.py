@@ -19,7 +19,7 @@ from pg_mop.api.output import name_taken
 from pg_mop.catalog import Catalog
 from pg_mop.database import MopError
 from pg_mop.engines.postgresql import PostgreSQL
-from pg_mop.execute.orders import Orders, Sharing
+from pg_mop.execute.orders import Orders, Sharing, epochs
 from pg_mop.execute.run import Executor
 from pg_mop.execute.sessions import Sessions
 from pg_mop.execute.steering import Steering
@@ -43,6 +43,7 @@ class Training:
 
     averaging = False
     run_id = None
+    _by_key = None  # mst_key -> its rows of `metrics`
 
     def __init__(self, db, function, source_table, validation_table, num_iterations, frequency, use_gpus, earlier=None):
         """Check what does not depend on the configurations. `earlier`: the run that goes on, or is done again.
@@ -100,6 +101,9 @@ class Training:
             c["compile"] = params.parse_compile_params(c["compile_params"])
             c["fit"] = params.parse_fit_params(c["fit_params"])
             c["architecture"] = architecture.check(c["model_arch"])
+            c["resolver"] = params.Resolver(c["compile_params"], c["fit_params"])
+            c["resolver"].check(self.num_iterations)
+            architecture.check_dropout(c["architecture"], c["fit"]["dropout"])
         except (params.ParameterError, architecture.ArchitectureError) as error:
             return str(error)
         if problem := object_table.missing_names(self.db, self.functions, c["compile"]):
@@ -129,7 +133,7 @@ class Training:
         for c in self.configurations:
             if problem := self._misfit(c):
                 self.misfits[c["mst_key"]] = problem
-        if len(self.misfits) == len(self.configurations):
+        if self.configurations and len(self.misfits) == len(self.configurations):
             raise MopError(f'no configuration fits the data of "{source.text}": '
                            f"{next(iter(self.misfits.values()))}",
                            detail="\n".join(f"mst_key {k}: {m}" for k, m in list(self.misfits.items())[:20]),
@@ -198,12 +202,13 @@ class Training:
                     self.replicas() if self.averaging else None,
                     self._kernels(earlier) if earlier is not None and earlier.replay else {})
                 sessions = Sessions(db, self.connection, self.orders.trainer, f"pg_mop run {self.run_id}")
-                if not self.board.done:
+                steering = self.steering()
+                if not (self.board.done and steering.done):
                     self._open(sessions)
                 # what writes the output needs numpy: loaded now, while the trainers start
                 from mop_udf import state  # noqa: F401
                 executor = Executor(db, journal, sessions, self.run_id, self.plan, self.board, self.scheduler,
-                                    self.orders, self.steering(), options, earlier.attempts if resumes else {},
+                                    self.orders, steering, options, earlier.attempts if resumes else {},
                                     self.wanted)
                 executor.go()
                 sessions.keep(options["session_idle_timeout"])
@@ -247,7 +252,7 @@ class Training:
                 self.plan.path(key)[iteration - 1].number: segments
                 for (key, iteration), segments in earlier.order.items() if key not in self.misfits})
         self.board = kind(self.plan, self._keys("training"), self._keys("validation"))
-        self.board.key_of = self.sharing.key
+        self.board.count_by(self.sharing.key, lambda stage: epochs(stage.parameters[1]))
         self.board.serve(list(self.board.places)[:options["sessions"] or sessions])
         if earlier is not None and not earlier.replay:
             self.board.restore(earlier.finished)
@@ -271,8 +276,6 @@ class Training:
         """Ask for a configuration's iterations up to `until`, with the metrics of some: (stages that are to be done,
         [(mst_key, stage), ...] of those that are new to it). `key`: its mst_key, or that of a replica of it."""
         key = key or c["mst_key"]
-        if "resolver" not in c:
-            c["resolver"] = params.Resolver(c["compile_params"], c["fit_params"])
         before = len(self.plan.path(key))
         stages = self.plan.ask(key, self._root(c, key), c["resolver"].at, until, evaluated)
         return stages, [(key, stage) for stage in self.plan.path(key)[before:]]
@@ -340,9 +343,7 @@ class Training:
         if run is None:
             return None
         earlier = Earlier(journal, run)
-        difference = earlier.differs(self.configurations, self.options) if not self.averaging else earlier.differs(
-            [{**c, "mst_key": key + 1} for c in self.configurations for key in range(len(self._keys("training")))],
-            self.options)
+        difference = self.differs(earlier)
         if difference is None and self._fingerprints() != earlier.segments:
             difference = "the packed rows have changed since"
         if difference is not None:
@@ -351,6 +352,12 @@ class Training:
         self.db.info(f"going on with run {earlier.run_id} of the same call, of which {len(earlier.finished)} units are "
                      f"done (SET pg_mop.resume = off; begins anew)")
         return earlier
+
+    def differs(self, earlier):
+        """Why this call is not that of the run `earlier`; None: it is."""
+        configurations = [{**c, "mst_key": key} for key in self._architectures() for c in self.configurations] \
+            if self.averaging else self.configurations
+        return earlier.differs(configurations, self.options)
 
     def _check_unchanged(self, earlier):
         """The rows must be those that the earlier run was trained on."""
@@ -448,8 +455,11 @@ class Training:
 
     def metric_columns(self, mst_key, absent):
         """The metrics of a configuration as {column: (SQL type, value)}; `absent`: a metric that was not asked for."""
-        own = [m for m in self.metrics if m["mst_key"] == mst_key]
-        return metrics.columns(own, self.validation is not None, absent)
+        if self._by_key is None:
+            self._by_key = {}
+            for row in self.metrics:
+                self._by_key.setdefault(row["mst_key"], []).append(row)
+        return metrics.columns(self._by_key.get(mst_key, []), self.validation is not None, absent)
 
 
 def _one(values):

@@ -110,9 +110,9 @@ class Orders:
         """
         if unit.kind != "train":
             return {"passes_left": 0, "run_passes_left": 0}
-        own, passes = self.sharing.key(self.plan.stages[unit.stage]), self._passes(unit)
-        return {"passes_left": passes * self.board.passes_left(own, unit.segment),
-                "run_passes_left": passes * self.board.passes_left(None, unit.segment)}
+        own = self.sharing.key(self.plan.stages[unit.stage])
+        return {"passes_left": self.board.passes_left(own, unit.segment),
+                "run_passes_left": self.board.passes_left(None, unit.segment)}
 
     def _dataset_key(self, dataset, key):
         """Names a segment's very rows, so that a warm trainer's cache serves the next call too."""

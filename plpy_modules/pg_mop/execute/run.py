@@ -333,9 +333,13 @@ class Executor:
         """The unit's stage cannot be trained: all configurations that need it have failed."""
         message = f"{unit.kind} unit of iteration {unit.iteration} on segment {unit.segment}: {message}"
         keys = self.board.fail(unit.stage)
+        self.give_up(keys, message, blame)
+        self.steering.failed(keys)
+
+    def give_up(self, keys, message, blame="place"):
+        """Note that configurations have failed."""
         self.failed.update(dict.fromkeys(keys, message))
         self.catalog.fail_configurations(self.run_id, keys, message, blame)
-        self.steering.failed(keys)
 
 
 def _message(error):

@@ -12,17 +12,16 @@ class Searching(Steering):
     over brings a new procedure to the same point, which then makes the same proposals.
     """
 
-    def __init__(self, training, procedure, metric, dataset, events=(), seconds=None, most=None):
-        """`metric` of the `dataset` counts ('loss' or one by its name). `events`: the log of an earlier coordinator;
-        `seconds`: after so many since the run began nothing more is begun; `most`: trials at most."""
+    def __init__(self, training, procedure, events=(), seconds=None, most=None):
+        """`events`: the log of an earlier coordinator; `seconds`: after so many since the call began nothing more is
+        begun; `most`: trials at most."""
         super().__init__(training)
-        self.procedure, self.metric, self.dataset = procedure, metric, dataset
+        self.procedure = procedure
         self.events, self.logged, self.seconds, self.most = list(events), len(events), seconds, most
         self.by_key = {}      # mst_key -> configuration
         self.heard = {}       # mst_key -> the last iteration of which the procedure knows
         self.values = {}      # stage -> the metric, of those that were evaluated and not all told of
         self.over = False     # time is up
-        self.best = None
 
     @property
     def done(self):
@@ -30,7 +29,6 @@ class Searching(Steering):
 
     def begin(self, executor):
         self.executor = executor
-        self.began = time.monotonic()
         self.by_key = {c["mst_key"]: c for c in self.training.configurations}
         self._replay()
         done = [stage for stage in executor.plan.stages.values() if has_ended(stage) and stage.evaluated]
@@ -41,14 +39,21 @@ class Searching(Steering):
         """Bring the procedure to where the log says that it was."""
         for event in self.events:
             what, *arguments = event
-            if what == "tell":
-                key, iteration, _ = arguments
-                self.heard[key] = max(iteration or 0, self.heard.get(key, 0))
+            if what == "known":
+                self.procedure.begin_with([(tuple(configuration), {int(i): value for i, value in values.items()})
+                                           for configuration, values in arguments[0]])
             elif what == "limit":
                 self.over = True
-                continue
-            self.procedure.replay([tuple(arguments_of(event))])
-        self.procedure.stopped()
+            else:
+                if what == "tell":
+                    self.heard[arguments[0]] = max(arguments[1] or 0, self.heard.get(arguments[0], 0))
+                elif what == "add":
+                    arguments[0] = tuple(arguments[0])
+                self.procedure.replay([(what, *arguments)])
+        for key, why in self.procedure.stopped().items():
+            # what failed for its place's sake is not tried again: the procedure has been told
+            if key in self.by_key and self.procedure.trials[key].state == "failed" and key not in self.training.misfits:
+                self.executor.give_up([key], why)
 
     def ended(self, stages):
         self._look_up([stage for stage in stages if stage.evaluated])
@@ -64,7 +69,7 @@ class Searching(Steering):
 
     def wishes(self, wishes):
         ended = False
-        if self.seconds is not None and not self.over and self.training.seconds() > self.seconds:
+        if self.seconds is not None and not self.over and time.monotonic() - self.training.began > self.seconds:
             self._note(["limit"])
             self.over = ended = True
             for key, trial in sorted(self.procedure.trials.items()):
@@ -118,7 +123,8 @@ class Searching(Steering):
                 self.executor.ask(new, [], [])
                 self._tell(key, None, None)
                 return
-        evaluated = [i for i in self.procedure.evaluates(key) if i <= proposal.budget]
+        evaluated = {i for wanted in (self.procedure.evaluates(key), self.training.also_evaluated(key))
+                     for i in wanted if i <= proposal.budget}
         stages, requests = self.training.ask(self.by_key[key], proposal.budget, evaluated)
         if requests or stages or new:
             self._look_up([stage for stage in self.executor.ask(new, stages, requests) if stage.evaluated])
@@ -154,15 +160,9 @@ class Searching(Steering):
         if not unknown:
             return
         for row in self.training.journal.metrics(self.training.run_id, stages=unknown):
-            if row["dataset"] == self.dataset:
-                self.values[row["stage"]] = row["loss"] if self.metric == "loss" else row["metrics"][self.metric]
+            if row["dataset"] == self.training.dataset:
+                self.values[row["stage"]] = self.training.value(row)
 
     def _note(self, event):
         self.training.journal.log_search(self.training.run_id, self.logged + 1, [event])
         self.logged += 1
-
-
-def arguments_of(event):
-    """An event of the log as :meth:`~pg_mop.search.base.Procedure.replay` takes it."""
-    what, *arguments = event
-    return (what, tuple(arguments[0]), *arguments[1:]) if what == "add" else event

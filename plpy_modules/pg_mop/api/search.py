@@ -1,0 +1,299 @@
+"""mop_search: a procedure proposes configurations, extends and stops them by what comes of them."""
+
+import contextlib
+import secrets
+
+from mop_udf import params
+from pg_mop import __version__, object_table, search
+from pg_mop.api.fit_multiple import write_models
+from pg_mop.api.output import insert, write_summary
+from pg_mop.api.training import Training, listed
+from pg_mop.catalog import Catalog
+from pg_mop.database import MopError, sql_function
+from pg_mop.engines.postgresql import PostgreSQL
+from pg_mop.execute.searching import Searching
+from pg_mop.search import grids
+from pg_mop.search.goals import goal
+from pg_mop.search.space import Space
+
+FUNCTION = "mop_search"
+ARGUMENTS = ("source_table", "model_output_table", "model_arch_table", "space", "procedure", "procedure_params",
+             "metric", "validation_table", "time_limit", "max_trials", "continue_from", "random_state", "use_gpus",
+             "object_table", "name", "description")
+LOOKED_AT = 50  # configurations of a space that are checked before anything is trained
+
+
+@sql_function
+def mop_search(db, *values):
+    """Search a space of configurations (docs/search.md). Arguments as in SQL; returns nothing."""
+    train(db, dict(zip(ARGUMENTS, values)))
+
+
+def train(db, arguments, earlier=None):
+    """What mop_search does with its arguments (a dict), or mop_resume with an
+    :class:`~pg_mop.api.earlier.Earlier` run's."""
+    a = arguments
+    with errors_of_search():
+        training = Search(db, a, earlier)
+    output = db.output_table(a["model_output_table"], "_info", "_summary", "_trials")
+    training.reserve(output[0])
+    training.go(a)
+    model, info, summary, trials = output
+    with training.output(None):
+        write_models(training, model, info, None)
+        write_trials(training, trials)
+        write_summary(db, training.source, summary, [
+            ("source_table", "text", a["source_table"]), ("validation_table", "text", a["validation_table"]),
+            ("model", "text", a["model_output_table"]),
+            ("model_info", "text", db.suffixed(a["model_output_table"], "_info")),
+            ("dependent_varname", "text[]", training.source.outputs),
+            ("independent_varname", "text[]", training.source.inputs),
+            ("model_arch_table", "text", a["model_arch_table"]), ("space", "text", a["space"]),
+            ("procedure", "text", training.procedure.name), ("procedure_params", "text", a["procedure_params"]),
+            ("metric", "text", f"{training.dataset}_{training.metric}"),
+            ("best_mst_key", "integer", training.best and training.best[0]),
+            ("object_table", "text", training.object_table),
+            ("num_iterations", "integer", training.num_iterations), ("name", "text", a["name"]),
+            ("description", "text", a["description"]),
+            ("start_training_time", "timestamp", training.started),
+            ("end_training_time", "timestamp", db.value("SELECT clock_timestamp()::timestamp::text")),
+            ("madlib_version", "text", f"pg_mop {__version__}"),
+            ("num_classes", "integer[]", training.outputs["widths"])], [
+            ("dependent_vartype", "text[]", training.source.summary.get("dependent_vartype")),
+            ("normalizing_const", "real", training.source.summary.get("normalizing_const"))])
+    if failed := training.failed:
+        db.warning(f"{len(failed)} of {len(training.configurations)} trials failed: mst_key "
+                   f"{', '.join(map(str, sorted(failed)[:20]))}", detail=listed(dict(sorted(failed.items())[:20])),
+                   hint=f"SELECT mst_key, error FROM {info} WHERE error IS NOT NULL;")
+
+
+def write_trials(training, table):
+    """What became of each trial, and its metric after each iteration that was evaluated."""
+    db, procedure = training.db, training.procedure
+    db.execute(f"CREATE TABLE {table} (mst_key integer PRIMARY KEY, model_id integer, compile_params text, "
+               f"fit_params text, status text, iterations integer, metric_iters integer[], metric float8[], "
+               f"metric_best float8, reason text)")
+    values = {}
+    for row in training.metrics:
+        if row["dataset"] == training.dataset:
+            values.setdefault(row["mst_key"], []).append((row["iteration"], training.value(row)))
+    better = min if procedure.goal == "min" else max
+    for c in training.journal.outcome(training.run_id):
+        key, own = c["mst_key"], values.get(c["mst_key"], [])
+        status = "failed" if c["error"] else "stopped" if c["reason"] else "finished"
+        insert(db, table, {
+            "mst_key": ("integer", key), "model_id": ("integer", c["model_id"]),
+            "compile_params": ("text", c["compile_params"]), "fit_params": ("text", c["fit_params"]),
+            "status": ("text", status), "iterations": ("integer", c["iteration"] or 0),
+            "metric_iters": ("integer[]", [i for i, _ in own]), "metric": ("float8[]", [v for _, v in own]),
+            "metric_best": ("float8", better((v for _, v in own), default=None)),
+            "reason": ("text", c["error"] or c["reason"])})
+
+
+class Search(Training):
+    """Training of what a search procedure proposes."""
+
+    function = FUNCTION
+
+    def __init__(self, db, arguments, earlier=None):
+        """Check everything that can be checked. Raises MopError, SearchError and GridError."""
+        a = arguments
+        self.read_procedure(a)
+        limit = a.get("time_limit")
+        self.time_limit = None if limit is None else float(db.value(
+            "SELECT extract(epoch FROM $1::interval)", ["text"], [limit]))
+        if self.time_limit is not None and not self.time_limit > 0:
+            raise MopError(f"time_limit must be above 0, not {limit}", hint="For instance: time_limit => '1 hour'.")
+        if a.get("max_trials") is not None and a["max_trials"] < 1:
+            raise MopError(f"max_trials must be at least 1, not {a['max_trials']}")
+        self.most = a.get("max_trials")
+        self.arch_table_name = a["model_arch_table"]
+        self._read_architectures(db, a["model_arch_table"])
+        self.space = self.read_space(a)
+        # before anything else is looked at: made once more when the seed is known
+        procedure = self.create_procedure(self.space, 0)
+        super().__init__(db, self.function, a["source_table"], a["validation_table"], procedure.most, None,
+                         a["use_gpus"], earlier)
+        self.metrics_iterations = []
+        if self.options["seed"] is None:
+            self.options["seed"] = secrets.randbits(31)
+        self.proposal_seed = a["random_state"] if a["random_state"] is not None else self.options["seed"]
+        self.object_table = a["object_table"]
+        self.functions = None if self.object_table is None else object_table.check(db, self.object_table)
+        self.metric, self.dataset = self.read_metric(a["metric"])
+        self.known = []
+        if a.get("continue_from") is not None:
+            self.known = self._known(a["continue_from"])
+        self.configurations = []
+        if earlier is not None:
+            self.configurations = [{**c, "error": None} for c in earlier.configurations]
+        self.check(self.configurations, self.functions)
+        self._check_space()
+
+    # --- arguments --------------------------------------------------------------------------------
+    def read_procedure(self, a):
+        """`name`, `parameters` of the procedure. Raises SearchError."""
+        self.name, self.parameters = a["procedure"] or "asha", search.read_parameters(a["procedure_params"])
+
+    def create_procedure(self, space, seed):
+        return search.create(self.name, space, seed, getattr(self, "goal", "min"), dict(self.parameters))
+
+    def _read_architectures(self, db, text):
+        arch = db.input_table(text, "model architecture table",
+                              hint=f"SELECT {db.extension}.load_keras_model(...) makes it.")
+        if "model_id" not in db.columns(arch):
+            raise MopError(f'"{text}" is no model architecture table: it has no column model_id')
+        self.arch = arch
+        self.architectures = {row["model_id"]: row for row in db.execute(
+            f"SELECT model_id::integer AS model_id, model_arch::text AS model_arch, "
+            f"md5(nullif(model_weights, '')) AS weights_md5 FROM {arch} ORDER BY 1")}
+        if not self.architectures:
+            raise MopError(f'model architecture table "{text}" is empty')
+
+    def read_space(self, a):
+        """The Space that the text says: a dictionary of model_id, and keys of compile and fit parameters, each with a
+        list of choices or a distribution."""
+        text = a["space"]
+        keys = ("model_id", *grids.COMPILE_KEYS, *grids.FIT_KEYS)
+        whole = grids.parse(text, "space", keys)
+        ids = whole.get("model_id", list(self.architectures))
+        self._check_ids(ids)
+        compiled = {k: v for k, v in whole.items() if k in grids.COMPILE_KEYS}
+        if "loss" not in compiled:
+            raise MopError("the space has no 'loss'",
+                           hint="For instance: space => $$ {'loss': ['categorical_crossentropy'], 'metrics': "
+                                "[['accuracy']], 'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.0001, 0.1, "
+                                "'log']}], 'batch_size': [16, 32]} $$")
+        return Space(ids, compiled, {k: v for k, v in whole.items() if k in grids.FIT_KEYS})
+
+    def _check_ids(self, ids):
+        unknown = [i for i in ids if i not in self.architectures]
+        if unknown:
+            raise MopError(f'model_id {unknown[0]!r} is not in "{self.arch_table_name}"',
+                           hint=f"SELECT model_id, name FROM {self.arch};")
+
+    def _check_space(self):
+        """The first configurations that the procedure would draw must be usable."""
+        procedure = self.create_procedure(self.space, self.proposal_seed)
+        problems, names = [], None
+        proposals = [p for p in procedure.ask() if p.configuration is not None][:LOOKED_AT]
+        for number, proposal in enumerate(proposals):
+            c = self.new_configuration(-1 - number, proposal.configuration)
+            if problem := self._problem(c):
+                raise MopError(f"the space has configurations that cannot be trained: {problem}",
+                               detail=f"{c['compile_params']}; {c['fit_params']}")
+            names = c["compile"]["metrics"] if names is None else [n for n in names if n in c["compile"]["metrics"]]
+            if problem := self._misfit(c):
+                problems.append(problem)
+        if problems and len(problems) == len(proposals):
+            raise MopError(f'no configuration fits the data of "{self.source.text}": {problems[0]}',
+                           hint="Load an architecture of that shape with load_keras_model.")
+        if self.metric != "loss" and self.metric not in (names or ()):
+            raise MopError(f'metric "{self.metric}" is not among the metrics of the space\'s configurations'
+                           + (f" ({', '.join(names)})" if names else ", which have none"),
+                           hint=f"""Write 'metrics': [['{self.metric}']] in the space, or metric => 'loss'.""")
+
+    def read_metric(self, text):
+        """(name, dataset) of the metric that counts; sets `goal`."""
+        text = (text or "loss").strip()
+        dataset = "validation" if self.validation is not None else "training"
+        for name in ("validation", "training"):
+            if text.startswith(name + "_"):
+                text, dataset = text[len(name) + 1:], name
+        if dataset == "validation" and self.validation is None:
+            raise MopError(f"metric => 'validation_{text}' needs a validation table",
+                           hint="Give validation_table (validation_preprocessor_dl makes it), or metric => "
+                                f"'training_{text}'.")
+        text, _, direction = text.partition(" ")
+        direction = direction.strip().lower() or goal(text)
+        if direction not in ("min", "max"):
+            raise MopError(f'whether more or less of metric "{text}" is better is not known',
+                           hint=f"Write metric => '{text} max' or '{text} min'.")
+        self.goal = direction
+        if text != "loss":
+            try:
+                text = params.parse_compile_params(f"loss='mse', optimizer='SGD()', metrics=['{text}']")["metrics"][0]
+            except params.ParameterError:
+                raise MopError(f"metric {text!r} is not a name") from None
+        return text, dataset
+
+    def _known(self, run_id):
+        """What an earlier run found out: [(configuration, {iteration: value})]."""
+        with Catalog(self.db, PostgreSQL().connection_parameters(self.db)) as journal:
+            run = journal.run(run_id)
+            if run is None:
+                raise MopError(f"there is no run {run_id} of role \"{self.db.current_user()}\"",
+                               hint=f"SELECT run_id, status, function FROM {self.db.extension}.mop_runs;")
+            configurations = {c["mst_key"]: c for c in journal.run_configurations(run_id)}
+            found = {}
+            for row in journal.metrics(run_id):
+                value = self.value(row)
+                if row["dataset"] == self.dataset and value is not None:
+                    found.setdefault(row["mst_key"], {})[row["iteration"]] = value
+        return [((c["model_id"], c["compile_params"], c["fit_params"]), found[key])
+                for key, c in configurations.items() if key in found]
+
+    def value(self, row):
+        """The metric that counts, of a row of Catalog.metrics."""
+        return row["loss"] if self.metric == "loss" else row["metrics"].get(self.metric)
+
+    # --- the run ----------------------------------------------------------------------------------
+    def go(self, a):
+        """Open the run, search, close the run."""
+        self.started = self.db.value("SELECT clock_timestamp()::timestamp::text")
+        with errors_of_search():
+            self.run(a["model_output_table"], {**a, "random_state": a["random_state"]}, {
+                "model_arch_table": a["model_arch_table"], "object_table": self.object_table})
+        self.best = self.procedure.best
+
+    def new_configuration(self, key, configuration):
+        """A configuration as `check` takes it."""
+        model_id, compile_params, fit_params = configuration
+        row = self.architectures.get(model_id)
+        c = {"mst_key": key, "model_id": model_id, "compile_params": compile_params, "fit_params": fit_params,
+             "model_arch": row and row["model_arch"], "weights_md5": row and row["weights_md5"]}
+        if row is None:
+            c.update(problem=f'model_id {model_id} is not in "{self.arch_table_name}"', model_arch="{}")
+        elif c["weights_md5"] is not None:
+            c["weights_sql"] = f"SELECT model_weights FROM {self.arch} WHERE model_id = {int(model_id)}"
+        return c
+
+    def steering(self):
+        self.procedure = self.create_procedure(self.space, self.proposal_seed)
+        events = self.journal.search_log(self.run_id)
+        if not events and self.known:
+            events = [["known", self.known]]
+            self.journal.log_search(self.run_id, 1, events)
+        return Searching(self, self.procedure, events, self.time_limit, self.most)
+
+    def _ask(self, c):
+        """Nothing is asked for but by the procedure."""
+
+    def differs(self, earlier):
+        return None if all(self.options[name] == earlier.settings.get(name)
+                           for name in ("kernel", "same_start", "sharing", "keras_backend")) else "its settings are others"
+
+    def also_evaluated(self, key):
+        """Iterations of a trial whose metrics are wanted although the procedure does not ask for them."""
+        return ()
+
+    def tell_best(self, trial, iteration, value, trials):
+        self.db.info(f"best of {trials} trials so far: mst_key={trial} after {iteration} iterations, "
+                     f"{self.dataset} {self.metric}={value}")
+
+    def tell(self, iteration):
+        """Nothing is told of iterations."""
+
+    def all_failed(self):
+        return f"all {len(self.configurations)} trials failed"
+
+
+@contextlib.contextmanager
+def errors_of_search():
+    """What search procedures and spaces refuse, as errors of SQL."""
+    try:
+        yield
+    except search.SearchError as error:
+        raise MopError(str(error), hint=error.hint) from None
+    except grids.GridError as error:
+        raise MopError(str(error)) from None
