@@ -64,11 +64,12 @@ REFUSED_METRICS = ("sparse_categorical_accuracy", "sparse_categorical_crossentro
 
 COMPILE_KEYS = ("loss", "optimizer", "metrics", "loss_weights", "weighted_metrics", "sample_weight_mode")
 FIT_KEYS = ("batch_size", "epochs", "verbose", "shuffle", "class_weight", "initial_epoch", "steps_per_epoch",
-            "callbacks", "dropout")
+            "callbacks", "dropout", "stop", "keep")
 SEQUENCE_KEYS = ("batch_size", "class_weight", "dropout")  # of the fit parameters: what may be a sequence
-WITHOUT_EFFECT = ("verbose",)
+WITHOUT_EFFECT = ("verbose", "stop", "keep")  # on what an iteration gives
+STOP_KEYS = ("patience", "min_delta", "target", "metric", "mode")
 DEFAULTS = {"batch_size": 32, "epochs": 1, "verbose": 0, "shuffle": False, "class_weight": None, "initial_epoch": 0,
-            "steps_per_epoch": None, "dropout": None, "callbacks": None}
+            "steps_per_epoch": None, "dropout": None, "callbacks": None, "stop": None, "keep": "last"}
 TENSORBOARD_KEYS = ("log_dir", "histogram_freq", "batch_size", "update_freq", "write_graph", "write_grad",
                     "write_images")
 
@@ -118,6 +119,8 @@ def parse_compile_params(text):
 def parse_fit_params(text):
     """A fit_params string (or None) -> dict with every key of FIT_KEYS, defaults filled in.
 
+    `stop` is None or a dict with every key of STOP_KEYS: a configuration stops when its metric has not become better by
+    `min_delta` in `patience` evaluations, or has reached `target`. `keep`: 'last', or 'best' by that metric.
     `callbacks` is None or the keyword arguments of the one TensorBoard callback; `dropout` None, a rate, or {layer:
     rate}. Those of SEQUENCE_KEYS may be a Sequence, whose values :func:`_fit_value` gives. Raises ParameterError.
     """
@@ -144,8 +147,33 @@ def parse_fit_params(text):
         raise ParameterError(f"verbose must be an integer or 'auto', not {_short(parsed['verbose'])}")
     if not (isinstance(parsed["shuffle"], bool) or parsed["shuffle"] == "batch"):
         raise ParameterError(f"shuffle must be True, False or 'batch', not {_short(parsed['shuffle'])}")
+    parsed["stop"] = _stop(parsed["stop"])
+    if parsed["keep"] not in ("last", "best"):
+        raise ParameterError(f"keep must be 'last' or 'best', not {_short(parsed['keep'])}")
     parsed["callbacks"] = None if callbacks in (None, "None", "[]") else _tensorboard(callbacks)
     return parsed
+
+
+def _stop(value):
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not value or any(key not in STOP_KEYS for key in value):
+        raise ParameterError(f"stop must be a dictionary with keys of {', '.join(STOP_KEYS)}, not {_short(value)}")
+    stop = {"patience": None, "min_delta": 0.0, "target": None, "metric": "loss", "mode": None, **value}
+    if stop["patience"] is None and stop["target"] is None:
+        raise ParameterError(f"stop needs patience or target, as in stop={{'patience': 3}}, not {_short(value)}")
+    if stop["patience"] is not None:
+        _whole("patience of stop", stop["patience"], 1)
+    for key in ("min_delta", "target"):
+        if stop[key] is not None and not _is_number(stop[key]):
+            raise ParameterError(f"{key} of stop must be a number, not {_short(stop[key])}")
+    if stop["min_delta"] < 0:
+        raise ParameterError(f"min_delta of stop must not be below 0, not {stop['min_delta']}")
+    if not isinstance(stop["metric"], str):
+        raise ParameterError(f"metric of stop must be the name of one, not {_short(stop['metric'])}")
+    if stop["mode"] not in (None, "min", "max"):
+        raise ParameterError(f"mode of stop must be 'min' or 'max', not {_short(stop['mode'])}")
+    return stop
 
 
 def parse_optimizer(text):

@@ -393,9 +393,10 @@ class Catalog:
             f" AND (%(stages)s::integer[] IS NULL OR m.stage = ANY (%(stages)s::integer[]))"
             f" ORDER BY 2, 1, 4", {"run_id": run_id, "iteration": iteration, "stages": stages})
 
-    def outcome(self, run_id):
+    def outcome(self, run_id, kept=None):
         """The run's configurations as dicts: mst_key, model_id, parameters, error, reason; and of the last stage that
-        it trained: stage, iteration, version, segment of its last unit."""
+        it trained, or that of the iteration `kept` ({mst_key: iteration}): stage, iteration, version, segment of its
+        last unit."""
         return self.execute(
             f"SELECT c.mst_key, c.model_id, c.compile_params, c.fit_params, c.model_arch, c.error, c.reason,"
             f" l.stage, l.iteration, l.version, l.segment"
@@ -404,8 +405,10 @@ class Catalog:
             f"   WHERE u.run_id = c.run_id AND u.stage = q.stage AND u.kind = 'train' AND u.status = 'finished'"
             f"   ORDER BY u.version DESC LIMIT 1) AS segment"
             f"  FROM {self.schema}.mop_request q JOIN {self.schema}.mop_model m USING (run_id, stage)"
-            f"  WHERE q.run_id = c.run_id AND q.mst_key = c.mst_key ORDER BY q.iteration DESC LIMIT 1) l ON true"
-            f" WHERE c.run_id = %s ORDER BY c.mst_key", (run_id,))
+            f"  WHERE q.run_id = c.run_id AND q.mst_key = c.mst_key"
+            f"  AND q.iteration <= coalesce((%s::json ->> c.mst_key::text)::integer, q.iteration)"
+            f"  ORDER BY q.iteration DESC LIMIT 1) l ON true WHERE c.run_id = %s ORDER BY c.mst_key",
+            (json.dumps(kept or {}), run_id))
 
     def training_seconds(self, run_id, iteration):
         """From an iteration's first training unit's start to its last one's end."""

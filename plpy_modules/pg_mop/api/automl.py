@@ -70,7 +70,7 @@ class Automl(Search):
 
     def __init__(self, db, arguments, earlier=None):
         self.frequency_given = arguments["metrics_compute_frequency"]
-        super().__init__(db, {**arguments, "metric": "loss"}, earlier)
+        super().__init__(db, {**arguments, "metric": "loss", "space": None}, earlier)
         if self.frequency_given is not None and self.name == "madlib-hyperopt" and not (
                 1 <= self.frequency_given <= self.method["num_iterations"]):
             raise MopError(f"metrics_compute_frequency must be from 1 to num_iterations "
@@ -117,10 +117,6 @@ class Automl(Search):
         if self.name == "madlib-hyperopt" and not space.blocks:
             raise MopError("hyperopt needs optimizer_params_list in compile_params_grid")
         return space
-
-    def read_metric(self, text):
-        self.goal = "min"
-        return "loss", "validation" if self.validation is not None else "training"
 
     # --- rounds and metrics -----------------------------------------------------------------------
     def described(self):

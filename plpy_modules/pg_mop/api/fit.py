@@ -125,7 +125,7 @@ class Single(Training):
         """The trained weights: of averaging, the average of the replicas, weighted by their segments' rows."""
         from mop_udf import state
         states = (state.unpack(self.journal.state(self.run_id, c["stage"], c["version"]))["weights"]
-                  for c in self.journal.outcome(self.run_id))
+                  for c in self.journal.outcome(self.run_id, self.kept))
         if not self.averaging:
             return next(states)
         return state.average(states, self.replicas())

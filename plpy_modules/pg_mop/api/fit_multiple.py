@@ -82,8 +82,9 @@ class Selected(Training):
         """One that somebody adds while the run goes on: (model_id, compile_params, fit_params)."""
         model_id, compile_params, fit_params = configuration
         arch = self.db.input_table(self.arch_table_name, "model architecture table")
-        row = self.db.one(f"SELECT model_arch::text AS model_arch, md5(nullif(model_weights, '')) AS weights_md5 FROM {arch} "
-                          f"WHERE model_id = $1", ["integer"], [model_id]) or {"model_arch": None, "weights_md5": None}
+        row = self.db.one(f"SELECT model_arch::text AS model_arch, md5(nullif(model_weights, '')) AS weights_md5 "
+                          f"FROM {arch} WHERE model_id = $1", ["integer"], [model_id]) or {
+                              "model_arch": None, "weights_md5": None}
         c = {**row, "mst_key": key, "model_id": model_id, "compile_params": compile_params, "fit_params": fit_params,
              "has_model": row["model_arch"] is not None}
         c["problem"] = self._start(c, arch, None)
@@ -158,10 +159,10 @@ def write_models(training, model, info, previous):
         fit_params text, model_type text, model_size float8, metrics_elapsed_time float8[], metrics_type text[],
         loss_type text, training_metrics_final float8, training_loss_final float8, training_metrics float8[],
         training_loss float8[], validation_metrics_final float8, validation_loss_final float8,
-        validation_metrics float8[], validation_loss float8[], error text, all_metrics json)""")
+        validation_metrics float8[], validation_loss float8[], error text, all_metrics json, iteration integer)""")
     compiled = {c["mst_key"]: c.get("compile", {"metrics": None, "loss": None}) for c in training.configurations}
     sizes = []
-    for c in training.journal.outcome(training.run_id):
+    for c in training.journal.outcome(training.run_id, training.kept):
         size, metrics, key = None, {}, c["mst_key"]
         if c["error"] is None and c["stage"] is not None:
             weights = state.weights_to_bytes(
@@ -178,5 +179,6 @@ def write_models(training, model, info, previous):
             "compile_params": ("text", c["compile_params"]), "fit_params": ("text", c["fit_params"]),
             "model_type": ("text", "madlib_keras"), "model_size": ("float8", size),
             "metrics_type": ("text[]", compiled[key]["metrics"] or None), "loss_type": ("text", compiled[key]["loss"]),
-            "error": ("text", c["error"]), **metrics})
+            "error": ("text", c["error"]), "iteration": ("integer", c["iteration"] if size is not None else None),
+            **metrics})
     tell_of_large(db, model, sizes)

@@ -17,22 +17,24 @@ def lines(iteration, iterations, seconds, rows, named):
     return "\n".join(told)
 
 
-def columns(rows, validated, absent):
+def columns(rows, validated, absent, kept=None):
     """The metrics of one configuration as {column: (SQL type, value)}.
 
-    `validated`: there is a validation table; `absent`: stands for a metric that was not asked for.
+    `validated`: there is a validation table; `absent`: stands for a metric that was not asked for; `kept`: the
+    iteration whose state is written (None: the last).
     """
     made, everything = {}, {}
     for dataset in ("training", "validation"):
         here = [m for m in rows if m["dataset"] == dataset]
         if not here:
             continue
+        final = next((n for n, m in enumerate(here) if m["iteration"] == kept), -1)
         metrics = [absent if m["metric"] is None else m["metric"] for m in here]
         losses = [m["loss"] for m in here]
         made.update({f"{dataset}_metrics": ("float8[]", metrics if metrics[0] is not None else None),
                      f"{dataset}_loss": ("float8[]", losses),
-                     f"{dataset}_metrics_final": ("float8", metrics[-1]),
-                     f"{dataset}_loss_final": ("float8", losses[-1])})
+                     f"{dataset}_metrics_final": ("float8", metrics[final]),
+                     f"{dataset}_loss_final": ("float8", losses[final])})
         everything[dataset] = {name: [m["metrics"].get(name) for m in here] for name in here[0]["metrics"] or ()}
         if dataset == ("validation" if validated else "training"):
             made["metrics_elapsed_time"] = ("float8[]", [m["seconds"] for m in here])

@@ -50,8 +50,8 @@ def mop_replay(db, run_id, output_table):
         earlier = Earlier(journal, run, replay=True)
     if run["function"] not in (fit_multiple.FUNCTION, fit.FUNCTION):
         raise MopError(f"run {run_id} is a search, which is not replayed",
-                       hint=f"SELECT {db.extension}.{run['function']}(...); with the same seed makes the same proposals "
-                            f"for the same results.", sqlstate="0A000")
+                       hint=f"SELECT {db.extension}.{run['function']}(...); with the same seed proposes the same for "
+                            f"the same results.", sqlstate="0A000")
     earlier.check_complete()
     train, output = TRAINS[run["function"]]
     train(db, {**earlier.arguments, output: output_table, "warm_start": False}, earlier)

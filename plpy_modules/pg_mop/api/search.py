@@ -3,7 +3,6 @@
 import contextlib
 import secrets
 
-from mop_udf import params
 from pg_mop import __version__, object_table, search
 from pg_mop.api.fit_multiple import write_models
 from pg_mop.api.output import insert, write_summary
@@ -13,7 +12,6 @@ from pg_mop.database import MopError, sql_function
 from pg_mop.engines.postgresql import PostgreSQL
 from pg_mop.execute.searching import Searching
 from pg_mop.search import grids
-from pg_mop.search.goals import goal
 from pg_mop.search.space import Space
 
 FUNCTION = "mop_search"
@@ -120,7 +118,7 @@ class Search(Training):
         self.proposal_seed = a["random_state"] if a["random_state"] is not None else self.options["seed"]
         self.object_table = a["object_table"]
         self.functions = None if self.object_table is None else object_table.check(db, self.object_table)
-        self.metric, self.dataset = self.read_metric(a["metric"])
+        self.metric, self.dataset, self.goal = self.read_metric(a["metric"] or "loss")
         self.known = []
         if a.get("continue_from") is not None:
             self.known = self._known(a["continue_from"])
@@ -193,30 +191,6 @@ class Search(Training):
                            + (f" ({', '.join(names)})" if names else ", which have none"),
                            hint=f"""Write 'metrics': [['{self.metric}']] in the space, or metric => 'loss'.""")
 
-    def read_metric(self, text):
-        """(name, dataset) of the metric that counts; sets `goal`."""
-        text = (text or "loss").strip()
-        dataset = "validation" if self.validation is not None else "training"
-        for name in ("validation", "training"):
-            if text.startswith(name + "_"):
-                text, dataset = text[len(name) + 1:], name
-        if dataset == "validation" and self.validation is None:
-            raise MopError(f"metric => 'validation_{text}' needs a validation table",
-                           hint="Give validation_table (validation_preprocessor_dl makes it), or metric => "
-                                f"'training_{text}'.")
-        text, _, direction = text.partition(" ")
-        direction = direction.strip().lower() or goal(text)
-        if direction not in ("min", "max"):
-            raise MopError(f'whether more or less of metric "{text}" is better is not known',
-                           hint=f"Write metric => '{text} max' or '{text} min'.")
-        self.goal = direction
-        if text != "loss":
-            try:
-                text = params.parse_compile_params(f"loss='mse', optimizer='SGD()', metrics=['{text}']")["metrics"][0]
-            except params.ParameterError:
-                raise MopError(f"metric {text!r} is not a name") from None
-        return text, dataset
-
     def _known(self, run_id):
         """What an earlier run found out: [(configuration, {iteration: value})]."""
         with Catalog(self.db, PostgreSQL().connection_parameters(self.db)) as journal:
@@ -270,8 +244,9 @@ class Search(Training):
         """Nothing is asked for but by the procedure."""
 
     def differs(self, earlier):
-        return None if all(self.options[name] == earlier.settings.get(name)
-                           for name in ("kernel", "same_start", "sharing", "keras_backend")) else "its settings are others"
+        same = all(self.options[name] == earlier.settings.get(name)
+                   for name in ("kernel", "same_start", "sharing", "keras_backend"))
+        return None if same else "its settings are others"
 
     def also_evaluated(self, key):
         """Iterations of a trial whose metrics are wanted although the procedure does not ask for them."""

@@ -31,6 +31,7 @@ from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board, Unit
 from pg_mop.schedule.logged import Logged
 from pg_mop.schedule.replicas import Replicas
+from pg_mop.search.goals import goal
 
 
 class Training:
@@ -44,6 +45,7 @@ class Training:
     averaging = False
     run_id = None
     _by_key = None  # mst_key -> its rows of `metrics`
+    _configurations = {}  # mst_key -> configuration, of as many as there were
 
     def __init__(self, db, function, source_table, validation_table, num_iterations, frequency, use_gpus, earlier=None):
         """Check what does not depend on the configurations. `earlier`: the run that goes on, or is done again.
@@ -110,7 +112,53 @@ class Training:
             return problem
         if c["fit"]["callbacks"] and not self.db.is_superuser():
             return "only a superuser may use callbacks: they write files on the server"
+        return self._read_rule(c)
+
+    def _read_rule(self, c):
+        """Note in `c["rule"]` by which metric a configuration stops, or which of its states is the best: (name,
+        dataset, 'min' or 'max'). What forbids it, or None."""
+        stop = c["fit"]["stop"]
+        if stop is None and c["fit"]["keep"] == "last":
+            return None
+        if self.averaging:
+            return "stop and keep are for models that hop, not for averaged ones (SET pg_mop.fit_strategy = sequential;)"
+        try:
+            metric, dataset, direction = self.read_metric(stop["metric"] if stop else "loss", stop and stop["mode"])
+        except MopError as error:
+            return f"{error.message} ({error.hint})" if error.hint else error.message
+        if metric != "loss" and metric not in c["compile"]["metrics"]:
+            return f"it stops by the metric {metric!r}, which is not among its metrics"
+        c["rule"] = metric, dataset, direction
         return None
+
+    def read_metric(self, text, direction=None):
+        """(name, dataset, 'min' or 'max') of what a caller calls a metric: 'accuracy', 'validation_loss', 'mine max'.
+        Raises MopError."""
+        name, _, given = text.strip().partition(" ")
+        dataset = "validation" if self.validation is not None else "training"
+        for prefix in ("validation", "training"):
+            if name.startswith(prefix + "_"):
+                name, dataset = name[len(prefix) + 1:], prefix
+        if dataset == "validation" and self.validation is None:
+            raise MopError(f"metric {text!r} needs a validation table",
+                           hint=f"Give validation_table (validation_preprocessor_dl makes it), or take "
+                                f"'training_{name}'.")
+        if name != "loss":
+            try:
+                name = params.parse_compile_params(f"loss=mse,optimizer=SGD,metrics={name}")["metrics"][0]
+            except (params.ParameterError, IndexError):
+                raise MopError(f"metric {text!r} is not the name of one") from None
+        direction = direction or given.strip().lower() or goal(name)
+        if direction not in ("min", "max"):
+            raise MopError(f'whether more or less of metric "{name}" is better is not known',
+                           hint=f"Write '{name} max' or '{name} min'.")
+        return name, dataset, direction
+
+    def by_key(self, mst_key):
+        """The configuration of that mst_key."""
+        if len(self._configurations) != len(self.configurations):
+            self._configurations = {c["mst_key"]: c for c in self.configurations}
+        return self._configurations[mst_key]
 
     def _check_data(self):
         """The data's columns, and which configurations they do not fit (those fail, the others run)."""
@@ -214,6 +262,7 @@ class Training:
                 sessions.keep(options["session_idle_timeout"])
                 self.failed = {**executor.failed, **self.misfits}
                 self.metrics = journal.metrics(self.run_id)
+                self.kept = {key: self.plan.stages[stage].iteration for key, stage in steering.kept.items()}
                 if self.averaging and self.failed or len(self.failed) == len(self.configurations):
                     raise MopError(self.all_failed(), detail=listed(self.failed), sqlstate="22000")
             except BaseException as error:
@@ -459,7 +508,8 @@ class Training:
             self._by_key = {}
             for row in self.metrics:
                 self._by_key.setdefault(row["mst_key"], []).append(row)
-        return metrics.columns(self._by_key.get(mst_key, []), self.validation is not None, absent)
+        return metrics.columns(self._by_key.get(mst_key, []), self.validation is not None, absent,
+                               self.kept.get(mst_key))
 
 
 def _one(values):

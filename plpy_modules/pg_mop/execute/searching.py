@@ -20,19 +20,18 @@ class Searching(Steering):
         self.events, self.logged, self.seconds, self.most = list(events), len(events), seconds, most
         self.by_key = {}      # mst_key -> configuration
         self.heard = {}       # mst_key -> the last iteration of which the procedure knows
-        self.values = {}      # stage -> the metric, of those that were evaluated and not all told of
         self.over = False     # time is up
 
     @property
     def done(self):
-        return self.over or self.procedure.done
+        return self.executor is not None and (self.over or self.procedure.done)
 
     def begin(self, executor):
         self.executor = executor
         self.by_key = {c["mst_key"]: c for c in self.training.configurations}
         self._replay()
-        done = [stage for stage in executor.plan.stages.values() if has_ended(stage) and stage.evaluated]
-        self._look_up(done)
+        self.watch()
+        self.look_up([stage for stage in executor.plan.stages.values() if has_ended(stage) and stage.evaluated])
         self._go_on()
 
     def _replay(self):
@@ -56,10 +55,11 @@ class Searching(Steering):
                 self.executor.give_up([key], why)
 
     def ended(self, stages):
-        self._look_up([stage for stage in stages if stage.evaluated])
+        self.look_up([stage for stage in stages if stage.evaluated])
         for stage in stages:
             for key in sorted(stage.trials):
                 self._hear(key)
+        self.heed(stages)
         self._go_on()
 
     def failed(self, mst_keys):
@@ -119,6 +119,7 @@ class Searching(Steering):
             c = self.training.new_configuration(key, proposal.configuration)
             problem = self.training.add(c)
             self.by_key[key], new = c, [c]
+            self.begin_to_watch(c)
             if problem:
                 self.executor.ask(new, [], [])
                 self._tell(key, None, None)
@@ -127,12 +128,12 @@ class Searching(Steering):
                      for i in wanted if i <= proposal.budget}
         stages, requests = self.training.ask(self.by_key[key], proposal.budget, evaluated)
         if requests or stages or new:
-            self._look_up([stage for stage in self.executor.ask(new, stages, requests) if stage.evaluated])
+            self.look_up([stage for stage in self.executor.ask(new, stages, requests) if stage.evaluated])
         path = self.executor.plan.path(key)
         if path and path[-1].failed:
             self._tell(key, None, None)
         else:
-            self._look_up([s for s in path if s.evaluated and has_ended(s) and s.iteration > self.heard.get(key, 0)])
+            self.look_up([s for s in path if s.evaluated and has_ended(s) and s.iteration > self.heard.get(key, 0)])
             self._hear(key)
 
     def _hear(self, key):
@@ -144,7 +145,7 @@ class Searching(Steering):
             if not has_ended(stage):
                 return
             if stage.iteration in wanted:
-                self._tell(key, stage.iteration, self.values[stage.number])
+                self._tell(key, stage.iteration, self.training.value(self.row(stage, self.training.dataset)))
 
     def _tell(self, key, iteration, value):
         self._note(["tell", key, iteration, value])
@@ -153,15 +154,6 @@ class Searching(Steering):
         self.procedure.tell(key, iteration, value)
         if self.procedure.best != best:
             self.training.tell_best(*self.procedure.best, len(self.procedure.trials))
-
-    def _look_up(self, stages):
-        """Read the metric of stages that have been evaluated."""
-        unknown = [stage.number for stage in stages if stage.number not in self.values]
-        if not unknown:
-            return
-        for row in self.training.journal.metrics(self.training.run_id, stages=unknown):
-            if row["dataset"] == self.training.dataset:
-                self.values[row["stage"]] = self.training.value(row)
 
     def _note(self, event):
         self.training.journal.log_search(self.training.run_id, self.logged + 1, [event])

@@ -1,8 +1,12 @@
 """What decides, while a run goes on, what of it is asked for: of fit_multiple_model, all from the beginning."""
 
 
+from pg_mop.plan.watch import Watch
+
+
 class Steering:
-    """Asks for what people wish to be added, and for nothing else; tells of iterations that all have been through.
+    """Asks for what people wish to be added, and for nothing else; stops configurations by their own rules (`stop` in
+    fit parameters), keeps the best states of those that ask for that; tells of iterations that all have been through.
 
     The executor calls `begin(executor)` first, then `ended(stages)` for stages that have been trained and, where that
     was wanted, evaluated; `failed(mst_keys)`; `wishes(list)` of what people want (mop_stop_trial, mop_add_trial). It
@@ -10,6 +14,7 @@ class Steering:
     """
 
     done = True
+    executor = None  # until the run begins
 
     def __init__(self, training):
         """`training`: the call (api/training.py), which checks configurations and knows what to tell."""
@@ -19,8 +24,58 @@ class Steering:
         self.executor = executor
         self.left = {}       # iteration -> numbers of the stages that have not ended
         self.worked = set()  # iterations of which something was done now
+        self.watch()
         self.expect(executor.plan.stages.values())
         self.told = min(self.left, default=1) - 1
+
+    def watch(self):
+        """Watch the configurations that have rules, from what is known of them."""
+        self.watches = {}    # mst_key -> Watch
+        self.seen = {}       # mst_key -> the last iteration that its watch has been told of
+        self.kept = {}       # mst_key -> the stage whose state is kept as its best one
+        self.values = {}     # (stage, dataset) -> row of metrics
+        for c in self.training.configurations:
+            self.begin_to_watch(c)
+        for key in list(self.watches):
+            self.look(key)
+
+    def begin_to_watch(self, c):
+        if "rule" in c and not c.get("error"):
+            _, _, goal = c["rule"]
+            self.watches[c["mst_key"]] = Watch(goal, c["fit"]["stop"])
+
+    def look(self, mst_key):
+        """Tell a configuration's watch what is known of its stages by now; stop it where the watch says so."""
+        watch, executor = self.watches[mst_key], self.executor
+        c = self.training.by_key(mst_key)
+        metric, dataset, _ = c["rule"]
+        path = executor.plan.path(mst_key)
+        for stage in path[self.seen.get(mst_key, 0):]:
+            if not has_ended(stage):
+                return
+            self.seen[mst_key] = stage.iteration
+            row = self.row(stage, dataset) if stage.evaluated else None
+            if row is None:
+                continue
+            reason = watch.told(stage.iteration, row["loss"] if metric == "loss" else row["metrics"][metric])
+            if c["fit"]["keep"] == "best" and watch.best[0] == stage.iteration:
+                executor.pin(stage.number, self.kept.get(mst_key))
+                self.kept[mst_key] = stage.number
+            if reason is not None:
+                self.stop(mst_key, reason)
+                return
+
+    def row(self, stage, dataset):
+        """The metrics of a stage that has been evaluated; None: not on this dataset."""
+        if (stage.number, "training") not in self.values:
+            self.look_up([stage])
+        return self.values.get((stage.number, dataset))
+
+    def look_up(self, stages):
+        """Read the metrics of stages that have been evaluated."""
+        unknown = [stage.number for stage in stages if (stage.number, "training") not in self.values]
+        for row in self.training.journal.metrics(self.training.run_id, stages=unknown) if unknown else ():
+            self.values[row["stage"], row["dataset"]] = row
 
     def expect(self, stages):
         """These stages are to be done."""
@@ -32,7 +87,15 @@ class Steering:
         for stage in stages:
             self.worked.add(stage.iteration)
             self._leave(stage)
+        self.heed(stages)
         self.tell()
+
+    def heed(self, stages):
+        """Heed the rules of the configurations of stages that have ended."""
+        if self.watches:
+            self.look_up([stage for stage in stages if stage.evaluated])
+            for mst_key in sorted(set().union(*(stage.trials for stage in stages)) & self.watches.keys()):
+                self.look(mst_key)
 
     def failed(self, mst_keys):
         self.unwanted(mst_keys)
@@ -66,6 +129,7 @@ class Steering:
         c = training.new_configuration(max(c["mst_key"] for c in training.configurations) + 1, configuration)
         if problem := training.add(c):
             training.db.warning(f"configuration {c['mst_key']}, {reason}, cannot be trained: {problem}")
+        self.begin_to_watch(c)
         self.ask(c, iterations, [i for i in range(1, iterations + 1)
                                  if i in training.metrics_iterations or i == iterations], [c])
 

@@ -11,7 +11,7 @@ from mop_udf.params import MOST_CHARACTERS, OPTIMIZERS
 COMPILE_KEYS = ("loss", "metrics", "loss_weights", "weighted_metrics", "sample_weight_mode", "optimizer",
                 "optimizer_params_list")
 FIT_KEYS = ("batch_size", "epochs", "verbose", "shuffle", "class_weight", "initial_epoch", "steps_per_epoch",
-            "callbacks", "dropout")
+            "callbacks", "dropout", "stop", "keep")
 DISTRIBUTIONS = ("linear", "log", "log_near_one")
 WHOLE = ("batch_size", "epochs", "initial_epoch", "steps_per_epoch", "verbose")
 
