@@ -205,7 +205,7 @@ class Catalog:
     def run_configurations(self, run_id):
         """A run's configurations as dicts, by mst_key."""
         return self.execute(f"SELECT mst_key, model_id, compile_params, fit_params, model_arch, error, blame,"
-                            f" weights_sql, weights_md5 FROM {self.schema}.mop_configuration WHERE run_id = %s"
+                            f" weights_sql, weights_md5, reason FROM {self.schema}.mop_configuration WHERE run_id = %s"
                             f" ORDER BY mst_key", (run_id,))
 
     def run_segments(self, run_id):

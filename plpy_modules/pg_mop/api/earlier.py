@@ -1,5 +1,7 @@
 """A run that a call goes on with, or does again."""
 
+from collections import Counter
+
 from pg_mop.database import MopError
 from pg_mop.schedule.board import Unit
 
@@ -26,6 +28,7 @@ class Earlier:
         self.segments = journal.run_segments(self.run_id)
         self.stages = journal.run_stages(self.run_id)
         keys = {row["stage"]: row["mst_keys"] or () for row in self.stages}
+        self.iterations = Counter(key for asked in keys.values() for key in asked)  # mst_key -> how many it asked for
         self.attempts, self.finished, self.order, self.kernels = {}, [], {}, {}
         for row in journal.run_units(self.run_id):
             unit = Unit(row["iteration"], row["stage"], row["kind"], row["dataset"], row["segment"])
@@ -70,10 +73,12 @@ class Earlier:
         """Raises MopError where the log does not have every visit of the configurations that did not fail."""
         trained = [c["mst_key"] for c in self.configurations if c["mst_key"] not in self.failed]
         segments = {segment for dataset, segment in self.segments if dataset == "training"}
-        missing = [key for key in trained for i in range(1, self.num_iterations + 1)
-                   if set(self.order.get((key, i), ())) != segments]
+        stopped = {c["mst_key"] for c in self.configurations if c["reason"] is not None}
+        asked = [(key, i) for key in trained
+                 for i in range(1, (self.iterations[key] if key in stopped else self.num_iterations) + 1)]
+        missing = [key for key, i in asked if set(self.order.get((key, i), ())) != segments]
         if self.averaging:
-            missing = [key for key in trained for i in range(1, self.num_iterations + 1) if (key, i) not in self.order]
+            missing = [key for key, i in asked if (key, i) not in self.order]
         if missing:
             raise MopError(f"run {self.run_id} has not been trained to its end: mst_key {missing[0]}",
                            hint="mop_resume goes on with it.", sqlstate="55000")

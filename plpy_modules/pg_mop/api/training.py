@@ -317,9 +317,12 @@ class Training:
         return {c["mst_key"]: c["model_arch"] for c in self.configurations}
 
     def _ask(self, c):
-        """Ask for all iterations of a configuration."""
+        """Ask for all iterations of a configuration, but for those before which it was stopped in an earlier run."""
         for key in range(1, len(self._keys("training")) + 1) if self.averaging else [c["mst_key"]]:
-            self.ask(c, self.num_iterations, self.metrics_iterations, key)
+            until = self.num_iterations
+            if self.earlier is not None and c.get("reason") is not None:
+                until = self.earlier.iterations.get(key, 0)
+            self.ask(c, until, self.metrics_iterations, key)
 
     def ask(self, c, until, evaluated, key=None):
         """Ask for a configuration's iterations up to `until`, with the metrics of some: (stages that are to be done,
