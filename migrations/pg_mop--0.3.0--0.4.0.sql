@@ -37,6 +37,8 @@ CREATE TABLE @extschema@.mop_stage (
     compile_params text NOT NULL,       -- in force in this iteration
     fit_params text,
     evaluated boolean NOT NULL,         -- somebody wants its metrics
+    source_run bigint,                  -- where it was trained, if that was an earlier run
+    source_stage integer,
     PRIMARY KEY (run_id, stage),
     FOREIGN KEY (run_id, mst_key) REFERENCES @extschema@.mop_configuration ON DELETE CASCADE
 );
@@ -49,6 +51,7 @@ CREATE TABLE @extschema@.mop_request (
     FOREIGN KEY (run_id, mst_key) REFERENCES @extschema@.mop_configuration ON DELETE CASCADE,
     FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
 );
+CREATE INDEX mop_stage_identity ON @extschema@.mop_stage (identity);
 CREATE INDEX mop_request_stage ON @extschema@.mop_request (run_id, stage);
 CREATE TABLE @extschema@.mop_search_log (
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
@@ -88,7 +91,8 @@ FROM @extschema@.mop_configuration c JOIN (
     FROM @extschema@.mop_run) r USING (run_id)
 CROSS JOIN LATERAL pg_catalog.generate_series(1, r.num_iterations) AS i(iteration)
 WINDOW of_iteration AS (PARTITION BY c.run_id, i.iteration);
-INSERT INTO @extschema@.mop_stage
+INSERT INTO @extschema@.mop_stage (run_id, stage, parent, iteration, identity, mst_key, compile_params, fit_params,
+    evaluated)
 SELECT run_id, stage, CASE WHEN iteration > 1 THEN stage - width END, iteration,
        pg_catalog.concat_ws('/', 'before 0.4.0', run_id, mst_key, iteration), mst_key, compile_params, fit_params,
        iteration = ANY (metrics_iterations) FROM mop_chain;
@@ -144,6 +148,18 @@ SELECT c.run_id, c.stage,
                  THEN m.kept_generation END,
        CASE WHEN (c.iteration - 1) * c.visits < m.version OR c.iteration = 1 THEN m.bytes END
 FROM mop_chain c JOIN mop_model_before m USING (run_id, mst_key);
+
+CREATE TABLE @extschema@.mop_checkpoint (
+    run_id bigint NOT NULL,
+    stage integer NOT NULL,
+    seconds double precision NOT NULL,  -- of session time: to train it again from the beginning
+    used_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (run_id, stage),
+    FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_model ON DELETE CASCADE
+);
+ALTER TABLE @extschema@.mop_checkpoint ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_checkpoint FOR SELECT
+    USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 
 DO $do$
 DECLARE

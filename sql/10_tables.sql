@@ -91,6 +91,8 @@ CREATE TABLE @extschema@.mop_stage (
     compile_params text NOT NULL,       -- in force in this iteration
     fit_params text,
     evaluated boolean NOT NULL,         -- somebody wants its metrics
+    source_run bigint,                  -- where it was trained, if that was an earlier run
+    source_stage integer,
     PRIMARY KEY (run_id, stage),
     FOREIGN KEY (run_id, mst_key) REFERENCES @extschema@.mop_configuration ON DELETE CASCADE
 );
@@ -105,6 +107,7 @@ CREATE TABLE @extschema@.mop_request (
     FOREIGN KEY (run_id, mst_key) REFERENCES @extschema@.mop_configuration ON DELETE CASCADE,
     FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
 );
+CREATE INDEX mop_stage_identity ON @extschema@.mop_stage (identity);
 CREATE INDEX mop_request_stage ON @extschema@.mop_request (run_id, stage);
 
 -- Where a stage's model state is: in the rows of its version, in the table of its generation. A narrow row, for it is
@@ -118,6 +121,16 @@ CREATE TABLE @extschema@.mop_model (
     PRIMARY KEY (run_id, stage),
     FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
 ) WITH (fillfactor = 50);
+
+-- States of runs that have ended which later runs may go on from.
+CREATE TABLE @extschema@.mop_checkpoint (
+    run_id bigint NOT NULL,
+    stage integer NOT NULL,
+    seconds double precision NOT NULL,  -- of session time: to train it again from the beginning
+    used_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (run_id, stage),
+    FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_model ON DELETE CASCADE
+);
 
 -- A generation is a table mop_state_<run_id>_<generation> of model states. The states that are written in one stretch
 -- of time share one, which is dropped as a whole once no state in it is of use: that frees the disk at once, which
@@ -240,6 +253,9 @@ ALTER TABLE @extschema@.mop_stage ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_stage FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_request ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_request FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_checkpoint ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_checkpoint FOR SELECT
+    USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_search_log ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_search_log FOR SELECT
     USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));

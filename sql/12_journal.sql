@@ -356,6 +356,7 @@ BEGIN
     FOR run IN SELECT r.run_id FROM @extschema@.mop_run r JOIN @extschema@.mop_output o USING (run_id)
                WHERE r.owner = caller AND r.status <> 'running'
                AND EXISTS (SELECT 1 FROM @extschema@.mop_generation g WHERE g.run_id = r.run_id)
+               AND NOT EXISTS (SELECT 1 FROM @extschema@.mop_checkpoint c WHERE c.run_id = r.run_id)
     LOOP
         BEGIN
             DELETE FROM @extschema@.mop_generation g WHERE g.run_id = run;
@@ -399,6 +400,8 @@ BEGIN
             FROM @extschema@.mop_run r WHERE r.run_id = $1);
     END IF;
     DELETE FROM @extschema@.mop_generation g WHERE g.run_id = $1;
+    DELETE FROM @extschema@.mop_checkpoint c WHERE c.run_id = $1;
+    UPDATE @extschema@.mop_model m SET generation = NULL WHERE m.run_id = $1;
     IF all_of_it THEN
         DELETE FROM @extschema@.mop_output o WHERE o.run_id = $1;
         DELETE FROM @extschema@.mop_run r WHERE r.run_id = $1;
@@ -655,6 +658,173 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
     UPDATE @extschema@.mop_model m SET generation = NULL WHERE m.run_id = run AND m.stage = ANY (stages);
+END
+$$;
+
+-- --- states that later runs go on from ---------------------------------------------------------------
+
+-- The states of a run that has been trained to its end are kept as checkpoints.
+CREATE FUNCTION @extschema@.mop_keep_checkpoints(run bigint, run_epoch integer,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    INSERT INTO @extschema@.mop_checkpoint (run_id, stage, seconds)
+    WITH RECURSIVE spent AS (
+        SELECT s.stage, s.parent, coalesce((SELECT sum(u.train_seconds + u.write_seconds)
+                                            FROM @extschema@.mop_unit u WHERE u.run_id = run AND u.stage = s.stage
+                                            AND u.kind = 'train' AND u.status = 'finished'),
+                                           (SELECT c.seconds FROM @extschema@.mop_checkpoint c
+                                            WHERE (c.run_id, c.stage) = (s.source_run, s.source_stage)), 0) AS seconds
+        FROM @extschema@.mop_stage s WHERE s.run_id = run
+    ), path AS (
+        SELECT s.stage, s.seconds FROM spent s WHERE s.parent IS NULL
+        UNION ALL SELECT s.stage, p.seconds + s.seconds FROM spent s JOIN path p ON p.stage = s.parent
+    )
+    SELECT run, m.stage, p.seconds FROM @extschema@.mop_model m JOIN path p USING (stage)
+    WHERE m.run_id = run AND m.generation IS NOT NULL
+    ON CONFLICT DO NOTHING;
+END
+$$;
+
+-- Drops checkpoints of the calling role, those of least benefit first, until they take no more than so many bytes. The
+-- benefit is the seconds that it takes to train them again, for each byte, and less the longer nobody used them (Nectar,
+-- OSDI 2010, section 3.3). A run whose output is not committed keeps its own.
+CREATE FUNCTION @extschema@.mop_evict(budget bigint, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    caller integer := (SELECT o.owner FROM @extschema@.mop_owner o WHERE o.who = @extschema@.mop_caller(ticket));
+    victim record;
+    late record;
+    newest integer;
+BEGIN
+    FOR victim IN
+        WITH kept AS (
+            SELECT c.run_id, c.stage, sum(m.bytes) OVER (ORDER BY NOT EXISTS (
+                       SELECT 1 FROM @extschema@.mop_output o WHERE o.run_id = c.run_id) DESC,
+                       c.seconds / (m.bytes + 1) / (60 + extract(epoch FROM clock_timestamp() - c.used_at)) DESC,
+                       c.run_id, c.stage) AS total,
+                   EXISTS (SELECT 1 FROM @extschema@.mop_output o WHERE o.run_id = c.run_id) AS written
+            FROM @extschema@.mop_checkpoint c JOIN @extschema@.mop_model m USING (run_id, stage)
+            JOIN @extschema@.mop_run r USING (run_id)
+            WHERE r.owner = caller AND r.status <> 'running' AND m.generation IS NOT NULL
+        )
+        SELECT k.run_id, k.stage FROM kept k WHERE k.total > budget AND k.written
+    LOOP
+        DELETE FROM @extschema@.mop_checkpoint c WHERE (c.run_id, c.stage) = (victim.run_id, victim.stage);
+        UPDATE @extschema@.mop_model m SET generation = NULL WHERE (m.run_id, m.stage) = (victim.run_id, victim.stage);
+    END LOOP;
+    -- the tables follow: one with nothing of use goes, one with little of use is written anew
+    FOR late IN
+        SELECT g.run_id, g.generation, l.stages,
+               pg_total_relation_size(t.name) > greatest(1 << 22, 3 * l.bytes) AS wasteful
+        FROM @extschema@.mop_generation g JOIN @extschema@.mop_run r USING (run_id)
+        JOIN @extschema@.mop_output w USING (run_id)
+        CROSS JOIN LATERAL (SELECT to_regclass('@extschema@.' || quote_ident(
+            @extschema@.mop_generation_name(g.run_id, g.generation))) AS name) t
+        CROSS JOIN LATERAL (SELECT array_agg(m.stage) AS stages, sum(m.bytes) AS bytes FROM @extschema@.mop_model m
+                            WHERE m.run_id = g.run_id AND m.generation = g.generation) l
+        WHERE r.owner = caller AND r.status <> 'running'
+    LOOP
+        BEGIN
+            CONTINUE WHEN late.stages IS NOT NULL AND NOT late.wasteful;
+            IF late.stages IS NOT NULL THEN
+                newest := (SELECT max(g.generation) + 1 FROM @extschema@.mop_generation g WHERE g.run_id = late.run_id);
+                PERFORM @extschema@.mop_new_generation(late.run_id, newest, ticket);
+                PERFORM @extschema@.mop_move_states(late.run_id, late.stages, newest, ticket);
+            END IF;
+            DELETE FROM @extschema@.mop_generation g WHERE (g.run_id, g.generation) = (late.run_id, late.generation);
+        EXCEPTION WHEN lock_not_available OR program_limit_exceeded THEN
+            NULL;  -- the next call will try again
+        END;
+    END LOOP;
+END
+$$;
+
+-- Takes stages over that earlier runs of the role have trained: [{"stage", "run", "of" (the stage there), "state"
+-- (whether the state is needed)}, ...]. All of them, or none and false: where one is no longer there.
+CREATE FUNCTION @extschema@.mop_adopt(run bigint, run_epoch integer, stages json,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    one record;
+    target integer;
+    copied bigint;
+    missing bigint := json_array_length(stages);
+BEGIN
+    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    target := (SELECT max(g.generation) FROM @extschema@.mop_generation g WHERE g.run_id = run);
+    FOR one IN
+        SELECT a.stage, a.of, a.run AS of_run, a.state, m.version, m.generation, m.bytes
+        FROM json_to_recordset(stages) AS a(stage integer, run bigint, "of" integer, state boolean)
+        JOIN @extschema@.mop_stage s ON s.run_id = $1 AND s.stage = a.stage
+        JOIN @extschema@.mop_stage t ON t.run_id = a.run AND t.stage = a.of AND t.identity = s.identity
+        JOIN @extschema@.mop_model m ON m.run_id = a.run AND m.stage = a.of
+        JOIN @extschema@.mop_run theirs ON theirs.run_id = a.run
+        JOIN @extschema@.mop_run mine ON mine.run_id = $1 AND mine.owner = theirs.owner
+        WHERE NOT a.state OR m.generation IS NOT NULL
+        ORDER BY a.stage
+    LOOP
+        IF one.state THEN
+            EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, target))
+                || ' SELECT $1, version, part, data FROM @extschema@.'
+                || quote_ident(@extschema@.mop_generation_name(one.of_run, one.generation))
+                || ' WHERE stage = $2 AND version = $3' USING one.stage, one.of, one.version;
+            GET DIAGNOSTICS copied = ROW_COUNT;
+            CONTINUE WHEN copied = 0;
+            UPDATE @extschema@.mop_checkpoint c SET used_at = clock_timestamp()
+            WHERE (c.run_id, c.stage) = (one.of_run, one.of);
+        END IF;
+        UPDATE @extschema@.mop_model m SET version = one.version,
+            generation = CASE WHEN one.state THEN target END, bytes = CASE WHEN one.state THEN one.bytes END
+        WHERE m.run_id = run AND m.stage = one.stage;
+        UPDATE @extschema@.mop_stage s SET source_run = one.of_run, source_stage = one.of
+        WHERE s.run_id = run AND s.stage = one.stage;
+        INSERT INTO @extschema@.mop_metric (run_id, stage, dataset, loss, metric, metrics)
+        SELECT run, one.stage, x.dataset, x.loss, x.metric, x.metrics FROM @extschema@.mop_metric x
+        WHERE x.run_id = one.of_run AND x.stage = one.of
+        AND @extschema@.mop_same_segments(run, one.of_run, x.dataset)
+        ON CONFLICT DO NOTHING;
+        missing := missing - 1;
+    END LOOP;
+    IF missing > 0 THEN
+        RAISE EXCEPTION 'a checkpoint has just been dropped' USING ERRCODE = '55000';
+    END IF;
+    RETURN true;
+EXCEPTION WHEN undefined_table OR lock_not_available OR object_not_in_prerequisite_state THEN
+    RETURN false;
+END
+$$;
+
+-- whether a dataset of two runs is of the same rows
+CREATE FUNCTION @extschema@.mop_same_segments(run bigint, other bigint, of_dataset text) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT array_agg((s.segment, s.fingerprint)::text ORDER BY s.segment) FILTER (WHERE s.run_id = $1)
+           IS NOT DISTINCT FROM
+           array_agg((s.segment, s.fingerprint)::text ORDER BY s.segment) FILTER (WHERE s.run_id = $2)
+    FROM @extschema@.mop_segment s WHERE s.run_id IN ($1, $2) AND s.dataset = $3
+$$;
+
+-- Drops the checkpoints of the calling role's runs, or of one of them.
+CREATE FUNCTION @extschema@.mop_drop_checkpoints(run_id bigint DEFAULT NULL) RETURNS void LANGUAGE sql VOLATILE AS $$
+    SELECT @extschema@.mop_forget_checkpoints($1)
+$$;
+
+CREATE FUNCTION @extschema@.mop_forget_checkpoints(run bigint, ticket text DEFAULT @extschema@.mop_ticket())
+RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    caller integer := (SELECT o.owner FROM @extschema@.mop_owner o WHERE o.who = @extschema@.mop_caller(ticket));
+BEGIN
+    IF run IS NOT NULL THEN
+        PERFORM @extschema@.mop_own(run, ticket);
+    END IF;
+    WITH gone AS (
+        DELETE FROM @extschema@.mop_checkpoint c USING @extschema@.mop_run r, @extschema@.mop_output o
+        WHERE r.run_id = c.run_id AND o.run_id = c.run_id AND r.owner = caller AND r.status <> 'running'
+        AND (run IS NULL OR c.run_id = run) RETURNING c.run_id, c.stage)
+    UPDATE @extschema@.mop_model m SET generation = NULL FROM gone g WHERE (m.run_id, m.stage) = (g.run_id, g.stage);
+    PERFORM @extschema@.mop_evict(1::bigint << 60, ticket);
 END
 $$;
 

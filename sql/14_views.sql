@@ -36,7 +36,8 @@ SELECT run_id, owner, status, model_output_table, finished_at, state_bytes,
 FROM @extschema@.mop_runs r CROSS JOIN LATERAL (
     SELECT EXISTS (SELECT 1 FROM @extschema@.mop_output o WHERE o.run_id = r.run_id) AS yes
 ) AS written
-WHERE state_bytes > 0 AND status <> 'running';
+WHERE state_bytes > 0 AND status <> 'running' AND NOT (written.yes AND EXISTS (
+    SELECT 1 FROM @extschema@.mop_checkpoint c WHERE c.run_id = r.run_id));
 
 -- A row for each configuration that a unit is of. Where several share it, the others' rows are marked: WHERE NOT shared
 -- lists every unit once.
@@ -90,9 +91,19 @@ SELECT s.run_id, s.stage, s.parent, s.iteration, s.compile_params, s.fit_params,
            AS mst_keys,
        (SELECT count(*) FROM @extschema@.mop_unit u WHERE u.run_id = s.run_id AND u.stage = s.stage
         AND u.status = 'finished') AS units_done,
-       CASE WHEN m.generation IS NOT NULL THEN m.bytes END AS state_bytes, s.identity
+       CASE WHEN m.generation IS NOT NULL THEN m.bytes END AS state_bytes, s.identity, s.source_run, s.source_stage
 FROM @extschema@.mop_stage s JOIN @extschema@.mop_run r USING (run_id)
 LEFT JOIN @extschema@.mop_model m USING (run_id, stage)
+WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
+
+-- states that later runs may go on from; mop_drop_checkpoints drops them
+CREATE VIEW @extschema@.mop_checkpoints WITH (security_barrier) AS
+SELECT c.run_id, c.stage, s.iteration,
+       ARRAY(SELECT q.mst_key FROM @extschema@.mop_request q WHERE q.run_id = c.run_id AND q.stage = c.stage ORDER BY 1)
+           AS mst_keys,
+       m.bytes, c.seconds, c.used_at, s.identity
+FROM @extschema@.mop_checkpoint c JOIN @extschema@.mop_run r USING (run_id)
+JOIN @extschema@.mop_stage s USING (run_id, stage) JOIN @extschema@.mop_model m USING (run_id, stage)
 WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
 
 -- One row for each configuration; the seconds are the whole run's. A unit that configurations share is done for each.

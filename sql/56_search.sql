@@ -67,3 +67,10 @@ CREATE FUNCTION @extschema@.mop_add_trial(run_id bigint, model_id integer, compi
     SELECT @extschema@.mop_add_wish($1, pg_catalog.json_build_object(
         'add', pg_catalog.json_build_array($2, $3, $4), 'iterations', $5, 'by', current_user))
 $$;
+
+CREATE FUNCTION @extschema@.mop_more(run_id bigint, mst_key integer, iterations integer)
+RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import more
+more.mop_more(plpy, *args)
+$$;

@@ -14,6 +14,7 @@ import psycopg2
 import psycopg2.extras
 
 from pg_mop.database import SESSION_OPTIONS, MopError, connection_refused, quote_identifier
+from pg_mop.plan.reuse import Known
 
 
 def connect(parameters, role, name):
@@ -217,7 +218,9 @@ class Catalog:
         """A run's stages as dicts, parents first, with the `mst_keys` that ask for each."""
         return self.execute(
             f"SELECT s.stage, s.parent, s.iteration, s.identity, s.mst_key, s.compile_params, s.fit_params,"
-            f" s.evaluated, array_agg(q.mst_key) FILTER (WHERE q.mst_key IS NOT NULL) AS mst_keys"
+            f" s.evaluated, s.source_run IS NOT NULL AS adopted, (SELECT count(*) FROM {self.schema}.mop_metric x"
+            f" WHERE x.run_id = s.run_id AND x.stage = s.stage) AS scores,"
+            f" array_agg(q.mst_key) FILTER (WHERE q.mst_key IS NOT NULL) AS mst_keys"
             f" FROM {self.schema}.mop_stage s LEFT JOIN {self.schema}.mop_request q USING (run_id, stage)"
             f" WHERE s.run_id = %s GROUP BY s.run_id, s.stage ORDER BY s.stage", (run_id,))
 
@@ -256,14 +259,17 @@ class Catalog:
         """What the caller's transaction, which may not see the run, needs to note its output (note_output)."""
         return self.execute(f"SELECT {self.schema}.mop_output_seal(%s) AS seal", (run_id,))[0]["seal"]
 
-    def housekeeping(self):
+    def housekeeping(self, checkpoint_bytes):
         """Drop the states that nobody needs any more, and close the runs whose coordinator has gone.
+
+        Of the states that are kept for later runs those of most benefit stay, up to so many bytes.
 
         A finished run's states go once the caller that wrote its output has committed (see note_output). Where they
         cannot be dropped, the next call will try again.
         """
         self.execute("SET statement_timeout = 0; SET lock_timeout = 100")
         self.execute(f"SELECT {self.schema}.mop_housekeeping()")
+        self.execute(f"SELECT {self.schema}.mop_evict(%s)", (checkpoint_bytes,))
         for row in self.execute(f"SELECT run_id FROM {self.schema}.mop_run WHERE status = 'running' AND owner ="
                                 f" {self._me} AND coordinator_pid = %s", (self.caller,)):
             self.close_run(row["run_id"], "failed", "an earlier call of this session could not note how it ended")
@@ -277,6 +283,35 @@ class Catalog:
         """End backends that did not hear a cancel."""
         for pid in pids:
             self.execute("SELECT pg_terminate_backend(%s)", (pid,))
+
+    # --- stages that earlier runs have trained ------------------------------------------------------
+    def known_stages(self, run_id, identities, datasets):
+        """{identity: Known} of those stages that earlier runs of the role have trained to their end; of several runs
+        that have it, the one with its state. Metrics are known if they are of all `datasets`, of the same rows."""
+        rows = self.execute(
+            f"SELECT s.identity, s.run_id, s.stage, c.stage IS NOT NULL AND m.generation IS NOT NULL AS state,"
+            f" (SELECT count(*) FROM {self.schema}.mop_metric x WHERE x.run_id = s.run_id AND x.stage = s.stage"
+            f"  AND {self.schema}.mop_same_segments(%s, s.run_id, x.dataset)) AS scores"
+            f" FROM {self.schema}.mop_stage s JOIN {self.schema}.mop_run r USING (run_id)"
+            f" JOIN {self.schema}.mop_model m USING (run_id, stage)"
+            f" LEFT JOIN {self.schema}.mop_checkpoint c USING (run_id, stage)"
+            f" WHERE s.identity = ANY (%s) AND s.run_id <> %s AND r.owner = {self._me}"
+            f" AND m.version = s.iteration * r.segments"
+            f" ORDER BY c.stage IS NOT NULL AND m.generation IS NOT NULL, scores, s.run_id",
+            (run_id, list(identities), run_id)) if identities else []
+        return {row["identity"]: Known(row["run_id"], row["stage"], row["state"], row["scores"] >= datasets)
+                for row in rows}
+
+    def adopt(self, run_id, stages):
+        """Take stages over: `stages` as plan.reuse gives them. False where one is no longer there: none is taken."""
+        return self.execute(
+            f"SELECT {self.schema}.mop_adopt(%s, %s, %s) AS done", (run_id, self.epoch, json.dumps(
+                [{"stage": stage.number, "run": known.run, "of": known.stage, "state": state}
+                 for stage, known, state in stages])))[0]["done"]
+
+    def keep_checkpoints(self, run_id):
+        """Keep a run's states for later ones."""
+        self.execute(f"SELECT {self.schema}.mop_keep_checkpoints(%s, %s)", (run_id, self.epoch))
 
     # --- units ------------------------------------------------------------------------------------
     def begin_unit_sql(self, unit):
@@ -384,8 +419,9 @@ class Catalog:
         """
         return self.execute(
             f"SELECT q.mst_key, q.iteration, m.stage, m.dataset, m.loss, m.metric, m.metrics,"
-            f" extract(epoch FROM m.noted_at - (SELECT min(started_at) FROM {self.schema}.mop_unit"
-            f" WHERE run_id = %(run_id)s))::float8 AS seconds, extract(epoch FROM m.noted_at - (SELECT min(started_at)"
+            f" extract(epoch FROM m.noted_at - coalesce((SELECT min(started_at) FROM {self.schema}.mop_unit"
+            f" WHERE run_id = %(run_id)s), m.noted_at))::float8 AS seconds,"
+            f" extract(epoch FROM m.noted_at - (SELECT min(started_at)"
             f" FROM {self.schema}.mop_unit u WHERE u.run_id = m.run_id AND u.stage = m.stage AND u.kind = 'evaluate'"
             f" AND u.dataset = m.dataset AND u.status = 'finished'))::float8 AS took"
             f" FROM {self.schema}.mop_metric m JOIN {self.schema}.mop_request q USING (run_id, stage)"

@@ -79,6 +79,8 @@ KNOWN = {
     "lock_timeout": (_milliseconds, 10_000),
     "same_start": (_switch, True),
     "sharing": (_switch, True),
+    "reuse": (_switch, True),
+    "checkpoint_mb": (_integer(0, 1 << 30), 1024),
     "kernel": (_choice(*KERNELS), "auto"),
     "resume": (_switch, True),
     "unit_retries": (_integer(0, 1000), 3),

@@ -42,9 +42,11 @@ class Earlier:
     def restore(self, plan):
         """Put the run's stages into an empty plan, under their numbers."""
         for row in self.stages:
-            plan.restore(row["stage"], row["parent"], row["iteration"], row["identity"],
-                         (row["compile_params"], row["fit_params"]), row["mst_key"], row["mst_keys"] or (),
-                         row["evaluated"])
+            stage = plan.restore(row["stage"], row["parent"], row["iteration"], row["identity"],
+                                 (row["compile_params"], row["fit_params"]), row["mst_key"], row["mst_keys"] or (),
+                                 row["evaluated"])
+            if row["adopted"]:  # of which there are no units
+                stage.trained, stage.scored = True, row["scores"] >= len({dataset for dataset, _ in self.segments})
 
     @property
     def failed(self):

@@ -151,7 +151,6 @@ class Selected(Training):
 
 def write_models(training, model, info, previous):
     """The model table and the info table (contract 3, sections 5.1 and 5.2). `previous`: of a warm start, or None."""
-    from mop_udf import state
     db = training.db
     db.execute(f"CREATE TABLE {model} (mst_key integer, model_weights bytea, model_arch json, __dist_key__ integer)")
     db.execute(f"ALTER TABLE {model} ALTER COLUMN model_weights SET STORAGE EXTERNAL")
@@ -160,25 +159,34 @@ def write_models(training, model, info, previous):
         loss_type text, training_metrics_final float8, training_loss_final float8, training_metrics float8[],
         training_loss float8[], validation_metrics_final float8, validation_loss_final float8,
         validation_metrics float8[], validation_loss float8[], error text, all_metrics json, iteration integer)""")
-    compiled = {c["mst_key"]: c.get("compile", {"metrics": None, "loss": None}) for c in training.configurations}
     sizes = []
     for c in training.journal.outcome(training.run_id, training.kept):
-        size, metrics, key = None, {}, c["mst_key"]
+        weights, key = None, c["mst_key"]
         if c["error"] is None and c["stage"] is not None:
-            weights = state.weights_to_bytes(
-                state.unpack(training.journal.state(training.run_id, c["stage"], c["version"]))["weights"])
-            size = len(weights) / 1024
+            weights = weights_of(training, c)
             sizes.append(len(weights))
             db.execute(f"INSERT INTO {model} VALUES ($1, $2, $3::json, $4)", ["integer", "bytea", "text", "integer"],
                        [key, weights, c["model_arch"], c["segment"]])
-            metrics = training.metric_columns(key, absent=0.0)  # 0 as in MADlib
         elif previous is not None:
             previous.keep(key, model)
-        insert(db, info, {
-            "mst_key": ("integer", key), "model_id": ("integer", c["model_id"]),
-            "compile_params": ("text", c["compile_params"]), "fit_params": ("text", c["fit_params"]),
-            "model_type": ("text", "madlib_keras"), "model_size": ("float8", size),
-            "metrics_type": ("text[]", compiled[key]["metrics"] or None), "loss_type": ("text", compiled[key]["loss"]),
-            "error": ("text", c["error"]), "iteration": ("integer", c["iteration"] if size is not None else None),
-            **metrics})
+        insert(db, info, info_of(training, c, weights and len(weights)))
     tell_of_large(db, model, sizes)
+
+
+def weights_of(training, c):
+    """The weights (float32 bytes) of a configuration's outcome (a dict of Catalog.outcome)."""
+    from mop_udf import state
+    return state.weights_to_bytes(
+        state.unpack(training.journal.state(training.run_id, c["stage"], c["version"]))["weights"])
+
+
+def info_of(training, c, size):
+    """A row of the info table: {column: (SQL type, value)}; `size`: bytes of the weights, None: there are none."""
+    key, compiled = c["mst_key"], training.by_key(c["mst_key"]).get("compile", {"metrics": None, "loss": None})
+    return {
+        "mst_key": ("integer", key), "model_id": ("integer", c["model_id"]),
+        "compile_params": ("text", c["compile_params"]), "fit_params": ("text", c["fit_params"]),
+        "model_type": ("text", "madlib_keras"), "model_size": ("float8", size and size / 1024),
+        "metrics_type": ("text[]", compiled["metrics"] or None), "loss_type": ("text", compiled["loss"]),
+        "error": ("text", c["error"]), "iteration": ("integer", c["iteration"] if size is not None else None),
+        **(training.metric_columns(key, absent=0.0) if size is not None else {})}  # 0 as in MADlib

@@ -1,6 +1,6 @@
 """mop_resume and mop_replay: go on with a run, or do it again."""
 
-from pg_mop.api import automl, fit, fit_multiple, search
+from pg_mop.api import automl, fit, fit_multiple, more, search
 from pg_mop.api.earlier import Earlier
 from pg_mop.catalog import Catalog
 from pg_mop.database import MopError, sql_function
@@ -8,7 +8,8 @@ from pg_mop.engines.postgresql import PostgreSQL
 
 # function -> (what trains, the argument that names the output table)
 TRAINS = {fit_multiple.FUNCTION: (fit_multiple.train, "model_output_table"), fit.FUNCTION: (fit.train, "model"),
-          search.FUNCTION: (search.train, "model_output_table"), automl.FUNCTION: (automl.train, "model_output_table")}
+          search.FUNCTION: (search.train, "model_output_table"), automl.FUNCTION: (automl.train, "model_output_table"),
+          more.FUNCTION: (more.train, None)}
 
 
 @sql_function

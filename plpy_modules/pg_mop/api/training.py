@@ -25,7 +25,7 @@ from pg_mop.execute.sessions import Sessions
 from pg_mop.execute.steering import Steering
 from pg_mop.locks import Locks, is_locked
 from pg_mop.packed import PackedTable
-from pg_mop.plan import identity
+from pg_mop.plan import identity, reuse
 from pg_mop.plan.stages import Plan
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board, Unit
@@ -44,6 +44,7 @@ class Training:
 
     averaging = False
     run_id = None
+    adopted = 0     # stages that earlier runs had trained
     _by_key = None  # mst_key -> its rows of `metrics`
     _configurations = {}  # mst_key -> configuration, of as many as there were
 
@@ -121,7 +122,7 @@ class Training:
         if stop is None and c["fit"]["keep"] == "last":
             return None
         if self.averaging:
-            return "stop and keep are for models that hop, not for averaged ones (SET pg_mop.fit_strategy = sequential;)"
+            return "stop and keep are for models that hop, not for averaged ones (pg_mop.fit_strategy = sequential)"
         try:
             metric, dataset, direction = self.read_metric(stop["metric"] if stop else "loss", stop and stop["mode"])
         except MopError as error:
@@ -227,7 +228,7 @@ class Training:
         self.journal = journal = Catalog(db, self.connection)
         try:
             self._check_visible(journal)
-            journal.housekeeping()
+            journal.housekeeping(options["checkpoint_mb"] << 20)
             self.earlier = earlier = self.earlier or self._unfinished(journal, output_name, arguments)
             if earlier is not None:
                 self._check_unchanged(earlier)
@@ -241,9 +242,11 @@ class Training:
             try:
                 if resumes:
                     earlier.read(journal)  # once more: its last units may have ended only now
-                self._make_board(earlier)
+                self._make_plan(earlier)
                 if not resumes:
                     self._open_run(journal, output_name, arguments, tables)
+                    self.adopt(list(self.plan.stages.values()))
+                self._make_board(earlier)
                 self.orders = Orders(
                     db, engine, {"training": self.source, "validation": self.validation}, self.segments, self.plan,
                     self.board, self.sharing, self.outputs, options, self.seed, self.functions, self.gpus, self.began,
@@ -256,7 +259,7 @@ class Training:
                 # what writes the output needs numpy: loaded now, while the trainers start
                 from mop_udf import state  # noqa: F401
                 executor = Executor(db, journal, sessions, self.run_id, self.plan, self.board, self.scheduler,
-                                    self.orders, steering, options, earlier.attempts if resumes else {},
+                                    self.orders, steering, self.adopt, options, earlier.attempts if resumes else {},
                                     self.wanted)
                 executor.go()
                 sessions.keep(options["session_idle_timeout"])
@@ -281,10 +284,10 @@ class Training:
         """What decides what is asked for while the run goes on."""
         return Steering(self)
 
-    def _make_board(self, earlier):
-        """What is to be done, by whom, in which order: `plan`, `board`, `scheduler`, `wanted` sessions."""
+    def _make_plan(self, earlier):
+        """What is to be done: `plan`; and `wanted`, by how many sessions."""
         options, sessions = self.options, None
-        self.plan, kind = Plan(), Replicas if self.averaging else Board
+        self.plan = Plan()
         if earlier is not None:
             self.misfits = {**self.misfits, **earlier.failed}
             if not earlier.replay:
@@ -296,19 +299,41 @@ class Training:
                 self._ask(c)
         for key in self.misfits:
             self.plan.withdraw(key)
+        places = len(self._keys("training"))
+        self.wanted = min(places, options["sessions"] or sessions or places)
+        options["threads"] = options["threads"] or max(1, settings.cores() // self.wanted)
+        self.scheduler_name = options["scheduler"] if not self.averaging else "randomized"
+
+    def adopt(self, stages):
+        """Take over what earlier runs have trained of these stages: those of which there is a state now."""
+        if not self.options["reuse"] or self.averaging or self.earlier is not None and self.earlier.replay:
+            return []
+        datasets = len({dataset for dataset, _ in self.segments})
+        known = self.journal.known_stages(self.run_id, [s.identity for s in stages if not s.trained], datasets)
+        found = reuse.adoptable([s for s in stages if not s.trained], known) if known else []
+        if not found or not self.journal.adopt(self.run_id, found):
+            return []
+        for stage, of, _ in found:
+            stage.trained, stage.scored = True, of.scored
+        if not self.adopted:
+            self.db.info(f"what run {found[0][1].run} has trained is not trained again (SET pg_mop.reuse = off; does so)")
+        self.adopted += len(found)
+        return [stage for stage, _, state in found if state]
+
+    def _make_board(self, earlier):
+        """By whom it is to be done, in which order: `board`, `scheduler`."""
+        kind = Replicas if self.averaging else Board
         if earlier is not None and earlier.replay and not self.averaging:
             kind = functools.partial(Logged, order={
                 self.plan.path(key)[iteration - 1].number: segments
                 for (key, iteration), segments in earlier.order.items() if key not in self.misfits})
         self.board = kind(self.plan, self._keys("training"), self._keys("validation"))
         self.board.count_by(self.sharing.key, lambda stage: epochs(stage.parameters[1]))
-        self.board.serve(list(self.board.places)[:options["sessions"] or sessions])
+        self.board.serve(list(self.board.places)[:self.wanted])
         if earlier is not None and not earlier.replay:
             self.board.restore(earlier.finished)
-        self.wanted = len(self.board.places)
-        self.scheduler = SCHEDULERS[options["scheduler"] if not self.averaging else "randomized"](
+        self.scheduler = SCHEDULERS[self.scheduler_name](
             self.board, self.seed, lambda stage: self.sharing.key(self.plan.stages[stage])[0])
-        options["threads"] = options["threads"] or max(1, settings.cores() // self.wanted)
 
     def _architectures(self):
         """{mst_key: architecture JSON}; replicas are all of the one configuration."""
@@ -363,7 +388,7 @@ class Training:
 
     def _open_run(self, journal, output_name, arguments, tables):
         """Note a new run: `run_id`."""
-        board = self.board
+        segments = len(self._keys("training"))
         if self.earlier is not None:
             tables = {**tables, "replay_of": self.earlier.run_id}
         configurations = [{**c, "error": self.misfits.get(c["mst_key"])} for c in self.configurations]
@@ -372,12 +397,12 @@ class Training:
         self.run_id = journal.open_run({
             "function": self.function, "source_table": self.source.text,
             "validation_table": self.validation and self.validation.text, "model_output_table": output_name,
-            "seed": self.seed, "scheduler": self.scheduler.name, "num_iterations": self.num_iterations,
+            "seed": self.seed, "scheduler": self.scheduler_name, "num_iterations": self.num_iterations,
             "metrics_iterations": self.metrics_iterations, "configurations": len(self.configurations),
-            "segments": len(board.segments), "sessions": self.wanted,
+            "segments": segments, "sessions": self.wanted,
             "parameters": {"arguments": arguments, "settings": {**self.options, "seed": self.seed}, "tables": tables},
         }, [(dataset, s) for (dataset, _), s in self.segments.items()], configurations, self.plan,
-            1 if self.averaging else len(board.segments))
+            1 if self.averaging else segments)
 
     def _open(self, sessions):
         """Open the worker sessions: where not all can be had, those that can do the work."""
@@ -440,6 +465,8 @@ class Training:
                 yield
                 if previous is not None:
                     previous.drop()
+                if self.options["reuse"] and self.options["checkpoint_mb"] and not self.averaging:
+                    self.journal.keep_checkpoints(self.run_id)
                 seal = self.journal.output_seal(self.run_id)
                 self.journal.close_run(self.run_id, "finished", listed(self.failed) or None)
             catalog.note_output(self.db, self.run_id, seal)

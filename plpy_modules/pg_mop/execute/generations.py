@@ -42,6 +42,13 @@ class Generations:
         self.targets[stage] = self.newest
         return self.newest
 
+    def adopted(self, stage):
+        """A stage's state has been taken over from another run, into the newest generation."""
+        key = self.size_key(stage)
+        if key not in self.sizes:
+            self.sizes[key] = self.catalog.state_bytes(self.run_id, stage) or 0
+        self._put(stage, self.newest)
+
     def failed(self, stage):
         """The unit wrote nothing."""
         self.targets.pop(stage, None)

@@ -24,15 +24,17 @@ class Executor:
     """Runs a board's units on worker sessions.
 
     `orders.describe(units, place)` gives what the worker session at a place needs to know of units that it does
-    together (a dict, see execute/unit.py). `steering` decides what is asked for (see execute/steering.py). `attempts`:
-    {unit: attempts begun} by an earlier coordinator of the run; `wanted`: how many sessions the run asked for.
+    together (a dict, see execute/unit.py). `steering` decides what is asked for (see execute/steering.py), and
+    `adopt(stages)` takes over what earlier runs have trained of it. `attempts`: {unit: attempts begun} by an earlier
+    coordinator of the run; `wanted`: how many sessions the run asked for.
     """
 
-    def __init__(self, db, catalog, sessions, run_id, plan, board, scheduler, orders, steering, options, attempts,
-                 wanted):
+    def __init__(self, db, catalog, sessions, run_id, plan, board, scheduler, orders, steering, adopt, options,
+                 attempts, wanted):
         self.db, self.catalog, self.sessions = db, catalog, sessions
         self.run_id, self.plan, self.board, self.scheduler = run_id, plan, board, scheduler
-        self.orders, self.steering = orders, steering
+        self.orders, self.steering, self.adopt = orders, steering, adopt
+        self.kept_bytes = options["checkpoint_mb"] << 20 if options["reuse"] else 0  # of states, for later runs
         self.lock_timeout, self.retries = options["lock_timeout"], options["unit_retries"]
         self.attempts = dict(attempts)  # unit -> attempts begun
         self.lost = {}          # unit -> attempts that failed for its place's sake
@@ -80,6 +82,9 @@ class Executor:
         """Do more: `stages` as the plan's `ask` gave them, for `requests`: [(mst_key, stage)]; of new configurations
         (as in catalog.open_run). Returns those of `stages` that have ended already."""
         self.catalog.ask(self.run_id, configurations, stages, requests, self.visits)
+        for stage in self.adopt(stages):
+            self.versions[stage.number] = stage.iteration * self.visits
+            self.generations.adopted(stage.number)
         self._wait_for(stages)
         return self.board.add(stages)
 
@@ -103,14 +108,17 @@ class Executor:
 
     def _wait_for(self, stages):
         for stage in stages:
-            if stage.parent is not None and stage.number not in self.versions and stage.trials and not stage.failed:
+            if stage.parent is not None and stage.number not in self.versions and stage.trials and not (
+                    stage.failed or stage.trained):
                 self.waiting.setdefault(stage.parent.number, set()).add(stage.number)
 
     def _is_unneeded(self, stage, but_for=None):
         """True where nobody will read the stage's state any more, but for its child `but_for`."""
         return (stage.trained and not stage.ends and stage.number not in self.pinned
                 and (stage.scored or not stage.evaluated)
-                and not self.waiting.get(stage.number, set()) - {but_for})
+                and not self.waiting.get(stage.number, set()) - {but_for}
+                # where paths part, others may begin
+                and not (len(stage.children) > 1 and self.generations.live < self.kept_bytes))
 
     # --- the loop's steps -------------------------------------------------------------------------
     def _wake(self):
