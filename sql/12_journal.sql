@@ -755,7 +755,8 @@ BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
     target := (SELECT max(g.generation) FROM @extschema@.mop_generation g WHERE g.run_id = run);
     FOR one IN
-        SELECT a.stage, a.of, a.run AS of_run, a.state, m.version, m.generation, m.bytes
+        SELECT a.stage, a.of, a.run AS of_run, a.state, m.version, m.generation, m.bytes,
+               coalesce(t.source_run, t.run_id) AS origin_run, coalesce(t.source_stage, t.stage) AS origin_stage
         FROM json_to_recordset(stages) AS a(stage integer, run bigint, "of" integer, state boolean)
         JOIN @extschema@.mop_stage s ON s.run_id = $1 AND s.stage = a.stage
         JOIN @extschema@.mop_stage t ON t.run_id = a.run AND t.stage = a.of AND t.identity = s.identity
@@ -778,7 +779,7 @@ BEGIN
         UPDATE @extschema@.mop_model m SET version = one.version,
             generation = CASE WHEN one.state THEN target END, bytes = CASE WHEN one.state THEN one.bytes END
         WHERE m.run_id = run AND m.stage = one.stage;
-        UPDATE @extschema@.mop_stage s SET source_run = one.of_run, source_stage = one.of
+        UPDATE @extschema@.mop_stage s SET source_run = one.origin_run, source_stage = one.origin_stage
         WHERE s.run_id = run AND s.stage = one.stage;
         INSERT INTO @extschema@.mop_metric (run_id, stage, dataset, loss, metric, metrics)
         SELECT run, one.stage, x.dataset, x.loss, x.metric, x.metrics FROM @extschema@.mop_metric x

@@ -75,12 +75,14 @@ JOIN @extschema@.mop_request q USING (run_id, stage) CROSS JOIN LATERAL (
     UNION ALL SELECT e.key, e.value::double precision FROM json_each_text(m.metrics) AS e) AS v
 WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
 
+-- (of a stage that an earlier run has trained, the order in which that did)
 CREATE VIEW @extschema@.mop_visit_order WITH (security_barrier) AS
-SELECT u.run_id, q.mst_key, u.iteration,
-       (row_number() OVER (PARTITION BY u.run_id, q.mst_key, u.iteration ORDER BY u.version))::integer AS position,
+SELECT s.run_id, q.mst_key, s.iteration,
+       (row_number() OVER (PARTITION BY s.run_id, q.mst_key, s.iteration ORDER BY u.version))::integer AS position,
        u.segment, q.mst_key <> s.mst_key AS shared
-FROM @extschema@.mop_unit u JOIN @extschema@.mop_run r USING (run_id) JOIN @extschema@.mop_stage s USING (run_id, stage)
-JOIN @extschema@.mop_request q USING (run_id, stage)
+FROM @extschema@.mop_stage s JOIN @extschema@.mop_run r USING (run_id)
+JOIN @extschema@.mop_request q USING (run_id, stage) JOIN @extschema@.mop_unit u
+     ON (u.run_id, u.stage) = (coalesce(s.source_run, s.run_id), coalesce(s.source_stage, s.stage))
 WHERE u.kind = 'train' AND u.status = 'finished'
 AND r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
 

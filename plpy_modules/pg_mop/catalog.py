@@ -218,17 +218,22 @@ class Catalog:
         """A run's stages as dicts, parents first, with the `mst_keys` that ask for each."""
         return self.execute(
             f"SELECT s.stage, s.parent, s.iteration, s.identity, s.mst_key, s.compile_params, s.fit_params,"
-            f" s.evaluated, s.source_run IS NOT NULL AS adopted, (SELECT count(*) FROM {self.schema}.mop_metric x"
+            f" s.evaluated, s.source_run, s.source_stage, (SELECT count(*) FROM {self.schema}.mop_metric x"
             f" WHERE x.run_id = s.run_id AND x.stage = s.stage) AS scores,"
             f" array_agg(q.mst_key) FILTER (WHERE q.mst_key IS NOT NULL) AS mst_keys"
             f" FROM {self.schema}.mop_stage s LEFT JOIN {self.schema}.mop_request q USING (run_id, stage)"
             f" WHERE s.run_id = %s GROUP BY s.run_id, s.stage ORDER BY s.stage", (run_id,))
 
     def run_units(self, run_id):
-        """A run's units that were begun, as dicts: finished ones first, training by version."""
+        """A run's units that were begun, as dicts: finished ones first, training by version; `own`: or those of an
+        earlier run, of a stage that was taken over."""
         return self.execute(
-            f"SELECT stage, iteration, segment, kind, dataset, attempt, status, version, kernel FROM"
-            f" {self.schema}.mop_unit WHERE run_id = %s ORDER BY status <> 'finished', version, attempt", (run_id,))
+            f"SELECT s.stage, u.iteration, u.segment, u.kind, u.dataset, u.attempt, u.status, u.version, u.kernel,"
+            f" s.source_run IS NULL OR u.run_id = s.run_id AS own FROM {self.schema}.mop_stage s"
+            f" JOIN {self.schema}.mop_unit u ON (u.run_id, u.stage) = (s.run_id, s.stage)"
+            f" OR s.source_run IS NOT NULL AND u.kind = 'train' AND u.status = 'finished'"
+            f" AND (u.run_id, u.stage) = (s.source_run, s.source_stage)"
+            f" WHERE s.run_id = %s ORDER BY u.status <> 'finished', u.version, u.attempt", (run_id,))
 
     def models(self, run_id):
         """{stage: {version, generation, bytes}} of a run's stages that have been trained or start from weights."""
@@ -286,21 +291,27 @@ class Catalog:
 
     # --- stages that earlier runs have trained ------------------------------------------------------
     def known_stages(self, run_id, identities, datasets):
-        """{identity: Known} of those stages that earlier runs of the role have trained to their end; of several runs
-        that have it, the one with its state. Metrics are known if they are of all `datasets`, of the same rows."""
+        """{identity: [Known, ...]} of those stages that earlier runs of the role have trained to their end. Metrics are
+        known if they are of all `datasets` (their number), of the same rows."""
         rows = self.execute(
             f"SELECT s.identity, s.run_id, s.stage, c.stage IS NOT NULL AND m.generation IS NOT NULL AS state,"
             f" (SELECT count(*) FROM {self.schema}.mop_metric x WHERE x.run_id = s.run_id AND x.stage = s.stage"
-            f"  AND {self.schema}.mop_same_segments(%s, s.run_id, x.dataset)) AS scores"
+            f"  AND {self.schema}.mop_same_segments(%s, s.run_id, x.dataset)) AS scores,"
+            f" coalesce(s.source_run, s.run_id) AS origin_run, coalesce(s.source_stage, s.stage) AS origin_stage,"
+            f" coalesce(p.source_run, p.run_id) AS parent_run, coalesce(p.source_stage, p.stage) AS parent_stage"
             f" FROM {self.schema}.mop_stage s JOIN {self.schema}.mop_run r USING (run_id)"
-            f" JOIN {self.schema}.mop_model m USING (run_id, stage)"
-            f" LEFT JOIN {self.schema}.mop_checkpoint c USING (run_id, stage)"
+            f" LEFT JOIN {self.schema}.mop_stage p ON (p.run_id, p.stage) = (s.run_id, s.parent)"
+            f" JOIN {self.schema}.mop_model m ON (m.run_id, m.stage) = (s.run_id, s.stage)"
+            f" LEFT JOIN {self.schema}.mop_checkpoint c ON (c.run_id, c.stage) = (s.run_id, s.stage)"
             f" WHERE s.identity = ANY (%s) AND s.run_id <> %s AND r.owner = {self._me}"
-            f" AND m.version = s.iteration * r.segments"
-            f" ORDER BY c.stage IS NOT NULL AND m.generation IS NOT NULL, scores, s.run_id",
-            (run_id, list(identities), run_id)) if identities else []
-        return {row["identity"]: Known(row["run_id"], row["stage"], row["state"], row["scores"] >= datasets)
-                for row in rows}
+            f" AND m.version = s.iteration * r.segments", (run_id, list(identities), run_id)) if identities else []
+        known = {}
+        for row in rows:
+            before = None if row["parent_run"] is None else (row["parent_run"], row["parent_stage"])
+            known.setdefault(row["identity"], []).append(Known(
+                row["run_id"], row["stage"], row["state"], row["scores"] >= datasets,
+                (row["origin_run"], row["origin_stage"]), before))
+        return known
 
     def adopt(self, run_id, stages):
         """Take stages over: `stages` as plan.reuse gives them. False where one is no longer there: none is taken."""

@@ -32,9 +32,11 @@ class Earlier:
         self.attempts, self.finished, self.order, self.kernels = {}, [], {}, {}
         for row in journal.run_units(self.run_id):
             unit = Unit(row["iteration"], row["stage"], row["kind"], row["dataset"], row["segment"])
-            self.attempts[unit] = max(row["attempt"], self.attempts.get(unit, 0))
+            if row["own"]:
+                self.attempts[unit] = max(row["attempt"], self.attempts.get(unit, 0))
             if row["status"] == "finished":
-                self.finished.append(unit)
+                if row["own"]:
+                    self.finished.append(unit)
                 for key in keys[unit.stage] if unit.kind == "train" else ():
                     self.order.setdefault((key, unit.iteration), []).append(unit.segment)
                     self.kernels[key, unit.iteration, unit.segment] = row["kernel"]
@@ -45,7 +47,8 @@ class Earlier:
             stage = plan.restore(row["stage"], row["parent"], row["iteration"], row["identity"],
                                  (row["compile_params"], row["fit_params"]), row["mst_key"], row["mst_keys"] or (),
                                  row["evaluated"])
-            if row["adopted"]:  # of which there are no units
+            if row["source_run"] is not None:  # there are no units of it here
+                stage.origin = row["source_run"], row["source_stage"]
                 stage.trained, stage.scored = True, row["scores"] >= len({dataset for dataset, _ in self.segments})
 
     @property

@@ -78,6 +78,7 @@ class More(Training):
         super().__init__(db, FUNCTION, run["source_table"], run["validation_table"], done + arguments["iterations"],
                          None, before.arguments.get("use_gpus"), earlier)
         self._adopt(before)
+        self.preferred = run_id
         self.options["seed"] = before.seed
         every = before.arguments.get("metrics_compute_frequency") or arguments["iterations"]
         self.metrics_iterations = sorted(evaluated | {

@@ -44,6 +44,7 @@ class Training:
 
     averaging = False
     run_id = None
+    preferred = None  # the run to go on from, if there are several
     adopted = 0     # stages that earlier runs had trained
     _by_key = None  # mst_key -> its rows of `metrics`
     _configurations = {}  # mst_key -> configuration, of as many as there were
@@ -310,13 +311,13 @@ class Training:
             return []
         datasets = len({dataset for dataset, _ in self.segments})
         known = self.journal.known_stages(self.run_id, [s.identity for s in stages if not s.trained], datasets)
-        found = reuse.adoptable([s for s in stages if not s.trained], known) if known else []
+        found = reuse.adoptable([s for s in stages if not s.trained], known, self.preferred) if known else []
         if not found or not self.journal.adopt(self.run_id, found):
             return []
         for stage, of, _ in found:
-            stage.trained, stage.scored = True, of.scored
+            stage.trained, stage.scored, stage.origin = True, of.scored, of.origin
         if not self.adopted:
-            self.db.info(f"what run {found[0][1].run} has trained is not trained again (SET pg_mop.reuse = off; does so)")
+            self.db.info(f"what run {found[0][1].run} has trained is not trained again (SET pg_mop.reuse = off;)")
         self.adopted += len(found)
         return [stage for stage, _, state in found if state]
 

@@ -117,8 +117,9 @@ class Executor:
         return (stage.trained and not stage.ends and stage.number not in self.pinned
                 and (stage.scored or not stage.evaluated)
                 and not self.waiting.get(stage.number, set()) - {but_for}
-                # where paths part, others may begin
-                and not (len(stage.children) > 1 and self.generations.live < self.kept_bytes))
+                # where paths part, or a search has halted once, another run may begin
+                and not ((len(stage.children) > 1 or stage.evaluated and self.steering.searches)
+                         and self.generations.live < self.kept_bytes))
 
     # --- the loop's steps -------------------------------------------------------------------------
     def _wake(self):

@@ -20,12 +20,13 @@ class Stage:
     """
 
     __slots__ = ("number", "parent", "iteration", "identity", "parameters", "mst_key", "children", "trials", "ends",
-                 "evaluated_for", "trained", "scored", "failed")
+                 "evaluated_for", "origin", "trained", "scored", "failed")
 
     def __init__(self, number, parent, iteration, identity, parameters, mst_key=None):
         self.number, self.parent, self.iteration = number, parent, iteration
         self.identity, self.parameters, self.mst_key = identity, parameters, mst_key
         self.children, self.trials, self.ends, self.evaluated_for = [], set(), 0, None
+        self.origin = None
         self.trained = self.scored = self.failed = False
 
     @property

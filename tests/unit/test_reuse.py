@@ -1,0 +1,80 @@
+"""What of a plan an earlier run has trained: plan/reuse.py."""
+
+from pg_mop.plan.reuse import Known, adoptable
+from pg_mop.plan.stages import Plan
+
+
+def chain(*values):
+    """A plan of one trial whose parameter has these values; its stages."""
+    plan = Plan()
+    return plan, plan.ask(1, "root", lambda i: (str(values[i - 1]),), len(values))
+
+
+def known(stages, run, states=(), scored=True):
+    """{identity: [Known]} of a run that has trained these stages, with states of some of them (their numbers)."""
+    return {s.identity: [Known(run, s.number, s.number in states, scored, (run, s.number),
+                               None if s.parent is None else (run, s.parent.number))] for s in stages}
+
+
+def numbers(found):
+    return [(stage.number, of.run, state) for stage, of, state in found]
+
+
+def both(one, other):
+    return {identity: one.get(identity, []) + other.get(identity, []) for identity in {**one, **other}}
+
+
+def test_all_that_was_trained_up_to_a_state_is_taken_over():
+    _, stages = chain(1, 2, 3, 4)
+    assert numbers(adoptable(stages, known(stages[:3], 7, {3}))) == [(1, 7, False), (2, 7, False), (3, 7, True)]
+    assert numbers(adoptable(stages, known(stages[:3], 7, {2}))) == [(1, 7, False), (2, 7, True)]
+    assert adoptable(stages, known(stages[:3], 7)) == [], "no state, nothing to go on from"
+    assert adoptable(stages, {}) == []
+
+
+def test_a_whole_path_is_taken_over_with_its_last_state():
+    _, stages = chain(1, 2)
+    assert numbers(adoptable(stages, known(stages, 7, {2}))) == [(1, 7, False), (2, 7, True)]
+    assert numbers(adoptable(stages, known(stages, 7, {1}))) == [(1, 7, True)], "the last state is read by the output"
+
+
+def test_metrics_that_nobody_knows_are_evaluated_of_a_state_or_hinder():
+    plan = Plan()
+    stages = plan.ask(1, "root", lambda i: (str(i),), 3, evaluated=(1, 3))
+    assert numbers(adoptable(stages, known(stages, 7, {1, 3}, scored=False))) == [
+        (1, 7, True), (2, 7, False), (3, 7, True)]
+    assert adoptable(stages, known(stages, 7, {3}, scored=False)) == []
+
+
+def test_where_paths_part_the_state_there_is_needed():
+    plan = Plan()
+    stages = plan.ask(1, "root", lambda i: (str(i),), 3)
+    stages += plan.ask(2, "root", lambda i: (str(i) if i == 1 else "x",), 2)
+    mine = stages[:3]
+    assert numbers(adoptable(stages, known(mine, 7, {1, 3}))) == [(1, 7, True), (2, 7, False), (3, 7, True)]
+    assert adoptable(stages, known(mine, 7, {3})) == [], "trained anew for the other, it is another history"
+
+
+def test_a_path_has_one_history():
+    """Two runs have trained the same: what one has is not put after what the other has."""
+    _, stages = chain(1, 2, 3)
+    seven, eight = known(stages[:2], 7, {2}), known(stages[:3], 8, {3})
+    assert numbers(adoptable(stages, both(seven, eight))) == [(1, 8, False), (2, 8, False), (3, 8, True)]
+    parts = both({stages[0].identity: seven[stages[0].identity]}, {stages[1].identity: eight[stages[1].identity]})
+    assert adoptable(stages, parts) == []
+
+
+def test_the_run_that_was_asked_for_is_preferred_among_equals():
+    _, stages = chain(1, 2)
+    several = both(known(stages, 7, {2}), known(stages, 8, {2}))
+    assert {of.run for _, of, _ in adoptable(stages, several)} == {8}
+    assert {of.run for _, of, _ in adoptable(stages, several, preferred=7)} == {7}
+
+
+def test_a_trial_goes_on_only_from_what_it_was_taken_over_from():
+    plan, stages = chain(1, 2)
+    earlier = known(stages, 7, {2})
+    stages[0].trained, stages[0].origin = True, (7, 1)
+    assert numbers(adoptable(stages[1:], earlier)) == [(2, 7, True)]
+    stages[0].origin = None  # trained here
+    assert adoptable(stages[1:], earlier) == []
