@@ -114,7 +114,7 @@ def test_without_rounds_unequal_units_finish_sooner():
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("configurations,segments,draws", [(12, 2, 20), (12, 4, 20), (30, 8, 4)])
-def test_longest_first_leaves_places_idle_for_little_more_than_it_must(configurations, segments, draws, ahead):
+def test_places_are_idle_for_little_more_than_they_must(configurations, segments, draws, ahead):
     """Configurations of which the dearest costs ten times the cheapest; averages over draws of their costs."""
     over = {"longest-first": [], "randomized": []}
     for draw in range(draws):
@@ -126,7 +126,7 @@ def test_longest_first_leaves_places_idle_for_little_more_than_it_must(configura
                          ahead=ahead)
             found.append(makespan(visits) / bound - 1)
     mean = {name: sum(found) / len(found) for name, found in over.items()}
-    assert mean["longest-first"] < 0.05 and mean["longest-first"] <= mean["randomized"]
+    assert mean["longest-first"] < 0.05 and mean["randomized"] < 0.05
 
 
 def test_a_configuration_that_would_outlast_all_others_never_waits():

@@ -1,6 +1,6 @@
 """What stages will take, by what units have taken so far: the longest path below each of them."""
 
-LATE = 50  # stages that are estimated anew for each unit that has ended since the last time
+LATE = 20  # stages that are estimated anew for each unit that has ended since the last time
 LESS = 0.9  # of what a unit was known to take: so much is news
 
 
@@ -65,23 +65,20 @@ class Costs:
         self._reprice(stage, before, self.seconds[key], self.board.visits_left(number))
         return not before
 
-    def settle(self, work=0):
-        """Estimate all anew where there is news and it is worth its time (`work`: what the caller does then, in
-        stages). True where it was done."""
-        if not self.news or self.units * LATE < len(self.board.left) + work:
+    def settle(self, more=0):
+        """Estimate all anew where there is news and it is worth its time (`more`: that the caller does in addition,
+        in stages). True where it was done."""
+        if not self.news or self.units * LATE < len(self.board.left) + more:
             return False
         self.news, self.units = False, 0
         stages = sorted(self.board.left.values(), key=lambda stage: stage.number)
-        self.below.clear()
+        self.below = below = {}
         self.visits = self.known = 0
         self.total = 0.0
-        for stage in stages:
-            self._take(stage)
-        below, price, visits_left = self.below, self.price, self.board.visits_left
-        for stage in reversed(stages):
+        taken = [(stage, self._take(stage)) for stage in stages]
+        for stage, seconds in reversed(taken):
             if stage.parent is not None:
-                above, number = stage.parent.number, stage.number
-                path = price[number] * visits_left(number) + below.get(number, 0.0)
+                path, above = seconds + below.get(stage.number, 0.0), stage.parent.number
                 if path > below.get(above, 0.0):
                     below[above] = path
         return True
@@ -97,13 +94,14 @@ class Costs:
         return seconds
 
     def _take(self, stage):
-        """Count what a stage has left."""
+        """Count what a stage has left. Returns its seconds."""
         price = self.price[stage.number] = self._estimate(stage)
         visits = self.board.visits_left(stage.number)
         self.visits += visits
         if price:
             self.known += visits
             self.total += price * visits
+        return price * visits
 
     def _reprice(self, stage, before, price, visits):
         self.price[stage.number] = price

@@ -7,6 +7,8 @@ stage's of its parent's and of the values that all parameters have in its iterat
 import hashlib
 import json
 
+_ENCODE = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+
 
 def root(facts):
     """The identity of a start of training (64 hexadecimal digits).
@@ -14,12 +16,12 @@ def root(facts):
     `facts`: a dict of what JSON can say, whatever the order of its keys. TypeError or ValueError for anything else,
     not-a-number included: it is not equal to itself.
     """
-    return _digest(json.dumps(facts, sort_keys=True, separators=(",", ":"), allow_nan=False))
+    return _digest(_ENCODE(facts))
 
 
 def child(parent, parameters):
     """The identity of one more iteration under `parameters` (a tuple of texts) after `parent` (an identity)."""
-    return _digest(parent + json.dumps(parameters, separators=(",", ":")))
+    return _digest(parent + _ENCODE(parameters))
 
 
 def _digest(text):

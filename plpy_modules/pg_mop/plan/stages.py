@@ -79,11 +79,12 @@ class Plan:
         return found
 
     def restore(self, number, parent_number, iteration, identity, parameters, mst_key=None, trials=(),
-                evaluated=False):
+                evaluated=False, failed=False):
         """Put a stage of an earlier coordinator back under its number, after its parent (None: it has none); on the
         path of its `trials`, who want its metrics where it is `evaluated`."""
         parent = None if parent_number is None else self.stages[parent_number]
         stage = self._put(number, parent, iteration, identity, tuple(parameters), mst_key)
+        stage.failed = failed or (parent is not None and parent.failed)
         self._wanted += bool(trials)
         for key in trials:
             stage.trials.add(key)

@@ -1,7 +1,7 @@
 """The interface of the schedulers, and what those of them share that scale."""
 
 from abc import ABC, abstractmethod
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush, heapreplace
 from random import Random
 
 from pg_mop.plan.cost import Costs
@@ -42,12 +42,13 @@ class Ranked(Scheduler):
     idle again. Where a rank becomes smaller, `again` must put the stage there once more.
     """
 
+    WARM = False  # looks among the stages that share a compiled model, too
+
     def __init__(self, board, seed, alike=None):
         super().__init__(board, seed, alike)
         self.lanes = {}        # segment, and (segment, compiled model) -> heap of (rank, at random, stage number)
         self.evaluations = {}  # (dataset, segment) -> heap of (iteration, at random, stage number)
         self.aside = {}        # stage number -> [(lane, at random), ...] of the entries that wait for it
-        self.last = {}         # place -> what was compiled for the stage that was chosen there last
         board.watch(self)
 
     @abstractmethod
@@ -63,7 +64,7 @@ class Ranked(Scheduler):
 
     def may_train(self, stage, segments):
         """These visits of a stage may be done from now on, whenever it is idle."""
-        rank, key = self.rank(stage), self.alike(stage.number)
+        rank, key = self.rank(stage), self.alike(stage.number) if self.WARM else None
         for segment in segments:
             entry = (rank, self.random.random(), stage.number)
             heappush(self.lanes.setdefault(segment, []), entry)
@@ -72,8 +73,10 @@ class Ranked(Scheduler):
 
     def idle(self, stage):
         """A stage that may train is not at work any more."""
-        for lane, tie in self.aside.pop(stage.number, ()):
-            heappush(self.lanes[lane], (self.rank(stage), tie, stage.number))
+        if entries := self.aside.pop(stage.number, None):
+            rank = self.rank(stage)
+            for lane, tie in entries:
+                heappush(self.lanes[lane], (rank, tie, stage.number))
 
     def may_evaluate(self, stage, keys):
         """A stage may be evaluated on these from now on."""
@@ -83,10 +86,7 @@ class Ranked(Scheduler):
 
     # --- choosing -------------------------------------------------------------------------------------------------
     def choose(self, place):
-        unit = self.evaluation(place) or self.before_all(place) or self.kept(place) or self.train(place)
-        if unit is not None and unit.kind == "train":
-            self.last[place] = self.alike(unit.stage)
-        return unit
+        return self.evaluation(place) or self.before_all(place) or self.kept(place) or self.train(place)
 
     def coming(self, place):
         unit = self.evaluation(place)
@@ -189,18 +189,18 @@ class Timed(Ranked):
         if unit.kind == "train":
             if self.costs.finished(unit, seconds):
                 self.weigh(self.board.plan.stages[unit.stage])
-            self.settle()
+            if self.costs.news and self.costs.settle(self.settling()):
+                self.settled()
 
-    def settle(self):
-        """Follow what has been measured, once in a while."""
-        if self.costs.settle(sum(map(len, self.lanes.values()))):
-            self.waiting, self.urgent = [], {}
-            for number in self.board.open("train"):
-                self.weigh(self.board.plan.stages[number])
-            for lane, heap in self.lanes.items():
-                self.lanes[lane] = heap = [(self.rank(self.board.plan.stages[number]), tie, number)
-                                           for _, tie, number in heap]
-                heapify(heap)
+    def settling(self):
+        """How many stages, or as much, `settled` is going to look at."""
+        return 0
+
+    def settled(self):
+        """Everything has been estimated anew."""
+        self.waiting, self.urgent = [], {}
+        for number in self.board.open("train"):
+            self.weigh(self.board.plan.stages[number])
 
     def weigh(self, stage):
         """Watch for the moment when the stage cannot wait."""

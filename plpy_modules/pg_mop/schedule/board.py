@@ -172,7 +172,8 @@ class Board:
 
     def open(self, kind):
         """The numbers of the stages that may be trained ('train'; perhaps they are, just now) or evaluated."""
-        return [number for number, work in self._works.items() if work.open == kind]
+        works = self._works
+        return [number for number in self.left if number in works and works[number].open == kind]
 
     def trains(self, stage_number):
         """True where the stage may be trained, and perhaps is, just now."""

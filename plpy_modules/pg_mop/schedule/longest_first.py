@@ -1,5 +1,7 @@
 """Dear stages before cheap ones, by what their units have taken so far."""
 
+from heapq import heapify
+
 from pg_mop.schedule.base import Timed
 
 ABOUT = 0.8   # of the longest's work left: so much is about as long
@@ -17,10 +19,39 @@ class LongestFirst(Timed):
     """
 
     name = "longest-first"
+    WARM = True
+
+    def __init__(self, board, seed, alike=None):
+        self.stale = set()  # lanes whose ranks are to be looked at again
+        self.last = {}      # place -> what was compiled for the stage that was chosen there last
+        super().__init__(board, seed, alike)
 
     def rank(self, stage):
         left = self.costs.left(stage.number)
         return (stage.iteration, 0, 0.0) if left is None else (stage.iteration, 1, -left)
+
+    def settling(self):
+        return sum(map(len, self.lanes.values()))
+
+    def settled(self):
+        super().settled()
+        self.stale = set(self.lanes)
+
+    def least(self, place, lanes):
+        for lane, _ in lanes:
+            if lane in self.stale:
+                self.stale.remove(lane)
+                stages = self.board.plan.stages
+                heap = self.lanes[lane] = [(self.rank(stages[number]), tie, number)
+                                           for _, tie, number in self.lanes[lane]]
+                heapify(heap)
+        return super().least(place, lanes)
+
+    def choose(self, place):
+        unit = super().choose(place)
+        if unit is not None and unit.kind == "train":
+            self.last[place] = self.alike(unit.stage)
+        return unit
 
     def train(self, place):
         best = super().train(place)

@@ -10,9 +10,15 @@ class Randomized(Timed):
     PVLDB 13(11), 2020; without its polling, and without a barrier between iterations: those in the earliest iteration
     come first. Nothing depends on which segment it is, so every order of visits is equally likely. Only a stage
     whose longest remaining path would outlast the rest of the run goes before others, in any iteration.
+
+    It does not prefer what shares its compiled model with the stage before: that left every order equally likely, but
+    made those of one configuration's successive iterations, and of like configurations, depend on each other (with 2
+    models, 16 configurations and 2 segments an iteration repeated the order of the one before in 26 % of the cases, in
+    place of 50 %).
     """
 
     name = "randomized"
+    URGENT = 0.6  # at random, more is left in the end than with the longest first: begin with it earlier
 
     def rank(self, stage):
         return stage.iteration
