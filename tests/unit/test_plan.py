@@ -283,11 +283,13 @@ class Story:
         until = min(5, len(self.plan.path(key)) + self.random.randint(0, 3))
         evaluated = {i for i in range(1, until + 1) if self.random.random() < 0.3}
         self.gone.discard(key)
-        before = {s.number for s in self.plan.path(key) if self.board.ended(s.number)}
         stages = self.plan.ask(key, identity.root(start), values(*along), until, evaluated)
         self.told -= {stage.number for stage in stages}
         self.tell(self.board.add(stages))
-        self.told |= {s.number for s in self.plan.path(key) if self.board.ended(s.number)} - before
+        if self.plan.failed(key):
+            self.board.withdraw(key)
+            self.gone.add(key)
+        self.told |= {s.number for s in self.plan.path(key) if self.board.ended(s.number)}  # who asks can see that
 
     def withdraw(self):
         if self.trials:

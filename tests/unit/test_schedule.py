@@ -1,6 +1,8 @@
 """The schedulers' rules, shown on simulated runs: no server, no clock."""
 
+import itertools
 import random
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -231,3 +233,115 @@ def test_what_comes_next_at_a_place_is_what_it_then_gets(name, seed):
     board.finish(first)
     scheduler.finished(first, 1.0)
     assert scheduler.choose(0) == coming
+
+
+# --- the default is random -----------------------------------------------------------------------------------------
+def orders(visits):
+    """{(configuration, iteration): its order of segments}."""
+    found = {}
+    for v in sorted(visits, key=lambda v: v.start):
+        found[v.key, v.unit.iteration] = *found.get((v.key, v.unit.iteration), ()), v.unit.segment
+    return found
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("configurations,segments,places", [(5, 3, 3), (2, 3, 3), (7, 2, 2), (4, 3, 6), (3, 2, 4)])
+def test_every_visit_order_is_equally_likely(configurations, segments, places, ahead):
+    """As long as no place does several segments, which cannot be visited at the same time then."""
+    counts = {}
+    for seed in range(400):
+        board = board_of(configurations, segments, 2)
+        board.serve(range(places))
+        source = random.Random(seed)
+        seconds = {key: source.uniform(1, 3) for key in range(1, configurations + 1)}
+        scheduler = SCHEDULERS["randomized"](board, seed, lambda number: number % 2)
+        key_of = {number: min(stage.trials) for number, stage in board.plan.stages.items()}
+        visits = simulate(board, scheduler, lambda u, s=seconds, k=key_of: s[k[u.stage]], ahead)
+        visits = [Keyed(v.unit, v.place, v.start, v.end, key_of[v.unit.stage]) for v in visits]
+        for passed, order in orders(visits).items():
+            counts.setdefault(passed, Counter())[order] += 1
+    permutations = list(itertools.permutations(range(segments)))
+    expected = 400 / len(permutations)
+    for count in counts.values():
+        square = sum((count[order] - expected) ** 2 / expected for order in permutations)
+        assert square < {2: 12.1, 6: 22.1}[len(permutations)] + 4, "one in 2,000 is above by chance, before the 4"
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_orders_are_random_within_a_run_too(ahead):
+    """The demo's shape: 16 configurations of 2 architectures, 2 segments, 12 iterations; units vary a little."""
+    same = []
+    for seed in range(20):
+        source = random.Random(seed)
+        visits = run("randomized", 16, 2, 12, seed=seed, ahead=ahead, alike={key: key % 2 for key in range(1, 17)},
+                     seconds=lambda key, unit, s=source: (1 + key % 2) * s.uniform(1, 1.05))
+        found = orders(visits)
+        first = Counter(order[0] for order in found.values())
+        assert 70 < first[0] < 192 - 70, "longest-first began 184 of 192 on the same segment"
+        same += [found[key, i] == found[key, i + 1] for key in range(1, 17) for i in range(1, 12)]
+    assert 0.46 < sum(same) / len(same) < 0.54
+
+
+def spread(kind, count, source):
+    """Seconds of the units of some configurations."""
+    return {"tenfold": lambda: [10 ** source.uniform(0, 1) for _ in range(count)],
+            "hundredfold": lambda: [10 ** source.uniform(0, 2) for _ in range(count)],
+            "two sizes": lambda: [source.choice([1, 8]) for _ in range(count)],
+            "one large": lambda: [8] + [1] * (count - 1)}[kind]()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("kind", ["tenfold", "hundredfold", "two sizes", "one large"])
+def test_at_random_takes_as_long_as_the_longest_first(kind, ahead):
+    ratios = []
+    for configurations, segments, iterations in [(16, 2, 8), (12, 4, 4), (30, 8, 4), (24, 8, 6)]:
+        for draw in range(4):
+            cost = spread(kind, configurations, random.Random(draw))
+            spans = [makespan(run(name, configurations, segments, iterations, seed=draw, ahead=ahead,
+                                  seconds=lambda key, unit, c=cost: c[key - 1]))
+                     for name in ("randomized", "longest-first")]
+            ratios.append(spans[0] / spans[1])
+    assert sum(ratios) / len(ratios) < 1.01
+
+
+# --- trees ---------------------------------------------------------------------------------------------------------
+def tree(source, trials, iterations):
+    """Trials of two architectures, whose learning rates fall at some iterations."""
+    plan = Plan()
+    for key in range(1, trials + 1):
+        model, falls = source.choice(["small", "large"]), source.sample(range(2, iterations + 1), 2)
+        plan.ask(key, identity.root(model), lambda i, f=falls, m=model: (f"{0.1 ** sum(i >= at for at in f):g}", m),
+                 source.choice([iterations // 2, iterations]))
+    return plan
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_tree_is_trained_once_from_its_roots_down(name):
+    plan = tree(random.Random(5), 20, 8)
+    assert plan.merge_rate() > 1.5
+    board = Board(plan, range(3))
+    visits = simulate(board, SCHEDULERS[name](board, 1), lambda unit: random.Random(repr(unit)).uniform(1, 2))
+    done = {}
+    for v in visits:
+        done.setdefault(v.unit.stage, []).append(v)
+    assert set(done) == set(plan.stages) and all(len(of) == 3 for of in done.values())
+    for number, of in done.items():
+        assert sorted(v.unit.segment for v in of) == [0, 1, 2]
+        of.sort(key=lambda v: v.start)
+        assert all(a.end <= b.start for a, b in itertools.pairwise(of))
+        parent = plan.stages[number].parent
+        assert parent is None or max(v.end for v in done[parent.number]) <= of[0].start
+
+
+def test_the_longest_path_first_takes_no_longer_than_level_by_level():
+    """TreeML's comparison (thesis 2021, section 6.3), simulated; and the default takes no longer either."""
+    spans = dict.fromkeys(SCHEDULERS, 0.0)
+    for draw in range(12):
+        for name in set(SCHEDULERS) - {"round-robin"}:
+            plan = tree(random.Random(draw), 12, 8)
+            board = Board(plan, range(2))
+            scheduler = SCHEDULERS[name](board, draw, lambda number, p=plan: p.stages[number].parameters[1])
+            spans[name] += makespan(simulate(board, scheduler, lambda unit, p=plan: (
+                8 if p.stages[unit.stage].parameters[1] == "large" else 1) + random.Random(repr(unit)).random() / 10))
+    assert spans["longest-first"] < spans["breadth-first"]
+    assert spans["randomized"] < 1.01 * spans["longest-first"]

@@ -53,27 +53,29 @@ class Plan:
         those on nobody's path so far and those whose metrics nobody wanted, parents first.
 
         `root`: the identity of where it starts; `parameters(iteration)` gives a stage's parameters; `evaluated`: a
-        container of the iterations whose metrics it wants, also of earlier ones. Stages at fault, and those below
-        them, are never returned: see `failed`.
+        container of the iterations whose metrics it wants, also of earlier ones. A path ends with the first stage that
+        is at fault, which is never returned: see `failed`.
         """
         path, found = self._paths.setdefault(mst_key, []), []
         for stage in path if evaluated else ():
             if stage.iteration in evaluated and self._evaluate(stage, mst_key) and not stage.failed:
                 found.append(stage)
         parent = path[-1] if path else None
+        if parent is not None and parent.failed:
+            return found
         for iteration in range(len(path) + 1, until + 1):
             values = tuple(parameters(iteration))
             name = identity.child(parent.identity if parent else root, values)
             stage = self._by_identity.get(name) or self._put(self._next, parent, iteration, name, values, mst_key)
             new = not stage.trials
-            if stage.failed or parent is not None and parent.failed:
-                stage.failed = True
             stage.trials.add(mst_key)
             self._wanted += new
             self._append(path, stage)
+            if stage.failed:
+                break
             if iteration in evaluated and self._evaluate(stage, mst_key):
                 new = True
-            if new and not stage.failed:
+            if new:
                 found.append(stage)
             parent = stage
         return found
@@ -98,7 +100,7 @@ class Plan:
         return list(self._paths.get(mst_key, ()))
 
     def failed(self, mst_key):
-        """True where a stage on the trial's path is at fault: what it asked for below it will never be run."""
+        """True where a stage on the trial's path is at fault: what it wants below will never be run."""
         path = self._paths.get(mst_key)
         return bool(path) and path[-1].failed
 

@@ -1,21 +1,23 @@
 """MADlib's schedule, in lockstep rounds: for comparison."""
 
+from random import Random
+
 from pg_mop.schedule.base import Scheduler
 
 
 class RoundRobin(Scheduler):
     """Every stage sits on one segment, all train, then all move on to the next segment, the last to the first.
 
-    The roots are shuffled once; a stage follows its parent. With more stages in an iteration than segments the surplus
-    rests, with fewer some segments do. A round begins when the round before it has ended everywhere, an iteration
-    when the one before has. Looks at all stages of an iteration for each unit.
+    The roots stand in a random order; a stage follows its parent. With more stages in an iteration than segments the
+    surplus rests, with fewer some segments do. A round begins when the round before it has ended everywhere, an
+    iteration when the one before has. Looks at all stages for each unit.
     """
 
     name = "round-robin"
 
     def __init__(self, board, seed, alike=None):
         super().__init__(board, seed, alike)
-        self.order = {}  # stage number -> where it stands among those of its iteration
+        self.seed, self.order = seed, {}  # stage number -> what it is sorted by
 
     def choose(self, place):
         board = self.board
@@ -43,9 +45,12 @@ class RoundRobin(Scheduler):
     def _slots(self, iteration):
         """The numbers of an iteration's stages that are wanted, as they stand."""
         stages = [s for s in self.board.plan.stages.values() if s.iteration == iteration and s.trials and not s.failed]
-        new = [s for s in stages if s.number not in self.order]
-        self.random.shuffle(new)
-        for stage in new:
-            above = self.order[stage.parent.number] if stage.parent is not None else ()
-            self.order[stage.number] = (*above, len(self.order))
-        return [s.number for s in sorted(stages, key=lambda s: self.order[s.number])]
+        return [s.number for s in sorted(stages, key=self._standing)]
+
+    def _standing(self, stage):
+        """What a stage is sorted by: first where its parent stands, then by chance, the same in a resumed run."""
+        path, number = [], stage.number
+        while number not in self.order and stage is not None:
+            path.append(Random(f"{self.seed} {stage.number}").random())
+            stage = stage.parent
+        return self.order.setdefault(number, tuple(reversed(path)))
