@@ -19,7 +19,6 @@ An error in a unit is kept until the unit's `end`, so that the other side never 
 
 import ctypes
 import gc
-import hashlib
 import itertools
 import os
 import signal
@@ -197,9 +196,8 @@ class Server:
         fit, kernels = self.fit, compiled.kernels
         before = kernels.compilations
         forced = None if unit["kernel"] == "auto" else unit["kernel"]
-        # whoever trains the same stage has the same order
-        random = np.random.default_rng([int(hashlib.sha256(unit["identity"].encode()).hexdigest()[:16], 16),
-                                        unit["segment"]])
+        # the same order for every configuration, so that it does not matter which of them share this iteration
+        random = np.random.default_rng([n & 0xFFFFFFFF for n in (unit["seed"], unit["iteration"], unit["segment"])])
         passes = []
 
         def one_pass(chunks, streams):

@@ -846,7 +846,7 @@ $$;
 -- `at_version`.
 CREATE FUNCTION @extschema@.mop_take_model(run bigint, run_epoch integer, of_stage integer, at_version integer,
     to_train boolean, ticket text DEFAULT @extschema@.mop_ticket(), OUT model_id integer, OUT mst_key integer,
-    OUT identity text, OUT compile_params text, OUT fit_params text, OUT model_arch text)
+    OUT compile_params text, OUT fit_params text, OUT model_arch text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     version integer;
@@ -857,8 +857,8 @@ BEGIN
         -- after the lock, for which this may have waited while the run was taken over
         PERFORM @extschema@.mop_own(run, ticket, run_epoch);
     END IF;
-    SELECT m.version, c.model_id, c.mst_key, s.identity, s.compile_params, s.fit_params, c.model_arch
-    INTO version, model_id, mst_key, identity, compile_params, fit_params, model_arch
+    SELECT m.version, c.model_id, c.mst_key, s.compile_params, s.fit_params, c.model_arch
+    INTO version, model_id, mst_key, compile_params, fit_params, model_arch
     FROM @extschema@.mop_stage s JOIN @extschema@.mop_model m USING (run_id, stage)
     JOIN @extschema@.mop_configuration c USING (run_id, mst_key)
     WHERE s.run_id = run AND s.stage = of_stage;

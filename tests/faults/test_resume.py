@@ -209,7 +209,8 @@ def test_sessions_that_wait_while_a_run_is_taken_over_see_that_it_was(db, data):
     taker, stale = db.another(), [db.another(), db.another()]
     taker.run(f"BEGIN; SELECT madlib.mop_reopen_run({run_id}, backend) FROM madlib.mop_tickets")
     stage = stage_of(db, run_id, 2, 3)
-    waiting = [Calling(stale[0], f"SELECT madlib.mop_begin_unit({run_id}, 1, {stage}, 3, 0, 'train', 'training', 9, 0)"),
+    waiting = [Calling(stale[0], f"SELECT madlib.mop_begin_unit({run_id}, 1, {stage}, 3, 0, 'train', 'training', 9, "
+                                 "0)"),
                Calling(stale[1], f"SELECT madlib.mop_take_model({run_id}, 1, {stage}, (SELECT version FROM "
                                  f"madlib.mop_model WHERE (run_id, stage) = ({run_id}, {stage})), true)")]
     assert eventually(lambda: db.value("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'") == 2)

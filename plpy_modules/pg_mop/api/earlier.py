@@ -17,7 +17,8 @@ class Earlier:
         self.sessions = run["sessions"]
         self.seed, self.num_iterations = run["seed"], run["num_iterations"]
         parameters = run["parameters"]
-        self.arguments, self.settings = parameters["arguments"], parameters["settings"]
+        self.arguments = parameters["arguments"]
+        self.settings = {"sharing": False, **parameters["settings"]}  # before 0.4.0 nothing was shared
         self.tables = parameters.get("tables", {})
         self.averaging = self.function == "madlib_keras_fit" and self.settings.get("fit_strategy") == "averaging"
         self.read(journal)

@@ -76,8 +76,10 @@ class Training:
             raise MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
 
     def _adopt(self, earlier):
-        """Compute as the earlier run did, whatever is set now."""
+        """Compute as the earlier run did, whatever is set now. (A replay may train each configuration by itself.)"""
+        alone = earlier.replay and not self.options["sharing"]
         self.options.update({name: earlier.settings[name] for name in SAME if name in earlier.settings})
+        self.options["sharing"] = self.options["sharing"] and not alone
 
     # --- checks -------------------------------------------------------------------------------------
     def check(self, configurations, functions):

@@ -56,6 +56,7 @@ class Executor:
     def go(self):
         """Run until nothing is left to do. Raises MopError where the whole run cannot go on."""
         self.steering.begin(self)
+        self._release(self.plan.stages[number] for number in list(self.generations.where))  # of one that has gone
         self._dispatch()
         while not (self.board.done and self.steering.done):
             busy = [s for s in self.sessions.by_place.values() if s.work]
@@ -92,9 +93,7 @@ class Executor:
         """Do nothing more for a configuration but to end the iteration that it is in."""
         before = self.plan.path(mst_key)
         self.board.withdraw(mst_key)
-        for stage in before:
-            if not stage.trials and stage.parent is not None:
-                self.waiting.get(stage.parent.number, set()).discard(stage.number)
+        self._need_no_parent(stage for stage in before if not stage.trials)
         self.catalog.withdraw(self.run_id, mst_key, len(self.plan.path(mst_key)), reason)
 
     def pin(self, stage, instead=None):
@@ -102,15 +101,31 @@ class Executor:
         self.pinned.add(stage)
         if instead is not None:
             self.pinned.discard(instead)
-            if self._is_unneeded(self.plan.stages[instead]):
-                self.catalog.release_states(self.run_id, [instead])
-                self.generations.release([instead])
+            self._release([self.plan.stages[instead]])
 
     def _wait_for(self, stages):
         for stage in stages:
             if stage.parent is not None and stage.number not in self.versions and stage.trials and not (
                     stage.failed or stage.trained):
                 self.waiting.setdefault(stage.parent.number, set()).add(stage.number)
+
+    def _need_no_parent(self, stages):
+        """These stages will not begin, or have begun: they need their parents' states no longer."""
+        parents = []
+        for stage in stages:
+            if stage.parent is not None:
+                self.waiting.get(stage.parent.number, set()).discard(stage.number)
+                parents.append(stage.parent)
+        self._release(parents)
+
+    def _release(self, stages):
+        """Give those of the stages' states up that nobody will read any more."""
+        gone = [] if self.board.shares_states else [
+            stage.number for stage in stages
+            if self.generations.has(stage.number) and not self.reading[stage.number] and self._is_unneeded(stage)]
+        if gone:
+            self.catalog.release_states(self.run_id, gone)
+            self.generations.release(gone)
 
     def _is_unneeded(self, stage, but_for=None):
         """True where nobody will read the stage's state any more, but for its child `but_for`."""
@@ -246,11 +261,10 @@ class Executor:
         self.ready_since[unit.stage] = time.time()
         if unit.kind == "train":
             self._read(unit)
-            stage = self.plan.stages[unit.stage]
             self.versions[unit.stage] = self._version(unit.stage) + 1
-            if stage.parent is not None:
-                self.waiting.get(stage.parent.number, set()).discard(unit.stage)
             self.generations.finished(unit.stage, released, self._is_movable)
+            # where children began side by side, each had left the state to the others
+            self._need_no_parent([self.plan.stages[unit.stage]])
         ended = self.board.finish(unit)
         if unit.kind == "train" and self.board.shares_states:
             self._release_replicas(unit.iteration)
@@ -348,6 +362,8 @@ class Executor:
     def give_up(self, keys, message, blame="place"):
         """Note that configurations have failed."""
         self.failed.update(dict.fromkeys(keys, message))
+        if blame == "configuration":  # else it may be resumed
+            self._need_no_parent([self.plan.stages[unit.stage]])
         self.catalog.fail_configurations(self.run_id, keys, message, blame)
 
 

@@ -112,7 +112,7 @@ class _Work:
             ["bigint", "integer", "integer", "integer", "boolean", "text"],
             [self.unit["run_id"], self.unit["epoch"], model["stage"], version, self.train, self.ticket])[0]
         return {"stage": model["stage"], "mst_key": row["mst_key"], "model_id": row["model_id"],
-                "iteration": model["iteration"], "identity": row["identity"], "architecture": row["model_arch"],
+                "iteration": model["iteration"], "architecture": row["model_arch"],
                 "compile_params": row["compile_params"], "fit_params": row["fit_params"],
                 "passes_left": model["passes_left"], "run_passes_left": model["run_passes_left"],
                 # version 0 has no state, or weights alone: of a warm start or of the architecture table
