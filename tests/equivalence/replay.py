@@ -3,6 +3,9 @@
 The job holds, for each configuration: architecture JSON, Keras optimizer and loss, batch size, epochs, the Keras seed
 of the initial weights, and the packed rows of the segments in the order of its visits. With `average`, every visit is
 a replica's, whose weights are averaged after each of the job's iterations. It knows nothing of pg_mop.
+
+What changes while a configuration is trained, a visit says itself: arguments of the optimizer, batch_size,
+class_weight, dropout (the rate of all Dropout layers); learning_rates, one for each batch.
 """
 
 import base64
@@ -36,10 +39,26 @@ def compiled(job, jit_compile):
 def train(model, job, visit):
     x = np.concatenate([array(b) for b in visit["x"]])
     y = np.concatenate([array(b) for b in visit["y"]])
+    size, rates = visit.get("batch_size", job["batch_size"]), iter(visit.get("learning_rates", ()))
+    change(model, visit)
     for _ in range(job["epochs"]):
-        for start in range(0, len(x), job["batch_size"]):
-            model.train_on_batch(x[start:start + job["batch_size"]], y[start:start + job["batch_size"]])
+        for start in range(0, len(x), size):
+            if "learning_rates" in visit:
+                model.optimizer.learning_rate = next(rates)
+            model.train_on_batch(x[start:start + size], y[start:start + size], class_weight=visit.get("class_weight"))
     return len(x)
+
+
+def change(model, visit):
+    """Give the model the numbers that the visit has."""
+    visit["class_weight"] = {int(k): v for k, v in visit["class_weight"].items()} if "class_weight" in visit else None
+    changed = [(model.optimizer, name, value) for name, value in visit.get("arguments", {}).items()]
+    if "dropout" in visit:
+        changed += [(layer, "rate", visit["dropout"]) for layer in model.layers if hasattr(layer, "rate")]
+    for where, name, value in changed:
+        setattr(where, name, value)
+    if changed:
+        model.make_train_function(force=True)  # most of them are constants of what was compiled
 
 
 def encoded(weights):
