@@ -3,10 +3,11 @@
 import pathlib
 import runpy
 
+import psycopg2
 import pytest
 
-from conftest import ROOT, Client, connect
-from workload import ADAM, dense, fit, load, make_data, selection
+from conftest import ROOT, Calling, Client, connect, eventually
+from workload import ADAM, assert_invariants, dense, fit, last_run, load, make_data, selection
 
 OLDER = sorted(p.stem.split("--")[1] for p in (pathlib.Path(__file__).parent / "versions").glob("*.sql"))
 
@@ -166,4 +167,107 @@ def test_a_session_from_before_the_update_gets_the_new_versions_modules(db, tmp_
     assert client.value("SELECT next_version()") == [str(home), "False"]
     client.run("DO LANGUAGE plpython3u $$\nimport pg_mop.database\npg_mop.database.before = True\n$$")
     assert client.value("SELECT next_version()") == [str(home), "True"], "once per session"
+    client.close()
+
+
+# table of 0.3.0 -> its rows as the catalog of today has them
+ROWS = {
+    "mop_run": "SELECT r.*, parameters::jsonb #- '{settings,sharing}' AS parameters FROM madlib.mop_run r",
+    "mop_configuration": "SELECT * FROM madlib.mop_configuration", "mop_segment": "SELECT * FROM madlib.mop_segment",
+    **{table: f"SELECT s.mst_key, s.iteration, t.* FROM madlib.{table} t JOIN madlib.mop_stage s USING (run_id, stage)"
+       for table in ("mop_unit", "mop_metric", "mop_partial")}}
+STATES = ("SELECT mst_key, version, bytes, madlib.mop_read_state(run_id, stage, version) AS data FROM madlib.mop_model "
+          "JOIN madlib.mop_stage USING (run_id, stage) WHERE run_id = %s AND generation IS NOT NULL ORDER BY version")
+SHOWN = {
+    "mop_runs": "status, function, seed, scheduler, num_iterations, configurations, segments, started_at, finished_at",
+    "mop_units": "mst_key, iteration, segment, kind, dataset, attempt, status, kernel, rows, loss, metric, started_at, "
+                 "finished_at, shared",
+    "mop_metrics": "mst_key, iteration, dataset, name, value",
+    "mop_visit_order": "mst_key, iteration, position, segment, shared",
+    "mop_progress": "mst_key, units_done, units_total, iteration, last_loss, status",
+    "mop_trials": "mst_key, model_id, compile_params, fit_params, status, iterations, metrics_iterations, "
+                  "training_loss, training_metric, reason",
+    "mop_stages": "iteration, mst_keys, units_done, parent IS NULL AS begins",
+}
+
+
+def write_as_0_3_0(db, client, run_id):
+    """Write a run and its states into the catalog of another database, which is of 0.3.0."""
+    client.run("INSERT INTO madlib.mop_owner SELECT 1, 'postgres', 'postgres' WHERE NOT EXISTS (SELECT 1 FROM "
+               "madlib.mop_owner)")
+    for table, rows in ROWS.items():
+        client.run(f"INSERT INTO madlib.{table} SELECT * FROM json_populate_recordset(NULL::madlib.{table}, %s)",
+                   [db.value(f"SELECT coalesce(json_agg(r), '[]')::text FROM ({rows}) r WHERE run_id = {run_id}")])
+    client.run("UPDATE madlib.mop_segment s SET fingerprint = (SELECT count(*) || ':' || md5(string_agg(concat_ws(',', "
+               "tableoid, ctid, xmin), ';' ORDER BY tableoid, ctid)) FROM flowers_packed WHERE __dist_key__ = segment)")
+    client.run("INSERT INTO madlib.mop_model (run_id, mst_key) SELECT run_id, mst_key FROM madlib.mop_configuration "
+               "WHERE run_id = %s", [run_id])
+    client.run("SELECT madlib.mop_new_generation(%s, 1)", [run_id])
+    for row in db.run(STATES, [run_id]):
+        client.run(f"INSERT INTO madlib.mop_state_{run_id}_1 VALUES (%s, %s, 0, %s)",
+                   [row["mst_key"], row["version"], row["data"]])
+        client.run("UPDATE madlib.mop_model SET version = %s, bytes = %s, kept_generation = generation, generation = 1 "
+                   "WHERE (run_id, mst_key) = (%s, %s)", [row["version"], row["bytes"], run_id, row["mst_key"]])
+
+
+def test_runs_of_0_3_0_read_right_and_go_on(db):
+    """A finished run, an unfinished one and one of averaging: of today, written as 0.3.0 had them."""
+    client = database(db.server, "of_0_3_0")
+    client.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib VERSION '0.3.0' CASCADE")
+    for each in (db, client):
+        each.run("SET pg_mop.kernel = plain; SET pg_mop.threads = 1")
+        make_data(each, segments=2)
+        load(each, "arch", dense())
+        selection(each, "mst", "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=10") for rate in (0.01, 0.02)])
+    db.run("BEGIN")
+    finished = fit(db, "flowers_packed", "models", "mst", 2, frequency=1)
+    db.run("SELECT madlib.madlib_keras_fit('flowers_packed', 'one', 'arch', 1, %s, 'batch_size=8', 2)",
+           [ADAM.format(0.01)])
+    averaging = last_run(db)
+    db.run("ROLLBACK")
+    stopped = db.another()
+    call = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'rest', 'mst', 3, FALSE, NULL, 1)"
+    stopped.run("SET pg_mop.kernel = plain; SET pg_mop.threads = 1; SET pg_mop.seed = 5")
+    running = Calling(stopped, call)
+    assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id > %s AND kind = 'train' "
+                                       "AND status = 'finished'", [averaging]) >= 5, 60)
+    db.run("SELECT pg_cancel_backend(%s)", [stopped.connection.info.backend_pid])
+    assert isinstance(running.end(), psycopg2.errors.QueryCanceled)
+    stopped.close()
+    unfinished = last_run(db)
+    for run_id in (finished, averaging, unfinished):
+        write_as_0_3_0(db, client, run_id)
+    client.run("INSERT INTO madlib.mop_output VALUES (%s), (%s)", [finished, averaging])
+    client.run("SELECT setval('madlib.mop_run_run_id_seq', %s); SELECT setval('madlib.mop_owner_owner_seq', 1)",
+               [unfinished])
+    client.run("ALTER EXTENSION pg_mop UPDATE")
+    for view, columns in SHOWN.items():
+        shown, wanted = (each.run(f"SELECT run_id, {columns} FROM madlib.{view} WHERE run_id = ANY (%s) ORDER BY 1, 2, "
+                                  "3, 4, 5", [[finished, averaging, unfinished]]) for each in (client, db))
+        assert wanted and shown == wanted, view
+    assert client.run("SELECT count(*) AS parents FROM madlib.mop_stages s JOIN madlib.mop_stages p ON (p.run_id, "
+                      "p.stage, p.mst_keys, p.iteration) = (s.run_id, s.parent, s.mst_keys, s.iteration - 1)") == [
+        {"parents": 2 * 1 + 2 * 1 + 2 * 2}]
+    assert client.run("SELECT DISTINCT merge_rate FROM madlib.mop_runs") == [{"merge_rate": 1}]
+    # every state is its stage's
+    for run_id in (finished, averaging, unfinished):
+        states, wanted = ([(row["mst_key"], row["version"], bytes(row["data"])) for row in each.run(STATES, [run_id])]
+                          for each in (client, db))
+        assert wanted and sorted(states) == sorted(wanted)
+    units = client.run("SELECT mst_key, iteration, segment, finished_at FROM madlib.mop_units WHERE run_id = %s AND "
+                       "status = 'finished'", [unfinished])
+    client.connection.notices.clear()
+    client.run(call)
+    assert any(f"going on with run {unfinished} of the same call" in n for n in client.connection.notices)
+    assert_invariants(client, unfinished)
+    done = client.run("SELECT mst_key, iteration, segment, finished_at FROM madlib.mop_units WHERE run_id = %s AND "
+                      "status = 'finished'", [unfinished])
+    assert all(unit in done for unit in units) and len(done) == 2 * 3 * (2 + 2)
+    for run_id, own in ((unfinished, "rest"), (finished, None)):
+        client.run("SELECT madlib.mop_replay(%s, 'again')", [run_id])
+        if own:
+            assert client.value("SELECT bool_and(a.model_weights = b.model_weights) FROM again a JOIN rest b USING "
+                                "(mst_key)")
+        client.run("DROP TABLE again, again_info, again_summary")
+    assert client.value("SELECT madlib.mop_drop_states(%s)", [averaging]) == ""
     client.close()
