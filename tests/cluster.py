@@ -18,7 +18,8 @@ FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 class Cluster:
     """A running cluster of this checkout's programs under a temporary directory `home`; `log` is its log file.
 
-    `settings`: its postgresql.conf; by default without fsync, and with both doors, TCP on 127.0.0.1 and a socket.
+    `settings`: its postgresql.conf; by default without fsync, and with both doors, TCP on 127.0.0.1 and a socket. Runs
+    train anew what earlier ones have trained: most tests are of training.
     `small_mb`: mounts a disk of that size at `small`; `clock`: its clock is what set_clock says.
     """
 
@@ -31,7 +32,7 @@ class Cluster:
         self.process = self.password = None
         self.port = free_port()
         settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": self.home, "port": self.port,
-                    "fsync": "off", "logging_collector": "off", **settings}
+                    "fsync": "off", "logging_collector": "off", "pg_mop.reuse": "off", **settings}
         self.host = settings["listen_addresses"] or settings["unix_socket_directories"]
         subprocess.run([self.bin / "initdb", "-D", self.data, "-U", "postgres", "-A", "trust", "-E", "UTF8",
                         "--locale=C.UTF-8", "--no-sync"], check=True, capture_output=True)

@@ -356,14 +356,14 @@ class Executor:
         """The unit's stage cannot be trained: all configurations that need it have failed."""
         message = f"{unit.kind} unit of iteration {unit.iteration} on segment {unit.segment}: {message}"
         keys = self.board.fail(unit.stage)
+        if blame == "configuration":  # else it may be resumed
+            self._need_no_parent([self.plan.stages[unit.stage]])
         self.give_up(keys, message, blame)
         self.steering.failed(keys)
 
     def give_up(self, keys, message, blame="place"):
         """Note that configurations have failed."""
         self.failed.update(dict.fromkeys(keys, message))
-        if blame == "configuration":  # else it may be resumed
-            self._need_no_parent([self.plan.stages[unit.stage]])
         self.catalog.fail_configurations(self.run_id, keys, message, blame)
 
 
