@@ -742,7 +742,8 @@ END
 $$;
 
 -- Takes stages over that earlier runs of the role have trained: [{"stage", "run", "of" (the stage there), "state"
--- (whether the state is needed)}, ...]. All of them, or none and false: where one is no longer there.
+-- (whether the state is needed), "scored" (whether all metrics are known)}, ...]. All of them, or none and false: where
+-- one is no longer there.
 CREATE FUNCTION @extschema@.mop_adopt(run bigint, run_epoch integer, stages json,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -755,9 +756,10 @@ BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
     target := (SELECT max(g.generation) FROM @extschema@.mop_generation g WHERE g.run_id = run);
     FOR one IN
-        SELECT a.stage, a.of, a.run AS of_run, a.state, m.version, m.generation, m.bytes,
+        SELECT a.stage, a.of, a.run AS of_run, a.state, a.scored, m.version, m.generation, m.bytes,
                coalesce(t.source_run, t.run_id) AS origin_run, coalesce(t.source_stage, t.stage) AS origin_stage
-        FROM json_to_recordset(stages) AS a(stage integer, run bigint, "of" integer, state boolean)
+        FROM json_to_recordset(stages) AS a(stage integer, run bigint, "of" integer, state boolean,
+            scored boolean)
         JOIN @extschema@.mop_stage s ON s.run_id = $1 AND s.stage = a.stage
         JOIN @extschema@.mop_stage t ON t.run_id = a.run AND t.stage = a.of AND t.identity = s.identity
         JOIN @extschema@.mop_model m ON m.run_id = a.run AND m.stage = a.of
@@ -783,7 +785,7 @@ BEGIN
         WHERE s.run_id = run AND s.stage = one.stage;
         INSERT INTO @extschema@.mop_metric (run_id, stage, dataset, loss, metric, metrics)
         SELECT run, one.stage, x.dataset, x.loss, x.metric, x.metrics FROM @extschema@.mop_metric x
-        WHERE x.run_id = one.of_run AND x.stage = one.of
+        WHERE one.scored AND x.run_id = one.of_run AND x.stage = one.of
         AND @extschema@.mop_same_segments(run, one.of_run, x.dataset)
         ON CONFLICT DO NOTHING;
         missing := missing - 1;

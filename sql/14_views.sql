@@ -16,7 +16,11 @@ CREATE VIEW @extschema@.mop_runs WITH (security_barrier) AS
 SELECT run_id, (SELECT coalesce(a.rolname, 'unknown (' || o.role || ')')::name FROM @extschema@.mop_owner o
                 LEFT JOIN pg_roles a ON a.oid = o.who WHERE o.owner = r.owner) AS owner,
        @extschema@.mop_status(status, coordinator_pid, coordinator_start, 'failed') AS status, function,
-       source_table, model_output_table, seed, scheduler, num_iterations, configurations, segments, started_at,
+       source_table, model_output_table, seed, scheduler, num_iterations,
+       -- of a search, those that it has come to
+       CASE WHEN configurations > 0 THEN configurations ELSE (
+           SELECT count(*)::integer FROM @extschema@.mop_configuration c WHERE c.run_id = r.run_id) END
+           AS configurations, segments, started_at,
        finished_at, error, validation_table,
        (SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM @extschema@.mop_generation g
         JOIN pg_class c ON c.relnamespace = '@extschema@'::regnamespace

@@ -29,4 +29,5 @@ GRANT SELECT ON @extschema@.mop_runs, @extschema@.mop_progress, @extschema@.mop_
 -- row security shows a role its own; nobody but the extension's owner writes
 GRANT SELECT ON @extschema@.mop_run, @extschema@.mop_configuration, @extschema@.mop_segment, @extschema@.mop_unit,
     @extschema@.mop_model, @extschema@.mop_generation, @extschema@.mop_metric, @extschema@.mop_owner,
-    @extschema@.mop_stage, @extschema@.mop_request, @extschema@.mop_search_log, @extschema@.mop_checkpoint TO mop_user;
+    @extschema@.mop_stage, @extschema@.mop_request, @extschema@.mop_search_log, @extschema@.mop_checkpoint,
+    @extschema@.mop_wish TO mop_user;

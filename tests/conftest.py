@@ -87,8 +87,6 @@ def db(server, request):
     maker = connect(server, "postgres")
     maker.cursor().execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
     maker.cursor().execute(f'CREATE DATABASE "{name}"')
-    # what a test calls is to be trained, whatever was before
-    maker.cursor().execute(f'ALTER DATABASE "{name}" SET pg_mop.reuse = off')
     client = Client(server, name)
     client.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE")
     yield client

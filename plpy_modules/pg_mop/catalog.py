@@ -317,7 +317,8 @@ class Catalog:
         """Take stages over: `stages` as plan.reuse gives them. False where one is no longer there: none is taken."""
         return self.execute(
             f"SELECT {self.schema}.mop_adopt(%s, %s, %s) AS done", (run_id, self.epoch, json.dumps(
-                [{"stage": stage.number, "run": known.run, "of": known.stage, "state": state}
+                [{"stage": stage.number, "run": known.run, "of": known.stage, "state": state,
+                  "scored": known.scored}
                  for stage, known, state in stages])))[0]["done"]
 
     def keep_checkpoints(self, run_id):

@@ -115,18 +115,22 @@ class Search(Training):
         self.metrics_iterations = []
         if self.options["seed"] is None:
             self.options["seed"] = secrets.randbits(31)
-        self.proposal_seed = a["random_state"] if a["random_state"] is not None else self.options["seed"]
+        self.random_state = a["random_state"]
         self.object_table = a["object_table"]
         self.functions = None if self.object_table is None else object_table.check(db, self.object_table)
         self.metric, self.dataset, self.goal = self.read_metric(a["metric"] or "loss")
         self.known = []
         if a.get("continue_from") is not None:
             self.known = self._known(a["continue_from"])
-        self.configurations = []
-        if earlier is not None:
-            self.configurations = [{**c, "error": None} for c in earlier.configurations]
-        self.check(self.configurations, self.functions)
+        self.check([], self.functions)
         self._check_space()
+
+    @property
+    def proposal_seed(self):
+        return self.random_state if self.random_state is not None else self.options["seed"]
+
+    def take_up(self, earlier):
+        self.check([{**c, "error": None} for c in earlier.configurations], self.functions)
 
     # --- arguments --------------------------------------------------------------------------------
     def read_procedure(self, a):

@@ -81,6 +81,9 @@ class Training:
         self.options.update({name: earlier.settings[name] for name in SAME if name in earlier.settings})
         self.options["sharing"] = self.options["sharing"] and not alone
 
+    def take_up(self, earlier):
+        """Go on with the configurations that an earlier run came to by itself."""
+
     # --- checks -------------------------------------------------------------------------------------
     def check(self, configurations, functions):
         """Check the configurations (see the class) with the custom functions of the object table `functions` (quoted).
@@ -236,6 +239,7 @@ class Training:
             if earlier is not None:
                 self._check_unchanged(earlier)
                 self._adopt(earlier)
+                self.take_up(earlier)
             self.seed = options["seed"] if options["seed"] is not None else secrets.randbits(31)
             resumes = earlier is not None and not earlier.replay
             sessions = None

@@ -1,0 +1,172 @@
+"""What an earlier run has trained is not trained again: checkpoints, their budget, mop_more."""
+
+import pytest
+
+from workload import ADAM, dense, fit, load, make_data, selection
+
+
+@pytest.fixture(scope="module")
+def data(db):
+    db.run("SET pg_mop.reuse = on; SET pg_mop.kernel = 'plain'")
+    make_data(db, segments=2)
+    db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed')")
+    load(db, "arch", dense(), dense(16))
+    selection(db, "mst", "arch", [(1, ADAM.format("MultiStep(0.05, [2], 0.1)"), "batch_size=8"),
+                                  (1, ADAM.format(0.05), "batch_size=8"), (2, ADAM.format(0.05), "batch_size=8")])
+
+
+@pytest.fixture
+def anew(db, data):
+    db.run("RESET pg_mop.checkpoint_mb; SET pg_mop.reuse = on; SET pg_mop.seed = 5")
+    db.run("SELECT madlib.mop_drop_checkpoints()")
+    db.run("DELETE FROM madlib.mop_run")
+
+
+def units(db, run_id, kind="train"):
+    return db.value("SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND kind = %s", [run_id, kind])
+
+
+def weights(db, table):
+    return {r["mst_key"]: bytes(r["model_weights"]) for r in db.run(f"SELECT mst_key, model_weights FROM {table}")}
+
+
+@pytest.mark.slice
+def test_the_same_again_returns_at_once_with_its_metrics(db, anew):
+    first = fit(db, "flowers_packed", "models", "mst", iterations=4, frequency=2)
+    second = fit(db, "flowers_packed", "again", "mst", iterations=4, frequency=2)
+    assert units(db, first) == (2 + 2 + 2 + 4) * 2 and units(db, second) == units(db, second, "evaluate") == 0
+    assert weights(db, "again") == weights(db, "models")
+    info = "SELECT mst_key, training_loss, training_metrics, all_metrics::text FROM {}_info ORDER BY 1"
+    assert db.run(info.format("again")) == db.run(info.format("models"))
+    order = ("SELECT mst_key, iteration, position, segment FROM madlib.mop_visit_order WHERE run_id = %s "
+             "ORDER BY 1, 2, 3")
+    assert db.run(order, [second]) == db.run(order, [first])
+    sources = db.run("SELECT DISTINCT source_run FROM madlib.mop_stages WHERE run_id = %s", [second])
+    assert sources == [{"source_run": first}]
+    # what was taken over can be replayed
+    db.run("DROP TABLE IF EXISTS replayed, replayed_info, replayed_summary; SELECT madlib.mop_replay(%s, 'replayed')",
+           [second])
+    assert weights(db, "replayed") == weights(db, "models")
+
+
+def test_more_iterations_train_those_alone(db, anew):
+    fit(db, "flowers_packed", "models", "mst", iterations=2)
+    longer = fit(db, "flowers_packed", "longer", "mst", iterations=5)
+    assert units(db, longer) == 3 * 3 * 2
+    db.run("DROP TABLE IF EXISTS whole, whole_info, whole_summary; SET pg_mop.reuse = off; "
+           "SELECT madlib.mop_replay(%s, 'whole')", [longer])
+    assert weights(db, "whole") == weights(db, "longer"), "as if trained at one go"
+
+
+def test_only_the_same_is_taken_over(db, anew):
+    """Another seed, other rows, another kernel, another architecture: nothing is shared."""
+    fit(db, "flowers_packed", "models", "mst", iterations=2)
+    whole = (2 + 2) * 2
+
+    def trained(sql="SELECT 1", packed="flowers_packed", back="SELECT 1"):
+        db.run(sql)
+        run_id = fit(db, packed, "other", "mst", iterations=2)
+        db.run(back)
+        return units(db, run_id)
+
+    assert trained("SET pg_mop.seed = 6", back="SET pg_mop.seed = 5") == whole
+    assert trained("SET pg_mop.kernel = 'loop'", back="SET pg_mop.kernel = 'plain'") == whole
+    assert trained("SET pg_mop.reuse = off", back="SET pg_mop.reuse = on") == whole
+    db.run("CREATE TABLE copied_packed AS SELECT * FROM flowers_packed; CREATE TABLE copied_packed_summary AS "
+           "SELECT * FROM flowers_packed_summary")
+    assert trained(packed="copied_packed") == whole
+    assert trained() == 0
+
+
+def test_another_validation_table_is_evaluated_and_nothing_trained(db, anew):
+    fit(db, "flowers_packed", "models", "mst", iterations=2)
+    run_id = fit(db, "flowers_packed", "validated", "mst", iterations=2, validation="flowers_val")
+    assert units(db, run_id) == 0 and units(db, run_id, "evaluate") > 0
+    assert db.value("SELECT count(validation_loss_final) FROM validated_info") == 3
+    assert weights(db, "validated") == weights(db, "models")
+
+
+def test_the_budget_is_kept_and_what_is_evicted_is_trained_again(db, anew):
+    fit(db, "flowers_packed", "models", "mst", iterations=3)
+    assert db.value("SELECT count(*) FROM madlib.mop_checkpoints") >= 3
+    assert db.value("SELECT sum(bytes) > 0 AND bool_and(seconds > 0) FROM madlib.mop_checkpoints")
+    db.run("SET pg_mop.checkpoint_mb = 0")
+    again = fit(db, "flowers_packed", "again", "mst", iterations=3)
+    assert units(db, again) > 0 and db.value("SELECT count(*) FROM madlib.mop_checkpoints") == 0
+    assert db.value("SELECT count(*) FROM madlib.mop_generation WHERE run_id <> %s", [again]) == 0, "the disk is free"
+
+
+@pytest.mark.parametrize("kept", range(5))
+def test_whatever_has_been_evicted_the_result_is_right(db, anew, kept):
+    """Any one checkpoint is left: what is trained from there on is what the log says."""
+    first = fit(db, "flowers_packed", "models", "mst", iterations=3)
+    stages = [r["stage"] for r in db.run("SELECT stage FROM madlib.mop_checkpoints ORDER BY stage")]
+    gone = [s for number, s in enumerate(stages) if number != kept]
+    db.run("DELETE FROM madlib.mop_checkpoint WHERE stage = ANY (%s); UPDATE madlib.mop_model SET generation = NULL "
+           "WHERE run_id = %s AND stage = ANY (%s)", [gone, first, gone])
+    run_id = fit(db, "flowers_packed", "again", "mst", iterations=4)
+    db.run("DROP TABLE IF EXISTS whole, whole_info, whole_summary; SET pg_mop.reuse = off; "
+           "SELECT madlib.mop_replay(%s, 'whole')", [run_id])
+    assert weights(db, "whole") == weights(db, "again")
+
+
+def test_a_run_that_takes_over_is_resumed(db, anew):
+    fit(db, "flowers_packed", "models", "mst", iterations=2)
+    db.run("DROP TABLE IF EXISTS rolled, rolled_info, rolled_summary; BEGIN")
+    db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'rolled', 'mst', 4, FALSE)")
+    run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs")
+    db.run("ROLLBACK")
+    done = units(db, run_id)
+    db.run("SELECT madlib.mop_drop_checkpoints()")  # its own are not its to drop: its output is not written
+    db.run("SELECT madlib.mop_resume(%s)", [run_id])
+    assert units(db, run_id) == done and len(weights(db, "rolled")) == 3
+
+
+def test_more_trains_a_finished_configuration_on(db, anew):
+    first = fit(db, "flowers_packed", "models", "mst", iterations=3, frequency=1)
+    before, others = weights(db, "models"), db.run("SELECT * FROM models_info WHERE mst_key <> 2 ORDER BY 1")
+    history = db.value("SELECT training_loss FROM models_info WHERE mst_key = 2")
+    db.run("SELECT madlib.mop_more(%s, 2, 2)", [first])
+    more = db.value("SELECT max(run_id) FROM madlib.mop_runs")
+    assert units(db, more) == 2 * 2
+    after = weights(db, "models")
+    assert after[2] != before[2] and {k: after[k] for k in (1, 3)} == {k: before[k] for k in (1, 3)}
+    row = db.run("SELECT iteration, training_loss FROM models_info WHERE mst_key = 2")[0]
+    assert row["iteration"] == 5 and row["training_loss"][:3] == history and len(row["training_loss"]) == 5
+    assert db.run("SELECT * FROM models_info WHERE mst_key <> 2 ORDER BY 1") == others
+    # and when the checkpoint has gone, from the beginning
+    db.run("SELECT madlib.mop_drop_checkpoints()")
+    db.run("SELECT madlib.mop_more(%s, 1, 1)", [first])
+    assert db.value("SELECT iteration FROM models_info WHERE mst_key = 1") == 4
+
+
+@pytest.mark.parametrize("call,text", [
+    ("mop_more(0, 1, 1)", "there is no run 0"), ("mop_more({run}, 9, 1)", "has no mst_key 9"),
+    ("mop_more({run}, 1, 0)", "iterations must be at least 1"), ("mop_more(NULL, 1, 1)", "there is no run NULL")])
+def test_more_of_what_is_not_there_is_refused(db, anew, call, text):
+    run_id = fit(db, "flowers_packed", "models", "mst", iterations=1)
+    assert text in str(db.error("SELECT madlib." + call.format(run=run_id)))
+    db.run("DROP TABLE models_info")
+    assert "does not exist" in str(db.error(f"SELECT madlib.mop_more({run_id}, 1, 1)"))
+    db.run("DROP TABLE models, models_summary")
+
+
+def test_two_roles_never_share(db, anew):
+    fit(db, "flowers_packed", "models", "mst", iterations=1)
+    db.run("DROP ROLE IF EXISTS bert; CREATE ROLE bert LOGIN; GRANT mop_user TO bert; CREATE SCHEMA bert "
+           "AUTHORIZATION bert; GRANT SELECT ON ALL TABLES IN SCHEMA public TO bert")
+    bert = db.another("bert")
+    bert.run("SET search_path = bert, public; SET pg_mop.reuse = on; SET pg_mop.seed = 5; SET pg_mop.kernel = 'plain'")
+    bert.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'bert.his', 'mst', 1, FALSE)")
+    run_id = bert.value("SELECT max(run_id) FROM madlib.mop_runs")
+    assert units(db, run_id) > 0
+    assert bert.value("SELECT count(DISTINCT run_id) FROM madlib.mop_checkpoints") == 1
+    own = bert.value("SELECT max(run_id) FROM madlib.mop_runs")
+    theirs = db.value("SELECT min(run_id) FROM madlib.mop_runs")
+    assert "there is no run" in str(bert.error(
+        f"SELECT madlib.mop_adopt({theirs}, 1, '[]')"))
+    stolen = f'[{{"stage": 1, "run": {theirs}, "of": 1, "state": true}}]'
+    assert "taken over" in str(bert.error(f"SELECT madlib.mop_adopt({own}, 9, '{stolen}')"))
+    assert bert.value(f"SELECT madlib.mop_adopt({own}, 1, '{stolen}')") is False
+    bert.close()
+    db.run("DROP OWNED BY bert; DROP ROLE bert")

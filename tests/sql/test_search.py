@@ -1,0 +1,250 @@
+"""mop_search: what its procedures make of a real run, people's hands, what it resumes from, and what it refuses."""
+
+import pytest
+
+from conftest import Calling, eventually
+from workload import ADAM, dense, last_run, load, make_data
+
+SPACE = ("{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'optimizer_params_list': [{'optimizer': "
+         "['Adam'], 'lr': [0.001, 0.1, 'log']}], 'batch_size': [8, 16]}")
+GRID = SPACE.replace("[0.001, 0.1, 'log']", "[0.01, 0.05, MultiStep(0.05, [1], 0.1)]").replace("[8, 16]", "[8]")
+SLOW = GRID.replace("'batch_size': [8]", "'batch_size': [1], 'epochs': [20]")
+
+
+@pytest.fixture(scope="module")
+def data(db):
+    make_data(db, segments=2)
+    db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed')")
+    load(db, "arch", dense(), dense(16))
+
+
+def search(db, output="found", space=SPACE, procedure="asha", parameters="iterations=4, trials=8", **more):
+    db.run(f"DROP TABLE IF EXISTS {output}, {output}_info, {output}_summary, {output}_trials")
+    named = "".join(f", {name} => %({name})s" for name in more)
+    db.run(f"SELECT madlib.mop_search('flowers_packed', %(output)s, 'arch', %(space)s, %(procedure)s, %(parameters)s"
+           f"{named})", {"output": output, "space": space, "procedure": procedure, "parameters": parameters, **more})
+    return last_run(db)
+
+
+def told(db, run_id):
+    """What the procedure was told, in order."""
+    return [r["event"] for r in db.run("SELECT event FROM madlib.mop_search_log WHERE run_id = %s AND event ->> 0 = "
+                                       "'tell' ORDER BY number", [run_id])]
+
+
+@pytest.mark.slice
+def test_four_arguments_search_and_the_tables_say_what_was_found(db, data):
+    db.run("DROP TABLE IF EXISTS four, four_info, four_summary, four_trials")
+    db.run("SELECT madlib.mop_search('flowers_packed', 'four', 'arch', %s, max_trials => 12)", [SPACE])
+    run = assert_search_invariants(db, last_run(db))
+    trials = db.run("SELECT * FROM four_trials ORDER BY mst_key")
+    assert [t["mst_key"] for t in trials] == list(range(1, 13)) and run["configurations"] == 12
+    assert {t["status"] for t in trials} <= {"finished", "stopped"} and any(t["status"] == "finished" for t in trials)
+    best = min(trials, key=lambda t: t["metric_best"])
+    assert db.value("SELECT best_mst_key FROM four_summary") == best["mst_key"]
+    assert db.value("SELECT count(*) FROM four") == db.value("SELECT count(*) FROM four_info") == 12
+    for t in trials:
+        info = db.run("SELECT * FROM four_info WHERE mst_key = %s", [t["mst_key"]])[0]
+        assert info["training_loss"] == t["metric"] and info["iteration"] == t["iterations"] == t["metric_iters"][-1]
+        assert (t["reason"] is None) == (t["status"] == "finished")
+    # what was found predicts
+    db.run("DROP TABLE IF EXISTS guesses; SELECT madlib.madlib_keras_predict('four', 'flowers', 'id', 'x', 'guesses', "
+           "'prob', FALSE, %s)", [best["mst_key"]])
+    assert db.value("SELECT count(*) FROM guesses") == 300
+
+
+def assert_search_invariants(db, run_id):
+    """MOP's rules, of what the search asked for: every stage visits every segment once."""
+    run = db.run("SELECT * FROM madlib.mop_runs WHERE run_id = %s", [run_id])[0]
+    assert db.run("SELECT stage, count(*), count(DISTINCT segment) FROM madlib.mop_unit WHERE run_id = %s AND kind = "
+                  "'train' AND status = 'finished' GROUP BY stage HAVING (count(*), count(DISTINCT segment)) <> (2, 2)",
+                  [run_id]) == []
+    asked = {(r["stage"]) for r in db.run("SELECT DISTINCT stage FROM madlib.mop_request WHERE run_id = %s", [run_id])}
+    done = {(r["stage"]) for r in db.run("SELECT DISTINCT stage FROM madlib.mop_unit WHERE run_id = %s AND kind = "
+                                         "'train' AND status = 'finished'", [run_id])}
+    assert asked == done, "all that is asked for is run, and nothing else"
+    assert db.value("SELECT count(*) FROM madlib.mop_trials WHERE run_id = %s AND status NOT IN ('finished', "
+                    "'stopped')", [run_id]) == 0
+    return run
+
+
+@pytest.mark.parametrize("procedure,parameters", [
+    ("random", "iterations=2, trials=4"), ("successive-halving", "iterations=4, trials=4, reduction=2"),
+    ("hyperband", "iterations=4, reduction=2"), ("population", "iterations=4, population=4, interval=2"),
+    ("median-stopping", "iterations=4, trials=5, grace=1, others=2"), ("tpe", "iterations=2, trials=4"),
+    ("bohb", "iterations=4, reduction=2")])
+def test_every_procedure_comes_to_its_end(db, data, procedure, parameters):
+    if procedure in ("tpe", "bohb"):
+        pytest.importorskip("optuna", reason=f"not run: {procedure} needs Optuna")
+    run_id = search(db, procedure=procedure, parameters=parameters, metric="accuracy",
+                    validation_table="flowers_val")
+    assert_search_invariants(db, run_id)
+    assert db.value("SELECT metric FROM found_summary") == "validation_accuracy"
+    best = db.run("SELECT max(t.metric_best) AS one, max(i.validation_metrics_final) AS other FROM found_trials t "
+                  "JOIN found_info i USING (mst_key)")[0]
+    assert best["one"] is not None and best["one"] >= best["other"]
+
+
+def test_a_grid_of_sequences_shares_its_beginnings(db, data):
+    run_id = search(db, space=GRID, procedure="grid", parameters="iterations=3")
+    run = assert_search_invariants(db, run_id)
+    trials = db.run("SELECT compile_params, iterations FROM found_trials")
+    assert len(trials) == 6 and {t["iterations"] for t in trials} == {3}
+    assert run["merge_rate"] == pytest.approx(18 / 16)  # of each architecture, two share the first iteration
+
+
+@pytest.mark.slice
+def test_a_cancelled_search_goes_on_as_if_nothing_had_happened(db, data):
+    """What it was told before is told again; it makes the same proposals; no unit is done twice."""
+    other = db.another()
+    other.run("DROP TABLE IF EXISTS halted, halted_info, halted_summary, halted_trials; SET pg_mop.seed = 7")
+    call = Calling(other, f"SELECT madlib.mop_search('flowers_packed', 'halted', 'arch', $s${SPACE}$s$, 'asha', "
+                          "'iterations=9, trials=12')")
+    running = "SELECT run_id, coordinator_pid FROM madlib.mop_run WHERE model_output_table = 'halted'"
+    assert eventually(lambda: db.run(running) and len(told(db, db.run(running)[0]["run_id"])) >= 5, 120)
+    run_id, pid = db.run(running)[0].values()
+    db.run("SELECT pg_cancel_backend(%s)", [pid])
+    assert call.end().pgcode == "57014"
+    before = told(db, run_id)
+    assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "cancelled"
+    done = db.value("SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND status = 'finished'", [run_id])
+    other.run("SELECT madlib.mop_resume(%s)", [run_id])
+    assert told(db, run_id)[:len(before)] == before and len(told(db, run_id)) > len(before)
+    assert_search_invariants(db, run_id)
+    assert db.value("SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND status = 'finished'", [run_id]) > done
+    # an undisturbed one proposes the same configurations
+    undisturbed = search(other, "undisturbed", parameters="iterations=9, trials=12")
+    configurations = ("SELECT mst_key, compile_params, fit_params FROM madlib.mop_configuration WHERE run_id = %s "
+                      "ORDER BY 1")
+    assert db.run(configurations, [undisturbed]) == db.run(configurations, [run_id])
+    other.close()
+
+
+def test_the_same_call_again_goes_on_with_an_unfinished_search(db, data):
+    db.run("DROP TABLE IF EXISTS found, found_info, found_summary, found_trials; BEGIN")
+    db.run("SELECT madlib.mop_search('flowers_packed', 'found', 'arch', %s, 'random', 'iterations=2, trials=3')", [SPACE])
+    run_id = last_run(db)
+    units = "SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s"
+    before = db.value(units, [run_id])
+    db.run("ROLLBACK")
+    assert search(db, procedure="random", parameters="iterations=2, trials=3") == run_id
+    assert db.value(units, [run_id]) == before and db.value("SELECT count(*) FROM found") == 3
+
+
+def test_people_stop_trials_and_add_some(db, data):
+    other = db.another()
+    other.run("DROP TABLE IF EXISTS hands, hands_info, hands_summary, hands_trials")
+    call = Calling(other, f"SELECT madlib.mop_search('flowers_packed', 'hands', 'arch', $s${SLOW}$s$, 'grid', "
+                          "'iterations=4')")
+    running = "SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'hands' AND status = 'running'"
+    assert eventually(lambda: db.value(running) and db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s",
+                                                             [db.value(running)]) > 0, 60)
+    run_id = db.value(running)
+    db.run("SELECT madlib.mop_stop_trial(%s, 2), madlib.mop_add_trial(%s, 1, %s, 'batch_size=4', 2)",
+           [run_id, run_id, ADAM.format(0.02)])
+    assert call.end() is None
+    trials = {t["mst_key"]: t for t in db.run("SELECT * FROM hands_trials")}
+    assert len(trials) == 7 and trials[2]["status"] == "stopped" and trials[2]["reason"] == "stopped by postgres"
+    assert trials[2]["iterations"] < 4
+    assert trials[7]["iterations"] == 2 and trials[7]["fit_params"] == "batch_size=4" and trials[7]["metric"]
+    error = db.error("SELECT madlib.mop_stop_trial(%s, 1)", [run_id])
+    assert f"run {run_id} is not running" in str(error)
+    other.close()
+
+
+def test_people_stop_and_add_configurations_of_a_fit_call(db, data):
+    other = db.another()
+    db.run("DROP TABLE IF EXISTS mst, mst_summary, fitted, fitted_info, fitted_summary")
+    db.run("SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s, %s], ARRAY['batch_size=1, "
+           "epochs=20'])", [ADAM.format(0.01), ADAM.format(0.02)])
+    call = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'fitted', 'mst', 4, FALSE)")
+    running = "SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'fitted' AND status = 'running'"
+    assert eventually(lambda: db.value(running), 60)
+    run_id = db.value(running)
+    db.run("SELECT madlib.mop_stop_trial(%s, 1), madlib.mop_add_trial(%s, 2, %s, 'batch_size=4')",
+           [run_id, run_id, ADAM.format(0.02)])
+    assert call.end() is None
+    rows = {r["mst_key"]: r for r in db.run("SELECT mst_key, model_id, iteration FROM fitted_info")}
+    assert len(rows) == 3 and rows[2]["iteration"] == rows[3]["iteration"] == 4 and rows[3]["model_id"] == 2
+    assert rows[1]["iteration"] is None or rows[1]["iteration"] < 4
+    assert db.value("SELECT reason FROM madlib.mop_trials WHERE (run_id, mst_key) = (%s, 1)", [run_id]) == \
+        "stopped by postgres"
+    other.close()
+
+
+def test_time_is_up(db, data):
+    run_id = search(db, space=SLOW, procedure="grid", parameters="iterations=1000", time_limit="2 s")
+    trials = db.run("SELECT status, reason, iterations FROM found_trials")
+    assert {t["reason"] for t in trials} == {"the time was up"} and max(t["iterations"] for t in trials) < 1000
+    assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "finished"
+    assert db.value("SELECT extract(epoch FROM finished_at - started_at) FROM madlib.mop_runs WHERE run_id = %s",
+                    [run_id]) < 60
+
+
+def test_a_search_goes_on_from_what_is_known(db, data):
+    first = search(db, "first")
+    second = search(db, "second", parameters="iterations=4, trials=3", continue_from=first)
+    assert db.value("SELECT count(*) FROM madlib.mop_search_log WHERE run_id = %s AND event ->> 0 = 'known'",
+                    [second]) == 1
+    mine, theirs = ({(r["compile_params"], r["fit_params"]) for r in db.run(
+        "SELECT compile_params, fit_params FROM madlib.mop_configuration WHERE run_id = %s", [run])}
+        for run in (second, first))
+    assert mine - theirs, "it proposes more than what is known"
+    assert "there is no run 0" in str(db.error(
+        "SELECT madlib.mop_search('flowers_packed', 'third', 'arch', %s, continue_from => 0)", [SPACE]))
+
+
+def test_a_trial_that_fails_does_not_end_the_search(db, data):
+    space = GRID.replace("[0.01, 0.05, MultiStep(0.05, [1], 0.1)]", "[0.01, 1e38]").replace("'Adam'", "'SGD'")
+    run_id = search(db, space=space.replace("categorical_crossentropy", "mse"), procedure="grid",
+                    parameters="iterations=2")
+    errors = {r["compile_params"]: r["error"] for r in db.run("SELECT compile_params, error FROM found_info")}
+    assert len(errors) == 4 or len(errors) == 2
+    assert any(e for c, e in errors.items() if "1e+38" in c) or not any(errors.values())
+    assert all(e is None for c, e in errors.items() if "0.01" in c)
+    assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "finished"
+
+
+BAD = [
+    (dict(space="{}"), "must be a dictionary with entries", None),
+    (dict(space="{'metrics': [['accuracy']]}"), "the space has no 'loss'", "For instance: space =>"),
+    (dict(space="{'loss': ['mse'], 'color': ['red']}"), "'color' is not accepted in space", None),
+    (dict(space="__import__('os')"), "'__import__' is none of the sequences", None),
+    (dict(space="{'loss': [x]}"), "not a Python dictionary of literals", None),
+    (dict(space=SPACE.replace("'accuracy'", "'no_such'")), "'no_such' is no loss or metric", None),
+    (dict(space=SPACE[:-1] + ", 'model_id': [7]}"), 'model_id 7 is not in "arch"', "SELECT model_id"),
+    (dict(procedure="asah"), "there is no search procedure 'asah'", "The procedures are"),
+    (dict(parameters="iterations=0"), "iterations of asha must be an integer from 1", None),
+    (dict(parameters="eta=3"), "'eta' is no parameter of asha", None),
+    (dict(procedure="grid", parameters=None), "'lr' is a distribution", None),
+    (dict(metric="auc"), 'metric "auc" is not among the metrics', "Write 'metrics'"),
+    (dict(metric="validation_accuracy"), "needs a validation table", "Give validation_table"),
+    (dict(metric="mine"), 'whether more or less of metric "mine" is better is not known', "'mine max'"),
+    (dict(time_limit="0 s"), "time_limit must be above 0", "1 hour"),
+    (dict(max_trials=0), "max_trials must be at least 1", None),
+    (dict(validation_table="nowhere"), "'nowhere' does not exist", None)]
+
+
+@pytest.mark.parametrize("arguments,text,hint", BAD, ids=[str(i) for i in range(len(BAD))])
+def test_bad_input_is_refused_before_any_work(db, data, arguments, text, hint):
+    runs = db.value("SELECT count(*) FROM madlib.mop_runs")
+    given = {"space": SPACE, "procedure": "asha", "parameters": "iterations=2, trials=2", **arguments}
+    named = "".join(f", {name} => %({name})s" for name in given if name not in ("space", "procedure", "parameters"))
+    error = db.error("SELECT madlib.mop_search('flowers_packed', 'bad', 'arch', %(space)s, %(procedure)s, "
+                     f"%(parameters)s{named})", given)
+    assert text in str(error) and (hint is None or hint in error.diag.message_hint)
+    assert db.value("SELECT count(*) FROM madlib.mop_runs") == runs
+    assert db.value("SELECT to_regclass('bad')") is None
+
+
+def test_another_role_neither_sees_nor_steers_a_search(db, data):
+    run_id = search(db, procedure="random", parameters="iterations=1, trials=2")
+    db.run("DROP ROLE IF EXISTS stranger; CREATE ROLE stranger LOGIN; GRANT mop_user TO stranger")
+    stranger = db.another("stranger")
+    for view in ("mop_stages", "mop_trials", "mop_checkpoints", "mop_stage", "mop_request", "mop_search_log"):
+        assert stranger.value(f"SELECT count(*) FROM madlib.{view} WHERE run_id = %s", [run_id]) == 0
+    for call in ("mop_stop_trial(%s, 1)", "mop_add_trial(%s, 1, 'x', 'y')", "mop_more(%s, 1, 1)",
+                 "mop_drop_checkpoints(%s)"):
+        assert "there is no run" in str(stranger.error(f"SELECT madlib.{call}", [run_id]))
+    stranger.close()
+    db.run("DROP OWNED BY stranger; DROP ROLE stranger")
