@@ -122,7 +122,8 @@ def test_a_cancelled_search_goes_on_as_if_nothing_had_happened(db, data):
 
 def test_the_same_call_again_goes_on_with_an_unfinished_search(db, data):
     db.run("DROP TABLE IF EXISTS found, found_info, found_summary, found_trials; BEGIN")
-    db.run("SELECT madlib.mop_search('flowers_packed', 'found', 'arch', %s, 'random', 'iterations=2, trials=3')", [SPACE])
+    db.run("SELECT madlib.mop_search('flowers_packed', 'found', 'arch', %s, 'random', 'iterations=2, trials=3')",
+           [SPACE])
     run_id = last_run(db)
     units = "SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s"
     before = db.value(units, [run_id])
@@ -206,23 +207,23 @@ def test_a_trial_that_fails_does_not_end_the_search(db, data):
 
 
 BAD = [
-    (dict(space="{}"), "must be a dictionary with entries", None),
-    (dict(space="{'metrics': [['accuracy']]}"), "the space has no 'loss'", "For instance: space =>"),
-    (dict(space="{'loss': ['mse'], 'color': ['red']}"), "'color' is not accepted in space", None),
-    (dict(space="__import__('os')"), "'__import__' is none of the sequences", None),
-    (dict(space="{'loss': [x]}"), "not a Python dictionary of literals", None),
-    (dict(space=SPACE.replace("'accuracy'", "'no_such'")), "'no_such' is no loss or metric", None),
-    (dict(space=SPACE[:-1] + ", 'model_id': [7]}"), 'model_id 7 is not in "arch"', "SELECT model_id"),
-    (dict(procedure="asah"), "there is no search procedure 'asah'", "The procedures are"),
-    (dict(parameters="iterations=0"), "iterations of asha must be an integer from 1", None),
-    (dict(parameters="eta=3"), "'eta' is no parameter of asha", None),
-    (dict(procedure="grid", parameters=None), "'lr' is a distribution", None),
-    (dict(metric="auc"), 'metric "auc" is not among the metrics', "Write 'metrics'"),
-    (dict(metric="validation_accuracy"), "needs a validation table", "Give validation_table"),
-    (dict(metric="mine"), 'whether more or less of metric "mine" is better is not known', "'mine max'"),
-    (dict(time_limit="0 s"), "time_limit must be above 0", "1 hour"),
-    (dict(max_trials=0), "max_trials must be at least 1", None),
-    (dict(validation_table="nowhere"), "'nowhere' does not exist", None)]
+    ({"space": "{}"}, "must be a dictionary with entries", None),
+    ({"space": "{'metrics': [['accuracy']]}"}, "the space has no 'loss'", "For instance: space =>"),
+    ({"space": "{'loss': ['mse'], 'color': ['red']}"}, "'color' is not accepted in space", None),
+    ({"space": "__import__('os')"}, "'__import__' is none of the sequences", None),
+    ({"space": "{'loss': [x]}"}, "not a Python dictionary of literals", None),
+    ({"space": SPACE.replace("'accuracy'", "'no_such'")}, "'no_such' is no loss or metric", None),
+    ({"space": SPACE[:-1] + ", 'model_id': [7]}"}, 'model_id 7 is not in "arch"', "SELECT model_id"),
+    ({"procedure": "asah"}, "there is no search procedure 'asah'", "The procedures are"),
+    ({"parameters": "iterations=0"}, "iterations of asha must be an integer from 1", None),
+    ({"parameters": "eta=3"}, "'eta' is no parameter of asha", None),
+    ({"procedure": "grid", "parameters": None}, "'lr' is a distribution", None),
+    ({"metric": "auc"}, 'metric "auc" is not among the metrics', "Write 'metrics'"),
+    ({"metric": "validation_accuracy"}, "needs a validation table", "Give validation_table"),
+    ({"metric": "mine"}, 'whether more or less of metric "mine" is better is not known', "'mine max'"),
+    ({"time_limit": "0 s"}, "time_limit must be above 0", "1 hour"),
+    ({"max_trials": 0}, "max_trials must be at least 1", None),
+    ({"validation_table": "nowhere"}, "'nowhere' does not exist", None)]
 
 
 @pytest.mark.parametrize("arguments,text,hint", BAD, ids=[str(i) for i in range(len(BAD))])
