@@ -17,9 +17,9 @@ PARENTS = {1: None, 2: 1, 3: 2, 4: 1, 5: 4, 6: 4}
 @pytest.fixture(scope="module")
 def data(db):
     db.run("SET pg_mop.kernel = plain; SET pg_mop.threads = 1")
-    make_data(db)
+    make_data(db, "one", segments=1)
     load(db, "arch", dense())
-    return "flowers_packed"
+    return make_data(db)
 
 
 @pytest.fixture(scope="module")
@@ -132,22 +132,19 @@ def kept(db, run_id):
 
 @pytest.mark.parametrize("late,branch", [(4, 1), (6, 4)])
 def test_a_state_is_kept_at_a_branch_until_every_child_has_begun(db, data, late, branch):
-    packed = make_data(db, "one", segments=1)
     selection(db, "slow", "arch", [(1, SGD.format(rate), "batch_size=1, epochs=20") for rate in RATES])
     client, output = db.another(), f"branches_{late}"
-    # a session that waits, and another that goes on
-    client.run("SET pg_mop.sessions = 2; SET pg_mop.lock_timeout = '10min'; SET pg_mop.kernel = plain; "
-               "SET pg_mop.threads = 1; BEGIN")
+    client.run("SET pg_mop.lock_timeout = '10min'; SET pg_mop.kernel = plain; SET pg_mop.threads = 1; BEGIN")
     with stopped_before(db, output, late) as block:
-        running = Calling(client, f"SELECT madlib.madlib_keras_fit_multiple_model('{packed}', '{output}', 'slow', 3, "
+        running = Calling(client, f"SELECT madlib.madlib_keras_fit_multiple_model('one_packed', '{output}', 'slow', 3, "
                                   "FALSE)")
         run_id = block()
+        db.run("SELECT madlib.mop_set_sessions(%s, 2)", [run_id])  # one that waits, and one that goes on
         others = {3, 5} if late == 6 else {3}
-        assert eventually(lambda: db.value(
+        there = eventually(lambda: db.value(
             "SELECT count(*) FROM madlib.mop_stages WHERE run_id = %s AND stage = ANY (%s) AND units_done = 2",
-            [run_id, list(others)]) == len(others), 60)
-        assert kept(db, run_id) == {branch, *others}
-    assert running.end() is None
+            [run_id, list(others)]) == len(others) and kept(db, run_id), 60)
+    assert running.end() is None and there == {branch, *others}
     assert kept(db, run_id) == {3, 5, 6}, "the ends of the paths, of which the output tables are made"
     client.run("ROLLBACK")
     client.close()
@@ -156,7 +153,7 @@ def test_a_state_is_kept_at_a_branch_until_every_child_has_begun(db, data, late,
 
 
 def test_disk_is_bounded_by_the_live_states(db, data):
-    """States of 4 MB; ten configurations that branch in each of four iterations, of which six end apart."""
+    """States of 4 MB; ten configurations that part at each of four iterations, into eight ends."""
     load(db, "large_arch", sequential("large", [4], layer("Dense", name="a", units=600, activation="relu"), layer(
         "Dense", name="b", units=600, activation="relu"), layer("Dense", name="c", units=3, activation="softmax")))
     selection(db, "large", "large_arch", [
