@@ -132,7 +132,7 @@ def kept(db, run_id):
 
 @pytest.mark.parametrize("late,branch", [(4, 1), (6, 4)])
 def test_a_state_is_kept_at_a_branch_until_every_child_has_begun(db, data, late, branch):
-    selection(db, "slow", "arch", [(1, SGD.format(rate), "batch_size=1, epochs=20") for rate in RATES])
+    selection(db, "slow", "arch", [(1, SGD.format(rate), "batch_size=8") for rate in RATES])
     client, output = db.another(), f"branches_{late}"
     client.run("SET pg_mop.lock_timeout = '10min'; SET pg_mop.kernel = plain; SET pg_mop.threads = 1; BEGIN")
     with stopped_before(db, output, late) as block:
@@ -143,11 +143,11 @@ def test_a_state_is_kept_at_a_branch_until_every_child_has_begun(db, data, late,
         others = {3, 5} if late == 6 else {3}
         there = eventually(lambda: db.value(
             "SELECT count(*) FROM madlib.mop_stages WHERE run_id = %s AND stage = ANY (%s) AND units_done = 2",
-            [run_id, list(others)]) == len(others) and kept(db, run_id), 60)
-    assert running.end() is None and there == {branch, *others}
-    assert kept(db, run_id) == {3, 5, 6}, "the ends of the paths, of which the output tables are made"
-    client.run("ROLLBACK")
+            [run_id, list(others)]) == len(others) and kept(db, run_id), 120)
+    error, ends = running.end(), kept(db, run_id)
     client.close()
+    assert error is None and there == {branch, *others}
+    assert ends == {3, 5, 6}, "the ends of the paths, of which the output tables are made"
     assert_invariants(db, run_id)
     db.run("SELECT madlib.mop_drop_run(%s)", [run_id])
 
