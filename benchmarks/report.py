@@ -5,6 +5,24 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
+STUDIES = """
+## search
+
+Searches of spaces of learning rate and batch size sequences with common beginnings; SGD with momentum 0.9. Seconds are
+of a whole process as above, also here. All contenders try the same configurations in the same order, from the same
+initial weights, and evaluate on 2,000 rows of their own where trials are compared and at the end.
+
+- **pg_mop**: fit_multiple for grid search, else mop_search; **without sharing**: with `pg_mop.sharing = off`.
+- **Ray Tune**: ASHAScheduler for ASHA; for successive halving HyperBandScheduler, made to have one bracket of all
+  trials. Actors are reused, and so is the model that each has compiled: no trial compiles anew. `Model.fit` runs through
+  to the next rung, or to where the batch size changes; a callback sets the learning rate.
+- **Optuna**: a process for each worker, which trains in the same way; a journal file. SuccessiveHalvingPruner, which is
+  asynchronous, stands for both procedures.
+
+ASHA as Ray and Optuna have it stops a trial for good where pg_mop's pauses it; so they do not train the same numbers
+of iterations. Session-seconds are read + train + write of all units.
+"""
+
 
 def table(figures):
     """A Markdown table: a line for each contender."""
@@ -17,9 +35,32 @@ def table(figures):
         lines.append(f"| {name} | {f['seconds']:.2f} | {', '.join(f'{s:.2f}' for s in f['all_seconds'])} | {ratio} | "
                      f"{f['peak_bytes'] / 2**20:.0f} MiB | {f['written_bytes'] / 2**20:.1f} MiB | {f['updates']:,} | "
                      f"{losses} |")
+    return "\n".join([*lines, *_parts(figures)])
+
+
+def study_table(figures):
+    """A Markdown table of a study: a line for each contender; and what sharing is worth."""
+    lines = ["| | seconds (median) | all runs | against pg_mop | iterations trained | best validation loss | accuracy | "
+             "peak memory of the largest process |", "|---|---|---|---|---|---|---|---|"]
+    base = figures.get("pg_mop", {}).get("seconds")
     for name, f in figures.items():
-        lines.append(f"\n{name}: " + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in f["parts"].items()) + ".")
-    return "\n".join(lines)
+        ratio = f"{f['seconds'] / base:.2f} x" if base else "-"
+        lines.append(f"| {name} | {f['seconds']:.2f} | {', '.join(f'{s:.2f}' for s in f['all_seconds'])} | {ratio} | "
+                     f"{f['trained']:,} | {f['loss']:.4f} | {f['accuracy']:.4f} | {f['peak_bytes'] / 2**20:.0f} MiB |")
+    ours, alone = figures.get("pg_mop"), figures.get("pg_mop without sharing")
+    if ours:
+        lines.append(f"\nMerge rate: {ours['merge_rate']:.2f} ({ours['asked']:,} iterations asked for, "
+                     f"{ours['trained']:,} trained).")
+    if ours and alone:
+        for what, key in (("all units", "session_seconds"), ("train units", "training_seconds")):
+            lines.append(f"Session-seconds of {what}: {ours[key]:.2f} with sharing, {alone[key]:.2f} without; the first "
+                         f"x merge rate / the second = {ours[key] * ours['merge_rate'] / alone[key]:.2f}.")
+    return "\n".join([*lines, *_parts(figures)])
+
+
+def _parts(figures):
+    return [f"\n{name}: " + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in f["parts"].items()) + "."
+            for name, f in figures.items()]
 
 
 def page(results):
@@ -57,6 +98,10 @@ rows, in batches of 1,024. The losses differ a little: pg_mop's and MADlib's row
 """
     for name, workload in results["workloads"].items():
         text += f"\n## {name}\n\n{workload['about']}. Median of {workload['runs']}.\n\n{table(workload['figures'])}\n"
+    if results.get("studies"):
+        text += STUDIES
+    for name, study in results.get("studies", {}).items():
+        text += f"\n## search: {name}\n\n{study['about']}. Median of {study['runs']}.\n\n{study_table(study['figures'])}\n"
     for name, figures in results.get("parts", {}).items():
         text += f"\n## {name}\n\n| | |\n|---|---|\n" + "".join(
             f"| {key} | {f'{value:,.0f}' if value >= 1000 else f'{value:.4g}'} |\n" for key, value in figures.items())

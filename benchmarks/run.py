@@ -16,7 +16,8 @@ import time
 
 import psycopg2
 from measure import Watch
-from report import table
+from report import study_table, table
+from studies import STUDIES
 from tables import connect, load_rows
 from workloads import WORKLOADS
 
@@ -31,13 +32,23 @@ CONTENDERS = {
     "Ray Tune": ("ray_tune", str(PEERS)),
     "MADlib's way": ("lockstep", sys.executable),
 }
+SEARCHERS = {
+    "pg_mop": ("search_in_database", sys.executable),
+    "pg_mop without sharing": ("search_without_sharing", sys.executable),
+    "Ray Tune": ("search_ray", str(PEERS)),
+    "Optuna": ("search_optuna", sys.executable),
+}
+EVERYTHING = {**WORKLOADS, **STUDIES}
 
 
 def load(dsn, workload):
-    """Make the raw table."""
+    """Make the raw table, and that of the rows to validate with."""
     connection, cursor = connect(dsn)
     load_rows(cursor, workload)
     cursor.execute("VACUUM ANALYZE raw")
+    if workload.validation:
+        load_rows(cursor, workload, "raw_validation", validation=True)
+        cursor.execute("VACUUM ANALYZE raw_validation")
     connection.close()
     checkpoint(dsn)
 
@@ -50,7 +61,7 @@ def checkpoint(dsn):
 
 def once(contender, name, dsn, workers):
     """One run of a contender: its figures."""
-    module, interpreter = CONTENDERS[contender]
+    module, interpreter = (SEARCHERS if name in STUDIES else CONTENDERS)[contender]
     with tempfile.TemporaryDirectory() as place:
         output = os.path.join(place, "out.json")
         with Watch() as watch:
@@ -68,7 +79,7 @@ def once(contender, name, dsn, workers):
 
 def measure(name, dsn, runs, workers, contenders):
     """`runs` runs of every contender, in turn: {contender: figures}, medians."""
-    load(dsn, WORKLOADS[name])
+    load(dsn, EVERYTHING[name])
     all_runs = {c: [] for c in contenders}
     for number in range(runs):
         for contender in contenders:
@@ -106,20 +117,25 @@ def machine(dsn, workers):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dsn")
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=", ".join(WORKLOADS))
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=", ".join([*WORKLOADS, f"search (all of {', '.join(STUDIES)})"]))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--only", action="append", choices=CONTENDERS, help="these contenders alone; nothing is kept")
+    parser.add_argument("--only", action="append", choices={**CONTENDERS, **SEARCHERS}, help="these contenders alone; nothing is kept")
     arguments = parser.parse_args()
-    if unknown := [w for w in arguments.workloads if w not in WORKLOADS]:
-        parser.error(f"there is no workload {unknown[0]!r}, but {', '.join(WORKLOADS)}")
+    wanted = [n for w in arguments.workloads or [*WORKLOADS, "search"] for n in (STUDIES if w == "search" else [w])]
+    if unknown := [w for w in wanted if w not in EVERYTHING]:
+        parser.error(f"there is no workload {unknown[0]!r}, but {', '.join([*EVERYTHING, 'search'])}")
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"workloads": {}}
-    for name in arguments.workloads or WORKLOADS:
-        figures = measure(name, arguments.dsn, arguments.runs, arguments.workers, arguments.only or list(CONTENDERS))
-        print(f"\n## {name}: {WORKLOADS[name].about}\n\n{table(figures)}\n", flush=True)
+    for name in wanted:
+        contenders = [c for c in (SEARCHERS if name in STUDIES else CONTENDERS)
+                      if not arguments.only or c in arguments.only]
+        figures = measure(name, arguments.dsn, arguments.runs, arguments.workers, contenders)
+        about = EVERYTHING[name].about
+        print(f"\n## {name}: {about}\n\n{(study_table if name in STUDIES else table)(figures)}\n", flush=True)
         if not arguments.only:
             results["machine"] = machine(arguments.dsn, arguments.workers)
-            results["workloads"][name] = {"about": WORKLOADS[name].about, "runs": arguments.runs, "figures": figures}
+            kind = "studies" if name in STUDIES else "workloads"
+            results.setdefault(kind, {})[name] = {"about": about, "runs": arguments.runs, "figures": figures}
             RESULTS.write_text(json.dumps(results, indent=1))
 
 

@@ -15,24 +15,27 @@ def connect(dsn):
     return connection, connection.cursor()
 
 
-def load_rows(cursor, workload):
+def load_rows(cursor, workload, table="raw", validation=False):
     """The raw table."""
-    x, y = workload.data()
-    cursor.execute(f"DROP TABLE IF EXISTS raw; "
-                   f"CREATE TABLE raw (id integer, x real{'[]' * len(workload.shape)}, y integer)")
+    x, y = workload.data(validation)
+    cursor.execute(f"DROP TABLE IF EXISTS {table}; "
+                   f"CREATE TABLE {table} (id integer, x real{'[]' * len(workload.shape)}, y integer)")
     with tempfile.TemporaryFile("w+") as text:
         for number, (row, label) in enumerate(zip(x.tolist(), y.tolist())):
             text.write(f"{number}\t{json.dumps(row).translate(BRACES)}\t{label}\n")
         text.seek(0)
-        cursor.copy_expert("COPY raw FROM STDIN", text)
+        cursor.copy_expert(f"COPY {table} FROM STDIN", text)
 
 
 def pack(cursor, workload, segments):
-    """The packed table."""
-    cursor.execute("DROP TABLE IF EXISTS packed, packed_summary")
+    """The packed table, and that of the rows to validate with."""
+    cursor.execute("DROP TABLE IF EXISTS packed, packed_summary, packed_validation, packed_validation_summary")
     cursor.execute("SELECT set_config('pg_mop.segments', %s, FALSE)", [str(segments)])
     cursor.execute("SELECT madlib.training_preprocessor_dl('raw', 'packed', 'y', 'x', NULL, 1.0, %s)",
                    [[workload.classes]])
+    if workload.validation:
+        cursor.execute("SELECT madlib.validation_preprocessor_dl('raw_validation', 'packed_validation', 'y', 'x', "
+                       "'packed')")
 
 
 def configure(cursor, workload, weights=True):
@@ -49,8 +52,23 @@ def configure(cursor, workload, weights=True):
                        [key, c.architecture + 1, c.compile_params, f"batch_size={c.batch_size}"])
 
 
-def train(cursor, iterations):
-    """Train what `pack` and `configure` made; the run's number."""
-    cursor.execute("SELECT madlib.madlib_keras_fit_multiple_model('packed', 'models', 'mst', %s, FALSE)", [iterations])
+def train(cursor, iterations, validation=None):
+    """Train what `pack` and `configure` made; the run's number. With a validation table, evaluated at the end."""
+    cursor.execute("SELECT madlib.madlib_keras_fit_multiple_model('packed', 'models', 'mst', %s, FALSE, %s, %s)",
+                   [iterations, validation, iterations if validation else None])
+    return last_run(cursor)
+
+
+def search(cursor, study, seed):
+    """Search the space of a Study over what `pack` and `configure` made; the run's number."""
+    cursor.execute("DROP TABLE IF EXISTS models_trials; SELECT madlib.mop_search('packed', 'models', 'arch', %s, %s, "
+                   "%s, 'loss', 'packed_validation', random_state => %s)",
+                   [study.space, study.procedure,
+                    f"trials={len(study.configurations)}, iterations={study.iterations}, reduction={study.reduction}, "
+                    f"least={study.levels[0]}, sampler=random", seed])
+    return last_run(cursor)
+
+
+def last_run(cursor):
     cursor.execute("SELECT max(run_id) FROM madlib.mop_runs")
     return cursor.fetchone()[0]

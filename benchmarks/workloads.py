@@ -30,7 +30,7 @@ class Configuration:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """`nets`: for each architecture its layers as (kind, ...) tuples."""
+    """`nets`: for each architecture its layers as (kind, ...) tuples; `validation`: rows to validate with."""
 
     about: str
     rows: int
@@ -39,13 +39,15 @@ class Workload:
     nets: tuple
     configurations: tuple
     classes: int = 10
+    validation: int = 0
 
-    def data(self):
+    def data(self, validation=False):
         """(x float32 [rows, *shape], y int [rows]): noisy classes that a net can tell apart, mostly."""
         source = np.random.default_rng(1)
-        y = source.integers(0, self.classes, self.rows)
+        y = source.integers(0, self.classes, self.rows + self.validation)
         centres = source.normal(size=(self.classes, *self.shape)).astype("f4")
-        return (0.5 * centres[y] + source.normal(size=(self.rows, *self.shape))).astype("f4"), y
+        x = (0.5 * centres[y] + source.normal(size=(len(y), *self.shape))).astype("f4")
+        return (x[self.rows:], y[self.rows:]) if validation else (x[:self.rows], y[:self.rows])
 
     def architecture(self, number):
         """(JSON of Keras 3, weights as a list of float32 arrays)."""
@@ -96,7 +98,8 @@ def _glorot(source, shape):
     return source.uniform(-limit, limit, shape).astype("f4")
 
 
-def _dense(*widths):
+def dense(*widths):
+    """The layers of a dense net for 10 classes."""
     return (*(("dense", w, "relu") for w in widths), ("dense", 10, "softmax"))
 
 
@@ -113,21 +116,21 @@ def _grid(nets, optimizers, batch_sizes):
 
 WORKLOADS = {
     "dense-small": Workload(
-        "10,000 x 64, a net 64-64-64-10, 16 configurations, 5 iterations", 10_000, (64,), 5, (_dense(64, 64),),
+        "10,000 x 64, a net 64-64-64-10, 16 configurations, 5 iterations", 10_000, (64,), 5, (dense(64, 64),),
         _grid([0], {"Adam": [0.0003, 0.001, 0.003, 0.01], "SGD": [0.003, 0.01, 0.03, 0.1]}, [25, 50])),
     "dense-wide": Workload(
         "20,000 x 512, hidden layers of 1,024, 6 configurations, 2 iterations", 20_000, (512,), 2,
-        (_dense(1024, 1024),), _grid([0], {"Adam": [0.0003, 0.001, 0.003], "SGD": [0.003, 0.01, 0.03]}, [100])),
+        (dense(1024, 1024),), _grid([0], {"Adam": [0.0003, 0.001, 0.003], "SGD": [0.003, 0.01, 0.03]}, [100])),
     "cnn": Workload(
         "4,096 x 28 x 28 x 1, two convolutions, 8 configurations, 3 iterations", 4096, (28, 28, 1), 3,
-        ((("convolution", 16, 3), ("pool",), ("convolution", 32, 3), ("pool",), ("flatten",), *_dense(64)),),
+        ((("convolution", 16, 3), ("pool",), ("convolution", 32, 3), ("pool",), ("flatten",), *dense(64)),),
         _grid([0], {"Adam": [0.0003, 0.001], "SGD": [0.01, 0.03]}, [32, 64])),
     "mixed": Workload(
         "10,000 x 64, nets from 32 to 768 wide, 12 configurations of which the dearest costs about 10 times "
-        "the cheapest, 4 iterations", 10_000, (64,), 4, (_dense(32), _dense(128, 128), _dense(768, 768)),
+        "the cheapest, 4 iterations", 10_000, (64,), 4, (dense(32), dense(128, 128), dense(768, 768)),
         _shuffled((*_grid([0], {"Adam": [0.001, 0.003], "SGD": [0.03]}, [100, 50]),
                    *_grid([1], {"Adam": [0.001, 0.003], "SGD": [0.03]}, [50]),
                    *_grid([2], {"Adam": [0.001, 0.003], "SGD": [0.03]}, [50])))),
-    "startup": Workload("200 x 16, one configuration, one iteration", 200, (16,), 1, (_dense(16),),
+    "startup": Workload("200 x 16, one configuration, one iteration", 200, (16,), 1, (dense(16),),
                         _grid([0], {"Adam": [0.001]}, [20])),
 }

@@ -27,24 +27,25 @@ class Clock:
 
 def main(contender):
     """Run `contender(workload, dsn, workers, clock)` -> {"losses": ..., "updates": ...} as the command line says."""
+    from studies import STUDIES
     from workloads import WORKLOADS
     os.environ.update(THREADS)
     _, name, dsn, workers, output = sys.argv
     clock = Clock()
-    made = contender(WORKLOADS[name], dsn, int(workers), clock)
+    made = contender({**WORKLOADS, **STUDIES}[name], dsn, int(workers), clock)
     with open(output, "w") as out:
         json.dump({**made, "parts": clock.parts}, out)
 
 
-def export(workload, dsn):
+def export(workload, dsn, table="raw"):
     """The raw table, copied out as text: (x, one-hot y), float32."""
     import numpy as np
     import psycopg2
     text = io.BytesIO()
     with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
-        cursor.copy_expert("COPY (SELECT x, y FROM raw ORDER BY id) TO STDOUT", text)
+        cursor.copy_expert(f"COPY (SELECT x, y FROM {table} ORDER BY id) TO STDOUT", text)
     plain = text.getvalue().translate(bytes.maketrans(b"{}\t\n", b"  ,,"))
-    values = np.array(plain.rstrip(b",").split(b","), "f4").reshape(workload.rows, -1)
+    values = np.array(plain.rstrip(b",").split(b","), "f4").reshape(-1, np.prod(workload.shape) + 1)
     y = values[:, -1].astype("i4")
     return np.ascontiguousarray(values[:, :-1]).reshape(-1, *workload.shape), np.eye(workload.classes, dtype="f4")[y]
 

@@ -1,0 +1,62 @@
+"""Plain Keras for the studies of other tools: one compiled model a process, which all its trials use."""
+
+from contenders.common import export
+
+
+class Learner:
+    """Trains one configuration after the other by Model.fit. Nothing is compiled or traced anew for a trial, but for
+    a batch size (Keras does not, either): a trial gets the initial weights and an optimizer as at the start."""
+
+    def __init__(self, study, x, y, validation):
+        """Rows to train with, and (x, y) to validate with."""
+        import keras
+        self.keras, self.study, self.rows, self.validation = keras, study, (x, y), validation
+        text, self.weights = study.architecture(0)
+        self.model = keras.models.model_from_json(text)
+        self.model.compile(optimizer=keras.optimizers.SGD(learning_rate=0.1, momentum=0.9),
+                           loss="categorical_crossentropy", metrics=["accuracy"])
+        self.model.optimizer.build(self.model.trainable_variables)
+        self.fresh = [v.numpy() for v in self.model.optimizer.variables]
+
+    def begin(self, key):
+        """Configuration `key` from the start."""
+        self.values, self.iteration = self.study.values(key), 0
+        self.restore(self.weights, self.fresh)
+
+    def restore(self, weights, optimizer):
+        self.model.set_weights(weights)
+        for variable, value in zip(self.model.optimizer.variables, optimizer):
+            variable.assign(value)
+
+    def state(self):
+        """(weights, optimizer's variables), lists of arrays."""
+        return self.model.get_weights(), [v.numpy() for v in self.model.optimizer.variables]
+
+    def train(self, until):
+        """Go on to iteration `until`; (validation loss, accuracy). One `fit` for iterations of one batch size."""
+        x, y = self.rows
+        while self.iteration < until:
+            size, end = self.values[self.iteration][1], self.iteration + 1
+            while end < until and self.values[end][1] == size:
+                end += 1
+            set_rate = self.keras.callbacks.LearningRateScheduler(lambda epoch, _: self.values[epoch][0])
+            self.model.fit(x, y, batch_size=size, initial_epoch=self.iteration, epochs=end, shuffle=False, verbose=0,
+                           callbacks=[set_rate])
+            self.iteration = end
+        loss, accuracy = self.model.evaluate(*self.validation, batch_size=1024, verbose=0)
+        return float(loss), float(accuracy)
+
+
+def rows(study, dsn):
+    """(x, y, (x, y) to validate with) of the raw tables."""
+    return (*export(study, dsn), export(study, dsn, "raw_validation"))
+
+
+def found(results):
+    """What a contender tells of [(key, iteration, loss, accuracy)], a row for each evaluation."""
+    last = {}
+    for key, iteration, _, _ in results:
+        last[key] = max(iteration, last.get(key, 0))
+    key, iteration, loss, accuracy = min(results, key=lambda r: r[2])
+    return {"loss": loss, "accuracy": accuracy, "best": [key, iteration], "trained": sum(last.values()),
+            "asked": sum(last.values())}

@@ -1,0 +1,96 @@
+"""A study in Ray Tune: actors are reused, with the model that they have compiled; they report at the rungs alone.
+
+ASHA is Ray's ASHAScheduler (one bracket): it stops what is not among the best at a rung and never pauses. Successive
+halving is Ray's HyperBandScheduler with all trials in the bracket that halves most often: it pauses trials, by
+checkpoints, until all have come to the rung.
+"""
+
+import os
+import pickle
+import tempfile
+
+from contenders.common import THREADS, main
+from contenders.learner import Learner, found, rows
+
+
+def scheduler(study):
+    """Ray's scheduler for a Study."""
+    from ray.tune import schedulers
+    common = {"time_attr": "iteration", "max_t": study.iterations, "reduction_factor": study.reduction}
+    if study.procedure == "grid":
+        return schedulers.FIFOScheduler()
+    if study.procedure == "asha":
+        return schedulers.ASHAScheduler(grace_period=study.levels[0], brackets=1, **common)
+
+    class OneBracket(schedulers.HyperBandScheduler):
+        def __init__(self):
+            super().__init__(**common)
+            self._get_n0, self._get_r0 = lambda s: len(study.configurations), lambda s: study.levels[0]
+
+        def _create_bracket(self, s):
+            return super()._create_bracket(len(study.levels) - 1)
+
+    return OneBracket()
+
+
+def trainable(study, shared):
+    """The class of trials."""
+    import ray
+    from ray import tune
+
+    class Trial(tune.Trainable):
+        def setup(self, config):
+            self.learner = Learner(study, *ray.get(shared))
+            self.reset_config(config)
+
+        def reset_config(self, config):
+            self.key, self.results = config["key"], []
+            self.learner.begin(self.key)
+            return True
+
+        def step(self):
+            level = next(level for level in study.levels if level > self.learner.iteration)
+            loss, accuracy = self.learner.train(level)
+            self.results.append((self.key, level, loss, accuracy))
+            return {"loss": loss, "iteration": level, "results": self.results[:], "done": level == study.iterations}
+
+        def save_checkpoint(self, place):
+            with open(os.path.join(place, "state"), "wb") as state:
+                pickle.dump((self.learner.state(), self.learner.iteration, self.results), state)
+
+        def load_checkpoint(self, place):
+            with open(os.path.join(place, "state"), "rb") as state:
+                made, self.learner.iteration, self.results = pickle.load(state)
+            self.learner.restore(*made)
+
+    return Trial
+
+
+def contender(study, dsn, workers, clock):
+    with clock.part("export"):
+        data = rows(study, dsn)
+    with clock.part("start Ray"):
+        os.environ.update({"RAY_AIR_NEW_OUTPUT": "0", "TUNE_MAX_PENDING_TRIALS_PG": "1000",
+                           "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1"})
+        import ray
+        from ray import tune
+        place = tempfile.mkdtemp(prefix="mop-ray-", dir="/tmp")
+        here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, _temp_dir=place,
+                 runtime_env={"env_vars": {**THREADS, "PYTHONPATH": here}})
+        shared = ray.put(data)
+    with clock.part("train"):
+        keys = list(range(len(study.configurations)))
+        trials = tune.Tuner(
+            tune.with_resources(trainable(study, shared), {"cpu": 1}), param_space={"key": tune.grid_search(keys)},
+            tune_config=tune.TuneConfig(metric="loss", mode="min", scheduler=scheduler(study), reuse_actors=True),
+            run_config=tune.RunConfig(storage_path=place, verbose=0)).fit()
+    if trials.errors:
+        raise SystemExit(f"{len(trials.errors)} trials failed: {trials.errors[0]}")
+    results = [tuple(r) for trial in trials for r in trial.metrics["results"]]
+    ray.shutdown()
+    return found(results)
+
+
+if __name__ == "__main__":
+    main(contender)

@@ -1,0 +1,88 @@
+"""Studies: searches of spaces of sequences with common beginnings; together they are the workload `search`.
+
+As TreeML's (table 6.2 of the thesis): sequences of learning rates and of batch sizes whose merge rate, all trained to
+the end, is about 2 or 3; by grid search, successive halving and ASHA with reduction 4.
+"""
+
+import dataclasses
+
+from mop_udf import sequences
+from pg_mop.search import sources
+from pg_mop.search.space import Space
+from workloads import Configuration, Workload, dense
+
+SEED = 1  # of the order in which configurations are drawn
+
+
+@dataclasses.dataclass(frozen=True)
+class Study(Workload):
+    """The space is every combination of `rates` and `batch_sizes`, texts of numbers and sequences, for SGD.
+
+    procedure: grid (all to the end), successive-halving or asha, with `reduction` and the rungs `levels`, of which the
+    last is `iterations`. `configurations` are in the order in which all contenders try them.
+    """
+
+    rates: tuple = ()
+    batch_sizes: tuple = ()
+    procedure: str = "grid"
+    reduction: int = 4
+    levels: tuple = ()
+
+    @property
+    def space(self):
+        """The space as mop_search takes it."""
+        compiled, fitted = _grids(self.rates, self.batch_sizes)
+        return compiled[:-1] + ", " + fitted[1:]
+
+    def values(self, key):
+        """[(learning rate, batch size) of each iteration] of configuration `key`."""
+        c = self.configurations[key]
+        rate, size = (sequences.parse(text) if sequences.is_sequence_text(text) else sequences.constant(float(text))
+                      for text in (c.learning_rate, c.batch_size))
+        rate, size = (s if isinstance(s, sequences.Sequence) else sequences.constant(s) for s in (rate, size))
+        return [(rate.at(step), round(size.at(step))) for step in range(self.iterations)]
+
+
+def _grids(rates, batch_sizes):
+    """The texts of the space: compile parameters, fit parameters."""
+    return (f"{{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'optimizer_params_list': "
+            f"[{{'optimizer': ['SGD'], 'lr': [{', '.join(rates)}], 'momentum': [0.9]}}]}}",
+            f"{{'batch_size': [{', '.join(batch_sizes)}]}}")
+
+
+def study(about, iterations, rates, batch_sizes, procedure="grid", levels=(), rows=10_000, validation=2_000):
+    """A Study of all configurations of its space, in the order of mop_search's random sampler."""
+    source, drawn = sources.source("random", Space.of_texts([1], *_grids(rates, batch_sizes)), SEED), []
+    while point := source.draw(len(drawn) + 1):
+        drawn.append(Configuration(0, "SGD", rates[point["0.lr"]], batch_sizes[point["batch_size"]]))
+    return Study(f"{len(drawn)} configurations, {iterations} iterations of {rows:,} x 64, a net 64-64-64-10; {about}",
+                 rows, (64,), iterations, (dense(64, 64),), tuple(drawn), validation=validation, rates=rates,
+                 batch_sizes=batch_sizes, procedure=procedure, levels=levels or (iterations,))
+
+
+def _halving(procedure, about):
+    rates = (*(f"MultiStep({start}, {steps})" for start in (0.2, 0.1, 0.05, 0.02)
+               for steps in ("[10], 0.1", "[12], 0.1", "[10, 13], 0.3")),
+             "Warmup(0.01, 3, MultiStep(0.1, [7], 0.1))", "Warmup(0.01, 3, MultiStep(0.1, [9], 0.1))",
+             "Warmup(0.005, 3, Cosine(0.1, 13))", "CyclicLR(0.002, 0.1, 8)")
+    return study(about, 16, rates, ("32", "MultiStep(32, [10], 2)", "MultiStep(32, [12], 4)", "64"), procedure,
+                 (1, 4, 16))
+
+
+STUDIES = {
+    "grid-2": study(
+        "grid search, merge rate about 2", 12,
+        ("MultiStep(0.1, [6, 9], 0.1)", "MultiStep(0.1, [8], 0.3)", "MultiStep(0.03, [6], 0.1)",
+         "MultiStep(0.03, [9], 0.1)", "Cosine(0.1, 12)", "Warmup(0.01, 3, MultiStep(0.1, [6], 0.1))",
+         "Warmup(0.01, 3, Exponential(0.1, 0.8))", "CyclicLR(0.01, 0.1, 3)"),
+        ("32", "MultiStep(32, [8], 2)", "MultiStep(32, [10], 2)", "64")),
+    "grid-3": study(
+        "grid search, merge rate about 3", 12,
+        ("MultiStep(0.1, [8], 0.1)", "MultiStep(0.1, [10], 0.1)", "MultiStep(0.1, [8, 10], 0.3)",
+         "[0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.03]", "Warmup(0.01, 3, MultiStep(0.1, [5], 0.1))",
+         "Warmup(0.01, 3, MultiStep(0.1, [7], 0.1))", "Warmup(0.01, 3, MultiStep(0.1, [6], 0.3))",
+         "Warmup(0.01, 3, MultiStep(0.1, [5, 7], 0.3))"),
+        ("32", "MultiStep(32, [9], 2)", "MultiStep(32, [10], 4)", "64")),
+    "halving": _halving("successive-halving", "successive halving after 1, 4 and 16 iterations"),
+    "asha": _halving("asha", "ASHA, rungs after 1, 4 and 16 iterations"),
+}
