@@ -10,12 +10,12 @@ STUDIES = """
 
 Searches of spaces of learning rate and batch size sequences with common beginnings; SGD with momentum 0.9. Seconds are
 of a whole process as above, also here. All contenders try the same configurations in the same order, from the same
-initial weights, and evaluate on 2,000 rows of their own where trials are compared and at the end.
+initial weights, and evaluate on 1,000 rows of their own where trials are compared and at the end.
 
 - **pg_mop**: fit_multiple for grid search, else mop_search; **without sharing**: with `pg_mop.sharing = off`.
 - **Ray Tune**: ASHAScheduler for ASHA; for successive halving HyperBandScheduler, made to have one bracket of all
-  trials. Actors are reused, and so is the model that each has compiled: no trial compiles anew. `Model.fit` runs through
-  to the next rung, or to where the batch size changes; a callback sets the learning rate.
+  trials. Actors are reused, and so is the model that each has compiled: no trial compiles anew. `Model.fit` runs to the
+  next rung, or to where the batch size changes; a callback sets the learning rate.
 - **Optuna**: a process for each worker, which trains in the same way; a journal file. SuccessiveHalvingPruner, which is
   asynchronous, stands for both procedures.
 
@@ -40,8 +40,8 @@ def table(figures):
 
 def study_table(figures):
     """A Markdown table of a study: a line for each contender; and what sharing is worth."""
-    lines = ["| | seconds (median) | all runs | against pg_mop | iterations trained | best validation loss | accuracy | "
-             "peak memory of the largest process |", "|---|---|---|---|---|---|---|---|"]
+    lines = ["| | seconds (median) | all runs | against pg_mop | iterations trained | best validation loss | "
+             "its accuracy | peak memory of the largest process |", "|---|---|---|---|---|---|---|---|"]
     base = figures.get("pg_mop", {}).get("seconds")
     for name, f in figures.items():
         ratio = f"{f['seconds'] / base:.2f} x" if base else "-"
@@ -53,8 +53,8 @@ def study_table(figures):
                      f"{ours['trained']:,} trained).")
     if ours and alone:
         for what, key in (("all units", "session_seconds"), ("train units", "training_seconds")):
-            lines.append(f"Session-seconds of {what}: {ours[key]:.2f} with sharing, {alone[key]:.2f} without; the first "
-                         f"x merge rate / the second = {ours[key] * ours['merge_rate'] / alone[key]:.2f}.")
+            lines.append(f"Session-seconds of {what}: {ours[key]:.2f} with sharing, {alone[key]:.2f} without; the "
+                         f"first x merge rate / the second = {ours[key] * ours['merge_rate'] / alone[key]:.2f}.")
     return "\n".join([*lines, *_parts(figures)])
 
 
@@ -101,7 +101,8 @@ rows, in batches of 1,024. The losses differ a little: pg_mop's and MADlib's row
     if results.get("studies"):
         text += STUDIES
     for name, study in results.get("studies", {}).items():
-        text += f"\n## search: {name}\n\n{study['about']}. Median of {study['runs']}.\n\n{study_table(study['figures'])}\n"
+        text += (f"\n### {name}\n\n{study['about']}. Median of {study['runs']}.\n\n"
+                 f"{study_table(study['figures'])}\n")
     for name, figures in results.get("parts", {}).items():
         text += f"\n## {name}\n\n| | |\n|---|---|\n" + "".join(
             f"| {key} | {f'{value:,.0f}' if value >= 1000 else f'{value:.4g}'} |\n" for key, value in figures.items())

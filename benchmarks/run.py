@@ -117,10 +117,12 @@ def machine(dsn, workers):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dsn")
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=", ".join([*WORKLOADS, f"search (all of {', '.join(STUDIES)})"]))
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD",
+                        help=", ".join([*WORKLOADS, f"search (all of {', '.join(STUDIES)})"]))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--only", action="append", choices={**CONTENDERS, **SEARCHERS}, help="these contenders alone; nothing is kept")
+    parser.add_argument("--only", action="append", choices={**CONTENDERS, **SEARCHERS},
+                        help="these contenders alone; nothing is kept")
     arguments = parser.parse_args()
     wanted = [n for w in arguments.workloads or [*WORKLOADS, "search"] for n in (STUDIES if w == "search" else [w])]
     if unknown := [w for w in wanted if w not in EVERYTHING]:

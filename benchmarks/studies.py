@@ -6,10 +6,11 @@ the end, is about 2 or 3; by grid search, successive halving and ASHA with reduc
 
 import dataclasses
 
+from workloads import Configuration, Workload, dense
+
 from mop_udf import sequences
 from pg_mop.search import sources
 from pg_mop.search.space import Space
-from workloads import Configuration, Workload, dense
 
 SEED = 1  # of the order in which configurations are drawn
 
@@ -50,7 +51,7 @@ def _grids(rates, batch_sizes):
             f"{{'batch_size': [{', '.join(batch_sizes)}]}}")
 
 
-def study(about, iterations, rates, batch_sizes, procedure="grid", levels=(), rows=10_000, validation=2_000):
+def study(about, iterations, rates, batch_sizes, procedure="grid", levels=(), rows=5_000, validation=1_000):
     """A Study of all configurations of its space, in the order of mop_search's random sampler."""
     source, drawn = sources.source("random", Space.of_texts([1], *_grids(rates, batch_sizes)), SEED), []
     while point := source.draw(len(drawn) + 1):
