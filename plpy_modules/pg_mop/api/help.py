@@ -80,6 +80,48 @@ CALL {schema}.mop_fit_multiple_model('flowers_packed', 'models', 'flower_mst', 5
 SELECT mst_key, compile_params, training_metrics_final, training_loss_final
 FROM models_info ORDER BY training_loss_final NULLS LAST;
 """, False),
+    "mop_search": (
+        "Searches a space of configurations: a procedure proposes some, trains on what is good, and stops the rest.",
+        """
+-- watch it from another session: SELECT * FROM {schema}.mop_trials;
+SELECT {schema}.mop_search('flowers_packed', 'found', 'flower_arch',
+    $${{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'batch_size': [8, 16, 32],
+       'optimizer_params_list': [{{'optimizer': ['Adam'], 'lr': [0.001, 0.1, 'log']}},
+                                 {{'optimizer': ['SGD'], 'lr': [0.01, 0.5, 'log'], 'momentum': [0.5, 0.9]}}]}}$$,
+    'asha', 'trials=8, iterations=4, reduction=2', metric => 'accuracy');
+SELECT mst_key, compile_params, fit_params, status, iterations, metric_best, reason FROM found_trials
+ORDER BY metric_best DESC NULLS LAST;
+SELECT procedure, metric, best_mst_key FROM found_summary;
+""", False),
+    "madlib_keras_automl": (
+        "Searches grids of parameters for the configuration of least loss, as MADlib does: by hyperband or hyperopt.",
+        """
+SELECT {schema}.madlib_keras_automl('flowers_packed', 'found', 'flower_arch', 'best', ARRAY[1],
+    $${{'loss': ['categorical_crossentropy'], 'metrics': ['accuracy'],
+       'optimizer_params_list': [{{'optimizer': ['Adam', 'SGD'], 'lr': [0.001, 0.1, 'log']}}]}}$$,
+    $${{'batch_size': [8, 16], 'epochs': [1]}}$$, 'hyperband', 'R=3, eta=3, skip_last=0', 42);
+SELECT mst_key, s, i, metrics_iters, training_loss_final FROM found_info ORDER BY training_loss_final NULLS LAST;
+SELECT * FROM best;
+""", False),
+    "hyperband_schedule": (
+        "Writes a table of madlib_keras_automl's hyperband: of bracket s and round i, the configurations n_i and the "
+        "iterations r_i.", """
+SELECT {schema}.hyperband_schedule('schedule', 81, 3, 0);
+SELECT * FROM schedule ORDER BY s DESC, i;
+""", False),
+    "mop_stop_trial": (
+        "Stops a configuration of a run that goes on, from another session, after the iteration that it is in.", """
+-- while a run goes on, in another session: stop what is far behind
+SELECT {schema}.mop_stop_trial(run_id, mst_key) FROM {schema}.mop_progress
+WHERE status IN ('running', 'waiting') AND iteration >= 3 AND last_loss > 2;
+""", False),
+    "mop_add_trial": (
+        "Adds a configuration to a run that goes on, from another session.", """
+-- while a run goes on, in another session
+SELECT {schema}.mop_add_trial(run_id, 1,
+    $$loss='categorical_crossentropy', optimizer='Adam(lr=0.02)', metrics=['accuracy']$$, 'batch_size=16', 3)
+FROM {schema}.mop_runs WHERE status = 'running';
+""", False),
     "madlib_keras_fit": (
         "Trains one model on all segments at once, averaging their weights, or (SET pg_mop.fit_strategy = 'sequential')"
         " one after the other.", """
@@ -147,28 +189,37 @@ SELECT {schema}.madlib_keras_fit_multiple_model('flowers_packed', 'flower_models
 
 # what an argument means, where its name does not say it
 ARGUMENTS = {
+    "automl_method": "'hyperband' or 'hyperopt'",
+    "automl_params": "R, eta, skip_last of hyperband; num_configs, num_iterations, algorithm of hyperopt",
     "buffer_size": "rows of a buffer, a request; NULL: as large as fits",
     "class_values": "classes in the order of the model's outputs; NULL: '0', '1', ...",
     "compile_params": "as for Keras' compile: loss='...', optimizer='Adam(lr=0.01)', metrics=['...']",
     "compile_params_grid": "a Python dictionary of lists: loss, metrics, optimizer_params_list, ...",
     "compile_params_list": "strings as for Keras' compile",
+    "continue_from": "run_id of an earlier run whose results the procedure is told first",
     "dependent_dtype": "'int16': classes, one-hot; 'float32': numbers as they are, for regression or soft labels",
     "dependent_varname": "label column, or a comma list of them: one for each output of the model",
     "distribution_rules": "ignored on PostgreSQL: the setting pg_mop.segments says how many there are",
-    "fit_params": "as for Keras' fit: batch_size=32, epochs=1, shuffle=..., class_weight={...}",
+    "eta": "one in so many goes on from each round",
+    "fit_params": "as for Keras' fit: batch_size=32, epochs=1, class_weight={...}, stop={...}, keep='best'",
     "fit_params_grid": "a Python dictionary of lists: batch_size, epochs, ...",
     "fit_params_list": "strings as for Keras' fit",
     "id_col": "column that identifies a row",
     "independent_varname": "numeric array column, or a comma list of them: one for each input of the model",
+    "iterations": "in all; NULL: as many as the run's others may get",
     "k": "how many of the most probable classes count",
     "keras_model_arch_table": "made where it does not exist",
+    "max_trials": "configurations at most",
+    "metric": "'loss', or one of the configurations' metrics: 'accuracy', 'training_loss', 'mine max'",
     "metrics_compute_frequency": "after every so many iterations; NULL: after the last only",
     "model": "in mop_import_model the bytes of a .keras file, else the table to be made, with <name>_summary",
     "model_arch": "JSON of Keras 2 or 3",
+    "model_id": "id of an architecture",
+    "model_id_list": "ids of architectures",
     "model_output_table": "to be made, with <name>_info and <name>_summary",
     "model_selection_table": "from generate_model_configs or load_model_selection_table",
     "model_weights": "bytes of float32, in the order of get_weights()",
-    "mst_key": "which model of a table of several",
+    "mst_key": "which configuration of a run, or which model of a table of several",
     "normalizing_const": "divides the independent elements",
     "num_classes": "one-hot width for each output; NULL: as many as the data have",
     "num_configs": "random search: how many",
@@ -176,11 +227,19 @@ ARGUMENTS = {
     "object": "dill.dumps(function)",
     "object_table": "custom losses and metrics, in this schema",
     "pred_type": "'prob', 'response', how many best classes, or the least probability",
-    "random_state": "random search: the seed",
+    "procedure": "'asha', 'grid', 'random', 'hyperband', ...: docs/search.md has them all",
+    "procedure_params": "name = value, ...: docs/search.md",
+    "r": "iterations of what is left at the end",
+    "random_state": "the seed of what is drawn",
+    "run_id": "SELECT run_id, status FROM mop_runs",
+    "schedule_table": "to be made",
     "search_type": "'grid' or 'random'",
+    "skip_last": "rounds to leave out at the end of every bracket",
     "source": "'tensorflow' or 'nvidia'",
     "source_table": "preprocessors: a row for each example; training: a packed table",
+    "space": "a Python dictionary of lists: loss, metrics, optimizer_params_list, batch_size, ..., model_id",
     "test_table": "evaluate: a packed table; predict: a row for each example",
+    "time_limit": "after that nothing more is begun",
     "training_preprocessor_table": "packed table of training_preprocessor_dl",
     "use_caching": "accepted; rows are always kept in memory while they fit",
     "warm_start": "go on from the tables of an earlier call, and replace them",
@@ -226,10 +285,11 @@ def _usage(db, name, schema):
         said = f": {ARGUMENTS[name_]}" if name_ in ARGUMENTS else ""
         lines.append(f"    {argument:<29} -- {' or '.join(kinds)}{said}")
     usage = f"{verb} {schema}.{name}(\n" + "\n".join(lines) + "\n);\n"
-    if "_fit" in name:
+    if "_fit" in name or name in ("mop_search", "madlib_keras_automl"):
         if verb == "SELECT" and "multiple" in name:
             usage += (f"\nFor hours: CALL {schema}.mop_fit_multiple_model(...), of the same arguments, does not hold "
                       f"back VACUUM.\n")
-        usage += (f"\nWatch:     {schema}.mop_runs, mop_progress, mop_units, mop_visit_order (from another session)\n"
+        usage += (f"\nWatch:     {schema}.mop_runs, mop_progress, mop_trials, mop_stages, mop_units, "
+                  f"mop_visit_order (from another session)\n"
                   f"Settings:  (SET name = value) {', '.join(f'pg_mop.{n}' for n in settings.KNOWN)}\n")
     return usage
