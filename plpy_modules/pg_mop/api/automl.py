@@ -196,10 +196,10 @@ def check_hyperband(most, eta, skip_last):
         raise MopError(f"eta must be greater than 1, not {eta}")
     if most < eta:
         raise MopError(f"R ({most}) must be at least eta ({eta})")
+    if skip_last is None or skip_last < 0:
+        raise MopError(f"skip_last must be at least 0, not {skip_last}")
     try:
-        hyperband.schedule(most, eta, skip_last if skip_last is not None else 0, True)
-        if skip_last is None or skip_last < 0:
-            raise ValueError(f"skip_last must be at least 0, not {skip_last}")
+        hyperband.schedule(most, eta, skip_last, True)
     except (ValueError, SearchError) as error:
         raise MopError(str(error)) from None
 
