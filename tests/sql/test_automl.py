@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from workload import dense, last_run, load, make_data
+from conftest import Calling, eventually
+from workload import ADAM, dense, last_run, load, make_data
 
 COMPILE = ("{'loss': ['categorical_crossentropy'], 'metrics': ['accuracy'], 'optimizer_params_list': ["
            "{'optimizer': ['Adam'], 'lr': [0.001, 0.1, 'log']}, {'optimizer': ['SGD'], 'lr': [0.01, 0.5, 'linear']}]}")
@@ -97,6 +98,21 @@ def test_only_what_went_on_trained_on_and_what_stopped_says_why(db):
     assert all(t["iterations"] == info[t["mst_key"]]["iteration"] for t in trials)
     assert Counter(t["status"] for t in trials if info[t["mst_key"]]["s"] == 2) == {"stopped": 2, "finished": 2}
     assert all("rung 0" in t["reason"] for t in trials if t["status"] == "stopped")
+
+
+def test_people_stop_and_add_configurations_while_it_goes_on(db):
+    before = last_run(db)
+    call = Calling(db.another(), f"SELECT madlib.madlib_keras_automl('flowers_packed', 'p', 'arch', 'p_best', "
+                                 f"ARRAY[1], $${COMPILE}$$, $${FIT}$$, 'hyperband', 'R=3, eta=3')")
+    eventually(lambda: last_run(db) != before)
+    run = last_run(db)
+    db.run("SELECT madlib.mop_add_trial(%s, 2, %s, 'batch_size=4', 3)", [run, ADAM.format(0.03)])
+    db.run("SELECT madlib.mop_stop_trial(%s, 1)", [run])
+    assert call.end() is None
+    added = db.run("SELECT * FROM p_info WHERE fit_params = 'batch_size=4'")[0]
+    assert (added["model_id"], added["iteration"], added["metrics_iters"]) == (2, 3, [3])
+    assert (added["s"], added["i"]) == (None, None) and db.value("SELECT count(*) FROM p_info") == 6
+    assert "stopped by" in db.value("SELECT reason FROM madlib.mop_trials WHERE (run_id, mst_key) = (%s, 1)", [run])
 
 
 @pytest.mark.parametrize("params", ["num_configs=3, num_iterations=2, algorithm=rand",

@@ -124,7 +124,11 @@ class Automl(Search):
         return ", ".join(f"{name}={value}" for name, value in self.method.items())
 
     def rounds(self, key):
-        """Of a trial: [(first iteration, last iteration, first of MADlib's counter), ...] by round."""
+        """Of a trial: [(first iteration, last iteration, first of MADlib's counter), ...] by round; a person's has
+        one."""
+        trial = self.procedure.trials[key]
+        if trial.outside:
+            return [(1, trial.budget, 1)]
         if self.name == "madlib-hyperopt":
             return [(1, self.num_iterations, 1)]
         rows = hyperband.schedule(self.method["R"], self.method["eta"], self.method["skip_last"], True)
@@ -149,7 +153,7 @@ class Automl(Search):
 
     def last_frequency(self):
         """What counted in the last call of fit_multiple that MADlib would have made."""
-        first, last, _ = self.rounds(max(self.procedure.trials))[-1]
+        first, last, _ = self.rounds(max(k for k, t in self.procedure.trials.items() if not t.outside))[-1]
         every = self.frequency_given
         return every if every is not None and every <= last - first + 1 else last - first + 1
 
@@ -163,10 +167,10 @@ class Automl(Search):
         for row in self.metrics:
             if row["dataset"] == "training":
                 evaluated.setdefault(row["mst_key"], []).append(row["iteration"])
-        for key in self.procedure.trials:
+        for key, trial in self.procedure.trials.items():
             counted = [begin + i - first for i in evaluated.get(key, ())
                        for first, last, begin in self.rounds(key) if first <= i <= last]
-            s, i = self.procedure.place(key) if banded else (None, None)
+            s, i = self.procedure.place(key) if banded and not trial.outside else (None, None)
             db.execute(f"UPDATE {info} SET metrics_iters = $1" + (", s = $3, i = $4" if banded else "")
                        + " WHERE mst_key = $2",
                        ["integer[]", "integer"] + ["integer"] * 2 * banded, [counted, key] + [s, i] * banded)
