@@ -8,7 +8,7 @@ BEGIN
         'delete_keras_model', 'load_custom_function', 'delete_custom_function', 'load_top_k_accuracy_function',
         'load_model_selection_table', 'generate_model_configs', 'madlib_keras_fit_multiple_model',
         'mop_fit_multiple_model', 'mop_search', 'madlib_keras_automl', 'hyperband_schedule', 'mop_stop_trial',
-        'mop_add_trial', 'madlib_keras_fit', 'madlib_keras_evaluate', 'madlib_keras_predict',
+        'mop_add_trial', 'mop_more', 'madlib_keras_fit', 'madlib_keras_evaluate', 'madlib_keras_predict',
         'madlib_keras_predict_byom', 'mop_export_model', 'mop_import_model']
     LOOP
         EXECUTE pg_catalog.format($create$

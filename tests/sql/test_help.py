@@ -12,7 +12,7 @@ NAMES = """training_preprocessor_dl validation_preprocessor_dl load_keras_model 
 delete_custom_function load_top_k_accuracy_function load_model_selection_table generate_model_configs
 madlib_keras_fit_multiple_model madlib_keras_fit madlib_keras_evaluate madlib_keras_predict madlib_keras_predict_byom
 mop_fit_multiple_model mop_export_model mop_import_model mop_search madlib_keras_automl hyperband_schedule
-mop_stop_trial mop_add_trial""".split()
+mop_stop_trial mop_add_trial mop_more""".split()
 
 
 def psql(db, script, path):

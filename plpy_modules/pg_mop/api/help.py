@@ -122,6 +122,13 @@ SELECT {schema}.mop_add_trial(run_id, 1,
     $$loss='categorical_crossentropy', optimizer='Adam(lr=0.02)', metrics=['accuracy']$$, 'batch_size=16', 3)
 FROM {schema}.mop_runs WHERE status = 'running';
 """, False),
+    "mop_more": (
+        "Trains a configuration of a run that has ended for so many iterations more, and updates its output tables.",
+        """
+SELECT mst_key, iteration, training_loss_final FROM flower_models_info ORDER BY training_loss_final;
+SELECT {schema}.mop_more((SELECT max(run_id) FROM {schema}.mop_runs), 1, 2);
+SELECT mst_key, iteration, training_loss_final FROM flower_models_info ORDER BY training_loss_final;
+""", True),
     "madlib_keras_fit": (
         "Trains one model on all segments at once, averaging their weights, or (SET pg_mop.fit_strategy = 'sequential')"
         " one after the other.", """
@@ -206,7 +213,7 @@ ARGUMENTS = {
     "fit_params_list": "strings as for Keras' fit",
     "id_col": "column that identifies a row",
     "independent_varname": "numeric array column, or a comma list of them: one for each input of the model",
-    "iterations": "in all; NULL: as many as the run's others may get",
+    "iterations": "in mop_more so many more; in mop_add_trial all, NULL: as many as the run's others may get",
     "k": "how many of the most probable classes count",
     "keras_model_arch_table": "made where it does not exist",
     "max_trials": "configurations at most",
