@@ -21,7 +21,8 @@ from workloads import Configuration, Workload
 
 ROUNDS = 3  # of what is compared
 SCHEMA = "SET client_min_messages = warning; DROP SCHEMA IF EXISTS parts CASCADE; CREATE SCHEMA parts; " \
-         "SET search_path = parts, public; SET pg_mop.seed = 1; SET pg_mop.threads = 1"
+         "SET search_path = parts, public; SET pg_mop.seed = 1; SET pg_mop.threads = 1; " \
+         "SET pg_mop.reuse = off"
 
 
 def session(dsn):

@@ -17,7 +17,8 @@ SELECT (SELECT extract(epoch FROM max(finished_at) - min(started_at)) FROM u)::f
 def contender(workload, dsn, workers, clock):
     with clock.part("connect"):
         connection, cursor = connect(dsn)
-        cursor.execute("SET client_min_messages = warning; SET pg_mop.threads = 1; SET pg_mop.seed = 1")
+        cursor.execute("SET client_min_messages = warning; SET pg_mop.threads = 1; SET pg_mop.seed = 1; "
+                       "SET pg_mop.reuse = off")
     with clock.part("pack"):
         pack(cursor, workload, workers)
     with clock.part("configure"):

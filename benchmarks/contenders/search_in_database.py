@@ -22,7 +22,8 @@ SELECT loss, accuracy, mst_key, iteration FROM (
 def contender(study, dsn, workers, clock, sharing=True):
     with clock.part("connect"):
         connection, cursor = connect(dsn)
-        cursor.execute("SET client_min_messages = warning; SET pg_mop.threads = 1; SET pg_mop.seed = 1")
+        cursor.execute("SET client_min_messages = warning; SET pg_mop.threads = 1; SET pg_mop.seed = 1; "
+                       "SET pg_mop.reuse = off")
         cursor.execute("SELECT set_config('pg_mop.sharing', %s, FALSE)", ["on" if sharing else "off"])
     with clock.part("pack"):
         pack(cursor, study, workers)
