@@ -835,11 +835,15 @@ $$;
 CREATE FUNCTION @extschema@.mop_put_weights(run bigint, of_stage integer, weights bytea,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    target integer;
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
-    EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, 1))
+    -- a path that begins late finds the first one gone
+    target := (SELECT max(g.generation) FROM @extschema@.mop_generation g WHERE g.run_id = run);
+    EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, target))
             || ' VALUES ($1, 0, 0, $2)' USING of_stage, weights;
-    UPDATE @extschema@.mop_model m SET generation = 1, bytes = octet_length(weights)
+    UPDATE @extschema@.mop_model m SET generation = target, bytes = octet_length(weights)
     WHERE m.run_id = run AND m.stage = of_stage AND m.version = 0;
 END
 $$;

@@ -105,9 +105,11 @@ class Catalog:
 
     def ask(self, run_id, configurations, stages, requests, visits):
         """Add to a run: configurations (as in `open_run`), stages that are new or to be evaluated now, and which stage
-        an iteration of a configuration is: `requests`, a list of (mst_key, stage). A stage has so many `visits`."""
-        if configurations or stages or requests:
-            self._lasting(self._within, self._ask, run_id, configurations, stages, requests, visits)
+        an iteration of a configuration is: `requests`, a list of (mst_key, stage). A stage has so many `visits`.
+        Returns those of the stages that start from weights, which are there now."""
+        if not (configurations or stages or requests):
+            return []
+        return self._lasting(self._within, self._ask, run_id, configurations, stages, requests, visits)
 
     def _within(self, work, *args):
         """What `work(cursor, *args)` gives, in a transaction."""
@@ -151,9 +153,10 @@ class Catalog:
             cursor.execute(f"SELECT {self.schema}.mop_ask(%s, %s, %s, %s, %s)",
                            (run_id, self.epoch, *map(json.dumps, step)))
         starts = {c["mst_key"]: c for c in configurations if c.get("weights_sql")}
-        for stage in stages:
-            if stage.parent is None and stage.mst_key in starts:
-                self._insert_weights(cursor, run_id, stage.number, starts[stage.mst_key])
+        started = [stage for stage in stages if stage.parent is None and stage.mst_key in starts]
+        for stage in started:
+            self._insert_weights(cursor, run_id, stage.number, starts[stage.mst_key])
+        return started
 
     def _insert_weights(self, cursor, run_id, stage, row):
         """Version 0 of a path's model state: plain weights, copied within the server."""

@@ -43,7 +43,7 @@ class Generations:
         return self.newest
 
     def adopted(self, stage):
-        """A stage's state has been taken over from another run, into the newest generation."""
+        """A stage has initial weights, or its state was taken over from another run: in the newest generation."""
         key = self.size_key(stage)
         if key not in self.sizes:
             self.sizes[key] = self.catalog.state_bytes(self.run_id, stage) or 0

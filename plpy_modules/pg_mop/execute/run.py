@@ -82,10 +82,13 @@ class Executor:
     def ask(self, configurations, stages, requests):
         """Do more: `stages` as the plan's `ask` gave them, for `requests`: [(mst_key, stage)]; of new configurations
         (as in catalog.open_run). Returns those of `stages` that have ended already."""
-        self.catalog.ask(self.run_id, configurations, stages, requests, self.visits)
+        started = self.catalog.ask(self.run_id, configurations, stages, requests, self.visits)
         for stage in self.adopt(stages):
             self.versions[stage.number] = stage.iteration * self.visits
             self.generations.adopted(stage.number)
+        for stage in started:
+            if not stage.trained:
+                self.generations.adopted(stage.number)
         self._wait_for(stages)
         return self.board.add(stages)
 
