@@ -20,7 +20,8 @@ initial weights, and evaluate on 1,000 rows of their own where trials are compar
   asynchronous, stands for both procedures.
 
 ASHA as Ray and Optuna have it stops a trial for good where pg_mop's pauses it; so they do not train the same numbers
-of iterations. Session-seconds are read + train + write of all units.
+of iterations. Session-seconds are read + train + write of units; a trainer's first one compiles, and waits until
+Keras has been imported.
 """
 
 
@@ -52,9 +53,11 @@ def study_table(figures):
         lines.append(f"\nMerge rate: {ours['merge_rate']:.2f} ({ours['asked']:,} iterations asked for, "
                      f"{ours['trained']:,} trained).")
     if ours and alone:
-        for what, key in (("all units", "session_seconds"), ("train units", "training_seconds")):
-            lines.append(f"Session-seconds of {what}: {ours[key]:.2f} with sharing, {alone[key]:.2f} without; the "
-                         f"first x merge rate / the second = {ours[key] * ours['merge_rate'] / alone[key]:.2f}.")
+        lines += ["\n| session-seconds | with sharing | without | with x merge rate / without |", "|---|---|---|---|"]
+        for what, key in (("all units", "session_seconds"), ("train units", "training_seconds"),
+                          ("train units that compile nothing", "warm_seconds")):
+            lines.append(f"| {what} | {ours[key]:.2f} | {alone[key]:.2f} | "
+                         f"{ours[key] * ours['merge_rate'] / alone[key]:.2f} |")
     return "\n".join([*lines, *_parts(figures)])
 
 

@@ -41,6 +41,13 @@ SEARCHERS = {
 EVERYTHING = {**WORKLOADS, **STUDIES}
 
 
+def contenders_of(name):
+    """{contender: (module, interpreter)} of a workload or study."""
+    if name not in STUDIES:
+        return CONTENDERS
+    return {c: made for c, made in SEARCHERS.items() if STUDIES[name].peers or c.startswith("pg_mop")}
+
+
 def load(dsn, workload):
     """Make the raw table, and that of the rows to validate with."""
     connection, cursor = connect(dsn)
@@ -61,7 +68,7 @@ def checkpoint(dsn):
 
 def once(contender, name, dsn, workers):
     """One run of a contender: its figures."""
-    module, interpreter = (SEARCHERS if name in STUDIES else CONTENDERS)[contender]
+    module, interpreter = contenders_of(name)[contender]
     with tempfile.TemporaryDirectory() as place:
         output = os.path.join(place, "out.json")
         with Watch() as watch:
@@ -129,8 +136,7 @@ def main():
         parser.error(f"there is no workload {unknown[0]!r}, but {', '.join([*EVERYTHING, 'search'])}")
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"workloads": {}}
     for name in wanted:
-        contenders = [c for c in (SEARCHERS if name in STUDIES else CONTENDERS)
-                      if not arguments.only or c in arguments.only]
+        contenders = [c for c in contenders_of(name) if not arguments.only or c in arguments.only]
         figures = measure(name, arguments.dsn, arguments.runs, arguments.workers, contenders)
         about = EVERYTHING[name].about
         print(f"\n## {name}: {about}\n\n{(study_table if name in STUDIES else table)(figures)}\n", flush=True)

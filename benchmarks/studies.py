@@ -28,6 +28,7 @@ class Study(Workload):
     procedure: str = "grid"
     reduction: int = 4
     levels: tuple = ()
+    peers: bool = True  # other tools are tried, too
 
     @property
     def space(self):
@@ -51,14 +52,15 @@ def _grids(rates, batch_sizes):
             f"{{'batch_size': [{', '.join(batch_sizes)}]}}")
 
 
-def study(about, iterations, rates, batch_sizes, procedure="grid", levels=(), rows=5_000, validation=1_000):
+def study(about, iterations, rates, batch_sizes, procedure="grid", levels=(), peers=True, rows=5_000, validation=1_000):
     """A Study of all configurations of its space, in the order of mop_search's random sampler."""
     source, drawn = sources.source("random", Space.of_texts([1], *_grids(rates, batch_sizes)), SEED), []
     while point := source.draw(len(drawn) + 1):
         drawn.append(Configuration(0, "SGD", rates[point["0.lr"]], batch_sizes[point["batch_size"]]))
     return Study(f"{len(drawn)} configurations, {iterations} iterations of {rows:,} x 64, a net 64-64-64-10; {about}",
                  rows, (64,), iterations, (dense(64, 64),), tuple(drawn), validation=validation, rates=rates,
-                 batch_sizes=batch_sizes, procedure=procedure, levels=levels or (iterations,))
+                 batch_sizes=batch_sizes, procedure=procedure, levels=levels or (iterations,),
+                 peers=peers)
 
 
 def _halving(procedure, about):
@@ -83,7 +85,7 @@ STUDIES = {
          "[0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.03]", "Warmup(0.01, 3, MultiStep(0.1, [5], 0.1))",
          "Warmup(0.01, 3, MultiStep(0.1, [7], 0.1))", "Warmup(0.01, 3, MultiStep(0.1, [6], 0.3))",
          "Warmup(0.01, 3, MultiStep(0.1, [5, 7], 0.3))"),
-        ("32", "MultiStep(32, [9], 2)", "MultiStep(32, [10], 4)", "64")),
+        ("32", "MultiStep(32, [9], 2)", "MultiStep(32, [10], 4)", "64"), peers=False),
     "halving": _halving("successive-halving", "successive halving after 1, 4 and 16 iterations"),
     "asha": _halving("asha", "ASHA, rungs after 1, 4 and 16 iterations"),
 }

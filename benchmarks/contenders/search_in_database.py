@@ -8,6 +8,8 @@ from contenders.common import main
 WORK = """
 SELECT sum(read_seconds + train_seconds + write_seconds) FILTER (WHERE NOT shared)::float8,
        sum(read_seconds + train_seconds + write_seconds) FILTER (WHERE NOT shared AND kind = 'train')::float8,
+       sum(read_seconds + train_seconds + write_seconds)
+           FILTER (WHERE NOT shared AND kind = 'train' AND compilations = 0)::float8,
        count(DISTINCT stage) FILTER (WHERE kind = 'train'), count(DISTINCT (mst_key, iteration))
 FROM madlib.mop_units WHERE run_id = %s AND status = 'finished'
 """
@@ -33,7 +35,7 @@ def contender(study, dsn, workers, clock, sharing=True):
         run_id = train(cursor, study.iterations, "packed_validation") if study.procedure == "grid" else \
             search(cursor, study, SEED)
     cursor.execute(WORK, [run_id])
-    work, training, trained, asked = cursor.fetchone()
+    work, training, warm, trained, asked = cursor.fetchone()
     clock.parts.update({"session-seconds": work, "session-seconds of train units": training})
     cursor.execute("SELECT merge_rate FROM madlib.mop_runs WHERE run_id = %s", [run_id])
     merge_rate = cursor.fetchone()[0]
@@ -42,7 +44,7 @@ def contender(study, dsn, workers, clock, sharing=True):
     check_order(cursor, study)
     connection.close()
     return {"loss": loss, "accuracy": accuracy, "best": [key, iteration], "trained": trained, "asked": asked,
-            "merge_rate": merge_rate, "session_seconds": work, "training_seconds": training}
+            "merge_rate": merge_rate, "session_seconds": work, "training_seconds": training, "warm_seconds": warm}
 
 
 def check_order(cursor, study):
