@@ -40,25 +40,26 @@ def train(model, job, visit):
     x = np.concatenate([array(b) for b in visit["x"]])
     y = np.concatenate([array(b) for b in visit["y"]])
     size, rates = visit.get("batch_size", job["batch_size"]), iter(visit.get("learning_rates", ()))
+    weights = {int(k): w for k, w in visit["class_weight"].items()} if "class_weight" in visit else None
     change(model, visit)
     for _ in range(job["epochs"]):
         for start in range(0, len(x), size):
             if "learning_rates" in visit:
                 model.optimizer.learning_rate = next(rates)
-            model.train_on_batch(x[start:start + size], y[start:start + size], class_weight=visit.get("class_weight"))
+            model.train_on_batch(x[start:start + size], y[start:start + size], class_weight=weights)
     return len(x)
 
 
 def change(model, visit):
     """Give the model the numbers that the visit has."""
-    visit["class_weight"] = {int(k): v for k, v in visit["class_weight"].items()} if "class_weight" in visit else None
-    changed = [(model.optimizer, name, value) for name, value in visit.get("arguments", {}).items()]
+    numbers = [(model.optimizer, name, value) for name, value in visit.get("arguments", {}).items()]
     if "dropout" in visit:
-        changed += [(layer, "rate", visit["dropout"]) for layer in model.layers if hasattr(layer, "rate")]
-    for where, name, value in changed:
+        numbers += [(layer, "rate", visit["dropout"]) for layer in model.layers if hasattr(layer, "rate")]
+    for where, name, value in numbers:
+        before = getattr(where, name)
         setattr(where, name, value)
-    if changed:
-        model.make_train_function(force=True)  # most of them are constants of what was compiled
+        if isinstance(before, float) and before != value:  # it is a constant of what was compiled
+            model.make_train_function(force=True)
 
 
 def encoded(weights):
