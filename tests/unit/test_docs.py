@@ -43,3 +43,17 @@ def test_every_suite_is_a_room_and_those_with_a_server_have_a_slice():
     assert named == rooms
     for room in rooms - {"unit"}:
         assert any("mark.slice" in path.read_text() for path in (ROOT / "tests" / room).glob("test_*.py")), room
+
+
+def test_the_search_document_names_every_procedure_with_its_parameters_and_defaults():
+    from pg_mop.search import PROCEDURES
+    rows = re.findall(r"^\| `([\w-]+)` \| [^|]+ \| ([^|]+) \|$", (ROOT / "docs" / "search.md").read_text(), re.M)
+    assert {name for name, _ in rows} == set(PROCEDURES)
+    for name, text in rows:
+        named = {found[0]: found[1] for found in re.findall(r"`(\w+)(?:=([^`]+))?`", text)}
+        known = PROCEDURES[name].PARAMETERS
+        assert named.keys() == known.keys(), name
+        for parameter, default in named.items():
+            wanted = known[parameter].default
+            said = f"{wanted:.3g}" if isinstance(wanted, float) else "" if wanted is None else str(wanted)
+            assert default == said, (name, parameter)
