@@ -15,7 +15,8 @@ CREATE EXTENSION IF NOT EXISTS pg_mop SCHEMA madlib CASCADE;
 DROP TABLE IF EXISTS digits CASCADE;
 DROP TABLE IF EXISTS digits_train_packed, digits_train_packed_summary,
     digits_val_packed, digits_val_packed_summary, model_arch_library, digits_mst, digits_mst_summary,
-    digits_models, digits_models_info, digits_models_summary, digits_predictions;
+    digits_models, digits_models_info, digits_models_summary, digits_predictions,
+    digits_found, digits_found_info, digits_found_summary, digits_found_trials;
 SET pg_mop.seed = 42;         -- all chance comes from here
 SET pg_mop.segments = 2;      -- default: the GPUs, else the cores
 
@@ -99,3 +100,15 @@ SELECT r.segments AS sessions, round(extract(epoch FROM r.finished_at - r.starte
               - sum(extract(epoch FROM u.finished_at - u.started_at)))::numeric, 2) AS idle
 FROM madlib.mop_runs r JOIN madlib.mop_units u USING (run_id) WHERE run_id = :run GROUP BY r.run_id, 1, 2,
     r.finished_at, r.started_at, r.segments;
+
+\echo
+\echo '=== 7. Search instead: nine configurations begin, the best three train on; a procedure decides which'
+SELECT madlib.mop_search('digits_train_packed', 'digits_found', 'model_arch_library',
+    $$ {'model_id': [1], 'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'batch_size': [16, 64],
+        'optimizer_params_list': [{'optimizer': ['Adam'], 'learning_rate': [0.0001, 0.03, 'log']}]} $$,
+    'successive-halving', 'trials=9, iterations=9, skip=1', metric => 'accuracy', validation_table => 'digits_val_packed',
+    name => 'digits');
+SELECT mst_key, substring(compile_params FROM 'learning_rate=([0-9.e-]{1,8})') AS learning_rate,
+       substring(fit_params FROM 'batch_size=([0-9]+)') AS batch_size, iterations,
+       metric::numeric(5, 4)[] AS validation_accuracy, reason
+FROM digits_found_trials ORDER BY metric_best DESC, mst_key;
