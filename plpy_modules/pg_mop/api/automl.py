@@ -40,7 +40,7 @@ def train(db, arguments, earlier=None):
     with training.output(None):
         write_models(training, model, info, None)
         training.write_rounds(info)
-        training.write_best(selection, selection_summary, a)
+        training.write_best(selection, selection_summary, info, a)
         write_summary(db, training.source, summary, [
             ("source_table", "text", a["source_table"]), ("validation_table", "text", a["validation_table"]),
             ("model", "text", a["model_output_table"]),
@@ -175,15 +175,13 @@ class Automl(Search):
                        + " WHERE mst_key = $2",
                        ["integer[]", "integer"] + ["integer"] * 2 * banded, [counted, key] + [s, i] * banded)
 
-    def write_best(self, selection, summary, a):
-        """The selection table: the best configuration alone."""
+    def write_best(self, selection, summary, info, a):
+        """The selection table: the best configuration alone, by its final loss."""
         db = self.db
         db.execute(f"CREATE TABLE {selection} (mst_key integer, model_id integer, compile_params varchar, "
                    f"fit_params varchar)")
-        best = next((c for c in self.configurations if self.best and c["mst_key"] == self.best[0]), None)
-        if best is not None:
-            db.execute(f"INSERT INTO {selection} VALUES ($1, $2, $3, $4)", ["integer", "integer", "text", "text"],
-                       [best[name] for name in ("mst_key", "model_id", "compile_params", "fit_params")])
+        db.execute(f"INSERT INTO {selection} SELECT mst_key, model_id, compile_params, fit_params FROM {info} "
+                   f"WHERE error IS NULL ORDER BY {self.dataset}_loss_final, mst_key LIMIT 1")
         db.execute(f"CREATE TABLE {summary} (model_arch_table varchar, object_table varchar)")
         db.execute(f"INSERT INTO {summary} VALUES ($1, $2)", ["text", "text"],
                    [a["model_arch_table"], self.object_table])
