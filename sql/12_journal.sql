@@ -237,6 +237,9 @@ BEGIN
                        r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'running') THEN
         RAISE EXCEPTION 'run % is not running', $1 USING ERRCODE = '55000';
     END IF;
+    IF octet_length($2::text) > 1000000 THEN
+        RAISE EXCEPTION 'that is too long for a wish' USING ERRCODE = '54000';
+    END IF;
     INSERT INTO @extschema@.mop_wish (run_id, content) VALUES ($1, $2);
 END
 $$;

@@ -434,8 +434,10 @@ class Catalog:
         """
         return self.execute(
             f"SELECT q.mst_key, q.iteration, m.stage, m.dataset, m.loss, m.metric, m.metrics,"
-            f" extract(epoch FROM m.noted_at - coalesce((SELECT min(started_at) FROM {self.schema}.mop_unit"
-            f" WHERE run_id = %(run_id)s), m.noted_at))::float8 AS seconds,"
+            # (of all units of the run: not while it goes on)
+            f" CASE WHEN %(stages)s::integer[] IS NULL THEN extract(epoch FROM m.noted_at - coalesce((SELECT"
+            f" min(started_at) FROM {self.schema}.mop_unit WHERE run_id = %(run_id)s), m.noted_at))::float8 END"
+            f" AS seconds,"
             f" extract(epoch FROM m.noted_at - (SELECT min(started_at)"
             f" FROM {self.schema}.mop_unit u WHERE u.run_id = m.run_id AND u.stage = m.stage AND u.kind = 'evaluate'"
             f" AND u.dataset = m.dataset AND u.status = 'finished'))::float8 AS took"

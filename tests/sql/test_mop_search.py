@@ -40,7 +40,7 @@ def test_four_arguments_search_and_the_tables_say_what_was_found(db, data):
     trials = db.run("SELECT * FROM four_trials ORDER BY mst_key")
     assert [t["mst_key"] for t in trials] == list(range(1, 13)) and run["configurations"] == 12
     assert {t["status"] for t in trials} <= {"finished", "stopped"} and any(t["status"] == "finished" for t in trials)
-    best = min(trials, key=lambda t: t["metric_best"])
+    best = min(trials, key=lambda t: t["metric_final"])
     assert db.value("SELECT best_mst_key FROM four_summary") == best["mst_key"]
     assert db.value("SELECT count(*) FROM four") == db.value("SELECT count(*) FROM four_info") == 12
     for t in trials:
@@ -141,6 +141,7 @@ def test_people_stop_trials_and_add_some(db, data):
     assert eventually(lambda: db.value(running) and db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s",
                                                              [db.value(running)]) > 0, 60)
     run_id = db.value(running)
+    assert f"run {run_id} has no mst_key 99" in str(db.error("SELECT madlib.mop_stop_trial(%s, 99)", [run_id]))
     db.run("SELECT madlib.mop_stop_trial(%s, 2), madlib.mop_add_trial(%s, 1, %s, 'batch_size=4', 2)",
            [run_id, run_id, ADAM.format(0.02)])
     assert call.end() is None
@@ -150,6 +151,7 @@ def test_people_stop_trials_and_add_some(db, data):
     assert trials[7]["iterations"] == 2 and trials[7]["fit_params"] == "batch_size=4" and trials[7]["metric"]
     error = db.error("SELECT madlib.mop_stop_trial(%s, 1)", [run_id])
     assert f"run {run_id} is not running" in str(error)
+    assert trials[7]["metric_final"] == trials[7]["metric"][-1]
     other.close()
 
 
@@ -171,6 +173,17 @@ def test_people_stop_and_add_configurations_of_a_fit_call(db, data):
     assert db.value("SELECT reason FROM madlib.mop_trials WHERE (run_id, mst_key) = (%s, 1)", [run_id]) == \
         "stopped by postgres"
     other.close()
+
+
+def test_the_best_state_by_the_searchs_metric_is_kept_where_that_is_asked_for(db, data):
+    space = SPACE.replace("[8, 16]", "[8], 'keep': ['best']").replace("[0.001, 0.1, 'log']",
+                                                                      "[[0.05, 0.05, 3.0, 3.0]]")
+    search(db, space=space[:-1] + ", 'model_id': [1]}", procedure="median-stopping", metric="accuracy",
+           parameters="iterations=4, trials=1, sampler=grid")
+    trial = db.run("SELECT * FROM found_trials")[0]
+    assert len(trial["metric"]) == 4 and trial["metric_best"] == trial["metric_final"] == max(trial["metric"])
+    assert trial["iterations"] == trial["metric"].index(max(trial["metric"])) + 1
+    assert db.value("SELECT training_metrics_final FROM found_info") == trial["metric_final"]
 
 
 def test_time_is_up(db, data):

@@ -61,6 +61,7 @@ def train(db, arguments, earlier=None):
             ("num_classes", "integer[]", training.outputs["widths"])], [
             ("dependent_vartype", "text[]", training.source.summary.get("dependent_vartype")),
             ("normalizing_const", "real", training.source.summary.get("normalizing_const"))])
+    training.tell_of_failures(info)
 
 
 class Automl(Search):

@@ -39,7 +39,7 @@ def train(db, arguments, earlier=None):
     model, info, summary, trials = output
     with training.output(None):
         write_models(training, model, info, None)
-        write_trials(training, trials)
+        best = write_trials(training, trials)
         write_summary(db, training.source, summary, [
             ("source_table", "text", a["source_table"]), ("validation_table", "text", a["validation_table"]),
             ("model", "text", a["model_output_table"]),
@@ -49,7 +49,7 @@ def train(db, arguments, earlier=None):
             ("model_arch_table", "text", a["model_arch_table"]), ("space", "text", a["space"]),
             ("procedure", "text", training.procedure.name), ("procedure_params", "text", a["procedure_params"]),
             ("metric", "text", f"{training.dataset}_{training.metric}"),
-            ("best_mst_key", "integer", training.best and training.best[0]),
+            ("best_mst_key", "integer", best),
             ("object_table", "text", training.object_table),
             ("num_iterations", "integer", training.num_iterations), ("name", "text", a["name"]),
             ("description", "text", a["description"]),
@@ -59,33 +59,36 @@ def train(db, arguments, earlier=None):
             ("num_classes", "integer[]", training.outputs["widths"])], [
             ("dependent_vartype", "text[]", training.source.summary.get("dependent_vartype")),
             ("normalizing_const", "real", training.source.summary.get("normalizing_const"))])
-    if failed := training.failed:
-        db.warning(f"{len(failed)} of {len(training.configurations)} trials failed: mst_key "
-                   f"{', '.join(map(str, sorted(failed)[:20]))}", detail=listed(dict(sorted(failed.items())[:20])),
-                   hint=f"SELECT mst_key, error FROM {info} WHERE error IS NOT NULL;")
+    training.tell_of_failures(info)
 
 
 def write_trials(training, table):
-    """What became of each trial, and its metric after each iteration that was evaluated."""
+    """What became of each trial, and its metric after each iteration that was evaluated; `iterations` and
+    `metric_final` are of the state that is written. Returns the mst_key of the best of these states, or None."""
     db, procedure = training.db, training.procedure
     db.execute(f"CREATE TABLE {table} (mst_key integer PRIMARY KEY, model_id integer, compile_params text, "
                f"fit_params text, status text, iterations integer, metric_iters integer[], metric float8[], "
-               f"metric_best float8, reason text)")
+               f"metric_best float8, metric_final float8, reason text)")
     values = {}
     for row in training.metrics:
         if row["dataset"] == training.dataset:
             values.setdefault(row["mst_key"], []).append((row["iteration"], training.value(row)))
     better = min if procedure.goal == "min" else max
-    for c in training.journal.outcome(training.run_id):
+    finals = {}
+    for c in training.journal.outcome(training.run_id, training.kept):
         key, own = c["mst_key"], values.get(c["mst_key"], [])
+        final = dict(own).get(c["iteration"])
+        if c["error"] is None and final is not None:
+            finals[key] = final
         status = "failed" if c["error"] else "stopped" if c["reason"] else "finished"
         insert(db, table, {
             "mst_key": ("integer", key), "model_id": ("integer", c["model_id"]),
             "compile_params": ("text", c["compile_params"]), "fit_params": ("text", c["fit_params"]),
             "status": ("text", status), "iterations": ("integer", c["iteration"] or 0),
             "metric_iters": ("integer[]", [i for i, _ in own]), "metric": ("float8[]", [v for _, v in own]),
-            "metric_best": ("float8", better((v for _, v in own), default=None)),
+            "metric_best": ("float8", better((v for _, v in own), default=None)), "metric_final": ("float8", final),
             "reason": ("text", c["error"] or c["reason"])})
+    return better(finals, key=finals.get, default=None)
 
 
 class Search(Training):
@@ -113,21 +116,34 @@ class Search(Training):
         super().__init__(db, self.function, a["source_table"], a["validation_table"], procedure.most, None,
                          a["use_gpus"], earlier)
         self.metrics_iterations = []
-        if self.options["seed"] is None:
-            self.options["seed"] = secrets.randbits(31)
+        self.arguments = a
         self.random_state = a["random_state"]
         self.object_table = a["object_table"]
         self.functions = None if self.object_table is None else object_table.check(db, self.object_table)
         self.metric, self.dataset, self.goal = self.read_metric(a["metric"] or "loss")
-        self.known = []
-        if a.get("continue_from") is not None:
-            self.known = self._known(a["continue_from"])
+        self.known = self._known(a["continue_from"]) if a.get("continue_from") is not None else []
+        if self.options["seed"] is None:
+            self.options["seed"] = secrets.randbits(31)
         self.check([], self.functions)
         self._check_space()
 
     @property
     def proposal_seed(self):
-        return self.random_state if self.random_state is not None else self.options["seed"]
+        if self.random_state is not None:
+            return self.random_state
+        # with the earlier run's seed come other proposals than its own
+        return (self.options["seed"] + (self.arguments.get("continue_from") or 0)) % 2**31
+
+    def judged_by(self):
+        return self.metric, self.dataset, self.goal
+
+    def tell_of_failures(self, info):
+        """Warn of the trials that failed; `info`: the table that has their errors."""
+        if failed := self.failed:
+            self.db.warning(f"{len(failed)} of {len(self.configurations)} trials failed: mst_key "
+                            f"{', '.join(map(str, sorted(failed)[:20]))}",
+                            detail=listed(dict(sorted(failed.items())[:20])),
+                            hint=f"SELECT mst_key, error FROM {info} WHERE error IS NOT NULL;")
 
     def take_up(self, earlier):
         self.check([{**c, "error": None} for c in earlier.configurations], self.functions)
@@ -138,6 +154,9 @@ class Search(Training):
         self.name, self.parameters = a["procedure"] or "asha", search.read_parameters(a["procedure_params"])
 
     def create_procedure(self, space, seed):
+        kind = search.PROCEDURES.get(self.name.strip().lower().replace("_", "-").replace(" ", "-"))
+        if self.most is not None and kind is not None and "trials" in kind.PARAMETERS:
+            self.parameters.setdefault("trials", self.most)
         return search.create(self.name, space, seed, getattr(self, "goal", "min"), dict(self.parameters))
 
     def _read_architectures(self, db, text):
@@ -196,12 +215,14 @@ class Search(Training):
                            hint=f"""Write 'metrics': [['{self.metric}']] in the space, or metric => 'loss'.""")
 
     def _known(self, run_id):
-        """What an earlier run found out: [(configuration, {iteration: value})]."""
+        """What an earlier run found: [(configuration, {iteration: value})]. Where no seed is set, its own counts."""
         with Catalog(self.db, PostgreSQL().connection_parameters(self.db)) as journal:
             run = journal.run(run_id)
             if run is None:
                 raise MopError(f"there is no run {run_id} of role \"{self.db.current_user()}\"",
                                hint=f"SELECT run_id, status, function FROM {self.db.extension}.mop_runs;")
+            if self.options["seed"] is None:  # so that its states are there to go on from
+                self.options["seed"] = run["seed"]
             configurations = {c["mst_key"]: c for c in journal.run_configurations(run_id)}
             found = {}
             for row in journal.metrics(run_id):
@@ -222,7 +243,6 @@ class Search(Training):
         with errors_of_search():
             self.run(a["model_output_table"], {**a, "random_state": a["random_state"]}, {
                 "model_arch_table": a["model_arch_table"], "object_table": self.object_table})
-        self.best = self.procedure.best
 
     def new_configuration(self, key, configuration):
         """A configuration as `check` takes it."""

@@ -33,6 +33,8 @@ from pg_mop.schedule.logged import Logged
 from pg_mop.schedule.replicas import Replicas
 from pg_mop.search.goals import goal
 
+MOST_STAGES = 1_000_000  # of a run, all of which are asked for at its beginning
+
 
 class Training:
     """One training call. In order: the constructor, `check`, `run`, then the caller writes within `output`.
@@ -92,6 +94,11 @@ class Training:
         or an architecture cannot be read, or where no configuration fits.
         """
         self.configurations, self.functions = configurations, functions
+        if len(configurations) * self.num_iterations > MOST_STAGES:
+            raise MopError(f"{len(configurations)} configurations of {self.num_iterations} iterations are more than "
+                           f"{MOST_STAGES} iterations in all",
+                           hint="Ask for fewer now; a later call with more goes on from there (pg_mop.seed must be "
+                                "the same).")
         problems = [(c["mst_key"], problem) for c in configurations if (problem := self._problem(c))]
         if problems:
             raise MopError(self.unusable(len(problems)) + f": {problems[0][1]}",
@@ -130,13 +137,17 @@ class Training:
         if self.averaging:
             return "stop and keep are for models that hop, not for averaged ones (pg_mop.fit_strategy = sequential)"
         try:
-            metric, dataset, direction = self.read_metric(stop["metric"] if stop else "loss", stop and stop["mode"])
+            metric, dataset, direction = self.read_metric(stop["metric"], stop["mode"]) if stop else self.judged_by()
         except MopError as error:
             return f"{error.message} ({error.hint})" if error.hint else error.message
         if metric != "loss" and metric not in c["compile"]["metrics"]:
             return f"it stops by the metric {metric!r}, which is not among its metrics"
         c["rule"] = metric, dataset, direction
         return None
+
+    def judged_by(self):
+        """By what the best state is chosen where nothing is said, as `read_metric` gives it."""
+        return self.read_metric("loss")
 
     def read_metric(self, text, direction=None):
         """(name, dataset, 'min' or 'max') of what a caller calls a metric: 'accuracy', 'validation_loss', 'mine max'.

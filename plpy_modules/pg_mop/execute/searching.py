@@ -82,13 +82,13 @@ class Searching(Steering):
 
     def stop(self, mst_key, reason):
         if mst_key in self.procedure.trials:
-            self._note(["stop", mst_key, reason])
             self.procedure.stop(mst_key, reason)
+            self._note(["stop", mst_key, reason])
             self._go_on()
 
     def add(self, configuration, iterations, reason):
-        self._note(["add", list(configuration), iterations])
         self.procedure.add(configuration, iterations)
+        self._note(["add", list(configuration), iterations])
         self._go_on()
 
     def unwanted(self, mst_keys):
