@@ -95,6 +95,7 @@ class Search(Training):
     """Training of what a search procedure proposes."""
 
     function = FUNCTION
+    asks_for_all = False
 
     def __init__(self, db, arguments, earlier=None):
         """Check everything that can be checked. Raises MopError, SearchError and GridError."""

@@ -1,0 +1,160 @@
+"""What a training call asks for must be trainable: its configurations, their rules, and the data that they are for."""
+
+from mop_udf import architecture, params
+from pg_mop import object_table
+from pg_mop.database import MopError
+from pg_mop.search.goals import goal
+
+MOST_STAGES = 1_000_000  # of a run, where all are asked for at its beginning
+
+
+class Checks:
+    """The part of a training call that checks its configurations.
+
+    `configurations` are dicts with mst_key, model_id, compile_params, fit_params, model_arch and, where training does
+    not start from the seed, weights_sql and weights_md5; `check` adds compile, fit, architecture, resolver (of its
+    sequences) and, where it has any, rule. `averaging`: the one configuration is trained as replicas, one for each
+    segment (see schedule/replicas.py).
+    """
+
+    averaging = False
+    asks_for_all = True  # before anything is trained
+    _configurations = {}  # mst_key -> configuration, of as many as there were
+
+    def check(self, configurations, functions):
+        """Check the configurations (see the class) with the custom functions of the object table `functions` (quoted).
+
+        Those that do not fit the data are `misfits`, which fail while the others run. Raises MopError where a string
+        or an architecture cannot be read, or where no configuration fits.
+        """
+        self.configurations, self.functions = configurations, functions
+        if self.asks_for_all and len(configurations) * self.num_iterations > MOST_STAGES:
+            raise MopError(f"{len(configurations)} configurations of {self.num_iterations} iterations are more than "
+                           f"{MOST_STAGES} iterations in all",
+                           hint="Ask for fewer now; a later call with more goes on from there (pg_mop.seed must be "
+                                "the same).")
+        problems = [(c["mst_key"], problem) for c in configurations if (problem := self._problem(c))]
+        if problems:
+            raise MopError(self.unusable(len(problems)) + f": {problems[0][1]}",
+                           detail="\n".join(f"mst_key {key}: {problem}" for key, problem in problems[:20]))
+        self._check_data()
+
+    def unusable(self, count):
+        """Begins the error that says that `count` configurations cannot be trained."""
+        return f"{count} configuration{'s' if count > 1 else ''} cannot be trained"
+
+    def _problem(self, c):
+        """What forbids a configuration, or None; fills in what its strings say."""
+        if c.get("problem"):
+            return c["problem"]
+        try:
+            c["compile"] = params.parse_compile_params(c["compile_params"])
+            c["fit"] = params.parse_fit_params(c["fit_params"])
+            c["architecture"] = architecture.check(c["model_arch"])
+            c["resolver"] = params.Resolver(c["compile_params"], c["fit_params"])
+            c["resolver"].check(self.num_iterations)
+            architecture.check_dropout(c["architecture"], c["fit"]["dropout"])
+        except (params.ParameterError, architecture.ArchitectureError) as error:
+            return str(error)
+        if problem := object_table.missing_names(self.db, self.functions, c["compile"]):
+            return problem
+        if c["fit"]["callbacks"] and not self.db.is_superuser():
+            return "only a superuser may use callbacks: they write files on the server"
+        return self._read_rule(c)
+
+    def _read_rule(self, c):
+        """Note in `c["rule"]` by which metric a configuration stops, or which of its states is the best: (name,
+        dataset, 'min' or 'max'). What forbids it, or None."""
+        stop = c["fit"]["stop"]
+        if stop is None and c["fit"]["keep"] == "last":
+            return None
+        if self.averaging:
+            return "stop and keep are for models that hop, not for averaged ones (pg_mop.fit_strategy = sequential)"
+        try:
+            metric, dataset, direction = self.read_metric(stop["metric"], stop["mode"]) if stop else self.judged_by()
+        except MopError as error:
+            return f"{error.message} ({error.hint})" if error.hint else error.message
+        if metric != "loss" and metric not in c["compile"]["metrics"]:
+            return f"it stops by the metric {metric!r}, which is not among its metrics"
+        c["rule"] = metric, dataset, direction
+        return None
+
+    def judged_by(self):
+        """By what the best state is chosen where nothing is said, as `read_metric` gives it."""
+        return self.read_metric("loss")
+
+    def read_metric(self, text, direction=None):
+        """(name, dataset, 'min' or 'max') of what a caller calls a metric: 'accuracy', 'validation_loss', 'mine max'.
+        Raises MopError."""
+        name, _, given = text.strip().partition(" ")
+        dataset = "validation" if self.validation is not None else "training"
+        for prefix in ("validation", "training"):
+            if name.startswith(prefix + "_"):
+                name, dataset = name[len(prefix) + 1:], prefix
+        if dataset == "validation" and self.validation is None:
+            raise MopError(f"metric {text!r} needs a validation table",
+                           hint=f"Give validation_table (validation_preprocessor_dl makes it), or take "
+                                f"'training_{name}'.")
+        if name != "loss":
+            try:
+                name = params.parse_compile_params(f"loss=mse,optimizer=SGD,metrics={name}")["metrics"][0]
+            except (params.ParameterError, IndexError):
+                raise MopError(f"metric {text!r} is not the name of one") from None
+        direction = direction or given.strip().lower() or goal(name)
+        if direction not in ("min", "max"):
+            raise MopError(f'whether more or less of metric "{name}" is better is not known',
+                           hint=f"Write '{name} max' or '{name} min'.")
+        return name, dataset, direction
+
+    def by_key(self, mst_key):
+        """The configuration of that mst_key."""
+        if len(self._configurations) != len(self.configurations):
+            self._configurations = {c["mst_key"]: c for c in self.configurations}
+        return self._configurations[mst_key]
+
+    def _check_data(self):
+        """The data's columns, and which configurations they do not fit (those fail, the others run)."""
+        db, source = self.db, self.source
+        shapes = source.shapes(db)
+        self.shapes = [shapes[c] for c in source.columns]
+        self.outputs = source.wanted_outputs(shapes)
+        if self.validation is not None:
+            theirs = self.validation.shapes(db)
+            theirs = [theirs[c] for c in self.validation.columns]
+            if theirs != self.shapes:
+                raise MopError(f'"{self.validation.text}" holds rows of shapes {theirs}, "{source.text}" of '
+                               f"{self.shapes}: they must be equal",
+                               hint="Make it with validation_preprocessor_dl from the same training table.")
+            if difference := self.validation.differs(source.summary):
+                raise MopError(f'validation table "{self.validation.text}" was packed otherwise than "{source.text}": '
+                               f"it has {difference}",
+                               hint="Make it with validation_preprocessor_dl from the same training table.")
+        self.misfits = {}
+        for c in self.configurations:
+            if problem := self._misfit(c):
+                self.misfits[c["mst_key"]] = problem
+        if self.configurations and len(self.misfits) == len(self.configurations):
+            raise MopError(f'no configuration fits the data of "{source.text}": '
+                           f"{next(iter(self.misfits.values()))}",
+                           detail="\n".join(f"mst_key {k}: {m}" for k, m in list(self.misfits.items())[:20]),
+                           hint="Load an architecture of that shape with load_keras_model.")
+
+    def _misfit(self, c):
+        """Why an architecture does not fit the data, or None; the trainer says it of what its JSON does not tell."""
+        wanted, widths = self.shapes[:len(self.source.inputs)], self.outputs["widths"]
+        try:
+            inputs = architecture.input_shapes(c["architecture"])
+            outputs = architecture.output_widths(c["architecture"], len(widths))
+        except architecture.ArchitectureError as error:
+            return str(error)
+        if c["fit"]["class_weight"] and len(widths) > 1:
+            return "class_weight needs a model with a single output"
+        if inputs != wanted:
+            return (f"the architecture takes input of shape {_one(inputs)}, "
+                    f'"{self.source.text}" has {_one(wanted)}: input shape does not match')
+        return architecture.output_misfit(outputs, self.outputs)
+
+
+def _one(values):
+    """A list as it is, or its only element."""
+    return values[0] if len(values) == 1 else values

@@ -1,0 +1,128 @@
+"""From checked configurations to a search plan and a board: what there is to do, and what has been done already."""
+
+import functools
+
+from pg_mop import object_table, settings
+from pg_mop.api.checks import Checks
+from pg_mop.execute.orders import Sharing, epochs
+from pg_mop.plan import identity, reuse
+from pg_mop.plan.stages import Plan
+from pg_mop.schedule import SCHEDULERS
+from pg_mop.schedule.board import Board, Unit
+from pg_mop.schedule.logged import Logged
+from pg_mop.schedule.replicas import Replicas
+
+
+class Planning(Checks):
+    """The part of a training call that plans it, and takes up more while the run goes on."""
+
+    preferred = None  # the run to go on from, if there are several
+    adopted = 0       # stages that earlier runs had trained
+
+    def take_up(self, earlier):
+        """Go on with the configurations that an earlier run came to by itself."""
+
+    def _make_plan(self, earlier):
+        """What is to be done: `plan`; and `wanted`, by how many sessions."""
+        options, sessions = self.options, None
+        self.plan = Plan()
+        if earlier is not None:
+            self.misfits = {**self.misfits, **earlier.failed}
+            if not earlier.replay:
+                sessions = earlier.sessions
+                earlier.restore(self.plan)
+        self.sharing = Sharing(self._architectures())
+        for c in self.configurations:
+            if c["mst_key"] not in self.misfits:
+                self._ask(c)
+        for key in self.misfits:
+            self.plan.withdraw(key)
+        places = len(self._keys("training"))
+        self.wanted = min(places, options["sessions"] or sessions or places)
+        options["threads"] = options["threads"] or max(1, settings.cores() // self.wanted)
+        self.scheduler_name = options["scheduler"] if not self.averaging else "randomized"
+
+    def adopt(self, stages):
+        """Take over what earlier runs have trained of these stages: those of which there is a state now."""
+        if not self.options["reuse"] or self.averaging or self.earlier is not None and self.earlier.replay:
+            return []
+        datasets = len({dataset for dataset, _ in self.segments})
+        known = self.journal.known_stages(self.run_id, [s.identity for s in stages if not s.trained], datasets)
+        found = reuse.adoptable([s for s in stages if not s.trained], known, self.preferred) if known else []
+        if not found or not self.journal.adopt(self.run_id, found):
+            return []
+        for stage, of, _ in found:
+            stage.trained, stage.scored, stage.origin = True, of.scored, of.origin
+        if not self.adopted:
+            self.db.info(f"what run {found[0][1].run} has trained is not trained again (SET pg_mop.reuse = off;)")
+        self.adopted += len(found)
+        return [stage for stage, _, state in found if state]
+
+    def _make_board(self, earlier):
+        """By whom it is to be done, in which order: `board`, `scheduler`."""
+        kind = Replicas if self.averaging else Board
+        if earlier is not None and earlier.replay and not self.averaging:
+            kind = functools.partial(Logged, order={
+                self.plan.path(key)[iteration - 1].number: segments
+                for (key, iteration), segments in earlier.order.items() if key not in self.misfits})
+        self.board = kind(self.plan, self._keys("training"), self._keys("validation"))
+        self.board.count_by(self.sharing.key, lambda stage: epochs(stage.parameters[1]))
+        self.board.serve(list(self.board.places)[:self.wanted])
+        if earlier is not None and not earlier.replay:
+            self.board.restore(earlier.finished)
+        self.scheduler = SCHEDULERS[self.scheduler_name](
+            self.board, self.seed, lambda stage: self.sharing.key(self.plan.stages[stage])[0])
+
+    def _architectures(self):
+        """{mst_key: architecture JSON}; replicas are all of the one configuration."""
+        if self.averaging:
+            return {key + 1: self.configurations[0]["model_arch"] for key in range(len(self._keys("training")))}
+        return {c["mst_key"]: c["model_arch"] for c in self.configurations}
+
+    def _ask(self, c):
+        """Ask for all iterations of a configuration, but for those before which it was stopped in an earlier run."""
+        for key in range(1, len(self._keys("training")) + 1) if self.averaging else [c["mst_key"]]:
+            until = self.num_iterations
+            if self.earlier is not None and c.get("reason") is not None:
+                until = self.earlier.iterations.get(key, 0)
+            self.ask(c, until, self.metrics_iterations, key)
+
+    def ask(self, c, until, evaluated, key=None):
+        """Ask for a configuration's iterations up to `until`, with the metrics of some: (stages that are to be done,
+        [(mst_key, stage), ...] of those that are new to it). `key`: its mst_key, or that of a replica of it."""
+        key = key or c["mst_key"]
+        before = len(self.plan.path(key))
+        stages = self.plan.ask(key, self._root(c, key), c["resolver"].at, until, evaluated)
+        return stages, [(key, stage) for stage in self.plan.path(key)[before:]]
+
+    def add(self, c):
+        """Take up a configuration (as in the constructor) while the run goes on; why it cannot be trained, or None."""
+        problem = self._problem(c) or self._misfit(c)
+        self.configurations.append(c)
+        self.sharing.architectures[c["mst_key"]] = c["model_arch"]
+        if problem:
+            self.misfits[c["mst_key"]] = c["error"] = problem
+        return problem
+
+    def _root(self, c, key):
+        """The identity of the start of a configuration's path: of everything that decides it but its parameters."""
+        options = self.options
+        # what is drawn, or done to files, for each configuration by itself is shared with none
+        own = (self.averaging or not options["sharing"] or c["fit"]["callbacks"]
+               or not options["same_start"] and c["weights_md5"] is None)
+        return identity.root({
+            "rows": [[self.source.table.oid, segment, self.segments["training", segment].fingerprint]
+                     for segment in self._keys("training")],
+            "columns": [self.source.inputs, self.source.outputs], "architecture": c["model_arch"],
+            "model_id": c["model_id"], "weights": c.get("weights_md5"), "seed": self.seed,
+            "functions": object_table.digests(self.db, self.functions, c["compile"]),
+            "framework": [options["keras_backend"], options["kernel"]],
+            "averaging": self.averaging, "own": key if own else None})
+
+    def _kernels(self, earlier):
+        """Of a replay: {unit: the kernel that it used}."""
+        return {Unit(iteration, self.plan.path(key)[iteration - 1].number, "train", "training", segment): kernel
+                for (key, iteration, segment), kernel in earlier.kernels.items() if key not in self.misfits}
+
+    def _keys(self, dataset):
+        return [key for of, key in self.segments if of == dataset]
