@@ -91,7 +91,7 @@ def test_an_updated_extension_is_a_fresh_one_and_keeps_the_users_data(db, older)
             INSERT INTO madlib.mop_run (status, function, source_table, model_output_table, seed, scheduler,
                 num_iterations, metrics_iterations, configurations, segments, parameters, coordinator_pid,
                 output_written)
-            SELECT status, 'f', 's', 'o', 1, 'randomized', 1, '{1}', 1, 1, '{}', 1, status = 'finished'
+            SELECT status, 'f', 's', 'o', 1, 'randomized', 3, '{3}', 1, 1, '{}', 1, status = 'finished'
             FROM unnest(ARRAY['finished', 'cancelled']) AS status;
             INSERT INTO madlib.mop_configuration SELECT run_id, 1, 1, 'c', 'f', 'a', 3 FROM madlib.mop_run;
             INSERT INTO madlib.mop_state VALUES (2, 1, 3, 0, '\\x01'), (2, 1, 3, 1, '\\x0203');
@@ -141,7 +141,7 @@ def test_an_updated_extension_is_a_fresh_one_and_keeps_the_users_data(db, older)
     if older == "0.1.0":
         assert client.run("SELECT run_id, status, state_bytes > 0 AS holds FROM madlib.mop_runs ORDER BY 1") == [
             {"run_id": 1, "status": "finished", "holds": False}, {"run_id": 2, "status": "cancelled", "holds": True}]
-        assert client.value("SELECT string_agg(encode(s, 'hex'), ' ') FROM madlib.mop_read_state(2, 1, 3) AS s") == \
+        assert client.value("SELECT string_agg(encode(s, 'hex'), ' ') FROM madlib.mop_read_state(2, 3, 3) AS s") == \
             "01 0203"
         assert client.value("SELECT count(*) FROM madlib.mop_units") == 2
         client.run("SELECT madlib.mop_drop_run(2)")
