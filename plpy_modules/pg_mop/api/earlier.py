@@ -17,8 +17,8 @@ class Earlier:
         self.sessions = run["sessions"]
         self.seed, self.num_iterations = run["seed"], run["num_iterations"]
         parameters = run["parameters"]
-        self.arguments = parameters["arguments"]
-        self.settings = {"sharing": False, **parameters["settings"]}  # before 0.4.0 nothing was shared
+        self.arguments, self.settings = parameters["arguments"], parameters["settings"]
+        self.sharing = self.settings.get("sharing", False)  # before 0.4.0 nothing was shared
         self.tables = parameters.get("tables", {})
         self.averaging = self.function == "madlib_keras_fit" and self.settings.get("fit_strategy") == "averaging"
         self.read(journal)
@@ -69,7 +69,8 @@ class Earlier:
         if what(configurations) != what(self.configurations):
             return "its configurations are others"
         for name in SAME:
-            if options[name] is not None and options[name] != self.settings.get(name):
+            if options[name] is not None and options[name] != self.settings.get(name) and (
+                    name != "sharing" or name in self.settings):
                 return f"pg_mop.{name} was {self.settings.get(name)}"
         if len(self.failed) == len(self.configurations):
             return "all of its configurations have failed"

@@ -65,7 +65,7 @@ class Training(Planning):
         """Compute as the earlier run did, whatever is set now. (A replay may train each configuration by itself.)"""
         alone = earlier.replay and not self.options["sharing"]
         self.options.update({name: earlier.settings[name] for name in SAME if name in earlier.settings})
-        self.options["sharing"] = self.options["sharing"] and not alone
+        self.options["sharing"] = earlier.sharing and not alone
 
     def reserve(self, output):
         """Keep other calls from the same output table (quoted) until this one ends. Raises MopError."""
