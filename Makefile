@@ -25,7 +25,7 @@ help:
 	@echo 'make test      the whole suite;  make test TESTS=tests/unit  one part of it'
 	@echo 'make soak      small runs under random faults;  make soak SECONDS=300 SEED=7'
 	@echo 'make lint      ruff'
-	@echo 'make bench     pg_mop against what people do instead;  make bench WORKLOAD=dense-small RUNS=1'
+	@echo 'make bench     pg_mop against what people do instead;  make bench WORKLOAD=search RUNS=1'
 	@echo 'make image     a container image, by docker, podman or buildah;  make image-test  the demo in it'
 	@echo 'make install   the extension for the PostgreSQL of PG_CONFIG (as root)'
 	@echo 'make clean     stop the embedded server and remove .local'

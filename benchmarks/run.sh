@@ -1,5 +1,5 @@
 #!/bin/sh
-# The benchmark, in a database of its own on the embedded server: run.sh [WORKLOAD ...]; RUNS=1 for a quick look.
+# The benchmark, in a database of its own on the embedded server: run.sh [WORKLOAD | search ...]; RUNS=1 for a quick look.
 set -eu
 export PGOPTIONS='-c client_min_messages=warning'
 cd "$(dirname "$0")/.."
@@ -10,6 +10,10 @@ install -d -o "$user" .local/bench
 dsn=$(tools/server.sh dsn)
 tools/as_server_user.sh .local/venv/bin/python -B benchmarks/run.py --runs "${RUNS:-3}" "${dsn%/*}/benchmark" "$@"
 [ $# -gt 0 ] || tools/as_server_user.sh .local/venv/bin/python -B benchmarks/parts.py "${dsn%/*}/benchmark"
+case " $* " in *' search '*)
+    echo 'What procedures and schedulers cost, simulated:'
+    for part in planning scheduling; do PYTHONPATH=plpy_modules:. .local/venv/bin/python -B benchmarks/$part.py; done
+esac
 .local/venv/bin/python -B benchmarks/report.py
 echo 'docs/benchmarks.md has all figures.'
 tools/server.sh psql -d postgres -qX -c 'DROP DATABASE benchmark WITH (FORCE)'
