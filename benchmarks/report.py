@@ -13,11 +13,12 @@ of a whole process as above, also here. All contenders try the same configuratio
 initial weights, and evaluate on 1,000 rows of their own where trials are compared and at the end.
 
 - **pg_mop**: fit_multiple for grid search, else mop_search; **without sharing**: with `pg_mop.sharing = off`.
-- **Ray Tune**: ASHAScheduler for ASHA; for successive halving HyperBandScheduler, made to have one bracket of all
-  trials. Actors are reused, and so is the model that each has compiled: no trial compiles anew. `Model.fit` runs to the
-  next rung, or to where the batch size changes; a callback sets the learning rate.
-- **Optuna**: a process for each worker, which trains in the same way; a journal file. SuccessiveHalvingPruner, which is
-  asynchronous, stands for both procedures.
+- **Ray Tune**: ASHAScheduler, for successive halving, too: its HyperBandScheduler, made to have one bracket of all
+  trials, gives actors up where it pauses trials, and takes far longer. Actors are reused, and so is the model that each
+  has compiled: no trial compiles anew. `Model.fit` runs to the next rung, or to where the batch size changes; a
+  callback sets the learning rate.
+- **Optuna**: a process for each worker, which trains in the same way; a journal file; SuccessiveHalvingPruner, which is
+  asynchronous, for both procedures.
 
 ASHA as Ray and Optuna have it stops a trial for good where pg_mop's pauses it; so they do not train the same numbers
 of iterations. Session-seconds are read + train + write of units; a trainer's first one compiles, and waits until

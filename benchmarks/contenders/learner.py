@@ -21,16 +21,9 @@ class Learner:
     def begin(self, key):
         """Configuration `key` from the start."""
         self.values, self.iteration = self.study.values(key), 0
-        self.restore(self.weights, self.fresh)
-
-    def restore(self, weights, optimizer):
-        self.model.set_weights(weights)
-        for variable, value in zip(self.model.optimizer.variables, optimizer):
+        self.model.set_weights(self.weights)
+        for variable, value in zip(self.model.optimizer.variables, self.fresh):
             variable.assign(value)
-
-    def state(self):
-        """(weights, optimizer's variables), lists of arrays."""
-        return self.model.get_weights(), [v.numpy() for v in self.model.optimizer.variables]
 
     def train(self, until):
         """Go on to iteration `until`; (validation loss, accuracy). One `fit` for iterations of one batch size."""

@@ -1,12 +1,11 @@
 """A study in Ray Tune: actors are reused, with the model that they have compiled; they report at the rungs alone.
 
-ASHA is Ray's ASHAScheduler (one bracket): it stops what is not among the best at a rung and never pauses. Successive
-halving is Ray's HyperBandScheduler with all trials in the bracket that halves most often: it pauses trials, by
-checkpoints, until all have come to the rung.
+ASHAScheduler, with one bracket, stands for both procedures: it stops for good what is not among the best at a rung so
+far. Ray's synchronous one, HyperBandScheduler (made to have one bracket of all trials), takes far longer: a trial that
+it pauses gives its actor up, so that each that goes on imports Keras and compiles anew.
 """
 
 import os
-import pickle
 import tempfile
 
 from contenders.common import THREADS, main
@@ -16,21 +15,10 @@ from contenders.learner import Learner, found, rows
 def scheduler(study):
     """Ray's scheduler for a Study."""
     from ray.tune import schedulers
-    common = {"time_attr": "iteration", "max_t": study.iterations, "reduction_factor": study.reduction}
     if study.procedure == "grid":
         return schedulers.FIFOScheduler()
-    if study.procedure == "asha":
-        return schedulers.ASHAScheduler(grace_period=study.levels[0], brackets=1, **common)
-
-    class OneBracket(schedulers.HyperBandScheduler):
-        def __init__(self):
-            super().__init__(**common)
-            self._get_n0, self._get_r0 = lambda s: len(study.configurations), lambda s: study.levels[0]
-
-        def _create_bracket(self, s):
-            return super()._create_bracket(len(study.levels) - 1)
-
-    return OneBracket()
+    return schedulers.ASHAScheduler(time_attr="iteration", max_t=study.iterations, grace_period=study.levels[0],
+                                    reduction_factor=study.reduction, brackets=1)
 
 
 def trainable(study, shared):
@@ -53,15 +41,6 @@ def trainable(study, shared):
             loss, accuracy = self.learner.train(level)
             self.results.append((self.key, level, loss, accuracy))
             return {"loss": loss, "iteration": level, "results": self.results[:], "done": level == study.iterations}
-
-        def save_checkpoint(self, place):
-            with open(os.path.join(place, "state"), "wb") as state:
-                pickle.dump((self.learner.state(), self.learner.iteration, self.results), state)
-
-        def load_checkpoint(self, place):
-            with open(os.path.join(place, "state"), "rb") as state:
-                made, self.learner.iteration, self.results = pickle.load(state)
-            self.learner.restore(*made)
 
     return Trial
 
