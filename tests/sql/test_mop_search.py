@@ -53,18 +53,6 @@ def test_four_arguments_search_and_the_tables_say_what_was_found(db, data):
     assert db.value("SELECT count(*) FROM guesses") == 300
 
 
-def test_trials_that_begin_late_find_their_initial_weights(db, data):
-    """Long after the first generation of states has gone."""
-    width = 20_000
-    load(db, "arch_heavy", dense(width))
-    db.run("UPDATE arch_heavy SET model_weights = decode(repeat('00', %s), 'hex')", [4 * (4 + 1 + 3) * width + 12])
-    db.run("DROP TABLE IF EXISTS late, late_info, late_summary, late_trials")
-    db.run("SELECT madlib.mop_search('flowers_packed', 'late', 'arch_heavy', %s, 'asha', "
-           "'iterations=2, trials=6, parallel=1, reduction=2')", [SPACE])
-    assert_search_invariants(db, last_run(db))
-    assert db.value("SELECT count(*) FROM late_info WHERE error IS NULL") == 6
-
-
 def assert_search_invariants(db, run_id):
     """MOP's rules, of what the search asked for: every stage visits every segment once."""
     run = db.run("SELECT * FROM madlib.mop_runs WHERE run_id = %s", [run_id])[0]
