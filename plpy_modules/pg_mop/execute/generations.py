@@ -16,7 +16,8 @@ class Generations:
     def __init__(self, catalog, run_id, size_key):
         """`size_key(stage)` is equal for stages (numbers) whose states are of one size."""
         self.catalog, self.run_id, self.size_key = catalog, run_id, size_key
-        self.sizes = {}     # size key -> bytes of a state
+        self.sizes = {}     # size key -> bytes of a state, at first perhaps of weights alone
+        self.measured = set()  # size keys of which a trained state has been seen
         self.where = {}     # stage -> the generation of its state, where it has one of its own that is of use
         self.held = Counter()  # generation -> states there
         self.live = 0       # bytes of all states of use
@@ -60,8 +61,10 @@ class Generations:
         """
         target = self.targets.pop(stage)
         key = self.size_key(stage)
-        if key not in self.sizes:
+        if key not in self.measured:
+            self.measured.add(key)
             self.sizes[key] = self.catalog.state_bytes(self.run_id, stage) or 0
+            self.live = sum(self.bytes(other) for other in self.where)
         self._take(stage)
         self._put(stage, target)
         for other in released:
