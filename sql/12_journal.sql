@@ -240,7 +240,31 @@ BEGIN
     IF octet_length($2::text) > 1000000 THEN
         RAISE EXCEPTION 'that is too long for a wish' USING ERRCODE = '54000';
     END IF;
-    INSERT INTO @extschema@.mop_wish (run_id, content) VALUES ($1, $2);
+    -- what a run reads must be right, or it would end by it
+    IF json_typeof(content) IS DISTINCT FROM 'object' OR json_typeof(content -> 'by') IS DISTINCT FROM 'string'
+       OR (content -> 'stop' IS NULL) = (content -> 'add' IS NULL) THEN
+        RAISE EXCEPTION 'this is no wish' USING ERRCODE = '22023', HINT = 'Use mop_stop_trial or mop_add_trial.';
+    ELSIF content -> 'stop' IS NOT NULL THEN
+        IF NOT EXISTS (SELECT 1 FROM @extschema@.mop_configuration c
+                       WHERE c.run_id = $1 AND c.mst_key::text = content ->> 'stop') THEN
+            RAISE EXCEPTION 'run % has no mst_key %', $1, coalesce(content ->> 'stop', 'NULL')
+                USING ERRCODE = '22023', HINT = format('SELECT mst_key, status FROM @extschema@.mop_trials WHERE '
+                                                       'run_id = %s;', $1);
+        END IF;
+        content := json_build_object('stop', (content ->> 'stop')::integer, 'by', content ->> 'by');
+    ELSE
+        IF json_typeof(content -> 'add') <> 'array' OR json_array_length(content -> 'add') <> 3
+           OR (content #>> '{add,0}' ~ '^-?[0-9]{1,9}$') IS NOT TRUE OR content #>> '{add,1}' IS NULL THEN
+            RAISE EXCEPTION 'a configuration needs a model_id and compile_params' USING ERRCODE = '22023';
+        ELSIF content ->> 'iterations' !~ '^[1-9][0-9]{0,4}$' THEN
+            RAISE EXCEPTION 'iterations must be from 1 to 99999, or NULL, not %', content ->> 'iterations'
+                USING ERRCODE = '22023';
+        END IF;
+        content := json_build_object(
+            'add', json_build_array((content #>> '{add,0}')::integer, content #>> '{add,1}', content #>> '{add,2}'),
+            'iterations', (content ->> 'iterations')::integer, 'by', content ->> 'by');
+    END IF;
+    INSERT INTO @extschema@.mop_wish (run_id, content) VALUES ($1, content);
 END
 $$;
 

@@ -58,29 +58,14 @@ $$;
 
 -- What people may do to a run that goes on, from another session. Its coordinator looks twice a second.
 
-CREATE FUNCTION @extschema@.mop_stop_trial(run_id bigint, mst_key integer) RETURNS void
-LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    PERFORM @extschema@.mop_add_wish($1, pg_catalog.json_build_object('stop', $2, 'by', current_user));
-    IF NOT EXISTS (SELECT FROM @extschema@.mop_configuration c
-                   WHERE c.run_id OPERATOR(pg_catalog.=) $1 AND c.mst_key OPERATOR(pg_catalog.=) $2) THEN
-        RAISE EXCEPTION 'run % has no mst_key %', $1, $2 USING ERRCODE = '22023',
-            HINT = pg_catalog.format('SELECT mst_key, status FROM @extschema@.mop_trials WHERE run_id = %s;', $1);
-    END IF;
-END
+CREATE FUNCTION @extschema@.mop_stop_trial(run_id bigint, mst_key integer) RETURNS void LANGUAGE sql VOLATILE AS $$
+    SELECT @extschema@.mop_add_wish($1, pg_catalog.json_build_object('stop', $2, 'by', current_user))
 $$;
 
 CREATE FUNCTION @extschema@.mop_add_trial(run_id bigint, model_id integer, compile_params varchar, fit_params varchar,
-    iterations integer DEFAULT NULL) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    IF $2 IS NULL THEN
-        RAISE EXCEPTION 'model_id must not be NULL' USING ERRCODE = '22023';
-    ELSIF $5 NOT BETWEEN 1 AND 100000 THEN
-        RAISE EXCEPTION 'iterations must be from 1 to 100000, or NULL, not %', $5 USING ERRCODE = '22023';
-    END IF;
-    PERFORM @extschema@.mop_add_wish($1, pg_catalog.json_build_object(
-        'add', pg_catalog.json_build_array($2, $3, $4), 'iterations', $5, 'by', current_user));
-END
+    iterations integer DEFAULT NULL) RETURNS void LANGUAGE sql VOLATILE AS $$
+    SELECT @extschema@.mop_add_wish($1, pg_catalog.json_build_object(
+        'add', pg_catalog.json_build_array($2, $3, $4), 'iterations', $5, 'by', current_user))
 $$;
 
 CREATE FUNCTION @extschema@.mop_more(run_id bigint, mst_key integer, iterations integer)

@@ -186,6 +186,47 @@ def test_the_best_state_by_the_searchs_metric_is_kept_where_that_is_asked_for(db
     assert db.value("SELECT training_metrics_final FROM found_info") == trial["metric_final"]
 
 
+def test_who_comes_late_trains_anew_what_others_have_left_behind(db, data):
+    other = db.another()
+    db.run("DROP TABLE IF EXISTS mst, mst_summary, late, late_info, late_summary, later, later_info, later_summary")
+    db.run("SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s], ARRAY['batch_size=4'])",
+           [ADAM.format(0.01)])
+    other.run("SET pg_mop.reuse = off; SET pg_mop.kernel = plain")
+    call = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'late', 'mst', 60, FALSE)")
+    running = "SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'late' AND status = 'running'"
+    assert eventually(lambda: db.value(running) and db.value(
+        "SELECT count(*) FROM madlib.mop_stages WHERE run_id = %s AND units_done > 0", [db.value(running)]) > 3, 90)
+    run_id = db.value(running)
+    add = "SELECT madlib.mop_add_trial(%s, %s, %s, 'batch_size=4', %s)"
+    db.run(add, [run_id, 1, ADAM.format("[0.01, 0.01, 0.005]"), 3])
+    db.run(add, [run_id, 1, ADAM.format("0.01"), 2])  # ends where its twin has gone on
+    db.run(add, [run_id, 99, ADAM.format("0.01"), 2])
+    for wish, problem in (("mop_add_trial(%s, NULL, 'x', 'y')", "needs a model_id"),
+                          ("mop_add_trial(%s, 1, NULL, 'y')", "and compile_params"),
+                          ("mop_add_trial(%s, 1, 'x', 'y', 0)", "iterations must be from 1"),
+                          ("mop_stop_trial(%s, 9)", "no mst_key 9"),
+                          ("mop_add_wish(%s, '1')", "no wish"), ("mop_add_wish(%s, '{}')", "no wish")):
+        assert problem in str(db.error(f"SELECT madlib.{wish}", [run_id]))
+    assert call.end() is None
+    trials = {t["mst_key"]: t for t in db.run("SELECT * FROM madlib.mop_trials WHERE run_id = %s", [run_id])}
+    assert [trials[key]["iterations"] for key in (1, 2, 3)] == [60, 3, 2] and trials[4]["status"] == "failed"
+    db.run("SELECT madlib.mop_replay(%s, 'later')", [run_id])
+    assert db.value("SELECT array_agg(a.model_weights = b.model_weights) FROM late a JOIN later b USING (mst_key)") == \
+        [True] * 3
+    other.close()
+
+
+def test_a_search_of_sequences_needs_no_state_that_is_gone(db, data):
+    rates = "'lr': [0.01, [0.01, 0.01, 0.005], [0.01, 0.01, 0.01, 0.005], [0.01, 0.02]]"
+    db.run("SET pg_mop.reuse = off")
+    for name in ("asha", "median-stopping"):
+        search(db, space="{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'batch_size': [8], "
+               "'optimizer_params_list': [{'optimizer': ['Adam'], " + rates + "}]}",
+               procedure=name, parameters="iterations=9, trials=4, parallel=1")
+        assert db.value("SELECT count(*) FROM found_trials WHERE status <> 'failed'") == 4
+    db.run("RESET pg_mop.reuse")
+
+
 def test_time_is_up(db, data):
     run_id = search(db, space=SLOW, procedure="grid", parameters="iterations=1000", time_limit="2 s")
     trials = db.run("SELECT status, reason, iterations FROM found_trials")

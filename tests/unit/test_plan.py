@@ -71,6 +71,20 @@ def test_metrics_that_nobody_wanted_are_asked_for_of_stages_that_are_there():
     assert [stage.evaluated for stage in plan.path(1)] == [True, True, True]
 
 
+def test_a_path_may_stay_apart_from_equal_ones():
+    plan = Plan()
+    plan.ask(1, ROOT, values(1, 1, 2), 4)
+    assert numbers(plan.foresee(2, ROOT, values(1, 1, 3), 4)) == [1, 2] and not plan.foresee(1, ROOT, values(1), 4)
+    assert numbers(plan.ask(2, ROOT, values(1, 1, 3), 4, apart={2: 2})) == [5, 6, 7]
+    assert numbers(plan.path(2)) == [1, 5, 6, 7] and plan.stages[5].parent is plan.stages[1]
+    assert numbers(plan.ask(3, ROOT, values(1, 1, 3), 3)) == [8], "with the one that everybody shares"
+    again = Plan()
+    for number, stage in plan.stages.items():
+        again.restore(number, stage.parent and stage.parent.number, stage.iteration, stage.identity, stage.parameters,
+                      stage.mst_key, stage.trials)
+    assert numbers(again.ask(2, ROOT, values(1, 1, 3), 5)) == [9] and again.stages[9].parent is again.stages[7]
+
+
 def test_a_withdrawn_trial_leaves_what_others_want_and_keeps_what_is_trained():
     plan = Plan()
     plan.ask(1, ROOT, values(1), 4, evaluated={4})

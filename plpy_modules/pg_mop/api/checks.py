@@ -33,7 +33,9 @@ class Checks:
                            f"{MOST_STAGES} iterations in all",
                            hint="Ask for fewer now; a later call with more goes on from there (pg_mop.seed must be "
                                 "the same).")
-        problems = [(c["mst_key"], problem) for c in configurations if (problem := self._problem(c))]
+        before = self.earlier.failed if self.earlier is not None else {}  # perhaps somebody added what is none
+        problems = [(c["mst_key"], problem) for c in configurations
+                    if (problem := self._problem(c)) and c["mst_key"] not in before]
         if problems:
             raise MopError(self.unusable(len(problems)) + f": {problems[0][1]}",
                            detail="\n".join(f"mst_key {key}: {problem}" for key, problem in problems[:20]))
@@ -129,9 +131,12 @@ class Checks:
                 raise MopError(f'validation table "{self.validation.text}" was packed otherwise than "{source.text}": '
                                f"it has {difference}",
                                hint="Make it with validation_preprocessor_dl from the same training table.")
+        before = self.earlier.failed if self.earlier is not None else {}
         self.misfits = {}
         for c in self.configurations:
-            if problem := self._misfit(c):
+            if c["mst_key"] in before:
+                self.misfits[c["mst_key"]] = before[c["mst_key"]]
+            elif problem := self._misfit(c):
                 self.misfits[c["mst_key"]] = problem
         if self.configurations and len(self.misfits) == len(self.configurations):
             raise MopError(f'no configuration fits the data of "{source.text}": '

@@ -1,5 +1,6 @@
 """A run that a call goes on with, or does again."""
 
+import re
 from collections import Counter
 
 from pg_mop.database import MopError
@@ -30,6 +31,11 @@ class Earlier:
         self.stages = journal.run_stages(self.run_id)
         keys = {row["stage"]: row["mst_keys"] or () for row in self.stages}
         self.iterations = Counter(key for asked in keys.values() for key in asked)  # mst_key -> how many it asked for
+        self.apart = {}  # mst_key -> {iteration: text}, see Plan.ask
+        for row in self.stages:
+            if found := re.fullmatch("[0-9a-f]{64}/(.*)", row["identity"]):
+                for key in row["mst_keys"] or ():
+                    self.apart.setdefault(key, {})[row["iteration"]] = found[1]
         self.attempts, self.finished, self.order, self.kernels = {}, [], {}, {}
         for row in journal.run_units(self.run_id):
             unit = Unit(row["iteration"], row["stage"], row["kind"], row["dataset"], row["segment"])
@@ -80,9 +86,7 @@ class Earlier:
         """Raises MopError where the log does not have every visit of the configurations that did not fail."""
         trained = [c["mst_key"] for c in self.configurations if c["mst_key"] not in self.failed]
         segments = {segment for dataset, segment in self.segments if dataset == "training"}
-        stopped = {c["mst_key"] for c in self.configurations if c["reason"] is not None}
-        asked = [(key, i) for key in trained
-                 for i in range(1, (self.iterations[key] if key in stopped else self.num_iterations) + 1)]
+        asked = [(key, i) for key in trained for i in range(1, self.iterations[key] + 1)]
         missing = [key for key, i in asked if set(self.order.get((key, i), ())) != segments]
         if self.averaging:
             missing = [key for key, i in asked if (key, i) not in self.order]

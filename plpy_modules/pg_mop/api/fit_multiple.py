@@ -88,6 +88,7 @@ class Selected(Training):
         c = {**row, "mst_key": key, "model_id": model_id, "compile_params": compile_params, "fit_params": fit_params,
              "has_model": row["model_arch"] is not None}
         c["problem"] = self._start(c, arch, None)
+        c["model_arch"] = c["model_arch"] or "{}"  # the catalog has one for each
         return c
 
     def read_selection(self, text, previous):

@@ -16,6 +16,7 @@ from pg_mop.schedule.replicas import Replicas
 class Planning(Checks):
     """The part of a training call that plans it, and takes up more while the run goes on."""
 
+    executor = None   # while the run goes on
     preferred = None  # the run to go on from, if there are several
     adopted = 0       # stages that earlier runs had trained
 
@@ -82,17 +83,26 @@ class Planning(Checks):
     def _ask(self, c):
         """Ask for all iterations of a configuration, but for those before which it was stopped in an earlier run."""
         for key in range(1, len(self._keys("training")) + 1) if self.averaging else [c["mst_key"]]:
-            until = self.num_iterations
-            if self.earlier is not None and c.get("reason") is not None:
-                until = self.earlier.iterations.get(key, 0)
-            self.ask(c, until, self.metrics_iterations, key)
+            until, evaluated = self.num_iterations, self.metrics_iterations
+            if self.earlier is not None and (c.get("reason") is not None or key in self.earlier.iterations):
+                until = self.earlier.iterations[key]
+                if c.get("reason") is None:  # one that somebody added has a number of its own
+                    evaluated = {*evaluated, until}
+            self.ask(c, until, evaluated, key)
 
     def ask(self, c, until, evaluated, key=None):
         """Ask for a configuration's iterations up to `until`, with the metrics of some: (stages that are to be done,
         [(mst_key, stage), ...] of those that are new to it). `key`: its mst_key, or that of a replica of it."""
         key = key or c["mst_key"]
-        before = len(self.plan.path(key))
-        stages = self.plan.ask(key, self._root(c, key), c["resolver"].at, until, evaluated)
+        before, root, at, apart = len(self.plan.path(key)), self._root(c, key), c["resolver"].at, None
+        if self.earlier is not None and self.earlier.replay:
+            apart = self.earlier.apart.get(key)
+        elif self.executor is not None:
+            stages = self.plan.foresee(key, root, at, until)
+            shared = self.executor.shareable(stages, evaluated)
+            if shared < len(stages):  # others have trained what comes next, and gone on: it is trained once more
+                apart = {before + shared + 1: key}
+        stages = self.plan.ask(key, root, at, until, evaluated, apart)
         return stages, [(key, stage) for stage in self.plan.path(key)[before:]]
 
     def add(self, c):

@@ -126,6 +126,7 @@ class Training(Planning):
                 executor = Executor(db, journal, sessions, self.run_id, self.plan, self.board, self.scheduler,
                                     self.orders, steering, self.adopt, options, earlier.attempts if resumes else {},
                                     self.wanted)
+                self.executor = executor
                 executor.go()
                 sessions.keep(options["session_idle_timeout"])
                 self.failed = {**executor.failed, **self.misfits}

@@ -92,6 +92,22 @@ class Executor:
         self._wait_for(stages)
         return self.board.add(stages)
 
+    def shareable(self, stages, evaluated):
+        """Through how many of `stages` (as plan.foresee gives them) a path may lead: all, where it finds the states
+        that it needs to end there or go on, with the metrics of iterations `evaluated`; else to the last with one."""
+        going = {number for session in self.sessions.by_place.values() for *_, released in session.work
+                 for number in released}
+        there = 0
+        for i, stage in enumerate(stages):
+            if not stage.trained:
+                begun = stage.number in self.versions or self.board.is_running(stage.number)
+                return len(stages) if begun or there == i else there
+            if self.generations.has(stage.number) and stage.number not in going:
+                there = i + 1
+            elif stage.iteration in evaluated and not stage.scored:
+                return there
+        return there
+
     def withdraw(self, mst_key, reason):
         """Do nothing more for a configuration but to end the iteration that it is in."""
         before = self.plan.path(mst_key)

@@ -112,14 +112,11 @@ class Steering:
     def wishes(self, wishes):
         """Do what people want of the run. True where something has changed that is not their doing."""
         for wish in wishes:
-            who = wish.get("by") if isinstance(wish, dict) else None
-            if who is None:
-                continue  # written by hand
-            if isinstance(wish.get("stop"), int):
-                self.stop(wish["stop"], f"stopped by {who}")
-            elif is_configuration(wish.get("add")):
+            if "stop" in wish:
+                self.stop(wish["stop"], f"stopped by {wish['by']}")
+            else:
                 model_id, compile_params, fit_params = wish["add"]
-                self.add((model_id, compile_params or "", fit_params or ""), wish.get("iterations"), f"added by {who}")
+                self.add((model_id, compile_params, fit_params or ""), wish["iterations"], f"added by {wish['by']}")
 
     def stop(self, mst_key, reason):
         """A configuration goes no further than the iteration that it is in."""
@@ -158,12 +155,6 @@ class Steering:
             here.discard(stage.number)
             if not here:
                 del self.left[stage.iteration]
-
-
-def is_configuration(value):
-    """True for [model_id, compile_params, fit_params]."""
-    return (isinstance(value, list) and len(value) == 3 and isinstance(value[0], int)
-            and all(text is None or isinstance(text, str) for text in value[1:]))
 
 
 def has_ended(stage):

@@ -48,13 +48,14 @@ class Plan:
         self._wanted = 0        # stages on somebody's path
         self._next = 1
 
-    def ask(self, mst_key, root, parameters, until, evaluated=()):
+    def ask(self, mst_key, root, parameters, until, evaluated=(), apart=None):
         """A trial wants its iterations up to `until`. Returns the stages that somebody has to do something for now:
         those on nobody's path so far and those whose metrics nobody wanted, parents first.
 
         `root`: the identity of where it starts; `parameters(iteration)` gives a stage's parameters; `evaluated`: a
-        container of the iterations whose metrics it wants, also of earlier ones. A path ends with the first stage that
-        is at fault, which is never returned: see `failed`.
+        container of the iterations whose metrics it wants, also of earlier ones; `apart`: {iteration: a text} of those
+        that are not shared with equal ones of another text, or of none. A path ends with the first stage that is at
+        fault, which is never returned: see `failed`.
         """
         path, found = self._paths.setdefault(mst_key, []), []
         for stage in path if evaluated else ():
@@ -66,6 +67,8 @@ class Plan:
         for iteration in range(len(path) + 1, until + 1):
             values = tuple(parameters(iteration))
             name = identity.child(parent.identity if parent else root, values)
+            if apart and iteration in apart:
+                name += f"/{apart[iteration]}"
             stage = self._by_identity.get(name) or self._put(self._next, parent, iteration, name, values, mst_key)
             new = not stage.trials
             stage.trials.add(mst_key)
@@ -78,6 +81,18 @@ class Plan:
             if new:
                 found.append(stage)
             parent = stage
+        return found
+
+    def foresee(self, mst_key, root, parameters, until):
+        """Those stages that `ask` would add to a trial's path that the plan has already."""
+        path, found = self._paths.get(mst_key, ()), []
+        parent = path[-1] if path else None
+        for iteration in range(len(path) + 1, until + 1):
+            parent = self._by_identity.get(identity.child(parent.identity if parent else root,
+                                                          tuple(parameters(iteration))))
+            if parent is None or parent.failed:
+                break
+            found.append(parent)
         return found
 
     def restore(self, number, parent_number, iteration, identity, parameters, mst_key=None, trials=(),
