@@ -94,7 +94,8 @@ def test_cancel_stops_everything_within_two_seconds_and_keeps_committed_units(db
     output = "stopped_" + how
     if how == "statement_timeout":
         client.run("SET statement_timeout = '20s'")
-        selection(client, "mst_long", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=400")] * 2)
+        selection(client, "mst_long", "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=400")
+                                                for rate in (0.01, 0.02)])
     call = Background(client, output, mst="mst" if how == "pg_cancel_backend" else "mst_long")
     if how == "pg_cancel_backend":
         in_a_unit(watcher, output, after=1)

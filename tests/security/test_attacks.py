@@ -471,6 +471,8 @@ def proves_itself(db, sql, args=None):
 @pytest.mark.parametrize("sql,fragment", [
     ("INSERT INTO madlib.mop_configuration VALUES (%s, 2, 1, '', NULL, '')", "permission denied"),
     ("UPDATE madlib.mop_model SET version = 7 WHERE run_id = %s", "permission denied"),
+    ("UPDATE madlib.mop_stage SET identity = 'mine' WHERE run_id = %s", "permission denied"),
+    ("INSERT INTO madlib.mop_request VALUES (%s, 1, 1, 1)", "permission denied"),
     ("INSERT INTO madlib.mop_segment VALUES (%s, 'training', 0, 1, 1, '')", "permission denied"),
     ("UPDATE madlib.mop_run SET owner = owner WHERE run_id = %s", "permission denied"),
     ("UPDATE madlib.mop_owner SET who = 0 WHERE role = 'another'; SELECT %s", "permission denied"),
@@ -493,7 +495,8 @@ def test_a_run_of_another(db, attacker, foreign_run, sql, fragment):
     refusal(attacker, fragment, sql, [foreign_run])
 
 
-@pytest.mark.parametrize("table", ["mop_runs", "mop_run", "mop_progress", "mop_units"])
+@pytest.mark.parametrize("table", ["mop_runs", "mop_run", "mop_progress", "mop_units", "mop_stages", "mop_stage",
+                                   "mop_request", "mop_trials", "mop_search_log"])
 def test_runs_of_others_are_not_seen(attacker, foreign_run, table):
     assert attacker.value(f"SELECT count(*) FROM madlib.{table} WHERE run_id = %s", [foreign_run]) == 0
     refusal(attacker, "permission denied|cannot delete from view", f"DELETE FROM madlib.{table} WHERE run_id = %s",

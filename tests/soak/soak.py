@@ -327,9 +327,10 @@ class Soak:
             self.watch(f"SELECT madlib.validation_preprocessor_dl('flowers{segments}', 'val{segments}', 'y', 'x', "
                        f"'flowers{segments}_packed')")
         load(self.watcher, "arch", dense())
-        for count in (1, 2, 3, 4):
-            selection(self.watcher, f"mst{count}", "arch", [(1, ADAM.format(0.01 * (k + 1)), "batch_size=1, epochs=6")
-                                                            for k in range(count)])
+        for count in (1, 2, 3, 4):  # the second and third begin as the first, and part from it one after the other
+            selection(self.watcher, f"mst{count}", "arch", [
+                (1, ADAM.format(rate), "batch_size=1, epochs=6")
+                for rate in ("0.01", "[0.01, 0.02]", "[0.01, 0.01, 0.03]", "0.04")[:count]])
         for role in ROLES:
             self.watch(f"CREATE ROLE {role} LOGIN; GRANT mop_user TO {role}; CREATE SCHEMA {role} AUTHORIZATION {role};"
                        f" GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}; "
@@ -379,7 +380,7 @@ class Soak:
                 for row in self.watch("SELECT run_id, status, error, started_at, finished_at, coordinator_pid, sessions"
                                       " FROM madlib.mop_run WHERE model_output_table = %s ORDER BY 1", [job.output]):
                     lines.append("  run " + ", ".join(f"{k}={v}" for k, v in row.items()))
-                for row in self.watch("SELECT u.run_id, mst_key, iteration, segment, kind, dataset, attempt, u.status, "
+                for row in self.watch("SELECT u.run_id, stage, iteration, segment, kind, dataset, attempt, u.status, "
                                       "version, backend_pid, u.started_at::time, u.finished_at::time, left(u.error, 200"
                                       ") AS error FROM madlib.mop_unit u JOIN madlib.mop_run r USING (run_id) WHERE "
                                       "model_output_table = %s ORDER BY coalesce(u.started_at, u.finished_at)",
@@ -499,7 +500,8 @@ class Soak:
             try:
                 client = self.client("postgres")
                 client.run("SET lock_timeout = '5s'")
-                for table in ("mop_run", "mop_unit", "mop_model", "mop_generation", "mop_configuration", "mop_output"):
+                for table in ("mop_run", "mop_stage", "mop_request", "mop_unit", "mop_model", "mop_generation",
+                              "mop_configuration", "mop_output"):
                     client.run(f"VACUUM ANALYZE madlib.{table}")
                 client.run("VACUUM")
                 client.close()

@@ -231,7 +231,8 @@ def test_all_configurations_failing_is_an_error_and_leaves_no_table(db, data):
 def test_the_views_show_a_running_call_to_another_session(db, data):
     import threading
     load(db, "arch4", dense(), dense(16))
-    selection(db, "mst", "arch4", [(1, ADAM.format(0.05), "batch_size=1, epochs=20")] * 3)
+    selection(db, "mst", "arch4", [(1, ADAM.format(rate), "batch_size=1, epochs=20")
+                                      for rate in (0.05, 0.04, 0.03)])
     watcher = db.another()
     before = watcher.value("SELECT max(run_id) FROM madlib.mop_runs")
     thread = threading.Thread(target=fit, args=(db, data, "models", "mst"), kwargs={"iterations": 2})
