@@ -138,7 +138,7 @@ class Checks:
                 self.misfits[c["mst_key"]] = before[c["mst_key"]]
             elif problem := self._misfit(c):
                 self.misfits[c["mst_key"]] = problem
-        if self.configurations and len(self.misfits) == len(self.configurations):
+        if self.configurations and len(self.misfits.keys() - before.keys()) == len(self.configurations):
             raise MopError(f'no configuration fits the data of "{source.text}": '
                            f"{next(iter(self.misfits.values()))}",
                            detail="\n".join(f"mst_key {k}: {m}" for k, m in list(self.misfits.items())[:20]),
