@@ -738,8 +738,13 @@ BEGIN
         )
         SELECT k.run_id, k.stage FROM kept k WHERE k.total > budget AND k.written
     LOOP
-        DELETE FROM @extschema@.mop_checkpoint c WHERE (c.run_id, c.stage) = (victim.run_id, victim.stage);
-        UPDATE @extschema@.mop_model m SET generation = NULL WHERE (m.run_id, m.stage) = (victim.run_id, victim.stage);
+        BEGIN
+            DELETE FROM @extschema@.mop_checkpoint c WHERE (c.run_id, c.stage) = (victim.run_id, victim.stage);
+            UPDATE @extschema@.mop_model m SET generation = NULL
+            WHERE (m.run_id, m.stage) = (victim.run_id, victim.stage);
+        EXCEPTION WHEN lock_not_available THEN
+            NULL;  -- another call takes it over just now
+        END;
     END LOOP;
     -- the tables follow: one with nothing of use goes, one with little of use is written anew
     FOR late IN
@@ -761,7 +766,7 @@ BEGIN
                 PERFORM @extschema@.mop_move_states(late.run_id, late.stages, newest, ticket);
             END IF;
             DELETE FROM @extschema@.mop_generation g WHERE (g.run_id, g.generation) = (late.run_id, late.generation);
-        EXCEPTION WHEN lock_not_available OR program_limit_exceeded THEN
+        EXCEPTION WHEN lock_not_available OR program_limit_exceeded OR unique_violation THEN
             NULL;  -- the next call will try again
         END;
     END LOOP;

@@ -1,5 +1,6 @@
 """What of a plan an earlier run has trained: plan/reuse.py."""
 
+from pg_mop.api import metrics
 from pg_mop.plan.reuse import Known, adoptable
 from pg_mop.plan.stages import Plan
 
@@ -78,3 +79,11 @@ def test_a_trial_goes_on_only_from_what_it_was_taken_over_from():
     assert numbers(adoptable(stages[1:], earlier)) == [(2, 7, True)]
     stages[0].origin = None  # trained here
     assert adoptable(stages[1:], earlier) == []
+
+
+def test_an_iteration_that_was_evaluated_here_and_elsewhere_is_told():
+    row = {"dataset": "training", "metric": 0.5, "loss": 1.0}
+    text = metrics.lines(2, 3, None, [{**row, "mst_key": 1, "stage": 1, "took": None},
+                                      {**row, "mst_key": 2, "stage": 2, "took": 0.25},
+                                      {**row, "mst_key": 3, "stage": 2, "took": 0.25}], "mst_key={}: ".format)
+    assert text.startswith("iteration 2 of 3: trained in 0.000 s\nTraining set (evaluated in 0.250 s):\n  mst_key=1: ")

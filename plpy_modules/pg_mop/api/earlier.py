@@ -91,5 +91,9 @@ class Earlier:
         if self.averaging:
             missing = [key for key, i in asked if (key, i) not in self.order]
         if missing:
+            if any(row["source_run"] is not None for row in self.stages):
+                raise MopError(f"the log of run {self.run_id} lacks what an earlier run trained for it: mst_key "
+                               f"{missing[0]}", detail="That run has been dropped, or this one was not trained to its "
+                                                       "end.", sqlstate="55000")
             raise MopError(f"run {self.run_id} has not been trained to its end: mst_key {missing[0]}",
                            hint="mop_resume goes on with it.", sqlstate="55000")

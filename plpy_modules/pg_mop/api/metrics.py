@@ -7,12 +7,17 @@ import json
 
 
 def lines(iteration, iterations, seconds, rows, named):
-    """The text of an iteration, which trained for `seconds`; `named(mst_key)` begins a configuration's line."""
+    """The text of an iteration, which trained for `seconds`; `named(mst_key)` begins a configuration's line.
+
+    What an earlier run has trained (None), or evaluated (`took` is None), took no time.
+    """
+    seconds = seconds or 0.0
     told = [f"iteration {iteration} of {iterations}: trained in {seconds:.3f} s"]
     for dataset, title in (("training", "Training set"), ("validation", "Validation set")):
         here = [r for r in rows if r["dataset"] == dataset]
         if here:
-            told.append(f"{title} (evaluated in {sum(r['took'] for r in here):.3f} s):")
+            took = {r["stage"]: r["took"] or 0.0 for r in here}  # once for all that share it
+            told.append(f"{title} (evaluated in {sum(took.values()):.3f} s):")
             told += [f"  {named(r['mst_key'])}metric={r['metric']}, loss={r['loss']}" for r in here]
     return "\n".join(told)
 
