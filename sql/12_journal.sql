@@ -798,7 +798,7 @@ BEGIN
         JOIN @extschema@.mop_run theirs ON theirs.run_id = a.run
         JOIN @extschema@.mop_run mine ON mine.run_id = $1 AND mine.owner = theirs.owner
         WHERE NOT a.state OR m.generation IS NOT NULL
-        ORDER BY a.stage
+        ORDER BY a.stage FOR KEY SHARE OF theirs -- it is not dropped meanwhile
     LOOP
         IF one.state THEN
             EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, target))

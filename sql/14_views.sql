@@ -82,13 +82,19 @@ WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(
 -- (of a stage that an earlier run has trained, the order in which that did)
 CREATE VIEW @extschema@.mop_visit_order WITH (security_barrier) AS
 SELECT s.run_id, q.mst_key, s.iteration,
-       (row_number() OVER (PARTITION BY s.run_id, q.mst_key, s.iteration ORDER BY u.version))::integer AS position,
-       u.segment, q.mst_key <> s.mst_key AS shared
-FROM @extschema@.mop_stage s JOIN @extschema@.mop_run r USING (run_id)
-JOIN @extschema@.mop_request q USING (run_id, stage) JOIN @extschema@.mop_unit u
-     ON (u.run_id, u.stage) = (coalesce(s.source_run, s.run_id), coalesce(s.source_stage, s.stage))
-WHERE u.kind = 'train' AND u.status = 'finished'
-AND r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
+       (row_number() OVER (PARTITION BY s.run_id, q.mst_key, s.iteration ORDER BY s.version))::integer AS position,
+       s.segment, q.mst_key <> s.mst_key AS shared
+FROM (
+    SELECT s.run_id, s.stage, s.mst_key, s.iteration, u.version, u.segment
+    FROM @extschema@.mop_stage s JOIN @extschema@.mop_unit u USING (run_id, stage)
+    WHERE s.source_run IS NULL AND u.kind = 'train' AND u.status = 'finished'
+    UNION ALL
+    SELECT s.run_id, s.stage, s.mst_key, s.iteration, u.version, u.segment
+    FROM @extschema@.mop_stage s JOIN @extschema@.mop_unit u
+         ON (u.run_id, u.stage) = (s.source_run, s.source_stage)
+    WHERE u.kind = 'train' AND u.status = 'finished') s
+JOIN @extschema@.mop_run r USING (run_id) JOIN @extschema@.mop_request q USING (run_id, stage)
+WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
 
 -- the search plan: each stage once
 CREATE VIEW @extschema@.mop_stages WITH (security_barrier) AS

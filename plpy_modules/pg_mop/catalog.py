@@ -228,15 +228,16 @@ class Catalog:
             f" WHERE s.run_id = %s GROUP BY s.run_id, s.stage ORDER BY s.stage", (run_id,))
 
     def run_units(self, run_id):
-        """A run's units that were begun, as dicts: finished ones first, training by version; `own`: or those of an
-        earlier run, of a stage that was taken over."""
+        """A run's units that were begun, as dicts, those of training by version; `own`: or those of an earlier run, of
+        a stage that was taken over."""
         return self.execute(
-            f"SELECT s.stage, u.iteration, u.segment, u.kind, u.dataset, u.attempt, u.status, u.version, u.kernel,"
-            f" s.source_run IS NULL OR u.run_id = s.run_id AS own FROM {self.schema}.mop_stage s"
-            f" JOIN {self.schema}.mop_unit u ON (u.run_id, u.stage) = (s.run_id, s.stage)"
-            f" OR s.source_run IS NOT NULL AND u.kind = 'train' AND u.status = 'finished'"
-            f" AND (u.run_id, u.stage) = (s.source_run, s.source_stage)"
-            f" WHERE s.run_id = %s ORDER BY u.status <> 'finished', u.version, u.attempt", (run_id,))
+            f"SELECT u.stage, u.iteration, u.segment, u.kind, u.dataset, u.attempt, u.status, u.version, u.kernel,"
+            f" true AS own FROM {self.schema}.mop_unit u WHERE u.run_id = %(run_id)s"
+            f" UNION ALL SELECT s.stage, u.iteration, u.segment, u.kind, u.dataset, u.attempt, u.status, u.version,"
+            f" u.kernel, false FROM {self.schema}.mop_stage s JOIN {self.schema}.mop_unit u"
+            f" ON (u.run_id, u.stage) = (s.source_run, s.source_stage)"
+            f" WHERE s.run_id = %(run_id)s AND u.kind = 'train' AND u.status = 'finished'"
+            f" ORDER BY version, attempt", {"run_id": run_id})
 
     def models(self, run_id):
         """{stage: {version, generation, bytes}} of a run's stages that have been trained or start from weights."""

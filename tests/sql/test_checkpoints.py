@@ -134,6 +134,10 @@ def test_more_trains_a_finished_configuration_on(db, anew):
     row = db.run("SELECT iteration, training_loss FROM models_info WHERE mst_key = 2")[0]
     assert row["iteration"] == 5 and row["training_loss"][:3] == history and len(row["training_loss"]) == 5
     assert db.run("SELECT * FROM models_info WHERE mst_key <> 2 ORDER BY 1") == others
+    # and once more, from there
+    db.run("SELECT madlib.mop_more(%s, 2, 1)", [first])
+    assert units(db, db.value("SELECT max(run_id) FROM madlib.mop_runs")) == 2
+    assert db.value("SELECT iteration FROM models_info WHERE mst_key = 2") == 6
     # and when the checkpoint has gone, from the beginning
     db.run("SELECT madlib.mop_drop_checkpoints()")
     db.run("SELECT madlib.mop_more(%s, 1, 1)", [first])

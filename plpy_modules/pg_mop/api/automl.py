@@ -35,6 +35,9 @@ def train(db, arguments, earlier=None):
         training = Automl(db, a, earlier)
     model, info, summary = db.output_table(a["model_output_table"], "_info", "_summary")
     selection, selection_summary = db.output_table(a["model_selection_table"], "_summary")
+    if selection in (model, info, summary) or selection_summary in (model, info, summary):
+        raise MopError("model_output_table and model_selection_table must have different names",
+                       detail=f"Both would be made as {selection}.")
     training.reserve(model)
     training.go(a)
     with training.output(None):

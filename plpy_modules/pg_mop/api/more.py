@@ -71,10 +71,13 @@ class More(Training):
                            f"mst_key {key} of run {run_id} failed: {c['error']}",
                            hint=f"SELECT mst_key, status, reason FROM {db.extension}.mop_trials WHERE run_id = "
                                 f"{run_id};")
-        done = before.iterations[key]
         before.output = run["model_output_table"]
         self.info = self._table(db, db.suffixed(before.output, "_info"), key)
         self.tables = [str(self._table(db, before.output, key)), str(self.info)]
+        # it may have been trained on since
+        done = max(before.iterations[key], db.value(
+            f"SELECT iteration FROM {self.info} WHERE mst_key = $1", ["integer"], [key]) or 0
+            if "iteration" in db.columns(self.info) else 0)
         super().__init__(db, FUNCTION, run["source_table"], run["validation_table"], done + arguments["iterations"],
                          None, before.arguments.get("use_gpus"), earlier)
         self._adopt(before)

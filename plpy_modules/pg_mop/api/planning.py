@@ -21,7 +21,14 @@ class Planning(Checks):
     adopted = 0       # stages that earlier runs had trained
 
     def take_up(self, earlier):
-        """Go on with the configurations that an earlier run came to by itself."""
+        """Go on with the configurations that people have added to an earlier run, too."""
+        mine = {c["mst_key"] for c in self.configurations}
+        for c in earlier.configurations if not self.averaging else ():
+            if c["mst_key"] not in mine:
+                c = {**c, "error": None}
+                if problem := self._problem(c) or self._misfit(c):
+                    self.misfits[c["mst_key"]] = problem
+                self.configurations.append(c)
 
     def _make_plan(self, earlier):
         """What is to be done: `plan`; and `wanted`, by how many sessions."""

@@ -119,6 +119,10 @@ class Search(Training):
         self.metrics_iterations = []
         self.arguments = a
         self.random_state = a["random_state"]
+        if self.name == "population" and not (self.options["sharing"] and self.options["same_start"]):
+            raise MopError("population-based training goes on from what others have trained, which "
+                           "pg_mop.sharing = off and pg_mop.same_start = off forbid",
+                           hint="RESET pg_mop.sharing; RESET pg_mop.same_start;")
         self.object_table = a["object_table"]
         self.functions = None if self.object_table is None else object_table.check(db, self.object_table)
         self.metric, self.dataset, self.goal = self.read_metric(a["metric"] or "loss")
