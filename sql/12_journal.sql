@@ -823,10 +823,10 @@ BEGIN
         missing := missing - 1;
     END LOOP;
     IF missing > 0 THEN
-        RAISE EXCEPTION 'a checkpoint has just been dropped' USING ERRCODE = '55000';
+        RAISE EXCEPTION 'a checkpoint has just been dropped' USING ERRCODE = 'P0002';
     END IF;
     RETURN true;
-EXCEPTION WHEN undefined_table OR lock_not_available OR object_not_in_prerequisite_state THEN
+EXCEPTION WHEN undefined_table OR lock_not_available OR no_data_found THEN
     RETURN false;
 END
 $$;

@@ -106,6 +106,7 @@ def test_people_stop_and_add_configurations_while_it_goes_on(db):
                                  f"ARRAY[1], $${COMPILE}$$, $${FIT}$$, 'hyperband', 'R=3, eta=3')")
     eventually(lambda: last_run(db) != before)
     run = last_run(db)
+    assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_trials WHERE run_id = %s", [run]))
     db.run("SELECT madlib.mop_add_trial(%s, 2, %s, 'batch_size=4', 3)", [run, ADAM.format(0.03)])
     db.run("SELECT madlib.mop_stop_trial(%s, 1)", [run])
     assert call.end() is None
