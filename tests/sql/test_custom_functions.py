@@ -208,14 +208,14 @@ def test_a_unit_of_a_plain_role_gets_no_function_of_its_own_table(db, functions)
     load(db, "arch", dense())
     selection(db, "mst", "arch", [(1, ADAM.format(0.1), "")])
     run_id = fit(db, "flowers_packed", "models", "mst", 1)
-    db.run("UPDATE madlib.mop_configuration SET compile_params = $$loss='squared', optimizer='SGD()'$$ "
+    db.run("UPDATE madlib.mop_stage SET compile_params = $$loss='squared', optimizer='SGD()'$$ "
            "WHERE run_id = %s", [run_id])
     db.run("INSERT INTO madlib.mop_owner (role) VALUES ('plain2'); "
            "UPDATE madlib.mop_run SET owner = (SELECT owner FROM madlib.mop_owner WHERE role = 'plain2') "
            "WHERE run_id = %s", [run_id])
     client = db.another("plain2")
     unit = ('{"run_id": %d, "epoch": 1, "kind": "evaluate", "fingerprint": "x", '
-            '"models": [{"mst_key": 1, "version": 0, "iteration": 1, "passes_left": 0, "run_passes_left": 0}], '
+            '"models": [{"stage": 1, "version": 0, "iteration": 1, "passes_left": 0, "run_passes_left": 0}], '
             '"fingerprint_sql": "SELECT \'x\' AS fingerprint", "object_table": "functions", "options": {}}' % run_id)
     error = client.error("SELECT madlib.mop_run_unit(%s)", [unit])
     assert "no superuser" in str(error)
