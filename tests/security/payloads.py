@@ -218,10 +218,10 @@ PARAMETERS = {
     "code as the learning rate": ("compile", lambda m: _compile(optimizer=f"SGD(lr={touch(m)})"),
                                   "optimizer argument learning_rate' must be a literal"),
     "a schedule of code": ("compile", lambda m: _compile(optimizer=f"Adam(learning_rate=[{touch(m)} for _ in [1]])"),
-                           "must be a literal"),
+                           "must be a literal|is no sequence"),
     "a subclass walk": ("compile", lambda m: _compile(optimizer="SGD(lr=[c for c in ().__class__.__base__."
                         f"__subclasses__() if c.__name__ == 'Popen' and c(['touch', '{m}']).wait()])"),
-                        "must be a literal"),
+                        "must be a literal|is no sequence"),
     "code as a metric": ("compile", lambda m: _compile(metrics=f"[{touch(m)}]"), "metrics' must be a literal"),
     "a dictionary with code as weights": ("compile", lambda m: _compile(loss_weights=f"dict([(1, {touch(m)})])"),
                                           "loss_weights' must be a literal"),

@@ -116,7 +116,7 @@ def test_a_grid(attacker, mark, name):
     eval(compile_grid), eval(fit_grid)
     assert mark.exists()
     mark.unlink()
-    refusal(attacker, "literal", "SELECT madlib.generate_model_configs('arch', 'never', ARRAY[1], %s, %s)",
+    refusal(attacker, "literal|none of the sequences", "SELECT madlib.generate_model_configs('arch', 'never', ARRAY[1], %s, %s)",
             [compile_grid, fit_grid])
 
 
@@ -230,14 +230,14 @@ def options(**changed):
 
 
 def unit(run_id, version=0, **changed):
-    return {"run_id": run_id, "epoch": 1, "mst_key": 1, "iteration": 1, "segment": 0, "kind": "train",
+    return {"run_id": run_id, "epoch": 1, "release": [], "iteration": 1, "segment": 0, "kind": "train",
             "dataset": "training", "attempt": 1, "fingerprint_sql": "SELECT '1' AS fingerprint", "fingerprint": "1",
             "table": "x", "replicas": None, "object_table": None, "seed": 1, "same_start": True, "epochs": 1,
             "options": options(),
             "dtypes": ["<f4"], "inputs": 1, "rows": 1, "bytes": 1, "dataset_key": "k", "keep": [], "kernel": "plain",
             "run_seconds": 0, "coming": None, "outputs": {"widths": [3], "what": "classes", "table": "x"},
             "rows_sql": "SELECT madlib.mop_sub_epoch(1, 1, ARRAY[''::bytea], ARRAY['{0}']) AS report",
-            "models": [{"mst_key": 1, "iteration": 1, "attempt": 1, "version": version, "generation": 1,
+            "models": [{"stage": 1, "iteration": 1, "attempt": 1, "version": version, "generation": 1,
                         "passes_left": 1, "run_passes_left": 1}], **changed}
 
 

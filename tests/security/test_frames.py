@@ -28,7 +28,8 @@ def frame(header, *payloads):
 def forged(path):
     """Messages that end a stream of rows, then begin a unit with a function whose unpickling writes `path`."""
     unit = {"op": "unit", "kind": "train", "compile_params": "loss='zzz', optimizer='Adam()'", "fit_params": None,
-            "architecture": dense(), "mst_key": 1, "objects": ["zzz"], "plain_weights": True, "seed": 1, "model_id": 1,
+            "architecture": dense(), "stage": 1, "mst_key": 1, "objects": ["zzz"], "plain_weights": True, "seed": 1,
+            "model_id": 1,
             "same_start": True, "kernel": "plain", "passes_left": 1, "run_passes_left": 1, "run_seconds": 0}
     text = frame({"op": "end"}) + frame(unit, pickle.dumps(Writes(str(path)))) + frame({"op": "states_end"})
     return text + b" " * (-len(text) % 8)
@@ -87,7 +88,7 @@ def test_a_unit_with_forged_messages(plain, mark, dtype):
     rows = (f"SELECT madlib.mop_sub_epoch(1, b, ARRAY[d], ARRAY['{{{n}}}']) AS report FROM (SELECT b, CASE WHEN b = 1 "
             f"THEN '\\x{evil.hex()}'::bytea ELSE ''::bytea END AS d FROM generate_series(1, 2) AS b OFFSET 0) AS q "
             f"WHERE %(where)s AND %(epochs)s = 1")
-    unit = {"run_id": run_id, "epoch": 1, "mst_key": 1, "iteration": 1, "segment": 0, "kind": "train",
+    unit = {"run_id": run_id, "epoch": 1, "release": [], "iteration": 1, "segment": 0, "kind": "train",
             "dataset": "training", "attempt": 1, "version": 0, "fingerprint_sql": "SELECT '1' AS fingerprint",
             "fingerprint": "1", "table": "x", "replicas": None, "object_table": None, "seed": 1,
             "same_start": True, "epochs": 1,
@@ -95,7 +96,7 @@ def test_a_unit_with_forged_messages(plain, mark, dtype):
             "dtypes": [dtype], "inputs": 1, "rows": n, "bytes": len(evil), "dataset_key": "k", "keep": [],
             "kernel": "plain", "run_seconds": 0, "rows_sql": rows,
             "outputs": {"widths": [3], "what": "classes", "table": "x"},
-            "models": [{"mst_key": 1, "iteration": 1, "attempt": 1, "version": 0, "passes_left": 1,
+            "models": [{"stage": 1, "iteration": 1, "attempt": 1, "version": 0, "passes_left": 1,
                         "run_passes_left": 1, "generation": 1}], "coming": None}
     plain.error("SELECT madlib.mop_run_unit(%s)", [json.dumps(unit)])
     assert not mark.exists()

@@ -51,8 +51,8 @@ def unit(architecture, optimizer="Adam()", batch_size=8):
     return {"kind": "train", "dataset": "d", "segment": 0, "nbytes": ROWS * 10, "keep": [], "epochs": 1, "seed": 1,
             "same_start": True, "dtypes": ["<f4", "<i2"], "inputs": 1, "rows": ROWS, "replicas": None,
             "outputs": {"widths": [3], "what": "classes", "table": "t"},
-            "kernel": "plain", "run_seconds": 0, "mst_key": 1, "model_id": 1, "iteration": 1, "passes_left": 1,
-            "run_passes_left": 1, "plain_weights": True, "also": [], "architecture": architecture,
+            "kernel": "plain", "run_seconds": 0, "stage": 1, "mst_key": 1, "model_id": 1, "iteration": 1,
+            "passes_left": 1, "run_passes_left": 1, "plain_weights": True, "also": [], "architecture": architecture,
             "compile_params": f"loss='categorical_crossentropy', optimizer='{optimizer}'",
             "fit_params": f"batch_size={batch_size}"}
 
