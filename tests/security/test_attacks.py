@@ -116,8 +116,8 @@ def test_a_grid(attacker, mark, name):
     eval(compile_grid), eval(fit_grid)
     assert mark.exists()
     mark.unlink()
-    refusal(attacker, "literal|none of the sequences", "SELECT madlib.generate_model_configs('arch', 'never', ARRAY[1], %s, %s)",
-            [compile_grid, fit_grid])
+    refusal(attacker, "literal|none of the sequences",
+            "SELECT madlib.generate_model_configs('arch', 'never', ARRAY[1], %s, %s)", [compile_grid, fit_grid])
 
 
 @pytest.mark.parametrize("name", FILES)
