@@ -80,7 +80,7 @@ def test_bad_compile_params_have_clear_errors(text, fragment):
 def test_fit_params_and_their_defaults():
     assert parse_fit_params(None) == parse_fit_params("") == {
         "batch_size": 32, "epochs": 1, "verbose": 0, "shuffle": False, "class_weight": None, "initial_epoch": 0,
-        "steps_per_epoch": None, "callbacks": None, "dropout": None}
+        "steps_per_epoch": None, "callbacks": None, "dropout": None, "stop": None, "keep": "last"}
     parsed = parse_fit_params("batch_size=5, epochs=3,class_weight={0: 1, 1: 2.5}, initial_epoch=1, shuffle='batch'")
     assert (parsed["batch_size"], parsed["epochs"], parsed["class_weight"]) == (5, 3, {0: 1, 1: 2.5})
     assert parse_fit_params('callbacks=[TensorBoard(log_dir="/tmp/x/", histogram_freq=1)]')["callbacks"] == {
