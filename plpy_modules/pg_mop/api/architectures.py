@@ -51,6 +51,21 @@ def delete_keras_model(db, keras_model_arch_table, model_id):
         db.info(f"table {table} dropped, as it is empty")
 
 
+def open_table(db, text):
+    """The model architecture table (a Table) that a caller calls `text`. Raises MopError."""
+    table = db.input_table(text, "model architecture table",
+                           hint=f"SELECT {db.extension}.load_keras_model(...) makes it.")
+    if "model_id" not in db.columns(table):
+        raise MopError(f'"{text}" is no model architecture table: it has no column model_id')
+    return table
+
+
+def check_list(model_ids):
+    """Raises MopError where a caller's list of ids names none."""
+    if not model_ids or None in model_ids:
+        raise MopError("model_id_list must not be NULL, empty or have NULLs")
+
+
 def _check_columns(db, table, text):
     missing = [c for c in COLUMNS if c not in db.columns(table)]
     if missing:

@@ -1,8 +1,11 @@
 """madlib_keras_automl and hyperband_schedule, as MADlib has them (contract 5), on the engine of mop_search."""
 
-from pg_mop import __version__, search
+import functools
+
+from pg_mop import search
+from pg_mop.api import architectures
 from pg_mop.api.fit_multiple import write_models
-from pg_mop.api.output import write_summary
+from pg_mop.api.output import write_models_summary
 from pg_mop.api.search import Search, errors_of_search
 from pg_mop.database import MopError, sql_function
 from pg_mop.search import SearchError, hyperband
@@ -44,26 +47,13 @@ def train(db, arguments, earlier=None):
         write_models(training, model, info, None)
         training.write_rounds(info)
         training.write_best(selection, selection_summary, info, a)
-        write_summary(db, training.source, summary, [
-            ("source_table", "text", a["source_table"]), ("validation_table", "text", a["validation_table"]),
-            ("model", "text", a["model_output_table"]),
-            ("model_info", "text", db.suffixed(a["model_output_table"], "_info")),
-            ("dependent_varname", "text[]", training.source.outputs),
-            ("independent_varname", "text[]", training.source.inputs),
-            ("model_arch_table", "text", a["model_arch_table"]),
+        write_models_summary(training, summary, a, [
             ("model_selection_table", "text", a["model_selection_table"]),
             ("automl_method", "text", a["automl_method"] or "hyperband"),
             ("automl_params", "text", a["automl_params"] or training.described()),
             ("random_state", "text", a["random_state"]), ("object_table", "text", training.object_table),
             ("use_gpus", "boolean", bool(a["use_gpus"])),
-            ("metrics_compute_frequency", "integer", training.last_frequency()),
-            ("name", "text", a["name"]), ("description", "text", a["description"]),
-            ("start_training_time", "timestamp", training.started),
-            ("end_training_time", "timestamp", db.value("SELECT clock_timestamp()::timestamp(0)::text")),
-            ("madlib_version", "text", f"pg_mop {__version__}"),
-            ("num_classes", "integer[]", training.outputs["widths"])], [
-            ("dependent_vartype", "text[]", training.source.summary.get("dependent_vartype")),
-            ("normalizing_const", "real", training.source.summary.get("normalizing_const"))])
+            ("metrics_compute_frequency", "integer", training.last_frequency())], ended="timestamp(0)")
     training.tell_of_failures(info)
 
 
@@ -109,13 +99,12 @@ class Automl(Search):
 
     def create_procedure(self, space, seed):
         procedure = super().create_procedure(space, seed)
-        if self.name == "madlib-hyperopt" and hasattr(self, "segments"):
+        if self.name == "madlib-hyperopt" and self.segments:
             procedure.parallel = len(self._keys("training"))
         return procedure
 
     def read_space(self, a):
-        if not a["model_id_list"] or None in a["model_id_list"]:
-            raise MopError("model_id_list must not be NULL, empty or have NULLs")
+        architectures.check_list(a["model_id_list"])
         self._check_ids(a["model_id_list"])
         space = Space.of_texts(sorted(set(a["model_id_list"])), a["compile_params_grid"], a["fit_params_grid"])
         if self.name == "madlib-hyperopt" and not space.blocks:
@@ -135,18 +124,24 @@ class Automl(Search):
             return [(1, trial.budget, 1)]
         if self.name == "madlib-hyperopt":
             return [(1, self.num_iterations, 1)]
-        rows = hyperband.schedule(self.method["R"], self.method["eta"], self.method["skip_last"], True)
         s, _ = self.procedure.place(key)
-        highest = max(row[0] for row in rows)
+        return self.brackets[s]
+
+    @functools.cached_property
+    def brackets(self):
+        """Of hyperband: {s: the rounds of its trials}, as of `rounds`."""
+        rows = hyperband.schedule(self.method["R"], self.method["eta"], self.method["skip_last"], True)
+        lengths = {(s, i): r for s, i, _, r in rows}
+        highest = max(s for s, _ in lengths)
         # diagonal d trains for as many iterations as the first round of bracket highest - d
         begins = [0]
         for d in range(highest + 1):
-            begins.append(begins[-1] + next((r for of, i, _, r in rows if of == highest - d and i == 0), 0))
-        found, done = [], 0
-        for of, i, _, r in rows:
-            if of == s:
-                found.append((done + 1, done + r, begins[highest - s + i] + 1))
-                done += r
+            begins.append(begins[-1] + lengths.get((highest - d, 0), 0))
+        found = {}
+        for (s, i), r in lengths.items():
+            rounds = found.setdefault(s, [])
+            done = rounds[-1][1] if rounds else 0
+            rounds.append((done + 1, done + r, begins[highest - s + i] + 1))
         return found
 
     def also_evaluated(self, key):
@@ -172,8 +167,9 @@ class Automl(Search):
             if row["dataset"] == "training":
                 evaluated.setdefault(row["mst_key"], []).append(row["iteration"])
         for key, trial in self.procedure.trials.items():
+            rounds = self.rounds(key)
             counted = [begin + i - first for i in evaluated.get(key, ())
-                       for first, last, begin in self.rounds(key) if first <= i <= last]
+                       for first, last, begin in rounds if first <= i <= last]
             s, i = self.procedure.place(key) if banded and not trial.outside else (None, None)
             db.execute(f"UPDATE {info} SET metrics_iters = $1" + (", s = $3, i = $4" if banded else "")
                        + " WHERE mst_key = $2",
@@ -190,10 +186,8 @@ class Automl(Search):
         db.execute(f"INSERT INTO {summary} VALUES ($1, $2)", ["text", "text"],
                    [a["model_arch_table"], self.object_table])
 
-    def tell_best(self, trial, iteration, value, trials):
-        rows = [r for r in self.journal.metrics(self.run_id, iteration) if r["mst_key"] == trial]
-        own = next(r for r in rows if r["dataset"] == self.dataset)
-        self.db.info(f"best {self.dataset} loss so far: mst_key={trial}: metric={own['metric']}, loss={own['loss']}")
+    def tell_best(self, trial, row, trials):
+        self.db.info(f"best {self.dataset} loss so far: mst_key={trial}: metric={row['metric']}, loss={row['loss']}")
 
 
 def check_hyperband(most, eta, skip_last):

@@ -19,7 +19,6 @@ class Checks:
 
     averaging = False
     asks_for_all = True  # before anything is trained
-    _configurations = {}  # mst_key -> configuration, of as many as there were
 
     def check(self, configurations, functions):
         """Check the configurations (see the class) with the custom functions of the object table `functions` (quoted).
@@ -27,7 +26,9 @@ class Checks:
         Those that do not fit the data are `misfits`, which fail while the others run. Raises MopError where a string
         or an architecture cannot be read, or where no configuration fits.
         """
-        self.configurations, self.functions = configurations, functions
+        self.configurations, self.by_key, self.functions = [], {}, functions
+        for c in configurations:
+            self.put(c)
         if self.asks_for_all and len(configurations) * self.num_iterations > MOST_STAGES:
             raise MopError(f"{len(configurations)} configurations of {self.num_iterations} iterations are more than "
                            f"{MOST_STAGES} iterations in all",
@@ -41,6 +42,11 @@ class Checks:
                            detail="\n".join(f"mst_key {key}: {problem}" for key, problem in problems[:20]))
         self._check_data()
 
+    def put(self, c):
+        """One more configuration: in `configurations`, and in `by_key` under its mst_key."""
+        self.configurations.append(c)
+        self.by_key[c["mst_key"]] = c
+
     def unusable(self, count):
         """Begins the error that says that `count` configurations cannot be trained."""
         return f"{count} configuration{'s' if count > 1 else ''} cannot be trained"
@@ -50,10 +56,9 @@ class Checks:
         if c.get("problem"):
             return c["problem"]
         try:
-            c["compile"] = params.parse_compile_params(c["compile_params"])
-            c["fit"] = params.parse_fit_params(c["fit_params"])
-            c["architecture"] = architecture.check(c["model_arch"])
             c["resolver"] = params.Resolver(c["compile_params"], c["fit_params"])
+            c["compile"], c["fit"] = c["resolver"].compile, c["resolver"].fit
+            c["architecture"] = architecture.check(c["model_arch"])
             c["resolver"].check(self.num_iterations)
             architecture.check_dropout(c["architecture"], c["fit"]["dropout"])
         except (params.ParameterError, architecture.ArchitectureError) as error:
@@ -107,12 +112,6 @@ class Checks:
             raise MopError(f'whether more or less of metric "{name}" is better is not known',
                            hint=f"Write '{name} max' or '{name} min'.")
         return name, dataset, direction
-
-    def by_key(self, mst_key):
-        """The configuration of that mst_key."""
-        if len(self._configurations) != len(self.configurations):
-            self._configurations = {c["mst_key"]: c for c in self.configurations}
-        return self._configurations[mst_key]
 
     def _check_data(self):
         """The data's columns, and which configurations they do not fit (those fail, the others run)."""

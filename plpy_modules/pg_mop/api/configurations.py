@@ -1,11 +1,14 @@
 """Model selection tables: load_model_selection_table and generate_model_configs (contract 2, sections 3 to 6)."""
 
 import itertools
+from random import Random
 
 from mop_udf import params
 from pg_mop import object_table as objects
+from pg_mop.api import architectures
 from pg_mop.database import MopError, quote_identifier, sql_function
 from pg_mop.search import grids
+from pg_mop.search.space import Space
 
 MOST_TRIES = 1000  # random draws in a row that give nothing new
 
@@ -55,8 +58,8 @@ def generate_model_configs(db, model_arch_table, model_selection_table, model_id
         else:
             if num_configs is None or num_configs < 1:
                 raise MopError(f"num_configs must be at least 1 in random search, not {num_configs}")
-            rows = grids.random_search(ids, compile_grid, fit_grid, random_state)
-            rows = itertools.chain([next(rows)], rows)  # a bad distribution shows here
+            space, random = Space(ids, compile_grid, fit_grid), Random(random_state)
+            rows = (space.configuration(space.sample(random)) for _ in itertools.count())
     except grids.GridError as error:
         raise MopError(str(error)) from None
     table, present = _open_table(db, model_selection_table, model_arch_table, functions)
@@ -128,12 +131,8 @@ def _check_row(db, row, functions):
 
 
 def _check_arch_table(db, text, model_ids):
-    table = db.input_table(text, "model architecture table",
-                           hint=f"SELECT {db.extension}.load_keras_model(...) makes it.")
-    if "model_id" not in db.columns(table):
-        raise MopError(f'"{text}" is no model architecture table: it has no column model_id')
-    if not model_ids or None in model_ids:
-        raise MopError("model_id_list must not be NULL, empty or have NULLs")
+    table = architectures.open_table(db, text)
+    architectures.check_list(model_ids)
     known = {row["model_id"] for row in db.execute(f"SELECT model_id FROM {table}")}
     unknown = sorted(set(model_ids) - known)
     if unknown:

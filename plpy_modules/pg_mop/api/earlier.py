@@ -3,11 +3,27 @@
 import re
 from collections import Counter
 
+from pg_mop.catalog import Catalog
 from pg_mop.database import MopError
+from pg_mop.engines.postgresql import PostgreSQL
 from pg_mop.schedule.board import Unit
 
 # settings that decide what is computed: those of the run count, not those in force now
 SAME = ("seed", "scheduler", "kernel", "same_start", "sharing", "threads", "keras_backend", "fit_strategy")
+
+
+def open_journal(db):
+    """The catalog, to look at runs before a call trains anything."""
+    return Catalog(db, PostgreSQL().connection_parameters(db))
+
+
+def own_run(db, journal, run_id, shown="model_output_table"):
+    """The row of a run of the caller's; the hint lists his runs with the column `shown`. Raises MopError."""
+    run = None if run_id is None else journal.run(run_id)
+    if run is None:
+        raise MopError(f"there is no run {'NULL' if run_id is None else run_id} of role \"{db.current_user()}\"",
+                       hint=f"SELECT run_id, status, {shown} FROM {db.extension}.mop_runs;")
+    return run
 
 
 class Earlier:

@@ -45,7 +45,6 @@ def train(db, arguments, earlier=None):
     else:
         training.check([{**earlier.configurations[0], "mst_key": 1, "error": None}], functions)
     training.reserve(output[0])
-    started = db.value("SELECT clock_timestamp()::timestamp::text")
     training.run(a["model"], a, {})
     table, summary = output
     with training.output(previous):
@@ -72,7 +71,8 @@ def train(db, arguments, earlier=None):
             ("metrics_compute_frequency", "integer", training.frequency),
             ("name", "text", a["name"]), ("description", "text", a["description"]),
             ("model_type", "text", "madlib_keras"),
-            ("model_size", "double precision", len(weights) / 1024), ("start_training_time", "timestamp", started),
+            ("model_size", "double precision", len(weights) / 1024),
+            ("start_training_time", "timestamp", training.started),
             ("end_training_time", "timestamp", db.value("SELECT clock_timestamp()::timestamp::text")),
             ("metrics_elapsed_time", "double precision[]", metrics["metrics_elapsed_time"]),
             ("madlib_version", "text", f"pg_mop {__version__}"),

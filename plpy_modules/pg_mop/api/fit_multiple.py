@@ -1,8 +1,8 @@
 """madlib_keras_fit_multiple_model: train every configuration of a selection table, write the three output tables."""
 
-from pg_mop import __version__, object_table
+from pg_mop import object_table
 from pg_mop.api.configurations import architecture_table
-from pg_mop.api.output import PreviousModels, insert, tell_of_large, write_summary
+from pg_mop.api.output import PreviousModels, insert, tell_of_large, write_models_summary
 from pg_mop.api.training import Training, listed
 from pg_mop.database import MopError, sql_function, sql_procedure
 
@@ -43,31 +43,17 @@ def train(db, arguments, earlier=None):
     else:
         training.read_run(earlier)
     training.reserve(output[0])
-    started = db.value("SELECT clock_timestamp()::timestamp::text")
     training.run(a["model_output_table"], a, {
         "model_arch_table": training.arch_table_name, "object_table": training.object_table})
     model, info, summary = output
     with training.output(previous):
         write_models(training, model, info, previous)
-        write_summary(db, training.source, summary, [
-            ("source_table", "text", a["source_table"]), ("validation_table", "text", a["validation_table"]),
-            ("model", "text", a["model_output_table"]),
-            ("model_info", "text", db.suffixed(a["model_output_table"], "_info")),
-            ("dependent_varname", "text[]", training.source.outputs),
-            ("independent_varname", "text[]", training.source.inputs),
-            ("model_arch_table", "text", training.arch_table_name),
+        write_models_summary(training, summary, a, [
             ("model_selection_table", "text", a["model_selection_table"]),
             ("object_table", "text", training.object_table),
             ("num_iterations", "integer", a["num_iterations"]),
             ("metrics_compute_frequency", "integer", training.frequency),
-            ("warm_start", "boolean", bool(a["warm_start"])), ("name", "text", a["name"]),
-            ("description", "text", a["description"]),
-            ("start_training_time", "timestamp", started),
-            ("end_training_time", "timestamp", db.value("SELECT clock_timestamp()::timestamp::text")),
-            ("madlib_version", "text", f"pg_mop {__version__}"),
-            ("num_classes", "integer[]", training.outputs["widths"])], [
-            ("dependent_vartype", "text[]", training.source.summary.get("dependent_vartype")),
-            ("normalizing_const", "real", training.source.summary.get("normalizing_const")),
+            ("warm_start", "boolean", bool(a["warm_start"]))], [
             ("metrics_iters", "integer[]", training.metrics_iterations)])
     if failed := training.failed:
         db.warning(f"{len(failed)} of {len(training.configurations)} configurations failed: mst_key "
@@ -183,7 +169,7 @@ def weights_of(training, c):
 
 def info_of(training, c, size):
     """A row of the info table: {column: (SQL type, value)}; `size`: bytes of the weights, None: there are none."""
-    key, compiled = c["mst_key"], training.by_key(c["mst_key"]).get("compile", {"metrics": None, "loss": None})
+    key, compiled = c["mst_key"], training.by_key[c["mst_key"]].get("compile", {"metrics": None, "loss": None})
     return {
         "mst_key": ("integer", key), "model_id": ("integer", c["model_id"]),
         "compile_params": ("text", c["compile_params"]), "fit_params": ("text", c["fit_params"]),

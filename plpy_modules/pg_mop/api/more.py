@@ -1,13 +1,11 @@
 """mop_more: a configuration that has been trained is trained on."""
 
 from pg_mop import object_table
-from pg_mop.api.earlier import Earlier
+from pg_mop.api.earlier import Earlier, open_journal, own_run
 from pg_mop.api.fit_multiple import info_of, weights_of
 from pg_mop.api.output import tell_of_large
 from pg_mop.api.training import Training
-from pg_mop.catalog import Catalog
 from pg_mop.database import MopError, quote_identifier, sql_function
-from pg_mop.engines.postgresql import PostgreSQL
 
 FUNCTION = "mop_more"
 ARGUMENTS = ("run_id", "mst_key", "iterations")
@@ -51,12 +49,8 @@ class More(Training):
 
     def __init__(self, db, arguments, earlier=None):
         run_id, key = arguments["run_id"], arguments["mst_key"]
-        with Catalog(db, PostgreSQL().connection_parameters(db)) as journal:
-            run = None if run_id is None else journal.run(run_id)
-            if run is None:
-                raise MopError(f"there is no run {'NULL' if run_id is None else run_id} of role "
-                               f"\"{db.current_user()}\"", hint=f"SELECT run_id, status, model_output_table FROM "
-                                                                f"{db.extension}.mop_runs;")
+        with open_journal(db) as journal:
+            run = own_run(db, journal, run_id)
             if run["status"] == "running" or not journal.output_is_written(run_id):
                 raise MopError(f"run {run_id} is {run['status']}, and its output tables are not written",
                                hint=None if run["status"] == "running" else

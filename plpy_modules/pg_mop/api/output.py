@@ -5,6 +5,7 @@ import math
 import re
 import secrets
 
+from pg_mop import __version__
 from pg_mop.database import MopError, quote_identifier, quote_literal
 
 
@@ -58,6 +59,25 @@ def write_summary(db, source, table, values, after=()):
     selected = [typed(values), class_columns(source), *([typed(after)] if after else [])]
     # CREATE TABLE AS takes no parameters
     db.execute(f"CREATE TABLE {table} AS SELECT {', '.join(selected)} FROM {source.summary_table} AS s LIMIT 1")
+
+
+def write_models_summary(training, table, a, own, after=(), ended="timestamp"):
+    """The summary `table` (quoted) of the models of a run: what all have, `own` of the function (as in `typed`) and
+    `after`. `a`: its arguments, a dict; `ended`: the type of the time of the end."""
+    db, source = training.db, training.source
+    write_summary(db, source, table, [
+        ("source_table", "text", a["source_table"]), ("validation_table", "text", a["validation_table"]),
+        ("model", "text", a["model_output_table"]),
+        ("model_info", "text", db.suffixed(a["model_output_table"], "_info")),
+        ("dependent_varname", "text[]", source.outputs), ("independent_varname", "text[]", source.inputs),
+        ("model_arch_table", "text", training.arch_table_name), *own,
+        ("name", "text", a["name"]), ("description", "text", a["description"]),
+        ("start_training_time", "timestamp", training.started),
+        ("end_training_time", "timestamp", db.value(f"SELECT clock_timestamp()::{ended}::text")),
+        ("madlib_version", "text", f"pg_mop {__version__}"),
+        ("num_classes", "integer[]", training.outputs["widths"])], [
+        ("dependent_vartype", "text[]", source.summary.get("dependent_vartype")),
+        ("normalizing_const", "real", source.summary.get("normalizing_const")), *after])
 
 
 def name_taken(db, error, run_id, output):

@@ -18,17 +18,17 @@ class Planning(Checks):
 
     executor = None   # while the run goes on
     preferred = None  # the run to go on from, if there are several
-    adopted = 0       # stages that earlier runs had trained
+    segments = {}     # (dataset, key) -> Segment: read when the run begins
+    reuses = False    # something that earlier runs had trained
 
     def take_up(self, earlier):
         """Go on with the configurations that people have added to an earlier run, too."""
-        mine = {c["mst_key"] for c in self.configurations}
         for c in earlier.configurations if not self.averaging else ():
-            if c["mst_key"] not in mine:
+            if c["mst_key"] not in self.by_key:
                 c = {**c, "error": None}
                 if problem := self._problem(c) or self._misfit(c):
                     self.misfits[c["mst_key"]] = problem
-                self.configurations.append(c)
+                self.put(c)
 
     def _make_plan(self, earlier):
         """What is to be done: `plan`; and `wanted`, by how many sessions."""
@@ -54,16 +54,17 @@ class Planning(Checks):
         """Take over what earlier runs have trained of these stages: those of which there is a state now."""
         if not self.options["reuse"] or self.averaging or self.earlier is not None and self.earlier.replay:
             return []
+        stages = [stage for stage in stages if not stage.trained]
         datasets = len({dataset for dataset, _ in self.segments})
-        known = self.journal.known_stages(self.run_id, [s.identity for s in stages if not s.trained], datasets)
-        found = reuse.adoptable([s for s in stages if not s.trained], known, self.preferred) if known else []
+        known = self.journal.known_stages(self.run_id, [stage.identity for stage in stages], datasets)
+        found = reuse.adoptable(stages, known, self.preferred) if known else []
         if not found or not self.journal.adopt(self.run_id, found):
             return []
         for stage, of, _ in found:
             stage.trained, stage.scored, stage.origin = True, of.scored, of.origin
-        if not self.adopted:
+        if not self.reuses:
             self.db.info(f"what run {found[0][1].run} has trained is not trained again (SET pg_mop.reuse = off;)")
-        self.adopted += len(found)
+        self.reuses = True
         return [stage for stage, _, state in found if state]
 
     def _make_board(self, earlier):
@@ -115,7 +116,7 @@ class Planning(Checks):
     def add(self, c):
         """Take up a configuration (as in the constructor) while the run goes on; why it cannot be trained, or None."""
         problem = self._problem(c) or self._misfit(c)
-        self.configurations.append(c)
+        self.put(c)
         self.sharing.architectures[c["mst_key"]] = c["model_arch"]
         if problem:
             self.misfits[c["mst_key"]] = c["error"] = problem

@@ -1,10 +1,8 @@
 """mop_resume and mop_replay: go on with a run, or do it again."""
 
 from pg_mop.api import automl, fit, fit_multiple, more, search
-from pg_mop.api.earlier import Earlier
-from pg_mop.catalog import Catalog
+from pg_mop.api.earlier import Earlier, open_journal, own_run
 from pg_mop.database import MopError, sql_function
-from pg_mop.engines.postgresql import PostgreSQL
 
 # function -> (what trains, the argument that names the output table)
 TRAINS = {fit_multiple.FUNCTION: (fit_multiple.train, "model_output_table"), fit.FUNCTION: (fit.train, "model"),
@@ -19,8 +17,8 @@ def mop_resume(db, run_id):
     Everything is as the run had it: configurations, seed, kernel, output table. Raises MopError where the run is
     running or finished, or its states or rows are gone.
     """
-    with _journal(db) as journal:
-        run = _run(db, journal, run_id)
+    with open_journal(db) as journal:
+        run = own_run(db, journal, run_id)
         if run["status"] == "running":
             raise MopError(f"run {run_id} is running", hint=f"SELECT pg_cancel_backend({run['coordinator_pid']}); ends "
                                                             f"it.", sqlstate="55006")
@@ -46,8 +44,8 @@ def mop_replay(db, run_id, output_table):
     which kernels were timed against one another (pg_mop.kernel = 'auto'), which are equal within rounding. Raises
     MopError where the run was not trained to its end, or its rows or initial weights are no longer there.
     """
-    with _journal(db) as journal:
-        run = _run(db, journal, run_id)
+    with open_journal(db) as journal:
+        run = own_run(db, journal, run_id)
         earlier = Earlier(journal, run, replay=True)
     if run["function"] not in (fit_multiple.FUNCTION, fit.FUNCTION):
         raise MopError(f"run {run_id} is a search, which is not replayed",
@@ -56,15 +54,3 @@ def mop_replay(db, run_id, output_table):
     earlier.check_complete()
     train, output = TRAINS[run["function"]]
     train(db, {**earlier.arguments, output: output_table, "warm_start": False}, earlier)
-
-
-def _journal(db):
-    return Catalog(db, PostgreSQL().connection_parameters(db))
-
-
-def _run(db, journal, run_id):
-    run = None if run_id is None else journal.run(run_id)
-    if run is None:
-        raise MopError(f"there is no run {'NULL' if run_id is None else run_id} of role \"{db.current_user()}\"",
-                       hint=f"SELECT run_id, status, model_output_table FROM {db.extension}.mop_runs;")
-    return run

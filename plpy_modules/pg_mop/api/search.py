@@ -3,13 +3,13 @@
 import contextlib
 import secrets
 
-from pg_mop import __version__, object_table, search
+from pg_mop import object_table, search
+from pg_mop.api import architectures
+from pg_mop.api.earlier import open_journal, own_run
 from pg_mop.api.fit_multiple import write_models
-from pg_mop.api.output import insert, write_summary
+from pg_mop.api.output import insert, write_models_summary
 from pg_mop.api.training import Training, listed
-from pg_mop.catalog import Catalog
 from pg_mop.database import MopError, sql_function
-from pg_mop.engines.postgresql import PostgreSQL
 from pg_mop.execute.searching import Searching
 from pg_mop.search import grids
 from pg_mop.search.space import Space
@@ -40,25 +40,13 @@ def train(db, arguments, earlier=None):
     with training.output(None):
         write_models(training, model, info, None)
         best = write_trials(training, trials)
-        write_summary(db, training.source, summary, [
-            ("source_table", "text", a["source_table"]), ("validation_table", "text", a["validation_table"]),
-            ("model", "text", a["model_output_table"]),
-            ("model_info", "text", db.suffixed(a["model_output_table"], "_info")),
-            ("dependent_varname", "text[]", training.source.outputs),
-            ("independent_varname", "text[]", training.source.inputs),
-            ("model_arch_table", "text", a["model_arch_table"]), ("space", "text", a["space"]),
-            ("procedure", "text", training.procedure.name), ("procedure_params", "text", a["procedure_params"]),
+        write_models_summary(training, summary, a, [
+            ("space", "text", a["space"]), ("procedure", "text", training.procedure.name),
+            ("procedure_params", "text", a["procedure_params"]),
             ("metric", "text", f"{training.dataset}_{training.metric}"),
             ("best_mst_key", "integer", best),
             ("object_table", "text", training.object_table),
-            ("num_iterations", "integer", training.num_iterations), ("name", "text", a["name"]),
-            ("description", "text", a["description"]),
-            ("start_training_time", "timestamp", training.started),
-            ("end_training_time", "timestamp", db.value("SELECT clock_timestamp()::timestamp::text")),
-            ("madlib_version", "text", f"pg_mop {__version__}"),
-            ("num_classes", "integer[]", training.outputs["widths"])], [
-            ("dependent_vartype", "text[]", training.source.summary.get("dependent_vartype")),
-            ("normalizing_const", "real", training.source.summary.get("normalizing_const"))])
+            ("num_iterations", "integer", training.num_iterations)])
     training.tell_of_failures(info)
 
 
@@ -96,6 +84,7 @@ class Search(Training):
 
     function = FUNCTION
     asks_for_all = False
+    goal = "min"  # until the metric has been read
 
     def __init__(self, db, arguments, earlier=None):
         """Check everything that can be checked. Raises MopError, SearchError and GridError."""
@@ -119,7 +108,7 @@ class Search(Training):
         self.metrics_iterations = []
         self.arguments = a
         self.random_state = a["random_state"]
-        if self.name == "population" and not (self.options["sharing"] and self.options["same_start"]):
+        if procedure.name == "population" and not (self.options["sharing"] and self.options["same_start"]):
             raise MopError("population-based training goes on from what others have trained, which "
                            "pg_mop.sharing = off and pg_mop.same_start = off forbid",
                            hint="RESET pg_mop.sharing; RESET pg_mop.same_start;")
@@ -159,20 +148,15 @@ class Search(Training):
         self.name, self.parameters = a["procedure"] or "asha", search.read_parameters(a["procedure_params"])
 
     def create_procedure(self, space, seed):
-        kind = search.PROCEDURES.get(self.name.strip().lower().replace("_", "-").replace(" ", "-"))
-        if self.most is not None and kind is not None and "trials" in kind.PARAMETERS:
+        if self.most is not None and "trials" in search.find(self.name).PARAMETERS:
             self.parameters.setdefault("trials", self.most)
-        return search.create(self.name, space, seed, getattr(self, "goal", "min"), dict(self.parameters))
+        return search.create(self.name, space, seed, self.goal, self.parameters)
 
     def _read_architectures(self, db, text):
-        arch = db.input_table(text, "model architecture table",
-                              hint=f"SELECT {db.extension}.load_keras_model(...) makes it.")
-        if "model_id" not in db.columns(arch):
-            raise MopError(f'"{text}" is no model architecture table: it has no column model_id')
-        self.arch = arch
+        self.arch = architectures.open_table(db, text)
         self.architectures = {row["model_id"]: row for row in db.execute(
             f"SELECT model_id::integer AS model_id, model_arch::text AS model_arch, "
-            f"md5(nullif(model_weights, '')) AS weights_md5 FROM {arch} ORDER BY 1")}
+            f"md5(nullif(model_weights, '')) AS weights_md5 FROM {self.arch} ORDER BY 1")}
         if not self.architectures:
             raise MopError(f'model architecture table "{text}" is empty')
 
@@ -221,11 +205,8 @@ class Search(Training):
 
     def _known(self, run_id):
         """What an earlier run found: [(configuration, {iteration: value})]. Where no seed is set, its own counts."""
-        with Catalog(self.db, PostgreSQL().connection_parameters(self.db)) as journal:
-            run = journal.run(run_id)
-            if run is None:
-                raise MopError(f"there is no run {run_id} of role \"{self.db.current_user()}\"",
-                               hint=f"SELECT run_id, status, function FROM {self.db.extension}.mop_runs;")
+        with open_journal(self.db) as journal:
+            run = own_run(self.db, journal, run_id, "function")
             if self.options["seed"] is None:  # so that its states are there to go on from
                 self.options["seed"] = run["seed"]
             configurations = {c["mst_key"]: c for c in journal.run_configurations(run_id)}
@@ -244,10 +225,9 @@ class Search(Training):
     # --- the run ----------------------------------------------------------------------------------
     def go(self, a):
         """Open the run, search, close the run."""
-        self.started = self.db.value("SELECT clock_timestamp()::timestamp::text")
         with errors_of_search():
-            self.run(a["model_output_table"], {**a, "random_state": a["random_state"]}, {
-                "model_arch_table": a["model_arch_table"], "object_table": self.object_table})
+            self.run(a["model_output_table"], a, {
+                "model_arch_table": self.arch_table_name, "object_table": self.object_table})
 
     def new_configuration(self, key, configuration):
         """A configuration as `check` takes it."""
@@ -281,12 +261,10 @@ class Search(Training):
         """Iterations of a trial whose metrics are wanted although the procedure does not ask for them."""
         return ()
 
-    def tell_best(self, trial, iteration, value, trials):
-        self.db.info(f"best of {trials} trials so far: mst_key={trial} after {iteration} iterations, "
-                     f"{self.dataset} {self.metric}={value}")
-
-    def tell(self, iteration):
-        """Nothing is told of iterations."""
+    def tell_best(self, trial, row, trials):
+        """Tell of the best of so many trials by now; `row`: its metrics, as of Catalog.metrics."""
+        self.db.info(f"best of {trials} trials so far: mst_key={trial} after {row['iteration']} iterations, "
+                     f"{self.dataset} {self.metric}={self.value(row)}")
 
     def all_failed(self):
         return f"all {len(self.configurations)} trials failed"

@@ -22,7 +22,7 @@ from pg_mop.engines.postgresql import PostgreSQL
 from pg_mop.execute.orders import Orders
 from pg_mop.execute.run import Executor
 from pg_mop.execute.sessions import Sessions
-from pg_mop.execute.steering import Steering
+from pg_mop.execute.steering import Planned
 from pg_mop.locks import Locks, is_locked
 from pg_mop.packed import PackedTable
 
@@ -79,6 +79,7 @@ class Training(Planning):
         """Open the run, train, close the run. `output_name` and the dicts `arguments` and `tables` (names that are
         not among those) are for its row."""
         db, options = self.db, self.options
+        self.started = db.value("SELECT clock_timestamp()::timestamp::text")
         for packed in (self.source, self.validation):
             if packed is not None:
                 self.locks.share(packed)
@@ -148,7 +149,7 @@ class Training(Planning):
 
     def steering(self):
         """What decides what is asked for while the run goes on."""
-        return Steering(self)
+        return Planned(self)
 
     def _open_run(self, journal, output_name, arguments, tables):
         """Note a new run: `run_id`."""

@@ -81,7 +81,7 @@ class Executor:
     # --- what is asked for ------------------------------------------------------------------------
     def ask(self, configurations, stages, requests):
         """Do more: `stages` as the plan's `ask` gave them, for `requests`: [(mst_key, stage)]; of new configurations
-        (as in catalog.open_run). Returns those of `stages` that have ended already."""
+        (as in catalog.open_run)."""
         started = self.catalog.ask(self.run_id, configurations, stages, requests, self.visits)
         for stage in self.adopt(stages):
             self.versions[stage.number] = stage.iteration * self.visits
@@ -90,7 +90,7 @@ class Executor:
             if not stage.trained:
                 self.generations.adopted(stage.number)
         self._wait_for(stages)
-        return self.board.add(stages)
+        self.board.add(stages)
 
     def shareable(self, stages, evaluated):
         """Through how many of `stages` (as plan.foresee gives them) a path may lead: all, where it finds the states
@@ -148,8 +148,7 @@ class Executor:
 
     def _is_unneeded(self, stage, but_for=None):
         """True where nobody will read the stage's state any more, but for its child `but_for`."""
-        return (stage.trained and not stage.ends and stage.number not in self.pinned
-                and (stage.scored or not stage.evaluated)
+        return (stage.ended and not stage.ends and stage.number not in self.pinned
                 and not self.waiting.get(stage.number, set()) - {but_for}
                 # where paths part, or a search has halted once, another run may begin
                 and not ((len(stage.children) > 1 or stage.evaluated and self.steering.searches)

@@ -2,7 +2,7 @@
 
 import time
 
-from pg_mop.execute.steering import Steering, has_ended
+from pg_mop.execute.steering import Steering
 
 
 class Searching(Steering):
@@ -20,7 +20,6 @@ class Searching(Steering):
         super().__init__(training)
         self.procedure = procedure
         self.events, self.logged, self.seconds, self.most = list(events), len(events), seconds, most
-        self.by_key = {}      # mst_key -> configuration
         self.heard = {}       # mst_key -> the last iteration of which the procedure knows
         self.over = False     # time is up
 
@@ -30,10 +29,8 @@ class Searching(Steering):
 
     def begin(self, executor):
         self.executor = executor
-        self.by_key = {c["mst_key"]: c for c in self.training.configurations}
         self._replay()
         self.watch()
-        self.look_up([stage for stage in executor.plan.stages.values() if has_ended(stage) and stage.evaluated])
         self._go_on()
 
     def _replay(self):
@@ -51,9 +48,10 @@ class Searching(Steering):
                 elif what == "add":
                     arguments[0] = tuple(arguments[0])
                 self.procedure.replay([(what, *arguments)])
+        training = self.training
         for key, why in self.procedure.stopped().items():
             # what failed for its place's sake is not tried again: the procedure has been told
-            if key in self.by_key and self.procedure.trials[key].state == "failed" and key not in self.training.misfits:
+            if key in training.by_key and self.procedure.trials[key].state == "failed" and key not in training.misfits:
                 self.executor.give_up([key], why)
 
     def ended(self, stages):
@@ -66,7 +64,7 @@ class Searching(Steering):
 
     def failed(self, mst_keys):
         for key in sorted(mst_keys):
-            self._tell(key, None, None)
+            self._tell(key)
         self._go_on()
 
     def wishes(self, wishes):
@@ -76,7 +74,7 @@ class Searching(Steering):
             self.over = ended = True
             for key, trial in sorted(self.procedure.trials.items()):
                 if trial.state == "running":
-                    super().stop(key, "the time was up")
+                    self.withdraw(key, "the time was up")
         super().wishes(wishes)
         return ended
 
@@ -91,18 +89,12 @@ class Searching(Steering):
         self._note(["add", list(configuration), iterations])
         self._go_on()
 
-    def unwanted(self, mst_keys):
-        """Nothing is told of iterations here."""
-
-    def expect(self, stages):
-        """Nothing is told of iterations here."""
-
     # --- asking and telling -------------------------------------------------------------------------
     def _go_on(self):
         """Do what the procedure wants, until it waits for something."""
         while True:
             for key, why in self.procedure.stopped().items():
-                c = self.by_key.get(key)
+                c = self.training.by_key.get(key)
                 if c is not None and not c.get("error") and key not in self.executor.failed:
                     self.executor.withdraw(key, why)
             proposals = [] if self.over else self.procedure.ask()
@@ -113,29 +105,28 @@ class Searching(Steering):
 
     def _take_up(self, proposal):
         key, new = proposal.trial, []
-        if proposal.configuration is not None and key not in self.by_key:
+        if proposal.configuration is not None and key not in self.training.by_key:
             if self.most is not None and key > self.most:
                 self._note(["stop", key, "max_trials"])
                 self.procedure.stop(key, "max_trials")
                 return
             c = self.training.new_configuration(key, proposal.configuration)
-            problem = self.training.add(c)
-            self.by_key[key], new = c, [c]
+            problem, new = self.training.add(c), [c]
             self.begin_to_watch(c)
             if problem:
                 self.executor.ask(new, [], [])
-                self._tell(key, None, None)
+                self._tell(key)
                 return
         evaluated = {i for wanted in (self.procedure.evaluates(key), self.training.also_evaluated(key))
                      for i in wanted if i <= proposal.budget}
-        stages, requests = self.training.ask(self.by_key[key], proposal.budget, evaluated)
+        stages, requests = self.training.ask(self.training.by_key[key], proposal.budget, evaluated)
         if requests or stages or new:
-            self.look_up([stage for stage in self.executor.ask(new, stages, requests) if stage.evaluated])
-        path = self.executor.plan.path(key)
-        if path and path[-1].failed:
-            self._tell(key, None, None)
+            self.executor.ask(new, stages, requests)
+        plan = self.executor.plan
+        if plan.failed(key):
+            self._tell(key)
         else:
-            self.look_up([s for s in path if s.evaluated and has_ended(s) and s.iteration > self.heard.get(key, 0)])
+            self.look_up([s for s in plan.path(key)[self.heard.get(key, 0):] if s.evaluated and s.ended])
             self._hear(key)
 
     def _hear(self, key):
@@ -144,18 +135,20 @@ class Searching(Steering):
             return
         wanted = self.procedure.evaluates(key)
         for stage in self.executor.plan.path(key)[self.heard.get(key, 0):]:
-            if not has_ended(stage):
+            if not stage.ended:
                 return
             if stage.iteration in wanted:
-                self._tell(key, stage.iteration, self.training.value(self.row(stage, self.training.dataset)))
+                self._tell(key, stage.iteration, self.row(stage, self.training.dataset))
 
-    def _tell(self, key, iteration, value):
+    def _tell(self, key, iteration=None, row=None):
+        """Tell the procedure of a trial's metrics after an iteration, or that it has failed."""
+        value = None if row is None else self.training.value(row)
         self._note(["tell", key, iteration, value])
         self.heard[key] = iteration or self.heard.get(key, 0)
         best = self.procedure.best
         self.procedure.tell(key, iteration, value)
         if self.procedure.best != best:
-            self.training.tell_best(*self.procedure.best, len(self.procedure.trials))
+            self.training.tell_best(key, row, len(self.procedure.trials))
 
     def _note(self, event):
         self.training.journal.log_search(self.training.run_id, self.logged + 1, [event])

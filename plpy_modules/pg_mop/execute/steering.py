@@ -1,16 +1,18 @@
-"""What decides, while a run goes on, what of it is asked for: of fit_multiple_model, all from the beginning."""
-
+"""What decides, while a run goes on, what of it is asked for."""
 
 from pg_mop.plan.watch import Watch
 
 
 class Steering:
-    """Asks for what people wish to be added, and for nothing else; stops configurations by their own rules (`stop` in
-    fit parameters), keeps the best states of those that ask for that; tells of iterations that all have been through.
+    """Stops configurations by their own rules (`stop` in fit parameters), and keeps the best states of those that ask
+    for that.
 
     The executor calls `begin(executor)` first, then `ended(stages)` for stages that have been trained and, where that
     was wanted, evaluated; `failed(mst_keys)`; `wishes(list)` of what people want (mop_stop_trial, mop_add_trial). It
     goes on until the board is done and so is this (`done`).
+
+    A subclass has these but `wishes`, and does what people and rules want: `stop(mst_key, reason)`;
+    `add(configuration, iterations, reason)`, the configuration as (model_id, compile_params, fit_params).
     """
 
     done = True
@@ -20,23 +22,17 @@ class Steering:
     def __init__(self, training):
         """`training`: the call (api/training.py), which checks configurations and knows what to tell."""
         self.training = training
-
-    def begin(self, executor):
-        self.executor = executor
-        self.left = {}       # iteration -> numbers of the stages that have not ended
-        self.worked = set()  # iterations of which something was done now
-        self.watch()
-        self.expect(executor.plan.stages.values())
-        self.told = min(self.left, default=1) - 1
-
-    def watch(self):
-        """Watch the configurations that have rules, from what is known of them."""
         self.watches = {}    # mst_key -> Watch
         self.seen = {}       # mst_key -> the last iteration that its watch has been told of
         self.kept = {}       # mst_key -> the stage whose state is kept as its best one
         self.values = {}     # (stage, dataset) -> row of metrics
+
+    def watch(self):
+        """Watch the configurations that have rules, from what is known of them."""
         for c in self.training.configurations:
             self.begin_to_watch(c)
+        self.look_up({stage for key in self.watches for stage in self.executor.plan.path(key)
+                      if stage.evaluated and stage.ended})
         for key in list(self.watches):
             self.look(key)
 
@@ -48,11 +44,11 @@ class Steering:
     def look(self, mst_key):
         """Tell a configuration's watch what is known of its stages by now; stop it where the watch says so."""
         watch, executor = self.watches[mst_key], self.executor
-        c = self.training.by_key(mst_key)
+        c = self.training.by_key[mst_key]
         metric, dataset, _ = c["rule"]
         path = executor.plan.path(mst_key)
         for stage in path[self.seen.get(mst_key, 0):]:
-            if not has_ended(stage):
+            if not stage.ended:
                 return
             self.seen[mst_key] = stage.iteration
             row = self.row(stage, dataset) if stage.evaluated else None
@@ -78,36 +74,12 @@ class Steering:
         for row in self.training.journal.metrics(self.training.run_id, stages=unknown) if unknown else ():
             self.values[row["stage"], row["dataset"]] = row
 
-    def expect(self, stages):
-        """These stages are to be done."""
-        for stage in stages:
-            if stage.trials and not stage.failed and not has_ended(stage):
-                self.left.setdefault(stage.iteration, set()).add(stage.number)
-
-    def ended(self, stages):
-        for stage in stages:
-            self.worked.add(stage.iteration)
-            self._leave(stage)
-        self.heed(stages)
-        self.tell()
-
     def heed(self, stages):
         """Heed the rules of the configurations of stages that have ended."""
         if self.watches:
             self.look_up([stage for stage in stages if stage.evaluated])
             for mst_key in sorted(set().union(*(stage.trials for stage in stages)) & self.watches.keys()):
                 self.look(mst_key)
-
-    def failed(self, mst_keys):
-        self.unwanted(mst_keys)
-        self.tell()
-
-    def unwanted(self, mst_keys):
-        """These configurations go no further."""
-        for numbers in list(self.left.values()):
-            gone = {n for n in numbers if not (stage := self.executor.plan.stages[n]).trials or stage.failed}
-            for number in gone:
-                self._leave(self.executor.plan.stages[number])
 
     def wishes(self, wishes):
         """Do what people want of the run. True where something has changed that is not their doing."""
@@ -118,27 +90,48 @@ class Steering:
                 model_id, compile_params, fit_params = wish["add"]
                 self.add((model_id, compile_params, fit_params or ""), wish["iterations"], f"added by {wish['by']}")
 
-    def stop(self, mst_key, reason):
+    def withdraw(self, mst_key, reason):
         """A configuration goes no further than the iteration that it is in."""
         if self.executor.plan.path(mst_key):
             self.executor.withdraw(mst_key, reason)
-            self.unwanted([mst_key])
+
+
+class Planned(Steering):
+    """All is asked for at the beginning, but for what people add; tells of iterations that all have been through."""
+
+    def begin(self, executor):
+        self.executor = executor
+        self.left = {}       # iteration -> numbers of the stages that have not ended
+        self.worked = set()  # iterations of which something was done now
+        self.watch()
+        self.expect(executor.plan.stages.values())
+        self.told = min(self.left, default=1) - 1
+
+    def ended(self, stages):
+        for stage in stages:
+            self.worked.add(stage.iteration)
+            self._leave(stage)
+        self.heed(stages)
+        self.tell()
+
+    def failed(self, mst_keys):
+        self.unwanted()
+        self.tell()
+
+    def stop(self, mst_key, reason):
+        self.withdraw(mst_key, reason)
+        self.unwanted()
 
     def add(self, configuration, iterations, reason):
-        """Train a configuration (model_id, compile_params, fit_params), too."""
         training = self.training
         iterations = iterations or training.num_iterations
-        c = training.new_configuration(max(c["mst_key"] for c in training.configurations) + 1, configuration)
+        c = training.new_configuration(max(training.by_key) + 1, configuration)
         if problem := training.add(c):
             training.db.warning(f"configuration {c['mst_key']}, {reason}, cannot be trained: {problem}")
         self.begin_to_watch(c)
-        self.ask(c, iterations, [i for i in range(1, iterations + 1)
-                                 if i in training.metrics_iterations or i == iterations], [c])
-
-    def ask(self, c, until, evaluated, new=()):
-        """Ask for a configuration's iterations up to `until`; `new`: itself where it is."""
-        stages, requests = ([], []) if c.get("error") else self.training.ask(c, until, evaluated)
-        self.executor.ask(new, stages, requests)
+        stages, requests = ([], []) if problem else training.ask(c, iterations, [
+            i for i in range(1, iterations + 1) if i in training.metrics_iterations or i == iterations])
+        self.executor.ask([c], stages, requests)
         self.expect(stages)
 
     def tell(self):
@@ -149,14 +142,22 @@ class Steering:
             if self.told in self.worked:
                 self.training.tell(self.told)
 
+    def expect(self, stages):
+        """These stages are to be done."""
+        for stage in stages:
+            if stage.trials and not stage.failed and not stage.ended:
+                self.left.setdefault(stage.iteration, set()).add(stage.number)
+
+    def unwanted(self):
+        """Some configurations go no further: what nobody else wants is not to be done."""
+        for numbers in list(self.left.values()):
+            gone = {n for n in numbers if not (stage := self.executor.plan.stages[n]).trials or stage.failed}
+            for number in gone:
+                self._leave(self.executor.plan.stages[number])
+
     def _leave(self, stage):
         here = self.left.get(stage.iteration)
         if here is not None:
             here.discard(stage.number)
             if not here:
                 del self.left[stage.iteration]
-
-
-def has_ended(stage):
-    """True where nothing of the stage is left to do."""
-    return stage.trained and (stage.scored or not stage.evaluated)

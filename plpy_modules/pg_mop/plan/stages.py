@@ -34,6 +34,11 @@ class Stage:
         """True where somebody wants its metrics."""
         return bool(self.evaluated_for)
 
+    @property
+    def ended(self):
+        """True where nothing of it is left to do: it has been trained and, where somebody wants that, evaluated."""
+        return self.trained and (self.scored or not self.evaluated_for)
+
     def __repr__(self):
         return f"<stage {self.number}: iteration {self.iteration} of {sorted(self.trials)}>"
 

@@ -72,7 +72,7 @@ class Board:
             if stage.failed or not stage.trials:
                 continue
             self._count(stage)
-            if self._has_ended(stage):
+            if stage.ended:
                 ended.append(stage)
             elif stage.number not in self.left:
                 self.left[stage.number] = stage
@@ -80,7 +80,7 @@ class Board:
         for watcher in self._watchers if new else ():
             watcher.added(new)
         for stage in new:
-            if stage.parent is None or stage.trained or self._has_ended(stage.parent):
+            if stage.parent is None or stage.trained or stage.parent.ended:
                 self._open(stage)
         return ended
 
@@ -93,7 +93,7 @@ class Board:
         for stage in self.plan.withdraw(mst_key, lambda number: self.has_begun(number) or self.is_running(number)):
             if not stage.trials:
                 self._forget(stage)
-            elif self._has_ended(stage) and stage.number in self.left:
+            elif stage.ended and stage.number in self.left:
                 self._close(stage)
                 self._end(stage, ended)
         return [stage for stage in ended if stage.trials - {mst_key}]
@@ -297,7 +297,7 @@ class Board:
 
     def ended(self, stage_number):
         """True once the stage has been trained on all segments and, where somebody wants it, evaluated."""
-        return self._has_ended(self.plan.stages[stage_number])
+        return self.plan.stages[stage_number].ended
 
     def visits_left(self, stage_number, segment=None):
         """How often a stage is still to be trained on a training segment, or on any: those at work included."""
@@ -346,10 +346,6 @@ class Board:
             work = self._works[stage.number] = _Work(stage, set() if stage.trained else set(self._visits(stage)))
         return work
 
-    @staticmethod
-    def _has_ended(stage):
-        return stage.trained and (stage.scored or not stage.evaluated_for)
-
     def _open(self, stage):
         """Let the stage's units be done: it is trained or, where it has been, evaluated."""
         work = self._work(stage)
@@ -383,7 +379,7 @@ class Board:
 
     def _trained(self, stage, ended):
         """A stage that somebody wants has been trained on all segments: what comes next?"""
-        if self._has_ended(stage):
+        if stage.ended:
             self._end(stage, ended)
         else:
             self._open_evaluation(self._work(stage))

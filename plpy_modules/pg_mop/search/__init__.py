@@ -25,14 +25,20 @@ PROCEDURES = {p.name: p for p in (Grid, Random, SuccessiveHalving, Hyperband, As
 MADLIB = {p.name: p for p in (MadlibHyperband, MadlibHyperopt)}  # of madlib_keras_automl alone
 
 
-def create(name, space, seed, goal="min", parameters=None):
-    """The procedure of that name (in any case). `parameters`: a dict, or the text of one: `iterations=27, reduction=3`.
-
-    Raises SearchError, and GridError where the space does not serve.
-    """
+def find(name):
+    """The class of the procedure of that name (in any case). Raises SearchError."""
     found = {**PROCEDURES, **MADLIB}.get((name or "").strip().lower().replace("_", "-").replace(" ", "-"))
     if found is None:
         raise SearchError(f"there is no search procedure {name!r}", "The procedures are " + ", ".join(PROCEDURES) + ".")
+    return found
+
+
+def create(name, space, seed, goal="min", parameters=None):
+    """A procedure of that name. `parameters`: a dict, or the text of one: `iterations=27, reduction=3`.
+
+    Raises SearchError, and GridError where the space does not serve.
+    """
+    kind = find(name)
     if not isinstance(parameters, dict):
         parameters = read_parameters(parameters)
-    return found(space, seed, goal, **parameters)
+    return kind(space, seed, goal, **parameters)

@@ -4,21 +4,15 @@ import ast
 import itertools
 import math
 import warnings
-from random import Random
 
-from mop_udf.params import MOST_CHARACTERS, OPTIMIZERS
+from mop_udf import params, sequences
 
 COMPILE_KEYS = ("loss", "metrics", "loss_weights", "weighted_metrics", "sample_weight_mode", "optimizer",
                 "optimizer_params_list")
-FIT_KEYS = ("batch_size", "epochs", "verbose", "shuffle", "class_weight", "initial_epoch", "steps_per_epoch",
-            "callbacks", "dropout", "stop", "keep")
+FIT_KEYS = params.FIT_KEYS
 DISTRIBUTIONS = ("linear", "log", "log_near_one")
 WHOLE = ("batch_size", "epochs", "initial_epoch", "steps_per_epoch", "verbose")
-
-
-# hyper-parameters that change with the iteration (mop_udf/sequences.py reads them)
-SEQUENCES = ("Constant", "Exponential", "MultiStep", "CyclicLR", "Cosine", "Warmup", "Values")
-
+SEQUENCES = tuple(sequences.KINDS)  # hyper-parameters that change while a configuration trains
 MOST_CONFIGURATIONS = 1_000_000  # that a grid may have
 
 
@@ -35,8 +29,8 @@ class Sequence(str):
 
 def parse(text, argument, keys):
     """The text of a Python dict of lists -> dict. `argument` names it in errors. Raises GridError."""
-    if text and len(text) > MOST_CHARACTERS:
-        raise GridError(f"{argument} is longer than {MOST_CHARACTERS} characters")
+    if text and len(text) > params.MOST_CHARACTERS:
+        raise GridError(f"{argument} is longer than {params.MOST_CHARACTERS} characters")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python's remarks on odd spelling
@@ -85,24 +79,6 @@ def grid_search(model_ids, compile_grid, fit_grid):
                 compiled.append(compile_text(settings if block else None, values))
     fits = [fit_text(values) for values in _product(fit_grid)]
     return [(m, c, f) for m in model_ids for c in compiled for f in fits]
-
-
-def random_search(model_ids, compile_grid, fit_grid, seed):
-    """An endless sequence of random configurations (model_id, compile_params, fit_params), the same for one seed."""
-    random = Random(seed)
-    blocks = compile_grid.get("optimizer_params_list")
-    rest = {k: v for k, v in compile_grid.items() if k != "optimizer_params_list"}
-    for grid in (compile_grid, fit_grid):
-        for key, choices in _all_lists(grid):
-            if distribution(choices):
-                check_distribution(key, choices)
-    while True:
-        model_id = random.choice(list(model_ids))
-        block = random.choice(blocks) if blocks else None
-        settings = {k: sample(random, k, v) for k, v in block.items()} if block else None
-        values = {k: sample(random, k, v) for k, v in rest.items()}
-        fit = {k: sample(random, k, v) for k, v in fit_grid.items()}
-        yield model_id, compile_text(settings, values), fit_text(fit)
 
 
 def distribution(choices):
@@ -211,5 +187,5 @@ def fit_text(values):
 
 
 def _optimizer_name(name):
-    known = {n.lower(): n for n in OPTIMIZERS}
+    known = {n.lower(): n for n in params.OPTIMIZERS}
     return known.get(str(name).lower(), str(name))
