@@ -12,7 +12,8 @@ Searches of spaces of learning rate and batch size sequences with common beginni
 of a whole process as above, also here. All contenders try the same configurations in the same order, from the same
 initial weights, and evaluate on 1,000 rows of their own where trials are compared and at the end.
 
-- **pg_mop**: fit_multiple for grid search, else mop_search; **without sharing**: with `pg_mop.sharing = off`.
+- **pg_mop**: fit_multiple for grid search, else mop_search; **without sharing**: with `pg_mop.sharing = off`. Only in
+  `eight` does a call take over what an earlier one has trained (`pg_mop.reuse`; **without reuse** it does not).
 - **Ray Tune**: ASHAScheduler, for successive halving, too: its HyperBandScheduler, made to have one bracket of all
   trials, gives actors up where it pauses trials, and takes far longer. Actors are reused, and so is the model that each
   has compiled: no trial compiles anew. `Model.fit` runs to the next rung, or to where the batch size changes; a
@@ -49,7 +50,7 @@ def study_table(figures):
         ratio = f"{f['seconds'] / base:.2f} x" if base else "-"
         lines.append(f"| {name} | {f['seconds']:.2f} | {', '.join(f'{s:.2f}' for s in f['all_seconds'])} | {ratio} | "
                      f"{f['trained']:,} | {f['loss']:.4f} | {f['accuracy']:.4f} | {f['peak_bytes'] / 2**20:.0f} MiB |")
-    ours, alone = figures.get("pg_mop"), figures.get("pg_mop without sharing")
+    ours, alone, once = (figures.get(name) for name in ("pg_mop", "pg_mop without sharing", "pg_mop without reuse"))
     if ours:
         lines.append(f"\nMerge rate: {ours['merge_rate']:.2f} ({ours['asked']:,} iterations asked for, "
                      f"{ours['trained']:,} trained).")
@@ -59,6 +60,11 @@ def study_table(figures):
                           ("train units that compile nothing", "warm_seconds")):
             lines.append(f"| {what} | {ours[key]:.2f} | {alone[key]:.2f} | "
                          f"{ours[key] * ours['merge_rate'] / alone[key]:.2f} |")
+    for what, other in (("without reuse", once), ("without sharing", alone)) if once else ():
+        if ours and other:
+            rate = ours["merge_rate"] / other["merge_rate"]
+            lines.append(f"\nAgainst {what}: {rate:.2f} times fewer iterations; seconds of the calls x that / those "
+                         f"{what}: {ours['parts']['train'] * rate / other['parts']['train']:.2f}.")
     return "\n".join([*lines, *_parts(figures)])
 
 

@@ -25,7 +25,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 RESULTS = HERE.parent / ".local" / "bench" / "results.json"
 PEERS = HERE.parent / ".local" / "peers" / "bin" / "python"
 
-# contender -> (module, interpreter)
+# contender -> (module, interpreter, settings ...)
 CONTENDERS = {
     "pg_mop": ("in_database", sys.executable),
     "export and loop": ("export_and_loop", sys.executable),
@@ -34,17 +34,24 @@ CONTENDERS = {
 }
 SEARCHERS = {
     "pg_mop": ("search_in_database", sys.executable),
-    "pg_mop without sharing": ("search_without_sharing", sys.executable),
+    "pg_mop without sharing": ("search_in_database", sys.executable, "pg_mop.sharing=off"),
     "Ray Tune": ("search_ray", str(PEERS)),
     "Optuna": ("search_optuna", sys.executable),
+}
+SERIAL = {
+    "pg_mop": ("search_in_database", sys.executable, "pg_mop.reuse=on"),
+    "pg_mop without reuse": ("search_in_database", sys.executable),
+    "pg_mop without sharing": ("search_in_database", sys.executable, "pg_mop.sharing=off"),
 }
 EVERYTHING = {**WORKLOADS, **STUDIES}
 
 
 def contenders_of(name):
-    """{contender: (module, interpreter)} of a workload or study."""
+    """{contender: (module, interpreter, settings ...)} of a workload, study or series of studies."""
     if name not in STUDIES:
         return CONTENDERS
+    if len(STUDIES[name].parts) > 1:
+        return SERIAL
     return {c: made for c, made in SEARCHERS.items() if STUDIES[name].peers or c.startswith("pg_mop")}
 
 
@@ -68,13 +75,14 @@ def checkpoint(dsn):
 
 def once(contender, name, dsn, workers):
     """One run of a contender: its figures."""
-    module, interpreter = contenders_of(name)[contender]
+    module, interpreter, *settings = contenders_of(name)[contender]
     with tempfile.TemporaryDirectory() as place:
         output = os.path.join(place, "out.json")
         with Watch() as watch:
             began = time.monotonic()
-            done = subprocess.run([interpreter, "-B", "-m", f"contenders.{module}", name, dsn, str(workers), output],
-                                  cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            done = subprocess.run([interpreter, "-B", "-m", f"contenders.{module}", name, dsn, str(workers), output,
+                                   *settings], cwd=HERE, stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, text=True)
             seconds = time.monotonic() - began
             checkpoint(dsn)  # so that what the server has not yet written is counted, too
         if done.returncode:
@@ -128,7 +136,7 @@ def main():
                         help=", ".join([*WORKLOADS, f"search (all of {', '.join(STUDIES)})"]))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--only", action="append", choices={**CONTENDERS, **SEARCHERS},
+    parser.add_argument("--only", action="append", choices={**CONTENDERS, **SEARCHERS, **SERIAL},
                         help="these contenders alone; nothing is kept")
     arguments = parser.parse_args()
     wanted = [n for w in arguments.workloads or [*WORKLOADS, "search"] for n in (STUDIES if w == "search" else [w])]

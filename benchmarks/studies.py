@@ -31,6 +31,11 @@ class Study(Workload):
     peers: bool = True  # other tools are tried, too
 
     @property
+    def parts(self):
+        """The studies that are made one after the other."""
+        return (self,)
+
+    @property
     def space(self):
         """The space as mop_search takes it."""
         compiled, fitted = _grids(self.rates, self.batch_sizes)
@@ -43,6 +48,20 @@ class Study(Workload):
                       for text in (c.learning_rate, c.batch_size))
         rate, size = (s if isinstance(s, sequences.Sequence) else sequences.constant(s) for s in (rate, size))
         return [(rate.at(step), round(size.at(step))) for step in range(self.iterations)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Series(Workload):
+    """Studies of the same rows and the same net, one after the other, in one session."""
+
+    parts: tuple = ()
+
+    @classmethod
+    def of(cls, about, studies):
+        """`studies` differ in nothing but their spaces."""
+        given = {field.name: getattr(studies[0], field.name) for field in dataclasses.fields(Workload)}
+        return cls(**{**given, "about": f"{len(studies)} studies, one after the other ({about}), each of "
+                                        f"{studies[0].about}"}, parts=tuple(studies))
 
 
 def _grids(rates, batch_sizes):
@@ -72,6 +91,15 @@ def _halving(procedure, about):
                  (1, 4, 16))
 
 
+def _eighth(number):
+    first, second = 6 + number % 3, 9 + number // 3
+    return study("grid search", 12, (
+        f"MultiStep(0.1, [{first}], 0.1)", f"MultiStep(0.1, [{second}], 0.1)", f"MultiStep(0.1, [{first}, {second}], 0.3)",
+        f"MultiStep(0.05, [{first}], 0.1)", f"Warmup(0.01, 3, MultiStep(0.1, [{second - 3}], 0.1))",
+        f"Cosine({(10 - number) / 100}, 12)", f"Exponential(0.1, {(80 + number) / 100})"),
+        ("32", f"MultiStep(32, [{second}], 2)"))
+
+
 STUDIES = {
     "grid-2": study(
         "grid search, merge rate about 2", 12,
@@ -86,6 +114,7 @@ STUDIES = {
          "Warmup(0.01, 3, MultiStep(0.1, [7], 0.1))", "Warmup(0.01, 3, MultiStep(0.1, [6], 0.3))",
          "Warmup(0.01, 3, MultiStep(0.1, [5, 7], 0.3))"),
         ("32", "MultiStep(32, [9], 2)", "MultiStep(32, [10], 4)", "64"), peers=False),
+    "eight": Series.of("grid searches; each begins as others do", [_eighth(number) for number in range(8)]),
     "halving": _halving("successive-halving", "successive halving after 1, 4 and 16 iterations"),
     "asha": _halving("asha", "ASHA, rungs after 1, 4 and 16 iterations"),
 }

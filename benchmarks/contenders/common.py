@@ -26,13 +26,13 @@ class Clock:
 
 
 def main(contender):
-    """Run `contender(workload, dsn, workers, clock)` -> {"losses": ..., "updates": ...} as the command line says."""
+    """Run `contender(workload, dsn, workers, clock, *settings)` -> {"losses": ..., ...} as the command line says."""
     from studies import STUDIES
     from workloads import WORKLOADS
     os.environ.update(THREADS)
-    _, name, dsn, workers, output = sys.argv
+    _, name, dsn, workers, output, *settings = sys.argv
     clock = Clock()
-    made = contender({**WORKLOADS, **STUDIES}[name], dsn, int(workers), clock)
+    made = contender({**WORKLOADS, **STUDIES}[name], dsn, int(workers), clock, *settings)
     with open(output, "w") as out:
         json.dump({**made, "parts": clock.parts}, out)
 

@@ -1,4 +1,4 @@
-"""A study in pg_mop: pack the tables, load the architecture, one call; sessions start cold."""
+"""Studies in pg_mop: pack the tables; for each load the architecture, then one call; sessions start cold."""
 
 from studies import SEED
 from tables import configure, connect, pack, search, train
@@ -6,45 +6,49 @@ from tables import configure, connect, pack, search, train
 from contenders.common import main
 
 WORK = """
-SELECT sum(read_seconds + train_seconds + write_seconds) FILTER (WHERE NOT shared)::float8,
-       sum(read_seconds + train_seconds + write_seconds) FILTER (WHERE NOT shared AND kind = 'train')::float8,
-       sum(read_seconds + train_seconds + write_seconds)
-           FILTER (WHERE NOT shared AND kind = 'train' AND compilations = 0)::float8,
-       count(DISTINCT stage) FILTER (WHERE kind = 'train'), count(DISTINCT (mst_key, iteration))
-FROM madlib.mop_units WHERE run_id = %s AND status = 'finished'
+SELECT sum(read_seconds + train_seconds + write_seconds)::float8,
+       sum(read_seconds + train_seconds + write_seconds) FILTER (WHERE kind = 'train')::float8,
+       sum(read_seconds + train_seconds + write_seconds) FILTER (WHERE kind = 'train' AND compilations = 0)::float8,
+       count(DISTINCT (run_id, stage)) FILTER (WHERE kind = 'train')
+FROM madlib.mop_units WHERE run_id = ANY(%s) AND status = 'finished' AND NOT shared
 """
 BEST = """
-SELECT loss, accuracy, mst_key, iteration FROM (
-    SELECT mst_key, iteration, max(value) FILTER (WHERE name = 'loss') AS loss,
+SELECT loss, accuracy, run_id, mst_key, iteration FROM (
+    SELECT run_id, mst_key, iteration, max(value) FILTER (WHERE name = 'loss') AS loss,
            max(value) FILTER (WHERE name = 'accuracy') AS accuracy
-    FROM madlib.mop_metrics WHERE run_id = %s AND dataset = 'validation' GROUP BY 1, 2) AS m ORDER BY 1, 3 LIMIT 1
+    FROM madlib.mop_metrics WHERE run_id = ANY(%s) AND dataset = 'validation' GROUP BY 1, 2, 3) AS m
+ORDER BY 1, 3, 4 LIMIT 1
 """
 
 
-def contender(study, dsn, workers, clock, sharing=True):
+def contender(workload, dsn, workers, clock, *settings):
+    """`settings`: 'name=value' each. Nothing is taken over from earlier runs where they do not say so."""
     with clock.part("connect"):
         connection, cursor = connect(dsn)
-        cursor.execute("SET client_min_messages = warning; SET pg_mop.threads = 1; SET pg_mop.seed = 1; "
-                       "SET pg_mop.reuse = off")
-        cursor.execute("SELECT set_config('pg_mop.sharing', %s, FALSE)", ["on" if sharing else "off"])
+        cursor.execute("SET client_min_messages = warning")
+        for setting in ("pg_mop.threads=1", "pg_mop.seed=1", "pg_mop.reuse=off", *settings):
+            cursor.execute("SELECT set_config(%s, %s, FALSE)", setting.split("="))
+        cursor.execute("SELECT madlib.mop_drop_checkpoints()")
     with clock.part("pack"):
-        pack(cursor, study, workers)
-    with clock.part("configure"):
-        configure(cursor, study)
-    with clock.part("train"):
-        run_id = train(cursor, study.iterations, "packed_validation") if study.procedure == "grid" else \
-            search(cursor, study, SEED)
-    cursor.execute(WORK, [run_id])
-    work, training, warm, trained, asked = cursor.fetchone()
+        pack(cursor, workload, workers)
+    runs = []
+    for study in workload.parts:
+        with clock.part("configure"):
+            configure(cursor, study)
+        with clock.part("train"):
+            runs.append(train(cursor, study.iterations, "packed_validation") if study.procedure == "grid" else
+                        search(cursor, study, SEED))
+        check_order(cursor, study)
+    cursor.execute(WORK, [runs])
+    work, training, warm, trained = cursor.fetchone()
     clock.parts.update({"session-seconds": work, "session-seconds of train units": training})
-    cursor.execute("SELECT merge_rate FROM madlib.mop_runs WHERE run_id = %s", [run_id])
-    merge_rate = cursor.fetchone()[0]
-    cursor.execute(BEST, [run_id])
-    loss, accuracy, key, iteration = cursor.fetchone()
-    check_order(cursor, study)
+    cursor.execute("SELECT sum(iterations)::integer FROM madlib.mop_trials WHERE run_id = ANY(%s)", [runs])
+    asked = cursor.fetchone()[0]
+    cursor.execute(BEST, [runs])
+    loss, accuracy, *best = cursor.fetchone()
     connection.close()
-    return {"loss": loss, "accuracy": accuracy, "best": [key, iteration], "trained": trained, "asked": asked,
-            "merge_rate": merge_rate, "session_seconds": work, "training_seconds": training, "warm_seconds": warm}
+    return {"loss": loss, "accuracy": accuracy, "best": best, "trained": trained, "asked": asked,
+            "merge_rate": asked / trained, "session_seconds": work, "training_seconds": training, "warm_seconds": warm}
 
 
 def check_order(cursor, study):
