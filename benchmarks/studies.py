@@ -94,8 +94,9 @@ def _halving(procedure, about):
 def _eighth(number):
     first, second = 6 + number % 3, 9 + number // 3
     return study("grid search", 12, (
-        f"MultiStep(0.1, [{first}], 0.1)", f"MultiStep(0.1, [{second}], 0.1)", f"MultiStep(0.1, [{first}, {second}], 0.3)",
-        f"MultiStep(0.05, [{first}], 0.1)", f"Warmup(0.01, 3, MultiStep(0.1, [{second - 3}], 0.1))",
+        f"MultiStep(0.1, [{first}], 0.1)", f"MultiStep(0.1, [{second}], 0.1)",
+        f"MultiStep(0.1, [{first}, {second}], 0.3)", f"MultiStep(0.05, [{first}], 0.1)",
+        f"Warmup(0.01, 3, MultiStep(0.1, [{second - 3}], 0.1))",
         f"Cosine({(10 - number) / 100}, 12)", f"Exponential(0.1, {(80 + number) / 100})"),
         ("32", f"MultiStep(32, [{second}], 2)"))
 

@@ -99,9 +99,7 @@ def assert_the_log_gives_these_trials(db, run_id, procedure, space, events):
     from pg_mop.search import grids
     from pg_mop.search.space import Space
     whole = grids.parse(space, "space", (*grids.COMPILE_KEYS, *grids.FIT_KEYS))
-    made = search.create(procedure, Space([1], {k: v for k, v in whole.items() if k in grids.COMPILE_KEYS},
-                                          {k: v for k, v in whole.items() if k in grids.FIT_KEYS}),
-                         11, "min", PROCEDURES[procedure])
+    made = search.create(procedure, Space({"model_id": [1], **whole}), 11, "min", PROCEDURES[procedure])
     made.replay([tuple(event) for event in events])
     assert made.done
     trained = {r["mst_key"]: (1, r["compile_params"], r["fit_params"]) for r in db.run(

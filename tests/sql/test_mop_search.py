@@ -175,6 +175,20 @@ def test_people_stop_and_add_configurations_of_a_fit_call(db, data):
     other.close()
 
 
+def test_each_architecture_may_have_a_space_of_its_own(db, data):
+    run_id = search(db, space="""[
+        {'model_id': [1], 'loss': ['categorical_crossentropy'], 'optimizer': ['SGD'], 'batch_size': [8, 16]},
+        {'model_id': [2], 'loss': ['categorical_crossentropy'], 'batch_size': [4],
+         'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.01, 0.02]}]}]""",
+        procedure="grid", parameters="iterations=1")
+    assert db.run("SELECT model_id, fit_params, compile_params LIKE '%SGD%' AS sgd FROM madlib.mop_trials "
+                  "WHERE run_id = %s ORDER BY mst_key", [run_id]) == [
+        {"model_id": 1, "fit_params": "batch_size=8", "sgd": True},
+        {"model_id": 1, "fit_params": "batch_size=16", "sgd": True},
+        {"model_id": 2, "fit_params": "batch_size=4", "sgd": False},
+        {"model_id": 2, "fit_params": "batch_size=4", "sgd": False}]
+
+
 def test_the_best_state_by_the_searchs_metric_is_kept_where_that_is_asked_for(db, data):
     space = SPACE.replace("[8, 16]", "[8], 'keep': ['best']").replace("[0.001, 0.1, 'log']",
                                                                       "[[0.05, 0.05, 3.0, 3.0]]")
@@ -264,11 +278,14 @@ BAD = [
     ({"space": "{}"}, "must be a dictionary with entries", None),
     ({"space": "{'metrics': [['accuracy']]}"}, "the space has no 'loss'", "For instance: space =>"),
     ({"space": "{'loss': ['mse'], 'color': ['red']}"}, "'color' is not accepted in space", None),
+    ({"space": "[{'loss': ['mse']}, {'metrics': ['mae']}]"}, "no 'loss' in its dictionary 2", "For instance: space =>"),
+    ({"space": "[{'loss': ['mse']}, {'loss': ['mse'], 'model_id': [7]}]"}, 'model_id 7 is not in "arch"', "SELECT"),
     ({"space": "__import__('os')"}, "'__import__' is none of the sequences", None),
     ({"space": "{'loss': [x]}"}, "not a Python dictionary of literals", None),
     ({"space": SPACE.replace("'accuracy'", "'no_such'")}, "'no_such' is no loss or metric", None),
     ({"space": SPACE[:-1] + ", 'model_id': [7]}"}, 'model_id 7 is not in "arch"', "SELECT model_id"),
     ({"procedure": "asah"}, "there is no search procedure 'asah'", "The procedures are"),
+    ({"procedure": "madlib-hyperband"}, "procedure of madlib_keras_automl alone", "Call madlib_keras_automl"),
     ({"parameters": "iterations=0"}, "iterations of asha must be an integer from 1", None),
     ({"parameters": "eta=3"}, "'eta' is no parameter of asha", None),
     ({"procedure": "grid", "parameters": None}, "'lr' is a distribution", None),

@@ -7,7 +7,7 @@ import pytest
 
 from pg_mop.search import MADLIB, PROCEDURES, SearchError, create
 from pg_mop.search.asha import Rung
-from pg_mop.search.grids import GridError
+from pg_mop.search.grids import COMPILE_KEYS, FIT_KEYS, GridError, parse_several
 from pg_mop.search.hyperband import schedule
 from pg_mop.search.madlib_hyperopt import batches
 from pg_mop.search.median_stopping import Median
@@ -274,6 +274,47 @@ def test_a_space_has_the_dimensions_of_one_block_at_a_time():
         assert both.locate(configuration) == point
     assert (1, "optimizer='SGD(lr=MultiStep(0.1, [3, 5], 0.1),momentum=0.9)',loss='mse',metrics=['accuracy']",
             "batch_size=64,epochs=1") in configurations
+
+
+def several(text=None):
+    """A space of two dictionaries: small nets with SGD and large batches, and the others with Adam."""
+    return Space(*parse_several(text or """[
+        {'model_id': [1], 'loss': ['mse'], 'optimizer_params_list': [{'optimizer': ['SGD'], 'lr': [0.1, 0.2]},
+                                                                    {'lr': [0.3]}], 'batch_size': [64, 128]},
+        {'model_id': [2, 3], 'loss': ['mse'], 'optimizer': ['adam()'], 'batch_size': [8, 16, 32], 'epochs': [1, 2]}]""",
+                                "space", ("model_id", *COMPILE_KEYS, *FIT_KEYS)))
+
+
+def test_a_configuration_is_of_one_dictionary_of_a_space_of_several():
+    both = several()
+    points = list(both.points())
+    assert both.size == 2 * 2 + 2 + 2 * 3 * 2 == len(points)
+    configurations = [both.configuration(p) for p in points]
+    assert len(set(configurations)) == both.size
+    assert {(c[0], c[2].partition(",")[0]) for c in configurations} == {
+        (1, "batch_size=64"), (1, "batch_size=128"), *((m, f"batch_size={b}") for m in (2, 3) for b in (8, 16, 32))}
+    assert [both.locate(c) for c in configurations] == points
+    assert both.locate((1, configurations[-1][1], configurations[-1][2])) is None
+    random = Random(1)
+    assert {both.configuration(both.sample(random)) for _ in range(1000)} == set(configurations)
+
+
+@pytest.mark.parametrize("name", PROCEDURES)
+def test_every_procedure_searches_a_space_of_several_dictionaries(name):
+    allowed = set(map(several().configuration, several().points()))
+    study = Study(made(name, over=several())).run()
+    own = {t.configuration for t in study.procedure.trials.values() if "lr=[" not in t.configuration[1]
+           and "batch_size=[" not in t.configuration[2]}  # others are copies in population-based training
+    assert own and own <= allowed
+
+
+@pytest.mark.parametrize("text, message", [
+    ("[]", "space must be a dictionary with entries, or a list"), ("[{}]", "space must be a dictionary with entries"),
+    ("[{'loss': ['mse']}, 3]", "space must be a dictionary with entries"),
+    ("[{'loss': ['mse']}, {'lr': [1]}]", "'lr' is not accepted in space")])
+def test_a_list_of_spaces_has_nothing_but_spaces(text, message):
+    with pytest.raises(GridError, match=message):
+        several(text)
 
 
 def test_a_point_of_a_distribution_is_found_again():

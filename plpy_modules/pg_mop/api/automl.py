@@ -107,7 +107,7 @@ class Automl(Search):
         architectures.check_list(a["model_id_list"])
         self._check_ids(a["model_id_list"])
         space = Space.of_texts(sorted(set(a["model_id_list"])), a["compile_params_grid"], a["fit_params_grid"])
-        if self.name == "madlib-hyperopt" and not space.blocks:
+        if self.name == "madlib-hyperopt" and space.branches[0].optimizer is None:
             raise MopError("hyperopt needs optimizer_params_list in compile_params_grid")
         return space
 

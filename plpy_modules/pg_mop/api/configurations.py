@@ -58,7 +58,7 @@ def generate_model_configs(db, model_arch_table, model_selection_table, model_id
         else:
             if num_configs is None or num_configs < 1:
                 raise MopError(f"num_configs must be at least 1 in random search, not {num_configs}")
-            space, random = Space(ids, compile_grid, fit_grid), Random(random_state)
+            space, random = Space({"model_id": ids, **compile_grid, **fit_grid}), Random(random_state)
             rows = (space.configuration(space.sample(random)) for _ in itertools.count())
     except grids.GridError as error:
         raise MopError(str(error)) from None

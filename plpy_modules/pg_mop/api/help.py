@@ -244,7 +244,7 @@ ARGUMENTS = {
     "skip_last": "rounds to leave out at the end of every bracket",
     "source": "'tensorflow' or 'nvidia'",
     "source_table": "preprocessors: a row for each example; training: a packed table",
-    "space": "a Python dictionary of lists: loss, metrics, optimizer_params_list, batch_size, ..., model_id",
+    "space": "Python dictionary of lists (loss, metrics, optimizer_params_list, batch_size, ..., model_id); or several",
     "test_table": "evaluate: a packed table; predict: a row for each example",
     "time_limit": "after that nothing more is begun",
     "training_preprocessor_table": "packed table of training_preprocessor_dl",

@@ -146,6 +146,9 @@ class Search(Training):
     def read_procedure(self, a):
         """`name`, `parameters` of the procedure. Raises SearchError."""
         self.name, self.parameters = a["procedure"] or "asha", search.read_parameters(a["procedure_params"])
+        if search.find(self.name).name in search.MADLIB:
+            raise search.SearchError(f"{self.name!r} is a procedure of madlib_keras_automl alone",
+                                     "Call madlib_keras_automl, or choose one of " + ", ".join(search.PROCEDURES) + ".")
 
     def create_procedure(self, space, seed):
         if self.most is not None and "trials" in search.find(self.name).PARAMETERS:
@@ -161,20 +164,19 @@ class Search(Training):
             raise MopError(f'model architecture table "{text}" is empty')
 
     def read_space(self, a):
-        """The Space that the text says: a dictionary of model_id, and keys of compile and fit parameters, each with a
-        list of choices or a distribution."""
-        text = a["space"]
-        keys = ("model_id", *grids.COMPILE_KEYS, *grids.FIT_KEYS)
-        whole = grids.parse(text, "space", keys)
-        ids = whole.get("model_id", list(self.architectures))
-        self._check_ids(ids)
-        compiled = {k: v for k, v in whole.items() if k in grids.COMPILE_KEYS}
-        if "loss" not in compiled:
-            raise MopError("the space has no 'loss'",
-                           hint="For instance: space => $$ {'loss': ['categorical_crossentropy'], 'metrics': "
-                                "[['accuracy']], 'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.0001, 0.1, "
-                                "'log']}], 'batch_size': [16, 32]} $$")
-        return Space(ids, compiled, {k: v for k, v in whole.items() if k in grids.FIT_KEYS})
+        """The Space that the text says: one or several dictionaries of model_id, and keys of compile and fit
+        parameters, each with a list of choices or a distribution."""
+        several = grids.parse_several(a["space"], "space", ("model_id", *grids.COMPILE_KEYS, *grids.FIT_KEYS))
+        for number, grid in enumerate(several, 1):
+            grid.setdefault("model_id", list(self.architectures))
+            self._check_ids(grid["model_id"])
+            if "loss" not in grid:
+                raise MopError("the space has no 'loss'" if len(several) == 1 else
+                               f"the space has no 'loss' in its dictionary {number}",
+                               hint="For instance: space => $$ {'loss': ['categorical_crossentropy'], 'metrics': "
+                                    "[['accuracy']], 'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.0001, "
+                                    "0.1, 'log']}], 'batch_size': [16, 32]} $$")
+        return Space(*several)
 
     def _check_ids(self, ids):
         unknown = [i for i in ids if i not in self.architectures]

@@ -28,9 +28,8 @@ class Bohb(Hyperband):
     Bracket = Staged
 
     def _source(self):
-        blocks = range(len(self.space.blocks)) if self.space.block else (None,)
-        dimensions = max(sum(d.open for d in self.space.dimensions(b)) for b in blocks)
-        dimensions += self.space.model.open + (self.space.block is not None and self.space.block.open)
+        dimensions = max(sum(d.open for d in branch.dimensions) for branch in self.space.branches)
+        dimensions += self.space.branch.open
         return sources.source("tpe", self.space, self.seed, at_random=self.settings.at_random, enough=dimensions + 3)
 
     def _begin(self):

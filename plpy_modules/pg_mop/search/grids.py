@@ -29,6 +29,25 @@ class Sequence(str):
 
 def parse(text, argument, keys):
     """The text of a Python dict of lists -> dict. `argument` names it in errors. Raises GridError."""
+    grid = _read(text, argument)
+    _check(grid, argument, keys)
+    return grid
+
+
+def parse_several(text, argument, keys):
+    """The text of such a dict, or of a list of them -> list of dicts. Raises GridError."""
+    several = _read(text, argument)
+    if not isinstance(several, list):
+        several = [several]
+    if not several:
+        raise GridError(f"{argument} must be a dictionary with entries, or a list of such dictionaries")
+    for grid in several:
+        _check(grid, argument, keys)
+    return several
+
+
+def _read(text, argument):
+    """What a text of literals and sequences stands for. Raises GridError."""
     if text and len(text) > params.MOST_CHARACTERS:
         raise GridError(f"{argument} is longer than {params.MOST_CHARACTERS} characters")
     try:
@@ -40,6 +59,11 @@ def parse(text, argument, keys):
         raise GridError(f"{error} in {argument}") from None
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, ArithmeticError):
         raise GridError(f"{argument} is not a Python dictionary of literals: {(text or '')[:200]!r}") from None
+    return grid
+
+
+def _check(grid, argument, keys):
+    """A grid must be a dict of lists under known keys. Raises GridError."""
     if not isinstance(grid, dict) or not grid:
         raise GridError(f"{argument} must be a dictionary with entries")
     for key, choices in grid.items():
@@ -57,7 +81,6 @@ def parse(text, argument, keys):
                     raise GridError(f"{key!r} in optimizer_params_list must be a list of choices, not {choices!r}")
                 if key in grid:
                     raise GridError(f"{key!r} is both in {argument} and in its optimizer_params_list")
-    return grid
 
 
 def grid_search(model_ids, compile_grid, fit_grid):
@@ -167,7 +190,7 @@ def compile_text(settings, values):
     parts = []
     if settings is not None:
         settings = dict(settings)
-        name = _optimizer_name(settings.pop("optimizer", "rmsprop"))
+        name = optimizer_name(settings.pop("optimizer", "rmsprop"))
         arguments = ",".join(f"{k}={v}" for k, v in settings.items())
         parts.append(f"optimizer='{name}({arguments})'")
     for key, value in values.items():
@@ -175,7 +198,7 @@ def compile_text(settings, values):
             value = value if value is None or isinstance(value, list) else [value]
             parts.append(f"metrics={value!r}")
         elif key == "optimizer":
-            parts.append(f"optimizer='{value if '(' in str(value) else _optimizer_name(value) + '()'}'")
+            parts.append(f"optimizer='{value if '(' in str(value) else optimizer_name(value) + '()'}'")
         else:
             parts.append(f"{key}={value!r}")
     return ",".join(parts)
@@ -186,6 +209,7 @@ def fit_text(values):
     return ",".join(f"{k}={v if k == 'callbacks' else repr(v)}" for k, v in values.items())
 
 
-def _optimizer_name(name):
+def optimizer_name(name):
+    """As Keras writes it."""
     known = {n.lower(): n for n in params.OPTIMIZERS}
     return known.get(str(name).lower(), str(name))

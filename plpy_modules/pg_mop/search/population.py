@@ -43,8 +43,7 @@ class Population(Procedure):
 
     def __init__(self, space, seed, goal="min", **parameters):
         super().__init__(space, seed, goal, **parameters)
-        blocks = range(len(space.blocks)) if space.block else (None,)
-        if not any(_changeable(d) for b in blocks for d in space.dimensions(b)):
+        if not any(_changeable(d) for branch in space.branches for d in branch.dimensions):
             raise SearchError("population-based training has nothing to change in this space",
                               "Let one of these be chosen from: " + ", ".join(CHANGEABLE))
         self.source = sources.source(self.settings.sampler, space, seed)
@@ -135,7 +134,7 @@ class Population(Procedure):
         """A new trial that has been `trial` until the step, and explores from there."""
         until, member = self.steps[step], trial.data
         lists = {name: (values + values[-1:] * until)[:until] for name, values in member.lists.items()}
-        for dimension in self.space.dimensions(member.point.get("block")):
+        for dimension in self.space.branch_of(member.point).dimensions:
             if _changeable(dimension):
                 name = dimension.name
                 past = lists.get(name) or [dimension.value(member.point[name])] * until

@@ -3,6 +3,7 @@
 import ast
 import itertools
 import math
+from types import SimpleNamespace
 
 from mop_udf import params
 from pg_mop.search import grids
@@ -22,6 +23,8 @@ class Dimension:
     def __init__(self, name, key, choices):
         """`name` is the only one of the space, `key` that of the parameter. Raises GridError."""
         self.name, self.key, self.choices, self.kind = name, key, list(choices), None
+        if key == "optimizer":
+            self.choices = [_bare_optimizer(c) if isinstance(c, str) else c for c in choices]
         if grids.distribution(self.choices):
             grids.check_distribution(key, self.choices)
             self.low, self.high, self.kind = self.choices
@@ -63,133 +66,145 @@ class Dimension:
 
 
 class Space:
-    """Model ids, and grids of compile and fit parameters.
+    """Grids of model ids, compile parameters and fit parameters; a configuration is of one of them.
 
-    A *point* is {name of a dimension: coordinate}: `model`, `block` (an entry of optimizer_params_list, by its index;
-    a point has the dimensions of one block, so the space is conditional), those of the block (`0.lr`), and the keys
-    that all have. A *configuration* is (model_id, compile_params, fit_params).
+    A *branch* is one of the grids, with one entry of its optimizer_params_list where it has one. A *point* is
+    {name of a dimension: coordinate}: `branch`, and the dimensions of that branch; so the space is conditional. A
+    *configuration* is (model_id, compile_params, fit_params).
     """
 
-    def __init__(self, model_ids, compile_grid, fit_grid):
-        """Grids as :func:`grids.parse` gives them. Raises GridError."""
-        blocks = compile_grid.get("optimizer_params_list")
-        rest = {k: v for k, v in compile_grid.items() if k != "optimizer_params_list"}
-        self.model = Dimension("model", "model_id", model_ids)
-        self.block = Dimension("block", "block", range(len(blocks))) if blocks else None
-        self.blocks = [[Dimension(f"{number}.{k}", k, v) for k, v in block.items()]
-                       for number, block in enumerate(blocks or [])]
-        self.compiled = [Dimension(k, k, v) for k, v in rest.items()]
-        self.fit = [Dimension(k, k, v) for k, v in fit_grid.items()]
+    def __init__(self, *several):
+        """`several`: {key: choices} each, `model_id` among the keys. Raises GridError."""
+        self.branches = []
+        for number, grid in enumerate(several):
+            own = f"{number}/" if len(several) > 1 else ""
+            made = {key: Dimension(own + key, key, choices) for key, choices in grid.items()
+                    if key != "optimizer_params_list"}
+            model = made.pop("model_id")
+            common = [made[key] for key in made if key in grids.COMPILE_KEYS]
+            fit = [made[key] for key in made if key not in grids.COMPILE_KEYS]
+            for block in grid.get("optimizer_params_list", (None,)):
+                optimizer = None if block is None else [
+                    Dimension(f"{len(self.branches)}.{key}", key, choices) for key, choices in block.items()]
+                self.branches.append(SimpleNamespace(
+                    model=model, optimizer=optimizer, common=common, fit=fit,
+                    dimensions=[model, *(optimizer or ()), *common, *fit]))
+        self.branch = Dimension("branch", "branch", range(len(self.branches)))
+        # what is chosen before all else: so a seed draws of one grid what it always drew
+        self.first = [model] if len(several) == 1 else []
+        if len(several) > 1 or "optimizer_params_list" in grid:
+            self.first.append(self.branch)
         self.size = self._size()  # configurations; None: a distribution has no end of them
 
     @classmethod
     def of_texts(cls, model_ids, compile_params_grid, fit_params_grid):
-        """A space of the texts of the two grids. Raises GridError."""
-        return cls(model_ids, grids.parse(compile_params_grid, "compile_params_grid", grids.COMPILE_KEYS),
-                   grids.parse(fit_params_grid, "fit_params_grid", grids.FIT_KEYS))
+        """A space of the texts of two grids. Raises GridError."""
+        return cls({"model_id": model_ids,
+                    **grids.parse(compile_params_grid, "compile_params_grid", grids.COMPILE_KEYS),
+                    **grids.parse(fit_params_grid, "fit_params_grid", grids.FIT_KEYS)})
 
-    def dimensions(self, block=None):
-        """The dimensions of points of that block, without `model` and `block` themselves."""
-        return [*(self.blocks[block] if self.block else ()), *self.compiled, *self.fit]
+    def branch_of(self, point):
+        """The branch that a point is of."""
+        return self.branches[point.get("branch", 0)]
 
     def walk(self, choose):
         """The point of `choose(dimension)` -> coordinate, which is asked dimension by dimension."""
-        point = {"model": choose(self.model)}
-        if self.block:
-            point["block"] = choose(self.block)
-        for dimension in self.dimensions(point.get("block")):
-            point[dimension.name] = choose(dimension)
+        point = {dimension.name: choose(dimension) for dimension in self.first}
+        for dimension in self.branch_of(point).dimensions:
+            if dimension.name not in point:
+                point[dimension.name] = choose(dimension)
         return point
 
     def sample(self, random):
-        """A point at random: model, block, then each key by itself."""
+        """A point at random: model and branch, then each key by itself."""
         return self.walk(lambda dimension: dimension.sample(random))
 
     def points(self):
         """All points, one by one. Raises GridError where there is a distribution."""
-        for dimension in itertools.chain(self.compiled, self.fit, *self.blocks):
+        for dimension in itertools.chain.from_iterable(branch.dimensions for branch in self.branches):
             if dimension.kind is not None:
                 raise grids.GridError(f"{dimension.key!r} is a distribution ({dimension.kind!r}), of which there is "
                                       f"no grid; write a list of choices, or use another procedure")
-        for model in range(len(self.model.choices)):
-            for block in range(len(self.blocks)) if self.block else (None,):
-                dimensions = self.dimensions(block)
-                head = {"model": model} if block is None else {"model": model, "block": block}
-                for coordinates in itertools.product(*(range(len(d.choices)) for d in dimensions)):
-                    yield {**head, **{d.name: c for d, c in zip(dimensions, coordinates)}}
+        # all of one model, then all of the next
+        for model, several in itertools.groupby(enumerate(self.branches), lambda numbered: numbered[1].model):
+            several = list(several)
+            for at in range(len(model.choices)):
+                for number, branch in several:
+                    head = {"branch": number} if self.branch in self.first else {}
+                    for coordinates in itertools.product(*(range(len(d.choices)) for d in branch.dimensions[1:])):
+                        yield {model.name: at, **head,
+                               **{d.name: c for d, c in zip(branch.dimensions[1:], coordinates)}}
 
     def configuration(self, point, values=None):
         """The configuration of a point; `values`: {name of a dimension: what to write in place of its value}."""
-        values = values or {}
+        values, branch = values or {}, self.branch_of(point)
 
         def written(dimensions):
             return {d.key: values[d.name] if d.name in values else d.value(point[d.name]) for d in dimensions}
-        settings = written(self.blocks[point["block"]]) if self.block else None
-        return (self.model.value(point["model"]), grids.compile_text(settings, written(self.compiled)),
-                grids.fit_text(written(self.fit)))
+        optimizer = None if branch.optimizer is None else written(branch.optimizer)
+        return (branch.model.value(point[branch.model.name]), grids.compile_text(optimizer, written(branch.common)),
+                grids.fit_text(written(branch.fit)))
 
     def locate(self, configuration):
-        """The point of a configuration; None where the configuration is not in this space."""
+        """A point of a configuration; None where the configuration is not in this space."""
         model_id, compile_params, fit_params = configuration
-        if model_id not in self.model.choices:
-            return None
         try:
             compiled = params.split(compile_params)
             fit = params.split(fit_params) if fit_params and fit_params.strip() else {}
         except params.ParameterError:
             return None
-        head = {"model": self.model.choices.index(model_id)}
-        tail = self._find(self.fit, fit)
-        if not self.block:
-            parts = [self._find(self.compiled, compiled)]
-        else:
-            optimizer = compiled.pop("optimizer", None)
-            parts = [self._find(self.compiled, compiled), self._find_block(optimizer)]
-        if tail is None or None in parts:
-            return None
-        return {k: v for part in (head, *reversed(parts), tail) for k, v in part.items()}
-
-    def _find(self, dimensions, texts):
-        """{name: coordinate} of the values {key: text}; None where one is missing, outside, or too many."""
-        if {d.key for d in dimensions} != set(texts):
-            return None
-        found = {d.name: d.find(_bare_optimizer(texts[d.key]) if d.key == "optimizer" else texts[d.key])
-                 for d in dimensions}
-        return None if None in found.values() else found
-
-    def _find_block(self, optimizer):
-        if optimizer is None:
-            return None
-        name, _, arguments = optimizer.strip("'\"").strip().partition("(")
-        try:
-            texts = params.split(arguments.rstrip()[:-1]) if arguments.strip() not in ("", ")") else {}
-        except params.ParameterError:
-            return None
-        for number, dimensions in enumerate(self.blocks):
-            named = next((d for d in dimensions if d.key == "optimizer"), None)
-            names = [str(n).lower() for n in named.choices] if named else ["rmsprop"]
-            if name.strip().lower() not in names:
+        for number, branch in enumerate(self.branches):
+            if model_id not in branch.model.choices:
                 continue
-            found = self._find([d for d in dimensions if d is not named], texts)
-            if found is not None:
-                at = {named.name: names.index(name.strip().lower())} if named else {}
-                return {"block": number, **at, **found}
+            parts = [{"branch": number} if self.branch in self.first else {}, _find(branch.fit, fit)]
+            if branch.optimizer is None:
+                parts.append(_find(branch.common, compiled))
+            else:
+                parts.append(_find(branch.common, {k: v for k, v in compiled.items() if k != "optimizer"}))
+                parts.append(_find_optimizer(branch.optimizer, compiled.get("optimizer")))
+            if None not in parts:
+                at = {branch.model.name: branch.model.choices.index(model_id)}
+                return {k: v for part in (at, *parts) for k, v in part.items()}
         return None
 
     def _size(self):
-        if any(d.kind is not None for d in itertools.chain(self.compiled, self.fit, *self.blocks)):
+        if any(d.kind is not None for branch in self.branches for d in branch.dimensions):
             return None
+        return sum(math.prod(len(d.choices) for d in branch.dimensions) for branch in self.branches)
 
-        def product(dimensions):
-            return math.prod(len(d.choices) for d in dimensions)
-        own = sum(map(product, self.blocks)) if self.block else 1
-        return len(self.model.choices) * own * product(self.compiled) * product(self.fit)
+
+def _find(dimensions, texts):
+    """{name: coordinate} of the values {key: text}; None where one is missing, outside, or too many."""
+    if {d.key for d in dimensions} != set(texts):
+        return None
+    found = {d.name: d.find(_bare_optimizer(texts[d.key]) if d.key == "optimizer" else texts[d.key])
+             for d in dimensions}
+    return None if None in found.values() else found
+
+
+def _find_optimizer(dimensions, text):
+    """{name: coordinate} of an optimizer that is written as `text`, or None."""
+    if text is None:
+        return None
+    name, _, arguments = text.strip("'\"").strip().partition("(")
+    try:
+        texts = params.split(arguments.rstrip()[:-1]) if arguments.strip() not in ("", ")") else {}
+    except params.ParameterError:
+        return None
+    named = next((d for d in dimensions if d.key == "optimizer"), None)
+    names = [str(n).lower() for n in named.choices] if named else ["rmsprop"]
+    if name.strip().lower() not in names:
+        return None
+    found = _find([d for d in dimensions if d is not named], texts)
+    if found is None or not named:
+        return found
+    return {named.name: names.index(name.strip().lower()), **found}
 
 
 def _bare_optimizer(text):
-    """As a grid has it: 'Adam()' -> Adam."""
+    """The shortest way to write it: 'adam()' -> Adam."""
     text = text.strip("'\"").strip()
-    return text[:-2] if text.endswith("()") else text
+    return grids.optimizer_name(text[:-2] if text.endswith("()") else text)
 
 
 def _same(literal, choice):
