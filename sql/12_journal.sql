@@ -231,11 +231,22 @@ $$;
 CREATE FUNCTION @extschema@.mop_add_wish(run_id bigint, content json,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    of text;
+    settings json;
 BEGIN
     PERFORM @extschema@.mop_own($1, ticket);
-    IF NOT EXISTS (SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = $1 AND @extschema@.mop_status(
-                       r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'running') THEN
+    SELECT r.function, r.parameters -> 'settings' INTO of, settings FROM @extschema@.mop_run r
+    WHERE r.run_id = $1 AND @extschema@.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'running';
+    IF NOT FOUND THEN
         RAISE EXCEPTION 'run % is not running', $1 USING ERRCODE = '55000';
+    END IF;
+    -- replicas train one model together; and who trains one configuration has no others
+    IF of = 'madlib_keras_fit' AND (content -> 'add' IS NOT NULL OR settings ->> 'fit_strategy' = 'averaging')
+       OR of = 'mop_more' AND content -> 'add' IS NOT NULL THEN
+        RAISE EXCEPTION 'run % is of %, which trains one model', $1, of USING ERRCODE = '0A000',
+            HINT = (SELECT 'SELECT pg_cancel_backend(' || r.coordinator_pid || '); ends it.'
+                    FROM @extschema@.mop_run r WHERE r.run_id = $1);
     END IF;
     IF octet_length($2::text) > 1000000 THEN
         RAISE EXCEPTION 'that is too long for a wish' USING ERRCODE = '54000';
@@ -698,11 +709,10 @@ BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
     INSERT INTO @extschema@.mop_checkpoint (run_id, stage, seconds)
     WITH RECURSIVE spent AS (
-        SELECT s.stage, s.parent, coalesce((SELECT sum(u.train_seconds + u.write_seconds)
-                                            FROM @extschema@.mop_unit u WHERE u.run_id = run AND u.stage = s.stage
-                                            AND u.kind = 'train' AND u.status = 'finished'),
-                                           (SELECT c.seconds FROM @extschema@.mop_checkpoint c
-                                            WHERE (c.run_id, c.stage) = (s.source_run, s.source_stage)), 0) AS seconds
+        SELECT s.stage, s.parent, coalesce((
+                   SELECT sum(u.train_seconds + u.write_seconds) FROM @extschema@.mop_unit u
+                   WHERE u.run_id = coalesce(s.source_run, run) AND u.stage = coalesce(s.source_stage, s.stage)
+                   AND u.kind = 'train' AND u.status = 'finished'), 0) AS seconds
         FROM @extschema@.mop_stage s WHERE s.run_id = run
     ), path AS (
         SELECT s.stage, s.seconds FROM spent s WHERE s.parent IS NULL
@@ -725,6 +735,11 @@ DECLARE
     late record;
     newest integer;
 BEGIN
+    BEGIN  -- one session at a time
+        PERFORM 1 FROM @extschema@.mop_owner o WHERE o.owner = caller FOR NO KEY UPDATE;
+    EXCEPTION WHEN lock_not_available THEN
+        RETURN;  -- another does it
+    END;
     FOR victim IN
         WITH kept AS (
             SELECT c.run_id, c.stage, sum(m.bytes) OVER (ORDER BY NOT EXISTS (
@@ -762,6 +777,7 @@ BEGIN
             CONTINUE WHEN late.stages IS NOT NULL AND NOT late.wasteful;
             IF late.stages IS NOT NULL THEN
                 newest := (SELECT max(g.generation) + 1 FROM @extschema@.mop_generation g WHERE g.run_id = late.run_id);
+                CONTINUE WHEN newest IS NULL;  -- somebody has dropped the run's states
                 PERFORM @extschema@.mop_new_generation(late.run_id, newest, ticket);
                 PERFORM @extschema@.mop_move_states(late.run_id, late.stages, newest, ticket);
             END IF;

@@ -26,7 +26,8 @@ SELECT run_id, (SELECT coalesce(a.rolname, 'unknown (' || o.role || ')')::name F
         JOIN pg_class c ON c.relnamespace = '@extschema@'::regnamespace
         AND c.relname = 'mop_state_' || g.run_id || '_' || g.generation WHERE g.run_id = r.run_id) AS state_bytes,
        -- stages that configurations ask for, to those that are trained for them
-       (SELECT count(*)::double precision / nullif(count(DISTINCT q.stage), 0) FROM @extschema@.mop_request q
+       (SELECT count(*)::double precision / nullif(count(DISTINCT q.stage) FILTER (WHERE s.source_run IS NULL), 0)
+        FROM @extschema@.mop_request q JOIN @extschema@.mop_stage s USING (run_id, stage)
         WHERE q.run_id = r.run_id) AS merge_rate
 FROM @extschema@.mop_run r
 WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
@@ -41,7 +42,9 @@ FROM @extschema@.mop_runs r CROSS JOIN LATERAL (
     SELECT EXISTS (SELECT 1 FROM @extschema@.mop_output o WHERE o.run_id = r.run_id) AS yes
 ) AS written
 WHERE state_bytes > 0 AND status <> 'running' AND NOT (written.yes AND EXISTS (
-    SELECT 1 FROM @extschema@.mop_checkpoint c WHERE c.run_id = r.run_id));
+    SELECT 1 FROM @extschema@.mop_checkpoint c WHERE c.run_id = r.run_id)
+    -- (of a role that is gone nobody keeps them in bounds)
+    AND EXISTS (SELECT 1 FROM pg_catalog.pg_roles a WHERE a.rolname = r.owner));
 
 -- A row for each configuration that a unit is of. Where several share it, the others' rows are marked: WHERE NOT shared
 -- lists every unit once.

@@ -97,19 +97,29 @@ class Catalog:
         """Insert a run (dict), its segments, its configurations (lists of dicts) and the stages of its
         :class:`~pg_mop.plan.stages.Plan`, each of so many `visits`. Returns run_id.
 
-        A configuration with `weights_sql` starts from the weights (float32 bytes) that it selects, whose MD5 must be
-        `weights_md5`. Raises MopError where this session, as the workers, sees others.
+        What a path begins with is put there by `start`.
         """
         self.epoch = 1
         return self._lasting(self._within, self._open_run, run, segments, configurations, plan, visits)
 
     def ask(self, run_id, configurations, stages, requests, visits):
         """Add to a run: configurations (as in `open_run`), stages that are new or to be evaluated now, and which stage
-        an iteration of a configuration is: `requests`, a list of (mst_key, stage). A stage has so many `visits`.
-        Returns those of the stages that start from weights, which are there now."""
-        if not (configurations or stages or requests):
-            return []
-        return self._lasting(self._within, self._ask, run_id, configurations, stages, requests, visits)
+        an iteration of a configuration is: `requests`, a list of (mst_key, stage). A stage has so many `visits`."""
+        if configurations or stages or requests:
+            self._lasting(self._within, self._ask, run_id, configurations, stages, requests, visits)
+
+    def start(self, run_id, stages, configurations):
+        """Put the weights that paths begin with into their first stages, those of `stages` that have not been trained
+        and whose configuration (by mst_key) has `weights_sql`: it selects them (float32 bytes), and their MD5 must be
+        `weights_md5`. Returns the stages that have them now.
+
+        Raises MopError where this session, as the workers, sees others.
+        """
+        starts = [stage for stage in stages if stage.parent is None and not stage.trained
+                  and (configurations.get(stage.mst_key) or {}).get("weights_sql")]
+        if starts:
+            self._lasting(self._within, self._insert_weights, run_id, starts, configurations)
+        return starts
 
     def _within(self, work, *args):
         """What `work(cursor, *args)` gives, in a transaction."""
@@ -152,27 +162,26 @@ class Catalog:
         for step in steps:
             cursor.execute(f"SELECT {self.schema}.mop_ask(%s, %s, %s, %s, %s)",
                            (run_id, self.epoch, *map(json.dumps, step)))
-        starts = {c["mst_key"]: c for c in configurations if c.get("weights_sql")}
-        started = [stage for stage in stages if stage.parent is None and stage.mst_key in starts]
-        for stage in started:
-            self._insert_weights(cursor, run_id, stage.number, starts[stage.mst_key])
-        return started
 
-    def _insert_weights(self, cursor, run_id, stage, row):
-        """Version 0 of a path's model state: plain weights, copied within the server."""
-        try:
-            source = row["weights_sql"].replace("%", "%%")
-            cursor.execute(f"SELECT {self.schema}.mop_put_weights(%s, %s, w) FROM ({source}) AS source(w) "
-                           f"WHERE md5(w) = %s", (run_id, stage, row["weights_md5"]))
-            seen = cursor.rowcount == 1
-        except (psycopg2.errors.UndefinedTable, psycopg2.errors.UndefinedColumn, psycopg2.errors.LockNotAvailable,
-                psycopg2.errors.InvalidSchemaName, psycopg2.errors.FeatureNotSupported,
-                psycopg2.errors.InsufficientPrivilege):
-            seen = False
-        if not seen:
-            raise MopError(f"the initial weights of mst_key {row['mst_key']} are not those that other sessions see",
-                           detail="Worker sessions see committed data only, and no temporary tables.",
-                           hint="COMMIT the transaction that wrote them, then call again.", sqlstate="55000")
+    def _insert_weights(self, cursor, run_id, stages, configurations):
+        """Version 0 of paths' model states: plain weights, copied within the server."""
+        for stage in stages:
+            row = configurations[stage.mst_key]
+            try:
+                source = row["weights_sql"].replace("%", "%%")
+                cursor.execute(f"SELECT {self.schema}.mop_put_weights(%s, %s, w) FROM ({source}) AS source(w) "
+                               f"WHERE md5(w) = %s", (run_id, stage.number, row["weights_md5"]))
+                seen = cursor.rowcount == 1
+            except (psycopg2.errors.UndefinedTable, psycopg2.errors.UndefinedColumn, psycopg2.errors.LockNotAvailable,
+                    psycopg2.errors.InvalidSchemaName, psycopg2.errors.FeatureNotSupported,
+                    psycopg2.errors.InsufficientPrivilege):
+                seen = False
+            if not seen:
+                raise MopError(
+                    f"the initial weights of mst_key {row['mst_key']} are not those that other sessions see",
+                    detail="Worker sessions see committed data only, and no temporary tables; or they have been "
+                           "replaced since.", hint="COMMIT the transaction that wrote them, then call again.",
+                    sqlstate="55000")
 
     def run(self, run_id):
         """One of the caller's own runs as a dict, its `status` the true one, or None.
@@ -201,6 +210,15 @@ class Catalog:
                     and "replay_of" not in parameters.get("tables", {}) and not self.output_is_written(row["run_id"])):
                 return run
         return None
+
+    def later_output(self, run):
+        """The number of the caller's last run after `run` (a dict) that has written the same output tables, or None:
+        by a warm start, or after somebody dropped them."""
+        rows = self.execute(
+            f"SELECT r.run_id FROM {self.schema}.mop_run r WHERE owner = {self._me} AND r.run_id > %s AND"
+            f" r.function <> 'mop_more' AND r.model_output_table = %s AND {self.schema}.mop_has_output(r.run_id)"
+            f" ORDER BY 1 DESC LIMIT 1", (run["run_id"], run["model_output_table"]))
+        return rows[0]["run_id"] if rows else None
 
     def output_is_written(self, run_id):
         """True where the output tables of one of the caller's runs are committed."""

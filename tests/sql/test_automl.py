@@ -171,6 +171,8 @@ WRONG = [
     ({"method": "'hyperopt'", "params": "'R=9'"}, "'r' is not accepted"),
     ({"method": "'hyperopt'", "params": "'num_iterations=2'", "frequency": "3"}, "metrics_compute_frequency"),
     ({"method": "'hyperopt'", "compile": "$${'loss': ['mse'], 'optimizer': ['SGD']}$$"}, "optimizer_params_list"),
+    ({"method": "'hyperopt'", "compile": "$${'loss': ['mse'], 'optimizer_params_list': [{'optimizer': ['SGD'], "
+      "'momentum': [0.5, 0.99, 'log_near_one']}]}$$"}, "'log_near_one' of 'momentum' is not for hyperopt"),
     ({"object": "'nothing'"}, "does not exist"), ({"validation": "'nothing'"}, "does not exist"),
     ({"compile": "$${'loss': ['nonsense'], 'optimizer_params_list': [{'optimizer': ['SGD']}]}$$"}, "nonsense"),
     ({"compile": "'nonsense'"}, "compile_params_grid"), ({"fit": "$${'size': [1]}$$"}, "fit_params_grid"),

@@ -1,7 +1,10 @@
 """What an earlier run has trained is not trained again: checkpoints, their budget, mop_more."""
 
+import time
+
 import pytest
 
+from conftest import Calling
 from workload import ADAM, dense, fit, load, make_data, selection
 
 
@@ -153,6 +156,105 @@ def test_more_of_what_is_not_there_is_refused(db, anew, call, text):
     db.run("DROP TABLE models_info")
     assert "does not exist" in str(db.error(f"SELECT madlib.mop_more({run_id}, 1, 1)"))
     db.run("DROP TABLE models, models_summary")
+
+
+WILD = "loss='categorical_crossentropy', optimizer='Adam(lr=[0.05, 0.05, 3.0, 3.0, 0.01])', metrics=['accuracy']"
+
+
+@pytest.fixture
+def wild(db, anew):
+    """A selection table of one configuration that keeps its best state, which is not its last one; its run."""
+    db.run("DROP TABLE IF EXISTS wild, wild_summary")
+    selection(db, "wild", "arch", [(1, WILD, "batch_size=8, keep='best'")])
+    return fit(db, "flowers_packed", "kept", "wild", iterations=4, frequency=1)
+
+
+def test_the_best_state_is_kept_of_what_is_taken_over_too(db, wild):
+    best = db.run("SELECT iteration, training_loss FROM kept_info")[0]
+    assert best["iteration"] == 1 + best["training_loss"].index(min(best["training_loss"])) < 4
+    again = fit(db, "flowers_packed", "again", "wild", iterations=4, frequency=1)
+    assert units(db, again) == 0 and weights(db, "again") == weights(db, "kept")
+    assert db.run("SELECT iteration, training_loss FROM again_info")[0] == best
+    # of a run that kept no more than the last state, the best one is trained again
+    db.run("SELECT madlib.mop_drop_checkpoints(); DELETE FROM madlib.mop_run")
+    selection(db, "wild", "arch", [(1, WILD, "batch_size=8")])
+    fit(db, "flowers_packed", "last", "wild", iterations=4, frequency=1)
+    selection(db, "wild", "arch", [(1, WILD, "batch_size=8, keep='best'")])
+    anew = fit(db, "flowers_packed", "again", "wild", iterations=4, frequency=1)
+    assert units(db, anew) > 0 and weights(db, "again") == weights(db, "kept")
+    assert db.value("SELECT iteration FROM again_info") == best["iteration"]
+
+
+def test_more_of_what_keeps_its_best_state(db, wild):
+    before, best = weights(db, "kept"), db.value("SELECT iteration FROM kept_info")
+    db.run("SELECT madlib.mop_more(%s, 1, 1)", [wild])
+    assert units(db, db.value("SELECT max(run_id) FROM madlib.mop_runs")) == 2
+    row = db.run("SELECT iteration, training_loss FROM kept_info")[0]
+    assert len(row["training_loss"]) == 5
+    assert row["iteration"] == 1 + row["training_loss"].index(min(row["training_loss"]))
+    assert (weights(db, "kept") == before) == (row["iteration"] == best)
+
+
+def test_more_after_a_warm_start_begins_with_what_the_table_had_then(db, anew):
+    fit(db, "flowers_packed", "models", "mst", iterations=1)
+    db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 2, FALSE, NULL, NULL, "
+           "TRUE)")
+    warm = db.value("SELECT max(run_id) FROM madlib.mop_runs")
+    db.run("SELECT madlib.mop_more(%s, 2, 1)", [warm])
+    assert units(db, db.value("SELECT max(run_id) FROM madlib.mop_runs")) == 2
+    assert db.value("SELECT iteration FROM models_info WHERE mst_key = 2") == 3
+
+
+def test_more_never_writes_into_another_runs_tables(db, anew):
+    first = fit(db, "flowers_packed", "models", "mst", iterations=1)
+    second = fit(db, "flowers_packed", "models", "mst", iterations=2)
+    before = weights(db, "models")
+    error = str(db.error("SELECT madlib.mop_more(%s, 1, 1)", [first]))
+    assert f"is of run {second} by now, not of run {first}" in error and f"mop_more({second}, ...)" in error
+    db.run("UPDATE models SET model_arch = '{}' WHERE mst_key = 1")
+    assert "its architecture is another" in str(db.error("SELECT madlib.mop_more(%s, 1, 1)", [second])).lower()
+    assert weights(db, "models") == before
+
+
+def test_two_runs_at_once_that_want_the_same_are_both_right(db, anew):
+    """Whoever comes late to a state trains by itself, or takes it over: the results are those of its own log."""
+    selection(db, "slow", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=5")])
+    db.run("DROP TABLE IF EXISTS left_, left__info, left__summary, right_, right__info, right__summary")
+    calls = []
+    for name in ("left_", "right_"):
+        other = db.another()
+        other.run("SET pg_mop.reuse = on; SET pg_mop.seed = 5; SET pg_mop.kernel = 'plain'")
+        calls.append(Calling(other, f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{name}', "
+                                    f"'slow', 4, FALSE)"))
+    assert [call.end() for call in calls] == [None, None]
+    for name in ("left_", "right_"):
+        run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = %s", [name])
+        db.run("DROP TABLE IF EXISTS whole, whole_info, whole_summary; SET pg_mop.reuse = off; "
+               "SELECT madlib.mop_replay(%s, 'whole'); SET pg_mop.reuse = on", [run_id])
+        assert weights(db, "whole") == weights(db, name)
+
+
+def test_what_others_evict_while_it_is_wanted_is_trained_again(db, anew):
+    """Checkpoints go at every moment of a run that takes them over."""
+    selection(db, "slow", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=3"),
+                                   (1, ADAM.format("[0.01, 0.01, 0.02]"), "batch_size=1, epochs=3")])
+    other = db.another()
+    other.run("SET pg_mop.reuse = on; SET pg_mop.seed = 5; SET pg_mop.kernel = 'plain'")
+    for number, pause in enumerate((0.0, 0.05, 0.1, 0.2, 0.4)):
+        fit(db, "flowers_packed", "models", "slow", iterations=2)
+        name = f"evicted{number}"
+        db.run(f"DROP TABLE IF EXISTS {name}, {name}_info, {name}_summary")
+        call = Calling(other, f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{name}', 'slow', 3, "
+                              f"FALSE)")
+        time.sleep(pause)
+        db.run("SELECT madlib.mop_drop_checkpoints()")
+        assert call.end() is None
+        run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs")
+        db.run("DROP TABLE IF EXISTS whole, whole_info, whole_summary; SET pg_mop.reuse = off; "
+               "SELECT madlib.mop_replay(%s, 'whole'); SET pg_mop.reuse = on", [run_id])
+        assert weights(db, "whole") == weights(db, name)
+        db.run("SELECT madlib.mop_drop_checkpoints(); DELETE FROM madlib.mop_run")
+    other.close()
 
 
 def test_two_roles_never_share(db, anew):

@@ -181,7 +181,7 @@ def test_each_architecture_may_have_a_space_of_its_own(db, data):
         {'model_id': [2], 'loss': ['categorical_crossentropy'], 'batch_size': [4],
          'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.01, 0.02]}]}]""",
         procedure="grid", parameters="iterations=1")
-    assert db.run("SELECT model_id, fit_params, compile_params LIKE '%SGD%' AS sgd FROM madlib.mop_trials "
+    assert db.run("SELECT model_id, fit_params, strpos(compile_params, 'SGD') > 0 AS sgd FROM madlib.mop_trials "
                   "WHERE run_id = %s ORDER BY mst_key", [run_id]) == [
         {"model_id": 1, "fit_params": "batch_size=8", "sgd": True},
         {"model_id": 1, "fit_params": "batch_size=16", "sgd": True},
@@ -241,6 +241,101 @@ def test_a_search_of_sequences_needs_no_state_that_is_gone(db, data):
     db.run("RESET pg_mop.reuse")
 
 
+def test_max_trials_counts_what_is_tried_now(db, data):
+    """A person's trial is beside it, and what is known from earlier does not count."""
+    first = search(db, procedure="random", parameters="iterations=1, trials=6")
+    run_id = search(db, "more", procedure="asha", parameters="iterations=3, least=1", max_trials=5, continue_from=first)
+    assert db.value("SELECT count(*) FROM more_trials WHERE iterations > 0") == 5
+    assert db.value("SELECT count(*) FROM madlib.mop_search_log WHERE run_id = %s AND event ->> 0 = 'known'",
+                    [run_id]) == 1
+
+
+def test_a_search_that_is_resumed_needs_what_it_began_with(db, data):
+    """Neither the run that it continues nor the architectures that came since; but its own."""
+    db.run("DROP TABLE IF EXISTS own_arch; CREATE TABLE own_arch AS SELECT * FROM arch")
+    first = search(db, procedure="random", parameters="iterations=1, trials=3")
+    db.run("DROP TABLE IF EXISTS held, held_info, held_summary, held_trials; BEGIN")
+    db.run("SELECT madlib.mop_search('flowers_packed', 'held', 'own_arch', %s, 'asha', 'iterations=3, trials=5', "
+           "continue_from => %s)", [SPACE, first])
+    run_id = last_run(db)
+    db.run("ROLLBACK")
+    before = db.run("SELECT mst_key, compile_params, fit_params FROM madlib.mop_configuration WHERE run_id = %s "
+                    "ORDER BY 1", [run_id])
+    db.run("SELECT madlib.mop_drop_run(%s)", [first])
+    db.run("SELECT madlib.load_keras_model('own_arch', %s::json)", [dense(5)])
+    db.run("UPDATE own_arch SET model_arch = %s::json WHERE model_id = 2", [dense(17)])
+    error = str(db.error("SELECT madlib.mop_resume(%s)", [run_id]))
+    assert f"not those that run {run_id} began with" in error and "continue_from" in error
+    db.run("UPDATE own_arch SET model_arch = (SELECT model_arch FROM arch WHERE model_id = 2) WHERE model_id = 2")
+    db.run("SELECT madlib.mop_resume(%s)", [run_id])
+    assert db.run("SELECT mst_key, compile_params, fit_params FROM madlib.mop_configuration WHERE run_id = %s "
+                  "ORDER BY 1", [run_id]) == before
+    assert db.value("SELECT max(model_id) FROM held_trials") == 2
+
+
+def test_nothing_is_left_to_try(db, data):
+    space = GRID.replace("[0.01, 0.05, MultiStep(0.05, [1], 0.1)]", "[0.01]")
+    first = search(db, space=space, procedure="grid", parameters="iterations=1")
+    error = db.error("SELECT madlib.mop_search('flowers_packed', 'rest', 'arch', %s, 'random', 'iterations=1', "
+                     "continue_from => %s)", [space, first])
+    assert "nothing is left to try" in str(error)
+
+
+def test_more_of_a_search_brings_its_trials_up_to_date(db, data):
+    run_id = search(db, space=GRID, procedure="grid", parameters="iterations=2", metric="accuracy")
+    for given, length in ((run_id, 3), (None, 4)):  # then of that run
+        db.run("SELECT madlib.mop_more(%s, 3, 1)", [given or last_run(db)])
+        trial = db.run("SELECT * FROM found_trials WHERE mst_key = 3")[0]
+        info = db.run("SELECT * FROM found_info WHERE mst_key = 3")[0]
+        assert trial["iterations"] == info["iteration"] == trial["metric_iters"][-1] == length
+        assert trial["metric_final"] == trial["metric"][-1] == info["training_metrics_final"]
+    assert db.value("SELECT metric_final = (SELECT max(metric_final) FROM found_trials) FROM found_trials WHERE "
+                    "mst_key = (SELECT best_mst_key FROM found_summary)")
+
+
+@pytest.mark.parametrize("strategy", ["averaging", "sequential"])
+def test_who_trains_one_model_has_no_trials_to_add(db, data, strategy):
+    other = db.another()
+    other.run(f"DROP TABLE IF EXISTS single, single_summary; SET pg_mop.fit_strategy = '{strategy}'")
+    call = Calling(other, "SELECT madlib.madlib_keras_fit('flowers_packed', 'single', 'arch', 1, "
+                          f"$s${ADAM.format(0.01)}$s$, 'batch_size=1, epochs=20', 3)")
+    running = "SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'single' AND status = 'running'"
+    assert eventually(lambda: db.value(running), 60)
+    run_id = db.value(running)
+    error = db.error("SELECT madlib.mop_add_trial(%s, 1, %s, 'batch_size=4')", [run_id, ADAM.format(0.02)])
+    assert "madlib_keras_fit, which trains one model" in str(error) and "pg_cancel_backend" in str(error)
+    if strategy == "averaging":
+        assert "trains one model" in str(db.error("SELECT madlib.mop_stop_trial(%s, 1)", [run_id]))
+    else:
+        db.run("SELECT madlib.mop_stop_trial(%s, 1)", [run_id])
+    assert call.end() is None
+    assert db.value("SELECT count(*) FROM single") == 1
+    other.close()
+
+
+def test_what_people_add_wrongly_ends_no_run(db, data):
+    """A sequence that fails beyond the run's own iterations; an architecture table that has gone."""
+    db.run("DROP TABLE IF EXISTS gone_arch, mst, mst_summary, held, held_info, held_summary")
+    db.run("CREATE TABLE gone_arch AS SELECT * FROM arch")
+    db.run("SELECT madlib.load_model_selection_table('gone_arch', 'mst', ARRAY[1], ARRAY[%s], ARRAY['batch_size=1, "
+           "epochs=20'])", [ADAM.format(0.01)])
+    other = db.another()
+    call = Calling(other, "CALL madlib.mop_fit_multiple_model('flowers_packed', 'held', 'mst', 4, FALSE)")
+    running = "SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'held' AND status = 'running'"
+    assert eventually(lambda: db.value(running), 60)
+    run_id = db.value(running)
+    db.run("SELECT madlib.mop_add_trial(%s, 1, %s, 'batch_size=Exponential(32, 1.5)', 60)",
+           [run_id, ADAM.format(0.02)])
+    assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_configuration WHERE run_id = %s",
+                                       [run_id]) == 2, 30)
+    db.run("DROP TABLE gone_arch; SELECT madlib.mop_add_trial(%s, 1, %s, 'batch_size=4', 1)",
+           [run_id, ADAM.format(0.02)])
+    assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_wish"), 30)
+    assert call.end() is None
+    assert db.value("SELECT count(*) FROM held") == 1
+    other.close()
+
+
 def test_time_is_up(db, data):
     run_id = search(db, space=SLOW, procedure="grid", parameters="iterations=1000", time_limit="2 s")
     trials = db.run("SELECT status, reason, iterations FROM found_trials")
@@ -290,6 +385,10 @@ BAD = [
     ({"parameters": "eta=3"}, "'eta' is no parameter of asha", None),
     ({"procedure": "grid", "parameters": None}, "'lr' is a distribution", None),
     ({"metric": "auc"}, 'metric "auc" is not among the metrics', "Write 'metrics'"),
+    ({"metric": "accuracy", "procedure": "grid", "parameters": "iterations=1", "space":
+      "[{'loss': ['mse'], 'optimizer': ['SGD'], 'metrics': [['accuracy']], 'batch_size': ["
+      + ", ".join(map(str, range(1, 61))) + "]}, {'loss': ['mse'], 'optimizer': ['SGD']}]"}, "of all configurations of the space: some have none", "Write 'metrics'"),
+    ({"space": SPACE[:-1] + ", 'model_id': [[1]]}"}, "model_id [1] is not in", "SELECT model_id"),
     ({"metric": "validation_accuracy"}, "needs a validation table", "Give validation_table"),
     ({"metric": "mine"}, 'whether more or less of metric "mine" is better is not known', "'mine max'"),
     ({"time_limit": "0 s"}, "time_limit must be above 0", "1 hour"),

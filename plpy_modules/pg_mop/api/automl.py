@@ -1,6 +1,8 @@
 """madlib_keras_automl and hyperband_schedule, as MADlib has them (contract 5), on the engine of mop_search."""
 
+import collections
 import functools
+import itertools
 
 from pg_mop import search
 from pg_mop.api import architectures
@@ -109,6 +111,10 @@ class Automl(Search):
         space = Space.of_texts(sorted(set(a["model_id_list"])), a["compile_params_grid"], a["fit_params_grid"])
         if self.name == "madlib-hyperopt" and space.branches[0].optimizer is None:
             raise MopError("hyperopt needs optimizer_params_list in compile_params_grid")
+        for dimension in itertools.chain.from_iterable(branch.dimensions for branch in space.branches):
+            if self.name == "madlib-hyperopt" and dimension.kind == "log_near_one":
+                raise MopError(f"'log_near_one' of {dimension.key!r} is not for hyperopt",
+                               hint="Write 'linear' or 'log', or search with mop_search.")
         return space
 
     # --- rounds and metrics -----------------------------------------------------------------------
@@ -185,6 +191,18 @@ class Automl(Search):
         db.execute(f"CREATE TABLE {summary} (model_arch_table varchar, object_table varchar)")
         db.execute(f"INSERT INTO {summary} VALUES ($1, $2)", ["text", "text"],
                    [a["model_arch_table"], self.object_table])
+
+    def tell_asked(self, proposals):
+        """Of hyperband a line for each round that begins; of hyperopt how many configurations are new."""
+        if self.name == "madlib-hyperopt":
+            if new := sum(p.configuration is not None for p in proposals):
+                self.db.info(f"{new} new configurations")
+            return
+        begun = collections.Counter((self.procedure.place(p.trial)[0], p.budget) for p in proposals
+                                    if not self.procedure.trials[p.trial].outside)
+        for (s, budget), count in sorted(begun.items(), reverse=True):
+            i, (first, last, _) = next((i, r) for i, r in enumerate(self.brackets[s]) if r[1] == budget)
+            self.db.info(f"bracket s={s}, round i={i}: {count} configurations, {last - first + 1} iterations")
 
     def tell_best(self, trial, row, trials):
         self.db.info(f"best {self.dataset} loss so far: mst_key={trial}: metric={row['metric']}, loss={row['loss']}")

@@ -51,15 +51,15 @@ class Checks:
         """Begins the error that says that `count` configurations cannot be trained."""
         return f"{count} configuration{'s' if count > 1 else ''} cannot be trained"
 
-    def _problem(self, c):
-        """What forbids a configuration, or None; fills in what its strings say."""
+    def _problem(self, c, iterations=None):
+        """What forbids a configuration, or None; fills in what its strings say. `iterations`: if not the run's."""
         if c.get("problem"):
             return c["problem"]
         try:
             c["resolver"] = params.Resolver(c["compile_params"], c["fit_params"])
             c["compile"], c["fit"] = c["resolver"].compile, c["resolver"].fit
             c["architecture"] = architecture.check(c["model_arch"])
-            c["resolver"].check(self.num_iterations)
+            c["resolver"].check(iterations or self.num_iterations)
             architecture.check_dropout(c["architecture"], c["fit"]["dropout"])
         except (params.ParameterError, architecture.ArchitectureError) as error:
             return str(error)

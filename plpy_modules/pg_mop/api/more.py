@@ -28,7 +28,8 @@ def train(db, arguments, earlier=None):
     training = More(db, a, earlier)
     model, info = training.tables
     training.reserve(model)
-    training.run(training.before.output, a, {})
+    training.run(training.before.output, a, {"object_table": training.object_table, "use_gpus": training.use_gpus,
+                                             "metric": training.metric, "searched": training.searched})
     with training.output(None):
         key = a["mst_key"]
         c = training.journal.outcome(training.run_id, training.kept)[0]
@@ -37,15 +38,28 @@ def train(db, arguments, earlier=None):
                    ["bytea", "integer", "integer"], [weights, c["segment"], key])
         columns = info_of(training, c, len(weights))
         present = db.columns(training.info)
-        columns = {name: value for name, value in columns.items() if name in present}
-        db.execute(f"UPDATE {info} SET " + ", ".join(f"{quote_identifier(n)} = ${i + 1}" for i, n in enumerate(columns))
-                   + f" WHERE mst_key = ${len(columns) + 1}",
-                   [kind for kind, _ in columns.values()] + ["integer"], [v for _, v in columns.values()] + [key])
+        if "metrics_iters" in present:  # of automl: its counter goes on
+            counted = db.value(f"SELECT metrics_iters FROM {info} WHERE mst_key = $1", ["integer"], [key]) or []
+            columns["metrics_iters"] = "integer[]", counted + [
+                (counted or [training.done])[-1] + i - training.done
+                for i in training.metrics_iterations if i > training.done]
+        _update(db, info, key, {name: value for name, value in columns.items() if name in present})
+        if training.trials is not None:
+            training.write_trial(c)
         tell_of_large(db, model, [len(weights)])
+
+
+def _update(db, table, key, columns):
+    """Set columns ({name: (SQL type, value)}) of the row of mst_key `key` in a table (quoted)."""
+    db.execute(f"UPDATE {table} SET " + ", ".join(f"{quote_identifier(n)} = ${i + 1}" for i, n in enumerate(columns))
+               + f" WHERE mst_key = ${len(columns) + 1}",
+               [kind for kind, _ in columns.values()] + ["integer"], [v for _, v in columns.values()] + [key])
 
 
 class More(Training):
     """The path of one configuration, longer than it was."""
+
+    trials = None  # of mop_search: its table of trials, and its summary (quoted)
 
     def __init__(self, db, arguments, earlier=None):
         run_id, key = arguments["run_id"], arguments["mst_key"]
@@ -55,6 +69,10 @@ class More(Training):
                 raise MopError(f"run {run_id} is {run['status']}, and its output tables are not written",
                                hint=None if run["status"] == "running" else
                                f"SELECT {db.extension}.mop_resume({run_id});", sqlstate="55000")
+            later = journal.later_output(run)
+            if later is not None:
+                raise MopError(f'"{run["model_output_table"]}" is of run {later} by now, not of run {run_id}',
+                               hint=f"SELECT {db.extension}.mop_more({later}, ...);", sqlstate="55000")
             self.before = before = Earlier(journal, run)
             evaluated = {m["iteration"] for m in journal.metrics(run_id) if m["mst_key"] == key}
         if before.averaging or before.function == "madlib_keras_fit":
@@ -68,12 +86,22 @@ class More(Training):
         before.output = run["model_output_table"]
         self.info = self._table(db, db.suffixed(before.output, "_info"), key)
         self.tables = [str(self._table(db, before.output, key)), str(self.info)]
+        if not db.value(f"SELECT model_arch::text = $1 FROM {self.tables[0]} WHERE mst_key = $2", ["text", "integer"],
+                        [c["model_arch"], key]):
+            raise MopError(f'the model of mst_key {key} in "{before.output}" is not that of run {run_id}',
+                           detail="Its architecture is another: the table has been made anew.", sqlstate="55000")
         # it may have been trained on since
         done = max(before.iterations[key], db.value(
             f"SELECT iteration FROM {self.info} WHERE mst_key = $1", ["integer"], [key]) or 0
             if "iteration" in db.columns(self.info) else 0)
+        self.done = done
         super().__init__(db, FUNCTION, run["source_table"], run["validation_table"], done + arguments["iterations"],
-                         None, before.arguments.get("use_gpus"), earlier)
+                         None, before.tables.get("use_gpus", before.arguments.get("use_gpus")), earlier)
+        self.metric = before.tables.get("metric", before.arguments.get("metric")) or "loss"
+        self.searched = before.tables.get("searched", before.function == "mop_search")
+        if self.searched:
+            self.trials = [str(self._table(db, db.suffixed(before.output, "_trials"), key)),
+                           str(db.input_table(db.suffixed(before.output, "_summary"), "summary of the run"))]
         self._adopt(before)
         self.preferred = run_id
         self.options["seed"] = before.seed
@@ -85,6 +113,25 @@ class More(Training):
         self.check([{**c, "error": None, "reason": None}], functions)
         for c in self.configurations:  # what stopped it shall not do so again
             c["fit"]["stop"] = None
+
+    def judged_by(self):
+        """The best state is the best by the search's metric, if it was one."""
+        return self.read_metric(self.metric)
+
+    def write_trial(self, c):
+        """Bring the trial's row up to date, and the summary's best."""
+        db, (table, summary) = self.db, self.trials
+        metric, dataset, goal = self.judged_by()
+        values = [(row["iteration"], row["loss"] if metric == "loss" else row["metrics"].get(metric))
+                  for row in self.metrics if row["dataset"] == dataset]
+        best = (min if goal == "min" else max)((value for _, value in values), default=None)
+        _update(db, table, c["mst_key"], {
+            "status": ("text", "finished"), "reason": ("text", None), "iterations": ("integer", c["iteration"]),
+            "metric_iters": ("integer[]", [i for i, _ in values]), "metric": ("float8[]", [v for _, v in values]),
+            "metric_best": ("float8", best), "metric_final": ("float8", dict(values).get(c["iteration"]))})
+        order = "ASC" if goal == "min" else "DESC"
+        db.execute(f"UPDATE {summary} SET best_mst_key = (SELECT mst_key FROM {table} WHERE metric_final IS NOT NULL "
+                   f"AND status <> 'failed' ORDER BY metric_final {order}, mst_key LIMIT 1)")
 
     @staticmethod
     def _table(db, text, key):

@@ -7,6 +7,7 @@ from pg_mop.api.checks import Checks
 from pg_mop.execute.orders import Sharing, epochs
 from pg_mop.plan import identity, reuse
 from pg_mop.plan.stages import Plan
+from pg_mop.plan.watch import Watch
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board, Unit
 from pg_mop.schedule.logged import Logged
@@ -57,7 +58,11 @@ class Planning(Checks):
         stages = [stage for stage in stages if not stage.trained]
         datasets = len({dataset for dataset, _ in self.segments})
         known = self.journal.known_stages(self.run_id, [stage.identity for stage in stages], datasets)
-        found = reuse.adoptable(stages, known, self.preferred) if known else []
+        found, kept = reuse.adoptable(stages, known, self.preferred) if known else [], set()
+        # what is the best of what is taken over is needed, if it is to be kept; without it less can be taken over
+        while (best := self._best_of(found)) - kept:
+            kept |= best
+            found = reuse.adoptable(stages, known, self.preferred, kept)
         if not found or not self.journal.adopt(self.run_id, found):
             return []
         for stage, of, _ in found:
@@ -66,6 +71,28 @@ class Planning(Checks):
             self.db.info(f"what run {found[0][1].run} has trained is not trained again (SET pg_mop.reuse = off;)")
         self.reuses = True
         return [stage for stage, _, state in found if state]
+
+    def _best_of(self, found):
+        """Of stages that are to be taken over (as plan.reuse gives them): the numbers of those that are the best on the
+        path of a configuration with keep='best', by what is known of their metrics."""
+        keeping = [c for c in self.configurations if "rule" in c and c["fit"]["keep"] == "best"]
+        places = {stage.number: of for stage, of, _ in found if of.scored} if keeping else {}
+        rows, best = {}, set()
+        for run in {of.run for of in places.values()}:
+            of_run = {of.stage: number for number, of in places.items() if of.run == run}
+            for row in self.journal.metrics(run, stages=list(of_run)):
+                rows[of_run[row["stage"]], row["dataset"]] = row
+        for c in keeping:
+            metric, dataset, goal = c["rule"]
+            watch = Watch(goal)
+            for stage in self.plan.path(c["mst_key"]):
+                if stage.evaluated and (row := rows.get((stage.number, dataset))) is not None:
+                    watch.told(stage.iteration, row["loss"] if metric == "loss" else row["metrics"][metric])
+                    if watch.best[0] == stage.iteration:
+                        number = stage.number
+            if watch.best is not None:
+                best.add(number)
+        return best
 
     def _make_board(self, earlier):
         """By whom it is to be done, in which order: `board`, `scheduler`."""
@@ -107,15 +134,16 @@ class Planning(Checks):
             apart = self.earlier.apart.get(key)
         elif self.executor is not None:
             stages = self.plan.foresee(key, root, at, until)
-            shared = self.executor.shareable(stages, evaluated)
+            shared = self.executor.shareable(stages, evaluated, c["fit"]["keep"] == "best")
             if shared < len(stages):  # others have trained what comes next, and gone on: it is trained once more
                 apart = {before + shared + 1: key}
         stages = self.plan.ask(key, root, at, until, evaluated, apart)
         return stages, [(key, stage) for stage in self.plan.path(key)[before:]]
 
-    def add(self, c):
-        """Take up a configuration (as in the constructor) while the run goes on; why it cannot be trained, or None."""
-        problem = self._problem(c) or self._misfit(c)
+    def add(self, c, iterations):
+        """Take up a configuration (as in the constructor) of so many iterations while the run goes on; why it cannot be
+        trained, or None."""
+        problem = self._problem(c, iterations) or self._misfit(c)
         self.put(c)
         self.sharing.architectures[c["mst_key"]] = c["model_arch"]
         if problem:

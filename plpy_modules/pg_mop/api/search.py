@@ -1,8 +1,10 @@
 """mop_search: a procedure proposes configurations, extends and stops them by what comes of them."""
 
 import contextlib
+import hashlib
 import secrets
 
+from mop_udf import params
 from pg_mop import object_table, search
 from pg_mop.api import architectures
 from pg_mop.api.earlier import open_journal, own_run
@@ -99,7 +101,7 @@ class Search(Training):
             raise MopError(f"max_trials must be at least 1, not {a['max_trials']}")
         self.most = a.get("max_trials")
         self.arch_table_name = a["model_arch_table"]
-        self._read_architectures(db, a["model_arch_table"])
+        self._read_architectures(db, a["model_arch_table"], earlier)
         self.space = self.read_space(a)
         # before anything else is looked at: made once more when the seed is known
         procedure = self.create_procedure(self.space, 0)
@@ -115,7 +117,9 @@ class Search(Training):
         self.object_table = a["object_table"]
         self.functions = None if self.object_table is None else object_table.check(db, self.object_table)
         self.metric, self.dataset, self.goal = self.read_metric(a["metric"] or "loss")
-        self.known = self._known(a["continue_from"]) if a.get("continue_from") is not None else []
+        self.known = []
+        if a.get("continue_from") is not None and earlier is None:  # (a search that is resumed has it in its log)
+            self.known = self._known(a["continue_from"])
         if self.options["seed"] is None:
             self.options["seed"] = secrets.randbits(31)
         self.check([], self.functions)
@@ -155,13 +159,26 @@ class Search(Training):
             self.parameters.setdefault("trials", self.most)
         return search.create(self.name, space, seed, self.goal, self.parameters)
 
-    def _read_architectures(self, db, text):
+    def _read_architectures(self, db, text, earlier=None):
+        """The table's architectures by model_id; those alone that the run had that goes on: they must be the same."""
         self.arch = architectures.open_table(db, text)
         self.architectures = {row["model_id"]: row for row in db.execute(
             f"SELECT model_id::integer AS model_id, model_arch::text AS model_arch, "
             f"md5(nullif(model_weights, '')) AS weights_md5 FROM {self.arch} ORDER BY 1")}
+        if earlier is not None:
+            before = earlier.tables["architectures"]
+            self.architectures = {key: row for key, row in self.architectures.items() if str(key) in before}
+            if self._digests() != before:
+                raise MopError(f'the architectures in "{text}" are not those that run {earlier.run_id} began with',
+                               detail="Or their weights are others.", sqlstate="55000",
+                               hint=f"Begin another search with continue_from => {earlier.run_id}.")
         if not self.architectures:
             raise MopError(f'model architecture table "{text}" is empty')
+
+    def _digests(self):
+        """{model_id as text: digest of its architecture and weights}."""
+        return {str(key): hashlib.md5(f"{row['model_arch']}/{row['weights_md5']}".encode()).hexdigest()
+                for key, row in self.architectures.items()}
 
     def read_space(self, a):
         """The Space that the text says: one or several dictionaries of model_id, and keys of compile and fit
@@ -179,7 +196,7 @@ class Search(Training):
         return Space(*several)
 
     def _check_ids(self, ids):
-        unknown = [i for i in ids if i not in self.architectures]
+        unknown = [i for i in ids if not isinstance(i, int) or i not in self.architectures]
         if unknown:
             raise MopError(f'model_id {unknown[0]!r} is not in "{self.arch_table_name}"',
                            hint=f"SELECT model_id, name FROM {self.arch};")
@@ -187,23 +204,34 @@ class Search(Training):
     def _check_space(self):
         """The first configurations that the procedure would draw must be usable."""
         procedure = self.create_procedure(self.space, self.proposal_seed)
-        problems, names = [], None
+        problems = []
         proposals = [p for p in procedure.ask() if p.configuration is not None][:LOOKED_AT]
         for number, proposal in enumerate(proposals):
             c = self.new_configuration(-1 - number, proposal.configuration)
             if problem := self._problem(c):
                 raise MopError(f"the space has configurations that cannot be trained: {problem}",
                                detail=f"{c['compile_params']}; {c['fit_params']}")
-            names = c["compile"]["metrics"] if names is None else [n for n in names if n in c["compile"]["metrics"]]
             if problem := self._misfit(c):
                 problems.append(problem)
         if problems and len(problems) == len(proposals):
             raise MopError(f'no configuration fits the data of "{self.source.text}": {problems[0]}',
                            hint="Load an architecture of that shape with load_keras_model.")
-        if self.metric != "loss" and self.metric not in (names or ()):
-            raise MopError(f'metric "{self.metric}" is not among the metrics of the space\'s configurations'
-                           + (f" ({', '.join(names)})" if names else ", which have none"),
-                           hint=f"""Write 'metrics': [['{self.metric}']] in the space, or metric => 'loss'.""")
+        for names in self._metrics_of_space() if self.metric != "loss" else ():
+            if self.metric not in names:
+                raise MopError(f'metric "{self.metric}" is not among the metrics of all configurations of the space: '
+                               f"some have {', '.join(names) or 'none'}",
+                               hint=f"""Write 'metrics': [['{self.metric}']] in the space, or metric => 'loss'.""")
+
+    def _metrics_of_space(self):
+        """The names of the metrics of every kind of configuration in the space. Raises MopError."""
+        for branch in self.space.branches:
+            choices = next((d.choices for d in branch.common if d.key == "metrics"), [None])
+            for choice in choices:
+                try:
+                    yield params.parse_compile_params(grids.compile_text(
+                        {"optimizer": "SGD"}, {"loss": "mse", "metrics": choice}))["metrics"]
+                except params.ParameterError as error:
+                    raise MopError(f"the space has configurations that cannot be trained: {error}") from None
 
     def _known(self, run_id):
         """What an earlier run found: [(configuration, {iteration: value})]. Where no seed is set, its own counts."""
@@ -229,7 +257,8 @@ class Search(Training):
         """Open the run, search, close the run."""
         with errors_of_search():
             self.run(a["model_output_table"], a, {
-                "model_arch_table": self.arch_table_name, "object_table": self.object_table})
+                "model_arch_table": self.arch_table_name, "object_table": self.object_table,
+                "architectures": self._digests()})
 
     def new_configuration(self, key, configuration):
         """A configuration as `check` takes it."""
@@ -255,6 +284,8 @@ class Search(Training):
         """Nothing is asked for but by the procedure."""
 
     def differs(self, earlier):
+        if earlier.tables["architectures"] != self._digests():
+            return "its architectures are others"
         same = all(self.options[name] == earlier.settings.get(name)
                    for name in ("kernel", "same_start", "sharing", "keras_backend"))
         return None if same else "its settings are others"
@@ -268,7 +299,12 @@ class Search(Training):
         self.db.info(f"best of {trials} trials so far: mst_key={trial} after {row['iteration']} iterations, "
                      f"{self.dataset} {self.metric}={self.value(row)}")
 
+    def tell_asked(self, proposals):
+        """Tell of what the procedure asks for now."""
+
     def all_failed(self):
+        if not self.configurations:
+            return "nothing is left to try: all that the space has is known from the run that this continues"
         return f"all {len(self.configurations)} trials failed"
 
 

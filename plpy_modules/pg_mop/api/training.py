@@ -112,6 +112,7 @@ class Training(Planning):
                 if not resumes:
                     self._open_run(journal, output_name, arguments, tables)
                     self.adopt(list(self.plan.stages.values()))
+                self._start_paths(journal)
                 self._make_board(earlier)
                 self.orders = Orders(
                     db, engine, {"training": self.source, "validation": self.validation}, self.segments, self.plan,
@@ -150,6 +151,13 @@ class Training(Planning):
     def steering(self):
         """What decides what is asked for while the run goes on."""
         return Planned(self)
+
+    def _start_paths(self, journal):
+        """Put the weights there that paths begin with; also of a run whose coordinator had no time for that."""
+        begun = journal.models(self.run_id)
+        of = {key: c for c in self.configurations
+              for key in (self._architectures() if self.averaging else [c["mst_key"]])}
+        journal.start(self.run_id, [stage for stage in self.plan.stages.values() if stage.number not in begun], of)
 
     def _open_run(self, journal, output_name, arguments, tables):
         """Note a new run: `run_id`."""

@@ -82,19 +82,20 @@ class Executor:
     def ask(self, configurations, stages, requests):
         """Do more: `stages` as the plan's `ask` gave them, for `requests`: [(mst_key, stage)]; of new configurations
         (as in catalog.open_run)."""
-        started = self.catalog.ask(self.run_id, configurations, stages, requests, self.visits)
+        self.catalog.ask(self.run_id, configurations, stages, requests, self.visits)
         for stage in self.adopt(stages):
             self.versions[stage.number] = stage.iteration * self.visits
             self.generations.adopted(stage.number)
-        for stage in started:
-            if not stage.trained:
-                self.generations.adopted(stage.number)
+        begun = [stage for stage in stages if stage.number not in self.versions]
+        for stage in self.catalog.start(self.run_id, begun, {c["mst_key"]: c for c in configurations}):
+            self.generations.adopted(stage.number)
         self._wait_for(stages)
         self.board.add(stages)
 
-    def shareable(self, stages, evaluated):
+    def shareable(self, stages, evaluated, keeps=False):
         """Through how many of `stages` (as plan.foresee gives them) a path may lead: all, where it finds the states
-        that it needs to end there or go on, with the metrics of iterations `evaluated`; else to the last with one."""
+        that it needs to end there or go on, with the metrics of iterations `evaluated`; else to the last with one.
+        `keeps`: it needs the states of all these iterations, one of which it will keep."""
         going = {number for session in self.sessions.by_place.values() for *_, released in session.work
                  for number in released}
         there = 0
@@ -104,16 +105,19 @@ class Executor:
                 return len(stages) if begun or there == i else there
             if self.generations.has(stage.number) and stage.number not in going:
                 there = i + 1
-            elif stage.iteration in evaluated and not stage.scored:
+            elif stage.iteration in evaluated and (keeps or not stage.scored):
                 return there
         return there
 
     def withdraw(self, mst_key, reason):
-        """Do nothing more for a configuration but to end the iteration that it is in."""
+        """Do nothing more for a configuration but to end the iteration that it is in. Returns the stages that it gives
+        up."""
         before = self.plan.path(mst_key)
         self.board.withdraw(mst_key)
         self._need_no_parent(stage for stage in before if not stage.trials)
-        self.catalog.withdraw(self.run_id, mst_key, len(self.plan.path(mst_key)), reason)
+        until = len(self.plan.path(mst_key))
+        self.catalog.withdraw(self.run_id, mst_key, until, reason)
+        return before[until:]
 
     def pin(self, stage, instead=None):
         """Keep a stage's state to the end, `instead` of another's (numbers)."""

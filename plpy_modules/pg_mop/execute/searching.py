@@ -2,6 +2,7 @@
 
 import time
 
+from pg_mop.database import MopError
 from pg_mop.execute.steering import Steering
 
 
@@ -22,6 +23,7 @@ class Searching(Steering):
         self.events, self.logged, self.seconds, self.most = list(events), len(events), seconds, most
         self.heard = {}       # mst_key -> the last iteration of which the procedure knows
         self.over = False     # time is up
+        self.taken = 0        # trials that the procedure has begun
 
     @property
     def done(self):
@@ -30,6 +32,8 @@ class Searching(Steering):
     def begin(self, executor):
         self.executor = executor
         self._replay()
+        if self.over:
+            self._end_all()  # perhaps the coordinator before had no time for that
         self.watch()
         self._go_on()
 
@@ -48,10 +52,19 @@ class Searching(Steering):
                 elif what == "add":
                     arguments[0] = tuple(arguments[0])
                 self.procedure.replay([(what, *arguments)])
-        training = self.training
+        training, trials = self.training, self.procedure.trials
+        for key, trial in trials.items():
+            c = training.by_key.get(key)
+            if c is not None and (c["model_id"], c["compile_params"], c["fit_params"] or "") != (
+                    *trial.configuration[:2], trial.configuration[2] or ""):
+                raise MopError(f"run {training.run_id} cannot go on: its search proposes another mst_key {key} now",
+                               detail="Perhaps another version of Optuna is installed.",
+                               hint=f"Begin another with continue_from => {training.run_id}.", sqlstate="55000")
+            self.taken += c is not None and not trial.outside
         for key, why in self.procedure.stopped().items():
             # what failed for its place's sake is not tried again: the procedure has been told
-            if key in training.by_key and self.procedure.trials[key].state == "failed" and key not in training.misfits:
+            if key in training.by_key and trials[key].state == "failed" and key not in training.misfits:
+                self.withdraw(key, why)
                 self.executor.give_up([key], why)
 
     def ended(self, stages):
@@ -72,11 +85,15 @@ class Searching(Steering):
         if self.seconds is not None and not self.over and time.monotonic() - self.training.began > self.seconds:
             self._note(["limit"])
             self.over = ended = True
-            for key, trial in sorted(self.procedure.trials.items()):
-                if trial.state == "running":
-                    self.withdraw(key, "the time was up")
+            self._end_all()
         super().wishes(wishes)
         return ended
+
+    def _end_all(self):
+        """The time is up: nothing more is begun."""
+        for key, trial in sorted(self.procedure.trials.items()):
+            if trial.state == "running":
+                self.withdraw(key, "the time was up")
 
     def stop(self, mst_key, reason):
         if mst_key in self.procedure.trials:
@@ -100,18 +117,21 @@ class Searching(Steering):
             proposals = [] if self.over else self.procedure.ask()
             if not proposals:
                 return
+            self.training.tell_asked(proposals)
             for proposal in proposals:
                 self._take_up(proposal)
 
     def _take_up(self, proposal):
         key, new = proposal.trial, []
         if proposal.configuration is not None and key not in self.training.by_key:
-            if self.most is not None and key > self.most:
+            outside = self.procedure.trials[key].outside
+            if self.most is not None and self.taken >= self.most and not outside:
                 self._note(["stop", key, "max_trials"])
                 self.procedure.stop(key, "max_trials")
                 return
+            self.taken += not outside
             c = self.training.new_configuration(key, proposal.configuration)
-            problem, new = self.training.add(c), [c]
+            problem, new = self.training.add(c, max(proposal.budget, self.training.num_iterations)), [c]
             self.begin_to_watch(c)
             if problem:
                 self.executor.ask(new, [], [])
@@ -128,6 +148,8 @@ class Searching(Steering):
         else:
             self.look_up([s for s in plan.path(key)[self.heard.get(key, 0):] if s.evaluated and s.ended])
             self._hear(key)
+            if key in self.watches:  # of what others have trained for it already
+                self.look(key)
 
     def _hear(self, key):
         """Tell the procedure of the iterations of a trial that have been evaluated since."""

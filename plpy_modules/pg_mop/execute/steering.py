@@ -1,5 +1,6 @@
 """What decides, while a run goes on, what of it is asked for."""
 
+from pg_mop.database import MopError
 from pg_mop.plan.watch import Watch
 
 
@@ -86,14 +87,18 @@ class Steering:
         for wish in wishes:
             if "stop" in wish:
                 self.stop(wish["stop"], f"stopped by {wish['by']}")
-            else:
-                model_id, compile_params, fit_params = wish["add"]
-                self.add((model_id, compile_params, fit_params or ""), wish["iterations"], f"added by {wish['by']}")
+                continue
+            model_id, compile_params, fit_params = wish["add"]
+            reason = f"added by {wish['by']}"
+            try:
+                self.add((model_id, compile_params, fit_params or ""), wish["iterations"], reason)
+            except MopError as error:  # the tables that it needs have changed
+                self.training.db.warning(f"the configuration {reason} cannot be taken up: {error.message}")
 
     def withdraw(self, mst_key, reason):
-        """A configuration goes no further than the iteration that it is in."""
-        if self.executor.plan.path(mst_key):
-            self.executor.withdraw(mst_key, reason)
+        """A configuration goes no further than the iteration that it is in. Returns the stages of which less is wanted
+        by that."""
+        return self.executor.withdraw(mst_key, reason) if self.executor.plan.path(mst_key) else []
 
 
 class Planned(Steering):
@@ -119,20 +124,23 @@ class Planned(Steering):
         self.tell()
 
     def stop(self, mst_key, reason):
-        self.withdraw(mst_key, reason)
-        self.unwanted()
+        for stage in self.withdraw(mst_key, reason):
+            if not stage.trials:
+                self._leave(stage)
 
     def add(self, configuration, iterations, reason):
         training = self.training
         iterations = iterations or training.num_iterations
         c = training.new_configuration(max(training.by_key) + 1, configuration)
-        if problem := training.add(c):
+        if problem := training.add(c, iterations):
             training.db.warning(f"configuration {c['mst_key']}, {reason}, cannot be trained: {problem}")
         self.begin_to_watch(c)
         stages, requests = ([], []) if problem else training.ask(c, iterations, [
             i for i in range(1, iterations + 1) if i in training.metrics_iterations or i == iterations])
         self.executor.ask([c], stages, requests)
         self.expect(stages)
+        if c["mst_key"] in self.watches:  # what others have trained already may be its best, or its end
+            self.look(c["mst_key"])
 
     def tell(self):
         """Tell of the iterations that have been gone through."""

@@ -7,14 +7,14 @@ from collections import namedtuple
 Known = namedtuple("Known", "run stage state scored origin before")
 
 
-def adoptable(stages, known, preferred=None):
+def adoptable(stages, known, preferred=None, kept=()):
     """Which of `stages` (new to a plan, parents first) are taken over: [(stage, Known, whether its state is needed)].
 
     `known`: {identity: [Known, ...]}; where several serve, the one of which most can be taken over, then that of the
     run `preferred`, then the latest. A stage is taken over after the very parent that it was trained from (`origin` of
     the one is `before` of the other), so that a path has one history; where it, or one below it, has a state; with its
-    metrics, where these are wanted and its state is gone; and with its state, where anybody will read that. Sets
-    nothing: who takes the stages over sets their `origin`.
+    metrics, where these are wanted and its state is gone; and with its state, where anybody will read that, or its
+    number is among `kept`. Sets nothing: who takes the stages over sets their `origin`.
     """
     worth = {}  # (stage number, origin) -> stages that can be taken over from there on
     best = {}   # (stage number, where the parent was trained) -> Known
@@ -41,9 +41,10 @@ def adoptable(stages, known, preferred=None):
             if found is not None and stage.number not in refused:
                 taken[stage.number] = found
         lacking = {stage.number for stage in stages if stage.number in taken and not taken[stage.number].state
-                   and _is_read(stage, taken)}
+                   and (stage.number in kept or _is_read(stage, taken))}
         if not lacking:
-            return [(stage, taken[stage.number], _is_read(stage, taken)) for stage in stages if stage.number in taken]
+            return [(stage, taken[stage.number], stage.number in kept or _is_read(stage, taken))
+                    for stage in stages if stage.number in taken]
         refused |= lacking
 
 
