@@ -22,8 +22,9 @@ initial weights, and evaluate on 1,000 rows of their own where trials are compar
   asynchronous, for both procedures.
 
 ASHA as Ray and Optuna have it stops a trial for good where pg_mop's pauses it; so they do not train the same numbers
-of iterations. Session-seconds are read + train + write of units; a trainer's first one compiles, and waits until
-Keras has been imported.
+of iterations. In `grid-2`, `grid-3` and `eight` all train by the kernel `loop`, so that what differs is the work; else
+the kernel is chosen as by default. Session-seconds are read + train + write of units; a trainer's first one compiles,
+and waits until Keras has been imported.
 """
 
 

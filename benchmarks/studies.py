@@ -71,7 +71,8 @@ def _grids(rates, batch_sizes):
             f"{{'batch_size': [{', '.join(batch_sizes)}]}}")
 
 
-def study(about, iterations, rates, batch_sizes, procedure="grid", levels=(), peers=True, rows=5_000, validation=1_000):
+def study(about, iterations, rates, batch_sizes, procedure="grid", levels=(), peers=True, rows=20_000,
+          validation=1_000):
     """A Study of all configurations of its space, in the order of mop_search's random sampler."""
     source, drawn = sources.source("random", Space.of_texts([1], *_grids(rates, batch_sizes)), SEED), []
     while point := source.draw(len(drawn) + 1):
@@ -88,7 +89,7 @@ def _halving(procedure, about):
              "Warmup(0.01, 3, MultiStep(0.1, [7], 0.1))", "Warmup(0.01, 3, MultiStep(0.1, [9], 0.1))",
              "Warmup(0.005, 3, Cosine(0.1, 13))", "CyclicLR(0.002, 0.1, 8)")
     return study(about, 16, rates, ("32", "MultiStep(32, [10], 2)", "MultiStep(32, [12], 4)", "64"), procedure,
-                 (1, 4, 16))
+                 (1, 4, 16), rows=5_000)
 
 
 def _eighth(number):
@@ -98,7 +99,7 @@ def _eighth(number):
         f"MultiStep(0.1, [{first}, {second}], 0.3)", f"MultiStep(0.05, [{first}], 0.1)",
         f"Warmup(0.01, 3, MultiStep(0.1, [{second - 3}], 0.1))",
         f"Cosine({(10 - number) / 100}, 12)", f"Exponential(0.1, {(80 + number) / 100})"),
-        ("32", f"MultiStep(32, [{second}], 2)"))
+        ("32", f"MultiStep(32, [{second}], 2)"), peers=False)
 
 
 STUDIES = {
@@ -107,7 +108,7 @@ STUDIES = {
         ("MultiStep(0.1, [6, 9], 0.1)", "MultiStep(0.1, [8], 0.3)", "MultiStep(0.03, [6], 0.1)",
          "MultiStep(0.03, [9], 0.1)", "Cosine(0.1, 12)", "Warmup(0.01, 3, MultiStep(0.1, [6], 0.1))",
          "Warmup(0.01, 3, Exponential(0.1, 0.8))", "CyclicLR(0.01, 0.1, 3)"),
-        ("32", "MultiStep(32, [8], 2)", "MultiStep(32, [10], 2)", "64")),
+        ("32", "MultiStep(32, [8], 2)", "MultiStep(32, [10], 2)", "64"), peers=False),
     "grid-3": study(
         "grid search, merge rate about 3", 12,
         ("MultiStep(0.1, [8], 0.1)", "MultiStep(0.1, [10], 0.1)", "MultiStep(0.1, [8, 10], 0.3)",

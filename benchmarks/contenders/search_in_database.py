@@ -26,7 +26,9 @@ def contender(workload, dsn, workers, clock, *settings):
     with clock.part("connect"):
         connection, cursor = connect(dsn)
         cursor.execute("SET client_min_messages = warning")
-        for setting in ("pg_mop.threads=1", "pg_mop.seed=1", "pg_mop.reuse=off", *settings):
+        # what is compared is the work of studies of the same kernel; against others the kernel is chosen as by default
+        kernel = "auto" if workload.parts[0].peers else "loop"
+        for setting in ("pg_mop.threads=1", "pg_mop.seed=1", "pg_mop.reuse=off", f"pg_mop.kernel={kernel}", *settings):
             cursor.execute("SELECT set_config(%s, %s, FALSE)", setting.split("="))
         cursor.execute("SELECT madlib.mop_drop_checkpoints()")
     with clock.part("pack"):

@@ -10,7 +10,7 @@ kernel is tried where it promises more than it costs, and
 
 from dataclasses import dataclass, field
 
-SLACK = 0.05  # of the run's time: what trying may cost
+SLACK = 0.1  # of the run's time: what trying may cost
 MARGIN = 1.5  # by which a gain that is expected from experience must exceed the cost
 
 # before a kernel has been tried: its compilation in compilations of the loop and seconds, and its speed-up over the
