@@ -78,6 +78,16 @@ SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_stage', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_request', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_search_log', '');
 
+CREATE TABLE @extschema@.mop_guest (
+    run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    server name NOT NULL,               -- the foreign server's name
+    guest bigint NOT NULL,              -- the run's number there
+    PRIMARY KEY (run_id, server)
+);
+ALTER TABLE @extschema@.mop_guest ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_guest FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_segment ADD COLUMN server name;
+
 -- Of runs from before, every iteration of every configuration is a stage of its own: their numbers by iteration.
 CREATE TEMPORARY TABLE mop_chain ON COMMIT DROP AS
 SELECT c.run_id, c.mst_key, c.compile_params, c.fit_params, i.iteration, r.metrics_iterations, r.averaging,
@@ -197,3 +207,6 @@ DROP FUNCTION @extschema@.mop_open_run(json, json, json, text),
     @extschema@.mop_put_state(bigint, integer, integer, integer, integer, bytea, text);
 
 #functions
+
+CREATE TRIGGER arrive INSTEAD OF INSERT ON @extschema@.mop_arrivals
+    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_arrive();

@@ -141,6 +141,14 @@ CREATE TABLE @extschema@.mop_generation (
     PRIMARY KEY (run_id, generation)
 );
 
+-- The run's own run on each other server that holds segments of it: sql/13_servers.sql.
+CREATE TABLE @extschema@.mop_guest (
+    run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
+    server name NOT NULL,               -- the foreign server's name
+    guest bigint NOT NULL,              -- the run's number there
+    PRIMARY KEY (run_id, server)
+);
+
 -- What an administrator allows a role (NULL: all that have no row of their own); NULL columns do not limit.
 CREATE TABLE @extschema@.mop_limit (
     role name UNIQUE,
@@ -158,6 +166,7 @@ CREATE TABLE @extschema@.mop_segment (
     rows bigint NOT NULL,
     bytes bigint NOT NULL,
     fingerprint text NOT NULL,          -- of the packed rows' versions: tells that nobody has written to them
+    server name,                        -- the foreign server that holds it; NULL: this one
     PRIMARY KEY (run_id, dataset, segment)
 );
 
@@ -244,6 +253,8 @@ ALTER TABLE @extschema@.mop_segment ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_segment FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_unit ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_unit FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_guest ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_guest FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_generation ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_generation FOR SELECT
     USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));

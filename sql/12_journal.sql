@@ -167,9 +167,10 @@ BEGIN
         seed bigint, scheduler text, num_iterations integer, metrics_iterations integer[], configurations integer,
         segments integer, parameters json, sessions integer)
     RETURNING mop_run.run_id INTO id;
-    INSERT INTO @extschema@.mop_segment (run_id, dataset, segment, rows, bytes, fingerprint)
-    SELECT id, s.dataset, s.segment, s.rows, s.bytes, s.fingerprint
-    FROM json_to_recordset(segments) AS s(dataset text, segment integer, rows bigint, bytes bigint, fingerprint text);
+    INSERT INTO @extschema@.mop_segment (run_id, dataset, segment, rows, bytes, fingerprint, server)
+    SELECT id, s.dataset, s.segment, s.rows, s.bytes, s.fingerprint, s.server
+    FROM json_to_recordset(segments) AS s(dataset text, segment integer, rows bigint, bytes bigint, fingerprint text,
+        server name);
     PERFORM @extschema@.mop_new_generation(id, 1, ticket);
     RETURN id;
 END

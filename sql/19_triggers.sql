@@ -3,6 +3,9 @@
 CREATE TRIGGER generation_gone AFTER DELETE ON @extschema@.mop_generation
     FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_generation_gone();
 
+CREATE TRIGGER arrive INSTEAD OF INSERT ON @extschema@.mop_arrivals
+    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_arrive();
+
 CREATE EVENT TRIGGER pg_mop_end_idle_sessions ON ddl_command_start WHEN TAG IN ('DROP EXTENSION')
     EXECUTE FUNCTION @extschema@.mop_end_idle_sessions();
 

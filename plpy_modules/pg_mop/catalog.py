@@ -6,30 +6,35 @@ transaction, and what it reads is there at any isolation level of that. Users ma
 functions of sql/12_journal.sql do.
 """
 
+import contextlib
 import io
 import json
+import select
 import struct
+import time
 
 import psycopg2
+import psycopg2.extensions
 import psycopg2.extras
 
-from pg_mop.database import SESSION_OPTIONS, MopError, connection_refused, quote_identifier
+from pg_mop.database import SESSION_OPTIONS, MopError, quote_identifier
 from pg_mop.plan.reuse import Known
 
 
-def connect(parameters, role, name):
-    """A session (psycopg2's) as `role` beside the caller's, with `name` as application_name. Raises MopError."""
+def connect(way, name):
+    """A session (psycopg2's) beside the caller's, by a :class:`~pg_mop.engines.ways.Way`, with `name` as
+    application_name. Raises MopError."""
     try:
         connection = psycopg2.connect(
-            **parameters, connect_timeout=10, application_name=name, options=f"{SESSION_OPTIONS} -c "
+            **way.parameters, connect_timeout=10, application_name=name, options=f"{SESSION_OPTIONS} -c "
             f"statement_timeout=30000 -c lock_timeout=10000")
         connection.autocommit = True
         with connection.cursor() as cursor:
             # always: the login's own settings may say another
-            cursor.execute(f"SET ROLE {quote_identifier(role)}")
+            cursor.execute(f"SET ROLE {quote_identifier(way.role)}")
         return connection
     except psycopg2.Error as error:
-        raise connection_refused(parameters, error) from None
+        raise way.refused(error) from None
 
 MOST_ROWS = 5000  # that are written by one statement
 
@@ -37,20 +42,24 @@ MOST_ROWS = 5000  # that are written by one statement
 class Catalog:
     """The catalog through a session of its own, as the calling role."""
 
-    def __init__(self, db, parameters):
+    def __init__(self, db, way):
         """Connects. Raises MopError with what mends it."""
         # psycopg2 takes a single % for a place to fill
-        self.schema, self.role, self.parameters = db.extension.replace("%", "%%"), db.current_user(), parameters
+        self.schema, self.way = db.extension.replace("%", "%%"), way
         self.epoch = None  # of the run that is opened or reopened by this
         self.caller = db.value("SELECT pg_backend_pid()")
         # tells the catalog, in this session, which session it is that calls
         self.coordinator = db.value(f"SELECT backend FROM {db.extension}.mop_tickets")
-        self._me = (f"(SELECT o.owner FROM {self.schema}.mop_owner o"
-                    f" WHERE o.who = to_regrole(quote_ident(current_user)))")  # this role's number there
         self._connect()
 
+    @property
+    def _me(self):
+        """SQL: this role's number there."""
+        return (f"(SELECT o.owner FROM {self.schema}.mop_owner o"
+                f" WHERE o.who = to_regrole(quote_ident(current_user)))")
+
     def _connect(self):
-        self.connection = connect(self.parameters, self.role, "pg_mop catalog")
+        self.connection = connect(self.way, "pg_mop catalog")
         self.connection.cursor_factory = psycopg2.extras.RealDictCursor
 
     def execute(self, sql, values=None):
@@ -138,7 +147,7 @@ class Catalog:
         cursor.execute(f"SELECT {self.schema}.mop_open_run(%s, %s) AS run_id", (
             json.dumps({**run, "coordinator": self.coordinator}),
             json.dumps([{"dataset": dataset, "segment": s.key, "rows": s.rows, "bytes": s.bytes,
-                         "fingerprint": s.fingerprint} for dataset, s in segments])))
+                         "fingerprint": s.fingerprint, "server": s.server} for dataset, s in segments])))
         run_id = cursor.fetchone()["run_id"]
         self._ask(cursor, run_id, configurations, plan.stages.values(),
                   [(c["mst_key"], stage) for c in configurations for stage in plan.path(c["mst_key"])],
@@ -357,6 +366,10 @@ class Catalog:
                 f"SELECT {self.schema}.mop_begin_unit(%(run_id)s, %(epoch)s, %(stage)s, %(iteration)s, %(segment)s,"
                 f" %(kind)s, %(dataset)s, %(attempt)s, %(queued_at)s)", {**unit, "epoch": self.epoch}).decode()
 
+    def begin_unit(self, unit):
+        """Note a unit (dict) as running; it does so on another server."""
+        self.execute(self.begin_unit_sql(unit).replace("%", "%%"))
+
     def fail_unit(self, unit, error):
         """Note that an attempt (dict) failed. Its row is made here where the session went before it could."""
         self.execute(
@@ -406,6 +419,60 @@ class Catalog:
                                               f"(FORMAT binary)", (run_id, stage, version)), parts)
             cursor.execute("SET statement_timeout = 30000")
         return parts
+
+    # --- several servers --------------------------------------------------------------------------
+    def guests(self, run_id):
+        """{server: the run's number there} of the other servers that a run is at work on."""
+        return {row["server"]: row["guest"] for row in self.execute(
+            f"SELECT server, guest FROM {self.schema}.mop_guest WHERE run_id = %s", (run_id,))}
+
+    def add_guest(self, run_id, server, guest):
+        self.execute(f"SELECT {self.schema}.mop_add_guest(%s, %s, %s, %s)", (run_id, self.epoch, server, guest))
+
+    def forget_guest(self, run_id, server):
+        self.execute(f"SELECT {self.schema}.mop_forget_guest(%s, %s, %s)", (run_id, self.epoch, server))
+
+    def drop_run(self, run_id):
+        """Drop a run and its states."""
+        self.execute(f"SELECT {self.schema}.mop_drop_run(%s)", (run_id,))
+
+    def led_by(self, leader):
+        """{its number there: the number of the leader's run} of the role's runs here that are guests of a server."""
+        return {row["run_id"]: int(row["led"]) for row in self.execute(
+            f"SELECT run_id, parameters ->> 'run' AS led FROM {self.schema}.mop_run WHERE owner = {self._me}"
+            f" AND function = 'guest' AND parameters ->> 'leader' = %s", (leader,))}
+
+    def finished_units(self, run_id):
+        """A run's units that are finished, as dicts, those of training by version."""
+        return self.execute(f"SELECT stage, segment, kind, dataset, version FROM {self.schema}.mop_unit"
+                            f" WHERE run_id = %s AND status = 'finished' ORDER BY version", (run_id,))
+
+    def report(self, run_id, unit):
+        """What is known here of a unit that is finished (JSON as text), or None."""
+        return self.execute(self.report_sql(run_id, unit))[0]["report"]
+
+    def report_sql(self, run_id, unit):
+        """SQL for that, as column `report`."""
+        return (f"SELECT {self.schema}.mop_report_unit({int(run_id)}, {int(unit.stage)}, {int(unit.segment)}, "
+                f"'{unit.kind}', '{unit.dataset}')::text AS report")
+
+    def register(self, run_id, report):
+        """Register what another server reports of a unit."""
+        self.execute(f"SELECT {self.schema}.mop_register_unit(%s, %s, %s)", (run_id, self.epoch, report))
+
+    def partials(self, run_id, stage, dataset):
+        """The sums of the segments that have been evaluated (JSON as text), or None."""
+        return self.execute(f"SELECT {self.schema}.mop_take_partials(%s, %s, %s)::text AS sums",
+                            (run_id, stage, dataset))[0]["sums"]
+
+    def put_partials(self, run_id, stage, dataset, sums):
+        self.execute(f"SELECT {self.schema}.mop_put_partials(%s, %s, %s, %s, %s)",
+                     (run_id, self.epoch, stage, dataset, sums))
+
+    def arrived(self, run_id, stage, version, generation):
+        """A stage's state has arrived from elsewhere, in this generation: its bytes."""
+        return self.execute(f"SELECT {self.schema}.mop_arrived(%s, %s, %s, %s, %s) AS size",
+                            (run_id, self.epoch, stage, version, generation))[0]["size"]
 
     # --- units that ended -------------------------------------------------------------------------
     def unit_is_finished(self, unit):
@@ -487,6 +554,51 @@ class Catalog:
         return self.execute(
             f"SELECT extract(epoch FROM max(finished_at) - min(started_at))::float8 AS s FROM {self.schema}.mop_unit"
             f" WHERE run_id = %s AND iteration = %s AND kind = 'train'", (run_id, iteration))[0]["s"]
+
+
+class Guest(Catalog):
+    """The catalog of another server, where a run has a run of its own (sql/13_servers.sql).
+
+    Whoever waits for it hears cancels, and waits no longer than SECONDS.
+    """
+
+    SECONDS = 5  # for any answer
+
+    def __init__(self, way, schema, tick):
+        """Connects. `schema`: the extension's there, quoted; `tick`: called while it waits. Raises MopError."""
+        self.schema, self.way, self.tick, self.epoch, self.caller = schema.replace("%", "%%"), way, tick, None, None
+        self._connect()
+
+    def _connect(self):
+        with self._listening():
+            super()._connect()
+        self.coordinator = self._run(f"SELECT backend FROM {self.schema}.mop_tickets")[0]["backend"]
+
+    def _lasting(self, work, *args):
+        with self._listening():
+            return super()._lasting(work, *args)
+
+    @contextlib.contextmanager
+    def _listening(self):
+        """Within it psycopg2 waits as `_wait` does."""
+        before = psycopg2.extensions.get_wait_callback()
+        psycopg2.extensions.set_wait_callback(self._wait)
+        try:
+            yield
+        finally:
+            psycopg2.extensions.set_wait_callback(before)
+
+    def _wait(self, connection):
+        """(Where this raises, psycopg2 closes the connection: nobody waits for the answer. Who did it here would wait
+        for psycopg2's lock for ever.)"""
+        until = time.monotonic() + self.SECONDS
+        while (state := connection.poll()) != psycopg2.extensions.POLL_OK:
+            reading = [connection] if state == psycopg2.extensions.POLL_READ else []
+            writing = [connection] if state == psycopg2.extensions.POLL_WRITE else []
+            if not any(select.select(reading, writing, [], 0.1)):
+                self.tick()
+                if time.monotonic() > until:
+                    raise MopError(f"server {self.way.server} has not answered for {self.SECONDS} s", sqlstate="08006")
 
 
 def note_output(db, run_id, seal):

@@ -312,22 +312,6 @@ def listening():
     return lines[3].strip(), lines[4].strip(), "127.0.0.1" if listen in ("*", "0.0.0.0") else listen
 
 
-def connection_refused(parameters, error):
-    """The MopError for a connection that could not be made, with the commands that mend it."""
-    user, address = quote_identifier(parameters["user"]), listening()[2]
-    options = f" OPTIONS (host {quote_literal(address)})" if address else ""
-    if "password" in parameters:
-        hint = ("The password is that of the role's user mapping: ALTER USER MAPPING FOR "
-                f"{user} SERVER pg_mop OPTIONS ({'SET' if parameters['password'] else 'ADD'} password '...');")
-    else:
-        hint = ("Worker sessions connect to this server as the calling role. Where it asks them for a password: "
-                f"CREATE SERVER IF NOT EXISTS pg_mop FOREIGN DATA WRAPPER pg_mop{options}; "
-                f"GRANT USAGE ON FOREIGN SERVER pg_mop TO {user}; "
-                f"CREATE USER MAPPING FOR {user} SERVER pg_mop OPTIONS (password '...');")
-    return MopError(f"cannot open a worker session as role {user}", detail=str(error).strip(), hint=hint,
-                    sqlstate="08001")
-
-
 def extension_schema(plpy):
     """The schema that holds pg_mop."""
     return plpy.execute("SELECT n.nspname FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_namespace n "

@@ -17,9 +17,9 @@ class Locks:
     That session is looked at whenever the caller waits; where it was lost, another holds the same from then on.
     """
 
-    def __init__(self, db, parameters, lock_timeout):
-        """`parameters()`: psycopg2's, of a session as the calling role; `lock_timeout`: milliseconds."""
-        self.db, self.parameters, self.lock_timeout, self._session = db, parameters, lock_timeout, None
+    def __init__(self, db, way, lock_timeout):
+        """`way()`: how a session as the calling role gets here; `lock_timeout`: milliseconds."""
+        self.db, self.way, self.lock_timeout, self._session = db, way, lock_timeout, None
         self.output, self.shared = None, []
         if db.commits:
             self._open()
@@ -88,7 +88,7 @@ class Locks:
                                sqlstate=error.pgcode or "08006") from None
 
     def _open(self):
-        self._session = connect(self.parameters(), self.db.current_user(), "pg_mop locks")
+        self._session = connect(self.way(), "pg_mop locks")
         self._session.autocommit = False  # one transaction, to the end
 
     def _look(self):

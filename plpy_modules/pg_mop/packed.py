@@ -16,7 +16,10 @@ class PackedTable:
         """Read and check the table that the caller calls `text`. Raises MopError as contract 3, section 7."""
         hint = REPACK.format(schema=db.extension)
         self.text = text
-        self.table = db.input_table(text, what, hint=hint)
+        self.table = db.input_table(text, what, hint=hint, rows=False)
+        # whoever reads a foreign table here depends on its server until his transaction ends
+        if not self._is_foreign(db) and db.one(f"SELECT 1 AS x FROM {self.table} LIMIT 1") is None:
+            raise MopError(f'{what} "{text}" is empty', hint=hint)
         if self.table.kind == "v":
             raise MopError(f'{what} "{text}" is a view: it must be a table that the preprocessor has made', hint=hint)
         db.check_readable(self.table, db.columns(self.table))
@@ -60,11 +63,19 @@ class PackedTable:
             lists.append(names)
         return lists
 
-    def shapes(self, db):
-        """{column: shape of one example} from the first buffer."""
-        wanted = ", ".join(quote_identifier(c + "_shape") for c in self.columns)
-        row = db.one(f"SELECT {wanted} FROM {self.table} LIMIT 1")
-        return {c: list(row[c + "_shape"][1:]) for c in self.columns}
+    def _is_foreign(self, db):
+        return db.value("SELECT EXISTS (SELECT 1 FROM (SELECT relid FROM pg_partition_tree($1::oid::regclass) UNION "
+                        "SELECT $1::oid::regclass) t JOIN pg_foreign_table f ON f.ftrelid = t.relid)", ["oid"],
+                        [self.table.oid])
+
+    def shape_columns(self):
+        """SQL: the columns with the shapes."""
+        return ", ".join(quote_identifier(c + "_shape") for c in self.columns)
+
+    def shapes(self, db, table=None):
+        """{column: shape of one example} from the first buffer; None where there is none. `table`: a part (quoted)."""
+        row = db.one(f"SELECT {self.shape_columns()} FROM {table or self.table} LIMIT 1")
+        return row and {c: list(row[c + "_shape"][1:]) for c in self.columns}
 
     def class_values(self):
         """{output: list of class values, or None}, padding included, as the summary has them."""

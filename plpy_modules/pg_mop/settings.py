@@ -67,10 +67,22 @@ def _milliseconds(text):
 
 _milliseconds.wanted = "a duration such as 10s or 5min"
 
+
+def _names(text):
+    """'w1, w2' -> list of names."""
+    names = [name.strip() for name in text.split(",")]
+    if "" in names:
+        raise ValueError
+    return names
+
+
+_names.wanted = "names of servers, w1, w2, or local for this one"
+
 # name -> (parser, default; None = chosen when it is used)
 KNOWN = {
     "seed": (_integer(0, 2**31 - 1), None),
     "segments": (_integer(1, 1024), None),
+    "servers": (_names, None),
     "scheduler": (_choice(*SCHEDULERS), "randomized"),
     "cache_mb": (_integer(0, 1 << 30), 1024),
     "threads": (_integer(1, 1024), None),
@@ -84,6 +96,7 @@ KNOWN = {
     "kernel": (_choice(*KERNELS), "auto"),
     "resume": (_switch, True),
     "unit_retries": (_integer(0, 1000), 3),
+    "server_timeout": (_milliseconds, 600_000),
     "sessions": (_integer(1, 1000), None),
     "trainer_memory_mb": (_integer(256, 1 << 30), None),
     "max_model_mb": (_integer(1, 1 << 30), None),
@@ -106,8 +119,6 @@ def load(db):
         except ValueError:
             raise MopError(f'invalid value for setting "pg_mop.{name}": "{text}"',
                            hint=f"It takes {parse.wanted}.") from None
-    if values["segments"] is None:
-        values["segments"] = gpus() or cores()
     return values
 
 

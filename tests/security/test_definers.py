@@ -34,7 +34,7 @@ def test_no_trigger_function_of_ours_can_be_hung_on_another_table(db, roles):
                 [victor.run_id])
     triggers = db.run("SELECT p.oid::regproc::text AS name FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace "
                       "WHERE nspname = 'madlib' AND prorettype IN ('trigger'::regtype, 'event_trigger'::regtype)")
-    assert len(triggers) == 3
+    assert len(triggers) == 4
     for trigger in triggers:
         assert not db.value("SELECT has_function_privilege('mop_user', %s, 'EXECUTE')", [trigger["name"] + "()"])
     assert isinstance(mallory.error("CREATE TRIGGER x BEFORE DELETE ON bait FOR EACH ROW EXECUTE FUNCTION "
@@ -42,6 +42,13 @@ def test_no_trigger_function_of_ours_can_be_hung_on_another_table(db, roles):
     # and where a superuser hangs it there himself
     db.run("CREATE TRIGGER x BEFORE DELETE ON mallory.bait FOR EACH ROW EXECUTE FUNCTION madlib.mop_generation_gone()")
     assert "this is the trigger of mop_generation" in str(mallory.error("DELETE FROM bait"))
+    db.run("CREATE TRIGGER y BEFORE INSERT ON mallory.bait FOR EACH ROW EXECUTE FUNCTION madlib.mop_arrive()")
+    assert "this is the trigger of mop_arrivals" in str(mallory.error("INSERT INTO bait VALUES (1, 1)"))
+    # what arrives, and what departs, is of one's own runs
+    into = "INSERT INTO madlib.mop_arrivals (run_id, stage, version, target, part, data) VALUES (%s, 1, 9, 1, 0, 'x')"
+    assert "there is no run" in str(mallory.error(into, [victor.run_id]))
+    assert "there is no run" in str(mallory.error("SELECT data FROM madlib.mop_departures WHERE run_id = %s",
+                                                  [victor.run_id]))
     assert states_of(db, victor.run_id) == 1
 
 

@@ -11,7 +11,7 @@ from pg_mop.plan import identity
 from pg_mop.plan.stages import Plan
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
-from pg_mop.schedule.simulator import Visit, makespan, simulate
+from pg_mop.schedule.simulator import Transport, Visit, makespan, simulate
 
 SHAPES = [(16, 2, 3), (2, 5, 2), (1, 3, 2), (4, 1, 2), (1, 1, 1), (5, 3, 1), (3, 3, 2)]
 
@@ -345,3 +345,63 @@ def test_the_longest_path_first_takes_no_longer_than_level_by_level():
                 8 if p.stages[unit.stage].parameters[1] == "large" else 1) + random.Random(repr(unit)).random() / 10))
     assert spans["longest-first"] < spans["breadth-first"]
     assert spans["randomized"] < 1.01 * spans["longest-first"]
+
+
+# --- several servers ---------------------------------------------------------------------------------------
+
+SERVERS = {("training", 0): "w1", ("training", 1): None, ("training", 2): "w1", ("training", 3): "w2",
+           ("validation", 0): None, ("validation", 1): "w2", ("validation", 2): "w3"}
+
+
+def board_on_servers(configurations=4, iterations=2):
+    return Board(chains(configurations, iterations, range(1, iterations + 1)), range(4), range(3), SERVERS)
+
+
+@pytest.mark.parametrize("wanted", [1, 3, 4, 5, 9])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_place_does_segments_of_its_own_server_alone(name, wanted):
+    """However few places there are, each server has one; the last evaluation of a dataset waits for the others."""
+    board = board_on_servers()
+    board.serve(board.first_places(wanted))
+    assert {board.server(p) for p in board.places} == {"w1", "w2", "w3", None}
+    visits = simulate(board, SCHEDULERS[name](board, 3), lambda unit: random.Random(repr(unit)).uniform(1, 2))
+    assert len(visits) == 4 * 2 * (4 + 4 + 3)
+    assert all(SERVERS[v.unit.dataset, v.unit.segment] == board.server(v.place) for v in visits)
+    for stage in board.plan.stages:
+        for dataset in ("training", "validation"):
+            evaluations = [v for v in visits
+                           if (v.unit.stage, v.unit.kind, v.unit.dataset) == (stage, "evaluate", dataset)]
+            last = max(evaluations, key=lambda v: v.start)
+            assert all(v.end <= last.start for v in evaluations if v is not last)
+
+
+def test_an_evaluation_that_fails_is_not_the_last_one_any_more():
+    board = board_on_servers(1, 1)
+    stage = next(iter(board.plan.stages))
+    for segment in range(4):
+        unit = board.unit(stage, "train", "training", segment)
+        board.start(unit)
+        board.finish(unit)
+    first, second, third = (board.unit(stage, "evaluate", "validation", s) for s in range(3))
+    board.start(first)
+    board.start(second)
+    assert not board.may_evaluate(stage, "validation", 2), "it waits for the others"
+    board.release(second)
+    assert board.may_evaluate(stage, "validation", 1) and board.may_evaluate(stage, "validation", 2)
+    board.start(third)
+    assert not board.may_evaluate(stage, "validation", 1)
+    board.finish(first), board.finish(third)
+    assert board.may_evaluate(stage, "validation", 1)
+    board.start(second)
+    assert board.is_last(second)
+    board.finish(second)
+
+
+def test_carrying_and_the_coordinators_work_take_time():
+    def span(**transport):
+        board = board_of(8, 4, 3)
+        given = Transport(**{"bytes": 1e8, "network": 1e8, "disk": 1e9, "coordinator": 0.0, **transport})
+        return makespan(simulate(board, SCHEDULERS["randomized"](board, 1), lambda unit: 1.0, transport=given))
+    free = makespan(simulate(board := board_of(8, 4, 3), SCHEDULERS["randomized"](board, 1), lambda unit: 1.0))
+    assert span(bytes=0) == pytest.approx(free)
+    assert free < span(direct=True) < span() and span(bytes=0, coordinator=1.0) >= 8 * 4 * 3

@@ -115,12 +115,12 @@ class Checks:
 
     def _check_data(self):
         """The data's columns, and which configurations they do not fit (those fail, the others run)."""
-        db, source = self.db, self.source
-        shapes = source.shapes(db)
+        source = self.source
+        shapes = self.engine.shapes(source)
         self.shapes = [shapes[c] for c in source.columns]
         self.outputs = source.wanted_outputs(shapes)
         if self.validation is not None:
-            theirs = self.validation.shapes(db)
+            theirs = self.engine.shapes(self.validation)
             theirs = [theirs[c] for c in self.validation.columns]
             if theirs != self.shapes:
                 raise MopError(f'"{self.validation.text}" holds rows of shapes {theirs}, "{source.text}" of '

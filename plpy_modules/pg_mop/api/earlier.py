@@ -5,7 +5,7 @@ from collections import Counter
 
 from pg_mop.catalog import Catalog
 from pg_mop.database import MopError
-from pg_mop.engines.postgresql import PostgreSQL
+from pg_mop.engines import ways
 from pg_mop.schedule.board import Unit
 
 # settings that decide what is computed: those of the run count, not those in force now
@@ -14,7 +14,7 @@ SAME = ("seed", "scheduler", "kernel", "same_start", "sharing", "threads", "kera
 
 def open_journal(db):
     """The catalog, to look at runs before a call trains anything."""
-    return Catalog(db, PostgreSQL().connection_parameters(db))
+    return Catalog(db, ways.local(db))
 
 
 def own_run(db, journal, run_id, shown="model_output_table"):

@@ -48,7 +48,8 @@ class Planning(Checks):
             self.plan.withdraw(key)
         places = len(self._keys("training"))
         self.wanted = min(places, options["sessions"] or sessions or places)
-        options["threads"] = options["threads"] or max(1, settings.cores() // self.wanted)
+        if {s.server for s in self.segments.values()} == {None}:  # (else each server's own cores count)
+            options["threads"] = options["threads"] or max(1, settings.cores() // self.wanted)
         self.scheduler_name = options["scheduler"] if not self.averaging else "randomized"
 
     def adopt(self, stages):
@@ -101,9 +102,10 @@ class Planning(Checks):
             kind = functools.partial(Logged, order={
                 self.plan.path(key)[iteration - 1].number: segments
                 for (key, iteration), segments in earlier.order.items() if key not in self.misfits})
-        self.board = kind(self.plan, self._keys("training"), self._keys("validation"))
+        self.board = kind(self.plan, self._keys("training"), self._keys("validation"),
+                          {key: segment.server for key, segment in self.segments.items()})
         self.board.count_by(self.sharing.key, lambda stage: epochs(stage.parameters[1]))
-        self.board.serve(list(self.board.places)[:self.wanted])
+        self.board.serve(self.board.first_places(self.wanted))
         if earlier is not None and not earlier.replay:
             self.board.restore(earlier.finished)
         self.scheduler = SCHEDULERS[self.scheduler_name](

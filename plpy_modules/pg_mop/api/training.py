@@ -7,24 +7,26 @@ write in the end.
 import contextlib
 import secrets
 import time
+from types import SimpleNamespace
 
 import psycopg2
 
-from pg_mop import catalog, settings
+from pg_mop import catalog, engines, settings
 from pg_mop.api import metrics
 from pg_mop.api.checks import MOST_STAGES
 from pg_mop.api.earlier import SAME, Earlier
 from pg_mop.api.output import name_taken
 from pg_mop.api.planning import Planning
-from pg_mop.catalog import Catalog
-from pg_mop.database import MopError
-from pg_mop.engines.postgresql import PostgreSQL
+from pg_mop.catalog import Catalog, Guest
+from pg_mop.database import MopError, quote_identifier
 from pg_mop.execute.orders import Orders
 from pg_mop.execute.run import Executor
-from pg_mop.execute.sessions import Sessions
+from pg_mop.execute.servers import Server
+from pg_mop.execute.sessions import SessionLost, Sessions
 from pg_mop.execute.steering import Planned
 from pg_mop.locks import Locks, is_locked
 from pg_mop.packed import PackedTable
+from pg_mop.packing.places import leader as this_database
 
 
 class Training(Planning):
@@ -57,9 +59,7 @@ class Training(Planning):
         self.validation = None
         if validation_table is not None:
             self.validation = PackedTable(db, validation_table, "validation table")
-        self.gpus = settings.gpus() if self.use_gpus else 0
-        if self.use_gpus and not self.gpus:
-            raise MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
+        self.engine = engines.find(db, [t for t in (self.source, self.validation) if t is not None], db.tick)
 
     def _adopt(self, earlier):
         """Compute as the earlier run did, whatever is set now. (A replay may train each configuration by itself.)"""
@@ -70,8 +70,7 @@ class Training(Planning):
     def reserve(self, output):
         """Keep other calls from the same output table (quoted) until this one ends. Raises MopError."""
         self.output_table = output
-        self.engine = PostgreSQL()
-        self.locks = Locks(self.db, lambda: self.engine.connection_parameters(self.db), self.options["lock_timeout"])
+        self.locks = Locks(self.db, lambda: self.engine.way(None), self.options["lock_timeout"])
         self.locks.reserve(output)
 
     # --- the run ------------------------------------------------------------------------------------
@@ -83,14 +82,18 @@ class Training(Planning):
         for packed in (self.source, self.validation):
             if packed is not None:
                 self.locks.share(packed)
+                self.engine.share(packed)
         engine = self.engine
-        self.segments = {("training", s.key): s for s in engine.segments(db, self.source)}
+        self.segments = {("training", s.key): s for s in engine.segments(self.source)}
         if not self.segments:
             raise MopError(f'source table "{self.source.text}" has no rows')
         if self.validation is not None:
-            self.segments.update({("validation", s.key): s for s in engine.segments(db, self.validation)})
-        self.connection = engine.connection_parameters(db)
-        self.journal = journal = Catalog(db, self.connection)
+            self.segments.update({("validation", s.key): s for s in engine.segments(self.validation)})
+        way = engine.way(None)
+        self.journal = journal = Catalog(db, way)
+        self.servers = {None: Server(None, way, journal, None, db.extension,
+                                     {"cores": settings.cores(), "gpus": settings.gpus()})}
+        self._reach_servers()
         try:
             self._check_visible(journal)
             journal.housekeeping(options["checkpoint_mb"] << 20)
@@ -103,33 +106,37 @@ class Training(Planning):
             resumes = earlier is not None and not earlier.replay
             sessions = None
             if resumes:
-                self.run_id = earlier.run_id
+                self.run_id = self.servers[None].run_id = earlier.run_id
                 journal.reopen_run(self.run_id)
+                self._reopen_guests()
             try:
                 if resumes:
                     earlier.read(journal)  # once more: its last units may have ended only now
                 self._make_plan(earlier)
                 if not resumes:
                     self._open_run(journal, output_name, arguments, tables)
+                self._open_guests(output_name)
+                if not resumes:
                     self.adopt(list(self.plan.stages.values()))
                 self._start_paths(journal)
                 self._make_board(earlier)
                 self.orders = Orders(
-                    db, engine, {"training": self.source, "validation": self.validation}, self.segments, self.plan,
-                    self.board, self.sharing, self.outputs, options, self.seed, self.functions, self.gpus, self.began,
-                    self.replicas() if self.averaging else None,
+                    engine, self._server, {"training": self.source, "validation": self.validation}, self.segments,
+                    self.plan, self.board, self.sharing, self.outputs, options, self.seed, self.functions,
+                    self.use_gpus, self.began, self.replicas() if self.averaging else None,
                     self._kernels(earlier) if earlier is not None and earlier.replay else {})
-                sessions = Sessions(db, self.connection, self.orders.trainer, f"pg_mop run {self.run_id}")
+                sessions = Sessions(db, self._server, self.orders.trainer, f"pg_mop run {self.run_id}")
                 steering = self.steering()
                 if not (self.board.done and steering.done):
                     self._open(sessions)
                 # what writes the output needs numpy: loaded now, while the trainers start
                 from mop_udf import state  # noqa: F401
-                executor = Executor(db, journal, sessions, self.run_id, self.plan, self.board, self.scheduler,
-                                    self.orders, steering, self.adopt, options, earlier.attempts if resumes else {},
-                                    self.wanted)
+                executor = Executor(db, journal, self.servers, sessions, self.run_id, self.plan, self.board,
+                                    self.scheduler, self.orders, steering, self.adopt, options,
+                                    earlier.attempts if resumes else {}, self.wanted)
                 self.executor = executor
                 executor.go()
+                self._drop_guests()
                 sessions.keep(options["session_idle_timeout"])
                 self.failed = {**executor.failed, **self.misfits}
                 self.metrics = journal.metrics(self.run_id)
@@ -148,6 +155,95 @@ class Training(Planning):
             raise
         # it stays open: the output is written with it, and there may be no other connection to be had then
 
+    # --- other servers ----------------------------------------------------------------------------
+    def _server(self, place):
+        """The Server of a place; None: the coordinator's own."""
+        return self.servers[None if place is None else self.board.server(place)]
+
+    def _reach_servers(self):
+        """Look whether the servers that hold segments serve: `servers`. Raises MopError."""
+        db = self.db
+        names = sorted({s.server for s in self.segments.values()} - {None})
+        if names and self.averaging:
+            raise MopError(f'"{self.source.text}" is on several servers, on which models are not averaged',
+                           hint="SET pg_mop.fit_strategy = sequential;", sqlstate="0A000")
+        if names and self.functions is not None:
+            raise MopError(f'"{self.source.text}" is on several servers, to which custom functions do not go',
+                           sqlstate="0A000")
+        for name in names:
+            link = self.engine.link(name)
+            guest = Guest(link.way, link.schema, db.tick)
+            self.servers[name] = Server(name, link.way, guest, None, link.schema, link.info)
+        if self.use_gpus:
+            for name, server in self.servers.items():
+                if not server.info["gpus"] and name in {s.server for s in self.segments.values()}:
+                    raise MopError("use_gpus is set, but "
+                                   + (f"server {quote_identifier(name)}" if name else "this server") + " has no GPU",
+                                   hint="Call with use_gpus => FALSE.")
+
+    def _guests(self):
+        return [server for server in self.servers.values() if not server.home]
+
+    def _reopen_guests(self):
+        """Take the guests of a run that goes on over from its earlier coordinator, and register what they have done."""
+        known = self.journal.guests(self.run_id)
+        guests = [server for server in self._guests() if server.name in known]
+        for server in guests:
+            server.run_id = known[server.name]
+            server.catalog.reopen_run(server.run_id)
+            done = {tuple(unit.values())[:4] for unit in self.journal.finished_units(self.run_id)}
+            for unit in server.catalog.finished_units(server.run_id):
+                if tuple(unit.values())[:4] not in done:
+                    self.journal.register(self.run_id, server.catalog.report(server.run_id, SimpleNamespace(**unit)))
+        for server in guests:  # now that all is registered
+            here, there = (catalog.models(run) for catalog, run in ((self.journal, self.run_id),
+                                                                    (server.catalog, server.run_id)))
+            # what has been trained elsewhere since
+            late = [stage for stage, model in there.items()
+                    if model["generation"] is not None and (stage not in here or model["version"] <
+                                                            here[stage]["version"])]
+            if late:
+                server.catalog.release_states(server.run_id, late)
+
+    def _open_guests(self, output_name):
+        """Open a run on each other server: a guest of this one."""
+        db = self.db
+        leader = this_database(db) if self._guests() else None
+        for server in self._guests():
+            known = {guest for run in {self.run_id, *server.catalog.led_by(leader).values()}
+                     for name, guest in self.journal.guests(run).items() if name == server.name}
+            for guest in server.catalog.led_by(leader).keys() - known:
+                try:
+                    server.catalog.drop_run(guest)  # of a run that is gone
+                except psycopg2.Error as error:
+                    db.plpy.log(f"pg_mop: run {guest} on server {server.name} is left behind: {error}")
+            if server.run_id is not None:
+                continue
+            server.run_id = server.catalog.open_run({
+                "function": "guest", "source_table": self.source.text,
+                "validation_table": self.validation and self.validation.text, "model_output_table": output_name,
+                "seed": self.seed, "scheduler": self.scheduler_name, "num_iterations": self.num_iterations,
+                "metrics_iterations": self.metrics_iterations, "configurations": len(self.configurations),
+                "segments": len(self._keys("training")), "sessions": None,
+                "parameters": {"leader": leader, "run": self.run_id, "arguments": {}, "settings": {}},
+            }, [(dataset, s) for (dataset, _), s in self.segments.items()], [
+                {**c, "error": None, "weights_sql": None} for c in self.configurations], self.plan,
+                len(self._keys("training")))
+            self.journal.add_guest(self.run_id, server.name, server.run_id)
+
+    def _drop_guests(self):
+        """All states have come home: nothing is left of the run on other servers."""
+        for server in self._guests():
+            try:
+                server.catalog.close_run(server.run_id, "finished")
+                server.catalog.drop_run(server.run_id)
+                self.journal.forget_guest(self.run_id, server.name)
+                server.catalog.close()
+            except (psycopg2.Error, MopError) as error:
+                self.db.warning(f"run {server.run_id} on server {server.name} is left behind: {str(error).strip()}",
+                                hint="The next call that trains there drops it.")
+
+    # --- the run ------------------------------------------------------------------------------------
     def steering(self):
         """What decides what is asked for while the run goes on."""
         return Planned(self)
@@ -176,6 +272,7 @@ class Training(Planning):
             "parameters": {"arguments": arguments, "settings": {**self.options, "seed": self.seed}, "tables": tables},
         }, [(dataset, s) for (dataset, _), s in self.segments.items()], configurations, self.plan,
             1 if self.averaging else segments)
+        self.servers[None].run_id = self.run_id
 
     def _open(self, sessions):
         """Open the worker sessions: where not all can be had, those that can do the work."""
@@ -261,6 +358,14 @@ class Training(Planning):
     def _stop(self, journal, sessions, error):
         """End the run's sessions and say in its row why; the committed units stay."""
         stuck = sessions.abandon() if sessions is not None else []
+        for server in self._guests():
+            try:
+                server.catalog.SECONDS = 1
+                if server.run_id is not None:
+                    server.catalog.close_run(server.run_id, *_outcome(error))
+                server.catalog.close()
+            except (MopError, SessionLost, psycopg2.Error) as trouble:
+                self.db.plpy.log(f"pg_mop: run {server.run_id} on server {server.name} is left open: {trouble}")
         try:
             journal.terminate(stuck)
             journal.close_run(self.run_id, *_outcome(error))
@@ -269,10 +374,12 @@ class Training(Planning):
 
     def _check_visible(self, journal):
         """Other sessions must see the sources' very rows."""
-        for (dataset, key), segment in self.segments.items():
+        for (dataset, _), segment in self.segments.items():
+            if segment.server is not None:
+                continue
             packed = self._packed(dataset)
             try:
-                seen = journal.fingerprint(self.engine.fingerprint_sql(packed, key))
+                seen = journal.fingerprint(self.engine.fingerprint_sql(packed, segment))
             except psycopg2.errors.LockNotAvailable:
                 raise is_locked(packed) from None
             if seen != segment.fingerprint:

@@ -1,4 +1,4 @@
-"""What differs between database engines, behind one small class."""
+"""What differs between places where packed rows are, behind one small class."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -6,33 +6,48 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Segment:
-    """A horizontal part of a packed table: its `__dist_key__` (0 where there is none), rows, bytes, and a fingerprint
-    of its rows' versions."""
+    """A horizontal part of a packed table: its `__dist_key__` (0 where there is none), rows, bytes, a fingerprint of
+    its rows' versions; `server`: the name of the foreign server that holds it, None: the coordinator's own; `table`:
+    what it is called there (quoted)."""
 
     key: int
     rows: int
     bytes: int
     fingerprint: str
+    server: str | None
+    table: str
 
 
 class Engine(ABC):
-    """One kind of database."""
+    """One kind of place. It is found by looking at the packed tables (:func:`pg_mop.engines.find`)."""
 
     @abstractmethod
-    def segments(self, db, packed):
+    def segments(self, packed):
         """The segments of a :class:`PackedTable` that have rows, by key."""
 
     @abstractmethod
-    def fingerprint_sql(self, packed, key):
-        """SQL for column `fingerprint` of segment `key`: it changes when anybody writes to the segment."""
+    def share(self, packed):
+        """Keep writers from the segments of a packed table until the call ends, where the caller may."""
+
+    def shapes(self, packed):
+        """{column: shape of one example} of a packed table."""
+        return packed.shapes(self.db)
+
+    def close(self):  # noqa: B027 (few have anything open)
+        """The call is over."""
 
     @abstractmethod
-    def rows_sql(self, packed, key, aggregate):
-        """SQL for column `report`: `aggregate` (a quoted name) over the segment's buffers, in order of buffer_id.
+    def way(self, server):
+        """The :class:`~pg_mop.engines.ways.Way` to a server (its name; None: the coordinator's own)."""
+
+    @abstractmethod
+    def fingerprint_sql(self, packed, segment):
+        """SQL for column `fingerprint` of a segment, on its server: it changes when anybody writes to the segment."""
+
+    @abstractmethod
+    def rows_sql(self, packed, segment, aggregate):
+        """SQL for column `report`, on the segment's server: `aggregate` (a quoted name) over its buffers, in order of
+        buffer_id.
 
         It has two places to fill by %: `epochs` (how often the rows are sent) and `where` (true or false).
         """
-
-    @abstractmethod
-    def connection_parameters(self, db):
-        """psycopg2.connect's parameters for a worker session as the calling role."""

@@ -13,11 +13,12 @@ class Generations:
     there are three or so, of half the size of the live states each.
     """
 
-    def __init__(self, catalog, run_id, size_key):
-        """`size_key(stage)` is equal for stages (numbers) whose states are of one size."""
+    def __init__(self, catalog, run_id, size_key, sizes=None, measured=None):
+        """`size_key(stage)` is equal for stages (numbers) whose states are of one size. `sizes`, `measured`: of another
+        server's, which are the same."""
         self.catalog, self.run_id, self.size_key = catalog, run_id, size_key
-        self.sizes = {}     # size key -> bytes of a state, at first perhaps of weights alone
-        self.measured = set()  # size keys of which a trained state has been seen
+        self.sizes = {} if sizes is None else sizes  # size key -> bytes of a state, at first perhaps of weights alone
+        self.measured = set() if measured is None else measured  # size keys of which a trained state has been seen
         self.where = {}     # stage -> the generation of its state, where it has one of its own that is of use
         self.held = Counter()  # generation -> states there
         self.live = 0       # bytes of all states of use
@@ -29,6 +30,7 @@ class Generations:
                 self._put(stage, model["generation"])
         self.written = sum(self.bytes(stage) for stage, where in self.where.items() if where == self.newest)
         self.targets = {}   # stage -> the generation that its unit at work will write to
+        self.expected = Counter()  # generation -> states that are on their way there
 
     def bytes(self, stage):
         """Bytes of a stage's state, about; 0 where none of its kind has been written."""
@@ -38,10 +40,10 @@ class Generations:
         """True where the stage has a state of its own that is of use."""
         return stage in self.where
 
-    def begin(self, stage):
-        """The generation that a training unit is to write its stage's state to."""
-        self.targets[stage] = self.newest
-        return self.newest
+    def begin(self, stage, generation=None):
+        """The generation that a training unit is to write its stage's state to, or has written to."""
+        self.targets[stage] = self.newest if generation is None else generation
+        return self.targets[stage]
 
     def adopted(self, stage):
         """A stage has initial weights, or its state was taken over from another run: in the newest generation."""
@@ -49,6 +51,19 @@ class Generations:
         if key not in self.sizes:
             self.sizes[key] = self.catalog.state_bytes(self.run_id, stage) or 0
         self._put(stage, self.newest)
+
+    def expect(self):
+        """The generation that a state from elsewhere is to come to."""
+        self.expected[self.newest] += 1
+        return self.newest
+
+    def arrived(self, stage, generation, size):
+        """A state that was expected has come, of so many bytes; None: it has not."""
+        self.expected[generation] -= 1
+        if size is not None:
+            self.sizes[self.size_key(stage)] = size
+            if stage not in self.where:
+                self._put(stage, generation)
 
     def failed(self, stage):
         """The unit wrote nothing."""
@@ -73,7 +88,8 @@ class Generations:
         if self.written >= max(LEAST_BYTES, self.live / 2):
             self._turn(movable)
         if len(self.there) > 1:
-            used = {self.newest, *self.targets.values(), *(g for g, count in self.held.items() if count)}
+            used = {self.newest, *self.targets.values(), *(g for g, count in self.held.items() if count),
+                    *(g for g, count in self.expected.items() if count)}
             if self.there - used:
                 # one that a session still reads is dropped later
                 self.there -= self.catalog.drop_generations(self.run_id, self.there - used)

@@ -43,8 +43,8 @@ def epochs(fit_params):
 class Orders:
     """Of one run. What is told follows from these and from what the board knows at the time."""
 
-    db: object
     engine: object
+    server: object          # place -> Server
     packed: dict            # dataset -> PackedTable, or None
     segments: dict          # (dataset, key) -> Segment
     plan: object
@@ -54,29 +54,32 @@ class Orders:
     options: dict
     seed: int
     functions: str | None   # the object table, quoted
-    gpus: int               # that trainers share; 0: they use none
+    use_gpus: bool
     began: float            # when the call did (time.monotonic)
     replicas: list | None   # of averaging: rows of the segment of each
     kernels: dict = field(default_factory=dict)  # of a replay: unit -> the kernel that it used
 
     def trainer(self, place):
         """The options of the trainer at a place."""
-        options = self.options
-        return {"threads": options["threads"], "keras_backend": options["keras_backend"],
-                "cache_mb": options["cache_mb"], "memory_mb": options["trainer_memory_mb"],
-                "model_mb": options["max_model_mb"], "idle_ms": 0, "gpu": place % self.gpus if self.gpus else None}
+        options, info = self.options, self.server(place).info
+        gpus = info["gpus"] if self.use_gpus else 0
+        beside = sum(self.board.server(p) == self.board.server(place) for p in self.board.places)
+        return {"threads": options["threads"] or max(1, info["cores"] // max(1, beside)),
+                "keras_backend": options["keras_backend"], "cache_mb": options["cache_mb"],
+                "memory_mb": options["trainer_memory_mb"], "model_mb": options["max_model_mb"], "idle_ms": 0,
+                "gpu": place % gpus if gpus else None}
 
     def describe(self, units, place):
         """What a worker session needs to know of units that it does together, on one segment."""
         unit = units[0]
         packed, segment = self.packed[unit.dataset], self.segments[unit.dataset, unit.segment]
-        aggregate = f"{self.db.extension}.mop_sub_epoch"
+        aggregate = f"{self.server(place).schema}.mop_sub_epoch"
         return {
             "options": self.trainer(place), "seed": self.seed,
             "same_start": self.options["same_start"] or self.replicas is not None, "replicas": self._replicas(unit),
             "table": packed.text, "fingerprint": segment.fingerprint,
-            "fingerprint_sql": self.engine.fingerprint_sql(packed, unit.segment),
-            "rows_sql": self.engine.rows_sql(packed, unit.segment, aggregate),
+            "fingerprint_sql": self.engine.fingerprint_sql(packed, segment),
+            "rows_sql": self.engine.rows_sql(packed, segment, aggregate),
             "dtypes": packed.dtypes(), "inputs": len(packed.inputs), "outputs": self.outputs,
             "rows": segment.rows, "bytes": segment.bytes, "epochs": self._passes(unit),
             "kernel": self.kernels.get(unit, self.options["kernel"]), "run_seconds": time.monotonic() - self.began,

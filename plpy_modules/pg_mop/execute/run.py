@@ -9,10 +9,11 @@ import psycopg2
 
 from mop_udf.aggregate import CONFIGURATION_FAILED, MEMORY_EXCEEDED, TRAINER_LOST
 from pg_mop.database import MopError, quote_literal
-from pg_mop.execute.generations import Generations
-from pg_mop.execute.sessions import SessionLost, wait
+from pg_mop.execute.servers import States
+from pg_mop.execute.sessions import Pulse, SessionLost, run, wait
 from pg_mop.limits import TOO_MANY_TRAINERS
 
+AWAY_SECONDS = 3  # to wait for a server that has been away
 BACK_OFF = 0.5, 60.0  # seconds before a unit's second attempt, and at most before any; it doubles each time
 LOOK_SECONDS = 0.5  # between looks at how many sessions are wanted
 TOGETHER_BYTES = 256 << 20  # of the states of models that are evaluated together
@@ -20,28 +21,41 @@ AHEAD_BYTES = 1 << 20, 256 << 20  # least and most of a state that is read while
 RETRY_STATES = (TRAINER_LOST, TOO_MANY_TRAINERS, "40001", "40P01")
 
 
+class NotCarried(Exception):
+    """A model state could not be brought to where it is needed."""
+
+
 class Executor:
     """Runs a board's units on worker sessions.
 
-    `orders.describe(units, place)` gives what the worker session at a place needs to know of units that it does
-    together (a dict, see execute/unit.py). `steering` decides what is asked for (see execute/steering.py), and
-    `adopt(stages)` takes over what earlier runs have trained of it. `attempts`: {unit: attempts begun} by an earlier
-    coordinator of the run; `wanted`: how many sessions the run asked for.
+    A unit on another server is begun once the states that it reads have been carried there (execute/servers.py). What
+    it commits there is registered here afterwards, by which alone it counts: one that is not registered is asked for
+    where it was begun, and registered late, or else done again.
+
+    `servers`: {name: :class:`~pg_mop.execute.servers.Server`}. `orders.describe(units, place)` gives what the worker
+    session at a place needs to know of units that it does together (a dict, see execute/unit.py). `steering` decides
+    what is asked for (see execute/steering.py), and `adopt(stages)` takes over what earlier runs have trained of it.
+    `attempts`: {unit: attempts begun} by an earlier coordinator of the run; `wanted`: how many sessions the run asked
+    for.
     """
 
-    def __init__(self, db, catalog, sessions, run_id, plan, board, scheduler, orders, steering, adopt, options,
+    def __init__(self, db, catalog, servers, sessions, run_id, plan, board, scheduler, orders, steering, adopt, options,
                  attempts, wanted):
-        self.db, self.catalog, self.sessions = db, catalog, sessions
+        self.db, self.catalog, self.servers, self.sessions = db, catalog, servers, sessions
         self.run_id, self.plan, self.board, self.scheduler = run_id, plan, board, scheduler
         self.orders, self.steering, self.adopt = orders, steering, adopt
         self.kept_bytes = options["checkpoint_mb"] << 20 if options["reuse"] else 0  # of states, for later runs
         self.lock_timeout, self.retries = options["lock_timeout"], options["unit_retries"]
+        self.server_timeout = options["server_timeout"]
+        self.stranded = {}      # unit -> since when what it needs is on a server that is away
+        self.pulses = {}        # server -> its Pulse
+        self.away = {}          # place -> (when to look whether its server is back, seconds until the next, till when)
         self.attempts = dict(attempts)  # unit -> attempts begun
         self.lost = {}          # unit -> attempts that failed for its place's sake
         self.resting = []       # (when it may be tried again, unit)
         self.looked, self.wanted = time.monotonic(), wanted
         self.visits = 1 if board.shares_states else len(board.segments)
-        self.generations = Generations(catalog, run_id, lambda stage: orders.sharing.key(plan.stages[stage])[0])
+        self.states = States(servers, lambda stage: orders.sharing.key(plan.stages[stage])[0])
         self.versions = {stage: m["version"] for stage, m in catalog.models(run_id).items()}
         self.waiting = {}       # stage -> its children that have not begun, which need its state
         self.reading = Counter()  # stage -> units at work that begin with its state
@@ -52,21 +66,27 @@ class Executor:
         self.alone = set()      # units that are evaluated each for itself
         self.began = time.time()
         self.ready_since = {}   # stage -> when its next unit could have run first (seconds since the epoch)
+        self.carried = Counter()  # stage -> how often its state is on its way to another server
 
     def go(self):
         """Run until nothing is left to do. Raises MopError where the whole run cannot go on."""
         self.steering.begin(self)
-        self._release(self.plan.stages[number] for number in list(self.generations.where))  # of one that has gone
+        self._release(self.plan.stages[number] for number in self.states.stages())  # of one that has gone
         self._dispatch()
         while not (self.board.done and self.steering.done):
-            busy = [s for s in self.sessions.by_place.values() if s.work]
-            if not busy and not self.resting:
+            busy = [s.relay or s for s in self.sessions.by_place.values() if s.work]
+            if not busy and not self.resting and not self.away:
                 raise RuntimeError("the scheduler leaves every session idle although units remain")
             ended, answers = [], wait(busy, self.sessions.tick)
             for session, error in answers:
+                if session.serves is not None:  # a relay
+                    session, error = session.serves, self._arrived(session.serves, error)
+                    if error is None:
+                        continue
                 work, session.work = session.work, []
                 if error is None:
                     seconds = (time.monotonic() - session.since) / len(work)
+                    self._register(session, work)
                     for unit, _, released in work:
                         ended += self._finished(unit, released)
                         self.scheduler.finished(unit, seconds)
@@ -75,20 +95,24 @@ class Executor:
             if ended:
                 self.steering.ended(ended)
             # not without need: what is drawn at random shall not depend on how long things take
-            if self._wake() + self._look() + len(answers):
+            if self._wake() + self._look() + self._come_back() + len(answers):
                 self._dispatch()
+        for pulse in self.pulses.values():
+            pulse.close()
+        self._come_home()
 
     # --- what is asked for ------------------------------------------------------------------------
     def ask(self, configurations, stages, requests):
         """Do more: `stages` as the plan's `ask` gave them, for `requests`: [(mst_key, stage)]; of new configurations
         (as in catalog.open_run)."""
-        self.catalog.ask(self.run_id, configurations, stages, requests, self.visits)
+        for server in self.servers.values():
+            server.catalog.ask(server.run_id, configurations, stages, requests, self.visits)
         for stage in self.adopt(stages):
             self.versions[stage.number] = stage.iteration * self.visits
-            self.generations.adopted(stage.number)
+            self.states.adopted(stage.number)
         begun = [stage for stage in stages if stage.number not in self.versions]
         for stage in self.catalog.start(self.run_id, begun, {c["mst_key"]: c for c in configurations}):
-            self.generations.adopted(stage.number)
+            self.states.adopted(stage.number)
         self._wait_for(stages)
         self.board.add(stages)
 
@@ -103,7 +127,7 @@ class Executor:
             if not stage.trained:
                 begun = stage.number in self.versions or self.board.is_running(stage.number)
                 return len(stages) if begun or there == i else there
-            if self.generations.has(stage.number) and stage.number not in going:
+            if self.states.has(stage.number) and stage.number not in going:
                 there = i + 1
             elif stage.iteration in evaluated and (keeps or not stage.scored):
                 return there
@@ -145,10 +169,9 @@ class Executor:
         """Give those of the stages' states up that nobody will read any more."""
         gone = [] if self.board.shares_states else [
             stage.number for stage in stages
-            if self.generations.has(stage.number) and not self.reading[stage.number] and self._is_unneeded(stage)]
+            if self.states.has(stage.number) and not self.reading[stage.number] and self._is_unneeded(stage)]
         if gone:
-            self.catalog.release_states(self.run_id, gone)
-            self.generations.release(gone)
+            self.states.release(gone)
 
     def _is_unneeded(self, stage, but_for=None):
         """True where nobody will read the stage's state any more, but for its child `but_for`."""
@@ -156,7 +179,7 @@ class Executor:
                 and not self.waiting.get(stage.number, set()) - {but_for}
                 # where paths part, or a search has halted once, another run may begin
                 and not ((len(stage.children) > 1 or stage.evaluated and self.steering.searches)
-                         and self.generations.live < self.kept_bytes))
+                         and self.states.live < self.kept_bytes))
 
     # --- the loop's steps -------------------------------------------------------------------------
     def _wake(self):
@@ -174,6 +197,7 @@ class Executor:
         if time.monotonic() - self.looked < LOOK_SECONDS:
             return False
         self.looked = time.monotonic()
+        self._feel_pulses()
         wishes = self.catalog.wishes(self.run_id)
         changed = self.steering.wishes(wishes) or bool(wishes)
         wanted = self.catalog.wanted_sessions(self.run_id)
@@ -184,7 +208,10 @@ class Executor:
 
     def resize(self, wanted):
         """Go on with `wanted` sessions, or as many of them as can be opened. Who leaves ends his unit first."""
-        places = self.board.places[:wanted]
+        wanted = max(wanted, len(self.board.servers))
+        served = self.board.places
+        first = [next((p for p in served if self.board.server(p) == s), None) for s in self.board.servers]
+        places = sorted(({*first} - {None}) | {*[p for p in served if p not in first][:max(0, wanted - len(first))]})
         new = [p for p in range(len(places) + wanted) if p not in self.sessions.by_place][:wanted - len(places)]
         refused = self.sessions.add(new)
         places += [p for p in new if p in self.sessions.by_place]
@@ -222,7 +249,7 @@ class Executor:
         for other in self.board.due_with(unit):
             if other in self.alone:
                 continue
-            total += self.generations.bytes(other.stage)
+            total += self.states.bytes(other.stage)
             if chosen and total > TOGETHER_BYTES:
                 break
             chosen.append(other)
@@ -235,7 +262,8 @@ class Executor:
         """
         unit = self.scheduler.coming(place)
         least, most = AHEAD_BYTES
-        if unit is None or not least <= self.generations.bytes(unit.stage) <= most:
+        if (unit is None or not least <= self.states.bytes(unit.stage) <= most
+                or any(not self.states.has(s, self.board.server(place)) for s in self._read_by(unit))):
             self.board.reserve(place, None)
             self.coming.pop(place, None)
             return None
@@ -249,6 +277,17 @@ class Executor:
 
     def _start(self, session, units):
         rows, models, released = [], [], []
+        server = self.servers[self.board.server(session.place)]
+        if not server.home and (late := [u for u in units if u in self.lost and self._has_been_done(u, server)]):
+            ended = [stage for unit in late for stage in self._finished(unit, [])]
+            units = [unit for unit in units if unit not in late]
+            if ended:
+                self.steering.ended(ended)
+            if not units:
+                return
+        moves = [self.states.expect(stage, self._version(stage), server.name)
+                 for stage in sorted({stage for unit in units for stage in self._read_by(unit)})
+                 if not self.states.has(stage, server.name)]
         for unit in units:
             attempt = self.attempts[unit] = self.attempts.get(unit, 0) + 1
             rows.append({"run_id": self.run_id, "stage": unit.stage, "iteration": unit.iteration,
@@ -257,34 +296,124 @@ class Executor:
             train = unit.kind == "train"
             models.append({"stage": unit.stage, "iteration": unit.iteration, "attempt": attempt,
                            "version": self._version(unit.stage),
-                           "generation": self.generations.begin(unit.stage) if train else None})
+                           "generation": self.states.begin(unit.stage, server.name) if train else None})
             parent = self.plan.stages[unit.stage].parent
             if train and parent is not None and unit.stage not in self.versions:
                 self.reading[parent.number] += 1
                 if not self.board.shares_states and self._is_unneeded(parent, but_for=unit.stage):
                     released.append(parent.number)
             self.board.start(unit)
-        work = {**self.orders.describe(units, session.place), "run_id": self.run_id, "epoch": self.catalog.epoch,
+        work = {**self.orders.describe(units, session.place), "run_id": server.run_id, "epoch": server.catalog.epoch,
                 "kind": units[0].kind, "dataset": units[0].dataset, "segment": units[0].segment, "release": released}
         work["coming"] = self._coming(session.place)
         work["models"] = [{**model, **more} for model, more in zip(models, work["models"])]
         session.work, session.since = [(*pair, released) for pair in zip(units, rows)], time.monotonic()
-        begin = "; ".join(self.catalog.begin_unit_sql(row) for row in rows)
+        begin = "; ".join(server.catalog.begin_unit_sql({**row, "run_id": server.run_id}) for row in rows)
+        session.command = (f"SET lock_timeout = {self.lock_timeout}; BEGIN; {begin}; COMMIT; "
+                           f"BEGIN; SELECT {server.schema}.mop_run_unit({quote_literal(json.dumps(work))}); COMMIT")
+        if not server.home:
+            session.command += "; " + server.catalog.report_sql(server.run_id, units[0]).replace("%%", "%")
         try:
-            session.begin(
-                f"{session.clean_sql()}SET lock_timeout = {self.lock_timeout}; BEGIN; {begin}; COMMIT; "
-                f"BEGIN; SELECT {self.db.extension}.mop_run_unit({quote_literal(json.dumps(work))}); COMMIT")
-        except SessionLost as error:
+            if not server.home:
+                for row in rows:
+                    self.catalog.begin_unit(row)
+            if moves:
+                self._carry(session, moves)
+            else:
+                self._begin(session)
+        except (SessionLost, psycopg2.OperationalError, MopError) as error:
             work, session.work = session.work, []
+            for move in moves if not session.relay else ():
+                self.states.given_up(move)
+            error = error if isinstance(error, SessionLost) else NotCarried(_message(error))
             self.steering.ended(self._failed(session, work, error))
+
+    def _begin(self, session):
+        """Let the session do its work. Raises SessionLost, and psycopg2.Error where its server does not answer."""
+        server = self.servers[self.board.server(session.place)]
+        for unit, *_ in session.work if not server.home else ():
+            if unit.kind == "evaluate" and self.board.is_last(unit):
+                sums = self.catalog.partials(self.run_id, unit.stage, unit.dataset)
+                if sums is not None:
+                    server.catalog.put_partials(server.run_id, unit.stage, unit.dataset, sums)
+        session.begin(session.clean_sql() + session.command)
+
+    # --- other servers ----------------------------------------------------------------------------
+    def _read_by(self, unit):
+        """The stages whose states a unit reads: its own, or before it has been trained its parent's."""
+        stage = self.plan.stages[unit.stage]
+        for number in (stage.number, stage.parent and stage.parent.number):
+            if number is not None and self.states.has(number):
+                return [number]
+        return []
+
+    def _carry(self, session, moves):
+        """Bring states to the session's server, before it begins. Raises SessionLost."""
+        for move in moves:
+            self.carried[move.stage] += 1
+        session.moves = moves
+        session.relay = relay = self.sessions.relay(session)
+        tables = "" if relay.prepared else self.states.tables_sql() + "; "
+        relay.begin(relay.clean_sql() + tables + "; ".join(map(self.states.move_sql, moves)))
+
+    def _arrived(self, session, error):
+        """A relay has ended: let its session begin its work. What went wrong, or None."""
+        moves, session.moves, relay, session.relay = session.moves, [], session.relay, None
+        for move in moves:
+            self.carried[move.stage] -= 1
+            if error is not None:
+                self.states.given_up(move)
+                continue
+            try:
+                self.states.arrived(move)
+            except (psycopg2.Error, MopError) as trouble:
+                error = trouble
+        if isinstance(error, SessionLost):
+            relay.close()
+        relay.prepared = relay.prepared or error is None
+        if error is not None:
+            return NotCarried(f"a model state could not be carried: {_message(error)}")
+        try:
+            self._begin(session)
+        except SessionLost as trouble:
+            return trouble
+        except (psycopg2.Error, MopError) as trouble:
+            return NotCarried(_message(trouble))
+        return None
+
+    def _register(self, session, work):
+        """Note here what a session on another server has committed there."""
+        server = self.servers[self.board.server(session.place)]
+        if server.home:
+            return
+        reports = [session.rows()[0][0]]  # that of the first comes with the answer
+        reports += [server.catalog.report(server.run_id, unit) for unit, *_ in work[1:]]
+        for report in reports:
+            self.catalog.register(self.run_id, report)
+
+    def _come_home(self):
+        """All is done: what configurations end with comes to this server; the others keep nothing of the run."""
+        if len(self.servers) == 1:
+            return
+        wanted = [stage.number for stage in self.plan.stages.values()
+                  if stage.trained and (stage.ends or stage.number in self.pinned)
+                  and self.states.has(stage.number) and not self.states.has(stage.number, None)]
+        relay = self.sessions.relay(None)
+        if wanted:
+            run(relay, self.states.tables_sql(), self.sessions.tick)
+        for stage in wanted:
+            move = self.states.expect(stage, self._version(stage), None)
+            run(relay, self.states.move_sql(move), self.sessions.tick)
+            self.states.arrived(move)
 
     def _finished(self, unit, released):
         """Take note of a unit that was done: the stages that ended by it."""
+        server = self.board.server_of[unit.dataset, unit.segment]
         self.ready_since[unit.stage] = time.time()
         if unit.kind == "train":
             self._read(unit)
             self.versions[unit.stage] = self._version(unit.stage) + 1
-            self.generations.finished(unit.stage, released, self._is_movable)
+            self.states.finished(unit.stage, server, released, self._is_movable)
             # where children began side by side, each had left the state to the others
             self._need_no_parent([self.plan.stages[unit.stage]])
         ended = self.board.finish(unit)
@@ -303,6 +432,7 @@ class Executor:
 
     def _is_movable(self, stage):
         return not (self.board.shares_states or self.board.is_running(stage) or self.reading[stage]
+                    or self.carried[stage]
                     or stage in self.coming.values()
                     or any(self.plan.stages[other].parent is self.plan.stages[stage]
                            for other in self.coming.values()))
@@ -312,8 +442,7 @@ class Executor:
         paths = [self.plan.path(key) for key in range(1, len(self.orders.replicas) + 1)]
         if iteration > 1 and all(path[iteration - 1].trained for path in paths):
             before = [path[iteration - 2].number for path in paths]
-            self.catalog.release_states(self.run_id, before)
-            self.generations.release(before)
+            self.states.release(before)
 
     def _failed(self, session, work, error):
         """Retry, give the configuration up, or stop the run, as the error says: the stages that ended after all."""
@@ -325,17 +454,19 @@ class Executor:
         if len(work) > 1:  # one of them may be to blame: from now on each is evaluated for itself
             self.alone |= {unit for unit, *_ in work}
         for unit, row, released in work:
-            if isinstance(error, SessionLost) and self.catalog.unit_is_finished(row):
+            if isinstance(error, SessionLost) and self._is_finished(unit, row):
                 ended += self._finished(unit, released)
                 continue
-            self.catalog.fail_unit(row, message)
+            self._note_failure(unit, row, message)
             if unit.kind == "train":
                 self._read(unit)
-                self.generations.failed(unit.stage)
+                self.states.failed(unit.stage, self.board.server_of[unit.dataset, unit.segment])
             if code in (CONFIGURATION_FAILED, MEMORY_EXCEEDED):
                 self.board.release(unit)
                 if len(work) == 1:
                     self._give_up(unit, message, "configuration" if code == CONFIGURATION_FAILED else "place")
+            elif isinstance(error, NotCarried):
+                self._wait_for_servers(unit, message)
             elif isinstance(error, SessionLost) or code in RETRY_STATES:
                 self._retry(unit, message)
             elif code == "55P03":
@@ -348,6 +479,43 @@ class Executor:
                                hint=getattr(error.diag, "message_hint", None), sqlstate=code or "XX000")
         return ended
 
+    def _is_finished(self, unit, row):
+        """True where a unit was committed although its answer did not reach us; it is registered then."""
+        server = self.servers[self.board.server_of[unit.dataset, unit.segment]]
+        if server.home:
+            return self.catalog.unit_is_finished(row)
+        try:
+            report = server.catalog.report(server.run_id, unit)
+        except (psycopg2.Error, MopError):
+            return False  # not to be found out now: mop_take_model sees to it that it is not done twice
+        if report is not None:
+            self.catalog.register(self.run_id, report)
+        return report is not None
+
+    def _has_been_done(self, unit, server):
+        """True where another attempt turns out to have been committed on its server, which could not be asked then. It
+        is registered now."""
+        if not self._is_finished(unit, None):
+            return False
+        self.board.start(unit)
+        if unit.kind == "train":
+            generation = server.catalog.models(server.run_id)[unit.stage]["generation"]
+            self.states.begin(unit.stage, server.name, generation)
+            parent = self.plan.stages[unit.stage].parent
+            if parent is not None and unit.stage not in self.versions:
+                self.reading[parent.number] += 1
+        return True
+
+    def _note_failure(self, unit, row, message):
+        """Note that an attempt failed, wherever it was begun."""
+        self.catalog.fail_unit(row, message)
+        server = self.servers[self.board.server_of[unit.dataset, unit.segment]]
+        if not server.home:
+            try:
+                server.catalog.fail_unit({**row, "run_id": server.run_id}, message)
+            except (psycopg2.Error, MopError) as error:
+                self.db.plpy.log(f"pg_mop: server {server.name} has not heard that a unit failed: {error}")
+
     def _replace(self, place):
         """A new session for a place whose own was lost; where none can be had, the others go on without it."""
         if place not in self.board.places:  # it was to go anyway
@@ -356,6 +524,16 @@ class Executor:
         try:
             self.sessions.fresh(place)
         except MopError as error:
+            server = self.board.server(place)
+            if not self.servers[server].home and not any(
+                    p != place and p in self.sessions.by_place and self.board.server(p) == server
+                    for p in self.board.places):
+                self._end(place)
+                now = time.monotonic()
+                self.away[place] = now + BACK_OFF[0], BACK_OFF[0], now + self.server_timeout / 1000
+                self.db.warning(f"run {self.run_id} goes on without server {server} until it is back: {error.message}",
+                                detail=error.detail)
+                return
             left = [p for p in self.board.places if p != place and p in self.sessions.by_place]
             if not left:
                 raise
@@ -363,6 +541,40 @@ class Executor:
             self.board.serve(left)
             self.db.warning(f"run {self.run_id} goes on with {len(left)} worker sessions: {error.message}",
                             detail=error.detail)
+
+    def _feel_pulses(self):
+        """Look whether the other servers answer. Raises MopError where one has not for server_timeout."""
+        for name, server in self.servers.items():
+            if not server.home:
+                if name not in self.pulses:
+                    self.pulses[name] = Pulse(server.way, self.sessions.name)
+                silent = self.pulses[name].look()
+                server.silent = server.silent and silent > 0
+                if silent > self.server_timeout / 1000:
+                    raise MopError(f"server {name} has not answered for {silent:.0f} s",
+                                   hint=f"SELECT {self.db.extension}.mop_resume({self.run_id}); once it is back.",
+                                   sqlstate="08006")
+
+    def _come_back(self):
+        """Open sessions on the servers that were away. True where one is back. Raises MopError after server_timeout."""
+        back = False
+        for place, (when, delay, until) in list(self.away.items()):
+            now = time.monotonic()
+            if now < when:
+                continue
+            try:
+                self.sessions.fresh(place, AWAY_SECONDS)
+            except MopError as error:
+                if now > until:
+                    raise MopError(f"server {self.board.server(place)} has been away for "
+                                   f"{self.server_timeout / 1000:g} s: {error.message}", detail=error.detail,
+                                   hint=f"SELECT {self.db.extension}.mop_resume({self.run_id}); once it is back.",
+                                   sqlstate="08006") from None
+                self.away[place] = now + min(BACK_OFF[1], 2 * delay), 2 * delay, until
+                continue
+            del self.away[place]
+            back = True
+        return back
 
     def _retry(self, unit, message):
         """Try a unit again after a while, or give its configuration up."""
@@ -373,6 +585,15 @@ class Executor:
         else:
             first, most = BACK_OFF
             self.resting.append((time.monotonic() + min(most, first * 2 ** (lost - 1)), unit))
+
+    def _wait_for_servers(self, unit, message):
+        """Try a unit again whose state is on a server that is away. Raises MopError after server_timeout."""
+        now = time.monotonic()
+        since = self.stranded.setdefault(unit, now)
+        if now - since > self.server_timeout / 1000:
+            raise MopError(message, hint=f"SELECT {self.db.extension}.mop_resume({self.run_id}); once all servers are "
+                                         f"back.", sqlstate="08006")
+        self.resting.append((now + min(5.0, max(BACK_OFF[0], now - since)), unit))
 
     def _give_up(self, unit, message, blame):
         """The unit's stage cannot be trained: all configurations that need it have failed."""

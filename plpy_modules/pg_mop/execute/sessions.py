@@ -7,14 +7,14 @@ import time
 import psycopg2
 import psycopg2.extensions
 
-from pg_mop.database import SESSION_OPTIONS, MopError, connection_refused, quote_identifier, quote_literal
+from pg_mop.database import SESSION_OPTIONS, MopError, quote_identifier, quote_literal
 
 TICK_SECONDS = 0.1
 CONNECT_SECONDS = 30
 ATTEMPTS = 3  # to open a session
 
-# idle sessions of this backend, by (database, user, role, the extension's schema, place); each trainer's cache holds
-# the rows of its segment
+# idle sessions of this backend, by (the way's key, the extension's schema there, place); each trainer's cache holds the
+# rows of its segment
 _pool = {}
 
 
@@ -25,16 +25,19 @@ class SessionLost(Exception):
 class WorkerSession:
     """One asynchronous connection. At most one command runs at a time; `ready()` tells when it has ended."""
 
-    def __init__(self, parameters, role, place, application_name):
+    def __init__(self, way, place, application_name):
         options = f"{SESSION_OPTIONS} -c statement_timeout=0 -c client_connection_check_interval=500 -c jit=off"
-        self.place, self.role, self.error = place, role, None
+        self.way, self.place, self.error = way, place, None
         self.work = []  # what it is doing: (unit, the row of the attempt)
+        self.relay, self.serves = None, None  # the one that carries states for it; of such a one, the session
+        self.moves, self.command = [], None   # what is carried, and what it does then
+        self.prepared = False  # a relay has its tables
         try:
-            self.connection = psycopg2.connect(**parameters, options=options, connect_timeout=CONNECT_SECONDS,
+            self.connection = psycopg2.connect(**way.parameters, options=options, connect_timeout=CONNECT_SECONDS,
                                                application_name=application_name, async_=True)
         except psycopg2.Error as error:
             raise SessionLost(str(error).strip()) from None
-        self._role_sql = f"SET ROLE {quote_identifier(role)}; "  # always: the login's own settings may say another
+        self._role_sql = f"SET ROLE {quote_identifier(way.role)}; "  # always: the login's own settings may say another
         self._connecting = True
 
     def fileno(self):
@@ -69,6 +72,9 @@ class WorkerSession:
                 raise SessionLost(str(error).strip()) from None
             raise
         if state == psycopg2.extensions.POLL_OK:
+            if self._connecting and self.way.by_password and not self.connection.info.used_password:
+                self.close()
+                raise SessionLost("the server does not ask for the password of the user mapping")
             self._connecting = False
             return "ready"
         return "read" if state == psycopg2.extensions.POLL_READ else "write"
@@ -135,11 +141,11 @@ def run(session, sql, tick):
             return session.rows() if sql is not None else []
 
 
-def open_session(parameters, role, place, application_name, tick):
-    """A new session, connected. Raises MopError with what mends it."""
+def open_session(way, place, application_name, tick, seconds=CONNECT_SECONDS):
+    """A new session, connected within so many seconds. Raises MopError with what mends it."""
     try:
-        session = WorkerSession(parameters, role, place, application_name)
-        deadline = time.monotonic() + CONNECT_SECONDS
+        session = WorkerSession(way, place, application_name)
+        deadline = time.monotonic() + seconds
         while True:
             ended = wait([session], tick)
             if ended:
@@ -148,28 +154,73 @@ def open_session(parameters, role, place, application_name, tick):
                 return session
             if time.monotonic() > deadline:
                 session.close()
-                raise SessionLost(f"no answer within {CONNECT_SECONDS} s")
+                raise SessionLost(f"no answer within {seconds} s")
     except SessionLost as error:
-        raise connection_refused(parameters, error) from None
+        raise way.refused(error) from None
+
+
+class Pulse:
+    """Looks now and then whether a server answers, and never waits for it."""
+
+    EVERY = 5  # seconds
+
+    def __init__(self, way, name):
+        self.way, self.name, self.session = way, name, None
+        self.asked, self.answered = None, time.monotonic()  # None: no answer is awaited
+
+    def look(self):
+        """For how many seconds the server has not answered, a question being asked; 0 where it has."""
+        now = time.monotonic()
+        try:
+            if self.session is None:
+                self.session, self.asked = WorkerSession(self.way, None, f"{self.name}: pulse"), now
+            # (to connect takes several steps)
+            while self.asked is not None and (state := self.session.poll()) != "ready" and any(select.select(
+                    [self.session] * (state == "read"), [self.session] * (state == "write"), [], 0)):
+                pass
+            if self.asked is not None and state == "ready":
+                self.asked, self.answered = None, now
+            elif self.asked is None and now - self.answered > self.EVERY:
+                self.session.begin("SELECT 1")
+                self.asked = now
+        except (psycopg2.Error, SessionLost):  # those at work find out, too
+            self.close()
+        return 0 if self.asked is None else now - self.asked
+
+    def close(self):
+        if self.session is not None:
+            self.session.close()
+            self.session = None
 
 
 class Sessions:
     """The worker sessions of one run, one for each place, opened or taken from the pool."""
 
-    def __init__(self, db, parameters, options, name):
-        """`options(place)`: the trainer's options; `name`: the sessions' application_name."""
-        self.db, self.parameters, self.options, self.name = db, parameters, options, name
-        self.role = db.current_user()
+    def __init__(self, db, server, options, name):
+        """`server(place)`: the :class:`~pg_mop.execute.servers.Server` of a place; `options(place)`: the trainer's
+        options; `name`: the sessions' application_name."""
+        self.db, self.server, self.options, self.name = db, server, options, name
         self.tick = db.tick
         self.by_place = {}
+        self.relays = {}  # place -> session of this server that carries states for the one there; None: for nobody
+
+    def relay(self, session):
+        """A session of this server that carries states for `session` (None: for whoever waits for it)."""
+        place = session and session.place
+        relay = self.relays.get(place)
+        if relay is None or relay.connection.closed:
+            relay = self.relays[place] = open_session(self.server(None).way, place, f"{self.name}: relay", self.tick)
+        relay.serves = session
+        return relay
 
     def _key(self, place):
-        return (self.parameters["dbname"], self.parameters["user"], self.role, self.db.extension, place)
+        server = self.server(place)
+        return server.way.key, server.schema, place
 
     def _warm_up(self, place):
         options = quote_literal(json.dumps(self.options(place)))
         return (f"SET idle_session_timeout = 0; SET application_name = {quote_literal(self.name)}; "
-                f"SELECT {self.db.extension}.mop_start_trainer({options})")
+                f"SELECT {self.server(place).schema}.mop_start_trainer({options})")
 
     def open(self, places):
         """Open sessions at `places`, all at once; they start their trainers without being waited for.
@@ -227,7 +278,7 @@ class Sessions:
             session.close()
 
     def _connect(self, place, opening):
-        session = WorkerSession(self.parameters, self.role, place, self.name)
+        session = WorkerSession(self.server(place).way, place, self.name)
         opening[session] = False
         return session
 
@@ -242,10 +293,10 @@ class Sessions:
             return None
         return session
 
-    def fresh(self, place):
+    def fresh(self, place, seconds=CONNECT_SECONDS):
         """A new session at `place`, its trainer started."""
         for left in reversed(range(ATTEMPTS)):
-            session = open_session(self.parameters, self.role, place, self.name, self.tick)
+            session = open_session(self.server(place).way, place, self.name, self.tick, seconds)
             self.by_place[place] = session
             try:
                 run(session, self._warm_up(place), self.tick)
@@ -268,10 +319,19 @@ class Sessions:
                 continue
             _pool[self._key(place)] = session
         self.by_place = {}
+        self._close_relays()
+
+    def _close_relays(self):
+        for relay in self.relays.values():
+            relay.close()
+        self.relays = {}
 
     def abandon(self):
         """Cancel what runs and end every session, within two seconds. Gives no control to PostgreSQL meanwhile."""
-        busy = [s for s in self.by_place.values() if s.work and not s.connection.closed]
+        busy = [one for s in self.by_place.values() if s.work and not (one := s.relay or s).connection.closed]
+        for session in [s for s in busy if s.way.server is not None]:
+            session.close()  # a cancel would wait for its server; that notices within half a second
+            busy.remove(session)
         for session in busy:
             session.cancel()
         deadline = time.monotonic() + 1.5
@@ -282,4 +342,5 @@ class Sessions:
         for session in self.by_place.values():
             session.close()
         self.by_place = {}
+        self._close_relays()
         return stuck

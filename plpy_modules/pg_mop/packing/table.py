@@ -8,12 +8,13 @@ CHUNK_BYTES = 16 << 20  # of source rows in memory at a time
 CHUNK_ROWS = 100_000
 
 
-def pack(db, source, target, summary, inputs, outputs, requested, segments, factor, num_classes, seed,
+def pack(db, source, target, summary, inputs, outputs, requested, segments, places, factor, num_classes, seed,
          training=None):
     """Create and fill the packed table, and complete the summary.
 
-    `seed` shuffles the rows; None: as they are scanned. `training`: the packed table (quoted) that validation rows are
-    to be packed as. Raises MopError for labels and numbers that do not fit.
+    `places`: a :class:`~pg_mop.packing.places.Places`; `seed` shuffles the rows; None: as they are scanned. `training`:
+    the packed table (quoted) that validation rows are to be packed as. Raises MopError for labels and numbers that do
+    not fit.
     """
     columns = inputs + outputs
     row_bytes = sum(c.packed_bytes for c in columns)
@@ -21,7 +22,7 @@ def pack(db, source, target, summary, inputs, outputs, requested, segments, fact
         raise MopError(f"one row of {source} would take {row_bytes} bytes, which no PostgreSQL row can hold")
     count = db.value(f"SELECT count(*) FROM {source}")
     size = buffers.buffer_rows(count, segments, requested, [i.elements for i in inputs], row_bytes)
-    partitions = _create(db, target, inputs, outputs, segments)
+    partitions = _create(db, target, inputs, outputs, segments, places)
     plans = {}
     written, buffer_id = 0, 0
 
@@ -91,22 +92,25 @@ def _explain(db, source, columns, training):
             unfit.check(db, source, column.name, column.element, column.scalar, training)
 
 
-def _create(db, target, inputs, outputs, segments):
+def _create(db, target, inputs, outputs, segments, places):
     """Create the packed table; returns its partitions, one per segment, quoted."""
     names = column_names(inputs, outputs)
     width = len(inputs + outputs)
     types = ["integer"] + ["bytea"] * width + ["integer[]"] * width + ["integer"]
     schema, name = db.parse_name(target)
-    db.execute(f"CREATE TABLE {target} (" + ", ".join(f"{quote_identifier(n)} {t}" for n, t in zip(names, types))
-               + ', PRIMARY KEY ("__dist_key__", "buffer_id")) PARTITION BY LIST ("__dist_key__")')
+    columns = ", ".join(f"{quote_identifier(n)} {t}" for n, t in zip(names, types))
+    # a table with foreign partitions can have no key
+    key = "" if places.links else ', PRIMARY KEY ("__dist_key__", "buffer_id")'
+    db.execute(f'CREATE TABLE {target} ({columns}{key}) PARTITION BY LIST ("__dist_key__")')
     for column in inputs:
         db.execute(f"ALTER TABLE {target} ALTER {quote_identifier(column.name)} SET STORAGE EXTERNAL")
     partitions = []
-    for segment in range(segments):
-        partition = f"{quote_identifier(schema)}.{quote_identifier(buffers.partition_name(name, segment, segments))}"
+    for segment, server in enumerate(places.deal(segments)):
+        own = schema, buffers.partition_name(name, segment, segments)
+        partition = ".".join(map(quote_identifier, own))
         if db.value("SELECT to_regclass($1) IS NOT NULL", ["text"], [partition]):
             raise MopError(f"table {partition} already exists", detail=f"It would be segment {segment} of {target}.",
                            hint=f"DROP TABLE {partition}; or choose another output table.", sqlstate="42P07")
-        db.execute(f"CREATE TABLE {partition} PARTITION OF {target} FOR VALUES IN ({segment})")
+        places.make(target, own, segment, columns, server)
         partitions.append(partition)
     return partitions

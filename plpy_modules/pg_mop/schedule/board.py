@@ -25,7 +25,7 @@ class Unit:
 class _Work:
     """What is left of a stage that somebody has begun, or may begin."""
 
-    __slots__ = ("stage", "todo", "training", "due", "evaluating", "open")
+    __slots__ = ("stage", "todo", "training", "due", "evaluating", "open", "held")
 
     def __init__(self, stage, todo):
         self.stage = stage
@@ -34,6 +34,7 @@ class _Work:
         self.due = None         # (dataset, segment) that it has to be evaluated on yet; None: before it is trained
         self.evaluating = 0     # units at work
         self.open = None        # 'train', 'evaluate': may be done now; else None
+        self.held = Counter()   # dataset -> units at work whose end its last evaluation waits for
 
 
 class Board:
@@ -42,17 +43,24 @@ class Board:
     `plan`: the search plan, whose stages that somebody wants are to be done, and which is told what came of them;
     `segments`: keys of the training segments; `validation_segments`: of the validation segments. A place is the number
     of a worker session: at first there is one for each training segment, which does the units of that, and the
-    validation segments are dealt out over the same places. `serve` changes that.
+    validation segments are dealt out over the same places. `serve` changes that. `servers`: {(dataset, segment): the
+    name of the server that holds it}, None where it is not said: a place does segments of its own server alone.
     """
 
     shares_states = False  # a unit reads the states of other stages
 
-    def __init__(self, plan, segments, validation_segments=()):
+    def __init__(self, plan, segments, validation_segments=(), servers=None):
         self.plan, self.segments = plan, list(segments)
         self.datasets = [("training", s) for s in segments] + [("validation", s) for s in validation_segments]
         self.home = {("training", s): i for i, s in enumerate(segments)}
         self.home.update({("validation", s): i % len(self.segments) for i, s in enumerate(validation_segments)})
-        self.serve(range(len(self.segments)))
+        self.server_of = {key: (servers or {}).get(key) for key in self.datasets}
+        self.servers = list(dict.fromkeys(self.server_of.values()))
+        at = [self.server_of["training", s] for s in self.segments]
+        self._servers = at + [server for server in self.servers if server not in at]  # of the places, by number
+        # what others have found out about a dataset must be known to who evaluates its last segment
+        self.last_alone = len(self.servers) > 1
+        self.serve(range(len(self._servers)))
         self._works = {}        # stage number -> _Work
         self.left = {}          # stage number -> Stage: wanted, not ended
         self._due = {key: {} for key in self.datasets}  # -> {stage number: None}, of the evaluations to be begun
@@ -137,10 +145,23 @@ class Board:
         """Deal the segments out over these places: several to each or, where there are more places, to several."""
         self.places = sorted(places)
         self._serves = {place: [] for place in self.places}
-        for dataset in ("training", "validation"):
-            keys = [key for key in self.datasets if key[0] == dataset]
-            for number in range(max(len(keys), len(self.places)) if keys else 0):
-                self._serves[self.places[number % len(self.places)]].append(keys[number % len(keys)])
+        for server in self.servers:
+            here = [place for place in self.places if self.server(place) == server]
+            for dataset in ("training", "validation"):
+                keys = [key for key in self.datasets if key[0] == dataset and self.server_of[key] == server]
+                for number in range(max(len(keys), len(here)) if keys and here else 0):
+                    self._serves[here[number % len(here)]].append(keys[number % len(keys)])
+
+    def server(self, place):
+        """The name of the server that a place is on."""
+        if place < len(self._servers):
+            return self._servers[place]
+        return self.servers[place % len(self.servers)]
+
+    def first_places(self, wanted):
+        """The numbers of `wanted` places, or of as many as it takes to have one on each server."""
+        first = [self._servers.index(server) for server in self.servers]
+        return sorted((first + [p for p in range(len(self._servers)) if p not in first])[:max(wanted, len(first))])
 
     def served(self, place, dataset=None):
         """The (dataset, segment) that a place does; of one dataset: their segments."""
@@ -233,6 +254,26 @@ class Board:
             work.due.remove((unit.dataset, unit.segment))
             del self._due[unit.dataset, unit.segment][unit.stage]
             work.evaluating += 1
+            work.held[unit.dataset] += 1
+            if self.last_alone and len(left := self._due_of(work, unit.dataset)) == 1:
+                self._due[left[0]].pop(unit.stage, None)
+
+    def is_last(self, unit):
+        """True where a unit at work is the last evaluation of its stage on its dataset."""
+        work = self._works[unit.stage]
+        return work.held[unit.dataset] == 1 and not self._due_of(work, unit.dataset)
+
+    @staticmethod
+    def _due_of(work, dataset):
+        return [key for key in work.due if key[0] == dataset]
+
+    def _evaluated(self, work, dataset):
+        """A unit of evaluation has ended: the last one may begin now, if it waited for that."""
+        work.evaluating -= 1
+        work.held[dataset] -= 1
+        if (self.last_alone and work.open and not work.held[dataset]
+                and len(left := self._due_of(work, dataset)) == 1):
+            self._announce(work, left)
 
     def release(self, unit):
         """A unit was not done: it is to be run again."""
@@ -246,10 +287,11 @@ class Board:
                 self._offer(work, [unit.segment])
                 self._free(work)
         else:
-            work.evaluating -= 1
             work.due.add((unit.dataset, unit.segment))
-            if work.open:
-                self._announce(work, [(unit.dataset, unit.segment)])
+            self._evaluated(work, unit.dataset)
+            if work.open:  # one that waited to be the last is so no longer
+                self._announce(work, self._due_of(work, unit.dataset) if self.last_alone else
+                               [(unit.dataset, unit.segment)])
 
     def finish(self, unit):
         """A unit has been done. Returns the stages that have ended by it: trained on all segments and, where somebody
@@ -268,7 +310,7 @@ class Board:
                 return ended
             stage.trained = True
         else:
-            work.evaluating -= 1
+            self._evaluated(work, unit.dataset)
             stage.scored = not work.due and not work.evaluating
         if stage.number in self.left:
             if unit.kind == "train":

@@ -13,13 +13,13 @@ class Replicas(Board):
 
     shares_states = True
 
-    def __init__(self, plan, segments, validation_segments=()):
+    def __init__(self, plan, segments, validation_segments=(), servers=None):
         trials = set().union(*(stage.trials for stage in plan.stages.values()))
         if trials - set(range(1, len(segments) + 1)):
             raise ValueError("replicas are of one configuration, one for each segment")
         self._replica = {stage.number: k for k in trials for stage in plan.path(k)}
         self._here = {}  # iteration -> stages that have been trained and wait for the others
-        super().__init__(plan, segments, validation_segments)
+        super().__init__(plan, segments, validation_segments, servers)
 
     def fail(self, stage_number):
         """A replica has failed: the configuration has."""

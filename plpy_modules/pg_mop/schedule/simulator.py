@@ -1,7 +1,7 @@
 """What a schedule would take: the schedulers' own objects, run on given unit times."""
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pg_mop.schedule.board import Unit
 
@@ -16,10 +16,49 @@ class Visit:
     end: float
 
 
-def simulate(board, scheduler, seconds, ahead=False):
+@dataclass
+class Transport:
+    """What it takes to bring models to their units where each place is a server of its own.
+
+    `bytes`: of a model state; `network`: bytes a second of a server's line, and of the coordinator's; `disk`: bytes a
+    second that a server writes; `coordinator`: seconds of its own work for a unit, one unit after the other. `direct`:
+    states go from server to server; else all pass the coordinator's line.
+    """
+
+    bytes: float
+    network: float
+    disk: float
+    coordinator: float = 0.005
+    direct: bool = False
+    line_free: float = 0.0    # when the coordinator's line has carried all that was asked of it
+    worker_free: float = 0.0  # when the coordinator has done all its work
+    where: dict = field(default_factory=dict)  # stage -> the place of its state
+
+    def begins(self, unit, place, now, parent):
+        """When a unit begins to compute that is chosen at `now`."""
+        self.worker_free = ready = max(now, self.worker_free) + self.coordinator
+        at = self.where.get(unit.stage, self.where.get(parent))
+        if unit.kind == "train":
+            self.where[unit.stage] = place
+        if at is None or at == place:
+            return ready
+        carried = self.bytes / self.network
+        if not self.direct:
+            self.line_free = ready = max(ready, self.line_free) + carried
+        else:
+            ready += carried
+        return ready + self.bytes / self.disk
+
+    def ends(self, unit, computed):
+        """When a unit has ended that has computed until then: a new state is written."""
+        return computed + (self.bytes / self.disk if unit.kind == "train" else 0.0)
+
+
+def simulate(board, scheduler, seconds, ahead=False, transport=None):
     """Run `board` to its end under `scheduler`; `seconds(unit)` is how long a unit takes. Returns the Visits by end.
 
     `ahead`: every place reserves the stage that comes next, as the executor does where it reads states ahead.
+    `transport`: a :class:`Transport`; None: nothing but the units takes time.
 
     Raises RuntimeError where the scheduler leaves every place idle although units remain.
     """
@@ -32,7 +71,12 @@ def simulate(board, scheduler, seconds, ahead=False):
                 coming = scheduler.coming(place) if ahead else None
                 board.reserve(place, coming and coming.stage)
                 idle.remove(place)
-                heapq.heappush(events, (now + seconds(unit), place, now, unit))
+                end = now + seconds(unit)
+                if transport is not None:
+                    parent = board.plan.stages[unit.stage].parent
+                    begun = transport.begins(unit, place, now, parent and parent.number)
+                    end = transport.ends(unit, begun + seconds(unit))
+                heapq.heappush(events, (end, place, now, unit))
         if not events:
             raise RuntimeError("the scheduler leaves every place idle although units remain")
         now = events[0][0]

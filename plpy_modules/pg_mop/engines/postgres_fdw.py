@@ -1,0 +1,167 @@
+"""Several PostgreSQL servers: partitions of the packed table that are postgres_fdw tables are trained where they are.
+
+A session on such a server is a straight connection, as the user mapping says; postgres_fdw itself only packs, shows
+the rows to whoever selects them, and carries model states.
+"""
+
+import json
+
+import psycopg2
+
+from pg_mop import __version__
+from pg_mop.database import MopError, quote_identifier, quote_literal
+from pg_mop.engines import ways
+from pg_mop.engines.base import Segment
+from pg_mop.engines.postgresql import FINGERPRINT, PostgreSQL, _sizes
+from pg_mop.execute.sessions import SessionLost, open_session, run
+
+
+class PostgresFdw(PostgreSQL):
+    """`foreign`: {oid of a packed table: [(server, quoted table there), ...]}."""
+
+    def __init__(self, db, foreign, tick):
+        super().__init__(db)
+        self.foreign, self.tick = foreign, tick
+        self.links = {}  # server -> Link
+
+    def way(self, server):
+        return super().way(None) if server is None else ways.to(self.db, server)
+
+    def link(self, server):
+        """The :class:`Link` to a server, opened when it is asked for. Raises MopError where it does not serve."""
+        if server not in self.links:
+            self.links[server] = Link(self.db, self.way(server), self.tick)
+        return self.links[server]
+
+    def close(self):
+        for link in self.links.values():
+            link.session.close()
+
+    def share(self, packed):
+        for server, table in self.foreign.get(packed.table.oid, ()):
+            self.link(server).share(table)
+
+    def shapes(self, packed):
+        # never through postgres_fdw: the caller's transaction would depend on the server to its end
+        for table in self._local(packed):
+            if (found := packed.shapes(self.db, table)) is not None:
+                return found
+        for server, table in self.foreign.get(packed.table.oid, ()):
+            for row in self._read(packed, server, table, f"SELECT {packed.shape_columns()} FROM {table} LIMIT 1"):
+                return {c: list(shape[1:]) for c, shape in zip(packed.columns, row)}
+        raise MopError(f'"{packed.text}" is empty')
+
+    def segments(self, packed):
+        foreign = self.foreign.get(packed.table.oid, ())
+        if not foreign:
+            return super().segments(packed)
+        found = []
+        for table in self._local(packed):
+            found += self._segments_here(packed, table, f"SELECT DISTINCT __dist_key__ AS key FROM {table} ORDER BY 1")
+        for server, table in foreign:
+            found += self._segments_there(packed, server, table)
+        return sorted(found, key=lambda segment: segment.key)
+
+    def _local(self, packed):
+        """The leaf partitions on this server, quoted."""
+        return [row["name"] for row in self.db.execute(
+            "SELECT format('%I.%I', n.nspname, c.relname) AS name FROM pg_partition_tree($1::oid::regclass) t "
+            "JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE t.isleaf AND c.relkind = 'r' ORDER BY c.oid", ["oid"], [packed.table.oid])]
+
+    def _segments_there(self, packed, server, table):
+        key = "__dist_key__" if packed.keyed else "0"
+        rows = self._read(packed, server, table,
+                          f"SELECT {key}, {_sizes(packed)}, {FINGERPRINT} FROM {table} GROUP BY 1 ORDER BY 1")
+        if any(row[0] is None for row in rows):
+            raise MopError(f'{packed.table} has buffers whose "__dist_key__" is NULL')
+        return [Segment(int(key), int(rows_), int(size), fingerprint, server, table)
+                for key, rows_, size, fingerprint in rows if rows_]
+
+    def _read(self, packed, server, table, sql):
+        """The rows (tuples) that some SQL gives of a table on a server. Raises MopError."""
+        link = self.link(server)
+        if link.run(f"SELECT 1 FROM pg_class WHERE oid = to_regclass({quote_literal(table)}) AND relkind NOT IN "
+                    f"('r', 'p')"):  # a view may run its owner's functions as who reads it
+            raise MopError(f'"{packed.text}" has a partition on server {quote_identifier(server)}, where {table} is no '
+                           f"table", hint="It must be a table that the preprocessor has made, or one like it.",
+                           sqlstate="42809")
+        try:
+            return link.run(sql)
+        except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName):
+            raise MopError(f'"{packed.text}" has a partition on server {quote_identifier(server)}, where there is no '
+                           f"table {table}", hint="Make it there, or DROP FOREIGN TABLE the partition.") from None
+        except psycopg2.Error as error:
+            raise MopError(f"table {table} on server {quote_identifier(server)} cannot be read: "
+                           f"{str(error).strip()}", sqlstate=error.pgcode or "58000") from None
+
+
+class Link:
+    """A session of the call's own on another server, in one transaction to the call's end: it holds locks and reads.
+
+    Raises MopError where the server cannot be reached, or has not what it takes.
+    """
+
+    def __init__(self, db, way, tick):
+        self.way, self.tick, self.lock_timeout = way, tick, db.setting("pg_mop.lock_timeout") or "10s"
+        self.session = open_session(way, None, "pg_mop link", tick)
+        quoted = quote_identifier(way.server)
+        try:
+            schema = self.run("SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace "
+                              "WHERE e.extname = 'pg_mop'")
+            if not schema:
+                raise MopError(f"pg_mop is not there on server {quoted}, in database "
+                               f"\"{way.parameters['dbname']}\"",
+                               hint="On that server: CREATE EXTENSION pg_mop SCHEMA madlib CASCADE;", sqlstate="58P01")
+            self.schema = quote_identifier(schema[0][0])  # of the extension there
+            try:
+                self.info = json.loads(self.run(f"SELECT {self.schema}.mop_server_info()::text")[0][0])
+            except psycopg2.errors.InsufficientPrivilege:
+                raise MopError(f"role {quote_identifier(way.role)} may not use pg_mop on server {quoted}",
+                               hint=f"On that server: GRANT mop_user TO {quote_identifier(way.role)};",
+                               sqlstate="42501") from None
+            except psycopg2.errors.UndefinedFunction:
+                self.info = {"pg_mop": "older"}
+        except (psycopg2.Error, SessionLost) as error:
+            raise way.refused(error) from None
+        if self.info["pg_mop"] != __version__:
+            raise MopError(f"server {quoted} has pg_mop {self.info['pg_mop']}, this one has {__version__}",
+                           hint="Where it is the older one: ALTER EXTENSION pg_mop UPDATE;", sqlstate="58000")
+
+    def run(self, sql):
+        """The rows (tuples) that some SQL gives. Raises psycopg2.Error and SessionLost."""
+        return run(self.session, sql, self.tick)
+
+    def share(self, table):
+        """Lock a table there against writers, where the role may, to the end of the call."""
+        try:
+            may = self.run(f"SELECT has_table_privilege({quote_literal(table)}, 'UPDATE, DELETE, TRUNCATE')")
+            if may and may[0][0]:
+                self.run(f"BEGIN; SET LOCAL lock_timeout = '{self.lock_timeout}'; LOCK TABLE {table} IN SHARE MODE")
+        except psycopg2.errors.LockNotAvailable:
+            raise MopError(f"{table} on server {quote_identifier(self.way.server)} is locked by another transaction",
+                           hint=f"There: SELECT pid, mode FROM pg_locks WHERE relation = {quote_literal(table)}"
+                                f"::regclass;",
+                           sqlstate="55P03") from None
+        except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName):
+            pass  # who reads it says so
+
+
+def foreign_partitions(db, packed):
+    """[(server, quoted table there), ...] of the leaf partitions of a packed table that are foreign tables."""
+    rows = db.execute(
+        "SELECT c.relname, n.nspname, s.srvname, w.fdwhandler::regproc::text AS handler, f.ftoptions "
+        "FROM (SELECT relid FROM pg_partition_tree($1::oid::regclass) WHERE isleaf UNION SELECT $1::oid::regclass) t "
+        "JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "JOIN pg_foreign_table f ON f.ftrelid = c.oid JOIN pg_foreign_server s ON s.oid = f.ftserver "
+        "JOIN pg_foreign_data_wrapper w ON w.oid = s.srvfdw ORDER BY c.oid", ["oid"], [packed.table.oid])
+    found = []
+    for row in rows:
+        if not ways.is_postgres_fdw(row["handler"] or ""):
+            raise MopError(f'"{packed.text}" has a partition "{row["relname"]}" on server '
+                           f'{quote_identifier(row["srvname"])}, which is none of postgres_fdw',
+                           detail="No session can train on it.", sqlstate="42809")
+        options = dict(option.split("=", 1) for option in row["ftoptions"] or ())
+        found.append((row["srvname"], quote_identifier(options.get("schema_name", row["nspname"])) + "."
+                      + quote_identifier(options.get("table_name", row["relname"]))))
+    return found

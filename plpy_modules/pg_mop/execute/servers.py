@@ -1,0 +1,166 @@
+"""The servers that a run is at work on, and what it has there: its states, and the carrying of them."""
+
+from dataclasses import dataclass
+
+import psycopg2
+
+from pg_mop.catalog import Catalog
+from pg_mop.database import MopError, quote_identifier, quote_literal
+from pg_mop.engines.ways import Way
+from pg_mop.execute.generations import Generations
+
+
+@dataclass
+class Server:
+    """A server and the run's own run there. `name`: the foreign server's, None: the coordinator's own server, whose
+    catalog leads; `schema`: the extension's there (quoted); `info`: what it says of itself."""
+
+    name: str | None
+    way: Way
+    catalog: Catalog
+    run_id: int
+    schema: str
+    info: dict
+    silent: bool = False  # it was away, or did not answer, when it was asked last
+
+    @property
+    def home(self):
+        return self.name is None
+
+
+class States:
+    """Where the run's model states are: on which servers, and there in which generation.
+
+    A state is in the version that was registered last wherever it is; several servers have it once it was carried
+    from one to the other, until it is trained on.
+    """
+
+    def __init__(self, servers, size_key):
+        """`servers`: {name: Server}, the home among them; `size_key`: see Generations."""
+        self.servers, self.of = servers, {}
+        for name, server in servers.items():
+            first = next(iter(self.of.values()), None)
+            self.of[name] = Generations(server.catalog, server.run_id, size_key, first and first.sizes,
+                                        first and first.measured)
+
+    @property
+    def live(self):
+        """Bytes of all states of use."""
+        return sum(generations.live for generations in self.of.values())
+
+    def stages(self):
+        """The stages that have a state of their own, anywhere."""
+        return set().union(*(generations.where for generations in self.of.values()))
+
+    def bytes(self, stage):
+        """Bytes of a stage's state, about; 0 where none of its kind has been written."""
+        return self.of[None].bytes(stage)
+
+    def has(self, stage, server=...):
+        """True where the stage has a state of its own that is of use: anywhere, or on a server (its name)."""
+        if server is not ...:
+            return self.of[server].has(stage)
+        return any(generations.has(stage) for generations in self.of.values())
+
+    def source(self, stage):
+        """The name of a server that has a stage's state; the coordinator's own, if it has it."""
+        return next(name for name, generations in self.of.items() if generations.has(stage))
+
+    def begin(self, stage, server, generation=None):
+        """The generation on a server that a training unit is to write its stage's state to, or has written to."""
+        return self.of[server].begin(stage, generation)
+
+    def adopted(self, stage):
+        """A stage has initial weights, or its state was taken over from another run: here."""
+        self.of[None].adopted(stage)
+
+    def failed(self, stage, server):
+        """The unit wrote nothing."""
+        self.of[server].failed(stage)
+
+    def finished(self, stage, server, released, movable):
+        """The unit has written its stage's state on a server; those of the stages `released` are of no use any more.
+
+        `movable(stage)`: nobody reads that stage's state now.
+        """
+        own = self.of[server]
+        self._release([stage, *released], [name for name in self.of if name != server])
+        own.finished(stage, [other for other in released if own.has(other)], movable)
+
+    def release(self, stages):
+        """The states of these stages are of no use any more."""
+        self._release(stages, self.of)
+
+    def _release(self, stages, names):
+        for name in names:
+            generations, server = self.of[name], self.servers[name]
+            if gone := [stage for stage in stages if generations.has(stage)]:
+                try:
+                    if not server.silent:  # (else they go with the run)
+                        server.catalog.release_states(server.run_id, gone)
+                except (psycopg2.Error, MopError):
+                    if server.home:
+                        raise
+                    server.silent = True
+                generations.release(gone)
+
+    # --- carrying -----------------------------------------------------------------------------------
+    def expect(self, stage, version, to):
+        """A :class:`Move` of a stage's state to a server that has it not."""
+        return Move(stage, version, self.source(stage), to, self.of[to].expect())
+
+    def arrived(self, move):
+        """All parts of the state are there. Raises psycopg2.Error where they are not."""
+        server, generations = self.servers[move.to], self.of[move.to]
+        size = None
+        try:
+            size = server.catalog.arrived(server.run_id, move.stage, move.version, move.generation)
+        finally:
+            generations.arrived(move.stage, move.generation, size)
+
+    def given_up(self, move):
+        """The state has not been carried."""
+        self.of[move.to].arrived(move.stage, move.generation, None)
+
+    def tables_sql(self):
+        """SQL that makes what `move_sql` uses, for a session of this server as the calling role."""
+        made = []
+        for name, server in self.servers.items():
+            if not server.home:
+                for view, columns, options in (
+                        ("mop_departures", "run_id bigint, stage integer, version integer, part integer, data bytea",
+                         "fetch_size '1'"),
+                        ("mop_arrivals", "run_id bigint, stage integer, version integer, target integer, part integer, "
+                                         "data bytea", "batch_size '1'")):
+                    made.append(f"CREATE FOREIGN TABLE IF NOT EXISTS {self._table(name, view)} ({columns}) SERVER "
+                                f"{quote_identifier(name)} OPTIONS (schema_name "
+                                f"{quote_literal(_unquoted(server.schema))}, table_name '{view}', {options})")
+        return "; ".join(made)
+
+    def move_sql(self, move):
+        """SQL that carries a state from one server to another, in one statement that stores nothing on the way."""
+        source, target = self.servers[move.source], self.servers[move.to]
+        return (f"INSERT INTO {self._table(move.to, 'mop_arrivals')} (run_id, stage, version, target, part, data) "
+                f"SELECT {int(target.run_id)}, stage, version, {int(move.generation)}, part, data "
+                f"FROM {self._table(move.source, 'mop_departures')} WHERE run_id = {int(source.run_id)} "
+                f"AND stage = {int(move.stage)} AND version = {int(move.version)}")
+
+    def _table(self, name, view):
+        if name is None:
+            return f"{self.servers[None].schema}.{view}"
+        return f"pg_temp.{quote_identifier(f'{view}_{list(self.servers).index(name)}')}"
+
+
+@dataclass(frozen=True)
+class Move:
+    """A stage's state, at a version, is to be carried from one server to a generation on another (their names)."""
+
+    stage: int
+    version: int
+    source: str | None
+    to: str | None
+    generation: int
+
+
+def _unquoted(identifier):
+    return identifier[1:-1].replace('""', '"') if identifier.startswith('"') else identifier

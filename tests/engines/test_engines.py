@@ -1,0 +1,181 @@
+"""What every engine keeps to: the same calls, and the same results, wherever the segments are."""
+
+import base64
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from cluster import Cluster
+from conftest import Calling, Client, eventually
+from workload import ADAM, assert_invariants, dense, fit, load, make_data, selection
+
+SEED = 11
+REPLAY = pathlib.Path(__file__).parent.parent / "equivalence" / "replay.py"
+
+
+class OneServer:
+    """All segments on the coordinator's own server."""
+
+    servers = None
+
+    def __init__(self, server, database):
+        self.db, self.workers = Client(server, database), {}
+
+    def close(self):
+        self.db.close()
+
+
+class SeveralServers(OneServer):
+    """Segments on two other servers and on the coordinator's own, by postgres_fdw."""
+
+    servers = "w1, local, w2"
+
+    def __init__(self, server, database):
+        super().__init__(server, database)
+        self.clusters = {name: Cluster(max_connections=40) for name in ("w1", "w2")}
+        self.db.run("CREATE EXTENSION postgres_fdw")
+        for name, cluster in self.clusters.items():
+            worker = self.workers[name] = Client(cluster, "postgres")
+            worker.run("CREATE SCHEMA mop; CREATE EXTENSION pg_mop SCHEMA mop CASCADE")
+            self.db.run(f"CREATE SERVER {name} FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port "
+                        f"'{cluster.port}', dbname 'postgres'); CREATE USER MAPPING FOR postgres SERVER {name} OPTIONS "
+                        f"(user 'postgres')")
+
+    def close(self):
+        for worker in self.workers.values():
+            worker.close()
+        super().close()
+        for cluster in self.clusters.values():
+            cluster.stop()
+
+
+@pytest.fixture(scope="module", params=[OneServer, SeveralServers], ids=["postgresql", "postgres_fdw"])
+def engine(server, request):
+    maker = Client(server, "postgres")
+    name = f"engine_{request.param.__name__.lower()}"
+    maker.run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+    maker.run(f"CREATE DATABASE {name}")
+    Client(server, name).run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE")
+    made = request.param(server, name)
+    if made.servers:
+        made.db.run(f"SET pg_mop.servers = '{made.servers}'")
+    made.db.run(f"SET pg_mop.seed = {SEED}; SET pg_mop.threads = 1; SET pg_mop.kernel = plain")
+    make_data(made.db, rows=101, segments=3, buffer_size=9, seed=SEED)
+    made.db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed')")
+    load(made.db, "arch", dense())
+    yield made
+    made.close()
+    maker.run(f"DROP DATABASE {name} WITH (FORCE)")
+    maker.close()
+
+
+def buffers(db, segment):
+    rows = db.run("SELECT x, x_shape, y, y_shape FROM flowers_packed WHERE __dist_key__ = %s ORDER BY buffer_id",
+                  [segment])
+    return {c: [{"bytes": base64.b64encode(r[c]).decode(), "shape": r[c + "_shape"]} for r in rows] for c in "xy"}
+
+
+def nothing_is_left(engine):
+    """No run and no state of a run that is over, on any other server."""
+    for worker in engine.workers.values():
+        assert worker.value("SELECT count(*) FROM mop.mop_run") == 0
+        assert worker.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'mop\\_state\\_%'") == 0
+
+
+class TestConformance:
+    @pytest.mark.slice
+    def test_the_segments_are_where_they_should_be(self, engine):
+        db = engine.db
+        counts = db.run("SELECT __dist_key__ AS k, sum(y_shape[1]) AS n FROM flowers_packed GROUP BY 1 ORDER BY 1")
+        assert [c["k"] for c in counts] == [0, 1, 2] and sum(c["n"] for c in counts) == 101
+        foreign = db.value("SELECT count(*) FROM pg_foreign_table t JOIN pg_inherits i ON i.inhrelid = t.ftrelid "
+                           "WHERE i.inhparent = 'flowers_packed'::regclass")
+        assert foreign == len(engine.workers)
+
+    def test_the_final_weights_are_plain_keras_ones_bit_for_bit(self, engine):
+        db = engine.db
+        selection(db, "mst", "arch", [(1, ADAM.format(rate), f"batch_size={size}")
+                                      for rate, size in ((0.02, 8), (0.05, 13), (0.01, 8))])
+        run_id = fit(db, "flowers_packed", "models", "mst", iterations=2, validation="flowers_val", frequency=1)
+        assert_invariants(db, run_id)
+        jobs = []
+        for key, (rate, size) in enumerate(((0.02, 8), (0.05, 13), (0.01, 8)), 1):
+            visits = db.run("SELECT segment FROM madlib.mop_visit_order WHERE run_id = %s AND mst_key = %s "
+                            "ORDER BY iteration, position", [run_id, key])
+            jobs.append({"architecture": dense(), "optimizer": "Adam", "arguments": {"learning_rate": rate},
+                         "loss": "categorical_crossentropy", "metrics": ["accuracy"], "batch_size": size, "epochs": 1,
+                         "seed": int(np.random.SeedSequence([SEED, 1]).generate_state(1)[0]),
+                         "visits": [buffers(db, v["segment"]) for v in visits]})
+        done = subprocess.run([sys.executable, REPLAY], input=json.dumps(jobs), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        for key, job in enumerate(json.loads(done.stdout), 1):
+            ours = bytes(db.value("SELECT model_weights FROM models WHERE mst_key = %s", [key]))
+            assert ours == base64.b64decode(job["plain"])
+        nothing_is_left(engine)
+
+    def test_metrics_are_those_of_all_rows(self, engine):
+        db = engine.db
+        row = db.run("SELECT * FROM models_info WHERE mst_key = 2")[0]
+        assert len(row["validation_loss"]) == len(row["training_loss"]) == 2
+        db.run("DROP TABLE IF EXISTS scores; "
+               "SELECT madlib.madlib_keras_evaluate('models', 'flowers_val', 'scores', FALSE, 2)")
+        assert db.value("SELECT loss FROM scores") == pytest.approx(row["validation_loss_final"], abs=1e-6)
+        assert db.value("SELECT metric FROM scores") == pytest.approx(row["validation_metrics_final"], abs=1e-6)
+
+    def test_a_search_is_trained_there_too(self, engine):
+        db = engine.db
+        db.run("DROP TABLE IF EXISTS found, found_info, found_summary, found_trials")
+        db.run("""SELECT madlib.mop_search('flowers_packed', 'found', 'arch', $${'loss': ['categorical_crossentropy'],
+            'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.001, 0.1, 'log']}], 'batch_size': [8, 16]}$$,
+            'asha', 'iterations=3, trials=4, least=1', validation_table => 'flowers_val')""")
+        assert db.value("SELECT count(*) FROM found_trials WHERE metric_final IS NOT NULL") == 4
+        nothing_is_left(engine)
+
+    def test_a_cancel_is_heard_within_two_seconds_and_the_run_goes_on(self, engine):
+        db = engine.db
+        other = db.another()
+        other.run("SET pg_mop.kernel = plain")
+        selection(db, "slow", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=10")] * 2)
+        db.run("DROP TABLE IF EXISTS halted, halted_info, halted_summary")
+        call = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'halted', 'slow', 2, "
+                              "FALSE)")
+        running = ("SELECT run_id, coordinator_pid FROM madlib.mop_run WHERE model_output_table = 'halted' "
+                   "AND status = 'running'")
+        units = "SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND status = 'finished'"
+        assert eventually(lambda: db.run(running) and db.value(units, [db.run(running)[0]["run_id"]]) >= 2, 120)
+        run_id, pid = db.run(running)[0].values()
+        db.run("SELECT pg_cancel_backend(%s)", [pid])
+        assert call.end(3).pgcode == "57014"
+        done = db.value(units, [run_id])
+        db.run("SELECT madlib.mop_resume(%s)", [run_id])
+        assert_invariants(db, run_id)
+        assert db.value(units, [run_id]) > done
+        nothing_is_left(engine)
+        other.close()
+
+    @pytest.mark.parametrize("what", ["session", "trainer"])
+    def test_a_session_or_trainer_that_dies_is_replaced(self, engine, what):
+        db = engine.db
+        other = db.another()
+        db.run("DROP TABLE IF EXISTS hurt, hurt_info, hurt_summary")
+        call = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'hurt', 'slow', 2, "
+                              "FALSE)")
+        for place in engine.workers.values() or [db]:
+            find = ("SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'pg_mop run %' AND state = 'active' "
+                    "AND query LIKE '%mop_run_unit%' AND application_name NOT LIKE '%relay'")
+            assert eventually(lambda: place.value(find), 60)  # noqa: B023
+            pid = place.value(find)
+            if what == "session":
+                place.run("SELECT pg_terminate_backend(%s)", [pid])
+            else:
+                subprocess.run(["pkill", "-KILL", "-P", str(pid)], check=False)
+        assert call.end() is None
+        run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'hurt'")
+        assert_invariants(db, run_id)
+        assert db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND status = 'failed'", [run_id]) >= 1
+        nothing_is_left(engine)
+        other.close()

@@ -1,0 +1,185 @@
+"""Several servers: what is refused, with what mends it, and nothing is left behind; roles; tables made by hand."""
+
+import pytest
+
+from cluster import Cluster
+from conftest import Client
+from workload import ADAM, assert_invariants, dense, fit, load, make_data, selection
+
+PACK = "SELECT madlib.training_preprocessor_dl('flowers', 'packed', 'y', 'x', 10)"
+
+
+@pytest.fixture(scope="module")
+def worker():
+    with Cluster(max_connections=40) as cluster:
+        client = Client(cluster, "postgres")
+        client.run("CREATE DATABASE bare")
+        client.run("CREATE SCHEMA mop; CREATE EXTENSION pg_mop SCHEMA mop CASCADE; CREATE ROLE ann LOGIN; "
+                   "CREATE SCHEMA ann AUTHORIZATION ann")
+        client.cluster = cluster
+        yield client
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def data(db, worker):
+    make_data(db, segments=2)
+    load(db, "arch", dense())
+    selection(db, "mst", "arch", [(1, ADAM.format(0.02), "batch_size=8"), (1, ADAM.format(0.05), "batch_size=8")])
+    db.run("CREATE EXTENSION postgres_fdw; CREATE ROLE ann LOGIN; GRANT mop_user TO ann; CREATE SCHEMA ann "
+           "AUTHORIZATION ann; GRANT SELECT ON ALL TABLES IN SCHEMA public TO ann")
+    for name, database in (("w1", "postgres"), ("bare", "bare")):
+        db.run(f"CREATE SERVER {name} FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port "
+               f"'{worker.cluster.port}', dbname '{database}'); CREATE USER MAPPING FOR postgres SERVER {name} OPTIONS "
+               f"(user 'postgres')")
+    db.run("CREATE SERVER shut FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port '1'); "
+           "CREATE USER MAPPING FOR postgres SERVER shut OPTIONS (user 'postgres'); "
+           "CREATE SERVER plain FOREIGN DATA WRAPPER pg_mop")
+    yield
+    db.run("RESET pg_mop.servers; DROP OWNED BY ann CASCADE; DROP ROLE ann")
+
+
+@pytest.fixture(autouse=True)
+def clean(db, data):
+    db.run("RESET pg_mop.servers; DROP TABLE IF EXISTS packed, packed_summary CASCADE")
+
+
+def tables(worker):
+    return worker.value("SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace")
+
+
+@pytest.mark.parametrize("servers,text,hint", [
+    ("nowhere", 'server "nowhere" does not exist', "SELECT srvname"),
+    ("plain", 'server "plain" is none of postgres_fdw', "CREATE SERVER"),
+    ("w1, w1", 'names "w1" twice', "RESET"), ("w1,,local", 'invalid value for setting "pg_mop.servers"', "w1, w2"),
+    ("shut", 'cannot open a session on server "shut" as role "postgres"', "ALTER SERVER"),
+    ("bare", 'pg_mop is not there on server "bare"', "CREATE EXTENSION pg_mop")])
+def test_servers_that_do_not_serve_are_refused(db, worker, servers, text, hint):
+    before = tables(worker)
+    db.run(f"SET pg_mop.servers = '{servers}'")
+    error = db.error(PACK)
+    assert text in str(error) and hint in error.diag.message_hint
+    assert tables(worker) == before and db.value("SELECT to_regclass('packed')") is None
+
+
+def test_another_version_is_refused_and_both_are_named(db, worker):
+    worker.run("CREATE OR REPLACE FUNCTION mop.mop_server_info() RETURNS json LANGUAGE sql AS "
+               "$$SELECT '{\"pg_mop\": \"0.3.0\"}'::json$$")
+    db.run("SET pg_mop.servers = 'w1'")
+    error = db.error(PACK)
+    assert 'server "w1" has pg_mop 0.3.0, this one has ' in str(error)
+    assert "ALTER EXTENSION pg_mop UPDATE" in error.diag.message_hint
+    worker.run("DROP EXTENSION pg_mop; CREATE EXTENSION pg_mop SCHEMA mop CASCADE")
+
+
+@pytest.mark.parametrize("mapping,text,hint", [
+    (None, "permission denied for foreign server", "GRANT USAGE ON FOREIGN SERVER"),
+    ("", 'has no user mapping for server "w1"', "CREATE USER MAPPING"),
+    ("OPTIONS (password 'x')", "names no user", "ADD user"),
+    ("OPTIONS (user 'ann')", "has no password", "password_required"),
+    ("OPTIONS (user 'ann', password 'x')", "does not ask for the password", "ALTER USER MAPPING"),
+    ("OPTIONS (user 'ann', password_required 'false')", "may not use pg_mop on server", "GRANT mop_user")])
+def test_a_role_needs_what_postgres_fdw_asks_of_it(db, worker, mapping, text, hint):
+    if mapping is not None:
+        db.run("GRANT USAGE ON FOREIGN SERVER w1 TO ann")
+    if mapping:
+        db.run(f"CREATE USER MAPPING FOR ann SERVER w1 {mapping}")
+    ann = db.another("ann")
+    ann.run("SET search_path = ann, public; SET pg_mop.servers = 'w1, local'")
+    error = ann.error(PACK)
+    assert text in str(error) and hint in error.diag.message_hint
+    ann.close()
+    db.run("DROP USER MAPPING IF EXISTS FOR ann SERVER w1; REVOKE USAGE ON FOREIGN SERVER w1 FROM ann")
+
+
+def test_a_role_trains_on_another_server_as_its_mapping_says(db, worker):
+    """Her name there is another; nobody else's runs and states are hers."""
+    worker.run("CREATE ROLE annie LOGIN; GRANT mop_user TO annie; CREATE SCHEMA data AUTHORIZATION annie")
+    db.run("CREATE SCHEMA data AUTHORIZATION ann; GRANT USAGE ON FOREIGN SERVER w1 TO ann; CREATE USER MAPPING FOR ann "
+           "SERVER w1 OPTIONS (user 'annie', password_required 'false'); GRANT SELECT ON mst, mst_summary, arch TO ann")
+    ann = db.another("ann")
+    ann.run("SET search_path = data, public; SET pg_mop.segments = 2; SET pg_mop.servers = 'w1, local'")
+    ann.run(PACK)
+    assert worker.value("SELECT count(*) FROM pg_tables WHERE schemaname = 'data' AND tableowner = 'annie'") == 1
+    run_id = fit(ann, "packed", "models", "mst")
+    assert_invariants(ann, run_id)
+    assert worker.value("SELECT count(*) FROM mop.mop_run") == 0
+    ann.run("SELECT madlib.mop_drop_packed('packed')")
+    assert worker.value("SELECT count(*) FROM pg_tables WHERE schemaname = 'data'") == 0
+    ann.close()
+    db.run("DROP SCHEMA data CASCADE; DROP USER MAPPING FOR ann SERVER w1; REVOKE USAGE ON FOREIGN SERVER w1 FROM ann")
+
+
+def test_what_a_rolled_back_preprocessor_leaves_is_replaced(db, worker):
+    db.run("SET pg_mop.servers = 'w1, local'; SET pg_mop.segments = 2")
+    db.run("BEGIN")
+    db.run(PACK)
+    db.run("ROLLBACK")
+    assert tables(worker) == 1
+    db.run(PACK)
+    assert db.value("SELECT sum(y_shape[1]) FROM packed") == 100
+    # what is somebody else's is not
+    name = worker.value("SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace")
+    db.run("DROP TABLE packed, packed_summary")
+    worker.run(f"COMMENT ON TABLE {name} IS 'mine'")
+    error = db.error(PACK)
+    assert "already exists on server" in str(error) and "DROP TABLE" in error.diag.message_hint
+    worker.run(f"DROP TABLE {name}")
+    db.run(PACK)
+    db.run("SELECT madlib.mop_drop_packed('packed')")
+    assert tables(worker) == 0 and db.value("SELECT to_regclass('packed_summary')") is None
+
+
+def test_a_table_made_by_hand_is_trained_where_it_is(db, worker):
+    worker.run("CREATE SCHEMA mine; CREATE TABLE mine.rows (__dist_key__ integer, x bytea, y bytea, x_shape integer[], "
+               "y_shape integer[], buffer_id integer)")
+    db.run("CREATE TABLE packed (__dist_key__ integer, x bytea, y bytea, x_shape integer[], y_shape integer[], "
+           "buffer_id integer) PARTITION BY LIST (__dist_key__); CREATE FOREIGN TABLE far PARTITION OF packed FOR "
+           "VALUES IN (1, 7) SERVER w1 OPTIONS (schema_name 'mine', table_name 'rows'); CREATE TABLE near PARTITION OF "
+           "packed FOR VALUES IN (0); CREATE TABLE packed_summary AS TABLE flowers_packed_summary; "
+           "INSERT INTO packed SELECT CASE WHEN __dist_key__ = 1 AND buffer_id > 5 THEN 7 ELSE __dist_key__ END, x, y, "
+           "x_shape, y_shape, buffer_id FROM flowers_packed")
+    run_id = fit(db, "packed", "models", "mst")
+    assert_invariants(db, run_id)
+    assert db.run("SELECT segment, server FROM madlib.mop_segment WHERE run_id = %s ORDER BY 1", [run_id]) == [
+        {"segment": 0, "server": None}, {"segment": 1, "server": "w1"}, {"segment": 7, "server": "w1"}]
+    worker.run("ALTER TABLE mine.rows RENAME TO kept; CREATE VIEW mine.rows AS SELECT *, ctid FROM mine.kept")
+    assert "is no table" in str(db.error(
+        "SELECT madlib.madlib_keras_fit_multiple_model('packed', 'none', 'mst', 1, FALSE)"))
+    worker.run("DROP SCHEMA mine CASCADE")
+    assert "there is no table" in str(db.error(
+        "SELECT madlib.madlib_keras_fit_multiple_model('packed', 'none', 'mst', 1, FALSE)"))
+
+
+def test_what_does_not_go_over_servers_is_refused(db, worker):
+    db.run("SET pg_mop.servers = 'w1, local'; SET pg_mop.segments = 2")
+    db.run(PACK)
+    runs = db.value("SELECT count(*) FROM madlib.mop_run")
+    error = db.error("SELECT madlib.madlib_keras_fit('packed', 'one', 'arch', 1, %s, 'batch_size=8', 1)",
+                     [ADAM.format(0.01)])
+    assert "models are not averaged" in str(error) and "fit_strategy = sequential" in error.diag.message_hint
+    db.run(f"{error.diag.message_hint} DROP TABLE IF EXISTS one, one_summary")
+    db.run("SELECT madlib.madlib_keras_fit('packed', 'one', 'arch', 1, %s, 'batch_size=8', 1)", [ADAM.format(0.01)])
+    assert db.value("SELECT count(*) FROM madlib.mop_run") == runs + 1
+    db.run("RESET pg_mop.fit_strategy; SELECT madlib.mop_drop_packed('packed')")
+
+
+def test_a_partition_of_another_wrapper_is_refused(db, worker, tmp_path):
+    db.run("CREATE EXTENSION file_fdw; CREATE SERVER files FOREIGN DATA WRAPPER file_fdw; CREATE TABLE packed "
+           "(LIKE flowers_packed) PARTITION BY LIST (__dist_key__); CREATE FOREIGN TABLE lines PARTITION OF packed FOR "
+           f"VALUES IN (1) SERVER files OPTIONS (filename '{tmp_path}/nothing'); "
+           "CREATE TABLE packed_summary AS TABLE flowers_packed_summary")
+    error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('packed', 'none', 'mst', 1, FALSE)")
+    assert 'on server "files", which is none of postgres_fdw' in str(error)
+
+
+@pytest.mark.parametrize("segments,strengths,dealt", [
+    (4, {"a": 1, "b": 1}, "abab"), (3, {"a": 2, "b": 1}, "aba"), (5, {"a": 8, "b": 8, "local": 4}, None),
+    (1, {"a": 1, "b": 5}, "b"), (2, {"a": 1, "b": 1, "c": 1}, None)])
+def test_segments_are_dealt_out_by_strength(segments, strengths, dealt):
+    from pg_mop.packing.places import deal
+    found = deal(segments, strengths)
+    assert len(found) == segments and (dealt is None or "".join(found) == dealt)
+    total = sum(strengths.values())
+    for name, strength in strengths.items():
+        assert abs(found.count(name) - segments * strength / total) < 1
