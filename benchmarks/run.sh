@@ -14,6 +14,8 @@ case " $* " in *' search '*)
     echo 'What procedures and schedulers cost, simulated:'
     for part in planning scheduling; do PYTHONPATH=plpy_modules:. .local/venv/bin/python -B benchmarks/$part.py; done
 esac
-.local/venv/bin/python -B benchmarks/report.py
-echo 'docs/benchmarks.md has all figures.'
+if [ -f .local/bench/results.json ]; then  # (with --only nothing is kept)
+    .local/venv/bin/python -B benchmarks/report.py
+    echo 'docs/benchmarks.md has all figures.'
+fi
 tools/server.sh psql -d postgres -qX -c 'DROP DATABASE benchmark WITH (FORCE)'

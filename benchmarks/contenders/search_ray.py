@@ -42,6 +42,10 @@ def trainable(study, shared):
             self.results.append((self.key, level, loss, accuracy))
             return {"loss": loss, "iteration": level, "results": self.results[:], "done": level == study.iterations}
 
+        def save_checkpoint(self, directory):
+            """Nothing goes on from one: actors are reused, and a trial that is stopped stays so."""
+            return {}
+
     return Trial
 
 

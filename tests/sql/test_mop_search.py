@@ -387,7 +387,8 @@ BAD = [
     ({"metric": "auc"}, 'metric "auc" is not among the metrics', "Write 'metrics'"),
     ({"metric": "accuracy", "procedure": "grid", "parameters": "iterations=1", "space":
       "[{'loss': ['mse'], 'optimizer': ['SGD'], 'metrics': [['accuracy']], 'batch_size': ["
-      + ", ".join(map(str, range(1, 61))) + "]}, {'loss': ['mse'], 'optimizer': ['SGD']}]"}, "of all configurations of the space: some have none", "Write 'metrics'"),
+      + ", ".join(map(str, range(1, 61))) + "]}, {'loss': ['mse'], 'optimizer': ['SGD']}]"},
+     "of all configurations of the space: some have none", "Write 'metrics'"),
     ({"space": SPACE[:-1] + ", 'model_id': [[1]]}"}, "model_id [1] is not in", "SELECT model_id"),
     ({"metric": "validation_accuracy"}, "needs a validation table", "Give validation_table"),
     ({"metric": "mine"}, 'whether more or less of metric "mine" is better is not known', "'mine max'"),
