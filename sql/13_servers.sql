@@ -17,6 +17,19 @@ BEGIN
 END
 $$;
 
+-- On the other server: the session that leads the guest was lost, and this one leads it now.
+CREATE FUNCTION @extschema@.mop_lead_guest(run bigint, run_epoch integer, coordinator text,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    backend record := @extschema@.mop_backend(coordinator, @extschema@.mop_caller(ticket));
+BEGIN
+    PERFORM @extschema@.mop_own(run, ticket, run_epoch);
+    UPDATE @extschema@.mop_run r SET coordinator_pid = backend.pid, coordinator_start = backend.start
+    WHERE r.run_id = run AND r.epoch = run_epoch;
+END
+$$;
+
 CREATE FUNCTION @extschema@.mop_forget_guest(run bigint, run_epoch integer, of_server name,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -114,11 +127,13 @@ $$;
 
 -- Model states on their way: INSERT INTO one server's mop_arrivals SELECT ... FROM another's mop_departures, of which
 -- either may be a postgres_fdw table. A row is a part of a state.
-CREATE VIEW @extschema@.mop_departures AS
+CREATE VIEW @extschema@.mop_departures WITH (security_barrier) AS
 SELECT m.run_id, m.stage, m.version, (p.place - 1)::integer AS part, p.data
 FROM @extschema@.mop_model m
 CROSS JOIN LATERAL @extschema@.mop_read_state(m.run_id, m.stage, m.version) WITH ORDINALITY AS p(data, place)
-WHERE m.generation IS NOT NULL;
+WHERE m.generation IS NOT NULL AND m.run_id = ANY (ARRAY(
+    SELECT r.run_id FROM @extschema@.mop_run r JOIN @extschema@.mop_owner o USING (owner)
+    WHERE o.who = to_regrole(quote_ident(current_user))));
 
 CREATE VIEW @extschema@.mop_arrivals AS
 SELECT NULL::bigint AS run_id, NULL::integer AS stage, NULL::integer AS version, NULL::integer AS target,

@@ -27,7 +27,9 @@ def connect(way, name):
     try:
         connection = psycopg2.connect(
             **way.parameters, connect_timeout=10, application_name=name, options=f"{SESSION_OPTIONS} -c "
-            f"statement_timeout=30000 -c lock_timeout=10000")
+            # (a server must learn that a coordinator's machine has gone)
+            f"statement_timeout=30000 -c lock_timeout=10000 -c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 "
+            f"-c tcp_keepalives_count=3")
         connection.autocommit = True
         with connection.cursor() as cursor:
             # always: the login's own settings may say another
@@ -567,12 +569,16 @@ class Guest(Catalog):
     def __init__(self, way, schema, tick):
         """Connects. `schema`: the extension's there, quoted; `tick`: called while it waits. Raises MopError."""
         self.schema, self.way, self.tick, self.epoch, self.caller = schema.replace("%", "%%"), way, tick, None, None
+        self.leads = None  # the run there that this session leads
         self._connect()
 
     def _connect(self):
         with self._listening():
             super()._connect()
-        self.coordinator = self._run(f"SELECT backend FROM {self.schema}.mop_tickets")[0]["backend"]
+            self.coordinator = self._run(f"SELECT backend FROM {self.schema}.mop_tickets")[0]["backend"]
+            if self.leads is not None:
+                self._run(f"SELECT {self.schema}.mop_lead_guest(%s, %s, %s)",
+                          (self.leads, self.epoch, self.coordinator))
 
     def _lasting(self, work, *args):
         with self._listening():

@@ -60,6 +60,8 @@ class Training(Planning):
         if validation_table is not None:
             self.validation = PackedTable(db, validation_table, "validation table")
         self.engine = engines.find(db, [t for t in (self.source, self.validation) if t is not None], db.tick)
+        if self.use_gpus and not self.engine.elsewhere and not settings.gpus():
+            raise MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
 
     def _adopt(self, earlier):
         """Compute as the earlier run did, whatever is set now. (A replay may train each configuration by itself.)"""
@@ -93,8 +95,8 @@ class Training(Planning):
         self.journal = journal = Catalog(db, way)
         self.servers = {None: Server(None, way, journal, None, db.extension,
                                      {"cores": settings.cores(), "gpus": settings.gpus()})}
-        self._reach_servers()
         try:
+            self._reach_servers()
             self._check_visible(journal)
             journal.housekeeping(options["checkpoint_mb"] << 20)
             self.earlier = earlier = self.earlier or self._unfinished(journal, output_name, arguments)
@@ -152,6 +154,8 @@ class Training(Planning):
                 raise
         except BaseException:
             journal.close()
+            for server in self._guests():
+                server.catalog.close()
             raise
         # it stays open: the output is written with it, and there may be no other connection to be had then
 
@@ -189,7 +193,7 @@ class Training(Planning):
         known = self.journal.guests(self.run_id)
         guests = [server for server in self._guests() if server.name in known]
         for server in guests:
-            server.run_id = known[server.name]
+            server.run_id = server.catalog.leads = known[server.name]
             server.catalog.reopen_run(server.run_id)
             done = {tuple(unit.values())[:4] for unit in self.journal.finished_units(self.run_id)}
             for unit in server.catalog.finished_units(server.run_id):
@@ -208,8 +212,9 @@ class Training(Planning):
     def _open_guests(self, output_name):
         """Open a run on each other server: a guest of this one."""
         db = self.db
-        leader = this_database(db) if self._guests() else None
         for server in self._guests():
+            # of another role, or by another name of the server, it is somebody else's
+            leader = f"{this_database(db)}/{db.value('SELECT current_user::regrole::oid')}/{server.name}"
             known = {guest for run in {self.run_id, *server.catalog.led_by(leader).values()}
                      for name, guest in self.journal.guests(run).items() if name == server.name}
             for guest in server.catalog.led_by(leader).keys() - known:
@@ -219,7 +224,7 @@ class Training(Planning):
                     db.plpy.log(f"pg_mop: run {guest} on server {server.name} is left behind: {error}")
             if server.run_id is not None:
                 continue
-            server.run_id = server.catalog.open_run({
+            server.run_id = server.catalog.leads = server.catalog.open_run({
                 "function": "guest", "source_table": self.source.text,
                 "validation_table": self.validation and self.validation.text, "model_output_table": output_name,
                 "seed": self.seed, "scheduler": self.scheduler_name, "num_iterations": self.num_iterations,
@@ -280,6 +285,8 @@ class Training(Planning):
         refused = sessions.open(places)
         if refused is not None:
             opened = [place for place in places if place in sessions.by_place]
+            if {self.board.server(place) for place in opened} < {self.board.server(place) for place in places}:
+                raise refused  # nobody else could do that server's segments
             self.board.serve(opened)
             self.db.warning(f"run {self.run_id} goes on with {len(opened)} of {len(places)} worker sessions: "
                             f"{refused.message}", detail=refused.detail, hint=refused.hint)

@@ -19,7 +19,12 @@ class Segment:
 
 
 class Engine(ABC):
-    """One kind of place. It is found by looking at the packed tables (:func:`pg_mop.engines.find`)."""
+    """One kind of place. It is found by looking at the packed tables (:func:`pg_mop.engines.find`).
+
+    `elsewhere`: segments may be on other servers.
+    """
+
+    elsewhere = False
 
     @abstractmethod
     def segments(self, packed):

@@ -19,6 +19,8 @@ from pg_mop.execute.sessions import SessionLost, open_session, run
 class PostgresFdw(PostgreSQL):
     """`foreign`: {oid of a packed table: [(server, quoted table there), ...]}."""
 
+    elsewhere = True
+
     def __init__(self, db, foreign, tick):
         super().__init__(db)
         self.foreign, self.tick = foreign, tick
@@ -81,13 +83,15 @@ class PostgresFdw(PostgreSQL):
     def _read(self, packed, server, table, sql):
         """The rows (tuples) that some SQL gives of a table on a server. Raises MopError."""
         link = self.link(server)
-        if link.run(f"SELECT 1 FROM pg_class WHERE oid = to_regclass({quote_literal(table)}) AND relkind NOT IN "
-                    f"('r', 'p')"):  # a view may run its owner's functions as who reads it
-            raise MopError(f'"{packed.text}" has a partition on server {quote_identifier(server)}, where {table} is no '
-                           f"table", hint="It must be a table that the preprocessor has made, or one like it.",
-                           sqlstate="42809")
         try:
+            if link.run(f"SELECT 1 FROM pg_class WHERE oid = to_regclass({quote_literal(table)}) AND relkind NOT IN "
+                        f"('r', 'p')"):  # a view may run its owner's functions as who reads it
+                raise MopError(f'"{packed.text}" has a partition on server {quote_identifier(server)}, where {table} '
+                               f"is no table", sqlstate="42809",
+                               hint="It must be a table that the preprocessor has made, or one like it.")
             return link.run(sql)
+        except SessionLost as error:
+            raise link.way.refused(error) from None
         except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName):
             raise MopError(f'"{packed.text}" has a partition on server {quote_identifier(server)}, where there is no '
                            f"table {table}", hint="Make it there, or DROP FOREIGN TABLE the partition.") from None
@@ -135,16 +139,17 @@ class Link:
     def share(self, table):
         """Lock a table there against writers, where the role may, to the end of the call."""
         try:
-            may = self.run(f"SELECT has_table_privilege({quote_literal(table)}, 'UPDATE, DELETE, TRUNCATE')")
-            if may and may[0][0]:
+            # (one that is not there is told of by who reads it)
+            if self.run(f"SELECT has_table_privilege(to_regclass({quote_literal(table)}), 'UPDATE, DELETE, "
+                        f"TRUNCATE')")[0][0]:
                 self.run(f"BEGIN; SET LOCAL lock_timeout = '{self.lock_timeout}'; LOCK TABLE {table} IN SHARE MODE")
         except psycopg2.errors.LockNotAvailable:
             raise MopError(f"{table} on server {quote_identifier(self.way.server)} is locked by another transaction",
                            hint=f"There: SELECT pid, mode FROM pg_locks WHERE relation = {quote_literal(table)}"
                                 f"::regclass;",
                            sqlstate="55P03") from None
-        except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName):
-            pass  # who reads it says so
+        except (psycopg2.Error, SessionLost) as error:
+            raise self.way.refused(error) from None
 
 
 def foreign_partitions(db, packed):

@@ -25,7 +25,8 @@ class Way:
     @property
     def key(self):
         """Equal for ways that lead to the same place as the same role."""
-        return self.server, self.parameters["dbname"], self.parameters["user"], self.role
+        shown = tuple(sorted((k, v) for k, v in self.parameters.items() if k != "password"))
+        return self.server, shown, hash(self.parameters.get("password")), self.role
 
     def refused(self, error):
         """The MopError for a connection that could not be made, with the commands that mend it."""

@@ -97,9 +97,9 @@ class Executor:
             # not without need: what is drawn at random shall not depend on how long things take
             if self._wake() + self._look() + self._come_back() + len(answers):
                 self._dispatch()
+        self._come_home()
         for pulse in self.pulses.values():
             pulse.close()
-        self._come_home()
 
     # --- what is asked for ------------------------------------------------------------------------
     def ask(self, configurations, stages, requests):
@@ -321,11 +321,9 @@ class Executor:
                 self._carry(session, moves)
             else:
                 self._begin(session)
-        except (SessionLost, psycopg2.OperationalError, MopError) as error:
+        except (SessionLost, NotCarried, psycopg2.OperationalError, MopError) as error:
             work, session.work = session.work, []
-            for move in moves if not session.relay else ():
-                self.states.given_up(move)
-            error = error if isinstance(error, SessionLost) else NotCarried(_message(error))
+            error = error if isinstance(error, (SessionLost, NotCarried)) else NotCarried(_message(error))
             self.steering.ended(self._failed(session, work, error))
 
     def _begin(self, session):
@@ -348,13 +346,18 @@ class Executor:
         return []
 
     def _carry(self, session, moves):
-        """Bring states to the session's server, before it begins. Raises SessionLost."""
+        """Bring states to the session's server, before it begins. Raises NotCarried."""
+        try:
+            relay = self.sessions.relay(session)
+            tables = "" if relay.prepared else self.states.tables_sql() + "; "
+            relay.begin(relay.clean_sql() + tables + "; ".join(map(self.states.move_sql, moves)))
+        except (SessionLost, MopError) as error:
+            for move in moves:
+                self.states.given_up(move)
+            raise NotCarried(f"a model state could not be carried: {_message(error)}") from None
+        session.moves, session.relay = moves, relay
         for move in moves:
             self.carried[move.stage] += 1
-        session.moves = moves
-        session.relay = relay = self.sessions.relay(session)
-        tables = "" if relay.prepared else self.states.tables_sql() + "; "
-        relay.begin(relay.clean_sql() + tables + "; ".join(map(self.states.move_sql, moves)))
 
     def _arrived(self, session, error):
         """A relay has ended: let its session begin its work. What went wrong, or None."""
@@ -371,8 +374,9 @@ class Executor:
         if isinstance(error, SessionLost):
             relay.close()
         relay.prepared = relay.prepared or error is None
-        if error is not None:
-            return NotCarried(f"a model state could not be carried: {_message(error)}")
+        if error is not None:  # of class 42: a right is missing, which waiting does not mend
+            return error if (getattr(error, "pgcode", None) or "").startswith("42") else \
+                NotCarried(f"a model state could not be carried: {_message(error)}")
         try:
             self._begin(session)
         except SessionLost as trouble:
@@ -398,13 +402,35 @@ class Executor:
         wanted = [stage.number for stage in self.plan.stages.values()
                   if stage.trained and (stage.ends or stage.number in self.pinned)
                   and self.states.has(stage.number) and not self.states.has(stage.number, None)]
-        relay = self.sessions.relay(None)
-        if wanted:
-            run(relay, self.states.tables_sql(), self.sessions.tick)
         for stage in wanted:
-            move = self.states.expect(stage, self._version(stage), None)
-            run(relay, self.states.move_sql(move), self.sessions.tick)
-            self.states.arrived(move)
+            since, error = time.monotonic(), self._bring_home(stage)
+            while error is not None:
+                if time.monotonic() - since > self.server_timeout / 1000:
+                    raise MopError(f"a model state could not be brought home: {_message(error)}", sqlstate="08006",
+                                   hint=f"SELECT {self.db.extension}.mop_resume({self.run_id}); once all servers are "
+                                        f"back.")
+                wait([], self._watchful_tick, BACK_OFF[0])
+                error = self._bring_home(stage)
+
+    def _bring_home(self, stage):
+        """Carry a stage's state to this server; what went wrong, or None."""
+        move = self.states.expect(stage, self._version(stage), None)
+        try:
+            relay = self.sessions.relay(None)
+            if not relay.prepared:
+                run(relay, self.states.tables_sql(), self._watchful_tick)
+                relay.prepared = True
+            run(relay, relay.clean_sql() + self.states.move_sql(move), self._watchful_tick)
+        except (psycopg2.Error, SessionLost) as error:
+            self.states.given_up(move)
+            return error
+        self.states.arrived(move)
+        return None
+
+    def _watchful_tick(self):
+        """What is called while a relay is waited for: it may hang on another server."""
+        self.sessions.tick()
+        self._feel_pulses()
 
     def _finished(self, unit, released):
         """Take note of a unit that was done: the stages that ended by it."""
@@ -534,8 +560,8 @@ class Executor:
                 self.db.warning(f"run {self.run_id} goes on without server {server} until it is back: {error.message}",
                                 detail=error.detail)
                 return
-            left = [p for p in self.board.places if p != place and p in self.sessions.by_place]
-            if not left:
+            left = [p for p in self.board.places if p != place and (p in self.sessions.by_place or p in self.away)]
+            if not any(p in self.sessions.by_place for p in left):
                 raise
             self._end(place)
             self.board.serve(left)
