@@ -15,7 +15,8 @@ SPACE = ("{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'opt
 PROCEDURES = {"grid": "iterations=3", "random": "iterations=3, trials=4",
               "successive-halving": "iterations=4, trials=6, reduction=2", "hyperband": "iterations=4, reduction=2",
               "asha": "iterations=4, trials=6, reduction=2", "population": "iterations=4, population=4, interval=2",
-              "median-stopping": "iterations=4, trials=5, grace=1, others=2", "tpe": "iterations=3, trials=4"}
+              "median-stopping": "iterations=4, trials=5, grace=1, others=2", "tpe": "iterations=3, trials=4",
+              "bohb": "iterations=4, reduction=2"}
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +51,8 @@ def log(db, run_id):
 @pytest.mark.parametrize("procedure", [pytest.param(p, marks=pytest.mark.slice if p == "asha" else ())
                                        for p in PROCEDURES])
 def test_a_disturbed_search_comes_to_its_end(db, data, procedure):
-    if procedure == "tpe":
-        pytest.importorskip("optuna", reason="not run: tpe needs Optuna")
+    if procedure in ("tpe", "bohb"):
+        pytest.importorskip("optuna", reason="not run: it needs Optuna")
     space = SPACE.replace("[0.001, 0.1, 'log']", "[0.01, 0.02, 0.05]") if procedure == "grid" else SPACE
     name = "d_" + procedure.replace("-", "_")
     caller = db.another()
