@@ -92,10 +92,8 @@ BEGIN
         VALUES (run, u.stage, u.dataset, x.loss, x.metric, x.metrics) ON CONFLICT DO NOTHING;
         DELETE FROM @extschema@.mop_partial p WHERE (p.run_id, p.stage, p.dataset) = (run, u.stage, u.dataset);
     ELSE
-        INSERT INTO @extschema@.mop_partial (run_id, stage, dataset, segment, sums)
-        SELECT run, u.stage, u.dataset, u.segment, array_agg(v::text::double precision ORDER BY place)
-        FROM json_array_elements_text(report -> 'sums') WITH ORDINALITY AS e(v, place)
-        ON CONFLICT DO NOTHING;
+        PERFORM @extschema@.mop_put_partials(run, run_epoch, u.stage, u.dataset,
+                                             json_build_object(u.segment, report -> 'sums'), ticket);
     END IF;
 END
 $$;

@@ -35,7 +35,8 @@ WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(
 -- what holds disk although nobody works on it, and the commands that end that
 CREATE VIEW @extschema@.mop_abandoned_runs WITH (security_barrier) AS
 SELECT run_id, owner, status, model_output_table, finished_at, state_bytes,
-       CASE WHEN NOT written.yes AND r.function <> 'guest' THEN 'SELECT @extschema@.mop_resume(' || run_id || ');' END AS to_go_on,
+       CASE WHEN NOT written.yes AND r.function <> 'guest' THEN 'SELECT @extschema@.mop_resume(' || run_id || ');' END
+           AS to_go_on,
        'SELECT @extschema@.mop_drop_' || CASE WHEN written.yes THEN 'states(' ELSE 'run(' END || run_id || ');'
            AS to_drop
 FROM @extschema@.mop_runs r CROSS JOIN LATERAL (

@@ -9,7 +9,8 @@ import pytest
 
 from cluster import BIN, ROOT, Cluster, eventually
 
-__all__ = ["BIN", "ROOT", "Calling", "Client", "connect", "eventually", "parent", "trainers"]  # what tests use
+__all__ = ["BIN", "ROOT", "Calling", "Client", "add_server", "connect", "eventually", "parent",  # what tests use
+           "trainers"]
 
 
 @pytest.fixture(scope="session")
@@ -57,6 +58,16 @@ class Client:
 
     def close(self):
         self.connection.close()
+
+
+def add_server(db, name, cluster):
+    """Make a cluster a server of `db`'s (a superuser's session, with postgres_fdw), with pg_mop in its schema mop: a
+    superuser's session there."""
+    worker = Client(cluster, "postgres")
+    worker.run("CREATE SCHEMA IF NOT EXISTS mop; CREATE EXTENSION IF NOT EXISTS pg_mop SCHEMA mop CASCADE")
+    db.run(f"CREATE SERVER {name} FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port '{cluster.port}', "
+           f"dbname 'postgres'); CREATE USER MAPPING FOR postgres SERVER {name} OPTIONS (user 'postgres')")
+    return worker
 
 
 class Calling:

@@ -19,6 +19,7 @@ import psycopg2.extras
 
 from pg_mop.database import SESSION_OPTIONS, MopError, quote_identifier
 from pg_mop.plan.reuse import Known
+from pg_mop.schedule.board import Unit
 
 
 def connect(way, name):
@@ -445,12 +446,13 @@ class Catalog:
             f" AND function = 'guest' AND parameters ->> 'leader' = %s", (leader,))}
 
     def finished_units(self, run_id):
-        """A run's units that are finished, as dicts, those of training by version."""
-        return self.execute(f"SELECT stage, segment, kind, dataset, version FROM {self.schema}.mop_unit"
-                            f" WHERE run_id = %s AND status = 'finished' ORDER BY version", (run_id,))
+        """A run's Units that are finished, those of training by version."""
+        return [Unit(**row) for row in self.execute(
+            f"SELECT iteration, stage, kind, dataset, segment FROM {self.schema}.mop_unit"
+            f" WHERE run_id = %s AND status = 'finished' ORDER BY version", (run_id,))]
 
     def report(self, run_id, unit):
-        """What is known here of a unit that is finished (JSON as text), or None."""
+        """What is known here of a Unit that is finished (JSON as text), or None."""
         return self.execute(self.report_sql(run_id, unit))[0]["report"]
 
     def report_sql(self, run_id, unit):
@@ -605,6 +607,11 @@ class Guest(Catalog):
                 self.tick()
                 if time.monotonic() > until:
                     raise MopError(f"server {self.way.server} has not answered for {self.SECONDS} s", sqlstate="08006")
+
+
+def metric_of(row, name):
+    """The value of 'loss' or of a metric in a row of Catalog.metrics; None where it was not asked for."""
+    return row["loss"] if name == "loss" else row["metrics"].get(name)
 
 
 def note_output(db, run_id, seal):

@@ -10,6 +10,7 @@ class PackedTable:
 
     `inputs` and `outputs` are column names, `columns` both, `summary` the summary's row as a dict. `keyed`: its rows
     say by `__dist_key__` of which segment they are; those that MADlib packed on PostgreSQL do not, and are one segment.
+    `foreign`: rows are in foreign tables.
     """
 
     def __init__(self, db, text, what):
@@ -18,7 +19,8 @@ class PackedTable:
         self.text = text
         self.table = db.input_table(text, what, hint=hint, rows=False)
         # whoever reads a foreign table here depends on its server until his transaction ends
-        if not self._is_foreign(db) and db.one(f"SELECT 1 AS x FROM {self.table} LIMIT 1") is None:
+        self.foreign = self._is_foreign(db)
+        if not self.foreign and db.one(f"SELECT 1 AS x FROM {self.table} LIMIT 1") is None:
             raise MopError(f'{what} "{text}" is empty', hint=hint)
         if self.table.kind == "v":
             raise MopError(f'{what} "{text}" is a view: it must be a table that the preprocessor has made', hint=hint)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cluster import Cluster
-from conftest import Calling, Client, eventually
+from conftest import Calling, Client, add_server, eventually
 from workload import ADAM, assert_invariants, dense, fit, load, make_data, selection
 
 SEED = 11
@@ -38,12 +38,7 @@ class SeveralServers(OneServer):
         super().__init__(server, database)
         self.clusters = {name: Cluster(max_connections=40) for name in ("w1", "w2")}
         self.db.run("CREATE EXTENSION postgres_fdw")
-        for name, cluster in self.clusters.items():
-            worker = self.workers[name] = Client(cluster, "postgres")
-            worker.run("CREATE SCHEMA mop; CREATE EXTENSION pg_mop SCHEMA mop CASCADE")
-            self.db.run(f"CREATE SERVER {name} FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port "
-                        f"'{cluster.port}', dbname 'postgres'); CREATE USER MAPPING FOR postgres SERVER {name} OPTIONS "
-                        f"(user 'postgres')")
+        self.workers = {name: add_server(self.db, name, cluster) for name, cluster in self.clusters.items()}
 
     def close(self):
         for worker in self.workers.values():

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from cluster import Cluster
-from conftest import Calling, Client, eventually
+from conftest import Calling, Client, add_server, eventually
 from workload import ADAM, assert_invariants, dense, load, make_data, selection
 
 CALL = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 3, FALSE, NULL, 1)"
@@ -22,10 +22,7 @@ class Servers:
         self.db.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; "
                     "CREATE EXTENSION postgres_fdw")
         for name, worker in zip(("w1", "w2"), self.workers):
-            Client(worker, "postgres").run("CREATE SCHEMA mop; CREATE EXTENSION pg_mop SCHEMA mop CASCADE")
-            self.db.run(f"CREATE SERVER {name} FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port "
-                        f"'{worker.port}', dbname 'postgres'); CREATE USER MAPPING FOR postgres SERVER {name} OPTIONS "
-                        f"(user 'postgres')")
+            add_server(self.db, name, worker).close()
         self.db.run("SET pg_mop.servers = 'w1, local, w2'; SET pg_mop.threads = 1")
         make_data(self.db, rows=101, segments=3, buffer_size=9)
         load(self.db, "arch", dense())

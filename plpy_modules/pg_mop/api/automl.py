@@ -111,8 +111,9 @@ class Automl(Search):
         space = Space.of_texts(sorted(set(a["model_id_list"])), a["compile_params_grid"], a["fit_params_grid"])
         if self.name == "madlib-hyperopt" and space.branches[0].optimizer is None:
             raise MopError("hyperopt needs optimizer_params_list in compile_params_grid")
-        for dimension in itertools.chain.from_iterable(branch.dimensions for branch in space.branches):
-            if self.name == "madlib-hyperopt" and dimension.kind == "log_near_one":
+        dimensions = itertools.chain.from_iterable(branch.dimensions for branch in space.branches)
+        for dimension in dimensions if self.name == "madlib-hyperopt" else ():
+            if dimension.kind == "log_near_one":
                 raise MopError(f"'log_near_one' of {dimension.key!r} is not for hyperopt",
                                hint="Write 'linear' or 'log', or search with mop_search.")
         return space

@@ -5,6 +5,7 @@ from pg_mop.api.earlier import Earlier, open_journal, own_run
 from pg_mop.api.fit_multiple import info_of, weights_of
 from pg_mop.api.output import tell_of_large
 from pg_mop.api.training import Training
+from pg_mop.catalog import metric_of
 from pg_mop.database import MopError, quote_identifier, sql_function
 
 FUNCTION = "mop_more"
@@ -122,7 +123,7 @@ class More(Training):
         """Bring the trial's row up to date, and the summary's best."""
         db, (table, summary) = self.db, self.trials
         metric, dataset, goal = self.judged_by()
-        values = [(row["iteration"], row["loss"] if metric == "loss" else row["metrics"].get(metric))
+        values = [(row["iteration"], metric_of(row, metric))
                   for row in self.metrics if row["dataset"] == dataset]
         best = (min if goal == "min" else max)((value for _, value in values), default=None)
         _update(db, table, c["mst_key"], {

@@ -4,6 +4,7 @@ import functools
 
 from pg_mop import object_table, settings
 from pg_mop.api.checks import Checks
+from pg_mop.catalog import metric_of
 from pg_mop.execute.orders import Sharing, epochs
 from pg_mop.plan import identity, reuse
 from pg_mop.plan.stages import Plan
@@ -88,7 +89,7 @@ class Planning(Checks):
             watch = Watch(goal)
             for stage in self.plan.path(c["mst_key"]):
                 if stage.evaluated and (row := rows.get((stage.number, dataset))) is not None:
-                    watch.told(stage.iteration, row["loss"] if metric == "loss" else row["metrics"][metric])
+                    watch.told(stage.iteration, metric_of(row, metric))
                     if watch.best[0] == stage.iteration:
                         number = stage.number
             if watch.best is not None:

@@ -1,6 +1,5 @@
 """training_preprocessor_dl and validation_preprocessor_dl: source rows to packed, partitioned buffers (contract 1)."""
 
-import contextlib
 import secrets
 
 from pg_mop import settings
@@ -26,7 +25,8 @@ def training_preprocessor_dl(db, source_table, output_table, dependent_varname, 
     target, summary = db.output_table(output_table, "_summary")
     _check_request(db, buffer_size, distribution_rules)
     factor = buffers.reciprocal(normalizing_const)
-    with steady_scans(db), contextlib.closing(Places(db, config["servers"])) as places:
+    places = Places(db, config["servers"], config["segments"])
+    with steady_scans(db):
         inputs = columns.independent(db, source, independent_varname)
         outputs = columns.dependent(db, source, dependent_varname, element)
         widths = _check_num_classes(num_classes, outputs)
@@ -40,8 +40,8 @@ def training_preprocessor_dl(db, source_table, output_table, dependent_varname, 
                 summaries.read_classes(db, summary, output, width)
         given = num_classes is not None or any(output.encoded for output in outputs)
         seed = config["seed"] if config["seed"] is not None else secrets.randbits(31)
-        table.pack(db, source, target, summary, inputs, outputs, buffer_size, config["segments"] or places.segments,
-                   places, factor, [output.width for output in outputs] if given else [], seed)
+        table.pack(db, source, target, summary, inputs, outputs, buffer_size, places, factor,
+                   [output.width for output in outputs] if given else [], seed)
 
 
 @sql_function
@@ -54,7 +54,8 @@ def validation_preprocessor_dl(db, source_table, output_table, dependent_varname
     _check_request(db, buffer_size, distribution_rules)
     training = Training(db, training_preprocessor_table)
     factor = buffers.reciprocal(training.constant)
-    with steady_scans(db), contextlib.closing(Places(db, config["servers"])) as places:
+    places = Places(db, config["servers"], config["segments"])
+    with steady_scans(db):
         inputs = columns.independent(db, source, independent_varname)
         outputs = columns.dependent(db, source, dependent_varname, training.element)
         training.match(inputs, outputs)
@@ -65,8 +66,8 @@ def validation_preprocessor_dl(db, source_table, output_table, dependent_varname
                         [f"(SELECT t.{quote_identifier(column)} FROM {training.summary} t LIMIT 1)"
                          if column and output.encoded else None
                          for output, column in zip(outputs, training.class_columns)])
-        table.pack(db, source, target, summary, inputs, outputs, buffer_size, config["segments"] or places.segments,
-                   places, factor, training.num_classes, None, training.packed)
+        table.pack(db, source, target, summary, inputs, outputs, buffer_size, places, factor,
+                   training.num_classes, None, training.packed)
 
 
 def _check_request(db, buffer_size, distribution_rules):

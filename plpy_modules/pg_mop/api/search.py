@@ -11,6 +11,7 @@ from pg_mop.api.earlier import open_journal, own_run
 from pg_mop.api.fit_multiple import write_models
 from pg_mop.api.output import insert, write_models_summary
 from pg_mop.api.training import Training, listed
+from pg_mop.catalog import metric_of
 from pg_mop.database import MopError, sql_function
 from pg_mop.execute.searching import Searching
 from pg_mop.search import grids
@@ -250,7 +251,7 @@ class Search(Training):
 
     def value(self, row):
         """The metric that counts, of a row of Catalog.metrics."""
-        return row["loss"] if self.metric == "loss" else row["metrics"].get(self.metric)
+        return metric_of(row, self.metric)
 
     # --- the run ----------------------------------------------------------------------------------
     def go(self, a):

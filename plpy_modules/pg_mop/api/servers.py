@@ -1,13 +1,11 @@
 """What a server tells those that would train on it; and how what was packed on several servers is dropped."""
 
 import json
-from types import SimpleNamespace
 
 from pg_mop import __version__, settings
 from pg_mop.database import quote_literal, sql_function
-from pg_mop.engines import ways
-from pg_mop.engines.postgres_fdw import Link, foreign_partitions
-from pg_mop.packing.places import leader
+from pg_mop.engines.postgres_fdw import Links, foreign_partitions
+from pg_mop.packing.places import packed_by
 
 
 def info(plpy):
@@ -25,20 +23,13 @@ def mop_drop_packed(db, packed_table):
     """
     table = db.input_table(packed_table, "packed table", rows=False)
     summary = db.find_table(db.suffixed(packed_table, "_summary"))
-    links = {}
-    try:
-        mine = []
-        for server, there in foreign_partitions(db, SimpleNamespace(table=table, text=packed_table)):
-            if server not in links:
-                links[server] = Link(db, ways.to(db, server), db.tick)
-            mark = links[server].run(f"SELECT obj_description(to_regclass({quote_literal(there)}), 'pg_class')")[0][0]
-            if (mark or "").endswith(f"packed by pg_mop of {leader(db)}"):
-                mine.append((server, there))
-            elif mark is not None:
-                db.notice(f"{there} on server {server} stays: no preprocessor here has made it")
-        db.execute(f"DROP TABLE {table}" + (f", {summary}" if summary is not None else ""))
-        for server, there in mine:
-            links[server].run(f"DROP TABLE {there}")
-    finally:
-        for link in links.values():
-            link.session.close()
+    links, mine = Links(db), []
+    for server, there in foreign_partitions(db, table, packed_table):
+        mark = links[server].run(f"SELECT obj_description(to_regclass({quote_literal(there)}), 'pg_class')")[0][0]
+        if (mark or "").endswith(packed_by(db)):
+            mine.append((server, there))
+        elif mark is not None:
+            db.notice(f"{there} on server {server} stays: no preprocessor here has made it")
+    db.execute(f"DROP TABLE {table}" + (f", {summary}" if summary is not None else ""))
+    for server, there in mine:
+        links[server].run(f"DROP TABLE {there}")

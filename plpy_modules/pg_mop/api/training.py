@@ -7,7 +7,6 @@ write in the end.
 import contextlib
 import secrets
 import time
-from types import SimpleNamespace
 
 import psycopg2
 
@@ -15,21 +14,20 @@ from pg_mop import catalog, engines, settings
 from pg_mop.api import metrics
 from pg_mop.api.checks import MOST_STAGES
 from pg_mop.api.earlier import SAME, Earlier
+from pg_mop.api.guests import Guests
 from pg_mop.api.output import name_taken
-from pg_mop.api.planning import Planning
-from pg_mop.catalog import Catalog, Guest
-from pg_mop.database import MopError, quote_identifier
+from pg_mop.catalog import Catalog
+from pg_mop.database import MopError
 from pg_mop.execute.orders import Orders
 from pg_mop.execute.run import Executor
 from pg_mop.execute.servers import Server
-from pg_mop.execute.sessions import SessionLost, Sessions
+from pg_mop.execute.sessions import Sessions
 from pg_mop.execute.steering import Planned
 from pg_mop.locks import Locks, is_locked
 from pg_mop.packed import PackedTable
-from pg_mop.packing.places import leader as this_database
 
 
-class Training(Planning):
+class Training(Guests):
     """One training call. In order: the constructor, `check`, `run`, then the caller writes within `output`."""
 
     run_id = None
@@ -59,7 +57,7 @@ class Training(Planning):
         self.validation = None
         if validation_table is not None:
             self.validation = PackedTable(db, validation_table, "validation table")
-        self.engine = engines.find(db, [t for t in (self.source, self.validation) if t is not None], db.tick)
+        self.engine = engines.find(db, [t for t in (self.source, self.validation) if t is not None])
         if self.use_gpus and not self.engine.elsewhere and not settings.gpus():
             raise MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
 
@@ -115,12 +113,19 @@ class Training(Planning):
                 if resumes:
                     earlier.read(journal)  # once more: its last units may have ended only now
                 self._make_plan(earlier)
-                if not resumes:
+                if resumes:
+                    self._start_paths(journal)
+                else:
                     self._open_run(journal, output_name, arguments, tables)
+                    try:
+                        self.adopt(list(self.plan.stages.values()))
+                        self._start_paths(journal)
+                    except MopError as error:  # before any work
+                        journal.close_run(self.run_id, *_outcome(error))
+                        journal.drop_run(self.run_id)
+                        self.run_id = None
+                        raise
                 self._open_guests(output_name)
-                if not resumes:
-                    self.adopt(list(self.plan.stages.values()))
-                self._start_paths(journal)
                 self._make_board(earlier)
                 self.orders = Orders(
                     engine, self._server, {"training": self.source, "validation": self.validation}, self.segments,
@@ -159,96 +164,6 @@ class Training(Planning):
             raise
         # it stays open: the output is written with it, and there may be no other connection to be had then
 
-    # --- other servers ----------------------------------------------------------------------------
-    def _server(self, place):
-        """The Server of a place; None: the coordinator's own."""
-        return self.servers[None if place is None else self.board.server(place)]
-
-    def _reach_servers(self):
-        """Look whether the servers that hold segments serve: `servers`. Raises MopError."""
-        db = self.db
-        names = sorted({s.server for s in self.segments.values()} - {None})
-        if names and self.averaging:
-            raise MopError(f'"{self.source.text}" is on several servers, on which models are not averaged',
-                           hint="SET pg_mop.fit_strategy = sequential;", sqlstate="0A000")
-        if names and self.functions is not None:
-            raise MopError(f'"{self.source.text}" is on several servers, to which custom functions do not go',
-                           sqlstate="0A000")
-        for name in names:
-            link = self.engine.link(name)
-            guest = Guest(link.way, link.schema, db.tick)
-            self.servers[name] = Server(name, link.way, guest, None, link.schema, link.info)
-        if self.use_gpus:
-            for name, server in self.servers.items():
-                if not server.info["gpus"] and name in {s.server for s in self.segments.values()}:
-                    raise MopError("use_gpus is set, but "
-                                   + (f"server {quote_identifier(name)}" if name else "this server") + " has no GPU",
-                                   hint="Call with use_gpus => FALSE.")
-
-    def _guests(self):
-        return [server for server in self.servers.values() if not server.home]
-
-    def _reopen_guests(self):
-        """Take the guests of a run that goes on over from its earlier coordinator, and register what they have done."""
-        known = self.journal.guests(self.run_id)
-        guests = [server for server in self._guests() if server.name in known]
-        for server in guests:
-            server.run_id = server.catalog.leads = known[server.name]
-            server.catalog.reopen_run(server.run_id)
-            done = {tuple(unit.values())[:4] for unit in self.journal.finished_units(self.run_id)}
-            for unit in server.catalog.finished_units(server.run_id):
-                if tuple(unit.values())[:4] not in done:
-                    self.journal.register(self.run_id, server.catalog.report(server.run_id, SimpleNamespace(**unit)))
-        for server in guests:  # now that all is registered
-            here, there = (catalog.models(run) for catalog, run in ((self.journal, self.run_id),
-                                                                    (server.catalog, server.run_id)))
-            # what has been trained elsewhere since
-            late = [stage for stage, model in there.items()
-                    if model["generation"] is not None and (stage not in here or model["version"] <
-                                                            here[stage]["version"])]
-            if late:
-                server.catalog.release_states(server.run_id, late)
-
-    def _open_guests(self, output_name):
-        """Open a run on each other server: a guest of this one."""
-        db = self.db
-        for server in self._guests():
-            # of another role, or by another name of the server, it is somebody else's
-            leader = f"{this_database(db)}/{db.value('SELECT current_user::regrole::oid')}/{server.name}"
-            known = {guest for run in {self.run_id, *server.catalog.led_by(leader).values()}
-                     for name, guest in self.journal.guests(run).items() if name == server.name}
-            for guest in server.catalog.led_by(leader).keys() - known:
-                try:
-                    server.catalog.drop_run(guest)  # of a run that is gone
-                except psycopg2.Error as error:
-                    db.plpy.log(f"pg_mop: run {guest} on server {server.name} is left behind: {error}")
-            if server.run_id is not None:
-                continue
-            server.run_id = server.catalog.leads = server.catalog.open_run({
-                "function": "guest", "source_table": self.source.text,
-                "validation_table": self.validation and self.validation.text, "model_output_table": output_name,
-                "seed": self.seed, "scheduler": self.scheduler_name, "num_iterations": self.num_iterations,
-                "metrics_iterations": self.metrics_iterations, "configurations": len(self.configurations),
-                "segments": len(self._keys("training")), "sessions": None,
-                "parameters": {"leader": leader, "run": self.run_id, "arguments": {}, "settings": {}},
-            }, [(dataset, s) for (dataset, _), s in self.segments.items()], [
-                {**c, "error": None, "weights_sql": None} for c in self.configurations], self.plan,
-                len(self._keys("training")))
-            self.journal.add_guest(self.run_id, server.name, server.run_id)
-
-    def _drop_guests(self):
-        """All states have come home: nothing is left of the run on other servers."""
-        for server in self._guests():
-            try:
-                server.catalog.close_run(server.run_id, "finished")
-                server.catalog.drop_run(server.run_id)
-                self.journal.forget_guest(self.run_id, server.name)
-                server.catalog.close()
-            except (psycopg2.Error, MopError) as error:
-                self.db.warning(f"run {server.run_id} on server {server.name} is left behind: {str(error).strip()}",
-                                hint="The next call that trains there drops it.")
-
-    # --- the run ------------------------------------------------------------------------------------
     def steering(self):
         """What decides what is asked for while the run goes on."""
         return Planned(self)
@@ -262,22 +177,24 @@ class Training(Planning):
 
     def _open_run(self, journal, output_name, arguments, tables):
         """Note a new run: `run_id`."""
-        segments = len(self._keys("training"))
         if self.earlier is not None:
             tables = {**tables, "replay_of": self.earlier.run_id}
         configurations = [{**c, "error": self.misfits.get(c["mst_key"])} for c in self.configurations]
         if self.averaging:
             configurations = [{**c, "mst_key": key} for key in self._architectures() for c in configurations]
-        self.run_id = journal.open_run({
-            "function": self.function, "source_table": self.source.text,
+        self.run_id = self.servers[None].run_id = self.open_run_of(
+            journal, self.function, output_name, configurations, 1 if self.averaging else len(self._keys("training")),
+            {"arguments": arguments, "settings": {**self.options, "seed": self.seed}, "tables": tables})
+
+    def open_run_of(self, journal, function, output_name, configurations, visits, parameters):
+        """Open a run in a catalog, here or on another server: its number there."""
+        return journal.open_run({
+            "function": function, "source_table": self.source.text,
             "validation_table": self.validation and self.validation.text, "model_output_table": output_name,
             "seed": self.seed, "scheduler": self.scheduler_name, "num_iterations": self.num_iterations,
             "metrics_iterations": self.metrics_iterations, "configurations": len(self.configurations),
-            "segments": segments, "sessions": self.wanted,
-            "parameters": {"arguments": arguments, "settings": {**self.options, "seed": self.seed}, "tables": tables},
-        }, [(dataset, s) for (dataset, _), s in self.segments.items()], configurations, self.plan,
-            1 if self.averaging else segments)
-        self.servers[None].run_id = self.run_id
+            "segments": len(self._keys("training")), "sessions": self.wanted, "parameters": parameters,
+        }, [(dataset, s) for (dataset, _), s in self.segments.items()], configurations, self.plan, visits)
 
     def _open(self, sessions):
         """Open the worker sessions: where not all can be had, those that can do the work."""
@@ -365,14 +282,7 @@ class Training(Planning):
     def _stop(self, journal, sessions, error):
         """End the run's sessions and say in its row why; the committed units stay."""
         stuck = sessions.abandon() if sessions is not None else []
-        for server in self._guests():
-            try:
-                server.catalog.SECONDS = 1
-                if server.run_id is not None:
-                    server.catalog.close_run(server.run_id, *_outcome(error))
-                server.catalog.close()
-            except (MopError, SessionLost, psycopg2.Error) as trouble:
-                self.db.plpy.log(f"pg_mop: run {server.run_id} on server {server.name} is left open: {trouble}")
+        self._close_guests(_outcome(error))
         try:
             journal.terminate(stuck)
             journal.close_run(self.run_id, *_outcome(error))

@@ -4,14 +4,11 @@ from pg_mop.engines.postgres_fdw import PostgresFdw, foreign_partitions
 from pg_mop.engines.postgresql import PostgreSQL
 
 
-def find(db, tables, tick):
-    """The Engine of a call's packed tables, found by looking at them. `tick`: called while servers are waited for.
+def find(db, tables):
+    """The Engine of a call's packed tables, found by looking at them.
 
     Raises MopError for a foreign table that is none of postgres_fdw's.
     """
-    foreign = {packed.table.oid: found for packed in tables if (found := foreign_partitions(db, packed))}
-    if not foreign:
-        return PostgreSQL(db)
-    engine = PostgresFdw(db, foreign, tick)
-    db.at_end.append(engine.close)  # whatever becomes of the call, no session holds locks on other servers
-    return engine
+    foreign = {packed.table.oid: foreign_partitions(db, packed.table, packed.text) for packed in tables
+               if packed.foreign}
+    return PostgresFdw(db, foreign) if foreign else PostgreSQL(db)

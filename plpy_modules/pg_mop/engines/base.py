@@ -34,12 +34,9 @@ class Engine(ABC):
     def share(self, packed):
         """Keep writers from the segments of a packed table until the call ends, where the caller may."""
 
+    @abstractmethod
     def shapes(self, packed):
         """{column: shape of one example} of a packed table."""
-        return packed.shapes(self.db)
-
-    def close(self):  # noqa: B027 (few have anything open)
-        """The call is over."""
 
     @abstractmethod
     def way(self, server):

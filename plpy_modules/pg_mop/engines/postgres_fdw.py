@@ -17,31 +17,20 @@ from pg_mop.execute.sessions import SessionLost, open_session, run
 
 
 class PostgresFdw(PostgreSQL):
-    """`foreign`: {oid of a packed table: [(server, quoted table there), ...]}."""
+    """`foreign`: {oid of a packed table: [(server, quoted table there), ...]}; `links`: to their servers."""
 
     elsewhere = True
 
-    def __init__(self, db, foreign, tick):
+    def __init__(self, db, foreign):
         super().__init__(db)
-        self.foreign, self.tick = foreign, tick
-        self.links = {}  # server -> Link
+        self.foreign, self.links = foreign, Links(db)
 
     def way(self, server):
-        return super().way(None) if server is None else ways.to(self.db, server)
-
-    def link(self, server):
-        """The :class:`Link` to a server, opened when it is asked for. Raises MopError where it does not serve."""
-        if server not in self.links:
-            self.links[server] = Link(self.db, self.way(server), self.tick)
-        return self.links[server]
-
-    def close(self):
-        for link in self.links.values():
-            link.session.close()
+        return super().way(None) if server is None else self.links[server].way
 
     def share(self, packed):
         for server, table in self.foreign.get(packed.table.oid, ()):
-            self.link(server).share(table)
+            self.links[server].share(table)
 
     def shapes(self, packed):
         # never through postgres_fdw: the caller's transaction would depend on the server to its end
@@ -82,7 +71,7 @@ class PostgresFdw(PostgreSQL):
 
     def _read(self, packed, server, table, sql):
         """The rows (tuples) that some SQL gives of a table on a server. Raises MopError."""
-        link = self.link(server)
+        link = self.links[server]
         try:
             if link.run(f"SELECT 1 FROM pg_class WHERE oid = to_regclass({quote_literal(table)}) AND relkind NOT IN "
                         f"('r', 'p')"):  # a view may run its owner's functions as who reads it
@@ -100,15 +89,32 @@ class PostgresFdw(PostgreSQL):
                            f"{str(error).strip()}", sqlstate=error.pgcode or "58000") from None
 
 
+class Links(dict):
+    """{name of a server: its Link}, each opened when it is asked for. Raises MopError where a server does not serve."""
+
+    def __init__(self, db):
+        super().__init__()
+        self.db = db
+        db.at_end.append(self._close)  # whatever becomes of the call, no session holds locks on other servers
+
+    def __missing__(self, server):
+        self[server] = Link(self.db, ways.to(self.db, server))
+        return self[server]
+
+    def _close(self):
+        for link in self.values():
+            link.session.close()
+
+
 class Link:
     """A session of the call's own on another server, in one transaction to the call's end: it holds locks and reads.
 
     Raises MopError where the server cannot be reached, or has not what it takes.
     """
 
-    def __init__(self, db, way, tick):
-        self.way, self.tick, self.lock_timeout = way, tick, db.setting("pg_mop.lock_timeout") or "10s"
-        self.session = open_session(way, None, "pg_mop link", tick)
+    def __init__(self, db, way):
+        self.way, self.tick, self.lock_timeout = way, db.tick, db.setting("pg_mop.lock_timeout") or "10s"
+        self.session = open_session(way, None, "pg_mop link", db.tick)
         quoted = quote_identifier(way.server)
         try:
             schema = self.run("SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace "
@@ -152,18 +158,19 @@ class Link:
             raise self.way.refused(error) from None
 
 
-def foreign_partitions(db, packed):
-    """[(server, quoted table there), ...] of the leaf partitions of a packed table that are foreign tables."""
+def foreign_partitions(db, table, text):
+    """[(server, quoted table there), ...] of the leaf partitions of a packed table that are foreign tables; `table`: a
+    Table, which the caller calls `text`. Raises MopError for one that is none of postgres_fdw's."""
     rows = db.execute(
         "SELECT c.relname, n.nspname, s.srvname, w.fdwhandler::regproc::text AS handler, f.ftoptions "
         "FROM (SELECT relid FROM pg_partition_tree($1::oid::regclass) WHERE isleaf UNION SELECT $1::oid::regclass) t "
         "JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace "
         "JOIN pg_foreign_table f ON f.ftrelid = c.oid JOIN pg_foreign_server s ON s.oid = f.ftserver "
-        "JOIN pg_foreign_data_wrapper w ON w.oid = s.srvfdw ORDER BY c.oid", ["oid"], [packed.table.oid])
+        "JOIN pg_foreign_data_wrapper w ON w.oid = s.srvfdw ORDER BY c.oid", ["oid"], [table.oid])
     found = []
     for row in rows:
         if not ways.is_postgres_fdw(row["handler"] or ""):
-            raise MopError(f'"{packed.text}" has a partition "{row["relname"]}" on server '
+            raise MopError(f'"{text}" has a partition "{row["relname"]}" on server '
                            f'{quote_identifier(row["srvname"])}, which is none of postgres_fdw',
                            detail="No session can train on it.", sqlstate="42809")
         options = dict(option.split("=", 1) for option in row["ftoptions"] or ())

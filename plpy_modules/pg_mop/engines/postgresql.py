@@ -15,6 +15,9 @@ class PostgreSQL(Engine):
     def share(self, packed):
         """The call's own locks do that (pg_mop.locks)."""
 
+    def shapes(self, packed):
+        return packed.shapes(self.db)
+
     def segments(self, packed):
         return self._segments_here(packed, str(packed.table), packed.keys_sql())
 

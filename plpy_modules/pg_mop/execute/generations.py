@@ -13,12 +13,12 @@ class Generations:
     there are three or so, of half the size of the live states each.
     """
 
-    def __init__(self, catalog, run_id, size_key, sizes=None, measured=None):
-        """`size_key(stage)` is equal for stages (numbers) whose states are of one size. `sizes`, `measured`: of another
-        server's, which are the same."""
+    def __init__(self, catalog, run_id, size_key, sizes, measured):
+        """`size_key(stage)` is equal for stages (numbers) whose states are of one size; `sizes`: {size key: bytes of a
+        state, at first perhaps of weights alone}; `measured`: the size keys of which a trained state has been seen.
+        Both are those of all servers."""
         self.catalog, self.run_id, self.size_key = catalog, run_id, size_key
-        self.sizes = {} if sizes is None else sizes  # size key -> bytes of a state, at first perhaps of weights alone
-        self.measured = set() if measured is None else measured  # size keys of which a trained state has been seen
+        self.sizes, self.measured = sizes, measured
         self.where = {}     # stage -> the generation of its state, where it has one of its own that is of use
         self.held = Counter()  # generation -> states there
         self.live = 0       # bytes of all states of use

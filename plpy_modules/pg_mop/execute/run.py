@@ -10,7 +10,7 @@ import psycopg2
 from mop_udf.aggregate import CONFIGURATION_FAILED, MEMORY_EXCEEDED, TRAINER_LOST
 from pg_mop.database import MopError, quote_literal
 from pg_mop.execute.servers import States
-from pg_mop.execute.sessions import Pulse, SessionLost, run, wait
+from pg_mop.execute.sessions import SessionLost, run, wait
 from pg_mop.limits import TOO_MANY_TRAINERS
 
 AWAY_SECONDS = 3  # to wait for a server that has been away
@@ -48,7 +48,6 @@ class Executor:
         self.lock_timeout, self.retries = options["lock_timeout"], options["unit_retries"]
         self.server_timeout = options["server_timeout"]
         self.stranded = {}      # unit -> since when what it needs is on a server that is away
-        self.pulses = {}        # server -> its Pulse
         self.away = {}          # place -> (when to look whether its server is back, seconds until the next, till when)
         self.attempts = dict(attempts)  # unit -> attempts begun
         self.lost = {}          # unit -> attempts that failed for its place's sake
@@ -98,8 +97,6 @@ class Executor:
             if self._wake() + self._look() + self._come_back() + len(answers):
                 self._dispatch()
         self._come_home()
-        for pulse in self.pulses.values():
-            pulse.close()
 
     # --- what is asked for ------------------------------------------------------------------------
     def ask(self, configurations, stages, requests):
@@ -263,7 +260,7 @@ class Executor:
         unit = self.scheduler.coming(place)
         least, most = AHEAD_BYTES
         if (unit is None or not least <= self.states.bytes(unit.stage) <= most
-                or any(not self.states.has(s, self.board.server(place)) for s in self._read_by(unit))):
+                or any(not self.states.is_at(s, self.board.server(place)) for s in self._read_by(unit))):
             self.board.reserve(place, None)
             self.coming.pop(place, None)
             return None
@@ -277,7 +274,7 @@ class Executor:
 
     def _start(self, session, units):
         rows, models, released = [], [], []
-        server = self.servers[self.board.server(session.place)]
+        server = self.sessions.server(session.place)
         if not server.home and (late := [u for u in units if u in self.lost and self._has_been_done(u, server)]):
             ended = [stage for unit in late for stage in self._finished(unit, [])]
             units = [unit for unit in units if unit not in late]
@@ -287,7 +284,7 @@ class Executor:
                 return
         moves = [self.states.expect(stage, self._version(stage), server.name)
                  for stage in sorted({stage for unit in units for stage in self._read_by(unit)})
-                 if not self.states.has(stage, server.name)]
+                 if not self.states.is_at(stage, server.name)]
         for unit in units:
             attempt = self.attempts[unit] = self.attempts.get(unit, 0) + 1
             rows.append({"run_id": self.run_id, "stage": unit.stage, "iteration": unit.iteration,
@@ -328,7 +325,7 @@ class Executor:
 
     def _begin(self, session):
         """Let the session do its work. Raises SessionLost, and psycopg2.Error where its server does not answer."""
-        server = self.servers[self.board.server(session.place)]
+        server = self.sessions.server(session.place)
         for unit, *_ in session.work if not server.home else ():
             if unit.kind == "evaluate" and self.board.is_last(unit):
                 sums = self.catalog.partials(self.run_id, unit.stage, unit.dataset)
@@ -387,7 +384,7 @@ class Executor:
 
     def _register(self, session, work):
         """Note here what a session on another server has committed there."""
-        server = self.servers[self.board.server(session.place)]
+        server = self.sessions.server(session.place)
         if server.home:
             return
         reports = [session.rows()[0][0]]  # that of the first comes with the answer
@@ -401,14 +398,12 @@ class Executor:
             return
         wanted = [stage.number for stage in self.plan.stages.values()
                   if stage.trained and (stage.ends or stage.number in self.pinned)
-                  and self.states.has(stage.number) and not self.states.has(stage.number, None)]
+                  and self.states.has(stage.number) and not self.states.is_at(stage.number, None)]
         for stage in wanted:
             since, error = time.monotonic(), self._bring_home(stage)
             while error is not None:
                 if time.monotonic() - since > self.server_timeout / 1000:
-                    raise MopError(f"a model state could not be brought home: {_message(error)}", sqlstate="08006",
-                                   hint=f"SELECT {self.db.extension}.mop_resume({self.run_id}); once all servers are "
-                                        f"back.")
+                    raise self._waited_in_vain(f"a model state could not be brought home: {_message(error)}")
                 wait([], self._watchful_tick, BACK_OFF[0])
                 error = self._bring_home(stage)
 
@@ -434,12 +429,11 @@ class Executor:
 
     def _finished(self, unit, released):
         """Take note of a unit that was done: the stages that ended by it."""
-        server = self.board.server_of[unit.dataset, unit.segment]
         self.ready_since[unit.stage] = time.time()
         if unit.kind == "train":
             self._read(unit)
             self.versions[unit.stage] = self._version(unit.stage) + 1
-            self.states.finished(unit.stage, server, released, self._is_movable)
+            self.states.finished(unit.stage, self._server_of(unit).name, released, self._is_movable)
             # where children began side by side, each had left the state to the others
             self._need_no_parent([self.plan.stages[unit.stage]])
         ended = self.board.finish(unit)
@@ -486,7 +480,7 @@ class Executor:
             self._note_failure(unit, row, message)
             if unit.kind == "train":
                 self._read(unit)
-                self.states.failed(unit.stage, self.board.server_of[unit.dataset, unit.segment])
+                self.states.failed(unit.stage, self._server_of(unit).name)
             if code in (CONFIGURATION_FAILED, MEMORY_EXCEEDED):
                 self.board.release(unit)
                 if len(work) == 1:
@@ -505,9 +499,13 @@ class Executor:
                                hint=getattr(error.diag, "message_hint", None), sqlstate=code or "XX000")
         return ended
 
+    def _server_of(self, unit):
+        """The Server that holds a unit's segment."""
+        return self.servers[self.board.server_of[unit.dataset, unit.segment]]
+
     def _is_finished(self, unit, row):
         """True where a unit was committed although its answer did not reach us; it is registered then."""
-        server = self.servers[self.board.server_of[unit.dataset, unit.segment]]
+        server = self._server_of(unit)
         if server.home:
             return self.catalog.unit_is_finished(row)
         try:
@@ -535,7 +533,7 @@ class Executor:
     def _note_failure(self, unit, row, message):
         """Note that an attempt failed, wherever it was begun."""
         self.catalog.fail_unit(row, message)
-        server = self.servers[self.board.server_of[unit.dataset, unit.segment]]
+        server = self._server_of(unit)
         if not server.home:
             try:
                 server.catalog.fail_unit({**row, "run_id": server.run_id}, message)
@@ -572,14 +570,15 @@ class Executor:
         """Look whether the other servers answer. Raises MopError where one has not for server_timeout."""
         for name, server in self.servers.items():
             if not server.home:
-                if name not in self.pulses:
-                    self.pulses[name] = Pulse(server.way, self.sessions.name)
-                silent = self.pulses[name].look()
+                silent = self.sessions.silence(server)
                 server.silent = server.silent and silent > 0
                 if silent > self.server_timeout / 1000:
-                    raise MopError(f"server {name} has not answered for {silent:.0f} s",
-                                   hint=f"SELECT {self.db.extension}.mop_resume({self.run_id}); once it is back.",
-                                   sqlstate="08006")
+                    raise self._waited_in_vain(f"server {name} has not answered for {silent:.0f} s", "it is back")
+
+    def _waited_in_vain(self, message, until="all servers are back", detail=None):
+        """The MopError for a server that has been away for server_timeout."""
+        return MopError(message, detail=detail, sqlstate="08006",
+                        hint=f"SELECT {self.db.extension}.mop_resume({self.run_id}); once {until}.")
 
     def _come_back(self):
         """Open sessions on the servers that were away. True where one is back. Raises MopError after server_timeout."""
@@ -592,10 +591,9 @@ class Executor:
                 self.sessions.fresh(place, AWAY_SECONDS)
             except MopError as error:
                 if now > until:
-                    raise MopError(f"server {self.board.server(place)} has been away for "
-                                   f"{self.server_timeout / 1000:g} s: {error.message}", detail=error.detail,
-                                   hint=f"SELECT {self.db.extension}.mop_resume({self.run_id}); once it is back.",
-                                   sqlstate="08006") from None
+                    raise self._waited_in_vain(f"server {self.board.server(place)} has been away for "
+                                               f"{self.server_timeout / 1000:g} s: {error.message}", "it is back",
+                                               error.detail) from None
                 self.away[place] = now + min(BACK_OFF[1], 2 * delay), 2 * delay, until
                 continue
             del self.away[place]
@@ -617,8 +615,7 @@ class Executor:
         now = time.monotonic()
         since = self.stranded.setdefault(unit, now)
         if now - since > self.server_timeout / 1000:
-            raise MopError(message, hint=f"SELECT {self.db.extension}.mop_resume({self.run_id}); once all servers are "
-                                         f"back.", sqlstate="08006")
+            raise self._waited_in_vain(message)
         self.resting.append((now + min(5.0, max(BACK_OFF[0], now - since)), unit))
 
     def _give_up(self, unit, message, blame):

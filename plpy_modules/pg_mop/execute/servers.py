@@ -37,11 +37,10 @@ class States:
 
     def __init__(self, servers, size_key):
         """`servers`: {name: Server}, the home among them; `size_key`: see Generations."""
-        self.servers, self.of = servers, {}
-        for name, server in servers.items():
-            first = next(iter(self.of.values()), None)
-            self.of[name] = Generations(server.catalog, server.run_id, size_key, first and first.sizes,
-                                        first and first.measured)
+        sizes, measured = {}, set()
+        self.servers = servers
+        self.of = {name: Generations(server.catalog, server.run_id, size_key, sizes, measured)
+                   for name, server in servers.items()}
 
     @property
     def live(self):
@@ -56,11 +55,13 @@ class States:
         """Bytes of a stage's state, about; 0 where none of its kind has been written."""
         return self.of[None].bytes(stage)
 
-    def has(self, stage, server=...):
-        """True where the stage has a state of its own that is of use: anywhere, or on a server (its name)."""
-        if server is not ...:
-            return self.of[server].has(stage)
+    def has(self, stage):
+        """True where the stage has a state of its own that is of use, anywhere."""
         return any(generations.has(stage) for generations in self.of.values())
+
+    def is_at(self, stage, server):
+        """True where it has it on a server (its name)."""
+        return self.of[server].has(stage)
 
     def source(self, stage):
         """The name of a server that has a stage's state; the coordinator's own, if it has it."""

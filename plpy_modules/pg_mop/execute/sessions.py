@@ -203,6 +203,7 @@ class Sessions:
         self.tick = db.tick
         self.by_place = {}
         self.relays = {}  # place -> session of this server that carries states for the one there; None: for nobody
+        self.pulses = {}  # name of another server -> its Pulse
 
     def relay(self, session):
         """A session of this server that carries states for `session` (None: for whoever waits for it)."""
@@ -212,6 +213,12 @@ class Sessions:
             relay = self.relays[place] = open_session(self.server(None).way, place, f"{self.name}: relay", self.tick)
         relay.serves = session
         return relay
+
+    def silence(self, server):
+        """For how many seconds another Server has not answered."""
+        if server.name not in self.pulses:
+            self.pulses[server.name] = Pulse(server.way, self.name)
+        return self.pulses[server.name].look()
 
     def _key(self, place):
         server = self.server(place)
@@ -319,12 +326,13 @@ class Sessions:
                 continue
             _pool[self._key(place)] = session
         self.by_place = {}
-        self._close_relays()
+        self._close_others()
 
-    def _close_relays(self):
-        for relay in self.relays.values():
-            relay.close()
-        self.relays = {}
+    def _close_others(self):
+        """End the sessions that serve no place."""
+        for other in (*self.relays.values(), *self.pulses.values()):
+            other.close()
+        self.relays, self.pulses = {}, {}
 
     def abandon(self):
         """Cancel what runs and end every session, within two seconds. Gives no control to PostgreSQL meanwhile."""
@@ -342,5 +350,5 @@ class Sessions:
         for session in self.by_place.values():
             session.close()
         self.by_place = {}
-        self._close_relays()
+        self._close_others()
         return stuck

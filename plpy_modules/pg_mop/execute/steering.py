@@ -1,5 +1,6 @@
 """What decides, while a run goes on, what of it is asked for."""
 
+from pg_mop.catalog import metric_of
 from pg_mop.database import MopError
 from pg_mop.plan.watch import Watch
 
@@ -55,7 +56,7 @@ class Steering:
             row = self.row(stage, dataset) if stage.evaluated else None
             if row is None:
                 continue
-            reason = watch.told(stage.iteration, row["loss"] if metric == "loss" else row["metrics"][metric])
+            reason = watch.told(stage.iteration, metric_of(row, metric))
             if c["fit"]["keep"] == "best" and watch.best[0] == stage.iteration:
                 executor.pin(stage.number, self.kept.get(mst_key))
                 self.kept[mst_key] = stage.number

@@ -2,53 +2,38 @@
 
 from pg_mop import settings
 from pg_mop.database import MopError, quote_identifier, quote_literal
-from pg_mop.engines import ways
-from pg_mop.engines.postgres_fdw import Link
+from pg_mop.engines.postgres_fdw import Links
 
 HERE = "local"  # this server, in pg_mop.servers
 
 
 class Places:
-    """The servers that segments are dealt out over: `links`, {name: Link}, {} where all are here."""
+    """The servers that segments are dealt out over: `servers`, the name of each segment's; `links`: to those that are
+    not this one, empty where all are here."""
 
-    def __init__(self, db, names):
-        """`names`: of postgres_fdw servers, `local` for this one; None: this one alone. Raises MopError."""
-        self.db, self.names, self.links = db, names or [HERE], {}
-        for name in self.names:
-            if self.names.count(name) > 1:
+    def __init__(self, db, names, segments):
+        """`names`: of postgres_fdw servers, `local` for this one; None: this one alone. `segments`: how many; None: as
+        many as there are GPUs or cores. Raises MopError."""
+        self.db, self.links, strengths = db, Links(db), {}
+        for name in names or [HERE]:
+            if name in strengths:
                 raise MopError(f'pg_mop.servers names "{name}" twice', hint="RESET pg_mop.servers;")
-            if name != HERE:
-                self.links[name] = Link(db, ways.to(db, name), db.tick)
+            info = {"gpus": settings.gpus(), "cores": settings.cores()} if name == HERE else self.links[name].info
+            strengths[name] = info["gpus"] or info["cores"]
+        self.servers = deal(segments or sum(strengths.values()), strengths)
 
-    def close(self):
-        for link in self.links.values():
-            link.session.close()
-
-    def strength(self, name):
-        """What a server counts for: its GPUs, or else its cores."""
-        info = self.links[name].info if name in self.links else {"gpus": settings.gpus(), "cores": settings.cores()}
-        return info["gpus"] or info["cores"]
-
-    @property
-    def segments(self):
-        """How many there are by default."""
-        return sum(map(self.strength, self.names))
-
-    def deal(self, segments):
-        """The server of each segment: [name, ...], in proportion to what they count for, the strong ones first."""
-        return deal(segments, {name: self.strength(name) for name in self.names})
-
-    def make(self, target, partition, segment, columns, name):
-        """Make a partition of the table `target` for a segment; `partition`: (schema, name); `columns`: SQL; `name`:
-        its server's. Raises MopError."""
+    def make(self, target, partition, segment, columns):
+        """Make a partition of the table `target` for a segment on its server; `partition`: (schema, name); `columns`:
+        SQL. Raises MopError."""
         db, table = self.db, ".".join(map(quote_identifier, partition))
+        name = self.servers[segment]
         if name == HERE:
             db.execute(f"CREATE TABLE {table} PARTITION OF {target} FOR VALUES IN ({segment})")
             if self.links:  # which the parent cannot have then
                 db.execute(f'ALTER TABLE {table} ADD PRIMARY KEY ("__dist_key__", "buffer_id")')
             return
         link, quoted = self.links[name], quote_identifier(name)
-        mark = f"segment {segment} of {target}, packed by pg_mop of {self.leader()}"
+        mark = f"segment {segment} of {target}, {packed_by(db)}"
         there = link.run(f"SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_namespace n ON n.oid = "
                          f"c.relnamespace WHERE n.nspname = {quote_literal(partition[0])} AND c.relname = "
                          f"{quote_literal(partition[1])}")
@@ -74,11 +59,13 @@ class Places:
         db.execute(f"CREATE FOREIGN TABLE {table} PARTITION OF {target} FOR VALUES IN ({segment}) SERVER {quoted} "
                    f"OPTIONS (schema_name {quote_literal(partition[0])}, table_name {quote_literal(partition[1])})")
 
-    def leader(self):
-        return leader(self.db)
+
+def packed_by(db):
+    """What the comment on a table on another server ends with, which a preprocessor of this database has made."""
+    return f"packed by pg_mop of {this_database(db)}"
 
 
-def leader(db):
+def this_database(db):
     """Names this very database among all servers."""
     return db.value("SELECT system_identifier || '/' || d.oid FROM pg_control_system(), pg_database d "
                     "WHERE d.datname = current_database()")

@@ -8,7 +8,7 @@ CHUNK_BYTES = 16 << 20  # of source rows in memory at a time
 CHUNK_ROWS = 100_000
 
 
-def pack(db, source, target, summary, inputs, outputs, requested, segments, places, factor, num_classes, seed,
+def pack(db, source, target, summary, inputs, outputs, requested, places, factor, num_classes, seed,
          training=None):
     """Create and fill the packed table, and complete the summary.
 
@@ -20,9 +20,9 @@ def pack(db, source, target, summary, inputs, outputs, requested, segments, plac
     row_bytes = sum(c.packed_bytes for c in columns)
     if row_bytes > buffers.MAX_PACKED_BYTES:
         raise MopError(f"one row of {source} would take {row_bytes} bytes, which no PostgreSQL row can hold")
-    count = db.value(f"SELECT count(*) FROM {source}")
+    count, segments = db.value(f"SELECT count(*) FROM {source}"), len(places.servers)
     size = buffers.buffer_rows(count, segments, requested, [i.elements for i in inputs], row_bytes)
-    partitions = _create(db, target, inputs, outputs, segments, places)
+    partitions = _create(db, target, inputs, outputs, places)
     plans = {}
     written, buffer_id = 0, 0
 
@@ -92,7 +92,7 @@ def _explain(db, source, columns, training):
             unfit.check(db, source, column.name, column.element, column.scalar, training)
 
 
-def _create(db, target, inputs, outputs, segments, places):
+def _create(db, target, inputs, outputs, places):
     """Create the packed table; returns its partitions, one per segment, quoted."""
     names = column_names(inputs, outputs)
     width = len(inputs + outputs)
@@ -104,13 +104,13 @@ def _create(db, target, inputs, outputs, segments, places):
     db.execute(f'CREATE TABLE {target} ({columns}{key}) PARTITION BY LIST ("__dist_key__")')
     for column in inputs:
         db.execute(f"ALTER TABLE {target} ALTER {quote_identifier(column.name)} SET STORAGE EXTERNAL")
-    partitions = []
-    for segment, server in enumerate(places.deal(segments)):
+    partitions, segments = [], len(places.servers)
+    for segment in range(segments):
         own = schema, buffers.partition_name(name, segment, segments)
         partition = ".".join(map(quote_identifier, own))
         if db.value("SELECT to_regclass($1) IS NOT NULL", ["text"], [partition]):
             raise MopError(f"table {partition} already exists", detail=f"It would be segment {segment} of {target}.",
                            hint=f"DROP TABLE {partition}; or choose another output table.", sqlstate="42P07")
-        places.make(target, own, segment, columns, server)
+        places.make(target, own, segment, columns)
         partitions.append(partition)
     return partitions

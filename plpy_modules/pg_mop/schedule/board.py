@@ -25,16 +25,15 @@ class Unit:
 class _Work:
     """What is left of a stage that somebody has begun, or may begin."""
 
-    __slots__ = ("stage", "todo", "training", "due", "evaluating", "open", "held")
+    __slots__ = ("stage", "todo", "training", "due", "evaluating", "open")
 
     def __init__(self, stage, todo):
         self.stage = stage
         self.todo = todo        # segments that it has to visit yet
         self.training = None    # the unit at work
         self.due = None         # (dataset, segment) that it has to be evaluated on yet; None: before it is trained
-        self.evaluating = 0     # units at work
+        self.evaluating = Counter()  # dataset -> units at work
         self.open = None        # 'train', 'evaluate': may be done now; else None
-        self.held = Counter()   # dataset -> units at work whose end its last evaluation waits for
 
 
 class Board:
@@ -253,15 +252,14 @@ class Board:
         else:
             work.due.remove((unit.dataset, unit.segment))
             del self._due[unit.dataset, unit.segment][unit.stage]
-            work.evaluating += 1
-            work.held[unit.dataset] += 1
+            work.evaluating[unit.dataset] += 1
             if self.last_alone and len(left := self._due_of(work, unit.dataset)) == 1:
                 self._due[left[0]].pop(unit.stage, None)
 
     def is_last(self, unit):
         """True where a unit at work is the last evaluation of its stage on its dataset."""
         work = self._works[unit.stage]
-        return work.held[unit.dataset] == 1 and not self._due_of(work, unit.dataset)
+        return work.evaluating[unit.dataset] == 1 and not self._due_of(work, unit.dataset)
 
     @staticmethod
     def _due_of(work, dataset):
@@ -269,9 +267,8 @@ class Board:
 
     def _evaluated(self, work, dataset):
         """A unit of evaluation has ended: the last one may begin now, if it waited for that."""
-        work.evaluating -= 1
-        work.held[dataset] -= 1
-        if (self.last_alone and work.open and not work.held[dataset]
+        work.evaluating[dataset] -= 1
+        if (self.last_alone and work.open and not work.evaluating[dataset]
                 and len(left := self._due_of(work, dataset)) == 1):
             self._announce(work, left)
 
@@ -311,7 +308,7 @@ class Board:
             stage.trained = True
         else:
             self._evaluated(work, unit.dataset)
-            stage.scored = not work.due and not work.evaluating
+            stage.scored = not work.due and not work.evaluating.total()
         if stage.number in self.left:
             if unit.kind == "train":
                 self._close(stage)
@@ -325,7 +322,7 @@ class Board:
     def is_running(self, stage_number):
         """True while a unit of the stage is at work."""
         work = self._works.get(stage_number)
-        return work is not None and (work.training is not None or work.evaluating > 0)
+        return work is not None and (work.training is not None or work.evaluating.total() > 0)
 
     def has_begun(self, stage_number):
         """True once the stage has been trained on a segment: it has a state of its own."""

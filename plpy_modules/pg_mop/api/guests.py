@@ -1,0 +1,107 @@
+"""The other servers that a training call is at work on: there it has a run of its own, a guest (sql/13_servers.sql)."""
+
+import psycopg2
+
+from pg_mop.api.planning import Planning
+from pg_mop.catalog import Guest
+from pg_mop.database import MopError, quote_identifier
+from pg_mop.execute.servers import Server
+from pg_mop.execute.sessions import SessionLost
+from pg_mop.packing.places import this_database
+
+
+class Guests(Planning):
+    """The part of a training call that knows of other servers: `servers`, {name: Server}, the coordinator's own (None)
+    among them."""
+
+    def _server(self, place):
+        """The Server of a place; None: the coordinator's own."""
+        return self.servers[None if place is None else self.board.server(place)]
+
+    def _guests(self):
+        return [server for server in self.servers.values() if not server.home]
+
+    def _reach_servers(self):
+        """Look whether the servers that hold segments serve: they come into `servers`. Raises MopError."""
+        used = {s.server for s in self.segments.values()}
+        names = sorted(used - {None})
+        if names and self.averaging:
+            raise MopError(f'"{self.source.text}" is on several servers, on which models are not averaged',
+                           hint="SET pg_mop.fit_strategy = sequential;", sqlstate="0A000")
+        if names and self.functions is not None:
+            raise MopError(f'"{self.source.text}" is on several servers, to which custom functions do not go',
+                           sqlstate="0A000")
+        for name in names:
+            link = self.engine.links[name]
+            guest = Guest(link.way, link.schema, self.db.tick)
+            self.servers[name] = Server(name, link.way, guest, None, link.schema, link.info)
+        if self.use_gpus:
+            for name in used:
+                if not self.servers[name].info["gpus"]:
+                    raise MopError("use_gpus is set, but "
+                                   + (f"server {quote_identifier(name)}" if name else "this server") + " has no GPU",
+                                   hint="Call with use_gpus => FALSE.")
+
+    def _reopen_guests(self):
+        """Take the guests of a run that goes on over from its earlier coordinator, and register what they have done."""
+        known, done = self.journal.guests(self.run_id), set(self.journal.finished_units(self.run_id))
+        guests = [server for server in self._guests() if server.name in known]
+        for server in guests:
+            server.run_id = server.catalog.leads = known[server.name]
+            server.catalog.reopen_run(server.run_id)
+            for unit in server.catalog.finished_units(server.run_id):
+                if unit not in done:
+                    self.journal.register(self.run_id, server.catalog.report(server.run_id, unit))
+        here = self.journal.models(self.run_id)  # now that all is registered
+        for server in guests:
+            # what has been trained elsewhere since
+            late = [stage for stage, model in server.catalog.models(server.run_id).items()
+                    if model["generation"] is not None and (stage not in here or model["version"] <
+                                                            here[stage]["version"])]
+            if late:
+                server.catalog.release_states(server.run_id, late)
+
+    def _open_guests(self, output_name):
+        """Open a guest on each other server where there is none yet; drop those of runs that are gone."""
+        db, here = self.db, None
+        for server in self._guests():
+            # of another role, or by another name of the server, it is somebody else's
+            here = here or f"{this_database(db)}/{db.value('SELECT current_user::regrole::oid')}"
+            leader = f"{here}/{server.name}"
+            there = server.catalog.led_by(leader)
+            known = {self.journal.guests(run).get(server.name) for run in {self.run_id, *there.values()}}
+            for guest in there.keys() - known:
+                try:
+                    server.catalog.drop_run(guest)
+                except psycopg2.Error as error:
+                    db.plpy.log(f"pg_mop: run {guest} on server {server.name} is left behind: {error}")
+            if server.run_id is None:
+                server.run_id = server.catalog.leads = self.open_run_of(
+                    server.catalog, "guest", output_name,
+                    [{**c, "error": None, "weights_sql": None} for c in self.configurations],
+                    len(self._keys("training")),
+                    {"leader": leader, "run": self.run_id, "arguments": {}, "settings": {}})
+                self.journal.add_guest(self.run_id, server.name, server.run_id)
+
+    def _drop_guests(self):
+        """All states have come home: nothing is left of the run on other servers."""
+        for server in self._guests():
+            try:
+                server.catalog.close_run(server.run_id, "finished")
+                server.catalog.drop_run(server.run_id)
+                self.journal.forget_guest(self.run_id, server.name)
+                server.catalog.close()
+            except (psycopg2.Error, MopError) as error:
+                self.db.warning(f"run {server.run_id} on server {server.name} is left behind: {str(error).strip()}",
+                                hint="The next call that trains there drops it.")
+
+    def _close_guests(self, outcome):
+        """The call ends before its time: note (status, error text) in the guests, which stay for who resumes it."""
+        for server in self._guests():
+            try:
+                server.catalog.SECONDS = 1
+                if server.run_id is not None:
+                    server.catalog.close_run(server.run_id, *outcome)
+                server.catalog.close()
+            except (MopError, SessionLost, psycopg2.Error) as trouble:
+                self.db.plpy.log(f"pg_mop: run {server.run_id} on server {server.name} is left open: {trouble}")
