@@ -562,7 +562,8 @@ BEGIN
     -- one after the other, so that there is a last one
     PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run AND m.stage = of_stage FOR NO KEY UPDATE;
     INSERT INTO @extschema@.mop_partial (run_id, stage, dataset, segment, sums)
-    VALUES (run, of_stage, of_dataset, of_segment, own);
+    VALUES (run, of_stage, of_dataset, of_segment, own)
+    ON CONFLICT (run_id, stage, dataset, segment) DO UPDATE SET sums = excluded.sums;
     IF (SELECT count(*) FROM @extschema@.mop_partial p
         WHERE (p.run_id, p.stage, p.dataset) = (run, of_stage, of_dataset)) <= others THEN
         RETURN NULL;

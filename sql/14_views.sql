@@ -126,10 +126,8 @@ WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(
 CREATE VIEW @extschema@.mop_progress WITH (security_barrier) AS
 WITH stages AS (
     SELECT s.run_id, s.stage, s.iteration, u.done, u.running, u.last_loss,
-           -- a replica has a segment of its own, and its share of the validation segments
-           CASE WHEN r.averaging THEN 1 ELSE d.training END
-           + CASE WHEN NOT s.evaluated THEN 0
-                  WHEN r.averaging THEN 1 + (d.both - s.mst_key) / d.training ELSE d.both END AS total
+           -- a replica has a segment of its own
+           CASE WHEN r.averaging THEN 1 ELSE d.training END + CASE WHEN s.evaluated THEN d.both ELSE 0 END AS total
     FROM @extschema@.mop_stage s
     JOIN (SELECT run_id, function = 'madlib_keras_fit'
                  AND coalesce(parameters #>> '{settings,fit_strategy}' = 'averaging', false) AS averaging

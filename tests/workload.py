@@ -1,7 +1,12 @@
 """Small data, architectures and calls that several test modules share."""
 
+import base64
 import json
+import pathlib
+import subprocess
+import sys
 
+import dill
 import numpy as np
 
 
@@ -51,14 +56,22 @@ def load(db, table, *architectures):
         db.run("SELECT madlib.load_keras_model(%s, %s::json)", [table, text])
 
 
-def selection(db, table, arch_table, rows):
-    """A model selection table made by hand; rows: (model_id, compile_params, fit_params)."""
+def selection(db, table, arch_table, rows, functions=None):
+    """A model selection table made by hand; rows: (model_id, compile_params, fit_params); `functions`: the object
+    table."""
     db.run(f"DROP TABLE IF EXISTS {table}, {table}_summary")
     db.run(f"CREATE TABLE {table} (mst_key serial, model_id integer, compile_params varchar, fit_params varchar)")
-    db.run(f"CREATE TABLE {table}_summary AS SELECT %s::varchar AS model_arch_table, NULL::varchar AS object_table",
-           [arch_table])
+    db.run(f"CREATE TABLE {table}_summary AS SELECT %s::varchar AS model_arch_table, "
+           f"%s::varchar AS object_table", [arch_table, functions])
     for row in rows:
         db.run(f"INSERT INTO {table} (model_id, compile_params, fit_params) VALUES (%s, %s, %s)", row)
+
+
+def pickled(name, source):
+    """The pickle of a function defined by `source`, by value, as people make one in PL/Python or a notebook."""
+    space = {"__name__": "__main__"}
+    exec(source, space)
+    return dill.dumps(space[name], recurse=True)
 
 
 ADAM = "loss='categorical_crossentropy', optimizer='Adam(learning_rate={})', metrics=['accuracy']"
@@ -103,3 +116,17 @@ def assert_invariants(db, run_id):
                   "AND a.kind = 'train' AND a.status = 'finished' AND b.status = 'finished' "
                   "AND a.started_at < b.finished_at", [run_id]) == [], "never a stage before its parent has ended"
     return run
+
+
+def replayed(jobs, *arguments):
+    """What plain Keras, a process of its own (equivalence/replay.py), makes of the jobs."""
+    done = subprocess.run([sys.executable, pathlib.Path(__file__).parent / "equivalence" / "replay.py", *arguments],
+                          input=json.dumps(jobs), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+def buffers(db, packed, segment):
+    """The packed rows of a segment, in order."""
+    rows = db.run(f"SELECT x, x_shape, y, y_shape FROM {packed} WHERE __dist_key__ = %s ORDER BY buffer_id", [segment])
+    return {c: [{"bytes": base64.b64encode(r[c]).decode(), "shape": r[c + "_shape"]} for r in rows] for c in "xy"}

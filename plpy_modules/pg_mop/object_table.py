@@ -4,8 +4,11 @@ An object runs code, so it counts only where a superuser put it: the table is in
 owns it. Whoever reads it checks that, worker sessions too.
 """
 
+import hashlib
+import re
+
 from mop_udf import params
-from pg_mop.database import MopError, quote_identifier
+from pg_mop.database import MopError, quote_identifier, quote_literal
 
 COLUMNS = ("id", "name", "description", "object")
 
@@ -45,6 +48,11 @@ def check(db, text):
     return quoted
 
 
+def within_schema(quoted):
+    """The quoted name of an object table (as `check` gives it) without that of its schema."""
+    return re.fullmatch(r'(?:"(?:[^"]|"")*"|[^".]*)\.(.*)', quoted, re.DOTALL)[1]
+
+
 # to whom the table's or a column's privileges to put something in are granted, superusers apart
 WRITERS = """
 SELECT r.rolname AS role FROM (
@@ -73,8 +81,9 @@ def missing_names(db, object_table, compile_params):
         if lacking else None
 
 
-def read(db, object_table, compile_params):
-    """{name: pickle} of the custom functions of parsed compile parameters. Raises MopError where one is missing."""
+def read(db, object_table, compile_params, digests=None):
+    """{name: pickle} of the custom functions of parsed compile parameters. Raises MopError where one is missing, or is
+    not among those that once had these `digests`."""
     found = {}
     for name in custom_names(compile_params):
         if object_table is None:
@@ -84,12 +93,18 @@ def read(db, object_table, compile_params):
                                f"ORDER BY name = $1 DESC LIMIT 1", ["text"], [name])
         if found[name] is None:
             raise MopError(f"{name!r} is no loss or metric of Keras', and {quoted} has no such function")
+        if digests is not None and hashlib.sha256(found[name]).hexdigest() not in [digest for _, digest in digests]:
+            raise MopError(f"the custom function {name!r} in {quoted} is not the one that the run began with")
     return found
 
 
 def digests(db, object_table, compile_params):
     """[[name, SHA-256 of its pickle], ...] of the custom functions of parsed compile parameters."""
     names = custom_names(compile_params)
-    return names and [[row["name"], row["digest"]] for row in db.execute(
-        f"SELECT name, encode(sha256(object), 'hex') AS digest FROM {object_table} WHERE lower(name) = ANY ($1) "
-        f"ORDER BY name", ["text[]"], [[name.lower() for name in names]])]
+    return names and [list(row.values()) for row in db.execute(digests_sql(object_table, names))]
+
+
+def digests_sql(object_table, names):
+    """SQL for these of functions, by name."""
+    return (f"SELECT name, encode(sha256(object), 'hex') AS digest FROM {object_table} WHERE lower(name) IN "
+            f"({', '.join(quote_literal(name.lower()) for name in names)}) ORDER BY name")

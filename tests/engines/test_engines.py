@@ -1,20 +1,16 @@
 """What every engine keeps to: the same calls, and the same results, wherever the segments are."""
 
 import base64
-import json
-import pathlib
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from cluster import Cluster
 from conftest import Calling, Client, add_server, eventually
-from workload import ADAM, assert_invariants, dense, fit, load, make_data, selection
+from workload import ADAM, assert_invariants, buffers, dense, fit, load, make_data, pickled, replayed, selection
 
 SEED = 11
-REPLAY = pathlib.Path(__file__).parent.parent / "equivalence" / "replay.py"
 
 
 class OneServer:
@@ -68,12 +64,6 @@ def engine(server, request):
     maker.close()
 
 
-def buffers(db, segment):
-    rows = db.run("SELECT x, x_shape, y, y_shape FROM flowers_packed WHERE __dist_key__ = %s ORDER BY buffer_id",
-                  [segment])
-    return {c: [{"bytes": base64.b64encode(r[c]).decode(), "shape": r[c + "_shape"]} for r in rows] for c in "xy"}
-
-
 def nothing_is_left(engine):
     """No run and no state of a run that is over, on any other server."""
     for worker in engine.workers.values():
@@ -104,10 +94,8 @@ class TestConformance:
             jobs.append({"architecture": dense(), "optimizer": "Adam", "arguments": {"learning_rate": rate},
                          "loss": "categorical_crossentropy", "metrics": ["accuracy"], "batch_size": size, "epochs": 1,
                          "seed": int(np.random.SeedSequence([SEED, 1]).generate_state(1)[0]),
-                         "visits": [buffers(db, v["segment"]) for v in visits]})
-        done = subprocess.run([sys.executable, REPLAY], input=json.dumps(jobs), capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
-        for key, job in enumerate(json.loads(done.stdout), 1):
+                         "visits": [buffers(db, "flowers_packed", v["segment"]) for v in visits]})
+        for key, job in enumerate(replayed(jobs), 1):
             ours = bytes(db.value("SELECT model_weights FROM models WHERE mst_key = %s", [key]))
             assert ours == base64.b64decode(job["plain"])
         nothing_is_left(engine)
@@ -120,6 +108,39 @@ class TestConformance:
                "SELECT madlib.madlib_keras_evaluate('models', 'flowers_val', 'scores', FALSE, 2)")
         assert db.value("SELECT loss FROM scores") == pytest.approx(row["validation_loss_final"], abs=1e-6)
         assert db.value("SELECT metric FROM scores") == pytest.approx(row["validation_metrics_final"], abs=1e-6)
+
+    def test_averaging_is_replicas_in_plain_keras_averaged_by_hand(self, engine):
+        db = engine.db
+        db.run("DROP TABLE IF EXISTS one, one_summary")
+        db.run("SELECT madlib.madlib_keras_fit('flowers_packed', 'one', 'arch', 1, %s, 'batch_size=8, epochs=2', 3, "
+               "FALSE, 'flowers_val', 1)", [ADAM.format(0.05)])
+        theirs, = replayed([{
+            "architecture": dense(), "optimizer": "Adam", "arguments": {"learning_rate": 0.05}, "batch_size": 8,
+            "loss": "categorical_crossentropy", "metrics": [], "epochs": 2, "iterations": 3,
+            "seed": int(np.random.SeedSequence([SEED, 1]).generate_state(1)[0]),
+            "visits": [buffers(db, "flowers_packed", segment) for segment in range(3)]}], "average")
+        a = np.frombuffer(bytes(db.value("SELECT model_weights FROM one")), "<f4")
+        b = np.frombuffer(base64.b64decode(theirs), "<f4")
+        assert np.abs(a - b).max() <= 1e-6 * np.abs(b).max()
+        row = db.run("SELECT * FROM one_summary")[0]
+        assert len(row["training_loss"]) == len(row["validation_loss"]) == 3
+        for table, loss in (("flowers_val", "validation_loss_final"), ("flowers_packed", "training_loss_final")):
+            db.run("DROP TABLE IF EXISTS scores; SELECT madlib.madlib_keras_evaluate('one', %s, 'scores')", [table])
+            assert db.value("SELECT loss FROM scores") == pytest.approx(row[loss], abs=1e-6)
+        nothing_is_left(engine)
+
+    def test_custom_functions(self, engine):
+        db = engine.db
+        three = pickled("three", "def three(y_true, y_pred):\n    return y_pred[:, 0] * 0 + 3.0\n")
+        db.run("SELECT madlib.load_custom_function('functions', %s, 'three')", [three])
+        for worker in engine.workers.values():
+            worker.run("SELECT mop.load_custom_function('functions', %s, 'three')", [three])
+        compiled = ADAM.format(0.01).replace("accuracy", "three")
+        selection(db, "custom", "arch", [(1, compiled, "batch_size=8")], "functions")
+        run_id = fit(db, "flowers_packed", "customs", "custom", iterations=1)
+        assert_invariants(db, run_id)
+        assert db.value("SELECT training_metrics_final FROM customs_info") == 3
+        nothing_is_left(engine)
 
     def test_a_search_is_trained_there_too(self, engine):
         db = engine.db

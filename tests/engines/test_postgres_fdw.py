@@ -4,7 +4,7 @@ import pytest
 
 from cluster import Cluster
 from conftest import Client
-from workload import ADAM, assert_invariants, dense, fit, load, make_data, selection
+from workload import ADAM, assert_invariants, dense, fit, load, make_data, pickled, selection
 
 PACK = "SELECT madlib.training_preprocessor_dl('flowers', 'packed', 'y', 'x', 10)"
 
@@ -151,17 +151,26 @@ def test_a_table_made_by_hand_is_trained_where_it_is(db, worker):
         "SELECT madlib.madlib_keras_fit_multiple_model('packed', 'none', 'mst', 1, FALSE)"))
 
 
-def test_what_does_not_go_over_servers_is_refused(db, worker):
+def test_custom_functions_must_be_the_same_everywhere(db, worker):
     db.run("SET pg_mop.servers = 'w1, local'; SET pg_mop.segments = 2")
     db.run(PACK)
+    mine, theirs = (pickled("mine", f"def mine(y_true, y_pred):\n    return y_pred[:, {n}]\n") for n in (0, 1))
+    db.run("SELECT madlib.load_custom_function('functions', %s, 'mine')", [mine])
+    compiled = ADAM.format(0.01).replace("accuracy", "mine")
+    call = ("SELECT madlib.madlib_keras_fit('packed', 'one', 'arch', 1, %s, 'batch_size=8', 1, FALSE, NULL, 1, FALSE, "
+            "NULL, NULL, 'functions')")
     runs = db.value("SELECT count(*) FROM madlib.mop_run")
-    error = db.error("SELECT madlib.madlib_keras_fit('packed', 'one', 'arch', 1, %s, 'batch_size=8', 1)",
-                     [ADAM.format(0.01)])
-    assert "models are not averaged" in str(error) and "fit_strategy = sequential" in error.diag.message_hint
-    db.run(f"{error.diag.message_hint} DROP TABLE IF EXISTS one, one_summary")
-    db.run("SELECT madlib.madlib_keras_fit('packed', 'one', 'arch', 1, %s, 'batch_size=8', 1)", [ADAM.format(0.01)])
-    assert db.value("SELECT count(*) FROM madlib.mop_run") == runs + 1
-    db.run("RESET pg_mop.fit_strategy; SELECT madlib.mop_drop_packed('packed')")
+    error = db.error(call, [compiled])
+    assert "has not the same custom function 'mine'" in str(error) and "does not exist" in error.diag.message_detail
+    worker.run("SELECT mop.load_custom_function('functions', %s, 'mine')", [theirs])
+    error = db.error(call, [compiled])
+    assert "is another" in error.diag.message_detail and '"mop".load_custom_function' in error.diag.message_hint
+    assert db.value("SELECT count(*) FROM madlib.mop_run") == runs
+    assert worker.value("SELECT count(*) FROM mop.mop_run") == 0
+    worker.run("SELECT mop.delete_custom_function('functions', 'mine')")
+    worker.run("SELECT mop.load_custom_function('functions', %s, 'mine')", [mine])
+    db.run(call, [compiled])
+    db.run("SELECT madlib.mop_drop_packed('packed')")
 
 
 def test_a_partition_of_another_wrapper_is_refused(db, worker, tmp_path):

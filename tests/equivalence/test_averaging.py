@@ -4,9 +4,9 @@ import base64
 
 import numpy as np
 import pytest
-from test_equivalence import LOSS, NOISY, buffers, replayed
+from test_equivalence import LOSS, NOISY
 
-from workload import dense, fit, load, make_data, selection
+from workload import buffers, dense, fit, load, make_data, replayed, selection
 
 CASES = {"SGD with momentum": (1, dense(), "SGD", {"learning_rate": 0.1, "momentum": 0.9}, 3),
          "Adam": (1, dense(), "Adam", {"learning_rate": 0.05}, 2),

@@ -2,15 +2,23 @@
 
 import base64
 import functools
-import json
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from workload import assert_invariants, dense, fit, layer, load, make_data, make_images, selection, sequential
+from workload import (
+    assert_invariants,
+    buffers,
+    dense,
+    fit,
+    layer,
+    load,
+    make_data,
+    make_images,
+    replayed,
+    selection,
+    sequential,
+)
 
 SEED = 11
 CNN = sequential("cnn", [8, 8, 1], layer("Conv2D", name="conv", filters=4, kernel_size=[3, 3], activation="relu"),
@@ -62,20 +70,6 @@ def trained(db, case):
         ours.append(bytes(db.value("SELECT model_weights FROM models WHERE mst_key = %s", [key])))
     return {size: (w, base64.b64decode(t["plain"]), base64.b64decode(t["default"]))
             for size, w, t in zip(SIZES, ours, replayed(jobs))}
-
-
-def replayed(jobs, *arguments):
-    """What replay.py, a process of its own, makes of the jobs."""
-    done = subprocess.run([sys.executable, pathlib.Path(__file__).with_name("replay.py"), *arguments],
-                          input=json.dumps(jobs), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
-
-
-def buffers(db, packed, segment):
-    """The packed rows of a segment, in order."""
-    rows = db.run(f"SELECT x, x_shape, y, y_shape FROM {packed} WHERE __dist_key__ = %s ORDER BY buffer_id", [segment])
-    return {c: [{"bytes": base64.b64encode(r[c]).decode(), "shape": r[c + "_shape"]} for r in rows] for c in "xy"}
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -5,10 +5,10 @@ import base64
 import numpy as np
 import psycopg2
 import pytest
-from test_equivalence import LOSS, NOISY, buffers, replayed
+from test_equivalence import LOSS, NOISY
 
 from conftest import Calling, eventually
-from workload import assert_invariants, dense, fit, last_run, load, make_data, selection
+from workload import assert_invariants, buffers, dense, fit, last_run, load, make_data, replayed, selection
 
 ITERATIONS, SEED = 3, 11
 SGD = f"loss='{LOSS}', optimizer='SGD(lr={{}}, momentum=0.9)', metrics=['accuracy']"

@@ -3,15 +3,7 @@
 import dill
 import pytest
 
-from workload import ADAM, dense, fit, load, make_data, selection
-
-
-def pickled(name, source):
-    """The pickle of a function defined by `source`, by value, as people make one in PL/Python or a notebook."""
-    space = {"__name__": "__main__"}
-    exec(source, space)
-    return dill.dumps(space[name], recurse=True)
-
+from workload import ADAM, dense, fit, load, make_data, pickled, selection
 
 ZERO = pickled("zero_loss", "def zero_loss(y_true, y_pred):\n    return 0\n")
 SQUARED = pickled("squared", """

@@ -44,6 +44,7 @@ class Checks:
 
     def put(self, c):
         """One more configuration: in `configurations`, and in `by_key` under its mst_key."""
+        c.setdefault("functions", [])
         self.configurations.append(c)
         self.by_key[c["mst_key"]] = c
 
@@ -65,6 +66,7 @@ class Checks:
             return str(error)
         if problem := object_table.missing_names(self.db, self.functions, c["compile"]):
             return problem
+        c["functions"] = object_table.digests(self.db, self.functions, c["compile"])
         if c["fit"]["callbacks"] and not self.db.is_superuser():
             return "only a superuser may use callbacks: they write files on the server"
         return self._read_rule(c)

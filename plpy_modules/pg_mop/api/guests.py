@@ -2,6 +2,7 @@
 
 import psycopg2
 
+from pg_mop import object_table
 from pg_mop.api.planning import Planning
 from pg_mop.catalog import Guest
 from pg_mop.database import MopError, quote_identifier
@@ -25,22 +26,35 @@ class Guests(Planning):
         """Look whether the servers that hold segments serve: they come into `servers`. Raises MopError."""
         used = {s.server for s in self.segments.values()}
         names = sorted(used - {None})
-        if names and self.averaging:
-            raise MopError(f'"{self.source.text}" is on several servers, on which models are not averaged',
-                           hint="SET pg_mop.fit_strategy = sequential;", sqlstate="0A000")
-        if names and self.functions is not None:
-            raise MopError(f'"{self.source.text}" is on several servers, to which custom functions do not go',
-                           sqlstate="0A000")
         for name in names:
             link = self.engine.links[name]
             guest = Guest(link.way, link.schema, self.db.tick)
             self.servers[name] = Server(name, link.way, guest, None, link.schema, link.info)
+            self._check_functions(link)
         if self.use_gpus:
             for name in used:
                 if not self.servers[name].info["gpus"]:
                     raise MopError("use_gpus is set, but "
                                    + (f"server {quote_identifier(name)}" if name else "this server") + " has no GPU",
                                    hint="Call with use_gpus => FALSE.")
+
+    def _check_functions(self, link):
+        """On another server its own object table counts: it must have the same custom functions. Raises MopError."""
+        wanted = {name: digest for c in self.configurations for name, digest in c["functions"]}
+        if not wanted:
+            return
+        table = f"{link.schema}.{object_table.within_schema(self.functions)}"
+        try:
+            there, detail = dict(link.run(object_table.digests_sql(table, list(wanted)))), None
+        except (psycopg2.errors.UndefinedTable, psycopg2.errors.UndefinedColumn,
+                psycopg2.errors.InsufficientPrivilege) as error:
+            there, detail = {}, str(error).splitlines()[0]
+        for name in sorted(wanted):
+            if there.get(name) != wanted[name]:
+                raise MopError(f"server {quote_identifier(link.way.server)} has not the same custom function {name!r}",
+                               detail=detail or f"It {'is another' if name in there else 'is none'} of {table} there.",
+                               hint=f"On that server, as a superuser: SELECT {link.schema}.load_custom_function(...) "
+                                    f"with the same object.", sqlstate="42704")
 
     def _reopen_guests(self):
         """Take the guests of a run that goes on over from its earlier coordinator, and register what they have done."""
@@ -78,8 +92,7 @@ class Guests(Planning):
             if server.run_id is None:
                 server.run_id = server.catalog.leads = self.open_run_of(
                     server.catalog, "guest", output_name,
-                    [{**c, "error": None, "weights_sql": None} for c in self.configurations],
-                    len(self._keys("training")),
+                    [{**c, "error": None, "weights_sql": None} for c in self._noted()],
                     {"leader": leader, "run": self.run_id, "arguments": {}, "settings": {}})
                 self.journal.add_guest(self.run_id, server.name, server.run_id)
 

@@ -2,7 +2,7 @@
 
 import functools
 
-from pg_mop import object_table, settings
+from pg_mop import settings
 from pg_mop.api.checks import Checks
 from pg_mop.catalog import metric_of
 from pg_mop.execute.orders import Sharing, epochs
@@ -126,7 +126,7 @@ class Planning(Checks):
                 until = self.earlier.iterations[key]
                 if c.get("reason") is None:  # one that somebody added has a number of its own
                     evaluated = {*evaluated, until}
-            self.ask(c, until, evaluated, key)
+            self.ask(c, until, evaluated if key == 1 or not self.averaging else (), key)
 
     def ask(self, c, until, evaluated, key=None):
         """Ask for a configuration's iterations up to `until`, with the metrics of some: (stages that are to be done,
@@ -164,7 +164,7 @@ class Planning(Checks):
                      for segment in self._keys("training")],
             "columns": [self.source.inputs, self.source.outputs], "architecture": c["model_arch"],
             "model_id": c["model_id"], "weights": c.get("weights_md5"), "seed": self.seed,
-            "functions": object_table.digests(self.db, self.functions, c["compile"]),
+            "functions": c["functions"],
             "framework": [options["keras_backend"], options["kernel"]],
             "averaging": self.averaging, "own": key if own else None})
 

@@ -10,7 +10,7 @@ import time
 
 import psycopg2
 
-from pg_mop import catalog, engines, settings
+from pg_mop import catalog, engines, object_table, settings
 from pg_mop.api import metrics
 from pg_mop.api.checks import MOST_STAGES
 from pg_mop.api.earlier import SAME, Earlier
@@ -129,8 +129,9 @@ class Training(Guests):
                 self._make_board(earlier)
                 self.orders = Orders(
                     engine, self._server, {"training": self.source, "validation": self.validation}, self.segments,
-                    self.plan, self.board, self.sharing, self.outputs, options, self.seed, self.functions,
-                    self.use_gpus, self.began, self.replicas() if self.averaging else None,
+                    self.plan, self.board, self.sharing, self.outputs, options, self.seed,
+                    self.functions and object_table.within_schema(self.functions), self._digests_of, self.use_gpus,
+                    self.began, self.replicas() if self.averaging else None,
                     self._kernels(earlier) if earlier is not None and earlier.replay else {})
                 sessions = Sessions(db, self._server, self.orders.trainer, f"pg_mop run {self.run_id}")
                 steering = self.steering()
@@ -179,14 +180,22 @@ class Training(Guests):
         """Note a new run: `run_id`."""
         if self.earlier is not None:
             tables = {**tables, "replay_of": self.earlier.run_id}
-        configurations = [{**c, "error": self.misfits.get(c["mst_key"])} for c in self.configurations]
-        if self.averaging:
-            configurations = [{**c, "mst_key": key} for key in self._architectures() for c in configurations]
+        configurations = [{**c, "error": self.misfits.get(c["mst_key"])} for c in self._noted()]
         self.run_id = self.servers[None].run_id = self.open_run_of(
-            journal, self.function, output_name, configurations, 1 if self.averaging else len(self._keys("training")),
+            journal, self.function, output_name, configurations,
             {"arguments": arguments, "settings": {**self.options, "seed": self.seed}, "tables": tables})
 
-    def open_run_of(self, journal, function, output_name, configurations, visits, parameters):
+    def _digests_of(self, mst_key):
+        """Of the custom functions of a configuration, or of a replica of the one that there is."""
+        return self.by_key.get(mst_key, self.configurations[0])["functions"]
+
+    def _noted(self):
+        """The configurations as a run has them: each replica is one."""
+        if self.averaging:
+            return [{**c, "mst_key": key} for key in self._architectures() for c in self.configurations]
+        return self.configurations
+
+    def open_run_of(self, journal, function, output_name, configurations, parameters):
         """Open a run in a catalog, here or on another server: its number there."""
         return journal.open_run({
             "function": function, "source_table": self.source.text,
@@ -194,7 +203,8 @@ class Training(Guests):
             "seed": self.seed, "scheduler": self.scheduler_name, "num_iterations": self.num_iterations,
             "metrics_iterations": self.metrics_iterations, "configurations": len(self.configurations),
             "segments": len(self._keys("training")), "sessions": self.wanted, "parameters": parameters,
-        }, [(dataset, s) for (dataset, _), s in self.segments.items()], configurations, self.plan, visits)
+        }, [(dataset, s) for (dataset, _), s in self.segments.items()], configurations, self.plan,
+            1 if self.averaging else len(self._keys("training")))
 
     def _open(self, sessions):
         """Open the worker sessions: where not all can be had, those that can do the work."""
@@ -226,9 +236,7 @@ class Training(Guests):
 
     def differs(self, earlier):
         """Why this call is not that of the run `earlier`; None: it is."""
-        configurations = [{**c, "mst_key": key} for key in self._architectures() for c in self.configurations] \
-            if self.averaging else self.configurations
-        return earlier.differs(configurations, self.options)
+        return earlier.differs(self._noted(), self.options)
 
     def _check_unchanged(self, earlier):
         """The rows must be those that the earlier run was trained on."""

@@ -53,7 +53,8 @@ class Orders:
     outputs: dict           # what a model must output for the rows: see PackedTable.wanted_outputs
     options: dict
     seed: int
-    functions: str | None   # the object table, quoted
+    functions: str | None   # the object table, quoted, without its schema
+    digests: object         # mst_key -> those of its custom functions, see object_table.digests
     use_gpus: bool
     began: float            # when the call did (time.monotonic)
     replicas: list | None   # of averaging: rows of the segment of each
@@ -76,19 +77,20 @@ class Orders:
         aggregate = f"{self.server(place).schema}.mop_sub_epoch"
         return {
             "options": self.trainer(place), "seed": self.seed,
-            "same_start": self.options["same_start"] or self.replicas is not None, "replicas": self._replicas(unit),
+            "same_start": self.options["same_start"] or self.replicas is not None, "replicas": self.replicas_of(unit),
             "table": packed.text, "fingerprint": segment.fingerprint,
             "fingerprint_sql": self.engine.fingerprint_sql(packed, segment),
             "rows_sql": self.engine.rows_sql(packed, segment, aggregate),
             "dtypes": packed.dtypes(), "inputs": len(packed.inputs), "outputs": self.outputs,
             "rows": segment.rows, "bytes": segment.bytes, "epochs": self._passes(unit),
             "kernel": self.kernels.get(unit, self.options["kernel"]), "run_seconds": time.monotonic() - self.began,
-            "models": [self._passes_left(u) for u in units],
+            "models": [{**self._passes_left(u), "functions": self.digests(self.plan.stages[u.stage].mst_key)}
+                       for u in units],
             "dataset_key": self._dataset_key(unit.dataset, unit.segment),
             "keep": [self._dataset_key(*d) for d in self.segments], "object_table": self.functions,
         }
 
-    def _replicas(self, unit):
+    def replicas_of(self, unit):
         """Averaging: the stages whose average a unit is of, and their rows: [[stage, rows], ...]; else None.
 
         A replica begins an iteration with the average of all after the one before; its own is under its own number.

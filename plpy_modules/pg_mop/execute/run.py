@@ -335,12 +335,16 @@ class Executor:
 
     # --- other servers ----------------------------------------------------------------------------
     def _read_by(self, unit):
-        """The stages whose states a unit reads: its own, or before it has been trained its parent's."""
-        stage = self.plan.stages[unit.stage]
-        for number in (stage.number, stage.parent and stage.parent.number):
-            if number is not None and self.states.has(number):
-                return [number]
-        return []
+        """The stages whose states a unit reads: its own, or before it has been trained its parent's; and those that the
+        replicas are in."""
+        read = []
+        for number in [unit.stage, *(number for number, _ in self.orders.replicas_of(unit) or ())]:
+            stage = self.plan.stages[number]
+            for own in (stage, stage.parent):
+                if own is not None and self.states.has(own.number):
+                    read.append(own.number)
+                    break
+        return read
 
     def _carry(self, session, moves):
         """Bring states to the session's server, before it begins. Raises NotCarried."""

@@ -114,7 +114,8 @@ class _Work:
         return {"stage": model["stage"], "mst_key": row["mst_key"], "model_id": row["model_id"],
                 "iteration": model["iteration"], "architecture": row["model_arch"],
                 "compile_params": row["compile_params"], "fit_params": row["fit_params"],
-                "passes_left": model["passes_left"], "run_passes_left": model["run_passes_left"],
+                "functions": model["functions"], "passes_left": model["passes_left"],
+                "run_passes_left": model["run_passes_left"],
                 # version 0 has no state, or weights alone: of a warm start or of the architecture table
                 "plain_weights": version == 0}
 
@@ -172,8 +173,7 @@ class _Work:
         Raises SQLSTATE MOP01 where one of these is not finite.
         """
         unit = self.unit
-        # replicas evaluate one model together
-        key = [unit["run_id"], unit["replicas"][0][0] if unit["replicas"] else model["stage"], unit["dataset"]]
+        key = [unit["run_id"], model["stage"], unit["dataset"]]
         kinds = ["bigint", "integer", "text"]
         found = self.holder.query(f"SELECT {self.schema}.mop_put_sums($1, $2, $3, $4, $5, $6) AS sums",
                                   [*kinds, "integer", "float8[]", "text"],
@@ -226,7 +226,7 @@ def _rights(plpy, table, configuration):
         with db.pinned_path():
             if callbacks and not db.is_superuser():
                 raise MopError("only a superuser may use callbacks")
-            return object_table.read(db, table, compile_params)
+            return object_table.read(db, table, compile_params, configuration["functions"])
     except (MopError, params.ParameterError) as error:
         problem = str(error)
     plpy.error(problem, sqlstate=aggregate.CONFIGURATION_FAILED)

@@ -398,14 +398,10 @@ class Board:
 
     def _open_evaluation(self, work):
         if work.due is None:
-            work.due = set(self._scores(work.stage))
+            work.due = set(self.datasets)
         if work.open is None:
             work.open = "evaluate"
             self._announce(work, [key for key in self.datasets if key in work.due])
-
-    def _scores(self, stage):
-        """The (dataset, segment) that a stage is evaluated on."""
-        return self.datasets
 
     def _close(self, stage):
         """None of the stage's units is to be begun."""
@@ -450,7 +446,7 @@ class Board:
             stage.trained = not work.todo
             return
         if work.due is None:
-            work.due = set(self._scores(stage))
+            work.due = set(self.datasets)
         work.due.discard((unit.dataset, unit.segment))
         self._due[unit.dataset, unit.segment].pop(unit.stage, None)
         stage.scored = not work.due

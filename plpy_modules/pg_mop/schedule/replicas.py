@@ -7,8 +7,8 @@ class Replicas(Board):
     """One configuration as replicas, one for each segment (contract 4, section 1.1), each a trial from 1.
 
     Replica k trains on training segment number k - 1 alone, from the average of all replicas after the iteration
-    before, so an iteration of training begins when the one before has ended everywhere. The average is evaluated by all
-    replicas together, each on its own segments, once all have trained.
+    before, so an iteration of training begins when the one before has ended everywhere. The average is evaluated once
+    all have trained; what comes of that belongs to the first replica's stage.
     """
 
     shares_states = True
@@ -18,6 +18,9 @@ class Replicas(Board):
         if trials - set(range(1, len(segments) + 1)):
             raise ValueError("replicas are of one configuration, one for each segment")
         self._replica = {stage.number: k for k in trials for stage in plan.path(k)}
+        for number, k in self._replica.items():
+            if k > 1:
+                plan.stages[number].evaluated_for = None
         self._here = {}  # iteration -> stages that have been trained and wait for the others
         super().__init__(plan, segments, validation_segments, servers)
 
@@ -27,9 +30,6 @@ class Replicas(Board):
 
     def _visits(self, stage):
         return [self.segments[self._replica[stage.number] - 1]]
-
-    def _scores(self, stage):
-        return [key for key in self.datasets if self.home[key] == self._replica[stage.number] - 1]
 
     def _trained(self, stage, ended):
         here = self._here.setdefault(stage.iteration, [])
