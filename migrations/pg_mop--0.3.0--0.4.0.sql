@@ -105,14 +105,16 @@ INSERT INTO @extschema@.mop_stage (run_id, stage, parent, iteration, identity, m
     evaluated)
 SELECT run_id, stage, CASE WHEN iteration > 1 THEN stage - width END, iteration,
        pg_catalog.concat_ws('/', 'before 0.4.0', run_id, mst_key, iteration), mst_key, compile_params, fit_params,
-       iteration = ANY (metrics_iterations) FROM mop_chain;
+       iteration = ANY (metrics_iterations) AND (mst_key = 1 OR NOT averaging) FROM mop_chain;
 INSERT INTO @extschema@.mop_request SELECT run_id, mst_key, iteration, stage FROM mop_chain;
 
 DROP INDEX @extschema@.mop_unit_once;
 ALTER TABLE @extschema@.mop_unit DROP CONSTRAINT mop_unit_pkey, DROP CONSTRAINT mop_unit_run_id_mst_key_fkey,
     ADD COLUMN stage integer;
+-- the metrics of an average belong to the first replica
 UPDATE @extschema@.mop_unit u SET stage = c.stage FROM mop_chain c
-WHERE (c.run_id, c.mst_key, c.iteration) = (u.run_id, u.mst_key, u.iteration);
+WHERE (c.run_id, c.mst_key, c.iteration) =
+      (u.run_id, CASE WHEN c.averaging AND u.kind = 'evaluate' THEN 1 ELSE u.mst_key END, u.iteration);
 DELETE FROM @extschema@.mop_unit WHERE stage IS NULL;
 ALTER TABLE @extschema@.mop_unit DROP COLUMN mst_key, ALTER COLUMN stage SET NOT NULL,
     ADD PRIMARY KEY (run_id, stage, kind, dataset, segment, attempt),
@@ -123,8 +125,7 @@ CREATE UNIQUE INDEX mop_unit_once ON @extschema@.mop_unit (run_id, stage, kind, 
 ALTER TABLE @extschema@.mop_metric DROP CONSTRAINT mop_metric_pkey, DROP CONSTRAINT mop_metric_run_id_mst_key_fkey,
     ADD COLUMN stage integer, ADD COLUMN noted_at timestamptz NOT NULL DEFAULT clock_timestamp();
 UPDATE @extschema@.mop_metric m SET noted_at = u.noted_at FROM (
-    SELECT run_id, iteration, dataset, CASE WHEN c.averaging THEN 1 ELSE mst_key END AS mst_key,
-           max(finished_at) AS noted_at
+    SELECT run_id, iteration, dataset, mst_key, max(finished_at) AS noted_at
     FROM @extschema@.mop_unit JOIN mop_chain c USING (run_id, stage, iteration)
     WHERE kind = 'evaluate' AND finished_at IS NOT NULL GROUP BY 1, 2, 3, 4) u
 WHERE (u.run_id, u.iteration, u.dataset, u.mst_key) = (m.run_id, m.iteration, m.dataset, m.mst_key);

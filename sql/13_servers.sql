@@ -1,6 +1,12 @@
 -- Runs on several servers. On each other server that holds segments of it a run has a *guest*: a run of its own there,
 -- with the same stages, whose units and states are that server's. What the guest commits this one registers afterwards.
 
+-- Names this database of this server, by whatever name and address others know it.
+CREATE FUNCTION @extschema@.mop_identity() RETURNS text LANGUAGE sql STABLE AS $$
+SELECT system_identifier || '/' || (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+FROM pg_catalog.pg_control_system()
+$$;
+
 -- What the server is, for whoever deals segments out or looks whether it serves.
 CREATE FUNCTION @extschema@.mop_server_info() RETURNS json LANGUAGE plpython3u STABLE AS $$
 #python
@@ -124,9 +130,9 @@ END
 $$;
 
 -- Model states on their way: INSERT INTO one server's mop_arrivals SELECT ... FROM another's mop_departures, of which
--- either may be a postgres_fdw table. A row is a part of a state.
+-- either may be a postgres_fdw table. A row is a part of a state; `server` says whether it is the one that is meant.
 CREATE VIEW @extschema@.mop_departures WITH (security_barrier) AS
-SELECT m.run_id, m.stage, m.version, (p.place - 1)::integer AS part, p.data
+SELECT m.run_id, m.stage, m.version, (p.place - 1)::integer AS part, p.data, @extschema@.mop_identity() AS server
 FROM @extschema@.mop_model m
 CROSS JOIN LATERAL @extschema@.mop_read_state(m.run_id, m.stage, m.version) WITH ORDINALITY AS p(data, place)
 WHERE m.generation IS NOT NULL AND m.run_id = ANY (ARRAY(

@@ -39,12 +39,6 @@ from pg_mop.api import preprocess
 return preprocess.convert_array_to_bytea(plpy, var, 'real')
 $$;
 
-CREATE FUNCTION @extschema@.mop_drop_packed(packed_table varchar) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.api import servers
-servers.mop_drop_packed(plpy, *args)
-$$;
-
 CREATE FUNCTION @extschema@.convert_array_to_bytea(var smallint[])
 RETURNS bytea LANGUAGE plpython3u IMMUTABLE STRICT AS $$
 #python

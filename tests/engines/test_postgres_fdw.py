@@ -192,3 +192,41 @@ def test_segments_are_dealt_out_by_strength(segments, strengths, dealt):
     total = sum(strengths.values())
     for name, strength in strengths.items():
         assert abs(found.count(name) - segments * strength / total) < 1
+
+
+def test_servers_are_connected_by_superusers_and_passwords_are_left_to_people(db, worker):
+    make = "SELECT * FROM madlib.mop_connect_servers('w1, w3')"
+    for names in ("NULL", "''", "'w1'", "'w1, w1'", "'w1,,w3'"):
+        assert "at least two servers" in str(db.error(f"SELECT madlib.mop_connect_servers({names})"))
+    assert 'server "nobody" does not exist' in str(db.error("SELECT madlib.mop_connect_servers('w1, nobody')"))
+    db.run(f"CREATE SERVER w3 FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port "
+           f"'{worker.cluster.port}', dbname 'postgres', fetch_size '7')")
+    bare = Client(worker.cluster, "bare")
+    bare.run("CREATE SCHEMA mop; CREATE EXTENSION pg_mop SCHEMA mop CASCADE")
+    db.run("CREATE USER MAPPING FOR postgres SERVER w3 OPTIONS (user 'ann', password_required 'false')")
+    worker.run("GRANT mop_user TO ann")
+    assert 'servers "w1" and "w3" are one' in str(db.error(make))
+    db.run("ALTER SERVER w3 OPTIONS (SET dbname 'bare')")
+    assert 'role "ann" is no superuser on server "w3"' in str(db.error(make))
+    db.run("ALTER USER MAPPING FOR postgres SERVER w3 OPTIONS (SET user 'postgres', DROP password_required)")
+    assert worker.value("SELECT count(*) FROM pg_foreign_server") == 0, "nothing is left behind"
+    db.run("CREATE ROLE bob; CREATE USER MAPPING FOR bob SERVER w1 OPTIONS (user 'ann', password 's3cr3t'); "
+           "CREATE USER MAPPING FOR bob SERVER w3 OPTIONS (user 'ann', password 's3cr3t')")
+    rows = {(r["on_server"], r["server"], r["role"]): r["missing"] for r in db.run(make)}
+    alter = "ALTER USER MAPPING FOR \"ann\" SERVER \"{}\" OPTIONS (ADD password '...');"
+    assert rows == {("w1", "w3", "ann"): alter.format("w3"), ("w1", "w3", "postgres"): None,
+                    ("w3", "w1", "ann"): alter.format("w1"), ("w3", "w1", "postgres"): None}
+    worker.run(rows["w1", "w3", "ann"].replace("...", "s3cr3t"))
+    assert {r["missing"] for r in db.run(make) if r["server"] == "w3"} == {None}
+    made = worker.run("SELECT srvname, srvoptions FROM pg_foreign_server ORDER BY 1")
+    assert [row["srvname"] for row in made] == ["w3"]
+    assert sorted(made[0]["srvoptions"]) == ["dbname=bare", "host=127.0.0.1", f"port={worker.cluster.port}"]
+    assert worker.value("SELECT has_server_privilege('ann', 'w3', 'USAGE')")
+    ann = db.another("ann")
+    assert "only a superuser" in str(ann.error(make))
+    ann.close()
+    for each in (worker, bare):
+        each.run("DROP EXTENSION postgres_fdw CASCADE")
+    bare.run("DROP EXTENSION pg_mop; DROP SCHEMA mop")
+    bare.close()
+    db.run("DROP SERVER w3 CASCADE; DROP USER MAPPING FOR bob SERVER w1; DROP ROLE bob")

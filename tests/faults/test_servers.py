@@ -124,3 +124,41 @@ def test_the_coordinator_is_killed_and_what_others_have_committed_counts_once(se
     servers.db = Client(servers.coordinator, "postgres")
     servers.db.run("SET pg_mop.threads = 1; SELECT madlib.mop_resume(%s)", [run_id])
     servers.check(run_id, replay=moment == 0)
+
+
+def fetches(servers):
+    """True while a session on a worker fetches states from the other one."""
+    for worker in servers.workers:
+        client = Client(worker, "postgres")
+        try:
+            if client.value("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop run % relay'"):
+                return True
+        finally:
+            client.close()
+    return False
+
+
+def test_states_go_straight_where_servers_know_one_another(servers):
+    call, run_id = servers.begin()
+    assert not fetches(servers)
+    assert call.end() is None
+    servers.check(run_id)
+    rows = servers.db.run("SELECT on_server, server, role, missing FROM madlib.mop_connect_servers('w1, w2')")
+    assert [tuple(row.values()) for row in rows] == [("w1", "w2", "postgres", None), ("w2", "w1", "postgres", None)]
+    call, run_id = servers.begin()
+    assert eventually(lambda: fetches(servers), 60)
+    servers.workers[0].kill()
+    time.sleep(1)
+    servers.workers[0].start()
+    assert call.end() is None
+    servers.check(run_id, replay=True)
+
+
+def test_a_server_that_is_another_one_of_that_name_does_no_harm(servers):
+    worker = Client(servers.workers[1], "postgres")
+    worker.run(f"ALTER SERVER w1 OPTIONS (SET port '{servers.workers[1].port}')")
+    call, run_id = servers.begin()
+    assert call.end() is None
+    servers.check(run_id, replay=True)
+    assert "server w2 cannot fetch states" in servers.coordinator.said()
+    worker.close()

@@ -66,7 +66,7 @@ def test_no_function_for_users_is_without_help(db):
         internal |= set(re.findall(r"CREATE FUNCTION @extschema@\.(\w+)", (ROOT / "sql" / name).read_text()))
     # what is done with runs is told in README
     runs = {"mop_resume", "mop_replay", "mop_set_sessions", "mop_drop_run", "mop_drop_states",
-            "mop_drop_packed"}
+            "mop_drop_packed", "mop_connect_servers"}
     readme = (ROOT / "README.md").read_text()
     assert runs <= functions and all(f"| `{name}(" in readme for name in runs)
     helpers = {n for n in functions if n.startswith("convert_")}

@@ -198,6 +198,9 @@ def write_as_0_3_0(db, client, run_id):
     for table, rows in ROWS.items():
         client.run(f"INSERT INTO madlib.{table} SELECT * FROM json_populate_recordset(NULL::madlib.{table}, %s)",
                    [db.value(f"SELECT coalesce(json_agg(r), '[]')::text FROM ({rows}) r WHERE run_id = {run_id}")])
+    # each replica evaluated on its own segments
+    client.run("UPDATE madlib.mop_unit SET mst_key = segment + 1 WHERE kind = 'evaluate' AND run_id IN (SELECT run_id "
+               "FROM madlib.mop_run WHERE function = 'madlib_keras_fit')")
     client.run("UPDATE madlib.mop_segment s SET fingerprint = (SELECT count(*) || ':' || md5(string_agg(concat_ws(',', "
                "tableoid, ctid, xmin), ';' ORDER BY tableoid, ctid)) FROM flowers_packed WHERE __dist_key__ = segment)")
     client.run("INSERT INTO madlib.mop_model (run_id, mst_key) SELECT run_id, mst_key FROM madlib.mop_configuration "

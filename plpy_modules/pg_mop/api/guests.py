@@ -29,6 +29,7 @@ class Guests(Planning):
         for name in names:
             link = self.engine.links[name]
             guest = Guest(link.way, link.schema, self.db.tick)
+            self.servers[None].info["identity"] = this_database(self.db)
             self.servers[name] = Server(name, link.way, guest, None, link.schema, link.info)
             self._check_functions(link)
         if self.use_gpus:

@@ -2,16 +2,100 @@
 
 import json
 
+import psycopg2
+
 from pg_mop import __version__, settings
-from pg_mop.database import quote_literal, sql_function
+from pg_mop.database import MopError, extension_schema, quote_identifier, quote_literal, sql_function
+from pg_mop.engines import ways
 from pg_mop.engines.postgres_fdw import Links, foreign_partitions
+from pg_mop.execute.sessions import SessionLost
 from pg_mop.packing.places import packed_by
 
 
 def info(plpy):
-    """This server as JSON: pg_mop's version, processor cores and GPUs."""
-    del plpy
-    return json.dumps({"pg_mop": __version__, "cores": settings.cores(), "gpus": settings.gpus()})
+    """This server as JSON: pg_mop's version, processor cores and GPUs, its mop_identity(), and the names by which the
+    role can reach other servers from here."""
+    schema = quote_identifier(extension_schema(plpy))
+    return json.dumps({"pg_mop": __version__, "cores": settings.cores(), "gpus": settings.gpus(),
+                       "identity": plpy.execute(f"SELECT {schema}.mop_identity() AS name")[0]["name"],
+                       "servers": [row["name"] for row in plpy.execute(REACHED)]})
+
+
+# (is_postgres_fdw in SQL)
+REACHED = """
+SELECT s.srvname::text AS name FROM pg_catalog.pg_foreign_server s
+JOIN pg_catalog.pg_foreign_data_wrapper w ON w.oid = s.srvfdw
+WHERE w.fdwhandler::regproc::text ~ '(^|\\.)postgres_fdw_handler$' AND has_server_privilege(s.oid, 'USAGE') AND EXISTS (
+    SELECT 1 FROM pg_catalog.pg_user_mappings m WHERE m.srvid = s.oid AND m.usename IN (current_user, 'public'))"""
+
+
+@sql_function
+def mop_connect_servers(db, servers):
+    """Let servers reach one another: on each of `servers` (names, by commas) make what is missing of the others as
+    foreign servers, under the names and options that they have here, and user mappings for the roles that have mappings
+    for both here. Passwords are in no statement: they are left to the servers' administrators.
+
+    Returns a row for each pair and role: `missing` is the command that is still to be given there, or None. Raises
+    MopError, and leaves nothing behind, where the caller is no superuser here or there.
+    """
+    if not db.is_superuser():
+        raise MopError("only a superuser may connect servers", sqlstate="42501")
+    names = [name.strip() for name in (servers or "").split(",")]
+    if len(set(names)) < 2 or "" in names:
+        raise MopError(f"servers must be the names of at least two servers, w1, w2, not {servers!r}",
+                       hint="SELECT srvname FROM pg_foreign_server;")
+    links, done, known = Links(db), [], {}
+    for name in names:
+        if (first := known.setdefault(links[name].info["identity"], name)) != name:
+            raise MopError(f"servers {quote_identifier(first)} and {quote_identifier(name)} are one",
+                           hint="Name one of them.")
+        if not links[name].run("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")[0][0]:
+            raise MopError(f"role {quote_identifier(links[name].way.role)} is no superuser on server "
+                           f"{quote_identifier(name)}", sqlstate="42501",
+                           hint="Map a superuser to one there, or make servers and mappings there by hand.")
+        links[name].run("BEGIN")
+    mappings = {name: {row["role"]: dict(ways.options(row["umoptions"])) for row in db.execute(
+        "SELECT usename AS role, umoptions FROM pg_user_mappings WHERE srvname = $1 AND umuser <> 0 ORDER BY 1",
+        ["text"], [name])} for name in names}
+    try:
+        for name in names:
+            links[name].run(f"SET LOCAL lock_timeout = '{links[name].lock_timeout}'; "
+                            "CREATE EXTENSION IF NOT EXISTS postgres_fdw")
+            for other in names:
+                if other != name:
+                    _make_server(db, links[name], other)
+                    done += [_make_mapping(links[name], name, other, mappings[name][role], mappings[other][role])
+                             for role in mappings[name] if role in mappings[other]]
+        for name in names:
+            links[name].run("COMMIT")
+    except (psycopg2.Error, SessionLost) as error:
+        raise MopError(f"server {quote_identifier(name)}: {str(error).strip()}",
+                       sqlstate=getattr(error, "pgcode", None) or "08006") from None
+    return done
+
+
+def _make_server(db, link, name):
+    """Make a server of this one known on another, unless there is one of its name."""
+    if not link.run(f"SELECT 1 FROM pg_foreign_server WHERE srvname = {quote_literal(name)}"):
+        given = ways.options(db.value("SELECT srvoptions FROM pg_foreign_server WHERE srvname = $1", ["text"], [name]))
+        listed = ", ".join(f"{option} {quote_literal(value)}" for option, value in given if option in ways.TAKEN)
+        link.run(f"CREATE SERVER {quote_identifier(name)} FOREIGN DATA WRAPPER postgres_fdw OPTIONS ({listed})")
+
+
+def _make_mapping(link, on, server, here, there):
+    """Map a role on a server to the one that it is on another, unless it is mapped: a row of mop_connect_servers.
+    `here`, `there`: the options of the mappings that the coordinator has for both."""
+    role, quoted = here["user"], quote_identifier(server)
+    mapping = f"USER MAPPING FOR {quote_identifier(role)} SERVER {quoted}"
+    found = link.run(f"SELECT umoptions FROM pg_user_mappings WHERE srvname = {quote_literal(server)} AND usename = "
+                     f"{quote_literal(role)}")
+    if not found:
+        free = ", password_required 'false'" if there.get("password_required") == "false" else ""
+        link.run(f"GRANT USAGE ON FOREIGN SERVER {quoted} TO {quote_identifier(role)}; CREATE {mapping} OPTIONS (user "
+                 f"{quote_literal(there['user'])}{free})")
+    lacks = "password" in there and "password" not in dict(ways.options(found[0][0] if found else None))
+    return {"on_server": on, "server": server, "role": role,
+            "missing": f"ALTER {mapping} OPTIONS (ADD password '...');" if lacks else None}
 
 
 @sql_function

@@ -71,7 +71,7 @@ def local(db):
                     "ON w.oid = s.srvfdw WHERE s.srvname = $1 AND w.fdwname = $1", ["text"], [LOCAL])
     if server is None:
         return way
-    for name, value in _options(server["srvoptions"]):
+    for name, value in options(server["srvoptions"]):
         if name in ("host", "port", "sslmode", "sslrootcert"):
             parameters[name] = value
     # not PUBLIC's: only the server's owner may read that, and a password is one role's
@@ -86,7 +86,7 @@ def local(db):
         raise MopError(f"the user mapping of role {quote_identifier(user)} for server {LOCAL} cannot be read",
                        hint=f"GRANT USAGE ON FOREIGN SERVER {LOCAL} TO {quote_identifier(user)}; and call as that "
                             "role itself.", sqlstate="42501")
-    for name, value in _options(mapping["umoptions"]):
+    for name, value in options(mapping["umoptions"]):
         if name == "password":
             parameters[name] = value
         elif name == "user" and value != user:
@@ -125,7 +125,7 @@ def to(db, name):
         raise MopError(f"role {quote_identifier(user)} has no user mapping for server {quoted}",
                        detail="That of PUBLIC does not count: what is trained there is one role's.", hint=make,
                        sqlstate="42704")
-    given = {**dict(_options(server["srvoptions"])), **dict(_options(mapping["umoptions"]))}
+    given = {**dict(options(server["srvoptions"])), **dict(options(mapping["umoptions"]))}
     if refused := next((option for option in REFUSED if option in given), None):
         raise MopError(f'server {quoted} has the option "{refused}", which sessions of pg_mop do not take',
                        detail="They take " + ", ".join(TAKEN) + ", user and password.",
@@ -152,6 +152,6 @@ def is_postgres_fdw(handler):
     return handler.rpartition(".")[2] == "postgres_fdw_handler"
 
 
-def _options(texts):
+def options(texts):
     """PostgreSQL's list of name=value -> pairs."""
     return [tuple(text.split("=", 1)) for text in texts or []]

@@ -348,11 +348,13 @@ class Executor:
 
     def _carry(self, session, moves):
         """Bring states to the session's server, before it begins. Raises NotCarried."""
+        at = self.states.carrier(moves)
         try:
-            relay = self.sessions.relay(session)
-            tables = "" if relay.prepared else self.states.tables_sql() + "; "
-            relay.begin(relay.clean_sql() + tables + "; ".join(map(self.states.move_sql, moves)))
+            relay = self.sessions.relay(session, at)
+            tables = "" if relay.prepared else self.states.tables_sql(at) + "; "
+            relay.begin(relay.clean_sql() + tables + "; ".join(self.states.move_sql(at, move) for move in moves))
         except (SessionLost, MopError) as error:
+            self.states.not_straight(moves)
             for move in moves:
                 self.states.given_up(move)
             raise NotCarried(f"a model state could not be carried: {_message(error)}") from None
@@ -374,9 +376,13 @@ class Executor:
                 error = trouble
         if isinstance(error, SessionLost):
             relay.close()
+        straight = relay.way.server is not None
+        if error is not None and straight:
+            self.db.plpy.log(f"pg_mop: server {relay.way.server} cannot fetch states: {_message(error)}")
+            self.states.not_straight(moves)
         relay.prepared = relay.prepared or error is None
         if error is not None:  # of class 42: a right is missing, which waiting does not mend
-            return error if (getattr(error, "pgcode", None) or "").startswith("42") else \
+            return error if not straight and (getattr(error, "pgcode", None) or "").startswith("42") else \
                 NotCarried(f"a model state could not be carried: {_message(error)}")
         try:
             self._begin(session)
@@ -415,11 +421,12 @@ class Executor:
         """Carry a stage's state to this server; what went wrong, or None."""
         move = self.states.expect(stage, self._version(stage), None)
         try:
-            relay = self.sessions.relay(None)
+            home = self.servers[None]
+            relay = self.sessions.relay(None, home)
             if not relay.prepared:
-                run(relay, self.states.tables_sql(), self._watchful_tick)
+                run(relay, self.states.tables_sql(home), self._watchful_tick)
                 relay.prepared = True
-            run(relay, relay.clean_sql() + self.states.move_sql(move), self._watchful_tick)
+            run(relay, relay.clean_sql() + self.states.move_sql(home, move), self._watchful_tick)
         except (psycopg2.Error, SessionLost) as error:
             self.states.given_up(move)
             return error

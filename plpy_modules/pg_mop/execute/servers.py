@@ -13,7 +13,7 @@ from pg_mop.execute.generations import Generations
 @dataclass
 class Server:
     """A server and the run's own run there. `name`: the foreign server's, None: the coordinator's own server, whose
-    catalog leads; `schema`: the extension's there (quoted); `info`: what it says of itself."""
+    catalog leads; `schema`: the extension's there (quoted); `info`: what it says of itself (api/servers.py)."""
 
     name: str | None
     way: Way
@@ -41,6 +41,9 @@ class States:
         self.servers = servers
         self.of = {name: Generations(server.catalog, server.run_id, size_key, sizes, measured)
                    for name, server in servers.items()}
+        # (source, target): the target itself can reach the source, by the name that it has here
+        self._straight = {(source, target) for target, server in servers.items() if target is not None
+                          for source in servers if source in server.info["servers"]}
 
     @property
     def live(self):
@@ -123,32 +126,44 @@ class States:
         """The state has not been carried."""
         self.of[move.to].arrived(move.stage, move.generation, None)
 
-    def tables_sql(self):
-        """SQL that makes what `move_sql` uses, for a session of this server as the calling role."""
+    def carrier(self, moves):
+        """The Server in a session of which states are carried, all to one server: that one, where it can reach those
+        that they come from, or else the coordinator's own."""
+        straight = all((move.source, move.to) in self._straight for move in moves)
+        return self.servers[moves[0].to if straight else None]
+
+    def not_straight(self, moves):
+        """States could not be carried straight: from now on they come through the coordinator."""
+        self._straight -= {(move.source, move.to) for move in moves}
+
+    def tables_sql(self, at):
+        """SQL that makes what `move_sql` uses, for a session of a Server as the role there."""
         made = []
         for name, server in self.servers.items():
-            if not server.home:
+            if at.home and not server.home or (name, at.name) in self._straight:
                 for view, columns, options in (
-                        ("mop_departures", "run_id bigint, stage integer, version integer, part integer, data bytea",
-                         "fetch_size '1'"),
+                        ("mop_departures", "run_id bigint, stage integer, version integer, part integer, data bytea, "
+                                           "server text", "fetch_size '1'"),
                         ("mop_arrivals", "run_id bigint, stage integer, version integer, target integer, part integer, "
                                          "data bytea", "batch_size '1'")):
-                    made.append(f"CREATE FOREIGN TABLE IF NOT EXISTS {self._table(name, view)} ({columns}) SERVER "
+                    made.append(f"CREATE FOREIGN TABLE IF NOT EXISTS {self._table(at, name, view)} ({columns}) SERVER "
                                 f"{quote_identifier(name)} OPTIONS (schema_name "
                                 f"{quote_literal(_unquoted(server.schema))}, table_name '{view}', {options})")
         return "; ".join(made)
 
-    def move_sql(self, move):
+    def move_sql(self, at, move):
         """SQL that carries a state from one server to another, in one statement that stores nothing on the way."""
         source, target = self.servers[move.source], self.servers[move.to]
-        return (f"INSERT INTO {self._table(move.to, 'mop_arrivals')} (run_id, stage, version, target, part, data) "
+        return (f"INSERT INTO {self._table(at, move.to, 'mop_arrivals')} (run_id, stage, version, target, part, data) "
                 f"SELECT {int(target.run_id)}, stage, version, {int(move.generation)}, part, data "
-                f"FROM {self._table(move.source, 'mop_departures')} WHERE run_id = {int(source.run_id)} "
-                f"AND stage = {int(move.stage)} AND version = {int(move.version)}")
+                f"FROM {self._table(at, move.source, 'mop_departures')} WHERE run_id = {int(source.run_id)} "
+                f"AND stage = {int(move.stage)} AND version = {int(move.version)} "
+                f"AND server = {quote_literal(source.info['identity'])}")
 
-    def _table(self, name, view):
-        if name is None:
-            return f"{self.servers[None].schema}.{view}"
+    def _table(self, at, name, view):
+        """A view of the server `name`, for a session of the Server `at`."""
+        if name == at.name:
+            return f"{at.schema}.{view}"
         return f"pg_temp.{quote_identifier(f'{view}_{list(self.servers).index(name)}')}"
 
 

@@ -202,15 +202,15 @@ class Sessions:
         self.db, self.server, self.options, self.name = db, server, options, name
         self.tick = db.tick
         self.by_place = {}
-        self.relays = {}  # place -> session of this server that carries states for the one there; None: for nobody
+        self.relays = {}  # (place, name of a server) -> session of that one that carries states for the place's
         self.pulses = {}  # name of another server -> its Pulse
 
-    def relay(self, session):
-        """A session of this server that carries states for `session` (None: for whoever waits for it)."""
+    def relay(self, session, server):
+        """A session of a Server that carries states for `session` (None: for whoever waits for it)."""
         place = session and session.place
-        relay = self.relays.get(place)
+        relay = self.relays.get((place, server.name))
         if relay is None or relay.connection.closed:
-            relay = self.relays[place] = open_session(self.server(None).way, place, f"{self.name}: relay", self.tick)
+            relay = self.relays[place, server.name] = open_session(server.way, place, f"{self.name}: relay", self.tick)
         relay.serves = session
         return relay
 

@@ -67,8 +67,7 @@ def packed_by(db):
 
 def this_database(db):
     """Names this very database among all servers."""
-    return db.value("SELECT system_identifier || '/' || d.oid FROM pg_control_system(), pg_database d "
-                    "WHERE d.datname = current_database()")
+    return db.value(f"SELECT {db.extension}.mop_identity()")
 
 
 def deal(segments, strengths):
