@@ -60,13 +60,13 @@ class Client:
         self.connection.close()
 
 
-def add_server(db, name, cluster):
+def add_server(db, name, cluster, port=None):
     """Make a cluster a server of `db`'s (a superuser's session, with postgres_fdw), with pg_mop in its schema mop: a
-    superuser's session there."""
+    superuser's session there. `port`: if not the cluster's."""
     worker = Client(cluster, "postgres")
     worker.run("CREATE SCHEMA IF NOT EXISTS mop; CREATE EXTENSION IF NOT EXISTS pg_mop SCHEMA mop CASCADE")
-    db.run(f"CREATE SERVER {name} FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port '{cluster.port}', "
-           f"dbname 'postgres'); CREATE USER MAPPING FOR postgres SERVER {name} OPTIONS (user 'postgres')")
+    db.run(f"CREATE SERVER {name} FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port "
+           f"'{port or cluster.port}', dbname 'postgres'); CREATE USER MAPPING FOR postgres SERVER {name} OPTIONS (user 'postgres')")
     return worker
 
 

@@ -8,21 +8,24 @@ import pytest
 
 from cluster import Cluster
 from conftest import Calling, Client, add_server, eventually
+from relay import Relay
 from workload import ADAM, assert_invariants, dense, load, make_data, selection
 
 CALL = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 3, FALSE, NULL, 1)"
 
 
 class Servers:
-    """A coordinator and two workers that hold a segment each; the coordinator has one, too."""
+    """A coordinator and two workers that hold a segment each; the coordinator has one, too. To the first worker it
+    comes by a relay."""
 
     def __init__(self):
         self.coordinator, *self.workers = (Cluster(max_connections=40) for _ in range(3))
         self.db = Client(self.coordinator, "postgres")
         self.db.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; "
                     "CREATE EXTENSION postgres_fdw")
-        for name, worker in zip(("w1", "w2"), self.workers):
-            add_server(self.db, name, worker).close()
+        self.relay = Relay(self.workers[0].port)
+        for name, worker, port in zip(("w1", "w2"), self.workers, (self.relay.port, None)):
+            add_server(self.db, name, worker, port).close()
         self.db.run("SET pg_mop.servers = 'w1, local, w2'; SET pg_mop.threads = 1")
         make_data(self.db, rows=101, segments=3, buffer_size=9)
         load(self.db, "arch", dense())
@@ -56,6 +59,7 @@ class Servers:
             client.close()
 
     def stop(self):
+        self.relay.close()
         for cluster in (self.coordinator, *self.workers):
             cluster.stop()
 
@@ -112,6 +116,62 @@ def test_a_hanging_server_ends_the_run_after_a_while_and_a_cancel_is_heard(serve
             os.kill(pid, signal.SIGCONT)
     servers.db.run("SELECT madlib.mop_resume(%s)", [run_id])
     servers.check(run_id)
+
+
+def test_a_line_that_is_cut_costs_what_was_under_way(servers):
+    call, run_id = servers.begin()
+    for _ in range(5):
+        servers.relay.cut()
+        time.sleep(0.5)
+    assert call.end() is None
+    servers.check(run_id, replay=True)
+
+
+def test_a_line_on_which_all_comes_late_only_costs_time(servers):
+    servers.relay.delay = 0.02
+    try:
+        call, run_id = servers.begin()
+        assert call.end() is None
+    finally:
+        servers.relay.delay = 0.0
+    servers.check(run_id)
+
+
+@pytest.mark.parametrize("seconds", [1, 12])
+def test_a_line_that_is_down_for_a_while_is_waited_for(servers, seconds):
+    call, run_id = servers.begin()
+    servers.relay.holds.set()
+    time.sleep(seconds)
+    servers.relay.holds.clear()
+    assert call.end() is None
+    servers.check(run_id)
+
+
+@pytest.mark.parametrize("seconds", [0.3, 7])
+def test_a_cancel_is_heard_while_the_line_is_down(servers, seconds):
+    call, run_id = servers.begin()
+    pid = servers.db.value("SELECT coordinator_pid FROM madlib.mop_run WHERE run_id = %s", [run_id])
+    servers.relay.holds.set()
+    try:
+        time.sleep(seconds)
+        servers.db.run("SELECT pg_cancel_backend(%s)", [pid])
+        assert call.end(3).pgcode == "57014"
+    finally:
+        servers.relay.holds.clear()
+    servers.db.run("SELECT madlib.mop_resume(%s)", [run_id])
+    servers.check(run_id)
+
+
+def test_a_line_that_stays_down_ends_the_run_with_an_error_that_names_the_server(servers):
+    call, run_id = servers.begin("SET pg_mop.server_timeout = '4s'")
+    servers.relay.holds.set()
+    try:
+        error = call.end(60)
+        assert "w1" in str(error) and f"mop_resume({run_id})" in error.diag.message_hint
+    finally:
+        servers.relay.holds.clear()
+    servers.db.run("SELECT madlib.mop_resume(%s)", [run_id])
+    servers.check(run_id, replay=True)
 
 
 @pytest.mark.parametrize("moment", range(2))

@@ -1,0 +1,85 @@
+"""A TCP relay between a client and a server on this machine: it counts bytes, holds them back, or hangs up."""
+
+import selectors
+import socket
+import threading
+import time
+
+CHUNK = 1 << 18
+
+
+class Relay:
+    """Listens at `port` and connects to `target`, another port of 127.0.0.1, for everybody who connects.
+
+    `there`, `back`: bytes that have been handed on to the target and from it. While `holds` is set nothing passes, and
+    nobody hears of it, as where packets are lost; `delay`: seconds by which each piece comes later.
+    """
+
+    def __init__(self, target):
+        self.target, self.there, self.back = target, 0, 0
+        self.holds, self.delay = threading.Event(), 0.0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._open, self._ended = [], False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client):
+        while self.holds.is_set() and not self._ended:
+            time.sleep(0.02)
+        try:
+            server = socket.create_connection(("127.0.0.1", self.target))
+        except OSError:
+            client.close()
+            return
+        pair = client, server
+        self._open.append(pair)
+        with selectors.DefaultSelector() as events:
+            events.register(client, selectors.EVENT_READ, server)
+            events.register(server, selectors.EVENT_READ, client)
+            try:
+                while True:
+                    for key, _ in events.select(0.1):
+                        while self.holds.is_set():
+                            time.sleep(0.02)
+                        data = key.fileobj.recv(CHUNK)
+                        if not data:
+                            return
+                        if self.delay:
+                            time.sleep(self.delay)
+                        key.data.sendall(data)
+                        if key.data is server:
+                            self.there += len(data)
+                        else:
+                            self.back += len(data)
+                    if self._ended:
+                        return
+            except (OSError, ValueError):  # hung up
+                pass
+            finally:
+                for end in pair:
+                    end.close()
+                if pair in self._open:
+                    self._open.remove(pair)
+
+    def cut(self):
+        """Hang up on everybody."""
+        for pair in list(self._open):
+            for end in pair:
+                try:
+                    end.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass
+
+    def close(self):
+        self._ended = True
+        self.holds.clear()
+        self._listener.close()
+        self.cut()
