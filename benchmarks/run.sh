@@ -3,6 +3,9 @@
 set -eu
 export PGOPTIONS='-c client_min_messages=warning'
 cd "$(dirname "$0")/.."
+if [ "$*" = servers ]; then  # it makes its own
+    exec tools/as_server_user.sh .local/venv/bin/python -B benchmarks/servers.py --runs "${RUNS:-3}"
+fi
 tools/server.sh psql -d postgres -qX -c 'DROP DATABASE IF EXISTS benchmark' -c 'CREATE DATABASE benchmark'
 tools/server.sh psql -d benchmark -qX -c 'CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE'
 user=$(tools/as_server_user.sh id -un)

@@ -1,48 +1,151 @@
-"""What 8, 32 and 128 servers would do: simulated. Prints the tables of docs/servers.md.
+"""Segments on four servers of this machine against as many on one: `python servers.py [--runs 3] [--mb 100]`.
 
-    PYTHONPATH=plpy_modules:. python benchmarks/servers.py
-
-ImageNet as in Cerebro's platform (VLDB 2021): 16 configurations, 10 iterations; MOP took 21.6 hours on 8 workers, so
-that a configuration takes 21.6 h * 8 / (16 * 10) for all rows once.
+Makes the servers itself (tests/cluster.py). Prints the workload `mixed` on either, the bytes that pass on each line (in
+a run of its own, through relays), and how long a model state's hop takes between two servers, straight and through the
+coordinator, beside what one INSERT ... SELECT of it through postgres_fdw takes.
 """
 
-from pg_mop.plan.stages import Plan
-from pg_mop.schedule import SCHEDULERS
-from pg_mop.schedule.board import Board
-from pg_mop.schedule.simulator import Transport, makespan, simulate
+import argparse
+import os
+import pathlib
+import statistics
+import sys
+import time
 
-HOURS, WORKERS, CONFIGURATIONS, ITERATIONS = 21.6, 8, 16, 10
-PASS = HOURS * 3600 * WORKERS / (CONFIGURATIONS * ITERATIONS)  # seconds of one configuration over all rows
-STATE = 792_000_000  # bytes: VGG16, the larger of the two (Cerebro, VLDB 2020, table 5)
-GIGABIT = 125_000_000
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
+
+from tables import configure, load_rows, pack, train  # noqa: E402
+from workloads import WORKLOADS  # noqa: E402
+
+from cluster import Cluster  # noqa: E402
+from conftest import Client, add_server  # noqa: E402
+from relay import Relay  # noqa: E402
+from workload import layer, load, selection, sequential  # noqa: E402
+
+SERVERS = "w1, w2, w3, local"
+PORT = "ALTER SERVER {} OPTIONS (SET port '{}')"
 
 
-def hours(servers, configurations, transport, whole=PASS):
-    """The makespan of so many servers, a segment each."""
-    plan = Plan()
-    for key in range(1, configurations + 1):
-        plan.ask(key, str(key), lambda iteration: ("", ""), ITERATIONS)
-    board = Board(plan, range(servers))
-    scheduler = SCHEDULERS["randomized"](board, 1, lambda stage: 0)
-    return makespan(simulate(board, scheduler, lambda unit: whole / servers, transport=transport)) / 3600
+class Machines:
+    """A coordinator and three servers, all on this machine."""
+
+    def __init__(self):
+        settings = {"max_connections": 60, "shared_buffers": "256MB", "max_wal_size": "4GB"}
+        self.clusters = {name: Cluster(**settings) for name in ("local", "w1", "w2", "w3")}
+        self.db = Client(self.clusters["local"], "postgres")
+        self.db.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; "
+                    "CREATE EXTENSION postgres_fdw")
+        self.workers = {name: add_server(self.db, name, cluster) for name, cluster in self.clusters.items()
+                        if name != "local"}
+        self.ports = {name: self.clusters[name].port for name in self.workers}
+
+    def session(self):
+        """A session whose calls start cold."""
+        client = self.db.another()
+        client.run("SET client_min_messages = warning; SET pg_mop.threads = 1; SET pg_mop.seed = 1; "
+                   "SET pg_mop.reuse = off")
+        return client
+
+    def stop(self):
+        for client in (self.db, *self.workers.values()):
+            client.close()
+        for cluster in self.clusters.values():
+            cluster.stop()
+
+
+def once(machines, workload, servers):
+    """Seconds of packing and of training."""
+    client, seconds = machines.session(), []
+    cursor = client.connection.cursor()
+    if servers:
+        client.run(f"SET pg_mop.servers = '{servers}'")
+    for work in (lambda: pack(cursor, workload, 4), lambda: train(cursor, workload.iterations)):
+        configure(cursor, workload)
+        began = time.monotonic()
+        work()
+        seconds.append(time.monotonic() - began)
+    if servers:
+        client.run("SELECT madlib.mop_drop_packed('packed')")
+    client.close()
+    return seconds
+
+
+def mixed(machines, runs):
+    workload = WORKLOADS["mixed"]
+    load_rows(machines.db.connection.cursor(), workload)
+    made = {None: [], SERVERS: []}
+    for number in range(runs):
+        for servers in made:
+            made[servers].append(once(machines, workload, servers))
+            print(f"# run {number + 1}, {servers or 'one server'}: packed in {made[servers][-1][0]:.2f} s, trained in "
+                  f"{made[servers][-1][1]:.2f} s", flush=True)
+    (pack_one, train_one), (pack_four, train_four) = (
+        [statistics.median(run[part] for run in made[servers]) for part in (0, 1)] for servers in made)
+    print("\n| four segments | on one server | on four servers | ratio |\n|---|---|---|---|\n"
+          f"| packing | {pack_one:.2f} s | {pack_four:.2f} s | {pack_four / pack_one:.2f} |\n"
+          f"| training ({workload.about}) | {train_one:.2f} s | {train_four:.2f} s | {train_four / train_one:.2f} |\n")
+    relays = {name: Relay(port) for name, port in machines.ports.items()}
+    for name, relay in relays.items():
+        machines.db.run(PORT.format(name, relay.port))
+    once(machines, workload, SERVERS)
+    for name, port in machines.ports.items():
+        machines.db.run(PORT.format(name, port))
+    print("| the coordinator's line to | MB there | MB back |\n|---|---|---|")
+    for name, relay in relays.items():
+        print(f"| {name} | {relay.there / 1e6:.1f} | {relay.back / 1e6:.1f} |")
+        relay.close()
+
+
+def hop(machines, megabytes, runs):
+    """One configuration on segments of two servers, so that its state hops before every unit but the first."""
+    db, width = machines.db, int((megabytes * 1e6 / 4) ** 0.5)
+    db.run("CREATE TABLE tiny AS SELECT i AS id, array_fill(i::real, ARRAY[4]) AS x, i % 2 AS y "
+           "FROM generate_series(1, 40) AS i")
+    hidden = [layer("Dense", name=name, units=width, activation="relu") for name in ("one", "two")]
+    load(db, "wide", sequential("wide", [4], *hidden, layer("Dense", name="out", units=2, activation="softmax")))
+    selection(db, "one", "wide", [(1, "loss='categorical_crossentropy', optimizer='SGD(learning_rate=0.01)'",
+                                   "batch_size=20")])
+    client = machines.session()
+    client.run("SET pg_mop.servers = 'w1, w2'; SET pg_mop.segments = 2; SET pg_mop.kernel = plain; "
+               "SELECT madlib.training_preprocessor_dl('tiny', 'tiny_packed', 'y', 'x')")
+    print(f"\n| {megabytes} MB, from one server to another | seconds |\n|---|---|")
+    for how in ("through the coordinator", "straight"):
+        if how == "straight":
+            client.run("SELECT madlib.mop_connect_servers('w1, w2')")
+        client.run("DROP TABLE IF EXISTS wides, wides_info, wides_summary; SELECT "
+                   f"madlib.madlib_keras_fit_multiple_model('tiny_packed', 'wides', 'one', {max(4, runs)}, FALSE)")
+        waits = [row["seconds"] for row in client.run(
+            "SELECT extract(epoch FROM started_at - queued_at)::float8 AS seconds FROM madlib.mop_unit WHERE run_id = "
+            "(SELECT max(run_id) FROM madlib.mop_run) AND kind = 'train' AND version > 1 ORDER BY version")]
+        print(f"| a hop, {how} | {statistics.median(waits):.2f} |", flush=True)
+    client.run("SELECT madlib.mop_drop_packed('tiny_packed')")
+    client.close()
+    worker = machines.workers["w1"]
+    worker.run("CREATE TABLE state (part integer, data bytea); ALTER TABLE state ALTER data SET STORAGE EXTERNAL")
+    worker.run("INSERT INTO state VALUES (0, %s)", [os.urandom(int(megabytes * 1e6))])
+    db.run("CREATE FOREIGN TABLE state_there (part integer, data bytea) SERVER w1 OPTIONS (schema_name 'public', "
+           "table_name 'state', fetch_size '1'); CREATE TABLE state_here (part integer, data bytea); "
+           "ALTER TABLE state_here ALTER data SET STORAGE EXTERNAL")
+    seconds = []
+    for _ in range(runs):
+        db.run("TRUNCATE state_here")
+        began = time.monotonic()
+        db.run("INSERT INTO state_here SELECT * FROM state_there")
+        seconds.append(time.monotonic() - began)
+    print(f"| `INSERT ... SELECT` of as much from a postgres_fdw table | {statistics.median(seconds):.2f} |")
 
 
 def main():
-    print("| servers | configurations | no transport | 10 Gbit/s, through the coordinator | 10 Gbit/s, direct | "
-          "1 Gbit/s, through the coordinator |\n|---|---|---|---|---|---|")
-    for servers in (8, 32, 128):
-        for configurations in (16, 128):
-            row = [hours(servers, configurations, None)]
-            for network, direct in ((10 * GIGABIT, False), (10 * GIGABIT, True), (GIGABIT, False)):
-                row.append(hours(servers, configurations, Transport(STATE, network, 1e9, direct=direct)))
-            print(f"| {servers} | {configurations} | " + " | ".join(f"{h:.1f} h" for h in row) + " |", flush=True)
-    print("\nWhere the coordinator's own 5 ms a unit begin to matter: 128 configurations, states of 1 MB\n\n"
-          "| servers | a unit takes | hours without its work | with it |\n|---|---|---|---|")
-    for servers in (8, 32, 128):
-        for seconds in (0.1, 1.0):
-            without, with_ = (hours(servers, 128, Transport(1e6, 10 * GIGABIT, 1e9, work, True), seconds * servers)
-                              for work in (0.0, 0.005))
-            print(f"| {servers} | {seconds} s | {without:.3f} h | {with_:.3f} h |", flush=True)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--mb", type=int, default=100)
+    arguments = parser.parse_args()
+    machines = Machines()
+    try:
+        mixed(machines, arguments.runs)
+        hop(machines, arguments.mb, arguments.runs)
+    finally:
+        machines.stop()
 
 
 if __name__ == "__main__":

@@ -66,7 +66,8 @@ def add_server(db, name, cluster, port=None):
     worker = Client(cluster, "postgres")
     worker.run("CREATE SCHEMA IF NOT EXISTS mop; CREATE EXTENSION IF NOT EXISTS pg_mop SCHEMA mop CASCADE")
     db.run(f"CREATE SERVER {name} FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port "
-           f"'{port or cluster.port}', dbname 'postgres'); CREATE USER MAPPING FOR postgres SERVER {name} OPTIONS (user 'postgres')")
+           f"'{port or cluster.port}', dbname 'postgres'); "
+           f"CREATE USER MAPPING FOR postgres SERVER {name} OPTIONS (user 'postgres')")
     return worker
 
 

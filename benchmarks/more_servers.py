@@ -1,0 +1,49 @@
+"""What 8, 32 and 128 servers would do: simulated. Prints the tables of docs/servers.md.
+
+    PYTHONPATH=plpy_modules:. python benchmarks/more_servers.py
+
+ImageNet as in Cerebro's platform (VLDB 2021): 16 configurations, 10 iterations; MOP took 21.6 hours on 8 workers, so
+that a configuration takes 21.6 h * 8 / (16 * 10) for all rows once.
+"""
+
+from pg_mop.plan.stages import Plan
+from pg_mop.schedule import SCHEDULERS
+from pg_mop.schedule.board import Board
+from pg_mop.schedule.simulator import Transport, makespan, simulate
+
+HOURS, WORKERS, CONFIGURATIONS, ITERATIONS = 21.6, 8, 16, 10
+PASS = HOURS * 3600 * WORKERS / (CONFIGURATIONS * ITERATIONS)  # seconds of one configuration over all rows
+STATE = 792_000_000  # bytes: VGG16, the larger of the two (Cerebro, VLDB 2020, table 5)
+GIGABIT = 125_000_000
+
+
+def hours(servers, configurations, transport, whole=PASS):
+    """The makespan of so many servers, a segment each."""
+    plan = Plan()
+    for key in range(1, configurations + 1):
+        plan.ask(key, str(key), lambda iteration: ("", ""), ITERATIONS)
+    board = Board(plan, range(servers))
+    scheduler = SCHEDULERS["randomized"](board, 1, lambda stage: 0)
+    return makespan(simulate(board, scheduler, lambda unit: whole / servers, transport=transport)) / 3600
+
+
+def main():
+    print("| servers | configurations | no transport | 10 Gbit/s, through the coordinator | 10 Gbit/s, direct | "
+          "1 Gbit/s, through the coordinator |\n|---|---|---|---|---|---|")
+    for servers in (8, 32, 128):
+        for configurations in (16, 128):
+            row = [hours(servers, configurations, None)]
+            for network, direct in ((10 * GIGABIT, False), (10 * GIGABIT, True), (GIGABIT, False)):
+                row.append(hours(servers, configurations, Transport(STATE, network, 1e9, direct=direct)))
+            print(f"| {servers} | {configurations} | " + " | ".join(f"{h:.1f} h" for h in row) + " |", flush=True)
+    print("\nWhere the coordinator's own 5 ms a unit begin to matter: 128 configurations, states of 1 MB\n\n"
+          "| servers | a unit takes | hours without its work | with it |\n|---|---|---|---|")
+    for servers in (8, 32, 128):
+        for seconds in (0.1, 1.0):
+            without, with_ = (hours(servers, 128, Transport(1e6, 10 * GIGABIT, 1e9, work, True), seconds * servers)
+                              for work in (0.0, 0.005))
+            print(f"| {servers} | {seconds} s | {without:.3f} h | {with_:.3f} h |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
