@@ -49,8 +49,8 @@ class Session:
     def start_trainer(self, options, limits, look_again=False):
         """Start a trainer with `options` unless one runs that was started with the same; does not wait for it.
 
-        `limits`: its `allowed(options)` gives the options that it may have, and its `admit(pid)` raises where it is one
-        too many. They are asked for a new trainer and, with `look_again`, for the one that runs.
+        `limits`: its `allowed(options)` gives the options that it may have, and its `admit(trainer)` raises where it is
+        one too many. They are asked for a new trainer and, with `look_again`, for the one that runs.
         """
         if self.trainer is not None and (self.wanted != options or not self.trainer.alive()
                                          or look_again and limits.allowed(options) != self.trainer.options):
@@ -60,7 +60,7 @@ class Session:
             look_again = True
         if look_again:
             try:
-                limits.admit(self.trainer.pid)
+                limits.admit(self.trainer)
             except BaseException:
                 self.stop_trainer()
                 raise

@@ -5,7 +5,8 @@ import os
 import subprocess
 import tempfile
 
-from mop_udf.channel import Channel, ChannelClosed
+from mop_udf import nursery
+from mop_udf.channel import TICK_SECONDS, Channel, ChannelClosed
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 F_SETPIPE_SZ = 1031   # Linux; in Python's fcntl from 3.10 on
@@ -35,54 +36,119 @@ class MemoryExceeded(TrainerError):
         super().__init__(message, configuration=True, datasets=())
 
 
+class Executed:
+    """A trainer that is an exec of the packages' own interpreter: as :class:`mop_udf.nursery.Forked`."""
+
+    def __init__(self, home, request, files):
+        self._process = subprocess.Popen(
+            [os.path.join(home, "bin", "python"), "-I", "-B", "-m", "mop_udf.trainer", str(os.getpid()), str(files[3]),
+             *map(str, request["arguments"])],
+            stdin=files[0], stdout=files[1], stderr=files[2], pass_fds=files[3:], env=request["environment"], cwd="/",
+            start_new_session=True)
+        self.pid = self._process.pid
+
+    @property
+    def code(self):
+        return self._process.returncode
+
+    def born(self, seconds):
+        return True
+
+    def ended(self):
+        return self._process.poll() is not None
+
+    def wait(self):
+        self._process.kill()  # it may not yet listen to its pipe
+        self._process.wait()
+
+
 class Trainer:
     """A trainer process and the channel to it.
 
-    It is an exec of the packages' own interpreter with a clean environment, in a session of its own, and dies with
-    this process. `tick` is called while waiting for it; whatever `tick` raises ends the trainer, since an answer
-    that nobody waits for would be taken for the next one.
+    The nursery forks it (mop_udf.nursery); where there is none it is an exec of the packages' own interpreter. Either
+    has a clean environment and a session of its own, and dies with this process: the kernel kills it when nobody has
+    the other end of its pipe `life`. `tick` is called while waiting for it; whatever `tick` raises ends the trainer,
+    since an answer that nobody waits for would be taken for the next one.
     """
 
     def __init__(self, home, options, tick):
         """`home`: the virtual environment; `options`: threads, gpu (None = CPU), keras_backend, cache_mb, idle_ms.
 
-        They may also have, None being no limit: memory_mb, of the memory that it holds, and model_mb, of the weights
-        and optimizer variables of a model.
+        They may also have nursery_ms, how long the nursery stays without being needed (0, None: it is done without),
+        and, None being no limit, memory_mb, of the memory that it holds, and model_mb, of the weights and optimizer
+        variables of a model.
         """
         self.options = options
         self.datasets = set()  # keys of the segments that the trainer keeps in its cache
-        self._log = tempfile.TemporaryFile()
-        environment = {
-            "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent", "KERAS_HOME": "/nonexistent",
-            "KERAS_BACKEND": options["keras_backend"], "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONHASHSEED": "0",
-            "OMP_NUM_THREADS": str(options["threads"]),
-            "CUDA_VISIBLE_DEVICES": "-1" if options.get("gpu") is None else str(options["gpu"]),
-        }
-        self.process = subprocess.Popen(
-            [os.path.join(home, "bin", "python"), "-I", "-B", "-m", "mop_udf.trainer", str(os.getpid()),
-             str(options["threads"]), str(options["cache_mb"]), str(options["idle_ms"]),
-             str(options.get("memory_mb") or 0), str(options.get("model_mb") or 0)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment, cwd="/",
-            start_new_session=True, bufsize=0)
-        for pipe in (self.process.stdin, self.process.stdout):
-            try:
-                fcntl.fcntl(pipe.fileno(), F_SETPIPE_SZ, PIPE_BYTES)
-            except OSError:  # this user has used up his share of pipes' memory: a small one is only slower
-                pass
-        self._tick, self._memory_mb = tick, options.get("memory_mb")
-        self.channel = Channel(self.process.stdout.fileno(), self.process.stdin.fileno(), self._watch)
+        self._home, self._tick, self._memory_mb = home, tick, options.get("memory_mb")
+        self._request = {
+            "environment": {**nursery.environment(options["keras_backend"]),
+                            "OMP_NUM_THREADS": str(options["threads"]),
+                            "CUDA_VISIBLE_DEVICES": str(-1 if options.get("gpu") is None else options["gpu"])},
+            "arguments": [options["threads"], options["cache_mb"], options["idle_ms"],
+                          options.get("memory_mb") or 0, options.get("model_mb") or 0],
+            "idle_ms": options.get("nursery_ms") or 0}
+        self._begin(self._request["idle_ms"] and self._fork)
+
+    def _begin(self, fork=None):
+        """Make the pipes, and start the process at their other ends: by `fork`, if that gives one, or by itself."""
+        self._process, self._life, self._its_ends, own = None, None, [], []
+        self._log, self._said = tempfile.TemporaryFile(), ""
+        try:
+            for _ in range(3):
+                own += os.pipe()
+            requests, self._requests, self._answers, answers, life, self._life = own
+            self._its_ends = [requests, answers, life]  # until it lives
+            for pipe in (requests, answers):
+                try:
+                    fcntl.fcntl(pipe, F_SETPIPE_SZ, PIPE_BYTES)
+                except OSError:  # this user has used up his share of pipes' memory: a small one is only slower
+                    pass
+            files = [requests, answers, self._log.fileno(), life]
+            self._process = fork and fork(files)
+            if not self._process:
+                self._process = Executed(self._home, self._request, files)
+                self._close(self._its_ends)
+        except BaseException as error:
+            if self._life is None:
+                self._close(own)
+            self.kill()
+            if isinstance(error, OSError):
+                raise TrainerLost(f"no trainer can be started: {error}") from None
+            raise
+        self.channel = Channel(self._answers, self._requests, self._watch)
+
+    def _fork(self, files):
+        return nursery.ask(self._home, self._request, files, self._life)
+
+    def _close(self, files):
+        while files:
+            os.close(files.pop())
 
     @property
     def pid(self):
-        return self.process.pid
+        self._guard("wait_readable", 0)
+        return self._process.pid
 
     def alive(self):
-        return self.process.poll() is None
+        return self._life is not None and not self._process.ended()
+
+    def _born(self):
+        """Wait until it lives."""
+        while self._its_ends:
+            born = self._process.born(TICK_SECONDS)
+            if born is None:
+                self._tick()
+            elif born:
+                self._close(self._its_ends)
+            else:  # with pipes that nobody else can have
+                self.kill()
+                self._begin()
 
     def _watch(self):
         """What is done at every tick."""
         if self._memory_mb:
-            with open(f"/proc/{self.pid}/statm") as file:
+            with open(f"/proc/{self._process.pid}/statm") as file:
                 held = int(file.read().split()[1]) * PAGE_BYTES >> 20
             if held > self._memory_mb:
                 raise MemoryExceeded(f"the trainer used {held} MB, more than pg_mop.trainer_memory_mb allows "
@@ -91,27 +157,33 @@ class Trainer:
 
     def send(self, header, *payloads):
         """Send a frame. Raises TrainerLost and MemoryExceeded; ends the trainer on any interruption."""
-        self._guard(self.channel.send, header, *payloads)
+        self._guard("send", header, *payloads)
 
     def receive(self, joined=False):
         """(header, payloads) of the answer; `joined`: the payloads as one. Raises TrainerLost and MemoryExceeded,
         or TrainerError where the answer is an error."""
-        header, payloads = self._guard(self.channel.receive, joined)
+        header, payloads = self._guard("receive", joined)
         if "error" in header:
             raise TrainerError(header["error"], header["configuration"], header.get("datasets"))
         return header, payloads
 
     def kill(self):
         """End the process at once."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            pipe.close()
+        if self._life is not None:
+            os.close(self._life)
+            self._life = None
+            if self._process is not None:
+                self._process.wait()
+            self._close([self._requests, self._answers])
+            self._close(self._its_ends)
+            self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 2000))
+            self._said = self._log.read().decode("utf-8", "replace").strip()
+            self._log.close()
 
     def _guard(self, operation, *args):
         try:
-            return operation(*args)
+            self._born()
+            return getattr(self.channel, operation)(*args)
         except (ChannelClosed, ValueError, OSError):
             self.kill()
             raise TrainerLost(self._how_it_ended()) from None
@@ -120,8 +192,7 @@ class Trainer:
             raise
 
     def _how_it_ended(self):
-        code = self.process.returncode
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
-        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 2000))
-        tail = self._log.read().decode("utf-8", "replace").strip()
-        return f"the trainer process {self.pid} {how}" + (f"; its last words: {tail}" if tail else "")
+        code = self._process.code
+        how = ("ended" if code is None else f"was killed by signal {-code}" if code < 0 else
+               f"ended with exit status {code}")
+        return f"the trainer process {self._process.pid} {how}{self._said and '; its last words: '}{self._said}"

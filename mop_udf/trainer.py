@@ -1,6 +1,8 @@
 """The trainer process, with frames on stdin and stdout.
 
-`python -m mop_udf.trainer PARENT_PID THREADS CACHE_MB IDLE_MS MEMORY_MB MODEL_MB`, the last two 0 for no limit.
+`python -m mop_udf.trainer BACKEND LIFE THREADS CACHE_MB IDLE_MS MEMORY_MB MODEL_MB`, the last two 0 for no limit.
+BACKEND, a process id, is there to be read in a list of processes; LIFE is a descriptor: see `live`. Or it is a fork of
+mop_udf.nursery, under the same name.
 
 Requests, each answered by one frame unless it says otherwise:
 
@@ -17,28 +19,40 @@ Requests, each answered by one frame unless it says otherwise:
 An error in a unit is kept until the unit's `end`, so that the other side never waits for a reader.
 """
 
-import ctypes
+import fcntl
 import gc
 import itertools
 import os
+import select
 import signal
 import sys
 import time
 
 PART_BYTES = 256 << 20  # a row of the state table
 EVALUATED_ROWS = 1024   # at least, of a piece of rows that are not kept
+F_SETSIG = 10           # Linux; Python's fcntl has no name for it
 
 
-def prepare_process(parent):
-    """Die with the backend, be the kernel's first choice when memory ends, keep stdout for frames alone."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
+def die_with(life):
+    """Be killed by the kernel, whatever this process does, as soon as nobody has the other end of the pipe `life`."""
+    fcntl.fcntl(life, F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([life], [], [], 0)[0]:  # it has gone before
         os._exit(0)
+
+
+def first_to_go():
+    """Be the kernel's first choice when memory ends."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("900")
     except OSError:
         pass
+
+
+def keep_stdout():
+    """Keep stdin and stdout for frames alone: the descriptors to read and to write those."""
     read_fd, write_fd = os.dup(0), os.dup(1)
     os.dup2(2, 1)
     with open(os.devnull) as null:
@@ -62,6 +76,12 @@ def import_frameworks():
         del sys.modules[name]
     gc.freeze()
     gc.enable()
+
+
+def import_own():
+    """Import what a trainer will need of this package."""
+    from mop_udf import data, models, sizes, state  # noqa: F401
+    from mop_udf.kernels import batch_size, forward  # noqa: F401
 
 
 class Server:
@@ -322,9 +342,11 @@ class Server:
         return not isinstance(error, OSError if self.memory_mb else (MemoryError, OSError))
 
 
-def main():
-    parent, threads, cache_mb, idle_ms, memory_mb, model_mb = (int(a) for a in sys.argv[1:7])
-    read_fd, write_fd = prepare_process(parent)
+def live(backend, life, threads, cache_mb, idle_ms, memory_mb, model_mb):
+    """Be the trainer of a process that has the writing end of the pipe `life`; ends this process."""
+    die_with(life)
+    first_to_go()
+    read_fd, write_fd = keep_stdout()
     import faulthandler
     faulthandler.enable()
     from mop_udf.channel import Channel, ChannelClosed
@@ -344,4 +366,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    live(*map(int, sys.argv[1:8]))

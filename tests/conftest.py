@@ -9,7 +9,7 @@ import pytest
 
 from cluster import BIN, ROOT, Cluster, eventually
 
-__all__ = ["BIN", "ROOT", "Calling", "Client", "add_server", "connect", "eventually", "parent",  # what tests use
+__all__ = ["BIN", "ROOT", "Calling", "Client", "add_server", "connect", "eventually", "of_backend",  # what tests use
            "trainers"]
 
 
@@ -113,10 +113,11 @@ def trainers():
     return [int(pid) for pid in found.stdout.split()]
 
 
-def parent(pid):
-    """The process whose child `pid` is; None where it has ended."""
+def of_backend(pid):
+    """The backend (process id) whose trainer `pid` is; None where it has ended."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return int(file.read().rsplit(")", 1)[1].split()[1])
-    except OSError:
+        with open(f"/proc/{pid}/cmdline") as file:
+            words = file.read().replace(" ", "\0").split("\0")
+        return int(words[words.index("mop_udf.trainer") + 1])
+    except (OSError, ValueError):
         return None

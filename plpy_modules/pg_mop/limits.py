@@ -22,9 +22,9 @@ class Limits:
     def allowed(self, options):
         """A trainer's options within the limits. Raises MopError where they are none."""
         for name, least in (("threads", 1), ("memory_mb", 1), ("model_mb", 1), ("cache_mb", 0), ("idle_ms", 0),
-                            ("gpu", 0)):
+                            ("nursery_ms", 0), ("gpu", 0)):
             value = options.get(name)
-            if value is None and name in ("memory_mb", "model_mb", "gpu"):
+            if value is None and name in ("memory_mb", "model_mb", "nursery_ms", "gpu"):
                 continue
             if type(value) is not int or not least <= value < 1 << 31:
                 raise MopError(f"invalid option of a trainer: {name} = {value!r}")
@@ -36,8 +36,8 @@ class Limits:
             within[name] = min(values, default=None)
         return within
 
-    def admit(self, pid):
-        """Raises MopError where the trainer `pid`, which has been started, is one more than the role may have at once.
+    def admit(self, trainer):
+        """Raises MopError where a Trainer, which has been started, is one more than the role may have at once.
 
         Those that were started before it count: of several that start in the same instant, as many stay as may.
         """
@@ -46,7 +46,7 @@ class Limits:
             return
         backends = {row["pid"] for row in self.plpy.execute(f"SELECT pid FROM {self.schema}.mop_backends()")}
         try:
-            own = _began(pid)[0]
+            own = _began(trainer.pid)[0]
         except OSError:  # it has ended, which its first frame will tell
             return
         before = sum(began < own for began in _trainers(backends))
@@ -69,12 +69,13 @@ def _trainers(backends):
         if entry.isdigit():
             try:
                 began, parent, state = _began(entry)
-                if parent not in backends or state in b"ZX":
+                if state in b"ZX" or os.stat(f"/proc/{entry}").st_uid != os.geteuid():
                     continue
                 with open(f"/proc/{entry}/cmdline", "rb") as file:
-                    command = file.read()
-            except OSError:  # it has ended
+                    words = file.read().replace(b" ", b"\0").split(b"\0")
+                # until a child executes its own program it has its backend's command line, and for an instant none
+                backend = parent if words[0] in (b"", b"postgres:") else int(words[words.index(b"mop_udf.trainer") + 1])
+            except (OSError, ValueError):  # it has ended, or is none
                 continue
-            # until a child executes its own program it has its backend's command line, and for an instant none
-            if not command or command.startswith(b"postgres:") or b"mop_udf.trainer" in command.split(b"\0"):
+            if backend in backends:
                 yield began

@@ -89,11 +89,12 @@ def read(db, object_table, compile_params, digests=None):
         if object_table is None:
             raise MopError(f"{name!r} is no loss or metric of Keras': object table missing")
         quoted = check(db, object_table)
-        found[name] = db.value(f"SELECT object FROM {quoted} WHERE lower(name) = lower($1) "
-                               f"ORDER BY name = $1 DESC LIMIT 1", ["text"], [name])
-        if found[name] is None:
+        row = db.one(f"SELECT name, object FROM {quoted} WHERE lower(name) = lower($1) AND object IS NOT NULL "
+                     f"ORDER BY name = $1 DESC LIMIT 1", ["text"], [name])
+        if row is None:
             raise MopError(f"{name!r} is no loss or metric of Keras', and {quoted} has no such function")
-        if digests is not None and hashlib.sha256(found[name]).hexdigest() not in [digest for _, digest in digests]:
+        found[name] = row["object"]
+        if digests is not None and [row["name"], hashlib.sha256(row["object"]).hexdigest()] not in digests:
             raise MopError(f"the custom function {name!r} in {quoted} is not the one that the run began with")
     return found
 

@@ -88,6 +88,7 @@ KNOWN = {
     "threads": (_integer(1, 1024), None),
     "keras_backend": (_choice(*BACKENDS), "tensorflow"),
     "session_idle_timeout": (_milliseconds, 300_000),
+    "nursery_idle_timeout": (_milliseconds, 600_000),
     "lock_timeout": (_milliseconds, 10_000),
     "same_start": (_switch, True),
     "sharing": (_switch, True),

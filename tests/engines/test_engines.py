@@ -1,13 +1,14 @@
 """What every engine keeps to: the same calls, and the same results, wherever the segments are."""
 
 import base64
-import subprocess
+import os
+import signal
 
 import numpy as np
 import pytest
 
 from cluster import Cluster
-from conftest import Calling, Client, add_server, eventually
+from conftest import Calling, Client, add_server, eventually, of_backend, trainers
 from workload import ADAM, assert_invariants, buffers, dense, fit, load, make_data, pickled, replayed, selection
 
 SEED = 11
@@ -188,7 +189,9 @@ class TestConformance:
             if what == "session":
                 place.run("SELECT pg_terminate_backend(%s)", [pid])
             else:
-                subprocess.run(["pkill", "-KILL", "-P", str(pid)], check=False)
+                for trainer in trainers():
+                    if of_backend(trainer) == pid:
+                        os.kill(trainer, signal.SIGKILL)
         assert call.end() is None
         run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'hurt'")
         assert_invariants(db, run_id)

@@ -220,8 +220,21 @@ def test_servers_are_connected_by_superusers_and_passwords_are_left_to_people(db
     assert {r["missing"] for r in db.run(make) if r["server"] == "w3"} == {None}
     made = worker.run("SELECT srvname, srvoptions FROM pg_foreign_server ORDER BY 1")
     assert [row["srvname"] for row in made] == ["w3"]
-    assert sorted(made[0]["srvoptions"]) == ["dbname=bare", "host=127.0.0.1", f"port={worker.cluster.port}"]
+    assert sorted(made[0]["srvoptions"]) == ["connect_timeout=10", "dbname=bare", "host=127.0.0.1",
+                                             f"port={worker.cluster.port}"]
     assert worker.value("SELECT has_server_privilege('ann', 'w3', 'USAGE')")
+    # of two roles that are one there, neither gets what the other may; and a server that leads elsewhere is left alone
+    db.run("CREATE ROLE eve; CREATE USER MAPPING FOR eve SERVER w1 OPTIONS (user 'ann'); CREATE USER MAPPING FOR eve "
+           "SERVER w3 OPTIONS (user 'postgres', password_required 'false'); CREATE ROLE nameless; CREATE USER MAPPING "
+           "FOR nameless SERVER w1; CREATE USER MAPPING FOR nameless SERVER w3")
+    worker.run("DROP USER MAPPING FOR ann SERVER w3")
+    rows = {(r["on_server"], r["role"]): r["missing"] for r in db.run(make)}
+    assert '"ann" is several roles here' in rows["w1", "ann"]
+    assert worker.value("SELECT count(*) FROM pg_user_mappings WHERE usename = 'ann'") == 0
+    worker.run("ALTER SERVER w3 OPTIONS (SET dbname 'elsewhere')")
+    rows = {(r["on_server"], r["role"]): r["missing"] for r in db.run(make)}
+    assert "leads elsewhere" in rows["w1", None] and ("w1", "ann") not in rows
+    db.run("DROP USER MAPPING FOR eve SERVER w1; DROP USER MAPPING FOR nameless SERVER w1")
     ann = db.another("ann")
     assert "only a superuser" in str(ann.error(make))
     ann.close()
@@ -229,4 +242,4 @@ def test_servers_are_connected_by_superusers_and_passwords_are_left_to_people(db
         each.run("DROP EXTENSION postgres_fdw CASCADE")
     bare.run("DROP EXTENSION pg_mop; DROP SCHEMA mop")
     bare.close()
-    db.run("DROP SERVER w3 CASCADE; DROP USER MAPPING FOR bob SERVER w1; DROP ROLE bob")
+    db.run("DROP SERVER w3 CASCADE; DROP USER MAPPING FOR bob SERVER w1; DROP ROLE bob, eve, nameless")

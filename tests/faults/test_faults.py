@@ -8,7 +8,7 @@ import time
 import psycopg2
 import pytest
 
-from conftest import eventually, parent, trainers
+from conftest import eventually, of_backend, trainers
 from workload import ADAM, assert_invariants, dense, fit, last_run, load, make_data, selection
 
 SLOW = "batch_size=1, epochs=30"
@@ -69,7 +69,7 @@ def test_a_killed_worker_loses_no_unit(db, data, server, fault):
     call = Background(db, output)
     unit = in_a_unit(watcher, output, after=1)
     if fault == "the trainer killed":
-        children = [p for p in trainers() if parent(p) == unit["backend_pid"]]
+        children = [p for p in trainers() if of_backend(p) == unit["backend_pid"]]
         assert len(children) == 1
         os.kill(children[0], signal.SIGKILL)
     else:

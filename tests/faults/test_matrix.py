@@ -14,7 +14,7 @@ import pytest
 from test_resume import weights
 
 from cluster import Cluster
-from conftest import Calling, Client, eventually, parent, trainers
+from conftest import Calling, Client, eventually, of_backend, trainers
 from workload import ADAM, assert_invariants, layer, load, make_data, selection, sequential
 
 MOMENTS = ["training unit", "evaluation", "final write"]
@@ -102,7 +102,7 @@ class Call:
 
     def trainer(self):
         """The process id of its trainer."""
-        found = [pid for pid in trainers() if parent(pid) in self.workers()]
+        found = [pid for pid in trainers() if of_backend(pid) in self.workers()]
         assert len(found) == 1
         return found[0]
 
@@ -242,7 +242,7 @@ def test_the_client_goes(db, undisturbed, watcher, client, moment):
 
 def test_the_trainer_runs_out_of_memory(db, undisturbed, watcher, client):
     """It is the configuration that fails, here both; with more memory the run goes on."""
-    client.run("SET pg_mop.trainer_memory_mb = 400")
+    client.run("SET pg_mop.trainer_memory_mb = 256")
     call = Call(client, watcher, None, "memory")
     error = call.end()
     assert "all 2 configurations failed" in str(error) and "pg_mop.trainer_memory_mb allows" in str(error)

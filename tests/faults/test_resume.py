@@ -7,7 +7,7 @@ import time
 import psycopg2
 import pytest
 
-from conftest import Calling, eventually, parent, trainers
+from conftest import Calling, eventually, of_backend, trainers
 from workload import ADAM, assert_invariants, dense, fit, last_run, load, make_data, selection
 
 SLOW = "batch_size=1, epochs=20"
@@ -291,7 +291,7 @@ def test_a_trainer_that_cannot_be_had_is_asked_for_again(db, data):
     db.run("INSERT INTO madlib.mop_limit (role, sessions) VALUES ('crowded', 1)")
     backend = db.value(units.format("backend_pid", "u.status = 'running'"))
     for pid in trainers():
-        if parent(pid) == backend:
+        if of_backend(pid) == backend:
             os.kill(pid, signal.SIGKILL)
     assert eventually(lambda: db.value(units.format("count(*)", "u.error LIKE '%%as many as it may have at once'")), 30)
     older.close()
@@ -313,7 +313,7 @@ def test_a_unit_is_given_up_after_the_retries_that_are_set_and_resume_tries_it_a
             "model_output_table = 'given_up' AND u.status = 'running' AND u.kind = 'train'")}
         for pid in trainers():
             try:
-                if pid not in killed and parent(pid) in pids and len(killed) < 5:
+                if pid not in killed and of_backend(pid) in pids and len(killed) < 5:
                     os.kill(pid, signal.SIGKILL)
                     killed.add(pid)
             except (OSError, ProcessLookupError):

@@ -214,6 +214,21 @@ def test_states_go_straight_where_servers_know_one_another(servers):
     servers.check(run_id, replay=True)
 
 
+def test_a_line_between_servers_that_is_down_is_gone_around(servers):
+    worker = Client(servers.workers[1], "postgres")
+    between = Relay(servers.workers[0].port)
+    worker.run(f"ALTER SERVER w1 OPTIONS (SET port '{between.port}')")
+    between.holds.set()
+    try:
+        call, run_id = servers.begin()
+        assert call.end() is None
+    finally:
+        between.close()
+    servers.check(run_id, replay=True)
+    assert "server w2 cannot fetch states" in servers.coordinator.said()
+    worker.close()
+
+
 def test_a_server_that_is_another_one_of_that_name_does_no_harm(servers):
     worker = Client(servers.workers[1], "postgres")
     worker.run(f"ALTER SERVER w1 OPTIONS (SET port '{servers.workers[1].port}')")

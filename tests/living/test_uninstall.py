@@ -2,7 +2,7 @@
 
 import pytest
 
-from conftest import eventually, parent, trainers
+from conftest import eventually, of_backend, trainers
 from places import DEFAULTS, job, outcome, prepare
 
 
@@ -49,7 +49,7 @@ def test_no_warm_session_outlives_the_extension(data, db):
     job(client, "lodger")
     try:
         warm = sessions(db)
-        children = [pid for pid in trainers() if parent(pid) in warm]
+        children = [pid for pid in trainers() if of_backend(pid) in warm]
         assert len(warm) == len(children) == 2, "the caller keeps its sessions warm"
         db.run("DROP EXTENSION pg_mop")
         assert eventually(lambda: not sessions(db), 5), "no worker session is left"

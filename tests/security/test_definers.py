@@ -5,7 +5,7 @@ import json
 import psycopg2
 import pytest
 
-from conftest import Calling, eventually, parent, trainers
+from conftest import Calling, eventually, of_backend, trainers
 from forged import own_run
 
 
@@ -315,7 +315,7 @@ def test_of_trainers_that_start_in_the_same_instant_as_many_stay_as_may(db, role
         calls = [Calling(client, start) for client in clients]
         refused = [error for error in (call.end() for call in calls) if error is not None]
         assert len(refused) == 4 and all("as many as it may have at once" in str(error) for error in refused)
-        assert {parent(pid) for pid in trainers()} <= {c.connection.info.backend_pid for c in clients}
+        assert {of_backend(pid) for pid in trainers()} <= {c.connection.info.backend_pid for c in clients}
         assert len(trainers()) == 2
         for client in clients:
             client.close()

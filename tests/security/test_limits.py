@@ -22,7 +22,7 @@ class Raised(Exception):
 
 class Unlimited:
     """What no administrator limits."""
-    allowed, admit = dict, int
+    allowed, admit = dict, id
 
 
 class Interrupts:

@@ -25,7 +25,7 @@ import psycopg2
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from cluster import Cluster  # noqa: E402
-from conftest import Client, connect, eventually, parent, trainers  # noqa: E402
+from conftest import Client, connect, eventually, of_backend, trainers  # noqa: E402
 from workload import ADAM, assert_invariants, dense, load, make_data, selection  # noqa: E402
 
 DATABASE, ROLES = "soak", ("soak_a", "soak_b")
@@ -409,7 +409,7 @@ class Soak:
 
     def kill_trainer(self, job):
         workers = set(self.sessions_of(job, "pg_mop run%"))
-        pids = sorted(pid for pid in trainers() if parent(pid) in workers)
+        pids = sorted(pid for pid in trainers() if of_backend(pid) in workers)
         if not pids:
             return False
         pid = self.chance.choice(pids)

@@ -188,6 +188,7 @@ def test_a_role_needs_rights_on_the_source_and_its_runs_are_its_own(db, data):
     ("scheduler", "fifo", "one of"),
     ("cache_mb", "1GB", "integer"), ("threads", "0", "1 to"), ("keras_backend", "mxnet", "one of"),
     ("session_idle_timeout", "soon", "duration"), ("lock_timeout", "-5", "duration"),
+    ("nursery_idle_timeout", "1 year", "duration"),
     ("same_start", "maybe", "on or off"),
 ])
 def test_a_bad_setting_is_an_error(db, data, setting, value, fragment):

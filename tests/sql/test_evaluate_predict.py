@@ -280,9 +280,9 @@ def test_models_are_evaluated_together_with_the_results_of_each_alone(db, cache)
         (1, compiled.format("SGD(lr=0.05)", "accuracy"), "batch_size=50"),
         (1, compiled.format("Adam(lr=0.01)", "mae"), "batch_size=25"),
         (2, compiled.format("SGD(lr=0.02)", "f1_score"), "batch_size=50")])
-    db.run(f"SET pg_mop.scheduler = 'round-robin'; SET pg_mop.cache_mb = {cache}")
+    db.run(f"SET pg_mop.scheduler = 'round-robin'; SET pg_mop.sessions = 1; SET pg_mop.cache_mb = {cache}")
     run_id = fit(db, "flowers_packed", "several", "mst", 1)
-    db.run("RESET pg_mop.scheduler; RESET pg_mop.cache_mb")
+    db.run("RESET pg_mop.scheduler; RESET pg_mop.sessions; RESET pg_mop.cache_mb")
     assert sum(together(db, run_id)) == 8 and max(together(db, run_id)) > 1
     for row in db.run("SELECT * FROM several_info"):
         db.run("DROP TABLE IF EXISTS alone")

@@ -35,8 +35,9 @@ def mop_connect_servers(db, servers):
     foreign servers, under the names and options that they have here, and user mappings for the roles that have mappings
     for both here. Passwords are in no statement: they are left to the servers' administrators.
 
-    Returns a row for each pair and role: `missing` is the command that is still to be given there, or None. Raises
-    MopError, and leaves nothing behind, where the caller is no superuser here or there.
+    Returns a row for each pair and role: `missing` is the command that is still to be given there, or a comment that
+    says what is in the way, or None. Raises MopError, and leaves nothing behind, where the caller is no superuser here
+    or there. What has been made stays, whatever becomes of this transaction; a second call makes what is missing.
     """
     if not db.is_superuser():
         raise MopError("only a superuser may connect servers", sqlstate="42501")
@@ -45,27 +46,26 @@ def mop_connect_servers(db, servers):
         raise MopError(f"servers must be the names of at least two servers, w1, w2, not {servers!r}",
                        hint="SELECT srvname FROM pg_foreign_server;")
     links, done, known = Links(db), [], {}
-    for name in names:
-        if (first := known.setdefault(links[name].info["identity"], name)) != name:
-            raise MopError(f"servers {quote_identifier(first)} and {quote_identifier(name)} are one",
-                           hint="Name one of them.")
-        if not links[name].run("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")[0][0]:
-            raise MopError(f"role {quote_identifier(links[name].way.role)} is no superuser on server "
-                           f"{quote_identifier(name)}", sqlstate="42501",
-                           hint="Map a superuser to one there, or make servers and mappings there by hand.")
-        links[name].run("BEGIN")
     mappings = {name: {row["role"]: dict(ways.options(row["umoptions"])) for row in db.execute(
         "SELECT usename AS role, umoptions FROM pg_user_mappings WHERE srvname = $1 AND umuser <> 0 ORDER BY 1",
         ["text"], [name])} for name in names}
     try:
         for name in names:
-            links[name].run(f"SET LOCAL lock_timeout = '{links[name].lock_timeout}'; "
-                            "CREATE EXTENSION IF NOT EXISTS postgres_fdw")
+            if (first := known.setdefault(links[name].info["identity"], name)) != name:
+                raise MopError(f"servers {quote_identifier(first)} and {quote_identifier(name)} are one",
+                               hint="Name one of them.")
+            if not links[name].run("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")[0][0]:
+                raise MopError(f"role {quote_identifier(links[name].way.role)} is no superuser on server "
+                               f"{quote_identifier(name)}", sqlstate="42501",
+                               hint="Map a superuser to one there, or make servers and mappings there by hand.")
+        for name in names:
+            link = links[name]
+            link.run(f"BEGIN; SET LOCAL lock_timeout = '{link.lock_timeout}'")
+            if not link.run("SELECT 1 FROM pg_extension WHERE extname = 'postgres_fdw'"):
+                link.run(f"CREATE EXTENSION postgres_fdw SCHEMA {link.schema}")
             for other in names:
                 if other != name:
-                    _make_server(db, links[name], other)
-                    done += [_make_mapping(links[name], name, other, mappings[name][role], mappings[other][role])
-                             for role in mappings[name] if role in mappings[other]]
+                    done += _connect(db, link, other, mappings[name], mappings[other])
         for name in names:
             links[name].run("COMMIT")
     except (psycopg2.Error, SessionLost) as error:
@@ -74,28 +74,52 @@ def mop_connect_servers(db, servers):
     return done
 
 
-def _make_server(db, link, name):
-    """Make a server of this one known on another, unless there is one of its name."""
-    if not link.run(f"SELECT 1 FROM pg_foreign_server WHERE srvname = {quote_literal(name)}"):
-        given = ways.options(db.value("SELECT srvoptions FROM pg_foreign_server WHERE srvname = $1", ["text"], [name]))
-        listed = ", ".join(f"{option} {quote_literal(value)}" for option, value in given if option in ways.TAKEN)
-        link.run(f"CREATE SERVER {quote_identifier(name)} FOREIGN DATA WRAPPER postgres_fdw OPTIONS ({listed})")
+def _connect(db, link, server, here, there):
+    """Make `server` known on another one, with mappings of the roles that have them for both: rows of
+    mop_connect_servers. `here`, `there`: {role: the options of its mapping}, the coordinator's for the two.
+
+    Whatever is there already stays as it is, and nobody is let into a server of that name that leads elsewhere.
+    """
+    on, quoted = link.way.server, quote_identifier(server)
+    wanted = {option: value for option, value in ways.options(db.value(
+        "SELECT srvoptions FROM pg_foreign_server WHERE srvname = $1", ["text"], [server])) if option in ways.TAKEN}
+    found = link.run("SELECT srvoptions, w.fdwhandler::regproc::text FROM pg_foreign_server s JOIN "
+                     f"pg_foreign_data_wrapper w ON w.oid = s.srvfdw WHERE srvname = {quote_literal(server)}")
+    if found:
+        options, handler = dict(ways.options(found[0][0])), found[0][1]
+        if not ways.is_postgres_fdw(handler or "") or {o: v for o, v in options.items() if o in ways.TAKEN} != wanted:
+            return [{"on_server": on, "server": server, "role": None,
+                     "missing": f"-- {quoted} leads elsewhere there: ALTER SERVER {quoted} OPTIONS (...);"}]
+    else:
+        listed = ", ".join(f"{option} {quote_literal(value)}" for option, value in
+                           {**wanted, "connect_timeout": "10"}.items())
+        link.run(f"CREATE SERVER {quoted} FOREIGN DATA WRAPPER postgres_fdw OPTIONS ({listed})")
+    rows = {}
+    for role in here.keys() & there.keys():
+        if "user" in here[role] and "user" in there[role]:
+            rows.setdefault(here[role]["user"], {})[role] = there[role]
+    return [{"on_server": on, "server": server, "role": role, "missing": _make_mapping(link, quoted, server, role, to)}
+            for role, to in sorted(rows.items())]
 
 
-def _make_mapping(link, on, server, here, there):
-    """Map a role on a server to the one that it is on another, unless it is mapped: a row of mop_connect_servers.
-    `here`, `there`: the options of the mappings that the coordinator has for both."""
-    role, quoted = here["user"], quote_identifier(server)
+def _make_mapping(link, quoted, server, role, to):
+    """Map a role on a server to the one that it is on another, unless it is mapped: what is still missing, or None.
+    `to`: {role here: options of its mapping}, of those that are this one there."""
     mapping = f"USER MAPPING FOR {quote_identifier(role)} SERVER {quoted}"
+    users = sorted({options["user"] for options in to.values()})
+    if len(users) > 1:  # else one of them would have the other's rights
+        return f"-- {quote_identifier(role)} is several roles here, which are {', '.join(users)} on {quoted}"
+    there = next(iter(to.values()))
+    free = all(options.get("password_required") == "false" for options in to.values())
     found = link.run(f"SELECT umoptions FROM pg_user_mappings WHERE srvname = {quote_literal(server)} AND usename = "
                      f"{quote_literal(role)}")
+    has = dict(ways.options(found[0][0])) if found else {"user": there["user"]}
     if not found:
-        free = ", password_required 'false'" if there.get("password_required") == "false" else ""
         link.run(f"GRANT USAGE ON FOREIGN SERVER {quoted} TO {quote_identifier(role)}; CREATE {mapping} OPTIONS (user "
-                 f"{quote_literal(there['user'])}{free})")
-    lacks = "password" in there and "password" not in dict(ways.options(found[0][0] if found else None))
-    return {"on_server": on, "server": server, "role": role,
-            "missing": f"ALTER {mapping} OPTIONS (ADD password '...');" if lacks else None}
+                 f"{quote_literal(there['user'])}{', password_required ' + quote_literal('false') if free else ''})")
+    if has.get("user") != there["user"]:
+        return f"ALTER {mapping} OPTIONS (SET user {quote_literal(there['user'])});"
+    return f"ALTER {mapping} OPTIONS (ADD password '...');" if "password" in there and "password" not in has else None
 
 
 @sql_function

@@ -68,7 +68,7 @@ class Orders:
         return {"threads": options["threads"] or max(1, info["cores"] // max(1, beside)),
                 "keras_backend": options["keras_backend"], "cache_mb": options["cache_mb"],
                 "memory_mb": options["trainer_memory_mb"], "model_mb": options["max_model_mb"], "idle_ms": 0,
-                "gpu": place % gpus if gpus else None}
+                "nursery_ms": options["nursery_idle_timeout"], "gpu": place % gpus if gpus else None}
 
     def describe(self, units, place):
         """What a worker session needs to know of units that it does together, on one segment."""

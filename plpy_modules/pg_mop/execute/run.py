@@ -15,6 +15,7 @@ from pg_mop.limits import TOO_MANY_TRAINERS
 
 AWAY_SECONDS = 3  # to wait for a server that has been away
 BACK_OFF = 0.5, 60.0  # seconds before a unit's second attempt, and at most before any; it doubles each time
+STRAIGHT_SECONDS = 20  # for a state to come straight from another server, and one more for each MB of it
 LOOK_SECONDS = 0.5  # between looks at how many sessions are wanted
 TOGETHER_BYTES = 256 << 20  # of the states of models that are evaluated together
 AHEAD_BYTES = 1 << 20, 256 << 20  # least and most of a state that is read while the unit before it trains
@@ -195,6 +196,7 @@ class Executor:
             return False
         self.looked = time.monotonic()
         self._feel_pulses()
+        self._hurry()
         wishes = self.catalog.wishes(self.run_id)
         changed = self.steering.wishes(wishes) or bool(wishes)
         wanted = self.catalog.wanted_sessions(self.run_id)
@@ -202,6 +204,15 @@ class Executor:
             self.wanted, changed = wanted, True
             self.resize(wanted)
         return changed
+
+    def _hurry(self):
+        """Give up what does not come straight from another server: their line may be down, which no pulse of ours
+        tells. It comes through this server then."""
+        for session in self.sessions.by_place.values():
+            if session.relay is not None and session.relay.way.server is not None:
+                megabytes = sum(self.states.bytes(move.stage) for move in session.moves) >> 20
+                if time.monotonic() - session.since > STRAIGHT_SECONDS + megabytes:
+                    session.relay.close()
 
     def resize(self, wanted):
         """Go on with `wanted` sessions, or as many of them as can be opened. Who leaves ends his unit first."""

@@ -114,7 +114,7 @@ class _Work:
         return {"stage": model["stage"], "mst_key": row["mst_key"], "model_id": row["model_id"],
                 "iteration": model["iteration"], "architecture": row["model_arch"],
                 "compile_params": row["compile_params"], "fit_params": row["fit_params"],
-                "functions": model["functions"], "passes_left": model["passes_left"],
+                "functions": model.get("functions", []), "passes_left": model["passes_left"],
                 "run_passes_left": model["run_passes_left"],
                 # version 0 has no state, or weights alone: of a warm start or of the architecture table
                 "plain_weights": version == 0}

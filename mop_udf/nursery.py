@@ -1,0 +1,390 @@
+"""The nursery: a process that has imported Keras, runs nothing, and forks trainers for the backends of its server.
+
+`python -m mop_udf.nursery LISTENER LOCK POSTMASTER`: the numbers of inherited descriptors. The first backend that
+needs a trainer starts it; it ends with the postmaster, or when nobody has needed it for a while. It is a convenience: a
+backend that gets no trainer of it starts one by itself.
+
+Backends ask it by a socket in the server's data directory, in a folder that is its user's alone and that backups leave
+out. A connection is one trainer: the request, a JSON object with the descriptors of the trainer's pipes; then
+{"pid": ...} as soon as it lives, and {"code": ...} (a signal's number is negative) when it has ended.
+
+Up to `main`, standard library only: that much backends import.
+"""
+
+import errno
+import fcntl
+import glob
+import hashlib
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import traceback
+
+import mop_udf
+
+FOLDER = "pgsql_tmp.pg_mop"  # of the data directory: pg_basebackup and pg_rewind leave out what begins like this
+ANSWER_SECONDS = 20  # in which it has imported Keras, however busy the machine is
+MOST_BYTES = 1 << 16  # of a request
+
+
+def environment(keras_backend):
+    """That of every process that imports a framework; of its server's it has nothing."""
+    return {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent", "KERAS_HOME": "/nonexistent",
+            "KERAS_BACKEND": keras_backend, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONHASHSEED": "0"}
+
+
+# --- the backends' side -------------------------------------------------------------------------
+class Forked:
+    """A trainer that the nursery has been asked for. `pid`: None until it lives; `code`: its exit status, a signal as a
+    negative number, or None where nobody knows."""
+
+    def __init__(self, connection, name, life):
+        """`life`: the writing end of the pipe that the trainer dies with."""
+        self._connection, self._name, self._asked = connection, name, time.monotonic()
+        self.pid, self.code = None, None
+        self._gone = select.poll()
+        self._gone.register(life, 0)  # (the error that nobody reads any more)
+
+    def born(self, seconds):
+        """True as soon as it lives, None if it does not after so many seconds; False: it will never."""
+        self._hear(seconds)
+        if self.pid is None and self._connection is not None and time.monotonic() - self._asked > ANSWER_SECONDS:
+            self._name.end()
+            self._close()
+        return True if self.pid is not None else None if self._connection is not None else False
+
+    def ended(self):
+        self._hear(0)
+        return self.pid is not None and (self.code is not None or bool(self._gone.poll(0)))
+
+    def wait(self):
+        """Until it has ended, its pipe having been closed; and learn how, if the nursery tells."""
+        deadline = time.monotonic() + 5
+        while self.pid is not None and self._connection is not None and time.monotonic() < deadline:
+            self._hear(0.1)
+        self._close()
+
+    def _hear(self, seconds):
+        """Read what the nursery has to say within so many seconds."""
+        if self._connection is None or not select.select([self._connection], [], [], seconds)[0]:
+            return
+        try:
+            news = self._connection.recv(MOST_BYTES)
+        except OSError:
+            news = b""
+        if not news:
+            self._close()
+            return
+        news = json.loads(news)
+        self.pid, self.code = news.get("pid", self.pid), news.get("code")
+        if self.code is not None:
+            self._close()
+
+    def _close(self):
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def ask(home, request, files, life):
+    """Ask for a trainer: a :class:`Forked`, or None where there is no nursery and none can be started.
+
+    `home`: the packages' virtual environment; `request`: a dict with `environment`, its `KERAS_BACKEND` among it,
+    `arguments` and `idle_ms`, the time that the nursery stays without being needed; `files`: the trainer's standard
+    input, output and error and the reading end of the pipe whose writing end `life` this process keeps.
+    """
+    try:
+        name = _Name(home, request["environment"]["KERAS_BACKEND"])
+        connection = name.connect() or name.start() and name.connect()
+        if not connection:
+            return None
+        socket.send_fds(connection, [json.dumps(request).encode()], files)
+    except (OSError, ValueError):
+        return None
+    return Forked(connection, name, life)
+
+
+class _Name:
+    """Where this server's nursery of certain packages is found."""
+
+    def __init__(self, home, keras_backend):
+        """Raises OSError where nobody but the server's own user may be: no folder to trust."""
+        self.home, self.keras_backend = home, keras_backend
+        folder = os.path.join(os.getcwd(), FOLDER)  # a backend is in its server's data directory
+        with open("postmaster.pid", "rb") as file:
+            # as process 1 it would inherit the nursery, and take its end by a signal for a crash of its own
+            if int(file.readline()) != os.getppid() or os.getppid() == 1:
+                raise FileNotFoundError(errno.ENOENT, "no server's own process")
+        try:
+            os.mkdir(folder, 0o700)
+        except FileExistsError:
+            pass
+        # paths of sockets are short
+        self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        status = os.fstat(self._folder)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise PermissionError(errno.EACCES, "not the server's own", folder)
+        self.path = f"/proc/self/fd/{self._folder}/{_version(home, keras_backend)}"
+
+    def __del__(self):
+        if hasattr(self, "_folder"):
+            os.close(self._folder)
+
+    def connect(self):
+        """A connection; None where there is no nursery. Raises OSError."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.settimeout(1)
+        try:
+            connection.connect(self.path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+            return None
+        if _peer(connection)[1] != os.geteuid():
+            raise PermissionError(errno.EACCES, "another user's")
+        return connection
+
+    def start(self):
+        """Start one, unless somebody does: True as soon as it can be connected to. Raises OSError."""
+        _started[:] = [process for process in _started if process.poll() is None]  # (no zombies)
+        lock = self._lock()
+        for _ in range(20):  # whoever has the lock listens at once; or is about to end
+            if lock is not None:
+                break
+            time.sleep(0.01)
+            if connection := self.connect():
+                connection.close()
+                return True
+            lock = self._lock()
+        else:
+            return False
+        try:
+            self._tidy()
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                try:
+                    os.unlink(self.path)
+                except FileNotFoundError:
+                    pass
+                listener.bind(self.path)
+                os.chmod(self.path, 0o600)
+                listener.listen(128)
+                postmaster = os.pidfd_open(os.getppid())
+                try:
+                    self._execute(listener.fileno(), lock, postmaster)
+                finally:
+                    os.close(postmaster)
+        finally:
+            os.close(lock)
+        return True
+
+    def _execute(self, *files):
+        with open(f"{self.path}.log", "wb") as log:
+            process = subprocess.Popen(
+                [os.path.join(self.home, "bin", "python"), "-I", "-B", "-m", "mop_udf.nursery", *map(str, files)],
+                env={**environment(self.keras_backend), "OMP_NUM_THREADS": "1"}, cwd="/", pass_fds=files,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        os.ftruncate(files[1], 0)
+        os.pwrite(files[1], str(process.pid).encode(), 0)
+        _started.append(process)
+
+    def _tidy(self):
+        """Remove what nurseries of other packages have left."""
+        for path in glob.glob(f"{os.path.dirname(self.path)}/nursery-*.lock"):
+            path = path[:-len(".lock")]
+            if path != self.path and (lock := self._lock(path)) is not None:
+                for name in (path, f"{path}.log", f"{path}.lock"):
+                    try:
+                        os.unlink(name)
+                    except FileNotFoundError:
+                        pass
+                os.close(lock)
+
+    def _lock(self, path=None):
+        """The descriptor of the lock that a nursery holds for all its life; None: it is held."""
+        while True:
+            lock = os.open(f"{path or self.path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.exists(f"{path or self.path}.lock") and os.path.samestat(
+                        os.fstat(lock), os.stat(f"{path or self.path}.lock")):
+                    return lock
+            except BlockingIOError:
+                os.close(lock)
+                return None
+            except OSError:
+                os.close(lock)
+                raise
+            os.close(lock)  # somebody has removed it before it was locked
+
+    def end(self):
+        """Kill a nursery that does not answer; the next backend starts another."""
+        try:
+            lock = self._lock()
+            if lock is not None:  # there is none
+                os.close(lock)
+                return
+            with open(f"{self.path}.lock") as file:
+                pid = int(file.read())
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                if b"mop_udf.nursery" in file.read():
+                    os.kill(pid, signal.SIGKILL)
+        except (OSError, ValueError):
+            pass
+
+
+_started = []
+_versions = {}
+
+
+def _version(home, keras_backend):
+    """Names the packages as they are on disk: what a nursery has imported is what this backend would."""
+    if (home, keras_backend) not in _versions:
+        own = os.path.dirname(os.path.abspath(mop_udf.__file__))
+        digest = hashlib.sha256(f"{home} {own}".encode())
+        for path in sorted([*glob.glob(f"{own}/**/*.py", recursive=True),
+                            *glob.glob(f"{home}/lib/python3*/site-packages")]):
+            digest.update(f"{path} {os.stat(path).st_mtime_ns}".encode())
+        _versions[home, keras_backend] = f"nursery-{keras_backend}-{digest.hexdigest()[:16]}"
+    return _versions[home, keras_backend]
+
+
+def _peer(connection):
+    """(process id, user id) of the other side, as the kernel knows them."""
+    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[:2]
+
+
+# --- the nursery --------------------------------------------------------------------------------
+class Nursery:
+    """Forks a trainer for each request, and tells how each has ended."""
+
+    def __init__(self, listener, lock, postmaster, trainer):
+        """`trainer`: the module; the others descriptors."""
+        self._listener = socket.socket(fileno=listener)
+        self._lock, self._postmaster, self._trainer = lock, postmaster, trainer
+        self._living = {}  # pidfd -> (pid, connection)
+        self._idle_seconds, self._needed = 60, time.monotonic()
+        self._events = selectors.DefaultSelector()
+        self._events.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._events.register(postmaster, selectors.EVENT_READ, lambda _: sys.exit())
+
+    def serve(self):
+        """Until the postmaster ends, or nobody has a trainer or asks for one for a while."""
+        while True:
+            wait = None
+            if not self._living:
+                wait = self._needed + self._idle_seconds - time.monotonic()
+                if wait <= 0:
+                    return
+            for key, _ in self._events.select(wait):
+                key.data(key.fileobj)
+
+    def _accept(self, listener):
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # it has gone, or there are too many
+            time.sleep(0.01)
+            return
+        self._events.register(connection, selectors.EVENT_READ, self._fork)
+
+    def _fork(self, connection):
+        self._events.unregister(connection)
+        files = []
+        try:
+            text, files, _, _ = socket.recv_fds(connection, MOST_BYTES, 4)
+            pid, user = _peer(connection)
+            gone = len(files) == 4 and select.select(files[3:], [], [], 0)[0]
+            if text and len(files) == 4 and user == os.geteuid() and not gone:
+                self._fork_for(pid, json.loads(text), files, connection)
+        except Exception:
+            traceback.print_exc()  # a backend that has gone, or that is none
+        finally:
+            for file in files:
+                os.close(file)
+            if all(connection is not known for _, known in self._living.values()):
+                connection.close()
+
+    def _fork_for(self, backend, request, files, connection):
+        self._idle_seconds, self._needed = request["idle_ms"] / 1000, time.monotonic()
+        named, naming = os.pipe()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(named), os.close(naming)
+            raise
+        if not pid:
+            try:
+                os.close(named)
+                self._be_trainer(backend, request, files, connection, naming)
+            finally:
+                os._exit(1)
+        os.close(naming)
+        try:
+            # one by one: who looks at all that there are sees each by its name
+            os.read(named, 1)
+            file = os.pidfd_open(pid)
+            self._events.register(file, selectors.EVENT_READ, self._ended)
+            self._living[file] = pid, connection
+        except BaseException:  # its backend will start another
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        finally:
+            os.close(named)
+        try:
+            connection.send(json.dumps({"pid": pid}).encode())
+        except OSError:
+            pass  # the backend has gone, and so the trainer goes
+
+    def _be_trainer(self, backend, request, files, connection, naming):
+        """In the child: become what an exec of mop_udf.trainer would be."""
+        try:
+            watched = [key.fd for key in self._events.get_map().values()]  # whatever waits for the nursery
+            self._events.close()
+            told = (other.fileno() for _, other in self._living.values())
+            for file in {self._lock, connection.fileno(), *watched, *told}:
+                os.close(file)
+            os.setsid()
+            os.environ.update(request["environment"])
+            arguments = [backend, files[3], *request["arguments"]]
+            from setproctitle import setproctitle
+            setproctitle(f"{sys.executable} -I -B -m mop_udf.trainer {' '.join(map(str, arguments))}")
+            os.close(naming)
+            for number, file in enumerate(files[:3]):
+                os.dup2(file, number)
+                os.close(file)
+            self._trainer.live(*arguments)
+        except BaseException:
+            traceback.print_exc()
+
+    def _ended(self, file):
+        self._events.unregister(file)
+        pid, connection = self._living.pop(file)
+        os.close(file)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        try:
+            connection.send(json.dumps({"code": code}).encode())
+        except OSError:
+            pass  # nobody asks any more
+        connection.close()
+        self._needed = time.monotonic()
+
+
+def main():
+    from setproctitle import getproctitle
+
+    from mop_udf import trainer
+    getproctitle()  # finds the place of the title, which it cannot once the environment has been changed
+    trainer.first_to_go()
+    trainer.import_frameworks()
+    trainer.import_own()
+    Nursery(*map(int, sys.argv[1:4]), trainer).serve()
+
+
+if __name__ == "__main__":
+    main()
