@@ -12,6 +12,8 @@ import statistics
 import sys
 import time
 
+import psycopg2.extensions
+
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
 
 from tables import configure, load_rows, pack, train  # noqa: E402
@@ -56,7 +58,7 @@ class Machines:
 def once(machines, workload, servers):
     """Seconds of packing and of training."""
     client, seconds = machines.session(), []
-    cursor = client.connection.cursor()
+    cursor = client.connection.cursor(cursor_factory=psycopg2.extensions.cursor)
     if servers:
         client.run(f"SET pg_mop.servers = '{servers}'")
     for work in (lambda: pack(cursor, workload, 4), lambda: train(cursor, workload.iterations)):
