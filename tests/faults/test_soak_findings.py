@@ -92,9 +92,10 @@ def test_the_servers_log_is_not_filled_by_every_unit(db, data, server):
 def test_averaging_that_had_too_little_memory_goes_on_with_more(db, data, how):
     """A memory limit is not the configuration's fault: it was marked as failed for ever, and the same call with it."""
     make_data(db, "two", segments=2)
+    load(db, "wide", dense(1_500_000))  # 48 MB, with Adam's variables three times that
     client, output = db.another(), "averaged_" + how.split()[0]
     client.run("SET pg_mop.trainer_memory_mb = 256")
-    sql = (f"SELECT madlib.madlib_keras_fit('two_packed', '{output}', 'arch', 1, $${ADAM.format(0.01)}$$, "
+    sql = (f"SELECT madlib.madlib_keras_fit('two_packed', '{output}', 'wide', 1, $${ADAM.format(0.01)}$$, "
            f"'batch_size=10', 1)")
     assert "training failed" in str(client.error(sql))
     client.run("RESET pg_mop.trainer_memory_mb")
