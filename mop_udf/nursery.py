@@ -326,7 +326,8 @@ class Nursery:
         os.close(naming)
         try:
             # one by one: who looks at all that there are sees each by its name
-            os.read(named, 1)
+            if not os.read(named, 1):
+                raise ChildProcessError("it has become no trainer")
             file = os.pidfd_open(pid)
             self._events.register(file, selectors.EVENT_READ, self._ended)
             self._living[file] = pid, connection
@@ -344,20 +345,22 @@ class Nursery:
     def _be_trainer(self, backend, request, files, connection, naming):
         """In the child: become what an exec of mop_udf.trainer would be."""
         try:
-            watched = [key.fd for key in self._events.get_map().values()]  # whatever waits for the nursery
+            for key in list(self._events.get_map().values()):  # whatever waits for the nursery
+                (os.close if isinstance(key.fileobj, int) else socket.socket.close)(key.fileobj)
             self._events.close()
-            told = (other.fileno() for _, other in self._living.values())
-            for file in {self._lock, connection.fileno(), *watched, *told}:
-                os.close(file)
+            for other in (connection, *(told for _, told in self._living.values())):
+                other.close()
+            os.close(self._lock)
             os.setsid()
             os.environ.update(request["environment"])
             arguments = [backend, files[3], *request["arguments"]]
             from setproctitle import setproctitle
             setproctitle(f"{sys.executable} -I -B -m mop_udf.trainer {' '.join(map(str, arguments))}")
-            os.close(naming)
             for number, file in enumerate(files[:3]):
                 os.dup2(file, number)
                 os.close(file)
+            os.write(naming, b".")
+            os.close(naming)
             self._trainer.live(*arguments)
         except BaseException:
             traceback.print_exc()

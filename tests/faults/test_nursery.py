@@ -109,6 +109,19 @@ def test_one_nursery_forks_the_trainers_of_all_sessions(own, db, alone):
     assert nurseries(own) == [nursery]
 
 
+def test_many_at_once_are_all_forked(own, db, alone):
+    clients = [db.another() for _ in range(8)]
+    for client in clients:  # while it imports Keras they queue
+        client.run("SELECT madlib.mop_start_trainer(%s)", [json.dumps({**OPTIONS, "nursery_ms": 600000})])
+    backends = {client.connection.info.backend_pid for client in clients}
+    assert eventually(lambda: {of_backend(pid) for pid in trainers()} >= backends, 30)
+    assert {parent(pid) for pid in trainers()} == set(nurseries(own))
+    log, = folder(own).glob("*.log")
+    assert "Traceback" not in log.read_text()
+    for client in clients:
+        client.close()
+
+
 def test_the_folder_is_the_servers_users_alone_and_no_backup_takes_it(own, db, alone, tmp_path):
     client = db.another()
     start(client)
