@@ -58,6 +58,14 @@ class Servers:
             assert client.value("SELECT count(*) FROM mop.mop_run") == 0
             client.close()
 
+    def kill_and_start(self, call, run_id):
+        """The first worker is killed and comes back: the run goes on, and nothing is lost."""
+        self.workers[0].kill()
+        time.sleep(1)
+        self.workers[0].start()
+        assert call.end() is None
+        self.check(run_id, replay=True)
+
     def stop(self):
         self.relay.close()
         for cluster in (self.coordinator, *self.workers):
@@ -73,11 +81,7 @@ def servers():
 
 def test_a_server_that_is_killed_comes_back_and_nothing_is_lost(servers):
     call, run_id = servers.begin()
-    servers.workers[0].kill()
-    time.sleep(1)
-    servers.workers[0].start()
-    assert call.end() is None
-    servers.check(run_id, replay=True)
+    servers.kill_and_start(call, run_id)
 
 
 def test_a_server_that_hangs_is_waited_for(servers):
@@ -207,11 +211,7 @@ def test_states_go_straight_where_servers_know_one_another(servers):
     assert [tuple(row.values()) for row in rows] == [("w1", "w2", "postgres", None), ("w2", "w1", "postgres", None)]
     call, run_id = servers.begin()
     assert eventually(lambda: fetches(servers), 60)
-    servers.workers[0].kill()
-    time.sleep(1)
-    servers.workers[0].start()
-    assert call.end() is None
-    servers.check(run_id, replay=True)
+    servers.kill_and_start(call, run_id)
 
 
 def test_a_line_between_servers_that_is_down_is_gone_around(servers):

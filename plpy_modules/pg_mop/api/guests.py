@@ -26,10 +26,11 @@ class Guests(Planning):
         """Look whether the servers that hold segments serve: they come into `servers`. Raises MopError."""
         used = {s.server for s in self.segments.values()}
         names = sorted(used - {None})
+        if names:
+            self.servers[None].info["identity"] = this_database(self.db)
         for name in names:
             link = self.engine.links[name]
             guest = Guest(link.way, link.schema, self.db.tick)
-            self.servers[None].info["identity"] = this_database(self.db)
             self.servers[name] = Server(name, link.way, guest, None, link.schema, link.info)
             self._check_functions(link)
         if self.use_gpus:
@@ -81,7 +82,7 @@ class Guests(Planning):
         db, here = self.db, None
         for server in self._guests():
             # of another role, or by another name of the server, it is somebody else's
-            here = here or f"{this_database(db)}/{db.value('SELECT current_user::regrole::oid')}"
+            here = here or f"{self.servers[None].info['identity']}/{db.value('SELECT current_user::regrole::oid')}"
             leader = f"{here}/{server.name}"
             there = server.catalog.led_by(leader)
             known = {self.journal.guests(run).get(server.name) for run in {self.run_id, *there.values()}}
