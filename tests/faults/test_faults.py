@@ -87,6 +87,21 @@ def test_a_killed_worker_loses_no_unit(db, data, server, fault):
     watcher.close()
 
 
+def test_a_cancel_is_told_by_its_sqlstate(db):
+    """One that arrives while an INFO is sent comes from plpy.info, as a plpy.Error."""
+    client = db.another()
+    client.run("SELECT madlib.training_preprocessor_dl()")  # the packages can be imported now
+    client.run("CREATE FUNCTION pg_temp.cancelled_at(what text) RETURNS text[] LANGUAGE plpython3u AS $$\n"
+               "import os, signal\nfrom pg_mop.api.training import _outcome\n"
+               "os.kill(os.getpid(), signal.SIGINT)\n"
+               "try:\n    plpy.info('told') if what == 'info' else plpy.execute('SELECT 1')\n"
+               "except BaseException as error:\n    return type(error).__name__, *_outcome(error)\n$$")
+    for what, kind in ("info", "Error"), ("execute", "QueryCanceled"):
+        assert client.value("SELECT pg_temp.cancelled_at(%s)", [what]) == [
+            kind, "cancelled", "canceling statement due to user request"]
+    client.close()
+
+
 @pytest.mark.parametrize("how", ["pg_cancel_backend", "statement_timeout"])
 def test_cancel_stops_everything_within_two_seconds_and_keeps_committed_units(db, data, how):
     client, watcher = db.another(), db.another()

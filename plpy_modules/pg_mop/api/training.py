@@ -346,7 +346,9 @@ class Training(Guests):
 
 def _outcome(error):
     """(status, error text) of a run that an exception ended."""
-    return "cancelled" if type(error).__name__ == "QueryCanceled" else "failed", str(error).strip()
+    # (not by its class: a cancel that is heard while a message is sent is a plpy.Error)
+    sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return "cancelled" if sqlstate == "57014" else "failed", str(error).strip()
 
 
 def listed(failed):
