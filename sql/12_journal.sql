@@ -242,6 +242,9 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'run % is not running', $1 USING ERRCODE = '55000';
     END IF;
+    IF of IN ('madlib_keras_evaluate', 'madlib_keras_predict', 'madlib_keras_predict_byom') THEN
+        RAISE EXCEPTION 'run % is of %, which trains nothing', $1, of USING ERRCODE = '0A000';
+    END IF;
     -- replicas train one model together; and who trains one configuration has no others
     IF of = 'madlib_keras_fit' AND (content -> 'add' IS NOT NULL OR settings ->> 'fit_strategy' = 'averaging')
        OR of = 'mop_more' AND content -> 'add' IS NOT NULL THEN
@@ -414,6 +417,16 @@ BEGIN
         BEGIN
             PERFORM @extschema@.mop_close_run(run, NULL, 'failed', 'the session that ran it has ended',
                                               ticket);
+        EXCEPTION WHEN lock_not_available THEN
+            NULL;  -- the next call will try again
+        END;
+    END LOOP;
+    -- of what trains nothing, nobody goes on with it
+    FOR run IN SELECT r.run_id FROM @extschema@.mop_run r WHERE r.owner = caller AND r.status <> 'running' AND r.function
+               IN ('madlib_keras_evaluate', 'madlib_keras_predict', 'madlib_keras_predict_byom')
+    LOOP
+        BEGIN
+            PERFORM @extschema@.mop_drop(run, true, ticket);
         EXCEPTION WHEN lock_not_available THEN
             NULL;  -- the next call will try again
         END;
@@ -951,6 +964,21 @@ BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
     EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, target))
             || ' VALUES ($1, $2, $3, $4)' USING of_stage, new_version, number, part;
+END
+$$;
+
+-- One part of what a session has predicted for a partition, which is where the states are: under stage 0, at the number
+-- of the partition. NULL: there are no more.
+CREATE FUNCTION @extschema@.mop_read_predictions(run bigint, of_segment integer, number integer,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS bytea
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    found bytea;
+BEGIN
+    PERFORM @extschema@.mop_own(run, ticket);
+    EXECUTE 'SELECT data FROM @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, 1))
+        || ' WHERE stage = 0 AND version = $1 AND part = $2' INTO found USING of_segment, number;
+    RETURN found;
 END
 $$;
 

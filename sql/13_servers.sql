@@ -97,7 +97,7 @@ BEGIN
         INSERT INTO @extschema@.mop_metric (run_id, stage, dataset, loss, metric, metrics)
         VALUES (run, u.stage, u.dataset, x.loss, x.metric, x.metrics) ON CONFLICT DO NOTHING;
         DELETE FROM @extschema@.mop_partial p WHERE (p.run_id, p.stage, p.dataset) = (run, u.stage, u.dataset);
-    ELSE
+    ELSIF report ->> 'sums' IS NOT NULL THEN
         PERFORM @extschema@.mop_put_partials(run, run_epoch, u.stage, u.dataset,
                                              json_build_object(u.segment, report -> 'sums'), ticket);
     END IF;

@@ -423,6 +423,14 @@ class Catalog:
             cursor.execute("SET statement_timeout = 30000")
         return parts
 
+    def predictions(self, run_id, segment):
+        """The parts (bytes) of what has been predicted for a partition, one after the other."""
+        number = 0
+        while (part := self.execute(f"SELECT {self.schema}.mop_read_predictions(%s, %s, %s) AS part",
+                                    (run_id, segment, number))[0]["part"]) is not None:
+            yield bytes(part)
+            number += 1
+
     # --- several servers --------------------------------------------------------------------------
     def guests(self, run_id):
         """{server: the run's number there} of the other servers that a run is at work on."""

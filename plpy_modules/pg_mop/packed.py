@@ -74,11 +74,6 @@ class PackedTable:
         """SQL: the columns with the shapes."""
         return ", ".join(quote_identifier(c + "_shape") for c in self.columns)
 
-    def shapes(self, db, table=None):
-        """{column: shape of one example} from the first buffer; None where there is none. `table`: a part (quoted)."""
-        row = db.one(f"SELECT {self.shape_columns()} FROM {table or self.table} LIMIT 1")
-        return row and {c: list(row[c + "_shape"][1:]) for c in self.columns}
-
     def class_values(self):
         """{output: list of class values, or None}, padding included, as the summary has them."""
         return {c: self.summary.get(c + "_class_values") for c in self.outputs}

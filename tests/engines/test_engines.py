@@ -12,6 +12,8 @@ from conftest import Calling, Client, add_server, eventually, of_backend, traine
 from workload import ADAM, assert_invariants, buffers, dense, fit, load, make_data, pickled, replayed, selection
 
 SEED = 11
+ACTIVE = "SELECT state = 'active' FROM pg_stat_activity WHERE pid = %s"
+COLUMNS = "id integer, x real[], y text"  # of the raw rows
 
 
 class OneServer:
@@ -72,6 +74,51 @@ def nothing_is_left(engine):
         assert worker.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'mop\\_state\\_%'") == 0
 
 
+def raw_rows(engine):
+    """The raw rows as a table `rawp`, a partition on each server: [(a client of its server, its name there), ...]."""
+    db = engine.db
+    workers = engine.workers or {None: db}
+    places = [*((worker, name) for name, worker in workers.items()), (db, None)]
+    db.run("DROP TABLE IF EXISTS rawp; CREATE TABLE rawp (LIKE flowers) PARTITION BY HASH (id)")
+    made = []
+    for number, (client, name) in enumerate(places):
+        bounds = f"FOR VALUES WITH (MODULUS {len(places)}, REMAINDER {number})"
+        if client is db:
+            db.run(f"CREATE TABLE rawp_{number} PARTITION OF rawp {bounds}")
+        else:
+            client.run(f"DROP TABLE IF EXISTS public.raw; CREATE TABLE public.raw ({COLUMNS})")
+            db.run(f"CREATE FOREIGN TABLE rawp_{number} PARTITION OF rawp {bounds} SERVER {name} "
+                   "OPTIONS (schema_name 'public', table_name 'raw')")
+        made.append((client, f"public.rawp_{number}" if client is db else "public.raw"))
+    db.run("INSERT INTO rawp SELECT * FROM flowers")
+    return made
+
+
+def stopped_before_it_predicts(engine, place):
+    """A client whose worker sessions on a place's server are warm, and wait for trainers that do nothing: the client,
+    the process ids of these sessions."""
+    other = engine.db.another()
+    fit(other, "flowers_packed", "warm", "mst", iterations=1)
+    warm = [row["pid"] for row in place.run("SELECT pid FROM pg_stat_activity WHERE state = 'idle' AND application_name "
+                                            "= (SELECT 'pg_mop run ' || %s)", [
+        engine.db.value("SELECT max(run_id) FROM madlib.mop_runs")])]
+    of_these = [trainer for trainer in trainers() if of_backend(trainer) in warm]
+    assert len(of_these) == len(warm) > 0
+    for trainer in of_these:
+        os.kill(trainer, signal.SIGSTOP)
+    return other, warm
+
+
+def ordered(rows):
+    return sorted((tuple(row.values()) for row in rows), key=str)
+
+
+def predicted(db, table, kind):
+    db.run("DROP TABLE IF EXISTS out")
+    db.run(f"SELECT madlib.madlib_keras_predict('models', '{table}', 'id', 'x', 'out', {kind}, FALSE, 1)")
+    return ordered(db.run("SELECT * FROM out"))
+
+
 class TestConformance:
     @pytest.mark.slice
     def test_the_segments_are_where_they_should_be(self, engine):
@@ -109,6 +156,81 @@ class TestConformance:
                "SELECT madlib.madlib_keras_evaluate('models', 'flowers_val', 'scores', FALSE, 2)")
         assert db.value("SELECT loss FROM scores") == pytest.approx(row["validation_loss_final"], abs=1e-6)
         assert db.value("SELECT metric FROM scores") == pytest.approx(row["validation_metrics_final"], abs=1e-6)
+
+    def test_evaluation_on_all_segments_leaves_nothing(self, engine):
+        db = engine.db
+        db.run("DROP TABLE IF EXISTS scores, alone; CREATE TEMP TABLE copy AS TABLE flowers_val; "
+               "CREATE TEMP TABLE copy_summary AS TABLE flowers_val_summary")
+        runs = db.value("SELECT count(*) FROM madlib.mop_runs")
+        before = db.value("SELECT nextval('madlib.mop_run_run_id_seq')")
+        db.run("SELECT madlib.madlib_keras_evaluate('models', 'copy', 'alone', FALSE, 1)")
+        assert db.value("SELECT nextval('madlib.mop_run_run_id_seq')") == before + 1, "it was no run"
+        db.run("SELECT madlib.madlib_keras_evaluate('models', 'flowers_val', 'scores', FALSE, 1)")
+        assert db.value("SELECT nextval('madlib.mop_run_run_id_seq')") == before + 3, "it was a run"
+        assert db.value("SELECT count(*) FROM madlib.mop_runs") == runs
+        mine, theirs = db.run("SELECT * FROM scores")[0], db.run("SELECT * FROM alone")[0]
+        assert mine.pop("all_metrics") == pytest.approx(theirs.pop("all_metrics"), rel=1e-6)
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-6) and mine["metric"] == pytest.approx(
+            theirs["metric"]) and mine["metrics_type"] == theirs["metrics_type"]
+        nothing_is_left(engine)
+
+    @pytest.mark.parametrize("kind", ["'prob'", "'response'", "2", "0.3::float8"])
+    def test_predictions_for_partitions_are_those_of_one_session(self, engine, kind):
+        db = engine.db
+        raw_rows(engine)
+        assert predicted(db, "rawp", kind) == predicted(db, "flowers", kind)
+        nothing_is_left(engine)
+
+    def test_a_session_that_dies_while_it_predicts_is_replaced(self, engine):
+        db = engine.db
+        wanted, (place, _) = predicted(db, "flowers", "'prob'"), raw_rows(engine)[0]
+        other, stopped = stopped_before_it_predicts(engine, place)
+        call = Calling(other, "DROP TABLE IF EXISTS out; SELECT madlib.madlib_keras_predict('models', 'rawp', 'id', "
+                              "'x', 'out', 'prob', FALSE, 1)")
+        assert eventually(lambda: any(place.value(ACTIVE, [pid]) for pid in stopped), 60)
+        for pid in stopped:
+            place.run("SELECT pg_terminate_backend(%s)", [pid])
+        assert call.end() is None
+        assert ordered(db.run("SELECT * FROM out")) == wanted
+        nothing_is_left(engine)
+        other.close()
+
+    def test_a_cancel_while_it_predicts_leaves_nothing(self, engine):
+        db = engine.db
+        (place, _), *_ = raw_rows(engine)
+        other, stopped = stopped_before_it_predicts(engine, place)
+        call = Calling(other, "SELECT madlib.madlib_keras_predict('models', 'rawp', 'id', 'x', 'never', 'prob', FALSE, "
+                              "1)")
+        assert eventually(lambda: any(place.value(ACTIVE, [pid]) for pid in stopped), 60)
+        run_id = db.value("SELECT run_id FROM madlib.mop_runs WHERE status = 'running'")
+        assert "trains nothing" in str(db.error("SELECT madlib.mop_add_trial(%s, 1, 'x', 'y')", [run_id]))
+        db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
+        assert call.end(3).pgcode == "57014"
+        assert db.value("SELECT to_regclass('never')") is None
+        assert db.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == 0
+        nothing_is_left(engine)
+        other.close()
+
+    def test_what_a_killed_caller_leaves_is_dropped_by_the_next_call(self, engine):
+        db = engine.db
+        (place, _), *_ = raw_rows(engine)
+        other, stopped = stopped_before_it_predicts(engine, place)
+        call = Calling(other, "SELECT madlib.madlib_keras_predict('models', 'rawp', 'id', 'x', 'never', 'prob', FALSE, "
+                              "1)")
+        assert eventually(lambda: any(place.value(ACTIVE, [pid]) for pid in stopped), 60)
+        run_id = db.value("SELECT run_id FROM madlib.mop_runs WHERE status = 'running'")
+        db.run("SELECT pg_terminate_backend(%s)", [other.connection.info.backend_pid])
+        assert call.end() is not None
+        assert eventually(lambda: db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id])
+                          == "failed")
+        for name in ("resume", "replay"):
+            error = db.error(f"SELECT madlib.mop_{name}(%s{', %s' * (name == 'replay')})",
+                             [run_id, "again"][:1 + (name == "replay")])
+            assert "trains nothing" in str(error) and "Make that call once more" in str(error)
+        assert eventually(lambda: not any(place.value(ACTIVE, [pid]) for pid in stopped), 20)
+        assert predicted(db, "rawp", "'prob'") == predicted(db, "flowers", "'prob'")
+        assert db.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == 0
+        nothing_is_left(engine)
 
     def test_averaging_is_replicas_in_plain_keras_averaged_by_hand(self, engine):
         db = engine.db

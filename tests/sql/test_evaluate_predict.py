@@ -291,3 +291,91 @@ def test_models_are_evaluated_together_with_the_results_of_each_alone(db, cache)
         assert row["training_loss_final"] == pytest.approx(alone["loss"], rel=1e-5)
         if row["mst_key"] < 4:  # f1_score is no mean over rows
             assert row["training_metrics_final"] == pytest.approx(alone["metric"], rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def parted(db, models):
+    """The rows in partitions of two levels; this session's worker sessions are warm."""
+    db.run("CREATE TABLE parted (LIKE flowers) PARTITION BY LIST (y); "
+           "CREATE TABLE parted_a PARTITION OF parted FOR VALUES IN ('a'); "
+           "CREATE TABLE parted_bc PARTITION OF parted FOR VALUES IN ('b', 'c') PARTITION BY RANGE (id); "
+           "CREATE TABLE parted_bc1 PARTITION OF parted_bc FOR VALUES FROM (1) TO (50); "
+           "CREATE TABLE parted_bc2 PARTITION OF parted_bc DEFAULT; CREATE TABLE parted_none PARTITION OF parted DEFAULT;"
+           "INSERT INTO parted SELECT * FROM flowers WHERE id <= 90; CREATE TABLE flat AS TABLE parted")
+    fit(db, "flowers_packed", "warm", "mst", iterations=1)
+
+
+def as_a_run(db, work):
+    """What `work()` gives, and whether a run was made for it."""
+    before = db.value("SELECT nextval('madlib.mop_run_run_id_seq')")
+    result = work()
+    return result, db.value("SELECT nextval('madlib.mop_run_run_id_seq')") > before + 1
+
+
+def both(db, rest=", 'prob', FALSE, 1"):
+    """The predictions for the partitions, and whether a run made them."""
+    rows, by_run = as_a_run(db, lambda: predict(db, rest, test="parted"))
+    db.run("DROP TABLE out")
+    return rows, by_run
+
+
+def test_partitions_are_predicted_side_by_side(db, parted):
+    rows, by_run = both(db)
+    assert by_run and rows == predict(db, ", 'prob', FALSE, 1", test="flat")
+    db.run("DROP TABLE out; SET pg_mop.sessions = 1")
+    rows, by_run = both(db, ", 'response', FALSE, 1")
+    db.run("RESET pg_mop.sessions")
+    assert by_run and rows == predict(db, ", 'response', FALSE, 1", test="flat")
+    assert db.value("SELECT count(*) FROM madlib.mop_runs WHERE function ~ 'predict'") == 0
+
+
+def test_what_others_do_not_see_is_predicted_alone(db, parted):
+    db.run("BEGIN; INSERT INTO parted VALUES (1000, '{1,2,3,4}', 'a')")
+    rows, by_run = both(db, ", 'response', FALSE, 1")
+    assert not by_run and len(rows) == 91
+    db.run("ROLLBACK; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+    rows, by_run = both(db, ", 'response', FALSE, 1")
+    assert not by_run and len(rows) == 90
+    db.run("ROLLBACK; BEGIN; CREATE TABLE uncommitted AS TABLE models; CREATE TABLE uncommitted_info AS TABLE "
+           "models_info; CREATE TABLE uncommitted_summary AS TABLE models_summary")
+    db.run("SELECT madlib.madlib_keras_predict('uncommitted', 'parted', 'id', 'x', 'out', 'response', FALSE, 1)")
+    assert db.run("SELECT * FROM out ORDER BY id") == rows
+    assert "this session works alone" in "".join(db.connection.notices)
+    db.run("ROLLBACK")
+
+
+def test_partitions_are_read_with_the_rights_that_the_table_gives(db, parted):
+    db.run("DO $$ BEGIN CREATE ROLE reader LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$; "
+           "GRANT mop_user TO reader; GRANT SELECT ON parted, models, models_info, models_summary TO reader; "
+           "GRANT ALL ON SCHEMA public TO reader; "
+           "GRANT SELECT ON flowers_packed, flowers_packed_summary, mst, mst_summary, arch TO reader")
+    reader = db.another("reader")
+    fit(reader, "flowers_packed", "readers_own", "mst", iterations=1)
+    rows, by_run = both(reader)
+    assert len(rows) == 270 and not by_run, "the partitions themselves may not be read"
+    db.run("GRANT SELECT ON parted_a, parted_bc1, parted_bc2, parted_none TO reader")
+    assert both(reader) == (rows, True)
+    db.run("ALTER TABLE parted ENABLE ROW LEVEL SECURITY; CREATE POLICY few ON parted USING (id <= 10)")
+    rows, by_run = both(reader)
+    assert len(rows) == 30 and not by_run
+    db.run("ALTER TABLE parted DISABLE ROW LEVEL SECURITY")
+    reader.run("DROP TABLE readers_own, readers_own_info, readers_own_summary")
+    reader.close()
+
+
+def test_a_number_that_a_partition_holds_and_no_float_is_told_of(db, parted):
+    db.run("ALTER TABLE parted ALTER COLUMN x TYPE numeric[]; INSERT INTO parted VALUES (2000, '{1e300,1,1,1}', 'b')")
+    error = str(db.error("SELECT madlib.madlib_keras_predict('models', 'parted', 'id', 'x', 'out', 'prob', FALSE, 1)"))
+    assert 'column "x" has NaN, an infinity or a number beyond type real in 1 row' in error
+    assert db.value("SELECT to_regclass('out')") is None
+    assert db.value("SELECT count(*) FROM madlib.mop_runs WHERE function ~ 'predict'") == 0
+    db.run("DELETE FROM parted WHERE id = 2000; ALTER TABLE parted ALTER COLUMN x TYPE real[]")
+
+
+def test_a_loss_that_is_nan_is_told(db, models):
+    db.run("CREATE TABLE broken AS SELECT mst_key, decode(repeat('0000c07f', octet_length(model_weights) / 4), 'hex') "
+           "AS model_weights, model_arch FROM models; CREATE TABLE broken_info AS TABLE models_info; "
+           "CREATE TABLE broken_summary AS TABLE models_summary")
+    _, by_run = as_a_run(db, lambda: db.run(
+        "SELECT madlib.madlib_keras_evaluate('broken', 'flowers_packed', 'out', FALSE, 1)"))
+    assert by_run and math.isnan(db.value("SELECT loss FROM out"))

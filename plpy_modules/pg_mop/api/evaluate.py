@@ -3,27 +3,30 @@
 import json
 
 from mop_udf import architecture
-from pg_mop import object_table
+from pg_mop import engines, object_table
+from pg_mop.api.applying import Applying, is_worthwhile
 from pg_mop.api.model_table import StoredModel
 from pg_mop.api.output import as_json
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
 from pg_mop.database import MopError, quote_identifier
 from pg_mop.packed import PackedTable
 
+FUNCTION = "madlib_keras_evaluate"
+
 
 @with_trainer
 def madlib_keras_evaluate(db, session, model_table, test_table, output_table, use_gpus, mst_key):
     """Write one row (loss, metric, metrics_type, loss_type) to `output_table`.
 
-    Runs in the caller's transaction with a trainer of the caller's own session, so that temporary and uncommitted
-    tables work.
+    Runs on all segments at once; or in the caller's transaction with a trainer of the caller's own session, so that
+    temporary and uncommitted tables work.
     """
     if model_table is None or not model_table.strip():
         raise MopError("NULL/empty input table name", detail="It is the model table.")
     packed = PackedTable(db, test_table, "test table")
     model = StoredModel(db, model_table, mst_key)
     output = db.output_table(output_table)
-    shapes = packed.shapes(db)
+    shapes = engines.find(db, [packed]).shapes(packed)
     given = [shapes[c] for c in packed.inputs]
     if given != model.input_shapes:
         raise MopError(f'the model takes input of shapes {model.input_shapes}, "{test_table}" has {given}: '
@@ -34,6 +37,33 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
     wanted = packed.wanted_outputs(shapes)
     if problem := architecture.output_misfit(model.outputs, wanted):
         raise MopError(problem)
+    report = on_segments(db, packed, model, output, output_table, use_gpus) or alone(
+        db, session, packed, model, wanted, use_gpus)
+    db.execute(f"CREATE TABLE {output} (loss float8, metric float8, metrics_type text[], loss_type text, "
+               f"all_metrics json)")
+    db.execute(f"INSERT INTO {output} VALUES ($1, $2, $3, $4, $5::json)",
+               ["float8", "float8", "text[]", "text", "text"], [
+                   report["loss"], report["metric"], model.compile["metrics"] or None, model.compile["loss"],
+                   as_json(report["metrics"])])
+
+
+def on_segments(db, packed, model, output, output_name, use_gpus):
+    """The loss, the metric and all metrics (a dict of these) as a run finds them on all segments at once; None where
+    there are not several, or where this session alone can do it. Raises MopError."""
+    if packed.table.schema.startswith("pg_temp") or not packed.foreign and not (
+            packed.keyed and is_worthwhile(db, packed.table) and db.value(
+                f"SELECT count(*) > 1 FROM (SELECT DISTINCT __dist_key__ FROM {packed.table}) AS segments")):
+        return None
+    functions = model.summary.get("object_table")
+    applying = Applying.on_segments(db, FUNCTION, packed, model, use_gpus, model.compile_params,
+                                    functions and object_table.check(db, functions))
+    if applying is None or not applying.done(output, output_name):
+        return None
+    return next(row for row in applying.metrics if row["dataset"] == "training")
+
+
+def alone(db, session, packed, model, wanted, use_gpus):
+    """The same by a trainer of the caller's session. Raises MopError."""
     columns = ", ".join(f"{quote_identifier(c)} AS c{i}, {quote_identifier(c + '_shape')}::text AS s{i}"
                         for i, c in enumerate(packed.columns))
     values = ", ".join(f"c{i}" for i in range(len(packed.columns)))
@@ -42,20 +72,15 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
     objects = object_table.read(db, model.summary.get("object_table"), model.compile)
     with trainer_of(session, options):
         session.begin({
-            "kind": "evaluate", "plain_weights": True, "seed": 0, "same_start": True, "stage": mst_key or 0,
+            "kind": "evaluate", "plain_weights": True, "seed": 0, "same_start": True, "stage": 0,
             "model_id": 0, "iteration": 0, "segment": 0, "architecture": model.architecture_text,
             "compile_params": model.compile_params, "fit_params": None, "epochs": 1, "dtypes": packed.dtypes(),
             "inputs": len(packed.inputs), "outputs": wanted, "rows": 0, "nbytes": 1 << 62, "dataset": None, "keep": [],
             "also": [],
-        }, [(mst_key or 0, model.weights)], [objects])
+        }, [(0, model.weights)], [objects])
         report = json.loads(db.value(
             f"SELECT {db.extension}.mop_sub_epoch(1, buffer_id, ARRAY[{values}], ARRAY[{texts}]) FROM "
             f"(SELECT buffer_id, {columns} FROM {packed.table} ORDER BY buffer_id OFFSET 0) AS buffers"))["models"][0]
     if not report["rows"]:
-        raise MopError(f'test table "{test_table}" has no rows')
-    db.execute(f"CREATE TABLE {output} (loss float8, metric float8, metrics_type text[], loss_type text, "
-               f"all_metrics json)")
-    db.execute(f"INSERT INTO {output} VALUES ($1, $2, $3, $4, $5::json)",
-               ["float8", "float8", "text[]", "text", "text"], [
-                   report["loss"], report["metric"], model.compile["metrics"] or None, model.compile["loss"],
-                   as_json(report["metrics"])])
+        raise MopError(f'test table "{packed.text}" has no rows')
+    return report

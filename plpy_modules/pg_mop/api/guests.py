@@ -111,12 +111,16 @@ class Guests(Planning):
                                 hint="The next call that trains there drops it.")
 
     def _close_guests(self, outcome):
-        """The call ends before its time: note (status, error text) in the guests, which stay for who resumes it."""
+        """The call ends before its time: note (status, error text) in the guests."""
         for server in self._guests():
             try:
                 server.catalog.SECONDS = 1
                 if server.run_id is not None:
-                    server.catalog.close_run(server.run_id, *outcome)
+                    self._close_guest(server, outcome)
                 server.catalog.close()
             except (MopError, SessionLost, psycopg2.Error) as trouble:
                 self.db.plpy.log(f"pg_mop: run {server.run_id} on server {server.name} is left open: {trouble}")
+
+    def _close_guest(self, server, outcome):
+        """It stays for who resumes the run."""
+        server.catalog.close_run(server.run_id, *outcome)

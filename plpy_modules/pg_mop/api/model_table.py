@@ -1,49 +1,12 @@
 """Model tables as evaluate and predict read them."""
 
-from mop_udf import architecture, params
+from mop_udf import params
 from pg_mop.database import MopError, quote_identifier
+from pg_mop.inference.model import Model
 from pg_mop.packed import dependent_dtype
 
 # losses, without "_", whose targets are a probability for each class: soft labels, where those are not whole
 OF_CLASSES = ("categoricalcrossentropy", "categoricalfocalcrossentropy", "categoricalhinge", "kldivergence", "kld")
-
-
-class Model:
-    """A model to evaluate or predict with.
-
-    `architecture_text` and `weights` (float32 bytes); `input_shapes` and `outputs` (widths, None where only the built
-    model says one: `lend` fills them in); `output_names`;
-    `classes`: for each output the class values as text (None = SQL NULL), or None where it was not one-hot encoded;
-    `normalizing_const`; `regression`: it was trained on numbers, neither on classes nor on soft labels.
-    """
-
-    regression = False
-
-    def lend(self, trainer):
-        """Have a trainer hold the model, to predict with it or to export it. Raises MopError where its outputs are no
-        vectors, or others than the model table says."""
-        trainer.send({"op": "model", "architecture": self.architecture_text}, self.weights)
-        shapes = trainer.receive()[0]["outputs"]
-        for shape in shapes:
-            if not architecture.is_vector(shape):
-                raise MopError(f"{self.what} cannot be used: {architecture.NO_VECTOR} {shape}")
-        if len(shapes) != len(self.outputs):
-            raise MopError(f"{self.what} has {len(shapes)} outputs, not {len(self.outputs)}")
-        self.outputs = [width for width, in shapes]
-        self.check_classes()
-
-    def check_classes(self):
-        """Raises MopError where class values that were given are not as many as the model outputs, as far as known."""
-
-    def _read_architecture(self, text, weights, outputs, what):
-        """Check the architecture JSON; `what` names the model in errors. Raises MopError."""
-        self.architecture_text, self.weights, self.what = text, weights, what
-        try:
-            checked = architecture.check(text)
-            self.input_shapes = architecture.input_shapes(checked)
-            self.outputs = architecture.output_widths(checked, outputs)
-        except architecture.ArchitectureError as error:
-            raise MopError(f"{what} cannot be used: {error}") from None
 
 
 class StoredModel(Model):
@@ -63,9 +26,11 @@ class StoredModel(Model):
         self.summary_table, self.summary = summary, db.one(f"SELECT * FROM {summary}")
         if "mst_key" in columns:
             row, what = self._one_of_several(db, text, table, mst_key), f'model {mst_key} of "{text}"'
+            self.weights_sql = f"SELECT model_weights FROM {table} WHERE mst_key = {int(mst_key)}"
         elif mst_key is not None:
             raise MopError(f'model table "{text}" holds a single model: mst_key must not be given')
         else:
+            self.weights_sql = f"SELECT model_weights FROM {table}"
             stored = db.one(f"SELECT model_weights, model_arch::text AS arch_text FROM {table}")
             row, what = {**self.summary, **stored}, f'the model of "{text}"'
         missing = [c for c in ("dependent_varname", "independent_varname", "dependent_vartype", "model_arch_table",
@@ -117,6 +82,8 @@ class StoredModel(Model):
 class OwnModel(Model):
     """A model of an architecture table: bring your own (contract 4, section 4)."""
 
+    given_classes = True
+
     def __init__(self, db, text, model_id, class_values, normalizing_const, dependent_count):
         """Read model `model_id` of the architecture table that the caller calls `text`. Raises MopError."""
         table = db.input_table(text, "model architecture table")
@@ -135,6 +102,7 @@ class OwnModel(Model):
             raise MopError(f'model_id {model_id} is not in "{text}"', hint=f"SELECT model_id, name FROM {table};")
         if row["arch_text"] is None or row["model_weights"] is None:
             raise MopError(f'model_arch and model_weights of model_id {model_id} in "{text}" must not be NULL')
+        self.weights_sql = f"SELECT model_weights FROM {table} WHERE model_id = {int(model_id)}"
         self._read_architecture(row["arch_text"], row["model_weights"], dependent_count, f"model_id {model_id}")
         self.normalizing_const = 1.0 if normalizing_const is None else float(normalizing_const)
         self.output_names = ["dependent_var"] if dependent_count == 1 else [
@@ -144,9 +112,3 @@ class OwnModel(Model):
             # a one-dimensional array is that of the only output
             self.classes = class_values if class_values and isinstance(class_values[0], list) else [class_values]
         self.check_classes()
-
-    def check_classes(self):
-        given = [None if c is None else len(c) for c in self.classes]
-        if len(given) != len(self.outputs) or not all(
-                None in (count, width) or count == width for count, width in zip(given, self.outputs)):
-            raise MopError(f"class_values has {given} values, the model outputs {self.outputs} classes")

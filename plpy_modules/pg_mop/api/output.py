@@ -31,8 +31,8 @@ def tell_of_large(db, table, sizes):
 
 def as_json(metrics):
     """{name: value} as JSON text, which has no NaN and no infinity: null; None where there is no metric."""
-    return json.dumps({name: value if math.isfinite(value) else None for name, value in metrics.items()}) \
-        if metrics else None
+    return json.dumps({name: None if value is None or not math.isfinite(value) else value
+                       for name, value in metrics.items()}) if metrics else None
 
 
 def class_columns(source):

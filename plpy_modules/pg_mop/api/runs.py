@@ -27,7 +27,7 @@ def mop_resume(db, run_id):
         if not run["has_states"]:
             raise MopError(f"the model states of run {run_id} are gone", detail="They are not part of a dump.",
                            sqlstate="55000")
-        _check_not_a_guest(run)
+        _check_trains(run)
         earlier = Earlier(journal, run)
     if "replay_of" in earlier.tables:
         raise MopError(f"run {run_id} is a replay, which does not go on",
@@ -47,7 +47,7 @@ def mop_replay(db, run_id, output_table):
     """
     with open_journal(db) as journal:
         run = own_run(db, journal, run_id)
-        _check_not_a_guest(run)
+        _check_trains(run)
         earlier = Earlier(journal, run, replay=True)
     if run["function"] not in (fit_multiple.FUNCTION, fit.FUNCTION):
         raise MopError(f"run {run_id} is a search, which is not replayed",
@@ -58,8 +58,11 @@ def mop_replay(db, run_id, output_table):
     train(db, {**earlier.arguments, output: output_table, "warm_start": False}, earlier)
 
 
-def _check_not_a_guest(run):
-    """Raises MopError where a run is a part of another server's."""
+def _check_trains(run):
+    """Raises MopError where a run is a part of another server's, or of a call that trains nothing."""
     if run["function"] == "guest":
         raise MopError(f"run {run['run_id']} is a part of run {run['parameters']['run']} of another server",
                        hint="Call it there, with that number.", sqlstate="0A000")
+    if run["function"] not in TRAINS:
+        raise MopError(f"run {run['run_id']} is of {run['function']}, which trains nothing",
+                       hint="Make that call once more.", sqlstate="0A000")

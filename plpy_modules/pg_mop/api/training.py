@@ -31,6 +31,7 @@ class Training(Guests):
     """One training call. In order: the constructor, `check`, `run`, then the caller writes within `output`."""
 
     run_id = None
+    orders_of = Orders
     _by_key = None  # mst_key -> its rows of `metrics`
 
     def __init__(self, db, function, source_table, validation_table, num_iterations, frequency, use_gpus, earlier=None):
@@ -53,13 +54,17 @@ class Training(Guests):
         self.frequency = num_iterations if frequency is None else frequency
         self.metrics_iterations = [i for i in range(1, num_iterations + 1)
                                    if i % self.frequency == 0 or i == num_iterations]
-        self.source = PackedTable(db, source_table, "source table")
+        self.source = self._table(source_table, "source table")
         self.validation = None
         if validation_table is not None:
-            self.validation = PackedTable(db, validation_table, "validation table")
+            self.validation = self._table(validation_table, "validation table")
         self.engine = engines.find(db, [t for t in (self.source, self.validation) if t is not None])
         if self.use_gpus and not self.engine.elsewhere and not settings.gpus():
             raise MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
+
+    def _table(self, text, what):
+        """The table that the caller calls `text`. Raises MopError."""
+        return PackedTable(self.db, text, what)
 
     def _adopt(self, earlier):
         """Compute as the earlier run did, whatever is set now. (A replay may train each configuration by itself.)"""
@@ -79,16 +84,8 @@ class Training(Guests):
         not among those) are for its row."""
         db, options = self.db, self.options
         self.started = db.value("SELECT clock_timestamp()::timestamp::text")
-        for packed in (self.source, self.validation):
-            if packed is not None:
-                self.locks.share(packed)
-                self.engine.share(packed)
         engine = self.engine
-        self.segments = {("training", s.key): s for s in engine.segments(self.source)}
-        if not self.segments:
-            raise MopError(f'source table "{self.source.text}" has no rows')
-        if self.validation is not None:
-            self.segments.update({("validation", s.key): s for s in engine.segments(self.validation)})
+        self._find_segments()
         way = engine.way(None)
         self.journal = journal = Catalog(db, way)
         self.servers = {None: Server(None, way, journal, None, db.extension,
@@ -127,8 +124,8 @@ class Training(Guests):
                         raise
                 self._open_guests(output_name)
                 self._make_board(earlier)
-                self.orders = Orders(
-                    engine, self._server, {"training": self.source, "validation": self.validation}, self.segments,
+                self.orders = self.orders_of(
+                    self.engine, self._server, {"training": self.source, "validation": self.validation}, self.segments,
                     self.plan, self.board, self.sharing, self.outputs, options, self.seed,
                     self.functions and object_table.within_schema(self.functions), self._digests_of, self.use_gpus,
                     self.began, self.replicas() if self.averaging else None,
@@ -144,6 +141,7 @@ class Training(Guests):
                                     earlier.attempts if resumes else {}, self.wanted)
                 self.executor = executor
                 executor.go()
+                self.gather()
                 self._drop_guests()
                 sessions.keep(options["session_idle_timeout"])
                 self.failed = {**executor.failed, **self.misfits}
@@ -164,6 +162,21 @@ class Training(Guests):
                 server.catalog.close()
             raise
         # it stays open: the output is written with it, and there may be no other connection to be had then
+
+    def _find_segments(self):
+        """Note which segments there are: `segments`; keep writers from them to the call's end. Raises MopError."""
+        for packed in (self.source, self.validation):
+            if packed is not None:
+                self.locks.share(packed)
+                self.engine.share(packed)
+        self.segments = {("training", s.key): s for s in self.engine.segments(self.source)}
+        if not self.segments:
+            raise MopError(f'source table "{self.source.text}" has no rows')
+        if self.validation is not None:
+            self.segments.update({("validation", s.key): s for s in self.engine.segments(self.validation)})
+
+    def gather(self):
+        """All units are done: read what other servers have for the caller, before that goes."""
 
     def steering(self):
         """What decides what is asked for while the run goes on."""
@@ -304,7 +317,7 @@ class Training(Guests):
                 continue
             packed = self._packed(dataset)
             try:
-                seen = journal.fingerprint(self.engine.fingerprint_sql(packed, segment))
+                seen = journal.fingerprint(segment.fingerprint_sql)
             except psycopg2.errors.LockNotAvailable:
                 raise is_locked(packed) from None
             if seen != segment.fingerprint:

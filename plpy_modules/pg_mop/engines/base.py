@@ -3,12 +3,17 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from pg_mop.database import MopError
+
 
 @dataclass(frozen=True)
 class Segment:
     """A horizontal part of a packed table: its `__dist_key__` (0 where there is none), rows, bytes, a fingerprint of
     its rows' versions; `server`: the name of the foreign server that holds it, None: the coordinator's own; `table`:
-    what it is called there (quoted)."""
+    what it is called there (quoted); `fingerprint_sql`: SQL for column `fingerprint` there.
+
+    Of a table of raw rows: a leaf partition, by a number; rows and bytes are estimates, and the fingerprint only tells
+    that it is the same table."""
 
     key: int
     rows: int
@@ -16,6 +21,7 @@ class Segment:
     fingerprint: str
     server: str | None
     table: str
+    fingerprint_sql: str
 
 
 class Engine(ABC):
@@ -35,16 +41,23 @@ class Engine(ABC):
         """Keep writers from the segments of a packed table until the call ends, where the caller may."""
 
     @abstractmethod
+    def parts(self, raw):
+        """The leaf partitions of a :class:`~pg_mop.prediction.RawTable`, as Segments."""
+
+    @abstractmethod
+    def first_row(self, table, columns):
+        """The values of some SQL columns for any row of a packed or raw table; None where it has none."""
+
     def shapes(self, packed):
-        """{column: shape of one example} of a packed table."""
+        """{column: shape of one example} of a packed table. Raises MopError where it is empty."""
+        row = self.first_row(packed, packed.shape_columns())
+        if row is None:
+            raise MopError(f'"{packed.text}" is empty')
+        return {column: list(shape[1:]) for column, shape in zip(packed.columns, row)}
 
     @abstractmethod
     def way(self, server):
         """The :class:`~pg_mop.engines.ways.Way` to a server (its name; None: the coordinator's own)."""
-
-    @abstractmethod
-    def fingerprint_sql(self, packed, segment):
-        """SQL for column `fingerprint` of a segment, on its server: it changes when anybody writes to the segment."""
 
     @abstractmethod
     def rows_sql(self, packed, segment, aggregate):

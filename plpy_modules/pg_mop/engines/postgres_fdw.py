@@ -12,7 +12,7 @@ from pg_mop import __version__
 from pg_mop.database import MopError, quote_identifier, quote_literal
 from pg_mop.engines import ways
 from pg_mop.engines.base import Segment
-from pg_mop.engines.postgresql import FINGERPRINT, PostgreSQL, _sizes
+from pg_mop.engines.postgresql import FINGERPRINT, PostgreSQL, fingerprint_sql, identity_sql, sizes
 from pg_mop.execute.sessions import SessionLost, open_session, run
 
 
@@ -32,42 +32,45 @@ class PostgresFdw(PostgreSQL):
         for server, table in self.foreign.get(packed.table.oid, ()):
             self.links[server].share(table)
 
-    def shapes(self, packed):
+    def first_row(self, table, columns):
         # never through postgres_fdw: the caller's transaction would depend on the server to its end
-        for table in self._local(packed):
-            if (found := packed.shapes(self.db, table)) is not None:
-                return found
-        for server, table in self.foreign.get(packed.table.oid, ()):
-            for row in self._read(packed, server, table, f"SELECT {packed.shape_columns()} FROM {table} LIMIT 1"):
-                return {c: list(shape[1:]) for c, shape in zip(packed.columns, row)}
-        raise MopError(f'"{packed.text}" is empty')
+        for leaf in self._leaves(table.table):
+            if (row := self.db.one(f"SELECT {columns} FROM {leaf['name']} LIMIT 1")) is not None:
+                return list(row.values())
+        for server, name in self.foreign.get(table.table.oid, ()):
+            for row in self._read(table, server, name, f"SELECT {columns} FROM {name} LIMIT 1"):
+                return list(row)
+        return None
+
+    def parts(self, raw):
+        found = super().parts(raw)
+        for server, table in self.foreign.get(raw.table.oid, ()):
+            (rows, size, fingerprint), = self._read(
+                raw, server, table, f"SELECT greatest(reltuples, 0)::bigint, pg_relation_size(oid), oid::text FROM "
+                                    f"pg_class WHERE oid = {quote_literal(table)}::regclass")
+            found.append(Segment(len(found), rows, size, fingerprint, server, table, identity_sql(table)))
+        return found
 
     def segments(self, packed):
         foreign = self.foreign.get(packed.table.oid, ())
         if not foreign:
             return super().segments(packed)
         found = []
-        for table in self._local(packed):
-            found += self._segments_here(packed, table, f"SELECT DISTINCT __dist_key__ AS key FROM {table} ORDER BY 1")
+        for leaf in self._leaves(packed.table):
+            found += self._segments_here(packed, leaf["name"],
+                                         f"SELECT DISTINCT __dist_key__ AS key FROM {leaf['name']} ORDER BY 1")
         for server, table in foreign:
             found += self._segments_there(packed, server, table)
         return sorted(found, key=lambda segment: segment.key)
 
-    def _local(self, packed):
-        """The leaf partitions on this server, quoted."""
-        return [row["name"] for row in self.db.execute(
-            "SELECT format('%I.%I', n.nspname, c.relname) AS name FROM pg_partition_tree($1::oid::regclass) t "
-            "JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace "
-            "WHERE t.isleaf AND c.relkind = 'r' ORDER BY c.oid", ["oid"], [packed.table.oid])]
-
     def _segments_there(self, packed, server, table):
         key = "__dist_key__" if packed.keyed else "0"
         rows = self._read(packed, server, table,
-                          f"SELECT {key}, {_sizes(packed)}, {FINGERPRINT} FROM {table} GROUP BY 1 ORDER BY 1")
+                          f"SELECT {key}, {sizes(packed)}, {FINGERPRINT} FROM {table} GROUP BY 1 ORDER BY 1")
         if any(row[0] is None for row in rows):
             raise MopError(f'{packed.table} has buffers whose "__dist_key__" is NULL')
-        return [Segment(int(key), int(rows_), int(size), fingerprint, server, table)
-                for key, rows_, size, fingerprint in rows if rows_]
+        return [Segment(int(key), int(rows_), int(size), fingerprint, server, table,
+                        fingerprint_sql(packed, table, key)) for key, rows_, size, fingerprint in rows if rows_]
 
     def _read(self, packed, server, table, sql):
         """The rows (tuples) that some SQL gives of a table on a server. Raises MopError."""

@@ -1,6 +1,6 @@
 """Plain PostgreSQL: every segment is on this server, every worker session a connection back to it."""
 
-from pg_mop.database import MopError, quote_identifier
+from pg_mop.database import MopError, quote_identifier, quote_literal
 from pg_mop.engines import ways
 from pg_mop.engines.base import Engine, Segment
 
@@ -15,8 +15,22 @@ class PostgreSQL(Engine):
     def share(self, packed):
         """The call's own locks do that (pg_mop.locks)."""
 
-    def shapes(self, packed):
-        return packed.shapes(self.db)
+    def first_row(self, table, columns):
+        row = self.db.one(f"SELECT {columns} FROM {table.table} LIMIT 1")
+        return row and list(row.values())
+
+    def parts(self, raw):
+        return [Segment(number, int(row["rows"]), int(row["bytes"]), row["fingerprint"], None, row["name"],
+                        identity_sql(row["name"])) for number, row in enumerate(self._leaves(raw.table))]
+
+    def _leaves(self, table):
+        """The leaf partitions of a Table that are on this server, as dicts: name (quoted), rows and bytes (estimates),
+        fingerprint."""
+        return self.db.execute(
+            "SELECT format('%I.%I', n.nspname, c.relname) AS name, greatest(c.reltuples, 0)::bigint AS rows, "
+            "pg_relation_size(c.oid) AS bytes, c.oid::text AS fingerprint FROM pg_partition_tree($1::oid::regclass) t "
+            "JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE t.isleaf AND c.relkind = 'r' ORDER BY c.oid", ["oid"], [table.oid])
 
     def segments(self, packed):
         return self._segments_here(packed, str(packed.table), packed.keys_sql())
@@ -28,14 +42,12 @@ class PostgreSQL(Engine):
         if None in keys:
             raise MopError(f'{packed.table} has buffers whose "__dist_key__" is NULL')
         for key in keys:
-            sums = db.one(f"SELECT {_sizes(packed)} FROM {table} WHERE {packed.of_segment(key)}")
+            sums = db.one(f"SELECT {sizes(packed)} FROM {table} WHERE {packed.of_segment(key)}")
             if sums["rows"]:
                 found.append(Segment(int(key), int(sums["rows"]), int(sums["bytes"]), db.value(
-                    f"SELECT {FINGERPRINT} FROM {table} WHERE {packed.of_segment(key)}"), None, str(packed.table)))
+                    f"SELECT {FINGERPRINT} FROM {table} WHERE {packed.of_segment(key)}"), None, str(packed.table),
+                    fingerprint_sql(packed, packed.table, key)))
         return found
-
-    def fingerprint_sql(self, packed, segment):
-        return f"SELECT {FINGERPRINT} AS fingerprint FROM {segment.table} WHERE {packed.of_segment(segment.key)}"
 
     def rows_sql(self, packed, segment, aggregate):
         def name(column):
@@ -55,7 +67,17 @@ FINGERPRINT = ("count(*) || ':' || coalesce(md5(string_agg(concat_ws(',', tableo
                "ORDER BY tableoid, ctid)), '')")
 
 
-def _sizes(packed):
+def fingerprint_sql(packed, table, key):
+    """SQL for the fingerprint of a segment in `table`: it changes when anybody writes to the segment."""
+    return f"SELECT {FINGERPRINT} AS fingerprint FROM {table} WHERE {packed.of_segment(key)}"
+
+
+def identity_sql(table):
+    """SQL for a fingerprint that tells that `table` (quoted) is the same table."""
+    return f"SELECT {quote_literal(table)}::regclass::oid::text AS fingerprint"
+
+
+def sizes(packed):
     """SQL: what a segment's rows and bytes are, of its buffers."""
     size = " + ".join(f"octet_length({quote_identifier(c)})" for c in packed.columns)
     return f"sum({quote_identifier(packed.columns[0] + '_shape')}[1]) AS rows, sum({size}) AS bytes"

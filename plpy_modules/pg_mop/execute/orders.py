@@ -59,6 +59,7 @@ class Orders:
     began: float            # when the call did (time.monotonic)
     replicas: list | None   # of averaging: rows of the segment of each
     kernels: dict = field(default_factory=dict)  # of a replay: unit -> the kernel that it used
+    finite: bool = True     # losses and metrics must be
 
     def trainer(self, place):
         """The options of the trainer at a place."""
@@ -79,9 +80,10 @@ class Orders:
             "options": self.trainer(place), "seed": self.seed,
             "same_start": self.options["same_start"] or self.replicas is not None, "replicas": self.replicas_of(unit),
             "table": packed.text, "fingerprint": segment.fingerprint,
-            "fingerprint_sql": self.engine.fingerprint_sql(packed, segment),
+            "fingerprint_sql": segment.fingerprint_sql,
             "rows_sql": self.engine.rows_sql(packed, segment, aggregate),
             "dtypes": packed.dtypes(), "inputs": len(packed.inputs), "outputs": self.outputs,
+            "finite": self.finite,
             "rows": segment.rows, "bytes": segment.bytes, "epochs": self._passes(unit),
             "kernel": self.kernels.get(unit, self.options["kernel"]), "run_seconds": time.monotonic() - self.began,
             "models": [{**self._passes_left(u), "functions": self.digests(self.plan.stages[u.stage].mst_key)}

@@ -18,6 +18,11 @@ ATTEMPTS = 3  # to open a session
 _pool = {}
 
 
+def are_warm():
+    """True where sessions of an earlier call are kept."""
+    return any(not session.connection.closed for session in _pool.values())
+
+
 class SessionLost(Exception):
     """The connection has gone."""
 
@@ -237,7 +242,7 @@ class Sessions:
         opening = {}  # session -> it has been told to start its trainer
         for place in places:
             try:
-                self.by_place[place] = self._take(place) or self._connect(place, opening)
+                self.by_place[place] = self._take(place, places) or self._connect(place, opening)
             except SessionLost:
                 pass
         self._connected(opening)
@@ -289,10 +294,16 @@ class Sessions:
         opening[session] = False
         return session
 
-    def _take(self, place):
-        session = _pool.pop(self._key(place), None)
+    def _take(self, place, places):
+        """A warm session for a place: its own, which has its rows, or one that none of `places` will ask for."""
+        key = self._key(place)
+        if key not in _pool:
+            asked_for = {self._key(other) for other in places}
+            key = next((warm for warm in _pool if warm[:2] == key[:2] and warm not in asked_for), None)
+        session = _pool.pop(key, None)
         if session is None or session.connection.closed:
             return None
+        session.place = place
         try:
             run(session, self._warm_up(place), self.tick)
         except (psycopg2.Error, SessionLost):

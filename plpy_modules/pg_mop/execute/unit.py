@@ -12,6 +12,7 @@ import time
 from mop_udf import aggregate, params
 from pg_mop import object_table
 from pg_mop.database import Database, MopError, extension_schema, quote_identifier
+from pg_mop.inference.model import Model
 from pg_mop.limits import Limits
 
 
@@ -73,6 +74,9 @@ class _Work:
         self.ticket = holder.query(f"SELECT ticket FROM {self.schema}.mop_tickets")[0]["ticket"]
         found = [self.model(model) for model in self.models]
         self.check_rows()
+        if "predict" in unit:
+            self.predict(found[0])
+            return
         objects = [_rights(self.plpy, unit["object_table"], model) for model in found]
         _start_trainer(self.plpy, holder, unit["options"])
         shared = {name: unit[name] for name in ("kind", "seed", "same_start", "segment", "epochs", "dtypes", "inputs",
@@ -96,6 +100,36 @@ class _Work:
             if not self.train:
                 self.score(number, model, own["sums"])
             self.finish(model, own, size, rest, time.monotonic() - trained if self.train else 0.0)
+
+    def predict(self, model):
+        """Write the predictions for a partition of raw rows: in parts, as of stage 0 and the segment's number."""
+        # (numpy is not for sessions that only train)
+        from pg_mop.inference.prediction import Choice, Reader, predictions
+        unit, told, began = self.unit, self.unit["predict"], time.monotonic()
+        _start_trainer(self.plpy, self.holder, unit["options"])
+        trainer, db = self.holder.trainer, Database(self.plpy, extension_schema(self.plpy))
+        try:
+            with db.pinned_path():
+                lent = Model.from_told(told["model"], model["architecture"], b"".join(
+                    part for _, part in self.states()))
+                lent.lend(trainer)
+                choice = Choice(told["pred_type"])
+                if lent.regression:
+                    choice.all_in_order()
+                reader = Reader(db, told["table"], told["identifier"], told["inputs"], lent.input_shapes,
+                                lent.normalizing_const)
+                for number, rows in enumerate(predictions(trainer, lent, reader, choice)):
+                    self.holder.query(f"SELECT {self.schema}.mop_put_state($1, $2, $3, $4, $5, $6, $7)",
+                                      ["bigint", "integer", "integer", "integer", "integer", "bytea", "text"],
+                                      [unit["run_id"], 0, unit["segment"], 1, number, json.dumps(rows).encode(),
+                                       self.ticket])
+            self.finish(self.models[0], {"kernel": "plain", "rows": reader.rows, "loss": None,
+                                         "seconds": time.monotonic() - began}, None, 0.0, 0.0)
+            return
+        except MopError as error:
+            problem = error
+        self.plpy.error(f"{problem.message}{problem.hint and f' ({problem.hint})' or ''}",
+                        sqlstate=aggregate.CONFIGURATION_FAILED)
 
     def check_rows(self):
         """The segment must hold the very rows that the run began with."""
@@ -184,11 +218,13 @@ class _Work:
         values = [("loss", report["loss"]), *report["metrics"].items()]
         bad = [f"{name} is {'NaN' if value != value else 'infinite'}" for name, value in values
                if not math.isfinite(value)]
-        if bad:
+        if bad and unit["finite"]:
             self.plpy.error(f"{bad[0]} on the {unit['dataset']} data", sqlstate=aggregate.CONFIGURATION_FAILED)
         self.holder.query(f"SELECT {self.schema}.mop_note_metrics($1, $2, $3, $4, $5, $6, $7)",
                           [*kinds, "float8", "float8", "text", "text"],
-                          [*key, report["loss"], report["metric"], json.dumps(report["metrics"]), self.ticket])
+                          [*key, report["loss"], report["metric"], json.dumps(
+                              {name: value if math.isfinite(value) else None for name, value in values[1:]}),
+                              self.ticket])
 
     def finish(self, model, report, size, read_seconds, write_seconds):
         """Note a model's result in its unit's row, and that its new state has `size` bytes."""

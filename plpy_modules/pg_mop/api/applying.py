@@ -1,0 +1,99 @@
+"""Applying a trained model on all segments at once: a run that trains nothing and leaves nothing.
+
+Its plan is one stage that has been trained already, to which the model's weights are put; its units evaluate that, or
+predict with it, on the servers that hold the rows. So sessions, trainers and servers are lost and replaced as in any
+run, and everybody sees it in mop_runs while it goes on.
+"""
+
+import functools
+
+import psycopg2
+
+from pg_mop.api.training import Training
+from pg_mop.database import MopError
+from pg_mop.execute.orders import Orders
+from pg_mop.execute.sessions import are_warm
+
+WORTH_BYTES = 128 << 20  # of rows; with fewer, to start several trainers takes longer than they save
+NOTHING = "optimizer='SGD()', loss='mse'"  # what a stage's parameters must say, where nothing is trained or measured
+
+
+class Applying(Training):
+    """One call: `on_segments`, then `done`."""
+
+    orders_of = functools.partial(Orders, finite=False)  # what is measured is told, whatever it is
+
+    def __init__(self, db, function, table, model, use_gpus, compile_params=NOTHING, functions=None):
+        """`table`: a PackedTable or a RawTable; `model`: an :class:`~pg_mop.inference.model.Model`; `functions`: object
+        table of its custom ones (quoted), or None."""
+        self.model = model
+        super().__init__(db, function, table, None, 1, 1, use_gpus)
+        self.options.update(resume=False, reuse=False)
+        self.check([{
+            "mst_key": 1, "model_id": 0, "compile_params": compile_params, "fit_params": "",
+            "model_arch": model.architecture_text, "weights_sql": model.weights_sql,
+            "weights_md5": db.value(f"SELECT md5(w) FROM ({model.weights_sql}) AS model(w)")}], functions)
+
+    @classmethod
+    def on_segments(cls, db, *arguments):
+        """The call, or None where it cannot be made, of which the caller is told. `arguments`: the constructor's."""
+        try:
+            return cls(db, *arguments)
+        except MopError as error:
+            return _tell(db, error)
+
+    def done(self, output, output_name):
+        """Do it; `output`: the output table, quoted, as the caller calls it `output_name`. False where no unit could be
+        begun, of which the caller is told: his own session may do it then. Raises MopError where it failed later."""
+        try:
+            self.reserve(output)
+            self.run(output_name, {}, {})
+        except MopError as error:
+            if self.executor is not None:
+                raise
+            return bool(_tell(self.db, error))
+        self.journal.close_run(self.run_id, "finished")
+        self._drop()
+        self.journal.close()
+        return True
+
+    def _table(self, table, what):
+        return table
+
+    def all_failed(self):
+        return self.failed[1].partition(": ")[2]
+
+    def tell(self, iteration):
+        """Of the one iteration there is nothing to tell."""
+
+    def adopt(self, stages):
+        return []
+
+    def _start_paths(self, journal):
+        super()._start_paths(journal)
+        for stage in self.plan.stages.values():
+            stage.trained = True
+
+    def _stop(self, journal, sessions, error):
+        super()._stop(journal, sessions, error)
+        self._drop()
+
+    def _close_guest(self, server, outcome):
+        super()._close_guest(server, outcome)
+        server.catalog.drop_run(server.run_id)
+
+    def _drop(self):
+        try:
+            self.journal.drop_run(self.run_id)
+        except (MopError, psycopg2.Error) as trouble:  # the next call that trains drops it
+            self.db.plpy.log(f"pg_mop: run {self.run_id} is left behind: {trouble}")
+
+
+def is_worthwhile(db, table):
+    """True where several sessions take less time than the caller's own to go through a Table on this server."""
+    return are_warm() or db.value("SELECT sum(pg_total_relation_size(relid)) >= $2 FROM "
+                                  "pg_partition_tree($1::oid::regclass)", ["oid", "bigint"], [table.oid, WORTH_BYTES])
+
+
+def _tell(db, error):
+    db.notice(f"this session works alone, not on all segments at once: {error.message}")

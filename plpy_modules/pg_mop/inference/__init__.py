@@ -1,0 +1,1 @@
+"""Applying trained models to rows: what the callers' sessions and worker sessions share."""

@@ -1,0 +1,128 @@
+"""Predictions for raw rows, chunk by chunk: in the caller's session, or in a worker session for a partition."""
+
+import numpy as np
+
+from pg_mop.database import MopError, quote_identifier, quote_literal
+from pg_mop.packing import unfit
+from pg_mop.packing.buffers import decode
+
+CHUNK_BYTES = 16 << 20
+ROW_BYTES = 300  # of a prediction on its way into the table: Python objects, then an array of SQL
+
+
+def predictions(trainer, model, reader, choice):
+    """The predictions of a :class:`~pg_mop.inference.model.Model` that a trainer holds, in chunks: columns (lists) of
+    ids (text), class names, class values, probabilities and ranks, None where there is none."""
+    classes = []
+    for values, units in zip(model.classes, model.outputs):
+        values = list(values) if values is not None else [str(k) for k in range(units)]
+        classes.append((values + [None] * units)[:units] + [None])  # the last: of no class
+    kept = sum(model.outputs) if choice.most is None else len(model.outputs) * choice.most
+    for identifiers, arrays in reader.chunks(16 * sum(model.outputs) + ROW_BYTES * kept):
+        trainer.send({"op": "predict", "shapes": [list(a.shape) for a in arrays]},
+                     *(a.reshape(-1).view(np.uint8) for a in arrays))
+        _, payloads = trainer.receive()
+        rows = [[], [], [], [], []]
+        finite = np.all([np.isfinite(a.reshape(len(a), -1)).all(axis=1) for a in arrays], axis=0)
+        for name, values, data in zip(model.output_names, classes, payloads):
+            probabilities = np.frombuffer(data, "<f4").reshape(len(identifiers), -1).astype("f8")
+            row, column, rank = choice.of(probabilities, finite & np.isfinite(probabilities).all(axis=1))
+            rows[0] += [identifiers[i] for i in row]
+            rows[1] += [name] * len(row)
+            rows[2] += [values[c] for c in column]
+            rows[3] += [p if c >= 0 else None for p, c in zip(probabilities[row, column].tolist(), column)]
+            rows[4] += [r if r > 0 else None for r in rank.tolist()]
+        if rows[0]:
+            yield rows
+
+
+class Choice:
+    """Which classes of an example are kept, by pred_type (contract 4, section 3.2). Raises MopError."""
+
+    def __init__(self, pred_type):
+        self.pred_type = pred_type = "prob" if pred_type is None else pred_type
+        self.most = self.above = None
+        if isinstance(pred_type, str):
+            if pred_type not in ("prob", "response"):
+                raise MopError(f"pred_type must be 'prob', 'response', an integer or a double precision number, "
+                               f"not {pred_type!r}")
+            if pred_type == "response":
+                self.most = 1
+        elif isinstance(pred_type, int):
+            if pred_type < 1:
+                raise MopError(f"pred_type must be at least 1 as an integer, not {pred_type}")
+            self.most = pred_type
+        else:
+            if not 0 <= pred_type < 1:
+                raise MopError(f"pred_type must be in [0, 1) as a double precision number, not {pred_type}")
+            self.above = pred_type
+        self.rank, self.sort = pred_type != "response", True
+
+    def all_in_order(self):
+        """Keep every output of a regression model, ranked by its position. Raises MopError for a choice of classes."""
+        if self.above is not None or self.most is not None and self.rank:
+            raise MopError("pred_type must be 'prob' or 'response' for a regression model, which has no classes")
+        self.most, self.sort = None, False
+
+    def of(self, probabilities, known):
+        """(rows, columns, ranks) of the kept entries of an array [examples, classes]; rank 1 = the best.
+
+        Of an example that is not `known` (an array of booleans), which has no prediction, one entry is kept: of column
+        and rank -1.
+        """
+        count, classes = probabilities.shape
+        order = np.argsort(-probabilities, axis=1, kind="stable") if self.sort else np.tile(np.arange(classes),
+                                                                                          (count, 1))
+        kept = np.ones((count, classes), bool)
+        if self.most is not None:
+            kept[:, self.most:] = False
+        if self.above is not None:
+            kept = np.take_along_axis(probabilities, order, 1) > self.above
+        kept[~known] = np.arange(classes) == 0
+        row, rank = np.nonzero(kept)
+        return row, np.where(known[row], order[row, rank], -1), np.where(known[row], rank + 1, -1)
+
+
+class Reader:
+    """Chunks of a table's rows: (ids as text, [float32 array for each input])."""
+
+    def __init__(self, db, table, identifier, inputs, shapes, normalizing_const):
+        """`table`: quoted; the other names are not."""
+        self.db, self.table, self.shapes, self.inputs = db, table, shapes, inputs
+        self.constant, self.rows = np.float32(normalizing_const), 0  # read by now
+        columns = ", ".join(f"array_send({quote_identifier(c)}::real[]) AS c{i}" for i, c in enumerate(inputs))
+        self.sql = f"SELECT {quote_identifier(identifier)}::text AS id, {columns} FROM {table}"
+
+    def chunks(self, output_bytes):
+        """The chunks, one after the other. `output_bytes`: what the predictions for one row take in memory, about."""
+        size = sum(int(np.prod(s)) * 8 + 64 for s in self.shapes) + output_bytes
+        cursor = self.db.plpy.cursor(self.sql)
+        try:
+            while rows := self._fetch(cursor, max(1, min(10_000, CHUNK_BYTES // size))):
+                arrays = []
+                for i, (name, shape) in enumerate(zip(self.inputs, self.shapes)):
+                    array = decode([row[f"c{i}"] for row in rows], shape, "real", name).reshape(-1, *shape)
+                    arrays.append(array if self.constant == 1 else array / self.constant)
+                self.rows += len(rows)
+                yield [row["id"] for row in rows], arrays
+        finally:
+            cursor.close()
+
+    def _fetch(self, cursor, count):
+        try:
+            return cursor.fetch(count)
+        except self.db.plpy.SPIError as error:
+            if getattr(error, "sqlstate", None) == unfit.OUT_OF_RANGE:
+                for name in self.inputs:
+                    unfit.check(self.db, self.table, name, "real", detail="The model takes float32.")
+            raise
+
+
+def check_shapes(dims, inputs, shapes):
+    """The inputs (names) of any row, of which the array_dims are given, must have these shapes. Raises MopError."""
+    for text, name, shape in zip(dims, inputs, shapes):
+        given = [int(d.split(":")[1]) - int(d.split(":")[0]) + 1
+                 for d in (text or "").strip("[]").split("][") if d]
+        if given != shape:
+            raise MopError(f'the model takes input of shape {shape}, column {quote_literal(name)} has {given}: '
+                           f"input shape does not match")
