@@ -16,13 +16,14 @@ LOCAL  = $(CURDIR)/.local
 VENV   = $(LOCAL)/venv
 SERVER = tools/server.sh
 
-.PHONY: debian help demo check test soak lint start stop psql dsn clean packages bench bench-peers image image-test
+.PHONY: debian help demo check test test-ray soak lint start stop psql dsn clean packages bench bench-peers image image-test
 
 help:
 	@echo 'make demo      install what is missing, start an embedded PostgreSQL, run the whole main job'
 	@echo 'make psql      psql on the embedded server;  make -s dsn  its URI;  make start, make stop'
 	@echo 'make check     the unit tests and a slice of each suite: about three minutes'
 	@echo 'make test      the whole suite;  make test TESTS=tests/unit  one part of it'
+	@echo 'make test-ray  the tests of trainers on Ray, which it installs into .local/venv'
 	@echo 'make soak      small runs under random faults;  make soak SECONDS=300 SEED=7'
 	@echo 'make lint      ruff'
 	@echo 'make bench     pg_mop against what people do instead;  make bench WORKLOAD=search RUNS=1'
@@ -72,6 +73,11 @@ demo:
 
 test: $(LOCAL)/packages $(LOCAL)/extension $(LOCAL)/debian-tests
 	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(PYTEST_ARGS) $(TESTS)
+
+# heavy, and so not there by default
+test-ray: $(LOCAL)/packages $(LOCAL)/extension
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check '.[ray]'
+	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(PYTEST_ARGS) tests/engines/test_ray.py
 
 check: $(LOCAL)/packages $(LOCAL)/extension
 	@tools/as_server_user.sh tools/check.sh $(VENV)/bin/python -B -m pytest $(PYTEST_ARGS)

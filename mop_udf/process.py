@@ -41,7 +41,7 @@ class Executed:
 
     def __init__(self, home, request, files):
         self._process = subprocess.Popen(
-            [os.path.join(home, "bin", "python"), "-I", "-B", "-m", "mop_udf.trainer", str(os.getpid()), str(files[3]),
+            [os.path.join(home, "bin", "python"), "-I", "-B", "-m", request["module"], str(os.getpid()), str(files[3]),
              *map(str, request["arguments"])],
             stdin=files[0], stdout=files[1], stderr=files[2], pass_fds=files[3:], env=request["environment"], cwd="/",
             start_new_session=True)
@@ -74,9 +74,9 @@ class Trainer:
     def __init__(self, home, options, tick):
         """`home`: the virtual environment; `options`: threads, gpu (None = CPU), keras_backend, cache_mb, idle_ms.
 
-        They may also have nursery_ms, how long the nursery stays without being needed (0, None: it is done without),
-        and, None being no limit, memory_mb, of the memory that it holds, and model_mb, of the weights and optimizer
-        variables of a model.
+        They may also have ray, the cluster on which it is to run (see pg_mop.elsewhere); nursery_ms, how long the
+        nursery stays without being needed (0, None: it is done without); and, None being no limit, memory_mb, of the
+        memory that it holds, and model_mb, of the weights and optimizer variables of a model.
         """
         self.options = options
         self.datasets = set()  # keys of the segments that the trainer keeps in its cache
@@ -87,8 +87,13 @@ class Trainer:
                             "CUDA_VISIBLE_DEVICES": str(-1 if options.get("gpu") is None else options["gpu"])},
             "arguments": [options["threads"], options["cache_mb"], options["idle_ms"],
                           options.get("memory_mb") or 0, options.get("model_mb") or 0],
-            "idle_ms": options.get("nursery_ms") or 0}
-        self._begin(self._request["idle_ms"] and self._fork)
+            "idle_ms": options.get("nursery_ms") or 0, "module": "mop_udf.trainer"}
+        if ray := options.get("ray"):
+            cpus = ray["cpus"] or options["threads"]
+            self._memory_mb = None  # that of the relay is not meant
+            self._request["module"] = "mop_udf.relay"
+            self._request["arguments"][:0] = [ray["address"], ray["gpus"], cpus, ray["wait"]]
+        self._begin(self._request["idle_ms"] and not ray and self._fork)
 
     def _begin(self, fork=None):
         """Make the pipes, and start the process at their other ends: by `fork`, if that gives one, or by itself."""

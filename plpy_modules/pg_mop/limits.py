@@ -4,6 +4,7 @@ starts it, whoever says with which options."""
 import os
 
 from pg_mop.database import MopError
+from pg_mop.elsewhere import cluster
 from pg_mop.settings import BACKENDS
 
 TOO_MANY_TRAINERS = "53000"
@@ -30,7 +31,10 @@ class Limits:
                 raise MopError(f"invalid option of a trainer: {name} = {value!r}")
         if options.get("keras_backend") not in BACKENDS:
             raise MopError(f"invalid option of a trainer: keras_backend = {options.get('keras_backend')!r}")
-        limits, within = self._find(), dict(options)
+        limits, within = self._find(), {name: value for name, value in options.items() if name != "ray"}
+        if options.get("trainers") is not None:
+            within["ray"] = cluster(self.plpy, options["trainers"])
+            within["ray"]["gpus"] *= bool(options.get("use_gpus"))
         for name, limit in (("threads", "threads"), ("memory_mb", "trainer_memory_mb"), ("model_mb", "max_model_mb")):
             values = [v for v in (options.get(name), limits[limit]) if v is not None]
             within[name] = min(values, default=None)
@@ -74,8 +78,9 @@ def _trainers(backends):
                 with open(f"/proc/{entry}/cmdline", "rb") as file:
                     words = file.read().replace(b" ", b"\0").split(b"\0")
                 # until a child executes its own program it has its backend's command line, and for an instant none
-                backend = parent if words[0] in (b"", b"postgres:") else int(words[words.index(b"mop_udf.trainer") + 1])
-            except (OSError, ValueError):  # it has ended, or is none
+                own = [n for n, word in enumerate(words) if word in (b"mop_udf.trainer", b"mop_udf.relay")]
+                backend = parent if words[0] in (b"", b"postgres:") else int(words[own[0] + 1])
+            except (OSError, ValueError, IndexError):  # it has ended, or is none
                 continue
             if backend in backends:
                 yield began

@@ -78,11 +78,21 @@ def _names(text):
 
 _names.wanted = "names of servers, w1, w2, or local for this one"
 
+
+def _name(text):
+    if not text.strip():
+        raise ValueError
+    return text.strip()
+
+
+_name.wanted = "the name of a foreign server"
+
 # name -> (parser, default; None = chosen when it is used)
 KNOWN = {
     "seed": (_integer(0, 2**31 - 1), None),
     "segments": (_integer(1, 1024), None),
     "servers": (_names, None),
+    "trainers": (_name, None),
     "scheduler": (_choice(*SCHEDULERS), "randomized"),
     "cache_mb": (_integer(0, 1 << 30), 1024),
     "threads": (_integer(1, 1024), None),

@@ -99,9 +99,9 @@ def stopped_before_it_predicts(engine, place):
     the process ids of these sessions."""
     other = engine.db.another()
     fit(other, "flowers_packed", "warm", "mst", iterations=1)
-    warm = [row["pid"] for row in place.run("SELECT pid FROM pg_stat_activity WHERE state = 'idle' AND application_name "
-                                            "= (SELECT 'pg_mop run ' || %s)", [
-        engine.db.value("SELECT max(run_id) FROM madlib.mop_runs")])]
+    name = "pg_mop run " + str(engine.db.value("SELECT max(run_id) FROM madlib.mop_runs"))
+    warm = [row["pid"] for row in place.run("SELECT pid FROM pg_stat_activity WHERE state = 'idle' AND "
+                                            "application_name = %s", [name])]
     of_these = [trainer for trainer in trainers() if of_backend(trainer) in warm]
     assert len(of_these) == len(warm) > 0
     for trainer in of_these:

@@ -300,7 +300,8 @@ def parted(db, models):
            "CREATE TABLE parted_a PARTITION OF parted FOR VALUES IN ('a'); "
            "CREATE TABLE parted_bc PARTITION OF parted FOR VALUES IN ('b', 'c') PARTITION BY RANGE (id); "
            "CREATE TABLE parted_bc1 PARTITION OF parted_bc FOR VALUES FROM (1) TO (50); "
-           "CREATE TABLE parted_bc2 PARTITION OF parted_bc DEFAULT; CREATE TABLE parted_none PARTITION OF parted DEFAULT;"
+           "CREATE TABLE parted_bc2 PARTITION OF parted_bc DEFAULT; "
+           "CREATE TABLE parted_none PARTITION OF parted DEFAULT; "
            "INSERT INTO parted SELECT * FROM flowers WHERE id <= 90; CREATE TABLE flat AS TABLE parted")
     fit(db, "flowers_packed", "warm", "mst", iterations=1)
 

@@ -33,7 +33,7 @@ class Guests(Planning):
             guest = Guest(link.way, link.schema, self.db.tick)
             self.servers[name] = Server(name, link.way, guest, None, link.schema, link.info)
             self._check_functions(link)
-        if self.use_gpus:
+        if self.use_gpus and not self.options["trainers"]:
             for name in used:
                 if not self.servers[name].info["gpus"]:
                     raise MopError("use_gpus is set, but "

@@ -10,7 +10,7 @@ import time
 
 import psycopg2
 
-from pg_mop import catalog, engines, object_table, settings
+from pg_mop import catalog, elsewhere, engines, object_table, settings
 from pg_mop.api import metrics
 from pg_mop.api.checks import MOST_STAGES
 from pg_mop.api.earlier import SAME, Earlier
@@ -54,15 +54,17 @@ class Training(Guests):
         self.frequency = num_iterations if frequency is None else frequency
         self.metrics_iterations = [i for i in range(1, num_iterations + 1)
                                    if i % self.frequency == 0 or i == num_iterations]
-        self.source = self._table(source_table, "source table")
+        self.source = self.packed_table(source_table, "source table")
         self.validation = None
         if validation_table is not None:
-            self.validation = self._table(validation_table, "validation table")
+            self.validation = self.packed_table(validation_table, "validation table")
         self.engine = engines.find(db, [t for t in (self.source, self.validation) if t is not None])
-        if self.use_gpus and not self.engine.elsewhere and not settings.gpus():
+        if self.options["trainers"]:
+            elsewhere.check(db, self.options["trainers"])
+        elif self.use_gpus and not self.engine.elsewhere and not settings.gpus():
             raise MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
 
-    def _table(self, text, what):
+    def packed_table(self, text, what):
         """The table that the caller calls `text`. Raises MopError."""
         return PackedTable(self.db, text, what)
 

@@ -64,12 +64,13 @@ class Orders:
     def trainer(self, place):
         """The options of the trainer at a place."""
         options, info = self.options, self.server(place).info
-        gpus = info["gpus"] if self.use_gpus else 0
+        gpus = info["gpus"] if self.use_gpus and not options["trainers"] else 0
         beside = sum(self.board.server(p) == self.board.server(place) for p in self.board.places)
         return {"threads": options["threads"] or max(1, info["cores"] // max(1, beside)),
                 "keras_backend": options["keras_backend"], "cache_mb": options["cache_mb"],
                 "memory_mb": options["trainer_memory_mb"], "model_mb": options["max_model_mb"], "idle_ms": 0,
-                "nursery_ms": options["nursery_idle_timeout"], "gpu": place % gpus if gpus else None}
+                "nursery_ms": options["nursery_idle_timeout"], "gpu": place % gpus if gpus else None,
+                "trainers": options["trainers"], "use_gpus": self.use_gpus}
 
     def describe(self, units, place):
         """What a worker session needs to know of units that it does together, on one segment."""
