@@ -18,7 +18,8 @@ DROP TABLE IF EXISTS digits_train_packed, digits_train_packed_summary,
     digits_models, digits_models_info, digits_models_summary, digits_predictions,
     digits_found, digits_found_info, digits_found_summary, digits_found_trials;
 SET pg_mop.seed = 42;         -- all chance comes from here
-SET pg_mop.segments = 2;      -- default: the GPUs, else the cores
+\if :{?segments} \else \set segments 2 \endif
+SET pg_mop.segments = :segments;  -- default: the GPUs, else the cores
 
 \echo
 \echo '=== 1. Data: 1,797 handwritten digits, 8x8 pixels of 0 to 16, in an ordinary table'

@@ -5,7 +5,10 @@
 # postgres) the extension in the schema madlib. POSTGRES_PASSWORD, or a file that POSTGRES_PASSWORD_FILE names, is the
 # password of the role postgres. TCP asks everybody for a password; the socket is for the container's own user alone,
 # whose worker sessions come in by it as the calling role. PG_MOP_SOCKET_ONLY=1: no password, and no TCP.
-# demo: demo.sql on a server of its own, which nobody else can reach and which is removed in the end.
+# PG_MOP_SERVERS: 'w1 w2=host:5433': other such servers, with the same password and database, over which new packed tables
+# are dealt out (pg_mop.servers); they need not be there yet.
+# demo [psql's options]: demo.sql on the server that PGHOST names; without it on a server of its own, which nobody else
+# can reach and which is removed in the end.
 set -eu
 
 say() { echo "pg_mop: $*" >&2; }
@@ -37,6 +40,29 @@ make_extension() {
         -c 'CREATE EXTENSION pg_mop SCHEMA madlib CASCADE'
 }
 
+# the other servers of PG_MOP_SERVERS, and the way to them; the password is in no argument and in no log
+make_servers() {
+    names=
+    for server in $PG_MOP_SERVERS; do
+        name=${server%%=*} place=${server#*=}
+        case $place in *:*) port=${place##*:} ;; *) port=5432 ;; esac
+        psql -X -q -v ON_ERROR_STOP=1 -d "${POSTGRES_DB:-postgres}" -v name="$name" -v host="${place%:*}" -v port="$port" \
+            -v database="${POSTGRES_DB:-postgres}" <<'SQL'
+SET client_min_messages = warning;
+SET log_statement = none;
+SET log_min_error_statement = panic;
+\getenv password PASSWORD
+CREATE EXTENSION IF NOT EXISTS postgres_fdw;
+CREATE SERVER :"name" FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host :'host', port :'port', dbname :'database');
+CREATE USER MAPPING FOR postgres SERVER :"name" OPTIONS (user 'postgres', password :'password');
+SQL
+        names="$names${names:+, }$name"
+    done
+    psql -X -q -v ON_ERROR_STOP=1 -d "${POSTGRES_DB:-postgres}" -v names="$names" -v database="${POSTGRES_DB:-postgres}" <<'SQL'
+ALTER DATABASE :"database" SET pg_mop.servers = :'names';
+SQL
+}
+
 # the volume's cluster comes into its place when it is complete
 prepare() {
     umask 077
@@ -52,26 +78,34 @@ prepare() {
         fail 'there is no password for the role postgres' \
             'set POSTGRES_PASSWORD or POSTGRES_PASSWORD_FILE, or PG_MOP_SOCKET_ONLY=1 to do without TCP'
     fi
-    password=$work/password
+    password=$work/password secret=${POSTGRES_PASSWORD-}
     [ -f "$password" ] || password=
     unset POSTGRES_PASSWORD
     make_cluster "$new" "$password"
     [ -z "$password" ] || rm "$password"
     beside_server "$new" "$work" make_extension
+    if [ -n "${PG_MOP_SERVERS-}" ]; then
+        [ -n "$password" ] || fail 'PG_MOP_SERVERS needs a password' 'set POSTGRES_PASSWORD, the same for all servers'
+        PASSWORD=$secret beside_server "$new" "$work" make_servers
+    fi
     mv "$new" "$PGDATA"
     rm -rf "$work"
 }
 
 demo() {
+    if [ -n "${PGHOST-}" ]; then
+        PGOPTIONS='-c client_min_messages=warning' psql -X "$@" -f demo/demo.sql
+        return
+    fi
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
     make_cluster "$work/data" ''
-    beside_server "$work/data" "$work" psql -X -d postgres -f demo/demo.sql
+    beside_server "$work/data" "$work" psql -X -d postgres "$@" -f demo/demo.sql
 }
 
 [ "$(id -u)" != 0 ] || fail 'PostgreSQL does not run as root' 'leave the user of the image as it is'
 case ${1-serve} in
-    demo) demo; exit ;;
+    demo) shift; demo "$@"; exit ;;
     serve) [ $# = 0 ] || shift ;;
     -*) ;;
     *) exec "$@" ;;

@@ -43,4 +43,22 @@ done
 in_image -- demo > "$work/out" 2>&1 || fail 'the demo'
 [ "$(grep -cE '^ +[0-9]+ \| +[0-9]+ \| (dense|cnn) ' "$work/out")" = 16 ] || fail 'the demo shows no leaderboard of 16'
 sed -n '/The leaderboard/,/^$/p' "$work/out"
-echo '4 passed, 0 failed'
+
+# the servers of compose.cluster.yaml, all in one container
+in_image POSTGRES_PASSWORD="it's right" -- sh -c '
+    data=$PGDATA
+    for n in 1 2 3; do PGDATA=$data.w$n entrypoint.sh serve -p 5433$n & servers="${servers-} $!"; done
+    PGDATA=$data.c PG_MOP_SERVERS="w1=127.0.0.1:54331 w2=127.0.0.1:54332 w3=127.0.0.1:54333" \
+        entrypoint.sh serve -p 54330 & servers="$servers $!"
+    export PGHOST=127.0.0.1 PGPORT=54330 PGUSER=postgres PGPASSWORD=$POSTGRES_PASSWORD
+    for port in 54331 54332 54333 54330; do until pg_isready -q -p $port; do sleep 1; done; done
+    entrypoint.sh demo -v segments=3
+    psql -XAtc "SELECT DISTINCT $$segment on $$ || server FROM madlib.mop_segment"
+    grep -r right $data.*/*.conf || echo "not in a file"
+    kill -INT $servers; wait
+' > "$work/out" 2>&1 || fail 'the cluster'
+for claim in 'segment on w1' 'segment on w2' 'segment on w3' 'not in a file'; do
+    grep -qx "$claim" "$work/out" || fail "of the cluster: not \"$claim\""
+done
+[ "$(grep -cE '^ +[0-9]+ \| +[0-9]+ \| (dense|cnn) ' "$work/out")" = 16 ] || fail 'no leaderboard of 16 in the cluster'
+echo '5 passed, 0 failed'

@@ -26,7 +26,6 @@ class Applying(Training):
     def __init__(self, db, function, table, model, use_gpus, compile_params=NOTHING, functions=None):
         """`table`: a PackedTable or a RawTable; `model`: an :class:`~pg_mop.inference.model.Model`; `functions`: object
         table of its custom ones (quoted), or None."""
-        self.model = model
         super().__init__(db, function, table, None, 1, 1, use_gpus)
         self.options.update(resume=False, reuse=False)
         self.check([{
