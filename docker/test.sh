@@ -45,7 +45,7 @@ in_image -- demo > "$work/out" 2>&1 || fail 'the demo'
 sed -n '/The leaderboard/,/^$/p' "$work/out"
 
 # the servers of compose.cluster.yaml, all in one container
-in_image POSTGRES_PASSWORD="it's right" -- sh -c '
+in_image POSTGRES_PASSWORD=right -- sh -c '
     data=$PGDATA
     for n in 1 2 3; do PGDATA=$data.w$n entrypoint.sh serve -p 5433$n & servers="${servers-} $!"; done
     PGDATA=$data.c PG_MOP_SERVERS="w1=127.0.0.1:54331 w2=127.0.0.1:54332 w3=127.0.0.1:54333" \

@@ -68,7 +68,8 @@ class Locks:
             if getattr(error, "sqlstate", None) != "55P03":
                 raise
             raise is_locked(packed) from None
-        db.execute(f"SET LOCAL lock_timeout = {quote_literal(before)}")
+        finally:
+            db.execute(f"SET LOCAL lock_timeout = {quote_literal(before)}")
 
     def _share(self, packed):
         """Lock a table in the session of our own. It waits in slices: nothing could be heard while psycopg2 waits."""

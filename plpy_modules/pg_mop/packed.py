@@ -74,6 +74,10 @@ class PackedTable:
         """SQL: the columns with the shapes."""
         return ", ".join(quote_identifier(c + "_shape") for c in self.columns)
 
+    def shapes_of(self, row):
+        """{column: shape of one example}, from the values of `shape_columns` of any buffer."""
+        return {column: list(shape[1:]) for column, shape in zip(self.columns, row)}
+
     def class_values(self):
         """{output: list of class values, or None}, padding included, as the summary has them."""
         return {c: self.summary.get(c + "_class_values") for c in self.outputs}

@@ -243,3 +243,85 @@ def test_servers_are_connected_by_superusers_and_passwords_are_left_to_people(db
     bare.run("DROP EXTENSION pg_mop; DROP SCHEMA mop")
     bare.close()
     db.run("DROP SERVER w3 CASCADE; DROP USER MAPPING FOR bob SERVER w1; DROP ROLE bob, eve, nameless")
+
+
+@pytest.fixture(scope="module")
+def trained(db, data):
+    """A model to evaluate and predict with."""
+    fit(db, "flowers_packed", "models", "mst", iterations=1)
+
+
+def scores(db, table):
+    """What evaluate says, whether by a run, and the NOTICEs."""
+    db.run("DROP TABLE IF EXISTS out")
+    db.connection.notices.clear()
+    last = "SELECT last_value FROM madlib.mop_run_run_id_seq"
+    before = db.value(last)
+    db.run(f"SELECT madlib.madlib_keras_evaluate('models', '{table}', 'out', FALSE, 1)")
+    return db.value("SELECT loss FROM out"), db.value(last) > before, "".join(db.connection.notices)
+
+
+def test_segments_in_several_partitions_are_evaluated_alone_and_not_trained(db, worker, trained):
+    whole = scores(db, "flowers_packed")[0]
+    db.run("DROP TABLE IF EXISTS scattered, scattered_summary; CREATE TABLE scattered (LIKE flowers_packed) PARTITION "
+           "BY HASH (buffer_id); CREATE TABLE scattered_summary AS TABLE flowers_packed_summary; "
+           "CREATE TABLE scattered_0 PARTITION OF scattered FOR VALUES WITH (MODULUS 2, REMAINDER 0)")
+    worker.run("DROP TABLE IF EXISTS scattered_1; CREATE TABLE scattered_1 (__dist_key__ integer, x bytea, y bytea, "
+               "x_shape integer[], y_shape integer[], buffer_id integer)")
+    db.run("CREATE FOREIGN TABLE scattered_1 PARTITION OF scattered FOR VALUES WITH (MODULUS 2, REMAINDER 1) SERVER w1 "
+           "OPTIONS (schema_name 'public'); INSERT INTO scattered SELECT * FROM flowers_packed")
+    loss, _, notices = scores(db, "scattered")
+    assert loss == pytest.approx(whole, rel=1e-6) and "in several partitions" in notices
+    error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('scattered', 'never', 'mst', 1, FALSE)")
+    assert 'has rows of "__dist_key__"' in str(error) and "LIST" in error.diag.message_hint
+    db.run("DROP TABLE scattered, scattered_summary")
+
+
+def test_evaluation_sees_what_the_caller_sees(db, worker, trained):
+    db.run("SET pg_mop.servers = 'w1, local'; " + PACK)
+    everything, by_run, _ = scores(db, "packed")
+    assert by_run
+    db.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM packed")
+    theirs = db.value("SELECT c.relname FROM pg_foreign_table t JOIN pg_class c ON c.oid = t.ftrelid "
+                      "JOIN pg_inherits i ON i.inhrelid = c.oid WHERE i.inhparent = 'packed'::regclass")
+    worker.run(f"CREATE TABLE kept AS TABLE {theirs}; DELETE FROM {theirs}")
+    loss, by_run, _ = scores(db, "packed")
+    assert not by_run and loss == pytest.approx(everything, rel=1e-6)
+    db.run("ROLLBACK")
+    worker.run(f"INSERT INTO {theirs} TABLE kept; DROP TABLE kept")
+    db.run("GRANT SELECT ON packed, packed_summary, models, models_info, models_summary TO ann; "
+           "GRANT ALL ON SCHEMA public TO ann; GRANT USAGE ON FOREIGN SERVER w1 TO ann; "
+           "CREATE USER MAPPING IF NOT EXISTS FOR ann SERVER w1 OPTIONS (user 'ann', password_required 'false'); "
+           "ALTER TABLE packed ENABLE ROW LEVEL SECURITY; CREATE POLICY few ON packed USING (buffer_id < 2)")
+    worker.run(f"GRANT SELECT ON {theirs} TO ann; GRANT mop_user TO ann")
+    ann = db.another("ann")
+    ann.run("SELECT madlib.madlib_keras_evaluate('models', 'packed', 'anns', FALSE, 1)")
+    ann.run("CREATE TEMP TABLE few AS SELECT * FROM packed; CREATE TEMP TABLE few_summary AS TABLE packed_summary; "
+            "SELECT madlib.madlib_keras_evaluate('models', 'few', 'anns_few', FALSE, 1)")
+    assert ann.value("SELECT loss FROM anns") == pytest.approx(ann.value("SELECT loss FROM anns_few"), rel=1e-6)
+    assert ann.value("SELECT loss FROM anns") != pytest.approx(everything, rel=1e-6)
+    ann.run("DROP TABLE anns, anns_few")
+    ann.close()
+
+
+def test_servers_without_pg_mop_are_read_through_postgres_fdw(db, worker, trained):
+    bare = Client(worker.cluster, "bare")
+    bare.run("CREATE TABLE rows (id integer, x real[], y text)")
+    db.run("CREATE TABLE raw (LIKE flowers) PARTITION BY HASH (id); CREATE FOREIGN TABLE raw_0 PARTITION OF raw FOR "
+           "VALUES WITH (MODULUS 1, REMAINDER 0) SERVER bare OPTIONS (schema_name 'public', table_name 'rows'); "
+           "INSERT INTO raw SELECT * FROM flowers; CREATE TABLE raw_of_two (LIKE flowers) PARTITION BY LIST (y); "
+           "CREATE TABLE raw_a PARTITION OF raw_of_two FOR VALUES IN ('a'); ")
+    bare.run("CREATE VIEW others AS SELECT * FROM rows WHERE y <> 'a'")
+    db.run("CREATE FOREIGN TABLE raw_b PARTITION OF raw_of_two DEFAULT SERVER bare OPTIONS (schema_name 'public', "
+           "table_name 'others'); INSERT INTO raw_a SELECT * FROM flowers WHERE y = 'a'")
+    wanted = None
+    for table in ("flowers", "raw", "raw_of_two"):
+        db.run("DROP TABLE IF EXISTS out")
+        db.connection.notices.clear()
+        db.run(f"SELECT madlib.madlib_keras_predict('models', '{table}', 'id', 'x', 'out', 'prob', FALSE, 1)")
+        rows = [tuple(row.values()) for row in db.run("SELECT * FROM out ORDER BY id, rank")]
+        wanted = wanted or rows
+        assert rows == wanted
+        assert ("pg_mop is not there" in "".join(db.connection.notices)) == (table == "raw_of_two")
+    db.run("DROP TABLE raw, raw_of_two")
+    bare.close()

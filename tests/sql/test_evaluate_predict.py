@@ -1,11 +1,13 @@
 """madlib_keras_evaluate and madlib_keras_predict for the models of fit_multiple."""
 
 import math
+import os
 import pathlib
 import re
 
 import pytest
 
+from conftest import Calling, eventually
 from workload import ADAM, dense, fit, load, make_data, selection
 
 CLASSES = ["a", "b", "c"]
@@ -382,3 +384,48 @@ def test_a_loss_that_is_nan_is_told(db, models):
     _, by_run = as_a_run(db, lambda: db.run(
         "SELECT madlib.madlib_keras_evaluate('broken', 'flowers_packed', 'out', FALSE, 1)"))
     assert by_run and math.isnan(db.value("SELECT loss FROM out"))
+
+
+def test_many_partitions_take_no_more_sessions_than_cores(db, models):
+    db.run("CREATE TABLE finely (LIKE flowers) PARTITION BY HASH (id)")
+    for i in range(12):
+        db.run(f"CREATE TABLE finely_{i} PARTITION OF finely FOR VALUES WITH (MODULUS 12, REMAINDER {i})")
+    db.run("INSERT INTO finely SELECT * FROM flowers WHERE id <= 90")
+    client = db.another()
+    fit(client, "flowers_packed", "warmer", "mst", iterations=1)
+    sessions = ("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop run %' AND application_name "
+                "NOT LIKE '%catalog'")
+    before = db.value(sessions)
+    _, by_run = as_a_run(db, lambda: predict(client, ", 'prob', FALSE, 1", test="finely"))
+    assert by_run and db.value("SELECT count(*) FROM out") == 270
+    assert db.value(sessions) <= max(before, len(os.sched_getaffinity(0)))
+    client.close()
+    db.run("DROP TABLE finely")
+
+
+def test_who_waits_for_the_table_does_not_keep_it_from_being_predicted(db, parted):
+    """A TRUNCATE that waits for the caller's own lock is waited for by worker sessions, too."""
+    rows, _ = both(db)
+    caller, other = db.another(), db.another()
+    fit(caller, "flowers_packed", "warmest", "mst", iterations=1)
+    caller.run("SET pg_mop.lock_timeout = '1s'; BEGIN; SELECT count(*) FROM parted")
+    waiting = Calling(other, "BEGIN; TRUNCATE parted_a; ROLLBACK")
+    assert eventually(lambda: db.value("SELECT count(*) FROM pg_locks WHERE NOT granted"))
+    assert predict(caller, ", 'prob', FALSE, 1", test="parted") == rows
+    assert "this session works alone" in "".join(caller.connection.notices)
+    caller.run("ROLLBACK")
+    assert waiting.end() is None
+    caller.close(), other.close()
+
+
+def test_an_evaluation_keeps_nobody_from_writing(db, models):
+    caller = db.another()
+    fit(caller, "flowers_packed", "warmly", "mst", iterations=1)
+    caller.run("BEGIN")
+    _, by_run = as_a_run(db, lambda: caller.run(
+        "SELECT madlib.madlib_keras_evaluate('models', 'flowers_packed', 'out', FALSE, 1)"))
+    assert by_run
+    db.run("SET lock_timeout = '1s'; UPDATE flowers_packed SET buffer_id = buffer_id WHERE false; RESET lock_timeout")
+    assert caller.value("SHOW lock_timeout") == "0"
+    caller.run("ROLLBACK")
+    caller.close()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pg_mop.database import MopError
+from pg_mop.inference.prediction import in_pieces
 from pg_mop.packing import buffers
 
 
@@ -119,3 +120,11 @@ def test_bytes_and_lists_round_trip():
             buffers.to_bytes(bad, "real")
     with pytest.raises(MopError, match="no whole number"):
         buffers.from_bytes(b"abc", "real")
+
+
+def test_chunks_come_in_pieces_by_what_their_ids_weigh():
+    ids = ["x" * 1_000_000] * 5 + [None, "y"]
+    chunk = [ids, *([list(range(7))] * 4)]
+    pieces = list(in_pieces([chunk, [["z"], ["n"], ["v"], [1.0], [1]]]))
+    assert [[len(column) for column in piece] for piece in pieces] == [[3] * 5, [4] * 5, [1] * 5]
+    assert [i for piece in pieces[:2] for i in piece[0]] == ids

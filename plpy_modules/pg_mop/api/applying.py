@@ -5,6 +5,7 @@ predict with it, on the servers that hold the rows. So sessions, trainers and se
 run, and everybody sees it in mop_runs while it goes on.
 """
 
+import collections
 import functools
 
 import psycopg2
@@ -13,6 +14,7 @@ from pg_mop.api.training import Training
 from pg_mop.database import MopError
 from pg_mop.execute.orders import Orders
 from pg_mop.execute.sessions import are_warm
+from pg_mop.inference.parts import why_alone
 
 WORTH_BYTES = 128 << 20  # of rows; with fewer, to start several trainers takes longer than they save
 NOTHING = "optimizer='SGD()', loss='mse'"  # what a stage's parameters must say, where nothing is trained or measured
@@ -23,38 +25,55 @@ class Applying(Training):
 
     orders_of = functools.partial(Orders, finite=False)  # what is measured is told, whatever it is
 
+    gathering = False  # what the run has found out is being written
+
     def __init__(self, db, function, table, model, use_gpus, compile_params=NOTHING, functions=None):
         """`table`: a PackedTable or a RawTable; `model`: an :class:`~pg_mop.inference.model.Model`; `functions`: object
-        table of its custom ones (quoted), or None."""
+        table of its custom ones (quoted), or None. `first`: the `shape_columns` of any row, or None."""
         super().__init__(db, function, table, None, 1, 1, use_gpus)
         self.options.update(resume=False, reuse=False)
+        self.first = self.engine.first_row(table, table.shape_columns())
         self.check([{
             "mst_key": 1, "model_id": 0, "compile_params": compile_params, "fit_params": "",
             "model_arch": model.architecture_text, "weights_sql": model.weights_sql,
             "weights_md5": db.value(f"SELECT md5(w) FROM ({model.weights_sql}) AS model(w)")}], functions)
 
     @classmethod
-    def on_segments(cls, db, *arguments):
-        """The call, or None where it cannot be made, of which the caller is told. `arguments`: the constructor's."""
+    def on_segments(cls, db, table, *arguments):
+        """The call for a table, or None: where it is not worth its while, or cannot be made, of which the caller is
+        told. `arguments`: the constructor's, but for `table`."""
+        if why_alone(db, table.table, table.columns) or not (table.foreign or _is_worthwhile(db, table.table)):
+            return None
+        function, *arguments = arguments
         try:
-            return cls(db, *arguments)
-        except MopError as error:
+            return cls(db, function, table, *arguments)
+        except (MopError, psycopg2.Error, db.plpy.SPIError) as error:
             return _tell(db, error)
 
     def done(self, output, output_name):
-        """Do it; `output`: the output table, quoted, as the caller calls it `output_name`. False where no unit could be
-        begun, of which the caller is told: his own session may do it then. Raises MopError where it failed later."""
+        """Do it; `output`: the output table, quoted, as the caller calls it `output_name`. False where it could not be
+        done, of which the caller is told: his own session may do it, or says better what is in the way."""
         try:
             self.reserve(output)
             self.run(output_name, {}, {})
-        except MopError as error:
-            if self.executor is not None:
+        except (MopError, psycopg2.Error, self.db.plpy.SPIError) as error:
+            if self.gathering:
                 raise
             return bool(_tell(self.db, error))
         self.journal.close_run(self.run_id, "finished")
         self._drop()
         self.journal.close()
         return True
+
+    def _keep_writers_out(self):
+        """Nobody is kept out: who finds that others have written leaves it to the caller's own session."""
+
+    def _make_plan(self, earlier):
+        super()._make_plan(earlier)
+        at = collections.Counter(segment.server for segment in self.segments.values())
+        self.wanted = min(self.wanted, sum(
+            min(count, max(self.servers[name].info["cores"], self.servers[name].info["gpus"]))
+            for name, count in at.items()))
 
     def packed_table(self, table, what):
         return table
@@ -88,11 +107,14 @@ class Applying(Training):
             self.db.plpy.log(f"pg_mop: run {self.run_id} is left behind: {trouble}")
 
 
-def is_worthwhile(db, table):
+def _is_worthwhile(db, table):
     """True where several sessions take less time than the caller's own to go through a Table on this server."""
-    return are_warm() or db.value("SELECT sum(pg_total_relation_size(relid)) >= $2 FROM "
-                                  "pg_partition_tree($1::oid::regclass)", ["oid", "bigint"], [table.oid, WORTH_BYTES])
+    return are_warm(db.current_user()) or db.value(
+        "SELECT sum(pg_total_relation_size(relid)) >= $2 FROM pg_partition_tree($1::oid::regclass)", ["oid", "bigint"],
+        [table.oid, WORTH_BYTES])
 
 
 def _tell(db, error):
-    db.notice(f"this session works alone, not on all segments at once: {error.message}")
+    if getattr(error, "sqlstate", None) == "57014":  # a cancel, in PostgreSQL's own words
+        raise error
+    db.notice(f"this session works alone, not on all segments at once: {str(error).strip()}")

@@ -3,8 +3,8 @@
 import json
 
 from mop_udf import architecture
-from pg_mop import engines, object_table
-from pg_mop.api.applying import Applying, is_worthwhile
+from pg_mop import object_table
+from pg_mop.api.applying import Applying
 from pg_mop.api.model_table import StoredModel
 from pg_mop.api.output import as_json
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
@@ -26,7 +26,11 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
     packed = PackedTable(db, test_table, "test table")
     model = StoredModel(db, model_table, mst_key)
     output = db.output_table(output_table)
-    shapes = engines.find(db, [packed]).shapes(packed)
+    applying = on_segments(db, packed, model, use_gpus)
+    first = applying.first if applying else _first_row(db, packed)
+    if first is None:
+        raise MopError(f'test table "{packed.text}" has no rows')
+    shapes = packed.shapes_of(first)
     given = [shapes[c] for c in packed.inputs]
     if given != model.input_shapes:
         raise MopError(f'the model takes input of shapes {model.input_shapes}, "{test_table}" has {given}: '
@@ -37,8 +41,10 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
     wanted = packed.wanted_outputs(shapes)
     if problem := architecture.output_misfit(model.outputs, wanted):
         raise MopError(problem)
-    report = on_segments(db, packed, model, output, output_table, use_gpus) or alone(
-        db, session, packed, model, wanted, use_gpus)
+    if applying is not None and applying.done(output, output_table):
+        report = next(row for row in applying.metrics if row["dataset"] == "training")
+    else:
+        report = alone(db, session, packed, model, wanted, use_gpus)
     db.execute(f"CREATE TABLE {output} (loss float8, metric float8, metrics_type text[], loss_type text, "
                f"all_metrics json)")
     db.execute(f"INSERT INTO {output} VALUES ($1, $2, $3, $4, $5::json)",
@@ -47,23 +53,31 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
                    as_json(report["metrics"])])
 
 
-def on_segments(db, packed, model, output, output_name, use_gpus):
-    """The loss, the metric and all metrics (a dict of these) as a run finds them on all segments at once; None where
-    there are not several, or where this session alone can do it. Raises MopError."""
-    if packed.table.schema.startswith("pg_temp") or not packed.foreign and not (
-            packed.keyed and is_worthwhile(db, packed.table) and db.value(
-                f"SELECT count(*) > 1 FROM (SELECT DISTINCT __dist_key__ FROM {packed.table}) AS segments")):
+def on_segments(db, packed, model, use_gpus):
+    """The call that evaluates all segments at once; None where there are not several, or it cannot be made."""
+    if not packed.foreign and (not packed.keyed or db.value(
+            f"SELECT count(*) < 2 FROM (SELECT DISTINCT __dist_key__ FROM {packed.table}) AS segments")):
         return None
     functions = model.summary.get("object_table")
-    applying = Applying.on_segments(db, FUNCTION, packed, model, use_gpus, model.compile_params,
-                                    functions and object_table.check(db, functions))
-    if applying is None or not applying.done(output, output_name):
-        return None
-    return next(row for row in applying.metrics if row["dataset"] == "training")
+    return Evaluating.on_segments(db, packed, FUNCTION, model, use_gpus, model.compile_params,
+                                  functions and object_table.check(db, functions))
+
+
+def _first_row(db, packed):
+    row = db.one(f"SELECT {packed.shape_columns()} FROM {packed.table} LIMIT 1")
+    return row and list(row.values())
+
+
+class Evaluating(Applying):
+    """The loss and the metrics over all segments, as metrics of the run."""
+
+    def _check_data(self):
+        if self.first is not None:
+            self.outputs, self.misfits = self.source.wanted_outputs(self.source.shapes_of(self.first)), {}
 
 
 def alone(db, session, packed, model, wanted, use_gpus):
-    """The same by a trainer of the caller's session. Raises MopError."""
+    """{"loss", "metric", "metrics"} by a trainer of the caller's session. Raises MopError."""
     columns = ", ".join(f"{quote_identifier(c)} AS c{i}, {quote_identifier(c + '_shape')}::text AS s{i}"
                         for i, c in enumerate(packed.columns))
     values = ", ".join(f"c{i}" for i in range(len(packed.columns)))

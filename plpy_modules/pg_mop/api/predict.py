@@ -4,7 +4,7 @@ import functools
 import json
 from dataclasses import dataclass
 
-from pg_mop.api.applying import Applying, is_worthwhile
+from pg_mop.api.applying import Applying
 from pg_mop.api.model_table import OwnModel, StoredModel
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
 from pg_mop.database import MopError, quote_identifier
@@ -43,14 +43,12 @@ def _write(db, session, function, model, test, output_table, choice, use_gpus):
     if len(test.inputs) != len(model.input_shapes):
         raise MopError(f"the model takes {len(model.input_shapes)} inputs, not {len(test.inputs)}")
     table = db.output_table(output_table)
-    predicting = first = None
-    if test.why_alone(db) is None and (test.foreign or is_worthwhile(db, test.table)):
-        predicting = Predicting.on_segments(db, function, test, model, use_gpus, choice)
+    predicting = Predicting.on_segments(db, test, function, model, use_gpus, choice) if test.in_parts else None
     if predicting is None:
         row = db.one(f"SELECT {test.shape_columns()} FROM {test.table} LIMIT 1")
         first = row and list(row.values())
     else:
-        first = predicting.engine.first_row(test, test.shape_columns())
+        first = predicting.first
     if first is None:
         raise MopError(f'test table "{test.text}" is empty')
     check_shapes(first, test.inputs, model.input_shapes)
@@ -104,13 +102,13 @@ class Predicting(Applying):
         super().__init__(db, function, test, model, use_gpus)
 
     def _find_segments(self):
-        # (nobody is kept from writing: each partition is read by one statement)
         self.segments = {("training", part.key): part for part in self.engine.parts(self.source)}
 
     def _check_data(self):
         self.outputs, self.misfits = None, {}
 
     def gather(self):
+        self.gathering = True
         for dataset, key in self.segments:
             server = self.servers[self.segments[dataset, key].server]
             for rows in server.catalog.predictions(server.run_id, key):

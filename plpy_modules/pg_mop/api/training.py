@@ -87,6 +87,7 @@ class Training(Guests):
         db, options = self.db, self.options
         self.started = db.value("SELECT clock_timestamp()::timestamp::text")
         engine = self.engine
+        self._keep_writers_out()
         self._find_segments()
         way = engine.way(None)
         self.journal = journal = Catalog(db, way)
@@ -165,17 +166,25 @@ class Training(Guests):
             raise
         # it stays open: the output is written with it, and there may be no other connection to be had then
 
-    def _find_segments(self):
-        """Note which segments there are: `segments`; keep writers from them to the call's end. Raises MopError."""
+    def _keep_writers_out(self):
+        """To the call's end, where the caller may. Raises MopError."""
         for packed in (self.source, self.validation):
             if packed is not None:
                 self.locks.share(packed)
                 self.engine.share(packed)
-        self.segments = {("training", s.key): s for s in self.engine.segments(self.source)}
-        if not self.segments:
+
+    def _find_segments(self):
+        """Note which segments there are: `segments`. Raises MopError."""
+        self.segments = {}
+        for dataset, packed in (("training", self.source), ("validation", self.validation)):
+            for segment in self.engine.segments(packed) if packed is not None else ():
+                if (dataset, segment.key) in self.segments:
+                    raise MopError(f'"{packed.text}" has rows of "__dist_key__" {segment.key} in several partitions',
+                                   detail="A segment is in one place.", sqlstate="42809",
+                                   hint="Partition it by LIST (__dist_key__), as the preprocessors do.")
+                self.segments[dataset, segment.key] = segment
+        if not self._keys("training"):
             raise MopError(f'source table "{self.source.text}" has no rows')
-        if self.validation is not None:
-            self.segments.update({("validation", s.key): s for s in self.engine.segments(self.validation)})
 
     def gather(self):
         """All units are done: read what other servers have for the caller, before that goes."""

@@ -53,7 +53,7 @@ class Engine(ABC):
         row = self.first_row(packed, packed.shape_columns())
         if row is None:
             raise MopError(f'"{packed.text}" is empty')
-        return {column: list(shape[1:]) for column, shape in zip(packed.columns, row)}
+        return packed.shapes_of(row)
 
     @abstractmethod
     def way(self, server):

@@ -18,9 +18,10 @@ ATTEMPTS = 3  # to open a session
 _pool = {}
 
 
-def are_warm():
-    """True where sessions of an earlier call are kept."""
-    return any(not session.connection.closed for session in _pool.values())
+def are_warm(role):
+    """True where sessions of an earlier call of the role are kept, on this server."""
+    return any(session.way.server is None and session.way.role == role and not session.connection.closed
+               for session in _pool.values())
 
 
 class SessionLost(Exception):

@@ -104,7 +104,7 @@ class _Work:
     def predict(self, model):
         """Write the predictions for a partition of raw rows: in parts, as of stage 0 and the segment's number."""
         # (numpy is not for sessions that only train)
-        from pg_mop.inference.prediction import Choice, Reader, predictions
+        from pg_mop.inference.prediction import Choice, Reader, in_pieces, predictions
         unit, told, began = self.unit, self.unit["predict"], time.monotonic()
         _start_trainer(self.plpy, self.holder, unit["options"])
         trainer, db = self.holder.trainer, Database(self.plpy, extension_schema(self.plpy))
@@ -118,7 +118,7 @@ class _Work:
                     choice.all_in_order()
                 reader = Reader(db, told["table"], told["identifier"], told["inputs"], lent.input_shapes,
                                 lent.normalizing_const)
-                for number, rows in enumerate(predictions(trainer, lent, reader, choice)):
+                for number, rows in enumerate(in_pieces(predictions(trainer, lent, reader, choice))):
                     self.holder.query(f"SELECT {self.schema}.mop_put_state($1, $2, $3, $4, $5, $6, $7)",
                                       ["bigint", "integer", "integer", "integer", "integer", "bytea", "text"],
                                       [unit["run_id"], 0, unit["segment"], 1, number, json.dumps(rows).encode(),

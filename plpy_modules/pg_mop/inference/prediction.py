@@ -7,6 +7,7 @@ from pg_mop.packing import unfit
 from pg_mop.packing.buffers import decode
 
 CHUNK_BYTES = 16 << 20
+PIECE_BYTES = 2 << 20
 ROW_BYTES = 300  # of a prediction on its way into the table: Python objects, then an array of SQL
 
 
@@ -34,6 +35,17 @@ def predictions(trainer, model, reader, choice):
             rows[4] += [r if r > 0 else None for r in rank.tolist()]
         if rows[0]:
             yield rows
+
+
+def in_pieces(chunks):
+    """Chunks of predictions in pieces of PIECE_BYTES, about: each is to travel as one value."""
+    for rows in chunks:
+        first, size = 0, 0
+        for last, identifier in enumerate(rows[0], start=1):
+            size += len(identifier or "") + ROW_BYTES
+            if size >= PIECE_BYTES or last == len(rows[0]):
+                yield [column[first:last] for column in rows]
+                first, size = last, 0
 
 
 class Choice:

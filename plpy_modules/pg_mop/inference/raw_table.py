@@ -8,7 +8,7 @@ HINT = "predict takes raw rows, one example a row, not a packed table."
 
 class RawTable:
     """`text`: what the caller calls the table; `table`; `identifier` and `inputs`: names of its columns; `foreign`:
-    rows are in foreign tables; `id_type`: SQL."""
+    rows are in foreign tables; `in_parts`: there are several; `id_type`: SQL."""
 
     outputs = ()
 
@@ -37,44 +37,19 @@ class RawTable:
         self.id_type = db.value("SELECT format_type(atttypid, atttypmod) FROM pg_attribute "
                                 "WHERE attrelid = $1 AND attname = $2", ["oid", "text"],
                                 [self.table.oid, self.identifier])
+        self.in_parts = self.table.kind == "p" and db.value(
+            "SELECT count(*) > 1 FROM pg_partition_tree($1::oid::regclass) WHERE isleaf", ["oid"], [self.table.oid])
         self.foreign = self.table.kind == "p" and db.value(
             "SELECT EXISTS (SELECT 1 FROM pg_partition_tree($1::oid::regclass) t JOIN pg_foreign_table f "
             "ON f.ftrelid = t.relid)", ["oid"], [self.table.oid])
 
+    @property
+    def columns(self):
+        return [self.identifier, *self.inputs]
+
     def shape_columns(self):
         """SQL: the dimensions of the inputs, as text."""
         return ", ".join(f"array_dims({quote_identifier(c)}) AS c{i}" for i, c in enumerate(self.inputs))
-
-    def why_alone(self, db):
-        """Why no other session can read the very rows partition by partition that the caller sees; None: it can."""
-        if self.table.kind != "p":
-            return "it is not partitioned"
-        if db.setting("transaction_isolation") != "read committed":
-            return "the transaction has a snapshot of its own"
-        columns = [self.identifier, *self.inputs]
-        found = db.one(
-            "SELECT count(*) AS leaves, bool_or(c.relpersistence = 't') AS temporary, "
-            # what it has written or altered itself, others do not see; a lock stays to the end
-            "bool_or(EXISTS (SELECT 1 FROM pg_locks l WHERE l.pid = pg_backend_pid() AND l.relation = c.oid "
-            "AND l.mode NOT IN ('AccessShareLock', 'RowShareLock'))) AS written, "
-            "row_security_active($1::oid) OR bool_or(row_security_active(c.oid)) AS policies, "
-            "bool_or(NOT coalesce((SELECT w.fdwhandler::regproc::text ~ '(^|\\.)postgres_fdw_handler$' "
-            "FROM pg_foreign_table f JOIN pg_foreign_server s ON s.oid = f.ftserver JOIN pg_foreign_data_wrapper w "
-            "ON w.oid = s.srvfdw WHERE f.ftrelid = c.oid), c.relkind = 'r')) AS others, "
-            # who may read the table may read its partitions by it alone
-            "bool_or(c.relkind = 'r' AND EXISTS (SELECT 1 FROM unnest($2) AS name "
-            "WHERE NOT has_column_privilege(c.oid, name, 'SELECT'))) AS forbidden, "
-            "bool_or(EXISTS (SELECT 1 FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = ANY ($2) "
-            "AND a.attfdwoptions IS NOT NULL)) AS renamed "
-            "FROM pg_partition_tree($1::oid::regclass) t JOIN pg_class c ON c.oid = t.relid WHERE t.isleaf",
-            ["oid", "text[]"], [self.table.oid, columns])
-        if found["leaves"] < 1:
-            return "it has no partitions"
-        reasons = {"temporary": "it is temporary", "written": "this transaction has written to it",
-                   "policies": "it has row security", "others": "a partition is no table of PostgreSQL's",
-                   "forbidden": "its partitions may not be read by themselves",
-                   "renamed": "a column has another name on another server"}
-        return next((reason for name, reason in reasons.items() if found[name]), None)
 
 
 def _unquoted(name):
