@@ -53,7 +53,7 @@ in_image POSTGRES_PASSWORD=right -- sh -c '
     export PGHOST=127.0.0.1 PGPORT=54330 PGUSER=postgres PGPASSWORD=$POSTGRES_PASSWORD
     for port in 54331 54332 54333 54330; do until pg_isready -q -p $port; do sleep 1; done; done
     entrypoint.sh demo -v segments=3
-    psql -XAtc "SELECT DISTINCT $$segment on $$ || server FROM madlib.mop_segment"
+    psql -XAtc "SELECT DISTINCT \$\$segment on \$\$ || server FROM madlib.mop_segment"
     grep -r right $data.*/*.conf || echo "not in a file"
     kill -INT $servers; wait
 ' > "$work/out" 2>&1 || fail 'the cluster'
