@@ -9,7 +9,9 @@ SET client_min_messages = warning;
 
 \echo
 \echo '=== The extension, in a schema of our choice'
+\if :{?keep} \else
 DROP EXTENSION IF EXISTS pg_mop CASCADE;  -- the demo begins afresh, with the extension of this very checkout
+\endif
 CREATE SCHEMA IF NOT EXISTS madlib;
 CREATE EXTENSION IF NOT EXISTS pg_mop SCHEMA madlib CASCADE;
 DROP TABLE IF EXISTS digits CASCADE;

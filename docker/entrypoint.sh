@@ -47,7 +47,7 @@ make_servers() {
         name=${server%%=*} place=${server#*=}
         case $place in *:*) port=${place##*:} ;; *) port=5432 ;; esac
         psql -X -q -v ON_ERROR_STOP=1 -d "${POSTGRES_DB:-postgres}" -v name="$name" -v host="${place%:*}" -v port="$port" \
-            -v database="${POSTGRES_DB:-postgres}" <<'SQL'
+            -v database="${POSTGRES_DB:-postgres}" <<'SQL' || return
 SET client_min_messages = warning;
 SET log_statement = none;
 SET log_min_error_statement = panic;
@@ -58,7 +58,7 @@ CREATE USER MAPPING FOR postgres SERVER :"name" OPTIONS (user 'postgres', passwo
 SQL
         names="$names${names:+, }$name"
     done
-    psql -X -q -v ON_ERROR_STOP=1 -d "${POSTGRES_DB:-postgres}" -v names="$names" -v database="${POSTGRES_DB:-postgres}" <<'SQL'
+    psql -X -q -v ON_ERROR_STOP=1 -d "${POSTGRES_DB:-postgres}" -v names="$names" -v database="${POSTGRES_DB:-postgres}" <<'SQL' || return
 ALTER DATABASE :"database" SET pg_mop.servers = :'names';
 SQL
 }
@@ -80,6 +80,7 @@ prepare() {
     fi
     password=$work/password secret=${POSTGRES_PASSWORD-}
     [ -f "$password" ] || password=
+    [ "$secret" = "$(printf '%s' "$secret" | head -n 1)" ] || fail 'the password has several lines'
     unset POSTGRES_PASSWORD
     make_cluster "$new" "$password"
     [ -z "$password" ] || rm "$password"
@@ -94,7 +95,10 @@ prepare() {
 
 demo() {
     if [ -n "${PGHOST-}" ]; then
-        PGOPTIONS='-c client_min_messages=warning' psql -X "$@" -f demo/demo.sql
+        case $* in *again=*) ;; *) [ "$(psql -XAtc "SELECT count(*) FROM pg_class WHERE relname LIKE 'digits%'")" = 0 ] ||
+            fail "there are tables called digits... on $PGHOST" 'demo -v again=1 replaces them' ;;
+        esac
+        psql -X -v keep=1 "$@" -f demo/demo.sql
         return
     fi
     work=$(mktemp -d)

@@ -7,6 +7,7 @@ import tempfile
 
 from mop_udf import nursery
 from mop_udf.channel import TICK_SECONDS, Channel, ChannelClosed
+from mop_udf.nursery import environment
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 F_SETPIPE_SZ = 1031   # Linux; in Python's fcntl from 3.10 on
@@ -36,13 +37,17 @@ class MemoryExceeded(TrainerError):
         super().__init__(message, configuration=True, datasets=())
 
 
+def command(home, module, *arguments):
+    """The command line of a module that the packages' own interpreter runs."""
+    return [os.path.join(home, "bin", "python"), "-I", "-B", "-m", module, *map(str, arguments)]
+
+
 class Executed:
     """A trainer that is an exec of the packages' own interpreter: as :class:`mop_udf.nursery.Forked`."""
 
     def __init__(self, home, request, files):
         self._process = subprocess.Popen(
-            [os.path.join(home, "bin", "python"), "-I", "-B", "-m", request["module"], str(os.getpid()), str(files[3]),
-             *map(str, request["arguments"])],
+            command(home, request["module"], os.getpid(), files[3], *request["arguments"]),
             stdin=files[0], stdout=files[1], stderr=files[2], pass_fds=files[3:], env=request["environment"], cwd="/",
             start_new_session=True)
         self.pid = self._process.pid
@@ -82,17 +87,16 @@ class Trainer:
         self.datasets = set()  # keys of the segments that the trainer keeps in its cache
         self._home, self._tick, self._memory_mb = home, tick, options.get("memory_mb")
         self._request = {
-            "environment": {**nursery.environment(options["keras_backend"]),
+            "environment": {**environment(options["keras_backend"]),
                             "OMP_NUM_THREADS": str(options["threads"]),
                             "CUDA_VISIBLE_DEVICES": str(-1 if options.get("gpu") is None else options["gpu"])},
             "arguments": [options["threads"], options["cache_mb"], options["idle_ms"],
                           options.get("memory_mb") or 0, options.get("model_mb") or 0],
             "idle_ms": options.get("nursery_ms") or 0, "module": "mop_udf.trainer"}
         if ray := options.get("ray"):
-            cpus = ray["cpus"] or options["threads"]
             self._memory_mb = None  # that of the relay is not meant
             self._request["module"] = "mop_udf.relay"
-            self._request["arguments"][:0] = [ray["address"], ray["gpus"], cpus, ray["wait"]]
+            self._request["arguments"][:0] = [ray["address"], ray["gpus"], ray["cpus"], ray["wait"]]
         self._begin(self._request["idle_ms"] and not ray and self._fork)
 
     def _begin(self, fork=None):

@@ -4,6 +4,8 @@
 whose further arguments these ARGUMENTS are. An actor, to which Ray gives the GPUs, starts the very same trainer, of
 these very sources, with a connection to here as its stdin and stdout; so frames pass as they are, rows among them, and
 nothing goes through Ray's object store. Whichever of actor, node and this process goes, the trainer goes, too.
+
+`python -m mop_udf.relay room ADDRESS GPUS CPUS` says for how many such trainers there is room.
 """
 
 import io
@@ -12,61 +14,81 @@ import secrets
 import select
 import socket
 import sys
+import threading
 import zipfile
 
 from mop_udf.trainer import die_with, first_to_go, keep_stdout
 
-CONNECT_SECONDS = 20
+CONNECT_SECONDS = 40
 CHUNK = 1 << 20
+KEPT_ALIVE = (  # a machine that is gone says nothing: its silence ends the connection after a minute
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10), (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 60_000), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1))
 
 
 class Host:
     """The Ray actor. Ray brings it to its node by value: it knows nothing of this package."""
 
-    def start(self, sources, environment, arguments, token):
+    def start(self, sources, environment, arguments, token, kept_alive):
         """Wait for a connection that begins with `token`, and be its trainer's host: (address, port) to connect to."""
         import secrets
         import socket
         import threading
 
         import ray
-        listener = socket.create_server(("", 0))
+        address = ray.util.get_node_ip_address()
+        listener = socket.create_server(("", 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
         listener.settimeout(60)
+
+        def accepted():
+            while True:
+                connection, _ = listener.accept()
+                connection.settimeout(10)
+                try:
+                    given = b""
+                    while len(given) < len(token) and (more := connection.recv(len(token) - len(given))):
+                        given += more
+                except OSError:
+                    given = b""
+                if secrets.compare_digest(given, token):
+                    connection.settimeout(None)
+                    return connection
+                connection.close()
 
         def host():
             import os
+            import select
             import subprocess
             import sys
             import tempfile
             try:
-                while True:
-                    connection, _ = listener.accept()
-                    connection.settimeout(10)
-                    try:
-                        given = b""
-                        while len(given) < len(token) and (more := connection.recv(len(token) - len(given))):
-                            given += more
-                    except OSError:
-                        given = b""
-                    if secrets.compare_digest(given, token):
-                        break
-                    connection.close()
-                connection.settimeout(None)
+                connection = accepted()
                 listener.close()
+                for level, option, value in kept_alive:
+                    connection.setsockopt(level, option, value)
                 with tempfile.NamedTemporaryFile(suffix=".zip") as file:
                     file.write(sources)
                     file.flush()
                     life, ours = os.pipe()  # ours is closed by the end of this process
                     program = ("import sys; sys.path.insert(0, sys.argv.pop(1)); from mop_udf import trainer; "
                                "trainer.live(*map(int, sys.argv[1:8]))")
-                    subprocess.run([sys.executable, "-B", "-c", program, file.name, "0", str(life), *arguments],
-                                   stdin=connection, stdout=connection, pass_fds=[life],
-                                   env={**os.environ, **environment})
+                    # of the node's environment, where its programs and its GPUs are
+                    own = {name: value for name, value in os.environ.items()
+                           if name in ("PATH", "LD_LIBRARY_PATH", "TMPDIR") or name.startswith(("CUDA_", "NVIDIA_"))}
+                    trainer = subprocess.Popen(
+                        [sys.executable, "-I", "-B", "-c", program, file.name, "0", str(life), *arguments],
+                        stdin=connection, stdout=connection, pass_fds=[life], env={**own, **environment})
+                    gone = select.poll()
+                    gone.register(connection, select.POLLRDHUP)
+                    while trainer.poll() is None:
+                        if gone.poll(500):  # one that computes would find out only afterwards
+                            trainer.kill()
             finally:
                 os._exit(0)  # what Ray has given it is free now
 
         threading.Thread(target=host).start()
-        return ray.util.get_node_ip_address(), listener.getsockname()[1]
+        return address, listener.getsockname()[1]
 
 
 def sources():
@@ -81,34 +103,65 @@ def sources():
     return packed.getvalue()
 
 
+def reach(address):
+    """Connect to the cluster; ends this process with a sentence where that cannot be done. Gives the module ray."""
+    late = threading.Timer(CONNECT_SECONDS, end, [f"Ray at {address} has not answered for {CONNECT_SECONDS} s"])
+    late.daemon = True
+    late.start()
+    try:
+        import ray
+        ray.init(address, logging_level="ERROR", log_to_driver=False)
+    except Exception as error:
+        end(f"Ray at {address} cannot be reached: {type(error).__name__}: {str(error)[:500]}")
+    late.cancel()
+    return ray
+
+
+def room(address, gpus, cpus):
+    """Print for how many trainers of so many GPUs and CPUs the nodes have room, were they idle."""
+    ray = reach(address)
+    fits = [min([int(node["Resources"].get(name, 0) / wanted) for name, wanted in (("GPU", gpus), ("CPU", cpus))
+                 if wanted]) for node in ray.nodes() if node["Alive"]]
+    os.write(1, str(sum(fits)).encode())
+    os._exit(0)
+
+
 def connect(address, gpus, cpus, seconds, arguments):
     """A socket to a new trainer on the cluster, and what must be kept as long as it is to live. Ends this process with
     a sentence where there is none to be had."""
-    import ray
-    try:
-        ray.init(address, logging_level="ERROR", log_to_driver=False)
-    except Exception as error:
-        sys.exit(f"Ray at {address} does not answer: {error}")
-    environment = {name: value for name, value in os.environ.items()
-                   if name in ("KERAS_BACKEND", "OMP_NUM_THREADS") or name.startswith("TF_")}
+    ray = reach(address)
+    environment = {name: value for name, value in os.environ.items() if name not in ("PATH", "CUDA_VISIBLE_DEVICES")}
     if not gpus:
         environment["CUDA_VISIBLE_DEVICES"] = "-1"
     token = secrets.token_bytes(32)
     try:
         actor = ray.remote(Host).options(num_gpus=gpus, num_cpus=cpus).remote()
-        place = ray.get(actor.start.remote(sources(), environment, arguments, token), timeout=seconds)
-    except ray.exceptions.GetTimeoutError:
-        sys.exit(f"Ray at {address} has had no room for a trainer of {gpus:g} GPUs and {cpus:g} CPUs for {seconds:g} s")
-    except Exception as error:
-        sys.exit(f"Ray at {address} cannot start a trainer: {error}")
-    try:
+        place = ray.get(actor.start.remote(sources(), environment, arguments, token, KEPT_ALIVE), timeout=seconds)
         connection = socket.create_connection(place, CONNECT_SECONDS)
+    except ray.exceptions.GetTimeoutError:
+        end(f"Ray at {address} has had no room for a trainer of {gpus:g} GPUs and {cpus:g} CPUs for {seconds:g} s")
     except OSError as error:
-        sys.exit(f"the node {place[0]} of Ray at {address} cannot be reached: {error}")
+        end(f"the node {place[0]} of Ray at {address} cannot be reached: {error}")
+    except Exception as error:
+        end(f"Ray at {address} cannot start a trainer: {type(error).__name__}: {str(error)[:500]}")
     connection.settimeout(None)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for level, option, value in KEPT_ALIVE:
+        connection.setsockopt(level, option, value)
     connection.sendall(token)
     return connection, actor
+
+
+def end(sentence, leave=False):
+    """End this process with a sentence. `leave`: take leave of the cluster, which else keeps what it has given for half
+    a minute; but that may take for ever."""
+    os.write(2, f"{sentence}\n".encode())
+    if leave:
+        import ray
+        late = threading.Timer(10, os._exit, [1])
+        late.daemon = True
+        late.start()
+        ray.shutdown()
+    os._exit(1)
 
 
 def pump(requests, answers, connection):
@@ -128,15 +181,16 @@ def main(backend, life, address, gpus, cpus, seconds, *arguments):
     die_with(int(life))
     first_to_go()
     requests, answers = keep_stdout()
-    connection, actor = connect(address, float(gpus), float(cpus), float(seconds), list(arguments))
+    connection, _actor = connect(address, float(gpus), float(cpus), float(seconds), list(arguments))
     try:
         if pump(requests, answers, connection) == connection.fileno():
-            sys.exit("the trainer on Ray, its actor or its node has gone")
+            end("the trainer on Ray, its actor or its node has gone", leave=True)
     except OSError as error:
-        sys.exit(f"the connection to the trainer on Ray was lost: {error}")
-    finally:
-        del actor
+        end(f"the connection to the trainer on Ray was lost: {error}", leave=True)
+    os._exit(0)
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "room":
+        room(sys.argv[2], *map(float, sys.argv[3:]))
     main(*sys.argv[1:])

@@ -35,6 +35,7 @@ class Limits:
         if options.get("trainers") is not None:
             within["ray"] = cluster(self.plpy, options["trainers"])
             within["ray"]["gpus"] *= bool(options.get("use_gpus"))
+            within["threads"] = max(1, int(within["ray"]["cpus"]))
         for name, limit in (("threads", "threads"), ("memory_mb", "trainer_memory_mb"), ("model_mb", "max_model_mb")):
             values = [v for v in (options.get(name), limits[limit]) if v is not None]
             within[name] = min(values, default=None)

@@ -55,7 +55,8 @@ def ray(db, tmp_path_factory):
     made = Ray(tmp_path_factory.mktemp("ray"))
     db.run(f"CREATE SERVER gpus FOREIGN DATA WRAPPER pg_mop OPTIONS (kind 'ray', address 'ray://127.0.0.1:{made.port}',"
            " cpus '1', wait '40')")
-    make_data(db, rows=101, segments=2, buffer_size=9)
+    db.run("DO $$ BEGIN CREATE ROLE rayless LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
+    make_data(db, rows=101, segments=3, buffer_size=9)
     load(db, "arch", dense())
     selection(db, "mst", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.02, 0.05)])
     selection(db, "slow", "arch", [(1, ADAM.format(0.01), LONG)] * 2)
@@ -80,9 +81,22 @@ def test_trainers_on_ray_give_what_those_here_give(db, ray):
     assert_invariants(db, run_id)
     assert weights(db, "here") == weights(db, "there")
     actors, trainers = hosts()
-    assert len(actors) == len(trainers) == 2, "one for each worker session, warm for the next call"
+    assert len(actors) == len(trainers) == 2, "as many as there is room for, warm for the next call"
+    assert db.value("SELECT sessions FROM madlib.mop_run WHERE run_id = %s", [run_id]) == 2
     other.close()
-    assert eventually(lambda: hosts() == ([], []), 30), "they end with the sessions"
+    assert eventually(lambda: hosts() == ([], []), 10), "they end with the sessions"
+
+
+def test_a_cancel_frees_what_computes_there(db, ray):
+    other = db.another()
+    other.run("SET pg_mop.kernel = plain; SET pg_mop.trainers = 'gpus'")
+    call = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'never', 'slow', 2, FALSE)")
+    assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) "
+                                       "WHERE u.status = 'finished' AND r.status = 'running'"), 180)
+    db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
+    assert call.end(5).pgcode == "57014"
+    assert eventually(lambda: hosts() == ([], []), 10)
+    other.close()
 
 
 @pytest.mark.parametrize("what", ["actor", "trainer", "node"])
@@ -93,14 +107,14 @@ def test_what_dies_there_is_a_lost_trainer(db, ray, what):
     db.run("DROP TABLE IF EXISTS hurt, hurt_info, hurt_summary")
     call = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'hurt', 'slow', 2, FALSE)")
     assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) "
-                                       "WHERE u.status = 'finished' AND r.status = 'running'"), 90)
+                                       "WHERE u.status = 'finished' AND r.status = 'running'"), 180)
     actors, trainers = hosts()
     if what == "node":
         ray.cluster.remove_node(ray.second, allow_graceful=False)
         ray.second = ray.add()
     else:
         os.kill((actors if what == "actor" else trainers)[0], signal.SIGKILL)
-    assert call.end(240) is None
+    assert call.end(300) is None
     run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs")
     assert_invariants(db, run_id)
     assert len(set(hosts()[0]) & set(actors)) == 1, "one of them is another now"
@@ -114,8 +128,10 @@ def test_what_dies_there_is_a_lost_trainer(db, ray, what):
 
 @pytest.mark.parametrize("change,message,hint", [
     ("SET pg_mop.trainers = 'nowhere'", 'server "nowhere" of pg_mop.trainers does not exist', "CREATE SERVER"),
-    ("ALTER SERVER gpus OPTIONS (SET address 'ray://127.0.0.1:1')", "Ray at ray://127.0.0.1:1 cannot be reached",
-     "ray start"),
+    ("ALTER SERVER gpus OPTIONS (SET address 'ray://127.0.0.1:1')", "Ray at ray://127.0.0.1:1 cannot be used",
+     "RESET pg_mop.trainers"),
+    ("ALTER SERVER gpus OPTIONS (SET cpus '64')", "cannot be used", "ALTER SERVER"),
+    ("ALTER SERVER gpus OWNER TO rayless", "is not a superuser's", "OWNER TO"),
     ("ALTER SERVER gpus OPTIONS (SET address 'http://x')", "has no address of Ray", "ALTER SERVER"),
     ("ALTER SERVER gpus OPTIONS (SET kind 'spark')", "is none with trainers", "CREATE SERVER"),
     ("ALTER SERVER gpus OPTIONS (SET cpus 'many')", "option cpus of server \"gpus\" is no positive number", "ALTER"),
@@ -128,8 +144,7 @@ def test_bad_servers(db, ray, change, message, hint):
 
 
 def test_who_may_not_use_the_server_trains_not_there(db, ray):
-    db.run("DO $$ BEGIN CREATE ROLE rayless LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$; "
-           "GRANT mop_user TO rayless; GRANT SELECT ON flowers_packed, flowers_packed_summary, mst, mst_summary, arch "
+    db.run("GRANT mop_user TO rayless; GRANT SELECT ON flowers_packed, flowers_packed_summary, mst, mst_summary, arch "
            "TO rayless; GRANT ALL ON SCHEMA public TO rayless")
     other = db.another("rayless")
     other.run("SET pg_mop.trainers = 'gpus'")

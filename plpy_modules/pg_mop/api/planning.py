@@ -19,6 +19,7 @@ class Planning(Checks):
     """The part of a training call that plans it, and takes up more while the run goes on."""
 
     executor = None   # while the run goes on
+    room = None       # for how many trainers there is some elsewhere
     preferred = None  # the run to go on from, if there are several
     segments = {}     # (dataset, key) -> Segment: read when the run begins
     reuses = False    # something that earlier runs had trained
@@ -48,7 +49,7 @@ class Planning(Checks):
         for key in self.misfits:
             self.plan.withdraw(key)
         places = len(self._keys("training"))
-        self.wanted = min(places, options["sessions"] or sessions or places)
+        self.wanted = min(places, options["sessions"] or sessions or places, self.room or places)
         if {s.server for s in self.segments.values()} == {None}:  # (else each server's own cores count)
             options["threads"] = options["threads"] or max(1, settings.cores() // self.wanted)
         self.scheduler_name = options["scheduler"] if not self.averaging else "randomized"

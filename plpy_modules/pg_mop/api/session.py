@@ -44,7 +44,9 @@ def trainer_options(db, use_gpus):
     """Options of the trainer that works for the calling session itself. Raises MopError: no GPU, bad settings."""
     options = settings.load(db)
     gpus = settings.gpus() if use_gpus else 0
-    if use_gpus and not gpus:
+    if use_gpus and not gpus and options["trainers"]:
+        db.notice("the calling session's own trainer has no GPU here, and works without")
+    elif use_gpus and not gpus:
         raise MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
     return {"threads": options["threads"] or settings.cores(), "keras_backend": options["keras_backend"],
             "cache_mb": options["cache_mb"], "memory_mb": options["trainer_memory_mb"],

@@ -60,7 +60,7 @@ class Training(Guests):
             self.validation = self.packed_table(validation_table, "validation table")
         self.engine = engines.find(db, [t for t in (self.source, self.validation) if t is not None])
         if self.options["trainers"]:
-            elsewhere.check(db, self.options["trainers"])
+            self.room = elsewhere.room(db, self.options["trainers"], self.use_gpus)
         elif self.use_gpus and not self.engine.elsewhere and not settings.gpus():
             raise MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
 
