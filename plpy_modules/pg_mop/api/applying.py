@@ -25,6 +25,7 @@ class Applying(Training):
 
     orders_of = functools.partial(Orders, finite=False)  # what is measured is told, whatever it is
 
+    compares = False   # the rows that worker sessions see on this server with those that the caller sees
     gathering = False  # what the run has found out is being written
 
     def __init__(self, db, function, table, model, use_gpus, compile_params=NOTHING, functions=None):
@@ -42,7 +43,9 @@ class Applying(Training):
     def on_segments(cls, db, table, *arguments):
         """The call for a table, or None: where it is not worth its while, or cannot be made, of which the caller is
         told. `arguments`: the constructor's, but for `table`."""
-        if why_alone(db, table.table, table.columns) or not (table.foreign or _is_worthwhile(db, table.table)):
+        checked = cls.compares and not table.foreign
+        if why_alone(db, table.table, table.columns, checked) or not (
+                table.foreign or _is_worthwhile(db, table.table)):
             return None
         function, *arguments = arguments
         try:

@@ -71,6 +71,8 @@ def _first_row(db, packed):
 class Evaluating(Applying):
     """The loss and the metrics over all segments, as metrics of the run."""
 
+    compares = True
+
     def _check_data(self):
         if self.first is not None:
             self.outputs, self.misfits = self.source.wanted_outputs(self.source.shapes_of(self.first)), {}

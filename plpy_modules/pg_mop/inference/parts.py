@@ -1,18 +1,18 @@
 """Whether other sessions may go through the parts of a table, each for itself, in place of the caller's own."""
 
 
-def why_alone(db, table, columns):
+def why_alone(db, table, columns, checked):
     """Why no other session can read the very rows, part by part, that the caller sees in `columns` (names) of a Table;
-    None: it can, as far as can be told here."""
+    None: it can, as far as can be told here. `checked`: whether others see the same rows is found out later."""
     if table.kind not in ("r", "p"):
         return "it is no table"
-    if db.setting("transaction_isolation") != "read committed":
+    if not checked and db.setting("transaction_isolation") != "read committed":
         return "the transaction has a snapshot of its own"
     found = db.one(
         "SELECT bool_or(c.relpersistence = 't') AS temporary, "
         # what it has written or altered itself, others do not see; a lock stays to the end
         "bool_or(EXISTS (SELECT 1 FROM pg_locks l WHERE l.pid = pg_backend_pid() AND l.relation IN (c.oid, $1) "
-        "AND l.mode NOT IN ('AccessShareLock', 'RowShareLock'))) AS written, "
+        "AND l.mode NOT IN ('AccessShareLock', 'RowShareLock', 'SIReadLock'))) AS written, "
         "row_security_active($1) OR bool_or(row_security_active(c.oid)) AS policies, "
         "bool_or(NOT coalesce((SELECT w.fdwhandler::regproc::text ~ '(^|\\.)postgres_fdw_handler$' "
         "FROM pg_foreign_table f JOIN pg_foreign_server s ON s.oid = f.ftserver JOIN pg_foreign_data_wrapper w "
