@@ -39,7 +39,7 @@ class Host:
         import ray
         address = ray.util.get_node_ip_address()
         listener = socket.create_server(("", 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
-        listener.settimeout(60)
+        listener.settimeout(30)
 
         def accepted():
             while True:
@@ -139,11 +139,11 @@ def connect(address, gpus, cpus, seconds, arguments):
         place = ray.get(actor.start.remote(sources(), environment, arguments, token, KEPT_ALIVE), timeout=seconds)
         connection = socket.create_connection(place, CONNECT_SECONDS)
     except ray.exceptions.GetTimeoutError:
-        end(f"Ray at {address} has had no room for a trainer of {gpus:g} GPUs and {cpus:g} CPUs for {seconds:g} s")
+        end(f"Ray at {address} has had no room for a trainer of {gpus:g} GPUs and {cpus:g} CPUs for {seconds:g} s", True)
     except OSError as error:
-        end(f"the node {place[0]} of Ray at {address} cannot be reached: {error}")
+        end(f"the node {place[0]} of Ray at {address} cannot be reached: {error}", True)
     except Exception as error:
-        end(f"Ray at {address} cannot start a trainer: {type(error).__name__}: {str(error)[:500]}")
+        end(f"Ray at {address} cannot start a trainer: {type(error).__name__}: {str(error)[:500]}", True)
     connection.settimeout(None)
     for level, option, value in KEPT_ALIVE:
         connection.setsockopt(level, option, value)
