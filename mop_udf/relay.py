@@ -139,7 +139,7 @@ def connect(address, gpus, cpus, seconds, arguments):
         place = ray.get(actor.start.remote(sources(), environment, arguments, token, KEPT_ALIVE), timeout=seconds)
         connection = socket.create_connection(place, CONNECT_SECONDS)
     except ray.exceptions.GetTimeoutError:
-        end(f"Ray at {address} has had no room for a trainer of {gpus:g} GPUs and {cpus:g} CPUs for {seconds:g} s", True)
+        end(f"Ray at {address} has had no room for {gpus:g} GPUs and {cpus:g} CPUs for {seconds:g} s", True)
     except OSError as error:
         end(f"the node {place[0]} of Ray at {address} cannot be reached: {error}", True)
     except Exception as error:
