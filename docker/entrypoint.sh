@@ -10,6 +10,7 @@
 # demo [psql's options]: demo.sql on the server that PGHOST names; without it on a server of its own, which nobody else
 # can reach and which is removed in the end.
 set -eu
+database=${POSTGRES_DB:-postgres}
 
 say() { echo "pg_mop: $*" >&2; }
 fail() { say "$1"; [ -z "${2-}" ] || say "HINT: $2"; exit 1; }
@@ -33,10 +34,12 @@ beside_server() {
     return "$status"
 }
 
+# psql for a set-up, in the database POSTGRES_DB
+set_up() { psql -X -q -v ON_ERROR_STOP=1 -d "$database" "$@"; }
+
 make_extension() {
-    database=${POSTGRES_DB:-postgres}
     [ "$database" = postgres ] || createdb -- "$database"
-    psql -X -q -v ON_ERROR_STOP=1 -d "$database" -c 'SET client_min_messages = warning' -c 'CREATE SCHEMA madlib' \
+    set_up -c 'SET client_min_messages = warning' -c 'CREATE SCHEMA madlib' \
         -c 'CREATE EXTENSION pg_mop SCHEMA madlib CASCADE'
 }
 
@@ -46,8 +49,7 @@ make_servers() {
     for server in $PG_MOP_SERVERS; do
         name=${server%%=*} place=${server#*=}
         case $place in *:*) port=${place##*:} ;; *) port=5432 ;; esac
-        psql -X -q -v ON_ERROR_STOP=1 -d "${POSTGRES_DB:-postgres}" -v name="$name" -v host="${place%:*}" -v port="$port" \
-            -v database="${POSTGRES_DB:-postgres}" <<'SQL' || return
+        set_up -v name="$name" -v host="${place%:*}" -v port="$port" -v database="$database" <<'SQL' || return
 SET client_min_messages = warning;
 SET log_statement = none;
 SET log_min_error_statement = panic;
@@ -58,7 +60,7 @@ CREATE USER MAPPING FOR postgres SERVER :"name" OPTIONS (user 'postgres', passwo
 SQL
         names="$names${names:+, }$name"
     done
-    psql -X -q -v ON_ERROR_STOP=1 -d "${POSTGRES_DB:-postgres}" -v names="$names" -v database="${POSTGRES_DB:-postgres}" <<'SQL' || return
+    set_up -v names="$names" -v database="$database" <<'SQL' || return
 ALTER DATABASE :"database" SET pg_mop.servers = :'names';
 SQL
 }

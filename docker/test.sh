@@ -19,6 +19,8 @@ in_image() {
 
 fail() { echo "FAILED: $1"; cat "$work/out"; exit 1; }
 
+leaderboard() { [ "$(grep -cE '^ +[0-9]+ \| +[0-9]+ \| (dense|cnn) ' "$work/out")" = 16 ]; }
+
 in_image -- id -u > "$work/out"
 [ "$(cat "$work/out")" = 999 ] || fail 'the image does not run as the user postgres'
 
@@ -41,7 +43,7 @@ for claim in ready refused 'not in the environment' 'not in a file' 'ended well'
 done
 
 in_image -- demo > "$work/out" 2>&1 || fail 'the demo'
-[ "$(grep -cE '^ +[0-9]+ \| +[0-9]+ \| (dense|cnn) ' "$work/out")" = 16 ] || fail 'the demo shows no leaderboard of 16'
+leaderboard || fail 'the demo shows no leaderboard of 16'
 sed -n '/The leaderboard/,/^$/p' "$work/out"
 
 # the servers of compose.cluster.yaml, all in one container
@@ -60,5 +62,5 @@ in_image POSTGRES_PASSWORD=right -- sh -c '
 for claim in 'segment on w1' 'segment on w2' 'segment on w3' 'not in a file'; do
     grep -qx "$claim" "$work/out" || fail "of the cluster: not \"$claim\""
 done
-[ "$(grep -cE '^ +[0-9]+ \| +[0-9]+ \| (dense|cnn) ' "$work/out")" = 16 ] || fail 'no leaderboard of 16 in the cluster'
+leaderboard || fail 'no leaderboard of 16 in the cluster'
 echo '5 passed, 0 failed'

@@ -7,7 +7,6 @@ import tempfile
 
 from mop_udf import nursery
 from mop_udf.channel import TICK_SECONDS, Channel, ChannelClosed
-from mop_udf.nursery import environment
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 F_SETPIPE_SZ = 1031   # Linux; in Python's fcntl from 3.10 on
@@ -87,7 +86,7 @@ class Trainer:
         self.datasets = set()  # keys of the segments that the trainer keeps in its cache
         self._home, self._tick, self._memory_mb = home, tick, options.get("memory_mb")
         self._request = {
-            "environment": {**environment(options["keras_backend"]),
+            "environment": {**nursery.environment(options["keras_backend"]),
                             "OMP_NUM_THREADS": str(options["threads"]),
                             "CUDA_VISIBLE_DEVICES": str(-1 if options.get("gpu") is None else options["gpu"])},
             "arguments": [options["threads"], options["cache_mb"], options["idle_ms"],

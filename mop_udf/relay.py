@@ -168,12 +168,12 @@ def pump(requests, answers, connection):
     """Hand on what comes, either way, until either side has gone. Raises OSError."""
     ends = {requests: connection.fileno(), connection.fileno(): answers}
     while True:
-        for end in select.select(list(ends), [], [])[0]:
-            data = memoryview(os.read(end, CHUNK))
+        for side in select.select(list(ends), [], [])[0]:
+            data = memoryview(os.read(side, CHUNK))
             if not data:
-                return end
+                return side
             while data:
-                data = data[os.write(ends[end], data):]
+                data = data[os.write(ends[side], data):]
 
 
 def main(backend, life, address, gpus, cpus, seconds, *arguments):

@@ -228,6 +228,11 @@ BEGIN
 END
 $$;
 
+-- Whether a run of a function trains anything: others evaluate or predict, and are dropped when they end.
+CREATE FUNCTION @extschema@.mop_trains(function text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT $1 NOT IN ('madlib_keras_evaluate', 'madlib_keras_predict', 'madlib_keras_predict_byom')
+$$;
+
 -- what people want of a run that goes on
 CREATE FUNCTION @extschema@.mop_add_wish(run_id bigint, content json,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
@@ -242,7 +247,7 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'run % is not running', $1 USING ERRCODE = '55000';
     END IF;
-    IF of IN ('madlib_keras_evaluate', 'madlib_keras_predict', 'madlib_keras_predict_byom') THEN
+    IF NOT @extschema@.mop_trains(of) THEN
         RAISE EXCEPTION 'run % is of %, which trains nothing', $1, of USING ERRCODE = '0A000';
     END IF;
     -- replicas train one model together; and who trains one configuration has no others
@@ -422,8 +427,8 @@ BEGIN
         END;
     END LOOP;
     -- of what trains nothing, nobody goes on with it
-    FOR run IN SELECT r.run_id FROM @extschema@.mop_run r WHERE r.owner = caller AND r.status <> 'running' AND r.function
-               IN ('madlib_keras_evaluate', 'madlib_keras_predict', 'madlib_keras_predict_byom')
+    FOR run IN SELECT r.run_id FROM @extschema@.mop_run r
+               WHERE r.owner = caller AND r.status <> 'running' AND NOT @extschema@.mop_trains(r.function)
     LOOP
         BEGIN
             PERFORM @extschema@.mop_drop(run, true, ticket);

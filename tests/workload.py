@@ -90,6 +90,20 @@ def last_run(db):
     return db.value("SELECT max(run_id) FROM madlib.mop_runs")
 
 
+def runs_made(db, work):
+    """What `work()` gives, and how many runs were begun meanwhile, of which some may be gone; `db`: a superuser's."""
+    last = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM madlib.mop_run_run_id_seq"
+    before = db.value(last)
+    result = work()
+    return result, db.value(last) - before
+
+
+def is_under_way(db):
+    """True where a unit of a run that goes on has been finished."""
+    return db.value("SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) "
+                    "WHERE r.status = 'running' AND u.status = 'finished'") > 0
+
+
 def assert_invariants(db, run_id):
     """Model hopper parallelism's rules, over the unit log of a finished run."""
     run = db.run("SELECT * FROM madlib.mop_runs WHERE run_id = %s", [run_id])[0]

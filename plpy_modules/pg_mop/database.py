@@ -5,6 +5,8 @@ Every SQL function of the extension enters Python through :func:`sql_function`, 
 """
 
 import functools
+import json
+import math
 import re
 from contextlib import contextmanager
 
@@ -34,6 +36,12 @@ def quote_literal(value):
         return "NULL"
     text = str(value).replace("'", "''")
     return "E'" + text.replace("\\", "\\\\") + "'" if "\\" in text else "'" + text + "'"
+
+
+def finite_json(values):
+    """{name: number or None} as JSON text, which has no NaN and no infinity: null."""
+    return json.dumps({name: None if value is None or not math.isfinite(value) else value
+                       for name, value in values.items()})
 
 
 def split_names(text):
@@ -238,6 +246,12 @@ class Database:
         if rows and self.one(f"SELECT 1 AS x FROM {table} LIMIT 1") is None:
             raise MopError(f'{what} "{text}" is empty', hint=hint)
         return table
+
+    def has_foreign_rows(self, table):
+        """True where a Table, or a partition of it, is a foreign table."""
+        return self.value("SELECT EXISTS (SELECT 1 FROM (SELECT relid FROM pg_partition_tree($1::oid::regclass) UNION "
+                          "SELECT $1::oid::regclass) t JOIN pg_foreign_table f ON f.ftrelid = t.relid)", ["oid"],
+                          [table.oid])
 
     def output_table(self, text, *suffixes):
         """Check that tables `text` and `text`+suffix can be made; returns their quoted, schema-qualified names.

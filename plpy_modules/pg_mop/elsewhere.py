@@ -10,7 +10,7 @@ import subprocess
 import time
 
 import mop_udf
-from mop_udf import process
+from mop_udf import nursery, process
 from pg_mop.database import MopError, quote_identifier
 
 SECONDS = 60  # for the cluster to say what it has
@@ -69,7 +69,7 @@ def room(db, name, use_gpus):
     asked = subprocess.Popen(
         process.command(mop_udf.home, "mop_udf.relay", "room", told["address"], gpus, told["cpus"]),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/",
-        env=process.environment("tensorflow"), start_new_session=True)
+        env=nursery.environment("tensorflow"), start_new_session=True)
     try:
         until = time.monotonic() + SECONDS
         while asked.poll() is None and time.monotonic() < until:

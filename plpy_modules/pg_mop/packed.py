@@ -19,7 +19,7 @@ class PackedTable:
         self.text = text
         self.table = db.input_table(text, what, hint=hint, rows=False)
         # whoever reads a foreign table here depends on its server until his transaction ends
-        self.foreign = self._is_foreign(db)
+        self.foreign = db.has_foreign_rows(self.table)
         if not self.foreign and db.one(f"SELECT 1 AS x FROM {self.table} LIMIT 1") is None:
             raise MopError(f'{what} "{text}" is empty', hint=hint)
         if self.table.kind == "v":
@@ -64,11 +64,6 @@ class PackedTable:
                                hint="Run the preprocessor again, of this version.")
             lists.append(names)
         return lists
-
-    def _is_foreign(self, db):
-        return db.value("SELECT EXISTS (SELECT 1 FROM (SELECT relid FROM pg_partition_tree($1::oid::regclass) UNION "
-                        "SELECT $1::oid::regclass) t JOIN pg_foreign_table f ON f.ftrelid = t.relid)", ["oid"],
-                        [self.table.oid])
 
     def shape_columns(self):
         """SQL: the columns with the shapes."""

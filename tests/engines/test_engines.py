@@ -9,11 +9,22 @@ import pytest
 
 from cluster import Cluster
 from conftest import Calling, Client, add_server, eventually, of_backend, trainers
-from workload import ADAM, assert_invariants, buffers, dense, fit, load, make_data, pickled, replayed, selection
+from workload import (
+    ADAM,
+    assert_invariants,
+    buffers,
+    dense,
+    fit,
+    last_run,
+    load,
+    make_data,
+    pickled,
+    replayed,
+    runs_made,
+    selection,
+)
 
 SEED = 11
-ACTIVE = "SELECT state = 'active' FROM pg_stat_activity WHERE pid = %s"
-COLUMNS = "id integer, x real[], y text"  # of the raw rows
 
 
 class OneServer:
@@ -75,38 +86,47 @@ def nothing_is_left(engine):
 
 
 def raw_rows(engine):
-    """The raw rows as a table `rawp`, a partition on each server: [(a client of its server, its name there), ...]."""
+    """The raw rows as a table `rawp`, a partition on each server: clients of these servers."""
     db = engine.db
     workers = engine.workers or {None: db}
     places = [*((worker, name) for name, worker in workers.items()), (db, None)]
     db.run("DROP TABLE IF EXISTS rawp; CREATE TABLE rawp (LIKE flowers) PARTITION BY HASH (id)")
-    made = []
     for number, (client, name) in enumerate(places):
         bounds = f"FOR VALUES WITH (MODULUS {len(places)}, REMAINDER {number})"
         if client is db:
             db.run(f"CREATE TABLE rawp_{number} PARTITION OF rawp {bounds}")
         else:
-            client.run(f"DROP TABLE IF EXISTS public.raw; CREATE TABLE public.raw ({COLUMNS})")
+            client.run("DROP TABLE IF EXISTS public.raw; CREATE TABLE public.raw (id integer, x real[], y text)")
             db.run(f"CREATE FOREIGN TABLE rawp_{number} PARTITION OF rawp {bounds} SERVER {name} "
                    "OPTIONS (schema_name 'public', table_name 'raw')")
-        made.append((client, f"public.rawp_{number}" if client is db else "public.raw"))
     db.run("INSERT INTO rawp SELECT * FROM flowers")
-    return made
+    return [client for client, _ in places]
 
 
-def stopped_before_it_predicts(engine, place):
-    """A client whose worker sessions on a place's server are warm, and wait for trainers that do nothing: the client,
-    the process ids of these sessions."""
-    other = engine.db.another()
-    fit(other, "flowers_packed", "warm", "mst", iterations=1)
-    name = "pg_mop run " + str(engine.db.value("SELECT max(run_id) FROM madlib.mop_runs"))
-    warm = [row["pid"] for row in place.run("SELECT pid FROM pg_stat_activity WHERE state = 'idle' AND "
-                                            "application_name = %s", [name])]
-    of_these = [trainer for trainer in trainers() if of_backend(trainer) in warm]
-    assert len(of_these) == len(warm) > 0
-    for trainer in of_these:
-        os.kill(trainer, signal.SIGSTOP)
-    return other, warm
+class Halted:
+    """A client's call that predicts for `rawp` into the table `output`, and waits for trainers that do nothing.
+
+    `place`: a client of a server whose worker sessions, `stopped` (process ids), do so; `run_id`: the call's."""
+
+    def __init__(self, engine, output):
+        self.place, self.client = raw_rows(engine)[0], engine.db.another()
+        fit(self.client, "flowers_packed", "warm", "mst", iterations=1)
+        self.stopped = [row["pid"] for row in self.place.run(
+            "SELECT pid FROM pg_stat_activity WHERE state = 'idle' AND application_name = %s",
+            [f"pg_mop run {last_run(engine.db)}"])]
+        of_these = [trainer for trainer in trainers() if of_backend(trainer) in self.stopped]
+        assert len(of_these) == len(self.stopped) > 0
+        for trainer in of_these:
+            os.kill(trainer, signal.SIGSTOP)
+        self.call = Calling(self.client, f"DROP TABLE IF EXISTS {output}; SELECT madlib.madlib_keras_predict('models', "
+                                         f"'rawp', 'id', 'x', '{output}', 'prob', FALSE, 1)")
+        assert eventually(self.works, 60)
+        self.run_id = engine.db.value("SELECT run_id FROM madlib.mop_runs WHERE status = 'running'")
+
+    def works(self):
+        """True while one of these sessions does."""
+        return any(self.place.value("SELECT state = 'active' FROM pg_stat_activity WHERE pid = %s", [pid])
+                   for pid in self.stopped)
 
 
 def ordered(rows):
@@ -162,12 +182,9 @@ class TestConformance:
         db.run("DROP TABLE IF EXISTS scores, alone; CREATE TEMP TABLE copy AS TABLE flowers_val; "
                "CREATE TEMP TABLE copy_summary AS TABLE flowers_val_summary")
         runs = db.value("SELECT count(*) FROM madlib.mop_runs")
-        last = "SELECT last_value FROM madlib.mop_run_run_id_seq"
-        before = db.value(last)
-        db.run("SELECT madlib.madlib_keras_evaluate('models', 'copy', 'alone', FALSE, 1)")
-        assert db.value(last) == before, "it was no run"
-        db.run("SELECT madlib.madlib_keras_evaluate('models', 'flowers_val', 'scores', FALSE, 1)")
-        assert db.value(last) == before + 1, "it was a run"
+        call = "SELECT madlib.madlib_keras_evaluate('models', '{}', '{}', FALSE, 1)"
+        assert runs_made(db, lambda: db.run(call.format("copy", "alone")))[1] == 0
+        assert runs_made(db, lambda: db.run(call.format("flowers_val", "scores")))[1] == 1
         assert db.value("SELECT count(*) FROM madlib.mop_runs") == runs
         mine, theirs = db.run("SELECT * FROM scores")[0], db.run("SELECT * FROM alone")[0]
         assert mine.pop("all_metrics") == pytest.approx(theirs.pop("all_metrics"), rel=1e-6)
@@ -184,53 +201,36 @@ class TestConformance:
 
     def test_a_session_that_dies_while_it_predicts_is_replaced(self, engine):
         db = engine.db
-        wanted, (place, _) = predicted(db, "flowers", "'prob'"), raw_rows(engine)[0]
-        other, stopped = stopped_before_it_predicts(engine, place)
-        call = Calling(other, "DROP TABLE IF EXISTS out; SELECT madlib.madlib_keras_predict('models', 'rawp', 'id', "
-                              "'x', 'out', 'prob', FALSE, 1)")
-        assert eventually(lambda: any(place.value(ACTIVE, [pid]) for pid in stopped), 60)
-        for pid in stopped:
-            place.run("SELECT pg_terminate_backend(%s)", [pid])
-        assert call.end() is None
+        wanted, halted = predicted(db, "flowers", "'prob'"), Halted(engine, "out")
+        for pid in halted.stopped:
+            halted.place.run("SELECT pg_terminate_backend(%s)", [pid])
+        assert halted.call.end() is None
         assert ordered(db.run("SELECT * FROM out")) == wanted
         nothing_is_left(engine)
-        other.close()
+        halted.client.close()
 
     def test_a_cancel_while_it_predicts_leaves_nothing(self, engine):
-        db = engine.db
-        (place, _), *_ = raw_rows(engine)
-        other, stopped = stopped_before_it_predicts(engine, place)
-        call = Calling(other, "SELECT madlib.madlib_keras_predict('models', 'rawp', 'id', 'x', 'never', 'prob', FALSE, "
-                              "1)")
-        assert eventually(lambda: any(place.value(ACTIVE, [pid]) for pid in stopped), 60)
-        run_id = db.value("SELECT run_id FROM madlib.mop_runs WHERE status = 'running'")
-        assert "trains nothing" in str(db.error("SELECT madlib.mop_add_trial(%s, 1, 'x', 'y')", [run_id]))
-        db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
-        assert call.end(3).pgcode == "57014"
+        db, halted = engine.db, Halted(engine, "never")
+        assert "trains nothing" in str(db.error("SELECT madlib.mop_add_trial(%s, 1, 'x', 'y')", [halted.run_id]))
+        db.run("SELECT pg_cancel_backend(%s)", [halted.client.connection.info.backend_pid])
+        assert halted.call.end(3).pgcode == "57014"
         assert db.value("SELECT to_regclass('never')") is None
-        assert db.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == 0
+        assert db.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [halted.run_id]) == 0
         nothing_is_left(engine)
-        other.close()
+        halted.client.close()
 
     def test_what_a_killed_caller_leaves_is_dropped_by_the_next_call(self, engine):
-        db = engine.db
-        (place, _), *_ = raw_rows(engine)
-        other, stopped = stopped_before_it_predicts(engine, place)
-        call = Calling(other, "SELECT madlib.madlib_keras_predict('models', 'rawp', 'id', 'x', 'never', 'prob', FALSE, "
-                              "1)")
-        assert eventually(lambda: any(place.value(ACTIVE, [pid]) for pid in stopped), 60)
-        run_id = db.value("SELECT run_id FROM madlib.mop_runs WHERE status = 'running'")
-        db.run("SELECT pg_terminate_backend(%s)", [other.connection.info.backend_pid])
-        assert call.end() is not None
-        assert eventually(lambda: db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id])
+        db, halted = engine.db, Halted(engine, "never")
+        db.run("SELECT pg_terminate_backend(%s)", [halted.client.connection.info.backend_pid])
+        assert halted.call.end() is not None
+        assert eventually(lambda: db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [halted.run_id])
                           == "failed")
-        for name in ("resume", "replay"):
-            error = db.error(f"SELECT madlib.mop_{name}(%s{', %s' * (name == 'replay')})",
-                             [run_id, "again"][:1 + (name == "replay")])
+        for call in ("resume(%s)", "replay(%s, 'again')"):
+            error = db.error(f"SELECT madlib.mop_{call}", [halted.run_id])
             assert "trains nothing" in str(error) and "Make that call once more" in str(error)
-        assert eventually(lambda: not any(place.value(ACTIVE, [pid]) for pid in stopped), 20)
+        assert eventually(lambda: not halted.works(), 20)
         assert predicted(db, "rawp", "'prob'") == predicted(db, "flowers", "'prob'")
-        assert db.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == 0
+        assert db.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [halted.run_id]) == 0
         nothing_is_left(engine)
 
     def test_averaging_is_replicas_in_plain_keras_averaged_by_hand(self, engine):

@@ -10,12 +10,15 @@ import pytest
 
 from cluster import free_port
 from conftest import Calling, eventually
-from workload import ADAM, assert_invariants, dense, fit, load, make_data, selection
+from workload import ADAM, assert_invariants, dense, fit, is_under_way, load, make_data, selection
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("tests/engines/test_ray.py was NOT RUN: no Ray here (make test-ray)", allow_module_level=True)
 
 LONG = "batch_size=1, epochs=10"
+SETTINGS = "SET pg_mop.seed = 3; SET pg_mop.threads = 1; SET pg_mop.kernel = plain; SET pg_mop.reuse = off; "
+ON_RAY = "SET pg_mop.trainers = 'gpus'; "
+IN_TURN = "SET pg_mop.scheduler = 'round-robin'"
 
 
 class Ray:
@@ -60,8 +63,7 @@ def ray(db, tmp_path_factory):
     load(db, "arch", dense())
     selection(db, "mst", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.02, 0.05)])
     selection(db, "slow", "arch", [(1, ADAM.format(0.01), LONG)] * 2)
-    db.run("SET pg_mop.seed = 3; SET pg_mop.threads = 1; SET pg_mop.kernel = plain; SET pg_mop.reuse = off; "
-           "SET pg_mop.scheduler = 'round-robin'")
+    db.run(SETTINGS + IN_TURN)
     yield made
     db.run("RESET pg_mop.trainers")
     made.close()
@@ -75,8 +77,7 @@ def test_trainers_on_ray_give_what_those_here_give(db, ray):
     fit(db, "flowers_packed", "here", "mst", iterations=2)
     db.run("SET pg_mop.trainers = 'gpus'")
     other = db.another()
-    other.run("SET pg_mop.seed = 3; SET pg_mop.threads = 1; SET pg_mop.kernel = plain; SET pg_mop.reuse = off; "
-              "SET pg_mop.scheduler = 'round-robin'; SET pg_mop.trainers = 'gpus'")
+    other.run(SETTINGS + ON_RAY + IN_TURN)
     run_id = fit(other, "flowers_packed", "there", "mst", iterations=2)
     assert_invariants(db, run_id)
     assert weights(db, "here") == weights(db, "there")
@@ -91,8 +92,7 @@ def test_a_cancel_frees_what_computes_there(db, ray):
     other = db.another()
     other.run("SET pg_mop.kernel = plain; SET pg_mop.trainers = 'gpus'")
     call = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'never', 'slow', 2, FALSE)")
-    assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) "
-                                       "WHERE u.status = 'finished' AND r.status = 'running'"), 180)
+    assert eventually(lambda: is_under_way(db), 180)
     db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
     assert call.end(5).pgcode == "57014"
     assert eventually(lambda: hosts() == ([], []), 10)
@@ -102,13 +102,10 @@ def test_a_cancel_frees_what_computes_there(db, ray):
 @pytest.mark.parametrize("what", ["actor", "trainer", "node"])
 def test_what_dies_there_is_a_lost_trainer(db, ray, what):
     other = db.another()
-    other.run("SET pg_mop.seed = 3; SET pg_mop.threads = 1; SET pg_mop.kernel = plain; SET pg_mop.reuse = off; "
-              "SET pg_mop.trainers = 'gpus'; SET pg_mop.unit_retries = 20")
+    other.run(SETTINGS + ON_RAY + "SET pg_mop.unit_retries = 20")
     db.run("DROP TABLE IF EXISTS hurt, hurt_info, hurt_summary")
     call = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'hurt', 'slow', 2, FALSE)")
-    begun = eventually(lambda: call.error or db.value(
-        "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) "
-        "WHERE u.status = 'finished' AND r.status = 'running'"), 180)
+    begun = eventually(lambda: call.error or is_under_way(db), 180)
     assert begun and not call.error, call.error
     actors, trainers = hosts()
     if what == "node":

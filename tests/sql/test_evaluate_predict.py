@@ -8,7 +8,7 @@ import re
 import pytest
 
 from conftest import Calling, eventually
-from workload import ADAM, dense, fit, load, make_data, selection
+from workload import ADAM, dense, fit, load, make_data, runs_made, selection
 
 CLASSES = ["a", "b", "c"]
 
@@ -308,20 +308,12 @@ def parted(db, models):
     fit(db, "flowers_packed", "warm", "mst", iterations=1)
 
 
-def as_a_run(db, work):
-    """What `work()` gives, and whether a run was made for it."""
-    last = "SELECT last_value FROM madlib.mop_run_run_id_seq"
-    before = db.value(last)
-    result = work()
-    return result, db.value(last) > before
-
-
 def both(db, rest=", 'prob', FALSE, 1", client=None):
     """The predictions for the partitions by a client, and whether a run made them."""
     client = client or db
-    rows, by_run = as_a_run(db, lambda: predict(client, rest, test="parted"))
+    rows, by_run = runs_made(db, lambda: predict(client, rest, test="parted"))
     client.run("DROP TABLE out")
-    return rows, by_run
+    return rows, bool(by_run)
 
 
 def test_partitions_are_predicted_side_by_side(db, parted):
@@ -381,7 +373,7 @@ def test_a_loss_that_is_nan_is_told(db, models):
     db.run("CREATE TABLE broken AS SELECT mst_key, decode(repeat('0000c07f', octet_length(model_weights) / 4), 'hex') "
            "AS model_weights, model_arch FROM models; CREATE TABLE broken_info AS TABLE models_info; "
            "CREATE TABLE broken_summary AS TABLE models_summary")
-    _, by_run = as_a_run(db, lambda: db.run(
+    _, by_run = runs_made(db, lambda: db.run(
         "SELECT madlib.madlib_keras_evaluate('broken', 'flowers_packed', 'out', FALSE, 1)"))
     assert by_run and math.isnan(db.value("SELECT loss FROM out"))
 
@@ -396,7 +388,7 @@ def test_many_partitions_take_no_more_sessions_than_cores(db, models):
     sessions = ("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop run %' AND application_name "
                 "NOT LIKE '%catalog'")
     before = db.value(sessions)
-    _, by_run = as_a_run(db, lambda: predict(client, ", 'prob', FALSE, 1", test="finely"))
+    _, by_run = runs_made(db, lambda: predict(client, ", 'prob', FALSE, 1", test="finely"))
     assert by_run and db.value("SELECT count(*) FROM out") == 270
     assert db.value(sessions) <= max(before, len(os.sched_getaffinity(0)))
     client.close()
@@ -422,7 +414,7 @@ def test_an_evaluation_keeps_nobody_from_writing(db, models):
     caller = db.another()
     fit(caller, "flowers_packed", "warmly", "mst", iterations=1)
     caller.run("BEGIN")
-    _, by_run = as_a_run(db, lambda: caller.run(
+    _, by_run = runs_made(db, lambda: caller.run(
         "SELECT madlib.madlib_keras_evaluate('models', 'flowers_packed', 'out', FALSE, 1)"))
     assert by_run
     db.run("SET lock_timeout = '1s'; UPDATE flowers_packed SET buffer_id = buffer_id WHERE false; RESET lock_timeout")

@@ -4,7 +4,7 @@ import psycopg2
 import pytest
 
 from conftest import Calling, eventually
-from workload import ADAM, dense, load, make_data, selection
+from workload import ADAM, dense, is_under_way, load, make_data, selection
 
 CALL = "CALL madlib.mop_fit_multiple_model('flowers_packed', '{}', 'mst', {}, FALSE)"
 SELECT = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{}', 'mst', {}, FALSE)"
@@ -51,8 +51,7 @@ def test_vacuum_of_other_tables_is_not_held_back_while_it_trains(db, data, call,
     caller, watcher = db.another(), db.another()
     pid = caller.connection.info.backend_pid
     calling = Calling(caller, call.format("long", LONG))
-    assert eventually(lambda: watcher.value("SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING "
-                                            "(run_id) WHERE r.status = 'running' AND u.status = 'finished'"), 60)
+    assert eventually(lambda: is_under_way(watcher), 60)
     assert removable(watcher) != holds
     seen = [watcher.run("SELECT backend_xmin, backend_xid FROM pg_stat_activity WHERE pid = %s", [pid])[0]
             for _ in range(20)]
@@ -93,8 +92,7 @@ def test_a_lost_session_of_its_locks_is_made_good(db, data):
     caller, watcher = db.another(), db.another()
     calling = Calling(caller, CALL.format("held", LONG))
     lock = "SELECT pid FROM pg_stat_activity WHERE application_name = 'pg_mop locks'"
-    assert eventually(lambda: watcher.value("SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING "
-                                            "(run_id) WHERE r.status = 'running' AND u.status = 'finished'"), 60)
+    assert eventually(lambda: is_under_way(watcher), 60)
     first = watcher.value(lock)
     watcher.run("SELECT pg_terminate_backend(%s)", [first])
     assert eventually(lambda: watcher.value(lock) not in (None, first))
@@ -114,8 +112,7 @@ def test_the_same_call_again_goes_on(db, data):
     caller = db.another()
     caller.run(SETTINGS)
     calling = Calling(caller, CALL.format("again", 40))
-    assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) "
-                                       "WHERE r.status = 'running' AND u.status = 'finished'"), 60)
+    assert eventually(lambda: is_under_way(db), 60)
     db.run("SELECT pg_cancel_backend(%s)", [caller.connection.info.backend_pid])
     assert calling.end() is not None
     runs = db.value("SELECT count(*) FROM madlib.mop_runs")

@@ -12,6 +12,7 @@ import psycopg2
 
 from pg_mop.api.training import Training
 from pg_mop.database import MopError
+from pg_mop.engines.postgresql import PostgreSQL
 from pg_mop.execute.orders import Orders
 from pg_mop.execute.sessions import are_warm
 from pg_mop.inference.parts import why_alone
@@ -28,7 +29,7 @@ class Applying(Training):
     compares = False   # the rows that worker sessions see on this server with those that the caller sees
     gathering = False  # what the run has found out is being written
 
-    def __init__(self, db, function, table, model, use_gpus, compile_params=NOTHING, functions=None):
+    def __init__(self, db, table, function, model, use_gpus, compile_params=NOTHING, functions=None):
         """`table`: a PackedTable or a RawTable; `model`: an :class:`~pg_mop.inference.model.Model`; `functions`: object
         table of its custom ones (quoted), or None. `first`: the `shape_columns` of any row, or None."""
         super().__init__(db, function, table, None, 1, 1, use_gpus)
@@ -42,16 +43,16 @@ class Applying(Training):
     @classmethod
     def on_segments(cls, db, table, *arguments):
         """The call for a table, or None: where it is not worth its while, or cannot be made, of which the caller is
-        told. `arguments`: the constructor's, but for `table`."""
+        told. `arguments`: the constructor's."""
         checked = cls.compares and not table.foreign
         if why_alone(db, table.table, table.columns, checked) or not (
                 table.foreign or _is_worthwhile(db, table.table)):
             return None
-        function, *arguments = arguments
         try:
-            return cls(db, function, table, *arguments)
+            return cls(db, table, *arguments)
         except (MopError, psycopg2.Error, db.plpy.SPIError) as error:
-            return _tell(db, error)
+            _tell(db, error)
+            return None
 
     def done(self, output, output_name):
         """Do it; `output`: the output table, quoted, as the caller calls it `output_name`. False where it could not be
@@ -62,7 +63,8 @@ class Applying(Training):
         except (MopError, psycopg2.Error, self.db.plpy.SPIError) as error:
             if self.gathering:
                 raise
-            return bool(_tell(self.db, error))
+            _tell(self.db, error)
+            return False
         self.journal.close_run(self.run_id, "finished")
         self._drop()
         self.journal.close()
@@ -117,7 +119,14 @@ def _is_worthwhile(db, table):
         [table.oid, WORTH_BYTES])
 
 
+def first_row(db, table, applying):
+    """The `shape_columns` of any row of a PackedTable or a RawTable, as the call knows it or, where there is none, as
+    the caller's own session reads it; None where there is no row."""
+    return PostgreSQL(db).first_row(table, table.shape_columns()) if applying is None else applying.first
+
+
 def _tell(db, error):
+    """Tell the caller why his own session works alone. Raises a cancel."""
     if getattr(error, "sqlstate", None) == "57014":  # a cancel, in PostgreSQL's own words
         raise error
     db.notice(f"this session works alone, not on all segments at once: {str(error).strip()}")

@@ -4,7 +4,7 @@ import json
 
 from mop_udf import architecture
 from pg_mop import object_table
-from pg_mop.api.applying import Applying
+from pg_mop.api.applying import Applying, first_row
 from pg_mop.api.model_table import StoredModel
 from pg_mop.api.output import as_json
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
@@ -27,7 +27,7 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
     model = StoredModel(db, model_table, mst_key)
     output = db.output_table(output_table)
     applying = on_segments(db, packed, model, use_gpus)
-    first = applying.first if applying else _first_row(db, packed)
+    first = first_row(db, packed, applying)
     if first is None:
         raise MopError(f'test table "{packed.text}" has no rows')
     shapes = packed.shapes_of(first)
@@ -61,11 +61,6 @@ def on_segments(db, packed, model, use_gpus):
     functions = model.summary.get("object_table")
     return Evaluating.on_segments(db, packed, FUNCTION, model, use_gpus, model.compile_params,
                                   functions and object_table.check(db, functions))
-
-
-def _first_row(db, packed):
-    row = db.one(f"SELECT {packed.shape_columns()} FROM {packed.table} LIMIT 1")
-    return row and list(row.values())
 
 
 class Evaluating(Applying):

@@ -1,12 +1,10 @@
 """The output tables of training calls: writing them, and those of an earlier call that a warm start goes on from."""
 
-import json
-import math
 import re
 import secrets
 
 from pg_mop import __version__
-from pg_mop.database import MopError, quote_identifier, quote_literal
+from pg_mop.database import MopError, finite_json, quote_identifier, quote_literal
 
 
 def insert(db, table, columns):
@@ -30,9 +28,8 @@ def tell_of_large(db, table, sizes):
 
 
 def as_json(metrics):
-    """{name: value} as JSON text, which has no NaN and no infinity: null; None where there is no metric."""
-    return json.dumps({name: None if value is None or not math.isfinite(value) else value
-                       for name, value in metrics.items()}) if metrics else None
+    """{name: value} as JSON text; None where there is no metric."""
+    return finite_json(metrics) if metrics else None
 
 
 def class_columns(source):

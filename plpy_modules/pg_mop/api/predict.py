@@ -4,7 +4,7 @@ import functools
 import json
 from dataclasses import dataclass
 
-from pg_mop.api.applying import Applying
+from pg_mop.api.applying import Applying, first_row
 from pg_mop.api.model_table import OwnModel, StoredModel
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
 from pg_mop.database import MopError, quote_identifier
@@ -44,11 +44,7 @@ def _write(db, session, function, model, test, output_table, choice, use_gpus):
         raise MopError(f"the model takes {len(model.input_shapes)} inputs, not {len(test.inputs)}")
     table = db.output_table(output_table)
     predicting = Predicting.on_segments(db, test, function, model, use_gpus, choice) if test.in_parts else None
-    if predicting is None:
-        row = db.one(f"SELECT {test.shape_columns()} FROM {test.table} LIMIT 1")
-        first = row and list(row.values())
-    else:
-        first = predicting.first
+    first = first_row(db, test, predicting)
     if first is None:
         raise MopError(f'test table "{test.text}" is empty')
     check_shapes(first, test.inputs, model.input_shapes)
@@ -95,11 +91,11 @@ class Predicting(Applying):
 
     output = None  # where they are to go
 
-    def __init__(self, db, function, test, model, use_gpus, choice):
+    def __init__(self, db, test, function, model, use_gpus, choice):
         self.orders_of = functools.partial(PredictionOrders, told={
             "identifier": test.identifier, "inputs": test.inputs, "model": model.told(),
             "pred_type": choice.pred_type})
-        super().__init__(db, function, test, model, use_gpus)
+        super().__init__(db, test, function, model, use_gpus)
 
     def _find_segments(self):
         self.segments = {("training", part.key): part for part in self.engine.parts(self.source)}
@@ -109,9 +105,9 @@ class Predicting(Applying):
 
     def gather(self):
         self.gathering = True
-        for dataset, key in self.segments:
-            server = self.servers[self.segments[dataset, key].server]
-            for rows in server.catalog.predictions(server.run_id, key):
+        for part in self.segments.values():
+            server = self.servers[part.server]
+            for rows in server.catalog.predictions(server.run_id, part.key):
                 self.output.add(json.loads(rows))
 
 

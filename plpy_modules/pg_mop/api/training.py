@@ -86,10 +86,9 @@ class Training(Guests):
         not among those) are for its row."""
         db, options = self.db, self.options
         self.started = db.value("SELECT clock_timestamp()::timestamp::text")
-        engine = self.engine
         self._keep_writers_out()
         self._find_segments()
-        way = engine.way(None)
+        way = self.engine.way(None)
         self.journal = journal = Catalog(db, way)
         self.servers = {None: Server(None, way, journal, None, db.extension,
                                      {"cores": settings.cores(), "gpus": settings.gpus()})}

@@ -42,7 +42,7 @@ class Engine(ABC):
 
     @abstractmethod
     def parts(self, raw):
-        """The leaf partitions of a :class:`~pg_mop.prediction.RawTable`, as Segments."""
+        """The leaf partitions of a :class:`~pg_mop.inference.raw_table.RawTable`, as Segments."""
 
     @abstractmethod
     def first_row(self, table, columns):

@@ -12,7 +12,7 @@ from pg_mop import __version__
 from pg_mop.database import MopError, quote_identifier, quote_literal
 from pg_mop.engines import ways
 from pg_mop.engines.base import Segment
-from pg_mop.engines.postgresql import FINGERPRINT, PostgreSQL, fingerprint_sql, identity_sql, sizes
+from pg_mop.engines.postgresql import ESTIMATES, FINGERPRINT, PostgreSQL, fingerprint_sql, identity_sql, sizes
 from pg_mop.execute.sessions import SessionLost, open_session, run
 
 
@@ -45,9 +45,8 @@ class PostgresFdw(PostgreSQL):
     def parts(self, raw):
         found = super().parts(raw)
         for server, table in self.foreign.get(raw.table.oid, ()):
-            (rows, size, fingerprint), = self._read(
-                raw, server, table, f"SELECT greatest(reltuples, 0)::bigint, pg_relation_size(oid), oid::text FROM "
-                                    f"pg_class WHERE oid = {quote_literal(table)}::regclass")
+            there = f"SELECT {ESTIMATES} FROM pg_class c WHERE c.oid = {quote_literal(table)}::regclass"
+            (rows, size, fingerprint), = self._read(raw, server, table, there)
             found.append(Segment(len(found), rows, size, fingerprint, server, table, identity_sql(table)))
         return found
 

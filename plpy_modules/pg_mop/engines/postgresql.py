@@ -27,9 +27,9 @@ class PostgreSQL(Engine):
         """The leaf partitions of a Table that are on this server, as dicts: name (quoted), rows and bytes (estimates),
         fingerprint."""
         return self.db.execute(
-            "SELECT format('%I.%I', n.nspname, c.relname) AS name, greatest(c.reltuples, 0)::bigint AS rows, "
-            "pg_relation_size(c.oid) AS bytes, c.oid::text AS fingerprint FROM pg_partition_tree($1::oid::regclass) t "
-            "JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace "
+            f"SELECT format('%I.%I', n.nspname, c.relname) AS name, {ESTIMATES} FROM "
+            "pg_partition_tree($1::oid::regclass) t JOIN pg_class c ON c.oid = t.relid "
+            "JOIN pg_namespace n ON n.oid = c.relnamespace "
             "WHERE t.isleaf AND c.relkind = 'r' ORDER BY c.oid", ["oid"], [table.oid])
 
     def segments(self, packed):
@@ -63,6 +63,8 @@ class PostgreSQL(Engine):
                 f"WHERE {packed.of_segment(segment.key)} AND %(where)s ORDER BY epoch, buffer_id OFFSET 0) AS buffers")
 
 
+# of a leaf partition, pg_class as c: rows, bytes, and what tells that it is the same table
+ESTIMATES = "greatest(c.reltuples, 0)::bigint AS rows, pg_relation_size(c.oid) AS bytes, c.oid::text AS fingerprint"
 FINGERPRINT = ("count(*) || ':' || coalesce(md5(string_agg(concat_ws(',', tableoid, ctid, xmin), ';' "
                "ORDER BY tableoid, ctid)), '')")
 

@@ -11,7 +11,7 @@ import time
 
 from mop_udf import aggregate, params
 from pg_mop import object_table
-from pg_mop.database import Database, MopError, extension_schema, quote_identifier
+from pg_mop.database import Database, MopError, extension_schema, finite_json, quote_identifier
 from pg_mop.inference.model import Model
 from pg_mop.limits import Limits
 
@@ -119,10 +119,7 @@ class _Work:
                 reader = Reader(db, told["table"], told["identifier"], told["inputs"], lent.input_shapes,
                                 lent.normalizing_const)
                 for number, rows in enumerate(in_pieces(predictions(trainer, lent, reader, choice))):
-                    self.holder.query(f"SELECT {self.schema}.mop_put_state($1, $2, $3, $4, $5, $6, $7)",
-                                      ["bigint", "integer", "integer", "integer", "integer", "bytea", "text"],
-                                      [unit["run_id"], 0, unit["segment"], 1, number, json.dumps(rows).encode(),
-                                       self.ticket])
+                    self.put(0, unit["segment"], 1, number, json.dumps(rows).encode())
             self.finish(self.models[0], {"kernel": "plain", "rows": reader.rows, "loss": None,
                                          "seconds": time.monotonic() - began}, None, 0.0, 0.0)
             return
@@ -192,14 +189,17 @@ class _Work:
 
     def save(self, model):
         """Write the new state; its bytes."""
-        key, version, generation, size = ([self.unit["run_id"], model["stage"]], model["version"],
-                                          model["generation"], 0)
+        size = 0
         for number, part in enumerate(self.holder.save()):
-            self.holder.query(f"SELECT {self.schema}.mop_put_state($1, $2, $3, $4, $5, $6, $7)",
-                              ["bigint", "integer", "integer", "integer", "integer", "bytea", "text"],
-                              [*key, version + 1, generation, number, part, self.ticket])
+            self.put(model["stage"], model["version"] + 1, model["generation"], number, part)
             size += len(part)
         return size
+
+    def put(self, stage, version, generation, number, part):
+        """Write a part (bytes) of what is under a stage and a version into the table of a generation."""
+        self.holder.query(f"SELECT {self.schema}.mop_put_state($1, $2, $3, $4, $5, $6, $7)",
+                          ["bigint", "integer", "integer", "integer", "integer", "bytea", "text"],
+                          [self.unit["run_id"], stage, version, generation, number, part, self.ticket])
 
     def score(self, number, model, sums):
         """Add an evaluation's sums to those of the other segments; the last one notes the loss and metrics of them all.
@@ -222,9 +222,7 @@ class _Work:
             self.plpy.error(f"{bad[0]} on the {unit['dataset']} data", sqlstate=aggregate.CONFIGURATION_FAILED)
         self.holder.query(f"SELECT {self.schema}.mop_note_metrics($1, $2, $3, $4, $5, $6, $7)",
                           [*kinds, "float8", "float8", "text", "text"],
-                          [*key, report["loss"], report["metric"], json.dumps(
-                              {name: value if math.isfinite(value) else None for name, value in values[1:]}),
-                              self.ticket])
+                          [*key, report["loss"], report["metric"], finite_json(report["metrics"]), self.ticket])
 
     def finish(self, model, report, size, read_seconds, write_seconds):
         """Note a model's result in its unit's row, and that its new state has `size` bytes."""

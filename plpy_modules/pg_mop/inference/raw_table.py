@@ -30,7 +30,7 @@ class RawTable:
                 raise MopError(f'invalid independent_varname: column "{column}" of test table "{text}" has type '
                                f"{kind.shown}, not an array of numbers", hint=HINT)
             self.inputs.append(column)
-        db.check_readable(self.table, [self.identifier, *self.inputs])
+        db.check_readable(self.table, self.columns)
         if self.identifier in ("class_name", "class_value", "prob", "rank"):
             raise MopError(f'id column "{self.identifier}" has the name of a column that the predictions have',
                            hint="Give it another name in a view of the test table.")
@@ -39,9 +39,7 @@ class RawTable:
                                 [self.table.oid, self.identifier])
         self.in_parts = self.table.kind == "p" and db.value(
             "SELECT count(*) > 1 FROM pg_partition_tree($1::oid::regclass) WHERE isleaf", ["oid"], [self.table.oid])
-        self.foreign = self.table.kind == "p" and db.value(
-            "SELECT EXISTS (SELECT 1 FROM pg_partition_tree($1::oid::regclass) t JOIN pg_foreign_table f "
-            "ON f.ftrelid = t.relid)", ["oid"], [self.table.oid])
+        self.foreign = db.has_foreign_rows(self.table)
 
     @property
     def columns(self):
