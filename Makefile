@@ -76,7 +76,7 @@ test: $(LOCAL)/packages $(LOCAL)/extension $(LOCAL)/debian-tests
 
 # heavy, and so not there by default
 test-ray: $(LOCAL)/packages $(LOCAL)/extension
-	@$(VENV)/bin/pip install --quiet --disable-pip-version-check '.[ray]'
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[ray]'
 	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(PYTEST_ARGS) tests/engines/test_ray.py
 
 check: $(LOCAL)/packages $(LOCAL)/extension

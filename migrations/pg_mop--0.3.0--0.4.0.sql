@@ -88,6 +88,18 @@ ALTER TABLE @extschema@.mop_guest ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_guest FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_segment ADD COLUMN server name;
 
+CREATE TABLE @extschema@.mop_copy (
+    run_id bigint NOT NULL,
+    dataset text NOT NULL,
+    segment integer NOT NULL,
+    fingerprint text NOT NULL,
+    server name,                        -- as in mop_segment
+    FOREIGN KEY (run_id, dataset, segment) REFERENCES @extschema@.mop_segment ON DELETE CASCADE
+);
+CREATE INDEX mop_copy_segment ON @extschema@.mop_copy (run_id, dataset, segment);
+ALTER TABLE @extschema@.mop_copy ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_copy FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+
 -- Of runs from before, every iteration of every configuration is a stage of its own: their numbers by iteration.
 CREATE TEMPORARY TABLE mop_chain ON COMMIT DROP AS
 SELECT c.run_id, c.mst_key, c.compile_params, c.fit_params, i.iteration, r.metrics_iterations, r.averaging,

@@ -170,6 +170,17 @@ CREATE TABLE @extschema@.mop_segment (
     PRIMARY KEY (run_id, dataset, segment)
 );
 
+-- The copies of its segments that a run may go on with: the very same rows when it began.
+CREATE TABLE @extschema@.mop_copy (
+    run_id bigint NOT NULL,
+    dataset text NOT NULL,
+    segment integer NOT NULL,
+    fingerprint text NOT NULL,
+    server name,                        -- as in mop_segment
+    FOREIGN KEY (run_id, dataset, segment) REFERENCES @extschema@.mop_segment ON DELETE CASCADE
+);
+CREATE INDEX mop_copy_segment ON @extschema@.mop_copy (run_id, dataset, segment);
+
 CREATE TABLE @extschema@.mop_unit (
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
     stage integer NOT NULL,
@@ -255,6 +266,8 @@ ALTER TABLE @extschema@.mop_unit ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_unit FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_guest ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_guest FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_copy ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_copy FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_generation ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_generation FOR SELECT
     USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));

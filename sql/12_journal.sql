@@ -171,6 +171,10 @@ BEGIN
     SELECT id, s.dataset, s.segment, s.rows, s.bytes, s.fingerprint, s.server
     FROM json_to_recordset(segments) AS s(dataset text, segment integer, rows bigint, bytes bigint, fingerprint text,
         server name);
+    INSERT INTO @extschema@.mop_copy (run_id, dataset, segment, fingerprint, server)
+    SELECT id, s.dataset, s.segment, c.fingerprint, c.server
+    FROM json_to_recordset(segments) AS s(dataset text, segment integer, copies json),
+        json_to_recordset(s.copies) AS c(fingerprint text, server name);
     PERFORM @extschema@.mop_new_generation(id, 1, ticket);
     RETURN id;
 END

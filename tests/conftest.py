@@ -75,13 +75,13 @@ class Calling:
     """SQL that a session runs in a thread of its own; `error` is what it raised."""
 
     def __init__(self, client, sql):
-        self.error = None
-        self.thread = threading.Thread(target=self._go, args=(client, sql))
+        self.client, self.error = client, None
+        self.thread = threading.Thread(target=self._go, args=(sql,))
         self.thread.start()
 
-    def _go(self, client, sql):
+    def _go(self, sql):
         try:
-            client.run(sql)
+            self.client.run(sql)
         except psycopg2.Error as error:
             self.error = error
 

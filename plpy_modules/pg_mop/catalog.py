@@ -150,7 +150,9 @@ class Catalog:
         cursor.execute(f"SELECT {self.schema}.mop_open_run(%s, %s) AS run_id", (
             json.dumps({**run, "coordinator": self.coordinator}),
             json.dumps([{"dataset": dataset, "segment": s.key, "rows": s.rows, "bytes": s.bytes,
-                         "fingerprint": s.fingerprint, "server": s.server} for dataset, s in segments])))
+                         "fingerprint": s.fingerprint, "server": s.server,
+                         "copies": [{"fingerprint": c.fingerprint, "server": c.server} for c in s.copies]}
+                        for dataset, s in segments])))
         run_id = cursor.fetchone()["run_id"]
         self._ask(cursor, run_id, configurations, plan.stages.values(),
                   [(c["mst_key"], stage) for c in configurations for stage in plan.path(c["mst_key"])],
@@ -246,6 +248,18 @@ class Catalog:
         """{(dataset, segment): fingerprint} of a run."""
         return {(row["dataset"], row["segment"]): row["fingerprint"] for row in self.execute(
             f"SELECT dataset, segment, fingerprint FROM {self.schema}.mop_segment WHERE run_id = %s", (run_id,))}
+
+    def known_copies(self, segments):
+        """{(fingerprint of a segment, that of its copy)} of those Segments (by dataset and key) that an earlier run has
+        found to have the same rows."""
+        copies = {(s.fingerprint, s.server, copy.fingerprint, copy.server) for s in segments.values()
+                  for copy in s.copies}
+        rows = self.execute(
+            f"SELECT DISTINCT s.fingerprint, s.server, c.fingerprint AS same, c.server AS copy_on"
+            f" FROM {self.schema}.mop_copy c JOIN {self.schema}.mop_segment s USING (run_id, dataset, segment)"
+            f" WHERE c.fingerprint = ANY (%s)",
+            ([copy[2] for copy in copies],)) if copies else []
+        return {(row["fingerprint"], row["same"]) for row in rows if tuple(row.values()) in copies}
 
     def run_stages(self, run_id):
         """A run's stages as dicts, parents first, with the `mst_keys` that ask for each."""

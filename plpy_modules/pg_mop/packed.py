@@ -1,6 +1,7 @@
 """Packed tables as the consumers see them: the columns, what the summary says, and the checks on both."""
 
 from pg_mop.database import MopError, quote_identifier
+from pg_mop.packing.summary import copies_in
 
 REPACK = "SELECT {schema}.training_preprocessor_dl(...) (or validation_preprocessor_dl) makes such a table."
 
@@ -41,6 +42,11 @@ class PackedTable:
     @property
     def columns(self):
         return [*self.inputs, *self.outputs]
+
+    @property
+    def copies(self):
+        """Those of its segments: see packing.summary.copies_in."""
+        return copies_in(self.summary, self.summary_table)
 
     def keys_sql(self):
         """SQL: the keys of its segments, in order, as `key`."""

@@ -92,6 +92,7 @@ KNOWN = {
     "seed": (_integer(0, 2**31 - 1), None),
     "segments": (_integer(1, 1024), None),
     "servers": (_names, None),
+    "replicas": (_integer(1, 2), 1),
     "trainers": (_name, None),
     "scheduler": (_choice(*SCHEDULERS), "randomized"),
     "cache_mb": (_integer(0, 1 << 30), 1024),

@@ -41,7 +41,7 @@ def data(db, worker):
 
 @pytest.fixture(autouse=True)
 def clean(db, data):
-    db.run("RESET pg_mop.servers; DROP TABLE IF EXISTS packed, packed_summary CASCADE")
+    db.run("RESET pg_mop.servers; RESET pg_mop.replicas; DROP TABLE IF EXISTS packed, packed_summary CASCADE")
 
 
 def tables(worker):
@@ -128,6 +128,70 @@ def test_what_a_rolled_back_preprocessor_leaves_is_replaced(db, worker):
     db.run(PACK)
     db.run("SELECT madlib.mop_drop_packed('packed')")
     assert tables(worker) == 0 and db.value("SELECT to_regclass('packed_summary')") is None
+
+
+def test_segments_have_copies_on_other_servers_where_they_are_wanted(db, worker):
+    """Also on the coordinator's, where there is no other one; and all goes with the packed table."""
+    db.run("SET pg_mop.servers = 'w1, local'; SET pg_mop.segments = 2; SET pg_mop.replicas = 2")
+    db.run("CREATE TABLE packed_copy_segment_0 ()")
+    assert "copy of segment 0" in db.error(PACK).diag.message_detail
+    db.run("DROP TABLE packed_copy_segment_0")
+    db.run(PACK)
+    own, copy = (db.value(f"SELECT md5(string_agg(t::text, ';' ORDER BY buffer_id)) FROM {table} t")
+                 for table in ("packed_segment_0", "packed_copy_segment_0"))
+    assert own == copy and db.value("SELECT __internal_copies__ FROM packed_summary") == \
+        '[[0, null, "public", "packed_copy_segment_0"]]'
+    fit(db, "packed", "models", "mst")
+    copies = ("SELECT count(*) FROM madlib.mop_copy c JOIN madlib.mop_segment s USING (run_id, dataset, segment) "
+              "WHERE s.server = 'w1' AND c.server IS NULL")
+    assert db.value(copies) == 1
+    # somebody writes to one of the two
+    runs = db.value("SELECT count(*) FROM madlib.mop_run")
+    db.run("UPDATE packed SET buffer_id = 1000 + buffer_id WHERE __dist_key__ = 0 AND buffer_id < 3")
+    error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('packed', 'none', 'mst', 1, FALSE)")
+    assert 'the copy of segment 0 of "packed" here has other rows' in str(error)
+    assert "RESET pg_mop.replicas" in error.diag.message_hint
+    assert db.value("SELECT count(*) FROM madlib.mop_run") == runs
+    db.run("RESET pg_mop.replicas")
+    fit(db, "packed", "models", "mst")
+    assert db.value(copies) == 1
+    db.run("SELECT madlib.mop_drop_packed('packed')")
+    assert tables(worker) == 0 and db.value("SELECT to_regclass('packed_copy_segment_0')") is None
+
+
+@pytest.mark.parametrize("settings,text", [
+    ("SET pg_mop.replicas = 2", "but the segments are on 1 server"),
+    ("SET pg_mop.servers = 'w1'; SET pg_mop.replicas = 2", "but the segments are on 1 server"),
+    ("SET pg_mop.replicas = 3", 'invalid value for setting "pg_mop.replicas"')])
+def test_more_copies_than_servers_are_refused(db, worker, settings, text):
+    db.run(settings)
+    error = db.error(PACK)
+    assert text in str(error) and error.diag.message_hint
+    assert db.value("SELECT to_regclass('packed')") is None and tables(worker) == 0
+
+
+def test_copies_that_a_summary_names_are_looked_at(db, worker):
+    """It is a table of the role's own, who may write anything to it."""
+    db.run("SET pg_mop.servers = 'w1, local'; SET pg_mop.segments = 2")
+    db.run(PACK)
+    call = "SELECT madlib.madlib_keras_fit_multiple_model('packed', 'none', 'mst', 1, FALSE)"
+    db.run("SET pg_mop.replicas = 2")
+    error = db.error(call)
+    assert 'segment 0 of "packed" has no copy on another server' in str(error)
+    assert "RESET pg_mop.replicas" in error.diag.message_hint
+    db.run("ALTER TABLE packed_summary ADD __internal_copies__ text; CREATE ROLE bob; CREATE TABLE theirs (); "
+           "ALTER TABLE theirs OWNER TO bob")
+    for copies, text in (("{", "is not what a preprocessor writes"), ("[[0, null]]", "is not what a preprocessor"),
+                         ('[[0, "nowhere", "public", "packed_segment_0"]]', 'server "nowhere" does not exist'),
+                         ('[[0, "w1", "public", "packed_segment_0"]]', "has no copy on another server"),
+                         ('[[0, null, "public", "theirs"]]', "does not exist"),
+                         ('[[0, null, "public", "packed_segment_1"]]', "has no copy on another server")):
+        db.run("UPDATE packed_summary SET __internal_copies__ = %s", [copies])
+        assert text in str(db.error(call)), copies
+    db.run("UPDATE packed_summary SET __internal_copies__ = %s", ['[[0, null, "public", "theirs"]]'])
+    db.run("RESET pg_mop.replicas; SELECT madlib.mop_drop_packed('packed')")
+    assert db.value("SELECT to_regclass('theirs')") == "theirs" and tables(worker) == 0
+    db.run("DROP OWNED BY bob; DROP ROLE bob")
 
 
 def test_a_table_made_by_hand_is_trained_where_it_is(db, worker):

@@ -2,6 +2,7 @@
 
 import psycopg2
 
+from mop_udf.aggregate import SOURCE_CHANGED
 from pg_mop import object_table
 from pg_mop.api.planning import Planning
 from pg_mop.catalog import Guest
@@ -24,21 +25,61 @@ class Guests(Planning):
 
     def _reach_servers(self):
         """Look whether the servers that hold segments serve: they come into `servers`. Raises MopError."""
-        used = {s.server for s in self.segments.values()}
+        used = {one.server for s in self.segments.values() for one in (s, *s.copies)}
         names = sorted(used - {None})
         if names:
             self.servers[None].info["identity"] = this_database(self.db)
         for name in names:
-            link = self.engine.links[name]
-            guest = Guest(link.way, link.schema, self.db.tick)
-            self.servers[name] = Server(name, link.way, guest, None, link.schema, link.info)
-            self._check_functions(link)
+            self._reach(self.engine.links[name])
         if self.use_gpus and not self.options["trainers"]:
             for name in used:
                 if not self.servers[name].info["gpus"]:
                     raise MopError("use_gpus is set, but "
                                    + (f"server {quote_identifier(name)}" if name else "this server") + " has no GPU",
                                    hint="Call with use_gpus => FALSE.")
+
+    def _reach(self, link):
+        """A server that is reached comes into `servers`. Raises MopError."""
+        self._check_functions(link)
+        guest = Guest(link.way, link.schema, self.db.tick)
+        self.servers[link.way.server] = Server(link.way.server, link.way, guest, None, link.schema, link.info)
+
+    def take_back(self, name):
+        """A server that the run has done without answers again: it comes into `servers`, with a new guest, and without
+        anything of the one before. Raises MopError; its `sqlstate` is that of SOURCE_CHANGED where other rows are there
+        now."""
+        tables = [packed for packed in (self.source, self.validation) if packed is not None]
+        link = self.engine.reopen(name, tables)
+        for segment in (one for s in self.segments.values() for one in (s, *s.copies) if one.server == name):
+            try:
+                same = link.run(segment.fingerprint_sql) == [(segment.fingerprint,)]
+            except psycopg2.errors.UndefinedTable:
+                same = False
+            except (psycopg2.Error, SessionLost) as error:
+                raise link.way.refused(error) from None
+            if not same:
+                raise MopError(f"the rows of segment {segment.key} on server {quote_identifier(name)} are others now",
+                               sqlstate=SOURCE_CHANGED)
+        self._reach(link)
+        try:
+            self._open_guest(self.servers[name])
+        except psycopg2.Error as error:
+            del self.servers[name]
+            raise link.way.refused(error) from None
+
+    def _check_copies(self):
+        """The copies of segments must have the very rows. Raises MopError."""
+        known = self.journal.known_copies(self.segments)
+        for (dataset, key), segment in self.segments.items():
+            packed = self._packed(dataset)
+            for copy in segment.copies:
+                if (segment.fingerprint, copy.fingerprint) not in known and self.engine.content(
+                        packed, segment) != self.engine.content(packed, copy):
+                    where = "here" if copy.server is None else f"on server {quote_identifier(copy.server)}"
+                    raise MopError(f'the copy of segment {key} of "{packed.text}" {where} has other rows',
+                                   detail=f"It is {copy.table}. Somebody has written to one of the two.",
+                                   hint="Pack the table anew; or RESET pg_mop.replicas; to train without copies.",
+                                   sqlstate="55000")
 
     def _check_functions(self, link):
         """On another server its own object table counts: it must have the same custom functions. Raises MopError."""
@@ -77,26 +118,24 @@ class Guests(Planning):
             if late:
                 server.catalog.release_states(server.run_id, late)
 
-    def _open_guests(self, output_name):
-        """Open a guest on each other server where there is none yet; drop those of runs that are gone."""
-        db, here = self.db, None
-        for server in self._guests():
-            # of another role, or by another name of the server, it is somebody else's
-            here = here or f"{self.servers[None].info['identity']}/{db.value('SELECT current_user::regrole::oid')}"
-            leader = f"{here}/{server.name}"
-            there = server.catalog.led_by(leader)
-            known = {self.journal.guests(run).get(server.name) for run in {self.run_id, *there.values()}}
-            for guest in there.keys() - known:
-                try:
-                    server.catalog.drop_run(guest)
-                except psycopg2.Error as error:
-                    db.plpy.log(f"pg_mop: run {guest} on server {server.name} is left behind: {error}")
-            if server.run_id is None:
-                server.run_id = server.catalog.leads = self.open_run_of(
-                    server.catalog, "guest", output_name,
-                    [{**c, "error": None, "weights_sql": None} for c in self._noted()],
-                    {"leader": leader, "run": self.run_id, "arguments": {}, "settings": {}})
-                self.journal.add_guest(self.run_id, server.name, server.run_id)
+    def _open_guest(self, server):
+        """Open a guest on another server where there is none yet; drop those of runs that are gone."""
+        # of another role, or by another name of the server, it is somebody else's
+        db, identity = self.db, self.servers[None].info["identity"]
+        leader = f"{identity}/{db.value('SELECT current_user::regrole::oid')}/{server.name}"
+        there = server.catalog.led_by(leader)
+        known = {self.journal.guests(run).get(server.name) for run in {self.run_id, *there.values()}}
+        for guest in there.keys() - known:
+            try:
+                server.catalog.drop_run(guest)
+            except psycopg2.Error as error:
+                db.plpy.log(f"pg_mop: run {guest} on server {server.name} is left behind: {error}")
+        if server.run_id is None:
+            server.run_id = server.catalog.leads = self.open_run_of(
+                server.catalog, "guest", self._output_name,
+                [{**c, "error": None, "weights_sql": None} for c in self._noted()],
+                {"leader": leader, "run": self.run_id, "arguments": {}, "settings": {}})
+            self.journal.add_guest(self.run_id, server.name, server.run_id)
 
     def _drop_guests(self):
         """All states have come home: nothing is left of the run on other servers."""

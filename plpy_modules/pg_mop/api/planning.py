@@ -105,7 +105,8 @@ class Planning(Checks):
                 self.plan.path(key)[iteration - 1].number: segments
                 for (key, iteration), segments in earlier.order.items() if key not in self.misfits})
         self.board = kind(self.plan, self._keys("training"), self._keys("validation"),
-                          {key: segment.server for key, segment in self.segments.items()})
+                          {key: segment.server for key, segment in self.segments.items()},
+                          [copy.server for segment in self.segments.values() for copy in segment.copies])
         self.board.count_by(self.sharing.key, lambda stage: epochs(stage.parameters[1]))
         self.board.serve(self.board.first_places(self.wanted))
         if earlier is not None and not earlier.replay:

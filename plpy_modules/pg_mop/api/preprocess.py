@@ -25,13 +25,13 @@ def training_preprocessor_dl(db, source_table, output_table, dependent_varname, 
     target, summary = db.output_table(output_table, "_summary")
     _check_request(db, buffer_size, distribution_rules)
     factor = buffers.reciprocal(normalizing_const)
-    places = Places(db, config["servers"], config["segments"])
+    places = Places(db, config["servers"], config["segments"], config["replicas"])
     with steady_scans(db):
         inputs = columns.independent(db, source, independent_varname)
         outputs = columns.dependent(db, source, dependent_varname, element)
         widths = _check_num_classes(num_classes, outputs)
         table.column_names(inputs, outputs)  # raises where two would be equal
-        summaries.create(db, summary, inputs, outputs)
+        summaries.create(db, summary, inputs, outputs, any(places.copies))
         summaries.write(db, summary, source_table, output_table, inputs, outputs,
                         1.0 if factor is None else normalizing_const,
                         [summaries.class_list(source, output, width) for output, width in zip(outputs, widths)])
@@ -54,13 +54,13 @@ def validation_preprocessor_dl(db, source_table, output_table, dependent_varname
     _check_request(db, buffer_size, distribution_rules)
     training = Training(db, training_preprocessor_table)
     factor = buffers.reciprocal(training.constant)
-    places = Places(db, config["servers"], config["segments"])
+    places = Places(db, config["servers"], config["segments"], config["replicas"])
     with steady_scans(db):
         inputs = columns.independent(db, source, independent_varname)
         outputs = columns.dependent(db, source, dependent_varname, training.element)
         training.match(inputs, outputs)
         table.column_names(inputs, outputs)  # raises where two would be equal
-        summaries.create(db, summary, inputs, outputs)
+        summaries.create(db, summary, inputs, outputs, any(places.copies))
         summaries.write(db, summary, source_table, output_table, inputs, outputs,
                         1.0 if factor is None else training.constant,
                         [f"(SELECT t.{quote_identifier(column)} FROM {training.summary} t LIMIT 1)"

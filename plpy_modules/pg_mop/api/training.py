@@ -95,6 +95,7 @@ class Training(Guests):
         try:
             self._reach_servers()
             self._check_visible(journal)
+            self._check_copies()
             journal.housekeeping(options["checkpoint_mb"] << 20)
             self.earlier = earlier = self.earlier or self._unfinished(journal, output_name, arguments)
             if earlier is not None:
@@ -124,7 +125,9 @@ class Training(Guests):
                         journal.drop_run(self.run_id)
                         self.run_id = None
                         raise
-                self._open_guests(output_name)
+                self._output_name = output_name
+                for server in self._guests():
+                    self._open_guest(server)
                 self._make_board(earlier)
                 self.orders = self.orders_of(
                     self.engine, self._server, {"training": self.source, "validation": self.validation}, self.segments,
@@ -140,7 +143,7 @@ class Training(Guests):
                 from mop_udf import state  # noqa: F401
                 executor = Executor(db, journal, self.servers, sessions, self.run_id, self.plan, self.board,
                                     self.scheduler, self.orders, steering, self.adopt, options,
-                                    earlier.attempts if resumes else {}, self.wanted)
+                                    earlier.attempts if resumes else {}, self.wanted, self.take_back)
                 self.executor = executor
                 executor.go()
                 self.gather()
@@ -176,7 +179,7 @@ class Training(Guests):
         """Note which segments there are: `segments`. Raises MopError."""
         self.segments = {}
         for dataset, packed in (("training", self.source), ("validation", self.validation)):
-            for segment in self.engine.segments(packed) if packed is not None else ():
+            for segment in self._segments_of(packed) if packed is not None else ():
                 if (dataset, segment.key) in self.segments:
                     raise MopError(f'"{packed.text}" has rows of "__dist_key__" {segment.key} in several partitions',
                                    detail="A segment is in one place.", sqlstate="42809",
@@ -184,6 +187,19 @@ class Training(Guests):
                 self.segments[dataset, segment.key] = segment
         if not self._keys("training"):
             raise MopError(f'source table "{self.source.text}" has no rows')
+
+    def _segments_of(self, packed):
+        """The segments of a packed table, with copies where there are to be some. Raises MopError."""
+        segments = self.engine.segments(packed)
+        if self.options["replicas"] == 1:
+            return segments
+        segments = self.engine.with_copies(packed, segments)
+        alone = [segment for segment in segments if segment.server is not None and not segment.copies]
+        if alone:
+            raise MopError(f'pg_mop.replicas is {self.options["replicas"]}, but segment {alone[0].key} of '
+                           f'"{packed.text}" has no copy on another server',
+                           hint="RESET pg_mop.replicas; or pack the table anew as it is set.", sqlstate="55000")
+        return segments
 
     def gather(self):
         """All units are done: read what other servers have for the caller, before that goes."""

@@ -10,7 +10,8 @@ from pg_mop.database import MopError
 class Segment:
     """A horizontal part of a packed table: its `__dist_key__` (0 where there is none), rows, bytes, a fingerprint of
     its rows' versions; `server`: the name of the foreign server that holds it, None: the coordinator's own; `table`:
-    what it is called there (quoted); `fingerprint_sql`: SQL for column `fingerprint` there.
+    what it is called there (quoted); `fingerprint_sql`: SQL for column `fingerprint` there; `copies`: of the same rows,
+    on other servers, as Segments.
 
     Of a table of raw rows: a leaf partition, by a number; rows and bytes are estimates, and the fingerprint only tells
     that it is the same table."""
@@ -22,6 +23,11 @@ class Segment:
     server: str | None
     table: str
     fingerprint_sql: str
+    copies: tuple = ()
+
+    def on(self, server):
+        """This, or its copy, on a server (its name)."""
+        return next(one for one in (self, *self.copies) if one.server == server)
 
 
 class Engine(ABC):
@@ -35,6 +41,14 @@ class Engine(ABC):
     @abstractmethod
     def segments(self, packed):
         """The segments of a :class:`PackedTable` that have rows, by key."""
+
+    def with_copies(self, packed, segments):
+        """These segments of a packed table with the copies that there are of each. Raises MopError."""
+        return segments
+
+    def content(self, packed, segment):
+        """A digest of the rows of a segment, or of a copy of it: it is equal where all values are. Raises MopError."""
+        raise NotImplementedError  # there are no copies
 
     @abstractmethod
     def share(self, packed):

@@ -4,6 +4,7 @@ A session on such a server is a straight connection, as the user mapping says; p
 the rows to whoever selects them, and carries model states.
 """
 
+import dataclasses
 import json
 
 import psycopg2
@@ -12,7 +13,15 @@ from pg_mop import __version__
 from pg_mop.database import MopError, quote_identifier, quote_literal
 from pg_mop.engines import ways
 from pg_mop.engines.base import Segment
-from pg_mop.engines.postgresql import ESTIMATES, FINGERPRINT, PostgreSQL, fingerprint_sql, identity_sql, sizes
+from pg_mop.engines.postgresql import (
+    ESTIMATES,
+    FINGERPRINT,
+    PostgreSQL,
+    content_sql,
+    fingerprint_sql,
+    identity_sql,
+    sizes,
+)
 from pg_mop.execute.sessions import SessionLost, open_session, run
 
 
@@ -29,8 +38,24 @@ class PostgresFdw(PostgreSQL):
         return super().way(None) if server is None else self.links[server].way
 
     def share(self, packed):
-        for server, table in self.foreign.get(packed.table.oid, ()):
+        for server, table in self._tables(packed):
             self.links[server].share(table)
+
+    def _tables(self, packed):
+        """[(server, quoted table there), ...] of all that other servers have of a packed table."""
+        return [*self.foreign.get(packed.table.oid, ()),
+                *((server, table) for _, server, table in packed.copies if server is not None)]
+
+    def reopen(self, server, tables):
+        """The link to a server that has been away, anew: it keeps writers from these packed tables. Raises MopError."""
+        link = Link(self.db, self.links[server].way)
+        self.links[server].session.close()
+        self.links[server] = link
+        for packed in tables:
+            for name, table in self._tables(packed):
+                if name == server:
+                    link.share(table)
+        return link
 
     def first_row(self, table, columns):
         # never through postgres_fdw: the caller's transaction would depend on the server to its end
@@ -61,6 +86,23 @@ class PostgresFdw(PostgreSQL):
         for server, table in foreign:
             found += self._segments_there(packed, server, table)
         return sorted(found, key=lambda segment: segment.key)
+
+    def with_copies(self, packed, segments):
+        copies = {}
+        for key, server, table in packed.copies:
+            if server is None:
+                found = self._segments_here(packed, table, f"SELECT {key} AS key", table)
+            else:
+                found = self._segments_there(packed, server, table)
+            copies.setdefault(key, []).extend(copy for copy in found if copy.key == key)
+        return [dataclasses.replace(segment, copies=tuple(
+            copy for copy in copies.get(segment.key, ()) if copy.server != segment.server)) for segment in segments]
+
+    def content(self, packed, segment):
+        sql = content_sql(packed, segment.table, segment.key)
+        if segment.server is None:
+            return self.db.value(sql)
+        return self._read(packed, segment.server, segment.table, sql)[0][0]
 
     def _segments_there(self, packed, server, table):
         key = "__dist_key__" if packed.keyed else "0"

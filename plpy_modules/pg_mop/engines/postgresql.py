@@ -35,9 +35,10 @@ class PostgreSQL(Engine):
     def segments(self, packed):
         return self._segments_here(packed, str(packed.table), packed.keys_sql())
 
-    def _segments_here(self, packed, table, keys_sql):
-        """The segments of `table` (quoted) with the keys that some SQL gives."""
-        db, found = self.db, []
+    def _segments_here(self, packed, table, keys_sql, read=None):
+        """The segments of `table` (quoted) with the keys that some SQL gives, which units read of `read`, if not of the
+        packed table itself."""
+        db, found, read = self.db, [], read or str(packed.table)
         keys = [row["key"] for row in db.execute(keys_sql)]
         if None in keys:
             raise MopError(f'{packed.table} has buffers whose "__dist_key__" is NULL')
@@ -45,8 +46,8 @@ class PostgreSQL(Engine):
             sums = db.one(f"SELECT {sizes(packed)} FROM {table} WHERE {packed.of_segment(key)}")
             if sums["rows"]:
                 found.append(Segment(int(key), int(sums["rows"]), int(sums["bytes"]), db.value(
-                    f"SELECT {FINGERPRINT} FROM {table} WHERE {packed.of_segment(key)}"), None, str(packed.table),
-                    fingerprint_sql(packed, packed.table, key)))
+                    f"SELECT {FINGERPRINT} FROM {table} WHERE {packed.of_segment(key)}"), None, read,
+                    fingerprint_sql(packed, read, key)))
         return found
 
     def rows_sql(self, packed, segment, aggregate):
@@ -72,6 +73,13 @@ FINGERPRINT = ("count(*) || ':' || coalesce(md5(string_agg(concat_ws(',', tableo
 def fingerprint_sql(packed, table, key):
     """SQL for the fingerprint of a segment in `table`: it changes when anybody writes to the segment."""
     return f"SELECT {FINGERPRINT} AS fingerprint FROM {table} WHERE {packed.of_segment(key)}"
+
+
+def content_sql(packed, table, key):
+    """SQL for a digest of all values of a segment in `table`."""
+    values = ", ".join(f"{quote_identifier(c + '_shape')}, md5({quote_identifier(c)})" for c in packed.columns)
+    return (f"SELECT md5(coalesce(string_agg(concat_ws(',', buffer_id, {values}), ';' ORDER BY buffer_id), '')) AS "
+            f"digest FROM {table} WHERE {packed.of_segment(key)}")
 
 
 def identity_sql(table):

@@ -62,6 +62,7 @@ class Generations:
         self.expected[generation] -= 1
         if size is not None:
             self.sizes[self.size_key(stage)] = size
+            self.written += size
             if stage not in self.where:
                 self._put(stage, generation)
 
@@ -69,22 +70,30 @@ class Generations:
         """The unit wrote nothing."""
         self.targets.pop(stage, None)
 
-    def finished(self, stage, released, movable):
-        """The unit has written its stage's state; those of the stages `released` are of no use any more.
-
-        `movable(stage)`: nobody reads that stage's state now.
-        """
+    def finished(self, stage, released):
+        """The unit has written its stage's state; those of the stages `released` are of no use any more."""
         target = self.targets.pop(stage)
-        key = self.size_key(stage)
-        if key not in self.measured:
-            self.measured.add(key)
-            self.sizes[key] = self.catalog.state_bytes(self.run_id, stage) or 0
-            self.live = sum(self.bytes(other) for other in self.where)
         self._take(stage)
         self._put(stage, target)
         for other in released:
             self._take(other)
         self.written += self.bytes(stage)
+
+    def measure(self, stage):
+        """Look how large the state of a stage is that has been trained, if none of its kind has been seen."""
+        key = self.size_key(stage)
+        if key not in self.measured:
+            size, before = self.catalog.state_bytes(self.run_id, stage) or 0, self.bytes(stage)
+            self.measured.add(key)
+            self.sizes[key] = size
+            self.live = sum(self.bytes(other) for other in self.where)
+            self.written += size - before
+
+    def tidy(self, movable):
+        """A state has been written: begin a new generation, and drop old ones, where it is time to.
+
+        `movable(stage)`: nobody reads that stage's state now.
+        """
         if self.written >= max(LEAST_BYTES, self.live / 2):
             self._turn(movable)
         if len(self.there) > 1:
@@ -110,9 +119,10 @@ class Generations:
             self.live -= self.bytes(stage)
 
     def _turn(self, movable):
-        before, self.newest = self.newest, self.newest + 1
-        self.catalog.new_generation(self.run_id, self.newest)
-        self.there.add(self.newest)
+        before, newest = self.newest, self.newest + 1
+        self.catalog.new_generation(self.run_id, newest)
+        self.newest = newest
+        self.there.add(newest)
         late = [stage for stage, where in self.where.items()
                 if where < before - 1 and stage not in self.targets and movable(stage)]
         if late:

@@ -75,8 +75,9 @@ class Orders:
     def describe(self, units, place):
         """What a worker session needs to know of units that it does together, on one segment."""
         unit = units[0]
-        packed, segment = self.packed[unit.dataset], self.segments[unit.dataset, unit.segment]
-        aggregate = f"{self.server(place).schema}.mop_sub_epoch"
+        server, packed = self.server(place), self.packed[unit.dataset]
+        segment = self.segments[unit.dataset, unit.segment].on(server.name)
+        aggregate = f"{server.schema}.mop_sub_epoch"
         return {
             "options": self.trainer(place), "seed": self.seed,
             "same_start": self.options["same_start"] or self.replicas is not None, "replicas": self.replicas_of(unit),
@@ -89,8 +90,9 @@ class Orders:
             "kernel": self.kernels.get(unit, self.options["kernel"]), "run_seconds": time.monotonic() - self.began,
             "models": [{**self._passes_left(u), "functions": self.digests(self.plan.stages[u.stage].mst_key)}
                        for u in units],
-            "dataset_key": self._dataset_key(unit.dataset, unit.segment),
-            "keep": [self._dataset_key(*d) for d in self.segments], "object_table": self.functions,
+            "dataset_key": self._dataset_key(unit.dataset, segment),
+            "keep": [self._dataset_key(dataset, one) for (dataset, _), s in self.segments.items()
+                     for one in (s, *s.copies)], "object_table": self.functions,
         }
 
     def replicas_of(self, unit):
@@ -122,6 +124,6 @@ class Orders:
         return {"passes_left": self.board.passes_left(own, unit.segment),
                 "run_passes_left": self.board.passes_left(None, unit.segment)}
 
-    def _dataset_key(self, dataset, key):
+    def _dataset_key(self, dataset, segment):
         """Names a segment's very rows, so that a warm trainer's cache serves the next call too."""
-        return f"{self.packed[dataset].table.oid}/{key}/{self.segments[dataset, key].fingerprint}"
+        return f"{self.packed[dataset].table.oid}/{segment.key}/{segment.fingerprint}"

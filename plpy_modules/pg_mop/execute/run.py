@@ -1,7 +1,7 @@
 """The event loop: gives every worker session that falls idle the scheduler's next unit, until the run is done."""
 
+import itertools
 import json
-import re
 import time
 from collections import Counter
 
@@ -9,12 +9,14 @@ import psycopg2
 
 from mop_udf.aggregate import CONFIGURATION_FAILED, MEMORY_EXCEEDED, TRAINER_LOST
 from pg_mop.database import MopError, quote_literal
+from pg_mop.execute.copies import Copies
 from pg_mop.execute.servers import States
-from pg_mop.execute.sessions import SessionLost, run, wait
+from pg_mop.execute.sessions import SessionLost, message_of, run, wait
 from pg_mop.limits import TOO_MANY_TRAINERS
 
 AWAY_SECONDS = 3  # to wait for a server that has been away
 BACK_OFF = 0.5, 60.0  # seconds before a unit's second attempt, and at most before any; it doubles each time
+SILENT_SECONDS = 30  # of a server, before the run does without it, where it can
 STRAIGHT_SECONDS = 20  # for a state to come straight from another server, and one more for each MB of it
 LOOK_SECONDS = 0.5  # between looks at how many sessions are wanted
 TOGETHER_BYTES = 256 << 20  # of the states of models that are evaluated together
@@ -37,11 +39,11 @@ class Executor:
     session at a place needs to know of units that it does together (a dict, see execute/unit.py). `steering` decides
     what is asked for (see execute/steering.py), and `adopt(stages)` takes over what earlier runs have trained of it.
     `attempts`: {unit: attempts begun} by an earlier coordinator of the run; `wanted`: how many sessions the run asked
-    for.
+    for; `take_back(name)`: see api/guests.py.
     """
 
     def __init__(self, db, catalog, servers, sessions, run_id, plan, board, scheduler, orders, steering, adopt, options,
-                 attempts, wanted):
+                 attempts, wanted, take_back):
         self.db, self.catalog, self.servers, self.sessions = db, catalog, servers, sessions
         self.run_id, self.plan, self.board, self.scheduler = run_id, plan, board, scheduler
         self.orders, self.steering, self.adopt = orders, steering, adopt
@@ -67,31 +69,34 @@ class Executor:
         self.began = time.time()
         self.ready_since = {}   # stage -> when its next unit could have run first (seconds since the epoch)
         self.carried = Counter()  # stage -> how often its state is on its way to another server
+        self.begun_on = {}      # unit at work -> the name of the server that it was begun on
+        self.copies = Copies(self, options["replicas"] > 1, take_back)
 
     def go(self):
         """Run until nothing is left to do. Raises MopError where the whole run cannot go on."""
+        if self.copies.wanted:
+            self._bring_home([self.plan.stages[number] for number in self.states.stages()])
         self.steering.begin(self)
         self._release(self.plan.stages[number] for number in self.states.stages())  # of one that has gone
         self._dispatch()
         while not (self.board.done and self.steering.done):
-            busy = [s.relay or s for s in self.sessions.by_place.values() if s.work]
+            busy = [s.relay or s for s in self.sessions.by_place.values() if s.work] + self.copies.busy
             if not busy and not self.resting and not self.away:
                 raise RuntimeError("the scheduler leaves every session idle although units remain")
             ended, answers = [], wait(busy, self.sessions.tick)
             for session, error in answers:
+                if self.copies.makes(session):
+                    ended += self.copies.made(session, error)
+                    continue
                 if session.serves is not None:  # a relay
+                    if session.serves.relay is not session:
+                        continue
                     session, error = session.serves, self._arrived(session.serves, error)
                     if error is None:
                         continue
                 work, session.work = session.work, []
-                if error is None:
-                    seconds = (time.monotonic() - session.since) / len(work)
-                    self._register(session, work)
-                    for unit, _, released in work:
-                        ended += self._finished(unit, released)
-                        self.scheduler.finished(unit, seconds)
-                else:
-                    ended += self._failed(session, work, error)
+                if work:  # (else its server has been given up since)
+                    ended += self._committed(session, work) if error is None else self._failed(session, work, error)
             if ended:
                 self.steering.ended(ended)
             # not without need: what is drawn at random shall not depend on how long things take
@@ -103,8 +108,12 @@ class Executor:
     def ask(self, configurations, stages, requests):
         """Do more: `stages` as the plan's `ask` gave them, for `requests`: [(mst_key, stage)]; of new configurations
         (as in catalog.open_run)."""
-        for server in self.servers.values():
-            server.catalog.ask(server.run_id, configurations, stages, requests, self.visits)
+        for name, server in list(self.servers.items()):
+            try:
+                server.catalog.ask(server.run_id, configurations, stages, requests, self.visits)
+            except (psycopg2.Error, MopError) as error:
+                if server.home or not self.copies.do_without(name, message_of(error)):
+                    raise
         for stage in self.adopt(stages):
             self.versions[stage.number] = stage.iteration * self.visits
             self.states.adopted(stage.number)
@@ -195,10 +204,12 @@ class Executor:
         if time.monotonic() - self.looked < LOOK_SECONDS:
             return False
         self.looked = time.monotonic()
+        servers = set(self.servers)
         self._feel_pulses()
+        self.copies.look()
         self._hurry()
         wishes = self.catalog.wishes(self.run_id)
-        changed = self.steering.wishes(wishes) or bool(wishes)
+        changed = self.steering.wishes(wishes) or bool(wishes) or servers != set(self.servers)
         wanted = self.catalog.wanted_sessions(self.run_id)
         if wanted != self.wanted:
             self.wanted, changed = wanted, True
@@ -214,28 +225,58 @@ class Executor:
                 if time.monotonic() - session.since > STRAIGHT_SECONDS + megabytes:
                     session.relay.close()
 
+    def leave(self, name, why):
+        """No session is at work on a server any more, or waits for states from there. What was under way there is to be
+        done elsewhere."""
+        for place, session in list(self.sessions.by_place.items()):
+            if self.board.server(place) == name:
+                if session.relay is not None:
+                    session.relay.close()
+                for move in session.moves:
+                    self.carried[move.stage] -= 1
+                work, session.work, session.moves, session.relay = session.work, [], [], None
+                for unit, row, _ in work:
+                    self.undo(unit, row, why)
+                self.end(place)
+            elif any(move.source == name for move in session.moves):
+                session.relay.close()
+        self.away = {place: until for place, until in self.away.items() if self.board.server(place) != name}
+
     def resize(self, wanted):
         """Go on with `wanted` sessions, or as many of them as can be opened. Who leaves ends his unit first."""
-        wanted = max(wanted, len(self.board.servers))
-        served = self.board.places
-        first = [next((p for p in served if self.board.server(p) == s), None) for s in self.board.servers]
-        places = sorted(({*first} - {None}) | {*[p for p in served if p not in first][:max(0, wanted - len(first))]})
-        new = [p for p in range(len(places) + wanted) if p not in self.sessions.by_place][:wanted - len(places)]
+        servers, served = self.board.servers, self.board.places
+
+        def all_places():
+            yield from served
+            for p in itertools.count():
+                if p not in served and p not in self.sessions.by_place and self.board.server(p) in servers:
+                    yield p
+
+        first = [next(p for p in all_places() if self.board.server(p) == server) for server in servers]
+        more = (p for p in all_places() if p not in first)
+        chosen = first + list(itertools.islice(more, max(0, wanted - len(first))))
+        new = [p for p in chosen if p not in served]
         refused = self.sessions.add(new)
-        places += [p for p in new if p in self.sessions.by_place]
+        places = [p for p in chosen if p in served or p in self.sessions.by_place]
         if refused is not None:
-            self.db.warning(f"run {self.run_id} goes on with {len(places)} worker sessions, not {wanted}",
+            self.db.warning(f"run {self.run_id} goes on with {len(places)} worker sessions, not {len(chosen)}",
                             detail=str(refused))
-        self.board.serve(places)
+        for place in {*first} - {*places}:  # nobody else does that server's segments
+            self._wait_for_place(place)
+        self.board.serve({*places, *first})
         self._let_go()
+
+    def _wait_for_place(self, place):
+        now = time.monotonic()
+        self.away[place] = now + BACK_OFF[0], BACK_OFF[0], now + self.server_timeout / 1000
 
     def _let_go(self):
         """End the idle sessions that serve no place any more."""
         for place, session in list(self.sessions.by_place.items()):
             if place not in self.board.places and not session.work:
-                self._end(place)
+                self.end(place)
 
-    def _end(self, place):
+    def end(self, place):
         self.sessions.end(place)
         self.coming.pop(place, None)
         self.board.reserve(place, None)
@@ -277,33 +318,35 @@ class Executor:
             return None
         self.board.reserve(place, unit.stage)
         self.coming[place] = unit.stage
-        return {"stage": unit.stage, "version": self._version(unit.stage)}
+        return {"stage": unit.stage, "version": self.version(unit.stage)}
 
-    def _version(self, stage):
+    def version(self, stage):
         """How often the stage's state has been trained since its path began."""
         return self.versions.get(stage, (self.plan.stages[stage].iteration - 1) * self.visits)
 
     def _start(self, session, units):
         rows, models, released = [], [], []
         server = self.sessions.server(session.place)
-        if not server.home and (late := [u for u in units if u in self.lost and self._has_been_done(u, server)]):
-            ended = [stage for unit in late for stage in self._finished(unit, [])]
+        if not server.home and (late := {u: report for u in units if u in self.lost
+                                         and (report := self._take_up(u, server)) is not None}):
+            ended = [stage for unit, report in late.items() for stage in self._count(unit, None, [], report)]
             units = [unit for unit in units if unit not in late]
             if ended:
                 self.steering.ended(ended)
             if not units:
                 return
-        moves = [self.states.expect(stage, self._version(stage), server.name)
+        moves = [self.states.expect(stage, self.version(stage), server.name)
                  for stage in sorted({stage for unit in units for stage in self._read_by(unit)})
                  if not self.states.is_at(stage, server.name)]
         for unit in units:
+            self.begun_on[unit] = server.name
             attempt = self.attempts[unit] = self.attempts.get(unit, 0) + 1
             rows.append({"run_id": self.run_id, "stage": unit.stage, "iteration": unit.iteration,
                          "segment": unit.segment, "kind": unit.kind, "dataset": unit.dataset, "attempt": attempt,
                          "queued_at": self.ready_since.get(unit.stage, self.began)})
             train = unit.kind == "train"
             models.append({"stage": unit.stage, "iteration": unit.iteration, "attempt": attempt,
-                           "version": self._version(unit.stage),
+                           "version": self.version(unit.stage),
                            "generation": self.states.begin(unit.stage, server.name) if train else None})
             parent = self.plan.stages[unit.stage].parent
             if train and parent is not None and unit.stage not in self.versions:
@@ -316,13 +359,12 @@ class Executor:
         work["coming"] = self._coming(session.place)
         work["models"] = [{**model, **more} for model, more in zip(models, work["models"])]
         session.work, session.since = [(*pair, released) for pair in zip(units, rows)], time.monotonic()
-        begin = "; ".join(server.catalog.begin_unit_sql({**row, "run_id": server.run_id}) for row in rows)
-        session.command = (f"SET lock_timeout = {self.lock_timeout}; BEGIN; {begin}; COMMIT; "
-                           f"BEGIN; SELECT {server.schema}.mop_run_unit({quote_literal(json.dumps(work))}); COMMIT")
-        if not server.home:
-            session.command += "; " + server.catalog.report_sql(server.run_id, units[0]).replace("%%", "%")
         try:
+            begin = "; ".join(server.catalog.begin_unit_sql({**row, "run_id": server.run_id}) for row in rows)
+            session.command = (f"SET lock_timeout = {self.lock_timeout}; BEGIN; {begin}; COMMIT; "
+                               f"BEGIN; SELECT {server.schema}.mop_run_unit({quote_literal(json.dumps(work))}); COMMIT")
             if not server.home:
+                session.command += "; " + server.catalog.report_sql(server.run_id, units[0]).replace("%%", "%")
                 for row in rows:
                     self.catalog.begin_unit(row)
             if moves:
@@ -331,7 +373,10 @@ class Executor:
                 self._begin(session)
         except (SessionLost, NotCarried, psycopg2.OperationalError, MopError) as error:
             work, session.work = session.work, []
-            error = error if isinstance(error, (SessionLost, NotCarried)) else NotCarried(_message(error))
+            if getattr(error, "sqlstate", None) == "08001":  # its server refuses everybody
+                error = SessionLost(message_of(error))
+            elif not isinstance(error, SessionLost):
+                error = NotCarried(message_of(error))
             self.steering.ended(self._failed(session, work, error))
 
     def _begin(self, session):
@@ -368,7 +413,7 @@ class Executor:
             self.states.not_straight(moves)
             for move in moves:
                 self.states.given_up(move)
-            raise NotCarried(f"a model state could not be carried: {_message(error)}") from None
+            raise NotCarried(f"a model state could not be carried: {message_of(error)}") from None
         session.moves, session.relay = moves, relay
         for move in moves:
             self.carried[move.stage] += 1
@@ -382,55 +427,80 @@ class Executor:
                 self.states.given_up(move)
                 continue
             try:
-                self.states.arrived(move)
+                self.states.arrived(move, self.is_movable)
             except (psycopg2.Error, MopError) as trouble:
                 error = trouble
         if isinstance(error, SessionLost):
             relay.close()
         straight = relay.way.server is not None
         if error is not None and straight:
-            self.db.plpy.log(f"pg_mop: server {relay.way.server} cannot fetch states: {_message(error)}")
+            self.db.plpy.log(f"pg_mop: server {relay.way.server} cannot fetch states: {message_of(error)}")
             self.states.not_straight(moves)
         relay.prepared = relay.prepared or error is None
         if error is not None:  # of class 42: a right is missing, which waiting does not mend
             return error if not straight and (getattr(error, "pgcode", None) or "").startswith("42") else \
-                NotCarried(f"a model state could not be carried: {_message(error)}")
+                NotCarried(f"a model state could not be carried: {message_of(error)}")
         try:
             self._begin(session)
         except SessionLost as trouble:
             return trouble
         except (psycopg2.Error, MopError) as trouble:
-            return NotCarried(_message(trouble))
+            return NotCarried(message_of(trouble))
         return None
 
-    def _register(self, session, work):
-        """Note here what a session on another server has committed there."""
-        server = self.sessions.server(session.place)
-        if server.home:
-            return
-        reports = [session.rows()[0][0]]  # that of the first comes with the answer
-        reports += [server.catalog.report(server.run_id, unit) for unit, *_ in work[1:]]
-        for report in reports:
+    def _committed(self, session, work):
+        """Take note of what a session has committed: the stages that ended by it."""
+        server, ended = self.sessions.server(session.place), []
+        seconds, reports = (time.monotonic() - session.since) / len(work), [None] * len(work)
+        if not server.home:
+            try:
+                reports = [session.rows()[0][0]]  # that of the first comes with the answer
+                reports += [server.catalog.report(server.run_id, unit) for unit, *_ in work[1:]]
+            except (psycopg2.Error, MopError) as error:
+                session.close()
+                return self._failed(session, work, SessionLost(message_of(error)))
+        for attempt, report in zip(work, reports):
+            ended += self._count(*attempt, report, seconds)
+        return ended
+
+    def _count(self, unit, row, released, report, seconds=None):
+        """An attempt has been committed: it counts, where it was begun elsewhere once it is registered here. `row`:
+        None where its has been closed; `report`: that server's; `seconds`: what it took, if that is known. The stages
+        that ended by it."""
+        if report and self.copies.wanted and unit.kind == "train":
+            self.copies.make(unit, row, released, report, seconds)
+            return []
+        return self.count(unit, released, report, seconds)
+
+    def count(self, unit, released, report, seconds):
+        """It counts now."""
+        if report:
             self.catalog.register(self.run_id, report)
+        ended = self._finished(unit, released)
+        if seconds is not None:
+            self.scheduler.finished(unit, seconds)
+        return ended
 
     def _come_home(self):
         """All is done: what configurations end with comes to this server; the others keep nothing of the run."""
         if len(self.servers) == 1:
             return
-        wanted = [stage.number for stage in self.plan.stages.values()
-                  if stage.trained and (stage.ends or stage.number in self.pinned)
-                  and self.states.has(stage.number) and not self.states.is_at(stage.number, None)]
-        for stage in wanted:
-            since, error = time.monotonic(), self._bring_home(stage)
+        self._bring_home([stage for stage in self.plan.stages.values()
+                          if stage.trained and (stage.ends or stage.number in self.pinned)])
+
+    def _bring_home(self, stages):
+        """Carry the states of stages to this server that are elsewhere."""
+        for stage in [s.number for s in stages if self.states.has(s.number) and not self.states.is_at(s.number, None)]:
+            since, error = time.monotonic(), self._bring(stage)
             while error is not None:
                 if time.monotonic() - since > self.server_timeout / 1000:
-                    raise self._waited_in_vain(f"a model state could not be brought home: {_message(error)}")
+                    raise self.waited_in_vain(f"a model state could not be brought home: {message_of(error)}")
                 wait([], self._watchful_tick, BACK_OFF[0])
-                error = self._bring_home(stage)
+                error = self._bring(stage)
 
-    def _bring_home(self, stage):
+    def _bring(self, stage):
         """Carry a stage's state to this server; what went wrong, or None."""
-        move = self.states.expect(stage, self._version(stage), None)
+        move = self.states.expect(stage, self.version(stage), None)
         try:
             home = self.servers[None]
             relay = self.sessions.relay(None, home)
@@ -441,7 +511,7 @@ class Executor:
         except (psycopg2.Error, SessionLost) as error:
             self.states.given_up(move)
             return error
-        self.states.arrived(move)
+        self.states.arrived(move, self.is_movable)
         return None
 
     def _watchful_tick(self):
@@ -454,10 +524,11 @@ class Executor:
         self.ready_since[unit.stage] = time.time()
         if unit.kind == "train":
             self._read(unit)
-            self.versions[unit.stage] = self._version(unit.stage) + 1
-            self.states.finished(unit.stage, self._server_of(unit).name, released, self._is_movable)
+            self.versions[unit.stage] = self.version(unit.stage) + 1
+            self.states.finished(unit.stage, self.begun_on[unit], released, self.is_movable)
             # where children began side by side, each had left the state to the others
             self._need_no_parent([self.plan.stages[unit.stage]])
+        self.begun_on.pop(unit, None)
         ended = self.board.finish(unit)
         if unit.kind == "train" and self.board.shares_states:
             self._release_replicas(unit.iteration)
@@ -472,7 +543,7 @@ class Executor:
         if parent is not None and unit.stage not in self.versions:
             self.reading[parent.number] -= 1
 
-    def _is_movable(self, stage):
+    def is_movable(self, stage):
         return not (self.board.shares_states or self.board.is_running(stage) or self.reading[stage]
                     or self.carried[stage]
                     or stage in self.coming.values()
@@ -489,20 +560,25 @@ class Executor:
     def _failed(self, session, work, error):
         """Retry, give the configuration up, or stop the run, as the error says: the stages that ended after all."""
         code = getattr(error, "pgcode", None)
-        message = _message(error)
+        message = message_of(error)
         ended = []
         if isinstance(error, SessionLost):
             self._replace(session.place)
         if len(work) > 1:  # one of them may be to blame: from now on each is evaluated for itself
             self.alone |= {unit for unit, *_ in work}
         for unit, row, released in work:
-            if isinstance(error, SessionLost) and self._is_finished(unit, row):
-                ended += self._finished(unit, released)
+            name = self.begun_on[unit]
+            if name not in self.servers:  # it has been given up
+                self.undo(unit, row, message)
                 continue
-            self._note_failure(unit, row, message)
+            if isinstance(error, SessionLost) and (report := self._report_of(unit, row, name)) is not None:
+                ended += self._count(unit, row, released, report)
+                continue
+            self._note_failure(unit, row, message, name)
+            del self.begun_on[unit]
             if unit.kind == "train":
                 self._read(unit)
-                self.states.failed(unit.stage, self._server_of(unit).name)
+                self.states.failed(unit.stage, name)
             if code in (CONFIGURATION_FAILED, MEMORY_EXCEEDED):
                 self.board.release(unit)
                 if len(work) == 1:
@@ -521,41 +597,52 @@ class Executor:
                                hint=getattr(error.diag, "message_hint", None), sqlstate=code or "XX000")
         return ended
 
-    def _server_of(self, unit):
-        """The Server that holds a unit's segment."""
-        return self.servers[self.board.server_of[unit.dataset, unit.segment]]
-
-    def _is_finished(self, unit, row):
-        """True where a unit was committed although its answer did not reach us; it is registered then."""
-        server = self._server_of(unit)
+    def _report_of(self, unit, row, name):
+        """What the server that a unit was begun on says of it (of the coordinator's own: ''), where it was committed
+        although its answer did not reach us; else None."""
+        server = self.servers[name]
         if server.home:
-            return self.catalog.unit_is_finished(row)
+            return "" if self.catalog.unit_is_finished(row) else None
         try:
-            report = server.catalog.report(server.run_id, unit)
+            return server.catalog.report(server.run_id, unit)
         except (psycopg2.Error, MopError):
-            return False  # not to be found out now: mop_take_model sees to it that it is not done twice
-        if report is not None:
-            self.catalog.register(self.run_id, report)
-        return report is not None
+            return None  # not to be found out now: mop_take_model sees to it that it is not done twice
 
-    def _has_been_done(self, unit, server):
-        """True where another attempt turns out to have been committed on its server, which could not be asked then. It
-        is registered now."""
-        if not self._is_finished(unit, None):
-            return False
+    def _take_up(self, unit, server):
+        """The report of another attempt that turns out to have been committed on its server, which could not be asked
+        then: it is at work now, until it is counted. Else None."""
+        report = self._report_of(unit, None, server.name)
+        if report is None:
+            return None
+        generation = None
+        if unit.kind == "train":
+            try:
+                generation = server.catalog.models(server.run_id)[unit.stage]["generation"]
+            except (psycopg2.Error, MopError):
+                return None
+        self.begun_on[unit] = server.name
         self.board.start(unit)
         if unit.kind == "train":
-            generation = server.catalog.models(server.run_id)[unit.stage]["generation"]
             self.states.begin(unit.stage, server.name, generation)
             parent = self.plan.stages[unit.stage].parent
             if parent is not None and unit.stage not in self.versions:
                 self.reading[parent.number] += 1
-        return True
+        return report
 
-    def _note_failure(self, unit, row, message):
+    def undo(self, unit, row, message):
+        """What was begun on a server that the run does without now is to be done elsewhere. `row`: None where that is
+        not noted."""
+        if row is not None:
+            self.catalog.fail_unit(row, message)
+        del self.begun_on[unit]
+        if unit.kind == "train":
+            self._read(unit)
+        self.board.release(unit)
+
+    def _note_failure(self, unit, row, message, name):
         """Note that an attempt failed, wherever it was begun."""
         self.catalog.fail_unit(row, message)
-        server = self._server_of(unit)
+        server = self.servers[name]
         if not server.home:
             try:
                 server.catalog.fail_unit({**row, "run_id": server.run_id}, message)
@@ -565,7 +652,7 @@ class Executor:
     def _replace(self, place):
         """A new session for a place whose own was lost; where none can be had, the others go on without it."""
         if place not in self.board.places:  # it was to go anyway
-            self._end(place)
+            self.end(place)
             return
         try:
             self.sessions.fresh(place)
@@ -574,30 +661,34 @@ class Executor:
             if not self.servers[server].home and not any(
                     p != place and p in self.sessions.by_place and self.board.server(p) == server
                     for p in self.board.places):
-                self._end(place)
-                now = time.monotonic()
-                self.away[place] = now + BACK_OFF[0], BACK_OFF[0], now + self.server_timeout / 1000
+                self.end(place)
+                if self.copies.do_without(server, error.message):
+                    return
+                self._wait_for_place(place)
                 self.db.warning(f"run {self.run_id} goes on without server {server} until it is back: {error.message}",
                                 detail=error.detail)
                 return
             left = [p for p in self.board.places if p != place and (p in self.sessions.by_place or p in self.away)]
             if not any(p in self.sessions.by_place for p in left):
                 raise
-            self._end(place)
+            self.end(place)
             self.board.serve(left)
             self.db.warning(f"run {self.run_id} goes on with {len(left)} worker sessions: {error.message}",
                             detail=error.detail)
 
     def _feel_pulses(self):
         """Look whether the other servers answer. Raises MopError where one has not for server_timeout."""
-        for name, server in self.servers.items():
+        for name, server in list(self.servers.items()):
             if not server.home:
                 silent = self.sessions.silence(server)
                 server.silent = server.silent and silent > 0
+                if silent > min(SILENT_SECONDS, self.server_timeout / 4000) and self.copies.do_without(
+                        name, f"it has not answered for {silent:.0f} s"):
+                    continue
                 if silent > self.server_timeout / 1000:
-                    raise self._waited_in_vain(f"server {name} has not answered for {silent:.0f} s", "it is back")
+                    raise self.waited_in_vain(f"server {name} has not answered for {silent:.0f} s", "it is back")
 
-    def _waited_in_vain(self, message, until="all servers are back", detail=None):
+    def waited_in_vain(self, message, until="all servers are back", detail=None):
         """The MopError for a server that has been away for server_timeout."""
         return MopError(message, detail=detail, sqlstate="08006",
                         hint=f"SELECT {self.db.extension}.mop_resume({self.run_id}); once {until}.")
@@ -613,7 +704,7 @@ class Executor:
                 self.sessions.fresh(place, AWAY_SECONDS)
             except MopError as error:
                 if now > until:
-                    raise self._waited_in_vain(f"server {self.board.server(place)} has been away for "
+                    raise self.waited_in_vain(f"server {self.board.server(place)} has been away for "
                                                f"{self.server_timeout / 1000:g} s: {error.message}", "it is back",
                                                error.detail) from None
                 self.away[place] = now + min(BACK_OFF[1], 2 * delay), 2 * delay, until
@@ -637,7 +728,7 @@ class Executor:
         now = time.monotonic()
         since = self.stranded.setdefault(unit, now)
         if now - since > self.server_timeout / 1000:
-            raise self._waited_in_vain(message)
+            raise self.waited_in_vain(message)
         self.resting.append((now + min(5.0, max(BACK_OFF[0], now - since)), unit))
 
     def _give_up(self, unit, message, blame):
@@ -653,9 +744,3 @@ class Executor:
         """Note that configurations have failed."""
         self.failed.update(dict.fromkeys(keys, message))
         self.catalog.fail_configurations(self.run_id, keys, message, blame)
-
-
-def _message(error):
-    """The primary message of an error from a worker session, without PL/Python's prefix and the context."""
-    text = isinstance(error, psycopg2.Error) and error.diag.message_primary or str(error)
-    return re.sub(r"^((plpy|spiexceptions)\.\w+: )+", "", text).strip()

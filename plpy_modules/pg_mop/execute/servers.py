@@ -1,5 +1,6 @@
 """The servers that a run is at work on, and what it has there: its states, and the carrying of them."""
 
+import contextlib
 from dataclasses import dataclass
 
 import psycopg2
@@ -37,13 +38,22 @@ class States:
 
     def __init__(self, servers, size_key):
         """`servers`: {name: Server}, the home among them; `size_key`: see Generations."""
-        sizes, measured = {}, set()
-        self.servers = servers
-        self.of = {name: Generations(server.catalog, server.run_id, size_key, sizes, measured)
-                   for name, server in servers.items()}
+        self.servers, self._numbers, self.of = servers, {name: n for n, name in enumerate(servers)}, {}
+        self._shared = size_key, {}, set()
+        for name in servers:
+            self.add(name)
         # (source, target): the target itself can reach the source, by the name that it has here
         self._straight = {(source, target) for target, server in servers.items() if target is not None
                           for source in servers if source in server.info["servers"]}
+
+    def add(self, name):
+        """A server has come into `servers`."""
+        server = self.servers[name]
+        self.of[name] = Generations(server.catalog, server.run_id, *self._shared)
+
+    def lose(self, name):
+        """A server has gone, with all states there."""
+        del self.of[name]
 
     @property
     def live(self):
@@ -89,7 +99,20 @@ class States:
         """
         own = self.of[server]
         self._release([stage, *released], [name for name in self.of if name != server])
-        own.finished(stage, [other for other in released if own.has(other)], movable)
+        own.finished(stage, [other for other in released if own.has(other)])
+        with self._unless_away(server):
+            own.measure(stage)
+            own.tidy(movable)
+
+    @contextlib.contextmanager
+    def _unless_away(self, name):
+        """What is done within it is done some other time where another server is away."""
+        try:
+            yield
+        except (psycopg2.Error, MopError):
+            if self.servers[name].home:
+                raise
+            self.servers[name].silent = True
 
     def release(self, stages):
         """The states of these stages are of no use any more."""
@@ -99,13 +122,9 @@ class States:
         for name in names:
             generations, server = self.of[name], self.servers[name]
             if gone := [stage for stage in stages if generations.has(stage)]:
-                try:
+                with self._unless_away(name):
                     if not server.silent:  # (else they go with the run)
                         server.catalog.release_states(server.run_id, gone)
-                except (psycopg2.Error, MopError):
-                    if server.home:
-                        raise
-                    server.silent = True
                 generations.release(gone)
 
     # --- carrying -----------------------------------------------------------------------------------
@@ -113,18 +132,25 @@ class States:
         """A :class:`Move` of a stage's state to a server that has it not."""
         return Move(stage, version, self.source(stage), to, self.of[to].expect())
 
-    def arrived(self, move):
-        """All parts of the state are there. Raises psycopg2.Error where they are not."""
+    def copy(self, stage, version, source):
+        """A :class:`Move` of a stage's state, just made on a server, to the coordinator's own."""
+        return Move(stage, version, source, None, self.of[None].expect())
+
+    def arrived(self, move, movable):
+        """All parts of the state are there; `movable`: see `finished`. Raises psycopg2.Error where they are not."""
         server, generations = self.servers[move.to], self.of[move.to]
         size = None
         try:
             size = server.catalog.arrived(server.run_id, move.stage, move.version, move.generation)
         finally:
             generations.arrived(move.stage, move.generation, size)
+        with self._unless_away(move.to):
+            generations.tidy(movable)
 
     def given_up(self, move):
         """The state has not been carried."""
-        self.of[move.to].arrived(move.stage, move.generation, None)
+        if move.to in self.of:
+            self.of[move.to].arrived(move.stage, move.generation, None)
 
     def carrier(self, moves):
         """The Server in a session of which states are carried, all to one server: that one, where it can reach those
@@ -164,7 +190,7 @@ class States:
         """A view of the server `name`, for a session of the Server `at`."""
         if name == at.name:
             return f"{at.schema}.{view}"
-        return f"pg_temp.{quote_identifier(f'{view}_{list(self.servers).index(name)}')}"
+        return f"pg_temp.{quote_identifier(f'{view}_{self._numbers[name]}')}"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Worker sessions: asynchronous connections back to the database, each with its trainer; kept warm between calls."""
 
 import json
+import re
 import select
 import time
 
@@ -26,6 +27,12 @@ def are_warm(role):
 
 class SessionLost(Exception):
     """The connection has gone."""
+
+
+def message_of(error):
+    """The primary message of an error from a worker session, without PL/Python's prefix and the context."""
+    text = isinstance(error, psycopg2.Error) and error.diag.message_primary or str(error)
+    return re.sub(r"^((plpy|spiexceptions)\.\w+: )+", "", text).strip()
 
 
 class WorkerSession:
@@ -193,6 +200,11 @@ class Pulse:
             self.close()
         return 0 if self.asked is None else now - self.asked
 
+    @property
+    def beats(self):
+        """True where the server has answered, as far as is known."""
+        return self.session is not None and self.asked is None
+
     def close(self):
         if self.session is not None:
             self.session.close()
@@ -211,14 +223,19 @@ class Sessions:
         self.relays = {}  # (place, name of a server) -> session of that one that carries states for the place's
         self.pulses = {}  # name of another server -> its Pulse
 
-    def relay(self, session, server):
-        """A session of a Server that carries states for `session` (None: for whoever waits for it)."""
-        place = session and session.place
+    def relay(self, session, server, source=None):
+        """A session of a Server that carries states for `session`; None: for whoever waits for it, or copies of those
+        that are made on the server `source`."""
+        place = session.place if session is not None else source
         relay = self.relays.get((place, server.name))
         if relay is None or relay.connection.closed:
             relay = self.relays[place, server.name] = open_session(server.way, place, f"{self.name}: relay", self.tick)
         relay.serves = session
         return relay
+
+    def forget(self, name):
+        """Another server is looked after no longer: its Pulse, or None."""
+        return self.pulses.pop(name, None)
 
     def silence(self, server):
         """For how many seconds another Server has not answered."""

@@ -1,4 +1,5 @@
-"""Where the segments of a packed table are made: here, or dealt out over other servers (pg_mop.servers)."""
+"""Where the segments of a packed table, and copies of them, are made: here, or dealt out over other servers
+(pg_mop.servers, pg_mop.replicas)."""
 
 from pg_mop import settings
 from pg_mop.database import MopError, quote_identifier, quote_literal
@@ -8,23 +9,33 @@ HERE = "local"  # this server, in pg_mop.servers
 
 
 class Places:
-    """The servers that segments are dealt out over: `servers`, the name of each segment's; `links`: to those that are
-    not this one, empty where all are here."""
+    """The servers that segments are dealt out over: `servers`, the name of each segment's; `copies`: of its copy's,
+    None where it has none; `links`: to those that are not this one, empty where all are here."""
 
-    def __init__(self, db, names, segments):
+    def __init__(self, db, names, segments, replicas=1):
         """`names`: of postgres_fdw servers, `local` for this one; None: this one alone. `segments`: how many; None: as
-        many as there are GPUs or cores. Raises MopError."""
+        many as there are GPUs or cores. `replicas`: 2: each segment of another server has a copy on yet another one,
+        or here if there is none. Raises MopError."""
         self.db, self.links, strengths = db, Links(db), {}
+        if replicas > len(names or [HERE]):
+            raise MopError(f"pg_mop.replicas is {replicas}, but the segments are on {len(names or [HERE])} server",
+                           hint="SET pg_mop.servers = 'w1, w2'; or RESET pg_mop.replicas;")
         for name in names or [HERE]:
             if name in strengths:
                 raise MopError(f'pg_mop.servers names "{name}" twice', hint="RESET pg_mop.servers;")
             info = {"gpus": settings.gpus(), "cores": settings.cores()} if name == HERE else self.links[name].info
             strengths[name] = info["gpus"] or info["cores"]
         self.servers = deal(segments or sum(strengths.values()), strengths)
+        self.copies = [None] * len(self.servers)
+        for name in strengths.keys() - {HERE} if replicas > 1 else ():
+            own = [segment for segment, server in enumerate(self.servers) if server == name]
+            others = {other: strength for other, strength in strengths.items() if other not in (name, HERE)}
+            for segment, other in zip(own, deal(len(own), others or {HERE: 1})):
+                self.copies[segment] = other
 
     def make(self, target, partition, segment, columns):
         """Make a partition of the table `target` for a segment on its server; `partition`: (schema, name); `columns`:
-        SQL. Raises MopError."""
+        [(name, type), ...]. Raises MopError."""
         db, table = self.db, ".".join(map(quote_identifier, partition))
         name = self.servers[segment]
         if name == HERE:
@@ -32,14 +43,37 @@ class Places:
             if self.links:  # which the parent cannot have then
                 db.execute(f'ALTER TABLE {table} ADD PRIMARY KEY ("__dist_key__", "buffer_id")')
             return
-        link, quoted = self.links[name], quote_identifier(name)
-        mark = f"segment {segment} of {target}, {packed_by(db)}"
+        self._make_there(name, f"segment {segment} of {target}", partition, segment, columns)
+        db.execute(f"CREATE FOREIGN TABLE {table} PARTITION OF {target} FOR VALUES IN ({segment}) "
+                   f"{_foreign(name, partition)}")
+
+    def make_copy(self, target, partition, segment, columns):
+        """Make the copy of a segment on its server, likewise; what it is filled by here (quoted)."""
+        name, table = self.copies[segment], ".".join(map(quote_identifier, partition))
+        if name == HERE:
+            self.db.execute(_create_alone(table, columns, segment))
+            return table
+        self._make_there(name, f"copy of segment {segment} of {target}", partition, segment, columns)
+        filled = f"pg_temp.{quote_identifier(partition[1])}"
+        self.db.execute(f"CREATE FOREIGN TABLE {filled} ({columns_sql(columns)}) {_foreign(name, partition)}")
+        return filled
+
+    def loaded(self, filled):
+        """All is packed: drop those of the tables `filled`, lists of quoted names, that served for that alone."""
+        for table in (table for _, *copies in filled for table in copies):
+            if table.startswith("pg_temp."):
+                self.db.execute(f"DROP FOREIGN TABLE {table}")
+
+    def _make_there(self, name, what, partition, segment, columns):
+        """Make a table on another server, which is told what it is."""
+        link, quoted, table = self.links[name], quote_identifier(name), ".".join(map(quote_identifier, partition))
+        mark = f"{what}, {packed_by(self.db)}"
         there = link.run(f"SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_namespace n ON n.oid = "
                          f"c.relnamespace WHERE n.nspname = {quote_literal(partition[0])} AND c.relname = "
                          f"{quote_literal(partition[1])}")
         if there and there[0][0] != mark:
             raise MopError(f"table {table} already exists on server {quoted}",
-                           detail=f"It would be segment {segment} of {target}.", sqlstate="42P07",
+                           detail=f"It would be {what}.", sqlstate="42P07",
                            hint=f"Drop it there (DROP TABLE {table};) or choose another output table.")
         if not link.run(f"SELECT 1 FROM pg_namespace WHERE nspname = {quote_literal(partition[0])} AND "
                         f"has_schema_privilege(oid, 'CREATE')"):
@@ -49,15 +83,27 @@ class Places:
                                 f"CREATE ON SCHEMA {quote_identifier(partition[0])} TO "
                                 f"{quote_identifier(link.way.role)};")
         # one that nobody has any more is what a transaction that was rolled back has left
-        link.run(f"DROP TABLE IF EXISTS {table}; CREATE TABLE {table} ({columns}, PRIMARY KEY (\"__dist_key__\", "
-                 f"\"buffer_id\"), CHECK (\"__dist_key__\" = {segment})); COMMENT ON TABLE {table} IS "
-                 f"{quote_literal(mark)}")
-        for column in [row[0] for row in link.run(
-                f"SELECT attname FROM pg_attribute WHERE attrelid = {quote_literal(table)}::regclass AND atttypid = "
-                f"'bytea'::regtype AND attnum > 0")]:
-            link.run(f"ALTER TABLE {table} ALTER {quote_identifier(column)} SET STORAGE EXTERNAL")
-        db.execute(f"CREATE FOREIGN TABLE {table} PARTITION OF {target} FOR VALUES IN ({segment}) SERVER {quoted} "
-                   f"OPTIONS (schema_name {quote_literal(partition[0])}, table_name {quote_literal(partition[1])})")
+        link.run(f"DROP TABLE IF EXISTS {table}; {_create_alone(table, columns, segment)}; "
+                 f"COMMENT ON TABLE {table} IS {quote_literal(mark)}")
+
+
+def columns_sql(columns):
+    """SQL for columns: [(name, type), ...]."""
+    return ", ".join(f"{quote_identifier(name)} {kind}" for name, kind in columns)
+
+
+def _create_alone(table, columns, segment):
+    """SQL that makes a table (quoted) that holds a segment alone, uncompressed."""
+    external = ", ".join(f"ALTER {quote_identifier(name)} SET STORAGE EXTERNAL"
+                         for name, kind in columns if kind == "bytea")
+    return (f'CREATE TABLE {table} ({columns_sql(columns)}, PRIMARY KEY ("__dist_key__", "buffer_id"), '
+            f'CHECK ("__dist_key__" = {segment})); ALTER TABLE {table} {external}')
+
+
+def _foreign(server, partition):
+    """SQL: what a foreign table is."""
+    return (f"SERVER {quote_identifier(server)} OPTIONS (schema_name {quote_literal(partition[0])}, table_name "
+            f"{quote_literal(partition[1])})")
 
 
 def packed_by(db):

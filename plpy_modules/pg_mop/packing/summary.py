@@ -1,17 +1,22 @@
 """The summary of a packed table: one row, with the classes of every output."""
 
+import json
+
 from pg_mop.database import MopError, quote_identifier
 from pg_mop.packing import buffers
 
+COPIES = "__internal_copies__"  # JSON: [[segment, server or null, schema, table], ...]
 
-def create(db, summary, inputs, outputs):
-    """Create the empty table `summary` (quoted)."""
+
+def create(db, summary, inputs, outputs, copies):
+    """Create the empty table `summary` (quoted). `copies`: there are some of the segments."""
     classes = "".join(f"{output.class_column} {output.class_kind.sql if output.encoded else 'text'}[], "
                       for output in outputs)
     db.execute(f"CREATE TABLE {summary} (source_table text, output_table text, dependent_varname text[], "
                f"independent_varname text[], dependent_vartype text[], {classes}buffer_size integer, "
                "normalizing_const real, num_classes integer[], distribution_rules text, "
-               f"__internal_gpu_config__ text{', dependent_dtype text' if _is_regression(outputs) else ''})")
+               f"__internal_gpu_config__ text{', dependent_dtype text' if _is_regression(outputs) else ''}"
+               f"{f', {COPIES} text' if copies else ''})")
 
 
 def write(db, summary, source_table, output_table, inputs, outputs, constant, class_lists):
@@ -23,10 +28,23 @@ def write(db, summary, source_table, output_table, inputs, outputs, constant, cl
                 [o.kind.shown for o in outputs], constant])
 
 
-def complete(db, summary, buffer_size, num_classes):
-    """Write what is known once the rows are packed."""
-    db.execute(f"UPDATE {summary} SET buffer_size = $1, num_classes = $2", ["int4", "int4[]"],
-               [buffer_size, num_classes])
+def complete(db, summary, buffer_size, num_classes, copies):
+    """Write what is known once the rows are packed. `copies`: see COPIES."""
+    db.execute(f"UPDATE {summary} SET buffer_size = $1, num_classes = $2{f', {COPIES} = $3' if copies else ''}",
+               ["int4", "int4[]", *["text"][:len(copies)]],
+               [buffer_size, num_classes, *[json.dumps(copies)][:len(copies)]])
+
+
+def copies_in(row, table):
+    """[(segment, server, quoted table there), ...] of the copies of segments that a summary's row (a dict) names; the
+    server is None where they are here. `table`: the summary, quoted. Raises MopError."""
+    try:
+        return [(int(key), server if server is None else str(server),
+                 f"{quote_identifier(str(schema))}.{quote_identifier(str(name))}")
+                for key, server, schema, name in json.loads((row or {}).get(COPIES) or "[]")]
+    except (ValueError, TypeError):
+        raise MopError(f'column "{COPIES}" of {table} is not what a preprocessor writes',
+                       hint=f"UPDATE {table} SET {COPIES} = NULL; gives the copies up.") from None
 
 
 def class_list(source, output, width):

@@ -2,6 +2,7 @@
 
 from pg_mop.database import MopError, quote_identifier
 from pg_mop.packing import buffers, rows, unfit
+from pg_mop.packing.places import HERE, columns_sql
 from pg_mop.packing.summary import complete
 
 CHUNK_BYTES = 16 << 20  # of source rows in memory at a time
@@ -22,19 +23,21 @@ def pack(db, source, target, summary, inputs, outputs, requested, places, factor
         raise MopError(f"one row of {source} would take {row_bytes} bytes, which no PostgreSQL row can hold")
     count, segments = db.value(f"SELECT count(*) FROM {source}"), len(places.servers)
     size = buffers.buffer_rows(count, segments, requested, [i.elements for i in inputs], row_bytes)
-    partitions = _create(db, target, inputs, outputs, places)
+    # straight into the partition: routing would copy the buffer once more
+    filled, copies = _create(db, target, inputs, outputs, places)
     plans = {}
     written, buffer_id = 0, 0
 
     def write(rows_in, values):
         nonlocal written, buffer_id
         segment = buffer_id % segments
-        if segment not in plans:  # straight into the partition: routing would copy the buffer once more
-            plans[segment] = db.plpy.prepare(
-                f"INSERT INTO {partitions[segment]} VALUES ("
-                + ", ".join(f"${i + 1}" for i in range(2 * len(columns) + 2)) + ")",
-                ["int4"] + ["bytea"] * len(columns) + ["int4[]"] * len(columns) + ["int4"])
-        db.plpy.execute(plans[segment], [segment, *values, *([rows_in, *c.shape] for c in columns), buffer_id])
+        for table in filled[segment]:
+            if table not in plans:
+                plans[table] = db.plpy.prepare(
+                    f"INSERT INTO {table} VALUES ("
+                    + ", ".join(f"${i + 1}" for i in range(2 * len(columns) + 2)) + ")",
+                    ["int4"] + ["bytea"] * len(columns) + ["int4[]"] * len(columns) + ["int4"])
+            db.plpy.execute(plans[table], [segment, *values, *([rows_in, *c.shape] for c in columns), buffer_id])
         written, buffer_id = written + rows_in, buffer_id + 1
 
     gathered = buffers.Buffers(size, len(columns))
@@ -58,14 +61,15 @@ def pack(db, source, target, summary, inputs, outputs, requested, places, factor
                 _explain(db, source, [column], training)
                 rows.changed(source)
         del fetched
-        for filled in gathered.add(arrays):
-            write(*filled)
+        for buffer in gathered.add(arrays):
+            write(*buffer)
     cursor.close()
     if gathered.rows:
         write(*gathered.take())
     if written != count:
         rows.changed(source)
-    complete(db, summary, size, num_classes)
+    complete(db, summary, size, num_classes, copies)
+    places.loaded(filled)
     if seed is not None:
         db.execute(f"COMMENT ON TABLE {target} IS 'packed by pg_mop, rows shuffled with seed {seed}'")
 
@@ -93,24 +97,37 @@ def _explain(db, source, columns, training):
 
 
 def _create(db, target, inputs, outputs, places):
-    """Create the packed table; returns its partitions, one per segment, quoted."""
+    """Create the packed table: (the tables to be filled with each segment, quoted, its partition first; what the
+    summary says of copies)."""
     names = column_names(inputs, outputs)
     width = len(inputs + outputs)
     types = ["integer"] + ["bytea"] * width + ["integer[]"] * width + ["integer"]
     schema, name = db.parse_name(target)
-    columns = ", ".join(f"{quote_identifier(n)} {t}" for n, t in zip(names, types))
+    columns = list(zip(names, types))
     # a table with foreign partitions can have no key
     key = "" if places.links else ', PRIMARY KEY ("__dist_key__", "buffer_id")'
-    db.execute(f'CREATE TABLE {target} ({columns}{key}) PARTITION BY LIST ("__dist_key__")')
+    db.execute(f'CREATE TABLE {target} ({columns_sql(columns)}{key}) PARTITION BY LIST ("__dist_key__")')
     for column in inputs:
         db.execute(f"ALTER TABLE {target} ALTER {quote_identifier(column.name)} SET STORAGE EXTERNAL")
-    partitions, segments = [], len(places.servers)
-    for segment in range(segments):
+    filled, copies, segments = [], [], len(places.servers)
+    for segment, copy_on in enumerate(places.copies):
         own = schema, buffers.partition_name(name, segment, segments)
-        partition = ".".join(map(quote_identifier, own))
-        if db.value("SELECT to_regclass($1) IS NOT NULL", ["text"], [partition]):
-            raise MopError(f"table {partition} already exists", detail=f"It would be segment {segment} of {target}.",
-                           hint=f"DROP TABLE {partition}; or choose another output table.", sqlstate="42P07")
+        _check_free(db, own, f"segment {segment} of {target}")
         places.make(target, own, segment, columns)
-        partitions.append(partition)
-    return partitions
+        filled.append([_quoted(own)])
+        if copy_on is not None:
+            copy = schema, buffers.partition_name(f"{name}_copy", segment, segments)
+            _check_free(db, copy, f"copy of segment {segment} of {target}")
+            filled[-1].append(places.make_copy(target, copy, segment, columns))
+            copies.append([segment, None if copy_on == HERE else copy_on, *copy])
+    return filled, copies
+
+
+def _check_free(db, table, what):
+    if db.value("SELECT to_regclass($1) IS NOT NULL", ["text"], [_quoted(table)]):
+        raise MopError(f"table {_quoted(table)} already exists", detail=f"It would be {what}.",
+                       hint=f"DROP TABLE {_quoted(table)}; or choose another output table.", sqlstate="42P07")
+
+
+def _quoted(table):
+    return ".".join(map(quote_identifier, table))

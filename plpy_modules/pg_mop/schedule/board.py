@@ -44,22 +44,24 @@ class Board:
     of a worker session: at first there is one for each training segment, which does the units of that, and the
     validation segments are dealt out over the same places. `serve` changes that. `servers`: {(dataset, segment): the
     name of the server that holds it}, None where it is not said: a place does segments of its own server alone.
+    `others`: servers that may come to hold some (`relocate`).
     """
 
     shares_states = False  # a unit reads the states of other stages
 
-    def __init__(self, plan, segments, validation_segments=(), servers=None):
+    def __init__(self, plan, segments, validation_segments=(), servers=None, others=()):
         self.plan, self.segments = plan, list(segments)
         self.datasets = [("training", s) for s in segments] + [("validation", s) for s in validation_segments]
         self.home = {("training", s): i for i, s in enumerate(segments)}
         self.home.update({("validation", s): i % len(self.segments) for i, s in enumerate(validation_segments)})
         self.server_of = {key: (servers or {}).get(key) for key in self.datasets}
-        self.servers = list(dict.fromkeys(self.server_of.values()))
+        self.servers = list(dict.fromkeys(self.server_of.values()))  # those that hold segments now
         at = [self.server_of["training", s] for s in self.segments]
-        self._servers = at + [server for server in self.servers if server not in at]  # of the places, by number
+        self._all = list(dict.fromkeys([*self.servers, *others]))
+        self._servers = at + [server for server in self._all if server not in at]  # of the places, by number
         # what others have found out about a dataset must be known to who evaluates its last segment
-        self.last_alone = len(self.servers) > 1
-        self.serve(range(len(self._servers)))
+        self.last_alone = len(self._all) > 1
+        self.serve(place for place in range(len(self._servers)) if self._servers[place] in self.servers)
         self._works = {}        # stage number -> _Work
         self.left = {}          # stage number -> Stage: wanted, not ended
         self._due = {key: {} for key in self.datasets}  # -> {stage number: None}, of the evaluations to be begun
@@ -151,16 +153,24 @@ class Board:
                 for number in range(max(len(keys), len(here)) if keys and here else 0):
                     self._serves[here[number % len(here)]].append(keys[number % len(keys)])
 
+    def relocate(self, servers):
+        """Segments are on other servers from now on: {(dataset, segment): the server's name}. The places that are
+        served no longer do segments of theirs; `serve` is to be called with others."""
+        self.server_of.update(servers)
+        self.servers = list(dict.fromkeys(self.server_of.values()))
+        self.serve(place for place in self.places if self.server(place) in self.servers)
+
     def server(self, place):
         """The name of the server that a place is on."""
         if place < len(self._servers):
             return self._servers[place]
-        return self.servers[place % len(self.servers)]
+        return self._all[place % len(self._all)]
 
     def first_places(self, wanted):
         """The numbers of `wanted` places, or of as many as it takes to have one on each server."""
         first = [self._servers.index(server) for server in self.servers]
-        return sorted((first + [p for p in range(len(self._servers)) if p not in first])[:max(wanted, len(first))])
+        more = [p for p, server in enumerate(self._servers) if p not in first and server in self.servers]
+        return sorted((first + more)[:max(wanted, len(first))])
 
     def served(self, place, dataset=None):
         """The (dataset, segment) that a place does; of one dataset: their segments."""

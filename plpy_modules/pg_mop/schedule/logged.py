@@ -9,9 +9,9 @@ class Logged(Board):
     `order`: {stage number: [segment, ...]}, as the view mop_visit_order lists it.
     """
 
-    def __init__(self, plan, segments, validation_segments=(), servers=None, *, order):
+    def __init__(self, plan, segments, validation_segments=(), servers=None, others=(), *, order):
         self.order = order
-        super().__init__(plan, segments, validation_segments, servers)
+        super().__init__(plan, segments, validation_segments, servers, others)
 
     def may_train(self, stage_number, segment):
         return super().may_train(stage_number, segment) and self._visits_now(self._works[stage_number]) == [segment]

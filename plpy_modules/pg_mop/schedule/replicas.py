@@ -13,7 +13,7 @@ class Replicas(Board):
 
     shares_states = True
 
-    def __init__(self, plan, segments, validation_segments=(), servers=None):
+    def __init__(self, plan, segments, validation_segments=(), servers=None, others=()):
         trials = set().union(*(stage.trials for stage in plan.stages.values()))
         if trials - set(range(1, len(segments) + 1)):
             raise ValueError("replicas are of one configuration, one for each segment")
@@ -22,7 +22,7 @@ class Replicas(Board):
             if k > 1:
                 plan.stages[number].evaluated_for = None
         self._here = {}  # iteration -> stages that have been trained and wait for the others
-        super().__init__(plan, segments, validation_segments, servers)
+        super().__init__(plan, segments, validation_segments, servers, others)
 
     def fail(self, stage_number):
         """A replica has failed: the configuration has."""

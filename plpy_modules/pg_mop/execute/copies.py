@@ -1,0 +1,181 @@
+"""A run that does without a server: copies of its segments are on others, and its states have copies here.
+
+With pg_mop.replicas = 2 a unit of training that was committed elsewhere counts only once its state has come to the
+coordinator's server, too. A server that is away is given up then: nothing that its guest has committed and that does
+not count yet will ever count, for the run forgets the guest, durably, before anything is begun anew on copies. When the
+server is back it has a new guest. So every unit counts once, whatever a server that was given up has done meanwhile.
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from mop_udf.aggregate import SOURCE_CHANGED
+from pg_mop.database import MopError
+from pg_mop.execute.sessions import Pulse, SessionLost, message_of
+
+AGAIN_SECONDS = 0.5   # until a copy is tried again
+BACK_SECONDS = 1.0, 30.0  # between looks after a server that answers but cannot be used: at first, and at most
+HANGING_SECONDS = 60  # for an answer to a look, until another one is made
+
+
+@dataclass
+class _Making:
+    """An attempt that counts once its state has a copy; see Executor.count."""
+
+    unit: object
+    row: dict | None
+    released: list
+    report: str
+    seconds: float | None
+    move: object = None
+
+
+class Copies:
+    """The part of an :class:`~pg_mop.execute.run.Executor` that makes copies of states, and uses copies.
+
+    `wanted`: states are to have copies; `take_back(name)`: see api/guests.py.
+    """
+
+    def __init__(self, executor, wanted, take_back):
+        self.executor, self.wanted, self.take_back = executor, wanted, take_back
+        self.queues = {}  # server -> deque of _Making, of which the first is on its way
+        self.relays = {}  # session at work -> server
+        self.resting = {}  # server -> (when to try again, since when it has not been possible)
+        self.given_up = {}  # server -> (its Pulse, when to look after it, seconds until the next time)
+
+    # --- copies of states ---------------------------------------------------------------------------
+    @property
+    def busy(self):
+        """The sessions that are at work on copies."""
+        return list(self.relays)
+
+    def makes(self, session):
+        return session in self.relays
+
+    def make(self, unit, row, released, report, seconds):
+        """Have a unit's state copied, and count it then."""
+        name = self.executor.begun_on[unit]
+        queue = self.queues.setdefault(name, deque())
+        queue.append(_Making(unit, row, released, report, seconds))
+        if len(queue) == 1:
+            self._begin(name)
+
+    def _begin(self, name):
+        """Let the first of a server's states go on its way."""
+        own, executor = self.queues[name][0], self.executor
+        states, home = executor.states, executor.servers[None]
+        own.move = states.copy(own.unit.stage, executor.version(own.unit.stage) + 1, name)
+        relay = executor.sessions.relay(None, home, name)
+        tables = "" if relay.prepared else states.tables_sql(home) + "; "
+        self.relays[relay] = name
+        try:
+            relay.begin(relay.clean_sql() + tables + states.move_sql(home, own.move))
+        except SessionLost:
+            relay.close()  # is told of when it is waited for
+
+    def made(self, relay, error):
+        """A copy has been made, or `error`: the stages that ended by it."""
+        executor, name = self.executor, self.relays.pop(relay)
+        queue, ended = self.queues[name], []
+        own = queue[0]
+        relay.prepared = relay.prepared or error is None
+        if error is None:
+            queue.popleft()
+            self.resting.pop(name, None)
+            ended = executor.count(own.unit, own.released, own.report, own.seconds)
+            executor.states.arrived(own.move, executor.is_movable)
+        else:
+            executor.states.given_up(own.move)
+            own.move = None
+            if isinstance(error, SessionLost):
+                relay.close()
+            self._failed(name, error)
+        if queue and name in executor.servers and name not in self.resting:
+            self._begin(name)
+        return ended
+
+    def _failed(self, name, error):
+        """A copy could not be made: it is tried again after a while, or the server is given up. Raises MopError."""
+        now, code, message = time.monotonic(), getattr(error, "pgcode", None) or "", message_of(error)
+        if code.startswith("42"):  # a right is missing, which waiting does not mend
+            raise MopError(f"a model state cannot be copied: {message}", sqlstate=code)
+        _, since = self.resting.get(name, (None, now))
+        if name in self.resting and code.startswith("08") and self.do_without(name, message):
+            return
+        if now - since > self.executor.server_timeout / 1000:
+            raise self.executor.waited_in_vain(f"a model state could not be copied: {message}")
+        self.resting[name] = now + AGAIN_SECONDS, since
+
+    # --- servers that are away ----------------------------------------------------------------------
+    def do_without(self, name, why):
+        """Give a server up, for a reason, where others have copies of all that it holds; False where they have not."""
+        executor, board = self.executor, self.executor.board
+        if not self.wanted or name is None or name not in executor.servers:
+            return False
+        try:
+            moved = {key: self._server_for(key, but=name) for key, server in board.server_of.items() if server == name}
+        except LookupError:
+            return False
+        executor.catalog.forget_guest(executor.run_id, name)
+        executor.db.warning(f"run {executor.run_id} goes on without server {name}, on copies: {why}")
+        server = executor.servers.pop(name)
+        executor.states.lose(name)
+        for relay in [relay for relay, of in self.relays.items() if of == name]:
+            relay.close()
+            del self.relays[relay]
+        self.resting.pop(name, None)
+        for own in self.queues.pop(name, ()):
+            if own.move is not None:
+                executor.states.given_up(own.move)
+            executor.undo(own.unit, own.row, why)
+        executor.leave(name, why)
+        server.catalog.close()
+        pulse = executor.sessions.forget(name)
+        if pulse is not None:
+            pulse.close()
+        self.given_up[name] = Pulse(server.way, executor.sessions.name), 0.0, BACK_SECONDS[0]
+        board.relocate(moved)
+        executor.resize(executor.wanted)
+        return True
+
+    def _server_for(self, key, but=None):
+        """The server that does a segment now: its own or one with a copy. Raises LookupError where there is none."""
+        segment = self.executor.orders.segments[key]
+        for one in (segment, *segment.copies):
+            if one.server in self.executor.servers.keys() - ({but} if but else ()):
+                return one.server
+        raise LookupError(key)
+
+    def look(self):
+        """Go on with what has waited, and look after the servers that were given up."""
+        now = time.monotonic()
+        for name, (when, _) in list(self.resting.items()):
+            if now >= when and name not in self.relays.values():
+                self._begin(name)
+        for name, (pulse, when, delay) in list(self.given_up.items()):
+            if now < when:
+                continue
+            if pulse.look() > HANGING_SECONDS:
+                pulse.close()
+                pulse.asked = None
+            if pulse.beats:
+                self._take_back(name, pulse, delay)
+
+    def _take_back(self, name, pulse, delay):
+        executor = self.executor
+        try:
+            self.take_back(name)
+        except MopError as error:
+            executor.db.plpy.log(f"pg_mop: server {name} is not used again: {error}")
+            self.given_up[name] = pulse, time.monotonic() + delay, min(BACK_SECONDS[1], 2 * delay)
+            if error.sqlstate == SOURCE_CHANGED:
+                executor.db.warning(f"run {executor.run_id} goes on without server {name}: {error.message}")
+                del self.given_up[name]
+            return
+        del self.given_up[name]
+        pulse.close()
+        executor.states.add(name)
+        executor.board.relocate({key: self._server_for(key) for key in executor.board.server_of})
+        executor.resize(executor.wanted)
+        executor.db.info(f"run {executor.run_id}: server {name} is back")

@@ -1,0 +1,160 @@
+"""A run goes on without a server where segments and states have copies (pg_mop.replicas), until it is back."""
+
+import time
+
+import pytest
+from servers import Servers
+
+from conftest import Calling, Client, eventually
+from workload import ADAM
+
+REPLICAS = "SET pg_mop.replicas = 2"
+
+
+@pytest.fixture(scope="module")
+def servers():
+    made = Servers(REPLICAS)
+    yield made
+    made.stop()
+
+
+def goes_without(servers, run_id):
+    """True once the run has given the first worker up."""
+    return servers.db.value("SELECT NOT EXISTS (SELECT 1 FROM madlib.mop_guest WHERE run_id = %s AND server = 'w1')",
+                            [run_id])
+
+
+def begin(servers, sql, settings=""):
+    """A call in a session of its own, of which something has been done: (it, its session)."""
+    client = Client(servers.coordinator, "postgres")
+    client.run(f"SET pg_mop.kernel = plain; SET pg_mop.seed = 7; SET pg_mop.threads = 1; {REPLICAS}; {settings}")
+    call = Calling(client, sql)
+    assert eventually(lambda: servers.db.value(
+        "SELECT count(*) FROM madlib.mop_unit u JOIN madlib.mop_run r USING (run_id) WHERE r.status = 'running' AND "
+        "u.status = 'finished'") > 3, 60)
+    return call
+
+
+def without(servers, call):
+    """The first worker is killed, and the call goes on without it."""
+    servers.workers[0].kill()
+    try:
+        assert call.end() is None
+    finally:
+        servers.workers[0].start()
+    assert "goes on without server w1" in " ".join(call.client.connection.notices)
+
+
+def test_a_run_goes_on_without_a_server_that_was_killed(servers):
+    call, run_id = servers.begin()
+    servers.workers[0].kill()
+    assert call.end() is None
+    assert f"run {run_id} goes on without server w1, on copies" in " ".join(call.client.connection.notices)
+    assert servers.db.value("SELECT count(*) FROM models") == 2
+    servers.workers[0].start()
+    servers.check(run_id, replay=True)
+
+
+def test_a_server_that_is_back_is_used_again(servers):
+    call, run_id = servers.begin()
+    servers.workers[0].kill()
+    assert eventually(lambda: goes_without(servers, run_id), 30)
+    servers.workers[0].start()
+    assert eventually(lambda: not goes_without(servers, run_id), 30)
+    assert call.end() is None
+    assert f"run {run_id}: server w1 is back" in " ".join(call.client.connection.notices)
+    servers.check(run_id, replay=True)
+
+
+def test_a_server_that_hangs_is_done_without(servers):
+    call, run_id = servers.begin("SET pg_mop.server_timeout = '12s'")
+    servers.hang()
+    try:
+        assert eventually(lambda: goes_without(servers, run_id), 30)
+        time.sleep(2)
+    finally:
+        servers.go_on()
+    assert call.end() is None
+    servers.check(run_id, replay=True)
+
+
+def test_a_line_that_is_down_is_done_without_to_the_end(servers):
+    call, run_id = servers.begin("SET pg_mop.server_timeout = '12s'")
+    servers.relay.holds.set()
+    try:
+        assert call.end(120) is None
+    finally:
+        servers.relay.holds.clear()
+    servers.check(run_id, replay=True)
+
+
+def test_a_line_that_is_cut_again_and_again(servers):
+    call, run_id = servers.begin()
+    for _ in range(6):
+        servers.relay.cut()
+        time.sleep(0.4)
+    assert call.end() is None
+    servers.check(run_id, replay=True)
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.3])
+def test_a_server_that_comes_and_goes(servers, seconds):
+    call, run_id = servers.begin()
+    for number in range(3):
+        servers.workers[0].kill()
+        time.sleep(seconds * number)
+        servers.workers[0].start()
+        time.sleep(5 * seconds)
+    assert call.end() is None
+    servers.check(run_id, replay=True)
+
+
+def test_what_a_server_has_done_that_was_given_up_never_counts(servers):
+    """Units that it had committed are done elsewhere; the coordinator's death changes nothing of that."""
+    call, run_id = servers.begin("SET pg_mop.server_timeout = '4s'")
+    servers.hang()
+    try:
+        assert eventually(lambda: goes_without(servers, run_id), 30)
+        time.sleep(0.5)
+        servers.coordinator.kill()
+        assert call.end() is not None
+    finally:
+        servers.go_on()
+    servers.coordinator.start()
+    servers.db = Client(servers.coordinator, "postgres")
+    servers.db.run(f"SET pg_mop.threads = 1; {REPLICAS}; SELECT madlib.mop_resume(%s)", [run_id])
+    servers.check(run_id, replay=True)
+
+
+def test_other_rows_on_a_server_that_is_back_are_not_used(servers):
+    call, run_id = servers.begin()
+    servers.workers[0].kill()
+    assert eventually(lambda: goes_without(servers, run_id), 30)
+    servers.relay.holds.set()  # the coordinator does not come there meanwhile
+    servers.workers[0].start()
+    worker = Client(servers.workers[0], "postgres")
+    worker.run("UPDATE flowers_packed_segment_0 SET buffer_id = buffer_id")
+    worker.close()
+    servers.relay.holds.clear()
+    assert call.end() is None
+    servers.db.run("SELECT madlib.mop_drop_packed('flowers_packed')")
+    servers.db.run("SET pg_mop.segments = 3; SET pg_mop.servers = 'w1, local, w2'; SET pg_mop.replicas = 2; "
+                   "SELECT madlib.training_preprocessor_dl('flowers', 'flowers_packed', 'y', 'x', 9)")
+
+
+def test_an_averaged_model_is_the_undisturbed_one(servers):
+    sql = ("SELECT madlib.madlib_keras_fit('flowers_packed', '{}', 'arch', 1, $$" + ADAM.format(0.02) + "$$, "
+           "$$batch_size=4, epochs=6$$, 6, FALSE)")
+    servers.db.run(f"DROP TABLE IF EXISTS one, one_summary, two, two_summary; SET pg_mop.kernel = plain; "
+                   f"SET pg_mop.seed = 7; {REPLICAS}; {sql.format('one')}")
+    without(servers, begin(servers, sql.format("two"), "SET pg_mop.reuse = off"))
+    assert servers.db.value("SELECT one.model_weights = two.model_weights FROM one, two")
+
+
+def test_a_search_goes_on_without_a_server(servers):
+    servers.db.run("DROP TABLE IF EXISTS found, found_info, found_summary, found_trials")
+    without(servers, begin(servers, """SELECT madlib.mop_search('flowers_packed', 'found', 'arch', $${
+        'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'batch_size': [1, 2], 'epochs': [3],
+        'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.001, 0.1, 'log']}]}$$,
+        'asha', 'iterations=4, trials=8')"""))
+    assert servers.db.value("SELECT count(*) FROM found_trials") == 8

@@ -1,0 +1,83 @@
+"""Segments on several servers, one of them behind a line that tests may cut."""
+
+import os
+import signal
+import time
+
+from cluster import Cluster
+from conftest import Calling, Client, add_server, eventually
+from relay import Relay
+from workload import ADAM, assert_invariants, dense, load, make_data, selection
+
+CALL = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 3, FALSE, NULL, 1)"
+
+
+class Servers:
+    """A coordinator and two workers that hold a segment each; the coordinator has one, too. To the first worker it
+    comes by a relay."""
+
+    def __init__(self, settings=""):
+        """`settings`: SQL that sets more, for what is packed and trained."""
+        self.settings = f"SET pg_mop.threads = 1; {settings}"
+        self.coordinator, *self.workers = (Cluster(max_connections=40) for _ in range(3))
+        self.db = Client(self.coordinator, "postgres")
+        self.db.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; "
+                    "CREATE EXTENSION postgres_fdw")
+        self.relay = Relay(self.workers[0].port)
+        for name, worker, port in zip(("w1", "w2"), self.workers, (self.relay.port, None)):
+            add_server(self.db, name, worker, port).close()
+        self.db.run(f"SET pg_mop.servers = 'w1, local, w2'; {self.settings}")
+        make_data(self.db, rows=101, segments=3, buffer_size=9)
+        load(self.db, "arch", dense())
+        selection(self.db, "mst", "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=4") for rate in (0.01, 0.02)])
+
+    def begin(self, settings=""):
+        """Let a session train until something is done on the first worker: (what it is in, the run's number)."""
+        self.db.run("DROP TABLE IF EXISTS models, models_info, models_summary")
+        other = Client(self.coordinator, "postgres")
+        other.run(f"SET pg_mop.kernel = plain; SET pg_mop.seed = 5; {self.settings}; {settings}")
+        call = Calling(other, CALL)
+        find = "SELECT max(run_id) FROM madlib.mop_run WHERE status = 'running'"
+        done = ("SELECT count(*) FROM madlib.mop_unit JOIN madlib.mop_segment USING (run_id, dataset, segment) "
+                "WHERE run_id = %s AND server = 'w1' AND mop_unit.status = 'finished'")
+        assert eventually(lambda: self.db.value(find) and self.db.value(done, [self.db.value(find)]) > 1, 120)
+        return call, self.db.value(find)
+
+    def check(self, run_id, replay=False):
+        """The run is whole: every unit once, and nothing of it is left on the workers. `replay`: the weights are those
+        of an undisturbed run in the same order."""
+        assert_invariants(self.db, run_id)
+        assert self.db.value("SELECT count(*) FROM models") == 2
+        if replay:
+            self.db.run("DROP TABLE IF EXISTS again, again_info, again_summary; SELECT madlib.mop_replay(%s, 'again')",
+                        [run_id])
+            assert self.db.value("SELECT array_agg(a.model_weights = m.model_weights) FROM models m JOIN again a "
+                                 "USING (mst_key)") == [True, True]
+        for worker in self.workers:
+            client = Client(worker, "postgres")
+            assert client.value("SELECT count(*) FROM mop.mop_run") == 0
+            client.close()
+
+    def kill_and_start(self, call, run_id):
+        """The first worker is killed and comes back: the run goes on, and nothing is lost."""
+        self.workers[0].kill()
+        time.sleep(1)
+        self.workers[0].start()
+        assert call.end() is None
+        self.check(run_id, replay=True)
+
+    def stop(self):
+        self.relay.close()
+        for cluster in (self.coordinator, *self.workers):
+            cluster.stop()
+
+    def signal(self, number):
+        """Send the first worker's processes a signal."""
+        for pid in (self.workers[0].process.pid, *self.workers[0].processes()):
+            os.kill(pid, number)
+
+    def hang(self):
+        self.signal(signal.SIGSTOP)
+
+    def go_on(self):
+        self.signal(signal.SIGCONT)
