@@ -14,8 +14,8 @@ import keras
 import numpy as np
 
 from mop_udf import architecture as architectures
+from mop_udf import compile_cache, params, per_batch, sizes, state
 from mop_udf import objects as custom
-from mop_udf import params, per_batch, sizes, state
 from mop_udf.kernels.choice import Learned
 from mop_udf.kernels.chosen import Chosen
 from mop_udf.kernels.forward import Forward
@@ -163,10 +163,10 @@ def make_scalars_variable(optimizer, scalars):
 class CompiledModel:
     """A model with its optimizer, compiled once and lent to every configuration that differs in scalars only."""
 
-    def __init__(self, architecture, compile_params, objects, learned, seed=None, watched=False, dropout=None):
-        """`objects`: {name: pickle} of the custom functions that the compile parameters name; `learned`: see Chosen;
-        `seed`: that of the initial weights where it will be started next; `watched`: metrics are computed in training,
-        too; `dropout`: the rate of the dropout layers, {layer: rate}, or None for the architecture's own."""
+    def __init__(self, architecture, compile_params, objects, learned, name, seed=None, watched=False, dropout=None):
+        """`objects`: {name: pickle} of the custom functions that the compile parameters name; `learned`, `name`: see
+        Chosen; `seed`: that of the initial weights where it will be started next; `watched`: metrics are computed in
+        training, too; `dropout`: the rate of the dropout layers, {layer: rate}, or None for the architecture's own."""
         self.architecture = normalise(architecture, dropout)
         functions = load_functions(objects)
         optimizer = functools.partial(make_optimizer, compile_params["optimizer"], compile_params["optimizer_args"])
@@ -190,7 +190,7 @@ class CompiledModel:
             metrics = make_metrics(compile_params["metrics"], functions, self.model)
         except Exception as error:
             raise ConfigurationError(f"Keras refuses to compile the model: {first_line(error)}") from error
-        self.kernels = Chosen(self.model, bool(seed_variables(self.model)), learned)
+        self.kernels = Chosen(self.model, bool(seed_variables(self.model)), learned, name)
         self.forward = Forward(self.model, Scores(self.model, compile_params["loss"], compile_params["loss_weights"],
                                                   metrics))
         self._metric = next(iter(compile_params["metrics"]), None)
@@ -297,6 +297,17 @@ class Evaluation:
                 "seconds": self.seconds}
 
 
+def _experience(architecture):
+    """What trainers have Learned of an architecture, and goes on to be noted for later ones."""
+    cache = compile_cache.own()
+    if cache is None:
+        return Learned()
+    known = cache.known(architecture)
+    return Learned({kernel: speedup for kernel, (speedup, _) in known.items() if speedup is not None},
+                   {kernel: seconds for kernel, (_, seconds) in known.items()},
+                   note=functools.partial(cache.note, architecture))
+
+
 class ModelCache:
     """The compiled models of a trainer, as many as the memory for them holds.
 
@@ -329,11 +340,14 @@ class ModelCache:
             make_optimizer(*optimizer)
             self.judged.append(optimizer)
         if key not in self.models:
-            learned = self.learned.setdefault(architecture, Learned())
+            if architecture not in self.learned:
+                self.learned[architecture] = _experience(architecture)
+            learned = self.learned[architecture]
             self.learned.move_to_end(architecture)
             if len(self.learned) > MOST_LEARNED:
                 self.learned.popitem(last=False)
-            self.models[key] = CompiledModel(architecture, compile_params, objects, learned, seed, watched, dropout)
+            self.models[key] = CompiledModel(architecture, compile_params, objects, learned, key, seed, watched,
+                                             dropout)
         self.models.move_to_end(key)
         self.asked += 1
         self.used[key] = self.asked

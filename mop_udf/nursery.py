@@ -37,7 +37,7 @@ MOST_BYTES = 1 << 16  # of a request
 def environment(keras_backend):
     """That of every process that imports a framework; of its server's it has nothing."""
     return {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent", "KERAS_HOME": "/nonexistent",
-            "KERAS_BACKEND": keras_backend, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONHASHSEED": "0"}
+            "KERAS_BACKEND": keras_backend, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONHASHSEED": "0"}
 
 
 # --- the backends' side -------------------------------------------------------------------------
@@ -111,27 +111,36 @@ def ask(home, request, files, life):
     return Forked(connection, name, life)
 
 
+def own_folder():
+    """(path, descriptor) of the folder in the data directory of the server whose backend this is: its user's alone.
+    Raises OSError where there is none to trust."""
+    folder = os.path.join(os.getcwd(), FOLDER)  # a backend is in its server's data directory
+    with open("postmaster.pid", "rb") as file:
+        if int(file.readline()) != os.getppid():
+            raise FileNotFoundError(errno.ENOENT, "no server's own process")
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        pass
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    status = os.fstat(opened)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        os.close(opened)
+        raise PermissionError(errno.EACCES, "not the server's own", folder)
+    return folder, opened
+
+
 class _Name:
     """Where this server's nursery of certain packages is found."""
 
     def __init__(self, home, keras_backend):
         """Raises OSError where nobody but the server's own user may be: no folder to trust."""
         self.home, self.keras_backend = home, keras_backend
-        folder = os.path.join(os.getcwd(), FOLDER)  # a backend is in its server's data directory
-        with open("postmaster.pid", "rb") as file:
-            # as process 1 it would inherit the nursery, and take its end by a signal for a crash of its own
-            if int(file.readline()) != os.getppid() or os.getppid() == 1:
-                raise FileNotFoundError(errno.ENOENT, "no server's own process")
-        try:
-            os.mkdir(folder, 0o700)
-        except FileExistsError:
-            pass
+        if os.getppid() == 1:  # which would inherit the nursery, and take its end by a signal for a crash of its own
+            raise FileNotFoundError(errno.ENOENT, "no server's own process")
+        _, self._folder = own_folder()
         # paths of sockets are short
-        self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        status = os.fstat(self._folder)
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise PermissionError(errno.EACCES, "not the server's own", folder)
-        self.path = f"/proc/self/fd/{self._folder}/{_version(home, keras_backend)}"
+        self.path = f"/proc/self/fd/{self._folder}/nursery-{version(home, keras_backend)}"
 
     def __del__(self):
         if hasattr(self, "_folder"):
@@ -242,7 +251,7 @@ _started = []
 _versions = {}
 
 
-def _version(home, keras_backend):
+def version(home, keras_backend):
     """Names the packages as they are on disk: what a nursery has imported is what this backend would."""
     if (home, keras_backend) not in _versions:
         own = os.path.dirname(os.path.abspath(mop_udf.__file__))
@@ -250,7 +259,7 @@ def _version(home, keras_backend):
         for path in sorted([*glob.glob(f"{own}/**/*.py", recursive=True),
                             *glob.glob(f"{home}/lib/python3*/site-packages")]):
             digest.update(f"{path} {os.stat(path).st_mtime_ns}".encode())
-        _versions[home, keras_backend] = f"nursery-{keras_backend}-{digest.hexdigest()[:16]}"
+        _versions[home, keras_backend] = f"{keras_backend}-{digest.hexdigest()[:16]}"
     return _versions[home, keras_backend]
 
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import tempfile
 
-from mop_udf import nursery
+from mop_udf import compile_cache, nursery
 from mop_udf.channel import TICK_SECONDS, Channel, ChannelClosed
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -80,7 +80,8 @@ class Trainer:
 
         They may also have ray, the cluster on which it is to run (see pg_mop.elsewhere); nursery_ms, how long the
         nursery stays without being needed (0, None: it is done without); and, None being no limit, memory_mb, of the
-        memory that it holds, and model_mb, of the weights and optimizer variables of a model.
+        memory that it holds, and model_mb, of the weights and optimizer variables of a model; role, the number of the
+        one whose compilations it shares, and compile_cache_mb, how many of them are kept.
         """
         self.options = options
         self.datasets = set()  # keys of the segments that the trainer keeps in its cache
@@ -96,6 +97,10 @@ class Trainer:
             self._memory_mb = None  # that of the relay is not meant
             self._request["module"] = "mop_udf.relay"
             self._request["arguments"][:0] = [ray["address"], ray["gpus"], ray["cpus"], ray["wait"]]
+        elif options.get("role") is not None and options.get("gpu") is None:
+            self._request["environment"].update(compile_cache.environment(
+                home, options["keras_backend"], options["role"], options["threads"],
+                options.get("compile_cache_mb") or 0))
         self._begin(self._request["idle_ms"] and not ray and self._fork)
 
     def _begin(self, fork=None):

@@ -236,7 +236,7 @@ class Server:
             for _, epoch in itertools.groupby(stream, key=lambda item: item[0]):
                 one_pass((arrays for _, arrays in epoch), True)
         else:
-            if unit["sends_rows"] and not fit["shuffle"] and forced != "xla":
+            if unit["sends_rows"] and not fit["shuffle"]:
                 one_pass((arrays for _, arrays in stream), True)  # reading and training overlap
             for _ in stream:
                 pass

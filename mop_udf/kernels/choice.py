@@ -8,6 +8,7 @@ kernel is tried where it promises more than it costs, and
 - where it has been tried on the same architecture with another optimizer, loss or batch size: by what it did there.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 SLACK = 0.1  # of the run's time: what trying may cost
@@ -26,8 +27,10 @@ class Learned:
     speedup: dict = field(default_factory=dict)
     compile_seconds: dict = field(default_factory=dict)
     spent: float = 0.0  # seconds that trying has cost
+    note: Callable = lambda *measured: None  # told of every measurement, as `learn` is
 
     def learn(self, kernel, speedup, compile_seconds):
+        self.note(kernel, speedup, compile_seconds)
         self.compile_seconds[kernel] = max(compile_seconds, self.compile_seconds.get(kernel, 0.0))
         if speedup is not None:
             self.speedup[kernel] = min(speedup, self.speedup.get(kernel, speedup))
@@ -51,26 +54,22 @@ class Choice:
         """The fastest kernel so far."""
         return min(self.batch_seconds, key=self.batch_seconds.get)
 
-    def next(self, batches, run_batches, run_seconds=0.0, streams=False):
+    def next(self, batches, run_batches, run_seconds=0.0):
         """The kernel to use now.
 
         `batches`: still to come of this key in the run on this device, `run_batches`: of all keys; both with the
-        coming ones. `run_seconds`: since the run began. `streams`: the rows come in pieces, for which XLA would
-        compile again and again.
+        coming ones. `run_seconds`: since the run began.
         """
         base = "loop" if "loop" not in self.refused else "plain"
         if self.forced is not None:
-            kernel = base if self.forced in self.refused else self.forced
-            return base if kernel == "xla" and streams else kernel
+            return base if self.forced in self.refused else self.forced
         if base not in self.batch_seconds:
             return base
-        allowed = {k: s for k, s in self.batch_seconds.items() if not (streams and k == "xla")}
-        best = min(allowed, key=allowed.get)
         for kernel in ("plain", "xla"):
-            if kernel not in {**self.batch_seconds, **self.refused} and not (streams and kernel == "xla") \
-                    and self._is_worth(kernel, base, allowed[best], batches, run_batches, run_seconds):
+            if kernel not in {**self.batch_seconds, **self.refused} and self._is_worth(
+                    kernel, base, self.batch_seconds[self.best], batches, run_batches, run_seconds):
                 return kernel
-        return best
+        return self.best
 
     def timed(self, kernel, seconds):
         """Note what a batch took. The least counts: what is more is other work on the machine."""

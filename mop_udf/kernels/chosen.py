@@ -15,11 +15,11 @@ TIMED = 8  # plain batches that are timed, after the one in which the step is co
 class Chosen:
     """Trains by the kernel that is fastest for the batch size."""
 
-    def __init__(self, model, random, learned):
+    def __init__(self, model, random, learned, name=""):
         """`random`: the model draws random numbers while it trains (Dropout and the like); `learned`: what other
-        models of its architecture have shown."""
+        models of its architecture have shown; `name`: equal for models that are compiled alike."""
         self.model, self.plain, self.learned = model, Plain(model), learned
-        self.loops = {"loop": Loop(model, False), "xla": Loop(model, True)}
+        self.loops = {"loop": Loop(model, False), "xla": Loop(model, True, name)}
         self.choices = {}  # (batch size, what is forced) -> Choice
         self.refused = {"xla": "XLA draws other random numbers from a seed than TensorFlow does"} if random else {}
         self.convolutional = any("Conv" in type(layer).__name__ for layer in model._flatten_layers())
@@ -56,7 +56,7 @@ class Chosen:
             end = min(-(-len(columns[0]) // batch_size), total - position)
             at = 0
             while at < end:
-                name = choice.next(left * total - position, run_left * total - position, run_seconds, streams)
+                name = choice.next(left * total - position, run_left * total - position, run_seconds)
                 name, count = piece.train(name, at, end)
                 trained[name] = trained.get(name, 0) + count
                 at, position = at + count, position + count

@@ -2,17 +2,31 @@
 
 It removes the overhead of a Python call for each batch, which is most of the time of a small model. The loop's body is
 Keras' own train_step, so metrics, Dropout, BatchNormalization and class weights are Keras'. Without XLA one compilation
-serves every batch size, every number of rows and the short last batch; XLA compiles for one batch size and one number
-of rows, and leaves the short batch out.
+serves every batch size, every number of rows and the short last batch. XLA compiles for one batch size and a number of
+rows, and leaves the short batch out; it has the rows in pieces of a fixed number of batches, of which it trains on as
+many as it is told, so that one compilation serves every number of rows.
 """
 
+import contextlib
+import functools
+import hashlib
+import itertools
+import math
 import time
 
 import tensorflow as tf
+from tensorflow.python.framework import ops
+
+from mop_udf import compile_cache
 
 CALL_SECONDS = 0.5  # of one call of the loop
+PIECE_BYTES, PIECE_BATCHES = 2 << 20, 1024  # of rows for XLA: what it has at a time, and at most
 PROBES = (2, 8, 64)  # batches of the first calls: one that warms up, then two that are timed
 ENOUGH = 0.05       # seconds after which a call has been timed well enough
+
+# what comes of a file of XLA's cache that is damaged or cannot be written (else it would mean the model)
+OF_CACHE = (tf.errors.OutOfRangeError, tf.errors.DataLossError, tf.errors.PermissionDeniedError,
+            tf.errors.NotFoundError, tf.errors.ResourceExhaustedError, tf.errors.FailedPreconditionError)
 
 
 class Loop:
@@ -21,37 +35,58 @@ class Loop:
     Keras must have made all its variables before: a loop must not make any.
     """
 
-    def __init__(self, model, jit_compile):
-        self.model, self.jit_compile = model, jit_compile
+    def __init__(self, model, jit_compile, name=""):
+        """`name`: equal for models that are compiled alike, in all trainers."""
+        self.model, self.jit_compile, self.name = model, jit_compile, name
         self.functions = {}     # signature -> the compiled loop
         self.warm = set()       # batch sizes that have run: libraries prepare themselves for each
         self.compilations = 0
 
     def compile(self, data, batch_size):
         """Make the loop for such data, without training; seconds that it took. Raises whatever hinders it."""
-        began = time.monotonic()
+        began, cache = time.monotonic(), compile_cache.own() if self.jit_compile else None
+        if cache is None:
+            self._compile(data, batch_size)
+        else:
+            try:
+                try:
+                    self._compile_by_name(data, batch_size)
+                except OF_CACHE:
+                    cache.clear()
+                    self._compile_by_name(data, batch_size)
+            except tf.errors.InvalidArgumentError as error:
+                if "same name" not in str(error):  # (one that it had before is still in use)
+                    raise
+                self._compile(data, batch_size)
+            cache.tidy()
+        self.compilations += 1
+        return time.monotonic() - began
+
+    def _compile_by_name(self, data, batch_size):
+        with same_names(f"{self.name} {self._key(data, batch_size)}"):
+            self._compile(data, batch_size)
+
+    def _compile(self, data, batch_size):
         key = self._key(data, batch_size)
         self.functions[key] = self._function(data, batch_size)
         try:
-            self.functions[key](data, tf.constant(0), tf.constant(0), tf.constant(batch_size))  # no batch
+            self._run(data, batch_size, 0, 0)
         except BaseException:
             del self.functions[key]
             raise
-        self.compilations += 1
-        return time.monotonic() - began
 
     def probe(self, data, batch_size, start, stop):
         """Train on some of the batches `start` to `stop`: (batches done, seconds of one).
 
         The seconds are None where there were too few to time one. Otherwise as `train`.
         """
-        function, done, seconds = self.functions[self._key(data, batch_size)], start, None
+        done, seconds = start, None
         for number, size in enumerate(PROBES):
             end = min(stop, done + size)
             if end == done or seconds is not None and seconds * PROBES[number - 1] > ENOUGH:
                 break
             began = time.monotonic()
-            function(data, tf.constant(done), tf.constant(end), tf.constant(batch_size))
+            self._run(data, batch_size, done, end)
             if number or batch_size in self.warm:
                 seconds = (time.monotonic() - began) / (end - done)
             done = end
@@ -63,12 +98,12 @@ class Loop:
 
         `seconds`: what one batch takes, about. Returns what it took now.
         """
-        function, done = self.functions[self._key(data, batch_size)], start
+        done = start
         size = max(1, int(CALL_SECONDS / max(seconds, 1e-7)))
         began = time.monotonic()
         while done < stop:
             end = min(stop, done + size)
-            function(data, tf.constant(done), tf.constant(end), tf.constant(batch_size))
+            self._run(data, batch_size, done, end)
             done = end
         return (time.monotonic() - began) / (stop - start)
 
@@ -76,10 +111,37 @@ class Loop:
         """True where the loop for such data has been compiled."""
         return self._key(data, batch_size) in self.functions
 
+    def _run(self, data, batch_size, start, stop):
+        """Train on batches `start` to `stop`; on none, it compiles."""
+        function = self.functions[self._key(data, batch_size)]
+
+        def call(data, start, stop):
+            function(data, tf.constant(start), tf.constant(stop), tf.constant(batch_size))
+
+        if not self.jit_compile:
+            call(data, start, stop)
+            return
+        rows = self._piece_rows(data, batch_size)
+        length = rows // batch_size
+        while True:
+            first = start // length * length
+            end = min(stop, first + length)
+            piece = tf.nest.map_structure(functools.partial(_rows, first=first * batch_size, count=rows), data)
+            call(piece, start - first, end - first)
+            if (start := end) >= stop:
+                return
+
+    @staticmethod
+    def _piece_rows(data, batch_size):
+        """The rows of a piece: a whole number of batches, whatever rows there are."""
+        size = batch_size * sum(t.dtype.size * math.prod(t.shape[1:]) for t in tf.nest.flatten(data))
+        return batch_size * max(1, min(PIECE_BATCHES, PIECE_BYTES // max(1, size)))
+
     def _key(self, data, batch_size):
-        flat = tf.nest.flatten(data)
-        rows = flat[0].shape[0] if self.jit_compile else None
-        return (batch_size if self.jit_compile else None, tuple((t.dtype, (rows, *t.shape[1:])) for t in flat))
+        """What is compiled is compiled for these: (batch size, ((dtype, shape), ...))."""
+        rows = self._piece_rows(data, batch_size) if self.jit_compile else None
+        return (batch_size if self.jit_compile else None,
+                tuple((t.dtype, (rows, *t.shape[1:])) for t in tf.nest.flatten(data)))
 
     def _function(self, data, batch_size):
         """The loop for data of this shape, to be compiled."""
@@ -103,3 +165,22 @@ class Loop:
 
         return tf.function(loop, input_signature=[signature, number, number, number], autograph=False,
                            jit_compile=self.jit_compile)
+
+
+@contextlib.contextmanager
+def same_names(text):
+    """Within it TensorFlow's functions get names that depend on `text` alone, not on how many there are already: XLA's
+    cache takes them for a part of what is compiled."""
+    before, numbers = ops.uid, itertools.count(int(hashlib.sha256(text.encode()).hexdigest()[:12], 16) * 1000)
+    ops.uid = lambda: next(numbers)
+    try:
+        yield
+    finally:
+        ops.uid = before
+
+
+def _rows(tensor, first, count):
+    """So many rows of a tensor from `first` on, with zeros where it has no more."""
+    part = tensor[first:first + count]
+    missing = count - part.shape[0]
+    return tf.pad(part, [[0, missing], *[[0, 0]] * (part.shape.rank - 1)]) if missing else part

@@ -18,20 +18,22 @@ class Limits:
         self.plpy, self.schema = plpy, schema
 
     def _find(self):
-        return self.plpy.execute(f"SELECT * FROM {self.schema}.mop_limits()")[0]
+        return self.plpy.execute(f"SELECT *, to_regrole(quote_ident(current_user))::oid::bigint AS role "
+                                 f"FROM {self.schema}.mop_limits()")[0]
 
     def allowed(self, options):
         """A trainer's options within the limits. Raises MopError where they are none."""
         for name, least in (("threads", 1), ("memory_mb", 1), ("model_mb", 1), ("cache_mb", 0), ("idle_ms", 0),
-                            ("nursery_ms", 0), ("gpu", 0)):
+                            ("nursery_ms", 0), ("compile_cache_mb", 0), ("gpu", 0)):
             value = options.get(name)
-            if value is None and name in ("memory_mb", "model_mb", "nursery_ms", "gpu"):
+            if value is None and name in ("memory_mb", "model_mb", "nursery_ms", "compile_cache_mb", "gpu"):
                 continue
             if type(value) is not int or not least <= value < 1 << 31:
                 raise MopError(f"invalid option of a trainer: {name} = {value!r}")
         if options.get("keras_backend") not in BACKENDS:
             raise MopError(f"invalid option of a trainer: keras_backend = {options.get('keras_backend')!r}")
         limits, within = self._find(), {name: value for name, value in options.items() if name != "ray"}
+        within["role"] = int(limits["role"])  # whose it is; never what a client says
         if options.get("trainers") is not None:
             within["ray"] = cluster(self.plpy, options["trainers"])
             within["ray"]["gpus"] *= bool(options.get("use_gpus"))

@@ -96,6 +96,7 @@ KNOWN = {
     "trainers": (_name, None),
     "scheduler": (_choice(*SCHEDULERS), "randomized"),
     "cache_mb": (_integer(0, 1 << 30), 1024),
+    "compile_cache_mb": (_integer(0, 1 << 20), 256),
     "threads": (_integer(1, 1024), None),
     "keras_backend": (_choice(*BACKENDS), "tensorflow"),
     "session_idle_timeout": (_milliseconds, 300_000),

@@ -74,15 +74,6 @@ def test_what_is_forced_is_used_and_what_is_refused_is_not():
     assert set(run(DENSE, COMPILE, 500, refuse=["loop"])[1]) == {"plain"}
 
 
-def test_rows_that_come_in_pieces_are_not_for_xla():
-    choice = Choice()
-    choice.tried("loop", 0.0004, 0.4)
-    assert choice.next(10**6, 10**6) != "loop" and choice.next(10**6, 10**6, streams=True) in ("loop", "plain")
-    for kernel, seconds in (("plain", 0.0024), ("xla", 0.00007)):
-        choice.tried(kernel, seconds, 1.0)
-    assert choice.next(10**6, 10**6) == "xla" and choice.next(10**6, 10**6, streams=True) == "loop"
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_it_is_never_much_slower_than_the_plain_kernel(seed):
     """Where the loop is not slower than the plain step: it does the same without a Python call for each batch."""

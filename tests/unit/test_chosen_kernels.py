@@ -35,7 +35,21 @@ def test_xla_trains_the_full_batches_of_rows_in_memory(count):
     assert model.kernels.loops["xla"].compilations == 1
 
 
-@pytest.mark.parametrize("kernel", ["plain", "loop"])
+def test_xla_compiles_once_for_any_number_of_rows(monkeypatch):
+    """It has them in pieces, the last of which it pads with rows that it does not train on."""
+    from mop_udf.kernels import loop
+    data, results = random_rows(203), []
+    for size in (loop.PIECE_BYTES, 3000, 1):
+        monkeypatch.setattr(loop, "PIECE_BYTES", size)
+        model = compiled()
+        for rows in (203, 50, 203):
+            model.kernels.train([tuple(c[:rows] for c in data)], rows, 8, 1, forced="xla")
+        assert iterations(model) == 26 + 7 + 26 and model.kernels.loops["xla"].compilations == 1
+        results.append([w.tobytes() for w in model.model.get_weights()])
+    assert all(result == results[0] for result in results)
+
+
+@pytest.mark.parametrize("kernel", ["plain", "loop", "xla"])
 @pytest.mark.parametrize("most", [None, 3, 17])
 def test_pieces_give_what_the_whole_gives(kernel, most):
     data, results = random_rows(203), []

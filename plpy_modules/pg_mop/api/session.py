@@ -51,4 +51,5 @@ def trainer_options(db, use_gpus):
     return {"threads": options["threads"] or settings.cores(), "keras_backend": options["keras_backend"],
             "cache_mb": options["cache_mb"], "memory_mb": options["trainer_memory_mb"],
             "model_mb": options["max_model_mb"], "gpu": 0 if gpus else None,
-            "idle_ms": options["session_idle_timeout"], "nursery_ms": options["nursery_idle_timeout"]}
+            "idle_ms": options["session_idle_timeout"], "nursery_ms": options["nursery_idle_timeout"],
+            "compile_cache_mb": options["compile_cache_mb"]}

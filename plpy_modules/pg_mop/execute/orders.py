@@ -69,7 +69,8 @@ class Orders:
         return {"threads": options["threads"] or max(1, info["cores"] // max(1, beside)),
                 "keras_backend": options["keras_backend"], "cache_mb": options["cache_mb"],
                 "memory_mb": options["trainer_memory_mb"], "model_mb": options["max_model_mb"], "idle_ms": 0,
-                "nursery_ms": options["nursery_idle_timeout"], "gpu": place % gpus if gpus else None,
+                "nursery_ms": options["nursery_idle_timeout"],
+                "compile_cache_mb": options["compile_cache_mb"], "gpu": place % gpus if gpus else None,
                 "trainers": options["trainers"], "use_gpus": self.use_gpus}
 
     def describe(self, units, place):
