@@ -49,11 +49,11 @@ class Loop:
             self._compile(data, batch_size)
         else:
             try:
-                try:
-                    self._compile_by_name(data, batch_size)
-                except OF_CACHE:
-                    cache.clear()
-                    self._compile_by_name(data, batch_size)
+                with same_names(f"{self.name} {self._key(data, batch_size)}"):
+                    self._compile(data, batch_size)
+            except OF_CACHE:
+                cache.clear()
+                self._compile(data, batch_size)
             except tf.errors.InvalidArgumentError as error:
                 if "same name" not in str(error):  # (one that it had before is still in use)
                     raise
@@ -61,10 +61,6 @@ class Loop:
             cache.tidy()
         self.compilations += 1
         return time.monotonic() - began
-
-    def _compile_by_name(self, data, batch_size):
-        with same_names(f"{self.name} {self._key(data, batch_size)}"):
-            self._compile(data, batch_size)
 
     def _compile(self, data, batch_size):
         key = self._key(data, batch_size)
