@@ -257,7 +257,7 @@ class Catalog:
         rows = self.execute(
             f"SELECT DISTINCT s.fingerprint, s.server, c.fingerprint AS same, c.server AS copy_on"
             f" FROM {self.schema}.mop_copy c JOIN {self.schema}.mop_segment s USING (run_id, dataset, segment)"
-            f" WHERE c.fingerprint = ANY (%s)",
+            f" JOIN {self.schema}.mop_run r USING (run_id) WHERE r.owner = {self._me} AND c.fingerprint = ANY (%s)",
             ([copy[2] for copy in copies],)) if copies else []
         return {(row["fingerprint"], row["same"]) for row in rows if tuple(row.values()) in copies}
 
@@ -482,9 +482,15 @@ class Catalog:
         return (f"SELECT {self.schema}.mop_report_unit({int(run_id)}, {int(unit.stage)}, {int(unit.segment)}, "
                 f"'{unit.kind}', '{unit.dataset}')::text AS report")
 
-    def register(self, run_id, report):
-        """Register what another server reports of a unit."""
-        self.execute(f"SELECT {self.schema}.mop_register_unit(%s, %s, %s)", (run_id, self.epoch, report))
+    def register(self, run_id, report, copy=None):
+        """Register what another server reports of a unit; where there is to be a copy of its state (a Move) here, both
+        or neither: the copy's bytes."""
+        register = f"SELECT {self.schema}.mop_register_unit(%s, %s, %s)"
+        if copy is None:
+            self.execute(register, (run_id, self.epoch, report))
+            return None
+        return self.execute(f"{register}; {self._arrived}", (  # (statements that are sent at once are one transaction)
+            run_id, self.epoch, report, run_id, self.epoch, copy.stage, copy.version, copy.generation))[0]["size"]
 
     def partials(self, run_id, stage, dataset):
         """The sums of the segments that have been evaluated (JSON as text), or None."""
@@ -497,8 +503,11 @@ class Catalog:
 
     def arrived(self, run_id, stage, version, generation):
         """A stage's state has arrived from elsewhere, in this generation: its bytes."""
-        return self.execute(f"SELECT {self.schema}.mop_arrived(%s, %s, %s, %s, %s) AS size",
-                            (run_id, self.epoch, stage, version, generation))[0]["size"]
+        return self.execute(self._arrived, (run_id, self.epoch, stage, version, generation))[0]["size"]
+
+    @property
+    def _arrived(self):
+        return f"SELECT {self.schema}.mop_arrived(%s, %s, %s, %s, %s) AS size"
 
     # --- units that ended -------------------------------------------------------------------------
     def unit_is_finished(self, unit):

@@ -6,7 +6,7 @@ import pytest
 from servers import Servers
 
 from conftest import Calling, Client, eventually
-from workload import ADAM
+from workload import ADAM, assert_invariants
 
 REPLICAS = "SET pg_mop.replicas = 2"
 
@@ -123,6 +123,74 @@ def test_what_a_server_has_done_that_was_given_up_never_counts(servers):
     servers.coordinator.start()
     servers.db = Client(servers.coordinator, "postgres")
     servers.db.run(f"SET pg_mop.threads = 1; {REPLICAS}; SELECT madlib.mop_resume(%s)", [run_id])
+    servers.check(run_id, replay=True)
+
+
+def test_a_copy_that_cannot_be_made_is_made_again(servers):
+    """Also where nothing else is left to do."""
+    servers.db.run("DROP TABLE IF EXISTS single, single_summary; CREATE TABLE single AS SELECT * FROM mst LIMIT 1; "
+                   "CREATE TABLE single_summary AS TABLE mst_summary; DROP TABLE IF EXISTS lone, lone_info, "
+                   "lone_summary")
+    call = begin(servers, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'lone', 'single', 4, FALSE)")
+    worker = Client(servers.workers[0], "postgres")
+    for _ in range(10):
+        worker.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'postgres_fdw'")
+        time.sleep(0.2)
+    worker.close()
+    assert call.end() is None
+    assert_invariants(servers.db, servers.db.value("SELECT max(run_id) FROM madlib.mop_run"))
+
+
+def test_both_servers_are_lost_and_one_is_back(servers):
+    call, run_id = servers.begin("SET pg_mop.server_timeout = '60s'")
+    first, second = servers.workers
+    first.kill()
+    assert eventually(lambda: goes_without(servers, run_id), 30)
+    second.kill()
+    try:
+        time.sleep(2)
+        first.start()
+        assert call.end() is None
+    finally:
+        second.start()
+    servers.check(run_id, replay=True)
+
+
+def test_a_server_that_is_back_and_does_not_answer_holds_nobody_up(servers):
+    """It answers its pulse, but nothing that is asked of it then: the run comes to its end without it."""
+    call, run_id = servers.begin()
+    servers.workers[0].kill()
+    assert eventually(lambda: goes_without(servers, run_id), 30)
+    servers.relay.holds.set()
+    servers.workers[0].start()
+    worker = Client(servers.workers[0], "postgres")
+    worker.run("BEGIN; LOCK TABLE pg_extension")
+    servers.relay.holds.clear()
+    assert call.end() is None
+    worker.run("ROLLBACK")
+    worker.close()
+    servers.check(run_id, replay=True)
+
+
+def test_a_state_that_no_other_server_has_is_waited_for(servers):
+    """It was committed when the coordinator died, and has no copy yet when its server hangs."""
+    call, run_id = servers.begin()
+    servers.coordinator.kill()
+    assert call.end() is not None
+    servers.coordinator.start()
+    servers.db = Client(servers.coordinator, "postgres")
+    servers.relay.delay = 0.05
+    other = Client(servers.coordinator, "postgres")
+    other.run(f"SET pg_mop.threads = 1; {REPLICAS}; SET pg_mop.server_timeout = '8s'")
+    resumed = Calling(other, f"SELECT madlib.mop_resume({run_id})")
+    assert eventually(lambda: servers.db.value("SELECT epoch > 1 FROM madlib.mop_run WHERE run_id = %s", [run_id]), 30)
+    servers.hang()
+    time.sleep(4)
+    servers.workers[0].kill()
+    servers.relay.delay = 0.0
+    servers.workers[0].start()
+    if resumed.end() is not None:
+        servers.db.run(f"SET pg_mop.threads = 1; {REPLICAS}; SELECT madlib.mop_resume(%s)", [run_id])
     servers.check(run_id, replay=True)
 
 

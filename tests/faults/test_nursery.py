@@ -45,7 +45,7 @@ def alone(own, db):
         for pid in nurseries(own):
             os.kill(pid, signal.SIGKILL)
         assert eventually(lambda: not nurseries(own), 5)
-        for path in folder(own).glob("*"):
+        for path in folder(own).glob("nursery-*"):
             path.unlink()
     remove()
     yield

@@ -27,6 +27,7 @@ class Applying(Training):
     orders_of = functools.partial(Orders, finite=False)  # what is measured is told, whatever it is
 
     compares = False   # the rows that worker sessions see on this server with those that the caller sees
+    copied = False
     gathering = False  # what the run has found out is being written
 
     def __init__(self, db, table, function, model, use_gpus, compile_params=NOTHING, functions=None):

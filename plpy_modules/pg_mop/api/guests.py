@@ -1,5 +1,7 @@
 """The other servers that a training call is at work on: there it has a run of its own, a guest (sql/13_servers.sql)."""
 
+import time
+
 import psycopg2
 
 from mop_udf.aggregate import SOURCE_CHANGED
@@ -10,6 +12,8 @@ from pg_mop.database import MopError, quote_identifier
 from pg_mop.execute.servers import Server
 from pg_mop.execute.sessions import SessionLost
 from pg_mop.packing.places import this_database
+
+BACK_SECONDS = 10  # in which a server that is back must answer all that it is asked
 
 
 class Guests(Planning):
@@ -30,7 +34,7 @@ class Guests(Planning):
         if names:
             self.servers[None].info["identity"] = this_database(self.db)
         for name in names:
-            self._reach(self.engine.links[name])
+            self.servers[name] = self._reach(self.engine.links[name])
         if self.use_gpus and not self.options["trainers"]:
             for name in used:
                 if not self.servers[name].info["gpus"]:
@@ -39,17 +43,41 @@ class Guests(Planning):
                                    hint="Call with use_gpus => FALSE.")
 
     def _reach(self, link):
-        """A server that is reached comes into `servers`. Raises MopError."""
+        """The Server that a link leads to, which has no guest yet. Raises MopError."""
         self._check_functions(link)
         guest = Guest(link.way, link.schema, self.db.tick)
-        self.servers[link.way.server] = Server(link.way.server, link.way, guest, None, link.schema, link.info)
+        return Server(link.way.server, link.way, guest, None, link.schema, link.info)
 
     def take_back(self, name):
         """A server that the run has done without answers again: it comes into `servers`, with a new guest, and without
         anything of the one before. Raises MopError; its `sqlstate` is that of SOURCE_CHANGED where other rows are there
         now."""
-        tables = [packed for packed in (self.source, self.validation) if packed is not None]
-        link = self.engine.reopen(name, tables)
+        tables, until = [packed for packed in (self.source, self.validation) if packed is not None], None
+
+        def tick():
+            self.db.tick()
+            if time.monotonic() > until:
+                raise SessionLost(f"no answer within {BACK_SECONDS} s")
+
+        until = time.monotonic() + BACK_SECONDS
+        link, server = self.engine.reopen(name, tables, tick), None
+        try:
+            self._check_rows(link)
+            server = self._reach(link)
+            self._open_guest(server)
+        except BaseException as error:
+            link.session.close()
+            if server is not None:
+                server.catalog.close()
+            if isinstance(error, psycopg2.Error):
+                raise link.way.refused(error) from None
+            raise
+        link.tick = self.db.tick
+        self.servers[name] = server
+
+    def _check_rows(self, link):
+        """The rows on a server that is back must be those with which the run began. Raises MopError."""
+        name = link.way.server
         for segment in (one for s in self.segments.values() for one in (s, *s.copies) if one.server == name):
             try:
                 same = link.run(segment.fingerprint_sql) == [(segment.fingerprint,)]
@@ -60,12 +88,6 @@ class Guests(Planning):
             if not same:
                 raise MopError(f"the rows of segment {segment.key} on server {quote_identifier(name)} are others now",
                                sqlstate=SOURCE_CHANGED)
-        self._reach(link)
-        try:
-            self._open_guest(self.servers[name])
-        except psycopg2.Error as error:
-            del self.servers[name]
-            raise link.way.refused(error) from None
 
     def _check_copies(self):
         """The copies of segments must have the very rows. Raises MopError."""
@@ -128,7 +150,7 @@ class Guests(Planning):
         for guest in there.keys() - known:
             try:
                 server.catalog.drop_run(guest)
-            except psycopg2.Error as error:
+            except (psycopg2.Error, MopError) as error:
                 db.plpy.log(f"pg_mop: run {guest} on server {server.name} is left behind: {error}")
         if server.run_id is None:
             server.run_id = server.catalog.leads = self.open_run_of(

@@ -9,7 +9,7 @@ from pg_mop.database import MopError, extension_schema, quote_identifier, quote_
 from pg_mop.engines import ways
 from pg_mop.engines.postgres_fdw import Links, foreign_partitions
 from pg_mop.execute.sessions import SessionLost
-from pg_mop.packing.places import packed_by
+from pg_mop.packing.places import is_of
 from pg_mop.packing.summary import copies_in
 
 
@@ -132,19 +132,21 @@ def mop_drop_packed(db, packed_table):
     """
     table = db.input_table(packed_table, "packed table", rows=False)
     summary = db.find_table(db.suffixed(packed_table, "_summary"))
-    copies = copies_in(db.one(f"SELECT * FROM {summary}"), summary) if summary is not None else []
+    copies = []
+    if summary is not None and summary.kind == "r":  # (a view may run its owner's functions as who reads it)
+        copies = copies_in(db.one(f"SELECT * FROM {summary}"), summary)
     links, mine = Links(db), []
     for server, there in [*foreign_partitions(db, table, packed_table),
                           *((server, there) for _, server, there in copies if server is not None)]:
         mark = links[server].run(f"SELECT obj_description(to_regclass({quote_literal(there)}), 'pg_class')")[0][0]
-        if (mark or "").endswith(packed_by(db)):
+        if is_of(mark or "", db, table):
             mine.append((server, there))
         elif mark is not None:
             db.notice(f"{there} on server {server} stays: no preprocessor here has made it")
     # (a summary may name anything)
-    mine_here = [there for _, server, there in copies if server is None and db.value(
-        "SELECT EXISTS (SELECT 1 FROM pg_class c JOIN pg_class p ON p.relowner = c.relowner WHERE c.oid = "
-        "to_regclass($1) AND p.oid = $2)", ["text", "oid"], [there, table.oid])]
+    mine_here = [there for _, server, there in copies if server is None and is_of(db.value(
+        "SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_class p ON p.relowner = c.relowner WHERE "
+        "c.oid = to_regclass($1) AND p.oid = $2", ["text", "oid"], [there, table.oid]) or "", db, table)]
     db.execute("DROP TABLE " + ", ".join(map(str, [table, *([summary] if summary is not None else []), *mine_here])))
     for server, there in mine:
         links[server].run(f"DROP TABLE {there}")

@@ -32,6 +32,7 @@ class Training(Guests):
 
     run_id = None
     orders_of = Orders
+    copied = True   # it uses copies of segments, if the settings say so
     _by_key = None  # mst_key -> its rows of `metrics`
 
     def __init__(self, db, function, source_table, validation_table, num_iterations, frequency, use_gpus, earlier=None):
@@ -58,7 +59,8 @@ class Training(Guests):
         self.validation = None
         if validation_table is not None:
             self.validation = self.packed_table(validation_table, "validation table")
-        self.engine = engines.find(db, [t for t in (self.source, self.validation) if t is not None])
+        self.engine = engines.find(db, [t for t in (self.source, self.validation) if t is not None],
+                                   self.copied and self.options["replicas"] > 1)
         if self.options["trainers"]:
             self.room = elsewhere.room(db, self.options["trainers"], self.use_gpus)
         elif self.use_gpus and not self.engine.elsewhere and not settings.gpus():
@@ -108,9 +110,9 @@ class Training(Guests):
             if resumes:
                 self.run_id = self.servers[None].run_id = earlier.run_id
                 journal.reopen_run(self.run_id)
-                self._reopen_guests()
             try:
                 if resumes:
+                    self._reopen_guests()
                     earlier.read(journal)  # once more: its last units may have ended only now
                 self._make_plan(earlier)
                 if resumes:
@@ -191,7 +193,7 @@ class Training(Guests):
     def _segments_of(self, packed):
         """The segments of a packed table, with copies where there are to be some. Raises MopError."""
         segments = self.engine.segments(packed)
-        if self.options["replicas"] == 1:
+        if not self.copied or self.options["replicas"] == 1:
             return segments
         segments = self.engine.with_copies(packed, segments)
         alone = [segment for segment in segments if segment.server is not None and not segment.copies]

@@ -4,11 +4,11 @@ from pg_mop.engines.postgres_fdw import PostgresFdw, foreign_partitions
 from pg_mop.engines.postgresql import PostgreSQL
 
 
-def find(db, tables):
-    """The Engine of a call's packed tables, found by looking at them.
+def find(db, tables, copied=False):
+    """The Engine of a call's packed tables, found by looking at them; `copied`: copies of segments are of use.
 
     Raises MopError for a foreign table that is none of postgres_fdw's.
     """
     foreign = {packed.table.oid: foreign_partitions(db, packed.table, packed.text) for packed in tables
                if packed.foreign}
-    return PostgresFdw(db, foreign) if foreign else PostgreSQL(db)
+    return PostgresFdw(db, foreign, copied) if foreign else PostgreSQL(db)

@@ -23,6 +23,7 @@ from pg_mop.engines.postgresql import (
     sizes,
 )
 from pg_mop.execute.sessions import SessionLost, open_session, run
+from pg_mop.packing.summary import COPIES
 
 
 class PostgresFdw(PostgreSQL):
@@ -30,8 +31,10 @@ class PostgresFdw(PostgreSQL):
 
     elsewhere = True
 
-    def __init__(self, db, foreign):
+    def __init__(self, db, foreign, copied=False):
+        """`copied`: copies of segments are of use."""
         super().__init__(db)
+        self.copied = copied
         self.foreign, self.links = foreign, Links(db)
 
     def way(self, server):
@@ -43,14 +46,15 @@ class PostgresFdw(PostgreSQL):
 
     def _tables(self, packed):
         """[(server, quoted table there), ...] of all that other servers have of a packed table."""
+        copies = packed.copies if self.copied else ()
         return [*self.foreign.get(packed.table.oid, ()),
-                *((server, table) for _, server, table in packed.copies if server is not None)]
+                *((server, table) for _, server, table in copies if server is not None)]
 
-    def reopen(self, server, tables):
-        """The link to a server that has been away, anew: it keeps writers from these packed tables. Raises MopError."""
-        link = Link(self.db, self.links[server].way)
+    def reopen(self, server, tables, tick):
+        """The link to a server that has been away, anew: it keeps writers from these packed tables; `tick`: called
+        while it is waited for. Raises MopError."""
         self.links[server].session.close()
-        self.links[server] = link
+        link = self.links[server] = Link(self.db, self.links[server].way, tick)
         for packed in tables:
             for name, table in self._tables(packed):
                 if name == server:
@@ -91,12 +95,23 @@ class PostgresFdw(PostgreSQL):
         copies = {}
         for key, server, table in packed.copies:
             if server is None:
+                self._check_own(packed, table)
                 found = self._segments_here(packed, table, f"SELECT {key} AS key", table)
             else:
                 found = self._segments_there(packed, server, table)
             copies.setdefault(key, []).extend(copy for copy in found if copy.key == key)
         return [dataclasses.replace(segment, copies=tuple(
             copy for copy in copies.get(segment.key, ()) if copy.server != segment.server)) for segment in segments]
+
+    def _check_own(self, packed, table):
+        """A copy here must be a table of who owns the packed table: a view may run its owner's functions as who reads
+        it. Raises MopError."""
+        if not self.db.value("SELECT EXISTS (SELECT 1 FROM pg_class c JOIN pg_class p ON p.relowner = c.relowner WHERE "
+                             "c.oid = to_regclass($1) AND c.relkind = 'r' AND p.oid = $2)", ["text", "oid"],
+                             [table, packed.table.oid]):
+            raise MopError(f'{table}, which the summary of "{packed.text}" names, is no copy of a segment',
+                           hint=f"UPDATE {packed.summary_table} SET {COPIES} = NULL; gives the copies up.",
+                           sqlstate="42809")
 
     def content(self, packed, segment):
         sql = content_sql(packed, segment.table, segment.key)
@@ -156,9 +171,9 @@ class Link:
     Raises MopError where the server cannot be reached, or has not what it takes.
     """
 
-    def __init__(self, db, way):
-        self.way, self.tick, self.lock_timeout = way, db.tick, db.setting("pg_mop.lock_timeout") or "10s"
-        self.session = open_session(way, None, "pg_mop link", db.tick)
+    def __init__(self, db, way, tick=None):
+        self.way, self.tick, self.lock_timeout = way, tick or db.tick, db.setting("pg_mop.lock_timeout") or "10s"
+        self.session = open_session(way, None, "pg_mop link", self.tick)
         quoted = quote_identifier(way.server)
         try:
             schema = self.run("SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace "

@@ -10,21 +10,23 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+import psycopg2
+
 from mop_udf.aggregate import SOURCE_CHANGED
 from pg_mop.database import MopError
-from pg_mop.execute.sessions import Pulse, SessionLost, message_of
+from pg_mop.execute.sessions import SessionLost, message_of
 
 AGAIN_SECONDS = 0.5   # until a copy is tried again
-BACK_SECONDS = 1.0, 30.0  # between looks after a server that answers but cannot be used: at first, and at most
+BACK_SECONDS = 1.0, 60.0  # between tries that fail again: at first, and at most
 HANGING_SECONDS = 60  # for an answer to a look, until another one is made
 
 
 @dataclass
 class _Making:
-    """An attempt that counts once its state has a copy; see Executor.count."""
+    """An attempt that counts once its state has a copy."""
 
     unit: object
-    row: dict | None
+    row: dict
     released: list
     report: str
     seconds: float | None
@@ -41,8 +43,14 @@ class Copies:
         self.executor, self.wanted, self.take_back = executor, wanted, take_back
         self.queues = {}  # server -> deque of _Making, of which the first is on its way
         self.relays = {}  # session at work -> server
-        self.resting = {}  # server -> (when to try again, since when it has not been possible)
-        self.given_up = {}  # server -> (its Pulse, when to look after it, seconds until the next time)
+        self.resting = {}  # server -> (when to try again, since when in vain, seconds until the next time)
+        self.given_up = {}  # server -> (its Pulse, when to look after it)
+        self.delays = {}    # server -> seconds until it is looked after, when it is given up again
+
+    @property
+    def going(self):
+        """Stages whose states are given up by what is being copied."""
+        return {number for queue in self.queues.values() for own in queue for number in own.released}
 
     # --- copies of states ---------------------------------------------------------------------------
     @property
@@ -66,7 +74,11 @@ class Copies:
         own, executor = self.queues[name][0], self.executor
         states, home = executor.states, executor.servers[None]
         own.move = states.copy(own.unit.stage, executor.version(own.unit.stage) + 1, name)
-        relay = executor.sessions.relay(None, home, name)
+        try:
+            relay = executor.sessions.relay(None, home, name)
+        except MopError as error:
+            self._failed(name, error)
+            return
         tables = "" if relay.prepared else states.tables_sql(home) + "; "
         self.relays[relay] = name
         try:
@@ -81,13 +93,16 @@ class Copies:
         own = queue[0]
         relay.prepared = relay.prepared or error is None
         if error is None:
+            try:
+                size = executor.catalog.register(executor.run_id, own.report, own.move)
+            except psycopg2.Error as trouble:
+                error = trouble
+        if error is None:
             queue.popleft()
             self.resting.pop(name, None)
-            ended = executor.count(own.unit, own.released, own.report, own.seconds)
-            executor.states.arrived(own.move, executor.is_movable)
+            executor.states.copied(own.move, size)
+            ended = executor.counted(own.unit, own.released, own.seconds, copied=True)
         else:
-            executor.states.given_up(own.move)
-            own.move = None
             if isinstance(error, SessionLost):
                 relay.close()
             self._failed(name, error)
@@ -98,26 +113,30 @@ class Copies:
     def _failed(self, name, error):
         """A copy could not be made: it is tried again after a while, or the server is given up. Raises MopError."""
         now, code, message = time.monotonic(), getattr(error, "pgcode", None) or "", message_of(error)
+        own = self.queues[name][0]
+        self.executor.states.given_up(own.move)
+        own.move = None
         if code.startswith("42"):  # a right is missing, which waiting does not mend
             raise MopError(f"a model state cannot be copied: {message}", sqlstate=code)
-        _, since = self.resting.get(name, (None, now))
+        _, since, delay = self.resting.get(name, (None, now, AGAIN_SECONDS))
         if name in self.resting and code.startswith("08") and self.do_without(name, message):
             return
         if now - since > self.executor.server_timeout / 1000:
             raise self.executor.waited_in_vain(f"a model state could not be copied: {message}")
-        self.resting[name] = now + AGAIN_SECONDS, since
+        self.resting[name] = now + delay, since, min(BACK_SECONDS[1], 2 * delay)
 
     # --- servers that are away ----------------------------------------------------------------------
     def do_without(self, name, why):
         """Give a server up, for a reason, where others have copies of all that it holds; False where they have not."""
         executor, board = self.executor, self.executor.board
-        if not self.wanted or name is None or name not in executor.servers:
+        if not self.wanted or name is None or name not in executor.servers or executor.states.only_at(name):
             return False
         try:
             moved = {key: self._server_for(key, but=name) for key, server in board.server_of.items() if server == name}
         except LookupError:
             return False
         executor.catalog.forget_guest(executor.run_id, name)
+        executor.states.begin_anew()  # a copy that is on its way may yet be committed
         executor.db.warning(f"run {executor.run_id} goes on without server {name}, on copies: {why}")
         server = executor.servers.pop(name)
         executor.states.lose(name)
@@ -131,10 +150,9 @@ class Copies:
             executor.undo(own.unit, own.row, why)
         executor.leave(name, why)
         server.catalog.close()
-        pulse = executor.sessions.forget(name)
-        if pulse is not None:
-            pulse.close()
-        self.given_up[name] = Pulse(server.way, executor.sessions.name), 0.0, BACK_SECONDS[0]
+        delay = self.delays.get(name, 0.0)
+        self.delays[name] = min(BACK_SECONDS[1], max(BACK_SECONDS[0], 2 * delay))
+        self.given_up[name] = executor.sessions.pulse(server, anew=True), time.monotonic() + delay
         board.relocate(moved)
         executor.resize(executor.wanted)
         return True
@@ -150,31 +168,32 @@ class Copies:
     def look(self):
         """Go on with what has waited, and look after the servers that were given up."""
         now = time.monotonic()
-        for name, (when, _) in list(self.resting.items()):
+        for name, (when, *_) in list(self.resting.items()):
             if now >= when and name not in self.relays.values():
                 self._begin(name)
-        for name, (pulse, when, delay) in list(self.given_up.items()):
+        for name, (pulse, when) in list(self.given_up.items()):
             if now < when:
                 continue
             if pulse.look() > HANGING_SECONDS:
                 pulse.close()
                 pulse.asked = None
             if pulse.beats:
-                self._take_back(name, pulse, delay)
+                self._take_back(name, pulse)
 
-    def _take_back(self, name, pulse, delay):
+    def _take_back(self, name, pulse):
         executor = self.executor
         try:
             self.take_back(name)
         except MopError as error:
             executor.db.plpy.log(f"pg_mop: server {name} is not used again: {error}")
-            self.given_up[name] = pulse, time.monotonic() + delay, min(BACK_SECONDS[1], 2 * delay)
+            delay = self.delays[name]
+            self.delays[name] = min(BACK_SECONDS[1], 2 * delay)
+            self.given_up[name] = pulse, time.monotonic() + delay
             if error.sqlstate == SOURCE_CHANGED:
                 executor.db.warning(f"run {executor.run_id} goes on without server {name}: {error.message}")
                 del self.given_up[name]
             return
         del self.given_up[name]
-        pulse.close()
         executor.states.add(name)
         executor.board.relocate({key: self._server_for(key) for key in executor.board.server_of})
         executor.resize(executor.wanted)

@@ -118,11 +118,16 @@ class Generations:
             self.held[self.where.pop(stage)] -= 1
             self.live -= self.bytes(stage)
 
+    def turn(self):
+        """Begin a new generation."""
+        self.catalog.new_generation(self.run_id, self.newest + 1)
+        self.newest += 1
+        self.there.add(self.newest)
+        self.written = 0
+
     def _turn(self, movable):
-        before, newest = self.newest, self.newest + 1
-        self.catalog.new_generation(self.run_id, newest)
-        self.newest = newest
-        self.there.add(newest)
+        before = self.newest
+        self.turn()
         late = [stage for stage, where in self.where.items()
                 if where < before - 1 and stage not in self.targets and movable(stage)]
         if late:

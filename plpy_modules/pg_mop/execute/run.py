@@ -70,18 +70,21 @@ class Executor:
         self.ready_since = {}   # stage -> when its next unit could have run first (seconds since the epoch)
         self.carried = Counter()  # stage -> how often its state is on its way to another server
         self.begun_on = {}      # unit at work -> the name of the server that it was begun on
+        self.unknown = {}       # unit whose server cannot be asked -> (row, stages released, message, since when)
         self.copies = Copies(self, options["replicas"] > 1, take_back)
 
     def go(self):
         """Run until nothing is left to do. Raises MopError where the whole run cannot go on."""
         if self.copies.wanted:
+            if self.attempts:  # what an earlier coordinator had copied and not counted is not to be mistaken for it
+                self.states.begin_anew()
             self._bring_home([self.plan.stages[number] for number in self.states.stages()])
         self.steering.begin(self)
         self._release(self.plan.stages[number] for number in self.states.stages())  # of one that has gone
         self._dispatch()
         while not (self.board.done and self.steering.done):
             busy = [s.relay or s for s in self.sessions.by_place.values() if s.work] + self.copies.busy
-            if not busy and not self.resting and not self.away:
+            if not (busy or self.resting or self.away or self.unknown or self.copies.resting):
                 raise RuntimeError("the scheduler leaves every session idle although units remain")
             ended, answers = [], wait(busy, self.sessions.tick)
             for session, error in answers:
@@ -128,7 +131,8 @@ class Executor:
         that it needs to end there or go on, with the metrics of iterations `evaluated`; else to the last with one.
         `keeps`: it needs the states of all these iterations, one of which it will keep."""
         going = {number for session in self.sessions.by_place.values() for *_, released in session.work
-                 for number in released}
+                 for number in released} | self.copies.going
+        going |= {number for _, released, *_ in self.unknown.values() for number in released}
         there = 0
         for i, stage in enumerate(stages):
             if not stage.trained:
@@ -204,12 +208,14 @@ class Executor:
         if time.monotonic() - self.looked < LOOK_SECONDS:
             return False
         self.looked = time.monotonic()
-        servers = set(self.servers)
+        before = set(self.servers), len(self.unknown)
         self._feel_pulses()
+        if ended := self._find_out():
+            self.steering.ended(ended)
         self.copies.look()
         self._hurry()
         wishes = self.catalog.wishes(self.run_id)
-        changed = self.steering.wishes(wishes) or bool(wishes) or servers != set(self.servers)
+        changed = self.steering.wishes(wishes) or bool(wishes) or before != (set(self.servers), len(self.unknown))
         wanted = self.catalog.wanted_sessions(self.run_id)
         if wanted != self.wanted:
             self.wanted, changed = wanted, True
@@ -240,6 +246,8 @@ class Executor:
                 self.end(place)
             elif any(move.source == name for move in session.moves):
                 session.relay.close()
+        for unit in [unit for unit in self.unknown if self.begun_on[unit] == name]:
+            self.undo(unit, self.unknown.pop(unit)[0], why)
         self.away = {place: until for place, until in self.away.items() if self.board.server(place) != name}
 
     def resize(self, wanted):
@@ -282,13 +290,17 @@ class Executor:
         self.board.reserve(place, None)
 
     def _dispatch(self):
-        self._let_go()
-        idle = [place for place, session in self.sessions.by_place.items()
-                if not session.work and place in self.board.places]
-        for place in self.scheduler.arrange(idle):
-            unit = self.scheduler.choose(place)
-            if unit is not None:
-                self._start(self.sessions.by_place[place], self._together(unit))
+        before = None
+        while before != set(self.servers):  # (one that turns out to be away leaves its units to others)
+            before = set(self.servers)
+            self._let_go()
+            idle = [place for place, session in self.sessions.by_place.items()
+                    if not session.work and place in self.board.places]
+            for place in self.scheduler.arrange(idle):
+                session = self.sessions.by_place.get(place)
+                unit = self.scheduler.choose(place) if session is not None and not session.work else None
+                if unit is not None:
+                    self._start(session, self._together(unit))
 
     def _together(self, unit):
         """The unit and, where it is an evaluation, the others that are due on the same rows, as far as memory goes."""
@@ -327,14 +339,6 @@ class Executor:
     def _start(self, session, units):
         rows, models, released = [], [], []
         server = self.sessions.server(session.place)
-        if not server.home and (late := {u: report for u in units if u in self.lost
-                                         and (report := self._take_up(u, server)) is not None}):
-            ended = [stage for unit, report in late.items() for stage in self._count(unit, None, [], report)]
-            units = [unit for unit in units if unit not in late]
-            if ended:
-                self.steering.ended(ended)
-            if not units:
-                return
         moves = [self.states.expect(stage, self.version(stage), server.name)
                  for stage in sorted({stage for unit in units for stage in self._read_by(unit)})
                  if not self.states.is_at(stage, server.name)]
@@ -464,19 +468,18 @@ class Executor:
         return ended
 
     def _count(self, unit, row, released, report, seconds=None):
-        """An attempt has been committed: it counts, where it was begun elsewhere once it is registered here. `row`:
-        None where its has been closed; `report`: that server's; `seconds`: what it took, if that is known. The stages
-        that ended by it."""
+        """An attempt has been committed: it counts, where it was begun elsewhere once it is registered here. `report`:
+        that server's; `seconds`: what it took, if that is known. The stages that ended by it."""
         if report and self.copies.wanted and unit.kind == "train":
             self.copies.make(unit, row, released, report, seconds)
             return []
-        return self.count(unit, released, report, seconds)
-
-    def count(self, unit, released, report, seconds):
-        """It counts now."""
         if report:
             self.catalog.register(self.run_id, report)
-        ended = self._finished(unit, released)
+        return self.counted(unit, released, seconds)
+
+    def counted(self, unit, released, seconds, copied=False):
+        """Take note of a unit that counts now; `copied`: its state has come to this server, too."""
+        ended = self._finished(unit, released, copied)
         if seconds is not None:
             self.scheduler.finished(unit, seconds)
         return ended
@@ -519,13 +522,14 @@ class Executor:
         self.sessions.tick()
         self._feel_pulses()
 
-    def _finished(self, unit, released):
+    def _finished(self, unit, released, copied=False):
         """Take note of a unit that was done: the stages that ended by it."""
         self.ready_since[unit.stage] = time.time()
         if unit.kind == "train":
             self._read(unit)
             self.versions[unit.stage] = self.version(unit.stage) + 1
-            self.states.finished(unit.stage, self.begun_on[unit], released, self.is_movable)
+            self.states.finished(unit.stage, self.begun_on[unit], released, self.is_movable,
+                                 copied)
             # where children began side by side, each had left the state to the others
             self._need_no_parent([self.plan.stages[unit.stage]])
         self.begun_on.pop(unit, None)
@@ -571,14 +575,22 @@ class Executor:
             if name not in self.servers:  # it has been given up
                 self.undo(unit, row, message)
                 continue
-            if isinstance(error, SessionLost) and (report := self._report_of(unit, row, name)) is not None:
-                ended += self._count(unit, row, released, report)
-                continue
+            if isinstance(error, SessionLost):
+                try:
+                    report = self._fence(unit, row, name, message)
+                except (psycopg2.Error, MopError) as trouble:
+                    if self.servers[name].home:
+                        raise
+                    if self.copies.do_without(name, message_of(trouble)):
+                        self.undo(unit, row, message)
+                    else:  # it may still be committed: nobody trains the stage until that is known
+                        self.unknown[unit] = row, released, message, time.monotonic()
+                    continue
+                if report is not None:
+                    ended += self._count(unit, row, released, report)
+                    continue
             self._note_failure(unit, row, message, name)
-            del self.begun_on[unit]
-            if unit.kind == "train":
-                self._read(unit)
-                self.states.failed(unit.stage, name)
+            self._unbegin(unit)
             if code in (CONFIGURATION_FAILED, MEMORY_EXCEEDED):
                 self.board.release(unit)
                 if len(work) == 1:
@@ -586,7 +598,7 @@ class Executor:
             elif isinstance(error, NotCarried):
                 self._wait_for_servers(unit, message)
             elif isinstance(error, SessionLost) or code in RETRY_STATES:
-                self._retry(unit, message)
+                self._retry(unit, message, name)
             elif code == "55P03":
                 raise MopError(f"a worker session waited in vain for a lock: {message}",
                                hint="Another transaction holds it (see pg_locks), perhaps the one that made this "
@@ -597,46 +609,53 @@ class Executor:
                                hint=getattr(error.diag, "message_hint", None), sqlstate=code or "XX000")
         return ended
 
-    def _report_of(self, unit, row, name):
-        """What the server that a unit was begun on says of it (of the coordinator's own: ''), where it was committed
-        although its answer did not reach us; else None."""
+    def _fence(self, unit, row, name, message):
+        """See to it that an attempt whose session was lost is not committed any more: what its server says of it where
+        it has been (the coordinator's own: ''), else None. Raises psycopg2.Error, MopError: it cannot be asked."""
         server = self.servers[name]
+        server.catalog.fail_unit({**row, "run_id": server.run_id}, message)
         if server.home:
             return "" if self.catalog.unit_is_finished(row) else None
-        try:
-            return server.catalog.report(server.run_id, unit)
-        except (psycopg2.Error, MopError):
-            return None  # not to be found out now: mop_take_model sees to it that it is not done twice
+        return server.catalog.report(server.run_id, unit)
 
-    def _take_up(self, unit, server):
-        """The report of another attempt that turns out to have been committed on its server, which could not be asked
-        then: it is at work now, until it is counted. Else None."""
-        report = self._report_of(unit, None, server.name)
-        if report is None:
-            return None
-        generation = None
-        if unit.kind == "train":
+    def _find_out(self):
+        """Ask once more what has become of attempts whose servers could not be asked: the stages that ended."""
+        ended = []
+        for unit, (row, released, message, since) in list(self.unknown.items()):
+            name = self.begun_on.get(unit)
+            if unit not in self.unknown or self.servers[name].silent:
+                continue
             try:
-                generation = server.catalog.models(server.run_id)[unit.stage]["generation"]
-            except (psycopg2.Error, MopError):
-                return None
-        self.begun_on[unit] = server.name
-        self.board.start(unit)
-        if unit.kind == "train":
-            self.states.begin(unit.stage, server.name, generation)
-            parent = self.plan.stages[unit.stage].parent
-            if parent is not None and unit.stage not in self.versions:
-                self.reading[parent.number] += 1
-        return report
+                report = self._fence(unit, row, name, message)
+            except (psycopg2.Error, MopError) as error:
+                self.servers[name].silent = True
+                if self.copies.do_without(name, message_of(error)):
+                    continue
+                if time.monotonic() - since > self.server_timeout / 1000:
+                    raise self.waited_in_vain(f"server {name} cannot be asked: {message_of(error)}",
+                                              "it is back") from None
+                continue
+            del self.unknown[unit]
+            if report is not None:
+                ended += self._count(unit, row, released, report)
+            else:
+                self.catalog.fail_unit(row, message)
+                self._unbegin(unit)
+                self._retry(unit, message, name)
+        return ended
 
-    def undo(self, unit, row, message):
-        """What was begun on a server that the run does without now is to be done elsewhere. `row`: None where that is
-        not noted."""
-        if row is not None:
-            self.catalog.fail_unit(row, message)
-        del self.begun_on[unit]
+    def _unbegin(self, unit):
+        """An attempt has come to nothing."""
+        name = self.begun_on.pop(unit)
         if unit.kind == "train":
             self._read(unit)
+            if name in self.servers:
+                self.states.failed(unit.stage, name)
+
+    def undo(self, unit, row, message):
+        """What was begun on a server that the run does without now is to be done elsewhere."""
+        self.catalog.fail_unit(row, message)
+        self._unbegin(unit)
         self.board.release(unit)
 
     def _note_failure(self, unit, row, message, name):
@@ -703,6 +722,9 @@ class Executor:
             try:
                 self.sessions.fresh(place, AWAY_SECONDS)
             except MopError as error:
+                if self.copies.do_without(self.board.server(place), error.message):
+                    back = True
+                    continue
                 if now > until:
                     raise self.waited_in_vain(f"server {self.board.server(place)} has been away for "
                                                f"{self.server_timeout / 1000:g} s: {error.message}", "it is back",
@@ -713,10 +735,12 @@ class Executor:
             back = True
         return back
 
-    def _retry(self, unit, message):
-        """Try a unit again after a while, or give its configuration up."""
+    def _retry(self, unit, message, name):
+        """Try a unit again after a while, or elsewhere than on the server `name`, or give its configuration up."""
         lost = self.lost[unit] = self.lost.get(unit, 0) + 1
-        if lost > self.retries:
+        if lost > self.retries and self.copies.do_without(name, message):
+            self.board.release(unit)
+        elif lost > self.retries:
             self.board.release(unit)
             self._give_up(unit, f"given up after {lost} attempts: {message}", "place")
         else:

@@ -92,17 +92,20 @@ class States:
         """The unit wrote nothing."""
         self.of[server].failed(stage)
 
-    def finished(self, stage, server, released, movable):
+    def finished(self, stage, server, released, movable, copied=False):
         """The unit has written its stage's state on a server; those of the stages `released` are of no use any more.
 
-        `movable(stage)`: nobody reads that stage's state now.
+        `movable(stage)`: nobody reads that stage's state now; `copied`: the coordinator's own server has it, too.
         """
-        own = self.of[server]
-        self._release([stage, *released], [name for name in self.of if name != server])
+        own, others = self.of[server], [name for name in self.of if name != server]
+        self._release(released, others)
+        self._release([stage], [name for name in others if name is not None or not copied])
         own.finished(stage, [other for other in released if own.has(other)])
         with self._unless_away(server):
             own.measure(stage)
             own.tidy(movable)
+        if copied:
+            self.of[None].tidy(movable)
 
     @contextlib.contextmanager
     def _unless_away(self, name):
@@ -135,6 +138,20 @@ class States:
     def copy(self, stage, version, source):
         """A :class:`Move` of a stage's state, just made on a server, to the coordinator's own."""
         return Move(stage, version, source, None, self.of[None].expect())
+
+    def copied(self, move, size):
+        """A copy has come, and its version counts."""
+        self.of[None].release([move.stage])  # the version before
+        self.of[None].arrived(move.stage, move.generation, size)
+
+    def begin_anew(self):
+        """What is written on the coordinator's own server from now on stands beside nothing that was there before."""
+        self.of[None].turn()
+
+    def only_at(self, name):
+        """True where a server has a state that no other has."""
+        return any(all(not own.has(stage) for other, own in self.of.items() if other != name)
+                   for stage in self.of[name].where)
 
     def arrived(self, move, movable):
         """All parts of the state are there; `movable`: see `finished`. Raises psycopg2.Error where they are not."""

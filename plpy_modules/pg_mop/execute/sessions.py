@@ -233,15 +233,17 @@ class Sessions:
         relay.serves = session
         return relay
 
-    def forget(self, name):
-        """Another server is looked after no longer: its Pulse, or None."""
-        return self.pulses.pop(name, None)
+    def pulse(self, server, anew=False):
+        """The Pulse of another Server; `anew`: one that knows nothing of what was before."""
+        if anew and server.name in self.pulses:
+            self.pulses.pop(server.name).close()
+        if server.name not in self.pulses:
+            self.pulses[server.name] = Pulse(server.way, self.name)
+        return self.pulses[server.name]
 
     def silence(self, server):
         """For how many seconds another Server has not answered."""
-        if server.name not in self.pulses:
-            self.pulses[server.name] = Pulse(server.way, self.name)
-        return self.pulses[server.name].look()
+        return self.pulse(server).look()
 
     def _key(self, place):
         server = self.server(place)

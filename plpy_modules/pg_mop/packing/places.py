@@ -1,6 +1,8 @@
 """Where the segments of a packed table, and copies of them, are made: here, or dealt out over other servers
 (pg_mop.servers, pg_mop.replicas)."""
 
+import re
+
 from pg_mop import settings
 from pg_mop.database import MopError, quote_identifier, quote_literal
 from pg_mop.engines.postgres_fdw import Links
@@ -25,6 +27,8 @@ class Places:
                 raise MopError(f'pg_mop.servers names "{name}" twice', hint="RESET pg_mop.servers;")
             info = {"gpus": settings.gpus(), "cores": settings.cores()} if name == HERE else self.links[name].info
             strengths[name] = info["gpus"] or info["cores"]
+        if replicas > 1:
+            self._check_distinct()
         self.servers = deal(segments or sum(strengths.values()), strengths)
         self.copies = [None] * len(self.servers)
         for name in strengths.keys() - {HERE} if replicas > 1 else ():
@@ -32,6 +36,14 @@ class Places:
             others = {other: strength for other, strength in strengths.items() if other not in (name, HERE)}
             for segment, other in zip(own, deal(len(own), others or {HERE: 1})):
                 self.copies[segment] = other
+
+    def _check_distinct(self):
+        """Two names of one database are no two servers. Raises MopError."""
+        known = {this_database(self.db): HERE}
+        for name, link in self.links.items():
+            if (first := known.setdefault(link.info["identity"], name)) != name:
+                raise MopError(f'servers "{first}" and "{name}" are one: a copy there would be none',
+                               hint="SET pg_mop.servers = ...; with servers that differ, or RESET pg_mop.replicas;")
 
     def make(self, target, partition, segment, columns):
         """Make a partition of the table `target` for a segment on its server; `partition`: (schema, name); `columns`:
@@ -50,10 +62,15 @@ class Places:
     def make_copy(self, target, partition, segment, columns):
         """Make the copy of a segment on its server, likewise; what it is filled by here (quoted)."""
         name, table = self.copies[segment], ".".join(map(quote_identifier, partition))
+        what = f"copy of segment {segment} of {target}"
         if name == HERE:
-            self.db.execute(_create_alone(table, columns, segment))
+            mark = self.db.value("SELECT obj_description(to_regclass($1), 'pg_class')", ["text"], [table])
+            if mark == self._mark(what):  # of a packed table that somebody has dropped
+                self.db.execute(f"DROP TABLE {table}")
+            self.db.execute(f"{_create_alone(table, columns, segment)}; COMMENT ON TABLE {table} IS "
+                            f"{quote_literal(self._mark(what))}")
             return table
-        self._make_there(name, f"copy of segment {segment} of {target}", partition, segment, columns)
+        self._make_there(name, what, partition, segment, columns)
         filled = f"pg_temp.{quote_identifier(partition[1])}"
         self.db.execute(f"CREATE FOREIGN TABLE {filled} ({columns_sql(columns)}) {_foreign(name, partition)}")
         return filled
@@ -64,10 +81,14 @@ class Places:
             if table.startswith("pg_temp."):
                 self.db.execute(f"DROP FOREIGN TABLE {table}")
 
+    def _mark(self, what):
+        """The comment on a table that a preprocessor of this database has made."""
+        return f"{what}, packed by pg_mop of {this_database(self.db)}"
+
     def _make_there(self, name, what, partition, segment, columns):
         """Make a table on another server, which is told what it is."""
         link, quoted, table = self.links[name], quote_identifier(name), ".".join(map(quote_identifier, partition))
-        mark = f"{what}, {packed_by(self.db)}"
+        mark = self._mark(what)
         there = link.run(f"SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_namespace n ON n.oid = "
                          f"c.relnamespace WHERE n.nspname = {quote_literal(partition[0])} AND c.relname = "
                          f"{quote_literal(partition[1])}")
@@ -106,9 +127,11 @@ def _foreign(server, partition):
             f"{quote_literal(partition[1])})")
 
 
-def packed_by(db):
-    """What the comment on a table on another server ends with, which a preprocessor of this database has made."""
-    return f"packed by pg_mop of {this_database(db)}"
+def is_of(mark, db, table):
+    """True where a comment says that a preprocessor of this database has made what has it for the packed `table`."""
+    what, _, rest = mark.partition(" of \"")
+    return re.fullmatch(r"(copy of )?segment \d+", what) is not None and rest == \
+        f"{table}, packed by pg_mop of {this_database(db)}"[1:]
 
 
 def this_database(db):

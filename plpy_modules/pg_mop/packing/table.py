@@ -110,23 +110,20 @@ def _create(db, target, inputs, outputs, places):
     for column in inputs:
         db.execute(f"ALTER TABLE {target} ALTER {quote_identifier(column.name)} SET STORAGE EXTERNAL")
     filled, copies, segments = [], [], len(places.servers)
+    for segment in range(segments):
+        own = _quoted((schema, buffers.partition_name(name, segment, segments)))
+        if db.value("SELECT to_regclass($1) IS NOT NULL", ["text"], [own]):
+            raise MopError(f"table {own} already exists", detail=f"It would be segment {segment} of {target}.",
+                           hint=f"DROP TABLE {own}; or choose another output table.", sqlstate="42P07")
     for segment, copy_on in enumerate(places.copies):
         own = schema, buffers.partition_name(name, segment, segments)
-        _check_free(db, own, f"segment {segment} of {target}")
         places.make(target, own, segment, columns)
         filled.append([_quoted(own)])
         if copy_on is not None:
             copy = schema, buffers.partition_name(f"{name}_copy", segment, segments)
-            _check_free(db, copy, f"copy of segment {segment} of {target}")
             filled[-1].append(places.make_copy(target, copy, segment, columns))
             copies.append([segment, None if copy_on == HERE else copy_on, *copy])
     return filled, copies
-
-
-def _check_free(db, table, what):
-    if db.value("SELECT to_regclass($1) IS NOT NULL", ["text"], [_quoted(table)]):
-        raise MopError(f"table {_quoted(table)} already exists", detail=f"It would be {what}.",
-                       hint=f"DROP TABLE {_quoted(table)}; or choose another output table.", sqlstate="42P07")
 
 
 def _quoted(table):
