@@ -248,10 +248,20 @@ class Database:
         return table
 
     def has_foreign_rows(self, table):
-        """True where a Table, or a partition of it, is a foreign table."""
+        """True where a Table, or a partition of it, is a foreign table, or is distributed by Citus."""
         return self.value("SELECT EXISTS (SELECT 1 FROM (SELECT relid FROM pg_partition_tree($1::oid::regclass) UNION "
                           "SELECT $1::oid::regclass) t JOIN pg_foreign_table f ON f.ftrelid = t.relid)", ["oid"],
-                          [table.oid])
+                          [table.oid]) or (self.distribution(table) or "n") != "n"
+
+    def has_citus(self):
+        return self.value("SELECT to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL")
+
+    def distribution(self, table):
+        """How Citus distributes a Table: 'h by <column>' for one distributed by hash, another method's letter alone,
+        'n' for one that is not cut into parts (such as a reference table); None where it does not."""
+        return self.has_citus() and self.value(
+            "SELECT CASE partmethod WHEN 'h' THEN 'h by ' || column_to_column_name(logicalrelid, partkey) "
+            "ELSE partmethod::text END FROM pg_dist_partition WHERE logicalrelid = $1", ["oid"], [table.oid]) or None
 
     def output_table(self, text, *suffixes):
         """Check that tables `text` and `text`+suffix can be made; returns their quoted, schema-qualified names.
