@@ -11,7 +11,7 @@ class PackedTable:
 
     `inputs` and `outputs` are column names, `columns` both, `summary` the summary's row as a dict. `keyed`: its rows
     say by `__dist_key__` of which segment they are; those that MADlib packed on PostgreSQL do not, and are one segment.
-    `foreign`: rows are in foreign tables, or in shards of Citus.
+    `foreign`: rows are in foreign tables or, `distributed`, in shards of Citus.
     """
 
     def __init__(self, db, text, what):
@@ -25,7 +25,9 @@ class PackedTable:
             raise MopError(f'{what} "{text}" is empty', hint=hint)
         if self.table.kind == "v":
             raise MopError(f'{what} "{text}" is a view: it must be a table that the preprocessor has made', hint=hint)
-        if db.distribution(self.table) not in (None, "h by __dist_key__"):
+        distribution = db.distribution(self.table)
+        self.distributed = distribution is not None
+        if distribution not in (None, "h by __dist_key__"):
             table = quote_literal(self.table)
             raise MopError(f'{what} "{text}" is distributed by Citus, but not by hash of "__dist_key__"',
                            hint=f"SELECT undistribute_table({table}); SELECT create_distributed_table({table}, "

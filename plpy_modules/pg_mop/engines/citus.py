@@ -18,6 +18,11 @@ class Citus(PostgresFdw):
     each shard}. Of each shard the first placement is trained on, the others are its copies."""
 
     def __init__(self, db, foreign, placed):
+        """Raises MopError."""
+        if db.value("SELECT transaction_number <> 0 FROM get_current_transaction_id()"):
+            # each query of ours, and there are many while we wait, would have a savepoint on each node
+            raise MopError("this transaction has used tables that Citus distributes", sqlstate="25001",
+                           hint="COMMIT; and call again.")
         super().__init__(db, {**foreign, **{
             oid: [(shard[0][0].server(db), shard[0][1]) for shard in shards] for oid, shards in placed.items()}})
         self.placed, self.links = placed, Links(db, OF_SHARDS)

@@ -36,6 +36,7 @@ def pack(db, source, target, summary, inputs, outputs, requested, places, factor
             if table not in plans:
                 plans[table] = db.plpy.prepare(
                     places.INSERT.format(table, ", ".join(f"${i + 1}" for i in range(len(types)))), types)
+            db.heed()
             db.plpy.execute(plans[table], [places.keys[segment], *values, *([rows_in, *c.shape] for c in columns),
                                            buffer_id])
         written, buffer_id = written + rows_in, buffer_id + 1
@@ -44,6 +45,7 @@ def pack(db, source, target, summary, inputs, outputs, requested, places, factor
     cursor = db.plpy.cursor(rows.scan(db, source, summary, inputs, outputs, seed, places.distributed))
     chunk = max(1, min(CHUNK_ROWS, CHUNK_BYTES // sum(c.wire_bytes for c in columns)))
     while True:
+        db.heed()
         try:
             fetched = list(cursor.fetch(chunk))
         except db.plpy.SPIError as error:
