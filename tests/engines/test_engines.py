@@ -6,8 +6,8 @@ import signal
 
 import numpy as np
 import pytest
-from citus_nodes import Nodes
 
+from citus_nodes import Nodes
 from cluster import Cluster
 from conftest import Calling, Client, add_server, eventually, of_backend, trainers
 from workload import (

@@ -26,7 +26,7 @@ def training_preprocessor_dl(db, source_table, output_table, dependent_varname, 
     _check_request(db, buffer_size, distribution_rules)
     factor = buffers.reciprocal(normalizing_const)
     places = places_of(db, source, config)
-    with steady_scans(db, places.distributed):
+    with steady_scans(db):
         inputs = columns.independent(db, source, independent_varname)
         outputs = columns.dependent(db, source, dependent_varname, element)
         widths = _check_num_classes(num_classes, outputs)
@@ -55,7 +55,7 @@ def validation_preprocessor_dl(db, source_table, output_table, dependent_varname
     training = Training(db, training_preprocessor_table)
     factor = buffers.reciprocal(training.constant)
     places = places_of(db, source, config)
-    with steady_scans(db, places.distributed):
+    with steady_scans(db):
         inputs = columns.independent(db, source, independent_varname)
         outputs = columns.dependent(db, source, dependent_varname, training.element)
         training.match(inputs, outputs)

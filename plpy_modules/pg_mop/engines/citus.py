@@ -105,9 +105,13 @@ def placements(db, table, text):
 
 def reads_shards(db, table):
     """True where rows of a Table, or of what it is a view of, are in shards of Citus."""
-    return db.has_citus() and db.value(
+    if not db.has_citus():
+        return False
+    methods = db.value(
         "WITH RECURSIVE read(oid) AS (SELECT $1::oid UNION SELECT d.refobjid FROM read JOIN pg_rewrite r "
         "ON r.ev_class = read.oid JOIN pg_class v ON v.oid = read.oid AND v.relkind = 'v' JOIN pg_depend d "
         "ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass) "
-        "SELECT EXISTS (SELECT 1 FROM read JOIN pg_dist_partition p ON p.logicalrelid = read.oid "
-        "WHERE p.partmethod <> 'n')", ["oid"], [table.oid])
+        "SELECT array_agg(p.partmethod::text) FROM read JOIN pg_dist_partition p ON p.logicalrelid = read.oid",
+        ["oid"], [table.oid]) or []
+    db.on_nodes = db.on_nodes or bool(methods)
+    return any(method != "n" for method in methods)

@@ -7,14 +7,14 @@ from pg_mop.kinds import STRINGS, equality
 
 
 @contextmanager
-def steady_scans(db, distributed=False):
+def steady_scans(db):
     """Scan tables in the same order every time: no synchronized and no parallel scans.
 
-    Nor are plans made for particular parameters: the planner would copy a whole buffer, twice. `distributed`: by Citus,
-    which makes no others.
+    Nor are plans made for particular parameters: the planner would copy a whole buffer, twice. (Citus makes no
+    others.)
     """
     wanted = {"synchronize_seqscans": "off", "max_parallel_workers_per_gather": "0",
-              "plan_cache_mode": "force_custom_plan" if distributed else "force_generic_plan"}
+              "plan_cache_mode": "force_custom_plan" if db.on_nodes else "force_generic_plan"}
     before = {name: value for name in wanted if (value := db.setting(name)) is not None}
 
     def apply(values):

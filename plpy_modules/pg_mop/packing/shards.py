@@ -30,7 +30,6 @@ class Shards:
         """`segments`: how many; None: as many as the nodes have GPUs or cores. `replicas`: placements of each. Raises
         MopError, also where no server leads to a node: nobody could train there."""
         self.db, self.replicas, nodes = db, replicas, citus.nodes(db)
-        db.on_nodes = True
         if replicas > len(nodes):
             raise MopError(f"pg_mop.replicas is {replicas}, but Citus has {len(nodes)} "
                            f"node{'s' * (len(nodes) != 1)} for shards",
