@@ -205,6 +205,12 @@ def test_what_others_do_not_see_the_session_evaluates_and_predicts_alone(db):
     db.run("ROLLBACK; DROP TABLE here")
 
 
+def test_nodes_that_know_one_another_send_states_straight(nodes, db):
+    made = db.run("SELECT * FROM madlib.mop_connect_servers('w1, w2')")
+    assert [(row["role"], row["missing"]) for row in made] == [("postgres", None)] * 2
+    assert_invariants(db, fit(db, "flowers_packed", "models", "mst", iterations=1))
+
+
 def test_nobody_writes_to_shards_meanwhile(nodes, db):
     selection(db, "slow", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=10")] * 2)
     other = db.another()
@@ -328,3 +334,20 @@ def test_a_node_that_is_disabled_is_left_out(nodes, db):
             {"server": "w1"}]
     finally:
         db.run(f"SELECT citus_activate_node('127.0.0.1', nodeport) {where}")
+
+
+def test_an_update_reaches_all_nodes(nodes):
+    """From the release before at once; from any other on each node by itself."""
+    for source, nodewise in (("0.3.0", False), ("0.2.0", True)):
+        nodes.db.run(f"DROP EXTENSION pg_mop CASCADE; CREATE EXTENSION pg_mop SCHEMA madlib VERSION '{source}' CASCADE")
+        clients = [Client(cluster, "postgres") for cluster in (nodes.coordinator, *nodes.workers)]
+        assert {client.value("SELECT extversion FROM pg_extension WHERE extname = 'pg_mop'") for client in clients} == {
+            source}
+        for client in clients if nodewise else clients[:1]:
+            if nodewise:
+                client.run("SET citus.enable_ddl_propagation = off")
+            client.run("ALTER EXTENSION pg_mop UPDATE")
+        assert all(client.value("SELECT extversion = default_version FROM pg_extension JOIN pg_available_extensions "
+                                "ON name = extname WHERE extname = 'pg_mop'") for client in clients)
+        for client in clients:
+            client.close()
