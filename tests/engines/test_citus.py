@@ -208,6 +208,10 @@ def test_what_others_do_not_see_the_session_evaluates_and_predicts_alone(db):
 def test_nodes_that_know_one_another_send_states_straight(nodes, db):
     made = db.run("SELECT * FROM madlib.mop_connect_servers('w1, w2')")
     assert [(row["role"], row["missing"]) for row in made] == [("postgres", None)] * 2
+    for worker in nodes.workers:
+        client = Client(worker, "postgres")
+        assert client.value("SELECT count(*) FROM pg_user_mappings WHERE usename = 'postgres'") == 1
+        client.close()
     assert_invariants(db, fit(db, "flowers_packed", "models", "mst", iterations=1))
 
 
