@@ -81,7 +81,7 @@ class Executor:
         self._dispatch()
         while not (self.board.done and self.steering.done):
             busy = [s.relay or s for s in self.sessions.by_place.values() if s.work] + self.copies.busy
-            if not busy and not self.resting and not self.away:
+            if not (busy or self.resting or self.away or self.copies.resting):
                 raise RuntimeError("the scheduler leaves every session idle although units remain")
             ended, answers = [], wait(busy, self.sessions.tick)
             for session, error in answers:
