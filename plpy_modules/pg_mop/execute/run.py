@@ -82,7 +82,10 @@ class Executor:
         while not (self.board.done and self.steering.done):
             busy = [s.relay or s for s in self.sessions.by_place.values() if s.work] + self.copies.busy
             if not (busy or self.resting or self.away or self.copies.resting):
-                raise RuntimeError("the scheduler leaves every session idle although units remain")
+                self._dispatch()  # a server may have been given up by the one before, after others had been asked
+                if not any(session.work for session in self.sessions.by_place.values()):
+                    raise RuntimeError("the scheduler leaves every session idle although units remain")
+                continue
             ended, answers = [], wait(busy, self.sessions.tick)
             for session, error in answers:
                 if self.copies.makes(session):
