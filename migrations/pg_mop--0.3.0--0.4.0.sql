@@ -101,7 +101,8 @@ ALTER TABLE @extschema@.mop_copy ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_copy FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 
 -- Of runs from before, every iteration of every configuration is a stage of its own: their numbers by iteration.
-CREATE TEMPORARY TABLE mop_chain ON COMMIT DROP AS
+-- (No temporary tables: Citus cannot prepare a transaction that has some.)
+CREATE TABLE @extschema@.mop_chain AS
 SELECT c.run_id, c.mst_key, c.compile_params, c.fit_params, i.iteration, r.metrics_iterations, r.averaging,
        ((i.iteration - 1) * pg_catalog.count(*) OVER of_iteration
         + pg_catalog.row_number() OVER (of_iteration ORDER BY c.mst_key))::integer AS stage,
@@ -117,14 +118,14 @@ INSERT INTO @extschema@.mop_stage (run_id, stage, parent, iteration, identity, m
     evaluated)
 SELECT run_id, stage, CASE WHEN iteration > 1 THEN stage - width END, iteration,
        pg_catalog.concat_ws('/', 'before 0.4.0', run_id, mst_key, iteration), mst_key, compile_params, fit_params,
-       iteration = ANY (metrics_iterations) AND (mst_key = 1 OR NOT averaging) FROM mop_chain;
-INSERT INTO @extschema@.mop_request SELECT run_id, mst_key, iteration, stage FROM mop_chain;
+       iteration = ANY (metrics_iterations) AND (mst_key = 1 OR NOT averaging) FROM @extschema@.mop_chain;
+INSERT INTO @extschema@.mop_request SELECT run_id, mst_key, iteration, stage FROM @extschema@.mop_chain;
 
 DROP INDEX @extschema@.mop_unit_once;
 ALTER TABLE @extschema@.mop_unit DROP CONSTRAINT mop_unit_pkey, DROP CONSTRAINT mop_unit_run_id_mst_key_fkey,
     ADD COLUMN stage integer;
 -- the metrics of an average belong to the first replica
-UPDATE @extschema@.mop_unit u SET stage = c.stage FROM mop_chain c
+UPDATE @extschema@.mop_unit u SET stage = c.stage FROM @extschema@.mop_chain c
 WHERE (c.run_id, c.mst_key, c.iteration) =
       (u.run_id, CASE WHEN c.averaging AND u.kind = 'evaluate' THEN 1 ELSE u.mst_key END, u.iteration);
 DELETE FROM @extschema@.mop_unit WHERE stage IS NULL;
@@ -138,10 +139,10 @@ ALTER TABLE @extschema@.mop_metric DROP CONSTRAINT mop_metric_pkey, DROP CONSTRA
     ADD COLUMN stage integer, ADD COLUMN noted_at timestamptz NOT NULL DEFAULT clock_timestamp();
 UPDATE @extschema@.mop_metric m SET noted_at = u.noted_at FROM (
     SELECT run_id, iteration, dataset, mst_key, max(finished_at) AS noted_at
-    FROM @extschema@.mop_unit JOIN mop_chain c USING (run_id, stage, iteration)
+    FROM @extschema@.mop_unit JOIN @extschema@.mop_chain c USING (run_id, stage, iteration)
     WHERE kind = 'evaluate' AND finished_at IS NOT NULL GROUP BY 1, 2, 3, 4) u
 WHERE (u.run_id, u.iteration, u.dataset, u.mst_key) = (m.run_id, m.iteration, m.dataset, m.mst_key);
-UPDATE @extschema@.mop_metric m SET stage = c.stage FROM mop_chain c
+UPDATE @extschema@.mop_metric m SET stage = c.stage FROM @extschema@.mop_chain c
 WHERE (c.run_id, c.mst_key, c.iteration) = (m.run_id, m.mst_key, m.iteration);
 DELETE FROM @extschema@.mop_metric WHERE stage IS NULL;
 ALTER TABLE @extschema@.mop_metric DROP COLUMN mst_key, DROP COLUMN iteration, ALTER COLUMN stage SET NOT NULL,
@@ -149,14 +150,14 @@ ALTER TABLE @extschema@.mop_metric DROP COLUMN mst_key, DROP COLUMN iteration, A
     ADD FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE;
 
 ALTER TABLE @extschema@.mop_partial DROP CONSTRAINT mop_partial_pkey, ADD COLUMN stage integer;
-UPDATE @extschema@.mop_partial p SET stage = c.stage FROM mop_chain c
+UPDATE @extschema@.mop_partial p SET stage = c.stage FROM @extschema@.mop_chain c
 WHERE (c.run_id, c.mst_key, c.iteration) = (p.run_id, p.mst_key, p.iteration);
 DELETE FROM @extschema@.mop_partial WHERE stage IS NULL;
 ALTER TABLE @extschema@.mop_partial DROP COLUMN mst_key, DROP COLUMN iteration, ALTER COLUMN stage SET NOT NULL,
     ADD PRIMARY KEY (run_id, stage, dataset, segment);
 
 -- a version belongs to the stage of its iteration
-CREATE TEMPORARY TABLE mop_model_before ON COMMIT DROP AS SELECT * FROM @extschema@.mop_model;
+CREATE TABLE @extschema@.mop_model_before AS SELECT * FROM @extschema@.mop_model;
 ALTER TABLE @extschema@.mop_model DROP CONSTRAINT mop_model_pkey, DROP CONSTRAINT mop_model_run_id_mst_key_fkey,
     DROP COLUMN mst_key, DROP COLUMN kept_generation, ALTER COLUMN version DROP DEFAULT, ADD COLUMN stage integer;
 DELETE FROM @extschema@.mop_model;
@@ -170,7 +171,7 @@ SELECT c.run_id, c.stage,
             WHEN greatest(m.version - 1, 1) BETWEEN (c.iteration - 1) * c.visits + 1 AND c.iteration * c.visits
                  THEN m.kept_generation END,
        CASE WHEN (c.iteration - 1) * c.visits < m.version OR c.iteration = 1 THEN m.bytes END
-FROM mop_chain c JOIN mop_model_before m USING (run_id, mst_key);
+FROM @extschema@.mop_chain c JOIN @extschema@.mop_model_before m USING (run_id, mst_key);
 
 CREATE TABLE @extschema@.mop_checkpoint (
     run_id bigint NOT NULL,
@@ -193,14 +194,14 @@ BEGIN
         name := '@extschema@.' || pg_catalog.quote_ident('mop_state_' || kept.run_id || '_' || kept.generation);
         EXECUTE 'ALTER TABLE ' || name || ' RENAME COLUMN mst_key TO stage';
         -- (every configuration of iteration 1 has its number in the order of their keys)
-        EXECUTE 'UPDATE ' || name || ' t SET stage = c.stage + 1000000000 FROM mop_chain c WHERE c.run_id = $1'
+        EXECUTE 'UPDATE ' || name || ' t SET stage = c.stage + 1000000000 FROM @extschema@.mop_chain c WHERE c.run_id = $1'
                 ' AND c.mst_key = t.stage AND greatest(t.version, 1) BETWEEN (c.iteration - 1) * c.visits + 1'
                 ' AND c.iteration * c.visits' USING kept.run_id;
         EXECUTE 'UPDATE ' || name || ' SET stage = stage - 1000000000 WHERE stage > 1000000000';
     END LOOP;
 END
 $do$;
-DROP TABLE mop_chain, mop_model_before;
+DROP TABLE @extschema@.mop_chain, @extschema@.mop_model_before;
 
 -- functions that went, or whose arguments changed
 

@@ -25,13 +25,14 @@ def dense(width=8, inputs=4, classes=3, name="dense"):
                       layer("Dense", name="out", units=classes, activation="softmax"))
 
 
-def make_data(db, table="flowers", rows=100, segments=3, buffer_size=10, packed=None, seed=5):
-    """A table of three separable classes with 4 features, and its packed form `<table>_packed`."""
+def make_data(db, table="flowers", rows=100, segments=3, buffer_size=10, packed=None, seed=5, then="SELECT"):
+    """A table of three separable classes with 4 features, and its packed form `<table>_packed`. `then`: SQL for what is
+    done with the table before."""
     packed = packed or f"{table}_packed"
     db.run(f"DROP TABLE IF EXISTS {table}, {packed}, {packed}_summary")
     db.run(f"CREATE TABLE {table} AS SELECT i AS id, ARRAY[i % 3, (i * 7) % 5, (i * 11) % 7, 1]::real[] AS x, "
            f"(ARRAY['a','b','c'])[1 + i % 3] AS y FROM generate_series(1, {rows}) AS i")
-    db.run(f"SET pg_mop.segments = {segments}; SET pg_mop.seed = {seed}")
+    db.run(f"SET pg_mop.segments = {segments}; SET pg_mop.seed = {seed}; {then}")
     db.run("SELECT madlib.training_preprocessor_dl(%s, %s, 'y', 'x', %s)", [table, packed, buffer_size])
     return packed
 

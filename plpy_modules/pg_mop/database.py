@@ -4,6 +4,7 @@ Every SQL function of the extension enters Python through :func:`sql_function`, 
 :class:`Database` instead of ``plpy``.
 """
 
+import ctypes
 import functools
 import json
 import math
@@ -96,15 +97,26 @@ class Database:
         self.commits = False     # this is a procedure, whose transaction ends at every tick
         self.while_waiting = []  # what is to be called at every tick of a procedure
         self.at_end = []         # what is to be called once the call and its last transaction are over
+        self.on_nodes = False    # the transaction may be one of Citus, on other nodes, too
 
     # --- waiting -------------------------------------------------------------------------------
     def tick(self):
         """Let PostgreSQL see interrupts: a cancel is raised from here. A procedure holds nothing while it waits."""
+        self.heed()
         self.plpy.execute("SELECT 1")
         if self.commits:
             for work in self.while_waiting:
                 work()
             self.commit()
+
+    def heed(self):
+        """Raise a cancel that has come: what uses plpy without `execute` calls this before.
+
+        PL/Python begins each query with a savepoint, which Citus makes on its nodes. A cancel that is raised there goes
+        through Python's frames as if there were none: nothing is closed, and nobody is told.
+        """
+        if self.on_nodes and ctypes.c_int.in_dll(ctypes.CDLL(None), "QueryCancelPending").value:
+            self.plpy.log("pg_mop: a cancel is heard")  # with each message PostgreSQL looks for cancels
 
     def commit(self):
         """End this transaction and begin another, which has no snapshot until something is asked of it."""
@@ -114,6 +126,7 @@ class Database:
     # --- queries -------------------------------------------------------------------------------
     def execute(self, sql, types=(), values=()):
         """Run `sql` ($1.. typed by `types`); returns the rows as dicts."""
+        self.heed()
         if self._before is not None and not self._pinned:
             self._pin()
         if types:
@@ -248,10 +261,24 @@ class Database:
         return table
 
     def has_foreign_rows(self, table):
-        """True where a Table, or a partition of it, is a foreign table."""
+        """True where a Table, or a partition of it, is a foreign table, or is distributed by Citus."""
         return self.value("SELECT EXISTS (SELECT 1 FROM (SELECT relid FROM pg_partition_tree($1::oid::regclass) UNION "
                           "SELECT $1::oid::regclass) t JOIN pg_foreign_table f ON f.ftrelid = t.relid)", ["oid"],
-                          [table.oid])
+                          [table.oid]) or (self.distribution(table) or "n") != "n"
+
+    def has_citus(self):
+        return self.value("SELECT to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL")
+
+    def distribution(self, table):
+        """How Citus distributes a Table: 'h by <column>' for one distributed by hash, another method's letter alone,
+        'n' for one that is not cut into parts (such as a reference table); None where it does not."""
+        if not self.has_citus():
+            return None
+        method = self.value(
+            "SELECT CASE partmethod WHEN 'h' THEN 'h by ' || column_to_column_name(logicalrelid, partkey) "
+            "ELSE partmethod::text END FROM pg_dist_partition WHERE logicalrelid = $1", ["oid"], [table.oid])
+        self.on_nodes = self.on_nodes or method is not None
+        return method
 
     def output_table(self, text, *suffixes):
         """Check that tables `text` and `text`+suffix can be made; returns their quoted, schema-qualified names.

@@ -53,7 +53,8 @@ class Locks:
                            detail="Created, altered or locked here, it cannot be read by the worker sessions.",
                            hint="COMMIT; then call again: worker sessions read what is committed and not locked.",
                            sqlstate="55006")
-        if table.kind not in ("r", "p") or not db.value(
+        # (of what Citus distributes shards are locked; LOCK TABLE would take the caller's transaction to all nodes)
+        if table.kind not in ("r", "p") or packed.distributed or not db.value(
                 "SELECT has_table_privilege($1, 'UPDATE, DELETE, TRUNCATE')", ["oid"], [table.oid]):
             return
         if self._session is not None:

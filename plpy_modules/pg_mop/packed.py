@@ -1,6 +1,6 @@
 """Packed tables as the consumers see them: the columns, what the summary says, and the checks on both."""
 
-from pg_mop.database import MopError, quote_identifier
+from pg_mop.database import MopError, quote_identifier, quote_literal
 from pg_mop.packing.summary import copies_in
 
 REPACK = "SELECT {schema}.training_preprocessor_dl(...) (or validation_preprocessor_dl) makes such a table."
@@ -11,7 +11,7 @@ class PackedTable:
 
     `inputs` and `outputs` are column names, `columns` both, `summary` the summary's row as a dict. `keyed`: its rows
     say by `__dist_key__` of which segment they are; those that MADlib packed on PostgreSQL do not, and are one segment.
-    `foreign`: rows are in foreign tables.
+    `foreign`: rows are in foreign tables or, `distributed`, in shards of Citus.
     """
 
     def __init__(self, db, text, what):
@@ -25,6 +25,13 @@ class PackedTable:
             raise MopError(f'{what} "{text}" is empty', hint=hint)
         if self.table.kind == "v":
             raise MopError(f'{what} "{text}" is a view: it must be a table that the preprocessor has made', hint=hint)
+        distribution = db.distribution(self.table)
+        self.distributed = distribution is not None
+        if distribution not in (None, "h by __dist_key__"):
+            table = quote_literal(self.table)
+            raise MopError(f'{what} "{text}" is distributed by Citus, but not by hash of "__dist_key__"',
+                           hint=f"SELECT undistribute_table({table}); SELECT create_distributed_table({table}, "
+                                f"'__dist_key__', colocate_with => 'none');", sqlstate="42809")
         db.check_readable(self.table, db.columns(self.table))
         self.summary_table = db.input_table(db.suffixed(text, "_summary"), f"summary of the {what}", hint=hint)
         self.summary = db.one(f"SELECT * FROM {self.summary_table}")

@@ -7,6 +7,7 @@ import signal
 import numpy as np
 import pytest
 
+from citus_nodes import Nodes
 from cluster import Cluster
 from conftest import Calling, Client, add_server, eventually, of_backend, trainers
 from workload import (
@@ -25,18 +26,50 @@ from workload import (
 )
 
 SEED = 11
+EXTENSION = "CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE"
 
 
 class OneServer:
-    """All segments on the coordinator's own server."""
+    """All segments on the coordinator's own server.
 
-    servers = None
+    `db`: a session of the coordinator's; `workers`: {name of another server: a session there}, where the extension is
+    in `schema`; `distribute`: SQL for what is done with a table of raw rows; `keys`: the segments' `__dist_key__`."""
 
-    def __init__(self, server, database):
-        self.db, self.workers = Client(server, database), {}
+    servers, schema, distribute, keys = None, "mop", "SELECT", [0, 1, 2]
+
+    def __init__(self, server):
+        self.maker = Client(server, "postgres")
+        self.maker.run("DROP DATABASE IF EXISTS engine WITH (FORCE)")
+        self.maker.run("CREATE DATABASE engine")
+        self.db, self.workers = Client(server, "engine"), {}
+        self.db.run(EXTENSION)
+
+    def segments_elsewhere(self):
+        """How many segments of flowers_packed are on which other server."""
+        return self.db.run(
+            "SELECT srvname AS server, count(*) FROM pg_foreign_table t JOIN pg_inherits i ON i.inhrelid = t.ftrelid "
+            "JOIN pg_foreign_server s ON s.oid = t.ftserver WHERE i.inhparent = 'flowers_packed'::regclass GROUP BY 1")
+
+    def raw_rows(self):
+        """The raw rows as a table `rawp`, a partition on each server: sessions on these servers."""
+        workers = self.workers or {None: self.db}
+        places = [*((worker, name) for name, worker in workers.items()), (self.db, None)]
+        self.db.run("DROP TABLE IF EXISTS rawp; CREATE TABLE rawp (LIKE flowers) PARTITION BY HASH (id)")
+        for number, (client, name) in enumerate(places):
+            bounds = f"FOR VALUES WITH (MODULUS {len(places)}, REMAINDER {number})"
+            if client is self.db:
+                self.db.run(f"CREATE TABLE rawp_{number} PARTITION OF rawp {bounds}")
+            else:
+                client.run("DROP TABLE IF EXISTS public.raw; CREATE TABLE public.raw (id integer, x real[], y text)")
+                self.db.run(f"CREATE FOREIGN TABLE rawp_{number} PARTITION OF rawp {bounds} SERVER {name} "
+                            "OPTIONS (schema_name 'public', table_name 'raw')")
+        self.db.run("INSERT INTO rawp SELECT * FROM flowers")
+        return [client for client, _ in places]
 
     def close(self):
         self.db.close()
+        self.maker.run("DROP DATABASE engine WITH (FORCE)")
+        self.maker.close()
 
 
 class SeveralServers(OneServer):
@@ -44,8 +77,8 @@ class SeveralServers(OneServer):
 
     servers = "w1, local, w2"
 
-    def __init__(self, server, database):
-        super().__init__(server, database)
+    def __init__(self, server):
+        super().__init__(server)
         self.clusters = {name: Cluster(max_connections=40) for name in ("w1", "w2")}
         self.db.run("CREATE EXTENSION postgres_fdw")
         self.workers = {name: add_server(self.db, name, cluster) for name, cluster in self.clusters.items()}
@@ -58,49 +91,52 @@ class SeveralServers(OneServer):
             cluster.stop()
 
 
-@pytest.fixture(scope="module", params=[OneServer, SeveralServers], ids=["postgresql", "postgres_fdw"])
+class CitusNodes(OneServer):
+    """Segments on two nodes of Citus."""
+
+    schema, distribute = "madlib", "SELECT create_distributed_table('flowers', 'id', shard_count => 4)"
+    keys = property(lambda self: [row["k"] for row in self.db.run(
+        "SELECT DISTINCT __dist_key__ AS k FROM flowers_packed ORDER BY 1")])
+
+    def __init__(self, server):
+        self.nodes = Nodes(2)
+        self.db, self.workers = self.nodes.db, {
+            f"w{number}": Client(cluster, "postgres") for number, cluster in enumerate(self.nodes.workers, 1)}
+
+    def segments_elsewhere(self):
+        return self.db.run("SELECT nodename, nodeport, count(*) FROM citus_shards "
+                           "WHERE table_name = 'flowers_packed'::regclass GROUP BY 1, 2")
+
+    def raw_rows(self):
+        self.db.run("DROP TABLE IF EXISTS rawp; CREATE TABLE rawp (LIKE flowers); SELECT create_distributed_table("
+                    "'rawp', 'id', shard_count => 2, colocate_with => 'none'); INSERT INTO rawp SELECT * FROM flowers")
+        return [*self.workers.values()]
+
+    def close(self):
+        for worker in self.workers.values():
+            worker.close()
+        self.nodes.stop()
+
+
+@pytest.fixture(scope="module", params=[OneServer, SeveralServers, CitusNodes],
+                ids=["postgresql", "postgres_fdw", "citus"])
 def engine(server, request):
-    maker = Client(server, "postgres")
-    name = f"engine_{request.param.__name__.lower()}"
-    maker.run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-    maker.run(f"CREATE DATABASE {name}")
-    Client(server, name).run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE")
-    made = request.param(server, name)
+    made = request.param(server)
     if made.servers:
         made.db.run(f"SET pg_mop.servers = '{made.servers}'")
     made.db.run(f"SET pg_mop.seed = {SEED}; SET pg_mop.threads = 1; SET pg_mop.kernel = plain")
-    make_data(made.db, rows=101, segments=3, buffer_size=9, seed=SEED)
+    make_data(made.db, rows=101, segments=3, buffer_size=9, seed=SEED, then=made.distribute)
     made.db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed')")
     load(made.db, "arch", dense())
     yield made
     made.close()
-    maker.run(f"DROP DATABASE {name} WITH (FORCE)")
-    maker.close()
 
 
 def nothing_is_left(engine):
     """No run and no state of a run that is over, on any other server."""
     for worker in engine.workers.values():
-        assert worker.value("SELECT count(*) FROM mop.mop_run") == 0
+        assert worker.value(f"SELECT count(*) FROM {engine.schema}.mop_run") == 0
         assert worker.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'mop\\_state\\_%'") == 0
-
-
-def raw_rows(engine):
-    """The raw rows as a table `rawp`, a partition on each server: clients of these servers."""
-    db = engine.db
-    workers = engine.workers or {None: db}
-    places = [*((worker, name) for name, worker in workers.items()), (db, None)]
-    db.run("DROP TABLE IF EXISTS rawp; CREATE TABLE rawp (LIKE flowers) PARTITION BY HASH (id)")
-    for number, (client, name) in enumerate(places):
-        bounds = f"FOR VALUES WITH (MODULUS {len(places)}, REMAINDER {number})"
-        if client is db:
-            db.run(f"CREATE TABLE rawp_{number} PARTITION OF rawp {bounds}")
-        else:
-            client.run("DROP TABLE IF EXISTS public.raw; CREATE TABLE public.raw (id integer, x real[], y text)")
-            db.run(f"CREATE FOREIGN TABLE rawp_{number} PARTITION OF rawp {bounds} SERVER {name} "
-                   "OPTIONS (schema_name 'public', table_name 'raw')")
-    db.run("INSERT INTO rawp SELECT * FROM flowers")
-    return [client for client, _ in places]
 
 
 class Halted:
@@ -109,7 +145,7 @@ class Halted:
     `place`: a client of a server whose worker sessions, `stopped` (process ids), do so; `run_id`: the call's."""
 
     def __init__(self, engine, output):
-        self.place, self.client = raw_rows(engine)[0], engine.db.another()
+        self.place, self.client = engine.raw_rows()[0], engine.db.another()
         fit(self.client, "flowers_packed", "warm", "mst", iterations=1)
         self.stopped = [row["pid"] for row in self.place.run(
             "SELECT pid FROM pg_stat_activity WHERE state = 'idle' AND application_name = %s",
@@ -144,10 +180,8 @@ class TestConformance:
     def test_the_segments_are_where_they_should_be(self, engine):
         db = engine.db
         counts = db.run("SELECT __dist_key__ AS k, sum(y_shape[1]) AS n FROM flowers_packed GROUP BY 1 ORDER BY 1")
-        assert [c["k"] for c in counts] == [0, 1, 2] and sum(c["n"] for c in counts) == 101
-        foreign = db.value("SELECT count(*) FROM pg_foreign_table t JOIN pg_inherits i ON i.inhrelid = t.ftrelid "
-                           "WHERE i.inhparent = 'flowers_packed'::regclass")
-        assert foreign == len(engine.workers)
+        assert [c["k"] for c in counts] == engine.keys and sum(c["n"] for c in counts) == 101 and len(counts) == 3
+        assert len(engine.segments_elsewhere()) == len(engine.workers)
 
     def test_the_final_weights_are_plain_keras_ones_bit_for_bit(self, engine):
         db = engine.db
@@ -195,7 +229,7 @@ class TestConformance:
     @pytest.mark.parametrize("kind", ["'prob'", "'response'", "2", "0.3::float8"])
     def test_predictions_for_partitions_are_those_of_one_session(self, engine, kind):
         db = engine.db
-        raw_rows(engine)
+        engine.raw_rows()
         assert predicted(db, "rawp", kind) == predicted(db, "flowers", kind)
         nothing_is_left(engine)
 
@@ -242,7 +276,7 @@ class TestConformance:
             "architecture": dense(), "optimizer": "Adam", "arguments": {"learning_rate": 0.05}, "batch_size": 8,
             "loss": "categorical_crossentropy", "metrics": [], "epochs": 2, "iterations": 3,
             "seed": int(np.random.SeedSequence([SEED, 1]).generate_state(1)[0]),
-            "visits": [buffers(db, "flowers_packed", segment) for segment in range(3)]}], "average")
+            "visits": [buffers(db, "flowers_packed", segment) for segment in engine.keys]}], "average")
         a = np.frombuffer(bytes(db.value("SELECT model_weights FROM one")), "<f4")
         b = np.frombuffer(base64.b64decode(theirs), "<f4")
         assert np.abs(a - b).max() <= 1e-6 * np.abs(b).max()
@@ -258,7 +292,7 @@ class TestConformance:
         three = pickled("three", "def three(y_true, y_pred):\n    return y_pred[:, 0] * 0 + 3.0\n")
         db.run("SELECT madlib.load_custom_function('functions', %s, 'three')", [three])
         for worker in engine.workers.values():
-            worker.run("SELECT mop.load_custom_function('functions', %s, 'three')", [three])
+            worker.run(f"SELECT {engine.schema}.load_custom_function('functions', %s, 'three')", [three])
         compiled = ADAM.format(0.01).replace("accuracy", "three")
         selection(db, "custom", "arch", [(1, compiled, "batch_size=8")], "functions")
         run_id = fit(db, "flowers_packed", "customs", "custom", iterations=1)

@@ -6,8 +6,8 @@ from pg_mop import settings
 from pg_mop.database import MopError, quote_identifier, sql_function
 from pg_mop.packing import buffers, columns, table
 from pg_mop.packing import summary as summaries
-from pg_mop.packing.places import Places
 from pg_mop.packing.rows import steady_scans
+from pg_mop.packing.shards import places_of
 from pg_mop.packing.training import ELEMENTS, Training
 
 
@@ -25,7 +25,7 @@ def training_preprocessor_dl(db, source_table, output_table, dependent_varname, 
     target, summary = db.output_table(output_table, "_summary")
     _check_request(db, buffer_size, distribution_rules)
     factor = buffers.reciprocal(normalizing_const)
-    places = Places(db, config["servers"], config["segments"], config["replicas"])
+    places = places_of(db, source, config)
     with steady_scans(db):
         inputs = columns.independent(db, source, independent_varname)
         outputs = columns.dependent(db, source, dependent_varname, element)
@@ -54,7 +54,7 @@ def validation_preprocessor_dl(db, source_table, output_table, dependent_varname
     _check_request(db, buffer_size, distribution_rules)
     training = Training(db, training_preprocessor_table)
     factor = buffers.reciprocal(training.constant)
-    places = Places(db, config["servers"], config["segments"], config["replicas"])
+    places = places_of(db, source, config)
     with steady_scans(db):
         inputs = columns.independent(db, source, independent_varname)
         outputs = columns.dependent(db, source, dependent_varname, training.element)

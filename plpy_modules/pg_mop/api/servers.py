@@ -46,7 +46,9 @@ def mop_connect_servers(db, servers):
     if len(set(names)) < 2 or "" in names:
         raise MopError(f"servers must be the names of at least two servers, w1, w2, not {servers!r}",
                        hint="SELECT srvname FROM pg_foreign_server;")
-    links, done, known = Links(db), [], {}
+    # (on a node of Citus nothing else may be done than for itself)
+    links = Links(db, "SET citus.enable_ddl_propagation = off" if db.has_citus() else None)
+    done, known = [], {}
     mappings = {name: {row["role"]: dict(ways.options(row["umoptions"])) for row in db.execute(
         "SELECT usename AS role, umoptions FROM pg_user_mappings WHERE srvname = $1 AND umuser <> 0 ORDER BY 1",
         ["text"], [name])} for name in names}

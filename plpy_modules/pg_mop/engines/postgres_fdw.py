@@ -54,7 +54,7 @@ class PostgresFdw(PostgreSQL):
         """The link to a server that has been away, anew: it keeps writers from these packed tables; `tick`: called
         while it is waited for. Raises MopError."""
         self.links[server].session.close()
-        link = self.links[server] = Link(self.db, self.links[server].way, tick)
+        link = self.links[server] = self.links.open(self.links[server].way, tick)
         for packed in tables:
             for name, table in self._tables(packed):
                 if name == server:
@@ -93,15 +93,21 @@ class PostgresFdw(PostgreSQL):
 
     def with_copies(self, packed, segments):
         copies = {}
+        for copy in self._copies(packed):
+            copies.setdefault(copy.key, []).append(copy)
+        return [dataclasses.replace(segment, copies=tuple(
+            copy for copy in copies.get(segment.key, ()) if copy.server != segment.server)) for segment in segments]
+
+    def _copies(self, packed):
+        """All copies that there are of segments of a packed table, as Segments. Raises MopError."""
+        found = []
         for key, server, table in packed.copies:
             if server is None:
                 self._check_own(packed, table)
-                found = self._segments_here(packed, table, f"SELECT {key} AS key", table)
+                found += self._segments_here(packed, table, f"SELECT {key} AS key", table)
             else:
-                found = self._segments_there(packed, server, table)
-            copies.setdefault(key, []).extend(copy for copy in found if copy.key == key)
-        return [dataclasses.replace(segment, copies=tuple(
-            copy for copy in copies.get(segment.key, ()) if copy.server != segment.server)) for segment in segments]
+                found += (copy for copy in self._segments_there(packed, server, table) if copy.key == key)
+        return found
 
     def _check_own(self, packed, table):
         """A copy here must be a table of who owns the packed table: a view may run its owner's functions as who reads
@@ -149,16 +155,22 @@ class PostgresFdw(PostgreSQL):
 
 
 class Links(dict):
-    """{name of a server: its Link}, each opened when it is asked for. Raises MopError where a server does not serve."""
+    """{name of a server: its Link}, each opened when it is asked for. Raises MopError where a server does not serve.
 
-    def __init__(self, db):
+    `first`: SQL that their sessions begin with."""
+
+    def __init__(self, db, first=None):
         super().__init__()
-        self.db = db
+        self.db, self.first = db, first
         db.at_end.append(self._close)  # whatever becomes of the call, no session holds locks on other servers
 
     def __missing__(self, server):
-        self[server] = Link(self.db, ways.to(self.db, server))
+        self[server] = self.open(ways.local(self.db) if server is None else ways.to(self.db, server))
         return self[server]
+
+    def open(self, way, tick=None):
+        """A new Link. Raises MopError."""
+        return Link(self.db, way, tick, self.first)
 
     def _close(self):
         for link in self.values():
@@ -171,11 +183,14 @@ class Link:
     Raises MopError where the server cannot be reached, or has not what it takes.
     """
 
-    def __init__(self, db, way, tick=None):
+    def __init__(self, db, way, tick=None, first=None):
+        """`first`: SQL to begin with; `tick`: called while it waits."""
         self.way, self.tick, self.lock_timeout = way, tick or db.tick, db.setting("pg_mop.lock_timeout") or "10s"
         self.session = open_session(way, None, "pg_mop link", self.tick)
-        quoted = quote_identifier(way.server)
+        self.name = quoted = quote_identifier(way.server or ways.LOCAL)
         try:
+            if first:
+                self.run(first)
             schema = self.run("SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace "
                               "WHERE e.extname = 'pg_mop'")
             if not schema:
@@ -209,7 +224,7 @@ class Link:
                         f"TRUNCATE')")[0][0]:
                 self.run(f"BEGIN; SET LOCAL lock_timeout = '{self.lock_timeout}'; LOCK TABLE {table} IN SHARE MODE")
         except psycopg2.errors.LockNotAvailable:
-            raise MopError(f"{table} on server {quote_identifier(self.way.server)} is locked by another transaction",
+            raise MopError(f"{table} on server {self.name} is locked by another transaction",
                            hint=f"There: SELECT pid, mode FROM pg_locks WHERE relation = {quote_literal(table)}"
                                 f"::regclass;",
                            sqlstate="55P03") from None

@@ -22,7 +22,9 @@ def why_alone(db, table, columns, checked):
         "SELECT 1 FROM unnest($2) AS name WHERE NOT has_column_privilege(c.oid, name, 'SELECT')))) AS forbidden, "
         "bool_or(EXISTS (SELECT 1 FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = ANY ($2) "
         "AND a.attfdwoptions IS NOT NULL)) AS renamed "
-        "FROM pg_partition_tree($1::regclass) t JOIN pg_class c ON c.oid = t.relid WHERE t.isleaf",
+        # (only of a partitioned table, or a partition, there is such a tree)
+        "FROM pg_class c WHERE c.oid IN (SELECT relid FROM pg_partition_tree($1::regclass) WHERE isleaf) "
+        "OR c.oid = $1 AND c.relkind = 'r'",
         ["oid", "text[]"], [table.oid, columns])
     reasons = {"temporary": "it is temporary", "written": "this transaction has written to it",
                "policies": "it has row security", "others": "a partition is no table of PostgreSQL's",

@@ -121,6 +121,7 @@ class Reader:
             cursor.close()
 
     def _fetch(self, cursor, count):
+        self.db.heed()
         try:
             return cursor.fetch(count)
         except self.db.plpy.SPIError as error:

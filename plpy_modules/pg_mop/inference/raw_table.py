@@ -8,7 +8,7 @@ HINT = "predict takes raw rows, one example a row, not a packed table."
 
 class RawTable:
     """`text`: what the caller calls the table; `table`; `identifier` and `inputs`: names of its columns; `foreign`:
-    rows are in foreign tables; `in_parts`: there are several; `id_type`: SQL."""
+    rows are in foreign tables, or in shards of Citus; `in_parts`: there are several; `id_type`: SQL."""
 
     outputs = ()
 
@@ -37,9 +37,9 @@ class RawTable:
         self.id_type = db.value("SELECT format_type(atttypid, atttypmod) FROM pg_attribute "
                                 "WHERE attrelid = $1 AND attname = $2", ["oid", "text"],
                                 [self.table.oid, self.identifier])
-        self.in_parts = self.table.kind == "p" and db.value(
-            "SELECT count(*) > 1 FROM pg_partition_tree($1::oid::regclass) WHERE isleaf", ["oid"], [self.table.oid])
         self.foreign = db.has_foreign_rows(self.table)
+        self.in_parts = self.foreign and self.table.kind == "r" or self.table.kind == "p" and db.value(
+            "SELECT count(*) > 1 FROM pg_partition_tree($1::oid::regclass) WHERE isleaf", ["oid"], [self.table.oid])
 
     @property
     def columns(self):

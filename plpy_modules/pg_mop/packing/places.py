@@ -6,13 +6,19 @@ import re
 from pg_mop import settings
 from pg_mop.database import MopError, quote_identifier, quote_literal
 from pg_mop.engines.postgres_fdw import Links
+from pg_mop.packing import buffers
 
 HERE = "local"  # this server, in pg_mop.servers
+PRIMARY_KEY = 'PRIMARY KEY ("__dist_key__", "buffer_id")'
 
 
 class Places:
     """The servers that segments are dealt out over: `servers`, the name of each segment's; `copies`: of its copy's,
-    None where it has none; `links`: to those that are not this one, empty where all are here."""
+    None where it has none; `links`: to those that are not this one, empty where all are here; `keys`: the segments'
+    `__dist_key__`."""
+
+    distributed = False  # by Citus
+    INSERT = "INSERT INTO {} VALUES ({})"  # a row: table, parameters
 
     def __init__(self, db, names, segments, replicas=1):
         """`names`: of postgres_fdw servers, `local` for this one; None: this one alone. `segments`: how many; None: as
@@ -30,7 +36,7 @@ class Places:
         if replicas > 1:
             self._check_distinct()
         self.servers = deal(segments or sum(strengths.values()), strengths)
-        self.copies = [None] * len(self.servers)
+        self.copies, self.keys = [None] * len(self.servers), range(len(self.servers))
         for name in strengths.keys() - {HERE} if replicas > 1 else ():
             own = [segment for segment, server in enumerate(self.servers) if server == name]
             others = {other: strength for other, strength in strengths.items() if other not in (name, HERE)}
@@ -45,6 +51,31 @@ class Places:
                 raise MopError(f'servers "{first}" and "{name}" are one: a copy there would be none',
                                hint="SET pg_mop.servers = ...; with servers that differ, or RESET pg_mop.replicas;")
 
+    def create(self, target, columns, external):
+        """Create the packed table (quoted): (the tables to be filled with each segment, quoted, its partition first;
+        what the summary says of copies). `columns`: [(name, type), ...]; `external`: those that are to be stored
+        uncompressed."""
+        db, (schema, name) = self.db, self.db.parse_name(target)
+        # a table with foreign partitions can have no key
+        key = "" if self.links else f", {PRIMARY_KEY}"
+        db.execute(f'CREATE TABLE {target} ({columns_sql(columns)}{key}) PARTITION BY LIST ("__dist_key__"); '
+                   f"ALTER TABLE {target} {external_sql(external)}")
+        filled, copies, segments = [], [], len(self.servers)
+        for segment in range(segments):
+            own = _quoted((schema, buffers.partition_name(name, segment, segments)))
+            if db.value("SELECT to_regclass($1) IS NOT NULL", ["text"], [own]):  # before anything is made elsewhere
+                raise MopError(f"table {own} already exists", detail=f"It would be segment {segment} of {target}.",
+                               hint=f"DROP TABLE {own}; or choose another output table.", sqlstate="42P07")
+        for segment, copy_on in enumerate(self.copies):
+            own = schema, buffers.partition_name(name, segment, segments)
+            self.make(target, own, segment, columns)
+            filled.append([_quoted(own)])
+            if copy_on is not None:
+                copy = schema, buffers.partition_name(f"{name}_copy", segment, segments)
+                filled[-1].append(self.make_copy(target, copy, segment, columns))
+                copies.append([segment, None if copy_on == HERE else copy_on, *copy])
+        return filled, copies
+
     def make(self, target, partition, segment, columns):
         """Make a partition of the table `target` for a segment on its server; `partition`: (schema, name); `columns`:
         [(name, type), ...]. Raises MopError."""
@@ -53,7 +84,7 @@ class Places:
         if name == HERE:
             db.execute(f"CREATE TABLE {table} PARTITION OF {target} FOR VALUES IN ({segment})")
             if self.links:  # which the parent cannot have then
-                db.execute(f'ALTER TABLE {table} ADD PRIMARY KEY ("__dist_key__", "buffer_id")')
+                db.execute(f'ALTER TABLE {table} ADD {PRIMARY_KEY}')
             return
         self._make_there(name, f"segment {segment} of {target}", partition, segment, columns)
         db.execute(f"CREATE FOREIGN TABLE {table} PARTITION OF {target} FOR VALUES IN ({segment}) "
@@ -113,11 +144,19 @@ def columns_sql(columns):
     return ", ".join(f"{quote_identifier(name)} {kind}" for name, kind in columns)
 
 
+def external_sql(columns):
+    """SQL of ALTER TABLE: columns (names) are stored uncompressed."""
+    return ", ".join(f"ALTER {quote_identifier(name)} SET STORAGE EXTERNAL" for name in columns)
+
+
+def _quoted(table):
+    return ".".join(map(quote_identifier, table))
+
+
 def _create_alone(table, columns, segment):
     """SQL that makes a table (quoted) that holds a segment alone, uncompressed."""
-    external = ", ".join(f"ALTER {quote_identifier(name)} SET STORAGE EXTERNAL"
-                         for name, kind in columns if kind == "bytea")
-    return (f'CREATE TABLE {table} ({columns_sql(columns)}, PRIMARY KEY ("__dist_key__", "buffer_id"), '
+    external = external_sql(name for name, kind in columns if kind == "bytea")
+    return (f'CREATE TABLE {table} ({columns_sql(columns)}, {PRIMARY_KEY}, '
             f'CHECK ("__dist_key__" = {segment})); ALTER TABLE {table} {external}')
 
 

@@ -2,18 +2,19 @@
 
 from contextlib import contextmanager
 
-from pg_mop.database import MopError, quote_identifier
-from pg_mop.kinds import equality
+from pg_mop.database import MopError, quote_identifier, quote_literal
+from pg_mop.kinds import STRINGS, equality
 
 
 @contextmanager
 def steady_scans(db):
     """Scan tables in the same order every time: no synchronized and no parallel scans.
 
-    Nor are plans made for particular parameters: the planner would copy a whole buffer, twice.
+    Nor are plans made for particular parameters: the planner would copy a whole buffer, twice. (Citus makes no
+    others.)
     """
     wanted = {"synchronize_seqscans": "off", "max_parallel_workers_per_gather": "0",
-              "plan_cache_mode": "force_generic_plan"}
+              "plan_cache_mode": "force_custom_plan" if db.on_nodes else "force_generic_plan"}
     before = {name: value for name in wanted if (value := db.setting(name)) is not None}
 
     def apply(values):
@@ -27,8 +28,11 @@ def steady_scans(db):
         apply(before)
 
 
-def scan(db, source, summary, inputs, outputs, seed):
-    """SQL for the rows to pack, in order: x0.. and array labels in binary form, class codes (-1: none) else."""
+def scan(db, source, summary, inputs, outputs, seed, distributed=False):
+    """SQL for the rows to pack, in order: x0.. and array labels in binary form, class codes (-1: none) else.
+    `distributed`: rows of `source` are in shards of Citus."""
+    if distributed:
+        return _scan_shards(db, source, summary, inputs, outputs, seed)
     raw = ["row_number() OVER () AS n"]
     ordered, sent, joins = [], [], []
     for i, column in enumerate(inputs):
@@ -50,6 +54,46 @@ def scan(db, source, summary, inputs, outputs, seed):
         order = f"ORDER BY hashint8extended(s.n, {int(seed)}), s.n"
     return (f"SELECT {', '.join(sent)} FROM (SELECT {', '.join(ordered)} FROM (SELECT {', '.join(raw)} "
             f"FROM {source}) s {' '.join(joins)} {order}) q")
+
+
+def _scan_shards(db, source, summary, inputs, outputs, seed):
+    """As `scan`: a statement that each shard does by itself, whose results only need to be sorted here.
+
+    Citus has no order of its rows. That of the seed is by where a row is and by what is in it: the same as long as the
+    rows stay where they are. With row numbers and joins all rows would be an intermediate result of Citus, of which
+    1 GB are allowed.
+    """
+    sent, mixed = [], []
+    if source.kind != "v":  # (a view has no such columns)
+        mixed.append(f"hashtextextended(concat_ws('/', s.tableoid, s.ctid), {int(seed or 0)})")
+    for i, column in enumerate(inputs):
+        value = f"s.{quote_identifier(column.name)}"
+        sent.append(f"array_send({value}::real[]) AS x{i}")
+        mixed.append(f"hash_array_extended({value}, {int(seed or 0)})")
+    for i, output in enumerate(outputs):
+        value = f"s.{quote_identifier(output.name)}"
+        mixed.append(f"hashtextextended({value}::text COLLATE pg_catalog.\"C\", {int(seed or 0)})")
+        if output.encoded:
+            kind, collated = _common(output)
+            label = f"{value}::{output.kind.sql}::{kind}" + (' COLLATE pg_catalog."C"' if collated else "")
+            classes = quote_literal(db.value(f"SELECT {output.class_column}::text FROM {summary}"))
+            sent.append(f"CASE WHEN {value} IS NULL THEN {output.null_code} ELSE "
+                        f"coalesce(array_position({classes}::{kind}[], {label}) - 1, -1) END AS y{i}")
+        else:
+            sent.append(f"array_send({f'ARRAY[{value}]' if output.scalar else value}::{output.wire}[]) AS y{i}")
+    order = f"ORDER BY {', '.join(mixed)}" if seed is not None else ""
+    return f"SELECT {', '.join(sent)} FROM {source} s {order}"
+
+
+def _common(output):
+    """SQL for a type in which labels of the source and class values may be compared, as PostgreSQL's own operators do;
+    whether it has collations."""
+    if output.kind.oid == output.class_kind.oid:
+        return output.kind.sql, output.kind.collatable
+    types = {output.kind.shown, output.class_kind.shown}
+    if types <= STRINGS:
+        return "text", True
+    return "double precision" if types & {"real", "double precision"} else "numeric", False
 
 
 def unknown_class(db, source, summary, output, seed):

@@ -1,8 +1,7 @@
-"""The packed table: created with a partition for each segment, and filled from the source in one scan."""
+"""The packed table: created with a place for each segment, and filled from the source in one scan."""
 
-from pg_mop.database import MopError, quote_identifier
+from pg_mop.database import MopError
 from pg_mop.packing import buffers, rows, unfit
-from pg_mop.packing.places import HERE, columns_sql
 from pg_mop.packing.summary import complete
 
 CHUNK_BYTES = 16 << 20  # of source rows in memory at a time
@@ -13,18 +12,20 @@ def pack(db, source, target, summary, inputs, outputs, requested, places, factor
          training=None):
     """Create and fill the packed table, and complete the summary.
 
-    `places`: a :class:`~pg_mop.packing.places.Places`; `seed` shuffles the rows; None: as they are scanned. `training`:
-    the packed table (quoted) that validation rows are to be packed as. Raises MopError for labels and numbers that do
-    not fit.
+    `places`: of :func:`pg_mop.packing.shards.places_of`; `seed` shuffles the rows; None: as they are scanned.
+    `training`: the packed table (quoted) that validation rows are to be packed as. Raises MopError for labels and
+    numbers that do not fit.
     """
     columns = inputs + outputs
     row_bytes = sum(c.packed_bytes for c in columns)
     if row_bytes > buffers.MAX_PACKED_BYTES:
         raise MopError(f"one row of {source} would take {row_bytes} bytes, which no PostgreSQL row can hold")
-    count, segments = db.value(f"SELECT count(*) FROM {source}"), len(places.servers)
+    count, segments = db.value(f"SELECT count(*) FROM {source}"), len(places.keys)
     size = buffers.buffer_rows(count, segments, requested, [i.elements for i in inputs], row_bytes)
     # straight into the partition: routing would copy the buffer once more
-    filled, copies = _create(db, target, inputs, outputs, places)
+    width = len(columns)
+    types = ["integer"] + ["bytea"] * width + ["integer[]"] * width + ["integer"]
+    filled, copies = places.create(target, list(zip(column_names(inputs, outputs), types)), [i.name for i in inputs])
     plans = {}
     written, buffer_id = 0, 0
 
@@ -34,16 +35,17 @@ def pack(db, source, target, summary, inputs, outputs, requested, places, factor
         for table in filled[segment]:
             if table not in plans:
                 plans[table] = db.plpy.prepare(
-                    f"INSERT INTO {table} VALUES ("
-                    + ", ".join(f"${i + 1}" for i in range(2 * len(columns) + 2)) + ")",
-                    ["int4"] + ["bytea"] * len(columns) + ["int4[]"] * len(columns) + ["int4"])
-            db.plpy.execute(plans[table], [segment, *values, *([rows_in, *c.shape] for c in columns), buffer_id])
+                    places.INSERT.format(table, ", ".join(f"${i + 1}" for i in range(len(types)))), types)
+            db.heed()
+            db.plpy.execute(plans[table], [places.keys[segment], *values, *([rows_in, *c.shape] for c in columns),
+                                           buffer_id])
         written, buffer_id = written + rows_in, buffer_id + 1
 
     gathered = buffers.Buffers(size, len(columns))
-    cursor = db.plpy.cursor(rows.scan(db, source, summary, inputs, outputs, seed))
+    cursor = db.plpy.cursor(rows.scan(db, source, summary, inputs, outputs, seed, places.distributed))
     chunk = max(1, min(CHUNK_ROWS, CHUNK_BYTES // sum(c.wire_bytes for c in columns)))
     while True:
+        db.heed()
         try:
             fetched = list(cursor.fetch(chunk))
         except db.plpy.SPIError as error:
@@ -94,37 +96,3 @@ def _explain(db, source, columns, training):
     for column in columns:
         if not column.encoded:
             unfit.check(db, source, column.name, column.element, column.scalar, training)
-
-
-def _create(db, target, inputs, outputs, places):
-    """Create the packed table: (the tables to be filled with each segment, quoted, its partition first; what the
-    summary says of copies)."""
-    names = column_names(inputs, outputs)
-    width = len(inputs + outputs)
-    types = ["integer"] + ["bytea"] * width + ["integer[]"] * width + ["integer"]
-    schema, name = db.parse_name(target)
-    columns = list(zip(names, types))
-    # a table with foreign partitions can have no key
-    key = "" if places.links else ', PRIMARY KEY ("__dist_key__", "buffer_id")'
-    db.execute(f'CREATE TABLE {target} ({columns_sql(columns)}{key}) PARTITION BY LIST ("__dist_key__")')
-    for column in inputs:
-        db.execute(f"ALTER TABLE {target} ALTER {quote_identifier(column.name)} SET STORAGE EXTERNAL")
-    filled, copies, segments = [], [], len(places.servers)
-    for segment in range(segments):
-        own = _quoted((schema, buffers.partition_name(name, segment, segments)))
-        if db.value("SELECT to_regclass($1) IS NOT NULL", ["text"], [own]):
-            raise MopError(f"table {own} already exists", detail=f"It would be segment {segment} of {target}.",
-                           hint=f"DROP TABLE {own}; or choose another output table.", sqlstate="42P07")
-    for segment, copy_on in enumerate(places.copies):
-        own = schema, buffers.partition_name(name, segment, segments)
-        places.make(target, own, segment, columns)
-        filled.append([_quoted(own)])
-        if copy_on is not None:
-            copy = schema, buffers.partition_name(f"{name}_copy", segment, segments)
-            filled[-1].append(places.make_copy(target, copy, segment, columns))
-            copies.append([segment, None if copy_on == HERE else copy_on, *copy])
-    return filled, copies
-
-
-def _quoted(table):
-    return ".".join(map(quote_identifier, table))

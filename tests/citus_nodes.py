@@ -1,0 +1,44 @@
+"""A coordinator and workers of Citus, each a server of the tests' own."""
+
+import pathlib
+import subprocess
+
+import pytest
+
+from cluster import BIN, Cluster
+from conftest import Client
+
+
+class Nodes:
+    """`db`: a superuser's session of the coordinator's; `workers`: Clusters, the foreign servers w1, w2.. there.
+
+    Skips the test where Citus is not installed."""
+
+    def __init__(self, workers, settings=""):
+        """`settings`: SQL that sets more in the sessions."""
+        config = pathlib.Path(BIN.read_text().strip()) / "pg_config"
+        share = subprocess.run([config, "--sharedir"], check=True, capture_output=True, text=True).stdout.strip()
+        if not (pathlib.Path(share) / "extension" / "citus.control").exists():
+            pytest.skip("Citus is not installed in the PostgreSQL of PG_CONFIG")
+        self.coordinator, *self.workers = (
+            Cluster(max_connections=80, shared_preload_libraries="citus", wal_level="logical")
+            for _ in range(1 + workers))
+        for cluster in (self.coordinator, *self.workers):
+            client = Client(cluster, "postgres")
+            client.run("CREATE EXTENSION citus")
+            client.close()
+        self.db = Client(self.coordinator, "postgres")
+        self.db.run(f"SELECT citus_set_coordinator_host('127.0.0.1', {self.coordinator.port})")
+        for cluster in self.workers:
+            self.db.run(f"SELECT citus_add_node('127.0.0.1', {cluster.port})")
+        self.db.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; "
+                    "CREATE EXTENSION postgres_fdw; SET citus.shard_replication_factor = 1; " + settings)
+        for number, cluster in enumerate(self.workers, 1):
+            self.db.run(f"CREATE SERVER w{number} FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port "
+                        f"'{cluster.port}', dbname 'postgres'); CREATE USER MAPPING FOR postgres SERVER w{number} "
+                        f"OPTIONS (user 'postgres')")
+
+    def stop(self):
+        self.db.close()
+        for cluster in (self.coordinator, *self.workers):
+            cluster.stop()
