@@ -69,7 +69,7 @@ class Guests(Planning):
             link.session.close()
             if server is not None:
                 server.catalog.close()
-            if isinstance(error, psycopg2.Error):
+            if isinstance(error, (psycopg2.Error, SessionLost)):
                 raise link.way.refused(error) from None
             raise
         link.tick = self.db.tick
@@ -83,8 +83,6 @@ class Guests(Planning):
                 same = link.run(segment.fingerprint_sql) == [(segment.fingerprint,)]
             except psycopg2.errors.UndefinedTable:
                 same = False
-            except (psycopg2.Error, SessionLost) as error:
-                raise link.way.refused(error) from None
             if not same:
                 raise MopError(f"the rows of segment {segment.key} on server {quote_identifier(name)} are others now",
                                sqlstate=SOURCE_CHANGED)
