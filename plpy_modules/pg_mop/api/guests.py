@@ -52,14 +52,14 @@ class Guests(Planning):
         """A server that the run has done without answers again: it comes into `servers`, with a new guest, and without
         anything of the one before. Raises MopError; its `sqlstate` is that of SOURCE_CHANGED where other rows are there
         now."""
-        tables, until = [packed for packed in (self.source, self.validation) if packed is not None], None
+        tables = [packed for packed in (self.source, self.validation) if packed is not None]
+        until = time.monotonic() + BACK_SECONDS
 
         def tick():
             self.db.tick()
             if time.monotonic() > until:
                 raise SessionLost(f"no answer within {BACK_SECONDS} s")
 
-        until = time.monotonic() + BACK_SECONDS
         link, server = self.engine.reopen(name, tables, tick), None
         try:
             self._check_rows(link)
