@@ -30,15 +30,15 @@ and waits until Keras has been imported.
 
 def table(figures):
     """A Markdown table: a line for each contender."""
-    lines = ["| | seconds (median) | all runs | against pg_mop | peak memory of the largest process | bytes written | "
-             "updates | final losses |", "|---|---|---|---|---|---|---|---|"]
+    lines = ["| | seconds (median) | all runs | against pg_mop | peak memory of the largest process | of all | "
+             "bytes written | updates | final losses |", "|---|---|---|---|---|---|---|---|---|"]
     base = figures.get("pg_mop", {}).get("seconds")
     for name, f in figures.items():
         ratio = f"{f['seconds'] / base:.2f} x" if base else "-"
-        losses = " ".join(f"{loss:.4g}" for loss in f["losses"])
+        losses = " ".join(f"{loss:.4g}" for loss in f["losses"][:16]) + " ..." * (len(f["losses"]) > 16)
         lines.append(f"| {name} | {f['seconds']:.2f} | {', '.join(f'{s:.2f}' for s in f['all_seconds'])} | {ratio} | "
-                     f"{f['peak_bytes'] / 2**20:.0f} MiB | {f['written_bytes'] / 2**20:.1f} MiB | {f['updates']:,} | "
-                     f"{losses} |")
+                     f"{f['peak_bytes'] / 2**20:.0f} MiB | {_mib(f.get('together_bytes'))} | "
+                     f"{f['written_bytes'] / 2**20:.1f} MiB | {f['updates']:,} | {losses} |")
     return "\n".join([*lines, *_parts(figures)])
 
 
@@ -67,6 +67,10 @@ def study_table(figures):
             lines.append(f"\nAgainst {what}: {rate:.2f} times fewer iterations; seconds of the calls x that / those "
                          f"{what}: {ours['parts']['train'] * rate / other['parts']['train']:.2f}.")
     return "\n".join([*lines, *_parts(figures)])
+
+
+def _mib(size):
+    return "-" if size is None else f"{size / 2**20:.0f} MiB"
 
 
 def _parts(figures):
@@ -99,12 +103,15 @@ rows, in batches of 1,024. The losses differ a little: pg_mop's and MADlib's row
 
 - **pg_mop**: packs the table, loads architectures and the selection table, one call, all settings at their defaults
   but one thread for each trainer and a seed.
+- **pg_mop, second client**: the same in another session right after it: the nursery lives, and what XLA has compiled is
+  kept. (For **pg_mop** itself both are gone, as on a new server.)
 - **export and loop**: COPY the table out, then a plain Keras process per worker, each training whole configurations
   with `Model.fit` on all rows.
 - **Ray Tune**: the same export, a Keras trial for each configuration, actors reused.
 - **MADlib's way**: our emulation of it: rounds in lockstep, a model built and compiled at every visit, `Model.fit` on
   each buffer; rows cached after the first visit.
 
+Memory of all is that of the processes that began within a run, what they share counted once (proportional set size).
 "Bytes written" is what all processes, the server's too, sent to the disk, a checkpoint at the end included.
 """
     for name, workload in results["workloads"].items():

@@ -30,7 +30,8 @@ class Configuration:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """`nets`: for each architecture its layers as (kind, ...) tuples; `validation`: rows to validate with."""
+    """`nets`: for each architecture its layers as (kind, ...) tuples, of which the first `frozen` are not trained;
+    `validation`: rows to validate with."""
 
     about: str
     rows: int
@@ -40,6 +41,7 @@ class Workload:
     configurations: tuple
     classes: int = 10
     validation: int = 0
+    frozen: int = 0
 
     def data(self, validation=False):
         """(x float32 [rows, *shape], y int [rows]): noisy classes that a net can tell apart, mostly."""
@@ -55,15 +57,16 @@ class Workload:
         layers = [_layer("InputLayer", "in", batch_shape=[None, *self.shape])]
         weights, shape = [], list(self.shape)
         for place, (kind, *arguments) in enumerate(self.nets[number]):
-            name = f"l{place}"
+            name, trained = f"l{place}", place >= self.frozen
             if kind == "dense":
                 units, activation = arguments
-                layers.append(_layer("Dense", name, units=units, activation=activation))
+                layers.append(_layer("Dense", name, units=units, activation=activation, trainable=trained))
                 weights += [_glorot(source, (shape[0], units)), np.zeros(units, "f4")]
                 shape = [units]
             elif kind == "convolution":
                 filters, size = arguments
-                layers.append(_layer("Conv2D", name, filters=filters, kernel_size=[size, size], activation="relu"))
+                layers.append(_layer("Conv2D", name, filters=filters, kernel_size=[size, size], activation="relu",
+                                     trainable=trained))
                 weights += [_glorot(source, (size, size, shape[2], filters)), np.zeros(filters, "f4")]
                 shape = [shape[0] - size + 1, shape[1] - size + 1, filters]
             elif kind == "pool":
@@ -114,6 +117,8 @@ def _grid(nets, optimizers, batch_sizes):
                  for name, rates in optimizers.items() for rate in rates)
 
 
+CONVOLUTIONS = ("convolution", 16, 3), ("pool",), ("convolution", 32, 3), ("pool",), ("flatten",)
+
 WORKLOADS = {
     "dense-small": Workload(
         "10,000 x 64, a net 64-64-64-10, 16 configurations, 5 iterations", 10_000, (64,), 5, (dense(64, 64),),
@@ -123,7 +128,7 @@ WORKLOADS = {
         (dense(1024, 1024),), _grid([0], {"Adam": [0.0003, 0.001, 0.003], "SGD": [0.003, 0.01, 0.03]}, [100])),
     "cnn": Workload(
         "4,096 x 28 x 28 x 1, two convolutions, 8 configurations, 3 iterations", 4096, (28, 28, 1), 3,
-        ((("convolution", 16, 3), ("pool",), ("convolution", 32, 3), ("pool",), ("flatten",), *dense(64)),),
+        ((*CONVOLUTIONS, *dense(64)),),
         _grid([0], {"Adam": [0.0003, 0.001], "SGD": [0.01, 0.03]}, [32, 64])),
     "mixed": Workload(
         "10,000 x 64, nets from 32 to 768 wide, 12 configurations of which the dearest costs about 10 times "
@@ -131,6 +136,16 @@ WORKLOADS = {
         _shuffled((*_grid([0], {"Adam": [0.001, 0.003], "SGD": [0.03]}, [100, 50]),
                    *_grid([1], {"Adam": [0.001, 0.003], "SGD": [0.03]}, [50]),
                    *_grid([2], {"Adam": [0.001, 0.003], "SGD": [0.03]}, [50])))),
+    "dense-long": Workload(
+        "10,000 x 64, a net 64-64-64-10, 16 configurations, 50 iterations", 10_000, (64,), 50, (dense(64, 64),),
+        _grid([0], {"Adam": [0.0003, 0.001, 0.003, 0.01], "SGD": [0.003, 0.01, 0.03, 0.1]}, [25, 50])),
+    "many": Workload(
+        "2,000 x 16, a net 16-16-10, 200 configurations, 3 iterations", 2000, (16,), 3, (dense(16),),
+        _grid([0], {"Adam": [0.0001 * 1.05 ** n for n in range(100)]}, [25, 50])),
+    "transfer": Workload(
+        "4,096 x 28 x 28 x 1, two convolutions that are not trained, 8 configurations of four heads, 3 iterations",
+        4096, (28, 28, 1), 3, tuple((*CONVOLUTIONS, *dense(width)) for width in (32, 64, 128, 256)),
+        _grid([0, 1, 2, 3], {"Adam": [0.0003, 0.001]}, [32]), frozen=len(CONVOLUTIONS)),
     "startup": Workload("200 x 16, one configuration, one iteration", 200, (16,), 1, (dense(16),),
                         _grid([0], {"Adam": [0.001]}, [20])),
 }

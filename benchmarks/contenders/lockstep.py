@@ -9,6 +9,8 @@ import multiprocessing
 from tables import connect, pack
 
 from contenders.common import main
+from pg_mop.plan import identity
+from pg_mop.plan.stages import Plan
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.round_robin import RoundRobin
 
@@ -57,7 +59,11 @@ def contender(workload, dsn, workers, clock):
             cursor.execute("INSERT INTO lockstep VALUES (%s, %s)",
                            [key, b"".join(w.tobytes() for w in workload.architecture(c.architecture)[1])])
     keys = list(range(len(workload.configurations)))
-    board = Board(keys, range(workers), workload.iterations, [workload.iterations])
+    plan = Plan()
+    for key, c in enumerate(workload.configurations):
+        plan.ask(key, identity.root(key), lambda iteration, c=c: (c.compile_params, ""), workload.iterations,
+                 [workload.iterations])
+    board = Board(plan, range(workers))
     scheduler = RoundRobin(board, 1)
     losses, steps = [0.0] * len(keys), 0
     with clock.part("train"):
@@ -73,11 +79,11 @@ def contender(workload, dsn, workers, clock):
                 if unit := scheduler.choose(place):
                     board.start(unit)
                     units[place] = unit
-                    pipes[place].send((unit.kind, unit.mst_key))
+                    pipes[place].send((unit.kind, plan.stages[unit.stage].mst_key))
             for place, unit in units.items():
                 loss, done = pipes[place].recv()
                 board.finish(unit)
-                losses[unit.mst_key] += loss / workload.rows
+                losses[plan.stages[unit.stage].mst_key] += loss / workload.rows
                 steps += done
         for pipe in pipes:
             pipe.send(None)
