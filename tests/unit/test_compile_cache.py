@@ -123,10 +123,9 @@ def test_what_is_damaged_there_is_compiled_anew(tmp_path):
     size = compiled.stat().st_size
     assert first[0] == "xla" and train(tmp_path, before=3) == first
     assert [compiled] == list(tmp_path.glob("*.pb")), "found again, whatever else a trainer has done"
-    for damage in (lambda: os.truncate(compiled, size // 2), lambda: compiled.write_bytes(os.urandom(size))):
-        damage()
-        assert train(tmp_path) == first and not compiled.exists()
-        assert train(tmp_path) == first and compiled.stat().st_size == size
+    compiled.write_bytes(os.urandom(size // 2))
+    assert train(tmp_path) == first and not compiled.exists()
+    assert train(tmp_path) == first and compiled.stat().st_size == size
     assert compile_cache.CompileCache(tmp_path, 1).known(dense())["xla"][1] > 0
 
 
