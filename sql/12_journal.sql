@@ -529,7 +529,10 @@ BEGIN
         INSERT INTO @extschema@.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status,
             queued_at, finished_at, error)
         VALUES ($1, $3, $4, $5, $6, $7, $8, 'failed', to_timestamp($9), clock_timestamp(), message)
-        ON CONFLICT DO NOTHING;
+        -- it may have been made in this instant
+        ON CONFLICT ON CONSTRAINT mop_unit_pkey DO UPDATE
+        SET status = excluded.status, finished_at = excluded.finished_at, error = excluded.error
+        WHERE mop_unit.status <> 'finished';
     END IF;
 END
 $$;

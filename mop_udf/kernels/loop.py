@@ -52,12 +52,12 @@ class Loop:
                 with same_names(f"{self.name} {self._key(data, batch_size)}"):
                     self._compile(data, batch_size)
             except OF_CACHE:
+                self._compile(data, batch_size)  # by another name; where the model is to blame it fails again
                 cache.clear()
-                self._compile(data, batch_size)
-            except tf.errors.InvalidArgumentError as error:
-                if "same name" not in str(error):  # (one that it had before is still in use)
+            except (tf.errors.InvalidArgumentError, KeyError) as error:
+                if "same name" not in str(error) and not isinstance(error, KeyError):
                     raise
-                self._compile(data, batch_size)
+                self._compile(data, batch_size)  # names that it had before are still in use
             cache.tidy()
         self.compilations += 1
         return time.monotonic() - began

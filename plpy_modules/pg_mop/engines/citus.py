@@ -54,6 +54,9 @@ class Node:
             "SELECT s.srvname::text AS name, has_server_privilege(s.oid, 'USAGE') AS usable "
             "FROM pg_foreign_server s JOIN pg_foreign_data_wrapper w ON w.oid = s.srvfdw "
             "WHERE w.fdwhandler::regproc::text ~ '(^|\\.)postgres_fdw_handler$' AND s.srvoptions @> $1 "
+            # (anybody who may use the wrapper can make one that says so and leads elsewhere)
+            "AND NOT EXISTS (SELECT 1 FROM unnest(s.srvoptions) AS o WHERE o LIKE 'hostaddr=%') AND EXISTS (SELECT 1 "
+            "FROM pg_roles a WHERE a.oid = s.srvowner AND (a.rolsuper OR a.rolname = current_user)) "
             "ORDER BY usable DESC, EXISTS (SELECT 1 FROM pg_user_mappings m WHERE m.srvid = s.oid "
             "AND m.usename = current_user) DESC, 1 LIMIT 1", ["text[]"], [[f"{o}={v}" for o, v in options.items()]])
         name = quote_identifier(found["name"] if found else f"{self.host}:{self.port}")

@@ -18,7 +18,7 @@ from pg_mop.execute.sessions import SessionLost, message_of
 
 AGAIN_SECONDS = 0.5   # until a copy is tried again
 BACK_SECONDS = 1.0, 60.0  # between tries that fail again: at first, and at most
-HANGING_SECONDS = 60  # for an answer to a look, until another one is made
+HANGING_SECONDS = 60  # for an answer to a look, until another one is made; for a copy, and one more for each MB
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Copies:
             self._failed(name, error)
             return
         tables = "" if relay.prepared else states.tables_sql(home) + "; "
-        self.relays[relay] = name
+        self.relays[relay], relay.since = name, time.monotonic()
         try:
             relay.begin(relay.clean_sql() + tables + states.move_sql(home, own.move))
         except SessionLost:
@@ -96,6 +96,8 @@ class Copies:
             try:
                 size = executor.catalog.register(executor.run_id, own.report, own.move)
             except psycopg2.Error as trouble:
+                if trouble.pgcode == "55000" and "has not arrived" not in str(trouble):  # this run is somebody else's
+                    raise
                 error = trouble
         if error is None:
             queue.popleft()
@@ -122,6 +124,8 @@ class Copies:
         if name in self.resting and code.startswith("08") and self.do_without(name, message):
             return
         if now - since > self.executor.server_timeout / 1000:
+            if self.do_without(name, message):
+                return
             raise self.executor.waited_in_vain(f"a model state could not be copied: {message}")
         self.resting[name] = now + delay, since, min(BACK_SECONDS[1], 2 * delay)
 
@@ -168,6 +172,10 @@ class Copies:
     def look(self):
         """Go on with what has waited, and look after the servers that were given up."""
         now = time.monotonic()
+        for relay, name in list(self.relays.items()):  # its line may be down, which no pulse tells
+            megabytes = self.executor.states.bytes(self.queues[name][0].unit.stage) >> 20
+            if now - relay.since > HANGING_SECONDS + megabytes:
+                relay.close()
         for name, (when, *_) in list(self.resting.items()):
             if now >= when and name not in self.relays.values():
                 self._begin(name)
@@ -184,17 +192,22 @@ class Copies:
         executor = self.executor
         try:
             self.take_back(name)
-        except MopError as error:
+            executor.states.add(name)
+        except (MopError, psycopg2.Error) as error:
+            if (server := executor.servers.pop(name, None)) is not None:  # it has gone once more
+                executor.catalog.forget_guest(executor.run_id, name)
+                server.catalog.close()
             executor.db.plpy.log(f"pg_mop: server {name} is not used again: {error}")
             delay = self.delays[name]
             self.delays[name] = min(BACK_SECONDS[1], 2 * delay)
             self.given_up[name] = pulse, time.monotonic() + delay
-            if error.sqlstate == SOURCE_CHANGED:
+            if getattr(error, "sqlstate", None) == SOURCE_CHANGED:
                 executor.db.warning(f"run {executor.run_id} goes on without server {name}: {error.message}")
                 del self.given_up[name]
             return
         del self.given_up[name]
-        executor.states.add(name)
+        for relay in executor.sessions.relays.values():
+            relay.prepared = False  # it may have no tables of that server
         executor.board.relocate({key: self._server_for(key) for key in executor.board.server_of})
         executor.resize(executor.wanted)
         executor.db.info(f"run {executor.run_id}: server {name} is back")

@@ -24,6 +24,7 @@ class Generations:
         self.live = 0       # bytes of all states of use
         self.there = catalog.generations(run_id)
         self.newest = max(self.there)
+        self.untouched = False  # nothing has been written to the newest, nor can have been
         for stage, model in catalog.models(run_id).items():
             self.sizes[size_key(stage)] = max(model["bytes"], self.sizes.get(size_key(stage), 0))
             if model["generation"] is not None:
@@ -43,6 +44,7 @@ class Generations:
     def begin(self, stage, generation=None):
         """The generation that a training unit is to write its stage's state to, or has written to."""
         self.targets[stage] = self.newest if generation is None else generation
+        self.untouched = False
         return self.targets[stage]
 
     def adopted(self, stage):
@@ -55,6 +57,7 @@ class Generations:
     def expect(self):
         """The generation that a state from elsewhere is to come to."""
         self.expected[self.newest] += 1
+        self.untouched = False
         return self.newest
 
     def arrived(self, stage, generation, size):
@@ -109,6 +112,7 @@ class Generations:
             self._take(stage)
 
     def _put(self, stage, generation):
+        self.untouched = self.untouched and generation != self.newest
         self.where[stage] = generation
         self.held[generation] += 1
         self.live += self.bytes(stage)
@@ -118,12 +122,17 @@ class Generations:
             self.held[self.where.pop(stage)] -= 1
             self.live -= self.bytes(stage)
 
+    def begin_anew(self):
+        """Write to a generation in which nothing can be."""
+        if not self.untouched:
+            self.turn()
+
     def turn(self):
         """Begin a new generation."""
         self.catalog.new_generation(self.run_id, self.newest + 1)
         self.newest += 1
         self.there.add(self.newest)
-        self.written = 0
+        self.written, self.untouched = 0, True
 
     def _turn(self, movable):
         before = self.newest

@@ -54,6 +54,7 @@ class Executor:
         self.away = {}          # place -> (when to look whether its server is back, seconds until the next, till when)
         self.attempts = dict(attempts)  # unit -> attempts begun
         self.lost = {}          # unit -> attempts that failed for its place's sake
+        self.elsewhere = set()  # units for whose sake a server was given up
         self.resting = []       # (when it may be tried again, unit)
         self.looked, self.wanted = time.monotonic(), wanted
         self.visits = 1 if board.shares_states else len(board.segments)
@@ -392,6 +393,8 @@ class Executor:
                 if sums is not None:
                     server.catalog.put_partials(server.run_id, unit.stage, unit.dataset, sums)
         session.begin(session.clean_sql() + session.command)
+        for unit, *_ in session.work:
+            self.stranded.pop(unit, None)
 
     # --- other servers ----------------------------------------------------------------------------
     def _read_by(self, unit):
@@ -504,9 +507,13 @@ class Executor:
     def _bring(self, stage):
         """Carry a stage's state to this server; what went wrong, or None."""
         move = self.states.expect(stage, self.version(stage), None)
+        home = self.servers[None]
         try:
-            home = self.servers[None]
             relay = self.sessions.relay(None, home)
+        except MopError as error:
+            self.states.given_up(move)
+            return error
+        try:
             if not relay.prepared:
                 run(relay, self.states.tables_sql(home), self._watchful_tick)
                 relay.prepared = True
@@ -596,9 +603,9 @@ class Executor:
                 if len(work) == 1:
                     self._give_up(unit, message, "configuration" if code == CONFIGURATION_FAILED else "place")
             elif isinstance(error, NotCarried):
-                self._wait_for_servers(unit, message)
+                self._wait_for_servers(unit, message, name)
             elif isinstance(error, SessionLost) or code in RETRY_STATES:
-                self._retry(unit, message, name)
+                self._retry(unit, message, name if isinstance(error, SessionLost) else None)
             elif code == "55P03":
                 raise MopError(f"a worker session waited in vain for a lock: {message}",
                                hint="Another transaction holds it (see pg_locks), perhaps the one that made this "
@@ -722,6 +729,7 @@ class Executor:
             try:
                 self.sessions.fresh(place, AWAY_SECONDS)
             except MopError as error:
+                self.end(place)  # (it may have a session whose trainer cannot be started)
                 if self.copies.do_without(self.board.server(place), error.message):
                     back = True
                     continue
@@ -736,9 +744,12 @@ class Executor:
         return back
 
     def _retry(self, unit, message, name):
-        """Try a unit again after a while, or elsewhere than on the server `name`, or give its configuration up."""
+        """Try a unit again after a while or, once, elsewhere than on the server `name`, if it lost its sessions there;
+        or give its configuration up."""
         lost = self.lost[unit] = self.lost.get(unit, 0) + 1
-        if lost > self.retries and self.copies.do_without(name, message):
+        if lost > self.retries and unit not in self.elsewhere and self.copies.do_without(name, message):
+            self.elsewhere.add(unit)
+            self.lost[unit] = 0
             self.board.release(unit)
         elif lost > self.retries:
             self.board.release(unit)
@@ -747,12 +758,16 @@ class Executor:
             first, most = BACK_OFF
             self.resting.append((time.monotonic() + min(most, first * 2 ** (lost - 1)), unit))
 
-    def _wait_for_servers(self, unit, message):
-        """Try a unit again whose state is on a server that is away. Raises MopError after server_timeout."""
+    def _wait_for_servers(self, unit, message, name):
+        """Try a unit again that waits for states on their way to the server `name`, or from one that is away. Raises
+        MopError after server_timeout."""
         now = time.monotonic()
         since = self.stranded.setdefault(unit, now)
         if now - since > self.server_timeout / 1000:
-            raise self.waited_in_vain(message)
+            if not self.copies.do_without(name, message):
+                raise self.waited_in_vain(message)
+            self.board.release(unit)
+            return
         self.resting.append((now + min(5.0, max(BACK_OFF[0], now - since)), unit))
 
     def _give_up(self, unit, message, blame):

@@ -146,7 +146,7 @@ class States:
 
     def begin_anew(self):
         """What is written on the coordinator's own server from now on stands beside nothing that was there before."""
-        self.of[None].turn()
+        self.of[None].begin_anew()
 
     def only_at(self, name):
         """True where a server has a state that no other has."""
