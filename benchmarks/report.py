@@ -37,7 +37,7 @@ def table(figures):
         ratio = f"{f['seconds'] / base:.2f} x" if base else "-"
         losses = " ".join(f"{loss:.4g}" for loss in f["losses"][:16]) + " ..." * (len(f["losses"]) > 16)
         lines.append(f"| {name} | {f['seconds']:.2f} | {', '.join(f'{s:.2f}' for s in f['all_seconds'])} | {ratio} | "
-                     f"{f['peak_bytes'] / 2**20:.0f} MiB | {_mib(f.get('together_bytes'))} | "
+                     f"{_mib(f['peak_bytes'])} | {_mib(f.get('together_bytes'))} | "
                      f"{f['written_bytes'] / 2**20:.1f} MiB | {f['updates']:,} | {losses} |")
     return "\n".join([*lines, *_parts(figures)])
 
@@ -50,7 +50,7 @@ def study_table(figures):
     for name, f in figures.items():
         ratio = f"{f['seconds'] / base:.2f} x" if base else "-"
         lines.append(f"| {name} | {f['seconds']:.2f} | {', '.join(f'{s:.2f}' for s in f['all_seconds'])} | {ratio} | "
-                     f"{f['trained']:,} | {f['loss']:.4f} | {f['accuracy']:.4f} | {f['peak_bytes'] / 2**20:.0f} MiB |")
+                     f"{f['trained']:,} | {f['loss']:.4f} | {f['accuracy']:.4f} | {_mib(f['peak_bytes'])} |")
     ours, alone, once = (figures.get(name) for name in ("pg_mop", "pg_mop without sharing", "pg_mop without reuse"))
     if ours:
         lines.append(f"\nMerge rate: {ours['merge_rate']:.2f} ({ours['asked']:,} iterations asked for, "

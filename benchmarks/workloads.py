@@ -119,10 +119,12 @@ def _grid(nets, optimizers, batch_sizes):
 
 CONVOLUTIONS = ("convolution", 16, 3), ("pool",), ("convolution", 32, 3), ("pool",), ("flatten",)
 
+DENSE_SMALL = Workload(
+    "10,000 x 64, a net 64-64-64-10, 16 configurations, 5 iterations", 10_000, (64,), 5, (dense(64, 64),),
+    _grid([0], {"Adam": [0.0003, 0.001, 0.003, 0.01], "SGD": [0.003, 0.01, 0.03, 0.1]}, [25, 50]))
+
 WORKLOADS = {
-    "dense-small": Workload(
-        "10,000 x 64, a net 64-64-64-10, 16 configurations, 5 iterations", 10_000, (64,), 5, (dense(64, 64),),
-        _grid([0], {"Adam": [0.0003, 0.001, 0.003, 0.01], "SGD": [0.003, 0.01, 0.03, 0.1]}, [25, 50])),
+    "dense-small": DENSE_SMALL,
     "dense-wide": Workload(
         "20,000 x 512, hidden layers of 1,024, 6 configurations, 2 iterations", 20_000, (512,), 2,
         (dense(1024, 1024),), _grid([0], {"Adam": [0.0003, 0.001, 0.003], "SGD": [0.003, 0.01, 0.03]}, [100])),
@@ -136,9 +138,8 @@ WORKLOADS = {
         _shuffled((*_grid([0], {"Adam": [0.001, 0.003], "SGD": [0.03]}, [100, 50]),
                    *_grid([1], {"Adam": [0.001, 0.003], "SGD": [0.03]}, [50]),
                    *_grid([2], {"Adam": [0.001, 0.003], "SGD": [0.03]}, [50])))),
-    "dense-long": Workload(
-        "10,000 x 64, a net 64-64-64-10, 16 configurations, 50 iterations", 10_000, (64,), 50, (dense(64, 64),),
-        _grid([0], {"Adam": [0.0003, 0.001, 0.003, 0.01], "SGD": [0.003, 0.01, 0.03, 0.1]}, [25, 50])),
+    "dense-long": dataclasses.replace(
+        DENSE_SMALL, about="10,000 x 64, a net 64-64-64-10, 16 configurations, 50 iterations", iterations=50),
     "many": Workload(
         "2,000 x 16, a net 16-16-10, 200 configurations, 3 iterations", 2000, (16,), 3, (dense(16),),
         _grid([0], {"Adam": [0.0001 * 1.05 ** n for n in range(100)]}, [25, 50])),

@@ -1,5 +1,6 @@
 """Segments on several servers, one of them behind a line that tests may cut."""
 
+import contextlib
 import os
 import signal
 import time
@@ -75,6 +76,26 @@ class Servers:
         """Send the first worker's processes a signal."""
         for pid in (self.workers[0].process.pid, *self.workers[0].processes()):
             os.kill(pid, number)
+
+    @contextlib.contextmanager
+    def hanging(self):
+        """Within it the first worker hangs."""
+        self.hang()
+        try:
+            yield
+        finally:
+            self.go_on()
+
+    def cut(self, times, seconds):
+        """Cut the line to the first worker so many times, so many seconds apart."""
+        for _ in range(times):
+            self.relay.cut()
+            time.sleep(seconds)
+
+    def revive(self):
+        """The coordinator, which was killed, starts again."""
+        self.coordinator.start()
+        self.db = Client(self.coordinator, "postgres")
 
     def hang(self):
         self.signal(signal.SIGSTOP)

@@ -99,10 +99,10 @@ def runs_made(db, work):
     return result, db.value(last) - before
 
 
-def is_under_way(db):
-    """True where a unit of a run that goes on has been finished."""
+def is_under_way(db, more_than=0):
+    """True where units of a run that goes on have been finished, so many and more."""
     return db.value("SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) "
-                    "WHERE r.status = 'running' AND u.status = 'finished'") > 0
+                    "WHERE r.status = 'running' AND u.status = 'finished'") > more_than
 
 
 def assert_invariants(db, run_id):

@@ -266,13 +266,14 @@ class Database:
                           "SELECT $1::oid::regclass) t JOIN pg_foreign_table f ON f.ftrelid = t.relid)", ["oid"],
                           [table.oid]) or (self.distribution(table) or "n") != "n"
 
+    @functools.cached_property
     def has_citus(self):
         return self.value("SELECT to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL")
 
     def distribution(self, table):
         """How Citus distributes a Table: 'h by <column>' for one distributed by hash, another method's letter alone,
         'n' for one that is not cut into parts (such as a reference table); None where it does not."""
-        if not self.has_citus():
+        if not self.has_citus:
             return None
         method = self.value(
             "SELECT CASE partmethod WHEN 'h' THEN 'h by ' || column_to_column_name(logicalrelid, partkey) "

@@ -6,7 +6,7 @@ import pytest
 from servers import Servers
 
 from conftest import Calling, Client, eventually
-from workload import ADAM, assert_invariants
+from workload import ADAM, assert_invariants, is_under_way
 
 REPLICAS = "SET pg_mop.replicas = 2"
 
@@ -29,9 +29,7 @@ def begin(servers, sql, settings=""):
     client = Client(servers.coordinator, "postgres")
     client.run(f"SET pg_mop.kernel = plain; SET pg_mop.seed = 7; SET pg_mop.threads = 1; {REPLICAS}; {settings}")
     call = Calling(client, sql)
-    assert eventually(lambda: servers.db.value(
-        "SELECT count(*) FROM madlib.mop_unit u JOIN madlib.mop_run r USING (run_id) WHERE r.status = 'running' AND "
-        "u.status = 'finished'") > 3, 60)
+    assert eventually(lambda: is_under_way(servers.db, more_than=3), 60)
     return call
 
 
@@ -68,12 +66,9 @@ def test_a_server_that_is_back_is_used_again(servers):
 
 def test_a_server_that_hangs_is_done_without(servers):
     call, run_id = servers.begin("SET pg_mop.server_timeout = '12s'")
-    servers.hang()
-    try:
+    with servers.hanging():
         assert eventually(lambda: goes_without(servers, run_id), 30)
         time.sleep(2)
-    finally:
-        servers.go_on()
     assert call.end() is None
     servers.check(run_id, replay=True)
 
@@ -90,9 +85,7 @@ def test_a_line_that_is_down_is_done_without_to_the_end(servers):
 
 def test_a_line_that_is_cut_again_and_again(servers):
     call, run_id = servers.begin()
-    for _ in range(6):
-        servers.relay.cut()
-        time.sleep(0.4)
+    servers.cut(6, 0.4)
     assert call.end() is None
     servers.check(run_id, replay=True)
 
@@ -112,16 +105,12 @@ def test_a_server_that_comes_and_goes(servers, seconds):
 def test_what_a_server_has_done_that_was_given_up_never_counts(servers):
     """Units that it had committed are done elsewhere; the coordinator's death changes nothing of that."""
     call, run_id = servers.begin("SET pg_mop.server_timeout = '4s'")
-    servers.hang()
-    try:
+    with servers.hanging():
         assert eventually(lambda: goes_without(servers, run_id), 30)
         time.sleep(0.5)
         servers.coordinator.kill()
         assert call.end() is not None
-    finally:
-        servers.go_on()
-    servers.coordinator.start()
-    servers.db = Client(servers.coordinator, "postgres")
+    servers.revive()
     servers.db.run(f"SET pg_mop.threads = 1; {REPLICAS}; SELECT madlib.mop_resume(%s)", [run_id])
     servers.check(run_id, replay=True)
 
@@ -177,8 +166,7 @@ def test_a_state_that_no_other_server_has_is_waited_for(servers):
     call, run_id = servers.begin()
     servers.coordinator.kill()
     assert call.end() is not None
-    servers.coordinator.start()
-    servers.db = Client(servers.coordinator, "postgres")
+    servers.revive()
     servers.relay.delay = 0.05
     other = Client(servers.coordinator, "postgres")
     other.run(f"SET pg_mop.threads = 1; {REPLICAS}; SET pg_mop.server_timeout = '8s'")

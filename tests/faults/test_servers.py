@@ -44,21 +44,16 @@ def test_a_server_that_stays_away_ends_the_run_which_is_resumed(servers):
 
 def test_a_hanging_server_ends_the_run_after_a_while_and_a_cancel_is_heard(servers):
     call, run_id = servers.begin("SET pg_mop.server_timeout = '6s'")
-    servers.hang()
-    try:
+    with servers.hanging():
         error = call.end(60)
         assert "has not answered for" in str(error) or "w1" in str(error)
-    finally:
-        servers.go_on()
     servers.db.run("SELECT madlib.mop_resume(%s)", [run_id])
     servers.check(run_id)
 
 
 def test_a_line_that_is_cut_costs_what_was_under_way(servers):
     call, run_id = servers.begin()
-    for _ in range(5):
-        servers.relay.cut()
-        time.sleep(0.5)
+    servers.cut(5, 0.5)
     assert call.end() is None
     servers.check(run_id, replay=True)
 
@@ -116,8 +111,7 @@ def test_the_coordinator_is_killed_and_what_others_have_committed_counts_once(se
     time.sleep(0.07 * moment)
     servers.coordinator.kill()
     assert call.end() is not None
-    servers.coordinator.start()
-    servers.db = Client(servers.coordinator, "postgres")
+    servers.revive()
     servers.db.run("SET pg_mop.threads = 1; SELECT madlib.mop_resume(%s)", [run_id])
     servers.check(run_id, replay=moment == 0)
 

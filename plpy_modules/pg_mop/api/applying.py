@@ -34,7 +34,7 @@ class Applying(Training):
         """`table`: a PackedTable or a RawTable; `model`: an :class:`~pg_mop.inference.model.Model`; `functions`: object
         table of its custom ones (quoted), or None. `first`: the `shape_columns` of any row, or None."""
         super().__init__(db, function, table, None, 1, 1, use_gpus)
-        self.options.update(resume=False, reuse=False, replicas=1)
+        self.options.update(resume=False, reuse=False)
         self.first = self.engine.first_row(table, table.shape_columns())
         self.check([{
             "mst_key": 1, "model_id": 0, "compile_params": compile_params, "fit_params": "",

@@ -22,11 +22,10 @@ def info(plpy):
                        "servers": [row["name"] for row in plpy.execute(REACHED)]})
 
 
-# (is_postgres_fdw in SQL)
-REACHED = """
+REACHED = f"""
 SELECT s.srvname::text AS name FROM pg_catalog.pg_foreign_server s
 JOIN pg_catalog.pg_foreign_data_wrapper w ON w.oid = s.srvfdw
-WHERE w.fdwhandler::regproc::text ~ '(^|\\.)postgres_fdw_handler$' AND has_server_privilege(s.oid, 'USAGE') AND EXISTS (
+WHERE {ways.IS_POSTGRES_FDW} AND has_server_privilege(s.oid, 'USAGE') AND EXISTS (
     SELECT 1 FROM pg_catalog.pg_user_mappings m WHERE m.srvid = s.oid AND m.usename IN (current_user, 'public'))"""
 
 
@@ -47,7 +46,7 @@ def mop_connect_servers(db, servers):
         raise MopError(f"servers must be the names of at least two servers, w1, w2, not {servers!r}",
                        hint="SELECT srvname FROM pg_foreign_server;")
     # (on a node of Citus nothing else may be done than for itself)
-    links = Links(db, "SET citus.enable_ddl_propagation = off" if db.has_citus() else None)
+    links = Links(db, "SET citus.enable_ddl_propagation = off" if db.has_citus else None)
     done, known = [], {}
     mappings = {name: {row["role"]: dict(ways.options(row["umoptions"])) for row in db.execute(
         "SELECT usename AS role, umoptions FROM pg_user_mappings WHERE srvname = $1 AND umuser <> 0 ORDER BY 1",

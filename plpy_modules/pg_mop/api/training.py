@@ -32,7 +32,7 @@ class Training(Guests):
 
     run_id = None
     orders_of = Orders
-    copied = True   # it uses copies of segments, if the settings say so
+    copied = True   # it uses copies of segments, where the settings say so
     _by_key = None  # mst_key -> its rows of `metrics`
 
     def __init__(self, db, function, source_table, validation_table, num_iterations, frequency, use_gpus, earlier=None):
@@ -42,6 +42,8 @@ class Training(Guests):
         """
         self.began, self.earlier = time.monotonic(), earlier
         self.db, self.function, self.use_gpus, self.options = db, function, bool(use_gpus), settings.load(db)
+        if not self.copied:
+            self.options["replicas"] = 1
         if earlier is not None:
             self._adopt(earlier)
         if num_iterations is None or num_iterations < 1:
@@ -60,7 +62,7 @@ class Training(Guests):
         if validation_table is not None:
             self.validation = self.packed_table(validation_table, "validation table")
         self.engine = engines.find(db, [t for t in (self.source, self.validation) if t is not None],
-                                   self.copied and self.options["replicas"] > 1)
+                                   self.options["replicas"] > 1)
         if self.options["trainers"]:
             self.room = elsewhere.room(db, self.options["trainers"], self.use_gpus)
         elif self.use_gpus and not self.engine.elsewhere and not settings.gpus():
@@ -193,7 +195,7 @@ class Training(Guests):
     def _segments_of(self, packed):
         """The segments of a packed table, with copies where there are to be some. Raises MopError."""
         segments = self.engine.segments(packed)
-        if not self.copied or self.options["replicas"] == 1:
+        if self.options["replicas"] == 1:
             return segments
         segments = self.engine.with_copies(packed, segments)
         alone = [segment for segment in segments if segment.server is not None and not segment.copies]

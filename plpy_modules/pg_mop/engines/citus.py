@@ -6,6 +6,7 @@ only packs, shows the rows to whoever selects them, and says where the shards ar
 
 from pg_mop.database import MopError, quote_identifier, quote_literal
 from pg_mop.engines.postgres_fdw import Links, PostgresFdw
+from pg_mop.engines.ways import IS_POSTGRES_FDW
 
 # a role may look for, and lock, shards of its own tables only where these say so
 OF_SHARDS = "SET citus.override_table_visibility = off; SET citus.enable_manual_changes_to_shards = on"
@@ -53,7 +54,7 @@ class Node:
         found = db.one(
             "SELECT s.srvname::text AS name, has_server_privilege(s.oid, 'USAGE') AS usable "
             "FROM pg_foreign_server s JOIN pg_foreign_data_wrapper w ON w.oid = s.srvfdw "
-            "WHERE w.fdwhandler::regproc::text ~ '(^|\\.)postgres_fdw_handler$' AND s.srvoptions @> $1 "
+            f"WHERE {IS_POSTGRES_FDW} AND s.srvoptions @> $1 "
             # (anybody who may use the wrapper can make one that says so and leads elsewhere)
             "AND NOT EXISTS (SELECT 1 FROM unnest(s.srvoptions) AS o WHERE o LIKE 'hostaddr=%') AND EXISTS (SELECT 1 "
             "FROM pg_roles a WHERE a.oid = s.srvowner AND (a.rolsuper OR a.rolname = current_user)) "
@@ -108,7 +109,7 @@ def placements(db, table, text):
 
 def reads_shards(db, table):
     """True where rows of a Table, or of what it is a view of, are in shards of Citus."""
-    if not db.has_citus():
+    if not db.has_citus:
         return False
     methods = db.value(
         "WITH RECURSIVE read(oid) AS (SELECT $1::oid UNION SELECT d.refobjid FROM read JOIN pg_rewrite r "

@@ -9,6 +9,8 @@ LOCAL = "pg_mop"  # the foreign server whose user mappings hold the roles' passw
 TAKEN = ("host", "hostaddr", "port", "dbname", "sslmode", "sslrootcert", "sslcrl", "sslsni", "ssl_min_protocol_version",
          "gssencmode", "krbsrvname", "channel_binding", "target_session_attrs", "keepalives", "keepalives_idle",
          "keepalives_interval", "keepalives_count", "tcp_user_timeout")
+# SQL: the foreign data wrapper w is postgres_fdw, whatever its schema
+IS_POSTGRES_FDW = "w.fdwhandler::regproc::text ~ '(^|\\.)postgres_fdw_handler$'"
 REFUSED = ("service", "passfile", "sslkey", "sslcert", "sslpassword", "requirepeer", "options")
 
 

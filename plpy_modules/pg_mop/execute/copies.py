@@ -135,8 +135,9 @@ class Copies:
         executor, board = self.executor, self.executor.board
         if not self.wanted or name is None or name not in executor.servers or executor.states.only_at(name):
             return False
+        left = executor.servers.keys() - {name}
         try:
-            moved = {key: self._server_for(key, but=name) for key, server in board.server_of.items() if server == name}
+            moved = {key: self._server_for(key, left) for key, server in board.server_of.items() if server == name}
         except LookupError:
             return False
         executor.catalog.forget_guest(executor.run_id, name)
@@ -161,11 +162,11 @@ class Copies:
         executor.resize(executor.wanted)
         return True
 
-    def _server_for(self, key, but=None):
-        """The server that does a segment now: its own or one with a copy. Raises LookupError where there is none."""
+    def _server_for(self, key, servers):
+        """The one of `servers` that does a segment: its own, or one with a copy. Raises LookupError: there is none."""
         segment = self.executor.orders.segments[key]
         for one in (segment, *segment.copies):
-            if one.server in self.executor.servers.keys() - ({but} if but else ()):
+            if one.server in servers:
                 return one.server
         raise LookupError(key)
 
@@ -208,6 +209,6 @@ class Copies:
         del self.given_up[name]
         for relay in executor.sessions.relays.values():
             relay.prepared = False  # it may have no tables of that server
-        executor.board.relocate({key: self._server_for(key) for key in executor.board.server_of})
+        executor.board.relocate({key: self._server_for(key, executor.servers) for key in executor.board.server_of})
         executor.resize(executor.wanted)
         executor.db.info(f"run {executor.run_id}: server {name} is back")

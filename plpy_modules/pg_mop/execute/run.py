@@ -535,8 +535,7 @@ class Executor:
         if unit.kind == "train":
             self._read(unit)
             self.versions[unit.stage] = self.version(unit.stage) + 1
-            self.states.finished(unit.stage, self.begun_on[unit], released, self.is_movable,
-                                 copied)
+            self.states.finished(unit.stage, self.begun_on[unit], released, self.is_movable, copied)
             # where children began side by side, each had left the state to the others
             self._need_no_parent([self.plan.stages[unit.stage]])
         self.begun_on.pop(unit, None)
@@ -596,7 +595,8 @@ class Executor:
                 if report is not None:
                     ended += self._count(unit, row, released, report)
                     continue
-            self._note_failure(unit, row, message, name)
+            else:
+                self._note_failure(unit, row, message, name)
             self._unbegin(unit)
             if code in (CONFIGURATION_FAILED, MEMORY_EXCEEDED):
                 self.board.release(unit)
@@ -623,7 +623,10 @@ class Executor:
         server.catalog.fail_unit({**row, "run_id": server.run_id}, message)
         if server.home:
             return "" if self.catalog.unit_is_finished(row) else None
-        return server.catalog.report(server.run_id, unit)
+        report = server.catalog.report(server.run_id, unit)
+        if report is None:
+            self.catalog.fail_unit(row, message)
+        return report
 
     def _find_out(self):
         """Ask once more what has become of attempts whose servers could not be asked: the stages that ended."""
@@ -646,7 +649,6 @@ class Executor:
             if report is not None:
                 ended += self._count(unit, row, released, report)
             else:
-                self.catalog.fail_unit(row, message)
                 self._unbegin(unit)
                 self._retry(unit, message, name)
         return ended

@@ -1,5 +1,7 @@
 """Whether other sessions may go through the parts of a table, each for itself, in place of the caller's own."""
 
+from pg_mop.engines.ways import IS_POSTGRES_FDW
+
 
 def why_alone(db, table, columns, checked):
     """Why no other session can read the very rows, part by part, that the caller sees in `columns` (names) of a Table;
@@ -14,7 +16,7 @@ def why_alone(db, table, columns, checked):
         "bool_or(EXISTS (SELECT 1 FROM pg_locks l WHERE l.pid = pg_backend_pid() AND l.relation IN (c.oid, $1) "
         "AND l.mode NOT IN ('AccessShareLock', 'RowShareLock', 'SIReadLock'))) AS written, "
         "row_security_active($1) OR bool_or(row_security_active(c.oid)) AS policies, "
-        "bool_or(NOT coalesce((SELECT w.fdwhandler::regproc::text ~ '(^|\\.)postgres_fdw_handler$' "
+        f"bool_or(NOT coalesce((SELECT {IS_POSTGRES_FDW} "
         "FROM pg_foreign_table f JOIN pg_foreign_server s ON s.oid = f.ftserver JOIN pg_foreign_data_wrapper w "
         "ON w.oid = s.srvfdw WHERE f.ftrelid = c.oid), c.relkind = 'r')) AS others, "
         # who may read the table may read its partitions by it alone

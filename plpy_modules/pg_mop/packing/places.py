@@ -31,8 +31,7 @@ class Places:
         for name in names or [HERE]:
             if name in strengths:
                 raise MopError(f'pg_mop.servers names "{name}" twice', hint="RESET pg_mop.servers;")
-            info = {"gpus": settings.gpus(), "cores": settings.cores()} if name == HERE else self.links[name].info
-            strengths[name] = info["gpus"] or info["cores"]
+            strengths[name] = strength(None if name == HERE else self.links[name])
         if replicas > 1:
             self._check_distinct()
         self.servers = deal(segments or sum(strengths.values()), strengths)
@@ -79,7 +78,7 @@ class Places:
     def make(self, target, partition, segment, columns):
         """Make a partition of the table `target` for a segment on its server; `partition`: (schema, name); `columns`:
         [(name, type), ...]. Raises MopError."""
-        db, table = self.db, ".".join(map(quote_identifier, partition))
+        db, table = self.db, _quoted(partition)
         name = self.servers[segment]
         if name == HERE:
             db.execute(f"CREATE TABLE {table} PARTITION OF {target} FOR VALUES IN ({segment})")
@@ -92,14 +91,14 @@ class Places:
 
     def make_copy(self, target, partition, segment, columns):
         """Make the copy of a segment on its server, likewise; what it is filled by here (quoted)."""
-        name, table = self.copies[segment], ".".join(map(quote_identifier, partition))
+        name, table = self.copies[segment], _quoted(partition)
         what = f"copy of segment {segment} of {target}"
         if name == HERE:
             mark = self.db.value("SELECT obj_description(to_regclass($1), 'pg_class')", ["text"], [table])
-            if mark == self._mark(what):  # of a packed table that somebody has dropped
+            if mark == _marked(self.db, what):  # of a packed table that somebody has dropped
                 self.db.execute(f"DROP TABLE {table}")
             self.db.execute(f"{_create_alone(table, columns, segment)}; COMMENT ON TABLE {table} IS "
-                            f"{quote_literal(self._mark(what))}")
+                            f"{quote_literal(_marked(self.db, what))}")
             return table
         self._make_there(name, what, partition, segment, columns)
         filled = f"pg_temp.{quote_identifier(partition[1])}"
@@ -112,14 +111,10 @@ class Places:
             if table.startswith("pg_temp."):
                 self.db.execute(f"DROP FOREIGN TABLE {table}")
 
-    def _mark(self, what):
-        """The comment on a table that a preprocessor of this database has made."""
-        return f"{what}, packed by pg_mop of {this_database(self.db)}"
-
     def _make_there(self, name, what, partition, segment, columns):
         """Make a table on another server, which is told what it is."""
-        link, quoted, table = self.links[name], quote_identifier(name), ".".join(map(quote_identifier, partition))
-        mark = self._mark(what)
+        link, quoted, table = self.links[name], quote_identifier(name), _quoted(partition)
+        mark = _marked(self.db, what)
         there = link.run(f"SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_namespace n ON n.oid = "
                          f"c.relnamespace WHERE n.nspname = {quote_literal(partition[0])} AND c.relname = "
                          f"{quote_literal(partition[1])}")
@@ -168,9 +163,19 @@ def _foreign(server, partition):
 
 def is_of(mark, db, table):
     """True where a comment says that a preprocessor of this database has made what has it for the packed `table`."""
-    what, _, rest = mark.partition(" of \"")
-    return re.fullmatch(r"(copy of )?segment \d+", what) is not None and rest == \
-        f"{table}, packed by pg_mop of {this_database(db)}"[1:]
+    what = re.match(r"(copy of )?segment \d+", mark)
+    return what is not None and mark == _marked(db, f"{what[0]} of {table}")
+
+
+def _marked(db, what):
+    """The comment on a table that a preprocessor of this database has made."""
+    return f"{what}, packed by pg_mop of {this_database(db)}"
+
+
+def strength(link):
+    """How many segments suit a server: the GPUs or else cores of a Link's; None: this one's."""
+    info = {"gpus": settings.gpus(), "cores": settings.cores()} if link is None else link.info
+    return info["gpus"] or info["cores"]
 
 
 def this_database(db):

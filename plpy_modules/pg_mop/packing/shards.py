@@ -1,10 +1,9 @@
 """Segments in shards of Citus: where the source is distributed, what is packed of it is distributed, too."""
 
-from pg_mop import settings
 from pg_mop.database import MopError
 from pg_mop.engines import citus
 from pg_mop.engines.postgres_fdw import Links
-from pg_mop.packing.places import PRIMARY_KEY, Places, columns_sql, external_sql
+from pg_mop.packing.places import PRIMARY_KEY, Places, columns_sql, external_sql, strength
 
 
 def places_of(db, source, config):
@@ -34,11 +33,9 @@ class Shards:
             raise MopError(f"pg_mop.replicas is {replicas}, but Citus has {len(nodes)} "
                            f"node{'s' * (len(nodes) != 1)} for shards",
                            hint="SELECT citus_add_node('host', port); or RESET pg_mop.replicas;")
-        links, cores = Links(db), 0
-        for name in [node.server(db) for node in nodes]:
-            info = links[name].info if name else {"gpus": settings.gpus(), "cores": settings.cores()}
-            cores += info["gpus"] or info["cores"]
-        self.keys = range(segments or cores)
+        links, servers = Links(db), [node.server(db) for node in nodes]
+        strengths = [strength(links[name] if name else None) for name in servers]
+        self.keys = range(segments or sum(strengths))
 
     def create(self, target, columns, external):
         """Create the packed table, as Places does."""

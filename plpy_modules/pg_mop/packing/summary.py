@@ -30,9 +30,10 @@ def write(db, summary, source_table, output_table, inputs, outputs, constant, cl
 
 def complete(db, summary, buffer_size, num_classes, copies):
     """Write what is known once the rows are packed. `copies`: see COPIES."""
-    db.execute(f"UPDATE {summary} SET buffer_size = $1, num_classes = $2{f', {COPIES} = $3' if copies else ''}",
-               ["int4", "int4[]", *["text"][:len(copies)]],
-               [buffer_size, num_classes, *[json.dumps(copies)][:len(copies)]])
+    db.execute(f"UPDATE {summary} SET buffer_size = $1, num_classes = $2", ["int4", "int4[]"],
+               [buffer_size, num_classes])
+    if copies:
+        db.execute(f"UPDATE {summary} SET {COPIES} = $1", ["text"], [json.dumps(copies)])
 
 
 def copies_in(row, table):
