@@ -71,8 +71,9 @@ dsn:
 demo:
 	@demo/run.sh
 
+# two at a time: most tests wait as long as they work
 test: $(LOCAL)/packages $(LOCAL)/extension $(LOCAL)/debian-tests
-	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(PYTEST_ARGS) $(TESTS)
+	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(if $(TESTS),,-n 2 --dist loadfile) $(PYTEST_ARGS) $(TESTS)
 
 # heavy, and so not there by default
 test-ray: $(LOCAL)/packages $(LOCAL)/extension

@@ -1,11 +1,10 @@
 """A coordinator and workers of Citus, each a server of the tests' own."""
 
 import pathlib
-import subprocess
 
 import pytest
 
-from cluster import BIN, Cluster
+from cluster import Cluster, programs, run_text
 from conftest import Client
 
 
@@ -16,8 +15,7 @@ class Nodes:
 
     def __init__(self, workers, settings=""):
         """`settings`: SQL that sets more in the sessions."""
-        config = pathlib.Path(BIN.read_text().strip()) / "pg_config"
-        share = subprocess.run([config, "--sharedir"], check=True, capture_output=True, text=True).stdout.strip()
+        share = run_text(programs() / "pg_config", "--sharedir")
         if not (pathlib.Path(share) / "extension" / "citus.control").exists():
             pytest.skip("Citus is not installed in the PostgreSQL of PG_CONFIG")
         self.coordinator, *self.workers = (

@@ -1,18 +1,45 @@
 """A PostgreSQL of the tests' own: it can be killed as by a power failure, filled up, or have its clock set back."""
 
+import atexit
+import functools
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 
 import psycopg2
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-BIN = ROOT / ".local" / "bindir"
+LOCAL = ROOT / ".local"
+if "PYTEST_XDIST_WORKER" in os.environ:  # others run tests beside it: `trainers` is to count its own alone
+    LOCAL = pathlib.Path(tempfile.mkdtemp(prefix="pg_mop_stream_"))
+    atexit.register(shutil.rmtree, LOCAL, ignore_errors=True)
+HOME = LOCAL / "venv"  # where the extension finds its packages
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
+
+
+@functools.cache
+def programs():
+    """The directory of PostgreSQL's programs that have the extension of this checkout."""
+    if not HOME.exists():
+        HOME.symlink_to(ROOT / ".local" / "venv")
+        found = run_text(ROOT / "tools" / "private_root.sh", LOCAL / "pgroot")
+        into = run_text(f"{found}/pg_config", "--sharedir") + "/extension"
+        shutil.copy(ROOT / "pg_mop.control", into)
+        run_text(sys.executable, "-B", ROOT / "tools" / "build_sql.py", HOME, into,
+                 *(ROOT / "tests" / "upgrade" / "versions").glob("*.sql"))
+        (LOCAL / "bindir").write_text(found)
+    return pathlib.Path((LOCAL / "bindir").read_text().strip())
+
+
+def run_text(*command):
+    """What a program writes."""
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 class Cluster:
@@ -24,7 +51,7 @@ class Cluster:
     """
 
     def __init__(self, small_mb=None, clock=False, **settings):
-        self.bin = pathlib.Path(BIN.read_text().strip())
+        self.bin = programs()
         self.temporary = tempfile.TemporaryDirectory(prefix="pg_mop_", dir="/tmp", ignore_cleanup_errors=True)
         self.home = pathlib.Path(self.temporary.name)
         self.data, self.small, self.log = self.home / "data", self.home / "small", self.home / "log"

@@ -7,9 +7,9 @@ import psycopg2
 import psycopg2.extras
 import pytest
 
-from cluster import BIN, ROOT, Cluster, eventually
+from cluster import HOME, ROOT, Cluster, eventually
 
-__all__ = ["BIN", "ROOT", "Calling", "Client", "add_server", "connect", "eventually", "of_backend",  # what tests use
+__all__ = ["HOME", "ROOT", "Calling", "Client", "add_server", "connect", "eventually", "of_backend",  # what tests use
            "trainers"]
 
 
@@ -109,7 +109,7 @@ def db(server, request):
 
 def trainers():
     """Process ids of the trainers of this checkout's servers."""
-    found = subprocess.run(["pgrep", "-f", f"{ROOT}/.local/venv/.*mop_udf.trainer"], capture_output=True, text=True)
+    found = subprocess.run(["pgrep", "-f", f"{HOME}/.*mop_udf.trainer"], capture_output=True, text=True)
     return [int(pid) for pid in found.stdout.split()]
 
 

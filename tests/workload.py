@@ -8,6 +8,7 @@ import sys
 
 import dill
 import numpy as np
+import pytest
 
 
 def layer(kind, /, **config):
@@ -139,6 +140,12 @@ def replayed(jobs, *arguments):
                           input=json.dumps(jobs), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
+
+
+def alike(rows):
+    """What equals rows of predictions (dicts, in order): processors may round a row otherwise beside other rows."""
+    return [{name: pytest.approx(value, rel=1e-5) if isinstance(value, float) else value
+             for name, value in row.items()} for row in rows]
 
 
 def buffers(db, packed, segment):

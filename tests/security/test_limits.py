@@ -7,12 +7,11 @@ import time
 import numpy as np
 import pytest
 
-from conftest import trainers
+from conftest import HOME, trainers
 from mop_udf import process
 from mop_udf.aggregate import CONFIGURATION_FAILED, MEMORY_EXCEEDED, TRAINER_LOST, Session, failures_as_sql
 from workload import ADAM, dense, fit, layer, load, make_data, selection, sequential
 
-HOME = pathlib.Path(__file__).resolve().parents[2] / ".local" / "venv"
 ROWS = 64
 
 

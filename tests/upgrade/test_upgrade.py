@@ -6,7 +6,7 @@ import runpy
 import psycopg2
 import pytest
 
-from conftest import ROOT, Calling, Client, connect, eventually
+from conftest import HOME, ROOT, Calling, Client, connect, eventually
 from workload import ADAM, assert_invariants, dense, fit, last_run, load, make_data, selection
 
 OLDER = sorted(p.stem.split("--")[1] for p in (pathlib.Path(__file__).parent / "versions").glob("*.sql"))
@@ -157,7 +157,7 @@ def test_a_session_from_before_the_update_gets_the_new_versions_modules(db, tmp_
     """Another version has another directory of packages: here, another name of the same."""
     tmp_path.chmod(0o755)
     home = tmp_path / "next"
-    home.symlink_to(ROOT / ".local" / "venv")
+    home.symlink_to(HOME)
     heading = runpy.run_path(str(ROOT / "tools" / "build_sql.py"))["HEADING"].replace("@HOME@", str(home))
     client = db.another()
     assert client.value("SELECT madlib.training_preprocessor_dl()")
