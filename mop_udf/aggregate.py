@@ -28,6 +28,7 @@ class Session:
         self.wanted = None  # the options that it was asked for with
         self.units = 0  # that it has begun
         self.unit = None
+        self.room = True  # the trainer keeps the rows of the last dataset that it was asked of
         self.schema = None  # the extension's, quoted, once it has been asked for
         self.plans = {}  # (sql, types) -> prepared plan
         self.coming = None  # what to do while the trainer works on the unit
@@ -71,27 +72,32 @@ class Session:
         if trainer is not None:
             trainer.kill()
 
-    def begin(self, unit, states, objects):
-        """Hand the trainer a unit (its header), the model states and the pickles of its custom functions: {name: bytes}
-        for the unit's model and for each of those in unit["also"], which are evaluated on the same rows.
+    def holds(self, dataset, nbytes, keep):
+        """Whether the trainer holds the rows of a dataset of `nbytes`, or can keep them besides those of `keep`; else
+        they are sent for each epoch anew. Asks it once: `begin` is to follow."""
+        trainer, self.room = self.trainer, True
+        if dataset not in trainer.datasets:
+            trainer.send({"op": "room", "nbytes": nbytes, "keep": keep})
+            answer, _ = trainer.receive()
+            self.room = answer["room"]
+            trainer.datasets = set(answer["datasets"])
+        return self.room
+
+    def begin(self, unit, models, states, objects):
+        """Hand the trainer a unit (its header), what differs between its models (a list of dicts), the model states and
+        the pickles of the models' custom functions: {name: bytes} for each.
 
         `states` gives (stage, bytes) for every part; none: start from the seed.
 
         Adds to the header what the trainer's cache decides: `sends_rows`, whether rows follow; `keeps_rows`; and
-        `epochs_sent`, how often they follow (they are sent for each epoch where they cannot be kept).
+        `epochs_sent`, how often they follow (they are sent for each epoch where they cannot be kept: for one model).
         """
-        trainer, keeps, epochs = self.trainer, True, 1
+        trainer = self.trainer
         self.units += 1
         sends = unit["dataset"] not in trainer.datasets
-        if sends:
-            trainer.send({"op": "room", "nbytes": unit["nbytes"], "keep": unit["keep"]})
-            answer, _ = trainer.receive()
-            keeps = answer["room"]
-            trainer.datasets = set(answer["datasets"])
-            epochs = 1 if keeps else unit["epochs"]
-        self.unit = {**unit, "sends_rows": sends, "keeps_rows": keeps, "epochs_sent": epochs,
-                     "objects": list(objects[0]),
-                     "also": [{**other, "objects": list(own)} for other, own in zip(unit["also"], objects[1:])]}
+        epochs = models[0]["epochs"] if sends and not self.room else 1
+        self.unit = {**unit, "sends_rows": sends, "keeps_rows": self.room, "epochs_sent": epochs,
+                     "models": [{**model, "objects": list(own)} for model, own in zip(models, objects)]}
         trainer.send({"op": "unit", **self.unit}, *(data for own in objects for data in own.values()))
         for stage, part in states:
             trainer.send({"op": "state", "stage": stage}, part)
@@ -122,9 +128,9 @@ class Session:
         self.trainer.send({"op": "score", "number": number, "sums": sums})
         return self.trainer.receive()[0]
 
-    def save(self):
-        """The parts of the model state after the last unit, one after the other."""
-        self.trainer.send({"op": "save"})
+    def save(self, number):
+        """The parts of the state of model `number` after the last unit, one after the other."""
+        self.trainer.send({"op": "save", "number": number})
         last = False
         try:
             while not last:

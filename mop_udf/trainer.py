@@ -8,8 +8,8 @@ Requests, each answered by one frame unless it says otherwise:
 
     ready                                  -> versions (after Keras is imported)
     room                                   -> whether a segment fits the cache, and what is in it
-    unit {...}, state parts*, states_end, rows*, end -> the unit's report, or {"error", "configuration"}
-    save                                   -> the state in parts, the last one marked
+    unit {...}, state parts*, states_end, rows*, end -> a report on each of its models, or {"error", "configuration"}
+    save number                            -> the state of a model of the last unit in parts, the last one marked
     score number, sums                     -> loss and metrics of a model of the last evaluation, from sums over rows
     model {...}, weights                   -> ok: a model to predict with
     predict rows                           -> one array per output
@@ -96,7 +96,7 @@ class Server:
         self.channel, self.data, self.models, self.state = channel, data, models, state
         self.cache = data.Cache(cache_mb << 20)
         self.compiled = models.ModelCache(models.cache_bytes(memory_mb, threads))
-        self.current = None    # the CompiledModel whose state `save` gives
+        self.trained = []      # the states of the last unit's models, for `save`: lists of buffers
         self.evaluated = []    # the CompiledModels of the last evaluation
         self.predictor = None  # the Forward of a model to predict with
 
@@ -115,31 +115,20 @@ class Server:
         self.channel.send({"room": room, "datasets": list(self.cache.segments)})
 
     def on_unit(self, unit, payloads):
-        started = time.monotonic()
+        self.trained, self.wait_seconds = [], 0.0
         states = self._states()
-        self.wait_seconds = time.monotonic() - started
         self.ended = False  # the unit's `end` has been read
         try:
             objects = iter(payloads)
             stream = self._chunks(unit)
-            if unit["kind"] == "train":
-                compiled = self._prepare(unit, states, {name: next(objects) for name in unit["objects"]})
-                del states
-                report = self._train(unit, compiled, stream)
-            else:
-                compiled = None
-                report = self._evaluate([unit, *unit["also"]], states, objects, stream)
+            models = [{**unit, **model} for model in unit["models"]]
+            reports = (self._train_all if unit["kind"] == "train" else self._evaluate)(models, states, objects, stream)
             for _ in stream:
                 pass
-            report["datasets"] = list(self.cache.segments)
-            report["seconds"] = time.monotonic() - started
-            report["wait_seconds"] = self.wait_seconds
-            if unit["kind"] == "train" and report["loss"] != report["loss"]:
-                raise self.models.ConfigurationError("the loss became NaN")
-            self.current = compiled
+            report = {"models": reports, "datasets": list(self.cache.segments)}
             self.channel.send(report)
         except Exception as error:
-            self.current = None
+            self.trained = []
             if not self.ended:
                 self._drain()
             self._refuse(error, datasets=list(self.cache.segments))
@@ -211,6 +200,24 @@ class Server:
                 self.wait_seconds += time.monotonic() - before
             yield item
 
+    def _train_all(self, units, states, objects, stream):
+        """Train the models of several units on the same rows, one after the other: reports."""
+        reports = []
+        for unit in units:
+            began, self.wait_seconds = time.monotonic(), 0.0
+            compiled = self._prepare(unit, states, {name: next(objects) for name in unit["objects"]})
+            states.pop(unit["stage"], None)
+            if unit is units[-1]:
+                states.clear()  # they are not to take memory while it trains
+            report = self._train({**unit, "sends_rows": unit["sends_rows"] and not reports}, compiled, stream)
+            if report["loss"] != report["loss"]:
+                raise self.models.ConfigurationError("the loss became NaN")
+            state = compiled.save()
+            # the next one may be trained by the same variables
+            self.trained.append(state if len(units) == 1 else [b"".join(state)])
+            reports.append({**report, "seconds": time.monotonic() - began - self.wait_seconds})
+        return reports
+
     def _train(self, unit, compiled, stream):
         import numpy as np
         fit, kernels = self.fit, compiled.kernels
@@ -255,7 +262,7 @@ class Server:
 
     def _evaluate(self, units, states, objects, stream):
         """Evaluate the models of several units on the same rows, read once; the first unit says which rows."""
-        evaluations = [self._evaluation({**units[0], **unit}, states, objects) for unit in units]
+        evaluations = [self._evaluation(unit, states, objects) for unit in units]
         self.evaluated = [evaluation.compiled for evaluation in evaluations]
         if units[0]["keeps_rows"]:
             for _ in stream:
@@ -266,7 +273,7 @@ class Server:
         for piece in pieces:
             for evaluation in evaluations:
                 evaluation.add(piece)
-        return {"models": [evaluation.report() for evaluation in evaluations]}
+        return [evaluation.report() for evaluation in evaluations]
 
     def _evaluation(self, unit, states, objects):
         """The Evaluation of a unit's model."""
@@ -285,7 +292,7 @@ class Server:
                 return
 
     def on_save(self, header, payloads):
-        parts = list(self.state.parts(self.current.save(), PART_BYTES))
+        parts = list(self.state.parts(self.trained[header["number"]], PART_BYTES))
         for number, part in enumerate(parts):
             self.channel.send({"last": number == len(parts) - 1}, *part)
 

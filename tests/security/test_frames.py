@@ -27,10 +27,10 @@ def frame(header, *payloads):
 
 def forged(path):
     """Messages that end a stream of rows, then begin a unit with a function whose unpickling writes `path`."""
-    unit = {"op": "unit", "kind": "train", "compile_params": "loss='zzz', optimizer='Adam()'", "fit_params": None,
-            "architecture": dense(), "stage": 1, "mst_key": 1, "objects": ["zzz"], "plain_weights": True, "seed": 1,
-            "model_id": 1,
-            "same_start": True, "kernel": "plain", "passes_left": 1, "run_passes_left": 1, "run_seconds": 0}
+    model = {"compile_params": "loss='zzz', optimizer='Adam()'", "fit_params": None, "architecture": dense(),
+             "stage": 1, "mst_key": 1, "model_id": 1, "objects": ["zzz"], "plain_weights": True, "kernel": "plain",
+             "passes_left": 1, "run_passes_left": 1}
+    unit = {"op": "unit", "kind": "train", "models": [model], "seed": 1, "same_start": True, "run_seconds": 0}
     text = frame({"op": "end"}) + frame(unit, pickle.dumps(Writes(str(path)))) + frame({"op": "states_end"})
     return text + b" " * (-len(text) % 8)
 

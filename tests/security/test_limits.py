@@ -47,13 +47,18 @@ def holder():
 
 
 def unit(architecture, optimizer="Adam()", batch_size=8):
-    return {"kind": "train", "dataset": "d", "segment": 0, "nbytes": ROWS * 10, "keep": [], "epochs": 1, "seed": 1,
-            "same_start": True, "dtypes": ["<f4", "<i2"], "inputs": 1, "rows": ROWS, "replicas": None,
-            "outputs": {"widths": [3], "what": "classes", "table": "t"},
-            "kernel": "plain", "run_seconds": 0, "stage": 1, "mst_key": 1, "model_id": 1, "iteration": 1,
-            "passes_left": 1, "run_passes_left": 1, "plain_weights": True, "also": [], "architecture": architecture,
-            "compile_params": f"loss='categorical_crossentropy', optimizer='{optimizer}'",
-            "fit_params": f"batch_size={batch_size}"}
+    return {"kind": "train", "dataset": "d", "segment": 0, "nbytes": ROWS * 10, "seed": 1, "same_start": True,
+            "dtypes": ["<f4", "<i2"], "inputs": 1, "rows": ROWS, "replicas": None,
+            "outputs": {"widths": [3], "what": "classes", "table": "t"}, "run_seconds": 0, "model": {
+                "epochs": 1, "kernel": "plain", "stage": 1, "mst_key": 1, "model_id": 1, "iteration": 1,
+                "passes_left": 1, "run_passes_left": 1, "plain_weights": True, "architecture": architecture,
+                "compile_params": f"loss='categorical_crossentropy', optimizer='{optimizer}'",
+                "fit_params": f"batch_size={batch_size}"}}
+
+
+def begin(holder, what, states):
+    holder.holds(what["dataset"], what["nbytes"], [])
+    holder.begin(what, [what["model"]], states, [{}])
 
 
 def train(holder, what, **limits):
@@ -61,11 +66,11 @@ def train(holder, what, **limits):
     with failures_as_sql(holder.plpy, holder):
         try:
             holder.start_trainer(options(**limits), Unlimited)
-            holder.begin(what, [], [{}])
+            begin(holder, what, [])
             if holder.unit["sends_rows"]:
                 x, y = np.ones((ROWS, 4), "<f4"), np.eye(3, dtype="<i2")[np.arange(ROWS) % 3]
                 holder.rows(1, 0, [x.tobytes(), y.tobytes()], ["{%d,4}" % ROWS, "{%d,3}" % ROWS])
-            return holder.end()
+            return holder.end()["models"][0]
         except BaseException:
             if holder.unit is not None:
                 holder.stop_trainer()
@@ -290,7 +295,7 @@ def test_an_evaluation_keeps_the_limit_that_training_keeps(holder):
     y = np.eye(3, dtype="<i2")[np.arange(PICTURES) % 3]
     weights = b"".join(np.full(n, 0.01, "f4").tobytes() for n in (864, 32, 9216, 32, 9216, 32, 96, 3))
     with failures_as_sql(holder.plpy, holder):
-        holder.begin({**unit(network), "kind": "evaluate", "rows": PICTURES, "nbytes": 1 << 40}, [(1, weights)], [{}])
+        begin(holder, {**unit(network), "kind": "evaluate", "rows": PICTURES, "nbytes": 1 << 40}, [(1, weights)])
         for start in range(0, PICTURES, 128):
             own = slice(start, start + 128)
             holder.rows(1, start, [x[own].tobytes(), y[own].tobytes()], ["{128,64,64,3}", "{128,3}"])

@@ -82,13 +82,14 @@ def alone(db, session, packed, model, wanted, use_gpus):
     options = trainer_options(db, use_gpus)
     objects = object_table.read(db, model.summary.get("object_table"), model.compile)
     with trainer_of(session, options):
+        session.holds(None, 1 << 62, [])  # it does not
         session.begin({
-            "kind": "evaluate", "plain_weights": True, "seed": 0, "same_start": True, "stage": 0,
-            "model_id": 0, "iteration": 0, "segment": 0, "architecture": model.architecture_text,
-            "compile_params": model.compile_params, "fit_params": None, "epochs": 1, "dtypes": packed.dtypes(),
-            "inputs": len(packed.inputs), "outputs": wanted, "rows": 0, "nbytes": 1 << 62, "dataset": None, "keep": [],
-            "also": [],
-        }, [(0, model.weights)], [objects])
+            "kind": "evaluate", "seed": 0, "same_start": True, "segment": 0, "dtypes": packed.dtypes(),
+            "inputs": len(packed.inputs), "outputs": wanted, "rows": 0, "nbytes": 1 << 62, "dataset": None,
+        }, [{
+            "plain_weights": True, "stage": 0, "model_id": 0, "iteration": 0, "epochs": 1,
+            "architecture": model.architecture_text, "compile_params": model.compile_params, "fit_params": None,
+        }], [(0, model.weights)], [objects])
         report = json.loads(db.value(
             f"SELECT {db.extension}.mop_sub_epoch(1, buffer_id, ARRAY[{values}], ARRAY[{texts}]) FROM "
             f"(SELECT buffer_id, {columns} FROM {packed.table} ORDER BY buffer_id OFFSET 0) AS buffers"))["models"][0]

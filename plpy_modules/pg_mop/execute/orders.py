@@ -87,10 +87,10 @@ class Orders:
             "rows_sql": self.engine.rows_sql(packed, segment, aggregate),
             "dtypes": packed.dtypes(), "inputs": len(packed.inputs), "outputs": self.outputs,
             "finite": self.finite,
-            "rows": segment.rows, "bytes": segment.bytes, "epochs": self._passes(unit),
-            "kernel": self.kernels.get(unit, self.options["kernel"]), "run_seconds": time.monotonic() - self.began,
-            "models": [{**self._passes_left(u), "functions": self.digests(self.plan.stages[u.stage].mst_key)}
-                       for u in units],
+            "rows": segment.rows, "bytes": segment.bytes, "run_seconds": time.monotonic() - self.began,
+            "models": [{**self._passes_left(u), "epochs": self._passes(u),
+                        "kernel": self.kernels.get(u, self.options["kernel"]),
+                        "functions": self.digests(self.plan.stages[u.stage].mst_key)} for u in units],
             "dataset_key": self._dataset_key(unit.dataset, segment),
             "keep": [self._dataset_key(dataset, one) for (dataset, _), s in self.segments.items()
                      for one in (s, *s.copies)], "object_table": self.functions,

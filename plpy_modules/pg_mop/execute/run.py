@@ -13,13 +13,13 @@ from pg_mop.execute.copies import Copies
 from pg_mop.execute.servers import States
 from pg_mop.execute.sessions import SessionLost, message_of, run, wait
 from pg_mop.limits import TOO_MANY_TRAINERS
+from pg_mop.schedule.groups import Groups
 
 AWAY_SECONDS = 3  # to wait for a server that has been away
 BACK_OFF = 0.5, 60.0  # seconds before a unit's second attempt, and at most before any; it doubles each time
 SILENT_SECONDS = 30  # of a server, before the run does without it, where it can
 STRAIGHT_SECONDS = 20  # for a state to come straight from another server, and one more for each MB of it
 LOOK_SECONDS = 0.5  # between looks at how many sessions are wanted
-TOGETHER_BYTES = 256 << 20  # of the states of models that are evaluated together
 AHEAD_BYTES = 1 << 20, 256 << 20  # least and most of a state that is read while the unit before it trains
 RETRY_STATES = (TRAINER_LOST, TOO_MANY_TRAINERS, "40001", "40P01")
 
@@ -62,11 +62,12 @@ class Executor:
         self.versions = {stage: m["version"] for stage, m in catalog.models(run_id).items()}
         self.waiting = {}       # stage -> its children that have not begun, which need its state
         self.reading = Counter()  # stage -> units at work that begin with its state
+        self.groups = Groups(board, scheduler, lambda number: (
+            orders.sharing.key(plan.stages[number]), plan.stages[number].parameters[1]), self.states.bytes)
         self.pinned = set()     # stages whose states are kept whatever becomes of them
         self._wait_for(plan.stages.values())
         self.coming = {}        # place -> the stage whose state its session reads ahead
         self.failed = {}        # mst_key -> message
-        self.alone = set()      # units that are evaluated each for itself
         self.began = time.time()
         self.ready_since = {}   # stage -> when its next unit could have run first (seconds since the epoch)
         self.carried = Counter()  # stage -> how often its state is on its way to another server
@@ -299,23 +300,9 @@ class Executor:
                     if not session.work and place in self.board.places]
             for place in self.scheduler.arrange(idle):
                 session = self.sessions.by_place.get(place)
-                unit = self.scheduler.choose(place) if session is not None and not session.work else None
-                if unit is not None:
-                    self._start(session, self._together(unit))
-
-    def _together(self, unit):
-        """The unit and, where it is an evaluation, the others that are due on the same rows, as far as memory goes."""
-        if unit.kind != "evaluate" or unit in self.alone:
-            return [unit]
-        total, chosen = 0, []
-        for other in self.board.due_with(unit):
-            if other in self.alone:
-                continue
-            total += self.states.bytes(other.stage)
-            if chosen and total > TOGETHER_BYTES:
-                break
-            chosen.append(other)
-        return sorted(chosen, key=lambda u: u.stage)  # all sessions lock models in one order
+                units = self.groups.choose(place) if session is not None and not session.work else None
+                if units:
+                    self._start(session, units)
 
     def _coming(self, place):
         """The model whose state the session at `place` may read while it trains another; None where it is not known.
@@ -338,7 +325,7 @@ class Executor:
         return self.versions.get(stage, (self.plan.stages[stage].iteration - 1) * self.visits)
 
     def _start(self, session, units):
-        rows, models, released = [], [], []
+        rows, models = [], []
         server = self.sessions.server(session.place)
         moves = [self.states.expect(stage, self.version(stage), server.name)
                  for stage in sorted({stage for unit in units for stage in self._read_by(unit)})
@@ -351,19 +338,19 @@ class Executor:
                          "queued_at": self.ready_since.get(unit.stage, self.began)})
             train = unit.kind == "train"
             models.append({"stage": unit.stage, "iteration": unit.iteration, "attempt": attempt,
-                           "version": self.version(unit.stage),
+                           "version": self.version(unit.stage), "release": [],
                            "generation": self.states.begin(unit.stage, server.name) if train else None})
             parent = self.plan.stages[unit.stage].parent
             if train and parent is not None and unit.stage not in self.versions:
                 self.reading[parent.number] += 1
                 if not self.board.shares_states and self._is_unneeded(parent, but_for=unit.stage):
-                    released.append(parent.number)
-            self.board.start(unit)
+                    models[-1]["release"].append(parent.number)
         work = {**self.orders.describe(units, session.place), "run_id": server.run_id, "epoch": server.catalog.epoch,
-                "kind": units[0].kind, "dataset": units[0].dataset, "segment": units[0].segment, "release": released}
+                "kind": units[0].kind, "dataset": units[0].dataset, "segment": units[0].segment}
         work["coming"] = self._coming(session.place)
         work["models"] = [{**model, **more} for model, more in zip(models, work["models"])]
-        session.work, session.since = [(*pair, released) for pair in zip(units, rows)], time.monotonic()
+        session.work = [(unit, row, model["release"]) for unit, row, model in zip(units, rows, models)]
+        session.since = time.monotonic()
         try:
             begin = "; ".join(server.catalog.begin_unit_sql({**row, "run_id": server.run_id}) for row in rows)
             session.command = (f"SET lock_timeout = {self.lock_timeout}; BEGIN; {begin}; COMMIT; "
@@ -484,7 +471,7 @@ class Executor:
         """Take note of a unit that counts now; `copied`: its state has come to this server, too."""
         ended = self._finished(unit, released, copied)
         if seconds is not None:
-            self.scheduler.finished(unit, seconds)
+            self.groups.finished(unit, seconds)
         return ended
 
     def _come_home(self):
@@ -574,8 +561,9 @@ class Executor:
         ended = []
         if isinstance(error, SessionLost):
             self._replace(session.place)
-        if len(work) > 1:  # one of them may be to blame: from now on each is evaluated for itself
-            self.alone |= {unit for unit, *_ in work}
+        together = len(work) > 1
+        if together:  # one of them may be to blame: from now on each is done for itself
+            self.groups.alone |= {unit for unit, *_ in work}
         for unit, row, released in work:
             name = self.begun_on[unit]
             if name not in self.servers:  # it has been given up
@@ -600,12 +588,15 @@ class Executor:
             self._unbegin(unit)
             if code in (CONFIGURATION_FAILED, MEMORY_EXCEEDED):
                 self.board.release(unit)
-                if len(work) == 1:
+                if not together:
                     self._give_up(unit, message, "configuration" if code == CONFIGURATION_FAILED else "place")
             elif isinstance(error, NotCarried):
                 self._wait_for_servers(unit, message, name)
             elif isinstance(error, SessionLost) or code in RETRY_STATES:
-                self._retry(unit, message, name if isinstance(error, SessionLost) else None)
+                if together:  # it does not count: another may be to blame
+                    self.resting.append((time.monotonic() + BACK_OFF[0], unit))
+                else:
+                    self._retry(unit, message, name if isinstance(error, SessionLost) else None)
             elif code == "55P03":
                 raise MopError(f"a worker session waited in vain for a lock: {message}",
                                hint="Another transaction holds it (see pg_locks), perhaps the one that made this "

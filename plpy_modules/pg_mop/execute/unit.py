@@ -40,8 +40,9 @@ def _schema(plpy, holder):
 def run_unit(plpy, text):
     """Train or evaluate as the unit (JSON) says; the units' rows in the catalog, already there, get the results.
 
-    `unit["models"]` lists what differs between the models: stage, iteration, attempt, version, and the passes that are
-    left. A unit of training has one, one of evaluation any number, which are evaluated in one pass over the rows.
+    `unit["models"]` lists what differs between the models, of which there may be several: stage, iteration, attempt,
+    version, epochs, kernel, and the passes that are left. They are trained one after the other, or evaluated in one
+    pass over the rows.
 
     Raises SQLSTATE MOP01 where the configuration is at fault, MOP02 where the trainer was lost, MOP03 where the source
     has changed since the run began, MOP04 where a trainer takes too much memory. Of several models one is enough to
@@ -79,27 +80,35 @@ class _Work:
             return
         objects = [_rights(self.plpy, unit["object_table"], model) for model in found]
         _start_trainer(self.plpy, holder, unit["options"])
-        shared = {name: unit[name] for name in ("kind", "seed", "same_start", "segment", "epochs", "dtypes", "inputs",
-                                                "outputs", "rows", "replicas", "kernel", "run_seconds")}
         holder.coming = lambda: self.read_ahead(unit["coming"])
-        holder.begin({**shared, "nbytes": unit["bytes"], "dataset": unit["dataset_key"], "keep": unit["keep"],
-                      **found[0], "also": found[1:]}, self.states(), objects)
+        keeps = holder.holds(unit["dataset_key"], unit["bytes"], unit["keep"])
+        # rows that cannot be kept are read for each training anew
+        for these in [slice(None)] if keeps or not self.train else [slice(n, n + 1) for n in range(len(found))]:
+            self.together(self.models[these], found[these], objects[these], began)
+            began = time.monotonic()
+
+    def together(self, models, found, objects, began):
+        """Train or evaluate models on the segment's rows, which come once."""
+        unit, holder = self.unit, self.holder
+        shared = {name: unit[name] for name in ("kind", "seed", "same_start", "segment", "dtypes", "inputs", "outputs",
+                                                "rows", "replicas", "run_seconds")}
+        holder.begin({**shared, "nbytes": unit["bytes"], "dataset": unit["dataset_key"]}, found, self.states(models),
+                     objects)
         sending = holder.unit
-        report = json.loads(self.holder.query(unit["rows_sql"] % {
-            "epochs": sending["epochs_sent"], "where": "true" if sending["sends_rows"] else "false"})[0]["report"])
-        trained = time.monotonic()
+        reports = json.loads(holder.query(unit["rows_sql"] % {
+            "epochs": sending["epochs_sent"],
+            "where": "true" if sending["sends_rows"] else "false"})[0]["report"])["models"]
         if sending["sends_rows"]:
             self.check_rows()  # again: they were read by a later statement, which may have seen others
-        if self.train:
-            size = self.save(self.models[0])
-            reports = [{**report, "seconds": report["seconds"] - report["wait_seconds"]}]
-        else:
-            size, reports = None, report["models"]
-        rest = max(0.0, trained - began - sum(own["seconds"] for own in reports)) / len(reports)
-        for number, (model, own) in enumerate(zip(self.models, reports)):
+        rest = max(0.0, time.monotonic() - began - sum(own["seconds"] for own in reports)) / len(reports)
+        for number, (model, own) in enumerate(zip(models, reports)):
             if not self.train:
                 self.score(number, model, own["sums"])
-            self.finish(model, own, size, rest, time.monotonic() - trained if self.train else 0.0)
+                self.finish(model, own, None, rest, 0.0)
+                continue
+            since = time.monotonic()
+            size = self.save(number, model)
+            self.finish(model, own, size, rest, time.monotonic() - since)
 
     def predict(self, model):
         """Write the predictions for a partition of raw rows: in parts, as of stage 0 and the segment's number."""
@@ -111,7 +120,7 @@ class _Work:
         try:
             with db.pinned_path():
                 lent = Model.from_told(told["model"], model["architecture"], b"".join(
-                    part for _, part in self.states()))
+                    part for _, part in self.states(self.models)))
                 lent.lend(trainer)
                 choice = Choice(told["pred_type"])
                 if lent.regression:
@@ -145,18 +154,18 @@ class _Work:
         return {"stage": model["stage"], "mst_key": row["mst_key"], "model_id": row["model_id"],
                 "iteration": model["iteration"], "architecture": row["model_arch"],
                 "compile_params": row["compile_params"], "fit_params": row["fit_params"],
-                "functions": model.get("functions", []), "passes_left": model["passes_left"],
-                "run_passes_left": model["run_passes_left"],
+                "functions": model.get("functions", []),
+                **{name: model.get(name) for name in ("epochs", "kernel", "passes_left", "run_passes_left")},
                 # version 0 has no state, or weights alone: of a warm start or of the architecture table
                 "plain_weights": version == 0}
 
-    def states(self):
-        """The parts of the models' states, then those of other replicas where there are some: (stage, bytes).
+    def states(self, models):
+        """The parts of the states of models, then those of other replicas where there are some: (stage, bytes).
 
         What a replica begins with is of the others' stages before; it comes under the replica's own.
         """
         run_id = self.unit["run_id"]
-        versions = [(model["stage"], model["version"]) for model in self.models]
+        versions = [(model["stage"], model["version"]) for model in models]
         if self.unit["replicas"] and versions[0][1] > 0:
             versions += [(stage, versions[0][1]) for stage, _ in self.unit["replicas"] if stage != versions[0][0]]
         ahead, self.holder.ahead = self.holder.ahead, {}
@@ -187,11 +196,11 @@ class _Work:
             self.holder.ahead = {(self.unit["run_id"], model["stage"], model["version"]):
                                  list(self.parts(model["stage"], model["version"]))}
 
-    def save(self, model):
-        """Write the new state; its bytes."""
+    def save(self, number, model):
+        """Write the new state of the last unit's model `number`; its bytes."""
         size = 0
-        for number, part in enumerate(self.holder.save()):
-            self.put(model["stage"], model["version"] + 1, model["generation"], number, part)
+        for place, part in enumerate(self.holder.save(number)):
+            self.put(model["stage"], model["version"] + 1, model["generation"], place, part)
             size += len(part)
         return size
 
@@ -227,7 +236,7 @@ class _Work:
     def finish(self, model, report, size, read_seconds, write_seconds):
         """Note a model's result in its unit's row, and that its new state has `size` bytes."""
         unit = self.unit
-        made = [model["version"] + 1, model["generation"], size, unit["release"]] if self.train else [None] * 4
+        made = [model["version"] + 1, model["generation"], size, model["release"]] if self.train else [None] * 4
         self.holder.query(
             f"SELECT {self.schema}.mop_finish_unit({', '.join(f'${i + 1}' for i in range(20))})",
             ["bigint", "integer", "integer", "text", "text", "integer",

@@ -64,6 +64,7 @@ class Board:
         self.serve(place for place in range(len(self._servers)) if self._servers[place] in self.servers)
         self._works = {}        # stage number -> _Work
         self.left = {}          # stage number -> Stage: wanted, not ended
+        self.idle = set()       # numbers of the stages that may be trained and are not at work
         self._due = {key: {} for key in self.datasets}  # -> {stage number: None}, of the evaluations to be begun
         self._reserved, self._kept = {}, {}  # stage number -> place, and back
         self._watchers = []
@@ -258,6 +259,7 @@ class Board:
         if unit.kind == "train":
             work.todo.remove(unit.segment)
             work.training = unit
+            self.idle.discard(unit.stage)
             self._kept.pop(self._reserved.pop(unit.stage, None), None)
         else:
             work.due.remove((unit.dataset, unit.segment))
@@ -420,6 +422,7 @@ class Board:
             for key in work.due if work.open == "evaluate" else ():
                 self._due[key].pop(stage.number, None)
             work.open = None
+        self.idle.discard(stage.number)
         self._kept.pop(self._reserved.pop(stage.number, None), None)
 
     def _trained(self, stage, ended):
@@ -474,6 +477,7 @@ class Board:
             watcher.may_train(work.stage, segments)
 
     def _free(self, work):
+        self.idle.add(work.stage.number)
         for watcher in self._watchers:
             watcher.idle(work.stage)
 

@@ -8,7 +8,7 @@ from pg_mop.schedule.board import Unit
 
 @dataclass(frozen=True)
 class Visit:
-    """A unit that ran at `place` from `start` to `end` (seconds of simulated time)."""
+    """A unit that ran at `place` from `start` to `end` (seconds of simulated time), or was of a group that did."""
 
     unit: Unit
     place: int
@@ -54,38 +54,46 @@ class Transport:
         return computed + (self.bytes / self.disk if unit.kind == "train" else 0.0)
 
 
-def simulate(board, scheduler, seconds, ahead=False, transport=None):
+def simulate(board, scheduler, seconds, ahead=False, transport=None, groups=None, around=0.0):
     """Run `board` to its end under `scheduler`; `seconds(unit)` is how long a unit takes. Returns the Visits by end.
 
     `ahead`: every place reserves the stage that comes next, as the executor does where it reads states ahead.
-    `transport`: a :class:`Transport`; None: nothing but the units takes time.
+    `transport`: a :class:`Transport`; None: nothing but the units takes time. `groups`: a
+    :class:`~pg_mop.schedule.groups.Groups` of the scheduler's; None: every unit goes alone. `around`: seconds that a
+    place takes for what is around a unit, or a group.
 
     Raises RuntimeError where the scheduler leaves every place idle although units remain.
     """
     now, idle, events, visits = 0.0, set(board.places), [], []
     while not board.done:
         for place in scheduler.arrange(idle):
-            unit = scheduler.choose(place)
-            if unit is not None:
-                board.start(unit)
+            if groups is not None:
+                units = groups.choose(place)
+            else:
+                units = [unit] if (unit := scheduler.choose(place)) is not None else []
+                for unit in units:
+                    board.start(unit)
+            if units:
                 coming = scheduler.coming(place) if ahead else None
                 board.reserve(place, coming and coming.stage)
                 idle.remove(place)
-                end = now + seconds(unit)
+                end = now + around + sum(map(seconds, units))
                 if transport is not None:
+                    unit, = units
                     parent = board.plan.stages[unit.stage].parent
                     begun = transport.begins(unit, place, now, parent and parent.number)
                     end = transport.ends(unit, begun + seconds(unit))
-                heapq.heappush(events, (end, place, now, unit))
+                heapq.heappush(events, (end, place, now, units))
         if not events:
             raise RuntimeError("the scheduler leaves every place idle although units remain")
         now = events[0][0]
         while events and events[0][0] == now:
-            end, place, start, unit = heapq.heappop(events)
-            board.finish(unit)
-            scheduler.finished(unit, end - start)
+            end, place, start, units = heapq.heappop(events)
+            for unit in units:
+                board.finish(unit)
+                (groups or scheduler).finished(unit, (end - start) / len(units))
+                visits.append(Visit(unit, place, start, end))
             idle.add(place)
-            visits.append(Visit(unit, place, start, end))
     return visits
 
 

@@ -1,0 +1,75 @@
+"""Which units go together: those of one segment that a place does as one command and one transaction."""
+
+SECONDS = 0.2    # of the units of a group that trains, about: what is around it is little beside that, none waits long
+MOST = 16       # of its units
+TRAINED_BYTES = 16 << 20     # of its model states, which the trainer keeps until they are written
+EVALUATED_BYTES = 256 << 20  # of the states of models that are evaluated together
+
+
+class Groups:
+    """Chooses what a place does next, by a scheduler: one unit, or several.
+
+    Evaluations on the same rows go together, so that these are read once; training units where what is around each,
+    some milliseconds, would weigh: those that are known to be short. A group takes no more of the idle stages than
+    leaves every place as much again (as in guided self-scheduling, Polychronopoulos and Kuck, IEEE Trans. Comput.
+    C-36(12), 1987, the share shrinks with what is left): a stage in a group waits for the others in it.
+    """
+
+    def __init__(self, board, scheduler, key_of, bytes_of):
+        """`key_of(stage number)`: equal for stages whose units take about as long; `bytes_of(stage number)`: of its
+        model state, or of what it begins with."""
+        self.board, self.scheduler, self.key_of, self.bytes_of = board, scheduler, key_of, bytes_of
+        self.alone = set()  # units that are each done for themselves: one of a group was to blame
+        self.seconds = {}   # key -> what a training unit takes, about
+
+    def choose(self, place):
+        """The units to do now at an idle place, by stage; they have been started on the board. []: leave it idle."""
+        unit = self.scheduler.choose(place)
+        if unit is None:
+            return []
+        if unit.kind == "evaluate":
+            units = self._evaluations(unit)
+            for each in units:
+                self.board.start(each)
+        else:
+            units = self._trainings(place, unit)
+        return sorted(units, key=lambda u: u.stage)  # all sessions lock models in one order
+
+    def finished(self, unit, seconds):
+        """Take note of what a unit took, of its group's time its share, after the board has."""
+        self.scheduler.finished(unit, seconds)
+        if unit.kind == "train":
+            key = self.key_of(unit.stage)
+            known = self.seconds.get(key, seconds)
+            self.seconds[key] = min(seconds, (known + seconds) / 2)  # one that compiled, or was disturbed, tells little
+
+    def _evaluations(self, unit):
+        """An evaluation and the others that are due on the same rows, as far as memory goes."""
+        if unit in self.alone:
+            return [unit]
+        total, chosen = 0, []
+        for other in self.board.due_with(unit):
+            if other in self.alone:
+                continue
+            total += self.bytes_of(other.stage)
+            if chosen and total > EVALUATED_BYTES:
+                break
+            chosen.append(other)
+        return chosen
+
+    def _trainings(self, place, unit):
+        """A training unit and those that the scheduler would have follow it, as long as they are short."""
+        units, seconds, size = [], 0.0, 0
+        most = max(1, min(MOST, len(self.board.idle) // (2 * len(self.board.places))))
+        while True:
+            self.board.start(unit)
+            units.append(unit)
+            seconds += self.seconds.get(self.key_of(unit.stage), SECONDS)
+            size += self.bytes_of(unit.stage)
+            if len(units) >= most or seconds >= SECONDS or units[0] in self.alone:
+                return units
+            unit = self.scheduler.choose(place)
+            if unit is None or unit in self.alone or (unit.kind, unit.segment) != ("train", units[0].segment) or (
+                    seconds + self.seconds.get(self.key_of(unit.stage), SECONDS) > SECONDS
+                    or size + self.bytes_of(unit.stage) > TRAINED_BYTES):
+                return units

@@ -1,0 +1,102 @@
+"""Short training units go together: what comes of them is what comes of each alone."""
+
+import base64
+
+import numpy as np
+import pytest
+
+from conftest import Calling, eventually
+from workload import (
+    ADAM,
+    NAN,
+    assert_invariants,
+    buffers,
+    dense,
+    fit,
+    is_under_way,
+    last_run,
+    load,
+    make_data,
+    replayed,
+    selection,
+)
+
+MANY, SEED = 24, 5
+
+
+@pytest.fixture(scope="module")
+def data(db):
+    db.run("SET pg_mop.kernel = 'plain'; SET pg_mop.threads = 1")
+    make_data(db, rows=60, segments=2, seed=SEED)
+    load(db, "arch", dense())
+    rows = [(1, ADAM.format(rate(key)), "batch_size=10") for key in range(1, MANY + 1)]
+    selection(db, "many", "arch", rows)
+    selection(db, "bad", "arch", [*rows, (1, NAN, "batch_size=10")])
+
+
+def rate(key):
+    return round(0.001 * key, 3)
+
+
+def together(db, run_id):
+    """How many units of training a session did at a time, at most."""
+    return db.value(
+        "SELECT max((SELECT count(*) FROM madlib.mop_unit b WHERE (b.run_id, b.kind, b.backend_pid) = (a.run_id, a.kind"
+        ", a.backend_pid) AND b.started_at <= a.started_at AND b.finished_at > a.started_at)) FROM madlib.mop_unit a "
+        "WHERE a.run_id = %s AND a.kind = 'train'", [run_id])
+
+
+@pytest.mark.slice
+def test_units_go_together_and_give_plain_keras_weights(db, data):
+    run_id = fit(db, "flowers_packed", "models", "many", iterations=2)
+    assert_invariants(db, run_id)
+    assert together(db, run_id) > 1
+    jobs = []
+    for key in range(1, MANY + 1, 7):
+        visits = db.run("SELECT segment FROM madlib.mop_visit_order WHERE run_id = %s AND mst_key = %s "
+                        "ORDER BY iteration, position", [run_id, key])
+        jobs.append({"architecture": dense(), "optimizer": "Adam", "arguments": {"learning_rate": rate(key)},
+                     "loss": "categorical_crossentropy", "metrics": ["accuracy"], "batch_size": 10, "epochs": 1,
+                     "seed": int(np.random.SeedSequence([SEED, 1]).generate_state(1)[0]),
+                     "visits": [buffers(db, "flowers_packed", v["segment"]) for v in visits]})
+    for key, job in zip(range(1, MANY + 1, 7), replayed(jobs)):
+        ours = bytes(db.value("SELECT model_weights FROM models WHERE mst_key = %s", [key]))
+        assert ours == base64.b64decode(job["plain"]), key
+
+
+def test_only_the_one_to_blame_is_given_up(db, data):
+    run_id = fit(db, "flowers_packed", "rest", "bad", iterations=2)
+    states = db.run("SELECT status, count(*) AS n FROM madlib.mop_progress WHERE run_id = %s GROUP BY 1 ORDER BY 1",
+                    [run_id])
+    assert [(row["status"], row["n"]) for row in states] == [("failed", 1), ("finished", MANY)]
+    assert db.value("SELECT count(*) FROM rest") == MANY
+    assert_invariants(db, run_id)
+
+
+def test_rows_that_cannot_be_kept_are_read_for_each(db, data):
+    db.run("SET pg_mop.cache_mb = 0")
+    run_id = fit(db, "flowers_packed", "streamed", "many", iterations=2)
+    db.run("RESET pg_mop.cache_mb")
+    assert_invariants(db, run_id)
+    assert together(db, run_id) > 1
+    assert db.value("SELECT count(DISTINCT rows) FROM madlib.mop_units WHERE run_id = %s", [run_id]) == 1
+
+
+def test_a_cancelled_group_is_undone_whole_and_resumed(db, data):
+    caller = db.another()
+    caller.run("SET pg_mop.kernel = 'plain'; SET pg_mop.threads = 1")
+    calling = Calling(caller, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'later', 'many', 200, "
+                              "FALSE)")
+    assert eventually(lambda: is_under_way(db, 4 * MANY), 60)
+    db.run("SELECT pg_cancel_backend(%s)", [caller.connection.info.backend_pid])
+    assert calling.end(3).pgcode == "57014"
+    run_id = last_run(db)
+    versions = db.run(
+        "SELECT m.version, s.iteration, (SELECT count(*) FROM madlib.mop_unit u WHERE (u.run_id, u.stage, u.kind, "
+        "u.status) = (m.run_id, m.stage, 'train', 'finished')) AS done FROM madlib.mop_model m JOIN madlib.mop_stage s "
+        "USING (run_id, stage) WHERE m.run_id = %s AND m.version > 0", [run_id])
+    assert versions and all(v["version"] - 2 * (v["iteration"] - 1) == v["done"] for v in versions if v["done"]), \
+        "every model is at the version of its last committed unit"
+    assert any(v["done"] for v in versions)
+    caller.run("SELECT madlib.mop_drop_run(%s)", [run_id])
+    caller.close()

@@ -1,0 +1,164 @@
+"""Units that go together, on simulated runs: which, how many, and that nobody has to wait for it."""
+
+import itertools
+import random
+from collections import Counter, defaultdict
+
+import pytest
+
+from pg_mop.plan import identity
+from pg_mop.plan.stages import Plan
+from pg_mop.schedule import SCHEDULERS
+from pg_mop.schedule.board import Board
+from pg_mop.schedule.groups import EVALUATED_BYTES, MOST, SECONDS, TRAINED_BYTES, Groups
+from pg_mop.schedule.logged import Logged
+from pg_mop.schedule.simulator import makespan, simulate
+
+AROUND = 0.005  # seconds around a unit, or a group, as measured
+
+
+def plan_of(configurations, iterations, metrics=()):
+    plan = Plan()
+    for key in range(1, configurations + 1):
+        plan.ask(key, identity.root({"mst_key": key}), lambda iteration, key=key: ("", str(key)), iterations, metrics)
+    return plan
+
+
+def run(configurations, segments, iterations, seconds, name="randomized", grouped=True, seed=3, metrics=(), size=1000,
+        places=None, board=None, around=AROUND, alike=None):
+    """The visits of a run, and its board. `seconds`: of a unit, or of a configuration's number and a unit; `alike`: of
+    a stage's number, equal where units take as long (by default: those of one configuration)."""
+    board = board or Board(plan_of(configurations, iterations, metrics), range(segments))
+    board.serve(range(places or segments))
+    scheduler = SCHEDULERS[name](board, seed)
+    key_of = {number: min(stage.trials) for number, stage in board.plan.stages.items()}
+    groups = Groups(board, scheduler, alike or key_of.get, lambda number: size) if grouped else None
+    of = seconds if callable(seconds) else lambda key, unit: seconds
+    return simulate(board, scheduler, lambda unit: of(key_of[unit.stage], unit), groups=groups, around=around), board
+
+
+def sizes(visits):
+    """How many units went together, each time."""
+    return list(Counter((v.place, v.start) for v in visits if v.unit.kind == "train").values())
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("configurations,segments,iterations", [(40, 2, 3), (17, 3, 4), (64, 4, 2), (2, 2, 3)])
+def test_in_groups_too_every_stage_visits_every_segment_once_and_follows_its_parent(name, configurations, segments,
+                                                                                      iterations):
+    source = random.Random(1)
+    visits, board = run(configurations, segments, iterations, lambda key, unit: source.uniform(0.001, 0.02), name=name,
+                        metrics=[1, iterations])
+    trained = sorted((v.unit.stage, v.unit.segment) for v in visits if v.unit.kind == "train")
+    assert trained == [(stage, s) for stage in sorted(board.plan.stages) for s in range(segments)]
+    begins, ends = defaultdict(list), {}
+    for v in visits:
+        begins[v.unit.stage].append((v.start, v.end, v.unit.kind))
+        ends[v.unit.stage] = max(v.end, ends.get(v.unit.stage, 0.0))
+    for number, of in begins.items():
+        training = sorted(own for own in of if own[2] == "train")
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(training)), "a stage at two places at once"
+        parent = board.plan.stages[number].parent
+        assert parent is None or ends[parent.number] <= training[0][0]
+
+
+def test_short_units_go_in_groups_and_sooner():
+    together, _ = run(200, 2, 3, 0.002, alike=lambda number: 0)
+    alone, _ = run(200, 2, 3, 0.002, grouped=False)
+    assert max(sizes(together)) <= MOST and sum(sizes(together)) / len(sizes(together)) > 6
+    assert makespan(together) < 0.5 * makespan(alone)
+    for (_, start), units in itertools.groupby(sorted((v for v in together if v.unit.kind == "train"),
+                                                      key=lambda v: (v.place, v.start)), lambda v: (v.place, v.start)):
+        assert len({v.unit.segment for v in units}) == 1, f"of one segment (at {start})"
+
+
+def test_long_units_go_alone():
+    visits, _ = run(200, 2, 2, SECONDS)
+    assert set(sizes(visits)) == {1}
+
+
+def test_what_is_not_known_yet_goes_alone():
+    visits, _ = run(30, 1, 1, 0.002)
+    assert set(sizes(visits)) == {1}, "each configuration's seconds are its own here: nobody knows another's"
+
+
+@pytest.mark.parametrize("configurations", [1, 2, 3])
+def test_few_configurations_are_left_to_all_places(configurations):
+    visits, _ = run(configurations, 2, 10, 0.002)
+    assert set(sizes(visits)) == {1}
+
+
+@pytest.mark.parametrize("name", ["randomized", "longest-first"])
+@pytest.mark.parametrize("configurations,places", [(8, 2), (16, 4), (40, 3), (100, 8)])
+def test_no_place_is_idle_for_the_sake_of_groups(name, configurations, places):
+    """Were there nothing around a unit, groups could only harm."""
+    over = []
+    for seed in range(5):
+        cost = {key: random.Random(seed * 1000 + key).uniform(0.002, 0.02) for key in range(1, configurations + 1)}
+        spans = [makespan(run(configurations, places, 6, lambda key, unit, c=cost: c[key], name=name, grouped=grouped,
+                              seed=seed, around=0.0)[0]) for grouped in (True, False)]
+        over.append(spans[0] / spans[1])
+    assert sum(over) / len(over) < 1.05
+
+
+def test_large_states_go_alone():
+    visits, _ = run(200, 2, 2, 0.002, size=TRAINED_BYTES // 2 + 1)
+    assert set(sizes(visits)) == {1}
+
+
+def test_evaluations_go_together_as_far_as_memory_goes():
+    board = Board(plan_of(40, 1, [1]), range(1))
+    board.restore([board.unit(number, "train", "training", 0) for number in board.plan.stages])
+    groups = Groups(board, SCHEDULERS["randomized"](board, 1), lambda number: 0, lambda number: EVALUATED_BYTES // 5)
+    units = groups.choose(0)
+    assert len(units) == 5 and {unit.kind for unit in units} == {"evaluate"}
+    groups.alone |= set(units)
+    for unit in units:
+        board.release(unit)
+    assert sorted(len(groups.choose(0)) for _ in range(12)) == [1] * 5 + [5] * 7
+
+
+def test_one_that_is_to_blame_holds_up_nobody_else():
+    board = Board(plan_of(200, 1), range(2))
+    groups = Groups(board, SCHEDULERS["randomized"](board, 1), lambda number: 0, lambda number: 1)
+    first, = groups.choose(0)
+    board.finish(first)
+    groups.finished(first, 0.002)
+    units = groups.choose(0)
+    assert len(units) == MOST and units == sorted(units, key=lambda unit: unit.stage)
+    groups.alone |= set(units)
+    for unit in units:
+        board.release(unit)
+    seen = []
+    while more := groups.choose(0):
+        assert len(more) == 1 or not set(more) & set(units)
+        seen += more
+        for unit in more:
+            board.finish(unit)
+    assert {*units} <= {*seen}
+
+
+@pytest.mark.parametrize("configurations,segments", [(40, 2), (40, 3)])
+def test_every_visit_order_is_equally_likely_in_groups_too(configurations, segments):
+    counts = Counter()
+    for seed in range(40):
+        visits, board = run(configurations, segments, 3, 0.002, seed=seed)
+        order = {}
+        for v in sorted(visits, key=lambda v: v.start):
+            order.setdefault(v.unit.stage, []).append(v.unit.segment)
+        counts.update(tuple(o) for number, o in order.items() if board.plan.stages[number].iteration == 3)
+    assert sum(counts.values()) == 1600
+    expected = 1600 / len(list(itertools.permutations(range(segments))))
+    # those of one group are not drawn each for itself, so that they vary more than chance alone would have them
+    assert all(abs(counts[order] - expected) < 0.15 * 1600 / 2 for order in itertools.permutations(range(segments)))
+
+
+def test_a_replay_keeps_its_order_in_groups_too():
+    plan = plan_of(60, 2)
+    source = random.Random(4)
+    order = {number: source.sample(range(3), 3) for number in plan.stages}
+    visits, _ = run(60, 3, 2, 0.002, board=Logged(plan, range(3), order=order))
+    found = {}
+    for v in sorted(visits, key=lambda v: v.start):
+        found.setdefault(v.unit.stage, []).append(v.unit.segment)
+    assert found == order and max(sizes(visits)) > 1
