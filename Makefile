@@ -72,8 +72,10 @@ demo:
 	@demo/run.sh
 
 # two at a time: most tests wait as long as they work
+SIDE_BY_SIDE = -n 2 --dist loadfile
+
 test: $(LOCAL)/packages $(LOCAL)/extension $(LOCAL)/debian-tests
-	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(if $(TESTS),,-n 2 --dist loadfile) $(PYTEST_ARGS) $(TESTS)
+	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(if $(TESTS),,$(SIDE_BY_SIDE)) $(PYTEST_ARGS) $(TESTS)
 
 # heavy, and so not there by default
 test-ray: $(LOCAL)/packages $(LOCAL)/extension
@@ -81,7 +83,7 @@ test-ray: $(LOCAL)/packages $(LOCAL)/extension
 	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(PYTEST_ARGS) tests/engines/test_ray.py
 
 check: $(LOCAL)/packages $(LOCAL)/extension
-	@tools/as_server_user.sh tools/check.sh $(VENV)/bin/python -B -m pytest $(PYTEST_ARGS)
+	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(SIDE_BY_SIDE) -m slice $(PYTEST_ARGS)
 
 SECONDS ?= 1800
 soak: $(LOCAL)/packages $(LOCAL)/extension

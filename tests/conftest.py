@@ -13,6 +13,13 @@ __all__ = ["HOME", "ROOT", "Calling", "Client", "add_server", "connect", "eventu
            "trainers"]
 
 
+def pytest_collection_modifyitems(items):
+    """What needs no server belongs to `make check`, too."""
+    for item in items:
+        if item.path.parent.name == "unit":
+            item.add_marker("slice")
+
+
 @pytest.fixture(scope="session")
 def server():
     """A PostgreSQL cluster with this checkout's extension available."""
