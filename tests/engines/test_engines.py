@@ -347,9 +347,10 @@ class TestConformance:
             if what == "session":
                 place.run("SELECT pg_terminate_backend(%s)", [pid])
             else:
-                for trainer in trainers():
-                    if of_backend(trainer) == pid:
-                        os.kill(trainer, signal.SIGKILL)
+                trainer, = [trainer for trainer in trainers() if of_backend(trainer) == pid]
+                os.kill(trainer, signal.SIGSTOP)  # within a unit: of this one, or of the next
+                assert eventually(lambda: place.value(f"{find} AND pid = {pid}"), 60)  # noqa: B023
+                os.kill(trainer, signal.SIGKILL)
         assert call.end() is None
         run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'hurt'")
         assert_invariants(db, run_id)
