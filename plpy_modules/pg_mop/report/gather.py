@@ -100,7 +100,8 @@ def _configurations(db, schema, run_id):
     for row in db.execute(
             f"SELECT mst_key, coalesce(sum(date_part('epoch', finished_at - started_at)) "
             f"FILTER (WHERE kind = 'train'), 0) AS seconds, "
-            f"count(*) FILTER (WHERE status = 'failed' AND NOT shared) AS failed_units FROM {schema}.mop_units WHERE run_id = $1 GROUP BY 1", ["bigint"], [run_id]):
+            f"count(*) FILTER (WHERE status = 'failed' AND NOT shared) AS failed_units "
+            f"FROM {schema}.mop_units WHERE run_id = $1 GROUP BY 1", ["bigint"], [run_id]):
         found[row["mst_key"]]["seconds"] = rounded(row["seconds"])
         found[row["mst_key"]]["failed_units"] = row["failed_units"]
     return list(found.values())
