@@ -65,7 +65,7 @@ class Calls:
         driver = connection.connection.dbapi_connection
         pid, before = connection.execute(text(
             f"SELECT pg_catalog.pg_backend_pid(), coalesce(max(run_id), 0) FROM {quote(self.schema)}.mop_runs")).one()
-        outcome = []
+        outcome, ended = [], threading.Event()  # (a join that Ctrl-C interrupts forgets that the thread goes on)
 
         def work():
             try:
@@ -73,21 +73,21 @@ class Calls:
                 outcome.append(None)
             except BaseException as error:  # raised where the call was made
                 outcome.append(error)
+            finally:
+                ended.set()
 
-        thread = threading.Thread(target=work, daemon=True, name="pg_mop call")
         watcher = Watcher(self.engine, self.schema)
-        thread.start()
+        threading.Thread(target=work, daemon=True, name="pg_mop call").start()
         try:
             with _Bar(progress) as bar:
-                while thread.is_alive():
-                    thread.join(LOOK_SECONDS if bar.run_id is None else watcher.rest)
-                    if progress and thread.is_alive():
+                while not ended.wait(LOOK_SECONDS if bar.run_id is None else watcher.rest):
+                    if progress:
                         bar.show(watcher, pid, before)
                 run_id = bar.run_id or watcher.run_of(pid, before)
                 bar.end(watcher, run_id, failed=outcome[0] is not None)
         except KeyboardInterrupt:
             driver.cancel()
-            thread.join(PATIENCE_SECONDS)
+            ended.wait(PATIENCE_SECONDS)
             run_id = watcher.run_of(pid, before)
             if run_id is not None:
                 print(f"Cancelled. Every unit that has ended is kept: mop_resume({run_id}), or the same call again, "

@@ -27,7 +27,9 @@ def curves(data, series=None, ax=None):
             ax.plot(*zip(*points), marker="." if len(points) == 1 else None, **_style(c))
     _label(ax, "iteration", series, _title(data, "curves"))
     if ax.get_legend_handles_labels()[0]:
-        ax.legend(title="mst_key", fontsize="small")
+        lines, names = ax.get_legend_handles_labels()
+        ax.legend(lines[::-1], names[::-1], title="mst_key", fontsize="small")
+    ax.xaxis.get_major_locator().set_params(integer=True)
     return ax
 
 

@@ -178,8 +178,9 @@
                 const own = points(key);
                 if (!own.length) continue;
                 const d = own.map((p, i) => (i ? "L" : "M") + x(p[0]).toFixed(1) + " " + y(p[1]).toFixed(1)).join("");
-                svg.append(el("path", { class: classes(key), style: style(key), d: own.length > 1 ? d : d + "h.01",
-                                        "stroke-linecap": "round" }));
+                svg.append(own.length > 1 ? el("path", { class: classes(key), style: style(key), d })
+                    : el("circle", { cx: x(own[0][0]), cy: y(own[0][1]), r: key === marked ? 5 : 3,
+                                     fill: key === marked ? "var(--mark)" : colour(key) || "var(--grey)" }));
             }
             return height;
         }, (key, say_) => {
@@ -343,8 +344,8 @@
                 if (step >= 11 && !data.stages.some(n => n.parent !== null && data.stages[n.parent] === node))
                     svg.append(el("text", { x: x(node.last) + 5, y: y(node.y) + 4 }, node.keys.slice(0, 3).join(", ") + (node.keys.length > 3 ? "…" : "")));
             }
-            svg.append(el("text", { x: right + 48, y: bottom + 14, "text-anchor": "end" }, "iteration"));
-            return bottom + 22;
+            svg.append(el("text", { x: right + 48, y: bottom + 28, "text-anchor": "end" }, "iteration"));
+            return bottom + 34;
         });
         function nearest(event) {
             const [px, py] = at(made.svg, event);
