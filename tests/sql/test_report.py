@@ -2,7 +2,10 @@
 
 import html.parser
 import json
+import os
 import re
+import shutil
+import subprocess
 
 import pytest
 
@@ -150,6 +153,52 @@ def test_a_run_without_any_unit_has_a_report(db, run_id):
     db.run("DELETE FROM madlib.mop_configuration")
     assert "No configurations yet." in db.value("SELECT madlib.mop_report(%s)", [run_id])
     db.run("ROLLBACK")
+
+
+# what somebody does with the page; what comes of it is written into the element `seen`
+ACTIONS = """<script>
+const seen = {}, rows = () => [...document.querySelectorAll('#board tbody tr')];
+const heads = [...document.querySelectorAll('#board th button')], head = heads.find(h => h.textContent === 'mst_key');
+const key = (where, name) => where.dispatchEvent(new KeyboardEvent('keydown', {key: name, bubbles: true}));
+seen.sorted = [1, 2].map(() => { head.click(); return rows().map(r => r.dataset.key).join(); });
+setTimeout(() => {
+    const pictures = [...document.querySelectorAll('.picture')];
+    seen.drawn = pictures.map(p => p.querySelectorAll('svg path, svg rect').length > 2);
+    key(rows()[1], 'Enter');
+    seen.chosen = rows().map(r => r.getAttribute('aria-selected')).join();
+    seen.marked = pictures.map(p => p.querySelectorAll('.marked').length > 0);
+    key(document.querySelector('#curves-picture [tabindex]'), 'ArrowRight');
+    seen.said = document.querySelector('#curves-picture .readout').textContent;
+    seen.attacked = 'attacked' in window;
+    const told = document.createElement('pre');
+    told.id = 'seen';
+    told.textContent = JSON.stringify(seen);
+    document.body.append(told);
+}, 500);
+</script></body>"""
+ATTACK = "<img src=x onerror='window.attacked=1'></script><script>window.attacked=1</script>"
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="not run: the page in a browser needs chromium")
+def test_the_page_works_in_a_browser(db, run_id, tmp_path):
+    db.run("BEGIN")
+    db.run("UPDATE madlib.mop_run SET error = %s WHERE run_id = %s", [ATTACK, run_id])
+    db.run("UPDATE madlib.mop_configuration SET compile_params = compile_params || ', x=' "
+           "|| to_json(mst_key || %s)::text WHERE run_id = %s", [ATTACK, run_id])
+    text = db.value("SELECT madlib.mop_report(%s)", [run_id])
+    db.run("ROLLBACK")
+    page = tmp_path / "page.html"
+    page.write_text(text.replace("</body>", ACTIONS))
+    done = subprocess.run(
+        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+         f"--user-data-dir={tmp_path}/profile", "--virtual-time-budget=3000", "--dump-dom", page.as_uri()],
+        capture_output=True, text=True, timeout=60, env={**os.environ, "HOME": str(tmp_path)})
+    told = Page(done.stdout.replace("<!DOCTYPE html>", "")).text
+    seen = json.loads(next(t for t in told if t.startswith('{"sorted"')))
+    assert seen["sorted"] == ["1,2,3", "3,2,1"] and seen["chosen"] == "false,true,false"
+    assert seen["drawn"] == [True] * 4 and seen["marked"] == [True] * 4
+    assert "configuration 2" in seen["said"] or "configuration 1" in seen["said"]
+    assert seen["attacked"] is False and "window.attacked=1" in seen["said"]
 
 
 # a run of 150 configurations and 70 iterations on two segments, as the journal would have it

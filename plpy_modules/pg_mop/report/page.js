@@ -85,7 +85,7 @@
         }
         let width = 0;
         new ResizeObserver(() => {
-            if (holder.clientWidth !== width) { width = holder.clientWidth; redraw(); }
+            if (holder.clientWidth !== width) { width = holder.clientWidth; requestAnimationFrame(redraw); }
         }).observe(holder);
         redraws.push(redraw);
         if (keys) frame.addEventListener("keydown", event => {
@@ -223,7 +223,7 @@
         if (shown.length < 2) return nothing("parallel", "It takes two configurations with a result.");
         const axes = names.map(name => {
             const values = shown.map(c => value(c, name)).filter(v => v !== undefined && v !== null);
-            const few = new Set(values).size <= 6 && name !== result;
+            const few = new Set(values).size <= 6 && name !== result && name !== "training seconds";
             if (few || !values.every(v => typeof v === "number"))  // (numbers sort as numbers)
                 return { name, words: [...new Set(values)].sort((a, b) => a - b || String(a).localeCompare(String(b))).map(String) };
             const low = Math.min(...values), high = Math.max(...values);
