@@ -64,7 +64,8 @@ class Calls:
         connection = self.connection()
         driver = connection.connection.dbapi_connection
         pid, before = connection.execute(text(
-            f"SELECT pg_catalog.pg_backend_pid(), coalesce(max(run_id), 0) FROM {quote(self.schema)}.mop_runs")).one()
+            "SELECT pg_catalog.pg_backend_pid(), coalesce(max(run_id), 0) "
+            f"FROM {plain(quote(self.schema))}.mop_runs")).one()
         outcome, ended = [], threading.Event()  # (a join that Ctrl-C interrupts forgets that the thread goes on)
 
         def work():

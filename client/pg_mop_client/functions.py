@@ -10,7 +10,7 @@ import numpy
 import pandas
 from sqlalchemy import text
 
-from pg_mop_client.database import quote
+from pg_mop_client.database import plain, quote
 
 ARGUMENTS = """
 SELECT p.proname AS name, p.prokind = 'p' AS is_procedure, p.proretset AS is_set, p.pronargdefaults AS defaults,
@@ -24,7 +24,7 @@ AND p.proname = ANY (:names) AND coalesce(p.proargnames[1:p.pronargs], '{}') <> 
 
 def methods(connection, schema, call):
     """{name: function} of all SQL functions for users. `call(function, statement, values, types)` carries one out."""
-    told = {row.name: row for row in connection.execute(text(f"SELECT * FROM {quote(schema)}.mop_functions()"))}
+    told = {row.name: row for row in connection.execute(text(f"SELECT * FROM {plain(quote(schema))}.mop_functions()"))}
     forms = {}
     for row in connection.execute(text(ARGUMENTS), {"schema": quote(schema), "names": list(told)}):
         forms.setdefault(row.name, []).append(row)
@@ -54,7 +54,7 @@ def _method(schema, told, forms, call):
         values = {name: adapt(value, types[name]) for name, value in given.items()}
         listed = ", ".join(f"{quote(name)} => :{name}" for name in values)
         verb = "CALL" if form.is_procedure else "SELECT * FROM" if form.is_set else "SELECT"
-        return call(told, f"{verb} {quote(schema)}.{quote(told.name)}({listed})", values, form)
+        return call(told, f"{verb} {plain(quote(schema))}.{quote(told.name)}({listed})", values, form)
 
     method.__name__ = method.__qualname__ = told.name
     method.__doc__ = f"{told.about}\n\n{told.usage}"

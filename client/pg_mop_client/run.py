@@ -24,7 +24,7 @@ class Run:
 
     def __init__(self, selection, run_id=None):
         """`run_id` None: the latest. Raises ClientError where there is no such run."""
-        self.selection, self._schema = selection, quote(selection.schema)
+        self.selection, self._schema = selection, plain(quote(selection.schema))
         with selection.engine.connect() as connection:
             row = connection.execute(text(
                 f"SELECT run_id, function, model_output_table FROM {self._schema}.mop_runs WHERE run_id = "

@@ -86,7 +86,7 @@ class Selection:
 
     def runs(self, cap=CAP):
         """The role's runs as a DataFrame, the latest first."""
-        return self.query(f"SELECT * FROM {quote(self.schema)}.mop_runs ORDER BY run_id DESC", cap)
+        return self.query(f"SELECT * FROM {plain(quote(self.schema))}.mop_runs ORDER BY run_id DESC", cap)
 
     def query(self, sql, cap=CAP, **values):
         """The rows of a query (:name stands for a value) as a DataFrame, at most `cap` of them."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import sqlalchemy
 from sqlalchemy import text
 
-from pg_mop_client.database import quote
+from pg_mop_client.database import plain, quote
 
 SHARE = 0.02      # of the time at most is spent on looking
 LEAST_SECONDS = 1.0
@@ -59,7 +59,7 @@ class Watcher:
     until the next look."""
 
     def __init__(self, engine, schema):
-        self.engine, self.schema = engine, quote(schema)
+        self.engine, self.schema = engine, plain(quote(schema))
         self.lost, self.rest, self.is_connected = 0, LEAST_SECONDS, True
         self._connection = None
 

@@ -395,3 +395,21 @@ def test_tables_are_quoted_as_sql_reads_them(name, quoted):
 def test_what_is_no_table_is_refused(name):
     with pytest.raises(ClientError, match="invalid table name"):
         quote_table(name)
+
+
+def test_the_extensions_schema_may_have_any_name(db):
+    db.run("DROP DATABASE IF EXISTS t_schema WITH (FORCE)")
+    db.run("CREATE DATABASE t_schema")
+    other, schema = type(db)(db.server, "t_schema"), "a:b c %s"
+    other.run(f"CREATE SCHEMA {quote(schema)}; CREATE EXTENSION pg_mop SCHEMA {quote(schema)} CASCADE")
+    other.close()
+    with Selection(uri(db).rsplit("/", 1)[0] + "/t_schema") as selection:
+        assert selection.schema == schema and len(selection.runs()) == 0
+        assert "mop_report" in set(selection.mop_functions().name)
+        with pytest.raises(sqlalchemy.exc.DBAPIError, match="there is no run 1"):
+            selection.mop_report(1)
+        with pytest.raises(sqlalchemy.exc.DBAPIError, match="there is no run 1"):
+            selection.mop_resume(1)
+        with pytest.raises(ClientError, match="the role has no runs"):
+            selection.run()
+    db.run("DROP DATABASE t_schema WITH (FORCE)")
