@@ -39,10 +39,11 @@ $(LOCAL)/debian: tools/debian.sh
 $(LOCAL)/debian-tests: $(LOCAL)/debian
 	@tools/debian.sh libfaketime && touch $@
 
-$(LOCAL)/packages: pyproject.toml $(LOCAL)/debian
+$(LOCAL)/packages: pyproject.toml client/pyproject.toml $(LOCAL)/debian
 	@test -x $(VENV)/bin/python || $(SYSTEM_PYTHON) -m venv $(VENV)
 	@echo 'installing the Python packages into .local/venv (about a minute)'
-	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[demo,test,search]'
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[demo,test,search]' \
+	  --editable './client[plot,tensorboard]'
 	@touch $@
 
 debian: $(LOCAL)/debian

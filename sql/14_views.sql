@@ -83,6 +83,18 @@ JOIN @extschema@.mop_request q USING (run_id, stage) CROSS JOIN LATERAL (
     UNION ALL SELECT e.key, e.value::double precision FROM json_each_text(m.metrics) AS e) AS v
 WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
 
+-- the same, a row for each evaluation: its loss, its first metric, all metrics of both datasets
+CREATE VIEW @extschema@.mop_metrics_wide WITH (security_barrier) AS
+SELECT q.run_id, q.mst_key, q.iteration, (SELECT k FROM json_object_keys(t.metrics) AS k LIMIT 1) AS metric,
+       t.loss AS training_loss, t.metric AS training_metric, v.loss AS validation_loss, v.metric AS validation_metric,
+       t.metrics AS training_metrics, v.metrics AS validation_metrics,
+       greatest(t.noted_at, v.noted_at) AS evaluated_at,
+       extract(epoch FROM greatest(t.noted_at, v.noted_at) - r.started_at)::double precision AS seconds
+FROM @extschema@.mop_request q JOIN @extschema@.mop_run r USING (run_id)
+JOIN @extschema@.mop_metric t ON (t.run_id, t.stage, t.dataset) = (q.run_id, q.stage, 'training')
+LEFT JOIN @extschema@.mop_metric v ON (v.run_id, v.stage, v.dataset) = (q.run_id, q.stage, 'validation')
+WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
+
 -- (of a stage that an earlier run has trained, the order in which that did)
 CREATE VIEW @extschema@.mop_visit_order WITH (security_barrier) AS
 SELECT s.run_id, q.mst_key, s.iteration,
@@ -123,42 +135,14 @@ JOIN @extschema@.mop_stage s USING (run_id, stage) JOIN @extschema@.mop_model m 
 WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
 
 -- One row for each configuration; the seconds are the whole run's. A unit that configurations share is done for each.
+-- Of the runs that are asked for alone: nothing is summed up over the others.
 CREATE VIEW @extschema@.mop_progress WITH (security_barrier) AS
-WITH stages AS (
-    SELECT s.run_id, s.stage, s.iteration, u.done, u.running, u.last_loss,
-           -- a replica has a segment of its own
-           CASE WHEN r.averaging THEN 1 ELSE d.training END + CASE WHEN s.evaluated THEN d.both ELSE 0 END AS total
-    FROM @extschema@.mop_stage s
-    JOIN (SELECT run_id, function = 'madlib_keras_fit'
-                 AND coalesce(parameters #>> '{settings,fit_strategy}' = 'averaging', false) AS averaging
-          FROM @extschema@.mop_run) r USING (run_id)
-    JOIN (SELECT run_id, count(*) FILTER (WHERE dataset = 'training') AS training, count(*) AS both
-          FROM @extschema@.mop_segment GROUP BY 1) d USING (run_id)
-    CROSS JOIN LATERAL (
-        SELECT count(*) FILTER (WHERE status = 'finished') AS done,
-               count(*) FILTER (WHERE status = 'running') AS running,
-               (array_agg(loss ORDER BY version DESC)
-                FILTER (WHERE kind = 'train' AND status = 'finished'))[1] AS last_loss
-        FROM @extschema@.mop_unit WHERE run_id = s.run_id AND stage = s.stage) u
-), work AS (
-    SELECT c.run_id, c.mst_key, c.error, c.reason, sum(s.done) AS units_done, sum(s.running) AS units_running,
-           sum(s.total) AS units_total, max(s.iteration) FILTER (WHERE s.done > 0 OR s.running > 0) AS iteration,
-           (array_agg(s.last_loss ORDER BY s.iteration DESC) FILTER (WHERE s.last_loss IS NOT NULL))[1] AS last_loss
-    FROM @extschema@.mop_configuration c LEFT JOIN @extschema@.mop_request q USING (run_id, mst_key)
-    LEFT JOIN stages s USING (run_id, stage) GROUP BY 1, 2, 3, 4
-), whole AS (
-    SELECT s.run_id, sum(s.done) AS done, sum(CASE WHEN EXISTS (
-               SELECT 1 FROM @extschema@.mop_request q JOIN @extschema@.mop_configuration c USING (run_id, mst_key)
-               WHERE q.run_id = s.run_id AND q.stage = s.stage AND c.error IS NULL)
-           THEN s.total - s.done ELSE 0 END) AS left
-    FROM stages s GROUP BY 1
-)
-SELECT w.run_id, coalesce(w.units_done, 0)::bigint AS units_done, coalesce(w.units_total, 0)::bigint AS units_total,
+SELECT r.run_id, coalesce(w.units_done, 0)::bigint AS units_done, coalesce(w.units_total, 0)::bigint AS units_total,
        extract(epoch FROM coalesce(r.finished_at, clock_timestamp()) - r.started_at)::double precision
            AS seconds_elapsed,
        CASE WHEN s.status <> 'running' THEN 0
-            WHEN coalesce(whole.done, 0) = 0 THEN NULL
-            ELSE extract(epoch FROM clock_timestamp() - r.started_at) * whole.left / whole.done
+            WHEN coalesce(w.run_done, 0) = 0 THEN NULL
+            ELSE extract(epoch FROM clock_timestamp() - r.started_at) * w.run_left / w.run_done
        END::double precision AS seconds_left,
        w.mst_key, w.iteration, w.last_loss,
        CASE WHEN w.error IS NOT NULL THEN 'failed'
@@ -166,8 +150,39 @@ SELECT w.run_id, coalesce(w.units_done, 0)::bigint AS units_done, coalesce(w.uni
             WHEN s.status <> 'running' THEN s.status
             WHEN w.units_running > 0 THEN 'running'
             ELSE 'waiting' END AS status
-FROM work w JOIN @extschema@.mop_run r USING (run_id) LEFT JOIN whole USING (run_id)
+FROM @extschema@.mop_run r
      CROSS JOIN LATERAL @extschema@.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') AS s(status)
+     CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE g.dataset = 'training') AS training, count(*) AS both_datasets,
+           r.function = 'madlib_keras_fit'
+           AND coalesce(r.parameters #>> '{settings,fit_strategy}' = 'averaging', false) AS averaging
+    FROM @extschema@.mop_segment g WHERE g.run_id = r.run_id) d
+     CROSS JOIN LATERAL (
+    SELECT a.mst_key, a.error, sum(a.done) AS units_done, sum(a.running) AS units_running, sum(a.total) AS units_total,
+           max(a.iteration) FILTER (WHERE a.done > 0 OR a.running > 0) AS iteration,
+           (max(ARRAY[a.iteration, a.last_loss]) FILTER (WHERE a.last_loss IS NOT NULL))[2] AS last_loss,
+           max(a.run_done) AS run_done, sum(sum(a.total - a.done) FILTER (WHERE a.is_first)) OVER () AS run_left
+    FROM (
+        SELECT c.mst_key, c.error, t.iteration, u.done, u.running, u.last_loss,
+               -- a replica has a segment of its own; (nothing may have been asked for yet)
+               CASE WHEN t.stage IS NOT NULL THEN CASE WHEN d.averaging THEN 1 ELSE d.training END
+                   + CASE WHEN t.evaluated THEN d.both_datasets ELSE 0 END END AS total,
+               -- what several wait for is waited for once, and not for those that have failed
+               c.error IS NULL AND q.mst_key = min(q.mst_key) FILTER (WHERE c.error IS NULL)
+                   OVER (PARTITION BY t.stage) AS is_first,
+               (SELECT count(*) FROM @extschema@.mop_unit v WHERE v.run_id = r.run_id AND v.status = 'finished')
+                   AS run_done
+        FROM @extschema@.mop_configuration c
+        LEFT JOIN (@extschema@.mop_request q JOIN @extschema@.mop_stage t
+                   ON (t.run_id, t.stage) = (r.run_id, q.stage) AND q.run_id = r.run_id) ON q.mst_key = c.mst_key
+        CROSS JOIN LATERAL (
+            SELECT count(*) FILTER (WHERE v.status = 'finished') AS done,
+                   count(*) FILTER (WHERE v.status = 'running') AS running,
+                   (max(ARRAY[v.version, v.loss]) FILTER (WHERE v.kind = 'train' AND v.status = 'finished'))[2]
+                       AS last_loss
+            FROM @extschema@.mop_unit v WHERE v.run_id = r.run_id AND v.stage = t.stage) u
+        WHERE c.run_id = r.run_id) a
+    GROUP BY a.mst_key, a.error) w
 WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
 
 -- what became of each configuration

@@ -22,3 +22,11 @@ $create$, '@extschema@', name, name);
     END LOOP;
 END
 $do$;
+
+-- what every function is for and takes: the reference, and the docstrings of the client's methods
+CREATE FUNCTION @extschema@.mop_functions(OUT name text, OUT trains boolean, OUT about text, OUT usage text)
+RETURNS SETOF record LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import help
+return help.mop_functions(plpy)
+$$;

@@ -66,8 +66,21 @@ def test_no_function_for_users_is_without_help(db):
         internal |= set(re.findall(r"CREATE FUNCTION @extschema@\.(\w+)", (ROOT / "sql" / name).read_text()))
     # what is done with runs is told in README
     runs = {"mop_resume", "mop_replay", "mop_set_sessions", "mop_drop_run", "mop_drop_states",
-            "mop_drop_packed", "mop_connect_servers"}
+            "mop_drop_packed", "mop_connect_servers", "mop_report", "mop_functions"}
     readme = (ROOT / "README.md").read_text()
     assert runs <= functions and all(f"| `{name}(" in readme for name in runs)
     helpers = {n for n in functions if n.startswith("convert_")}
     assert functions - internal - helpers - runs == {*NAMES, "gpu_configuration"}
+
+
+def test_the_list_of_functions_has_each_with_its_usage_and_says_what_the_readme_says(db):
+    listed = {r["name"]: r for r in db.run("SELECT * FROM madlib.mop_functions()")}
+    for name in NAMES:
+        assert db.value(f"SELECT madlib.{name}('usage')") == f"{listed[name]['about']}\n\n{listed[name]['usage']}"
+    told = dict(re.findall(r"^\| `(mop_\w+)\([^|]*\)` \| ([^|]+) \|$", (ROOT / "README.md").read_text(), re.M))
+    for name in listed.keys() - {*NAMES, "gpu_configuration"}:
+        assert listed[name]["about"] == f"{told[name][0].upper()}{told[name][1:]}.", name
+        assert re.search(rf"madlib\.{name}\(", listed[name]["usage"])
+    assert {name for name, r in listed.items() if r["trains"]} == {
+        "madlib_keras_fit", "madlib_keras_fit_multiple_model", "mop_fit_multiple_model", "mop_search",
+        "madlib_keras_automl", "mop_more", "mop_resume", "mop_replay"}

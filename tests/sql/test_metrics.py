@@ -49,6 +49,14 @@ def test_info_has_the_metrics_of_an_evaluation_of_the_whole_table(db, data):
                                 "(%s, %s, %s, %s) ORDER BY iteration", [run_id, row["mst_key"], dataset, name])
                 assert [r["value"] for r in logged] == values
             assert row[f"{dataset}_metrics"] == row["all_metrics"][dataset][names[0]]
+            wide = db.run("SELECT * FROM madlib.mop_metrics_wide WHERE (run_id, mst_key) = (%s, %s) ORDER BY iteration",
+                          [run_id, row["mst_key"]])
+            assert all(w["metric"] == names[0] for w in wide) and [w["iteration"] for w in wide] == [3, 6]
+            assert [w[f"{dataset}_loss"] for w in wide] == row[f"{dataset}_loss"]
+            assert [w[f"{dataset}_metric"] for w in wide] == row[f"{dataset}_metrics"]
+            assert [list(w[f"{dataset}_metrics"].values()) for w in wide] == list(map(list, zip(
+                *row["all_metrics"][dataset].values())))
+            assert all(w["seconds"] > 0 for w in wide)
     first = db.run("SELECT * FROM models_info WHERE mst_key = 1")[0]["all_metrics"]["validation"]
     assert first["true_positives"][-1] == 101 * first["recall"][-1] and first["accuracy"][-1] > 0.9
     assert db.value("SELECT count(*) FROM madlib.mop_partial") == 0

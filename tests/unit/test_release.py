@@ -19,7 +19,9 @@ def test_the_version_is_one_everywhere():
     version = read("pg_mop.control", r"^default_version = '(.*)'")
     assert re.fullmatch(r"\d+\.\d+\.\d+", version)
     assert {version} == {META["version"], META["provides"]["pg_mop"]["version"], pg_mop.__version__,
-                         read("pyproject.toml", r'^version = "(.*)"'), read("CHANGELOG.md", r"^## (\S+)")}
+                         read("pyproject.toml", r'^version = "(.*)"'), read("CHANGELOG.md", r"^## (\S+)"),
+                         read("client/pyproject.toml", r'^version = "(.*)"'),
+                         read("client/pg_mop_client/__init__.py", r'^__version__ = "(.*)"')}
 
 
 def test_meta_json_has_what_pgxn_requires():

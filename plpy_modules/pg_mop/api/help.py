@@ -172,6 +172,23 @@ SELECT * FROM gpus;
 """, False),
 }
 
+# what is done with runs, and has no help of its own: README's table says the same
+OF_RUNS = {
+    "mop_resume": "Goes on with a run that was cancelled, failed or rolled back.",
+    "mop_replay": "Trains again as a finished run did, in its visit order, into new tables.",
+    "mop_report": "Gives a report of a run, one HTML file, or as 'json' the data of its pictures.",
+    "mop_set_sessions": "Gives a run that is running more or fewer worker sessions.",
+    "mop_drop_run": "Deletes a run: its log and its model states.",
+    "mop_drop_states": "Frees the disk of a run that will not go on, and keeps its log.",
+    "mop_drop_packed": "Drops a packed table with what it has on other servers.",
+    "mop_connect_servers": "Lets servers reach one another, so that states go straight (superusers).",
+    "mop_drop_checkpoints": "Drops a run's kept states; without an argument all of the role's.",
+    "mop_functions": "Lists these functions, with what they are for and take.",
+}
+# what trains: such a call takes long, and is a run
+TRAINS = {"madlib_keras_fit_multiple_model", "mop_fit_multiple_model", "madlib_keras_fit", "mop_search",
+          "madlib_keras_automl", "mop_more", "mop_resume", "mop_replay"}
+
 DATA = """\
 -- 150 flowers of three kinds (made up), packed into segments; an architecture; four configurations of it
 BEGIN;
@@ -208,6 +225,7 @@ ARGUMENTS = {
     "dependent_varname": "label column, or a comma list of them: one for each output of the model",
     "distribution_rules": "ignored on PostgreSQL: the setting pg_mop.segments says how many there are",
     "eta": "one in so many goes on from each round",
+    "format": "'html' or 'json'",
     "fit_params": "as for Keras' fit: batch_size=32, epochs=1, class_weight={...}, stop={...}, keep='best'",
     "fit_params_grid": "a Python dictionary of lists: batch_size, epochs, ...",
     "fit_params_list": "strings as for Keras' fit",
@@ -258,7 +276,7 @@ def answer(db, name, message):
     """What function `name` says to `message`."""
     word = (message or "").strip().lower()
     about, example, trained = FUNCTIONS[name]
-    schema = db.schema if re.fullmatch(r"[a-z_][a-z0-9_]*", db.schema) else db.extension
+    schema = _written(db)
     if word in ("usage", "help", "?"):
         return f"{about}\n\n{_usage(db, name, schema)}"
     if word in ("example", "examples"):
@@ -271,15 +289,28 @@ def answer(db, name, message):
             f"For a script that runs as is:  SELECT {schema}.{name}('example');\n")
 
 
+@sql_function
+def mop_functions(db):
+    """(name, trains, about, usage) of every function for users, as those know it, in order of their names."""
+    schema = _written(db)
+    return [(name, name in TRAINS, about, _usage(db, name, schema)) for name, about in sorted(
+        {**{name: said[0] for name, said in FUNCTIONS.items()}, **OF_RUNS}.items())]
+
+
+def _written(db):
+    """The extension's schema as people write it."""
+    return db.schema if re.fullmatch(r"[a-z_][a-z0-9_]*", db.schema) else db.extension
+
+
 def _usage(db, name, schema):
     """The function's arguments, with their types and defaults; where it has several forms, the types of all."""
     found = db.execute(
-        "SELECT prokind, pg_get_function_arguments(oid) AS arguments FROM pg_proc WHERE proname = $1 AND "
+        "SELECT prokind, proretset, pg_get_function_arguments(oid) AS arguments FROM pg_proc WHERE proname = $1 AND "
         "pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = $2) AND proargnames <> ARRAY['message'] "
         "ORDER BY oid",
         ["text", "text"], [name, db.schema])
-    verb = "CALL" if found[0]["prokind"] == "p" else "SELECT"
-    forms = [row["arguments"].split(", ") for row in found]
+    verb = "CALL" if found[0]["prokind"] == "p" else "SELECT * FROM" if found[0]["proretset"] else "SELECT"
+    forms = [[a for a in row["arguments"].split(", ") if a and not a.startswith("OUT ")] for row in found]
     forms = [form for form in forms if len(form) == max(map(len, forms))]
     lines = []
     for position in range(len(forms[0])):
@@ -291,8 +322,8 @@ def _usage(db, name, schema):
         argument = " or ".join(names) + ("," if position < len(forms[0]) - 1 else "")
         said = f": {ARGUMENTS[name_]}" if name_ in ARGUMENTS else ""
         lines.append(f"    {argument:<29} -- {' or '.join(kinds)}{said}")
-    usage = f"{verb} {schema}.{name}(\n" + "\n".join(lines) + "\n);\n"
-    if "_fit" in name or name in ("mop_search", "madlib_keras_automl"):
+    usage = f"{verb} {schema}.{name}(" + "".join("\n" + line for line in lines) + ("\n);\n" if lines else ");\n")
+    if name in TRAINS and name not in OF_RUNS and name != "mop_more":
         if verb == "SELECT" and "multiple" in name:
             usage += (f"\nFor hours: CALL {schema}.mop_fit_multiple_model(...), of the same arguments, does not hold "
                       f"back VACUUM.\n")

@@ -1,0 +1,12 @@
+"""pg_mop from Python: pack rows, select models where the rows are, look at runs.
+
+It talks SQL alone, as the role that connects: it reads the views and the tables that are the role's, and writes by
+pg_mop's own functions and by COPY into tables of the role.
+"""
+
+from pg_mop_client.errors import ClientError
+from pg_mop_client.run import Run
+from pg_mop_client.selection import Selection
+
+__all__ = ["ClientError", "Run", "Selection"]
+__version__ = "0.4.0"

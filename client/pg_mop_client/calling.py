@@ -1,0 +1,137 @@
+"""A long call: in a thread and a connection of its own, with a progress bar, ended by Ctrl-C."""
+
+import threading
+
+from sqlalchemy import text
+from tqdm.auto import tqdm
+
+from pg_mop_client.database import plain, quote
+from pg_mop_client.watching import Watcher
+
+LOOK_SECONDS = 0.5
+PATIENCE_SECONDS = 10  # for a call that was cancelled
+
+
+class Calls:
+    """The session that calls: one connection, so that its worker sessions and trainers stay warm from call to call."""
+
+    def __init__(self, engine, schema, settings):
+        self.engine, self.schema, self.settings = engine, schema, dict(settings)
+        self._connection = None
+
+    def connection(self):
+        """The connection; a new one, with the same settings, where it was lost."""
+        if self._connection is not None and (self._connection.closed or self._connection.invalidated
+                                             or self._connection.connection.dbapi_connection.closed):
+            self._connection.close()
+            self._connection = None
+        if self._connection is None:
+            self._connection = self.engine.connect()
+            for name, value in self.settings.items():
+                self._set(name, value)
+        return self._connection
+
+    def set(self, **settings):
+        """Set pg_mop's settings, by their names without `pg_mop.`, for the calls to come; None: the default."""
+        self.connection()
+        for name, value in settings.items():
+            self._set(name, value)
+            self.settings[name] = value
+
+    def _set(self, name, value):
+        if value is None:
+            self._connection.execute(text(f"RESET pg_mop.{plain(quote(name))}"))
+        else:
+            self._connection.execute(text("SELECT pg_catalog.set_config('pg_mop.' || :name, :value, false)"),
+                                     {"name": name, "value": _written(value)})
+
+    def close(self):
+        """End the session, and with it its worker sessions."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def execute(self, statement, values):
+        """The result of a statement."""
+        return self.connection().execute(text(statement), values)
+
+    def watched(self, statement, values, progress=True):
+        """Carry out a call that trains; returns the number of its run.
+
+        Ctrl-C cancels it: the server ends it within two seconds, the run can be resumed, and KeyboardInterrupt is
+        raised. Raises what the call raises.
+        """
+        connection = self.connection()
+        driver = connection.connection.dbapi_connection
+        pid, before = connection.execute(text(
+            "SELECT pg_catalog.pg_backend_pid(), coalesce(max(run_id), 0) "
+            f"FROM {plain(quote(self.schema))}.mop_runs")).one()
+        outcome, ended = [], threading.Event()  # (a join that Ctrl-C interrupts forgets that the thread goes on)
+
+        def work():
+            try:
+                connection.execute(text(statement), values)
+                outcome.append(None)
+            except BaseException as error:  # raised where the call was made
+                outcome.append(error)
+            finally:
+                ended.set()
+
+        watcher = Watcher(self.engine, self.schema)
+        threading.Thread(target=work, daemon=True, name="pg_mop call").start()
+        try:
+            with _Bar(progress) as bar:
+                while not ended.wait(LOOK_SECONDS if bar.run_id is None else watcher.rest):
+                    if progress:
+                        bar.show(watcher, pid, before)
+                run_id = bar.run_id or watcher.run_of(pid, before)
+                bar.end(watcher, run_id, failed=outcome[0] is not None)
+        except KeyboardInterrupt:
+            driver.cancel()
+            ended.wait(PATIENCE_SECONDS)
+            run_id = watcher.run_of(pid, before)
+            if run_id is not None:
+                print(f"Cancelled. Every unit that has ended is kept: mop_resume({run_id}), or the same call again, "
+                      f"goes on with run {run_id}.")
+            raise
+        finally:
+            watcher.close()
+        if outcome[0] is not None:
+            raise outcome[0]
+        return run_id
+
+
+class _Bar:
+    """tqdm's bar over the units of a run."""
+
+    def __init__(self, wanted):
+        self.run_id, self.bar, self.wanted = None, None, wanted
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.bar is not None:
+            self.bar.close()
+
+    def show(self, watcher, pid, before):
+        """Look at the run and draw it; what goes wrong with looking is no error of the call."""
+        if self.run_id is None:
+            self.run_id = watcher.run_of(pid, before)
+        now = watcher.look(self.run_id) if self.run_id is not None else None
+        if now is None:
+            return
+        if self.bar is None:
+            self.bar = tqdm(total=now.units_total, unit="unit", desc=f"run {self.run_id}",
+                            bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]")
+        self.bar.total, self.bar.n = now.units_total, now.units_done
+        self.bar.set_postfix_str(now.told)
+
+    def end(self, watcher, run_id, failed):
+        """The last state of the bar."""
+        if self.bar is not None and not failed:
+            self.show(watcher, None, None)
+
+
+def _written(value):
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)

@@ -1,0 +1,154 @@
+"""The command `mop`: runs, watch, report, tensorboard."""
+
+import argparse
+import sys
+import time
+
+import sqlalchemy
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from pg_mop_client.database import find_extension, make_engine
+from pg_mop_client.errors import ClientError
+from pg_mop_client.watching import Watcher, duration
+
+COLUMNS = ("run_id", "status", "function", "model_output_table", "configurations", "num_iterations", "started_at",
+           "finished_at")
+
+
+def main(arguments=None):
+    """Carry out a command line; its exit status."""
+    given = _parser().parse_args(arguments)
+    try:
+        return given.work(given) or 0
+    except ClientError as error:
+        print(f"mop: {error}", file=sys.stderr)
+    except sqlalchemy.exc.DBAPIError as error:
+        print(f"mop: {str(error.orig).strip()}", file=sys.stderr)
+    except OSError as error:
+        print(f"mop: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        return 130
+    return 1
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="mop", description="Look at pg_mop's runs. It connects as psql does: PGHOST, "
+                                     "PGSERVICE and the like, or -d.")
+    parser.add_argument("-d", "--dsn", default="", help="a URI, or 'host=... dbname=...'")
+    parser.add_argument("--schema", help="of the extension; it is found by itself")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    runs = commands.add_parser("runs", help="list your runs, the latest first")
+    runs.add_argument("-n", type=int, default=20, help="how many (20)")
+    runs.set_defaults(work=_runs)
+    watch = commands.add_parser("watch", help="watch a run until it ends")
+    watch.add_argument("run", type=int, nargs="?", help="its number; else the latest that goes on")
+    watch.set_defaults(work=_watch)
+    report = commands.add_parser("report", help="write a run as one HTML file")
+    report.add_argument("run", type=int)
+    report.add_argument("-o", "--output", help="the file (run_<number>.html); - writes to the standard output")
+    report.set_defaults(work=_report)
+    board = commands.add_parser("tensorboard", help="write TensorBoard's event files of a run")
+    board.add_argument("run", type=int)
+    board.add_argument("directory")
+    board.set_defaults(work=_tensorboard)
+    return parser
+
+
+def _selection(given):
+    from pg_mop_client.selection import Selection  # (pandas takes a second to import, and watching needs none of it)
+    return Selection(given.dsn, given.schema)
+
+
+def _runs(given):
+    with _selection(given) as selection:
+        found = selection.runs(cap=None).head(given.n)
+    table = Table(*(name.replace("_", " ") for name in COLUMNS), box=None, header_style="bold")
+    for row in found.itertuples():
+        table.add_row(*(Text("" if value is None or value != value else value.strftime("%Y-%m-%d %H:%M:%S") if hasattr(
+            value, "strftime") else str(value)) for value in (getattr(row, name) for name in COLUMNS)))
+    Console().print(table if len(found) else "no runs yet")
+
+
+def _report(given):
+    with _selection(given) as selection:
+        run = selection.run(given.run)
+        if given.output == "-":
+            sys.stdout.write(run.report())
+        else:
+            print(run.report(given.output or f"run_{given.run}.html"))
+
+
+def _tensorboard(given):
+    with _selection(given) as selection:
+        print(selection.run(given.run).to_tensorboard(given.directory))
+
+
+def _watch(given):
+    engine = make_engine(given.dsn)
+    with engine.connect() as connection:
+        schema = find_extension(connection, given.schema)
+    return watch(Watcher(engine, schema), given.run, Console())
+
+
+def watch(watcher, run_id, console):
+    """Show a run on the console until it ends; 0 where it has finished, else 1. Raises ClientError: no such run."""
+    run_id = watcher.latest() if run_id is None else run_id
+    look = watcher.look(run_id, sessions=True) if run_id is not None else None
+    if look is None:
+        raise ClientError(f"there is no run {run_id} that the role may see" if run_id else "the role has no runs",
+                          hint="mop runs")
+    try:
+        with Live(_screen(look, watcher, console), console=console, auto_refresh=False) as live:
+            while look.run.status == "running":
+                time.sleep(watcher.rest)
+                was_connected = watcher.is_connected
+                now = watcher.look(run_id, sessions=True)
+                if now is None and watcher.is_connected:
+                    raise ClientError(f"run {run_id} has been dropped")
+                if was_connected != watcher.is_connected:  # on a line of its own, that stays
+                    console.print("connected again" if watcher.is_connected else
+                                  "the connection is lost: trying again; the run does not depend on it")
+                look = now or look
+                live.update(_screen(look, watcher, console), refresh=True)
+    finally:
+        watcher.close()
+    if look.run.error:
+        console.print(Text(f"error: {look.run.error}"))
+    return 0 if look.run.status == "finished" else 1
+
+
+def _screen(look, watcher, console):
+    """The run, its sessions, and as many of its configurations as there is room for: those at work first."""
+    run, done, total = look.run, look.units_done, look.units_total
+    head = Text(f"run {run.run_id}  {run.status}  {run.function} into {run.model_output_table}\n", style="bold")
+    width = 30
+    filled = round(width * done / total) if total else 0
+    head.append(f"{'━' * filled}{'─' * (width - filled)} {done} of {total} units", style="default")
+    if look.told:
+        head.append(f", {look.told}", style="default")
+    if not watcher.is_connected:
+        head.append("  (connection lost)", style="red")
+    screen = Table.grid(padding=(0, 0))
+    screen.add_row(head)
+    for s in look.sessions[:8]:
+        what = "trains" if s.kind == "train" else "evaluates"
+        who = f"configuration {s.mst_key}" + (f" and {s.models - 1} more" if s.models > 1 else "")
+        screen.add_row(Text(f"session {s.backend_pid} {what} {who}, iteration {s.iteration}, on segment {s.segment}, "
+                            f"for {s.seconds:.1f} s", style="dim"))
+    order = {"running": 0, "failed": 1, "waiting": 2}
+    shown = sorted(look.configurations, key=lambda c: (order.get(c.status, 3), c.last_loss is None, c.last_loss or 0))
+    room = max(5, (console.size.height if console.is_terminal else 1000) - len(look.sessions[:8]) - 6)
+    table = Table("configuration", "status", "units", "iteration", "last loss", box=None, header_style="bold")
+    for c in shown[:room]:
+        loss = "" if c.last_loss is None else f"{c.last_loss:.5g}"
+        table.add_row(str(c.mst_key), c.status, f"{c.units_done} of {c.units_total}", str(c.iteration or ""), loss,
+                      style="red" if c.status == "failed" else None)
+    screen.add_row(table)
+    if len(shown) > room:
+        screen.add_row(Text(f"and {len(shown) - room} configurations more", style="dim"))
+    if look.configurations:
+        screen.add_row(Text(f"{duration(look.configurations[0].seconds_elapsed)} since it began", style="dim"))
+    return screen

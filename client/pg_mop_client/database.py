@@ -1,0 +1,96 @@
+"""The way to the server: an engine, names quoted, where the extension is and which version.
+
+libpq reads the connection's parameters, as for psql: a URI, `host=... dbname=...`, PGHOST, PGSERVICE, ~/.pgpass.
+"""
+
+import re
+import warnings
+
+import pandas
+import psycopg2
+import sqlalchemy
+from sqlalchemy import text
+
+from pg_mop_client.errors import ClientError
+
+OLDEST = (0, 4)  # version of the extension that has what the client asks for
+
+
+def make_engine(where=""):
+    """An SQLAlchemy engine for a URI or libpq's parameters ('': as the environment says); an engine stays as it is.
+
+    Its connections commit each statement. Raises ClientError for an engine of another driver than psycopg2.
+    """
+    if isinstance(where, sqlalchemy.Engine):
+        if where.driver != "psycopg2":
+            raise ClientError(f"the engine's driver is {where.driver}, not psycopg2",
+                              hint="sqlalchemy.create_engine('postgresql+psycopg2://...'), or give the URI itself")
+        return where.execution_options(isolation_level="AUTOCOMMIT")
+    uri = re.sub(r"^postgres(ql)?\+psycopg2?:", "postgresql:", where)
+    return sqlalchemy.create_engine("postgresql+psycopg2://", isolation_level="AUTOCOMMIT", pool_pre_ping=True,
+                                    creator=lambda: psycopg2.connect(uri, application_name="pg_mop_client"))
+
+
+def find_extension(connection, schema=None):
+    """The schema that holds pg_mop. Raises ClientError: it is not there, or not in `schema`, or too old."""
+    found = connection.execute(text(
+        "SELECT n.nspname, e.extversion, current_database() AS database, current_user AS role, "
+        "has_schema_privilege(n.oid, 'USAGE') AS usable FROM (SELECT 1) AS one "
+        "LEFT JOIN pg_catalog.pg_extension e ON e.extname = 'pg_mop' "
+        "LEFT JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace")).one()
+    if found.nspname is None:
+        raise ClientError(f'there is no extension pg_mop in database "{found.database}"',
+                          hint="A superuser: CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE;")
+    if schema not in (None, found.nspname):
+        raise ClientError(f'pg_mop is in schema "{found.nspname}", not in "{schema}"')
+    if not found.usable:
+        raise ClientError(f'role "{found.role}" may not use pg_mop', hint=f"GRANT mop_user TO {quote(found.role)};")
+    version = tuple(map(int, found.extversion.split(".")[:2]))
+    if version < OLDEST:
+        raise ClientError(f"the server has pg_mop {found.extversion}, and this client needs "
+                          f"{'.'.join(map(str, OLDEST))} or later", hint="ALTER EXTENSION pg_mop UPDATE;")
+    if version[0] > OLDEST[0] or version > (OLDEST[0], OLDEST[1] + 1):
+        warnings.warn(f"the server has pg_mop {found.extversion}, which is newer than this client")
+    return found.nspname
+
+
+def quote(name):
+    """`name` as an SQL identifier, whatever is in it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quote_table(name):
+    """A table's name as people write it in SQL, `table`, `schema.table`, `"Quoted Table"`, quoted in all its parts.
+
+    Raises ClientError where it is none.
+    """
+    parts = re.findall(r'("(?:[^"]|"")+"|[^".]+)(?:\.|$)', name)
+    if not 1 <= len(parts) <= 2 or ".".join(parts) != name:
+        raise ClientError(f"invalid table name {name!r}",
+                          hint='Write it as in SQL: table, schema.table or "Quoted Table".')
+    bad = [p for p in parts if not p.startswith('"') and not re.fullmatch(r"[^\W\d][\w$]*", p.strip())]
+    if bad:
+        raise ClientError(f"invalid table name {name!r}", hint=f"In double quotes: {quote(bad[0])}")
+    return ".".join(p if p.startswith('"') else quote(p.strip().lower()) for p in parts)
+
+
+def plain(sql):
+    """SQL without parameters for SQLAlchemy's text(), in which a colon would begin one."""
+    return re.sub(r"(?<!:):(?=\w)", r"\\:", sql)
+
+
+def suffixed(name, suffix):
+    """The name of a table that goes with another: '"My t"' -> '"My t_info"'."""
+    return f'{name[:-1]}{suffix}"' if name.endswith('"') else name + suffix
+
+
+def frame(connection, sql, cap=None, **values):
+    """The rows of a query as a DataFrame; beyond `cap` rows a warning says that there are more."""
+    if cap is None:
+        return pandas.read_sql_query(text(sql), connection, params=values)
+    found = pandas.read_sql_query(text(f"SELECT * FROM ({sql}) AS all_of_it LIMIT {int(cap) + 1}"), connection,
+                                  params=values)
+    if len(found) > cap:
+        warnings.warn(f"these are the first {cap} rows; cap=... shows more, cap=None all")
+        found = found.head(cap)
+    return found

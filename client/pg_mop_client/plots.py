@@ -1,0 +1,167 @@
+"""Pictures of a run with matplotlib. Each takes the report's data and gives the Axes that it drew on.
+
+Names that people gave are drawn as text: a `$` in them begins no formula.
+"""
+
+import math
+
+from matplotlib import pyplot
+
+from pg_mop_client.errors import ClientError
+
+TOP = 8  # configurations with a colour of their own
+TRAIN, EVALUATE, GREY = "#4f86d9", "#d98f2b", "#9aa3b2"
+
+
+def curves(data, series=None, ax=None):
+    """Learning curves; the best in colour, the others grey. Raises ClientError where there is no such series."""
+    series = series or next(iter(data["series"]), None)
+    if series is None:
+        raise ClientError(f"run {data['run']['run_id']} has no evaluations yet")
+    if series not in data["series"]:
+        raise ClientError(f"there is no series {series!r}", hint=f"There are {', '.join(map(repr, data['series']))}.")
+    ax = ax or _axes()
+    for c in reversed(data["configurations"]):
+        points = [p for p in data["curves"].get(str(c["mst_key"]), {}).get(series, []) if p[1] is not None]
+        if points:
+            ax.plot(*zip(*points), marker="." if len(points) == 1 else None, **_style(c))
+    _label(ax, "iteration", series, _title(data, "curves"))
+    if ax.get_legend_handles_labels()[0]:
+        lines, names = ax.get_legend_handles_labels()
+        ax.legend(lines[::-1], names[::-1], title="mst_key", fontsize="small")
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    return ax
+
+
+def leaderboard(data, most=20, ax=None):
+    """The best configurations' last values as bars."""
+    series = data["measure"]["series"]
+    shown = [c for c in data["configurations"] if c["last"].get(series) is not None][:most][::-1]
+    if not shown:
+        raise ClientError(f"run {data['run']['run_id']} has no results yet")
+    ax = ax or _axes(height=1 + len(shown) * 0.3)
+    ax.barh(range(len(shown)), [c["last"][series] for c in shown], color=TRAIN)
+    ax.set_yticks(range(len(shown)), [_text(_named(data, c)) for c in shown], fontsize="small", parse_math=False)
+    _label(ax, series, "", _title(data))
+    return ax
+
+
+def parallel(data, ax=None):
+    """A line for each configuration across its parameters and its result."""
+    result = data["measure"]["series"]
+    shown = [c for c in data["configurations"] if c["last"].get(result) is not None]
+    if len(shown) < 2:
+        raise ClientError("parallel coordinates take two configurations with a result")
+    names = [*data["varied"][:9], "training seconds", result]
+
+    def value(c, name):
+        return c["last"][result] if name == result else c["seconds"] if name == "training seconds" else \
+            c["parameters"].get(name)
+
+    ax = ax or _axes(width=1.6 * len(names) + 1)
+    heights = []
+    for at, name in enumerate(names):
+        place, ticks = _scale([value(c, name) for c in shown], categories=name not in names[-2:])
+        heights.append(place)
+        ax.axvline(at, color=GREY, linewidth=1)
+        for text, height in ticks:
+            ax.text(at + 0.02, height, _text(text, 14), fontsize="x-small", va="center", parse_math=False)
+    for c in reversed(shown):
+        line = [(at, heights[at](value(c, name))) for at, name in enumerate(names) if value(c, name) is not None]
+        ax.plot(*zip(*line), **_style(c))
+    ax.set_xticks(range(len(names)), [_text(n) for n in names], rotation=20, fontsize="small", parse_math=False)
+    ax.set_yticks([])
+    _label(ax, "", "", _title(data))
+    return ax
+
+
+def sessions(data, ax=None):
+    """A Gantt chart: a line for each worker session, a bar for each unit."""
+    if not data["bars"]:
+        raise ClientError(f"no unit of run {data['run']['run_id']} has ended yet")
+    ax = ax or _axes(height=1.5 + 0.4 * len(data["lanes"]))
+    for kind, colour in (("train", TRAIN), ("evaluate", EVALUATE)):
+        for lane in range(len(data["lanes"])):
+            bars = [(b, e - b) for at, b, e, what, *_ in data["bars"] if at == lane and what == kind]
+            ax.broken_barh(bars, (lane - 0.4, 0.8), color=colour, label=None if lane else
+                           {"train": "training units", "evaluate": "evaluations"}[kind])
+    ax.set_yticks(range(len(data["lanes"])), [str(pid) for pid in data["lanes"]])
+    ax.invert_yaxis()
+    ax.legend(fontsize="small")
+    _label(ax, "seconds", "session", _title(data, "sessions"))
+    return ax
+
+
+def stages(data, ax=None):
+    """The tree of stages: thick lines are shared."""
+    if not data["stages"]:
+        raise ClientError(f"run {data['run']['run_id']} has no stages yet")
+    ax = ax or _axes(height=1.5 + 0.16 * len(data["stages"]))
+    leaves = {n["parent"] for n in data["stages"]}
+    for at, node in enumerate(data["stages"]):
+        xs, ys = [node["first"] - 1, node["last"]], [node["y"], node["y"]]
+        if node["parent"] is not None:
+            parent = data["stages"][node["parent"]]
+            xs, ys = [parent["last"], *xs], [parent["y"], *ys]
+        ax.plot(xs, ys, color=TRAIN, linewidth=min(6, len(node["keys"])), solid_capstyle="round")
+        if at not in leaves and len(data["stages"]) <= 60:
+            ax.text(node["last"], node["y"], " " + ", ".join(map(str, node["keys"][:3])), fontsize="x-small",
+                    va="center")
+    ax.set_yticks([])
+    ax.invert_yaxis()
+    _label(ax, "iteration", "", _title(data, "stages"))
+    return ax
+
+
+def _axes(width=8, height=4.5):
+    return pyplot.subplots(figsize=(width, height), layout="constrained")[1]
+
+
+def _style(c):
+    if c["rank"] <= TOP and c["status"] != "failed":
+        return {"color": f"C{c['rank'] - 1}", "linewidth": 1.6, "label": str(c["mst_key"]), "zorder": 3}
+    return {"color": GREY, "linewidth": 0.7, "alpha": 0.5}
+
+
+def _named(data, c):
+    told = ", ".join(f"{n}={c['parameters'].get(n)}" for n in data["varied"])
+    return f"{c['mst_key']}: {told}" if told else str(c["mst_key"])
+
+
+def _title(data, part=None):
+    run = data["run"]
+    title = f"run {run['run_id']}: {run['model_output_table']}"
+    return f"{title}\n{data['sampled'][part]}" if part in data["sampled"] else title
+
+
+def _label(ax, x, y, title):
+    ax.set_xlabel(_text(x), parse_math=False)
+    ax.set_ylabel(_text(y), parse_math=False)
+    ax.set_title(_text(title, 160), fontsize="medium", loc="left", parse_math=False)
+
+
+def _text(value, most=60):
+    """A name as it can be drawn: not too long, without characters that cannot be shown."""
+    shown = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in str(value))
+    return shown if len(shown) <= most else shown[:most - 1] + "…"
+
+
+def _scale(values, categories):
+    """A function from values to heights of 0 to 1, and some (text, height)."""
+    known = [v for v in values if v is not None]
+    numbers = all(isinstance(v, (int, float)) for v in known)
+    if not numbers or categories and len(set(known)) <= 6:
+        words = sorted(set(known), key=lambda v: (not isinstance(v, (int, float)), v if numbers else str(v)))
+        place = {repr(word): (at + 0.5) / len(words) for at, word in enumerate(words)}
+        shown = words if len(words) <= 12 else words[::math.ceil(len(words) / 12)]
+        return lambda v: place[repr(v)], [(str(w), place[repr(w)]) for w in shown]
+    low, high = min(known), max(known)
+    log = low > 0 and high / low >= 50
+    read = math.log if log else float
+    span = read(high) - read(low) or 1.0
+
+    def height(value):
+        return (read(value) - read(low)) / span if high > low else 0.5
+
+    steps = [low * (high / low) ** (i / 4) if log else low + (high - low) * i / 4 for i in range(5)]
+    return height, [(f"{v:.3g}", height(v)) for v in (steps if high > low else [low])]

@@ -1,0 +1,221 @@
+"""A run: its results as DataFrames, its models, its pictures and its report."""
+
+import contextlib
+import html
+import json
+import os
+import tempfile
+import uuid
+
+import pandas
+import sqlalchemy
+from sqlalchemy import text
+
+from pg_mop_client import packing
+from pg_mop_client.database import frame, plain, quote, quote_table, suffixed
+from pg_mop_client.errors import ClientError, needed
+
+CAP = 1000
+SHOWN = 10  # configurations in a notebook's short view
+
+
+class Run:
+    """A run that the role may see. What it gives is read anew each time, so that it is also of a run that goes on."""
+
+    def __init__(self, selection, run_id=None):
+        """`run_id` None: the latest. Raises ClientError where there is no such run."""
+        self.selection, self._schema = selection, plain(quote(selection.schema))
+        with selection.engine.connect() as connection:
+            row = connection.execute(text(
+                f"SELECT run_id, function, model_output_table FROM {self._schema}.mop_runs WHERE run_id = "
+                f"coalesce(CAST(:run AS bigint), (SELECT max(run_id) FROM {self._schema}.mop_runs))"),
+                {"run": run_id}).one_or_none()
+        if row is None:
+            raise ClientError("the role has no runs" if run_id is None else
+                              f"there is no run {run_id} that the role may see",
+                              hint=f"SELECT run_id, status FROM {selection.schema}.mop_runs;")
+        self.run_id, self.function, self.models = row.run_id, row.function, row.model_output_table
+
+    def __repr__(self):
+        return f"<run {self.run_id} into {self.models}: {self.info.status}>"
+
+    def _repr_html_(self):
+        board = self.leaderboard()
+        more = f"<p>{len(board) - SHOWN} more: leaderboard()</p>" if len(board) > SHOWN else ""
+        return (f"<p>{html.escape(repr(self))}</p>" + board.head(SHOWN).dropna(axis=1, how="all").to_html(
+            index=False, escape=True, notebook=True) + more)
+
+    # --- what it did -------------------------------------------------------------------------------------
+    @property
+    def info(self):
+        """The run's row of mop_runs."""
+        return self._frame("mop_runs").iloc[0]
+
+    @property
+    def data(self):
+        """What its report is made of, a dictionary: configurations with their parameters and ranks, curves, sessions,
+        stages. Of a large run it is sampled, and data['sampled'] says how."""
+        with self.selection.engine.connect() as connection:
+            return json.loads(connection.execute(text(f"SELECT {self._schema}.mop_report(:run, 'json')"),
+                                                 {"run": self.run_id}).scalar())
+
+    def leaderboard(self, data=None):
+        """The configurations as a DataFrame, the best first: parameters, last values, seconds, why each ended."""
+        data = data or self.data
+        return pandas.DataFrame([
+            {"rank": c["rank"], "mst_key": c["mst_key"], "status": c["status"],
+             **{name: c["parameters"].get(name) for name in data["varied"]}, **c["last"],
+             f"best {data['measure']['series']}": c["best"], "iterations": c["iterations"],
+             "training seconds": c["seconds"], "reason": c["reason"]} for c in data["configurations"]])
+
+    def metrics(self, cap=100 * CAP):
+        """Every loss and metric, in long form: mst_key, iteration, dataset, name, value."""
+        return self._frame("mop_metrics", cap)
+
+    def units(self, cap=100 * CAP):
+        """The attempts at units: session, times, kernel, loss, error."""
+        return self._frame("mop_units", cap)
+
+    def trials(self, cap=CAP):
+        """What became of each configuration."""
+        return self._frame("mop_trials", cap)
+
+    def _frame(self, view, cap=None):
+        with self.selection.engine.connect() as connection:
+            return frame(connection, f"SELECT * FROM {self._schema}.{view} WHERE run_id = :run", cap, run=self.run_id)
+
+    def best(self):
+        """The leaderboard's first row. Raises ClientError where no configuration has a result."""
+        data = self.data
+        board = self.leaderboard(data)
+        if board.empty or pandas.isna(board.iloc[0].get(data["measure"]["series"])):
+            raise ClientError(f"no configuration of run {self.run_id} has a result yet")
+        return board.iloc[0]
+
+    def resume(self):
+        """Go on with the run, where it was cancelled or failed."""
+        return self.selection.mop_resume(self.run_id)
+
+    # --- its models --------------------------------------------------------------------------------------
+    def _mst_key(self, mst_key):
+        if self.function == "madlib_keras_fit":
+            return None
+        return int(self.best().mst_key if mst_key is None else mst_key)
+
+    def predict(self, data, mst_key=None, pred_type="response", features=None):
+        """Predict with a model, by default the best: for 'response' a Series, for 'prob' or a number of best classes
+        a DataFrame, by the index of the data.
+
+        `data`: a DataFrame, or an array. `features`: as in pack; None: those that were packed. Raises ClientError.
+        """
+        if not isinstance(data, pandas.DataFrame):
+            data = pandas.DataFrame({"x": list(data)})
+        calls = self.selection.calls
+        connection, mst_key = calls.connection(), self._mst_key(mst_key)
+        summary = plain(quote_table(suffixed(self.models, "_summary")))
+        row = connection.execute(text(f"SELECT independent_varname AS inputs, source_table FROM {summary}")).one()
+        if len(row.inputs) > 1:
+            raise ClientError(f"the model has {len(row.inputs)} inputs", hint="madlib_keras_predict takes a table.")
+        name = f"mop_rows_{uuid.uuid4().hex[:8]}"
+        features = features or self._packed_features(connection, row.source_table, row.inputs[0], data)
+        _, array, _ = packing.copy(connection, data, name, None, features, temporary=True)
+        try:
+            self.selection.madlib_keras_predict(
+                self.models, f"pg_temp.{name}", "id", quote(array), f"pg_temp.{name}_out", str(pred_type),
+                mst_key=mst_key)
+            found = frame(connection, f"SELECT * FROM pg_temp.{name}_out ORDER BY id, "
+                                      f"{'class_name' if str(pred_type) == 'response' else 'rank'}")
+        finally:
+            with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError):
+                connection.execute(text(f"DROP TABLE IF EXISTS pg_temp.{name}, pg_temp.{name}_out"))
+        found.index = data.index[found.pop("id")]
+        if str(pred_type) == "response" and found.class_name.nunique() == 1:
+            values = found.class_value if found.class_value.notna().any() else found.prob
+            return values.rename(found.class_name.iloc[0])
+        return found
+
+    def _packed_features(self, connection, packed, column, data):
+        """The columns that `column` was packed from: as the client noted them, else the column itself."""
+        if column in data.columns:
+            return [column]
+        source = connection.execute(text(f"SELECT source_table FROM {plain(quote_table(suffixed(packed, '_summary')))}")
+                                    ).scalar()
+        noted = connection.execute(text(
+            "SELECT pg_catalog.col_description(attrelid, attnum) FROM pg_catalog.pg_attribute WHERE attrelid = "
+            "pg_catalog.to_regclass(:source) AND attname = :column"), {"source": source, "column": column}).scalar()
+        try:
+            names = json.loads(noted or "null")
+        except ValueError:
+            names = None
+        if isinstance(names, list) and names and all(isinstance(n, str) for n in names):
+            return names
+        if list(data.columns) == ["x"]:
+            return ["x"]
+        raise ClientError(f"the data have no column {column!r}, and which columns were packed is not known",
+                          hint="features=[...]")
+
+    def export(self, mst_key=None):
+        """The bytes of a .keras file of a model, by default the best."""
+        return self.selection.mop_export_model(self.models, self._mst_key(mst_key))
+
+    def to_keras(self, mst_key=None):
+        """A live Keras model, by default of the best configuration. Raises ClientError without Keras."""
+        saving = needed("keras.saving", "keras")
+        with tempfile.TemporaryDirectory() as directory:
+            path = os.path.join(directory, "model.keras")
+            with open(path, "wb") as file:
+                file.write(self.export(mst_key))
+            return saving.load_model(path)
+
+    # --- to look at --------------------------------------------------------------------------------------
+    def report(self, path=None):
+        """The report, one HTML file, into `path`, whose name is returned; None: its text."""
+        with self.selection.engine.connect() as connection:
+            page = connection.execute(text(f"SELECT {self._schema}.mop_report(:run)"), {"run": self.run_id}).scalar()
+        if path is None:
+            return page
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(page)
+        return str(path)
+
+    def plot_curves(self, series=None, ax=None):
+        """Learning curves of a series, such as 'validation loss' (None: that which ranks); matplotlib's Axes."""
+        return self._plots().curves(self.data, series, ax)
+
+    def plot_leaderboard(self, most=20, ax=None):
+        """The best configurations as bars; matplotlib's Axes."""
+        return self._plots().leaderboard(self.data, most, ax)
+
+    def plot_parallel(self, ax=None):
+        """Parameters and results as parallel coordinates; matplotlib's Axes."""
+        return self._plots().parallel(self.data, ax)
+
+    def plot_sessions(self, ax=None):
+        """What the worker sessions did, by time; matplotlib's Axes."""
+        return self._plots().sessions(self.data, ax)
+
+    def plot_stages(self, ax=None):
+        """The tree of stages; matplotlib's Axes."""
+        return self._plots().stages(self.data, ax)
+
+    @staticmethod
+    def _plots():
+        needed("matplotlib", "plot")
+        from pg_mop_client import plots
+        return plots
+
+    # --- to other tools ----------------------------------------------------------------------------------
+    def to_optuna(self, storage=None, study_name=None):
+        """An Optuna study with a trial for each configuration: bridges.to_optuna."""
+        from pg_mop_client import bridges
+        return bridges.to_optuna(self, storage, study_name)
+
+    def log_to_mlflow(self, experiment=None, models=1):
+        """MLflow runs with parameters, metrics by step and models: bridges.log_to_mlflow."""
+        from pg_mop_client import bridges
+        return bridges.log_to_mlflow(self, experiment, models)
+
+    def to_tensorboard(self, directory):
+        """TensorBoard's event files: bridges.to_tensorboard."""
+        from pg_mop_client import bridges
+        return bridges.to_tensorboard(self, directory)

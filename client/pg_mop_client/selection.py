@@ -1,0 +1,140 @@
+"""Selection: pg_mop on one server, with its SQL functions as methods."""
+
+import contextlib
+import os
+import tempfile
+
+import sqlalchemy
+
+from pg_mop_client import packing
+from pg_mop_client.calling import Calls
+from pg_mop_client.database import find_extension, frame, make_engine, plain, quote, quote_table, suffixed
+from pg_mop_client.errors import ClientError
+from pg_mop_client.functions import methods
+from pg_mop_client.run import Run
+
+CAP = 1000  # rows of a DataFrame, where nothing else is said
+
+
+class Selection:
+    """pg_mop on a server.
+
+    `where`: an SQLAlchemy engine (of psycopg2), a URI, or libpq's parameters; '': as psql connects, by PGHOST,
+    PGSERVICE and the like. `schema`: the extension's, if it is to be a certain one. `progress`: show bars. `settings`:
+    pg_mop's, such as seed=42.
+
+    Every SQL function is a method of the same name, with the same arguments; its documentation is the server's own.
+    What trains shows a progress bar, is cancelled by Ctrl-C, and returns a :class:`Run`; of the others, a function that
+    returns rows gives a DataFrame.
+
+    Raises ClientError: no extension, another schema, a version that is too old, a role that may not use it.
+    """
+
+    def __init__(self, where="", schema=None, progress=True, **settings):
+        self.engine, self.progress = make_engine(where), progress
+        with self.engine.connect() as connection:
+            self.schema = find_extension(connection, schema)
+            for name, method in methods(connection, self.schema, self._call).items():
+                setattr(self, name, method)
+        self.calls = Calls(self.engine, self.schema, settings)
+        self.calls.connection()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __repr__(self):
+        return f"<pg_mop in schema {self.schema}: {self.calls.connection().connection.dbapi_connection.info.dbname}>"
+
+    def close(self):
+        """End the connections, and with them idle worker sessions."""
+        self.calls.close()
+        self.engine.dispose()
+
+    def set(self, **settings):
+        """Set pg_mop's settings for the calls to come: set(seed=42, segments=2); None: back to the default."""
+        self.calls.set(**settings)
+
+    def _call(self, told, statement, values, form):
+        if told.trains:
+            return self.run(self.calls.watched(statement, values, self.progress))
+        if form.is_set:
+            with self.engine.connect() as connection:
+                return frame(connection, statement, **values)
+        result = self.calls.execute(statement, values)
+        value = result.scalar() if result.returns_rows else None
+        return bytes(value) if isinstance(value, memoryview) else None if value == "" else value
+
+    # --- runs ------------------------------------------------------------------------------------------
+    def fit_multiple(self, source_table, model_output_table, model_selection_table, num_iterations,
+                     validation_table=None, metrics_compute_frequency=1, use_gpus=False, **more):
+        """Train the configurations of a model selection table; a :class:`Run`.
+
+        This is madlib_keras_fit_multiple_model, whose documentation has the arguments, with metrics after every
+        iteration where nothing else is said, so that there are curves.
+        """
+        return self.madlib_keras_fit_multiple_model(
+            source_table=source_table, model_output_table=model_output_table,
+            model_selection_table=model_selection_table, num_iterations=num_iterations, use_gpus=use_gpus,
+            validation_table=validation_table, metrics_compute_frequency=metrics_compute_frequency, **more)
+
+    def run(self, run_id=None):
+        """A run that the role may see; None: the latest. Raises ClientError where there is none."""
+        return Run(self, run_id)
+
+    def runs(self, cap=CAP):
+        """The role's runs as a DataFrame, the latest first."""
+        return self.query(f"SELECT * FROM {plain(quote(self.schema))}.mop_runs ORDER BY run_id DESC", cap)
+
+    def query(self, sql, cap=CAP, **values):
+        """The rows of a query (:name stands for a value) as a DataFrame, at most `cap` of them."""
+        with self.engine.connect() as connection:
+            return frame(connection, sql, cap, **values)
+
+    def table(self, name, cap=CAP):
+        """The rows of a table or view, as its name is written in SQL."""
+        return self.query(f"SELECT * FROM {plain(quote_table(name))}", cap)
+
+    # --- rows and models in ------------------------------------------------------------------------------
+    def pack(self, data, table, label=None, features=None, validation_of=None, **more):
+        """Write rows to a new table and pack them; returns the name of the packed table, `<table>_packed`.
+
+        `data`: a DataFrame, a pair of arrays (x, y), or the path of a .csv, .parquet or .npz file (with x and y).
+        `label`: the column of classes. `features`: columns of numbers, or the one column that has arrays; None: all
+        columns of numbers but the label. `validation_of`: the packed training table that these rows validate. `more`:
+        the preprocessor's arguments (training_preprocessor_dl, validation_preprocessor_dl).
+
+        Raises ClientError where the data are not like that. Where packing fails, the table is dropped again.
+        """
+        connection = self.calls.connection()
+        if label is None and not isinstance(data, tuple) and not str(data).endswith(".npz"):
+            raise ClientError("label=... is missing: the column of classes")
+        label, array, _ = packing.copy(connection, data, table, label or "y", features)
+        packed = suffixed(table, "_packed")
+        try:
+            if validation_of is None:
+                self.training_preprocessor_dl(table, packed, quote(label), quote(array), **more)
+            else:
+                self.validation_preprocessor_dl(table, packed, quote(label), quote(array), validation_of, **more)
+        except BaseException:
+            with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError):
+                self.calls.execute(f"DROP TABLE {plain(quote_table(table))}", {})
+            raise
+        return packed
+
+    def from_keras(self, model, table, name=None, description=None, weights=False):
+        """Append a Keras model to an architecture table, which is made where it does not exist; returns its model_id.
+
+        `weights`: with its weights, to go on from or to predict with.
+        """
+        if weights:
+            with tempfile.TemporaryDirectory() as directory:
+                path = os.path.join(directory, "model.keras")
+                model.save(path)
+                with open(path, "rb") as file:
+                    return self.mop_import_model(table, file.read(), name, description)
+        self.load_keras_model(table, model.to_json(), None, name, description)
+        return self.calls.execute(f"SELECT max(model_id) FROM {plain(quote_table(table))}", {}).scalar()
+

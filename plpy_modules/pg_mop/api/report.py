@@ -1,0 +1,23 @@
+"""mop_report: a run as one HTML file, or its data as JSON."""
+
+import json
+
+from pg_mop.api.earlier import SAME
+from pg_mop.database import MopError, sql_function
+from pg_mop.report.gather import gather
+from pg_mop.report.page import page
+
+FORMATS = ("html", "json")
+
+
+@sql_function
+def mop_report(db, run_id, format):
+    """The report of a run that the role may see. Raises MopError where there is none, or `format` is not known."""
+    if format not in FORMATS:
+        raise MopError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
+    data = None if run_id is None else gather(db, run_id, SAME)
+    if data is None:
+        raise MopError(f"there is no run {'NULL' if run_id is None else run_id} that role "
+                       f"\"{db.current_user()}\" may see",
+                       hint=f"SELECT run_id, status, model_output_table FROM {db.extension}.mop_runs;")
+    return page(data) if format == "html" else json.dumps(data, default=str)

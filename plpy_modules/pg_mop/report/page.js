@@ -1,0 +1,371 @@
+"use strict";
+// Draws the pictures from the data that the page holds. What people wrote becomes text, never markup.
+(function () {
+    const data = JSON.parse(document.getElementById("data").textContent);
+    const SVG = "http://www.w3.org/2000/svg";
+    const rows = data.configurations;
+    const byKey = new Map(rows.map(c => [c.mst_key, c]));
+    const TOP = 8;
+    let marked = null;
+    const redraws = [];
+
+    function el(name, attributes, ...children) {
+        const svg = ["svg", "g", "path", "line", "rect", "text", "circle", "title"].includes(name);
+        const made = svg ? document.createElementNS(SVG, name) : document.createElement(name);
+        for (const [key, value] of Object.entries(attributes || {})) made.setAttribute(key, value);
+        made.append(...children);
+        return made;
+    }
+    function show(value) {
+        if (value === null || value === undefined) return "–";
+        if (typeof value !== "number") return String(value);
+        return Math.abs(value) >= 1e4 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(4));
+    }
+    function seconds(value) {
+        return value < 120 ? show(value) + " s" : value < 7200 ? show(+(value / 60).toPrecision(3)) + " min"
+            : show(+(value / 3600).toPrecision(3)) + " h";
+    }
+    function colour(key) {
+        const c = byKey.get(key);
+        return c && c.rank <= TOP && c.status !== "failed" ? `var(--c${c.rank - 1})` : null;
+    }
+    function classes(key) { return key === marked ? "curve marked" : colour(key) ? "curve top" : "curve"; }
+    function style(key) { return key !== marked && colour(key) ? "stroke:" + colour(key) : ""; }
+    function tell(key) {
+        const c = byKey.get(key);
+        if (!c) return "configuration " + key;
+        const told = data.varied.map(n => n + " " + show(c.parameters[n]));
+        return "configuration " + key + " (rank " + c.rank + ")" + (told.length ? ": " + told.join(", ") : "");
+    }
+    // the last ones lie on top
+    function ordered(keys) {
+        const place = key => key === marked ? -1 : (byKey.get(key) || { rank: 1e9 }).rank;
+        return [...keys].sort((a, b) => place(b) - place(a));
+    }
+    function mark(key) {
+        marked = marked === key ? null : key;
+        for (const row of document.querySelectorAll("#board tr[data-key]"))
+            row.setAttribute("aria-selected", String(+row.dataset.key === marked));
+        for (const redraw of redraws) redraw();
+    }
+    function scale(from, to, begin, end, log) {
+        const f = log ? Math.log : x => x;
+        const low = f(from), span = f(to) - low || 1;
+        return x => begin + (f(x) - low) / span * (end - begin);
+    }
+    function ticks(from, to, count, log) {
+        if (log) {
+            const made = [];
+            for (let power = Math.floor(Math.log10(from)); power <= Math.ceil(Math.log10(to)); power++)
+                for (const digit of to / from < 100 ? [1, 2, 5] : [1]) {
+                    const value = +(digit * 10 ** power).toPrecision(1);
+                    if (value >= from && value <= to) made.push(value);
+                }
+            if (made.length > 1) return made;
+        }
+        const rough = (to - from || Math.abs(to) || 1) / count, power = 10 ** Math.floor(Math.log10(rough));
+        const step = [1, 2, 5, 10].map(m => m * power).find(s => s >= rough);
+        const made = [];
+        for (let i = Math.ceil(from / step - 1e-9); i * step <= to + step * 1e-9; i++) made.push(+(i * step).toPrecision(12));
+        return made;
+    }
+    // A picture that is drawn anew when its width or what is marked changes. `draw(svg, width)` gives its height.
+    function picture(name, label, draw, keys) {
+        const holder = document.getElementById(name + "-picture");
+        const readout = el("p", { class: "readout", "aria-live": "polite" });
+        const svg = el("svg", { role: "img", "aria-label": label });
+        const frame = el("div", keys ? { tabindex: "0", role: "group", "aria-label": label + " Arrow keys move." } : {}, svg);
+        holder.append(frame, readout);
+        function redraw() {
+            const width = Math.max(280, holder.clientWidth);
+            svg.replaceChildren();
+            svg.setAttribute("aria-label", label);
+            const height = draw(svg, width, text => { readout.textContent = text; });
+            svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+        }
+        let width = 0;
+        new ResizeObserver(() => {
+            if (holder.clientWidth !== width) { width = holder.clientWidth; requestAnimationFrame(redraw); }
+        }).observe(holder);
+        redraws.push(redraw);
+        if (keys) frame.addEventListener("keydown", event => {
+            if (keys(event.key, text => { readout.textContent = text; })) event.preventDefault();
+        });
+        return { holder, frame, svg, redraw, say: text => { readout.textContent = text; } };
+    }
+    function nothing(name, text) { document.getElementById(name + "-picture").append(el("p", { class: "note" }, text)); }
+    function at(svg, event) {
+        const box = svg.getBoundingClientRect(), view = svg.viewBox.baseVal;
+        return [(event.clientX - box.left) / box.width * view.width, (event.clientY - box.top) / box.height * view.height];
+    }
+    function legend(holder) {
+        const list = el("div", { class: "controls legend", role: "group", "aria-label": "The best configurations" });
+        for (const c of rows.filter(c => colour(c.mst_key))) {
+            const swatch = el("i", { style: "background:" + colour(c.mst_key) });
+            const button = el("button", { type: "button", "aria-pressed": "false" }, swatch, String(c.mst_key));
+            button.addEventListener("click", () => mark(c.mst_key));
+            redraws.push(() => button.setAttribute("aria-pressed", String(c.mst_key === marked)));
+            list.append(button);
+        }
+        holder.prepend(list);
+    }
+
+    // --- the leaderboard ---------------------------------------------------------------------------------
+    for (const table of document.querySelectorAll("table")) {
+        const heads = [...table.querySelectorAll("th")], body = table.tBodies[0];
+        heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
+            const up = head.getAttribute("aria-sort") !== "ascending";
+            heads.forEach(h => h.removeAttribute("aria-sort"));
+            head.setAttribute("aria-sort", up ? "ascending" : "descending");
+            const numeric = head.classList.contains("number");
+            const value = row => {
+                const cell = row.cells[column], text = cell.dataset.v || cell.textContent;
+                return numeric ? text === "" ? NaN : +text.replace(/,/g, "") : text;
+            };
+            const sorted = [...body.rows].map(row => [value(row), row]).sort(([a], [b]) => {
+                if (numeric) return isNaN(a) ? isNaN(b) ? 0 : 1 : isNaN(b) ? -1 : (a - b) * (up ? 1 : -1);
+                return a === "" ? b === "" ? 0 : 1 : b === "" ? -1 : a.localeCompare(b) * (up ? 1 : -1);
+            });
+            body.append(...sorted.map(([, row]) => row));
+        }));
+    }
+    for (const row of document.querySelectorAll("#board tr[data-key]")) {
+        row.tabIndex = 0;
+        row.setAttribute("aria-selected", "false");
+        row.addEventListener("click", () => mark(+row.dataset.key));
+        row.addEventListener("keydown", event => {
+            const other = event.key === "ArrowDown" ? row.nextElementSibling : event.key === "ArrowUp" ? row.previousElementSibling : null;
+            if (event.key === "Enter" || event.key === " ") mark(+row.dataset.key);
+            else if (other) other.focus();
+            else return;
+            event.preventDefault();
+        });
+    }
+
+    // --- learning curves ---------------------------------------------------------------------------------
+    function curves() {
+        if (!data.series.length) return nothing("curves", "There is no evaluation yet.");
+        let series = data.series[0], log = false, where = null;
+        const choose = el("select", { id: "series" }, ...data.series.map(name => el("option", { value: name }, name)));
+        const logarithmic = el("input", { type: "checkbox", id: "log" });
+        const controls = el("div", { class: "controls" }, el("label", { for: "series" }, "Curves of "), choose,
+                            logarithmic, el("label", { for: "log" }, "logarithmic"));
+        const shown = () => Object.keys(data.curves).map(Number).filter(key => data.curves[key][series]);
+        const points = key => data.curves[key][series].filter(p => p[1] !== null && (!log || p[1] > 0));
+        let x, y;
+        const say = (key, point) => `${tell(key)} – iteration ${point[0]}: ${series} ${show(point[1])}`;
+        function focus(svg, key, point) {
+            svg.querySelectorAll(".here").forEach(n => n.remove());
+            svg.append(el("circle", { class: "here", cx: x(point[0]), cy: y(point[1]), r: 5, fill: "none", stroke: "var(--ink)",
+                                      "stroke-width": 2 }));
+        }
+        const made = picture("curves", `Learning curves of ${shown().length} configurations by iteration.`, (svg, width) => {
+            const height = Math.min(420, Math.max(260, width * .45)), left = 56, right = width - 12, bottom = height - 34;
+            const all = shown().flatMap(points);
+            if (!all.length) { svg.append(el("text", { x: 20, y: 30 }, "nothing to show")); return 60; }
+            const ys = all.map(p => p[1]), xs = all.map(p => p[0]);
+            const low = Math.min(...ys), high = Math.max(...ys), first = Math.min(...xs), last = Math.max(...xs);
+            x = scale(first, last, left, right);
+            y = scale(low, high, bottom, 12, log);
+            for (const tick of ticks(low, high, 5, log)) {
+                svg.append(el("path", { class: "axis", d: `M${left} ${y(tick)}H${right}` }),
+                           el("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, show(tick)));
+            }
+            for (const tick of ticks(first, last, Math.min(10, width / 60)).filter(Number.isInteger))
+                svg.append(el("text", { x: x(tick), y: bottom + 16, "text-anchor": "middle" }, show(tick)));
+            svg.append(el("text", { x: right, y: height - 4, "text-anchor": "end" }, "iteration"));
+            for (const key of ordered(shown())) {
+                const own = points(key);
+                if (!own.length) continue;
+                const d = own.map((p, i) => (i ? "L" : "M") + x(p[0]).toFixed(1) + " " + y(p[1]).toFixed(1)).join("");
+                svg.append(own.length > 1 ? el("path", { class: classes(key), style: style(key), d })
+                    : el("circle", { cx: x(own[0][0]), cy: y(own[0][1]), r: key === marked ? 5 : 3,
+                                     fill: key === marked ? "var(--mark)" : colour(key) || "var(--grey)" }));
+            }
+            return height;
+        }, (key, say_) => {
+            const keys = shown().filter(k => points(k).length).sort((a, b) => byKey.get(a).rank - byKey.get(b).rank);
+            if (!keys.length || !key.startsWith("Arrow")) return key === "Enter" && where ? (mark(keys[where[0]]), true) : false;
+            where = where || [0, 0];
+            where[0] = Math.min(keys.length - 1, Math.max(0, where[0] + (key === "ArrowDown") - (key === "ArrowUp")));
+            const own = points(keys[where[0]]);
+            where[1] = Math.min(own.length - 1, Math.max(0, where[1] + (key === "ArrowRight") - (key === "ArrowLeft")));
+            say_(say(keys[where[0]], own[where[1]]));
+            focus(made.svg, keys[where[0]], own[where[1]]);
+            return true;
+        });
+        function nearest(event) {
+            const [px, py] = at(made.svg, event);
+            let best = null;
+            for (const key of shown()) for (const point of points(key)) {
+                const distance = (x(point[0]) - px) ** 2 + (y(point[1]) - py) ** 2;
+                if (!best || distance < best[0]) best = [distance, key, point];
+            }
+            return best && best[0] < 1600 ? best : null;
+        }
+        made.svg.addEventListener("pointermove", event => {
+            const best = nearest(event);
+            if (best) { made.say(say(best[1], best[2])); focus(made.svg, best[1], best[2]); }
+        });
+        made.svg.addEventListener("click", event => { const best = nearest(event); if (best) mark(best[1]); });
+        choose.addEventListener("change", () => { series = choose.value; where = null; made.redraw(); });
+        logarithmic.addEventListener("change", () => { log = logarithmic.checked; made.redraw(); });
+        legend(made.holder);
+        made.holder.prepend(controls);
+    }
+
+    // --- parallel coordinates ----------------------------------------------------------------------------
+    function parallel() {
+        const result = data.measure.series;
+        const value = (c, name) => name === result ? c.last[result] : name === "training seconds" ? c.seconds : c.parameters[name];
+        const names = [...data.varied.slice(0, 9), "training seconds", result];
+        const shown = rows.filter(c => typeof c.last[result] === "number");
+        if (shown.length < 2) return nothing("parallel", "It takes two configurations with a result.");
+        const axes = names.map(name => {
+            const values = shown.map(c => value(c, name)).filter(v => v !== undefined && v !== null);
+            const few = new Set(values).size <= 6 && name !== result && name !== "training seconds";
+            if (few || !values.every(v => typeof v === "number"))  // (numbers sort as numbers)
+                return { name, words: [...new Set(values)].sort((a, b) => a - b || String(a).localeCompare(String(b))).map(String) };
+            const low = Math.min(...values), high = Math.max(...values);
+            return { name, low, high, log: low > 0 && high / low >= 50 };
+        });
+        const place = (axis, v, top, bottom) => v === undefined || v === null ? null : axis.words
+            ? bottom - (axis.words.indexOf(String(v)) + .5) / axis.words.length * (bottom - top)
+            : axis.low === axis.high ? (top + bottom) / 2 : scale(axis.low, axis.high, bottom, top, axis.log)(v);
+        let lines = [];
+        const made = picture("parallel", `Parallel coordinates of ${shown.length} configurations: ${names.join(", ")}.`, (svg, width) => {
+            const height = 330, top = 44, bottom = height - 22, left = 40, right = width - 60;
+            const xs = axes.map((_, i) => left + i * (right - left) / (axes.length - 1));
+            lines = [];
+            for (const key of ordered(shown.map(c => c.mst_key))) {
+                const c = byKey.get(key);
+                const own = axes.map((axis, i) => [xs[i], place(axis, value(c, axis.name), top, bottom)]).filter(p => p[1] !== null);
+                lines.push([key, own]);
+                svg.append(el("path", { class: classes(key), style: style(key),
+                                        d: own.map((p, i) => (i ? "L" : "M") + p[0].toFixed(1) + " " + p[1].toFixed(1)).join("") }));
+            }
+            axes.forEach((axis, i) => {
+                svg.append(el("path", { class: "axis", style: "stroke:var(--soft)", d: `M${xs[i]} ${top}V${bottom}` }));
+                const room = (right - left) / (axes.length - 1) / 6.2;
+                const name = axis.name.length > room ? axis.name.slice(0, Math.max(3, room - 1)) + "…" : axis.name;
+                svg.append(el("text", { x: xs[i], y: i % 2 && width < 700 ? 12 : 26, "text-anchor": "middle", style: "fill:var(--ink)" },
+                              name, el("title", {}, axis.name)));
+                const words = axis.words || (axis.low === axis.high ? [axis.low] : ticks(axis.low, axis.high, 4, axis.log));
+                for (const word of words.length > 12 ? words.filter((_, k) => k % Math.ceil(words.length / 12) === 0) : words) {
+                    const text = show(word), most = Math.max(4, Math.floor(room));
+                    svg.append(el("text", { x: xs[i] + 4, y: place(axis, word, top, bottom) + 4 },
+                                  text.length > most ? text.slice(0, most - 1) + "…" : text, el("title", {}, text)));
+                }
+            });
+            return height;
+        });
+        function nearest(event) {
+            const [px, py] = at(made.svg, event);
+            let best = null;
+            for (const [key, own] of lines) for (let i = 1; i < own.length; i++) {
+                const [ax, ay] = own[i - 1], [bx, by] = own[i];
+                if (px < ax || px > bx) continue;
+                const distance = Math.abs(ay + (by - ay) * (px - ax) / (bx - ax || 1) - py);
+                if (!best || distance < best[0]) best = [distance, key];
+            }
+            return best && best[0] < 15 ? best[1] : null;
+        }
+        made.svg.addEventListener("pointermove", event => {
+            const key = nearest(event);
+            if (key !== null) made.say(`${tell(key)} – ${result} ${show(byKey.get(key).last[result])}`);
+        });
+        made.svg.addEventListener("click", event => { const key = nearest(event); if (key !== null) mark(key); });
+    }
+
+    // --- worker sessions ---------------------------------------------------------------------------------
+    function sessions() {
+        if (!data.bars.length) return nothing("sessions", "No unit has ended yet.");
+        const end = Math.max(...data.bars.map(b => b[2])), begin = Math.min(...data.bars.map(b => b[1]));
+        let x, drawn = [];
+        const high = 26;
+        const made = picture("sessions", `What ${data.lanes.length} worker sessions did from ${seconds(begin)} to ${seconds(end)}.`, (svg, width) => {
+            const left = 64, right = width - 12, bottom = 10 + data.lanes.length * high;
+            x = scale(begin, end, left, right);
+            for (const tick of ticks(begin, end, Math.min(8, width / 90)))
+                svg.append(el("path", { class: "axis", d: `M${x(tick)} 6V${bottom}` }),
+                           el("text", { x: x(tick), y: bottom + 16, "text-anchor": "middle" }, seconds(tick)));
+            data.lanes.forEach((pid, lane) => svg.append(el("text", { x: left - 6, y: 10 + lane * high + 15, "text-anchor": "end" }, String(pid))));
+            const hops = [];
+            for (const bar of data.bars) {
+                const mine = !data.merged_bars && bar[4] === marked;
+                svg.append(el("rect", { class: bar[3] + (mine ? " marked" : ""), x: x(bar[1]).toFixed(2), y: 10 + bar[0] * high + 2,
+                                        width: Math.max(.6, x(bar[2]) - x(bar[1]) - .3).toFixed(2), height: high - 6 }));
+                if (mine && bar[3] === "train") hops.push(`${x((bar[1] + bar[2]) / 2).toFixed(1)} ${10 + bar[0] * high + high / 2 - 1}`);
+            }
+            if (hops.length > 1) svg.append(el("path", { class: "hops", d: "M" + hops.join("L") }));
+            return bottom + 24;
+        });
+        made.svg.addEventListener("pointermove", event => {
+            const [px, py] = at(made.svg, event), lane = Math.floor((py - 10) / high);
+            const bar = data.bars.find(b => b[0] === lane && x(b[1]) <= px && px <= x(b[2]) + 1);
+            if (bar) made.say(`session ${data.lanes[lane]}, ${seconds(bar[1])} to ${seconds(bar[2])}: ` + (data.merged_bars
+                ? `${bar[6]} ${bar[3] === "train" ? "training units" : "evaluations"}`
+                : `${bar[3] === "train" ? "training unit" : "evaluation"} on segment ${bar[5]}` +
+                  (bar[6] > 1 ? ` of ${bar[6]} configurations` : ` of ${tell(bar[4])}`)));
+        });
+        made.svg.addEventListener("click", event => {
+            const [px, py] = at(made.svg, event), lane = Math.floor((py - 10) / high);
+            const bar = data.bars.find(b => b[0] === lane && x(b[1]) <= px && px <= x(b[2]) + 1);
+            if (bar && !data.merged_bars) mark(bar[4]);
+        });
+        const key = el("div", { class: "controls legend" });
+        for (const [kind, text] of [["train", "training units"], ["evaluate", "evaluations"]])
+            key.append(el("span", {}, el("i", { style: `background:var(--${kind});height:.7rem` }), text));
+        key.append(el("span", { class: "note" }, "each line a session, by its process id"
+                      + (data.merged_bars ? "" : "; a configuration that is marked hops along the dashed line")));
+        made.holder.prepend(key);
+    }
+
+    // --- the tree of stages ------------------------------------------------------------------------------
+    function stages() {
+        if (!data.stages.length) return nothing("stages", "Nothing has been asked for yet.");
+        const last = Math.max(...data.stages.map(n => n.last)), lines = Math.max(...data.stages.map(n => n.y)) + 1;
+        const step = Math.min(18, Math.max(5, 700 / lines));
+        let x, y;
+        const made = picture("stages", `The tree of stages of ${lines} paths over ${last} iterations.`, (svg, width) => {
+            const left = 12, right = width - 60, bottom = 14 + lines * step;
+            x = scale(0, last, left, right);
+            y = row => 14 + row * step;
+            for (const tick of ticks(0, last, Math.min(10, width / 60)).filter(Number.isInteger))
+                svg.append(el("path", { class: "axis", d: `M${x(tick)} 6V${bottom}` }),
+                           el("text", { x: x(tick), y: bottom + 14, "text-anchor": "middle" }, show(tick)));
+            for (const node of data.stages) {
+                const parent = node.parent === null ? null : data.stages[node.parent];
+                const mine = node.keys.includes(marked), only = node.keys.length === 1 ? node.keys[0] : null;
+                const d = (parent ? `M${x(parent.last)} ${y(parent.y)}L${x(node.first - 1) + 4} ${y(node.y)}` : `M${x(node.first - 1)} ${y(node.y)}`)
+                    + `H${x(node.last)}`;
+                svg.append(el("path", { class: mine ? "curve marked" : only !== null ? classes(only) : "curve top",
+                                        style: mine ? "" : only !== null ? style(only) : `stroke:var(--soft);stroke-width:${Math.min(6, 1 + node.keys.length)}`, d }));
+                if (step >= 11 && !data.stages.some(n => n.parent !== null && data.stages[n.parent] === node))
+                    svg.append(el("text", { x: x(node.last) + 5, y: y(node.y) + 4 }, node.keys.slice(0, 3).join(", ") + (node.keys.length > 3 ? "…" : "")));
+            }
+            svg.append(el("text", { x: right + 48, y: bottom + 28, "text-anchor": "end" }, "iteration"));
+            return bottom + 34;
+        });
+        function nearest(event) {
+            const [px, py] = at(made.svg, event);
+            let best = null;
+            for (const node of data.stages) if (x(node.first - 1) <= px && px <= x(node.last) + 2) {
+                const distance = Math.abs(y(node.y) - py);
+                if (!best || distance < best[0]) best = [distance, node];
+            }
+            return best && best[0] < 12 ? best[1] : null;
+        }
+        made.svg.addEventListener("pointermove", event => {
+            const node = nearest(event);
+            if (node) made.say(`iterations ${node.first} to ${node.last}: ` + (node.keys.length > 1
+                ? `shared by ${node.keys.length} configurations: ${node.keys.slice(0, 20).join(", ")}` : tell(node.keys[0])));
+        });
+        made.svg.addEventListener("click", event => { const node = nearest(event); if (node) mark(node.keys[0]); });
+    }
+
+    curves();
+    parallel();
+    sessions();
+    stages();
+})();

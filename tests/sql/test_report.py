@@ -1,0 +1,251 @@
+"""mop_report: what it tells of runs, to whom, and that nothing in it is markup but its own."""
+
+import html.parser
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from workload import ADAM, NAN, dense, fit, load, make_data, selection
+
+HOSTILE = '<script>alert("x")</script>&\'"</td>'
+
+
+class Page(html.parser.HTMLParser):
+    """The elements of a page and the text of its cells; raises where one is left open."""
+
+    EMPTY = ("meta", "input", "br")
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.elements, self.text, self.data = [], [], [], None
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, text):
+        self.text.append(text)
+        if self.elements and self.elements[-1][1].get("id") == "data" and self.data is None:
+            self.data = json.loads(text)
+
+    def count(self, tag):
+        return sum(name == tag for name, _ in self.elements)
+
+
+@pytest.fixture(scope="module")
+def run_id(db):
+    make_data(db, rows=60, segments=2)
+    load(db, "arch", dense())
+    selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8"), (1, ADAM.format(0.001), "batch_size=8"),
+                                  (1, NAN, "batch_size=8")])
+    return fit(db, "flowers_packed", "models", "mst", 3, "flowers_packed", 1)
+
+
+@pytest.mark.slice
+def test_the_report_tells_what_the_tables_tell(db, run_id):
+    data = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
+    info = {r["mst_key"]: r for r in db.run("SELECT * FROM models_info")}
+    ranked = sorted((1, 2), key=lambda key: (-info[key]["validation_metrics_final"], key))
+    assert [c["mst_key"] for c in data["configurations"]] == [*ranked, 3]
+    assert data["measure"] == {"series": "validation accuracy", "goal": "max"}
+    for c in data["configurations"][:2]:
+        own = info[c["mst_key"]]
+        for dataset in ("training", "validation"):
+            for name, values in (("accuracy", own[f"{dataset}_metrics"]), ("loss", own[f"{dataset}_loss"])):
+                series = f"{dataset} {name}"
+                assert c["last"][series] == pytest.approx(values[-1], rel=1e-5)
+                assert data["curves"][str(c["mst_key"])][series] == [
+                    [i, pytest.approx(v, rel=1e-5)] for i, v in enumerate(values, 1)]
+        assert c["best"] == pytest.approx(max(own["validation_metrics"]), rel=1e-5) and c["seconds"] > 0
+    failed = data["configurations"][-1]
+    assert failed["status"] == "failed" and "NaN" in failed["reason"]
+    assert {"optimizer", "learning_rate", "loss"} <= set(data["varied"])
+    assert data["fixed"]["batch_size"] == 8 and data["sampled"] == {}
+    units = db.run("SELECT DISTINCT backend_pid, started_at FROM madlib.mop_units WHERE run_id = %s "
+                   "AND finished_at IS NOT NULL AND NOT shared", [run_id])
+    assert len(data["bars"]) == len(units) and sorted(data["lanes"]) == sorted({u["backend_pid"] for u in units})
+    assert {tuple(n["keys"]) for n in data["stages"]} == {(1,), (2,), (3,)}
+
+
+def test_the_sql_of_the_report_makes_the_run_once_more(db, run_id):
+    data = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
+    again = db.another()
+    again.run(data["sql"].replace("'models'", "'models_again'"))
+    again.close()
+    assert db.value("SELECT count(*) FROM models m JOIN models_again a USING (mst_key) "
+                    "WHERE length(m.model_weights) = length(a.model_weights)") == 2
+    seeds = db.run("SELECT seed FROM madlib.mop_runs ORDER BY run_id DESC LIMIT 2")
+    assert seeds[0] == seeds[1]
+    db.run("DROP TABLE models_again, models_again_info, models_again_summary")
+
+
+@pytest.mark.slice
+def test_what_people_write_is_text_in_the_report(db, run_id):
+    db.run("BEGIN")
+    db.run("UPDATE madlib.mop_run SET error = %s, source_table = %s, parameters = jsonb_set(parameters::jsonb, "
+           "'{arguments,name}', to_jsonb(%s::text))::json WHERE run_id = %s", [HOSTILE, HOSTILE, HOSTILE, run_id])
+    db.run("UPDATE madlib.mop_configuration SET error = %s, compile_params = compile_params || %s WHERE mst_key = 2 "
+           "AND run_id = %s", [HOSTILE, f", {HOSTILE}={HOSTILE}", run_id])
+    db.run("UPDATE madlib.mop_metric SET metrics = json_build_object(%s::text, 0.5) WHERE run_id = %s",
+           [HOSTILE, run_id])
+    db.run("UPDATE madlib.mop_unit SET status = 'failed', error = %s WHERE run_id = %s AND stage = 1",
+           [HOSTILE, run_id])
+    text = db.value("SELECT madlib.mop_report(%s)", [run_id])
+    db.run("ROLLBACK")
+    page = Page(text)
+    assert page.count("script") == 2 and not any(name.startswith("on") for _, given in page.elements for name in given)
+    assert "".join(page.text).count('alert("x")') > 5
+    assert page.data["run"]["error"] == HOSTILE and any(HOSTILE in series for series in page.data["series"])
+    assert any(HOSTILE in c["parameters"] for c in page.data["configurations"])
+
+
+def test_the_report_is_one_file_that_loads_nothing(db, run_id):
+    text = db.value("SELECT madlib.mop_report(%s)", [run_id])
+    page = Page(text)
+    assert not {"link", "img", "iframe", "object"} & {tag for tag, _ in page.elements}
+    assert not any({"src", "srcset", "action"} & given.keys() for _, given in page.elements)
+    assert all(given["href"].startswith("#") for _, given in page.elements if "href" in given)
+    assert set(re.findall(r"https?://[^\"' ]+", text)) == {"http://www.w3.org/2000/svg"}
+    policy, = (given["content"] for _, given in page.elements if given.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'")
+    assert ("html", {"lang": "en"}) in page.elements and len(text) < 200_000
+    # headings sort by buttons, regions have names: for the keyboard and for readers of screens
+    assert page.count("th") and page.count("button") == page.count("th")
+    assert all("aria-labelledby" in given for tag, given in page.elements if tag == "section")
+
+
+def test_a_report_is_for_those_who_may_see_the_run(db, run_id):
+    assert "there is no run 999999" in str(db.error("SELECT madlib.mop_report(999999)"))
+    assert "there is no run NULL" in str(db.error("SELECT madlib.mop_report(NULL)"))
+    error = db.error("SELECT madlib.mop_report(%s, 'pdf')", [run_id])
+    assert "format must be one of html, json, not 'pdf'" in str(error)
+    db.run("DROP ROLE IF EXISTS stranger, boss; CREATE ROLE stranger LOGIN; GRANT mop_user TO stranger")
+    stranger = db.another("stranger")
+    error = stranger.error("SELECT madlib.mop_report(%s)", [run_id])
+    assert f'there is no run {run_id} that role "stranger" may see' in str(error)
+    assert "mop_runs" in error.diag.message_hint
+    # a member sees the runs, but not what was passed
+    mine = db.value("SELECT owner FROM madlib.mop_run WHERE run_id = %s", [run_id])
+    db.run("CREATE ROLE boss; GRANT boss TO stranger; INSERT INTO madlib.mop_owner (role, who) VALUES ('boss', 'boss')")
+    db.run("UPDATE madlib.mop_run SET owner = lastval() WHERE run_id = %s", [run_id])
+    data = json.loads(stranger.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
+    assert len(data["configurations"]) == 3 and data["arguments"] == {} and data["sql"] is None
+    assert "shown to the run&#x27;s owner alone" in stranger.value("SELECT madlib.mop_report(%s)", [run_id])
+    stranger.close()
+    db.run("UPDATE madlib.mop_run SET owner = %s WHERE run_id = %s", [mine, run_id])
+    db.run("DROP OWNED BY stranger; DROP ROLE stranger, boss")
+
+
+def test_a_run_without_any_unit_has_a_report(db, run_id):
+    db.run("BEGIN; DELETE FROM madlib.mop_unit; DELETE FROM madlib.mop_metric")
+    page = Page(db.value("SELECT madlib.mop_report(%s)", [run_id]))
+    assert page.data["bars"] == [] and page.data["series"] == []
+    db.run("DELETE FROM madlib.mop_configuration")
+    assert "No configurations yet." in db.value("SELECT madlib.mop_report(%s)", [run_id])
+    db.run("ROLLBACK")
+
+
+# what somebody does with the page; what comes of it is written into the element `seen`
+ACTIONS = """<script>
+const seen = {}, rows = () => [...document.querySelectorAll('#board tbody tr')];
+const heads = [...document.querySelectorAll('#board th button')], head = heads.find(h => h.textContent === 'mst_key');
+const key = (where, name) => where.dispatchEvent(new KeyboardEvent('keydown', {key: name, bubbles: true}));
+seen.sorted = [1, 2].map(() => { head.click(); return rows().map(r => r.dataset.key).join(); });
+setTimeout(() => {
+    const pictures = [...document.querySelectorAll('.picture')];
+    seen.drawn = pictures.map(p => p.querySelectorAll('svg path, svg rect').length > 2);
+    key(rows()[1], 'Enter');
+    seen.chosen = rows().map(r => r.getAttribute('aria-selected')).join();
+    seen.marked = pictures.map(p => p.querySelectorAll('.marked').length > 0);
+    key(document.querySelector('#curves-picture [tabindex]'), 'ArrowRight');
+    seen.said = document.querySelector('#curves-picture .readout').textContent;
+    seen.attacked = 'attacked' in window;
+    const told = document.createElement('pre');
+    told.id = 'seen';
+    told.textContent = JSON.stringify(seen);
+    document.body.append(told);
+}, 500);
+</script></body>"""
+ATTACK = "<img src=x onerror='window.attacked=1'></script><script>window.attacked=1</script>"
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="not run: the page in a browser needs chromium")
+def test_the_page_works_in_a_browser(db, run_id, tmp_path):
+    db.run("BEGIN")
+    db.run("UPDATE madlib.mop_run SET error = %s WHERE run_id = %s", [ATTACK, run_id])
+    db.run("UPDATE madlib.mop_configuration SET compile_params = compile_params || ', x=' "
+           "|| to_json(mst_key || %s)::text WHERE run_id = %s", [ATTACK, run_id])
+    text = db.value("SELECT madlib.mop_report(%s)", [run_id])
+    db.run("ROLLBACK")
+    page = tmp_path / "page.html"
+    page.write_text(text.replace("</body>", ACTIONS))
+    done = subprocess.run(
+        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+         f"--user-data-dir={tmp_path}/profile", "--virtual-time-budget=3000", "--dump-dom", page.as_uri()],
+        capture_output=True, text=True, timeout=60, env={**os.environ, "HOME": str(tmp_path)})
+    told = Page(done.stdout.replace("<!DOCTYPE html>", "")).text
+    seen = json.loads(next(t for t in told if t.startswith('{"sorted"')))
+    assert seen["sorted"] == ["1,2,3", "3,2,1"] and seen["chosen"] == "false,true,false"
+    assert seen["drawn"] == [True] * 4 and seen["marked"] == [True] * 4
+    assert "configuration 2" in seen["said"] or "configuration 1" in seen["said"]
+    assert seen["attacked"] is False and "window.attacked=1" in seen["said"]
+
+
+# a run of 150 configurations and 70 iterations on two segments, as the journal would have it
+LARGE = """
+INSERT INTO madlib.mop_run (run_id, owner, status, function, source_table, validation_table, model_output_table, seed,
+    scheduler, num_iterations, metrics_iterations, configurations, segments, started_at, finished_at, parameters,
+    coordinator_pid)
+SELECT 1000, owner, 'finished', function, source_table, validation_table, 'large', 7, 'randomized', 70, '{70}', 150, 2,
+       now() - interval '5 hours', now(), parameters, 1 FROM madlib.mop_run WHERE run_id = %s;
+INSERT INTO madlib.mop_configuration SELECT 1000, k, 1, format('optimizer=''Adam(learning_rate=%%s)'', '
+    'metrics=[''accuracy''], loss=''mse''', k / 1000.0), 'batch_size=' || 8 << k %% 4, '{}'
+FROM generate_series(1, 150) k;
+INSERT INTO madlib.mop_stage (run_id, stage, parent, iteration, identity, mst_key, compile_params, evaluated)
+SELECT 1000, (i - 1) * 150 + k, CASE WHEN i > 1 THEN (i - 2) * 150 + k END, i, md5(k || ' ' || i), k, 'c', true
+FROM generate_series(1, 150) k, generate_series(1, 70) i;
+INSERT INTO madlib.mop_request SELECT 1000, mst_key, iteration, stage FROM madlib.mop_stage WHERE run_id = 1000;
+INSERT INTO madlib.mop_segment SELECT 1000, d, s, 1000, 10000, 'x'
+FROM unnest(ARRAY['training', 'validation']) d, generate_series(0, 1) s;
+INSERT INTO madlib.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, version, backend_pid,
+    kernel, rows, loss, started_at, finished_at, read_seconds, train_seconds, write_seconds)
+SELECT 1000, stage, iteration, s, kind, dataset, 1, 'finished', (iteration - 1) * 2 + s, 1000 + s, 'loop', 1000,
+       1.0 / iteration, begins + pass * interval '0.09 s', begins + (pass + 1) * interval '0.09 s', 0.01, 0.06, 0.01
+FROM (SELECT *, now() - interval '5 hours' + stage * interval '0.28 s' AS begins FROM madlib.mop_stage
+      WHERE run_id = 1000) q, generate_series(0, 1) s,
+     (VALUES ('train', 'training', 0), ('evaluate', 'training', 1), ('evaluate', 'validation', 2))
+         AS k(kind, dataset, pass);
+INSERT INTO madlib.mop_metric SELECT 1000, stage, d, 1.0 / iteration + mst_key / 500.0, 1 - 1.0 / (iteration + mst_key),
+    json_build_object('accuracy', 1 - 1.0 / (iteration + mst_key))
+FROM madlib.mop_stage, unnest(ARRAY['training', 'validation']) d WHERE run_id = 1000;
+""".replace("|| 8 << k %% 4", "|| (8 << k %% 4)")
+
+
+def test_the_report_of_a_large_run_is_sampled_and_says_so(db, run_id):
+    db.run("BEGIN")
+    db.run(LARGE, [run_id])
+    db.run("ANALYZE")
+    text = db.value("SELECT madlib.mop_report(1000)")
+    data = json.loads(db.value("SELECT madlib.mop_report(1000, 'json')"))
+    db.run("ROLLBACK")
+    page = Page(text)
+    assert len(text.encode()) < 3_000_000
+    assert len(data["configurations"]) == 150 and len(data["curves"]) == 60
+    assert {"150", "149"} <= {str(key) for key in data["curves"]}  # the best are among them
+    assert all(len(points) == 60 for curves in data["curves"].values() for points in curves.values())
+    assert len(data["bars"]) <= 2 * 2 * 251 and sum(bar[6] for bar in data["bars"]) == 63_000
+    assert sum(part["seconds"] for part in data["time"]) == pytest.approx(63_000 * 0.09, rel=1e-3)
+    shown = "".join(page.text)
+    for said in data["sampled"].values():
+        assert said in shown
+    assert data["sampled"].keys() == {"curves", "sessions", "stages"}
