@@ -17,8 +17,10 @@ class Forward:
     `scores`: a :class:`~mop_udf.kernels.scores.Scores` to evaluate with, or None.
     """
 
-    def __init__(self, model, scores=None):
-        self.model, self.scores, self.size = model, scores, BatchSize(row_bytes(model))
+    def __init__(self, model, scores=None, layers=None):
+        """`layers`: those that the rows go through; all of the model's if None."""
+        self.row_bytes = row_bytes(model._flatten_layers() if layers is None else layers)
+        self.model, self.scores, self.size = model, scores, BatchSize(self.row_bytes)
         self._ready, self._steps = False, {}
 
     def predict(self, columns):
@@ -29,6 +31,21 @@ class Forward:
 
         self._probe(columns, work)
         return [np.concatenate(own) for own in zip(*self._over(columns, 1, work))]
+
+    def fill(self, columns, result, rows):
+        """Write the output of a model that has one, for inputs (arrays of equal length), into the array `result`: of
+        `rows` rows at a time, fewer where memory ends."""
+        start = 0
+        while start < len(result):
+            x, _ = split(tuple(c[start:start + rows] for c in columns), len(columns))
+            try:
+                result[start:start + rows] = self._run("predict", (x,))
+            except (tf.errors.ResourceExhaustedError, MemoryError):
+                if rows == 1:
+                    raise
+                rows //= 2
+                continue
+            start += rows
 
     def evaluate(self, columns, inputs):
         """The sums (see Scores) of rows: a tuple of arrays, of which the first `inputs` are inputs."""
@@ -89,10 +106,10 @@ class Forward:
         return self._steps[key](*data)
 
 
-def row_bytes(model):
-    """Bytes of the outputs of all layers of a Keras model for one row, as far as their shapes are known."""
+def row_bytes(layers):
+    """Bytes of the outputs of Keras layers for one row, as far as their shapes are known."""
     total = 0
-    for layer in model._flatten_layers():
+    for layer in layers:
         try:
             shapes = [tuple(output.shape[1:]) for output in tf.nest.flatten(layer.output)]
         except AttributeError:  # it is part of another layer

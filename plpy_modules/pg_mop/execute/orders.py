@@ -88,7 +88,8 @@ class Orders:
             "dtypes": packed.dtypes(), "inputs": len(packed.inputs), "outputs": self.outputs,
             "finite": self.finite,
             "rows": segment.rows, "bytes": segment.bytes, "epochs": self._passes(unit),
-            "kernel": self.kernels.get(unit, self.options["kernel"]), "run_seconds": time.monotonic() - self.began,
+            "kernel": self.kernels.get(unit, self.options["kernel"]),
+            "share_prefixes": self.options["share_prefixes"], "run_seconds": time.monotonic() - self.began,
             "models": [{**self._passes_left(u), "functions": self.digests(self.plan.stages[u.stage].mst_key)}
                        for u in units],
             "dataset_key": self._dataset_key(unit.dataset, segment),

@@ -81,6 +81,7 @@ class _Work:
         _start_trainer(self.plpy, holder, unit["options"])
         shared = {name: unit[name] for name in ("kind", "seed", "same_start", "segment", "epochs", "dtypes", "inputs",
                                                 "outputs", "rows", "replicas", "kernel", "run_seconds")}
+        shared["share_prefixes"] = unit.get("share_prefixes", False)
         holder.coming = lambda: self.read_ahead(unit["coming"])
         holder.begin({**shared, "nbytes": unit["bytes"], "dataset": unit["dataset_key"], "keep": unit["keep"],
                       **found[0], "also": found[1:]}, self.states(), objects)
