@@ -322,7 +322,7 @@ class Evaluation:
         """What :meth:`CompiledModel.score` gives of all pieces, with "sums", "kernel" and "seconds"."""
         if np.isscalar(self.sums):
             return {"rows": 0, "seconds": self.seconds}
-        return {**self.compiled.score(self.sums), "sums": self.sums.tolist(), "kernel": "plain",
+        return {**self.compiled.score(self.sums), "sums": self.sums.tolist(), "kernel": "loop",
                 "seconds": self.seconds}
 
 
@@ -352,6 +352,7 @@ class ModelCache:
         """`most_bytes`: of all models together; the one in use stays, however large."""
         self.most_bytes, self.models, self.learned = most_bytes, collections.OrderedDict(), collections.OrderedDict()
         self.used, self.asked, self.random = {}, 0, random.Random(0)  # key -> when (in `get`s) it was asked for last
+        self.evaluators = {}  # what an evaluation depends on -> key of the model that does it
         self.sizes, self.last = {}, None  # key -> bytes when it was used last; the key of the one in use
         self.judged = collections.deque(maxlen=1000)  # optimizers that Keras has accepted
 
@@ -361,8 +362,7 @@ class ModelCache:
         `objects`: {name: pickle} of the custom functions; `seed`: that with which it will be started next, if it will;
         `watched`, `dropout`: see CompiledModel.
         """
-        digests = [[name, hashlib.sha256(data).hexdigest()] for name, data in sorted(objects.items())]
-        key = json.dumps([architecture, params.without_scalars(compile_params), digests, watched, dropout],
+        key = json.dumps([architecture, params.without_scalars(compile_params), _digests(objects), watched, dropout],
                          sort_keys=True, default=str)
         optimizer = (compile_params["optimizer"], sorted(compile_params["optimizer_args"].items()))
         if optimizer not in self.judged:
@@ -371,6 +371,16 @@ class ModelCache:
         if key not in self.models:
             self.models[key] = CompiledModel(architecture, compile_params, objects, self._learned, key, seed, watched,
                                              dropout)
+        self.evaluators.setdefault(_key(architecture, compile_params, objects), key)
+        return self._use(key)
+
+    def evaluator(self, architecture, compile_params, objects):
+        """A CompiledModel to evaluate with: one that differs in what an evaluation has no use for (the optimizer, rates
+        of dropout) will do, so that the evaluation is compiled once for all of them. Arguments as of `get`."""
+        key = self.evaluators.get(_key(architecture, compile_params, objects))
+        return self._use(key) if key in self.models else self.get(architecture, compile_params, objects)
+
+    def _use(self, key):
         self.models.move_to_end(key)
         self.asked += 1
         self.used[key] = self.asked
@@ -399,6 +409,17 @@ class ModelCache:
             victim = oldest if stale else self.random.choice([oldest, *others])
             total -= self.sizes.pop(victim)
             del self.models[victim], self.used[victim]
+            self.evaluators = {of: key for of, key in self.evaluators.items() if key != victim}
+
+
+def _digests(objects):
+    return [[name, hashlib.sha256(data).hexdigest()] for name, data in sorted(objects.items())]
+
+
+def _key(architecture, compile_params, objects):
+    """Names what an evaluation depends on, but for weights and rows."""
+    wanted = {name: value for name, value in compile_params.items() if not name.startswith("optimizer")}
+    return json.dumps([architecture, wanted, _digests(objects)], sort_keys=True, default=str)
 
 
 def cache_bytes(memory_mb, threads):

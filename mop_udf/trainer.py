@@ -278,8 +278,8 @@ class Server:
     def _evaluation(self, unit, states, objects):
         """The Evaluation of a unit's model."""
         compile_params, _ = self.models.parse(unit["compile_params"], unit["fit_params"])
-        compiled = self.compiled.get(unit["architecture"], compile_params,
-                                     {name: next(objects) for name in unit["objects"]})
+        compiled = self.compiled.evaluator(unit["architecture"], compile_params,
+                                           {name: next(objects) for name in unit["objects"]})
         self.models.check_outputs(compiled.model, unit["outputs"])
         weights = compiled.weights_of(states[unit["stage"]], unit["plain_weights"], self._replicas(unit, states))
         return self.models.Evaluation(compiled, weights, unit["inputs"],

@@ -1,4 +1,10 @@
-"""Rows through a model without training it: its predictions, or the sums of its loss and metrics."""
+"""Rows through a model without training it: its predictions, or the sums of its loss and metrics.
+
+The sums are those of a compiled loop over batches, as kernels/loop.py has one for training; it is compiled once for any
+number of rows and any batch size, and begins with sums of zero, so that nothing is left of what has failed. XLA is not
+tried: a forward pass of many rows at once is matrix products, which it does no faster, and it would compile for
+longer than evaluations take.
+"""
 
 import math
 
@@ -8,7 +14,8 @@ import tensorflow as tf
 from mop_udf.kernels.batch_size import BatchSize
 from mop_udf.kernels.plain import split
 
-GROUP = 64  # batches after which sums are taken: what is done again where memory ends
+GROUP, GROUP_BYTES = 64, 8 << 20  # most batches, and bytes of them, of a call of the loop: what is done again where
+                                  # memory ends
 
 
 class Forward:
@@ -49,25 +56,15 @@ class Forward:
 
     def evaluate(self, columns, inputs):
         """The sums (see Scores) of rows: a tuple of arrays, of which the first `inputs` are inputs."""
-        def step(batch):
-            self._run("evaluate", split(batch, inputs))
-
         def work(columns):
-            try:
-                for start in range(0, len(columns[0]), self.size.rows):
-                    step(tuple(c[start:start + self.size.rows] for c in columns))
-                return self.scores.take()
-            except BaseException:
-                self.scores.clear()
-                raise
+            return np.asarray(self._run("evaluate", (*split(columns, inputs), np.int32(self.size.rows))))
 
         if not self._ready:  # metrics make their variables when they first see rows
             self.scores.update(*_tensors(split(tuple(c[:1] for c in columns), inputs)))
-            self.scores.clear()
             self._ready = True
-        self._probe(columns, step)
-        self.scores.clear()
-        return sum(self._over(columns, GROUP, work))
+        self._probe(columns, work)
+        batch_bytes = self.size.rows * sum(c[:1].nbytes for c in columns)
+        return sum(self._over(columns, max(1, min(GROUP, GROUP_BYTES // max(1, batch_bytes))), work))
 
     def _probe(self, columns, work):
         """Find the batch size, on rows that are done once more afterwards: so that what is computed does not depend on
@@ -96,12 +93,13 @@ class Forward:
             start += len(piece[0])
 
     def _run(self, kind, data):
-        """A step on one batch, compiled for any number of rows."""
+        """A step on rows, compiled for any number of them."""
         data = _tensors(data)
         key = (kind, str([(t.dtype, t.shape[1:]) for t in tf.nest.flatten(data)]))
         if key not in self._steps:
-            signature = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), list(data))
-            step = self.scores.update if kind == "evaluate" else lambda x: self.model(x, training=False)
+            signature = tf.nest.map_structure(
+                lambda t: tf.TensorSpec([None, *t.shape[1:]] if t.shape.rank else [], t.dtype), list(data))
+            step = self.scores.sums if kind == "evaluate" else lambda x: self.model(x, training=False)
             self._steps[key] = tf.function(step, input_signature=signature, autograph=False)
         return self._steps[key](*data)
 
