@@ -322,7 +322,7 @@ class Evaluation:
         """What :meth:`CompiledModel.score` gives of all pieces, with "sums", "kernel" and "seconds"."""
         if np.isscalar(self.sums):
             return {"rows": 0, "seconds": self.seconds}
-        return {**self.compiled.score(self.sums), "sums": self.sums.tolist(), "kernel": "loop",
+        return {**self.compiled.score(self.sums), "sums": self.sums.tolist(), "kernel": "plain",
                 "seconds": self.seconds}
 
 

@@ -16,7 +16,7 @@ OF_ALL_ROWS = ("dice", "tversky")  # losses that are no means over rows
 
 
 class Scores:
-    """The sums of one compiled model, which are variables: `update` adds a batch, `sums` gives those of many rows."""
+    """The sums of one compiled model, which are variables: `update` adds a batch, `sums` gives those of one alone."""
 
     def __init__(self, model, loss, loss_weights, metrics):
         """`loss`, `loss_weights` as in parsed compile parameters; `metrics`: each output's list of (name, Metric)."""
@@ -48,21 +48,14 @@ class Scores:
             for _, metric in own:
                 metric.update_state(label, output)
 
-    def sums(self, x, y, size):
-        """The sums of rows, `size` (a tensor) at a time, as one vector (float64): to be compiled.
+    def sums(self, x, y):
+        """The sums of a batch as one vector (float64): to be compiled.
 
         Their variables must have been made: see `update`.
         """
         for variable in self.variables:
             variable.assign(tf.zeros(variable.shape, variable.dtype))
-        count = tf.shape(tf.nest.flatten(x)[0])[0]
-
-        def body(start):
-            end = tf.minimum(start + size, count)
-            self.update(*tf.nest.map_structure(lambda t: t[start:end], (x, y)))
-            return end
-
-        tf.while_loop(lambda start: start < count, body, [tf.constant(0)], parallel_iterations=1)
+        self.update(x, y)
         return tf.concat([tf.cast(tf.reshape(tf.convert_to_tensor(v), [-1]), tf.float64) for v in self.variables], 0)
 
     def results(self, sums, rows):
