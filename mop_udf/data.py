@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 DTYPES = ("<f4", "<i2")  # of packed columns
+STALE = 4  # features that were not asked for while others were, so many times each, are not asked for any more
 
 
 class Segment:
@@ -23,26 +24,62 @@ class Segment:
 
 
 class Cache:
-    """Segments kept in memory while they fit `limit` bytes together."""
+    """Segments, and what has been computed of their rows (features), in memory while they fit `limit` bytes together.
+
+    Features can be computed again: they go before rows do.
+    """
 
     def __init__(self, limit):
         self.limit, self.segments = limit, {}
+        self.features = {}  # (segment's key, what computed them) -> array; the one that was used last is the last
+        self._used, self._asked = {}, 0  # key of features -> when (in `features_of`s) they were used last
 
     def get(self, key):
         return self.segments.get(key)
 
     def room_for(self, nbytes, keep):
-        """True when `nbytes` more fit, after dropping segments whose key is not in `keep` where need be."""
-        if nbytes > self.limit:
-            return False
-        for key in [k for k in self.segments if k not in keep]:
-            if self.used() + nbytes <= self.limit:
-                break
-            del self.segments[key]
-        return self.used() + nbytes <= self.limit
+        """True when `nbytes` of rows more fit, after dropping features, and then segments whose key is not in `keep`,
+        where need be."""
+        return self._make_room(nbytes, [*self.features, *(key for key in self.segments if key not in keep)])
+
+    def room_for_features(self, nbytes, keep):
+        """True when `nbytes` of features more fit, after dropping, where need be, segments whose key is not in `keep`
+        and features that nobody asks for any more."""
+        stale = [key for key in self.features if self._asked - self._used[key] > STALE * len(self.features)]
+        return self._make_room(nbytes, [*stale, *(key for key in self.segments if key not in keep)])
+
+    def features_of(self, key, digest):
+        """The features of the segment `key`, computed by what `digest` names; None where they are not here."""
+        self._asked += 1
+        if (key, digest) in self.features:
+            self.features[key, digest] = self.features.pop((key, digest))
+            self._used[key, digest] = self._asked
+        return self.features.get((key, digest))
+
+    def add_features(self, key, digest, array):
+        self.features[key, digest], self._used[key, digest] = array, self._asked
 
     def used(self):
-        return sum(s.nbytes for s in self.segments.values())
+        return sum(s.nbytes for s in (*self.segments.values(), *self.features.values()))
+
+    def _make_room(self, nbytes, victims):
+        """True when `nbytes` more fit, after dropping some of the victims (keys), the first first, if they suffice."""
+        before = self.segments, self.features
+        self.segments, self.features = dict(self.segments), dict(self.features)
+        for key in victims:
+            if self.used() + nbytes <= self.limit:
+                break
+            self._drop(key)
+        if self.used() + nbytes <= self.limit:
+            return True
+        self.segments, self.features = before
+        return False
+
+    def _drop(self, key):
+        """Forget features or, with all features of it, a segment."""
+        self.segments.pop(key, None)
+        for own in [k for k in self.features if key in (k, k[0])]:
+            del self.features[own]
 
 
 def receive_rows(channel, dtypes, total_rows):

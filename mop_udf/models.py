@@ -14,11 +14,12 @@ import keras
 import numpy as np
 
 from mop_udf import architecture as architectures
-from mop_udf import compile_cache, params, per_batch, sizes, state
+from mop_udf import compile_cache, params, per_batch, prefixes, sizes, state
 from mop_udf import objects as custom
 from mop_udf.kernels.choice import Learned
 from mop_udf.kernels.chosen import Chosen
 from mop_udf.kernels.forward import Forward
+from mop_udf.kernels.prefix import split
 from mop_udf.kernels.scores import Scores
 from mop_udf.scalars import Scalar
 from mop_udf.sequences import Schedule, Sequence
@@ -164,9 +165,10 @@ class CompiledModel:
     """A model with its optimizer, compiled once and lent to every configuration that differs in scalars only."""
 
     def __init__(self, architecture, compile_params, objects, learned, name, seed=None, watched=False, dropout=None):
-        """`objects`: {name: pickle} of the custom functions that the compile parameters name; `learned`, `name`: see
-        Chosen; `seed`: that of the initial weights where it will be started next; `watched`: metrics are computed in
-        training, too; `dropout`: the rate of the dropout layers, {layer: rate}, or None for the architecture's own."""
+        """`objects`: {name: pickle} of the custom functions that the compile parameters name; `learned(architecture,
+        part)`: what is Learned of it; `name`: see Chosen; `seed`: that of the initial weights where it will be started
+        next; `watched`: metrics are computed in training, too; `dropout`: the rate of the dropout layers,
+        {layer: rate}, or None for the architecture's own."""
         self.architecture = normalise(architecture, dropout)
         functions = load_functions(objects)
         optimizer = functools.partial(make_optimizer, compile_params["optimizer"], compile_params["optimizer_args"])
@@ -178,31 +180,54 @@ class CompiledModel:
         self._first = (seed, initial_state(self.model)) if seed is not None and self._keeps_first else (None, None)
         self.optimizer = optimizer()
         self.scalars = make_scalars_variable(self.optimizer, params.scalars(compile_params))
-        outputs = len(self.model.outputs)
+        self._compile_params, self._functions, self._watched = compile_params, functions, watched
         try:
-            self.model.compile(
-                optimizer=self.optimizer, loss=make_loss(compile_params["loss"], functions, outputs),
-                metrics=[[metric for _, metric in own] for own in make_metrics(
-                    compile_params["metrics"], functions, self.model)] if watched else None,
-                loss_weights=compile_params["loss_weights"],
-                jit_compile=False)
+            self._compile(self.model, self.optimizer)
             self.optimizer.build(self.model.trainable_variables)
-            metrics = make_metrics(compile_params["metrics"], functions, self.model)
+            self._metrics = make_metrics(compile_params["metrics"], functions, self.model)
         except Exception as error:
             raise ConfigurationError(f"Keras refuses to compile the model: {first_line(error)}") from error
-        self.kernels = Chosen(self.model, bool(seed_variables(self.model)), learned, name)
-        self.forward = Forward(self.model, Scores(self.model, compile_params["loss"], compile_params["loss_weights"],
-                                                  metrics))
+        self._learned, self._name = functools.partial(learned, architecture), name
+        self.kernels, self.forward = self._kernels(self.model), self._forward(self.model)
         self._metric = next(iter(compile_params["metrics"]), None)
         self._fresh_optimizer = state.values(self.optimizer.variables)
         self._variable_bytes = 2 * sum(v.value.dtype.size * math.prod(v.shape)
                                        for v in (*self.model.variables, *self.optimizer.variables))
         self._compiled_bytes = COMPILED_BYTES + LAYER_BYTES * len(list(self.model._flatten_layers()))
 
+    def _compile(self, model, optimizer):
+        compile_params, functions = self._compile_params, self._functions
+        model.compile(
+            optimizer=optimizer, loss=make_loss(compile_params["loss"], functions, len(model.outputs)),
+            metrics=[[metric for _, metric in own] for own in make_metrics(
+                compile_params["metrics"], functions, model)] if self._watched else None,
+            loss_weights=compile_params["loss_weights"],
+            jit_compile=False)
+
+    def _kernels(self, model, part="", layers=None):
+        return Chosen(model, bool(seed_variables(self.model)), self._learned(part), self._name + part, layers)
+
+    def _forward(self, model, layers=None):
+        return Forward(model, Scores(model, self._compile_params["loss"], self._compile_params["loss_weights"],
+                                     self._metrics), layers)
+
+    @functools.cached_property
+    def cut(self):
+        """The model cut after its frozen prefix (prefixes.Cut); None where it has none."""
+        parts = split(self.model)
+        if parts is None:
+            return None
+        head, layers = parts.head, parts.head.own_layers
+        self._compile(head, self.model.optimizer)
+        return prefixes.Cut(parts, self._kernels(head, " head", layers), self._forward(head, layers))
+
     @property
     def nbytes(self):
         """Memory that the model holds, about: variables with the copies of their first values, and what is compiled."""
-        compiled = self.kernels.compilations + (XLA_TIMES - 1) * self.kernels.loops["xla"].compilations
+        cut = self.__dict__.get("cut")  # where it has been asked for
+        all_kernels = [self.kernels, *([cut.kernels] if cut else [])]
+        compiled = sum(kernels.compilations + (XLA_TIMES - 1) * kernels.loops["xla"].compilations
+                       for kernels in all_kernels)
         return self._variable_bytes + compiled * self._compiled_bytes
 
     def score(self, sums):
@@ -276,9 +301,10 @@ class CompiledModel:
 class Evaluation:
     """The sums of one model over rows that come in pieces; the models may take turns at each piece."""
 
-    def __init__(self, compiled, weights, inputs):
-        """`weights`: arrays in the order of the model's weights; the first `inputs` columns of a piece are inputs."""
-        self.compiled, self.weights, self.inputs = compiled, weights, inputs
+    def __init__(self, compiled, weights, inputs, features=None):
+        """`weights`: arrays in the order of the model's weights; the first `inputs` columns of a piece are inputs;
+        `features`: prefixes.Features of the only piece, or None."""
+        self.compiled, self.weights, self.inputs, self.features = compiled, weights, inputs, features
         self.sums, self.seconds = 0.0, 0.0  # the number of rows, then what its Scores add up
 
     def add(self, piece):
@@ -286,7 +312,10 @@ class Evaluation:
         began = time.monotonic()
         for variable, array in zip(self.compiled.model.weights, self.weights):
             variable.assign(array)
-        self.sums = self.sums + np.append(len(piece[0]), self.compiled.forward.evaluate(piece, self.inputs))
+        forward, inputs = self.compiled.forward, self.inputs
+        if self.features and (segment := self.features.segment(forward.size.rows)):
+            forward, piece, inputs = self.compiled.cut.forward, segment.columns, 1
+        self.sums = self.sums + np.append(len(piece[0]), forward.evaluate(piece, inputs))
         self.seconds += time.monotonic() - began
 
     def report(self):
@@ -323,6 +352,7 @@ class ModelCache:
         """`most_bytes`: of all models together; the one in use stays, however large."""
         self.most_bytes, self.models, self.learned = most_bytes, collections.OrderedDict(), collections.OrderedDict()
         self.used, self.asked, self.random = {}, 0, random.Random(0)  # key -> when (in `get`s) it was asked for last
+        self.evaluators = {}  # what an evaluation depends on -> key of the model that does it
         self.sizes, self.last = {}, None  # key -> bytes when it was used last; the key of the one in use
         self.judged = collections.deque(maxlen=1000)  # optimizers that Keras has accepted
 
@@ -332,22 +362,25 @@ class ModelCache:
         `objects`: {name: pickle} of the custom functions; `seed`: that with which it will be started next, if it will;
         `watched`, `dropout`: see CompiledModel.
         """
-        digests = [[name, hashlib.sha256(data).hexdigest()] for name, data in sorted(objects.items())]
-        key = json.dumps([architecture, params.without_scalars(compile_params), digests, watched, dropout],
+        key = json.dumps([architecture, params.without_scalars(compile_params), _digests(objects), watched, dropout],
                          sort_keys=True, default=str)
         optimizer = (compile_params["optimizer"], sorted(compile_params["optimizer_args"].items()))
         if optimizer not in self.judged:
             make_optimizer(*optimizer)
             self.judged.append(optimizer)
         if key not in self.models:
-            if architecture not in self.learned:
-                self.learned[architecture] = _experience(architecture)
-            learned = self.learned[architecture]
-            self.learned.move_to_end(architecture)
-            if len(self.learned) > MOST_LEARNED:
-                self.learned.popitem(last=False)
-            self.models[key] = CompiledModel(architecture, compile_params, objects, learned, key, seed, watched,
+            self.models[key] = CompiledModel(architecture, compile_params, objects, self._learned, key, seed, watched,
                                              dropout)
+        self.evaluators.setdefault(_key(architecture, compile_params, objects), key)
+        return self._use(key)
+
+    def evaluator(self, architecture, compile_params, objects):
+        """A CompiledModel to evaluate with: one that differs in what an evaluation has no use for (the optimizer, rates
+        of dropout) will do, so that the evaluation is compiled once for all of them. Arguments as of `get`."""
+        key = self.evaluators.get(_key(architecture, compile_params, objects))
+        return self._use(key) if key in self.models else self.get(architecture, compile_params, objects)
+
+    def _use(self, key):
         self.models.move_to_end(key)
         self.asked += 1
         self.used[key] = self.asked
@@ -356,6 +389,16 @@ class ModelCache:
         self.last = key
         self._make_room()
         return self.models[key]
+
+    def _learned(self, architecture, part):
+        """What is Learned of an architecture, or a part of it."""
+        text = architecture + part
+        if text not in self.learned:
+            self.learned[text] = _experience(text)
+        self.learned.move_to_end(text)
+        if len(self.learned) > MOST_LEARNED:
+            self.learned.popitem(last=False)
+        return self.learned[text]
 
     def _make_room(self):
         """Forget models until the others, of which the last is in use, fit the memory for them."""
@@ -366,6 +409,17 @@ class ModelCache:
             victim = oldest if stale else self.random.choice([oldest, *others])
             total -= self.sizes.pop(victim)
             del self.models[victim], self.used[victim]
+            self.evaluators = {of: key for of, key in self.evaluators.items() if key != victim}
+
+
+def _digests(objects):
+    return [[name, hashlib.sha256(data).hexdigest()] for name, data in sorted(objects.items())]
+
+
+def _key(architecture, compile_params, objects):
+    """Names what an evaluation depends on, but for weights and rows."""
+    wanted = {name: value for name, value in compile_params.items() if not name.startswith("optimizer")}
+    return json.dumps([architecture, wanted, _digests(objects)], sort_keys=True, default=str)
 
 
 def cache_bytes(memory_mb, threads):

@@ -80,7 +80,7 @@ def import_frameworks():
 
 def import_own():
     """Import what a trainer will need of this package."""
-    from mop_udf import data, models, sizes, state  # noqa: F401
+    from mop_udf import data, models, prefixes, sizes, state  # noqa: F401
     from mop_udf.kernels import batch_size, forward  # noqa: F401
 
 
@@ -88,11 +88,11 @@ class Server:
     """Answers the requests of one backend."""
 
     def __init__(self, channel, threads, cache_mb, memory_mb, model_mb):
-        from mop_udf import data, models, sizes, state
+        from mop_udf import data, models, prefixes, sizes, state
         from mop_udf.kernels import batch_size, forward
         sizes.limit_mb, self.memory_mb = model_mb or None, memory_mb
         batch_size.limit_bytes = memory_mb << 20 if memory_mb else None
-        self.forward = forward.Forward
+        self.forward, self.features = forward.Forward, prefixes.features
         self.channel, self.data, self.models, self.state = channel, data, models, state
         self.cache = data.Cache(cache_mb << 20)
         self.compiled = models.ModelCache(models.cache_bytes(memory_mb, threads))
@@ -220,7 +220,7 @@ class Server:
 
     def _train(self, unit, compiled, stream):
         import numpy as np
-        fit, kernels = self.fit, compiled.kernels
+        fit, kernels, inputs, features = self.fit, compiled.kernels, unit["inputs"], None
         before = kernels.compilations
         forced = None if unit["kernel"] == "auto" else unit["kernel"]
         # the same order for every configuration, so that it does not matter which of them share this iteration
@@ -229,7 +229,7 @@ class Server:
 
         def one_pass(chunks, streams):
             passes.append(kernels.train(
-                chunks, unit["rows"], fit["batch_size"], unit["inputs"], fit["class_weight"], fit["steps_per_epoch"],
+                chunks, unit["rows"], fit["batch_size"], inputs, fit["class_weight"], fit["steps_per_epoch"],
                 unit["passes_left"] - len(passes), unit["run_passes_left"] - len(passes), unit["run_seconds"], forced,
                 streams))
 
@@ -243,11 +243,17 @@ class Server:
             for _, epoch in itertools.groupby(stream, key=lambda item: item[0]):
                 one_pass((arrays for _, arrays in epoch), True)
         else:
-            if unit["sends_rows"] and not fit["shuffle"]:
+            # (a few steps are on a part of the rows)
+            if not fit["steps_per_epoch"]:
+                features = self.features(self.cache, unit, compiled)
+            if unit["sends_rows"] and not fit["shuffle"] and not features:
                 one_pass((arrays for _, arrays in stream), True)  # reading and training overlap
             for _ in stream:
                 pass
             segment = self.cache.get(unit["dataset"])
+            if features and (shared := features.segment(fit["batch_size"])):
+                segment, kernels, inputs = shared, compiled.cut.kernels, 1
+                before = kernels.compilations
             for _ in range(epochs - len(passes)):
                 one_pass([self.data.permuted(segment, fit["shuffle"], fit["batch_size"], random) if fit["shuffle"]
                           else segment.columns], False)
@@ -258,7 +264,8 @@ class Server:
                     board.passed((unit["iteration"] - 1) * len(passes) + number, logs)
         return {"loss": passes[-1]["loss"], "rows": passes[-1]["rows"], "kernel": passes[-1]["kernel"],
                 "compilations": kernels.compilations - before,
-                "choice": kernels.choice(fit["batch_size"], forced).numbers()}
+                "choice": {**kernels.choice(fit["batch_size"], forced).numbers(),
+                           **({"prefix": compiled.cut.report(kernels)} if features else {})}}
 
     def _evaluate(self, units, states, objects, stream):
         """Evaluate the models of several units on the same rows, read once; the first unit says which rows."""
@@ -278,11 +285,12 @@ class Server:
     def _evaluation(self, unit, states, objects):
         """The Evaluation of a unit's model."""
         compile_params, _ = self.models.parse(unit["compile_params"], unit["fit_params"])
-        compiled = self.compiled.get(unit["architecture"], compile_params,
-                                     {name: next(objects) for name in unit["objects"]})
+        compiled = self.compiled.evaluator(unit["architecture"], compile_params,
+                                           {name: next(objects) for name in unit["objects"]})
         self.models.check_outputs(compiled.model, unit["outputs"])
         weights = compiled.weights_of(states[unit["stage"]], unit["plain_weights"], self._replicas(unit, states))
-        return self.models.Evaluation(compiled, weights, unit["inputs"])
+        return self.models.Evaluation(compiled, weights, unit["inputs"],
+                                      self.features(self.cache, unit, compiled, weights))
 
     def _drain(self):
         """Read what remains of the unit's frames, so that its answer is next."""

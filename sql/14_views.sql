@@ -69,7 +69,7 @@ SELECT u.run_id, s.mst_key, u.iteration, u.segment, u.kernel, u.compilations,
        (u.choice -> 'compile_seconds' ->> 'plain')::double precision AS plain_compile_seconds,
        (u.choice -> 'compile_seconds' ->> 'loop')::double precision AS loop_compile_seconds,
        (u.choice -> 'compile_seconds' ->> 'xla')::double precision AS xla_compile_seconds,
-       u.choice ->> 'forced' AS forced, u.choice -> 'refused' AS refused
+       u.choice ->> 'forced' AS forced, u.choice -> 'refused' AS refused, u.choice -> 'prefix' AS prefix
 FROM @extschema@.mop_unit u JOIN @extschema@.mop_run r USING (run_id) JOIN @extschema@.mop_stage s USING (run_id, stage)
 WHERE u.kind = 'train' AND u.status = 'finished'
 AND r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));

@@ -60,6 +60,11 @@ class BatchSize:
         return True
 
 
+def may_hold(nbytes):
+    """True where this process may hold so many bytes more."""
+    return limit_bytes is None or _status("VmRSS:") + nbytes <= SHARE * limit_bytes
+
+
 class Memory:
     """What this process holds, and what it held at most since it was last asked to begin."""
 

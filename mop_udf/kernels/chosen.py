@@ -15,14 +15,15 @@ TIMED = 8  # plain batches that are timed, after the one in which the step is co
 class Chosen:
     """Trains by the kernel that is fastest for the batch size."""
 
-    def __init__(self, model, random, learned, name=""):
+    def __init__(self, model, random, learned, name="", layers=None):
         """`random`: the model draws random numbers while it trains (Dropout and the like); `learned`: what other
-        models of its architecture have shown; `name`: equal for models that are compiled alike."""
+        models of its architecture have shown; `name`: equal for models that are compiled alike; `layers`: those that
+        the rows go through, all of the model's if None."""
         self.model, self.plain, self.learned = model, Plain(model), learned
         self.loops = {"loop": Loop(model, False), "xla": Loop(model, True, name)}
         self.choices = {}  # (batch size, what is forced) -> Choice
         self.refused = {"xla": "XLA draws other random numbers from a seed than TensorFlow does"} if random else {}
-        self.convolutional = any("Conv" in type(layer).__name__ for layer in model._flatten_layers())
+        self.convolutional = any("Conv" in type(layer).__name__ for layer in layers or model._flatten_layers())
 
     @property
     def compilations(self):

@@ -3,6 +3,9 @@
 Every metric of Keras that may be asked for computes its value from variables that are sums; so do the losses, which are
 means over rows, but for Dice and Tversky: these relate sums over all rows that they are given, and are computed here
 from those of all rows, not batch by batch. Sums are kept in float64.
+
+What training reports, means over batches while weights change, is another number: it is that of an evaluation only
+where nothing trains and nothing is random, where it would save nothing worth having. So it never stands in for one.
 """
 
 import keras
@@ -13,7 +16,7 @@ OF_ALL_ROWS = ("dice", "tversky")  # losses that are no means over rows
 
 
 class Scores:
-    """The sums of one compiled model; `update` adds a batch, `take` gives what was added and begins anew."""
+    """The sums of one compiled model, which are variables: `update` adds a batch, `sums` gives those of one alone."""
 
     def __init__(self, model, loss, loss_weights, metrics):
         """`loss`, `loss_weights` as in parsed compile parameters; `metrics`: each output's list of (name, Metric)."""
@@ -45,15 +48,15 @@ class Scores:
             for _, metric in own:
                 metric.update_state(label, output)
 
-    def take(self):
-        """The sums since the last time, as one vector (float64)."""
-        sums = np.concatenate([np.asarray(v, np.float64).reshape(-1) for v in map(_numpy, self.variables)])
-        self.clear()
-        return sums
+    def sums(self, x, y):
+        """The sums of a batch as one vector (float64): to be compiled.
 
-    def clear(self):
+        Their variables must have been made: see `update`.
+        """
         for variable in self.variables:
             variable.assign(tf.zeros(variable.shape, variable.dtype))
+        self.update(x, y)
+        return tf.concat([tf.cast(tf.reshape(tf.convert_to_tensor(v), [-1]), tf.float64) for v in self.variables], 0)
 
     def results(self, sums, rows):
         """The loss and {name of a metric: its value} of `rows` rows whose sums are `sums`.
@@ -73,7 +76,6 @@ class Scores:
         if len(single) > 1:
             own_names = {f"{output}_{name}": own[name] for output, own in zip(self.names, single) for name in own}
             values.update({name: value for name, value in own_names.items() if name not in values})
-        self.clear()
         return loss, values
 
 

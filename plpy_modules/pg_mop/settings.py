@@ -107,6 +107,7 @@ KNOWN = {
     "reuse": (_switch, True),
     "checkpoint_mb": (_integer(0, 1 << 30), 1024),
     "kernel": (_choice(*KERNELS), "auto"),
+    "share_prefixes": (_switch, True),
     "resume": (_switch, True),
     "unit_retries": (_integer(0, 1000), 3),
     "server_timeout": (_milliseconds, 600_000),

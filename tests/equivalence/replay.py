@@ -1,8 +1,9 @@
 """Train as a run's log says, with Keras alone: `python replay.py [average] < job.json > weights.json`.
 
 The job holds, for each configuration: architecture JSON, Keras optimizer and loss, batch size, epochs, the Keras seed
-of the initial weights, and the packed rows of the segments in the order of its visits. With `average`, every visit is
-a replica's, whose weights are averaged after each of the job's iterations. It knows nothing of pg_mop.
+of the initial weights (or `weights`, these themselves), and the packed rows of the segments in the order of its visits.
+With `average`, every visit is a replica's, whose weights are averaged after each of the job's iterations. It knows
+nothing of pg_mop.
 
 What changes while a configuration is trained, a visit says itself: arguments of the optimizer, batch_size,
 class_weight, dropout (the rate of all Dropout layers); learning_rates, one for each batch.
@@ -31,6 +32,12 @@ def array(packed):
 def compiled(job, jit_compile):
     keras.utils.set_random_seed(job["seed"])
     model = keras.models.model_from_json(job["architecture"])
+    if "weights" in job:
+        flat, weights = np.frombuffer(base64.b64decode(job["weights"]), "<f4"), []
+        for weight in model.weights:
+            weights.append(flat[:np.prod(weight.shape, dtype=int)].reshape(weight.shape))
+            flat = flat[weights[-1].size:]
+        model.set_weights(weights)
     optimizer = getattr(keras.optimizers, job["optimizer"])(**job["arguments"])
     model.compile(optimizer=optimizer, loss=job["loss"], metrics=job["metrics"], jit_compile=jit_compile)
     return model

@@ -128,6 +128,45 @@ def test_values_far_from_zero_keep_their_r2_score():
     assert in_pieces(model, (x, y))["metric"] == pytest.approx(truth, rel=1e-6)
 
 
+def test_an_evaluation_is_compiled_once_and_its_sums_are_those_of_its_batches():
+    """For any number of rows."""
+    model, columns = compiled(metrics=["accuracy", "auc", "f1_score"]), rows(3)
+    many = tuple(np.concatenate([c] * 30) for c in columns)  # 6,000
+    evaluated = [model.forward.evaluate(tuple(c[:n] for c in many), 1) for n in (6000, 1, 17, 5000, 6000)]
+    assert len(model.forward._steps) == 1 and (evaluated[0] == evaluated[4]).all()
+    size, own = model.forward.size.rows, model.forward.scores
+    for count, sums in zip((6000, 1, 17, 5000), evaluated):
+        for variable in own.variables:
+            variable.assign(np.zeros(variable.shape))
+        for start in range(0, count, size):
+            own.update(*(c[start:min(count, start + size)] for c in many))
+        assert sums == pytest.approx(np.concatenate([np.asarray(v).reshape(-1) for v in own.variables]), rel=1e-6)
+
+
+def test_an_evaluation_is_compiled_once_for_all_optimizers_and_rates():
+    cache, columns = models.ModelCache(), rows(3)
+
+    def parsed(optimizer, metrics="['accuracy']"):
+        return params.parse_compile_params(f"loss='categorical_crossentropy', optimizer='{optimizer}', "
+                                           f"metrics={metrics}")
+
+    trained = [cache.get(dense(), parsed(optimizer), {}) for optimizer in ("Adam()", "SGD()", "SGD(momentum=0.9)")]
+    assert len(cache.models) == 3
+    assert {id(cache.evaluator(dense(), parsed(o), {})) for o in ("SGD()", "Adam()", "RMSprop()")} == {id(trained[0])}
+    assert len(cache.models) == 3
+    assert cache.evaluator(dense(), parsed("SGD()", "['mae']"), {}) not in trained
+    assert cache.evaluator(dense(width=9), parsed("SGD()"), {}) not in trained
+    weights = [w + 1 for w in state.values(trained[1].model.weights)]
+    reports = []
+    for model in (cache.evaluator(dense(), parsed("SGD()"), {}), trained[1]):
+        reports.append(models.Evaluation(model, weights, 1))
+        reports[-1].add(columns)
+    assert reports[0].report()["sums"] == reports[1].report()["sums"]
+    cache.most_bytes = 1
+    cache.get(dense(), parsed("RMSprop()"), {})
+    assert len(cache.models) == 1 and cache.evaluator(dense(), parsed("SGD()"), {}) not in trained
+
+
 class Held:
     """A machine on which a batch takes `row` bytes a row besides what is held."""
 

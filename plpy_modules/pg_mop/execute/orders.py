@@ -88,6 +88,7 @@ class Orders:
             "dtypes": packed.dtypes(), "inputs": len(packed.inputs), "outputs": self.outputs,
             "finite": self.finite,
             "rows": segment.rows, "bytes": segment.bytes, "run_seconds": time.monotonic() - self.began,
+            "share_prefixes": self.options["share_prefixes"],
             "models": [{**self._passes_left(u), "epochs": self._passes(u),
                         "kernel": self.kernels.get(u, self.options["kernel"]),
                         "functions": self.digests(self.plan.stages[u.stage].mst_key)} for u in units],

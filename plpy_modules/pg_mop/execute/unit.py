@@ -91,9 +91,9 @@ class _Work:
         """Train or evaluate models on the segment's rows, which come once."""
         unit, holder = self.unit, self.holder
         shared = {name: unit[name] for name in ("kind", "seed", "same_start", "segment", "dtypes", "inputs", "outputs",
-                                                "rows", "replicas", "run_seconds")}
-        holder.begin({**shared, "nbytes": unit["bytes"], "dataset": unit["dataset_key"]}, found, self.states(models),
-                     objects)
+                                                "rows", "replicas", "run_seconds", "share_prefixes")}
+        holder.begin({**shared, "nbytes": unit["bytes"], "dataset": unit["dataset_key"], "keep": unit["keep"]}, found,
+                     self.states(models), objects)
         sending = holder.unit
         reports = json.loads(holder.query(unit["rows_sql"] % {
             "epochs": sending["epochs_sent"],
