@@ -230,15 +230,17 @@ def options(**changed):
 
 
 def unit(run_id, version=0, **changed):
-    return {"run_id": run_id, "epoch": 1, "release": [], "iteration": 1, "segment": 0, "kind": "train",
+    return {"run_id": run_id, "epoch": 1, "iteration": 1, "segment": 0, "kind": "train",
             "dataset": "training", "attempt": 1, "fingerprint_sql": "SELECT '1' AS fingerprint", "fingerprint": "1",
-            "table": "x", "replicas": None, "object_table": None, "seed": 1, "same_start": True, "epochs": 1,
+            "table": "x", "replicas": None, "object_table": None, "seed": 1, "same_start": True,
             "options": options(),
-            "dtypes": ["<f4"], "inputs": 1, "rows": 1, "bytes": 1, "dataset_key": "k", "keep": [], "kernel": "plain",
-            "run_seconds": 0, "coming": None, "outputs": {"widths": [3], "what": "classes", "table": "x"},
+            "dtypes": ["<f4"], "inputs": 1, "rows": 1, "bytes": 1, "dataset_key": "k", "keep": [],
+            "share_prefixes": True, "run_seconds": 0, "coming": None,
+            "outputs": {"widths": [3], "what": "classes", "table": "x"},
             "rows_sql": "SELECT madlib.mop_sub_epoch(1, 1, ARRAY[''::bytea], ARRAY['{0}']) AS report",
             "models": [{"stage": 1, "iteration": 1, "attempt": 1, "version": version, "generation": 1,
-                        "passes_left": 1, "run_passes_left": 1}], **changed}
+                        "passes_left": 1, "run_passes_left": 1, "epochs": 1, "kernel": "plain", "release": []}],
+            **changed}
 
 
 @pytest.mark.parametrize("change", [{"threads": "1; touch {}"}, {"cache_mb": "$(touch {})"}, {"idle_ms": "`touch {}`"},

@@ -88,16 +88,17 @@ def test_a_unit_with_forged_messages(plain, mark, dtype):
     rows = (f"SELECT madlib.mop_sub_epoch(1, b, ARRAY[d], ARRAY['{{{n}}}']) AS report FROM (SELECT b, CASE WHEN b = 1 "
             f"THEN '\\x{evil.hex()}'::bytea ELSE ''::bytea END AS d FROM generate_series(1, 2) AS b OFFSET 0) AS q "
             f"WHERE %(where)s AND %(epochs)s = 1")
-    unit = {"run_id": run_id, "epoch": 1, "release": [], "iteration": 1, "segment": 0, "kind": "train",
+    unit = {"run_id": run_id, "epoch": 1, "iteration": 1, "segment": 0, "kind": "train",
             "dataset": "training", "attempt": 1, "version": 0, "fingerprint_sql": "SELECT '1' AS fingerprint",
             "fingerprint": "1", "table": "x", "replicas": None, "object_table": None, "seed": 1,
-            "same_start": True, "epochs": 1,
+            "same_start": True,
             "options": {"threads": 1, "keras_backend": "tensorflow", "cache_mb": 10, "idle_ms": 60000},
             "dtypes": [dtype], "inputs": 1, "rows": n, "bytes": len(evil), "dataset_key": "k", "keep": [],
-            "kernel": "plain", "run_seconds": 0, "rows_sql": rows,
+            "share_prefixes": True, "run_seconds": 0, "rows_sql": rows,
             "outputs": {"widths": [3], "what": "classes", "table": "x"},
             "models": [{"stage": 1, "iteration": 1, "attempt": 1, "version": 0, "passes_left": 1,
-                        "run_passes_left": 1, "generation": 1}], "coming": None}
+                        "run_passes_left": 1, "generation": 1, "epochs": 1, "kernel": "plain", "release": []}],
+            "coming": None}
     plain.error("SELECT madlib.mop_run_unit(%s)", [json.dumps(unit)])
     assert not mark.exists()
 
