@@ -195,11 +195,14 @@ def test_ctrl_c_cancels_a_call_and_its_run_can_be_resumed(db, s, example, capsys
         eventually(lambda: is_under_way(other), 60)
         signal.raise_signal(signal.SIGINT)
 
-    other = db.another()
+    other, before = db.another(), signal.signal(signal.SIGINT, signal.default_int_handler)  # (tests may ignore it)
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        s.fit_multiple(example["train"], "interrupted", "long", 2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            s.fit_multiple(example["train"], "interrupted", "long", 2)
+    finally:
+        signal.signal(signal.SIGINT, before)
     thread.join()
     other.close()
     stopped = s.run()
