@@ -511,7 +511,8 @@ BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
     INSERT INTO @extschema@.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, backend_pid,
         queued_at, started_at)
-    VALUES ($1, $3, $4, $5, $6, $7, $8, 'running', pg_backend_pid(), to_timestamp($9), clock_timestamp());
+    VALUES ($1, $3, $4, $5, $6, $7, $8, 'running', pg_backend_pid(), to_timestamp($9),
+        now()); -- the same for units that go together
 END
 $$;
 

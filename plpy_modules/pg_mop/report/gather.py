@@ -20,14 +20,14 @@ MOST_BARS, LANE_BARS = 3000, 250   # beyond the first a session has about so man
 MOST_FAILURES = 100
 MOST_TEXT = 2000                   # characters of an error
 
-# Units once, those that were evaluated together as one, and of many of them those of a session that begin in the same
+# Units once, those that went together as one, and of many of them those of a session that begin in the same
 # stretch of time. (A unit that goes on has no end yet.)
 BARS = f"""
 WITH unit AS MATERIALIZED (
     SELECT backend_pid AS pid, bool_and(kind = 'train') AS trains, min(segment) AS segment, min(mst_key) AS mst_key,
            count(*) AS units, date_part('epoch', started_at - $2::timestamptz) AS begins,
            date_part('epoch', max(finished_at) - $2::timestamptz) AS ends,
-           max(read_seconds) AS read, max(train_seconds) AS compute, max(write_seconds) AS write
+           sum(read_seconds) AS read, sum(train_seconds) AS compute, sum(write_seconds) AS write
     FROM {{schema}}.mop_units WHERE run_id = $1 AND NOT shared AND started_at IS NOT NULL AND finished_at IS NOT NULL
     GROUP BY backend_pid, started_at
 ), whole AS (
@@ -98,7 +98,7 @@ def _configurations(db, schema, run_id):
                 values = {"loss": row[f"{dataset}_loss"], **json.loads(row[f"{dataset}_metrics"])}
                 own["last"].update({f"{dataset} {name}": rounded(value) for name, value in values.items()})
     for row in db.execute(
-            f"SELECT mst_key, coalesce(sum(date_part('epoch', finished_at - started_at)) "
+            f"SELECT mst_key, coalesce(sum(read_seconds + train_seconds + write_seconds) "
             f"FILTER (WHERE kind = 'train'), 0) AS seconds, "
             f"count(*) FILTER (WHERE status = 'failed' AND NOT shared) AS failed_units "
             f"FROM {schema}.mop_units WHERE run_id = $1 GROUP BY 1", ["bigint"], [run_id]):
