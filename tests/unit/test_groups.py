@@ -101,6 +101,38 @@ def test_no_place_is_idle_for_the_sake_of_groups(name, configurations, places):
     assert sum(over) / len(over) < 1.05
 
 
+def test_units_of_a_large_segment_go_alone_however_short_those_of_a_small_one_are():
+    visits, _ = run(64, 2, 3, lambda key, unit: 1.0 if unit.segment == 0 else 0.002, alike=lambda number: number % 8)
+    together = Counter((v.place, v.start) for v in visits if v.unit.segment == 0)
+    assert set(together.values()) == {1}
+    assert max(Counter((v.place, v.start) for v in visits if v.unit.segment == 1).values()) > 1
+
+
+def test_a_dear_unit_is_not_taken_for_a_cheap_one_that_it_went_with():
+    board = Board(plan_of(60, 6), range(2))
+    scheduler = SCHEDULERS["randomized"](board, 1, lambda number: "dear" if number % 60 == 0 else "cheap")
+    dear = lambda number: scheduler.alike(number) == "dear"  # noqa: E731
+    groups = Groups(board, scheduler, scheduler.alike, lambda number: 1000)
+    visits = simulate(board, scheduler, lambda unit: 0.15 if dear(unit.stage) else 0.002, groups=groups, around=AROUND)
+    beside = Counter((v.place, v.start) for v in visits)
+    assert any(beside[v.place, v.start] > 1 for v in visits if dear(v.unit.stage))
+    assert all(0.1 < seconds < 0.2 for (key, _), seconds in scheduler.costs.seconds.items() if key == "dear")
+
+
+@pytest.mark.parametrize("name", ["randomized", "longest-first"])
+def test_what_would_outlast_the_others_waits_for_nobody_in_its_group(name):
+    plan = Plan()
+    for key in range(1, 41):
+        plan.ask(key, identity.root({"mst_key": key}), lambda iteration, key=key: ("", str(key)),
+                 200 if key == 1 else 8)
+    visits, _ = run(40, 4, 0, 0.002, name=name, board=Board(plan, range(4)), alike=lambda number: 0)
+    beside = Counter((v.place, v.start) for v in visits)
+    own = {stage.number for stage in plan.path(1)}
+    late = [beside[v.place, v.start] for v in visits if v.unit.stage in own and v.unit.iteration > 8]
+    others = [beside[v.place, v.start] for v in visits if v.unit.stage not in own]
+    assert set(late) == {1} and max(others) > 4
+
+
 def test_large_states_go_alone():
     visits, _ = run(200, 2, 2, 0.002, size=TRAINED_BYTES // 2 + 1)
     assert set(sizes(visits)) == {1}

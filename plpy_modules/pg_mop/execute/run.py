@@ -72,7 +72,8 @@ class Executor:
         self.ready_since = {}   # stage -> when its next unit could have run first (seconds since the epoch)
         self.carried = Counter()  # stage -> how often its state is on its way to another server
         self.begun_on = {}      # unit at work -> the name of the server that it was begun on
-        self.unknown = {}       # unit whose server cannot be asked -> (row, stages released, message, since when)
+        # unit whose server cannot be asked -> (row, stages released, message, since when, whether it was in a group)
+        self.unknown = {}
         self.copies = Copies(self, options["replicas"] > 1, take_back)
 
     def go(self):
@@ -578,7 +579,7 @@ class Executor:
                     if self.copies.do_without(name, message_of(trouble)):
                         self.undo(unit, row, message)
                     else:  # it may still be committed: nobody trains the stage until that is known
-                        self.unknown[unit] = row, released, message, time.monotonic()
+                        self.unknown[unit] = row, released, message, time.monotonic(), together
                     continue
                 if report is not None:
                     ended += self._count(unit, row, released, report)
@@ -593,10 +594,7 @@ class Executor:
             elif isinstance(error, NotCarried):
                 self._wait_for_servers(unit, message, name)
             elif isinstance(error, SessionLost) or code in RETRY_STATES:
-                if together:  # it does not count: another may be to blame
-                    self.resting.append((time.monotonic() + BACK_OFF[0], unit))
-                else:
-                    self._retry(unit, message, name if isinstance(error, SessionLost) else None)
+                self._retry(unit, message, name if isinstance(error, SessionLost) else None, together)
             elif code == "55P03":
                 raise MopError(f"a worker session waited in vain for a lock: {message}",
                                hint="Another transaction holds it (see pg_locks), perhaps the one that made this "
@@ -622,7 +620,7 @@ class Executor:
     def _find_out(self):
         """Ask once more what has become of attempts whose servers could not be asked: the stages that ended."""
         ended = []
-        for unit, (row, released, message, since) in list(self.unknown.items()):
+        for unit, (row, released, message, since, together) in list(self.unknown.items()):
             name = self.begun_on.get(unit)
             if unit not in self.unknown or self.servers[name].silent:
                 continue
@@ -641,7 +639,7 @@ class Executor:
                 ended += self._count(unit, row, released, report)
             else:
                 self._unbegin(unit)
-                self._retry(unit, message, name)
+                self._retry(unit, message, name, together)
         return ended
 
     def _unbegin(self, unit):
@@ -736,9 +734,12 @@ class Executor:
             back = True
         return back
 
-    def _retry(self, unit, message, name):
+    def _retry(self, unit, message, name, together):
         """Try a unit again after a while or, once, elsewhere than on the server `name`, if it lost its sessions there;
-        or give its configuration up."""
+        or give its configuration up. Where it went `together` with others it does not count: they may be to blame."""
+        if together:
+            self.resting.append((time.monotonic() + BACK_OFF[0], unit))
+            return
         lost = self.lost[unit] = self.lost.get(unit, 0) + 1
         if lost > self.retries and unit not in self.elsewhere and self.copies.do_without(name, message):
             self.elsewhere.add(unit)

@@ -80,10 +80,11 @@ class _Work:
             return
         objects = [_rights(self.plpy, unit["object_table"], model) for model in found]
         _start_trainer(self.plpy, holder, unit["options"])
-        holder.coming = lambda: self.read_ahead(unit["coming"])
         keeps = holder.holds(unit["dataset_key"], unit["bytes"], unit["keep"])
         # rows that cannot be kept are read for each training anew
-        for these in [slice(None)] if keeps or not self.train else [slice(n, n + 1) for n in range(len(found))]:
+        parts = [slice(None)] if keeps or not self.train else [slice(n, n + 1) for n in range(len(found))]
+        for these in parts:
+            holder.coming = (lambda: self.read_ahead(unit["coming"])) if these is parts[-1] else None
             self.together(self.models[these], found[these], objects[these], began)
             began = time.monotonic()
 

@@ -12,6 +12,7 @@ class Scheduler(ABC):
     what the units took."""
 
     name: str
+    GROUPS = True  # training units of a place may go together
 
     def __init__(self, board, seed, alike=None):
         """`alike`: a callable, stage number -> what is equal for stages that share a compiled model; None: unknown."""
@@ -27,6 +28,10 @@ class Scheduler(ABC):
     def coming(self, place):
         """The unit that `choose` would give now, if waiting for the place does it no harm; else None."""
         return None
+
+    def hurries(self, number):
+        """True where a stage must not wait for others."""
+        return False
 
     @abstractmethod
     def choose(self, place):
@@ -207,6 +212,9 @@ class Timed(Ranked):
         left = self.costs.left(stage.number)
         if left is not None:
             heappush(self.waiting, (-left, stage.number))
+
+    def hurries(self, number):
+        return number in self.urgent
 
     def limit(self):
         """Seconds of a path from which on a stage cannot wait."""

@@ -20,7 +20,8 @@ class Groups:
         model state, or of what it begins with."""
         self.board, self.scheduler, self.key_of, self.bytes_of = board, scheduler, key_of, bytes_of
         self.alone = set()  # units that are each done for themselves: one of a group was to blame
-        self.seconds = {}   # key -> what a training unit takes, about
+        self.seconds = {}   # (key, segment) -> what a training unit takes, about
+        self.shares = {}    # training unit at work -> its share of its group's time, as a multiple of the mean
 
     def choose(self, place):
         """The units to do now at an idle place, by stage; they have been started on the board. []: leave it idle."""
@@ -36,12 +37,17 @@ class Groups:
         return sorted(units, key=lambda u: u.stage)  # all sessions lock models in one order
 
     def finished(self, unit, seconds):
-        """Take note of what a unit took, of its group's time its share, after the board has."""
+        """Take note of what a unit took, after the board has: the mean of its group."""
+        seconds *= self.shares.pop(unit, 1.0)  # a dear one is not to be taken for a cheap one
         self.scheduler.finished(unit, seconds)
         if unit.kind == "train":
-            key = self.key_of(unit.stage)
-            known = self.seconds.get(key, seconds)
-            self.seconds[key] = min(seconds, (known + seconds) / 2)  # one that compiled, or was disturbed, tells little
+            known = self._known(unit) or seconds
+            # one that compiled, or was disturbed, tells little
+            self.seconds[self.key_of(unit.stage), unit.segment] = min(seconds, (known + seconds) / 2)
+
+    def _known(self, unit):
+        """Seconds that a training unit takes, about; None where nobody knows."""
+        return self.seconds.get((self.key_of(unit.stage), unit.segment))
 
     def _evaluations(self, unit):
         """An evaluation and the others that are due on the same rows, as far as memory goes."""
@@ -58,18 +64,25 @@ class Groups:
         return chosen
 
     def _trainings(self, place, unit):
-        """A training unit and those that the scheduler would have follow it, as long as they are short."""
-        units, seconds, size = [], 0.0, 0
+        """A training unit and those that the scheduler would have follow it, as long as they are short and can wait."""
+        units, seconds, size = [], [], 0
         most = max(1, min(MOST, len(self.board.idle) // (2 * len(self.board.places))))
         while True:
             self.board.start(unit)
             units.append(unit)
-            seconds += self.seconds.get(self.key_of(unit.stage), SECONDS)
+            seconds.append(self._known(unit) or SECONDS)
             size += self.bytes_of(unit.stage)
-            if len(units) >= most or seconds >= SECONDS or units[0] in self.alone:
-                return units
+            if len(units) >= most or sum(seconds) >= SECONDS or not self._may_wait(units[0]):
+                break
             unit = self.scheduler.choose(place)
-            if unit is None or unit in self.alone or (unit.kind, unit.segment) != ("train", units[0].segment) or (
-                    seconds + self.seconds.get(self.key_of(unit.stage), SECONDS) > SECONDS
+            if unit is None or (unit.kind, unit.segment) != ("train", units[0].segment) or not self._may_wait(unit) or (
+                    sum(seconds) + (self._known(unit) or SECONDS) > SECONDS
                     or size + self.bytes_of(unit.stage) > TRAINED_BYTES):
-                return units
+                break
+        mean = sum(seconds) / len(seconds)
+        self.shares.update({each: own / mean for each, own in zip(units, seconds)})
+        return units
+
+    def _may_wait(self, unit):
+        """True where a training unit may wait for others that it goes with."""
+        return self.scheduler.GROUPS and unit not in self.alone and not self.scheduler.hurries(unit.stage)

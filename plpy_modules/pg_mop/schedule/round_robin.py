@@ -14,6 +14,7 @@ class RoundRobin(Scheduler):
     """
 
     name = "round-robin"
+    GROUPS = False
 
     def __init__(self, board, seed, alike=None):
         super().__init__(board, seed, alike)
