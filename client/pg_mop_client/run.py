@@ -15,7 +15,7 @@ from pg_mop_client import packing
 from pg_mop_client.database import frame, plain, quote, quote_table, suffixed
 from pg_mop_client.errors import ClientError, needed
 
-CAP = 1000
+CAP = 1000  # rows of a DataFrame, where nothing else is said
 SHOWN = 10  # configurations in a notebook's short view
 
 

@@ -11,9 +11,7 @@ from pg_mop_client.calling import Calls
 from pg_mop_client.database import find_extension, frame, make_engine, plain, quote, quote_table, suffixed
 from pg_mop_client.errors import ClientError
 from pg_mop_client.functions import methods
-from pg_mop_client.run import Run
-
-CAP = 1000  # rows of a DataFrame, where nothing else is said
+from pg_mop_client.run import CAP, Run
 
 
 class Selection:

@@ -92,8 +92,7 @@ class Forward:
         data = _tensors(data)
         key = (kind, str([(t.dtype, t.shape[1:]) for t in tf.nest.flatten(data)]))
         if key not in self._steps:
-            signature = tf.nest.map_structure(
-                lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), list(data))
+            signature = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), list(data))
             step = self.scores.sums if kind == "evaluate" else lambda x: self.model(x, training=False)
             self._steps[key] = tf.function(step, input_signature=signature, autograph=False)
         return self._steps[key](*data)
