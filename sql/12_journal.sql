@@ -755,8 +755,9 @@ $$;
 -- Drops checkpoints of the calling role, those of least benefit first, until they take no more than so many bytes. The
 -- benefit is the seconds that it takes to train them again, for each byte, and less the longer nobody used them (Nectar,
 -- OSDI 2010, section 3.3). A run whose output is not committed keeps its own.
+-- Whatever another call reads just now it leaves to the next one: it never waits long enough for a deadlock.
 CREATE FUNCTION @extschema@.mop_evict(budget bigint, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms' AS $$
 DECLARE
     caller integer := (SELECT o.owner FROM @extschema@.mop_owner o WHERE o.who = @extschema@.mop_caller(ticket));
     victim record;
@@ -831,6 +832,13 @@ DECLARE
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
     target := (SELECT max(g.generation) FROM @extschema@.mop_generation g WHERE g.run_id = run);
+    -- They are not dropped meanwhile: the runs, then the checkpoints, as mop_drop and mop_forget_checkpoints have them,
+    -- and all before any table is read.
+    PERFORM 1 FROM @extschema@.mop_run r
+    WHERE r.run_id IN (SELECT a.run FROM json_to_recordset(stages) AS a(run bigint)) ORDER BY r.run_id FOR KEY SHARE;
+    PERFORM 1 FROM @extschema@.mop_checkpoint c
+    WHERE (c.run_id, c.stage) IN (SELECT a.run, a.of FROM json_to_recordset(stages) AS a(run bigint, "of" integer,
+        state boolean) WHERE a.state) ORDER BY c.run_id, c.stage FOR NO KEY UPDATE;
     FOR one IN
         SELECT a.stage, a.of, a.run AS of_run, a.state, a.scored, m.version, m.generation, m.bytes,
                coalesce(t.source_run, t.run_id) AS origin_run, coalesce(t.source_stage, t.stage) AS origin_stage
@@ -842,7 +850,7 @@ BEGIN
         JOIN @extschema@.mop_run theirs ON theirs.run_id = a.run
         JOIN @extschema@.mop_run mine ON mine.run_id = $1 AND mine.owner = theirs.owner
         WHERE NOT a.state OR m.generation IS NOT NULL
-        ORDER BY a.stage FOR KEY SHARE OF theirs -- it is not dropped meanwhile
+        ORDER BY a.stage
     LOOP
         IF one.state THEN
             EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, target))
@@ -898,10 +906,13 @@ BEGIN
     IF run IS NOT NULL THEN
         PERFORM @extschema@.mop_own(run, ticket);
     END IF;
-    WITH gone AS (
-        DELETE FROM @extschema@.mop_checkpoint c USING @extschema@.mop_run r, @extschema@.mop_output o
-        WHERE r.run_id = c.run_id AND o.run_id = c.run_id AND r.owner = caller AND r.status <> 'running'
-        AND (run IS NULL OR c.run_id = run) RETURNING c.run_id, c.stage)
+    WITH late AS MATERIALIZED (
+        SELECT c.run_id, c.stage FROM @extschema@.mop_checkpoint c JOIN @extschema@.mop_run r USING (run_id)
+        JOIN @extschema@.mop_output o USING (run_id)
+        WHERE r.owner = caller AND r.status <> 'running' AND (run IS NULL OR c.run_id = run)
+        ORDER BY c.run_id, c.stage FOR UPDATE OF c), gone AS (
+        DELETE FROM @extschema@.mop_checkpoint c USING late l WHERE (c.run_id, c.stage) = (l.run_id, l.stage)
+        RETURNING c.run_id, c.stage)
     UPDATE @extschema@.mop_model m SET generation = NULL FROM gone g WHERE (m.run_id, m.stage) = (g.run_id, g.stage);
     PERFORM @extschema@.mop_evict(1::bigint << 60, ticket);
 END

@@ -257,6 +257,21 @@ def test_what_others_evict_while_it_is_wanted_is_trained_again(db, anew):
     other.close()
 
 
+def test_states_that_another_call_reads_are_dropped_by_the_next(db, anew):
+    """Who drops waits for no table, and who takes over has all checkpoints before the first: there is no deadlock."""
+    run_id = fit(db, "flowers_packed", "models", "mst", iterations=1)
+    generation = db.value("SELECT max(generation) FROM madlib.mop_generation WHERE run_id = %s", [run_id])
+    reader = db.another()
+    reader.run(f"BEGIN; LOCK TABLE madlib.mop_state_{run_id}_{generation} IN ACCESS SHARE MODE")
+    db.run("SET statement_timeout = '20s'; SELECT madlib.mop_drop_checkpoints(); RESET statement_timeout")
+    assert db.value("SELECT count(*) FROM madlib.mop_checkpoints") == 0
+    assert db.value("SELECT count(*) FROM madlib.mop_generation") == 1
+    reader.run("ROLLBACK")
+    reader.close()
+    db.run("SELECT madlib.mop_drop_checkpoints()")
+    assert db.value("SELECT count(*) FROM madlib.mop_generation") == 0
+
+
 def test_two_roles_never_share(db, anew):
     fit(db, "flowers_packed", "models", "mst", iterations=1)
     db.run("DROP ROLE IF EXISTS bert; CREATE ROLE bert LOGIN; GRANT mop_user TO bert; CREATE SCHEMA bert "
