@@ -203,6 +203,23 @@ END
 $do$;
 DROP TABLE @extschema@.mop_chain, @extschema@.mop_model_before;
 
+-- Calls that go on without their client (sql/59_jobs.sql), the last ones of each role; not dumped: what was asked stays with
+-- the runs.
+CREATE TABLE @extschema@.mop_job (
+    job bigserial PRIMARY KEY,
+    owner integer NOT NULL REFERENCES @extschema@.mop_owner,
+    command text NOT NULL,
+    status text NOT NULL DEFAULT 'running' CHECK (status IN ('running', 'finished', 'failed', 'cancelled')),
+    session_pid integer NOT NULL,       -- the backend that runs it, and since when that backend lives
+    session_start timestamptz NOT NULL,
+    submitted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    finished_at timestamptz,
+    error text,
+    messages text[] NOT NULL DEFAULT '{}' -- lines of INFO, NOTICE, WARNING: the last 200
+);
+CREATE INDEX mop_job_owner ON @extschema@.mop_job (owner);
+ALTER TABLE @extschema@.mop_job ENABLE ROW LEVEL SECURITY; -- nobody but the extension's owner reads it: mop_jobs
+
 -- functions that went, or whose arguments changed
 
 DROP FUNCTION @extschema@.mop_open_run(json, json, json, text),

@@ -145,6 +145,23 @@ $$;
 
 -- --- runs ------------------------------------------------------------------------------------------
 
+-- The number of the calling role, which gets one with its first run. Nobody waits for who has the row locked.
+CREATE FUNCTION @extschema@.mop_enroll(ticket text DEFAULT @extschema@.mop_ticket()) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    caller oid := @extschema@.mop_caller(ticket);
+    number integer := (SELECT o.owner FROM @extschema@.mop_owner o
+                       WHERE o.who = caller AND o.role = pg_get_userbyid(caller));
+BEGIN
+    IF number IS NULL THEN
+        INSERT INTO @extschema@.mop_owner (role, who) VALUES (pg_get_userbyid(caller), caller)
+        ON CONFLICT (who) WHERE who::oid <> 0::oid DO UPDATE SET role = excluded.role, who = excluded.who
+        RETURNING owner INTO number;
+    END IF;
+    RETURN number;
+END
+$$;
+
 CREATE FUNCTION @extschema@.mop_open_run(run json, segments json,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -153,13 +170,10 @@ DECLARE
     coordinator record := @extschema@.mop_backend(run ->> 'coordinator', caller);
     id bigint;
 BEGIN
-    INSERT INTO @extschema@.mop_owner (role, who) VALUES (pg_get_userbyid(caller), caller)
-    ON CONFLICT (who) WHERE who::oid <> 0::oid DO UPDATE SET role = excluded.role, who = excluded.who
-    WHERE mop_owner.role <> excluded.role;
     INSERT INTO @extschema@.mop_run (owner, function, source_table, validation_table, model_output_table, seed,
         scheduler, num_iterations, metrics_iterations, configurations, segments, parameters, coordinator_pid,
         coordinator_start, sessions)
-    SELECT (SELECT o.owner FROM @extschema@.mop_owner o WHERE o.who = caller), r.function, r.source_table,
+    SELECT @extschema@.mop_enroll(ticket), r.function, r.source_table,
         r.validation_table, r.model_output_table, r.seed,
         r.scheduler, r.num_iterations, r.metrics_iterations, r.configurations, r.segments, r.parameters,
         coordinator.pid, coordinator.start, r.sessions

@@ -26,7 +26,7 @@ $$;
 GRANT SELECT ON @extschema@.mop_runs, @extschema@.mop_progress, @extschema@.mop_units, @extschema@.mop_visit_order,
     @extschema@.mop_kernel_choices, @extschema@.mop_abandoned_runs, @extschema@.mop_metrics,
     @extschema@.mop_metrics_wide, @extschema@.mop_tickets, @extschema@.mop_stages, @extschema@.mop_trials,
-    @extschema@.mop_checkpoints, @extschema@.mop_departures TO mop_user;
+    @extschema@.mop_checkpoints, @extschema@.mop_departures, @extschema@.mop_jobs TO mop_user;
 GRANT INSERT ON @extschema@.mop_arrivals TO mop_user;
 -- row security shows a role its own; nobody but the extension's owner writes
 GRANT SELECT ON @extschema@.mop_run, @extschema@.mop_configuration, @extschema@.mop_segment, @extschema@.mop_unit,

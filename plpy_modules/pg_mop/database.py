@@ -201,6 +201,23 @@ class Database:
         finally:
             self._set_path("pg_catalog, pg_temp")
 
+    @property
+    def callers_path(self):
+        """The caller's own search_path, as text."""
+        return self._caller_path
+
+    def check_sql(self, sql):
+        """Raise PostgreSQL's own error where some SQL cannot be run as it is written.
+
+        Of several statements at once only the syntax is looked at: the first may make what the second needs.
+        """
+        try:
+            with self.caller_path():
+                self.plpy.prepare(sql)
+        except self.plpy.SPIError as error:
+            if ";" not in sql.strip().rstrip(";") or getattr(error, "sqlstate", None) == "42601":
+                raise
+
     def parse_name(self, text):
         """'schema.table', 'table' or quoted forms -> (schema or None, table), folded as SQL folds them.
 

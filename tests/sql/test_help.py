@@ -62,11 +62,13 @@ def test_no_function_for_users_is_without_help(db):
         "SELECT DISTINCT proname FROM pg_proc WHERE pronamespace = 'madlib'::regnamespace AND prokind = 'f'")}
     internal = {"mop_transition", "mop_final", "mop_start_trainer", "mop_run_unit", "mop_may_see", "mop_status",
                 "top_k_categorical_acc_pickled"}
+    internal |= {"mop_open_job", "mop_note_job", "mop_cancel_job"}
     for name in ("12_journal.sql", "13_servers.sql"):
         internal |= set(re.findall(r"CREATE FUNCTION @extschema@\.(\w+)", (ROOT / "sql" / name).read_text()))
     # what is done with runs is told in README
     runs = {"mop_resume", "mop_replay", "mop_set_sessions", "mop_drop_run", "mop_drop_states",
-            "mop_drop_packed", "mop_connect_servers", "mop_report", "mop_functions"}
+            "mop_drop_packed", "mop_connect_servers", "mop_report", "mop_functions", "mop_submit",
+            "mop_cancel", "mop_wait"}
     readme = (ROOT / "README.md").read_text()
     assert runs <= functions and all(f"| `{name}(" in readme for name in runs)
     helpers = {n for n in functions if n.startswith("convert_")}

@@ -1,0 +1,75 @@
+"""mop_submit: a call that goes on without its client."""
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import time
+
+import mop_udf
+from mop_udf import process
+from pg_mop import settings
+from pg_mop.database import MopError, sql_function
+from pg_mop.engines import ways
+
+SECONDS = 60  # in which the keeper has its sessions
+
+
+@sql_function
+def mop_submit(db, command):
+    """Run SQL in a session of its own, as the calling role with its search_path and settings pg_mop.*; the job's number.
+
+    The session is one like the worker sessions of a call, held by a process of its own (pg_mop.keeper). What is wrong
+    with the command by what this transaction sees is PostgreSQL's own error, here. Raises MopError where there is no
+    command, or no such session.
+    """
+    if not (command or "").strip():
+        raise MopError("there is no command to run", hint=f"SELECT {db.extension}.mop_submit($$ SELECT ... $$);")
+    if os.getppid() == 1:  # it would inherit the keeper, and take its end by a signal for a crash of its own
+        raise MopError("there are no jobs where the server is process 1 of its container", sqlstate="0A000",
+                       hint="Start the container with --init, or by tini.")
+    way = ways.local(db)
+    db.check_sql(command)
+    given = {name: value for name in settings.KNOWN if (value := db.setting(f"pg_mop.{name}")) is not None}
+    asked = {"parameters": way.parameters, "role": way.role, "schema": db.extension, "command": command,
+             "settings": {"search_path": db.callers_path, **{f"pg_mop.{name}": v for name, v in given.items()}}}
+    try:
+        return _keep(db, way, asked)
+    except OSError as error:
+        raise MopError("the process that holds the session cannot be started, or has ended", detail=str(error),
+                       sqlstate="53000") from None
+
+
+def _keep(db, way, asked):
+    """Have a keeper of what is asked; the job's number. Raises MopError, OSError."""
+    keeper = subprocess.Popen(process.command(mop_udf.home, "pg_mop.keeper"), stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/", start_new_session=True)
+    try:
+        keeper.wait()  # it has forked
+        _write(keeper, json.dumps(asked))
+        until, answer = time.monotonic() + SECONDS, b""
+        while not answer.endswith(b"\n"):
+            if select.select([keeper.stdout], [], [], 0.1)[0]:
+                more = os.read(keeper.stdout.fileno(), 1 << 16)
+                if not more:
+                    raise OSError("no answer")
+                answer += more
+            elif time.monotonic() > until:
+                raise OSError(f"no answer within {SECONDS} s")
+            else:
+                db.tick()
+        answer = json.loads(answer)
+        if "error" in answer:
+            raise way.refused(answer["error"])
+        _write(keeper, "go")
+        return answer["job"]
+    finally:
+        for pipe in (keeper.stdin, keeper.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+def _write(keeper, line):
+    keeper.stdin.write(line.encode() + b"\n")
+    keeper.stdin.flush()

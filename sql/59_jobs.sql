@@ -1,0 +1,112 @@
+-- Calls that outlive their client. A job's row is written by the process that holds its session (pg_mop/keeper.py).
+
+CREATE FUNCTION @extschema@.mop_open_job(command text, backend text, ticket text DEFAULT @extschema@.mop_ticket())
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    session record := @extschema@.mop_backend(backend, @extschema@.mop_caller(ticket));
+    caller integer := @extschema@.mop_enroll(ticket);
+    number bigint;
+BEGIN
+    INSERT INTO @extschema@.mop_job (owner, command, session_pid, session_start)
+    VALUES (caller, command, session.pid, session.start) RETURNING job INTO number;
+    DELETE FROM @extschema@.mop_job j WHERE j.job IN (  -- the log has an end
+        SELECT o.job FROM @extschema@.mop_job o WHERE o.owner = caller AND o.status <> 'running'
+        ORDER BY o.job DESC OFFSET 1000 FOR UPDATE SKIP LOCKED);
+    RETURN number;
+END
+$$;
+
+-- Adds messages to a job, of which the last ones stay, and says how it has ended (outcome, problem), if it has.
+CREATE FUNCTION @extschema@.mop_note_job(job bigint, messages text[], outcome text, problem text,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    caller oid := @extschema@.mop_caller(ticket);
+    said text[];
+BEGIN
+    SELECT j.messages || $2 INTO said FROM @extschema@.mop_job j JOIN @extschema@.mop_owner o USING (owner)
+    WHERE j.job = $1 AND o.who = caller AND j.status = 'running' FOR NO KEY UPDATE OF j;
+    IF FOUND THEN
+        UPDATE @extschema@.mop_job j SET messages = said[greatest(1, cardinality(said) - 199):],
+            status = coalesce(outcome, 'running'), error = problem,
+            finished_at = CASE WHEN outcome IS NOT NULL THEN clock_timestamp() END
+        WHERE j.job = $1;
+    END IF;
+END
+$$;
+
+CREATE VIEW @extschema@.mop_jobs WITH (security_barrier) AS
+SELECT j.job, (SELECT coalesce(a.rolname, 'unknown (' || o.role || ')')::name FROM @extschema@.mop_owner o
+               LEFT JOIN pg_catalog.pg_roles a ON a.oid = o.who WHERE o.owner = j.owner) AS owner,
+       t.status, j.command, j.submitted_at, j.finished_at,
+       ARRAY(SELECT r.run_id FROM @extschema@.mop_run r WHERE r.coordinator_pid = j.session_pid
+             AND r.coordinator_start = j.session_start AND @extschema@.mop_trains(r.function) ORDER BY 1) AS runs,
+       CASE WHEN t.status = j.status THEN j.error ELSE 'the session that ran it has ended' END AS error, j.messages,
+       j.session_pid
+FROM @extschema@.mop_job j CROSS JOIN LATERAL (
+    SELECT @extschema@.mop_status(j.status, j.session_pid, j.session_start, 'failed') AS status) t
+WHERE j.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
+
+-- Runs a command in a session of its own, as the same role with the same search_path and settings pg_mop.*; the number
+-- of the job.
+CREATE FUNCTION @extschema@.mop_submit(command text) RETURNS bigint LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import jobs
+return jobs.mop_submit(plpy, *args)
+$$;
+
+-- Cancels a job as pg_cancel_backend does; false where it is not running.
+CREATE FUNCTION @extschema@.mop_cancel(job bigint) RETURNS boolean LANGUAGE sql VOLATILE AS $$
+    SELECT @extschema@.mop_cancel_job($1)
+$$;
+
+CREATE FUNCTION @extschema@.mop_cancel_job(job bigint, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    caller oid := @extschema@.mop_caller(ticket);
+    its record;
+BEGIN
+    SELECT j.* INTO its FROM @extschema@.mop_job j JOIN @extschema@.mop_owner o USING (owner) WHERE j.job = $1
+    AND (o.who = caller OR (SELECT a.rolsuper FROM pg_roles a WHERE a.oid = caller));
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'there is no job % of role "%"', $1, pg_get_userbyid(caller) USING ERRCODE = '42501',
+            HINT = 'SELECT job, status, command FROM @extschema@.mop_jobs;';
+    END IF;
+    PERFORM pg_stat_clear_snapshot();
+    IF @extschema@.mop_status(its.status, its.session_pid, its.session_start, 'failed') <> 'running' THEN
+        RETURN false;
+    END IF;
+    RETURN pg_cancel_backend(its.session_pid);
+END
+$$;
+
+-- Waits until a job has ended, or until so long has passed: its status.
+CREATE FUNCTION @extschema@.mop_wait(job bigint, timeout interval DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    until timestamptz := clock_timestamp() + timeout;
+    reached text;
+    before text := 'running';
+BEGIN
+    IF current_setting('transaction_isolation') NOT LIKE 'read%committed' THEN
+        RAISE EXCEPTION 'this transaction does not see what others commit, such as the end of job %', $1
+            USING ERRCODE = '25001', HINT = 'COMMIT; and SET default_transaction_isolation = ''read committed'';';
+    END IF;
+    LOOP
+        reached := (SELECT j.status FROM @extschema@.mop_jobs j WHERE j.job = $1);
+        IF reached IS NULL THEN
+            RAISE EXCEPTION 'there is no job % that role "%" may see', $1, current_user USING ERRCODE = '42501',
+                HINT = 'SELECT job, status, command FROM @extschema@.mop_jobs;';
+        END IF;
+        -- (its session may have ended between what is noted and the look at sessions: the next look sees both)
+        EXIT WHEN reached <> 'running' AND reached = before OR clock_timestamp() >= until;
+        IF reached = 'running' THEN
+            PERFORM pg_sleep(least(0.1, coalesce(extract(epoch FROM until - clock_timestamp()), 0.1)));
+        END IF;
+        before := reached;
+        PERFORM pg_stat_clear_snapshot();
+    END LOOP;
+    RETURN reached;
+END
+$$;

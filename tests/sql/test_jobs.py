@@ -1,0 +1,182 @@
+"""mop_submit: calls that go on without their client; whose they are, how they end, what is told of them."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from conftest import Calling, eventually
+from workload import ADAM, dense, load, make_data, selection
+
+FIT = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{}', '{}', {}, FALSE)"
+
+
+@pytest.fixture(scope="module")
+def data(db):
+    make_data(db, segments=2)
+    load(db, "arch", dense())
+    selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8"), (1, ADAM.format(0.01), "batch_size=8")])
+    selection(db, "slow", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=50")])
+
+
+def submit(db, command):
+    return db.value("SELECT madlib.mop_submit(%s)", [command])
+
+
+def job(db, number):
+    return db.run("SELECT * FROM madlib.mop_jobs WHERE job = %s", [number])[0]
+
+
+def keeper_of(number):
+    """The process id of a job's keeper, or None."""
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{entry}/cmdline") as file:
+                if file.read().rstrip("\0 ") == f"pg_mop keeper of job {number}":
+                    return int(entry)
+        except OSError:
+            continue
+    return None
+
+
+@pytest.mark.slice
+def test_a_call_goes_on_when_its_client_has_gone(db, data):
+    client = db.another()
+    client.run("SET search_path = public, madlib; SET pg_mop.seed = 77")
+    number = submit(client, FIT.format("models", "mst", 2).replace("madlib.", ""))
+    assert job(client, number)["status"] == "running"
+    client.close()
+    assert db.value("SELECT madlib.mop_wait(%s, '2 min')", [number]) == "finished"
+    told = job(db, number)
+    assert db.value("SELECT count(*) FROM models_info WHERE training_loss_final > 0") == 2
+    assert told["error"] is None and told["finished_at"] > told["submitted_at"] and told["owner"] == "postgres"
+    assert any(line.startswith("INFO:") for line in told["messages"])
+    run = db.run("SELECT status, seed FROM madlib.mop_runs WHERE run_id = ANY (%s)", [told["runs"]])
+    assert run == [{"status": "finished", "seed": 77}]
+    assert eventually(lambda: keeper_of(number) is None)
+    assert db.value("SELECT madlib.mop_cancel(%s)", [number]) is False
+
+
+def test_it_is_cancelled_and_resumed(db, data):
+    number = submit(db, FIT.format("slow_models", "slow", 50))
+    assert eventually(lambda: job(db, number)["runs"])
+    assert keeper_of(number)
+    assert db.value("SELECT madlib.mop_wait(%s, '200 ms')", [number]) == "running"
+    assert db.value("SELECT madlib.mop_cancel(%s)", [number]) is True
+    assert db.value("SELECT madlib.mop_wait(%s, '30 s')", [number]) == "cancelled"
+    told = job(db, number)
+    assert "cancel" in told["error"]
+    assert db.run("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [told["runs"][0]]) == [{"status": "cancelled"}]
+    again = submit(db, f"SELECT madlib.mop_resume({told['runs'][0]})")
+    assert eventually(lambda: job(db, again)["runs"] == told["runs"])
+    db.run("SELECT madlib.mop_cancel(%s)", [again])
+    assert db.value("SELECT madlib.mop_wait(%s, '30 s')", [again]) == "cancelled"
+
+
+def test_what_a_command_says_and_how_it_fails_is_told(db, data):
+    number = submit(db, "DO $x$ BEGIN RAISE NOTICE 'one %', chr(228); RAISE WARNING 'two'; "
+                        "RAISE EXCEPTION 'three' USING DETAIL = 'four', HINT = 'five'; END $x$")
+    assert db.value("SELECT madlib.mop_wait(%s)", [number]) == "failed"
+    told = job(db, number)
+    assert told["messages"] == ["NOTICE:  one \u00e4", "WARNING:  two"]
+    assert told["error"] == "three\nDETAIL:  four\nHINT:  five"
+    many = submit(db, "DO $x$ BEGIN FOR i IN 1 .. 1000 LOOP RAISE NOTICE '%', i; END LOOP; END $x$")
+    assert db.value("SELECT madlib.mop_wait(%s)", [many]) == "finished"
+    assert job(db, many)["messages"] == [f"NOTICE:  {i}" for i in range(801, 1001)]
+    late = submit(db, "CREATE TEMP TABLE t (i int); SELECT i / 0 FROM generate_series(1, 1) AS i")
+    assert db.value("SELECT madlib.mop_wait(%s)", [late]) == "failed" and job(db, late)["error"] == "division by zero"
+    copy = submit(db, "CREATE TABLE copied (i int); COPY copied FROM STDIN")
+    assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [copy]) == "failed"
+    percent = submit(db, "SELECT '%s % %%'::text")
+    assert db.value("SELECT madlib.mop_wait(%s)", [percent]) == "finished"
+
+
+def test_rows_without_end_cost_the_server_no_memory(db):
+    number = submit(db, "SELECT repeat('x', 1000000) FROM generate_series(1, 3000)")
+    assert db.value("SELECT madlib.mop_wait(%s, '2 min')", [number]) == "failed"
+    assert "memory" in job(db, number)["error"]
+
+
+@pytest.mark.parametrize("command, fragment", [
+    (None, "there is no command"), ("  ", "there is no command"), ("SELEC 1", "syntax error"),
+    ("SELECT madlib.no_such_call()", "does not exist"), ("SELECT 1; SELEC 2", "syntax error")])
+def test_what_cannot_be_run_is_refused(db, command, fragment):
+    before = db.value("SELECT count(*) FROM madlib.mop_jobs")
+    assert fragment in str(db.error("SELECT madlib.mop_submit(%s)", [command]))
+    assert db.value("SELECT count(*) FROM madlib.mop_jobs") == before
+
+
+def test_a_job_is_of_its_role(db, data):
+    db.run("DROP ROLE IF EXISTS jo, flo; CREATE ROLE jo LOGIN; CREATE ROLE flo LOGIN; GRANT mop_user TO jo, flo; "
+           "CREATE ROLE team; GRANT team, mop_user TO jo; GRANT mop_user TO team")
+    jo, flo = db.another("jo"), db.another("flo")
+    jo.run("SET ROLE team")
+    number = submit(jo, "SELECT pg_sleep(100)")
+    assert job(jo, number)["owner"] == "team"
+    assert db.value("SELECT usename FROM pg_stat_activity WHERE pid = %s", [job(jo, number)["session_pid"]]) == "jo"
+    assert flo.run("SELECT * FROM madlib.mop_jobs") == []
+    for call in (f"mop_cancel({number})", f"mop_wait({number})", "mop_cancel(NULL)", "mop_wait(NULL)"):
+        assert "there is no job" in str(flo.error(f"SELECT madlib.{call}"))
+    assert "denied" in str(flo.error("SELECT * FROM madlib.mop_job"))
+    flo.run("SELECT madlib.mop_note_job(%s, ARRAY['forged'], 'finished', NULL)", [number])
+    assert job(jo, number)["status"] == "running" and job(jo, number)["messages"] == []
+    assert jo.value("SELECT madlib.mop_cancel(%s)", [number]) is True
+    assert jo.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "cancelled"
+    # who the command is
+    who = submit(jo, "DO $x$ BEGIN RAISE NOTICE '% %', session_user, current_user; END $x$")
+    jo.value("SELECT madlib.mop_wait(%s)", [who])
+    assert job(jo, who)["messages"] == ["NOTICE:  jo team"]
+    # a function of another role lends its rights to no job
+    db.run("CREATE FUNCTION lend() RETURNS bigint LANGUAGE sql SECURITY DEFINER AS "
+           "$$ SELECT madlib.mop_submit('SELECT 1') $$")
+    assert "SECURITY DEFINER" in str(flo.error("SELECT lend()"))
+    # a role that may have no more sessions
+    db.run("ALTER ROLE flo CONNECTION LIMIT 1")
+    error = flo.error("SELECT madlib.mop_submit('SELECT 1')")
+    assert "cannot open a worker session" in str(error) and "too many connections" in error.diag.message_detail
+    jo.close()
+    flo.close()
+    db.run("DROP FUNCTION lend; DROP OWNED BY jo, flo, team; DROP ROLE jo, flo, team")
+
+
+def test_a_job_ends_with_its_keeper_and_its_session(db):
+    number = submit(db, "SELECT pg_sleep(100)")
+    os.kill(keeper_of(number), signal.SIGKILL)
+    assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "failed"
+    assert job(db, number)["error"] == "the session that ran it has ended"
+    number = submit(db, "SELECT pg_sleep(100)")
+    db.run("SELECT pg_terminate_backend(session_pid) FROM madlib.mop_jobs WHERE job = %s", [number])
+    assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "failed"
+    assert eventually(lambda: "administrator" in job(db, number)["error"])
+    assert eventually(lambda: keeper_of(number) is None)
+
+
+def test_a_submission_that_is_cancelled_leaves_no_job(db):
+    """The role's new session waits for a lock that the canceller holds."""
+    other = db.another()
+    locker = db.another()
+    before = db.value("SELECT coalesce(max(job), 0) FROM madlib.mop_jobs")
+    locker.run("BEGIN; LOCK TABLE madlib.mop_job IN EXCLUSIVE MODE")
+    call = Calling(other, "SELECT madlib.mop_submit('SELECT pg_sleep(100)')")
+    pid = other.connection.get_backend_pid()
+    assert eventually(lambda: db.value("SELECT count(*) FROM pg_stat_activity WHERE application_name = "
+                                       "'pg_mop job''s log' AND wait_event_type = 'Lock'"))
+    began = time.monotonic()
+    db.run("SELECT pg_cancel_backend(%s)", [pid])
+    assert "cancel" in str(call.end()) and time.monotonic() - began < 5
+    locker.run("ROLLBACK")
+    assert eventually(lambda: db.value("SELECT status FROM madlib.mop_jobs WHERE job > %s", [before]) == "cancelled")
+    other.close()
+    locker.close()
+
+
+def test_its_end_is_not_seen_in_a_transaction_that_sees_no_commits(db):
+    number = submit(db, "SELECT 1")
+    db.run("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    assert "does not see what others commit" in str(db.error("SELECT madlib.mop_wait(%s)", [number]))
+    db.run("ROLLBACK")
+    db.run("BEGIN")  # neither is it undone with the transaction that submitted it
+    number = submit(db, "SELECT 1")
+    db.run("ROLLBACK")
+    assert db.value("SELECT madlib.mop_wait(%s)", [number]) == "finished"
