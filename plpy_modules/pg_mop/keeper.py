@@ -41,7 +41,8 @@ class Running:
         """`settings`: {name: value}. Raises psycopg2.Error."""
         self.connection = psycopg2.connect(**parameters, options=OPTIONS, async_=True)
         self.connection.notices = collections.deque(maxlen=MOST_LINES)
-        self._wait(lambda until=time.monotonic() + CONNECT_SECONDS: time.monotonic() < until)
+        until = time.monotonic() + CONNECT_SECONDS
+        self._wait(lambda: time.monotonic() < until)
         self.ask(f"SET ROLE {quote_identifier(role)}")
         for name, value in settings.items():
             self.ask("SELECT pg_catalog.set_config(%s, %s, false)", (name, value))

@@ -67,7 +67,7 @@ def test_it_is_cancelled_and_resumed(db, data):
     assert db.value("SELECT madlib.mop_wait(%s, '30 s')", [number]) == "cancelled"
     told = job(db, number)
     assert "cancel" in told["error"]
-    assert db.run("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [told["runs"][0]]) == [{"status": "cancelled"}]
+    assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = ANY (%s)", [told["runs"]]) == "cancelled"
     again = submit(db, f"SELECT madlib.mop_resume({told['runs'][0]})")
     assert eventually(lambda: job(db, again)["runs"] == told["runs"])
     db.run("SELECT madlib.mop_cancel(%s)", [again])
@@ -105,6 +105,12 @@ def test_what_cannot_be_run_is_refused(db, command, fragment):
     before = db.value("SELECT count(*) FROM madlib.mop_jobs")
     assert fragment in str(db.error("SELECT madlib.mop_submit(%s)", [command]))
     assert db.value("SELECT count(*) FROM madlib.mop_jobs") == before
+
+
+def test_wrong_settings_are_refused(db):
+    assert 'invalid value for setting "pg_mop.kernel"' in str(db.error(
+        "SET pg_mop.kernel = 'fast'; SELECT madlib.mop_submit('SELECT 1')"))
+    db.run("RESET pg_mop.kernel")
 
 
 def test_a_job_is_of_its_role(db, data):

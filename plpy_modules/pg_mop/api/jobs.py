@@ -18,11 +18,11 @@ SECONDS = 60  # in which the keeper has its sessions
 
 @sql_function
 def mop_submit(db, command):
-    """Run SQL in a session of its own, as the calling role with its search_path and settings pg_mop.*; the job's number.
+    """Run SQL in a session of its own, as the calling role with its search_path and settings pg_mop.*.
 
-    The session is one like the worker sessions of a call, held by a process of its own (pg_mop.keeper). What is wrong
-    with the command by what this transaction sees is PostgreSQL's own error, here. Raises MopError where there is no
-    command, or no such session.
+    Returns the job's number. The session is one like a call's worker sessions, held by a process (pg_mop.keeper). What
+    is wrong with the command by what this transaction sees is PostgreSQL's own error, here. Raises MopError where there
+    is no command, a setting is wrong, or no session can be had.
     """
     if not (command or "").strip():
         raise MopError("there is no command to run", hint=f"SELECT {db.extension}.mop_submit($$ SELECT ... $$);")
@@ -31,6 +31,7 @@ def mop_submit(db, command):
                        hint="Start the container with --init, or by tini.")
     way = ways.local(db)
     db.check_sql(command)
+    settings.load(db)  # which says what is wrong with them
     given = {name: value for name in settings.KNOWN if (value := db.setting(f"pg_mop.{name}")) is not None}
     asked = {"parameters": way.parameters, "role": way.role, "schema": db.extension, "command": command,
              "settings": {"search_path": db.callers_path, **{f"pg_mop.{name}": v for name, v in given.items()}}}
