@@ -134,7 +134,7 @@ def told(error):
 def main():
     if os.fork():  # the backend has no child to wait for
         os._exit(0)
-    setproctitle("pg_mop keeper of a job")  # until it has a number
+    setproctitle("pg_mop keeper")  # until it has a number
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     asked = json.loads(sys.stdin.readline())
@@ -147,13 +147,13 @@ def main():
     except psycopg2.Error as error:
         say({"error": str(error).strip()})
         return
+    setproctitle(f"pg_mop keeper of job {log.job}")
     if not say({"job": log.job}):
         log.note([], "cancelled", "the call of mop_submit was cancelled")
         return
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
-    setproctitle(f"pg_mop keeper of job {log.job}")
     kept = collections.deque(maxlen=MOST_LINES)
 
     def tick():
