@@ -147,7 +147,7 @@ def main():
     except psycopg2.Error as error:
         say({"error": str(error).strip()})
         return
-    setproctitle(f"pg_mop keeper of job {log.job}")
+    setproctitle(f"pg_mop keeper: port {parameters['port']}, database {parameters['dbname']}, job {log.job}")
     if not say({"job": log.job}):
         log.note([], "cancelled", "the call of mop_submit was cancelled")
         return

@@ -28,12 +28,13 @@ def job(db, number):
     return db.run("SELECT * FROM madlib.mop_jobs WHERE job = %s", [number])[0]
 
 
-def keeper_of(number):
+def keeper_of(db, number):
     """The process id of a job's keeper, or None."""
+    title = f"pg_mop keeper: port {db.server.port}, database {db.database}, job {number}"
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{entry}/cmdline") as file:
-                if file.read().rstrip("\0 ") == f"pg_mop keeper of job {number}":
+                if file.read().rstrip("\0 ") == title:
                     return int(entry)
         except OSError:
             continue
@@ -54,14 +55,14 @@ def test_a_call_goes_on_when_its_client_has_gone(db, data):
     assert any(line.startswith("INFO:") for line in told["messages"])
     run = db.run("SELECT status, seed FROM madlib.mop_runs WHERE run_id = ANY (%s)", [told["runs"]])
     assert run == [{"status": "finished", "seed": 77}]
-    assert eventually(lambda: keeper_of(number) is None)
+    assert eventually(lambda: keeper_of(db, number) is None)
     assert db.value("SELECT madlib.mop_cancel(%s)", [number]) is False
 
 
 def test_it_is_cancelled_and_resumed(db, data):
     number = submit(db, FIT.format("slow_models", "slow", 50))
     assert eventually(lambda: job(db, number)["runs"])
-    assert keeper_of(number)
+    assert keeper_of(db, number)
     assert db.value("SELECT madlib.mop_wait(%s, '200 ms')", [number]) == "running"
     assert db.value("SELECT madlib.mop_cancel(%s)", [number]) is True
     assert db.value("SELECT madlib.mop_wait(%s, '30 s')", [number]) == "cancelled"
@@ -148,14 +149,14 @@ def test_a_job_is_of_its_role(db, data):
 
 def test_a_job_ends_with_its_keeper_and_its_session(db):
     number = submit(db, "SELECT pg_sleep(100)")
-    os.kill(keeper_of(number), signal.SIGKILL)
+    os.kill(keeper_of(db, number), signal.SIGKILL)
     assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "failed"
     assert job(db, number)["error"] == "the session that ran it has ended"
     number = submit(db, "SELECT pg_sleep(100)")
     db.run("SELECT pg_terminate_backend(session_pid) FROM madlib.mop_jobs WHERE job = %s", [number])
     assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "failed"
     assert eventually(lambda: "administrator" in job(db, number)["error"])
-    assert eventually(lambda: keeper_of(number) is None)
+    assert eventually(lambda: keeper_of(db, number) is None)
 
 
 def test_a_submission_that_is_cancelled_leaves_no_job(db):
