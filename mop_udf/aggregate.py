@@ -28,7 +28,6 @@ class Session:
         self.wanted = None  # the options that it was asked for with
         self.units = 0  # that it has begun
         self.unit = None
-        self.room = True  # the trainer keeps the rows of the last dataset that it was asked of
         self.schema = None  # the extension's, quoted, once it has been asked for
         self.plans = {}  # (sql, types) -> prepared plan
         self.coming = None  # what to do while the trainer works on the unit
@@ -74,14 +73,14 @@ class Session:
 
     def holds(self, dataset, nbytes, keep):
         """Whether the trainer holds the rows of a dataset of `nbytes`, or can keep them besides those of `keep`; else
-        they are sent for each epoch anew. Asks it once: `begin` is to follow."""
-        trainer, self.room = self.trainer, True
-        if dataset not in trainer.datasets:
-            trainer.send({"op": "room", "nbytes": nbytes, "keep": keep})
-            answer, _ = trainer.receive()
-            self.room = answer["room"]
-            trainer.datasets = set(answer["datasets"])
-        return self.room
+        they are sent for each epoch anew: `keeps_rows` of the unit's header."""
+        trainer = self.trainer
+        if dataset in trainer.datasets:
+            return True
+        trainer.send({"op": "room", "nbytes": nbytes, "keep": keep})
+        answer, _ = trainer.receive()
+        trainer.datasets = set(answer["datasets"])
+        return answer["room"]
 
     def begin(self, unit, models, states, objects):
         """Hand the trainer a unit (its header), what differs between its models (a list of dicts), the model states and
@@ -89,14 +88,14 @@ class Session:
 
         `states` gives (stage, bytes) for every part; none: start from the seed.
 
-        Adds to the header what the trainer's cache decides: `sends_rows`, whether rows follow; `keeps_rows`; and
-        `epochs_sent`, how often they follow (they are sent for each epoch where they cannot be kept: for one model).
+        Adds to the header what follows from the trainer's cache: `sends_rows`, whether rows follow, and `epochs_sent`,
+        how often they follow (they are sent for each epoch where they cannot be kept: for one model).
         """
         trainer = self.trainer
         self.units += 1
         sends = unit["dataset"] not in trainer.datasets
-        epochs = models[0]["epochs"] if sends and not self.room else 1
-        self.unit = {**unit, "sends_rows": sends, "keeps_rows": self.room, "epochs_sent": epochs,
+        epochs = models[0]["epochs"] if sends and not unit["keeps_rows"] else 1
+        self.unit = {**unit, "sends_rows": sends, "epochs_sent": epochs,
                      "models": [{**model, "objects": list(own)} for model, own in zip(models, objects)]}
         trainer.send({"op": "unit", **self.unit}, *(data for own in objects for data in own.values()))
         for stage, part in states:

@@ -57,8 +57,8 @@ def unit(architecture, optimizer="Adam()", batch_size=8):
 
 
 def begin(holder, what, states):
-    holder.holds(what["dataset"], what["nbytes"], [])
-    holder.begin(what, [what["model"]], states, [{}])
+    keeps = holder.holds(what["dataset"], what["nbytes"], [])
+    holder.begin({**what, "keeps_rows": keeps}, [what["model"]], states, [{}])
 
 
 def train(holder, what, **limits):

@@ -82,10 +82,10 @@ def alone(db, session, packed, model, wanted, use_gpus):
     options = trainer_options(db, use_gpus)
     objects = object_table.read(db, model.summary.get("object_table"), model.compile)
     with trainer_of(session, options):
-        session.holds(None, 1 << 62, [])  # it does not
         session.begin({
             "kind": "evaluate", "seed": 0, "same_start": True, "segment": 0, "dtypes": packed.dtypes(),
-            "inputs": len(packed.inputs), "outputs": wanted, "rows": 0, "nbytes": 1 << 62, "dataset": None,
+            "inputs": len(packed.inputs), "outputs": wanted, "rows": 0, "dataset": None,
+            "keeps_rows": False,
         }, [{
             "plain_weights": True, "stage": 0, "model_id": 0, "iteration": 0, "epochs": 1,
             "architecture": model.architecture_text, "compile_params": model.compile_params, "fit_params": None,

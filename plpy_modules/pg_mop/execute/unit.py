@@ -85,16 +85,16 @@ class _Work:
         parts = [slice(None)] if keeps or not self.train else [slice(n, n + 1) for n in range(len(found))]
         for these in parts:
             holder.coming = (lambda: self.read_ahead(unit["coming"])) if these is parts[-1] else None
-            self.together(self.models[these], found[these], objects[these], began)
+            self.together(self.models[these], found[these], objects[these], keeps, began)
             began = time.monotonic()
 
-    def together(self, models, found, objects, began):
-        """Train or evaluate models on the segment's rows, which come once."""
+    def together(self, models, found, objects, keeps, began):
+        """Train or evaluate models on the segment's rows, which come once; the trainer `keeps` them, or does not."""
         unit, holder = self.unit, self.holder
         shared = {name: unit[name] for name in ("kind", "seed", "same_start", "segment", "dtypes", "inputs", "outputs",
                                                 "rows", "replicas", "run_seconds", "share_prefixes")}
-        holder.begin({**shared, "nbytes": unit["bytes"], "dataset": unit["dataset_key"], "keep": unit["keep"]}, found,
-                     self.states(models), objects)
+        holder.begin({**shared, "nbytes": unit["bytes"], "dataset": unit["dataset_key"], "keep": unit["keep"],
+                      "keeps_rows": keeps}, found, self.states(models), objects)
         sending = holder.unit
         reports = json.loads(holder.query(unit["rows_sql"] % {
             "epochs": sending["epochs_sent"],
