@@ -38,8 +38,9 @@ def run_id(db):
     db.run("UPDATE madlib.mop_configuration SET error = error || %s WHERE run_id = %s AND error IS NOT NULL",
            [HOSTILE, run_id])
     # a unit that was lost, of which the question about units has something to tell
-    db.run("INSERT INTO madlib.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, backend_pid, "
-           "queued_at, started_at, finished_at, error) SELECT run_id, stage, iteration, segment, kind, dataset, 9, "
+    db.run("INSERT INTO madlib.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, "
+           "backend_pid, queued_at, started_at, finished_at, error) "
+           "SELECT run_id, stage, iteration, segment, kind, dataset, 9, "
            "'failed', backend_pid, queued_at, started_at, finished_at, %s FROM madlib.mop_unit WHERE run_id = %s "
            "AND status = 'finished' LIMIT 1", [HOSTILE, run_id])
     yield run_id

@@ -38,7 +38,7 @@ def test_the_last_run_has_one_line_of_what_its_tables_tell(db, data):
     best = db.run("SELECT mst_key, value FROM madlib.mop_metrics WHERE run_id = %s AND dataset = 'validation' "
                   "AND name = 'loss' ORDER BY value LIMIT 1", [run_id])[0]
     line, = lines(db)
-    done = sum(r["units_done"] for r in db.run("SELECT units_done FROM madlib.mop_progress WHERE run_id = %s", [run_id]))
+    done = db.value("SELECT sum(units_done) FROM madlib.mop_progress WHERE run_id = %s", [run_id])
     told = re.fullmatch(r"run (\d+): (\d+)/(\d+) units, 100%, finished in \d+:\d\d:\d\d, 1 failed, "
                         r"best (\d+): val\. loss (\S+), fit_multiple", line)
     assert told, line
@@ -55,7 +55,8 @@ def test_a_run_that_goes_on_has_a_line_and_those_that_have_ended_have_none(db, d
     ended = []
 
     def call():
-        ended.append(caller.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'long', 'mst', 300, FALSE)"))
+        ended.append(caller.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'long', 'mst', 300, "
+                                  "FALSE)"))
 
     thread = threading.Thread(target=call)
     thread.start()

@@ -404,7 +404,7 @@ def listed(failed, most=None):
 
 
 def warn_of_failures(db, failed, count, what, info):
-    """Warn that of `count` configurations, or `what` they are called, some failed; `info`: the table of their errors."""
+    """Warn that of `count` configurations (`what` they are called) some failed; `info`: the table of their errors."""
     keys = ", ".join(map(str, sorted(failed)[:MOST_KEYS])) + (", ..." if len(failed) > MOST_KEYS else "")
     db.warning(f"{len(failed)} of {count} {what} failed: mst_key {keys}", detail=listed(failed, MOST_FAILURES),
                hint=f"SELECT mst_key, error FROM {info} WHERE error IS NOT NULL;")
