@@ -185,6 +185,50 @@ FROM @extschema@.mop_run r
     GROUP BY a.mst_key, a.error) w
 WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
 
+-- For \watch: a line of about 100 characters for each run that trains, or for the last one. A configuration that has
+-- failed has no units left. The best is that of the least loss so far: of evaluations of the validation rows if there
+-- are some, else of the training rows; before the first evaluation, of training units. (The function comes last: of a line
+-- that is too long it is cut off.)
+CREATE VIEW @extschema@.mop_watch WITH (security_barrier) AS
+SELECT s.run_id, left(format('run %s: %s/%s units, %s%%, %s, %s failed, %s, %s', s.run_id, p.done, p.total,
+           coalesce(floor(100 * p.done / nullif(p.total, 0)), 0),
+           CASE WHEN s.status <> 'running' THEN s.status || ' in ' || to_char(p.elapsed, 'FMHH24:MI:SS')
+                ELSE coalesce(to_char(p.remaining, 'FMHH24:MI:SS'), '?') || ' left, ' || w.busy || ' busy' END,
+           p.failed, coalesce('best ' || b.mst_key || ': ' || b.what || ' ' || round(b.loss::numeric, 4), 'no loss yet'),
+           regexp_replace(s.function, '^madlib_keras_|_model$', '', 'g')), 100) AS line
+FROM (
+    SELECT r.run_id, r.function, t.status, bool_or(t.status = 'running') OVER () AS any_runs,
+           max(r.run_id) OVER () AS last
+    FROM @extschema@.mop_run r CROSS JOIN LATERAL (
+        SELECT @extschema@.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') AS status) t
+    WHERE r.function <> 'guest' AND @extschema@.mop_trains(r.function)
+    AND r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'))) s
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(g.units_done), 0) AS done,
+           coalesce(sum(CASE WHEN g.status = 'failed' THEN g.units_done ELSE g.units_total END), 0) AS total,
+           count(*) FILTER (WHERE g.status = 'failed') AS failed,
+           max(g.seconds_elapsed) * interval '1 second' AS elapsed,
+           max(g.seconds_left) * interval '1 second' AS remaining
+    FROM @extschema@.mop_progress g WHERE g.run_id = s.run_id) p
+CROSS JOIN LATERAL (
+    SELECT count(DISTINCT (u.backend_pid, u.segment)) AS busy FROM @extschema@.mop_unit u
+    WHERE u.run_id = s.run_id AND u.status = 'running') w
+LEFT JOIN LATERAL (
+    SELECT x.what, x.loss, x.mst_key FROM (
+        SELECT 1 AS rank, 'val. loss' AS what, m.loss, q.mst_key
+        FROM @extschema@.mop_metric m JOIN @extschema@.mop_request q USING (run_id, stage)
+        WHERE m.run_id = s.run_id AND m.dataset = 'validation'
+        UNION ALL
+        SELECT 2, 'loss', m.loss, q.mst_key
+        FROM @extschema@.mop_metric m JOIN @extschema@.mop_request q USING (run_id, stage)
+        WHERE m.run_id = s.run_id AND m.dataset = 'training'
+        UNION ALL
+        SELECT 3, 'unit loss', u.loss, q.mst_key
+        FROM @extschema@.mop_unit u JOIN @extschema@.mop_request q USING (run_id, stage)
+        WHERE u.run_id = s.run_id AND u.kind = 'train' AND u.status = 'finished' AND u.loss < 'Infinity') x
+    ORDER BY x.rank, x.loss, x.mst_key LIMIT 1) b ON true
+WHERE s.status = 'running' OR NOT s.any_runs AND s.run_id = s.last;
+
 -- what became of each configuration
 CREATE VIEW @extschema@.mop_trials WITH (security_barrier) AS
 SELECT c.run_id, c.mst_key, c.model_id, c.compile_params, c.fit_params,

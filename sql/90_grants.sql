@@ -24,6 +24,7 @@ END
 $$;
 
 GRANT SELECT ON @extschema@.mop_runs, @extschema@.mop_progress, @extschema@.mop_units, @extschema@.mop_visit_order,
+    @extschema@.mop_watch,
     @extschema@.mop_kernel_choices, @extschema@.mop_abandoned_runs, @extschema@.mop_metrics,
     @extschema@.mop_metrics_wide, @extschema@.mop_tickets, @extschema@.mop_stages, @extschema@.mop_trials,
     @extschema@.mop_checkpoints, @extschema@.mop_departures, @extschema@.mop_jobs TO mop_user;

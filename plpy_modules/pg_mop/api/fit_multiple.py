@@ -3,7 +3,7 @@
 from pg_mop import object_table
 from pg_mop.api.configurations import architecture_table
 from pg_mop.api.output import PreviousModels, insert, tell_of_large, write_models_summary
-from pg_mop.api.training import Training, listed
+from pg_mop.api.training import Training, warn_of_failures
 from pg_mop.database import MopError, sql_function, sql_procedure
 
 FUNCTION = "madlib_keras_fit_multiple_model"
@@ -56,9 +56,7 @@ def train(db, arguments, earlier=None):
             ("warm_start", "boolean", bool(a["warm_start"]))], [
             ("metrics_iters", "integer[]", training.metrics_iterations)])
     if failed := training.failed:
-        db.warning(f"{len(failed)} of {len(training.configurations)} configurations failed: mst_key "
-                   f"{', '.join(map(str, sorted(failed)))}", detail=listed(failed),
-                   hint=f"SELECT mst_key, error FROM {info} WHERE error IS NOT NULL;")
+        warn_of_failures(db, failed, len(training.configurations), "configurations", info)
 
 
 class Selected(Training):

@@ -5,21 +5,62 @@
 
 import json
 
+from pg_mop.search.goals import goal
 
-def lines(iteration, iterations, seconds, rows, named):
+FEW, BEST = 10, 5   # so many configurations have a line each, as in MADlib; of more there are lines of the best alone
+MOST_TEXT = 200     # characters of a failure's message
+
+
+def lines(iteration, iterations, seconds, rows, named, configurations=1, failed=None, left=None):
     """The text of an iteration, which trained for `seconds`; `named(mst_key)` begins a configuration's line.
 
-    What an earlier run has trained (None), or evaluated (`took` is None), took no time.
+    What an earlier run has trained (None), or evaluated (`took` is None), took no time. `failed`: {mst_key: message};
+    `left`: seconds to the end, as far as that can be told. They are told of where there are many `configurations`.
     """
-    seconds = seconds or 0.0
+    seconds, many = seconds or 0.0, configurations > FEW
     told = [f"iteration {iteration} of {iterations}: trained in {seconds:.3f} s"]
+    if many and left:
+        told[0] += f", about {duration(left)} left"
+    judged = "validation" if any(r["dataset"] == "validation" for r in rows) else "training"
     for dataset, title in (("training", "Training set"), ("validation", "Validation set")):
         here = [r for r in rows if r["dataset"] == dataset]
         if here:
             took = {r["stage"]: r["took"] or 0.0 for r in here}  # once for all that share it
-            told.append(f"{title} (evaluated in {sum(took.values()):.3f} s):")
+            evaluated = f"evaluated in {sum(took.values()):.3f} s"
+            if many and dataset != judged:
+                told.append(f"{title} ({evaluated})")
+                continue
+            told.append(f"{title} ({evaluated}):")
+            if many:
+                count = len(here)
+                here, by = best(here)
+                told[-1] = f"{title} ({evaluated}), the best {len(here)} of {count} configurations by {by}:"
             told += [f"  {named(r['mst_key'])}metric={r['metric']}, loss={r['loss']}" for r in here]
+    if many and failed:
+        first = min(failed)
+        message = " ".join(failed[first].split())
+        told.append(f"{len(failed)} of {configurations} configurations failed, mst_key={first}: "
+                    f"{message[:MOST_TEXT]}{'...' if len(message) > MOST_TEXT else ''}")
     return "\n".join(told)
+
+
+def best(rows):
+    """The BEST of rows of one dataset, the best first, and by what: the first metric if its name tells whether more of
+    it is better and all have it, else the loss."""
+    names = {next(iter(r["metrics"] or ()), None) for r in rows}
+    name = names.pop() if len(names) == 1 else None
+    if name is not None and goal(name) and all(r["metric"] is not None for r in rows):
+        sign = -1 if goal(name) == "max" else 1
+        return sorted(rows, key=lambda r: (sign * r["metric"], r["loss"], r["mst_key"]))[:BEST], name
+    return sorted(rows, key=lambda r: (r["loss"], r["mst_key"]))[:BEST], "loss"
+
+
+def duration(seconds):
+    """As people read it: 42 s, 5 min, 2 h 10 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def columns(rows, validated, absent, kept=None):

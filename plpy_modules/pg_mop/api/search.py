@@ -10,7 +10,7 @@ from pg_mop.api import architectures
 from pg_mop.api.earlier import open_journal, own_run
 from pg_mop.api.fit_multiple import write_models
 from pg_mop.api.output import insert, write_models_summary
-from pg_mop.api.training import Training, listed
+from pg_mop.api.training import Training, warn_of_failures
 from pg_mop.catalog import metric_of
 from pg_mop.database import MopError, sql_function
 from pg_mop.execute.searching import Searching
@@ -139,10 +139,7 @@ class Search(Training):
     def tell_of_failures(self, info):
         """Warn of the trials that failed; `info`: the table that has their errors."""
         if failed := self.failed:
-            self.db.warning(f"{len(failed)} of {len(self.configurations)} trials failed: mst_key "
-                            f"{', '.join(map(str, sorted(failed)[:20]))}",
-                            detail=listed(dict(sorted(failed.items())[:20])),
-                            hint=f"SELECT mst_key, error FROM {info} WHERE error IS NOT NULL;")
+            warn_of_failures(self.db, failed, len(self.configurations), "trials", info)
 
     def take_up(self, earlier):
         self.check([{**c, "error": None} for c in earlier.configurations], self.functions)

@@ -26,6 +26,8 @@ from pg_mop.execute.steering import Planned
 from pg_mop.locks import Locks, is_locked
 from pg_mop.packed import PackedTable
 
+MOST_KEYS, MOST_FAILURES = 20, 5  # of configurations that failed, in a warning: named, and told why
+
 
 class Training(Guests):
     """One training call. In order: the constructor, `check`, `run`, then the caller writes within `output`."""
@@ -365,13 +367,14 @@ class Training(Guests):
         """Rows of the segment of each of averaging's replicas."""
         return [self.segments["training", key].rows for key in self._keys("training")]
 
-    def tell(self, iteration):
-        """The INFO line of an iteration, with the metrics where it has any."""
+    def tell(self, iteration, left=None):
+        """The INFO line of an iteration, with the metrics where it has any; `left`: seconds to the end."""
         journal, rows = self.journal, []
         seconds = journal.training_seconds(self.run_id, iteration)
         if iteration in self.metrics_iterations:
             rows = journal.metrics(self.run_id, iteration)
-        self.db.info(metrics.lines(iteration, self.num_iterations, seconds, rows, self.named))
+        self.db.info(metrics.lines(iteration, self.num_iterations, seconds, rows, self.named, len(self.configurations),
+                                   {**self.executor.failed, **self.misfits}, left))
 
     def named(self, mst_key):
         """Names a configuration in the INFO lines."""
@@ -394,6 +397,14 @@ def _outcome(error):
     return "cancelled" if sqlstate == "57014" else "failed", str(error).strip()
 
 
-def listed(failed):
-    """{mst_key: message} as lines of text."""
-    return "\n".join(f"mst_key {key}: {failed[key]}" for key in sorted(failed))
+def listed(failed, most=None):
+    """{mst_key: message} as lines of text; so many of them, if there are more."""
+    lines = [f"mst_key {key}: {failed[key]}" for key in sorted(failed)[:most]]
+    return "\n".join(lines + ([f"and {len(failed) - most} more"] if most is not None and len(failed) > most else []))
+
+
+def warn_of_failures(db, failed, count, what, info):
+    """Warn that of `count` configurations (`what` they are called) some failed; `info`: the table of their errors."""
+    keys = ", ".join(map(str, sorted(failed)[:MOST_KEYS])) + (", ..." if len(failed) > MOST_KEYS else "")
+    db.warning(f"{len(failed)} of {count} {what} failed: mst_key {keys}", detail=listed(failed, MOST_FAILURES),
+               hint=f"SELECT mst_key, error FROM {info} WHERE error IS NOT NULL;")

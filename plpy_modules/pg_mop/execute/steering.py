@@ -1,5 +1,7 @@
 """What decides, while a run goes on, what of it is asked for."""
 
+import time
+
 from pg_mop.catalog import metric_of
 from pg_mop.database import MopError
 from pg_mop.plan.watch import Watch
@@ -112,11 +114,13 @@ class Planned(Steering):
         self.watch()
         self.expect(executor.plan.stages.values())
         self.told = min(self.left, default=1) - 1
+        self.began, self.passed = time.monotonic(), 0  # since when so many stages have ended
 
     def ended(self, stages):
         for stage in stages:
             self.worked.add(stage.iteration)
             self._leave(stage)
+        self.passed += len(stages)
         self.heed(stages)
         self.tell()
 
@@ -149,7 +153,12 @@ class Planned(Steering):
         while self.told < reached - 1:
             self.told += 1
             if self.told in self.worked:
-                self.training.tell(self.told)
+                self.training.tell(self.told, self.seconds_left())
+
+    def seconds_left(self):
+        """To the end, if stages go on to take what they took by now; None where none has ended."""
+        left = sum(len(numbers) for numbers in self.left.values())
+        return (time.monotonic() - self.began) * left / self.passed if self.passed else None
 
     def expect(self, stages):
         """These stages are to be done."""

@@ -1,0 +1,76 @@
+"""mop_watch: a line for each run that goes on, else of the last one."""
+
+import re
+import threading
+
+import pytest
+
+from conftest import eventually
+from workload import ADAM, NAN, dense, fit, last_run, load, make_data, selection
+
+
+@pytest.fixture(scope="module")
+def data(db):
+    load(db, "arch", dense())
+    return make_data(db, rows=60, segments=2)
+
+
+def lines(db):
+    return [r["line"] for r in db.run("SELECT line FROM madlib.mop_watch ORDER BY run_id")]
+
+
+def test_a_role_without_runs_has_no_line(db, data):
+    db.run("DROP ROLE IF EXISTS onlooker; CREATE ROLE onlooker LOGIN; GRANT mop_user TO onlooker")
+    onlooker = db.another("onlooker")
+    assert lines(onlooker) == []
+    selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
+    fit(db, data, "models", "mst", 1)
+    assert len(lines(db)) == 1 and lines(onlooker) == []
+    onlooker.close()
+    db.run("DROP OWNED BY onlooker; DROP ROLE onlooker")
+
+
+@pytest.mark.slice
+def test_the_last_run_has_one_line_of_what_its_tables_tell(db, data):
+    selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8"), (1, ADAM.format(0.001), "batch_size=8"),
+                                  (1, NAN, "batch_size=8")])
+    run_id = fit(db, data, "models", "mst", 3, data, 1)
+    best = db.run("SELECT mst_key, value FROM madlib.mop_metrics WHERE run_id = %s AND dataset = 'validation' "
+                  "AND name = 'loss' ORDER BY value LIMIT 1", [run_id])[0]
+    line, = lines(db)
+    done = db.value("SELECT sum(units_done) FROM madlib.mop_progress WHERE run_id = %s", [run_id])
+    told = re.fullmatch(r"run (\d+): (\d+)/(\d+) units, 100%, finished in \d+:\d\d:\d\d, 1 failed, "
+                        r"best (\d+): val\. loss (\S+), fit_multiple", line)
+    assert told, line
+    assert len(line) <= 100 and "\n" not in line
+    assert [int(told[i]) for i in (1, 2, 3, 4)] == [run_id, done, done, best["mst_key"]]
+    assert float(told[5]) == pytest.approx(best["value"], abs=1e-4)
+
+
+def test_a_run_that_goes_on_has_a_line_and_those_that_have_ended_have_none(db, data):
+    selection(db, "mst", "arch", [(1, ADAM.format(0.01 * i), "batch_size=1") for i in range(1, 4)])
+    caller = db.another()
+    pid = caller.connection.get_backend_pid()
+
+    ended = []
+
+    def call():
+        ended.append(caller.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'long', 'mst', 300, "
+                                  "FALSE)"))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        # before the first evaluation the best is a unit's
+        line = eventually(lambda: next((x for x in lines(db) if " left, " in x and "unit loss" in x), None), 60)
+        assert line, (lines(db), ended)
+    finally:
+        db.run("SELECT pg_cancel_backend(%s)", [pid])
+        thread.join()
+        caller.close()
+    run_id = last_run(db)
+    assert re.match(rf"run {run_id}: [1-9]\d*/18\d\d units, \d+%, \d+:\d\d:\d\d left, [0-2] busy, 0 failed, "
+                    r"best \d: unit loss \d", line) and len(line) <= 100
+    line, = lines(db)
+    assert line.startswith(f"run {run_id}: ") and "cancelled in" in line and "busy" not in line
+    db.run("SELECT madlib.mop_drop_run(%s)", [run_id])
