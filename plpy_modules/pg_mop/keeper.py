@@ -124,7 +124,9 @@ def say(answer):
 
 def told(error):
     """An error as psql shows it, without where."""
-    parts = [message_of(error)]
+    # a session that has been ended has said why on the first line
+    parts = [message_of(error).partition("\n")[0].removeprefix("FATAL:").strip() if error.pgcode is None
+             else message_of(error)]
     for name, text in (("DETAIL", error.diag.message_detail), ("HINT", error.diag.message_hint)):
         if text:
             parts.append(f"{name}:  {text}")
@@ -165,7 +167,10 @@ def main():
     outcome = problem = None
     try:
         session.run(asked["command"], None, tick)
-        outcome = "finished"
+        if session.connection.get_transaction_status() == psycopg2.extensions.TRANSACTION_STATUS_IDLE:
+            outcome = "finished"
+        else:
+            outcome, problem = "failed", "the command has begun a transaction that it does not end: nothing of it stays"
     except psycopg2.errors.QueryCanceled as error:
         outcome, problem = "cancelled", told(error)
     except psycopg2.Error as error:

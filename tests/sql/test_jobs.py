@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from conftest import Calling, eventually
+from cluster import Cluster
+from conftest import Calling, Client, eventually
 from workload import ADAM, dense, load, make_data, selection
 
 FIT = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{}', '{}', {}, FALSE)"
@@ -89,6 +90,8 @@ def test_what_a_command_says_and_how_it_fails_is_told(db, data):
     assert db.value("SELECT madlib.mop_wait(%s)", [late]) == "failed" and job(db, late)["error"] == "division by zero"
     copy = submit(db, "CREATE TABLE copied (i int); COPY copied FROM STDIN")
     assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [copy]) == "failed"
+    opened = submit(db, "BEGIN; CREATE TABLE lost (i int)")
+    assert db.value("SELECT madlib.mop_wait(%s)", [opened]) == "failed" and "nothing" in job(db, opened)["error"]
     percent = submit(db, "SELECT '%s % %%'::text")
     assert db.value("SELECT madlib.mop_wait(%s)", [percent]) == "finished"
 
@@ -157,6 +160,27 @@ def test_a_job_ends_with_its_keeper_and_its_session(db):
     assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "failed"
     assert eventually(lambda: "administrator" in job(db, number)["error"])
     assert eventually(lambda: keeper_of(db, number) is None)
+
+
+def test_a_restart_of_the_server_ends_a_job_and_its_run_is_resumed():
+    with Cluster(max_connections=30) as cluster:
+        Client(cluster, "postgres").run('CREATE DATABASE "a b%\'q"')
+        db = Client(cluster, "a b%'q")
+        db.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; SET pg_mop.kernel = 'plain'")
+        make_data(db, segments=2)
+        load(db, "arch", dense())
+        selection(db, "slow", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=2")])
+        number = submit(db, FIT.format("slow_models", "slow", 30))
+        assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_units WHERE status = 'finished'"))
+        cluster.process.send_signal(signal.SIGINT)
+        cluster.process.wait(30)
+        cluster.start()
+        db = Client(cluster, "a b%'q")
+        assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "failed"
+        assert eventually(lambda: "terminating connection" in job(db, number)["error"])  # its keeper is there still
+        again = submit(db, f"SELECT madlib.mop_resume({job(db, number)['runs'][0]})")
+        assert db.value("SELECT madlib.mop_wait(%s, '2 min')", [again]) == "finished"
+        assert db.value("SELECT count(*) FROM slow_models") == 1
 
 
 def test_a_submission_that_is_cancelled_leaves_no_job(db):
