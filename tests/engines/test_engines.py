@@ -347,7 +347,10 @@ class TestConformance:
             if what == "session":
                 place.run("SELECT pg_terminate_backend(%s)", [pid])
             else:
-                trainer, = [trainer for trainer in trainers() if of_backend(trainer) == pid]
+                def own(pid=pid):
+                    return [trainer for trainer in trainers() if of_backend(trainer) == pid]
+                assert eventually(own, 60)  # its first unit may just have begun
+                trainer, = own()
                 os.kill(trainer, signal.SIGSTOP)  # within a unit: of this one, or of the next
                 assert eventually(lambda: place.value(f"{find} AND pid = {pid}"), 60)  # noqa: B023
                 os.kill(trainer, signal.SIGKILL)
