@@ -8,6 +8,10 @@ DECLARE
     caller integer := @extschema@.mop_enroll(ticket);
     number bigint;
 BEGIN
+    -- what tells of a session may have been had in one that another login lent the role to
+    IF NOT EXISTS (SELECT 1 FROM pg_stat_activity a WHERE a.pid = session.pid AND a.usename = session_user) THEN
+        RAISE EXCEPTION 'the session is not one of login "%"', session_user USING ERRCODE = '42501';
+    END IF;
     INSERT INTO @extschema@.mop_job (owner, command, session_pid, session_start)
     VALUES (caller, command, session.pid, session.start) RETURNING job INTO number;
     DELETE FROM @extschema@.mop_job j WHERE j.job IN (  -- the log has an end
@@ -17,16 +21,17 @@ BEGIN
 END
 $$;
 
--- Adds messages to a job, of which the last ones stay, and says how it has ended (outcome, problem), if it has.
-CREATE FUNCTION @extschema@.mop_note_job(job bigint, messages text[], outcome text, problem text,
+-- Adds messages to the job of a session, of which the last ones stay, and says how it has ended (outcome, problem), if
+-- it has. (The number alone may be another job's, after DROP EXTENSION.)
+CREATE FUNCTION @extschema@.mop_note_job(job bigint, session_pid integer, messages text[], outcome text, problem text,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     caller oid := @extschema@.mop_caller(ticket);
     said text[];
 BEGIN
-    SELECT j.messages || $2 INTO said FROM @extschema@.mop_job j JOIN @extschema@.mop_owner o USING (owner)
-    WHERE j.job = $1 AND o.who = caller AND j.status = 'running' FOR NO KEY UPDATE OF j;
+    SELECT j.messages || $3 INTO said FROM @extschema@.mop_job j JOIN @extschema@.mop_owner o USING (owner)
+    WHERE j.job = $1 AND j.session_pid = $2 AND o.who = caller AND j.status = 'running' FOR NO KEY UPDATE OF j;
     IF FOUND THEN
         UPDATE @extschema@.mop_job j SET messages = said[greatest(1, cardinality(said) - 199):],
             status = coalesce(outcome, 'running'), error = problem,

@@ -209,11 +209,19 @@ class Database:
     def check_sql(self, sql):
         """Raise PostgreSQL's own error where some SQL cannot be run as it is written.
 
-        Of several statements at once only the syntax is looked at: the first may make what the second needs.
+        Of several statements at once only the syntax is looked at: the first may make what the second needs. No lock
+        stays.
         """
+        class Looked(Exception):
+            pass
+
         try:
-            with self.caller_path():
-                self.plpy.prepare(sql)
+            with self.plpy.subtransaction():
+                with self.caller_path():
+                    self.plpy.prepare(sql)
+                raise Looked
+        except Looked:
+            pass
         except self.plpy.SPIError as error:
             if ";" not in sql.strip().rstrip(";") or getattr(error, "sqlstate", None) == "42601":
                 raise

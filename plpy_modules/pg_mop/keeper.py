@@ -79,7 +79,8 @@ class Log:
 
     def __init__(self, parameters, role, schema):
         """`schema`: the extension's, quoted. Raises psycopg2.Error."""
-        self.parameters, self.role, self.schema, self.job = parameters, role, schema.replace("%", "%%"), None
+        self.parameters, self.role, self.schema = parameters, role, schema.replace("%", "%%")
+        self.job, self.pid = None, None
         self._connect()
 
     def _connect(self):
@@ -95,6 +96,7 @@ class Log:
             return cursor.fetchone()[0] if cursor.description else None
 
     def open(self, command, backend):
+        self.pid = int(backend.split()[0])
         self.job = self._value(f"SELECT {self.schema}.mop_open_job(%s, %s)", command, backend)
 
     def note(self, lines, outcome=None, problem=None):
@@ -104,7 +106,8 @@ class Log:
             try:
                 if self.connection.closed:
                     self._connect()
-                self._value(f"SELECT {self.schema}.mop_note_job(%s, %s, %s, %s)", self.job, lines, outcome, problem)
+                self._value(f"SELECT {self.schema}.mop_note_job(%s, %s, %s, %s, %s)", self.job, self.pid, lines,
+                            outcome, problem)
                 return True
             except psycopg2.Error:
                 self.connection.close()
@@ -156,12 +159,15 @@ def main():
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
-    kept = collections.deque(maxlen=MOST_LINES)
+    kept, noted = collections.deque(maxlen=MOST_LINES), 0.0
 
     def tick():
+        nonlocal noted
         kept.extend(session.lines())
-        if kept and log.note(list(kept)):
-            kept.clear()
+        if kept and time.monotonic() - noted > TICK_SECONDS:
+            if log.note(list(kept)):
+                kept.clear()
+            noted = time.monotonic()
         return True
 
     outcome = problem = None
@@ -170,13 +176,16 @@ def main():
         if session.connection.get_transaction_status() == psycopg2.extensions.TRANSACTION_STATUS_IDLE:
             outcome = "finished"
         else:
-            outcome, problem = "failed", "the command has begun a transaction that it does not end: nothing of it stays"
+            outcome = "failed"
+            problem = "the command does not end the transaction that it began last: that is rolled back"
     except psycopg2.errors.QueryCanceled as error:
         outcome, problem = "cancelled", told(error)
     except psycopg2.Error as error:
         outcome, problem = "failed", told(error)
+        if error.pgcode is None:  # not the server's, which undoes a statement that it refuses
+            problem += "\nDETAIL:  What the command has done may be committed."
     except MemoryError:
-        outcome, problem = "failed", "the rows that it gives take too much memory"
+        outcome, problem = "failed", "its rows take too much memory; what it has done may be committed"
     log.note([*kept, *session.lines()], outcome, problem)
 
 

@@ -91,7 +91,7 @@ def test_what_a_command_says_and_how_it_fails_is_told(db, data):
     copy = submit(db, "CREATE TABLE copied (i int); COPY copied FROM STDIN")
     assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [copy]) == "failed"
     opened = submit(db, "BEGIN; CREATE TABLE lost (i int)")
-    assert db.value("SELECT madlib.mop_wait(%s)", [opened]) == "failed" and "nothing" in job(db, opened)["error"]
+    assert db.value("SELECT madlib.mop_wait(%s)", [opened]) == "failed" and "rolled back" in job(db, opened)["error"]
     percent = submit(db, "SELECT '%s % %%'::text")
     assert db.value("SELECT madlib.mop_wait(%s)", [percent]) == "finished"
 
@@ -129,7 +129,8 @@ def test_a_job_is_of_its_role(db, data):
     for call in (f"mop_cancel({number})", f"mop_wait({number})", "mop_cancel(NULL)", "mop_wait(NULL)"):
         assert "there is no job" in str(flo.error(f"SELECT madlib.{call}"))
     assert "denied" in str(flo.error("SELECT * FROM madlib.mop_job"))
-    flo.run("SELECT madlib.mop_note_job(%s, ARRAY['forged'], 'finished', NULL)", [number])
+    flo.run("SELECT madlib.mop_note_job(%s, %s, ARRAY['forged'], 'finished', NULL)",
+            [number, job(jo, number)["session_pid"]])
     assert job(jo, number)["status"] == "running" and job(jo, number)["messages"] == []
     assert jo.value("SELECT madlib.mop_cancel(%s)", [number]) is True
     assert jo.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "cancelled"
@@ -148,6 +149,33 @@ def test_a_job_is_of_its_role(db, data):
     jo.close()
     flo.close()
     db.run("DROP FUNCTION lend; DROP OWNED BY jo, flo, team; DROP ROLE jo, flo, team")
+
+
+def test_no_rights_are_had_by_a_job_that_its_role_does_not_have(db):
+    """PostgreSQL lets nobody RESET ROLE within a security-restricted operation: neither does a command there."""
+    db.run("DROP ROLE IF EXISTS mallory; CREATE ROLE mallory LOGIN; GRANT mop_user TO mallory; "
+           "CREATE SCHEMA mallory AUTHORIZATION mallory")
+    mallory = db.another("mallory")
+    mallory.run("CREATE FUNCTION mallory.f() RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN RETURN madlib.mop_submit("
+                "'RESET ROLE; ALTER ROLE mallory SUPERUSER'); END $$; "
+                "CREATE MATERIALIZED VIEW mallory.v AS SELECT mallory.f() WITH NO DATA; "
+                "CREATE TABLE mallory.t (b text); CREATE FUNCTION mallory.steal() RETURNS void LANGUAGE sql "
+                "SECURITY DEFINER AS $$ INSERT INTO mallory.t SELECT backend FROM madlib.mop_tickets $$")
+    error = db.error("SET ROLE mallory; REFRESH MATERIALIZED VIEW mallory.v")
+    assert "security-restricted operation" in str(error)
+    db.run("RESET ROLE; SELECT mallory.steal()")
+    assert "not one of login" in str(mallory.error("SELECT madlib.mop_open_job('x', (SELECT b FROM mallory.t))"))
+    assert db.value("SELECT count(*) FROM madlib.mop_jobs WHERE owner = 'mallory'") == 0
+    mallory.close()
+    db.run("DROP OWNED BY mallory; DROP ROLE mallory")
+
+
+def test_a_submitter_holds_no_lock_that_the_job_needs(db):
+    db.run("DROP TABLE IF EXISTS wanted; CREATE TABLE wanted (i int)")
+    db.run("BEGIN")
+    number = submit(db, "INSERT INTO wanted VALUES (1); DROP TABLE wanted")
+    assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "finished"
+    db.run("ROLLBACK")
 
 
 def test_a_job_ends_with_its_keeper_and_its_session(db):

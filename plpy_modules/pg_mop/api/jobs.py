@@ -30,6 +30,9 @@ def mop_submit(db, command):
         raise MopError("there are no jobs where the server is process 1 of its container", sqlstate="0A000",
                        hint="Start the container with --init, or by tini.")
     way = ways.local(db)
+    # A command may RESET ROLE. So none is taken where PostgreSQL itself lets nobody do that: in a SECURITY DEFINER
+    # function, REFRESH MATERIALIZED VIEW, the expression of an index.
+    db.execute("SELECT set_config('role', current_setting('role'), true)")
     db.check_sql(command)
     settings.load(db)  # which says what is wrong with them
     given = {name: value for name in settings.KNOWN if (value := db.setting(f"pg_mop.{name}")) is not None}
