@@ -72,6 +72,15 @@ def test_short_units_go_in_groups_and_sooner():
         assert len({v.unit.segment for v in units}) == 1, f"of one segment (at {start})"
 
 
+@pytest.mark.parametrize("name", ["randomized", "longest-first", "breadth-first"])
+def test_a_place_of_several_segments_has_groups_as_large(name):
+    visits, _ = run(200, 8, 2, 0.002, name=name, places=2, alike=lambda number: 0)
+    assert sum(sizes(visits)) / len(sizes(visits)) > 6
+    assert all(len({v.unit.segment for v in units}) == 1 for _, units in itertools.groupby(
+        sorted((v for v in visits if v.unit.kind == "train"), key=lambda v: (v.place, v.start)),
+        lambda v: (v.place, v.start)))
+
+
 def test_long_units_go_alone():
     visits, _ = run(200, 2, 2, SECONDS)
     assert set(sizes(visits)) == {1}

@@ -29,6 +29,12 @@ class Scheduler(ABC):
         """The unit that `choose` would give now, if waiting for the place does it no harm; else None."""
         return None
 
+    def following(self, place, segment):
+        """The training unit to do on a segment together with the one before, there, too; None where another comes
+        first."""
+        unit = self.choose(place)
+        return unit if unit is not None and (unit.kind, unit.segment) == ("train", segment) else None
+
     def hurries(self, number):
         """True where a stage must not wait for others."""
         return False
@@ -127,6 +133,18 @@ class Ranked(Scheduler):
         """The visit of the least rank; of stages that are kept for other places only where there is nothing else."""
         return self.least(place, [(segment, segment) for segment in self.board.served(place, "training")])
 
+    def following(self, place, segment):
+        unit = super().following(place, segment)
+        if unit is None and self.evaluation(place) is None and self.before_all(place) is None:
+            # what it serves besides is no better: of those whose turn it is, one that is on this segment, too
+            wanted, other = self.least(place, [(segment, segment)]), self.train(place)
+            if wanted is not None and self._turn(wanted) <= self._turn(other):
+                return wanted
+        return unit
+
+    def _turn(self, unit):
+        return self.rank(self.board.plan.stages[unit.stage])
+
     def least(self, place, lanes):
         """The visit of the least rank in some lanes: pairs of (lane, segment)."""
         free, others = None, None
@@ -175,7 +193,8 @@ class Timed(Ranked):
     def __init__(self, board, seed, alike=None):
         self.costs = Costs(board, lambda stage: None if (key := self.alike(stage.number)) is None
                            else (key, stage.parameters[1]))
-        self.waiting, self.urgent = [], {}  # heap of (-seconds left, stage number): those that can wait; who cannot
+        self.waiting = []  # heap of (-seconds left, stage number): those that can wait
+        self.urgent, self.at_work = {}, set()  # those that cannot; and of them who is known to be at work
         super().__init__(board, seed, alike)
 
     def added(self, stages):
@@ -192,6 +211,7 @@ class Timed(Ranked):
 
     def finished(self, unit, seconds):
         if unit.kind == "train":
+            self.at_work.discard(unit.stage)  # its last visit, or it would be idle
             if self.costs.finished(unit, seconds):
                 self.weigh(self.board.plan.stages[unit.stage])
             if self.costs.news and self.costs.settle(self.settling()):
@@ -201,9 +221,15 @@ class Timed(Ranked):
         """How many stages, or as much, `settled` is going to look at."""
         return 0
 
+    def idle(self, stage):
+        if stage.number in self.at_work:
+            self.at_work.remove(stage.number)
+            self.urgent[stage.number] = None
+        super().idle(stage)
+
     def settled(self):
         """Everything has been estimated anew."""
-        self.waiting, self.urgent = [], {}
+        self.waiting, self.urgent, self.at_work = [], {}, set()
         for number in self.board.open("train"):
             self.weigh(self.board.plan.stages[number])
 
@@ -214,7 +240,7 @@ class Timed(Ranked):
             heappush(self.waiting, (-left, stage.number))
 
     def hurries(self, number):
-        return number in self.urgent
+        return number in self.urgent or number in self.at_work
 
     def limit(self):
         """Seconds of a path from which on a stage cannot wait."""
@@ -234,11 +260,15 @@ class Timed(Ranked):
             if not self.board.visits_left(number):
                 del self.urgent[number]
                 continue
+            if self.board.is_running(number):
+                del self.urgent[number]
+                self.at_work.add(number)
+                continue
             left = left_of(number)
             if left < limit:
                 del self.urgent[number]
                 heappush(waiting, (-left, number))
-            elif not self.board.is_running(number) and self.board.reserved(number) in (None, place):
+            elif self.board.reserved(number) in (None, place):
                 rank = left, self.random.random()
                 if (best is None or rank > longest) and (unit := self.visit(number, place)) is not None:
                     best, longest = unit, rank

@@ -74,8 +74,8 @@ class Groups:
             size += self.bytes_of(unit.stage)
             if len(units) >= most or sum(seconds) >= SECONDS or not self._may_wait(units[0]):
                 break
-            unit = self.scheduler.choose(place)
-            if unit is None or (unit.kind, unit.segment) != ("train", units[0].segment) or not self._may_wait(unit) or (
+            unit = self.scheduler.following(place, units[0].segment)
+            if unit is None or not self._may_wait(unit) or (
                     sum(seconds) + (self._known(unit) or SECONDS) > SECONDS
                     or size + self.bytes_of(unit.stage) > TRAINED_BYTES):
                 break
