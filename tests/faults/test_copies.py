@@ -214,3 +214,20 @@ def test_a_search_goes_on_without_a_server(servers):
         'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.001, 0.1, 'log']}]}$$,
         'asha', 'iterations=4, trials=8')"""))
     assert servers.db.value("SELECT count(*) FROM found_trials") == 8
+
+
+def test_an_evaluation_goes_on_without_a_server(servers):
+    servers.db.run("DROP TABLE IF EXISTS model, model_summary, seen, unseen; SELECT madlib.madlib_keras_fit("
+                   "'flowers_packed', 'model', 'arch', 1, $$" + ADAM.format(0.02) + "$$, 'batch_size=4', 1, FALSE)")
+    evaluate = "SELECT madlib.madlib_keras_evaluate('model', 'flowers_packed', '{}', FALSE)"
+    servers.db.run(evaluate.format("seen"))
+    worker = Client(servers.workers[0], "postgres")
+    worker.run("BEGIN; LOCK TABLE mop.mop_unit IN SHARE MODE")  # no unit begins there
+    client = Client(servers.coordinator, "postgres")
+    client.run(f"SET pg_mop.threads = 1; {REPLICAS}")
+    call = Calling(client, evaluate.format("unseen"))
+    looking = Client(servers.workers[0], "postgres")
+    assert eventually(lambda: looking.value("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = "
+                                            "'mop.mop_unit'::regclass"), 60)
+    without(servers, call)
+    assert servers.db.value("SELECT abs(a.loss - b.loss) < 1e-6 FROM seen a, unseen b")

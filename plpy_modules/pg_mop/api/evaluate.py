@@ -66,7 +66,7 @@ def on_segments(db, packed, model, use_gpus):
 class Evaluating(Applying):
     """The loss and the metrics over all segments, as metrics of the run."""
 
-    compares = True
+    compares = copied = True
 
     def _check_data(self):
         if self.first is not None:

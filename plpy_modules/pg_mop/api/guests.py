@@ -90,16 +90,17 @@ class Guests(Planning):
     def _check_copies(self):
         """The copies of segments must have the very rows. Raises MopError."""
         known = self.journal.known_copies(self.segments)
-        for (dataset, key), segment in self.segments.items():
-            packed = self._packed(dataset)
-            for copy in segment.copies:
-                if (segment.fingerprint, copy.fingerprint) not in known and self.engine.content(
-                        packed, segment) != self.engine.content(packed, copy):
-                    where = "here" if copy.server is None else f"on server {quote_identifier(copy.server)}"
-                    raise MopError(f'the copy of segment {key} of "{packed.text}" {where} has other rows',
-                                   detail=f"It is {copy.table}. Somebody has written to one of the two.",
-                                   hint="Pack the table anew; or RESET pg_mop.replicas; to train without copies.",
-                                   sqlstate="55000")
+        pairs = [(self._packed(dataset), segment, copy) for (dataset, _), segment in self.segments.items()
+                 for copy in segment.copies if (segment.fingerprint, copy.fingerprint) not in known]
+        wanted = list(dict.fromkeys((packed, one) for packed, segment, copy in pairs for one in (segment, copy)))
+        digests = dict(zip(wanted, self.engine.contents(wanted) if wanted else ()))
+        for packed, segment, copy in pairs:
+            if digests[packed, segment] != digests[packed, copy]:
+                where = "here" if copy.server is None else f"on server {quote_identifier(copy.server)}"
+                raise MopError(f'the copy of segment {segment.key} of "{packed.text}" {where} has other rows',
+                               detail=f"It is {copy.table}. Somebody has written to one of the two.",
+                               hint="Pack the table anew; or RESET pg_mop.replicas; to train without copies.",
+                               sqlstate="55000")
 
     def _check_functions(self, link):
         """On another server its own object table counts: it must have the same custom functions. Raises MopError."""

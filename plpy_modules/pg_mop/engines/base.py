@@ -46,8 +46,9 @@ class Engine(ABC):
         """These segments of a packed table with the copies that there are of each. Raises MopError."""
         return segments
 
-    def content(self, packed, segment):
-        """A digest of the rows of a segment, or of a copy of it: it is equal where all values are. Raises MopError."""
+    def contents(self, wanted):
+        """Digests of the rows of segments, or of copies of them, for a list of (packed table, Segment): they are equal
+        where all values are. Raises MopError."""
         raise NotImplementedError  # there are no copies
 
     @abstractmethod

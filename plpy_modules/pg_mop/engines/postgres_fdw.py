@@ -4,8 +4,10 @@ A session on such a server is a straight connection, as the user mapping says; p
 the rows to whoever selects them, and carries model states.
 """
 
+import contextlib
 import dataclasses
 import json
+from collections import deque
 
 import psycopg2
 
@@ -22,7 +24,7 @@ from pg_mop.engines.postgresql import (
     identity_sql,
     sizes,
 )
-from pg_mop.execute.sessions import SessionLost, open_session, run
+from pg_mop.execute.sessions import TICK_SECONDS, SessionLost, open_sessions, run, wait
 from pg_mop.packing.summary import COPIES
 
 
@@ -41,7 +43,9 @@ class PostgresFdw(PostgreSQL):
         return super().way(None) if server is None else self.links[server].way
 
     def share(self, packed):
-        for server, table in self._tables(packed):
+        tables = self._tables(packed)
+        self.links.reach(server for server, _ in tables)
+        for server, table in tables:
             self.links[server].share(table)
 
     def _tables(self, packed):
@@ -83,6 +87,7 @@ class PostgresFdw(PostgreSQL):
         foreign = self.foreign.get(packed.table.oid, ())
         if not foreign:
             return super().segments(packed)
+        self.links.reach(server for server, _ in foreign)
         found = []
         for leaf in self._leaves(packed.table):
             found += self._segments_here(packed, leaf["name"],
@@ -119,11 +124,38 @@ class PostgresFdw(PostgreSQL):
                            hint=f"UPDATE {packed.summary_table} SET {COPIES} = NULL; gives the copies up.",
                            sqlstate="42809")
 
-    def content(self, packed, segment):
-        sql = content_sql(packed, segment.table, segment.key)
-        if segment.server is None:
-            return self.db.value(sql)
-        return self._read(packed, segment.server, segment.table, sql)[0][0]
+    def contents(self, wanted):
+        # each server reads its own, one after the other, while the others read theirs
+        found, queues, busy = [None] * len(wanted), {}, {}
+        for number, (_, segment) in enumerate(wanted):
+            queues.setdefault(segment.server, deque()).append(number)
+        here = queues.pop(None, ())
+        try:
+            while queues or busy or here:
+                for server in [server for server in queues if server not in busy.values()]:
+                    packed, segment = wanted[queues[server][0]]
+                    with self._reading(packed, server, segment.table):
+                        self._check_table(packed, server, segment.table)
+                        session = self.links[server].session
+                        session.begin(content_sql(packed, segment.table, segment.key))
+                    busy[session] = server
+                if here:
+                    packed, segment = wanted[number := here.popleft()]
+                    found[number] = self.db.value(content_sql(packed, segment.table, segment.key))
+                for session, error in wait(list(busy), self.db.tick, 0 if here else TICK_SECONDS):
+                    server = busy.pop(session)
+                    packed, segment = wanted[number := queues[server].popleft()]
+                    with self._reading(packed, server, segment.table):
+                        if error is not None:
+                            raise error
+                        found[number] = session.rows()[0][0]
+                    if not queues[server]:
+                        del queues[server]
+        except BaseException:
+            for session in busy:
+                session.cancel()
+            raise
+        return found
 
     def _segments_there(self, packed, server, table):
         key = "__dist_key__" if packed.keyed else "0"
@@ -136,16 +168,25 @@ class PostgresFdw(PostgreSQL):
 
     def _read(self, packed, server, table, sql):
         """The rows (tuples) that some SQL gives of a table on a server. Raises MopError."""
-        link = self.links[server]
+        with self._reading(packed, server, table):
+            self._check_table(packed, server, table)
+            return self.links[server].run(sql)
+
+    def _check_table(self, packed, server, table):
+        """It must be no view, which may run its owner's functions as who reads it. Raises MopError."""
+        if self.links[server].run(f"SELECT 1 FROM pg_class WHERE oid = to_regclass({quote_literal(table)}) AND relkind "
+                                  f"NOT IN ('r', 'p')"):
+            raise MopError(f'"{packed.text}" has a partition on server {quote_identifier(server)}, where {table} '
+                           f"is no table", sqlstate="42809",
+                           hint="It must be a table that the preprocessor has made, or one like it.")
+
+    @contextlib.contextmanager
+    def _reading(self, packed, server, table):
+        """Within it errors of reading a table on a server are told as MopErrors."""
         try:
-            if link.run(f"SELECT 1 FROM pg_class WHERE oid = to_regclass({quote_literal(table)}) AND relkind NOT IN "
-                        f"('r', 'p')"):  # a view may run its owner's functions as who reads it
-                raise MopError(f'"{packed.text}" has a partition on server {quote_identifier(server)}, where {table} '
-                               f"is no table", sqlstate="42809",
-                               hint="It must be a table that the preprocessor has made, or one like it.")
-            return link.run(sql)
+            yield
         except SessionLost as error:
-            raise link.way.refused(error) from None
+            raise self.links[server].way.refused(error) from None
         except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName):
             raise MopError(f'"{packed.text}" has a partition on server {quote_identifier(server)}, where there is no '
                            f"table {table}", hint="Make it there, or DROP FOREIGN TABLE the partition.") from None
@@ -165,12 +206,27 @@ class Links(dict):
         db.at_end.append(self._close)  # whatever becomes of the call, no session holds locks on other servers
 
     def __missing__(self, server):
-        self[server] = self.open(ways.local(self.db) if server is None else ways.to(self.db, server))
+        self.reach([server])
         return self[server]
+
+    def reach(self, servers):
+        """Open the links to servers that have none yet, all at once. Raises MopError."""
+        missing = [server for server in dict.fromkeys(servers) if server not in self]
+        opened = [ways.local(self.db) if server is None else ways.to(self.db, server) for server in missing]
+        self.update(zip(missing, self._open(opened)))
 
     def open(self, way, tick=None):
         """A new Link. Raises MopError."""
-        return Link(self.db, way, tick, self.first)
+        return self._open([way], tick)[0]
+
+    def _open(self, opened, tick=None):
+        sessions = open_sessions(opened, None, "pg_mop link", tick or self.db.tick)
+        try:
+            return [Link(self.db, way, session, tick, self.first) for way, session in zip(opened, sessions)]
+        except BaseException:
+            for session in sessions:
+                session.close()
+            raise
 
     def _close(self):
         for link in self.values():
@@ -183,10 +239,10 @@ class Link:
     Raises MopError where the server cannot be reached, or has not what it takes.
     """
 
-    def __init__(self, db, way, tick=None, first=None):
-        """`first`: SQL to begin with; `tick`: called while it waits."""
+    def __init__(self, db, way, session, tick=None, first=None):
+        """`session`: one that leads there; `first`: SQL to begin with; `tick`: called while it waits."""
         self.way, self.tick, self.lock_timeout = way, tick or db.tick, db.setting("pg_mop.lock_timeout") or "10s"
-        self.session = open_session(way, None, "pg_mop link", self.tick)
+        self.session = session
         self.name = quoted = quote_identifier(way.server or ways.LOCAL)
         try:
             if first:

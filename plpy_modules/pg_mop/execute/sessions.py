@@ -1,5 +1,6 @@
 """Worker sessions: asynchronous connections back to the database, each with its trainer; kept warm between calls."""
 
+import contextlib
 import json
 import re
 import select
@@ -156,18 +157,36 @@ def run(session, sql, tick):
 
 def open_session(way, place, application_name, tick, seconds=CONNECT_SECONDS):
     """A new session, connected within so many seconds. Raises MopError with what mends it."""
+    return open_sessions([way], place, application_name, tick, seconds)[0]
+
+
+def open_sessions(ways, place, application_name, tick, seconds=CONNECT_SECONDS):
+    """New sessions, one for each of some ways, all connected within so many seconds. Raises MopError."""
+    opened, connecting, deadline = [], {}, time.monotonic() + seconds
     try:
-        session = WorkerSession(way, place, application_name)
-        deadline = time.monotonic() + seconds
-        while True:
-            ended = wait([session], tick)
-            if ended:
-                if ended[0][1] is not None:
-                    raise ended[0][1]
-                return session
-            if time.monotonic() > deadline:
-                session.close()
-                raise SessionLost(f"no answer within {seconds} s")
+        for way in ways:
+            with _refused_by(way):
+                opened.append(WorkerSession(way, place, application_name))
+                connecting[opened[-1]] = way
+        while connecting:
+            for session, error in wait(list(connecting), tick):
+                with _refused_by(connecting.pop(session)):
+                    if error is not None:
+                        raise error
+            if connecting and time.monotonic() > deadline:
+                with _refused_by(next(iter(connecting.values()))):
+                    raise SessionLost(f"no answer within {seconds} s")
+    except BaseException:
+        for session in opened:
+            session.close()
+        raise
+    return opened
+
+
+@contextlib.contextmanager
+def _refused_by(way):
+    try:
+        yield
     except SessionLost as error:
         raise way.refused(error) from None
 

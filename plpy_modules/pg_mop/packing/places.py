@@ -28,9 +28,11 @@ class Places:
         if replicas > len(names or [HERE]):
             raise MopError(f"pg_mop.replicas is {replicas}, but the segments are on {len(names or [HERE])} server",
                            hint="SET pg_mop.servers = 'w1, w2'; or RESET pg_mop.replicas;")
-        for name in names or [HERE]:
-            if name in strengths:
+        for name in names or ():
+            if names.count(name) > 1:
                 raise MopError(f'pg_mop.servers names "{name}" twice', hint="RESET pg_mop.servers;")
+        self.links.reach(name for name in names or () if name != HERE)
+        for name in names or [HERE]:
             strengths[name] = strength(None if name == HERE else self.links[name])
         if replicas > 1:
             self._check_distinct()
