@@ -3,6 +3,7 @@
 import collections
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from mop_udf.kernels.chosen import Chosen
 from mop_udf.kernels.forward import Forward
 from mop_udf.kernels.prefix import split
 from mop_udf.kernels.scores import Scores
+from mop_udf.kernels.variables import Variables
 from mop_udf.scalars import Scalar
 from mop_udf.sequences import Schedule, Sequence
 
@@ -190,6 +192,10 @@ class CompiledModel:
         self._learned, self._name = functools.partial(learned, architecture), name
         self.kernels, self.forward = self._kernels(self.model), self._forward(self.model)
         self._metric = next(iter(compile_params["metrics"]), None)
+        self._groups = {"weights": self.model.weights, "seeds": seed_variables(self.model),
+                        "optimizer": self.optimizer.variables}
+        self._variables = Variables(v for group in self._groups.values() for v in group)
+        self.weights = Variables(self.model.weights)
         self._fresh_optimizer = state.values(self.optimizer.variables)
         self._variable_bytes = 2 * sum(v.value.dtype.size * math.prod(v.shape)
                                        for v in (*self.model.variables, *self.optimizer.variables))
@@ -256,8 +262,7 @@ class CompiledModel:
 
     def average(self, states):
         """Put the average of replicas' weights in place of the model's. `states`: [(bytes of `save`, rows), ...]."""
-        for variable, array in zip(self.model.weights, self.weights_of(states[0][0], False, states)):
-            variable.assign(array)
+        self.weights.put(self.weights_of(states[0][0], False, states))
 
     def set_weights(self, data):
         """Put the model's weights (float32 bytes, contract 6) in place; raises ConfigurationError where they differ."""
@@ -283,19 +288,14 @@ class CompiledModel:
 
     def save(self):
         """The model's state as a list of buffers."""
-        # arrays of the variables' own memory: good until the next step
-        return state.pack({"weights": [np.asarray(w.value) for w in self.model.weights],
-                           "seeds": [np.asarray(v.value) for v in seed_variables(self.model)],
-                           "optimizer": [np.asarray(v.value) for v in self.optimizer.variables]})
+        arrays = iter(self._variables.take())
+        return state.pack({name: list(itertools.islice(arrays, len(group))) for name, group in self._groups.items()})
 
     def _assign(self, groups):
-        targets = {"weights": self.model.weights, "seeds": seed_variables(self.model),
-                   "optimizer": self.optimizer.variables}
-        for name, variables in targets.items():
+        for name, variables in self._groups.items():
             if [list(v.shape) for v in variables] != [list(a.shape) for a in groups[name]]:
                 raise ConfigurationError(f"the model state does not fit the architecture ({name})")
-            for variable, array in zip(variables, groups[name]):
-                variable.assign(array)
+        self._variables.put([array for name in self._groups for array in groups[name]])
 
 
 class Evaluation:
@@ -310,8 +310,7 @@ class Evaluation:
     def add(self, piece):
         """Evaluate on a piece: a tuple of arrays."""
         began = time.monotonic()
-        for variable, array in zip(self.compiled.model.weights, self.weights):
-            variable.assign(array)
+        self.compiled.weights.put(self.weights)
         forward, inputs = self.compiled.forward, self.inputs
         if self.features and (segment := self.features.segment(forward.size.rows)):
             forward, piece, inputs = self.compiled.cut.forward, segment.columns, 1

@@ -1,0 +1,57 @@
+"""A model's variables that are read and set together are what they are one by one."""
+
+import json
+import os
+
+os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
+
+import keras
+import numpy as np
+import pytest
+
+from mop_udf import models
+from mop_udf.kernels.variables import MOST_BYTES, PATIENCE, Variables
+from workload import ADAM, layer, sequential
+
+
+def compiled(dtype="float32"):
+    """A model with variables of several types: weights, seeds, moments, counters."""
+    architecture = sequential("mixed", [6], layer("Dense", name="one", units=5, dtype=dtype),
+                              layer("BatchNormalization", name="two", dtype=dtype),
+                              layer("Dropout", name="three", rate=0.5, dtype=dtype),
+                              layer("Dense", name="four", units=3, dtype=dtype))
+    parameters, _ = models.parse(ADAM.format(0.01), "batch_size=4", 1)
+    text = architecture if isinstance(architecture, str) else json.dumps(architecture)
+    return models.ModelCache(1 << 30).get(text, parameters, {}, 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_states_are_the_same_bytes_however_often_they_come_and_go(dtype):
+    model, random = compiled(dtype), np.random.default_rng(3)
+    model.start(1)
+    first = b"".join(model.save())
+    for _ in range(PATIENCE + 5):
+        for variable in model._variables.variables:
+            variable.assign((random.random(variable.shape) * 100).astype("float64"))
+        state = b"".join(model.save())
+        model.load(first)
+        assert b"".join(model.save()) == first
+        model.load(state)
+        assert b"".join(model.save()) == state
+        alone = [np.asarray(variable.value) for variable in model._variables.variables]
+        assert all(np.array_equal(a, b) for a, b in zip(alone, model._variables.take()))
+
+
+def test_what_is_of_another_type_is_converted_as_ever():
+    variables = Variables(keras.Variable(np.zeros(3, "float32")) for _ in range(8))
+    for number in range(2 * PATIENCE):
+        variables.put([np.full(3, number, "float64")] * 8)
+        assert all(array.dtype == "float32" and (array == number).all() for array in variables.take())
+
+
+def test_large_variables_are_never_copied():
+    variables = Variables(keras.Variable(np.zeros(MOST_BYTES // 16, "float32")) for _ in range(8))
+    for _ in range(PATIENCE + 1):
+        variables.put([np.ones(MOST_BYTES // 16, "float32")] * 8)
+        assert all((array == 1).all() for array in variables.take())
+    assert variables._put.experimental_get_tracing_count() == 0
