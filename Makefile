@@ -7,10 +7,12 @@ MIGRATIONS = $(wildcard migrations/*.sql)
 DATA_built = build/$(EXTENSION)--$(MOP_VERSION).sql $(MIGRATIONS:migrations/%=build/%)
 BUILD_SQL = $(SYSTEM_PYTHON) -B tools/build_sql.py
 
-# `make install` puts the packages, with what they need, into one directory per version; WITH=search also Optuna's
+# `make install` puts the packages, with what they need, into one directory per version; WITH=search also Optuna's;
+# FRAMEWORK=cuda the TensorFlow for NVIDIA's GPUs, in place of the one for processors
 PG_CONFIG ?= $(lastword $(sort $(wildcard /usr/lib/postgresql/*/bin/pg_config)) pg_config)
 HOME_DIR  ?= $(shell $(PG_CONFIG) --pkglibdir)/pg_mop-$(MOP_VERSION)
 SYSTEM_PYTHON ?= /usr/bin/python3
+FRAMEWORK ?= tensorflow
 
 LOCAL  = $(CURDIR)/.local
 VENV   = $(LOCAL)/venv
@@ -28,7 +30,7 @@ help:
 	@echo 'make lint      ruff'
 	@echo 'make bench     pg_mop against what people do instead;  make bench WORKLOAD=search RUNS=1'
 	@echo 'make image     a container image, by docker, podman or buildah;  make image-test  the demo in it'
-	@echo 'make install   the extension for the PostgreSQL of PG_CONFIG (as root)'
+	@echo 'make install   the extension for the PostgreSQL of PG_CONFIG (as root);  make install FRAMEWORK=cuda  with GPUs'
 	@echo 'make clean     stop the embedded server and remove .local'
 
 # --- the checkout's own server ------------------------------------------------------------------
@@ -42,7 +44,7 @@ $(LOCAL)/debian-tests: $(LOCAL)/debian
 $(LOCAL)/packages: pyproject.toml client/pyproject.toml $(LOCAL)/debian
 	@test -x $(VENV)/bin/python || $(SYSTEM_PYTHON) -m venv $(VENV)
 	@echo 'installing the Python packages into .local/venv (about a minute)'
-	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[demo,test,search]' \
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[tensorflow,demo,test,search]' \
 	  --editable './client[plot,tensorboard]'
 	@touch $@
 
@@ -130,7 +132,9 @@ install: install-packages
 install-packages:
 	@rm -rf build/lib build/bdist.*  # modules of an earlier build would be installed with those of today
 	$(SYSTEM_PYTHON) -m venv $(DESTDIR)$(HOME_DIR)
-	$(DESTDIR)$(HOME_DIR)/bin/python -m pip install --quiet --disable-pip-version-check '.$(if $(WITH),[$(WITH)])'
+	@# two packages of the same modules
+	@$(DESTDIR)$(HOME_DIR)/bin/python -m pip uninstall -qq --yes tensorflow$(if $(filter cuda,$(FRAMEWORK)),-cpu) 2>/dev/null
+	$(DESTDIR)$(HOME_DIR)/bin/python -m pip install --quiet --disable-pip-version-check '.[$(FRAMEWORK)$(WITH:%=,%)]'
 	@# the scripts are to run from where they will lie
 	@$(if $(DESTDIR),grep -rlI '$(DESTDIR)' $(DESTDIR)$(HOME_DIR)/bin | xargs -r sed -i 's|$(DESTDIR)||g')
 

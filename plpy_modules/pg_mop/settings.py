@@ -1,14 +1,18 @@
 """The `pg_mop.*` settings: defaults, ranges, and an error for a bad value or an unknown name."""
 
+import glob
 import os
 import re
+import sys
 
+import mop_udf
 from pg_mop.database import MopError
 
 SCHEDULERS = ("randomized", "longest-first", "breadth-first", "most-children-first", "round-robin")
 KERNELS = ("auto", "plain", "loop", "xla")
 STRATEGIES = ("averaging", "sequential")
 BACKENDS = ("tensorflow",)
+DEVICES = "/dev"
 
 
 def cores():
@@ -17,11 +21,30 @@ def cores():
 
 
 def gpus():
-    """GPUs of this machine, counted without loading a framework."""
+    """GPUs of this machine that trainers can use, counted without loading a framework."""
+    return 0 if _is_for_processors() else len(_devices())
+
+
+def no_gpu():
+    """The MopError for a call with use_gpus where there is none."""
+    if not _devices():
+        return MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
+    return MopError("use_gpus is set, but the TensorFlow that is installed is for processors alone",
+                    hint="On this server: make install FRAMEWORK=cuda; or call with use_gpus => FALSE.",
+                    sqlstate="58000")
+
+
+def _devices():
     try:
-        return len([d for d in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", d)])
+        return [name for name in os.listdir(DEVICES) if re.fullmatch(r"nvidia\d+", name)]
     except OSError:
-        return 0
+        return []
+
+
+def _is_for_processors():
+    """True where there is no TensorFlow but the one without support of GPUs."""
+    home = glob.escape(getattr(mop_udf, "home", sys.prefix))
+    return bool(glob.glob(f"{home}/lib/python3*/site-packages/tensorflow_cpu-*.dist-info"))
 
 
 def _integer(low, high):

@@ -5,7 +5,7 @@ import time
 import psycopg2
 
 from mop_udf.aggregate import SOURCE_CHANGED
-from pg_mop import object_table
+from pg_mop import object_table, settings
 from pg_mop.api.planning import Planning
 from pg_mop.catalog import Guest
 from pg_mop.database import MopError, quote_identifier
@@ -38,9 +38,9 @@ class Guests(Planning):
         if self.use_gpus and not self.options["trainers"]:
             for name in used:
                 if not self.servers[name].info["gpus"]:
-                    raise MopError("use_gpus is set, but "
-                                   + (f"server {quote_identifier(name)}" if name else "this server") + " has no GPU",
-                                   hint="Call with use_gpus => FALSE.")
+                    raise settings.no_gpu() if name is None else MopError(
+                        f"use_gpus is set, but server {quote_identifier(name)} has no GPU, or its TensorFlow is for "
+                        f"processors alone", hint="There: make install FRAMEWORK=cuda; or call with use_gpus => FALSE.")
 
     def _reach(self, link):
         """The Server that a link leads to, which has no guest yet. Raises MopError."""

@@ -47,7 +47,7 @@ def trainer_options(db, use_gpus):
     if use_gpus and not gpus and options["trainers"]:
         db.notice("the calling session's own trainer has no GPU here, and works without")
     elif use_gpus and not gpus:
-        raise MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
+        raise settings.no_gpu()
     return {"threads": options["threads"] or settings.cores(), "keras_backend": options["keras_backend"],
             "cache_mb": options["cache_mb"], "memory_mb": options["trainer_memory_mb"],
             "model_mb": options["max_model_mb"], "gpu": 0 if gpus else None,

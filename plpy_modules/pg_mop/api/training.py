@@ -68,7 +68,7 @@ class Training(Guests):
         if self.options["trainers"]:
             self.room = elsewhere.room(db, self.options["trainers"], self.use_gpus)
         elif self.use_gpus and not self.engine.elsewhere and not settings.gpus():
-            raise MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
+            raise settings.no_gpu()
 
     def packed_table(self, text, what):
         """The table that the caller calls `text`. Raises MopError."""
