@@ -45,7 +45,7 @@ $(LOCAL)/packages: pyproject.toml client/pyproject.toml $(LOCAL)/debian
 	@test -x $(VENV)/bin/python || $(SYSTEM_PYTHON) -m venv $(VENV)
 	@echo 'installing the Python packages into .local/venv (about a minute)'
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[tensorflow,demo,test,search]' \
-	  --editable './client[plot,tensorboard]'
+	  --editable './client[plot,images,tensorboard]'
 	@touch $@
 
 debian: $(LOCAL)/debian

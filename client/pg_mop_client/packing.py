@@ -8,22 +8,24 @@ import numpy
 import pandas
 from sqlalchemy import text
 
+from pg_mop_client import images
 from pg_mop_client.database import plain, quote, quote_table
 from pg_mop_client.errors import ClientError, needed
 
 CHUNK_ROWS = 10_000
 
 
-def copy(connection, data, table, label=None, features=None, temporary=False):
+def copy(connection, data, table, label=None, features=None, temporary=False, **pictures):
     """Write `data` to a new table (id bigint, the features as one array column, the label); returns the names of the
     label's and the features' columns, and how many rows there were.
 
-    `data`: a DataFrame, a pair of arrays (x, y), or the path of a .csv, .parquet or .npz file (with x and y). `label`:
-    its column (None: there is none, as of rows to predict for). `features`: columns of numbers, or the one column that
+    `data`: a DataFrame, a pair of arrays (x, y), the path of a .csv, .parquet or .npz file (with x and y), or that of a
+    folder of pictures, of which `pictures` says more (images.chunks). `label`: its column (None: there is none, as of
+    rows to predict for). `features`: columns of numbers, or the one column that
     has arrays; None: all columns of numbers but the label. The names of the columns are kept in a comment on the array
     column. Raises ClientError.
     """
-    chunks = _chunks(data)
+    chunks = _chunks(data, **pictures)
     first = next(chunks, None)
     if first is None or not len(first):
         raise ClientError("there are no rows to pack")
@@ -31,7 +33,7 @@ def copy(connection, data, table, label=None, features=None, temporary=False):
         label = "y"
     columns, array = _features(first, label, features)
     if label is not None and label not in first.columns:
-        raise ClientError(f"there is no column {label!r} for the label", hint=f"There are {_few(first.columns)}.")
+        raise ClientError(f"there is no column {label!r} for the label", hint=f"There are {few(first.columns)}.")
     if label in ("id", array):
         raise ClientError(f"the label's column must not be called {label!r}", hint="data.rename(columns={...})")
     sql = quote(table) if temporary else quote_table(table)
@@ -57,12 +59,22 @@ def _literal(doubled):
     return "E'" + doubled.replace("\\", "\\\\") + "'"
 
 
-def _few(names):
+def few(names):
+    """Names for a message."""
     return ", ".join(map(repr, names[:20])) + (", ..." if len(names) > 20 else "")
 
 
-def _chunks(data):
+def is_folder(data):
+    """True where data to be packed are the path of a folder."""
+    return isinstance(data, (str, pathlib.Path)) and pathlib.Path(data).is_dir()
+
+
+def _chunks(data, **pictures):
     """The data as DataFrames of some rows each. Raises ClientError."""
+    if is_folder(data):
+        return images.chunks(data, **pictures)
+    if pictures:
+        raise ClientError(f"{next(iter(pictures))} is for a folder of pictures")
     if isinstance(data, pandas.DataFrame):
         return (data.iloc[at:at + CHUNK_ROWS] for at in range(0, len(data), CHUNK_ROWS))
     if isinstance(data, tuple) and len(data) == 2:
@@ -78,9 +90,9 @@ def _chunks(data):
     if path.suffix == ".npz":
         arrays = numpy.load(path)
         if not {"x", "y"} <= set(arrays.files):
-            raise ClientError(f"{path.name} has no arrays x and y", hint=f"It has {_few(arrays.files)}.")
+            raise ClientError(f"{path.name} has no arrays x and y", hint=f"It has {few(arrays.files)}.")
         return _arrays(arrays["x"], arrays["y"])
-    raise ClientError(f"{path.name} is no .csv, .parquet or .npz file")
+    raise ClientError(f"{path.name} is no .csv, .parquet or .npz file, and no folder of pictures")
 
 
 def _arrays(x, y):
@@ -100,7 +112,7 @@ def _features(first, label, features):
     missing = [name for name in features if name not in first.columns]
     if missing or not features:
         raise ClientError(f"there is no column {missing[0]!r}" if missing else "there are no columns of numbers",
-                          hint=f"There are {_few(first.columns)}.")
+                          hint=f"There are {few(first.columns)}.")
     arrays = [name for name in features if isinstance(first[name].iloc[0], (list, tuple, numpy.ndarray))]
     if arrays and len(features) > 1:
         raise ClientError(f"column {arrays[0]!r} has arrays: it cannot be a feature among others",

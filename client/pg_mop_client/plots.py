@@ -113,6 +113,46 @@ def stages(data, ax=None):
     return ax
 
 
+def confusion(actual, predicted, title="", ax=None):
+    """A matrix of counts: a line for each class of `actual`, a column for each that `predicted` has in its place."""
+    pairs = [(_class(a), _class(b)) for a, b in zip(actual, predicted)]
+    names = sorted({name for pair in pairs for name in pair}, key=_by_number)
+    at = {name: place for place, name in enumerate(names)}
+    counts = [[0] * len(names) for _ in names]
+    for a, b in pairs:
+        counts[at[a]][at[b]] += 1
+    side = min(12, 2.5 + 0.4 * len(names))
+    ax = ax or _axes(width=side + 1, height=side)
+    ax.imshow(counts, cmap="Blues", norm="symlog" if max(map(max, counts)) > 100 else None)
+    most = max(map(max, counts))
+    if len(names) <= 25:
+        for row, own in enumerate(counts):
+            for column, count in enumerate(own):
+                if count:
+                    ax.text(column, row, str(count), ha="center", va="center", fontsize="x-small",
+                            color="white" if count > most / 2 else "black")
+    shown = [_text(name, 20) for name in names] if len(names) <= 60 else []
+    ax.set_xticks(range(len(shown)), shown, rotation=90, fontsize="x-small", parse_math=False)
+    ax.set_yticks(range(len(shown)), shown, fontsize="x-small", parse_math=False)
+    right = sum(a == b for a, b in pairs)
+    _label(ax, "predicted", "actual", f"{title}\n{right} of {len(pairs)} right".strip())
+    return ax
+
+
+def _class(value):
+    """A class as the server writes it."""
+    if value is None or value != value:
+        return "NULL"
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+def _by_number(name):
+    try:
+        return 0, float(name), name
+    except ValueError:
+        return 1, 0.0, name
+
+
 def _axes(width=8, height=4.5):
     return pyplot.subplots(figsize=(width, height), layout="constrained")[1]
 

@@ -11,7 +11,7 @@ import pandas
 import sqlalchemy
 from sqlalchemy import text
 
-from pg_mop_client import packing
+from pg_mop_client import images, packing
 from pg_mop_client.database import frame, plain, quote, quote_table, suffixed
 from pg_mop_client.errors import ClientError, needed
 
@@ -102,13 +102,17 @@ class Run:
             return None
         return int(self.best().mst_key if mst_key is None else mst_key)
 
-    def predict(self, data, mst_key=None, pred_type="response", features=None):
+    def predict(self, data, mst_key=None, pred_type="response", features=None, **pictures):
         """Predict with a model, by default the best: for 'response' a Series, for 'prob' or a number of best classes
         a DataFrame, by the index of the data.
 
-        `data`: a DataFrame, or an array. `features`: as in pack; None: those that were packed. Raises ClientError.
+        `data`: a DataFrame, an array, or the path of a folder of pictures, of which `pictures` are the `size` and
+        `mode` of pack, and the index their paths in it. `features`: as in pack; None: those that were packed. Raises
+        ClientError.
         """
-        if not isinstance(data, pandas.DataFrame):
+        if packing.is_folder(data):
+            data = pandas.concat(images.chunks(data, **pictures))
+        elif not isinstance(data, pandas.DataFrame):
             data = pandas.DataFrame({"x": list(data)})
         calls = self.selection.calls
         connection, mst_key = calls.connection(), self._mst_key(mst_key)
@@ -197,6 +201,17 @@ class Run:
     def plot_stages(self, ax=None):
         """The tree of stages; matplotlib's Axes."""
         return self._plots().stages(self.data, ax)
+
+    def plot_confusion(self, data, label, mst_key=None, features=None, ax=None):
+        """How often each class of a DataFrame's column `label` was predicted as which, by a model, by default the best;
+        matplotlib's Axes."""
+        plots = self._plots()
+        if label not in data.columns:
+            raise ClientError(f"there is no column {label!r}", hint=f"There are {packing.few(data.columns)}.")
+        if not len(data):
+            raise ClientError("there are no rows to predict for")
+        return plots.confusion(data[label], self.predict(data, mst_key, features=features),
+                               f"run {self.run_id}: {self.models}", ax)
 
     @staticmethod
     def _plots():

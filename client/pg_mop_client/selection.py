@@ -96,10 +96,13 @@ class Selection:
         return self.query(f"SELECT * FROM {plain(quote_table(name))}", cap)
 
     # --- rows and models in ------------------------------------------------------------------------------
-    def pack(self, data, table, label=None, features=None, validation_of=None, **more):
+    def pack(self, data, table, label=None, features=None, validation_of=None, size=None, mode=None, **more):
         """Write rows to a new table and pack them; returns the name of the packed table, `<table>_packed`.
 
-        `data`: a DataFrame, a pair of arrays (x, y), or the path of a .csv, .parquet or .npz file (with x and y).
+        `data`: a DataFrame, a pair of arrays (x, y), the path of a .csv, .parquet or .npz file (with x and y), or that
+        of a folder of pictures with a folder for each class, which become columns `pixels` and `label`. Of pictures
+        `size` is (height, width), to which they are resized (None: all are of one size), `mode` 'RGB' (as without),
+        'RGBA' or 'L' for grey.
         `label`: the column of classes. `features`: columns of numbers, or the one column that has arrays; None: all
         columns of numbers but the label. `validation_of`: the packed training table that these rows validate. `more`:
         the preprocessor's arguments (training_preprocessor_dl, validation_preprocessor_dl).
@@ -107,9 +110,12 @@ class Selection:
         Raises ClientError where the data are not like that. Where packing fails, the table is dropped again.
         """
         connection = self.calls.connection()
-        if label is None and not isinstance(data, tuple) and not str(data).endswith(".npz"):
+        pictures = {name: value for name, value in (("size", size), ("mode", mode)) if value is not None}
+        if label is None and packing.is_folder(data):
+            label = "label"
+        elif label is None and not isinstance(data, tuple) and not str(data).endswith(".npz"):
             raise ClientError("label=... is missing: the column of classes")
-        label, array, _ = packing.copy(connection, data, table, label or "y", features)
+        label, array, _ = packing.copy(connection, data, table, label or "y", features, **pictures)
         packed = suffixed(table, "_packed")
         try:
             if validation_of is None:

@@ -14,7 +14,7 @@ import sqlalchemy
 from conftest import ROOT, eventually
 from pg_mop_client import ClientError, Selection
 from pg_mop_client.database import quote, quote_table
-from workload import ADAM, dense, is_under_way, load
+from workload import ADAM, dense, is_under_way, layer, load, sequential
 
 HOSTILE = """<script>alert("x")</script> $x^ %s :name \\ 'q' \u2028 """
 
@@ -181,8 +181,63 @@ def test_what_cannot_be_packed_is_said(s, tmp_path):
         with pytest.raises(ClientError, match=re.escape(message)):
             s.pack(data, "never", **given)
     (tmp_path / "rows.txt").write_text("x")
-    with pytest.raises(ClientError, match="is no .csv, .parquet or .npz file"):
+    with pytest.raises(ClientError, match="is no .csv, .parquet or .npz file, and no folder"):
         s.pack(tmp_path / "rows.txt", "never", label="a")
+
+
+def write_pictures(folder, source, size=(8, 6), each=12):
+    """Pictures of two classes, one dark, one light; {path within the folder: its pixels}."""
+    from PIL import Image
+    written = {}
+    for name, low in (("dark", 0), ("light", 128)):
+        (folder / name).mkdir(parents=True)
+        for number in range(each):
+            pixels = source.integers(low, low + 128, (*size, 3)).astype("u1")
+            Image.fromarray(pixels).save(folder / name / f"{number:02}.png")
+            written[f"{name}/{number:02}.png"] = pixels
+    (folder / ".DS_Store").write_text("no picture")
+    return written
+
+
+def test_a_folder_of_pictures_is_packed_and_predicted(db, s, tmp_path):
+    written = write_pictures(tmp_path / "pictures", numpy.random.default_rng(1))
+    packed = s.pack(tmp_path / "pictures", "pictures", normalizing_const=255, buffer_size=4)
+    rows = db.run("SELECT pixels, label FROM pictures ORDER BY id")
+    assert [r["label"] for r in rows] == [path.split("/")[0] for path in sorted(written)]
+    assert all(numpy.array_equal(r["pixels"], written[path]) for r, path in zip(rows, sorted(written)))
+    load(db, "seeing", sequential("seeing", [8, 6, 3], layer(
+        "Flatten", name="flat"), layer("Dense", name="out", units=2, activation="softmax")))
+    s.load_model_selection_table("seeing", "seeing_mst", [1], ["loss='categorical_crossentropy', "
+                                 "optimizer='Adam(lr=0.05)', metrics=['accuracy']"], ["batch_size=4"])
+    run = s.fit_multiple(packed, "seen", "seeing_mst", 5)
+    found = run.predict(tmp_path / "pictures")
+    assert list(found.index) == sorted(written) and found.name == "label"
+    assert (found == [path.split("/")[0] for path in sorted(written)]).mean() > 0.9
+    s.pack(tmp_path / "pictures", "small_grey", size=(4, 5), mode="L")
+    assert {numpy.array(r["pixels"]).shape for r in db.run("SELECT pixels FROM small_grey")} == {(4, 5, 1)}
+
+
+def test_what_is_wrong_with_pictures_is_said(s, tmp_path):
+    folder = tmp_path / "bad"
+    write_pictures(folder, numpy.random.default_rng(1), each=2)
+    for given, message in (({"mode": "CMYK"}, "mode must be one of"), ({"size": (3,)}, "size must be (height, width)")):
+        with pytest.raises(ClientError, match=re.escape(message)):
+            s.pack(folder, "never", **given)
+    write_pictures(folder / "light", numpy.random.default_rng(1), size=(5, 5), each=1)
+    with pytest.raises(ClientError, match=r"has 5 x 5 pixels, those before it 8 x 6[^$]*size=\(8, 6\)"):
+        s.pack(folder, "never")
+    (folder / "notes.txt").write_text("x")
+    with pytest.raises(ClientError, match="notes.txt' is in no folder of a class"):
+        s.pack(folder, "never")
+    (folder / "notes.txt").rename(folder / "dark" / "aaa.png")
+    with pytest.raises(ClientError, match="aaa.png' cannot be read as a picture"):
+        s.pack(folder, "never", size=(4, 4))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ClientError, match="there are no pictures"):
+        s.pack(tmp_path / "empty", "never")
+    with pytest.raises(ClientError, match="size is for a folder of pictures"):
+        s.pack(pandas.DataFrame({"a": [1.0], "b": [1]}), "never", "b", size=(4, 4))
+    assert s.query("SELECT to_regclass('never') IS NULL AS gone").gone[0]
 
 
 # --- a call that goes on -------------------------------------------------------------------------------------
@@ -258,6 +313,22 @@ def test_pictures_are_axes_and_draw_names_as_text(run, name):
         matplotlib.pyplot.close(axes.figure)
     mine = matplotlib.pyplot.figure().add_subplot()
     assert getattr(run, f"plot_{name}")(ax=mine) is mine
+
+
+def test_confusion_counts_what_was_predicted(run, example):
+    digits = example["digits"][:200]
+    axes = run.plot_confusion(digits, "target")
+    predicted = run.predict(digits).astype(int)
+    counts = numpy.asarray(axes.images[0].get_array())
+    wanted = [[int(((digits.target == a) & (predicted == b)).sum()) for b in range(10)] for a in range(10)]
+    assert counts.tolist() == wanted
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == [str(n) for n in range(10)]
+    with pytest.raises(ClientError, match="there is no column 'no'"):
+        run.plot_confusion(digits, "no")
+    from pg_mop_client import plots
+    axes = plots.confusion([HOSTILE, "b", None], ["b", "b", HOSTILE])
+    axes.figure.canvas.draw()
+    assert "1 of 3 right" in axes.get_title(loc="left")
 
 
 def test_a_picture_shows_the_numbers(run):
