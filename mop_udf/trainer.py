@@ -87,7 +87,8 @@ def import_own():
 class Server:
     """Answers the requests of one backend."""
 
-    def __init__(self, channel, threads, cache_mb, memory_mb, model_mb):
+    def __init__(self, channel, threads, cache_mb, memory_mb, model_mb, lacks=None):
+        """`lacks`: why it cannot do what it was started for."""
         from mop_udf import data, models, prefixes, sizes, state
         from mop_udf.kernels import batch_size, forward
         sizes.limit_mb, self.memory_mb = model_mb or None, memory_mb
@@ -96,6 +97,7 @@ class Server:
         self.channel, self.data, self.models, self.state = channel, data, models, state
         self.cache = data.Cache(cache_mb << 20)
         self.compiled = models.ModelCache(models.cache_bytes(memory_mb, threads))
+        self.lacks = lacks
         self.trained = []      # the states of the last unit's models, for `save`: lists of buffers
         self.evaluated = []    # the CompiledModels of the last evaluation
         self.predictor = None  # the Forward of a model to predict with
@@ -119,6 +121,7 @@ class Server:
         states = self._states()
         self.ended = False  # the unit's `end` has been read
         try:
+            self._check()
             objects = iter(payloads)
             stream = self._chunks(unit)
             models = [{**unit, **model} for model in unit["models"]]
@@ -132,6 +135,10 @@ class Server:
             if not self.ended:
                 self._drain()
             self._refuse(error, datasets=list(self.cache.segments))
+
+    def _check(self):
+        if self.lacks:
+            raise self.models.ConfigurationError(self.lacks)
 
     def _states(self):
         """{stage: bytes of its model state}, the unit's own first."""
@@ -312,6 +319,7 @@ class Server:
 
     def on_model(self, header, payloads):
         try:
+            self._check()
             model = self.models.build(self.models.normalise(header["architecture"]), 0)
             model.set_weights(self.state.weights_from_bytes(payloads[0], [w.shape for w in model.weights]))
             self.predictor = self.forward(model)
@@ -370,10 +378,15 @@ def live(backend, life, threads, cache_mb, idle_ms, memory_mb, model_mb):
     import tensorflow as tf
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
-    for gpu in tf.config.list_physical_devices("GPU"):
+    gpus = tf.config.list_physical_devices("GPU")
+    for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES", "-1")
+    lacks = None if gpus or wanted in ("", "-1") else (
+        f"TensorFlow {tf.__version__} finds no GPU {wanted} here that it can use: it is for processors alone (make "
+        f"install FRAMEWORK=cuda), or the driver is not there (nvidia-smi)")
     try:
-        Server(channel, threads, cache_mb, memory_mb, model_mb).serve(idle_ms / 1000 if idle_ms else None)
+        Server(channel, threads, cache_mb, memory_mb, model_mb, lacks).serve(idle_ms / 1000 if idle_ms else None)
     except ChannelClosed:
         pass
     # no clean-up to do, and TensorFlow's takes time

@@ -43,7 +43,7 @@ def _devices():
 
 def _is_for_processors():
     """True where there is no TensorFlow but the one without support of GPUs."""
-    home = glob.escape(getattr(mop_udf, "home", sys.prefix))
+    home = glob.escape(mop_udf.home or sys.prefix)
     return bool(glob.glob(f"{home}/lib/python3*/site-packages/tensorflow_cpu-*.dist-info"))
 
 

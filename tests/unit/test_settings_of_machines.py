@@ -1,13 +1,19 @@
 """What a machine has to train with, as far as files tell."""
 
+import sys
+
+import pytest
+
 import mop_udf
+from mop_udf import process
 from pg_mop import settings
+from workload import dense
 
 
 def test_gpus_count_where_the_framework_that_is_installed_can_use_them(tmp_path, monkeypatch):
     packages = tmp_path / "lib" / "python3.11" / "site-packages"
     packages.mkdir(parents=True)
-    monkeypatch.setattr(mop_udf, "home", str(tmp_path), raising=False)
+    monkeypatch.setattr(mop_udf, "home", str(tmp_path))
     devices = tmp_path / "dev"
     devices.mkdir()
     monkeypatch.setattr(settings, "DEVICES", str(devices))
@@ -18,3 +24,16 @@ def test_gpus_count_where_the_framework_that_is_installed_can_use_them(tmp_path,
     (packages / "tensorflow_cpu-2.18.0.dist-info").mkdir()
     assert settings.gpus() == 0
     assert "for processors alone" in settings.no_gpu().message and "FRAMEWORK=cuda" in settings.no_gpu().hint
+
+
+def test_a_trainer_that_was_started_for_a_gpu_does_not_train_without():
+    if settings.gpus():
+        pytest.skip("not run: this machine has GPUs")
+    options = {"threads": 1, "gpu": 0, "keras_backend": "tensorflow", "cache_mb": 1, "idle_ms": 60_000}
+    trainer = process.Trainer(sys.prefix, options, lambda: None)
+    try:
+        trainer.send({"op": "model", "architecture": dense()}, b"")
+        with pytest.raises(process.TrainerError, match="finds no GPU 0 here .*FRAMEWORK=cuda"):
+            trainer.receive()
+    finally:
+        trainer.kill()
