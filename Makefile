@@ -18,7 +18,7 @@ LOCAL  = $(CURDIR)/.local
 VENV   = $(LOCAL)/venv
 SERVER = tools/server.sh
 
-.PHONY: debian help demo check test test-ray soak lint start stop psql dsn clean packages bench bench-peers image image-test
+.PHONY: debian docs help demo check test test-ray soak lint start stop psql dsn clean packages bench bench-peers image image-test
 
 help:
 	@echo 'make demo      install what is missing, start an embedded PostgreSQL, run the whole main job'
@@ -27,6 +27,7 @@ help:
 	@echo 'make test      the whole suite;  make test TESTS=tests/unit  one part of it'
 	@echo 'make test-ray  the tests of trainers on Ray, which it installs into .local/venv'
 	@echo 'make soak      small runs under random faults;  make soak SECONDS=300 SEED=7'
+	@echo 'make docs      the documents as a site, in build/site'
 	@echo 'make lint      ruff'
 	@echo 'make bench     pg_mop against what people do instead;  make bench WORKLOAD=search RUNS=1'
 	@echo 'make image     a container image, by docker, podman or buildah;  make image-test  the demo in it'
@@ -92,6 +93,10 @@ SECONDS ?= 1800
 soak: $(LOCAL)/packages $(LOCAL)/extension
 	@tools/as_server_user.sh $(VENV)/bin/python -B tests/soak/soak.py --seconds $(SECONDS) \
 	  $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults '$(FAULTS)')
+
+docs: $(LOCAL)/packages
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet && echo build/site/index.html
 
 lint: $(LOCAL)/packages
 	@$(VENV)/bin/ruff check .

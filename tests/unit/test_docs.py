@@ -3,6 +3,8 @@
 import pathlib
 import re
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -19,6 +21,37 @@ def test_the_tests_that_the_compatibility_table_names_exist():
                 module = (ROOT / "tests" / found[1].replace("/", "/test_")).with_suffix(".py").read_text()
             if found[2]:
                 assert re.search(rf"^def test_{found[2]}\(", module, re.M), part
+
+
+def _anchors(text):
+    """What a document's headings are called in links."""
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+            for heading in re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)}
+
+
+def test_links_lead_somewhere():
+    made = {"reference.md"}  # by `make docs`
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
+        for to in re.findall(r"\]\(([^)\s]+)\)", text):
+            if to.startswith("http"):
+                continue
+            name, _, anchor = to.partition("#")
+            target = path.parent / name if name else path
+            assert target.exists() or name in made, (path.name, to)
+            assert not anchor or anchor in _anchors(target.read_text()), (path.name, to)
+
+
+def test_the_reference_has_every_function_that_has_help(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    pytest.importorskip("mkdocs", reason="not run: the page is made by MkDocs (make docs)")
+    import reference
+
+    from pg_mop.api import help as helps
+    page = reference.page()
+    for name in [*helps.FUNCTIONS, *helps.OF_RUNS]:
+        assert re.search(rf"^## {name}$", page, re.M) and re.search(rf"^(SELECT|CALL|SELECT \* FROM) madlib\.{name}\(",
+                                                                   page, re.M), name
 
 
 def test_the_tests_that_the_reliability_document_names_exist():
