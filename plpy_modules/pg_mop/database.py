@@ -206,22 +206,25 @@ class Database:
         """The caller's own search_path, as text."""
         return self._caller_path
 
+    @contextmanager
+    def undone(self):
+        """What is done within is taken back at the end, and its locks are given up. What is raised goes through."""
+        part = self.plpy.subtransaction()
+        part.__enter__()
+        try:
+            yield
+        finally:
+            part.__exit__(Exception, None, None)  # rolls it back, as where one is raised
+
     def check_sql(self, sql):
         """Raise PostgreSQL's own error where some SQL cannot be run as it is written.
 
         Of several statements at once only the syntax is looked at: the first may make what the second needs. No lock
         stays.
         """
-        class Looked(Exception):
-            pass
-
         try:
-            with self.plpy.subtransaction():
-                with self.caller_path():
-                    self.plpy.prepare(sql)
-                raise Looked
-        except Looked:
-            pass
+            with self.undone(), self.caller_path():
+                self.plpy.prepare(sql)
         except self.plpy.SPIError as error:
             if ";" not in sql.strip().rstrip(";") or getattr(error, "sqlstate", None) == "42601":
                 raise
