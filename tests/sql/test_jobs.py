@@ -117,6 +117,20 @@ def test_wrong_settings_are_refused(db):
     db.run("RESET pg_mop.kernel")
 
 
+def test_a_setting_that_the_submitter_has_emptied_is_empty(db):
+    """That of his role, which he has hidden, does not come back."""
+    db.run("DROP ROLE IF EXISTS emil; CREATE ROLE emil LOGIN; GRANT mop_user TO emil; "
+           "ALTER ROLE emil SET pg_mop.seed = 9; ALTER ROLE emil SET pg_mop.segments = 3")
+    client = db.another("emil")
+    client.run("SET pg_mop.seed = ''; SET search_path = ''")
+    number = submit(client, "DO $x$ BEGIN RAISE NOTICE '<%> <%> <%>', current_setting('pg_mop.seed'), "
+                            "current_setting('pg_mop.segments'), current_setting('search_path'); END $x$")
+    assert client.value("SELECT madlib.mop_wait(%s)", [number]) == "finished"
+    assert job(client, number)["messages"] == ["NOTICE:  <> <3> <\"\">"]
+    client.close()
+    db.run("DROP OWNED BY emil; DROP ROLE emil")
+
+
 def test_a_job_is_of_its_role(db, data):
     db.run("DROP ROLE IF EXISTS jo, flo; CREATE ROLE jo LOGIN; CREATE ROLE flo LOGIN; GRANT mop_user TO jo, flo; "
            "CREATE ROLE team; GRANT team, mop_user TO jo; GRANT mop_user TO team")

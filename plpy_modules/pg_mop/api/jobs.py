@@ -34,8 +34,8 @@ def mop_submit(db, command):
     # function, REFRESH MATERIALIZED VIEW, the expression of an index.
     db.execute("SELECT set_config('role', current_setting('role'), true)")
     db.check_sql(command)
-    settings.load(db)  # which says what is wrong with them
-    given = {name: value for name in settings.KNOWN if (value := db.setting(f"pg_mop.{name}")) is not None}
+    given = settings.given(db)
+    settings.parsed(given)  # which says what is wrong with them
     asked = {"parameters": way.parameters, "role": way.role, "schema": db.extension, "command": command,
              "settings": {"search_path": db.callers_path, **{f"pg_mop.{name}": v for name, v in given.items()}}}
     try:
