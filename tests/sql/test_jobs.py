@@ -103,8 +103,11 @@ def test_rows_without_end_cost_the_server_no_memory(db):
 
 
 @pytest.mark.parametrize("command, fragment", [
-    (None, "there is no command"), ("  ", "there is no command"), ("SELEC 1", "syntax error"),
-    ("SELECT madlib.no_such_call()", "does not exist"), ("SELECT 1; SELEC 2", "syntax error")])
+    (None, "there is no command"), ("  ", "there is no command"), (" ; -- SELECT 1", "there is no command"),
+    ("/* a /* b */ c */\n;--d", "there is no command"), ("/* SELECT 1 */ SELEC 1", "syntax error"),
+    ("/* a /* b */ SELECT 1", "unterminated"), ("SELEC 1", "syntax error"),
+    ("SELECT madlib.no_such_call()", "does not exist"), ("SELECT 1; SELEC 2", "syntax error"),
+    (f"SELECT '{'x' * (17 << 20)}'", "the command has 17.0 MB")])
 def test_what_cannot_be_run_is_refused(db, command, fragment):
     before = db.value("SELECT count(*) FROM madlib.mop_jobs")
     assert fragment in str(db.error("SELECT madlib.mop_submit(%s)", [command]))

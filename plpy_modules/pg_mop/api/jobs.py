@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import select
 import subprocess
 import time
@@ -14,6 +15,10 @@ from pg_mop.database import MopError, sql_function
 from pg_mop.engines import ways
 
 SECONDS = 60  # in which the keeper has its sessions
+MOST_BYTES = 16 << 20  # of a command: the keeper, whose memory is limited, and the catalog have it
+# what there is before the first token of a command or after its last one
+BLANK = re.compile(r"[ \t\n\r\f\v;]+|--[^\n\r]*")
+IN_COMMENT = re.compile(r"/\*|\*/")
 
 
 @sql_function
@@ -24,8 +29,12 @@ def mop_submit(db, command):
     is wrong with the command by what this transaction sees is PostgreSQL's own error, here. Raises MopError where there
     is no command, a setting is wrong, or no session can be had.
     """
-    if not (command or "").strip():
+    if is_empty(command or ""):
         raise MopError("there is no command to run", hint=f"SELECT {db.extension}.mop_submit($$ SELECT ... $$);")
+    if (size := len(command.encode())) > MOST_BYTES:
+        raise MopError(f"the command has {size / (1 << 20):.1f} MB", detail=f"It may have {MOST_BYTES >> 20} MB.",
+                       sqlstate="54000",
+                       hint=f"Put it into a procedure: SELECT {db.extension}.mop_submit($$ CALL ... $$);")
     if os.getppid() == 1:  # it would inherit the keeper, and take its end by a signal for a crash of its own
         raise MopError("there are no jobs where the server is process 1 of its container", sqlstate="0A000",
                        hint="Start the container with --init, or by tini.")
@@ -72,6 +81,26 @@ def _keep(db, way, asked):
         for pipe in (keeper.stdin, keeper.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()
+
+
+def is_empty(command):
+    """True where SQL is space, comments and semicolons alone."""
+    at = 0
+    while at < len(command):
+        if blank := BLANK.match(command, at):
+            at = blank.end()
+        elif command.startswith("/*", at):  # comments have comments within
+            depth = 0
+            for mark in IN_COMMENT.finditer(command, at):
+                depth += 1 if mark[0] == "/*" else -1
+                if not depth:
+                    break
+            if depth:
+                return False  # it has no end, of which PostgreSQL tells
+            at = mark.end()
+        else:
+            return False
+    return True
 
 
 def _write(keeper, line):
