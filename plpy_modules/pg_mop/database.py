@@ -16,6 +16,8 @@ SESSION_OPTIONS = ("-c search_path=pg_catalog,pg_temp -c client_min_messages=err
                    "-c extra_float_digits=1 -c row_security=on -c default_transaction_isolation=read\\ committed "
                    "-c default_transaction_read_only=off -c idle_in_transaction_session_timeout=0 "
                    "-c idle_session_timeout=0")
+# a server must learn that the machine of who led a call has gone
+KEEPALIVES = "-c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 -c tcp_keepalives_count=3"
 
 
 class MopError(Exception):

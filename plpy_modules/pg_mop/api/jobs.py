@@ -11,7 +11,7 @@ import time
 import mop_udf
 from mop_udf import process
 from pg_mop import settings
-from pg_mop.database import MopError, sql_function
+from pg_mop.database import MopError, quote_identifier, sql_function
 from pg_mop.engines import ways
 
 SECONDS = 60  # in which the keeper has its sessions
@@ -74,7 +74,7 @@ def _keep(db, way, asked):
                 db.tick()
         answer = json.loads(answer)
         if "error" in answer:
-            raise way.refused(answer["error"])
+            raise _refused(db, way, **answer)
         _write(keeper, "go")
         return answer["job"]
     finally:
@@ -101,6 +101,22 @@ def is_empty(command):
         else:
             return False
     return True
+
+
+def _refused(db, way, error, sqlstate, detail, hint):
+    """The MopError for what the keeper has met with in opening its sessions."""
+    user = way.parameters["user"]
+    if sqlstate == "28000" and not db.value("SELECT rolcanlogin FROM pg_roles WHERE rolname = $1", ["text"], [user]):
+        hint = f"ALTER ROLE {quote_identifier(user)} LOGIN;"
+    elif sqlstate is None or sqlstate.startswith("28"):  # there is no server there, or it wants to know more
+        return way.refused(error)
+    elif sqlstate == "53300":
+        detail = detail or "A job has two sessions."
+        hint = hint or ("SELECT pid, usename, datname, application_name FROM pg_stat_activity; or, where it is the "
+                        f"role's limit, ALTER ROLE {quote_identifier(user)} CONNECTION LIMIT ...;")
+    elif sqlstate == "55P03":
+        hint = hint or "SELECT pid, mode, relation::regclass FROM pg_locks WHERE granted; and call again."
+    return MopError(error, detail=detail, hint=hint, sqlstate=sqlstate)
 
 
 def _write(keeper, line):
