@@ -769,7 +769,7 @@ $$;
 -- Drops checkpoints of the calling role, those of least benefit first, until they take no more than so many bytes. The
 -- benefit is the seconds that it takes to train them again, for each byte, and less the longer nobody used them (Nectar,
 -- OSDI 2010, section 3.3). A run whose output is not committed keeps its own.
--- Whatever another call reads just now it leaves to the next one: it never waits long enough for a deadlock.
+-- Whatever another call reads just now it leaves to the next one: it hardly waits, and gives way in a deadlock.
 CREATE FUNCTION @extschema@.mop_evict(budget bigint, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms' AS $$
 DECLARE
@@ -780,7 +780,7 @@ DECLARE
 BEGIN
     BEGIN  -- one session at a time
         PERFORM 1 FROM @extschema@.mop_owner o WHERE o.owner = caller FOR NO KEY UPDATE;
-    EXCEPTION WHEN lock_not_available THEN
+    EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
         RETURN;  -- another does it
     END;
     FOR victim IN
@@ -800,7 +800,7 @@ BEGIN
             DELETE FROM @extschema@.mop_checkpoint c WHERE (c.run_id, c.stage) = (victim.run_id, victim.stage);
             UPDATE @extschema@.mop_model m SET generation = NULL
             WHERE (m.run_id, m.stage) = (victim.run_id, victim.stage);
-        EXCEPTION WHEN lock_not_available THEN
+        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
             NULL;  -- another call takes it over just now
         END;
     END LOOP;
@@ -825,7 +825,7 @@ BEGIN
                 PERFORM @extschema@.mop_move_states(late.run_id, late.stages, newest, ticket);
             END IF;
             DELETE FROM @extschema@.mop_generation g WHERE (g.run_id, g.generation) = (late.run_id, late.generation);
-        EXCEPTION WHEN lock_not_available OR program_limit_exceeded OR unique_violation THEN
+        EXCEPTION WHEN lock_not_available OR deadlock_detected OR program_limit_exceeded OR unique_violation THEN
             NULL;  -- the next call will try again
         END;
     END LOOP;

@@ -47,8 +47,9 @@ SELECT j.job, (SELECT coalesce(a.rolname, 'unknown (' || o.role || ')')::name FR
        t.status, j.command, j.submitted_at, j.finished_at,
        ARRAY(SELECT r.run_id FROM @extschema@.mop_run r WHERE r.coordinator_pid = j.session_pid
              AND r.coordinator_start = j.session_start AND @extschema@.mop_trains(r.function) ORDER BY 1) AS runs,
-       CASE WHEN t.status = j.status THEN j.error ELSE 'the session that ran it has ended' END AS error, j.messages,
-       j.session_pid
+       CASE WHEN t.status = j.status THEN j.error
+            ELSE 'the session that ran it has ended, and whether the command was finished was not noted' END AS error,
+       j.messages, j.session_pid
 FROM @extschema@.mop_job j CROSS JOIN LATERAL (
     SELECT @extschema@.mop_status(j.status, j.session_pid, j.session_start, 'failed') AS status) t
 WHERE j.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
@@ -61,7 +62,7 @@ from pg_mop.api import jobs
 return jobs.mop_submit(plpy, *args)
 $$;
 
--- Cancels a job as pg_cancel_backend does; false where it is not running.
+-- Cancels a job as pg_cancel_backend does; false where nothing of its command runs.
 CREATE FUNCTION @extschema@.mop_cancel(job bigint) RETURNS boolean LANGUAGE sql VOLATILE AS $$
     SELECT @extschema@.mop_cancel_job($1)
 $$;
@@ -82,17 +83,24 @@ BEGIN
     IF @extschema@.mop_status(its.status, its.session_pid, its.session_start, 'failed') <> 'running' THEN
         RETURN false;
     END IF;
+    -- (its command has come to its end, which is not noted yet, or has not begun)
+    IF EXISTS (SELECT 1 FROM pg_stat_activity a WHERE a.pid = its.session_pid AND a.state LIKE 'idle%') THEN
+        RETURN false;
+    END IF;
     RETURN pg_cancel_backend(its.session_pid);
 END
 $$;
 
--- Waits until a job has ended, or until so long has passed: its status.
+-- Waits until a job has ended, or until so long has passed: its status. Without a timeout it does not wait for a job
+-- that waits for it.
 CREATE FUNCTION @extschema@.mop_wait(job bigint, timeout interval DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     until timestamptz := clock_timestamp() + timeout;
     reached text;
     before text := 'running';
+    looks integer := 0;
+    held integer;
 BEGIN
     IF current_setting('transaction_isolation') NOT LIKE 'read%committed' THEN
         RAISE EXCEPTION 'this transaction does not see what others commit, such as the end of job %', $1
@@ -107,6 +115,16 @@ BEGIN
         -- (its session may have ended between what is noted and the look at sessions: the next look sees both)
         EXIT WHEN reached <> 'running' AND reached = before OR clock_timestamp() >= until;
         IF reached = 'running' THEN
+            IF timeout IS NULL AND looks % 10 = 5 THEN  -- (seldom: it stops all who ask for locks)
+                held := (SELECT j.session_pid FROM @extschema@.mop_jobs j WHERE j.job = $1);
+                IF pg_backend_pid() = ANY (pg_blocking_pids(held)) THEN
+                    RAISE EXCEPTION 'job % waits for a lock that this transaction holds', $1 USING ERRCODE = '55006',
+                        DETAIL = 'It will not end before this transaction has.',
+                        HINT = 'COMMIT; and wait then, or wait with a timeout: SELECT @extschema@.mop_wait(' || $1
+                               || ', ''1 min'');';
+                END IF;
+            END IF;
+            looks := looks + 1;
             PERFORM pg_sleep(least(0.1, coalesce(extract(epoch FROM until - clock_timestamp()), 0.1)));
         END IF;
         before := reached;

@@ -17,7 +17,7 @@ import psycopg2
 import psycopg2.extensions
 import psycopg2.extras
 
-from pg_mop.database import SESSION_OPTIONS, MopError, quote_identifier
+from pg_mop.database import KEEPALIVES, SESSION_OPTIONS, MopError, quote_identifier
 from pg_mop.plan.reuse import Known
 from pg_mop.schedule.board import Unit
 
@@ -27,10 +27,8 @@ def connect(way, name):
     application_name. Raises MopError."""
     try:
         connection = psycopg2.connect(
-            **way.parameters, connect_timeout=10, application_name=name, options=f"{SESSION_OPTIONS} -c "
-            # (a server must learn that a coordinator's machine has gone)
-            f"statement_timeout=30000 -c lock_timeout=10000 -c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 "
-            f"-c tcp_keepalives_count=3")
+            **way.parameters, connect_timeout=10, application_name=name,
+            options=f"{SESSION_OPTIONS} {KEEPALIVES} -c statement_timeout=30000 -c lock_timeout=10000")
         connection.autocommit = True
         with connection.cursor() as cursor:
             # always: the login's own settings may say another

@@ -16,6 +16,8 @@ SESSION_OPTIONS = ("-c search_path=pg_catalog,pg_temp -c client_min_messages=err
                    "-c extra_float_digits=1 -c row_security=on -c default_transaction_isolation=read\\ committed "
                    "-c default_transaction_read_only=off -c idle_in_transaction_session_timeout=0 "
                    "-c idle_session_timeout=0")
+# a server must learn that the machine of who led a call has gone
+KEEPALIVES = "-c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 -c tcp_keepalives_count=3"
 
 
 class MopError(Exception):
@@ -206,22 +208,25 @@ class Database:
         """The caller's own search_path, as text."""
         return self._caller_path
 
+    @contextmanager
+    def undone(self):
+        """What is done within is taken back at the end, and its locks are given up. What is raised goes through."""
+        part = self.plpy.subtransaction()
+        part.__enter__()
+        try:
+            yield
+        finally:
+            part.__exit__(Exception, None, None)  # rolls it back, as where one is raised
+
     def check_sql(self, sql):
         """Raise PostgreSQL's own error where some SQL cannot be run as it is written.
 
         Of several statements at once only the syntax is looked at: the first may make what the second needs. No lock
         stays.
         """
-        class Looked(Exception):
-            pass
-
         try:
-            with self.plpy.subtransaction():
-                with self.caller_path():
-                    self.plpy.prepare(sql)
-                raise Looked
-        except Looked:
-            pass
+            with self.undone(), self.caller_path():
+                self.plpy.prepare(sql)
         except self.plpy.SPIError as error:
             if ";" not in sql.strip().rstrip(";") or getattr(error, "sqlstate", None) == "42601":
                 raise

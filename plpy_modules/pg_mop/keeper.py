@@ -1,119 +1,152 @@
 """The keeper of a job: a small process that holds the session of a call whose client need not stay (api/jobs.py).
 
 `python -m pg_mop.keeper` is a process of the server's user, started by the backend of mop_submit, which writes one line
-of JSON to it and reads one: {"job": number}, or {"error": why there is none}. The command begins once the backend has
-answered with a second line, so that a job of which nobody knows does not go on. A job has two sessions: one runs the
-command, and one tells the catalog what it says. The first ends when this process does, and this process when the first
-has: a stop of the server ends it. What it was given it has in memory alone.
+of JSON to it and reads one: {"job": number}, or {"error": why there is none, ...}. The command begins once the backend
+has answered with a second line, so that a job of which nobody knows does not go on. A job has two sessions: one runs
+the command, and one tells the catalog what it says. The first ends when this process does, and this process when the
+first has: a stop of the server ends it. What it was given it has in memory alone.
 """
 
 import collections
 import json
 import os
 import resource
-import select
 import signal
 import sys
 import time
+import types
 
 import psycopg2
 import psycopg2.extensions
 from setproctitle import setproctitle
 
-from pg_mop.database import SESSION_OPTIONS, quote_identifier
-from pg_mop.execute.sessions import message_of
+from pg_mop.database import KEEPALIVES, SESSION_OPTIONS
+from pg_mop.execute import libpq
+from pg_mop.execute.sessions import SessionLost, WorkerSession, message_of, run, wait
 
 CONNECT_SECONDS = 10
+ASK_SECONDS = 40        # for the answer to a short statement, which has shorter limits in the server
+LOCK_SECONDS = 10
 TICK_SECONDS = 0.5
-NOTE_SECONDS = 60       # in which a lost session of the catalog is had again
-MOST_BYTES = 1 << 30    # of memory: of a command's rows all come here
+REST_SECONDS = 5        # after the catalog could not be told of something
+NOTE_SECONDS = 60       # in which it can be told of the end
+MOST_BYTES = 1 << 30    # of memory
 MOST_CHARACTERS = 4000  # of a message
 MOST_LINES = 200        # that are not noted yet
 # the login's own settings hold, as in any session of his
-OPTIONS = ("-c client_encoding=UTF8 -c client_connection_check_interval=1000 -c idle_session_timeout=0 "
-           "-c idle_in_transaction_session_timeout=0")
+OPTIONS = (f"-c client_encoding=UTF8 -c client_connection_check_interval=1000 -c idle_session_timeout=0 "
+           f"-c idle_in_transaction_session_timeout=0 {KEEPALIVES}")
+LOG_OPTIONS = f"{SESSION_OPTIONS} {KEEPALIVES} -c statement_timeout=30000 -c lock_timeout={LOCK_SECONDS * 1000}"
 
 
-class Running:
-    """An asynchronous session in the role's name, and the lines that it is sent."""
+def opened(way, name, options):
+    """A session in the role's name. Raises SessionLost."""
+    session = WorkerSession(way, None, name, options)
+    session.connection.notices = collections.deque(maxlen=MOST_LINES)
+    run(session, None, within(CONNECT_SECONDS))
+    return session
 
-    def __init__(self, parameters, role, settings):
-        """`settings`: {name: value}. Raises psycopg2.Error."""
-        self.connection = psycopg2.connect(**parameters, options=OPTIONS, async_=True)
-        self.connection.notices = collections.deque(maxlen=MOST_LINES)
-        until = time.monotonic() + CONNECT_SECONDS
-        self._wait(lambda: time.monotonic() < until)
-        self.ask(f"SET ROLE {quote_identifier(role)}")
-        for name, value in settings.items():
-            self.ask("SELECT pg_catalog.set_config(%s, %s, false)", (name, value))
 
-    def ask(self, sql, values=None):
-        """The first value of a short query, None where it gives no rows."""
-        cursor = self.run(sql, values, lambda: True)
-        return cursor.fetchone()[0] if cursor.description else None
+def ask(session, sql, *values):
+    """The first value of a short query (%s stands for a value), None where it gives no rows. Raises psycopg2.Error,
+    SessionLost."""
+    rows = run(session, session.connection.cursor().mogrify(sql, values).decode(), within(ASK_SECONDS))
+    return rows[0][0] if rows else None
 
-    def run(self, sql, values, tick):
-        cursor = self.connection.cursor()
-        cursor.execute(sql, values)
-        self._wait(tick)
-        return cursor
 
-    def _wait(self, tick):
-        """Until what has been asked is there. Raises psycopg2.Error: also where `tick`, called often, gives False."""
-        while (state := self.connection.poll()) != psycopg2.extensions.POLL_OK:
-            ways = ([self.connection], []) if state == psycopg2.extensions.POLL_READ else ([], [self.connection])
-            select.select(*ways, [], TICK_SECONDS)
-            if not tick():
-                raise psycopg2.OperationalError(f"timeout expired after {CONNECT_SECONDS} s")
+def within(seconds):
+    """What is to be called while one waits: raises SessionLost once that has taken so many seconds."""
+    until = time.monotonic() + seconds
 
-    def lines(self):
-        """What has been said since the last look."""
-        notices, found = self.connection.notices, []
-        while notices:
-            found.append(notices.popleft().strip()[:MOST_CHARACTERS])
-        return found
+    def tick():
+        if time.monotonic() > until:
+            raise SessionLost(f"no answer within {seconds} s")
+
+    return tick
 
 
 class Log:
     """The catalog's row of the job, through a session in the role's name."""
 
-    def __init__(self, parameters, role, schema):
-        """`schema`: the extension's, quoted. Raises psycopg2.Error."""
-        self.parameters, self.role, self.schema = parameters, role, schema.replace("%", "%%")
-        self.job, self.pid = None, None
-        self._connect()
+    def __init__(self, way, schema, command, backend):
+        """Opens the job; `schema`: the extension's, quoted, for `ask`; `backend`: what mop_tickets tells of the session
+        that is to run the command. Raises psycopg2.Error, SessionLost."""
+        self.way, self.schema, self.pid, self.session = way, schema, int(backend.split()[0]), None
+        self.job = self._ask(f"SELECT {schema}.mop_open_job(%s, %s)", command, backend)
 
-    def _connect(self):
-        self.connection = psycopg2.connect(
-            **self.parameters, connect_timeout=CONNECT_SECONDS, application_name="pg_mop job's log",
-            options=f"{SESSION_OPTIONS} -c statement_timeout=30000 -c lock_timeout=10000")
-        self.connection.autocommit = True
-        self._value(f"SET ROLE {quote_identifier(self.role).replace('%', '%%')}")
-
-    def _value(self, sql, *values):
-        with self.connection.cursor() as cursor:
-            cursor.execute(sql, values)
-            return cursor.fetchone()[0] if cursor.description else None
-
-    def open(self, command, backend):
-        self.pid = int(backend.split()[0])
-        self.job = self._value(f"SELECT {self.schema}.mop_open_job(%s, %s)", command, backend)
+    def _ask(self, sql, *values):
+        if self.session is None or self.session.connection.closed:
+            self.session = opened(self.way, "pg_mop job's log", LOG_OPTIONS)
+        try:
+            return ask(self.session, sql, *values)
+        except (psycopg2.Error, SessionLost):
+            self.session.close()  # (it may be at work still, or be another role again)
+            raise
 
     def note(self, lines, outcome=None, problem=None):
-        """Add lines, and how the job has ended; whether that could be done. The end is tried for some time."""
-        until = time.monotonic() + (NOTE_SECONDS if outcome else 0)
-        while True:
-            try:
-                if self.connection.closed:
-                    self._connect()
-                self._value(f"SELECT {self.schema}.mop_note_job(%s, %s, %s, %s, %s)", self.job, self.pid, lines,
-                            outcome, problem)
-                return True
-            except psycopg2.Error:
-                self.connection.close()
-                if time.monotonic() >= until:
-                    return False
-            time.sleep(1)
+        """Add lines, and how the job has ended; whether that could be done."""
+        try:
+            self._ask(f"SELECT {self.schema}.mop_note_job(%s, %s, %s, %s, %s)", self.job, self.pid, lines, outcome,
+                      problem and problem[:MOST_CHARACTERS])
+            return True
+        except (psycopg2.Error, SessionLost):
+            return False
+
+    def was_asked_for(self, error):
+        """Whether somebody has asked for a cancel: what statement_timeout ends has the same SQLSTATE.
+
+        The server says which it was, in a language that may be any: so a cancel is asked for here, and the words are
+        compared.
+        """
+        try:
+            self._ask("SELECT pg_catalog.pg_cancel_backend(pg_catalog.pg_backend_pid()), pg_catalog.pg_sleep(10)")
+        except psycopg2.errors.QueryCanceled as asked_for:
+            return message_of(error) == message_of(asked_for)
+        except (psycopg2.Error, SessionLost):
+            pass
+        return True  # as it is mostly
+
+
+def lines(session):
+    """What has been said in a session since the last look."""
+    notices, found = session.connection.notices, []
+    while notices:
+        found.append(notices.popleft().strip()[:MOST_CHARACTERS])
+    return found
+
+
+def parts(error):
+    """What a psycopg2.Error or SessionLost says, as sql_function's MopError has it."""
+    if getattr(error, "pgcode", None) is None:  # a session that has been ended has said why on the first line
+        return {"error": message_of(error).partition("\n")[0].removeprefix("FATAL:").strip(),
+                "sqlstate": getattr(error, "sqlstate", None), "detail": None, "hint": None}
+    return {"error": message_of(error), "sqlstate": error.pgcode, "detail": error.diag.message_detail,
+            "hint": error.diag.message_hint}
+
+
+def told(error):
+    """An error as psql shows it, without where."""
+    said = parts(error)
+    return "\n".join([said["error"], *(f"{name.upper()}:  {said[name]}" for name in ("detail", "hint") if said[name])])
+
+
+def ending(session, error, log):
+    """How a job has ended, and the error's text; `error`: what its command has raised, or None."""
+    if error is None:
+        if session.connection.get_transaction_status() == psycopg2.extensions.TRANSACTION_STATUS_IDLE:
+            return "finished", None
+        return "failed", "the command does not end the transaction that it began last: that is rolled back"
+    if isinstance(error, psycopg2.errors.QueryCanceled):
+        return "cancelled" if log.was_asked_for(error) else "failed", told(error)
+    maybe = "\nDETAIL:  What the command has done may be committed."
+    if isinstance(error, SessionLost):
+        return "failed", told(error) + maybe
+    if session.connection.get_transaction_status() == psycopg2.extensions.TRANSACTION_STATUS_ACTIVE:
+        # (psycopg2 leaves it there in the midst of COPY, and nowhere else)
+        return "failed", (f"a job has no client, so there is no COPY to STDOUT or from STDIN{maybe}\n"
+                          "HINT:  INSERT INTO a table, or COPY to or from a file of the server.")
+    # (what is not the server's, which undoes a statement that it refuses, is that of a row beyond our memory)
+    return "failed", told(error) + (maybe if error.pgcode is None else "")
 
 
 def say(answer):
@@ -125,17 +158,6 @@ def say(answer):
         return ""
 
 
-def told(error):
-    """An error as psql shows it, without where."""
-    # a session that has been ended has said why on the first line
-    parts = [message_of(error).partition("\n")[0].removeprefix("FATAL:").strip() if error.pgcode is None
-             else message_of(error)]
-    for name, text in (("DETAIL", error.diag.message_detail), ("HINT", error.diag.message_hint)):
-        if text:
-            parts.append(f"{name}:  {text}")
-    return "\n".join(parts)
-
-
 def main():
     if os.fork():  # the backend has no child to wait for
         os._exit(0)
@@ -143,50 +165,53 @@ def main():
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     asked = json.loads(sys.stdin.readline())
-    parameters, role = asked["parameters"], asked["role"]
+    # (a Way, without the import of all engines)
+    way = types.SimpleNamespace(parameters=asked["parameters"], role=asked["role"], by_password=False)
+    schema = asked["schema"].replace("%", "%%")
     try:
-        session = Running(parameters, role, asked["settings"])
-        log = Log(parameters, role, asked["schema"])
-        log.open(asked["command"], session.ask(f"SELECT backend FROM {asked['schema']}.mop_tickets"))
-        session.ask("SELECT pg_catalog.set_config('application_name', %s, false)", (f"pg_mop job {log.job}",))
-    except psycopg2.Error as error:
-        say({"error": str(error).strip()})
+        session = opened(way, "pg_mop job", OPTIONS)
+        ask(session, "SELECT pg_catalog.set_config('lock_timeout', %s, false)", f"{LOCK_SECONDS}s")
+        for name, value in asked["settings"].items():
+            ask(session, "SELECT pg_catalog.set_config(%s, %s, false)", name, value)
+        log = Log(way, schema, asked["command"], ask(session, f"SELECT backend FROM {schema}.mop_tickets"))
+        ask(session, "SELECT pg_catalog.set_config('application_name', %s, false)", f"pg_mop job {log.job}")
+        ask(session, "RESET lock_timeout")  # the command has the login's own
+    except (psycopg2.Error, SessionLost) as error:
+        say(parts(error))
         return
-    setproctitle(f"pg_mop keeper: port {parameters['port']}, database {parameters['dbname']}, job {log.job}")
+    setproctitle(f"pg_mop keeper: port {way.parameters['port']}, database {way.parameters['dbname']}, job {log.job}")
     if not say({"job": log.job}):
         log.note([], "cancelled", "the call of mop_submit was cancelled")
         return
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
-    kept, noted = collections.deque(maxlen=MOST_LINES), 0.0
+    kept, next_note = collections.deque(maxlen=MOST_LINES), 0.0
 
     def tick():
-        nonlocal noted
-        kept.extend(session.lines())
-        if kept and time.monotonic() - noted > TICK_SECONDS:
-            if log.note(list(kept)):
+        nonlocal next_note
+        kept.extend(lines(session))
+        if kept and time.monotonic() > next_note:
+            if done := log.note(list(kept)):
                 kept.clear()
-            noted = time.monotonic()
-        return True
+            next_note = time.monotonic() + (TICK_SECONDS if done else REST_SECONDS)
 
-    outcome = problem = None
     try:
-        session.run(asked["command"], None, tick)
-        if session.connection.get_transaction_status() == psycopg2.extensions.TRANSACTION_STATUS_IDLE:
-            outcome = "finished"
-        else:
-            outcome = "failed"
-            problem = "the command does not end the transaction that it began last: that is rolled back"
-    except psycopg2.errors.QueryCanceled as error:
-        outcome, problem = "cancelled", told(error)
-    except psycopg2.Error as error:
-        outcome, problem = "failed", told(error)
-        if error.pgcode is None:  # not the server's, which undoes a statement that it refuses
-            problem += "\nDETAIL:  What the command has done may be committed."
+        session.begin(asked["command"])
+        libpq.take_rows_singly(session.connection)  # nobody wants them
+        while not (ended := wait([session], tick, TICK_SECONDS)):
+            pass
+        outcome, problem = ending(session, ended[0][1], log)
+    except SessionLost as error:
+        outcome, problem = ending(session, error, log)
     except MemoryError:
-        outcome, problem = "failed", "its rows take too much memory; what it has done may be committed"
-    log.note([*kept, *session.lines()], outcome, problem)
+        outcome, problem = "failed", "a row takes too much memory; what the command has done may be committed"
+    last = [*kept, *lines(session)], outcome, problem
+    if not log.note(*last):
+        session.close()  # a job that has ended does not count as running, though nobody can say how it has ended
+        until = time.monotonic() + NOTE_SECONDS
+        while not log.note(*last) and time.monotonic() < until:
+            time.sleep(1)
 
 
 if __name__ == "__main__":

@@ -143,16 +143,29 @@ KNOWN = {
 
 def load(db):
     """All settings as a dict; raises MopError for a bad value or an unknown `pg_mop.*` name."""
+    return parsed(given(db))
+
+
+def given(db):
+    """{name: text} of the settings as the session has them: '' where one has been emptied or undone, which counts as
+    none, though it hides what the role or the database has. Raises MopError for an unknown `pg_mop.*` name."""
     unknown = sorted(_names_that_are_set(db) - set(KNOWN))
     if unknown:
         raise MopError(f'unrecognized setting "pg_mop.{unknown[0]}"',
                        detail="The settings are " + ", ".join(f"pg_mop.{n}" for n in KNOWN) + ".",
                        hint=f"RESET pg_mop.{unknown[0]};", sqlstate="42704")
+    rows = db.execute("SELECT n, current_setting('pg_mop.' || n, true) AS text FROM unnest($1) AS n", ["text[]"],
+                      [list(KNOWN)])
+    return {row["n"]: row["text"] for row in rows if row["text"] is not None}
+
+
+def parsed(texts):
+    """All settings as a dict, from those that are given; raises MopError for a bad value."""
     values = {}
     for name, (parse, default) in KNOWN.items():
-        text = db.setting(f"pg_mop.{name}")
+        text = texts.get(name)
         try:
-            values[name] = default if text is None else parse(text)
+            values[name] = parse(text) if text else default
         except ValueError:
             raise MopError(f'invalid value for setting "pg_mop.{name}": "{text}"',
                            hint=f"It takes {parse.wanted}.") from None

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from conftest import Calling
+from conftest import Calling, eventually
 from workload import ADAM, dense, fit, load, make_data, selection
 
 
@@ -270,6 +270,33 @@ def test_states_that_another_call_reads_are_dropped_by_the_next(db, anew):
     reader.close()
     db.run("SELECT madlib.mop_drop_checkpoints()")
     assert db.value("SELECT count(*) FROM madlib.mop_generation") == 0
+
+
+def test_who_drops_gives_way_in_a_deadlock(db, anew):
+    """Another call has the second checkpoint that is to go, and waits for the first, which is just going."""
+    fit(db, "flowers_packed", "models", "mst", iterations=1)
+    first, second = sorted(row["stage"] for row in db.run(
+        "UPDATE madlib.mop_checkpoint SET seconds = CASE stage WHEN (SELECT min(stage) FROM madlib.mop_checkpoint) "
+        "THEN 1000000 ELSE 0 END RETURNING stage"))[:2]
+    db.run("CREATE FUNCTION await() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+           "WHILE NOT EXISTS (SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid') LOOP "
+           "PERFORM pg_sleep(0.01); END LOOP; RETURN OLD; END $$; "
+           "CREATE TRIGGER await BEFORE DELETE ON madlib.mop_checkpoint FOR EACH ROW "
+           f"WHEN (OLD.stage = {first}) EXECUTE FUNCTION await()")
+    other, evicting = db.another(), db.another()
+    lock = "SELECT 1 FROM madlib.mop_checkpoint WHERE stage = {} FOR UPDATE"
+    other.run(f"SET deadlock_timeout = '1min'; BEGIN; {lock.format(second)}")
+    evicting.run("SET deadlock_timeout = '1ms'")  # so it is seen before the wait ends
+    drop = Calling(evicting, "SELECT madlib.mop_evict(0)")
+    assert eventually(lambda: db.value("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", [
+        evicting.connection.info.backend_pid]) == "PgSleep")
+    wait = Calling(other, lock.format(first))
+    assert drop.end(20) is None and wait.end(20) is None
+    other.run("ROLLBACK")
+    assert {r["stage"] for r in db.run("SELECT stage FROM madlib.mop_checkpoint")} & {first, second} == {second}
+    db.run("DROP FUNCTION await CASCADE")
+    other.close()
+    evicting.close()
 
 
 def test_two_roles_never_share(db, anew):

@@ -88,23 +88,43 @@ def test_what_a_command_says_and_how_it_fails_is_told(db, data):
     assert job(db, many)["messages"] == [f"NOTICE:  {i}" for i in range(801, 1001)]
     late = submit(db, "CREATE TEMP TABLE t (i int); SELECT i / 0 FROM generate_series(1, 1) AS i")
     assert db.value("SELECT madlib.mop_wait(%s)", [late]) == "failed" and job(db, late)["error"] == "division by zero"
-    copy = submit(db, "CREATE TABLE copied (i int); COPY copied FROM STDIN")
-    assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [copy]) == "failed"
+    for copy in ("COPY copied FROM STDIN", "INSERT INTO copied VALUES (1); COPY copied TO STDOUT"):
+        copies = submit(db, f"CREATE TABLE copied (i int); {copy}")
+        assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [copies]) == "failed"
+        assert "a job has no client, so there is no COPY to STDOUT or from STDIN" in job(db, copies)["error"]
+        assert eventually(lambda number=copies: keeper_of(db, number) is None)
+        db.run("DROP TABLE IF EXISTS copied")
     opened = submit(db, "BEGIN; CREATE TABLE lost (i int)")
     assert db.value("SELECT madlib.mop_wait(%s)", [opened]) == "failed" and "rolled back" in job(db, opened)["error"]
     percent = submit(db, "SELECT '%s % %%'::text")
+    long = submit(db, "DO $x$ BEGIN RAISE NOTICE '%', repeat('x', 9000); RAISE '%', repeat('y', 9000); END $x$")
+    assert db.value("SELECT madlib.mop_wait(%s)", [long]) == "failed"
+    assert len(job(db, long)["messages"][0]) == 4000 and job(db, long)["error"] == "y" * 4000
     assert db.value("SELECT madlib.mop_wait(%s)", [percent]) == "finished"
 
 
-def test_rows_without_end_cost_the_server_no_memory(db):
-    number = submit(db, "SELECT repeat('x', 1000000) FROM generate_series(1, 3000)")
+def test_rows_without_end_take_no_memory(db):
+    """There is more of them than the keeper may have of memory; a single row must have room."""
+    db.run("SELECT pg_advisory_lock(1)")
+    number = submit(db, "SELECT 1; SELECT repeat('x', 1000000) FROM generate_series(1, 1500); "
+                        "DO $x$ BEGIN RAISE NOTICE 'sent'; END $x$; SELECT pg_advisory_xact_lock(1)")
+    assert eventually(lambda: job(db, number)["messages"] == ["NOTICE:  sent"], 60)
+    with open(f"/proc/{keeper_of(db, number)}/status") as file:
+        peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+    assert peak < 200 << 10  # kB
+    db.run("SELECT pg_advisory_unlock(1)")
+    assert db.value("SELECT madlib.mop_wait(%s, '1 min')", [number]) == "finished"
+    number = submit(db, "SELECT repeat('x', 500000000)")
     assert db.value("SELECT madlib.mop_wait(%s, '2 min')", [number]) == "failed"
-    assert "memory" in job(db, number)["error"]
+    assert "memory" in job(db, number)["error"] and "may be committed" in job(db, number)["error"]
 
 
 @pytest.mark.parametrize("command, fragment", [
-    (None, "there is no command"), ("  ", "there is no command"), ("SELEC 1", "syntax error"),
-    ("SELECT madlib.no_such_call()", "does not exist"), ("SELECT 1; SELEC 2", "syntax error")])
+    (None, "there is no command"), ("  ", "there is no command"), (" ; -- SELECT 1", "there is no command"),
+    ("/* a /* b */ c */\n;--d", "there is no command"), ("/* SELECT 1 */ SELEC 1", "syntax error"),
+    ("/* a /* b */ SELECT 1", "unterminated"), ("SELEC 1", "syntax error"),
+    ("SELECT madlib.no_such_call()", "does not exist"), ("SELECT 1; SELEC 2", "syntax error"),
+    (f"SELECT '{'x' * (17 << 20)}'", "the command has 17.0 MB")])
 def test_what_cannot_be_run_is_refused(db, command, fragment):
     before = db.value("SELECT count(*) FROM madlib.mop_jobs")
     assert fragment in str(db.error("SELECT madlib.mop_submit(%s)", [command]))
@@ -115,6 +135,20 @@ def test_wrong_settings_are_refused(db):
     assert 'invalid value for setting "pg_mop.kernel"' in str(db.error(
         "SET pg_mop.kernel = 'fast'; SELECT madlib.mop_submit('SELECT 1')"))
     db.run("RESET pg_mop.kernel")
+
+
+def test_a_setting_that_the_submitter_has_emptied_is_empty(db):
+    """That of his role, which he has hidden, does not come back."""
+    db.run("DROP ROLE IF EXISTS emil; CREATE ROLE emil LOGIN; GRANT mop_user TO emil; "
+           "ALTER ROLE emil SET pg_mop.seed = 9; ALTER ROLE emil SET pg_mop.segments = 3")
+    client = db.another("emil")
+    client.run("SET pg_mop.seed = ''; SET search_path = ''")
+    number = submit(client, "DO $x$ BEGIN RAISE NOTICE '<%> <%> <%>', current_setting('pg_mop.seed'), "
+                            "current_setting('pg_mop.segments'), current_setting('search_path'); END $x$")
+    assert client.value("SELECT madlib.mop_wait(%s)", [number]) == "finished"
+    assert job(client, number)["messages"] == ["NOTICE:  <> <3> <\"\">"]
+    client.close()
+    db.run("DROP OWNED BY emil; DROP ROLE emil")
 
 
 def test_a_job_is_of_its_role(db, data):
@@ -142,13 +176,89 @@ def test_a_job_is_of_its_role(db, data):
     db.run("CREATE FUNCTION lend() RETURNS bigint LANGUAGE sql SECURITY DEFINER AS "
            "$$ SELECT madlib.mop_submit('SELECT 1') $$")
     assert "SECURITY DEFINER" in str(flo.error("SELECT lend()"))
-    # a role that may have no more sessions
-    db.run("ALTER ROLE flo CONNECTION LIMIT 1")
-    error = flo.error("SELECT madlib.mop_submit('SELECT 1')")
-    assert "cannot open a worker session" in str(error) and "too many connections" in error.diag.message_detail
     jo.close()
     flo.close()
     db.run("DROP FUNCTION lend; DROP OWNED BY jo, flo, team; DROP ROLE jo, flo, team")
+
+
+def test_why_a_role_can_have_no_session_is_said_with_what_mends_it(db):
+    db.run("DROP ROLE IF EXISTS flo; CREATE ROLE flo LOGIN; GRANT mop_user TO flo")
+    flo, call = db.another("flo"), "SELECT madlib.mop_submit('SELECT 1')"
+    for limit in (1, 2):  # of the two sessions, the first or the second
+        db.run(f"ALTER ROLE flo CONNECTION LIMIT {limit}")
+        error = flo.error(call)
+        assert error.pgcode == "53300" and 'too many connections for role "flo"' in error.diag.message_primary
+        assert 'ALTER ROLE "flo" CONNECTION LIMIT' in error.diag.message_hint
+        assert eventually(lambda: db.value("SELECT count(*) FROM pg_stat_activity WHERE usename = 'flo'") == 1)
+    db.run("ALTER ROLE flo CONNECTION LIMIT -1 NOLOGIN")
+    error = flo.error(call)
+    assert error.pgcode == "28000" and "not permitted to log in" in error.diag.message_primary
+    assert error.diag.message_hint == 'ALTER ROLE "flo" LOGIN;'
+    db.run("ALTER ROLE flo LOGIN")
+    # what it waits for
+    db.run("BEGIN; LOCK TABLE madlib.mop_secret")
+    error = flo.error(call)
+    assert error.pgcode == "55P03" and "lock timeout" in error.diag.message_primary
+    assert "pg_locks" in error.diag.message_hint
+    db.run("ROLLBACK")
+    assert flo.value("SELECT count(*) FROM madlib.mop_jobs") == 0
+    flo.run("SELECT set_config('lock_timeout', '7s', false)")
+    db.run("ALTER ROLE flo SET lock_timeout = '9s'")
+    number = submit(flo, "DO $x$ BEGIN RAISE NOTICE '%', current_setting('lock_timeout'); END $x$")
+    assert flo.value("SELECT madlib.mop_wait(%s)", [number]) == "finished"
+    assert job(flo, number)["messages"] == ["NOTICE:  9s"]  # the login's own
+    flo.close()
+    db.run("DROP OWNED BY flo; DROP ROLE flo")
+
+
+def test_what_ends_by_a_timeout_has_failed(db):
+    number = submit(db, "SET statement_timeout = '100ms'; SELECT pg_sleep(100)")
+    assert db.value("SELECT madlib.mop_wait(%s, '30 s')", [number]) == "failed"
+    assert job(db, number)["error"] == "canceling statement due to statement timeout"
+    number = submit(db, "SELECT pg_sleep(100)")
+    pid = job(db, number)["session_pid"]
+    assert eventually(lambda: db.value("SELECT state FROM pg_stat_activity WHERE pid = %s", [pid]) == "active")
+    db.run("SELECT pg_cancel_backend(%s)", [pid])  # as mop_cancel does
+    assert db.value("SELECT madlib.mop_wait(%s, '30 s')", [number]) == "cancelled"
+
+
+def test_a_job_whose_end_cannot_be_noted_does_not_run_for_ever(db):
+    db.run("DROP ROLE IF EXISTS rita; CREATE ROLE rita LOGIN; GRANT mop_user TO rita; SELECT pg_advisory_lock(2)")
+    rita = db.another("rita")
+    number = submit(rita, "SELECT pg_advisory_xact_lock(2)")
+    db.run("REVOKE mop_user FROM rita; SELECT pg_advisory_unlock(2)")
+    assert eventually(lambda: job(db, number)["status"] == "failed")
+    assert "whether the command was finished was not noted" in job(db, number)["error"]
+    db.run("GRANT mop_user TO rita")  # it is tried again
+    assert eventually(lambda: job(db, number)["status"] == "finished", 30) and job(db, number)["error"] is None
+    rita.close()
+    db.run("DROP OWNED BY rita; DROP ROLE rita")
+
+
+def test_a_command_that_has_ended_is_not_cancelled(db):
+    other = db.another()
+    other.run("SELECT pg_advisory_lock(3)")
+    number = submit(db, "SELECT pg_advisory_xact_lock(3)")
+    other.run("BEGIN; LOCK TABLE madlib.mop_job IN EXCLUSIVE MODE; SELECT pg_advisory_unlock(3)")
+    pid = job(db, number)["session_pid"]
+    assert eventually(lambda: db.value("SELECT state FROM pg_stat_activity WHERE pid = %s", [pid]) == "idle")
+    assert job(db, number)["status"] == "running" and db.value("SELECT madlib.mop_cancel(%s)", [number]) is False
+    other.run("ROLLBACK")
+    other.close()
+    assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "finished"
+
+
+def test_nobody_waits_for_ever_for_a_job_that_waits_for_him(db):
+    db.run("DROP TABLE IF EXISTS wanted; CREATE TABLE wanted (i int)")
+    db.run("BEGIN; LOCK TABLE wanted")
+    number = submit(db, "INSERT INTO wanted SELECT generate_series(1, 3)")
+    assert db.value("SELECT madlib.mop_wait(%s, '1500 ms')", [number]) == "running"
+    error = db.error("SELECT madlib.mop_wait(%s)", [number])
+    assert error.pgcode == "55006" and f"job {number} waits for a lock that this transaction holds" in str(error)
+    assert error.diag.message_hint == (
+        f"COMMIT; and wait then, or wait with a timeout: SELECT madlib.mop_wait({number}, '1 min');")
+    assert db.value("SELECT madlib.mop_wait(%s)", [number]) == "finished"
+    assert db.value("SELECT count(*) FROM wanted") == 3
 
 
 def test_no_rights_are_had_by_a_job_that_its_role_does_not_have(db):
@@ -182,7 +292,7 @@ def test_a_job_ends_with_its_keeper_and_its_session(db):
     number = submit(db, "SELECT pg_sleep(100)")
     os.kill(keeper_of(db, number), signal.SIGKILL)
     assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "failed"
-    assert job(db, number)["error"] == "the session that ran it has ended"
+    assert "the session that ran it has ended" in job(db, number)["error"]
     number = submit(db, "SELECT pg_sleep(100)")
     db.run("SELECT pg_terminate_backend(session_pid) FROM madlib.mop_jobs WHERE job = %s", [number])
     assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "failed"

@@ -87,7 +87,7 @@ class Applying(Training):
     def all_failed(self):
         return self.failed[1].partition(": ")[2]
 
-    def tell(self, iteration, left=None):
+    def tell(self, *_):
         """Of the one iteration there is nothing to tell."""
 
     def adopt(self, stages):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import select
 import subprocess
 import time
@@ -10,10 +11,14 @@ import time
 import mop_udf
 from mop_udf import process
 from pg_mop import settings
-from pg_mop.database import MopError, sql_function
+from pg_mop.database import MopError, quote_identifier, sql_function
 from pg_mop.engines import ways
 
 SECONDS = 60  # in which the keeper has its sessions
+MOST_BYTES = 16 << 20  # of a command: the keeper, whose memory is limited, and the catalog have it
+# what there is before the first token of a command or after its last one
+BLANK = re.compile(r"[ \t\n\r\f\v;]+|--[^\n\r]*")
+IN_COMMENT = re.compile(r"/\*|\*/")
 
 
 @sql_function
@@ -24,8 +29,12 @@ def mop_submit(db, command):
     is wrong with the command by what this transaction sees is PostgreSQL's own error, here. Raises MopError where there
     is no command, a setting is wrong, or no session can be had.
     """
-    if not (command or "").strip():
+    if is_empty(command or ""):
         raise MopError("there is no command to run", hint=f"SELECT {db.extension}.mop_submit($$ SELECT ... $$);")
+    if (size := len(command.encode())) > MOST_BYTES:
+        raise MopError(f"the command has {size / (1 << 20):.1f} MB", detail=f"It may have {MOST_BYTES >> 20} MB.",
+                       sqlstate="54000",
+                       hint=f"Put it into a procedure: SELECT {db.extension}.mop_submit($$ CALL ... $$);")
     if os.getppid() == 1:  # it would inherit the keeper, and take its end by a signal for a crash of its own
         raise MopError("there are no jobs where the server is process 1 of its container", sqlstate="0A000",
                        hint="Start the container with --init, or by tini.")
@@ -34,8 +43,8 @@ def mop_submit(db, command):
     # function, REFRESH MATERIALIZED VIEW, the expression of an index.
     db.execute("SELECT set_config('role', current_setting('role'), true)")
     db.check_sql(command)
-    settings.load(db)  # which says what is wrong with them
-    given = {name: value for name in settings.KNOWN if (value := db.setting(f"pg_mop.{name}")) is not None}
+    given = settings.given(db)
+    settings.parsed(given)  # which says what is wrong with them
     asked = {"parameters": way.parameters, "role": way.role, "schema": db.extension, "command": command,
              "settings": {"search_path": db.callers_path, **{f"pg_mop.{name}": v for name, v in given.items()}}}
     try:
@@ -65,13 +74,49 @@ def _keep(db, way, asked):
                 db.tick()
         answer = json.loads(answer)
         if "error" in answer:
-            raise way.refused(answer["error"])
+            raise _refused(db, way, **answer)
         _write(keeper, "go")
         return answer["job"]
     finally:
         for pipe in (keeper.stdin, keeper.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()
+
+
+def is_empty(command):
+    """True where SQL is space, comments and semicolons alone."""
+    at = 0
+    while at < len(command):
+        if blank := BLANK.match(command, at):
+            at = blank.end()
+        elif command.startswith("/*", at):  # comments have comments within
+            depth = 0
+            for mark in IN_COMMENT.finditer(command, at):
+                depth += 1 if mark[0] == "/*" else -1
+                if not depth:
+                    break
+            if depth:
+                return False  # it has no end, of which PostgreSQL tells
+            at = mark.end()
+        else:
+            return False
+    return True
+
+
+def _refused(db, way, error, sqlstate, detail, hint):
+    """The MopError for what the keeper has met with in opening its sessions."""
+    user = way.parameters["user"]
+    if sqlstate == "28000" and not db.value("SELECT rolcanlogin FROM pg_roles WHERE rolname = $1", ["text"], [user]):
+        hint = f"ALTER ROLE {quote_identifier(user)} LOGIN;"
+    elif sqlstate is None or sqlstate.startswith("28"):  # there is no server there, or it wants to know more
+        return way.refused(error)
+    elif sqlstate == "53300":
+        detail = detail or "A job has two sessions."
+        hint = hint or ("SELECT pid, usename, datname, application_name FROM pg_stat_activity; or, where it is the "
+                        f"role's limit, ALTER ROLE {quote_identifier(user)} CONNECTION LIMIT ...;")
+    elif sqlstate == "55P03":
+        hint = hint or "SELECT pid, mode, relation::regclass FROM pg_locks WHERE granted; and call again."
+    return MopError(error, detail=detail, hint=hint, sqlstate=sqlstate)
 
 
 def _write(keeper, line):

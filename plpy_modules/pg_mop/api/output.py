@@ -123,13 +123,11 @@ class Previous:
         """What will be done in the end is done and taken back now, so that nothing is trained in vain."""
         db = self.db
         try:
-            with db.plpy.subtransaction():
+            with db.undone():
                 db.execute(f"SET LOCAL lock_timeout = {lock_timeout}")
                 self.set_aside()
                 db.execute(f"CREATE TABLE {self.names[0]} ()")
                 self.drop()
-                raise _TakenBack
-        except _TakenBack:
             self.aside = []
         except db.plpy.SPIError as error:
             raise MopError(f"{self.names[0]} and its companions cannot be replaced by a warm start: {error}",
@@ -148,10 +146,6 @@ class Previous:
         """Drop the old tables, which have been set aside."""
         for table in self.aside:
             self.db.execute(f"DROP TABLE {table}")
-
-
-class _TakenBack(Exception):
-    """Rolls a subtransaction back."""
 
 
 class PreviousModels(Previous):

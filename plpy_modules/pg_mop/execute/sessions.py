@@ -10,10 +10,12 @@ import psycopg2
 import psycopg2.extensions
 
 from pg_mop.database import SESSION_OPTIONS, MopError, quote_identifier, quote_literal
+from pg_mop.execute import libpq
 
 TICK_SECONDS = 0.1
 CONNECT_SECONDS = 30
 ATTEMPTS = 3  # to open a session
+OPTIONS = f"{SESSION_OPTIONS} -c statement_timeout=0 -c client_connection_check_interval=500 -c jit=off"
 
 # idle sessions of this backend, by (the way's key, the extension's schema there, place); each trainer's cache holds the
 # rows of its segment
@@ -27,7 +29,11 @@ def are_warm(role):
 
 
 class SessionLost(Exception):
-    """The connection has gone."""
+    """The connection has gone, or was not made; `sqlstate`: the server's, where it refused that."""
+
+    def __init__(self, message, sqlstate=None):
+        super().__init__(message)
+        self.sqlstate = sqlstate
 
 
 def message_of(error):
@@ -39,8 +45,7 @@ def message_of(error):
 class WorkerSession:
     """One asynchronous connection. At most one command runs at a time; `ready()` tells when it has ended."""
 
-    def __init__(self, way, place, application_name):
-        options = f"{SESSION_OPTIONS} -c statement_timeout=0 -c client_connection_check_interval=500 -c jit=off"
+    def __init__(self, way, place, application_name, options=OPTIONS):
         self.way, self.place, self.error = way, place, None
         self.work = []  # what it is doing: (unit, the row of the attempt)
         self.relay, self.serves = None, None  # the one that carries states for it; of such a one, the session
@@ -49,6 +54,7 @@ class WorkerSession:
         try:
             self.connection = psycopg2.connect(**way.parameters, options=options, connect_timeout=CONNECT_SECONDS,
                                                application_name=application_name, async_=True)
+            libpq.set_verbosity(self.connection, libpq.VERBOSE)
         except psycopg2.Error as error:
             raise SessionLost(str(error).strip()) from None
         self._role_sql = f"SET ROLE {quote_identifier(way.role)}; "  # always: the login's own settings may say another
@@ -80,16 +86,21 @@ class WorkerSession:
         try:
             state = self.connection.poll()
         except psycopg2.Error as error:
+            if self._connecting:
+                self.close()
+                raise SessionLost(*libpq.refusal(error)) from None
             # a server that ends the session says why (class 57P) before it hangs up
-            if self.connection.closed or self._connecting or (error.pgcode or "").startswith("57P"):
+            if self.connection.closed or (error.pgcode or "").startswith("57P"):
                 self.close()
                 raise SessionLost(str(error).strip()) from None
             raise
         if state == psycopg2.extensions.POLL_OK:
-            if self._connecting and self.way.by_password and not self.connection.info.used_password:
-                self.close()
-                raise SessionLost("the server does not ask for the password of the user mapping")
-            self._connecting = False
+            if self._connecting:
+                if self.way.by_password and not self.connection.info.used_password:
+                    self.close()
+                    raise SessionLost("the server does not ask for the password of the user mapping")
+                libpq.set_verbosity(self.connection, libpq.DEFAULT)
+                self._connecting = False
             return "ready"
         return "read" if state == psycopg2.extensions.POLL_READ else "write"
 

@@ -1,0 +1,27 @@
+"""What libpq can do and psycopg2 has no word for: by the libpq that psycopg2 itself has loaded."""
+
+import ctypes
+import re
+
+import psycopg2
+
+_LIBPQ = ctypes.PyDLL(psycopg2._psycopg.__file__)
+DEFAULT, VERBOSE = 1, 2  # PGVerbosity
+
+
+def take_rows_singly(connection):
+    """Of what has just been sent each row is a result of its own, which psycopg2 forgets when the next one comes: rows
+    without end take no memory."""
+    _LIBPQ.PQsetSingleRowMode(ctypes.c_void_p(connection.pgconn_ptr))
+
+
+def set_verbosity(connection, verbosity):
+    """What the server refuses while a session is opened has its SQLSTATE in the text alone, and there if VERBOSE."""
+    _LIBPQ.PQsetErrorVerbosity(ctypes.c_void_p(connection.pgconn_ptr), verbosity)
+
+
+def refusal(error):
+    """(text, SQLSTATE or None) of such an error, the text without what VERBOSE adds."""
+    text = re.sub(r"\n\S+:  \w+, \w+\.c:\d+$", "", str(error).strip())
+    code = re.search(r"(?<=:  )([0-9A-Z]{5}): ", text)
+    return (text[:code.start()] + text[code.end():], code[1]) if code else (text, None)
