@@ -12,12 +12,18 @@ DEFAULT, VERBOSE = 1, 2  # PGVerbosity
 def take_rows_singly(connection):
     """Of what has just been sent each row is a result of its own, which psycopg2 forgets when the next one comes: rows
     without end take no memory."""
-    _LIBPQ.PQsetSingleRowMode(ctypes.c_void_p(connection.pgconn_ptr))
+    _call("PQsetSingleRowMode", connection)
 
 
 def set_verbosity(connection, verbosity):
     """What the server refuses while a session is opened has its SQLSTATE in the text alone, and there if VERBOSE."""
-    _LIBPQ.PQsetErrorVerbosity(ctypes.c_void_p(connection.pgconn_ptr), verbosity)
+    _call("PQsetErrorVerbosity", connection, verbosity)
+
+
+def _call(name, connection, *arguments):
+    """(A psycopg2 that is linked otherwise may not show libpq's functions: memory and words alone depend on it.)"""
+    if (function := getattr(_LIBPQ, name, None)) is not None:
+        function(ctypes.c_void_p(connection.pgconn_ptr), *arguments)
 
 
 def refusal(error):
