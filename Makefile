@@ -2,10 +2,12 @@
 
 EXTENSION = pg_mop
 MOP_VERSION = $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" pg_mop.control)
-SQL       = $(sort $(wildcard sql/*.sql))
+SQL       = $(wildcard sql/*.sql sql/*/*.sql)
 MIGRATIONS = $(wildcard migrations/*.sql)
-DATA_built = build/$(EXTENSION)--$(MOP_VERSION).sql $(MIGRATIONS:migrations/%=build/%)
+DATA_built = build/$(EXTENSION)--$(MOP_VERSION).sql $(if $(GREENPLUM),,$(MIGRATIONS:migrations/%=build/%))
 BUILD_SQL = $(SYSTEM_PYTHON) -B tools/build_sql.py
+# set where PG_CONFIG is Greenplum's
+GREENPLUM = $(wildcard $(shell $(PG_CONFIG) --includedir-server 2>/dev/null)/cdb)
 
 # `make install` puts the packages, with what they need, into one directory per version; WITH=search also Optuna's;
 # FRAMEWORK=cuda the TensorFlow for NVIDIA's GPUs, in place of the one for processors
@@ -126,7 +128,7 @@ image-test:
 # (made anew each time: the path of PG_CONFIG's directory is in them)
 .PHONY: FORCE
 $(DATA_built) &: FORCE
-	@mkdir -p build && $(BUILD_SQL) $(HOME_DIR) build
+	@mkdir -p build && $(BUILD_SQL) $(if $(GREENPLUM),--greenplum) $(HOME_DIR) build
 
 ifneq (,$(filter install uninstall installdirs,$(MAKECMDGOALS)))
 PGXS := $(shell $(PG_CONFIG) --pgxs)

@@ -1,7 +1,8 @@
 -- The catalog: runs, their configurations, stages, segments, units and model states.
 --
 -- Users may not write to the tables: the sessions of a run, which are the caller's, write by the functions of
--- 12_journal.sql. Row security keeps what a role reads to its own runs. The views show a role its own runs and those
+-- 12_journal.sql. Row security keeps what a role reads to its own runs; where there is none, views of the same columns
+-- do (greenplum/14_own_rows.sql). The views show a role its own runs and those
 -- of the roles that it is a member of.
 
 \echo Use "CREATE EXTENSION pg_mop" to load this file. \quit
@@ -18,12 +19,8 @@ END
 $$;
 
 -- What tells a function of the extension's owner who calls it: 12_journal.sql. Nobody reads it but the extension's
--- owner, not even who may read all tables: row security without a policy. It is not dumped: every database has its own.
+-- owner, not even who may read all tables (11_row_security.sql). It is not dumped: every database has its own.
 CREATE TABLE @extschema@.mop_secret (secret bytea NOT NULL);
-INSERT INTO @extschema@.mop_secret
-SELECT pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(pg_catalog.concat(pg_catalog.gen_random_uuid(),
-    pg_catalog.gen_random_uuid(), pg_catalog.gen_random_uuid()), '-', ''), 'hex'));
-ALTER TABLE @extschema@.mop_secret ENABLE ROW LEVEL SECURITY;
 
 -- Whose runs are whose. A role is what its oid says, whatever it is called: who takes the name of one that is gone, or
 -- was renamed, gets nothing of it. A dump has names in place of oids, those that the roles have when it is made.
@@ -32,7 +29,6 @@ CREATE TABLE @extschema@.mop_owner (
     role name NOT NULL,                 -- what it was called when it came here; shown once it is gone
     who regrole NOT NULL                -- 0: nobody
 );
-CREATE UNIQUE INDEX mop_owner_who ON @extschema@.mop_owner (who) WHERE who::oid OPERATOR(pg_catalog.<>) 0::oid;
 
 CREATE TABLE @extschema@.mop_run (
     run_id bigserial PRIMARY KEY,
@@ -208,9 +204,6 @@ CREATE TABLE @extschema@.mop_unit (
     PRIMARY KEY (run_id, stage, kind, dataset, segment, attempt),
     FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
 );
--- a unit is done once
-CREATE UNIQUE INDEX mop_unit_once ON @extschema@.mop_unit (run_id, stage, kind, dataset, segment)
-    WHERE status = 'finished';
 
 -- What evaluations give: loss and metrics of all rows of a dataset. Replicas have theirs together, as those of mst_key 1.
 CREATE TABLE @extschema@.mop_metric (
@@ -266,44 +259,6 @@ CREATE TABLE @extschema@.mop_job (
     messages text[] NOT NULL DEFAULT '{}' -- lines of INFO, NOTICE, WARNING: the last 200
 );
 CREATE INDEX mop_job_owner ON @extschema@.mop_job (owner);
-ALTER TABLE @extschema@.mop_job ENABLE ROW LEVEL SECURITY; -- nobody but the extension's owner reads it: mop_jobs
-
-ALTER TABLE @extschema@.mop_owner ENABLE ROW LEVEL SECURITY;
-CREATE POLICY oneself ON @extschema@.mop_owner FOR SELECT
-    USING (who OPERATOR(pg_catalog.=) pg_catalog.to_regrole(pg_catalog.quote_ident(current_user)));
-ALTER TABLE @extschema@.mop_run ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own_runs ON @extschema@.mop_run FOR SELECT
-    USING (owner OPERATOR(pg_catalog.=) (SELECT o.owner FROM @extschema@.mop_owner o
-        WHERE o.who OPERATOR(pg_catalog.=) pg_catalog.to_regrole(pg_catalog.quote_ident(current_user))));
-ALTER TABLE @extschema@.mop_configuration ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own_runs ON @extschema@.mop_configuration FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
-ALTER TABLE @extschema@.mop_segment ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own_runs ON @extschema@.mop_segment FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
-ALTER TABLE @extschema@.mop_unit ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own_runs ON @extschema@.mop_unit FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
-ALTER TABLE @extschema@.mop_guest ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own_runs ON @extschema@.mop_guest FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
-ALTER TABLE @extschema@.mop_copy ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own_runs ON @extschema@.mop_copy FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
-ALTER TABLE @extschema@.mop_generation ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own_runs ON @extschema@.mop_generation FOR SELECT
-    USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
-ALTER TABLE @extschema@.mop_model ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own_runs ON @extschema@.mop_model FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
-ALTER TABLE @extschema@.mop_stage ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own_runs ON @extschema@.mop_stage FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
-ALTER TABLE @extschema@.mop_request ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own_runs ON @extschema@.mop_request FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
-ALTER TABLE @extschema@.mop_checkpoint ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own_runs ON @extschema@.mop_checkpoint FOR SELECT
-    USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
-ALTER TABLE @extschema@.mop_search_log ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own_runs ON @extschema@.mop_search_log FOR SELECT
-    USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
-ALTER TABLE @extschema@.mop_wish ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own_runs ON @extschema@.mop_wish FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
-ALTER TABLE @extschema@.mop_metric ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own_runs ON @extschema@.mop_metric FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_run', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_run_run_id_seq', '');

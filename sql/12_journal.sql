@@ -7,15 +7,15 @@
 -- the role whose rights are in force there. A ticket is good for its role in its transaction of its session alone, so
 -- that it is of no use to whoever comes to see one.
 
--- `backend` tells another session of the role that this one exists.
+-- `backend` tells another session of the role that this one exists. (Where tables are on segments, what is asked of the
+-- session itself must not be asked for their rows: the secret is fetched first, here and below.)
 CREATE VIEW @extschema@.mop_tickets AS
-SELECT to_regrole(quote_ident(current_user))::oid || ' ' || encode(sha256(
-           s.secret || 'caller' || oidsend(to_regrole(quote_ident(current_user))) || int4send(pg_backend_pid())
-           || timestamptz_send(now())), 'hex') AS ticket,
-       pg_backend_pid() || ' ' || (extract(epoch FROM now()) * 1000000)::bigint || ' ' || encode(sha256(
-           s.secret || 'backend' || oidsend(to_regrole(quote_ident(current_user))) || int4send(pg_backend_pid())
-           || int8send((extract(epoch FROM now()) * 1000000)::bigint)), 'hex') AS backend
-FROM @extschema@.mop_secret s;
+SELECT @extschema@.mop_role(current_user) || ' ' || encode(@extschema@.mop_sha256(
+           (SELECT s.secret FROM @extschema@.mop_secret s) || 'caller' || oidsend(@extschema@.mop_role(current_user))
+           || int4send(pg_backend_pid()) || timestamptz_send(now())), 'hex') AS ticket,
+       pg_backend_pid() || ' ' || (extract(epoch FROM now()) * 1000000)::bigint || ' ' || encode(@extschema@.mop_sha256(
+           (SELECT s.secret FROM @extschema@.mop_secret s) || 'backend' || oidsend(@extschema@.mop_role(current_user))
+           || int4send(pg_backend_pid()) || int8send((extract(epoch FROM now()) * 1000000)::bigint)), 'hex') AS backend;
 
 CREATE FUNCTION @extschema@.mop_ticket() RETURNS text
 LANGUAGE plpgsql STABLE AS $$
@@ -24,23 +24,31 @@ BEGIN
 END
 $$;
 
--- The role that a ticket was given to. This, mop_backend, mop_own and mop_reservation are for functions of the
--- extension's owner alone, which have set search_path.
+-- The role that a ticket was given to. This, mop_owner_of, mop_backend, mop_own and mop_reservation are for functions
+-- of the extension's owner alone, which have set search_path.
 CREATE FUNCTION @extschema@.mop_caller(ticket text) RETURNS oid LANGUAGE plpgsql STABLE AS $$
 DECLARE
     role oid;
+    secret bytea := (SELECT s.secret FROM @extschema@.mop_secret s);
 BEGIN
     IF ticket ~ '^[0-9]{1,10} [0-9a-f]{64}$' THEN
         role := split_part(ticket, ' ', 1);
     END IF;
-    IF ticket = (SELECT role || ' ' || encode(sha256(
-                            s.secret || 'caller' || oidsend(role) || int4send(pg_backend_pid())
-                            || timestamptz_send(now())), 'hex')
-                 FROM @extschema@.mop_secret s) THEN
+    IF ticket = role || ' ' || encode(@extschema@.mop_sha256(secret || 'caller' || oidsend(role)
+            || int4send(pg_backend_pid()) || timestamptz_send(now())), 'hex') THEN
         RETURN role;
     END IF;
     RAISE EXCEPTION 'this is no ticket of this transaction' USING ERRCODE = '42501',
         HINT = 'Leave the argument out.';
+END
+$$;
+
+-- the number of the role, NULL where it has none yet
+CREATE FUNCTION @extschema@.mop_owner_of(ticket text) RETURNS integer LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    caller oid := @extschema@.mop_caller(ticket);
+BEGIN
+    RETURN (SELECT o.owner FROM @extschema@.mop_owner o WHERE o.who = caller);
 END
 $$;
 
@@ -50,10 +58,11 @@ CREATE FUNCTION @extschema@.mop_backend(said text, role oid, OUT pid integer, OU
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     parts text[] := string_to_array(said, ' ');
+    secret bytea := (SELECT s.secret FROM @extschema@.mop_secret s);
 BEGIN
-    IF said ~ '^[0-9]{1,9} [0-9]{1,18} [0-9a-f]{64}$' AND parts[3] = (
-            SELECT encode(sha256(s.secret || 'backend' || oidsend(role) || int4send(parts[1]::integer)
-                                 || int8send(parts[2]::bigint)), 'hex') FROM @extschema@.mop_secret s) THEN
+    IF said ~ '^[0-9]{1,9} [0-9]{1,18} [0-9a-f]{64}$' AND parts[3] = encode(@extschema@.mop_sha256(
+            secret || 'backend' || oidsend(role) || int4send(parts[1]::integer) || int8send(parts[2]::bigint)),
+            'hex') THEN
         PERFORM pg_stat_clear_snapshot();
         SELECT a.pid, a.backend_start INTO pid, start FROM pg_stat_activity a
         WHERE a.pid = parts[1]::integer AND extract(epoch FROM a.backend_start) * 1000000 <= parts[2]::bigint;
@@ -70,18 +79,20 @@ CREATE FUNCTION @extschema@.mop_own(run bigint, ticket text, run_epoch integer D
 RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     reached integer;
+    role oid;
+    secret bytea;
 BEGIN
     -- as in mop_caller, of the run's role: with every unit some times
-    IF lock THEN
-        SELECT r.epoch INTO reached FROM @extschema@.mop_secret s, @extschema@.mop_run r
-        JOIN @extschema@.mop_owner o USING (owner)
-        WHERE r.run_id = run AND ticket = o.who::oid || ' ' || encode(sha256(s.secret || 'caller' || oidsend(o.who)
-            || int4send(pg_backend_pid()) || timestamptz_send(now())), 'hex') FOR KEY SHARE OF r;
+    SELECT r.epoch, o.who::oid, s.secret INTO reached, role, secret
+    FROM @extschema@.mop_run r JOIN @extschema@.mop_owner o USING (owner), @extschema@.mop_secret s
+    WHERE r.run_id = run;
+    IF ticket = role || ' ' || encode(@extschema@.mop_sha256(secret || 'caller' || oidsend(role)
+            || int4send(pg_backend_pid()) || timestamptz_send(now())), 'hex') THEN
+        IF lock THEN
+            reached := @extschema@.mop_hold_run(run);
+        END IF;
     ELSE
-        SELECT r.epoch INTO reached FROM @extschema@.mop_secret s, @extschema@.mop_run r
-        JOIN @extschema@.mop_owner o USING (owner)
-        WHERE r.run_id = run AND ticket = o.who::oid || ' ' || encode(sha256(s.secret || 'caller' || oidsend(o.who)
-            || int4send(pg_backend_pid()) || timestamptz_send(now())), 'hex');
+        reached := NULL;
     END IF;
     IF reached IS NULL THEN
         RAISE EXCEPTION 'there is no run % of role "%"', run, pg_get_userbyid(@extschema@.mop_caller(ticket))
@@ -92,30 +103,15 @@ BEGIN
 END
 $$;
 
--- The role that is called so: where a row is written by hand, or comes from a dump, which has no oids.
-CREATE FUNCTION @extschema@.mop_find_role() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    renamed boolean := true;
-BEGIN
-    IF TG_OP = 'UPDATE' THEN
-        renamed := NEW.role IS DISTINCT FROM OLD.role;
-        IF renamed AND NEW.who IS NOT DISTINCT FROM OLD.who THEN
-            NEW.who := NULL;
-        END IF;
-    END IF;
-    IF NEW.who IS NULL AND NEW.role IS NOT NULL THEN
-        NEW.who := coalesce(to_regrole(quote_ident(NEW.role)), 0::regrole);
-    END IF;
-    IF renamed AND TG_TABLE_NAME = 'mop_limit' THEN
-        -- a role that is gone, or is called otherwise now, does not keep its name from others
-        DELETE FROM @extschema@.mop_limit l WHERE l.role = NEW.role AND l.who <> 0::oid
-        AND NOT EXISTS (SELECT 1 FROM pg_roles a WHERE a.oid = l.who);
-        UPDATE @extschema@.mop_limit l SET role = a.rolname FROM pg_roles a
-        WHERE l.role = NEW.role AND a.oid = l.who AND a.rolname <> l.role;
-    END IF;
-    RETURN NEW;
-END
+-- What a run's or unit's status is in truth: nobody can note it when the calling session is killed.
+-- (Of a row it is asked in a view of its own, mop_seen_run: a function over rows may be called on segments, which do
+-- not see the coordinator's sessions.)
+CREATE FUNCTION @extschema@.mop_status(status text, coordinator_pid integer, coordinator_start timestamptz, gone text)
+RETURNS text LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN $1 = 'running' AND NOT EXISTS (
+                    SELECT 1 FROM pg_stat_activity a WHERE a.pid = $2
+                    -- (a role by itself sees since when its own sessions live, not others' that have the pid now)
+                    AND a.backend_start = $3) THEN $4 ELSE $1 END
 $$;
 
 -- The least of what an administrator allows the login, the role that it has SET and the role whose rights are in force.
@@ -126,7 +122,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     WITH limits AS (
         SELECT l.*, a.rolname FROM @extschema@.mop_limit l
         JOIN pg_roles a ON l.who = a.oid OR l.who = 0::oid AND l.role = a.rolname
-        WHERE a.rolname IN (session_user, current_setting('role')) OR a.oid = @extschema@.mop_caller(ticket)
+        WHERE a.rolname IN (session_user, current_setting('role')) OR a.oid = (SELECT @extschema@.mop_caller($1))
         UNION ALL
         SELECT l.*, NULL FROM @extschema@.mop_limit l WHERE l.role IS NULL
     )
@@ -153,11 +149,20 @@ DECLARE
     number integer := (SELECT o.owner FROM @extschema@.mop_owner o
                        WHERE o.who = caller AND o.role = pg_get_userbyid(caller));
 BEGIN
-    IF number IS NULL THEN
-        INSERT INTO @extschema@.mop_owner (role, who) VALUES (pg_get_userbyid(caller), caller)
-        ON CONFLICT (who) WHERE who::oid <> 0::oid DO UPDATE SET role = excluded.role, who = excluded.who
-        RETURNING owner INTO number;
-    END IF;
+    FOR attempt IN 1 .. 2 LOOP
+        EXIT WHEN number IS NOT NULL;
+        UPDATE @extschema@.mop_owner o SET role = pg_get_userbyid(caller), who = caller WHERE o.who = caller
+        RETURNING o.owner INTO number;
+        CONTINUE WHEN number IS NOT NULL;
+        BEGIN
+            INSERT INTO @extschema@.mop_owner (role, who) VALUES (pg_get_userbyid(caller), caller)
+            RETURNING owner INTO number;
+        EXCEPTION WHEN unique_violation THEN  -- it has got one in this instant
+            IF attempt = 2 THEN
+                RAISE;
+            END IF;
+        END;
+    END LOOP;
     RETURN number;
 END
 $$;
@@ -167,18 +172,22 @@ CREATE FUNCTION @extschema@.mop_open_run(run json, segments json,
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     caller oid := @extschema@.mop_caller(ticket);
-    coordinator record := @extschema@.mop_backend(run ->> 'coordinator', caller);
+    coordinator record;
+    number integer;
     id bigint;
 BEGIN
+    SELECT b.pid, b.start INTO coordinator FROM @extschema@.mop_backend(run ->> 'coordinator', caller) AS b;
+    number := @extschema@.mop_enroll(ticket);
     INSERT INTO @extschema@.mop_run (owner, function, source_table, validation_table, model_output_table, seed,
         scheduler, num_iterations, metrics_iterations, configurations, segments, parameters, coordinator_pid,
         coordinator_start, sessions)
-    SELECT @extschema@.mop_enroll(ticket), r.function, r.source_table,
-        r.validation_table, r.model_output_table, r.seed,
-        r.scheduler, r.num_iterations, r.metrics_iterations, r.configurations, r.segments, r.parameters,
-        coordinator.pid, coordinator.start, r.sessions
+    SELECT number, r.function, r.source_table, r.validation_table, r.model_output_table, r.seed,
+        r.scheduler, r.num_iterations,
+        -- (JSON's arrays become PostgreSQL's by themselves since version 10)
+        ARRAY(SELECT i::integer FROM json_array_elements_text(r.metrics_iterations) AS i), r.configurations,
+        r.segments, r.parameters, coordinator.pid, coordinator.start, r.sessions
     FROM json_to_record(run) AS r(function text, source_table text, validation_table text, model_output_table text,
-        seed bigint, scheduler text, num_iterations integer, metrics_iterations integer[], configurations integer,
+        seed bigint, scheduler text, num_iterations integer, metrics_iterations json, configurations integer,
         segments integer, parameters json, sessions integer)
     RETURNING mop_run.run_id INTO id;
     INSERT INTO @extschema@.mop_segment (run_id, dataset, segment, rows, bytes, fingerprint, server)
@@ -206,20 +215,34 @@ BEGIN
         CASE WHEN c.error IS NOT NULL THEN 'configuration' END, c.weights_sql, c.weights_md5
     FROM json_to_recordset(configurations) AS c(mst_key integer, model_id integer, compile_params text,
         fit_params text, model_arch text, error text, weights_sql text, weights_md5 text);
-    INSERT INTO @extschema@.mop_stage (run_id, stage, parent, iteration, identity, mst_key, compile_params, fit_params,
-        evaluated)
-    SELECT run, s.stage, s.parent, s.iteration, s.identity, s.mst_key, s.compile_params, s.fit_params, s.evaluated
-    FROM json_to_recordset(stages) AS s(stage integer, parent integer, iteration integer, identity text,
-        mst_key integer, compile_params text, fit_params text, evaluated boolean)
-    -- one that is there is to be evaluated now
-    ON CONFLICT (run_id, stage) DO UPDATE SET evaluated = true WHERE excluded.evaluated;
-    INSERT INTO @extschema@.mop_model (run_id, stage, version)
-    SELECT run, s.stage, s.version FROM json_to_recordset(stages) AS s(stage integer, version integer)
-    ON CONFLICT DO NOTHING;
-    INSERT INTO @extschema@.mop_request (run_id, mst_key, iteration, stage)
-    SELECT run, r.mst_key, r.iteration, r.stage
-    FROM json_to_recordset(requests) AS r(mst_key integer, iteration integer, stage integer)
-    ON CONFLICT DO NOTHING;
+    FOR attempt IN 1 .. 2 LOOP
+        BEGIN
+            -- a stage that is there is to be evaluated now
+            UPDATE @extschema@.mop_stage t SET evaluated = true
+            FROM json_to_recordset(stages) AS s(stage integer, evaluated boolean)
+            WHERE t.run_id = run AND t.stage = s.stage AND s.evaluated AND NOT t.evaluated;
+            INSERT INTO @extschema@.mop_stage (run_id, stage, parent, iteration, identity, mst_key, compile_params,
+                fit_params, evaluated)
+            SELECT run, s.stage, s.parent, s.iteration, s.identity, s.mst_key, s.compile_params, s.fit_params,
+                s.evaluated
+            FROM json_to_recordset(stages) AS s(stage integer, parent integer, iteration integer, identity text,
+                mst_key integer, compile_params text, fit_params text, evaluated boolean)
+            WHERE s.stage NOT IN (SELECT t.stage FROM @extschema@.mop_stage t WHERE t.run_id = run);
+            INSERT INTO @extschema@.mop_model (run_id, stage, version)
+            SELECT run, s.stage, s.version FROM json_to_recordset(stages) AS s(stage integer, version integer)
+            WHERE s.stage NOT IN (SELECT m.stage FROM @extschema@.mop_model m WHERE m.run_id = run);
+            INSERT INTO @extschema@.mop_request (run_id, mst_key, iteration, stage)
+            SELECT run, r.mst_key, r.iteration, r.stage
+            FROM json_to_recordset(requests) AS r(mst_key integer, iteration integer, stage integer)
+            WHERE NOT EXISTS (SELECT 1 FROM @extschema@.mop_request q WHERE q.run_id = run AND q.mst_key = r.mst_key
+                              AND q.iteration = r.iteration);
+            EXIT;
+        EXCEPTION WHEN unique_violation THEN  -- it is asked by another session in this instant, whose answer got lost
+            IF attempt = 2 THEN
+                RAISE;
+            END IF;
+        END;
+    END LOOP;
 END
 $$;
 
@@ -256,33 +279,35 @@ CREATE FUNCTION @extschema@.mop_add_wish(run_id bigint, content json,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    its @extschema@.mop_run;
     of text;
     settings json;
 BEGIN
     PERFORM @extschema@.mop_own($1, ticket);
-    SELECT r.function, r.parameters -> 'settings' INTO of, settings FROM @extschema@.mop_run r
-    WHERE r.run_id = $1 AND @extschema@.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'running';
-    IF NOT FOUND THEN
+    SELECT r.* INTO its FROM @extschema@.mop_run r WHERE r.run_id = $1;
+    of := its.function;
+    settings := its.parameters -> 'settings';
+    IF @extschema@.mop_status(its.status, its.coordinator_pid, its.coordinator_start, 'failed')
+       IS DISTINCT FROM 'running' THEN
         RAISE EXCEPTION 'run % is not running', $1 USING ERRCODE = '55000';
     END IF;
     IF NOT @extschema@.mop_trains(of) THEN
         RAISE EXCEPTION 'run % is of %, which trains nothing', $1, of USING ERRCODE = '0A000';
     END IF;
     -- replicas train one model together; and who trains one configuration has no others
-    IF of = 'madlib_keras_fit' AND (content -> 'add' IS NOT NULL OR settings ->> 'fit_strategy' = 'averaging')
-       OR of = 'mop_more' AND content -> 'add' IS NOT NULL THEN
+    IF of = 'madlib_keras_fit' AND ((content -> 'add') IS NOT NULL OR settings ->> 'fit_strategy' = 'averaging')
+       OR of = 'mop_more' AND (content -> 'add') IS NOT NULL THEN
         RAISE EXCEPTION 'run % is of %, which trains one model', $1, of USING ERRCODE = '0A000',
-            HINT = (SELECT 'SELECT pg_cancel_backend(' || r.coordinator_pid || '); ends it.'
-                    FROM @extschema@.mop_run r WHERE r.run_id = $1);
+            HINT = 'SELECT pg_cancel_backend(' || its.coordinator_pid || '); ends it.';
     END IF;
     IF octet_length($2::text) > 1000000 THEN
         RAISE EXCEPTION 'that is too long for a wish' USING ERRCODE = '54000';
     END IF;
     -- what a run reads must be right, or it would end by it
     IF json_typeof(content) IS DISTINCT FROM 'object' OR json_typeof(content -> 'by') IS DISTINCT FROM 'string'
-       OR (content -> 'stop' IS NULL) = (content -> 'add' IS NULL) THEN
+       OR ((content -> 'stop') IS NULL) = ((content -> 'add') IS NULL) THEN
         RAISE EXCEPTION 'this is no wish' USING ERRCODE = '22023', HINT = 'Use mop_stop_trial or mop_add_trial.';
-    ELSIF content -> 'stop' IS NOT NULL THEN
+    ELSIF (content -> 'stop') IS NOT NULL THEN
         IF NOT EXISTS (SELECT 1 FROM @extschema@.mop_configuration c
                        WHERE c.run_id = $1 AND c.mst_key::text = content ->> 'stop') THEN
             RAISE EXCEPTION 'run % has no mst_key %', $1, coalesce(content ->> 'stop', 'NULL')
@@ -292,7 +317,7 @@ BEGIN
         content := json_build_object('stop', (content ->> 'stop')::integer, 'by', content ->> 'by');
     ELSE
         IF json_typeof(content -> 'add') <> 'array' OR json_array_length(content -> 'add') <> 3
-           OR (content #>> '{add,0}' ~ '^-?[0-9]{1,9}$') IS NOT TRUE OR content #>> '{add,1}' IS NULL THEN
+           OR (content #>> '{add,0}' ~ '^-?[0-9]{1,9}$') IS NOT TRUE OR (content #>> '{add,1}') IS NULL THEN
             RAISE EXCEPTION 'a configuration needs a model_id and compile_params' USING ERRCODE = '22023';
         ELSIF content ->> 'iterations' !~ '^[1-9][0-9]{0,4}$' THEN
             RAISE EXCEPTION 'iterations must be from 1 to 99999, or NULL, not %', content ->> 'iterations'
@@ -324,17 +349,20 @@ CREATE FUNCTION @extschema@.mop_reopen_run(run bigint, coordinator text,
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     caller oid := @extschema@.mop_caller(ticket);
-    backend record := @extschema@.mop_backend(coordinator, caller);
+    backend record;
+    its @extschema@.mop_run;
     reached integer;
 BEGIN
+    SELECT b.pid, b.start INTO backend FROM @extschema@.mop_backend(coordinator, caller) AS b;
     PERFORM @extschema@.mop_own(run, ticket);
-    PERFORM 1 FROM @extschema@.mop_run r WHERE r.run_id = run FOR UPDATE;
-    IF EXISTS (SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = run AND r.coordinator_pid <> backend.pid
-               AND @extschema@.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'running') THEN
+    PERFORM @extschema@.mop_seize_run(run);
+    SELECT r.* INTO its FROM @extschema@.mop_run r WHERE r.run_id = run;
+    IF its.coordinator_pid <> backend.pid AND @extschema@.mop_status(
+            its.status, its.coordinator_pid, its.coordinator_start, 'failed') = 'running' THEN
         RAISE EXCEPTION 'run % is running', run USING ERRCODE = '55006';
     END IF;
     -- first the models, as a unit does
-    PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run ORDER BY m.stage FOR UPDATE;
+    PERFORM @extschema@.mop_seize_models(run);
     UPDATE @extschema@.mop_unit u SET status = 'cancelled', finished_at = clock_timestamp()
     WHERE u.run_id = run AND u.status = 'running';
     UPDATE @extschema@.mop_configuration c SET error = NULL, blame = NULL WHERE c.run_id = run AND c.blame = 'place';
@@ -361,30 +389,39 @@ $$;
 -- What lets a transaction note that the output of a run is written, which at repeatable read does not see the run.
 CREATE FUNCTION @extschema@.mop_output_seal(run bigint, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    secret bytea := (SELECT s.secret FROM @extschema@.mop_secret s);
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
-    RETURN (SELECT encode(sha256(s.secret || 'output' || int8send(run)), 'hex') FROM @extschema@.mop_secret s);
+    RETURN encode(@extschema@.mop_sha256(secret || 'output' || int8send(run)), 'hex');
 END
 $$;
 
 -- in the caller's transaction: the run's output is written once that commits
 CREATE FUNCTION @extschema@.mop_note_output(run bigint, seal text) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    secret bytea := (SELECT s.secret FROM @extschema@.mop_secret s);
 BEGIN
-    IF (SELECT encode(sha256(s.secret || 'output' || int8send(run)), 'hex') FROM @extschema@.mop_secret s)
-            IS DISTINCT FROM seal THEN
+    IF encode(@extschema@.mop_sha256(secret || 'output' || int8send(run)), 'hex') IS DISTINCT FROM seal THEN
         RAISE EXCEPTION 'this is no seal of run %', run USING ERRCODE = '42501';
     END IF;
-    INSERT INTO @extschema@.mop_output VALUES (run) ON CONFLICT DO NOTHING;
+    INSERT INTO @extschema@.mop_output VALUES (run);
+EXCEPTION WHEN unique_violation THEN
+    NULL;  -- it is noted
 END
 $$;
 
 -- the advisory lock by which a session says that it makes a table: a number that nobody else can know
 CREATE FUNCTION @extschema@.mop_reservation(place oid, output_name name, pid integer) RETURNS bigint
-LANGUAGE sql STABLE AS $$
-    SELECT ('x' || left(encode(sha256(s.secret || 'reservation' || oidsend(place) || int4send(pid)
-                                      || convert_to(output_name, 'UTF8')), 'hex'), 16))::bit(64)::bigint
-    FROM @extschema@.mop_secret s
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    secret bytea := (SELECT s.secret FROM @extschema@.mop_secret s);
+BEGIN
+    RETURN ('x' || left(encode(@extschema@.mop_sha256(
+        secret || 'reservation' || oidsend(place) || int4send(pid) || convert_to(output_name, 'UTF8')), 'hex'),
+        16))::bit(64)::bigint;
+END
 $$;
 
 -- Keeps others from making the table until this transaction ends, or gives false: somebody else does so, or begins to
@@ -394,7 +431,7 @@ CREATE FUNCTION @extschema@.mop_reserve(output_schema text, output_name name,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    place oid := to_regnamespace(quote_ident(output_schema));
+    place oid := (SELECT n.oid FROM pg_namespace n WHERE n.nspname = output_schema);
 BEGIN
     IF has_schema_privilege(@extschema@.mop_caller(ticket), place, 'CREATE') IS NOT TRUE THEN
         RAISE EXCEPTION 'permission denied for schema "%"', output_schema USING ERRCODE = '42501';
@@ -412,31 +449,27 @@ $$;
 CREATE FUNCTION @extschema@.mop_housekeeping(ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    caller integer := (SELECT o.owner FROM @extschema@.mop_owner o WHERE o.who = @extschema@.mop_caller(ticket));
+    caller integer := @extschema@.mop_owner_of(ticket);
     run bigint;
+    its @extschema@.mop_run;
 BEGIN
-    DELETE FROM @extschema@.mop_output o WHERE o.run_id IN (
-        SELECT w.run_id FROM @extschema@.mop_output w WHERE NOT EXISTS (
-            SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = w.run_id) FOR UPDATE SKIP LOCKED);
+    PERFORM @extschema@.mop_forget_outputs();
     FOR run IN SELECT r.run_id FROM @extschema@.mop_run r JOIN @extschema@.mop_output o USING (run_id)
                WHERE r.owner = caller AND r.status <> 'running'
                AND EXISTS (SELECT 1 FROM @extschema@.mop_generation g WHERE g.run_id = r.run_id)
                AND NOT EXISTS (SELECT 1 FROM @extschema@.mop_checkpoint c WHERE c.run_id = r.run_id)
     LOOP
         BEGIN
-            DELETE FROM @extschema@.mop_generation g WHERE g.run_id = run;
+            PERFORM @extschema@.mop_delete_generations(run);
         EXCEPTION WHEN lock_not_available THEN
             NULL;  -- the next call will try again
         END;
     END LOOP;
-    FOR run IN SELECT r.run_id FROM @extschema@.mop_run r
-               WHERE r.owner = caller AND r.status = 'running' AND @extschema@.mop_status(
-                   r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'failed'
-               FOR NO KEY UPDATE SKIP LOCKED -- somebody takes it over
-    LOOP
+    FOR run IN SELECT l.run_id FROM @extschema@.mop_hold_lost_runs(caller) AS l(run_id) LOOP
         PERFORM pg_stat_clear_snapshot(); -- its new coordinator may have connected after the first look
-        CONTINUE WHEN EXISTS (SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = run AND @extschema@.mop_status(
-                                  r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'running');
+        SELECT r.* INTO its FROM @extschema@.mop_run r WHERE r.run_id = run;
+        CONTINUE WHEN @extschema@.mop_status(
+            its.status, its.coordinator_pid, its.coordinator_start, 'failed') = 'running';
         BEGIN
             PERFORM @extschema@.mop_close_run(run, NULL, 'failed', 'the session that ran it has ended',
                                               ticket);
@@ -461,25 +494,27 @@ $$;
 CREATE FUNCTION @extschema@.mop_drop(run_id bigint, all_of_it boolean, ticket text DEFAULT @extschema@.mop_ticket())
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    caller oid := @extschema@.mop_caller(ticket);
+    its @extschema@.mop_run;
 BEGIN
-    IF NOT coalesce((SELECT a.rolsuper FROM pg_roles a WHERE a.oid = @extschema@.mop_caller(ticket)), false) THEN
+    IF NOT coalesce((SELECT a.rolsuper FROM pg_roles a WHERE a.oid = caller), false) THEN
         PERFORM @extschema@.mop_own($1, ticket);
     ELSIF NOT EXISTS (SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = $1) THEN
         RAISE EXCEPTION 'there is no run %', $1 USING ERRCODE = '22023';
     END IF;
-    PERFORM 1 FROM @extschema@.mop_run r WHERE r.run_id = $1 FOR UPDATE; -- nobody takes it over now
-    IF EXISTS (SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = $1 AND @extschema@.mop_status(
-                   r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'running') THEN
-        RAISE EXCEPTION 'run % is running', $1 USING ERRCODE = '55006', HINT = (
-            SELECT 'SELECT pg_cancel_backend(' || r.coordinator_pid || '); ends it.'
-            FROM @extschema@.mop_run r WHERE r.run_id = $1);
+    PERFORM @extschema@.mop_seize_run($1); -- nobody takes it over now
+    SELECT r.* INTO its FROM @extschema@.mop_run r WHERE r.run_id = $1;
+    IF @extschema@.mop_status(its.status, its.coordinator_pid, its.coordinator_start, 'failed') = 'running' THEN
+        RAISE EXCEPTION 'run % is running', $1 USING ERRCODE = '55006',
+            HINT = 'SELECT pg_cancel_backend(' || its.coordinator_pid || '); ends it.';
     END IF;
-    DELETE FROM @extschema@.mop_generation g WHERE g.run_id = $1;
+    PERFORM @extschema@.mop_delete_generations($1);
     DELETE FROM @extschema@.mop_checkpoint c WHERE c.run_id = $1;
     UPDATE @extschema@.mop_model m SET generation = NULL WHERE m.run_id = $1;
     IF all_of_it THEN
         DELETE FROM @extschema@.mop_output o WHERE o.run_id = $1;
-        DELETE FROM @extschema@.mop_run r WHERE r.run_id = $1;
+        PERFORM @extschema@.mop_delete_run($1);
     END IF;
 END
 $$;
@@ -492,27 +527,31 @@ CREATE FUNCTION @extschema@.mop_drop_states(run_id bigint) RETURNS void LANGUAGE
     SELECT @extschema@.mop_drop($1, false)
 $$;
 
-CREATE FUNCTION @extschema@.mop_set_sessions(run_id bigint, sessions integer) RETURNS void LANGUAGE sql VOLATILE AS $$
-    SELECT @extschema@.mop_want_sessions($1, $2)
-$$;
-
 CREATE FUNCTION @extschema@.mop_want_sessions(run_id bigint, sessions integer,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    caller oid := @extschema@.mop_caller(ticket);
+    its @extschema@.mop_run;
 BEGIN
     IF sessions IS NULL OR sessions NOT BETWEEN 1 AND 1000 THEN
         RAISE EXCEPTION 'a run has from 1 to 1000 worker sessions, not %', coalesce(sessions::text, 'NULL')
             USING ERRCODE = '22023';
     END IF;
-    IF NOT coalesce((SELECT a.rolsuper FROM pg_roles a WHERE a.oid = @extschema@.mop_caller(ticket)), false) THEN
+    IF NOT coalesce((SELECT a.rolsuper FROM pg_roles a WHERE a.oid = caller), false) THEN
         PERFORM @extschema@.mop_own($1, ticket);
     END IF;
-    UPDATE @extschema@.mop_run r SET sessions = $2 WHERE r.run_id = $1 AND @extschema@.mop_status(
-        r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'running';
-    IF NOT FOUND THEN
+    SELECT r.* INTO its FROM @extschema@.mop_run r WHERE r.run_id = $1;
+    IF @extschema@.mop_status(its.status, its.coordinator_pid, its.coordinator_start, 'failed')
+       IS DISTINCT FROM 'running' THEN
         RAISE EXCEPTION 'run % is not running', $1 USING ERRCODE = '55000';
     END IF;
+    UPDATE @extschema@.mop_run r SET sessions = $2 WHERE r.run_id = $1 AND r.status = 'running';
 END
+$$;
+
+CREATE FUNCTION @extschema@.mop_set_sessions(run_id bigint, sessions integer) RETURNS void LANGUAGE sql VOLATILE AS $$
+    SELECT @extschema@.mop_want_sessions($1, $2)
 $$;
 
 -- --- units -----------------------------------------------------------------------------------------
@@ -537,18 +576,19 @@ CREATE FUNCTION @extschema@.mop_fail_unit(run bigint, run_epoch integer, stage i
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    IF NOT EXISTS (SELECT 1 FROM @extschema@.mop_unit u
+                   WHERE (u.run_id, u.stage, u.segment, u.kind, u.dataset, u.attempt) = ($1, $3, $5, $6, $7, $8)) THEN
+        BEGIN
+            INSERT INTO @extschema@.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status,
+                queued_at)
+            VALUES ($1, $3, $4, $5, $6, $7, $8, 'running', to_timestamp($9));
+        EXCEPTION WHEN unique_violation THEN
+            NULL;  -- it has been made in this instant
+        END;
+    END IF;
     UPDATE @extschema@.mop_unit u SET status = 'failed', finished_at = clock_timestamp(), error = message
     WHERE (u.run_id, u.stage, u.segment, u.kind, u.dataset, u.attempt) = ($1, $3, $5, $6, $7, $8)
     AND u.status <> 'finished';
-    IF NOT FOUND THEN
-        INSERT INTO @extschema@.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status,
-            queued_at, finished_at, error)
-        VALUES ($1, $3, $4, $5, $6, $7, $8, 'failed', to_timestamp($9), clock_timestamp(), message)
-        -- it may have been made in this instant
-        ON CONFLICT ON CONSTRAINT mop_unit_pkey DO UPDATE
-        SET status = excluded.status, finished_at = excluded.finished_at, error = excluded.error
-        WHERE mop_unit.status <> 'finished';
-    END IF;
 END
 $$;
 
@@ -600,10 +640,13 @@ BEGIN
         RETURN own;
     END IF;
     -- one after the other, so that there is a last one
-    PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run AND m.stage = of_stage FOR NO KEY UPDATE;
-    INSERT INTO @extschema@.mop_partial (run_id, stage, dataset, segment, sums)
-    VALUES (run, of_stage, of_dataset, of_segment, own)
-    ON CONFLICT (run_id, stage, dataset, segment) DO UPDATE SET sums = excluded.sums;
+    PERFORM @extschema@.mop_hold_model(run, of_stage);
+    UPDATE @extschema@.mop_partial p SET sums = own
+    WHERE (p.run_id, p.stage, p.dataset, p.segment) = (run, of_stage, of_dataset, of_segment);
+    IF NOT FOUND THEN
+        INSERT INTO @extschema@.mop_partial (run_id, stage, dataset, segment, sums)
+        VALUES (run, of_stage, of_dataset, of_segment, own);
+    END IF;
     IF (SELECT count(*) FROM @extschema@.mop_partial p
         WHERE (p.run_id, p.stage, p.dataset) = (run, of_stage, of_dataset)) <= others THEN
         RETURN NULL;
@@ -649,8 +692,7 @@ $$;
 
 CREATE FUNCTION @extschema@.mop_new_generation(run bigint, generation integer,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET default_tablespace = ''
-SET default_table_access_method = 'heap' AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET default_tablespace = '' AS $$
 DECLARE
     name text := quote_ident(@extschema@.mop_generation_name(run, generation));
 BEGIN
@@ -663,30 +705,11 @@ BEGIN
         RAISE EXCEPTION 'run % cannot have a generation %', run, generation USING ERRCODE = '54000';
     END IF;
     INSERT INTO @extschema@.mop_generation VALUES (run, generation);
-    EXECUTE 'CREATE TABLE @extschema@.' || name || ' (stage integer, version integer, part integer, '
-            'data bytea NOT NULL, PRIMARY KEY (stage, version, part)) WITH (autovacuum_enabled = false, '
-            'toast.autovacuum_enabled = false)';
+    PERFORM @extschema@.mop_make_generation(name);
     -- floats do not compress
     EXECUTE 'ALTER TABLE @extschema@.' || name || ' ALTER COLUMN data SET STORAGE EXTERNAL';
     -- a member of the extension goes with it, and is not dumped
     EXECUTE 'ALTER EXTENSION pg_mop ADD TABLE @extschema@.' || name;
-END
-$$;
-
-CREATE FUNCTION @extschema@.mop_generation_gone() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    name text;
-BEGIN
-    IF TG_RELID <> '@extschema@.mop_generation'::regclass THEN
-        RAISE EXCEPTION 'this is the trigger of mop_generation' USING ERRCODE = '42501';
-    END IF;
-    name := '@extschema@.' || quote_ident(@extschema@.mop_generation_name(OLD.run_id, OLD.generation));
-    IF to_regclass(name) IS NOT NULL THEN
-        EXECUTE 'ALTER EXTENSION pg_mop DROP TABLE ' || name;
-        EXECUTE 'DROP TABLE ' || name;
-    END IF;
-    RETURN OLD;
 END
 $$;
 
@@ -703,7 +726,7 @@ BEGIN
                                AND m.generation = g.generation)
     LOOP
         BEGIN
-            DELETE FROM @extschema@.mop_generation g WHERE g.run_id = run AND g.generation = one;
+            PERFORM @extschema@.mop_delete_generations(run, one);
             RETURN NEXT one;
         EXCEPTION WHEN lock_not_available THEN
             NULL;  -- later
@@ -717,11 +740,18 @@ CREATE FUNCTION @extschema@.mop_move_states(run bigint, stages integer[], target
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    one integer;
     model record;
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
+    FOREACH one IN ARRAY ARRAY(
+        SELECT m.stage FROM @extschema@.mop_model m WHERE m.run_id = run AND m.stage = ANY (stages)
+        AND m.generation < target ORDER BY m.stage)
+    LOOP
+        PERFORM @extschema@.mop_hold_model(run, one);
+    END LOOP;
     FOR model IN SELECT m.* FROM @extschema@.mop_model m WHERE m.run_id = run AND m.stage = ANY (stages)
-                 AND m.generation < target ORDER BY m.stage FOR UPDATE
+                 AND m.generation < target ORDER BY m.stage
     LOOP
         EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, target))
                 || ' SELECT * FROM @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, model.generation))
@@ -762,7 +792,9 @@ BEGIN
     )
     SELECT run, m.stage, p.seconds FROM @extschema@.mop_model m JOIN path p USING (stage)
     WHERE m.run_id = run AND m.generation IS NOT NULL
-    ON CONFLICT DO NOTHING;
+    AND m.stage NOT IN (SELECT c.stage FROM @extschema@.mop_checkpoint c WHERE c.run_id = run);
+EXCEPTION WHEN unique_violation THEN
+    NULL;  -- another session has done it in this instant, whose answer got lost
 END
 $$;
 
@@ -773,13 +805,13 @@ $$;
 CREATE FUNCTION @extschema@.mop_evict(budget bigint, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms' AS $$
 DECLARE
-    caller integer := (SELECT o.owner FROM @extschema@.mop_owner o WHERE o.who = @extschema@.mop_caller(ticket));
+    caller integer := @extschema@.mop_owner_of(ticket);
     victim record;
     late record;
     newest integer;
 BEGIN
     BEGIN  -- one session at a time
-        PERFORM 1 FROM @extschema@.mop_owner o WHERE o.owner = caller FOR NO KEY UPDATE;
+        PERFORM @extschema@.mop_hold_owner(caller);
     EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
         RETURN;  -- another does it
     END;
@@ -806,25 +838,29 @@ BEGIN
     END LOOP;
     -- the tables follow: one with nothing of use goes, one with little of use is written anew
     FOR late IN
-        SELECT g.run_id, g.generation, l.stages,
-               pg_total_relation_size(t.name) > greatest(1 << 22, 3 * l.bytes) AS wasteful
+        SELECT g.run_id, g.generation,
+               (SELECT array_agg(m.stage) FROM @extschema@.mop_model m
+                WHERE m.run_id = g.run_id AND m.generation = g.generation) AS stages,
+               (SELECT sum(m.bytes) FROM @extschema@.mop_model m
+                WHERE m.run_id = g.run_id AND m.generation = g.generation) AS bytes
         FROM @extschema@.mop_generation g JOIN @extschema@.mop_run r USING (run_id)
         JOIN @extschema@.mop_output w USING (run_id)
-        CROSS JOIN LATERAL (SELECT to_regclass('@extschema@.' || quote_ident(
-            @extschema@.mop_generation_name(g.run_id, g.generation))) AS name) t
-        CROSS JOIN LATERAL (SELECT array_agg(m.stage) AS stages, sum(m.bytes) AS bytes FROM @extschema@.mop_model m
-                            WHERE m.run_id = g.run_id AND m.generation = g.generation) l
         WHERE r.owner = caller AND r.status <> 'running'
     LOOP
         BEGIN
-            CONTINUE WHEN late.stages IS NOT NULL AND NOT late.wasteful;
+            CONTINUE WHEN late.stages IS NOT NULL AND (
+                SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c
+                WHERE c.relname = @extschema@.mop_generation_name(late.run_id, late.generation)
+                AND c.relnamespace = (
+                    SELECT o.relnamespace FROM pg_class o WHERE o.oid = '@extschema@.mop_run'::regclass)
+                ) <= greatest(1 << 22, 3 * late.bytes);
             IF late.stages IS NOT NULL THEN
                 newest := (SELECT max(g.generation) + 1 FROM @extschema@.mop_generation g WHERE g.run_id = late.run_id);
                 CONTINUE WHEN newest IS NULL;  -- somebody has dropped the run's states
                 PERFORM @extschema@.mop_new_generation(late.run_id, newest, ticket);
                 PERFORM @extschema@.mop_move_states(late.run_id, late.stages, newest, ticket);
             END IF;
-            DELETE FROM @extschema@.mop_generation g WHERE (g.run_id, g.generation) = (late.run_id, late.generation);
+            PERFORM @extschema@.mop_delete_generations(late.run_id, late.generation);
         EXCEPTION WHEN lock_not_available OR deadlock_detected OR program_limit_exceeded OR unique_violation THEN
             NULL;  -- the next call will try again
         END;
@@ -842,17 +878,17 @@ DECLARE
     one record;
     target integer;
     copied bigint;
+    alike text[];
     missing bigint := json_array_length(stages);
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
     target := (SELECT max(g.generation) FROM @extschema@.mop_generation g WHERE g.run_id = run);
     -- They are not dropped meanwhile: the runs, then the checkpoints, as mop_drop and mop_forget_checkpoints have them,
     -- and all before any table is read.
-    PERFORM 1 FROM @extschema@.mop_run r
-    WHERE r.run_id IN (SELECT a.run FROM json_to_recordset(stages) AS a(run bigint)) ORDER BY r.run_id FOR KEY SHARE;
-    PERFORM 1 FROM @extschema@.mop_checkpoint c
-    WHERE (c.run_id, c.stage) IN (SELECT a.run, a.of FROM json_to_recordset(stages) AS a(run bigint, "of" integer,
-        state boolean) WHERE a.state) ORDER BY c.run_id, c.stage FOR NO KEY UPDATE;
+    PERFORM @extschema@.mop_hold_run(l.run) FROM (
+        SELECT DISTINCT a.run FROM json_to_recordset(stages) AS a(run bigint) ORDER BY 1) AS l;
+    PERFORM @extschema@.mop_hold_checkpoints(array_agg(a.run), array_agg(a.of))
+    FROM json_to_recordset(stages) AS a(run bigint, "of" integer, state boolean) WHERE a.state;
     FOR one IN
         SELECT a.stage, a.of, a.run AS of_run, a.state, a.scored, m.version, m.generation, m.bytes,
                coalesce(t.source_run, t.run_id) AS origin_run, coalesce(t.source_stage, t.stage) AS origin_stage
@@ -881,11 +917,16 @@ BEGIN
         WHERE m.run_id = run AND m.stage = one.stage;
         UPDATE @extschema@.mop_stage s SET source_run = one.origin_run, source_stage = one.origin_stage
         WHERE s.run_id = run AND s.stage = one.stage;
-        INSERT INTO @extschema@.mop_metric (run_id, stage, dataset, loss, metric, metrics)
-        SELECT run, one.stage, x.dataset, x.loss, x.metric, x.metrics FROM @extschema@.mop_metric x
-        WHERE one.scored AND x.run_id = one.of_run AND x.stage = one.of
-        AND @extschema@.mop_same_segments(run, one.of_run, x.dataset)
-        ON CONFLICT DO NOTHING;
+        IF one.scored THEN  -- (nobody else writes them: the run's model is locked)
+            alike := ARRAY[
+                CASE WHEN @extschema@.mop_same_segments(run, one.of_run, 'training') THEN 'training' END,
+                CASE WHEN @extschema@.mop_same_segments(run, one.of_run, 'validation') THEN 'validation' END];
+            INSERT INTO @extschema@.mop_metric (run_id, stage, dataset, loss, metric, metrics)
+            SELECT run, one.stage, x.dataset, x.loss, x.metric, x.metrics FROM @extschema@.mop_metric x
+            WHERE x.run_id = one.of_run AND x.stage = one.of AND x.dataset = ANY (alike)
+            AND x.dataset NOT IN (SELECT o.dataset FROM @extschema@.mop_metric o
+                                  WHERE o.run_id = run AND o.stage = one.stage);
+        END IF;
         missing := missing - 1;
     END LOOP;
     IF missing > 0 THEN
@@ -906,30 +947,36 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     FROM @extschema@.mop_segment s WHERE s.run_id IN ($1, $2) AND s.dataset = $3
 $$;
 
--- Drops the checkpoints of the calling role's runs, or of one of them.
-CREATE FUNCTION @extschema@.mop_drop_checkpoints(run_id bigint DEFAULT NULL) RETURNS void LANGUAGE sql VOLATILE AS $$
-    SELECT @extschema@.mop_forget_checkpoints($1)
-$$;
-
 CREATE FUNCTION @extschema@.mop_forget_checkpoints(run bigint, ticket text DEFAULT @extschema@.mop_ticket())
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    caller integer := (SELECT o.owner FROM @extschema@.mop_owner o WHERE o.who = @extschema@.mop_caller(ticket));
+    caller integer := @extschema@.mop_owner_of(ticket);
+    runs bigint[];
+    stages integer[];
 BEGIN
     IF run IS NOT NULL THEN
         PERFORM @extschema@.mop_own(run, ticket);
     END IF;
-    WITH late AS MATERIALIZED (
-        SELECT c.run_id, c.stage FROM @extschema@.mop_checkpoint c JOIN @extschema@.mop_run r USING (run_id)
-        JOIN @extschema@.mop_output o USING (run_id)
-        WHERE r.owner = caller AND r.status <> 'running' AND (run IS NULL OR c.run_id = run)
-        ORDER BY c.run_id, c.stage FOR UPDATE OF c), gone AS (
-        DELETE FROM @extschema@.mop_checkpoint c USING late l WHERE (c.run_id, c.stage) = (l.run_id, l.stage)
-        RETURNING c.run_id, c.stage)
-    UPDATE @extschema@.mop_model m SET generation = NULL FROM gone g WHERE (m.run_id, m.stage) = (g.run_id, g.stage);
+    SELECT array_agg(c.run_id ORDER BY c.run_id, c.stage), array_agg(c.stage ORDER BY c.run_id, c.stage)
+    INTO runs, stages
+    FROM @extschema@.mop_checkpoint c JOIN @extschema@.mop_run r USING (run_id)
+    JOIN @extschema@.mop_output o USING (run_id)
+    WHERE r.owner = caller AND r.status <> 'running' AND (run IS NULL OR c.run_id = run);
+    PERFORM @extschema@.mop_hold_checkpoints(runs, stages);
+    FOR i IN 1 .. coalesce(cardinality(runs), 0) LOOP
+        DELETE FROM @extschema@.mop_checkpoint c WHERE (c.run_id, c.stage) = (runs[i], stages[i]);
+        IF FOUND THEN
+            UPDATE @extschema@.mop_model m SET generation = NULL WHERE (m.run_id, m.stage) = (runs[i], stages[i]);
+        END IF;
+    END LOOP;
     PERFORM @extschema@.mop_evict(1::bigint << 60, ticket);
 END
+$$;
+
+-- Drops the checkpoints of the calling role's runs, or of one of them.
+CREATE FUNCTION @extschema@.mop_drop_checkpoints(run_id bigint DEFAULT NULL) RETURNS void LANGUAGE sql VOLATILE AS $$
+    SELECT @extschema@.mop_forget_checkpoints($1)
 $$;
 
 -- weights from which a path starts: version 0 of its first stage
@@ -960,7 +1007,7 @@ DECLARE
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch);
     IF to_train THEN
-        PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run AND m.stage = of_stage FOR NO KEY UPDATE;
+        PERFORM @extschema@.mop_hold_model(run, of_stage);
         -- after the lock, for which this may have waited while the run was taken over
         PERFORM @extschema@.mop_own(run, ticket, run_epoch);
     END IF;

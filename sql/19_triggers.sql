@@ -1,15 +1,10 @@
--- What PostgreSQL calls by itself.
+-- What the server looks after by itself.
 
-CREATE TRIGGER generation_gone AFTER DELETE ON @extschema@.mop_generation
-    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_generation_gone();
-
-CREATE TRIGGER arrive INSTEAD OF INSERT ON @extschema@.mop_arrivals
-    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_arrive();
+-- (Greenplum asks of a unique index that it has the column by which rows are distributed: 11_distribution.sql.)
+CREATE UNIQUE INDEX mop_owner_who ON @extschema@.mop_owner (who) WHERE who::oid OPERATOR(pg_catalog.<>) 0::oid;
+-- a unit is done once
+CREATE UNIQUE INDEX mop_unit_once ON @extschema@.mop_unit (run_id, stage, kind, dataset, segment)
+    WHERE status = 'finished';
 
 CREATE EVENT TRIGGER pg_mop_end_idle_sessions ON ddl_command_start WHEN TAG IN ('DROP EXTENSION')
-    EXECUTE FUNCTION @extschema@.mop_end_idle_sessions();
-
-CREATE TRIGGER find_role BEFORE INSERT OR UPDATE ON @extschema@.mop_owner
-    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_find_role();
-CREATE TRIGGER find_role BEFORE INSERT OR UPDATE ON @extschema@.mop_limit
-    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_find_role();
+    EXECUTE PROCEDURE @extschema@.mop_end_idle_sessions();

@@ -11,6 +11,10 @@ BEGIN
         'mop_add_trial', 'mop_more', 'madlib_keras_fit', 'madlib_keras_evaluate', 'madlib_keras_predict',
         'madlib_keras_predict_byom', 'mop_export_model', 'mop_import_model']
     LOOP
+        -- (there are no procedures before PostgreSQL 11)
+        CONTINUE WHEN NOT EXISTS (
+            SELECT 1 FROM pg_catalog.pg_proc p WHERE p.proname = name AND p.pronamespace = (SELECT o.relnamespace
+                FROM pg_catalog.pg_class o WHERE o.oid = '@extschema@.mop_run'::pg_catalog.regclass));
         EXECUTE pg_catalog.format($create$
 CREATE FUNCTION %s.%I(message varchar DEFAULT '')
 RETURNS varchar LANGUAGE plpython3u VOLATILE AS $body$

@@ -1,8 +1,12 @@
-"""Write the extension's SQL: build_sql.py HOME INTO [FILE ...].
+"""Write the extension's SQL: build_sql.py [--greenplum] HOME INTO [FILE ...].
 
-HOME is the virtual environment of the packages. Into the directory INTO go pg_mop--<version>.sql, made of sql/, and
-the update scripts of migrations/, each with its line `#functions` replaced by sql/'s functions and views; and FILEs,
-install scripts of older versions. In all of them a line `#python` becomes what every PL/Python function begins with.
+HOME is the virtual environment of the packages. Into the directory INTO go pg_mop--<version>.sql, made of sql/ and of
+what stands in sql/postgresql for PostgreSQL alone, and the update scripts of migrations/, each with its line
+`#functions` replaced by sql/'s functions and views; and FILEs, install scripts of older versions. In all of them a line
+`#python` becomes what every PL/Python function begins with.
+
+For Greenplum it is pg_mop--<version>.sql alone, with sql/greenplum in place of sql/postgresql: no older version was
+there. Without arguments it prints PostgreSQL's install script, as it is frozen for the tests of updates.
 """
 
 import pathlib
@@ -10,7 +14,8 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ONCE = ("10_tables.sql", "19_triggers.sql")  # what an update script writes out itself
+# what an update script writes out itself
+ONCE = ("10_tables.sql", "11_row_security.sql", "19_row_triggers.sql", "19_triggers.sql")
 
 # find the packages of this very version, once per session; after an update, instead of those of the version before.
 # What we keep is kept in our modules, never in GD, which is the users': what they pickle in PL/Python has it within
@@ -27,13 +32,22 @@ if getattr(sys.modules.get('mop_udf'), 'home', None) != '@HOME@':
     mop_udf.home = '@HOME@'"""
 
 
-def main(home, into, *older):
+def sources(family):
+    """The files of a family's install script, in order."""
+    return sorted([*(ROOT / "sql").glob("*.sql"), *(ROOT / "sql" / family).glob("*.sql")], key=lambda f: f.name)
+
+
+def install_script(family):
+    return "".join(f.read_text() for f in sources(family))
+
+
+def main(home, into, *older, family="postgresql"):
     version = re.search(r"default_version = '(.*)'", (ROOT / "pg_mop.control").read_text())[1]
-    files = sorted((ROOT / "sql").glob("*.sql"))
-    functions = "".join(f.read_text() for f in files if f.name not in ONCE)
+    scripts = {f"pg_mop--{version}.sql": install_script(family)}
+    functions = "".join(f.read_text() for f in sources("postgresql") if f.name not in ONCE)
     functions = re.sub(r"(?m)^CREATE (FUNCTION|PROCEDURE|AGGREGATE|VIEW)", r"CREATE OR REPLACE \1", functions)
-    scripts = {f"pg_mop--{version}.sql": "".join(f.read_text() for f in files)}
-    for path in [*(ROOT / "migrations").glob("*.sql"), *map(pathlib.Path, older)]:
+    updates = (ROOT / "migrations").glob("*.sql") if family == "postgresql" else ()
+    for path in [*updates, *map(pathlib.Path, older)]:
         scripts[path.name] = re.sub(r"(?m)^#functions$", lambda _: functions, path.read_text())
     for name, text in scripts.items():
         text = re.sub(r"(?m)^#python$", lambda _: HEADING.replace("@HOME@", home), text)
@@ -41,4 +55,9 @@ def main(home, into, *older):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1:2] == ["--greenplum"]:
+        main(*sys.argv[2:], family="greenplum")
+    elif sys.argv[1:]:
+        main(*sys.argv[1:])
+    else:
+        print(install_script("postgresql"), end="")

@@ -13,7 +13,8 @@ sys.path[:0] = [str(ROOT / "plpy_modules"), str(ROOT)]
 def page():
     """The page's text: what each function is for, its arguments from the SQL that makes it, and its example."""
     from pg_mop.api import help as helps
-    forms = signatures("".join(path.read_text() for path in sorted((ROOT / "sql").glob("*.sql"))))
+    forms = signatures("".join(path.read_text() for path in sorted([*(ROOT / "sql").glob("*.sql"),
+                                                                *(ROOT / "sql" / "postgresql").glob("*.sql")])))
     said = {**{name: about for name, (about, _, _) in helps.FUNCTIONS.items()}, **helps.OF_RUNS}
     lines = ["# Reference", "", "Every function says the same of itself: `SELECT madlib.mop_search('usage')`, "
              "`('example')`. The extension's schema is `madlib` here.", ""]

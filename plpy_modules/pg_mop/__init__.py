@@ -1,3 +1,16 @@
 """pg_mop: a query optimizer and executor for model selection, inside PostgreSQL."""
 
+import ctypes
+import os
+import sys
+
+if hasattr(ctypes.CDLL(None), "PQconnectdb"):
+    # Greenplum's backends have a libpq of their own within, which is not what psycopg2 was made for
+    _flags = sys.getdlopenflags()
+    sys.setdlopenflags(_flags | os.RTLD_DEEPBIND)
+    try:
+        import psycopg2  # noqa: F401
+    finally:
+        sys.setdlopenflags(_flags)
+
 __version__ = "0.4.0"

@@ -590,7 +590,7 @@ class Catalog:
 
 
 class Guest(Catalog):
-    """The catalog of another server, where a run has a run of its own (sql/13_servers.sql).
+    """The catalog of another server, where a run has a run of its own (sql/postgresql/13_servers.sql).
 
     Whoever waits for it hears cancels, and waits no longer than SECONDS.
     """

@@ -83,6 +83,9 @@ PINNED = {
 }
 
 
+_HAS = {}  # (function, types): whether this server has it
+
+
 class Database:
     """Queries in the caller's transaction, with search_path pinned to pg_catalog while we run.
 
@@ -150,16 +153,51 @@ class Database:
 
     def setting(self, name):
         """A PostgreSQL setting as text; None when unset or empty."""
-        return self.value("SELECT pg_catalog.current_setting($1, true)", ["text"], [name]) or None
+        if self.has("current_setting", "text, boolean"):
+            return self.value("SELECT pg_catalog.current_setting($1, true)", ["text"], [name]) or None
+        try:
+            return self.value("SELECT pg_catalog.current_setting($1)", ["text"], [name]) or None
+        except self.plpy.SPIError as error:
+            if error.sqlstate != "42704":
+                raise
+            return None
+
+    # --- what servers differ in ----------------------------------------------------------------
+    def has(self, function, types):
+        """True where the server has this function, of these types ('text, boolean'), in pg_catalog. Greenplum 6 has
+        those of PostgreSQL 9.4."""
+        if (function, types) not in _HAS:
+            _HAS[function, types] = self.value(
+                "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_proc WHERE proname = $1 AND pronamespace = 11 "
+                "AND pg_catalog.oidvectortypes(proargtypes) = $2)", ["text", "text"], [function, types])
+        return _HAS[function, types]
+
+    def relation(self, quoted):
+        """The oid of the relation that a quoted name means, None where there is none."""
+        name = "$1" if self.has("to_regclass", "text") else "pg_catalog.textout($1)"  # it took a cstring
+        return self.value(f"SELECT pg_catalog.to_regclass({name})::pg_catalog.oid", ["pg_catalog.text"], [quoted])
+
+    def check_engine(self):
+        """Raises MopError where packed tables cannot be made or worked on."""
+        if self.relation("pg_catalog.gp_segment_configuration") is not None:
+            raise MopError("packing, training and prediction are not supported on Greenplum yet", sqlstate="0A000",
+                           detail="Architectures, model selection tables and the catalog's functions are there.",
+                           hint="Call it on a PostgreSQL server.")
 
     def info(self, message):
         self.plpy.info(message)
 
     def notice(self, message, detail=None, hint=None):
-        self.plpy.notice(message, **{k: v for k, v in (("detail", detail), ("hint", hint)) if v})
+        self._tell(self.plpy.notice, message, detail, hint)
 
     def warning(self, message, detail=None, hint=None):
-        self.plpy.warning(message, **{k: v for k, v in (("detail", detail), ("hint", hint)) if v})
+        self._tell(self.plpy.warning, message, detail, hint)
+
+    def _tell(self, level, message, detail, hint):
+        try:
+            level(message, **{k: v for k, v in (("detail", detail), ("hint", hint)) if v})
+        except TypeError:  # before PostgreSQL 9.6 a message is one text
+            level("\n".join(filter(None, (message, detail and f"DETAIL: {detail}", hint and f"HINT: {hint}"))))
 
     # --- names ---------------------------------------------------------------------------------
     @contextmanager
@@ -237,8 +275,11 @@ class Database:
         Raises MopError where the text is no valid name.
         """
         try:
-            parts = self.value("SELECT pg_catalog.parse_ident($1) AS p", ["text"], [text])
-        except self.plpy.SPIError:
+            if self.has("parse_ident", "text, boolean"):
+                parts = self.value("SELECT pg_catalog.parse_ident($1) AS p", ["text"], [text])
+            else:
+                parts = _parse_ident(text)
+        except (self.plpy.SPIError, ValueError):
             raise MopError(f'invalid table name "{text}"',
                            hint="Write it as in SQL: table, schema.table or \"Quoted Table\".") from None
         if len(parts) > 2:
@@ -250,7 +291,7 @@ class Database:
         schema, name = self.parse_name(text)
         quoted = ".".join(quote_identifier(p) for p in (schema, name) if p is not None)
         with self.caller_path():
-            oid = self.value("SELECT pg_catalog.to_regclass($1)::pg_catalog.oid", ["pg_catalog.text"], [quoted])
+            oid = self.relation(quoted)
         if oid is None:
             return None
         row = self.one("SELECT n.nspname, c.relname, c.relkind FROM pg_class c JOIN pg_namespace n "
@@ -298,7 +339,7 @@ class Database:
 
     @functools.cached_property
     def has_citus(self):
-        return self.value("SELECT to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL")
+        return self.relation("pg_catalog.pg_dist_partition") is not None
 
     def distribution(self, table):
         """How Citus distributes a Table: 'h by <column>' for one distributed by hash, another method's letter alone,
@@ -342,7 +383,7 @@ class Database:
             if len((name + suffix).encode()) > 63:
                 raise MopError(f'output table name "{name + suffix}" is longer than 63 bytes')
             full = f"{quote_identifier(schema)}.{quote_identifier(name + suffix)}"
-            if self.value("SELECT pg_catalog.to_regclass($1) IS NOT NULL", ["pg_catalog.text"], [full]):
+            if self.relation(full) is not None:
                 raise MopError(f'output table "{name + suffix}" already exists',
                                hint=f"DROP TABLE {full}; or choose another name.", sqlstate="42P07")
             made.append(full)
@@ -391,11 +432,36 @@ def extension_schema(plpy):
                         "WHERE e.extname OPERATOR(pg_catalog.=) 'pg_mop'")[0]["nspname"]
 
 
-def sql_function(function, commits=False):
+def _parse_ident(text):
+    """What PostgreSQL's function gives: the parts of a name. Raises ValueError."""
+    part = r'\s*("(?:[^"]|"")+"|[A-Za-z_\u0080-\U0010ffff][\w$\u0080-\U0010ffff]*)\s*'
+    if not re.fullmatch(rf"{part}(?:\.{part})*", text):
+        raise ValueError
+    return [name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
+            for name in re.findall(rf"{part}(?:\.|$)", text)]
+
+
+def raise_error(plpy, message, sqlstate, detail=None, hint=None):
+    """Raise an error of PostgreSQL's, with its DETAIL and HINT."""
+    try:
+        plpy.error(message, sqlstate=sqlstate, **{k: v for k, v in (("detail", detail), ("hint", hint)) if v})
+    except TypeError:  # before PostgreSQL 9.6 it takes a text alone: what tells more is an error of SPI's
+        problem = type("pg_mop", (plpy.SPIError,), {"__module__": "__main__"})(message)
+        problem.sqlstate, problem.spidata = sqlstate, (_sqlcode(sqlstate), detail, hint, None, 0)
+        raise problem from None
+
+
+def _sqlcode(sqlstate):
+    """The number by which PostgreSQL's C code knows an SQLSTATE."""
+    return sum((ord(c) - ord("0") & 0x3F) << 6 * i for i, c in enumerate(sqlstate))
+
+
+def sql_function(function, commits=False, on_segments=False):
     """Make `function(db, *args)` callable from an SQL shim as ``function(plpy, *args)``.
 
     MopError becomes a PostgreSQL error with its DETAIL and HINT, prefixed by the function's name as in MADlib.
-    `commits`: the shim is a procedure's, which ends its transaction at every tick.
+    `commits`: the shim is a procedure's, which ends its transaction at every tick. `on_segments`: it works on packed
+    tables or models, which some servers cannot.
     """
 
     @functools.wraps(function)
@@ -405,6 +471,8 @@ def sql_function(function, commits=False):
             if commits:
                 _begin_procedure(db)
             with db.pinned_path():
+                if on_segments:
+                    db.check_engine()
                 result = function(db, *args)
             if commits:
                 db.commit()
@@ -414,13 +482,13 @@ def sql_function(function, commits=False):
         finally:
             for work in db.at_end:
                 work()
-        extra = {k: v for k, v in (("detail", problem.detail), ("hint", problem.hint)) if v}
-        plpy.error(f"{function.__name__}: {problem.message}", sqlstate=problem.sqlstate, **extra)
+        raise_error(plpy, f"{function.__name__}: {problem.message}", problem.sqlstate, problem.detail, problem.hint)
 
     return shim
 
 
-sql_procedure = functools.partial(sql_function, commits=True)
+segment_function = functools.partial(sql_function, on_segments=True)
+sql_procedure = functools.partial(segment_function, commits=True)
 
 
 def _begin_procedure(db):

@@ -198,9 +198,7 @@ def _names_that_are_set(db):
     names |= {row["name"].split(".", 1)[1] for row in rows}
     if not names:
         return set()
-    rows = db.execute("SELECT n FROM unnest($1) AS n WHERE coalesce(current_setting('pg_mop.' || n, true), '') <> ''",
-                      ["text[]"], [sorted(names)])
-    return {row["n"] for row in rows}
+    return {name for name in names if db.setting(f"pg_mop.{name}")}
 
 
 def _names_in(heap):

@@ -309,7 +309,7 @@ def test_a_restart_of_the_server_ends_a_job_and_its_run_is_resumed():
         load(db, "arch", dense())
         selection(db, "slow", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=2")])
         number = submit(db, FIT.format("slow_models", "slow", 30))
-        assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_units WHERE status = 'finished'"))
+        assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_units WHERE status = 'finished'"), 60)
         cluster.process.send_signal(signal.SIGINT)
         cluster.process.wait(30)
         cluster.start()

@@ -1,4 +1,5 @@
-"""The other servers that a training call is at work on: there it has a run of its own, a guest (sql/13_servers.sql)."""
+"""The other servers that a training call is at work on: there it has a run of its own, a guest
+(sql/postgresql/13_servers.sql)."""
 
 import time
 

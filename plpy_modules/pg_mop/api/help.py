@@ -297,8 +297,11 @@ def answer(db, name, message):
 def mop_functions(db):
     """(name, trains, about, usage) of every function for users, as those know it, in order of their names."""
     schema = _written(db)
+    there = {row["proname"] for row in db.execute(
+        "SELECT proname FROM pg_proc WHERE pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = $1)", ["text"],
+        [db.schema])}
     return [(name, name in TRAINS, about, _usage(db, name, schema)) for name, about in sorted(
-        {**{name: said[0] for name, said in FUNCTIONS.items()}, **OF_RUNS}.items())]
+        {**{name: said[0] for name, said in FUNCTIONS.items()}, **OF_RUNS}.items()) if name in there]
 
 
 def _written(db):
@@ -309,7 +312,9 @@ def _written(db):
 def _usage(db, name, schema):
     """The function's arguments, with their types and defaults; where it has several forms, the types of all."""
     found = db.execute(
-        "SELECT prokind, proretset, pg_get_function_arguments(oid) AS arguments FROM pg_proc WHERE proname = $1 AND "
+        # (before PostgreSQL 11 there are no procedures, and no column that tells of them)
+        "SELECT row_to_json(p) ->> 'prokind' AS prokind, proretset, pg_get_function_arguments(oid) AS arguments "
+        "FROM pg_proc p WHERE proname = $1 AND "
         "pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = $2) AND proargnames <> ARRAY['message'] "
         "ORDER BY oid",
         ["text", "text"], [name, db.schema])

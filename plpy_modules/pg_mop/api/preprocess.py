@@ -3,7 +3,7 @@
 import secrets
 
 from pg_mop import settings
-from pg_mop.database import MopError, quote_identifier, sql_function
+from pg_mop.database import MopError, quote_identifier, raise_error, segment_function
 from pg_mop.packing import buffers, columns, table
 from pg_mop.packing import summary as summaries
 from pg_mop.packing.rows import steady_scans
@@ -11,7 +11,7 @@ from pg_mop.packing.shards import places_of
 from pg_mop.packing.training import ELEMENTS, Training
 
 
-@sql_function
+@segment_function
 def training_preprocessor_dl(db, source_table, output_table, dependent_varname, independent_varname, buffer_size,
                              normalizing_const, num_classes, distribution_rules, dependent_dtype=None):
     """Pack `source_table`, shuffled by the seed, and write the classes it has to the summary."""
@@ -44,7 +44,7 @@ def training_preprocessor_dl(db, source_table, output_table, dependent_varname, 
                    [output.width for output in outputs] if given else [], seed)
 
 
-@sql_function
+@segment_function
 def validation_preprocessor_dl(db, source_table, output_table, dependent_varname, independent_varname,
                                training_preprocessor_table, buffer_size, distribution_rules):
     """Pack `source_table` in scan order with the classes, widths and constant of a packed training table."""
@@ -98,7 +98,7 @@ def convert_array_to_bytea(plpy, values, element):
         return buffers.to_bytes(values, element)
     except MopError as error:
         problem = error
-    plpy.error(f"convert_array_to_bytea: {problem.message}", hint=problem.hint, sqlstate=problem.sqlstate)
+    raise_error(plpy, f"convert_array_to_bytea: {problem.message}", problem.sqlstate, hint=problem.hint)
 
 
 def convert_bytea_to_array(plpy, packed, element):
@@ -106,4 +106,4 @@ def convert_bytea_to_array(plpy, packed, element):
         return buffers.from_bytes(packed, element)
     except MopError as error:
         problem = error
-    plpy.error(f"convert_bytea_to_{element}_array: {problem.message}", sqlstate=problem.sqlstate)
+    raise_error(plpy, f"convert_bytea_to_{element}_array: {problem.message}", problem.sqlstate)

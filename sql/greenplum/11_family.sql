@@ -1,0 +1,136 @@
+-- What PostgreSQL and Greenplum say differently, under names that both have: postgresql/11_family.sql is its twin,
+-- which says what each is for.
+--
+-- A row lock, and so an UPDATE or DELETE, locks the whole table on Greenplum (while its deadlock detector is off, which
+-- is the default). What is held for as long as a unit works is an advisory lock here, by a number that nobody else can
+-- know. What a function reads of tables runs on segments: it is asked of the session (its process, its locks) in
+-- expressions without a table.
+
+CREATE FUNCTION @extschema@.mop_sha256(data bytea) RETURNS bytea LANGUAGE plpython3u IMMUTABLE STRICT AS $$
+import hashlib
+return hashlib.sha256(data).digest()
+$$;
+
+CREATE FUNCTION @extschema@.mop_role(name name) RETURNS oid LANGUAGE sql STABLE AS $$
+    SELECT a.oid FROM pg_catalog.pg_roles a WHERE a.rolname OPERATOR(pg_catalog.=) $1
+$$;
+
+CREATE FUNCTION @extschema@.mop_lock_number(kind text, run bigint, part bigint) RETURNS bigint
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    secret bytea := (SELECT s.secret FROM @extschema@.mop_secret s);
+BEGIN
+    RETURN ('x' || left(encode(@extschema@.mop_sha256(secret || convert_to(kind, 'UTF8') || int8send(run)
+                                                      || int8send(part)), 'hex'), 16))::bit(64)::bigint;
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_hold_run(run bigint) RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(@extschema@.mop_lock_number('run', run, 0));
+    RETURN (SELECT r.epoch FROM @extschema@.mop_run r WHERE r.run_id = run);
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_seize_run(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(@extschema@.mop_lock_number('run', run, 0));
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_hold_model(run bigint, of_stage integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(@extschema@.mop_lock_number('models', run, 0));
+    PERFORM pg_advisory_xact_lock(@extschema@.mop_lock_number('model', run, of_stage));
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_seize_models(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(@extschema@.mop_lock_number('models', run, 0));
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_hold_checkpoints(runs bigint[], stages integer[]) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    one record;
+BEGIN
+    FOR one IN SELECT DISTINCT l.run_id, l.stage FROM unnest(runs, stages) AS l(run_id, stage) ORDER BY 1, 2 LOOP
+        PERFORM pg_advisory_xact_lock(@extschema@.mop_lock_number('checkpoint', one.run_id, one.stage));
+    END LOOP;
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_hold_owner(number integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(@extschema@.mop_lock_number('owner', 0, number));
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_hold_lost_runs(number integer) RETURNS SETOF bigint LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    its record;
+BEGIN
+    FOR its IN SELECT r.* FROM @extschema@.mop_run r WHERE r.owner = number AND r.status = 'running' LOOP
+        IF @extschema@.mop_status(its.status, its.coordinator_pid, its.coordinator_start, 'failed') = 'failed'
+           AND pg_try_advisory_xact_lock(@extschema@.mop_lock_number('run', its.run_id, 0)) THEN
+            RETURN NEXT its.run_id;
+        END IF;
+    END LOOP;
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_forget_outputs() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    DELETE FROM @extschema@.mop_output o WHERE NOT EXISTS (
+        SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = o.run_id);
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_make_generation(name text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    EXECUTE 'CREATE TABLE @extschema@.' || name || ' (stage integer, version integer, part integer, '
+            'data bytea NOT NULL, PRIMARY KEY (stage, version, part)) WITH (appendonly = false) DISTRIBUTED BY (stage)';
+END
+$$;
+
+-- (triggers run on segments, where no table can be dropped)
+CREATE FUNCTION @extschema@.mop_delete_generations(run bigint, one integer DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    late integer;
+    name text;
+BEGIN
+    FOR late IN SELECT g.generation FROM @extschema@.mop_generation g
+                WHERE g.run_id = run AND (one IS NULL OR g.generation = one) ORDER BY 1
+    LOOP
+        name := '@extschema@.' || quote_ident(@extschema@.mop_generation_name(run, late));
+        IF to_regclass(textout(name)) IS NOT NULL THEN
+            EXECUTE 'ALTER EXTENSION pg_mop DROP TABLE ' || name;
+            EXECUTE 'DROP TABLE ' || name;
+        END IF;
+        DELETE FROM @extschema@.mop_generation g WHERE g.run_id = run AND g.generation = late;
+    END LOOP;
+END
+$$;
+
+-- (foreign keys are not enforced)
+CREATE FUNCTION @extschema@.mop_delete_run(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    name text;
+BEGIN
+    PERFORM @extschema@.mop_delete_generations(run);
+    FOREACH name IN ARRAY @extschema@.mop_tables_of_runs() LOOP
+        EXECUTE 'DELETE FROM @extschema@.' || quote_ident(name) || ' WHERE run_id = $1' USING run;
+    END LOOP;
+END
+$$;
+
+-- the names of the tables whose rows belong to runs: the run's own is the last one
+CREATE FUNCTION @extschema@.mop_tables_of_runs() RETURNS text[] LANGUAGE sql STABLE AS $$
+    SELECT pg_catalog.array_agg(c.relname::text ORDER BY c.relname = 'mop_run', c.relname)
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attname = 'run_id'
+    WHERE c.relkind = 'r' AND c.relname LIKE 'mop\_%' AND c.relnamespace = (
+        SELECT o.relnamespace FROM pg_catalog.pg_class o WHERE o.oid = '@extschema@.mop_run'::regclass)
+$$;

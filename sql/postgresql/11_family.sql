@@ -1,0 +1,151 @@
+-- What PostgreSQL and Greenplum say differently, under names that both have: greenplum/11_family.sql is its twin.
+
+CREATE FUNCTION @extschema@.mop_sha256(data bytea) RETURNS bytea LANGUAGE sql IMMUTABLE AS $$
+    SELECT pg_catalog.sha256($1)
+$$;
+
+-- the role of a name, NULL where there is none
+CREATE FUNCTION @extschema@.mop_role(name name) RETURNS oid LANGUAGE sql STABLE AS $$
+    SELECT pg_catalog.to_regrole(pg_catalog.quote_ident($1))::pg_catalog.oid
+$$;
+
+-- What follows is for functions of the extension's owner alone, which have set search_path. All locks last until the
+-- transaction's end.
+
+-- nobody takes the run over or drops it: its epoch, NULL where it is gone
+CREATE FUNCTION @extschema@.mop_hold_run(run bigint) RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    reached integer;
+BEGIN
+    SELECT r.epoch INTO reached FROM @extschema@.mop_run r WHERE r.run_id = run FOR KEY SHARE;
+    RETURN reached;
+END
+$$;
+
+-- nobody holds the run, and nobody else takes it over or drops it
+CREATE FUNCTION @extschema@.mop_seize_run(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM 1 FROM @extschema@.mop_run r WHERE r.run_id = run FOR UPDATE;
+END
+$$;
+
+-- nobody else trains the stage
+CREATE FUNCTION @extschema@.mop_hold_model(run bigint, of_stage integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run AND m.stage = of_stage FOR NO KEY UPDATE;
+END
+$$;
+
+-- nobody is at work on any stage of the run
+CREATE FUNCTION @extschema@.mop_seize_models(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run ORDER BY m.stage FOR UPDATE;
+END
+$$;
+
+-- nobody else drops or takes over these checkpoints
+CREATE FUNCTION @extschema@.mop_hold_checkpoints(runs bigint[], stages integer[]) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM 1 FROM @extschema@.mop_checkpoint c
+    WHERE (c.run_id, c.stage) IN (SELECT l.run_id, l.stage FROM unnest(runs, stages) AS l(run_id, stage))
+    ORDER BY c.run_id, c.stage FOR NO KEY UPDATE;
+END
+$$;
+
+-- nobody else does what is done for a role by one session at a time
+CREATE FUNCTION @extschema@.mop_hold_owner(number integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM 1 FROM @extschema@.mop_owner o WHERE o.owner = number FOR NO KEY UPDATE;
+END
+$$;
+
+-- a role's runs that may have lost their coordinator, held but for those that somebody else takes over
+CREATE FUNCTION @extschema@.mop_hold_lost_runs(number integer) RETURNS SETOF bigint LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN QUERY SELECT r.run_id FROM @extschema@.mop_run r
+        WHERE r.owner = number AND r.status = 'running' AND @extschema@.mop_status(
+            r.status, r.coordinator_pid, r.coordinator_start, 'failed') = 'failed'
+        FOR NO KEY UPDATE SKIP LOCKED;
+END
+$$;
+
+-- forgets the output of runs that are gone
+CREATE FUNCTION @extschema@.mop_forget_outputs() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    DELETE FROM @extschema@.mop_output o WHERE o.run_id IN (
+        SELECT w.run_id FROM @extschema@.mop_output w WHERE NOT EXISTS (
+            SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = w.run_id) FOR UPDATE SKIP LOCKED);
+END
+$$;
+
+-- a generation's table, by its quoted name
+CREATE FUNCTION @extschema@.mop_make_generation(name text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET default_table_access_method = 'heap' AS $$
+BEGIN
+    EXECUTE 'CREATE TABLE @extschema@.' || name || ' (stage integer, version integer, part integer, '
+            'data bytea NOT NULL, PRIMARY KEY (stage, version, part)) WITH (autovacuum_enabled = false, '
+            'toast.autovacuum_enabled = false)';
+END
+$$;
+
+-- Deletes a run's generation, or all of them. The table goes by a trigger, as where the run is deleted.
+CREATE FUNCTION @extschema@.mop_delete_generations(run bigint, one integer DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    DELETE FROM @extschema@.mop_generation g WHERE g.run_id = run AND (one IS NULL OR g.generation = one);
+END
+$$;
+
+-- deletes a run with all that belongs to it
+CREATE FUNCTION @extschema@.mop_delete_run(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    DELETE FROM @extschema@.mop_run r WHERE r.run_id = run;
+END
+$$;
+
+-- --- triggers --------------------------------------------------------------------------------------
+
+-- The role that is called so: where a row is written by hand, or comes from a dump, which has no oids.
+CREATE FUNCTION @extschema@.mop_find_role() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    renamed boolean := true;
+BEGIN
+    IF TG_OP = 'UPDATE' THEN
+        renamed := NEW.role IS DISTINCT FROM OLD.role;
+        IF renamed AND NEW.who IS NOT DISTINCT FROM OLD.who THEN
+            NEW.who := NULL;
+        END IF;
+    END IF;
+    IF NEW.who IS NULL AND NEW.role IS NOT NULL THEN
+        NEW.who := coalesce(to_regrole(quote_ident(NEW.role)), 0::regrole);
+    END IF;
+    IF renamed AND TG_TABLE_NAME = 'mop_limit' THEN
+        -- a role that is gone, or is called otherwise now, does not keep its name from others
+        DELETE FROM @extschema@.mop_limit l WHERE l.role = NEW.role AND l.who <> 0::oid
+        AND NOT EXISTS (SELECT 1 FROM pg_roles a WHERE a.oid = l.who);
+        UPDATE @extschema@.mop_limit l SET role = a.rolname FROM pg_roles a
+        WHERE l.role = NEW.role AND a.oid = l.who AND a.rolname <> l.role;
+    END IF;
+    RETURN NEW;
+END
+$$;
+
+-- a generation's table goes with its row
+CREATE FUNCTION @extschema@.mop_generation_gone() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    name text;
+BEGIN
+    IF TG_RELID <> '@extschema@.mop_generation'::regclass THEN
+        RAISE EXCEPTION 'this is the trigger of mop_generation' USING ERRCODE = '42501';
+    END IF;
+    name := '@extschema@.' || quote_ident(@extschema@.mop_generation_name(OLD.run_id, OLD.generation));
+    IF to_regclass(name) IS NOT NULL THEN
+        EXECUTE 'ALTER EXTENSION pg_mop DROP TABLE ' || name;
+        EXECUTE 'DROP TABLE ' || name;
+    END IF;
+    RETURN OLD;
+END
+$$;

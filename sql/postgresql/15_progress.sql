@@ -1,0 +1,117 @@
+-- Views of how runs go on, of which each row asks for sums of other tables: of those runs alone that are asked for.
+
+-- One row for each configuration; the seconds are the whole run's. A unit that configurations share is done for each.
+-- Of the runs that are asked for alone: nothing is summed up over the others.
+CREATE VIEW @extschema@.mop_progress WITH (security_barrier) AS
+SELECT r.run_id, coalesce(w.units_done, 0)::bigint AS units_done, coalesce(w.units_total, 0)::bigint AS units_total,
+       extract(epoch FROM coalesce(r.finished_at, clock_timestamp()) - r.started_at)::double precision
+           AS seconds_elapsed,
+       CASE WHEN s.status <> 'running' THEN 0
+            WHEN coalesce(w.run_done, 0) = 0 THEN NULL
+            ELSE extract(epoch FROM clock_timestamp() - r.started_at) * w.run_left / w.run_done
+       END::double precision AS seconds_left,
+       w.mst_key, w.iteration, w.last_loss,
+       CASE WHEN w.error IS NOT NULL THEN 'failed'
+            WHEN w.units_done = w.units_total THEN 'finished'
+            WHEN s.status <> 'running' THEN s.status
+            WHEN w.units_running > 0 THEN 'running'
+            ELSE 'waiting' END AS status
+FROM @extschema@.mop_seen_run r
+     CROSS JOIN LATERAL @extschema@.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') AS s(status)
+     CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE g.dataset = 'training') AS training, count(*) AS both_datasets,
+           r.function = 'madlib_keras_fit'
+           AND coalesce(r.parameters #>> '{settings,fit_strategy}' = 'averaging', false) AS averaging
+    FROM @extschema@.mop_segment g WHERE g.run_id = r.run_id) d
+     CROSS JOIN LATERAL (
+    SELECT a.mst_key, a.error, sum(a.done) AS units_done, sum(a.running) AS units_running, sum(a.total) AS units_total,
+           max(a.iteration) FILTER (WHERE a.done > 0 OR a.running > 0) AS iteration,
+           (max(ARRAY[a.iteration, a.last_loss]) FILTER (WHERE a.last_loss IS NOT NULL))[2] AS last_loss,
+           max(a.run_done) AS run_done, sum(sum(a.total - a.done) FILTER (WHERE a.is_first)) OVER () AS run_left
+    FROM (
+        SELECT c.mst_key, c.error, t.iteration, u.done, u.running, u.last_loss,
+               -- a replica has a segment of its own; (nothing may have been asked for yet)
+               CASE WHEN t.stage IS NOT NULL THEN CASE WHEN d.averaging THEN 1 ELSE d.training END
+                   + CASE WHEN t.evaluated THEN d.both_datasets ELSE 0 END END AS total,
+               -- what several wait for is waited for once, and not for those that have failed
+               c.error IS NULL AND q.mst_key = min(q.mst_key) FILTER (WHERE c.error IS NULL)
+                   OVER (PARTITION BY t.stage) AS is_first,
+               (SELECT count(*) FROM @extschema@.mop_unit v WHERE v.run_id = r.run_id AND v.status = 'finished')
+                   AS run_done
+        FROM @extschema@.mop_configuration c
+        LEFT JOIN (@extschema@.mop_request q JOIN @extschema@.mop_stage t
+                   ON (t.run_id, t.stage) = (r.run_id, q.stage) AND q.run_id = r.run_id) ON q.mst_key = c.mst_key
+        CROSS JOIN LATERAL (
+            SELECT count(*) FILTER (WHERE v.status = 'finished') AS done,
+                   count(*) FILTER (WHERE v.status = 'running') AS running,
+                   (max(ARRAY[v.version, v.loss]) FILTER (WHERE v.kind = 'train' AND v.status = 'finished'))[2]
+                       AS last_loss
+            FROM @extschema@.mop_unit v WHERE v.run_id = r.run_id AND v.stage = t.stage) u
+        WHERE c.run_id = r.run_id) a
+    GROUP BY a.mst_key, a.error) w;
+
+-- For \watch: a line of about 100 characters for each run that trains, or for the last one. A configuration that has
+-- failed has no units left. The best is that of the least loss so far: of evaluations of the validation rows if there
+-- are some, else of the training rows; before the first evaluation, of training units. (The function comes last: of a line
+-- that is too long it is cut off.)
+CREATE VIEW @extschema@.mop_watch WITH (security_barrier) AS
+SELECT s.run_id, left(format('run %s: %s/%s units, %s%%, %s, %s failed, %s, %s', s.run_id, p.done, p.total,
+           coalesce(floor(100 * p.done / nullif(p.total, 0)), 0),
+           CASE WHEN s.status <> 'running' THEN s.status || ' in ' || to_char(p.elapsed, 'FMHH24:MI:SS')
+                ELSE coalesce(to_char(p.remaining, 'FMHH24:MI:SS'), '?') || ' left, ' || w.busy || ' busy' END,
+           p.failed, coalesce('best ' || b.mst_key || ': ' || b.what || ' ' || round(b.loss::numeric, 4), 'no loss yet'),
+           regexp_replace(s.function, '^madlib_keras_|_model$', '', 'g')), 100) AS line
+FROM (
+    SELECT r.run_id, r.function, t.status, bool_or(t.status = 'running') OVER () AS any_runs,
+           max(r.run_id) OVER () AS last
+    FROM @extschema@.mop_seen_run r CROSS JOIN LATERAL (
+        SELECT @extschema@.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') AS status) t
+    WHERE r.function <> 'guest' AND @extschema@.mop_trains(r.function)) s
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(g.units_done), 0) AS done,
+           coalesce(sum(CASE WHEN g.status = 'failed' THEN g.units_done ELSE g.units_total END), 0) AS total,
+           count(*) FILTER (WHERE g.status = 'failed') AS failed,
+           max(g.seconds_elapsed) * interval '1 second' AS elapsed,
+           max(g.seconds_left) * interval '1 second' AS remaining
+    FROM @extschema@.mop_progress g WHERE g.run_id = s.run_id) p
+CROSS JOIN LATERAL (
+    SELECT count(DISTINCT (u.backend_pid, u.segment)) AS busy FROM @extschema@.mop_unit u
+    WHERE u.run_id = s.run_id AND u.status = 'running') w
+LEFT JOIN LATERAL (
+    SELECT x.what, x.loss, x.mst_key FROM (
+        SELECT 1 AS rank, 'val. loss' AS what, m.loss, q.mst_key
+        FROM @extschema@.mop_metric m JOIN @extschema@.mop_request q USING (run_id, stage)
+        WHERE m.run_id = s.run_id AND m.dataset = 'validation'
+        UNION ALL
+        SELECT 2, 'loss', m.loss, q.mst_key
+        FROM @extschema@.mop_metric m JOIN @extschema@.mop_request q USING (run_id, stage)
+        WHERE m.run_id = s.run_id AND m.dataset = 'training'
+        UNION ALL
+        SELECT 3, 'unit loss', u.loss, q.mst_key
+        FROM @extschema@.mop_unit u JOIN @extschema@.mop_request q USING (run_id, stage)
+        WHERE u.run_id = s.run_id AND u.kind = 'train' AND u.status = 'finished' AND u.loss < 'Infinity') x
+    ORDER BY x.rank, x.loss, x.mst_key LIMIT 1) b ON true
+WHERE s.status = 'running' OR NOT s.any_runs AND s.run_id = s.last;
+
+-- what became of each configuration
+CREATE VIEW @extschema@.mop_trials WITH (security_barrier) AS
+SELECT c.run_id, c.mst_key, c.model_id, c.compile_params, c.fit_params,
+       CASE WHEN p.status IN ('failed', 'running', 'cancelled') OR c.reason IS NULL THEN p.status ELSE 'stopped' END
+           AS status,
+       q.iterations, q.path, m.iterations AS metrics_iterations, m.training_loss, m.training_metric,
+       m.validation_loss, m.validation_metric, coalesce(c.error, c.reason) AS reason
+FROM @extschema@.mop_configuration c JOIN @extschema@.mop_seen_run r USING (run_id)
+JOIN @extschema@.mop_progress p USING (run_id, mst_key)
+CROSS JOIN LATERAL (
+    SELECT count(*) AS iterations, array_agg(q.stage ORDER BY q.iteration) AS path
+    FROM @extschema@.mop_request q WHERE q.run_id = c.run_id AND q.mst_key = c.mst_key) q
+CROSS JOIN LATERAL (
+    SELECT array_agg(q.iteration ORDER BY q.iteration) AS iterations,
+           array_agg(t.loss ORDER BY q.iteration) AS training_loss,
+           array_agg(t.metric ORDER BY q.iteration) AS training_metric,
+           array_agg(v.loss ORDER BY q.iteration) FILTER (WHERE v.loss IS NOT NULL) AS validation_loss,
+           array_agg(v.metric ORDER BY q.iteration) FILTER (WHERE v.loss IS NOT NULL) AS validation_metric
+    FROM @extschema@.mop_request q
+    JOIN @extschema@.mop_metric t ON (t.run_id, t.stage, t.dataset) = (q.run_id, q.stage, 'training')
+    LEFT JOIN @extschema@.mop_metric v ON (v.run_id, v.stage, v.dataset) = (q.run_id, q.stage, 'validation')
+    WHERE q.run_id = c.run_id AND q.mst_key = c.mst_key) m;

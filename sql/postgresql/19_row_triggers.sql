@@ -1,0 +1,12 @@
+-- What PostgreSQL calls by itself.
+
+CREATE TRIGGER generation_gone AFTER DELETE ON @extschema@.mop_generation
+    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_generation_gone();
+
+CREATE TRIGGER arrive INSTEAD OF INSERT ON @extschema@.mop_arrivals
+    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_arrive();
+
+CREATE TRIGGER find_role BEFORE INSERT OR UPDATE ON @extschema@.mop_owner
+    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_find_role();
+CREATE TRIGGER find_role BEFORE INSERT OR UPDATE ON @extschema@.mop_limit
+    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_find_role();

@@ -1,0 +1,7 @@
+GRANT SELECT ON @extschema@.mop_departures, @extschema@.mop_jobs, @extschema@.mop_watch TO mop_user;
+GRANT INSERT ON @extschema@.mop_arrivals TO mop_user;
+-- row security shows a role its own; nobody but the extension's owner writes
+GRANT SELECT ON @extschema@.mop_run, @extschema@.mop_configuration, @extschema@.mop_segment, @extschema@.mop_unit,
+    @extschema@.mop_model, @extschema@.mop_generation, @extschema@.mop_metric, @extschema@.mop_owner,
+    @extschema@.mop_stage, @extschema@.mop_request, @extschema@.mop_search_log, @extschema@.mop_checkpoint,
+    @extschema@.mop_wish, @extschema@.mop_guest, @extschema@.mop_copy TO mop_user;

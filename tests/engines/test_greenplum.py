@@ -1,0 +1,387 @@
+"""Greenplum: the extension is made there, and its catalog's functions do what they do on PostgreSQL.
+
+PG_MOP_GREENPLUM is the DSN of a coordinator, as a superuser, where the extension is installed (docs/servers.md).
+"""
+
+import json
+import os
+
+import psycopg2.extensions
+import pytest
+
+from conftest import Client
+from workload import ADAM, dense
+
+if "PG_MOP_GREENPLUM" not in os.environ:
+    pytest.skip("tests/engines/test_greenplum.py was NOT RUN: PG_MOP_GREENPLUM names no coordinator",
+                allow_module_level=True)
+
+DATABASE = "pg_mop_tests"
+TABLES = ("run", "configuration", "segment", "unit", "model", "generation", "metric", "stage", "request", "search_log",
+          "checkpoint", "wish", "guest", "copy")
+
+
+class Coordinator:
+    """What Client asks of a server."""
+
+    def dsn(self):
+        given = psycopg2.extensions.parse_dsn(os.environ["PG_MOP_GREENPLUM"])
+        return {"database" if name == "dbname" else name: value for name, value in given.items()}
+
+
+def make(role):
+    return (f"DO $$ BEGIN IF NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = '{role}') THEN "
+            f"CREATE ROLE {role} LOGIN; END IF; END $$; GRANT mop_user TO {role}; "
+            f"GRANT CREATE ON DATABASE {DATABASE} TO {role}")
+
+
+@pytest.fixture(scope="module")
+def db():
+    """A superuser's session in a fresh database with the extension in schema madlib, and roles ann and bob."""
+    dsn = Coordinator().dsn()
+    maker = Client(Coordinator(), dsn.get("database", "postgres"), dsn.get("user", "postgres"))
+    maker.run(f"DROP DATABASE IF EXISTS {DATABASE}")
+    maker.run(f"CREATE DATABASE {DATABASE}")
+    client = Client(Coordinator(), DATABASE, maker.user)
+    client.run("CREATE SCHEMA madlib; CREATE EXTENSION plpython3u; CREATE EXTENSION pg_mop SCHEMA madlib")
+    client.run(make("ann"))
+    client.run(make("bob"))
+    yield client
+    client.close()
+    # (of a session that has just ended the database may still know)
+    maker.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{DATABASE}'")
+    maker.run("SELECT pg_sleep(0.5)")
+    maker.run(f"DROP DATABASE {DATABASE}")
+    maker.run("DROP ROLE ann, bob")
+    maker.close()
+
+
+@pytest.fixture
+def ann(db):
+    client = db.another("ann")
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def bob(db):
+    client = db.another("bob")
+    yield client
+    client.close()
+
+
+RUN = {"function": "madlib_keras_fit_multiple_model", "source_table": "s", "model_output_table": "o", "seed": 7,
+       "scheduler": "randomized", "num_iterations": 2, "metrics_iterations": [1, 2], "configurations": 2, "segments": 2,
+       "parameters": {"settings": {}, "arguments": {}}, "sessions": 2}
+SEGMENTS = [{"dataset": "training", "segment": key, "rows": 10, "bytes": 100, "fingerprint": f"f{key}", "server": None,
+             "copies": [{"fingerprint": "c", "server": None}] if key else []} for key in (0, 1)]
+
+
+def open_run(client, **changed):
+    """A run of two configurations of two iterations, whose first is shared: its number."""
+    run = {**RUN, "coordinator": client.value("SELECT backend FROM madlib.mop_tickets"), **changed}
+    run_id = client.value("SELECT madlib.mop_open_run(%s, %s)", [json.dumps(run), json.dumps(SEGMENTS)])
+    configurations = [{"mst_key": key, "model_id": 1, "compile_params": "c", "fit_params": "f", "model_arch": "a"}
+                      for key in (1, 2)]
+    stages = [{"stage": 1, "parent": None, "iteration": 1, "version": 0, "mst_key": 1},
+              {"stage": 2, "parent": 1, "iteration": 2, "version": 2, "mst_key": 1},
+              {"stage": 3, "parent": 1, "iteration": 2, "version": 2, "mst_key": 2}]
+    stages = [{"identity": f"i{s['stage']}", "compile_params": "c", "fit_params": "f", "evaluated": s["stage"] == 3,
+               **s} for s in stages]
+    requests = [{"mst_key": key, "iteration": 1, "stage": 1} for key in (1, 2)]
+    requests += [{"mst_key": key, "iteration": 2, "stage": key + 1} for key in (1, 2)]
+    ask = "SELECT madlib.mop_ask(%s, 1, %s, %s, %s)"
+    client.run(ask, [run_id, json.dumps(configurations), json.dumps(stages), json.dumps(requests)])
+    # asked again, by a session whose answer got lost; one is to be evaluated now
+    stages[0]["evaluated"] = True
+    client.run(ask, [run_id, "[]", json.dumps(stages), json.dumps(requests)])
+    return run_id
+
+
+def train(client, run_id, stage, segment, version, iteration=1, epoch=1, state=b"\0\1state"):
+    client.run("SELECT madlib.mop_begin_unit(%s, %s, %s, %s, %s, 'train', 'training', 1, 0)",
+               [run_id, epoch, stage, iteration, segment])
+    client.run("BEGIN")
+    taken = client.run("SELECT * FROM madlib.mop_take_model(%s, %s, %s, %s, true)", [run_id, epoch, stage, version - 1])
+    client.run("SELECT madlib.mop_put_state(%s, %s, %s, 1, 0, %s)", [run_id, stage, version, state])
+    client.run("SELECT madlib.mop_finish_unit(%s, %s, %s, 'train', 'training', 1, %s, 1, %s, '{}', 'plain', 10, 0.5, "
+               "NULL, 0, 1, 0, 1, '{}')", [run_id, stage, segment, version, len(state)])
+    client.run("COMMIT")
+    return taken[0]
+
+
+def evaluate(client, run_id, stage, segment, sums):
+    client.run("SELECT madlib.mop_begin_unit(%s, 1, %s, 1, %s, 'evaluate', 'training', 1, 0)", [run_id, stage, segment])
+    total = client.value("SELECT madlib.mop_put_sums(%s, %s, 'training', %s, %s)", [run_id, stage, segment, sums])
+    if total is not None:
+        client.run("SELECT madlib.mop_note_metrics(%s, %s, 'training', 0.25, 0.5, %s)",
+                   [run_id, stage, json.dumps({"accuracy": 0.5})])
+    client.run("SELECT madlib.mop_finish_unit(%s, %s, %s, 'evaluate', 'training', 1, NULL, NULL, NULL, NULL, 'plain', "
+               "10, 0.25, 0.5, 0, 1, 0, 0, NULL)", [run_id, stage, segment])
+    return total
+
+
+def finished_run(client, **changed):
+    """A run that is trained to its end, whose output is written and whose states are checkpoints: its number."""
+    run_id = open_run(client, **changed)
+    for stage, iteration in ((1, 1), (2, 2), (3, 2)):
+        for segment in (0, 1):
+            train(client, run_id, stage, segment, 2 * (iteration - 1) + segment + 1, iteration)
+    client.run("SELECT madlib.mop_keep_checkpoints(%s, 1)", [run_id])
+    client.run("SELECT madlib.mop_keep_checkpoints(%s, 1)", [run_id])
+    client.run("SELECT madlib.mop_close_run(%s, 1, 'finished', NULL)", [run_id])
+    client.run("SELECT madlib.mop_note_output(%s, madlib.mop_output_seal(%s))", [run_id, run_id])
+    client.run("SELECT madlib.mop_note_output(%s, madlib.mop_output_seal(%s))", [run_id, run_id])
+    return run_id
+
+
+def state_tables(db, run_id):
+    return db.value("SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relname LIKE %s",
+                    [f"mop\\_state\\_{run_id}\\_%"])
+
+
+def test_a_run_is_opened_with_all_that_was_asked(ann):
+    run_id = open_run(ann)
+    assert ann.run("SELECT owner, status, seed, num_iterations FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == [
+        {"owner": "ann", "status": "running", "seed": 7, "num_iterations": 2}]
+    assert ann.value("SELECT metrics_iterations FROM madlib.mop_own_run WHERE run_id = %s", [run_id]) == [1, 2]
+    assert ann.run("SELECT stage, mst_keys, units_done FROM madlib.mop_stages WHERE run_id = %s ORDER BY 1",
+                   [run_id]) == [{"stage": 1, "mst_keys": [1, 2], "units_done": 0},
+                                 {"stage": 2, "mst_keys": [1], "units_done": 0},
+                                 {"stage": 3, "mst_keys": [2], "units_done": 0}]
+    assert ann.value("SELECT array_agg(stage ORDER BY stage) FROM madlib.mop_own_stage WHERE run_id = %s AND evaluated",
+                     [run_id]) == [1, 3]
+    assert ann.value("SELECT count(*) FROM madlib.mop_own_copy WHERE run_id = %s", [run_id]) == 1
+
+
+def test_units_are_begun_finished_and_failed_and_the_views_tell(ann, db):
+    run_id = open_run(ann)
+    assert train(ann, run_id, 1, 0, 1) == {"model_id": 1, "mst_key": 1, "compile_params": "c", "fit_params": "f",
+                                           "model_arch": "a"}
+    assert "is not at version 0" in str(ann.error("SELECT madlib.mop_take_model(%s, 1, 1, 0, true)", [run_id]))
+    assert "duplicate key" in str(ann.error("SELECT madlib.mop_begin_unit(%s, 1, 1, 1, 0, 'train', 'training', 1, 0)",
+                                            [run_id]))
+    # an attempt that fails, one of a session that went before it began, and what has finished stays so
+    fail = "SELECT madlib.mop_fail_unit(%s, 1, 1, 1, %s, 'train', 'training', %s, 0, 'lost')"
+    ann.run("SELECT madlib.mop_begin_unit(%s, 1, 1, 1, 1, 'train', 'training', 2, 0)", [run_id])
+    for segment, attempt in ((1, 2), (1, 3), (0, 1)):
+        ann.run(fail, [run_id, segment, attempt])
+    assert ann.run("SELECT segment, attempt, status FROM madlib.mop_units WHERE run_id = %s AND NOT shared "
+                   "ORDER BY 1, 2", [run_id]) == [
+        {"segment": 0, "attempt": 1, "status": "finished"}, {"segment": 1, "attempt": 2, "status": "failed"},
+        {"segment": 1, "attempt": 3, "status": "failed"}]
+    train(ann, run_id, 1, 1, 2, state=b"\2" * 9)
+    assert evaluate(ann, run_id, 1, 1, [10, 2.5]) is None
+    assert evaluate(ann, run_id, 1, 0, [10, 0.5]) == [20, 3]
+    assert bytes(ann.value("SELECT madlib.mop_read_state(%s, 2, 2)", [run_id])) == b"\2" * 9  # that of its parent
+    assert ann.run("SELECT mst_key, units_done, units_total, iteration, last_loss, status FROM madlib.mop_progress "
+                   "WHERE run_id = %s ORDER BY 1", [run_id]) == [
+        {"mst_key": 1, "units_done": 4, "units_total": 6, "iteration": 1, "last_loss": 0.5, "status": "waiting"},
+        {"mst_key": 2, "units_done": 4, "units_total": 8, "iteration": 1, "last_loss": 0.5, "status": "waiting"}]
+    assert ann.run("SELECT DISTINCT name, value FROM madlib.mop_metrics WHERE run_id = %s ORDER BY 1", [run_id]) == [
+        {"name": "accuracy", "value": 0.5}, {"name": "loss", "value": 0.25}]
+    assert ann.run("SELECT metric, training_loss, validation_loss FROM madlib.mop_metrics_wide WHERE run_id = %s AND "
+                   "mst_key = 1", [run_id]) == [{"metric": "accuracy", "training_loss": 0.25, "validation_loss": None}]
+    assert ann.run("SELECT mst_key, position, segment FROM madlib.mop_visit_order WHERE run_id = %s AND NOT shared "
+                   "ORDER BY 2", [run_id]) == [{"mst_key": 1, "position": 1, "segment": 0},
+                                               {"mst_key": 1, "position": 2, "segment": 1}]
+    assert ann.run("SELECT mst_key, path, training_loss FROM madlib.mop_trials WHERE run_id = %s ORDER BY 1",
+                   [run_id]) == [{"mst_key": 1, "path": [1, 2], "training_loss": [0.25]},
+                                 {"mst_key": 2, "path": [1, 3], "training_loss": [0.25]}]
+    assert ann.value("SELECT count(*) FROM madlib.mop_kernel_choices WHERE run_id = %s", [run_id]) == 2
+    assert ann.value("SELECT state_bytes > 0 AND merge_rate > 1.3 FROM madlib.mop_runs WHERE run_id = %s", [run_id])
+    assert db.value("SELECT count(DISTINCT gp_segment_id) FROM madlib.mop_unit WHERE run_id = %s", [run_id]) == 1
+
+
+def test_another_role_sees_nothing_and_writes_nothing(db, ann, bob):
+    run_id = open_run(ann)
+    ticket = ann.value("SELECT ticket FROM madlib.mop_tickets")
+    for table in (*TABLES, "owner", "output", "secret", "limit", "partial", "job"):
+        assert "permission denied" in str(bob.error(f"SELECT * FROM madlib.mop_{table}"))
+        for write in ("DELETE FROM", "INSERT INTO"):
+            rest = " DEFAULT VALUES" if write == "INSERT INTO" else ""
+            assert "permission denied" in str(ann.error(f"{write} madlib.mop_{table}{rest}"))
+    for table in TABLES:
+        assert bob.value(f"SELECT count(*) FROM madlib.mop_own_{table}") == 0, table
+    for view in ("runs", "units", "stages", "progress", "trials", "metrics", "metrics_wide", "visit_order",
+                 "checkpoints", "kernel_choices", "abandoned_runs"):
+        assert bob.value(f"SELECT count(*) FROM madlib.mop_{view}") == 0, view
+    assert ann.value("SELECT count(*) FROM madlib.mop_own_run WHERE run_id = %s", [run_id]) == 1
+    for call in ("mop_begin_unit(%s, 1, 1, 1, 0, 'train', 'training', 1, 0)", "mop_close_run(%s, 1, 'failed', NULL)",
+                 "mop_read_state(%s, 1, 1)", "mop_drop_run(%s)", "mop_stop_trial(%s, 1)", "mop_set_sessions(%s, 2)"):
+        assert f"there is no run {run_id} of role \"bob\"" in str(bob.error(f"SELECT madlib.{call}", [run_id])), call
+    assert "no ticket" in str(bob.error("SELECT madlib.mop_has_output(%s, %s)", [run_id, ticket]))
+    assert "no ticket" in str(ann.error("SELECT madlib.mop_has_output(%s, %s)", [run_id, ticket]))  # of another moment
+    assert "no such session" in str(bob.error("SELECT madlib.mop_open_run(%s, '[]')", [json.dumps(
+        {**RUN, "coordinator": ann.value("SELECT backend FROM madlib.mop_tickets")})]))
+    for function in ("mop_caller('x')", "mop_own(1, 'x')", "mop_hold_run(1)", "mop_seize_run(1)", "mop_delete_run(1)",
+                     "mop_delete_generations(1)", "mop_lock_number('run', 1, 0)", "mop_reservation(1, 'a', 1)"):
+        assert "permission denied for function" in str(ann.error(f"SELECT madlib.{function}")), function
+    # who is a member of the role sees its runs, and writes none
+    db.run("GRANT ann TO bob")
+    assert bob.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "running"
+    assert bob.value("SELECT count(*) FROM madlib.mop_own_run") == 0
+    assert "there is no run" in str(bob.error("SELECT madlib.mop_drop_run(%s)", [run_id]))
+    db.run("REVOKE ann FROM bob")
+
+
+def test_a_session_that_goes_leaves_its_run_to_the_next_which_shuts_it_out(ann):
+    lost = ann.another()
+    run_id = open_run(lost)
+    train(lost, run_id, 1, 0, 1)
+    lost.run("SELECT madlib.mop_begin_unit(%s, 1, 1, 1, 1, 'train', 'training', 1, 0)", [run_id])
+    reopen = "SELECT madlib.mop_reopen_run(%s, (SELECT backend FROM madlib.mop_tickets))"
+    assert f"run {run_id} is running" in str(ann.error(reopen, [run_id]))
+    assert "is running" in str(ann.error("SELECT madlib.mop_drop_run(%s)", [run_id]))
+    ann.run("SELECT madlib.mop_housekeeping()")
+    assert ann.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "running"
+    ann.run("SELECT pg_terminate_backend(%s)", [lost.connection.info.backend_pid])
+    while ann.value("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [lost.connection.info.backend_pid]):
+        pass
+    assert ann.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "failed"
+    assert ann.value("SELECT status FROM madlib.mop_units WHERE run_id = %s AND segment = 1 AND NOT shared",
+                     [run_id]) == "cancelled"
+    assert ann.value("SELECT to_go_on FROM madlib.mop_abandoned_runs WHERE run_id = %s", [run_id])
+    assert ann.value(reopen, [run_id]) == 2
+    assert "taken over by another session" in str(ann.error(
+        "SELECT madlib.mop_begin_unit(%s, 1, 1, 1, 1, 'train', 'training', 2, 0)", [run_id]))
+    ann.run("SELECT madlib.mop_fail_configurations(%s, 2, '{2}', 'no', 'place')", [run_id])
+    assert ann.run("SELECT segment, status FROM madlib.mop_own_unit WHERE run_id = %s ORDER BY 1", [run_id]) == [
+        {"segment": 0, "status": "finished"}, {"segment": 1, "status": "cancelled"}]
+
+
+def test_housekeeping_closes_what_is_lost_and_drops_what_trains_nothing(ann):
+    lost = ann.another()
+    runs = [open_run(lost), open_run(lost, function="madlib_keras_evaluate")]
+    lost.close()
+    while ann.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = ANY (%s) AND status = 'running'", [runs]):
+        pass
+    ann.run("SELECT madlib.mop_housekeeping()")
+    assert ann.run("SELECT run_id, status, error FROM madlib.mop_own_run WHERE run_id = ANY (%s)", [runs]) == [
+        {"run_id": runs[0], "status": "failed", "error": "the session that ran it has ended"}]
+
+
+def test_who_trains_a_stage_keeps_others_from_it_and_from_the_run(ann):
+    run_id = open_run(ann)
+    second = ann.another()
+    ann.run("BEGIN; SELECT madlib.mop_take_model(%s, 1, 1, 0, true)", [run_id])
+    second.run("SET lock_timeout = 200")
+    assert "lock timeout" in str(second.error("SELECT madlib.mop_take_model(%s, 1, 1, 0, true)", [run_id]))
+    # other stages, other runs, and what is written meanwhile, are not kept
+    second.run("SELECT madlib.mop_take_model(%s, 1, 2, 2, true)", [run_id])
+    train(second, open_run(second), 1, 0, 1)
+    ann.run("COMMIT")
+    second.run("SELECT madlib.mop_take_model(%s, 1, 1, 0, true)", [run_id])
+    second.close()
+
+
+def test_a_run_is_dropped_with_all_that_is_its(db, ann):
+    run_id, other = finished_run(ann), finished_run(ann)
+    assert state_tables(db, run_id) == 1
+    ann.run("SELECT madlib.mop_drop_states(%s)", [run_id])
+    assert state_tables(db, run_id) == 0
+    assert ann.value("SELECT count(*) FROM madlib.mop_own_unit WHERE run_id = %s", [run_id]) == 6
+    ann.run("SELECT madlib.mop_drop_run(%s)", [run_id])
+    for table in (*TABLES, "output", "partial"):
+        assert db.value(f"SELECT count(*) FROM madlib.mop_{table} WHERE run_id = %s", [run_id]) == 0, table
+    assert state_tables(db, other) == 1
+    db.run("SELECT madlib.mop_drop_run(%s)", [other])  # a superuser's choice
+    assert state_tables(db, other) == 0
+    assert "there is no run" in str(ann.error("SELECT madlib.mop_drop_run(%s)", [run_id]))
+
+
+def test_checkpoints_are_taken_over_evicted_and_dropped(db, ann):
+    first, second = finished_run(ann), finished_run(ann)
+    assert ann.run("SELECT run_id, stage, mst_keys, bytes FROM madlib.mop_checkpoints WHERE run_id = %s ORDER BY 2",
+                   [first])[0] == {"run_id": first, "stage": 1, "mst_keys": [1, 2], "bytes": 7}
+    run_id = open_run(ann)
+    adopt = "SELECT madlib.mop_adopt(%s, 1, %s)"
+    taken = json.dumps([{"stage": 1, "run": first, "of": 1, "state": True, "scored": True}])
+    assert ann.value(adopt, [run_id, taken]) is True
+    assert bytes(ann.value("SELECT madlib.mop_read_state(%s, 1, 2)", [run_id])) == b"\0\1state"
+    assert ann.value("SELECT source_run FROM madlib.mop_stages WHERE run_id = %s AND stage = 1", [run_id]) == first
+    ann.run("SELECT madlib.mop_new_generation(%s, 2); SELECT madlib.mop_move_states(%s, '{1}', 2)", [run_id, run_id])
+    assert ann.run("SELECT madlib.mop_drop_generations(%s, '{1,2}') AS g", [run_id]) == [{"g": 1}]
+    assert bytes(ann.value("SELECT madlib.mop_read_state(%s, 1, 2)", [run_id])) == b"\0\1state"
+    ann.run("SELECT madlib.mop_evict(21)")  # of six states of 7 bytes, three stay
+    assert ann.value("SELECT count(*) FROM madlib.mop_checkpoints") == 3
+    ann.run("SELECT madlib.mop_drop_checkpoints(%s)", [first])
+    assert ann.value("SELECT count(*) FROM madlib.mop_checkpoints WHERE run_id = %s", [first]) == 0
+    assert state_tables(db, first) == 0
+    ann.run("SELECT madlib.mop_drop_checkpoints()")
+    assert ann.value("SELECT count(*) FROM madlib.mop_checkpoints") == 0 == state_tables(db, second)
+    assert ann.value(adopt, [run_id, json.dumps([{"stage": 2, "run": first, "of": 2, "state": True, "scored": False}])
+                             ]) is False
+
+
+def test_what_people_want_of_a_run_reaches_it(ann):
+    run_id = open_run(ann)
+    ann.run("SELECT madlib.mop_stop_trial(%s, 2)", [run_id])
+    ann.run("SELECT madlib.mop_add_trial(%s, 1, 'c', 'f', 3)", [run_id])
+    assert "has no mst_key 9" in str(ann.error("SELECT madlib.mop_stop_trial(%s, 9)", [run_id]))
+    assert [row["w"] for row in ann.run("SELECT madlib.mop_take_wishes(%s, 1) AS w", [run_id])] == [
+        {"stop": 2, "by": "ann"}, {"add": [1, "c", "f"], "iterations": 3, "by": "ann"}]
+    assert ann.run("SELECT madlib.mop_take_wishes(%s, 1)", [run_id]) == []
+    ann.run("SELECT madlib.mop_set_sessions(%s, 3)", [run_id])
+    assert ann.value("SELECT sessions FROM madlib.mop_own_run WHERE run_id = %s", [run_id]) == 3
+    ann.run("SELECT madlib.mop_log_search(%s, 1, 1, '[{\"a\": 1}, {\"b\": 2}]')", [run_id])
+    assert ann.run("SELECT number, event FROM madlib.mop_own_search_log WHERE run_id = %s ORDER BY 1", [run_id]) == [
+        {"number": 1, "event": {"a": 1}}, {"number": 2, "event": {"b": 2}}]
+    ann.run("SELECT madlib.mop_withdraw(%s, 1, 2, 1, 'enough')", [run_id])
+    ann.run("SELECT madlib.mop_close_run(%s, 1, 'finished', NULL)", [run_id])
+    assert ann.run("SELECT path, reason FROM madlib.mop_trials WHERE run_id = %s AND mst_key = 2", [run_id]) == [
+        {"path": [1], "reason": "enough"}]
+    assert "is not running" in str(ann.error("SELECT madlib.mop_stop_trial(%s, 2)", [run_id]))
+
+
+def test_limits_count_by_name_and_a_table_is_reserved_by_one_session(db, ann, bob):
+    db.run("INSERT INTO madlib.mop_limit (role, threads) VALUES ('ann', 2), (NULL, 4)")
+    assert ann.value("SELECT threads FROM madlib.mop_limits()") == 2
+    assert bob.value("SELECT threads FROM madlib.mop_limits()") == 4
+    db.run("DELETE FROM madlib.mop_limit; CREATE SCHEMA shop; GRANT CREATE ON SCHEMA shop TO ann")
+    ann.run("BEGIN")
+    assert ann.value("SELECT madlib.mop_reserve('shop', 'models')") is True
+    second = ann.another()
+    assert second.value("SELECT madlib.mop_reserve('shop', 'models')") is False
+    assert second.value("SELECT madlib.mop_reserve('shop', 'others')") is True
+    ann.run("COMMIT")
+    assert second.value("SELECT madlib.mop_reserve('shop', 'models')") is True
+    assert "permission denied" in str(bob.error("SELECT madlib.mop_reserve('shop', 'models')"))
+    second.close()
+
+
+def test_what_needs_no_segments_works_as_on_postgresql(ann):
+    ann.run("CREATE SCHEMA mine; SET search_path = mine")
+    assert "madlib_keras_fit_multiple_model" in ann.value("SELECT madlib.madlib_keras_fit_multiple_model('usage')")
+    assert ann.value("SELECT count(*) > 20 FROM madlib.mop_functions()")
+    arch = json.dumps(dense())
+    ann.run("SELECT madlib.load_keras_model('arch', %s, NULL, 'dense')", [arch])
+    ann.run("SELECT madlib.load_keras_model('\"arch\"', %s)", [arch])
+    assert ann.run("SELECT model_id, name FROM arch ORDER BY 1") == [{"model_id": 1, "name": "dense"},
+                                                                      {"model_id": 2, "name": None}]
+    ann.run("SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1,2], ARRAY[%s], ARRAY['batch_size=8'])",
+            [ADAM.format(0.01)])
+    assert ann.run("SELECT mst_key, model_id FROM mst ORDER BY 1") == [{"mst_key": 1, "model_id": 1},
+                                                                       {"mst_key": 2, "model_id": 2}]
+    ann.run("SELECT madlib.generate_model_configs('arch', 'grid', ARRAY[1], $c${'loss': ['categorical_crossentropy'], "
+            "'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.01, 0.1]}], 'metrics': [['accuracy']]}$c$, "
+            "$f${'batch_size': [4, 8]}$f$)")
+    assert ann.value("SELECT count(*) FROM grid") == 4
+    ann.run("SELECT madlib.hyperband_schedule('brackets', 9)")
+    assert ann.value("SELECT count(*) FROM brackets") == 6
+    ann.run("SELECT madlib.delete_keras_model('arch', 2)")
+    problem = ann.error("SELECT madlib.delete_keras_model('arch', 2)")
+    assert (problem.pgcode, "model_id 2 is not in \"arch\"" in str(problem)) == ("22023", True)
+    assert problem.diag.message_hint == 'SELECT model_id, name FROM "mine"."arch";'
+    assert "invalid table name" in str(ann.error("SELECT madlib.load_keras_model('a b', %s)", [arch]))
+
+
+def test_what_works_on_segments_says_that_it_is_not_there_yet(ann):
+    for call in ("training_preprocessor_dl('s', 'p', 'y', 'x')", "validation_preprocessor_dl('s', 'p', 'y', 'x', 't')",
+                 "madlib_keras_fit_multiple_model('p', 'm', 'mst', 1, FALSE)", "mop_resume(1)", "mop_replay(1, 'm')",
+                 "madlib_keras_fit('p', 'm', 'arch', 1, 'c', 'f', 1)", "mop_search('p', 'm', 'arch', 's')",
+                 "madlib_keras_evaluate('m', 'p', 'e')", "madlib_keras_predict('m', 't', 'id', 'x', 'o')",
+                 "mop_more(1, 1, 1)", "mop_export_model('m', 1)"):
+        problem = ann.error(f"SELECT madlib.{call}")
+        assert problem.pgcode == "0A000" and "not supported on Greenplum yet" in str(problem), call
+        assert problem.diag.message_hint
