@@ -37,15 +37,15 @@ help:
 $(LOCAL)/debian: tools/debian.sh
 	@mkdir -p $(LOCAL) && tools/debian.sh && touch $@
 
-# what the tests need besides: clocks that step back
+# what the tests need besides: clocks that step back, a browser and what drives it
 $(LOCAL)/debian-tests: $(LOCAL)/debian
-	@tools/debian.sh libfaketime && touch $@
+	@tools/debian.sh libfaketime chromium chromium-driver && touch $@
 
 $(LOCAL)/packages: pyproject.toml client/pyproject.toml $(LOCAL)/debian
 	@test -x $(VENV)/bin/python || $(SYSTEM_PYTHON) -m venv $(VENV)
 	@echo 'installing the Python packages into .local/venv (about a minute)'
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[tensorflow,demo,test,search]' \
-	  --editable './client[plot,tensorboard]'
+	  --editable './client[plot,tensorboard,dashboard]'
 	@touch $@
 
 debian: $(LOCAL)/debian
