@@ -18,7 +18,7 @@ LOCAL  = $(CURDIR)/.local
 VENV   = $(LOCAL)/venv
 SERVER = tools/server.sh
 
-.PHONY: debian help demo check test test-ray soak lint start stop psql dsn clean packages bench bench-peers image image-test
+.PHONY: debian help demo check test test-ray soak lint start stop psql dsn clean packages bench bench-peers screenshots image image-test
 
 help:
 	@echo 'make demo      install what is missing, start an embedded PostgreSQL, run the whole main job'
@@ -29,6 +29,7 @@ help:
 	@echo 'make soak      small runs under random faults;  make soak SECONDS=300 SEED=7'
 	@echo 'make lint      ruff'
 	@echo 'make bench     pg_mop against what people do instead;  make bench WORKLOAD=search RUNS=1'
+	@echo 'make screenshots  of the live page, into docs/pictures'
 	@echo 'make image     a container image, by docker, podman or buildah;  make image-test  the demo in it'
 	@echo 'make install   the extension for the PostgreSQL of PG_CONFIG (as root);  make install FRAMEWORK=cuda  with GPUs'
 	@echo 'make clean     stop the embedded server and remove .local'
@@ -108,6 +109,10 @@ bench-peers: $(LOCAL)/peers/installed
 
 bench: start bench-peers
 	@benchmarks/run.sh $(WORKLOAD)
+
+screenshots: start $(LOCAL)/debian-tests
+	@$(SERVER) psql -q -c 'CREATE SCHEMA IF NOT EXISTS madlib' -c 'CREATE EXTENSION IF NOT EXISTS pg_mop SCHEMA madlib CASCADE'
+	@$(VENV)/bin/python -B tools/screenshots.py "$$($(SERVER) dsn)"
 
 # --- the image: IMAGE, its name; BASE, what it begins with; IMAGE_OPTIONS, the builder's own options ---------
 export IMAGE BASE

@@ -203,6 +203,7 @@ def serve(engine, schema, port=0, browser=True, say=print):
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as own:
         own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         own.bind(("127.0.0.1", port))
+        own.listen()  # who has the address may call at once
         port = own.getsockname()[1]
         app = Dashboard(engine, schema, token).app(port)
         # (no log of requests: the first one has the token; keep-alive is short, so that Ctrl-C ends it)

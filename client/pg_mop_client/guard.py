@@ -59,7 +59,7 @@ class Guard:
             shown = [*self._cookies(given), self._asked(scope)]
         else:
             shown = given.get("x-mop-token", [])
-        if not any([self._same(token) for token in shown]):
+        if not any(self._same(token) for token in shown):
             return "this page needs its token: open the address that mop dashboard has printed"
         return None
 
