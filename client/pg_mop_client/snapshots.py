@@ -98,7 +98,8 @@ class Snapshots:
                 began = time.monotonic()
                 snapshot.data = json.loads(connection.execute(
                     text(f"SELECT {self.schema}.mop_report(:run, 'json')"), {"run": run_id}).scalar())
-                snapshot.reads_at = self._after(began)
+                # (the first time the session loads the extension's Python: that is not what looking costs)
+                snapshot.reads_at = self._after(began) if seen else time.monotonic() + LEAST_SECONDS
                 # (as it was before the data were read: what has come since is seen by the next look)
                 snapshot.state, snapshot.number = state, snapshot.number + 1
             snapshot.head = head

@@ -65,9 +65,9 @@ def test_a_run_is_watched_and_cancelled(db, browser, page):
         assert "token" not in browser.current_url
         browser.find_element("css selector", "#table tbody a").click()
         assert eventually(lambda: "of 3 configurations" in value(browser, "document.body.innerText"), 60)
-        assert eventually(lambda: points(browser) > 3, 60)
+        assert eventually(lambda: points(browser) > 3, 120)
         before = points(browser)
-        assert eventually(lambda: points(browser) > before, 60)
+        assert eventually(lambda: points(browser) > before, 120)
         assert value(browser, "document.getElementById('headline').textContent").startswith("running · ")
         # what somebody has chosen stays while the run goes on
         browser.execute_script("document.querySelector('#filter details').open = true")
@@ -77,7 +77,7 @@ def test_a_run_is_watched_and_cancelled(db, browser, page):
         assert eventually(lambda: value(browser, "document.querySelector('#board th:nth-child(2)').ariaSort")
                           == "ascending", 30)
         number = points(browser)
-        assert eventually(lambda: points(browser) != number, 60)
+        assert eventually(lambda: points(browser) != number, 120)
         assert value(browser, "document.activeElement.dataset.focus") == "headmst_key"
         assert value(browser, "document.querySelectorAll('#board tbody tr').length") == 2
         assert "sort=mst_key" in browser.current_url and "best=2" in browser.current_url
