@@ -9,9 +9,10 @@ import tempfile
 import time
 
 import keras
-from pg_mop_client import Selection
 from selenium import webdriver
 from sklearn.datasets import load_digits
+
+from pg_mop_client import Selection
 
 PICTURES = pathlib.Path(__file__).resolve().parent.parent / "docs" / "pictures"
 DESKTOP, PHONE = (1100, 1000, False), (360, 740, True)

@@ -5,9 +5,9 @@ import shutil
 import subprocess
 
 import pytest
+from test_dashboard import ATTACK, Served, dsn_of
 
 from conftest import Calling, eventually
-from test_dashboard import ATTACK, Served, dsn_of
 from workload import ADAM, dense, last_run, load, make_data, selection
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="not run: the page in a browser needs selenium")
@@ -96,18 +96,34 @@ def test_a_run_is_watched_and_cancelled(db, browser, page):
 
 def test_what_people_write_is_text_in_the_page(db, browser, page):
     selection(db, "small", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.01, 0.02)])
-    db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'small_models', 'small', 1, FALSE, NULL, 1)")
+    db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'small_models', 'small', 1, FALSE, NULL, "
+           "1)")
     run_id = last_run(db)
     db.run("UPDATE madlib.mop_run SET error = %s, model_output_table = %s WHERE run_id = %s", [ATTACK, ATTACK, run_id])
-    db.run("UPDATE madlib.mop_configuration SET compile_params = compile_params || ', x=' || to_json(mst_key || %s)::text "
-           "WHERE run_id = %s", [ATTACK, run_id])
-    db.run("UPDATE madlib.mop_metric SET metrics = json_build_object(%s::text, 0.5) WHERE run_id = %s", [ATTACK, run_id])
+    db.run("UPDATE madlib.mop_configuration SET compile_params = compile_params || ', x=' "
+           "|| to_json(mst_key || %s)::text WHERE run_id = %s", [ATTACK, run_id])
+    db.run("UPDATE madlib.mop_metric SET metrics = json_build_object(%s::text, 0.5) WHERE run_id = %s",
+           [ATTACK, run_id])
     browser.get(page.address)
     assert eventually(lambda: "window.attacked=1" in value(browser, "document.body.innerText"), 30)
     browser.get(f"http://127.0.0.1:{page.port}/run/{run_id}")
     assert eventually(lambda: value(browser, "document.querySelectorAll('#parallel-picture path').length") > 2, 30)
     assert "window.attacked=1" in value(browser, "document.getElementById('error').textContent")
     assert not value(browser, "'attacked' in window") and not value(browser, "document.querySelectorAll('img').length")
+    assert problems(browser) == []
+
+
+def test_runs_are_compared_and_pictures_are_saved(db, browser, page):
+    first, last = (row["run_id"] for row in db.run("SELECT min(run_id) AS run_id FROM madlib.mop_runs UNION ALL "
+                                                   "SELECT max(run_id) FROM madlib.mop_runs"))
+    browser.get(f"http://127.0.0.1:{page.port}/compare?run={first}&run={last}")
+    assert eventually(lambda: value(browser, "document.querySelectorAll('#board tbody tr').length") == 5, 30)
+    assert f"run {first}: cancelled" in value(browser, "document.getElementById('headline').textContent")
+    assert eventually(lambda: value(browser, "document.querySelectorAll('#curves-picture svg *').length") > 3, 30)
+    browser.execute_script("""window.saved = [];
+        HTMLAnchorElement.prototype.click = function () { window.saved.push(this.download); };
+        for (const made of document.querySelectorAll('#curves-picture + .saves button')) made.click();""")
+    assert eventually(lambda: sorted(value(browser, "window.saved")) == ["runs_curves.png", "runs_curves.svg"], 30)
     assert problems(browser) == []
 
 
