@@ -113,20 +113,6 @@ def test_what_people_write_is_text_in_the_page(db, browser, page):
     assert problems(browser) == []
 
 
-def test_runs_are_compared_and_pictures_are_saved(db, browser, page):
-    first, last = (row["run_id"] for row in db.run("SELECT min(run_id) AS run_id FROM madlib.mop_runs UNION ALL "
-                                                   "SELECT max(run_id) FROM madlib.mop_runs"))
-    browser.get(f"http://127.0.0.1:{page.port}/compare?run={first}&run={last}")
-    assert eventually(lambda: value(browser, "document.querySelectorAll('#board tbody tr').length") == 5, 30)
-    assert f"run {first}: cancelled" in value(browser, "document.getElementById('headline').textContent")
-    assert eventually(lambda: value(browser, "document.querySelectorAll('#curves-picture svg *').length") > 3, 30)
-    browser.execute_script("""window.saved = [];
-        HTMLAnchorElement.prototype.click = function () { window.saved.push(this.download); };
-        for (const made of document.querySelectorAll('#curves-picture + .saves button')) made.click();""")
-    assert eventually(lambda: sorted(value(browser, "window.saved")) == ["runs_curves.png", "runs_curves.svg"], 30)
-    assert problems(browser) == []
-
-
 def test_a_phone_shows_it_without_scrolling_sideways(browser, page):
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
                             {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True})
