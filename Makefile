@@ -20,7 +20,7 @@ LOCAL  = $(CURDIR)/.local
 VENV   = $(LOCAL)/venv
 SERVER = tools/server.sh
 
-.PHONY: debian docs help demo check test test-ray soak lint start stop psql dsn clean packages bench bench-peers image image-test
+.PHONY: debian docs help demo check test test-ray soak lint start stop psql dsn clean packages bench bench-peers screenshots image image-test
 
 help:
 	@echo 'make demo      install what is missing, start an embedded PostgreSQL, run the whole main job'
@@ -32,6 +32,7 @@ help:
 	@echo 'make docs      the documents as a site, in build/site'
 	@echo 'make lint      ruff'
 	@echo 'make bench     pg_mop against what people do instead;  make bench WORKLOAD=search RUNS=1'
+	@echo 'make screenshots  of the live page, into docs/pictures'
 	@echo 'make image     a container image, by docker, podman or buildah;  make image-test  the demo in it'
 	@echo 'make install   the extension for the PostgreSQL of PG_CONFIG (as root);  make install FRAMEWORK=cuda  with GPUs'
 	@echo 'make clean     stop the embedded server and remove .local'
@@ -40,15 +41,15 @@ help:
 $(LOCAL)/debian: tools/debian.sh
 	@mkdir -p $(LOCAL) && tools/debian.sh && touch $@
 
-# what the tests need besides: clocks that step back
+# what the tests need besides: clocks that step back, a browser and what drives it
 $(LOCAL)/debian-tests: $(LOCAL)/debian
-	@tools/debian.sh libfaketime && touch $@
+	@tools/debian.sh libfaketime chromium chromium-driver && touch $@
 
 $(LOCAL)/packages: pyproject.toml client/pyproject.toml $(LOCAL)/debian
 	@test -x $(VENV)/bin/python || $(SYSTEM_PYTHON) -m venv $(VENV)
 	@echo 'installing the Python packages into .local/venv (about a minute)'
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[tensorflow,demo,test,search]' \
-	  --editable './client[plot,images,tensorboard]'
+	  --editable './client[plot,images,tensorboard,dashboard]'
 	@touch $@
 
 debian: $(LOCAL)/debian
@@ -115,6 +116,10 @@ bench-peers: $(LOCAL)/peers/installed
 
 bench: start bench-peers
 	@benchmarks/run.sh $(WORKLOAD)
+
+screenshots: start $(LOCAL)/debian-tests
+	@$(SERVER) psql -q -c 'CREATE SCHEMA IF NOT EXISTS madlib' -c 'CREATE EXTENSION IF NOT EXISTS pg_mop SCHEMA madlib CASCADE'
+	@$(VENV)/bin/python -B tools/screenshots.py "$$($(SERVER) dsn)"
 
 # --- the image: IMAGE, its name; BASE, what it begins with; IMAGE_OPTIONS, the builder's own options ---------
 export IMAGE BASE

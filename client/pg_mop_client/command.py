@@ -1,4 +1,4 @@
-"""The command `mop`: runs, watch, report, tensorboard."""
+"""The command `mop`: runs, watch, report, dashboard, tensorboard."""
 
 import argparse
 import sys
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pg_mop_client.database import find_extension, make_engine
-from pg_mop_client.errors import ClientError
+from pg_mop_client.errors import ClientError, needed
 from pg_mop_client.watching import Watcher, duration
 
 COLUMNS = ("run_id", "status", "function", "model_output_table", "configurations", "num_iterations", "started_at",
@@ -50,6 +50,10 @@ def _parser():
     report.add_argument("run", type=int)
     report.add_argument("-o", "--output", help="the file (run_<number>.html); - writes to the standard output")
     report.set_defaults(work=_report)
+    dashboard = commands.add_parser("dashboard", help="look at your runs in a browser, while they go on")
+    dashboard.add_argument("--port", type=int, default=0, help="on 127.0.0.1 (one that is free)")
+    dashboard.add_argument("--no-browser", action="store_true", help="open none; the address is printed")
+    dashboard.set_defaults(work=_dashboard)
     board = commands.add_parser("tensorboard", help="write TensorBoard's event files of a run")
     board.add_argument("run", type=int)
     board.add_argument("directory")
@@ -86,11 +90,24 @@ def _tensorboard(given):
         print(selection.run(given.run).to_tensorboard(given.directory))
 
 
-def _watch(given):
+def _dashboard(given):
+    for module in ("starlette", "uvicorn"):
+        needed(module, "dashboard")
+    from pg_mop_client.dashboard import serve
+    if not 0 <= given.port < 1 << 16:
+        raise ClientError(f"--port must be from 0 to 65535, not {given.port}")
+    serve(*_found(given), given.port, not given.no_browser)
+
+
+def _found(given):
+    """The engine, and the extension's schema."""
     engine = make_engine(given.dsn)
     with engine.connect() as connection:
-        schema = find_extension(connection, given.schema)
-    return watch(Watcher(engine, schema), given.run, Console())
+        return engine, find_extension(connection, given.schema)
+
+
+def _watch(given):
+    return watch(Watcher(*_found(given)), given.run, Console())
 
 
 def watch(watcher, run_id, console):

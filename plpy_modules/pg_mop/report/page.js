@@ -1,18 +1,19 @@
 "use strict";
-// Draws the pictures from the data that the page holds. What people wrote becomes text, never markup.
-(function () {
-    const data = JSON.parse(document.getElementById("data").textContent);
+// Draws the pictures from the data that the page holds, or that the live page hands over time and again (the client's
+// live.js): then a picture is drawn anew in the same elements, so that focus and choices stay. What people wrote becomes
+// text, never markup.
+window.pgMopReport = (function () {
     const SVG = "http://www.w3.org/2000/svg";
-    const rows = data.configurations;
-    const byKey = new Map(rows.map(c => [c.mst_key, c]));
     const TOP = 8;
-    let marked = null;
-    const redraws = [];
+    let data, rows = [], byKey = new Map(), marked = null;
+    const redraws = new Map();  // of each picture, those of its parts
 
     function el(name, attributes, ...children) {
         const svg = ["svg", "g", "path", "line", "rect", "text", "circle", "title"].includes(name);
         const made = svg ? document.createElementNS(SVG, name) : document.createElement(name);
-        for (const [key, value] of Object.entries(attributes || {})) made.setAttribute(key, value);
+        for (const [key, value] of Object.entries(attributes || {}))
+            if (key === "style") made.style.cssText = value;  // (the live page's policy allows no attribute)
+            else made.setAttribute(key, value);
         made.append(...children);
         return made;
     }
@@ -35,7 +36,7 @@
         const c = byKey.get(key);
         if (!c) return "configuration " + key;
         const told = data.varied.map(n => n + " " + show(c.parameters[n]));
-        return "configuration " + key + " (rank " + c.rank + ")" + (told.length ? ": " + told.join(", ") : "");
+        return (c.name || "configuration " + key) + " (rank " + c.rank + ")" + (told.length ? ": " + told.join(", ") : "");
     }
     // the last ones lie on top
     function ordered(keys) {
@@ -46,8 +47,9 @@
         marked = marked === key ? null : key;
         for (const row of document.querySelectorAll("#board tr[data-key]"))
             row.setAttribute("aria-selected", String(+row.dataset.key === marked));
-        for (const redraw of redraws) redraw();
+        redraw();
     }
+    function redraw() { for (const parts of redraws.values()) for (const part of parts) part(); }
     function scale(from, to, begin, end, log) {
         const f = log ? Math.log : x => x;
         const low = f(from), span = f(to) - low || 1;
@@ -73,21 +75,22 @@
     function picture(name, label, draw, keys) {
         const holder = document.getElementById(name + "-picture");
         const readout = el("p", { class: "readout", "aria-live": "polite" });
-        const svg = el("svg", { role: "img", "aria-label": label });
-        const frame = el("div", keys ? { tabindex: "0", role: "group", "aria-label": label + " Arrow keys move." } : {}, svg);
+        const svg = el("svg", { role: "img" });
+        const frame = el("div", keys ? { tabindex: "0", role: "group" } : {}, svg);
         holder.append(frame, readout);
         function redraw() {
             const width = Math.max(280, holder.clientWidth);
             svg.replaceChildren();
-            svg.setAttribute("aria-label", label);
+            svg.setAttribute("aria-label", label());
+            if (keys) frame.setAttribute("aria-label", label() + " Arrow keys move.");
             const height = draw(svg, width, text => { readout.textContent = text; });
             svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
         }
         let width = 0;
         new ResizeObserver(() => {
-            if (holder.clientWidth !== width) { width = holder.clientWidth; requestAnimationFrame(redraw); }
-        }).observe(holder);
-        redraws.push(redraw);
+            if (svg.isConnected && holder.clientWidth !== width) { width = holder.clientWidth; requestAnimationFrame(redraw); }
+        }).observe(frame);
+        redraws.get(name).push(redraw);
         if (keys) frame.addEventListener("keydown", event => {
             if (keys(event.key, text => { readout.textContent = text; })) event.preventDefault();
         });
@@ -98,20 +101,34 @@
         const box = svg.getBoundingClientRect(), view = svg.viewBox.baseVal;
         return [(event.clientX - box.left) / box.width * view.width, (event.clientY - box.top) / box.height * view.height];
     }
-    function legend(holder) {
+    function legend(name, holder) {
         const list = el("div", { class: "controls legend", role: "group", "aria-label": "The best configurations" });
-        for (const c of rows.filter(c => colour(c.mst_key))) {
-            const swatch = el("i", { style: "background:" + colour(c.mst_key) });
-            const button = el("button", { type: "button", "aria-pressed": "false" }, swatch, String(c.mst_key));
-            button.addEventListener("click", () => mark(c.mst_key));
-            redraws.push(() => button.setAttribute("aria-pressed", String(c.mst_key === marked)));
-            list.append(button);
+        let buttons = new Map();
+        function fill() {
+            const keys = rows.filter(c => colour(c.mst_key)).map(c => c.mst_key), before = buttons;
+            buttons = new Map(keys.map(key => [key, before.get(key) || button(key)]));
+            for (const [key, own] of buttons) {
+                own.setAttribute("aria-pressed", String(key === marked));
+                own.firstChild.style.background = colour(key);
+            }
+            if ([...before.keys()].join() !== keys.join()) {
+                const focused = document.activeElement;
+                list.replaceChildren(...buttons.values());
+                if (list.contains(focused)) focused.focus();
+            }
         }
+        function button(key) {
+            const made = el("button", { type: "button" }, el("i"), byKey.get(key).name || String(key));
+            made.addEventListener("click", () => mark(key));
+            return made;
+        }
+        redraws.get(name).push(fill);
+        fill();
         holder.prepend(list);
     }
 
     // --- the leaderboard ---------------------------------------------------------------------------------
-    for (const table of document.querySelectorAll("table")) {
+    for (const table of document.querySelectorAll("table")) {  // (the live page has none yet, and sorts on its own)
         const heads = [...table.querySelectorAll("th")], body = table.tBodies[0];
         heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
             const up = head.getAttribute("aria-sort") !== "ascending";
@@ -145,9 +162,12 @@
     // --- learning curves ---------------------------------------------------------------------------------
     function curves() {
         if (!data.series.length) return nothing("curves", "There is no evaluation yet.");
-        let series = data.series[0], log = false, where = null;
+        let series = chosen.series = data.series.includes(chosen.series) ? chosen.series : data.series[0];
+        let log = chosen.log, where = null;
         const choose = el("select", { id: "series" }, ...data.series.map(name => el("option", { value: name }, name)));
+        choose.value = series;
         const logarithmic = el("input", { type: "checkbox", id: "log" });
+        logarithmic.checked = log;
         const controls = el("div", { class: "controls" }, el("label", { for: "series" }, "Curves of "), choose,
                             logarithmic, el("label", { for: "log" }, "logarithmic"));
         const shown = () => Object.keys(data.curves).map(Number).filter(key => data.curves[key][series]);
@@ -159,7 +179,7 @@
             svg.append(el("circle", { class: "here", cx: x(point[0]), cy: y(point[1]), r: 5, fill: "none", stroke: "var(--ink)",
                                       "stroke-width": 2 }));
         }
-        const made = picture("curves", `Learning curves of ${shown().length} configurations by iteration.`, (svg, width) => {
+        const made = picture("curves", () => `Learning curves of ${shown().length} configurations by iteration.`, (svg, width) => {
             const height = Math.min(420, Math.max(260, width * .45)), left = 56, right = width - 12, bottom = height - 34;
             const all = shown().flatMap(points);
             if (!all.length) { svg.append(el("text", { x: 20, y: 30 }, "nothing to show")); return 60; }
@@ -185,7 +205,7 @@
             return height;
         }, (key, say_) => {
             const keys = shown().filter(k => points(k).length).sort((a, b) => byKey.get(a).rank - byKey.get(b).rank);
-            if (!keys.length || !key.startsWith("Arrow")) return key === "Enter" && where ? (mark(keys[where[0]]), true) : false;
+            if (!keys.length || !key.startsWith("Arrow")) return key === "Enter" && where && keys[where[0]] !== undefined ? (mark(keys[where[0]]), true) : false;
             where = where || [0, 0];
             where[0] = Math.min(keys.length - 1, Math.max(0, where[0] + (key === "ArrowDown") - (key === "ArrowUp")));
             const own = points(keys[where[0]]);
@@ -208,32 +228,37 @@
             if (best) { made.say(say(best[1], best[2])); focus(made.svg, best[1], best[2]); }
         });
         made.svg.addEventListener("click", event => { const best = nearest(event); if (best) mark(best[1]); });
-        choose.addEventListener("change", () => { series = choose.value; where = null; made.redraw(); });
-        logarithmic.addEventListener("change", () => { log = logarithmic.checked; made.redraw(); });
-        legend(made.holder);
+        choose.addEventListener("change", () => { series = chosen.series = choose.value; where = null; made.redraw(); });
+        logarithmic.addEventListener("change", () => { log = chosen.log = logarithmic.checked; made.redraw(); });
+        legend("curves", made.holder);
         made.holder.prepend(controls);
     }
 
     // --- parallel coordinates ----------------------------------------------------------------------------
     function parallel() {
-        const result = data.measure.series;
+        let result, axes, shown, lines = [];
         const value = (c, name) => name === result ? c.last[result] : name === "training seconds" ? c.seconds : c.parameters[name];
-        const names = [...data.varied.slice(0, 9), "training seconds", result];
-        const shown = rows.filter(c => typeof c.last[result] === "number");
-        if (shown.length < 2) return nothing("parallel", "It takes two configurations with a result.");
-        const axes = names.map(name => {
+        const axis = name => {
             const values = shown.map(c => value(c, name)).filter(v => v !== undefined && v !== null);
             const few = new Set(values).size <= 6 && name !== result && name !== "training seconds";
             if (few || !values.every(v => typeof v === "number"))  // (numbers sort as numbers)
                 return { name, words: [...new Set(values)].sort((a, b) => a - b || String(a).localeCompare(String(b))).map(String) };
             const low = Math.min(...values), high = Math.max(...values);
             return { name, low, high, log: low > 0 && high / low >= 50 };
-        });
+        };
+        function take() {
+            result = data.measure.series;
+            shown = rows.filter(c => typeof c.last[result] === "number");
+            axes = shown.length < 2 ? [] : [...data.varied.slice(0, 9), "training seconds", result].map(axis);
+        }
+        take();
+        if (!axes.length) return nothing("parallel", "It takes two configurations with a result.");
         const place = (axis, v, top, bottom) => v === undefined || v === null ? null : axis.words
             ? bottom - (axis.words.indexOf(String(v)) + .5) / axis.words.length * (bottom - top)
             : axis.low === axis.high ? (top + bottom) / 2 : scale(axis.low, axis.high, bottom, top, axis.log)(v);
-        let lines = [];
-        const made = picture("parallel", `Parallel coordinates of ${shown.length} configurations: ${names.join(", ")}.`, (svg, width) => {
+        const label = () => `Parallel coordinates of ${shown.length} configurations: ${axes.map(a => a.name).join(", ")}.`;
+        const made = picture("parallel", label, (svg, width) => {
+            take();
             const height = 330, top = 44, bottom = height - 22, left = 40, right = width - 60;
             const xs = axes.map((_, i) => left + i * (right - left) / (axes.length - 1));
             lines = [];
@@ -280,13 +305,13 @@
     // --- worker sessions ---------------------------------------------------------------------------------
     function sessions() {
         if (!data.bars.length) return nothing("sessions", "No unit has ended yet.");
-        const end = Math.max(...data.bars.map(b => b[2])), begin = Math.min(...data.bars.map(b => b[1]));
-        let x, drawn = [];
+        const begin = () => Math.min(...data.bars.map(b => b[1])), end = () => Math.max(...data.bars.map(b => b[2]));
+        let x;
         const high = 26;
-        const made = picture("sessions", `What ${data.lanes.length} worker sessions did from ${seconds(begin)} to ${seconds(end)}.`, (svg, width) => {
+        const made = picture("sessions", () => `What ${data.lanes.length} worker sessions did from ${seconds(begin())} to ${seconds(end())}.`, (svg, width) => {
             const left = 64, right = width - 12, bottom = 10 + data.lanes.length * high;
-            x = scale(begin, end, left, right);
-            for (const tick of ticks(begin, end, Math.min(8, width / 90)))
+            x = scale(begin(), end(), left, right);
+            for (const tick of ticks(begin(), end(), Math.min(8, width / 90)))
                 svg.append(el("path", { class: "axis", d: `M${x(tick)} 6V${bottom}` }),
                            el("text", { x: x(tick), y: bottom + 16, "text-anchor": "middle" }, seconds(tick)));
             data.lanes.forEach((pid, lane) => svg.append(el("text", { x: left - 6, y: 10 + lane * high + 15, "text-anchor": "end" }, String(pid))));
@@ -324,24 +349,25 @@
     // --- the tree of stages ------------------------------------------------------------------------------
     function stages() {
         if (!data.stages.length) return nothing("stages", "Nothing has been asked for yet.");
-        const last = Math.max(...data.stages.map(n => n.last)), lines = Math.max(...data.stages.map(n => n.y)) + 1;
-        const step = Math.min(18, Math.max(5, 700 / lines));
+        const last = () => Math.max(...data.stages.map(n => n.last)), lines = () => Math.max(...data.stages.map(n => n.y)) + 1;
         let x, y;
-        const made = picture("stages", `The tree of stages of ${lines} paths over ${last} iterations.`, (svg, width) => {
-            const left = 12, right = width - 60, bottom = 14 + lines * step;
-            x = scale(0, last, left, right);
+        const made = picture("stages", () => `The tree of stages of ${lines()} paths over ${last()} iterations.`, (svg, width) => {
+            const step = Math.min(18, Math.max(5, 700 / lines()));
+            const grows = new Set(data.stages.map(n => n.parent));
+            const left = 12, right = width - 60, bottom = 14 + lines() * step;
+            x = scale(0, last(), left, right);
             y = row => 14 + row * step;
-            for (const tick of ticks(0, last, Math.min(10, width / 60)).filter(Number.isInteger))
+            for (const tick of ticks(0, last(), Math.min(10, width / 60)).filter(Number.isInteger))
                 svg.append(el("path", { class: "axis", d: `M${x(tick)} 6V${bottom}` }),
                            el("text", { x: x(tick), y: bottom + 14, "text-anchor": "middle" }, show(tick)));
-            for (const node of data.stages) {
+            for (const [place, node] of data.stages.entries()) {
                 const parent = node.parent === null ? null : data.stages[node.parent];
                 const mine = node.keys.includes(marked), only = node.keys.length === 1 ? node.keys[0] : null;
                 const d = (parent ? `M${x(parent.last)} ${y(parent.y)}L${x(node.first - 1) + 4} ${y(node.y)}` : `M${x(node.first - 1)} ${y(node.y)}`)
                     + `H${x(node.last)}`;
                 svg.append(el("path", { class: mine ? "curve marked" : only !== null ? classes(only) : "curve top",
                                         style: mine ? "" : only !== null ? style(only) : `stroke:var(--soft);stroke-width:${Math.min(6, 1 + node.keys.length)}`, d }));
-                if (step >= 11 && !data.stages.some(n => n.parent !== null && data.stages[n.parent] === node))
+                if (step >= 11 && !grows.has(place))
                     svg.append(el("text", { x: x(node.last) + 5, y: y(node.y) + 4 }, node.keys.slice(0, 3).join(", ") + (node.keys.length > 3 ? "…" : "")));
             }
             svg.append(el("text", { x: right + 48, y: bottom + 28, "text-anchor": "end" }, "iteration"));
@@ -364,8 +390,28 @@
         made.svg.addEventListener("click", event => { const node = nearest(event); if (node) mark(node.keys[0]); });
     }
 
-    curves();
-    parallel();
-    sessions();
-    stages();
+    // Each picture is made anew only where its kind changes: from nothing to something, or other curves to choose from.
+    const chosen = { series: null, log: false };
+    const PICTURES = {
+        curves: [curves, () => JSON.stringify(data.series)],
+        parallel: [parallel, () => rows.filter(c => typeof c.last[data.measure.series] === "number").length < 2],
+        sessions: [sessions, () => [data.bars.length === 0, data.merged_bars].join()],
+        stages: [stages, () => data.stages.length === 0],
+    };
+    const kinds = {};
+    function update(given) {
+        data = given;
+        rows = data.configurations;
+        byKey = new Map(rows.map(c => [c.mst_key, c]));
+        for (const [name, [make, kind]] of Object.entries(PICTURES)) {
+            if (kinds[name] === kind()) { for (const part of redraws.get(name)) part(); continue; }
+            kinds[name] = kind();
+            redraws.set(name, []);
+            document.getElementById(name + "-picture").replaceChildren();
+            make();
+        }
+    }
+    const own = document.getElementById("data");
+    if (own) update(JSON.parse(own.textContent));
+    return { update, mark, el, show, seconds, marked: () => marked };
 })();

@@ -1,0 +1,260 @@
+"""mop dashboard: the live page, a web server on this machine alone, that asks the database as the role of its caller.
+
+guard.py says who may call it, snapshots.py reads, viewing.py chooses what is shown, page/ has what the browser runs.
+"""
+
+import html
+import json
+import pathlib
+import secrets
+import socket
+import sys
+import webbrowser
+from types import SimpleNamespace
+
+import sqlalchemy
+import uvicorn
+from sqlalchemy import text
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from pg_mop_client import viewing
+from pg_mop_client.errors import ClientError, needed
+from pg_mop_client.guard import Guard
+from pg_mop_client.run import Run
+from pg_mop_client.snapshots import Snapshots
+from pg_mop_client.watching import LOST
+
+PAGE = pathlib.Path(__file__).parent / "page"
+# page.js and page.css are the report's own: what is drawn there is drawn here by the same code
+FILES = {"page.js": "text/javascript", "live.js": "text/javascript", "page.css": "text/css", "live.css": "text/css"}
+MOST_BESIDE = 6   # runs that are compared
+BEST_BESIDE = 20  # configurations of each
+
+
+class Dashboard:
+    """The pages and what they call. `token`: what a caller has to show."""
+
+    def __init__(self, engine, schema, token):
+        self.engine, self.schema, self.token = engine, schema, token
+        self.snapshots = Snapshots(engine, schema)
+        self.sql = self.snapshots.schema  # quoted
+
+    def app(self, port):
+        """The ASGI application of the page on a port of 127.0.0.1."""
+        routes = [Route("/", self._shell), Route("/run/{run:int}", self._shell), Route("/compare", self._shell),
+                  Route("/static/{name}", self._file), Route("/api/runs", self._answer(self.runs)),
+                  Route("/api/compare", self._answer(self.compare)),
+                  Route("/api/run/{run:int}", self._answer(self.run)),
+                  Route("/api/run/{run:int}/importance", self._answer(self.importance)),
+                  Route("/api/run/{run:int}/report.html", self._answer(self.report)),
+                  Route("/api/run/{run:int}/leaderboard.csv", self._answer(self.leaderboard)),
+                  *(Route(f"/api/run/{{run:int}}/{name}", self._answer(work), methods=["POST"]) for name, work in (
+                      ("cancel", self.cancel), ("resume", self.resume), ("stop", self.stop),
+                      ("sessions", self.sessions)))]
+        return Guard(Starlette(routes=routes), self.token, port)
+
+    # --- what is read ------------------------------------------------------------------------------------
+    def runs(self, request):
+        """A page of the list of runs."""
+        return self.snapshots.runs(_whole(request.query_params.get("page", "1"), "page"))
+
+    def run(self, request):
+        """How far a run is, and what is shown of it, unless the caller `have`s that already."""
+        number, head, data = self.snapshots.run(request.path_params["run"])
+        found = {"number": str(number), "head": head}
+        if request.query_params.get("have") != str(number):
+            asked = request.query_params
+            found["view"] = viewing.view(data, self._chosen(data, request), _whole(asked.get("page", "1"), "page"))
+        return found
+
+    def compare(self, request):
+        """The best configurations of several runs as one."""
+        asked = dict.fromkeys(_whole(run, "run") for run in request.query_params.getlist("run"))
+        if not 2 <= len(asked) <= MOST_BESIDE:
+            raise ClientError(f"{len(asked)} runs cannot be compared", hint=f"From two to {MOST_BESIDE}.")
+        read = [self.snapshots.run(run) for run in asked]
+        number = "-".join(str(n) for n, _, _ in read)
+        heads = [{**head, "run_id": run} for run, (_, head, _) in zip(asked, read)]
+        found = {"number": number, "heads": heads}
+        if request.query_params.get("have") != number:
+            data = viewing.beside([data for _, _, data in read], BEST_BESIDE)
+            if data is None:
+                raise ClientError("the runs have no loss or metric in common by which they are ranked")
+            found["view"] = viewing.view(data, self._chosen(data, request),
+                                         _whole(request.query_params.get("page", "1"), "page"))
+        return found
+
+    def importance(self, request):
+        """How much each parameter matters for the result, by Optuna's evaluator, the most first."""
+        run = self._run(request)
+        optuna = needed("optuna", "optuna")
+        study = run.to_optuna()
+        try:
+            found = optuna.importance.get_param_importances(study)
+        except (ValueError, RuntimeError, ImportError) as error:  # too few results; no scikit-learn
+            raise ClientError(f"Optuna tells no importance: {error}") from None
+        return {"importance": [[name, value] for name, value in found.items()]}
+
+    def report(self, request):
+        """The report, a file."""
+        run = self._run(request)
+        return _download(run.report(), "text/html", f"run_{run.run_id}.html")
+
+    def leaderboard(self, request):
+        """The leaderboard as it is seen, all its pages, as CSV."""
+        _, _, data = self.snapshots.run(request.path_params["run"])
+        return _download(viewing.table(data, self._chosen(data, request)), "text/csv",
+                         f"run_{request.path_params['run']}.csv")
+
+    def _run(self, request):
+        return Run(SimpleNamespace(engine=self.engine, schema=self.schema), request.path_params["run"])
+
+    @staticmethod
+    def _chosen(data, request):
+        """The configurations that the request's filter lets through, in its order. Raises ClientError."""
+        asked = request.query_params
+        states = [state for state in asked.getlist("state") if state in viewing.STATES]
+        given = {kind: {name[len(kind) + 1:]: value for name, value in asked.items()
+                        if name.startswith(f"{kind}.") and value} for kind in ("low", "high", "is")}
+        for kind in ("low", "high"):
+            given[kind] = {name: _number(value, name) for name, value in given[kind].items()}
+        best = _whole(asked["best"], "best") if asked.get("best") else None
+        found = viewing.chosen(data, states, best, given["low"], given["high"], given["is"])
+        return viewing.ordered(data, found, asked.get("sort"), asked.get("desc") == "1")
+
+    # --- what is done ------------------------------------------------------------------------------------
+    def cancel(self, request, _):
+        """Cancel the call, or job, that runs the run."""
+        run = request.path_params["run"]
+        done = self._execute(f"SELECT pg_catalog.pg_cancel_backend(r.coordinator_pid) FROM {self.sql}.mop_run r "
+                             f"JOIN {self.sql}.mop_runs s USING (run_id) WHERE r.run_id = :run "
+                             f"AND s.status = 'running'", run=run)
+        if not done:
+            raise ClientError(f"run {run} is not running")
+        return {"said": "The run is told to end. What has been trained is kept."}
+
+    def resume(self, request, _):
+        """Go on with a run as a job of the server, which needs nobody who is connected."""
+        run = request.path_params["run"]
+        command = f"SELECT {self.sql}.mop_resume({run})".replace("\\:", ":")
+        job = self._execute(f"SELECT {self.sql}.mop_submit(:command)", command=command)
+        # what is wrong at once is said at once
+        if self._execute(f"SELECT {self.sql}.mop_wait(:job, interval '1 second')", job=job) == "failed":
+            raise ClientError(self._execute(f"SELECT error FROM {self.sql}.mop_jobs WHERE job = :job", job=job)
+                              or f"job {job} has failed")
+        return {"said": f"The run goes on as job {job}, whether this page is open or not."}
+
+    def stop(self, request, given):
+        """Stop one configuration."""
+        key = _whole(given.get("mst_key"), "mst_key")
+        self._execute(f"SELECT {self.sql}.mop_stop_trial(:run, :key)", run=request.path_params["run"], key=key)
+        return {"said": f"Configuration {key} is told to stop."}
+
+    def sessions(self, request, given):
+        """Set how many worker sessions a run has."""
+        count = _whole(given.get("sessions"), "sessions")
+        self._execute(f"SELECT {self.sql}.mop_set_sessions(:run, :count)", run=request.path_params["run"],
+                      count=count)
+        return {"said": f"The run is told to work with {count} sessions."}
+
+    def _execute(self, sql, **values):
+        with self.engine.connect() as connection:
+            return connection.execute(text(sql), values).scalar()
+
+    # --- how it is answered ------------------------------------------------------------------------------
+    def _answer(self, work):
+        """An endpoint that does `work` in a thread, and says what is wrong as JSON."""
+        async def endpoint(request):
+            try:
+                if request.method != "POST":
+                    found = await run_in_threadpool(work, request)
+                else:
+                    found = await run_in_threadpool(work, request, await _body(request))
+                    self.snapshots.forget(request.path_params["run"])
+                return found if isinstance(found, Response) else JSONResponse(found)
+            except ClientError as error:
+                return _wrong(404 if request.method == "GET" else 409, error.message, error.hint)
+            except LOST as error:
+                # (no code: no connection was made, or it broke; 57P: the server ends or begins; 53: it has no room)
+                if (error.orig.pgcode or "57P").startswith(("57P", "53", "08")):
+                    return _wrong(503, "the connection to the database is lost", str(error.orig).strip())
+                return _wrong(400, str(error.orig).strip())
+            except sqlalchemy.exc.DBAPIError as error:
+                return _wrong(400, str(error.orig).strip())
+        return endpoint
+
+    async def _shell(self, request):
+        page = (PAGE / "shell.html").read_text(encoding="utf-8")
+        return HTMLResponse(page.replace("{token}", html.escape(self.token)))
+
+    async def _file(self, request):
+        name = request.path_params["name"]
+        if name not in FILES:
+            return _wrong(404, "there is no such file")
+        return Response((PAGE / name).read_bytes(), media_type=FILES[name])
+
+
+def serve(engine, schema, port=0, browser=True, say=print):
+    """Serve the page until it is interrupted. `port` 0: one that is free. Raises OSError where a port is taken."""
+    token = secrets.token_urlsafe(32)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as own:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        own.bind(("127.0.0.1", port))
+        own.listen()  # who has the address may call at once
+        port = own.getsockname()[1]
+        app = Dashboard(engine, schema, token).app(port)
+        # (no log of requests: the first one has the token; keep-alive is short, so that Ctrl-C ends it)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False,
+                                               lifespan="off", ws="none", proxy_headers=False,
+                                               timeout_graceful_shutdown=1))
+        address = f"http://127.0.0.1:{port}/?token={token}"
+        say(f"{address}\nCtrl-C ends it.", flush=True)
+        if browser and not webbrowser.open(address):
+            print("no browser could be opened: open the address", file=sys.stderr)
+        server.run(sockets=[own])
+
+
+async def _body(request):
+    """What a POST gives: a JSON object, of 1,000 characters at most."""
+    given = b""
+    async for part in request.stream():
+        given += part
+        if len(given) > 1000:
+            raise ClientError("that is too long")
+    try:
+        read = json.loads(given or b"{}")
+    except ValueError:
+        read = None
+    if not isinstance(read, dict):
+        raise ClientError("that is no JSON object")
+    return read
+
+
+def _wrong(status, message, hint=None):
+    return JSONResponse({"error": message, "hint": hint}, status)
+
+
+def _download(content, kind, name):
+    return Response(content, media_type=f"{kind}; charset=utf-8",
+                    headers={"content-disposition": f'attachment; filename="{name}"'})
+
+
+def _whole(value, name):
+    """A whole number from 1 to 2^31 - 1. Raises ClientError."""
+    try:
+        number = int(str(value)[:12])
+    except ValueError:
+        number = 0
+    if not 1 <= number < 1 << 31:
+        raise ClientError(f"{name} must be a whole number from 1, not {value!r}")
+    return number
+
+
+def _number(value, name):
+    try:
+        return float(value)
+    except ValueError:
+        raise ClientError(f"{name} is compared with a number, not {value!r}") from None

@@ -1,0 +1,364 @@
+"use strict";
+// The live page: asks mop for what has changed, and fills tables; page.js, the report's own, draws. All that comes from
+// the database becomes text, never markup. What is filtered and sorted by stands in the address.
+(function () {
+    const { el, show, seconds, update, mark, marked } = window.pgMopReport;
+    const token = document.querySelector("meta[name=token]").content;
+    const $ = id => document.getElementById(id);
+    const asked = new URLSearchParams(location.search);
+    asked.delete("token");
+    const where = () => location.pathname + (asked.size ? "?" + asked : "");
+    history.replaceState(null, "", where());  // (the cookie has the token now)
+    const run = /^\/run\/(\d+)$/.exec(location.pathname)?.[1], compared = location.pathname === "/compare";
+    $("main").replaceChildren($(run || compared ? "run-page" : "list-page").content.cloneNode(true));
+
+    // --- asking --------------------------------------------------------------------------------------------
+    async function ask(path, given) {
+        let answer;
+        try {
+            answer = await fetch(path, given ? { method: "POST", body: JSON.stringify(given), headers: { "x-mop-token": token } } : {});
+        } catch { throw { said: "mop dashboard does not answer: trying again" }; }
+        if (answer.status === 403) throw { said: "mop dashboard was started anew: open the address that it has printed" };
+        const found = await answer.json().catch(() => ({ error: "mop dashboard has failed: " + answer.status }));
+        if (answer.ok) return found;
+        throw { said: answer.status === 503 ? found.error + ": trying again; the runs do not depend on it" : found.error, hint: found.hint };
+    }
+    let turn = 0, timer, was_lost = false, have = "";
+    const path = run ? `/api/run/${run}` : compared ? "/api/compare" : "/api/runs";
+    async function refresh() {
+        clearTimeout(timer);
+        const mine = ++turn, query = new URLSearchParams(asked);
+        if (have) query.set("have", have);
+        let rest = 5000;
+        try {
+            const found = await ask(path + "?" + query);
+            if (mine !== turn) return;
+            if (was_lost) say("connected again");
+            was_lost = false;
+            $("connection").textContent = "";
+            const began = performance.now();
+            if (run || compared) rest = showRun(found); else rest = showList(found);
+            document.documentElement.dataset.updated = (performance.now() - began).toFixed(1);  // milliseconds, to measure
+        } catch (problem) {
+            if (mine !== turn) return;
+            if (!problem.said) console.error(problem);
+            was_lost = true;
+            const told = (problem.said || "the page has failed: " + problem) + (problem.hint ? " – " + problem.hint : "");
+            if ($("connection").textContent !== told) $("connection").textContent = told;
+            rest = 2000;
+        }
+        timer = setTimeout(refresh, document.hidden ? 10000 : rest);
+    }
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
+    function change(set) {
+        set();
+        have = "";
+        history.replaceState(null, "", where());
+        refresh();
+    }
+    let saying;
+    function say(text) {
+        clearTimeout(saying);
+        $("said").textContent = text;
+        saying = setTimeout(() => { $("said").textContent = ""; }, 15000);
+    }
+
+    // --- pieces --------------------------------------------------------------------------------------------
+    const filled = {};
+    // `make`s children anew only where what they show has changed: so focus and scroll stay
+    function fill(id, value, make) {
+        const text = JSON.stringify(value);
+        if (filled[id] === text) return;
+        filled[id] = text;
+        $(id).replaceChildren(...make(value));
+    }
+    // the element that has the focus is found again, in what replaces it, by its data-focus
+    function keepingFocus(work) {
+        const name = document.activeElement?.dataset?.focus;
+        work();
+        if (name === undefined || document.activeElement.dataset.focus === name) return;
+        for (const other of document.querySelectorAll("[data-focus]"))
+            if (other.dataset.focus === name) { other.focus({ preventScroll: true }); break; }
+    }
+    function button(text, work, given) {
+        const made = el("button", { type: "button", ...given }, text);
+        made.addEventListener("click", work);
+        return made;
+    }
+    function pages(page, count) {
+        fill("pages", [page, count], () => count < 2 ? [] : [
+            ...[["First", 1], ["Previous", page - 1], ["Next", page + 1], ["Last", count]].map(([text, to]) => {
+                const made = button(text, () => change(() => asked.set("page", to)));
+                made.disabled = to < 1 || to > count || to === page;
+                return made;
+            }), el("span", { class: "note" }, `page ${page} of ${count}`)]);
+    }
+    function state(text) { return el("span", { class: "state-" + (/^[a-z]+$/.test(text) ? text : "other") }, text); }
+    function pairs(given) {
+        return el("dl", {}, ...Object.entries(given).filter(([, v]) => v !== null && v !== undefined && v !== "").map(([name, value]) =>
+            el("div", {}, el("dt", {}, name), el("dd", {}, typeof value === "object" ? JSON.stringify(value) : String(value)))));
+    }
+    function plainTable(names, rows, caption) {
+        return el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": caption }, el("table", {}, el("caption", {}, caption),
+            el("thead", {}, el("tr", {}, ...names.map(name => el("th", { scope: "col" }, el("span", {}, name))))),
+            el("tbody", {}, ...rows.map(row => el("tr", {}, ...row.map(value => value instanceof Node ? el("td", {}, value)
+                : el("td", typeof value === "number" ? { class: "number" } : {}, value === null ? "" : show(value))))))));
+    }
+    function clock(value) {
+        const s = Math.round(value), two = n => String(n).padStart(2, "0");
+        return s < 60 ? s + " s" : s < 3600 ? `${Math.floor(s / 60)}:${two(s % 60)}` : `${Math.floor(s / 3600)}:${two(Math.floor(s / 60) % 60)}:${two(s % 60)}`;
+    }
+
+    // --- the list ------------------------------------------------------------------------------------------
+    const picked = new Set();
+    function showList(found) {
+        $("title").textContent = document.title = "Runs";
+        $("headline").textContent = "";
+        $("caption").textContent = found.count ? `${found.count} runs, the latest first` : "No runs yet.";
+        const table = $("table");
+        if (!table.tHead.rows.length)
+            table.tHead.append(el("tr", {}, ...["compare", "run", "state", "models", "function", "configurations", "iterations", "begun", "time", "owner"]
+                .map(name => el("th", { scope: "col" }, el("span", {}, name)))));
+        keepingFocus(() => table.tBodies[0].replaceChildren(...found.runs.map(r => {
+            const box = el("input", { type: "checkbox", "aria-label": `compare run ${r.run_id}`, "data-focus": "box" + r.run_id });
+            box.checked = picked.has(r.run_id);
+            box.addEventListener("change", () => {
+                if (box.checked) picked.add(r.run_id); else picked.delete(r.run_id);
+                $("compare").disabled = picked.size < 2 || picked.size > 6;
+            });
+            const cells = [box, el("a", { href: "/run/" + r.run_id, "data-focus": "run" + r.run_id }, String(r.run_id)), state(r.status),
+                           r.model_output_table, r.function, r.configurations, r.num_iterations, r.started_at, clock(r.seconds), r.owner];
+            const row = el("tr", {}, ...cells.map(cell => el("td", {}, cell instanceof Node ? cell : cell === null ? "" : String(cell))));
+            if (r.error) row.cells[2].append(el("span", { class: "note" }, " " + r.error));
+            return row;
+        })));
+        pages(found.page, found.pages);
+        return found.runs.some(r => r.status === "running") ? 2000 : 5000;
+    }
+
+    // --- a run, or several ---------------------------------------------------------------------------------
+    let view = null, last_told = "";
+    function showRun(found) {
+        if (found.view) { view = found.view; have = found.number; showView(); }
+        const heads = found.heads || [{ ...found.head, run_id: run }];
+        const running = heads.some(h => h.status === "running");
+        const best = view.best;
+        const leads = best && typeof best.last[view.measure.series] === "number"
+            ? `best so far: ${best.name || best.mst_key} with ${view.measure.series} ${show(best.last[view.measure.series])}` : "";
+        const parts = heads.flatMap(h => [...(compared ? [`run ${h.run_id}: ${h.status}`] : [h.status]), `${h.done || 0} of ${h.total || 0} units`,
+            ...(h.status === "running" && h.seconds_left ? [clock(h.seconds_left) + " left"] : []), ...(compared || h.seconds === null ? [] : [clock(h.seconds)])]);
+        $("headline").textContent = [...parts, ...(leads ? [leads] : [])].join(" · ");
+        const told = heads.map(h => h.status).join() + (leads ? ", " + leads : "");  // read out when it changes, not each second
+        if (told !== last_told) $("told").textContent = last_told = told;
+        if (!run) return running ? 1000 : 5000;
+        const [head] = heads;
+        $("error").textContent = head.error ? "Error: " + head.error : "";
+        $("progress").hidden = !head.total;
+        $("progress").max = head.total || 1;
+        $("progress").value = head.done || 0;
+        $("cancel").hidden = $("set-sessions").hidden = !running;
+        $("resume").hidden = running || head.status === "finished";
+        return running ? 1000 : 5000;
+    }
+    function showView() {
+        $("title").textContent = document.title = run ? `Run ${run}: ${view.run.model_output_table}` : "Runs side by side";
+        for (const section of document.querySelectorAll(".one")) section.hidden = compared;
+        $("html").hidden = $("csv").hidden = compared;
+        $("csv").href = `/api/run/${run}/leaderboard.csv?${asked}`;
+        $("html").href = `/api/run/${run}/report.html`;
+        showFilter();
+        showBoard();
+        update(view);
+        for (const name of ["curves", "parallel", "sessions", "stages", "failures"]) {
+            const told = view.sampled[name];
+            $(name + "-note").textContent = told ? `Sampled: ${told}.` : "";
+        }
+        if (compared) return;
+        fill("time", [view.time, view.makespan], ([time]) => time.length ? [plainTable(
+            ["what", "units", "seconds", "trainer at work", "reading", "writing"],
+            time.map(t => [t.what, t.units, t.seconds, t.compute, t.read, t.write]), "Where the sessions' time went")] : []);
+        fill("failures", view.failed_units, units => units.length ? [plainTable(["mst_key", "iteration", "segment", "kind", "attempt", "error"],
+            units.map(u => [u.mst_key, u.iteration, u.segment, u.kind, u.attempt, u.error]), "Units that failed, of which most are tried again")]
+            : [el("p", {}, "None.")]);
+        const { run_id, status, error, seconds: _, state_bytes, finished_at, merge_rate, ...facts } = view.run;
+        fill("settings", [facts, view.fixed, view.settings], () => [pairs(facts), ...[
+            ["Parameters that all configurations have in common", view.fixed], ["Settings that were in force", view.settings]].flatMap(
+            ([title, given]) => Object.keys(given).length ? [el("h3", {}, title), pairs(given)] : [])]);
+        fill("repeat", view.sql, sql => [el("pre", { tabindex: "0" }, el("code", {}, sql || "-- the arguments are shown to the run's owner alone"))]);
+    }
+    function showBoard() {
+        const board = $("board"), better = view.measure.goal === "max" ? "more" : "less";
+        const skip = i => compared && i === 1;  // (a number of this page's own)
+        $("caption").textContent = `${view.shown} of ${view.all} configurations, by ${view.measure.series}, ${better} is better; values after the last iteration`;
+        keepingFocus(() => {
+            const head = view.columns.map((column, i) => {
+                const made = el("th", { scope: "col", ...(column.number ? { class: "number" } : {}) },
+                    button(column.name, () => change(() => {
+                        const down = asked.get("sort") === column.name && asked.get("desc") !== "1";
+                        asked.set("sort", column.name);
+                        if (down) asked.set("desc", "1"); else asked.delete("desc");
+                        asked.delete("page");
+                    }), { "data-focus": "head" + column.name }));
+                if ((asked.get("sort") || "rank") === column.name) made.setAttribute("aria-sort", asked.get("desc") === "1" ? "descending" : "ascending");
+                return skip(i) ? null : made;
+            }).filter(Boolean);
+            board.tHead.replaceChildren(el("tr", {}, ...head));
+            board.tBodies[0].replaceChildren(...view.rows.map(boardRow));
+        });
+        pages(view.page, view.pages);
+    }
+    function boardRow(values) {
+        const [, key, status] = values;
+        const row = el("tr", { "data-key": key, "data-focus": "row" + key, tabindex: "0", "aria-selected": String(marked() === key) });
+        values.forEach((value, i) => {
+            if (compared && i === 1) return;
+            row.append(el("td", view.columns[i].number ? { class: "number" } : {}, i === 2 ? state(status) : value === null ? "" : show(value)));
+        });
+        if (run && view.run.status === "running" && ["running", "waiting"].includes(status))
+            row.cells[2].append(button("stop", event => {
+                event.stopPropagation();
+                act("stop", { mst_key: key }, `Stop configuration ${key}? The others go on.`);
+            }, { "aria-label": `stop configuration ${key}`, "data-focus": "stop" + key }));
+        row.addEventListener("click", () => mark(key));
+        row.addEventListener("keydown", event => {
+            if (event.target !== row) return;
+            const other = event.key === "ArrowDown" ? row.nextElementSibling : event.key === "ArrowUp" ? row.previousElementSibling : null;
+            if (event.key === "Enter" || event.key === " ") mark(key);
+            else if (other) other.focus();
+            else return;
+            event.preventDefault();
+        });
+        return row;
+    }
+
+    // --- the filter ----------------------------------------------------------------------------------------
+    const STATES = ["finished", "running", "waiting", "stopped", "failed", "cancelled"];
+    let typing;
+    function filter(name, value) {
+        clearTimeout(typing);
+        typing = setTimeout(() => change(() => {
+            if (value === "") asked.delete(name); else asked.set(name, value);
+            asked.delete("page");
+        }), 250);
+    }
+    function showFilter() {
+        $("filtered").textContent = view.shown < view.all ? `– ${view.shown} of ${view.all} configurations` : "";
+        // (what is typed into stays as it is while the run goes on)
+        fill("limits", Object.entries(view.choices).map(([name, of]) => [name, of.words || null]), () => Object.entries(view.choices).map(([name, of]) => {
+            const set = el("fieldset", {}, el("legend", {}, name));
+            if (of.words) {
+                const choose = el("select", { "aria-label": name }, el("option", { value: "" }, "all"), ...of.words.map(w => el("option", { value: w }, w)));
+                choose.value = asked.get("is." + name) || "";
+                choose.addEventListener("change", () => filter("is." + name, choose.value));
+                set.append(choose);
+            } else for (const kind of ["low", "high"]) {
+                const input = el("input", { type: "number", step: "any", "aria-label": `${name}, ${kind === "low" ? "from" : "to"}`, placeholder: show(of[kind]) });
+                input.value = asked.get(`${kind}.${name}`) || "";
+                input.addEventListener("input", () => filter(`${kind}.${name}`, input.value));
+                set.append(input, kind === "low" ? " – " : "");
+            }
+            return set;
+        }));
+    }
+    function begin() {
+        for (const name of STATES) {
+            const box = el("input", { type: "checkbox" });
+            box.checked = asked.getAll("state").includes(name);
+            box.addEventListener("change", () => change(() => {
+                const states = asked.getAll("state").filter(s => s !== name);
+                asked.delete("state");
+                for (const s of box.checked ? [...states, name] : states) asked.append("state", s);
+                asked.delete("page");
+            }));
+            $("states").append(el("label", {}, box, " " + name));
+        }
+        $("best").value = asked.get("best") || "";
+        $("best").addEventListener("input", () => filter("best", $("best").value));
+        $("filter").addEventListener("submit", event => event.preventDefault());
+        $("filter").querySelector("details").open = [...asked.keys()].some(k => /^(state|best|low\.|high\.|is\.)/.test(k));
+        $("clear").addEventListener("click", () => change(() => {
+            for (const key of [...asked.keys()]) if (/^(state$|best$|page$|low\.|high\.|is\.)/.test(key)) asked.delete(key);
+            for (const input of $("filter").querySelectorAll("input"))
+                if (input.type === "checkbox") input.checked = false; else input.value = "";
+            for (const choose of $("filter").querySelectorAll("select")) choose.value = "";
+        }));
+        for (const name of ["curves", "parallel", "sessions", "stages"]) $(name + "-picture").after(saves(name));
+        $("actions").hidden = compared;
+        $("cancel").addEventListener("click", () => act("cancel", {}, "Cancel the run? What has been trained is kept, and it can be resumed."));
+        $("resume").addEventListener("click", () => act("resume", {}));
+        $("set-sessions").addEventListener("submit", event => {
+            event.preventDefault();
+            act("sessions", { sessions: $("sessions-wanted").valueAsNumber });
+        });
+        $("weigh").addEventListener("click", weigh);
+    }
+
+    // --- what is done --------------------------------------------------------------------------------------
+    async function act(what, given, question) {
+        if (question && !confirm(question)) return;
+        try {
+            say((await ask(`/api/run/${run}/${what}`, given)).said);
+        } catch (problem) {
+            say((problem.said || String(problem)) + (problem.hint ? " – " + problem.hint : ""));
+        }
+        refresh();
+    }
+    async function weigh() {
+        $("weigh").disabled = true;
+        try {
+            const { importance } = await ask(`/api/run/${run}/importance`);
+            $("importance").replaceChildren(plainTable(["parameter", "importance", ""], importance.map(([name, value]) =>
+                [name, value, el("meter", { min: 0, max: 1, value, "aria-label": `importance of ${name}` })]), "By Optuna, of all configurations with a result"));
+        } catch (problem) {
+            $("importance").replaceChildren(el("p", { class: "note" }, problem.said || String(problem)), ...(problem.hint ? [el("pre", {}, problem.hint)] : []));
+        }
+        $("weigh").disabled = false;
+    }
+
+    // --- pictures as files ---------------------------------------------------------------------------------
+    const LOOK = ["fill", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "font-size", "font-family", "paint-order", "text-anchor"];
+    function picture(name) {
+        const svg = $(name + "-picture").querySelector("svg");
+        if (!svg) return null;
+        const copy = svg.cloneNode(true), copies = copy.querySelectorAll("*");
+        svg.querySelectorAll("*").forEach((own, i) => {
+            const style = getComputedStyle(own);
+            for (const look of LOOK) copies[i].setAttribute(look, style.getPropertyValue(look));
+            copies[i].removeAttribute("class");
+            copies[i].removeAttribute("style");
+        });
+        const { width, height } = svg.viewBox.baseVal;
+        copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+        copy.setAttribute("width", width);
+        copy.setAttribute("height", height);
+        copy.prepend(el("rect", { width, height, fill: getComputedStyle(document.body).backgroundColor }));
+        return { width, height, blob: new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" }) };
+    }
+    function save(blob, name) {
+        const link = el("a", { href: URL.createObjectURL(blob), download: name });
+        link.click();
+        setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    }
+    function saves(name) {
+        const title = $(name + "-title").textContent, file = (run ? "run_" + run : "runs") + "_" + name;
+        return el("div", { class: "controls saves", role: "group", "aria-label": title + " as a file" },
+            button("SVG", () => { const made = picture(name); if (made) save(made.blob, file + ".svg"); }, { "aria-label": title + " as SVG" }),
+            button("PNG", () => {
+                const made = picture(name), image = new Image();
+                if (!made) return;
+                image.onload = () => {
+                    const canvas = el("canvas", { width: made.width * 2, height: made.height * 2 });
+                    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+                    canvas.toBlob(blob => save(blob, file + ".png"));
+                    URL.revokeObjectURL(image.src);
+                };
+                image.src = URL.createObjectURL(made.blob);
+            }, { "aria-label": title + " as PNG" }));
+    }
+
+    if (run || compared) begin();
+    else $("compare").addEventListener("click", () => {
+        location.href = "/compare?" + new URLSearchParams([...picked].map(id => ["run", id]));
+    });
+    refresh();
+})();

@@ -1,0 +1,110 @@
+"""What the live page reads of the database: one look for all its tabs, seldom enough to cost a run next to nothing."""
+
+import json
+import threading
+import time
+from collections import OrderedDict
+
+from sqlalchemy import text
+
+from pg_mop_client.database import plain, quote
+from pg_mop_client.errors import ClientError
+from pg_mop_client.watching import LEAST_SECONDS, SHARE
+
+MOST_RUNS = 8       # whose data are kept
+RUNS_PER_PAGE = 50
+
+
+class Snapshot:
+    """A run as it was seen last. `head`: how far it is; `data`: mop_report's, the `number`th that were read."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.head = self.data = self.state = None
+        self.number, self.looks_at, self.reads_at = time.time_ns(), 0.0, 0.0  # (no other's number, ever)
+
+
+class Snapshots:
+    """Runs as the role of `engine` sees them."""
+
+    def __init__(self, engine, schema):
+        self.engine, self.schema = engine, plain(quote(schema))
+        self._runs, self._lock = OrderedDict(), threading.Lock()
+        self._list, self._listing = {}, threading.Lock()
+
+    def runs(self, page):
+        """A page of the role's runs, the latest first: {'runs', 'page', 'pages', 'count'}."""
+        with self._listing:
+            until, found = self._list.get(page, (0, None))
+            if time.monotonic() < until:
+                return found
+            began = time.monotonic()
+            with self.engine.connect() as connection:
+                count = connection.execute(text(f"SELECT count(*) FROM {self.schema}.mop_runs")).scalar()
+                pages = max(1, -(-count // RUNS_PER_PAGE))
+                rows = connection.execute(text(
+                    f"SELECT run_id, status, function, model_output_table, configurations, num_iterations, owner, "
+                    f"CAST(date_trunc('second', started_at) AS text) AS started_at, "
+                    f"CAST(extract(epoch FROM coalesce(finished_at, clock_timestamp()) - started_at) AS float8) "
+                    f"AS seconds, left(error, 300) AS error FROM {self.schema}.mop_runs ORDER BY run_id DESC "
+                    f"LIMIT {RUNS_PER_PAGE} OFFSET :skipped"),
+                    {"skipped": (min(page, pages) - 1) * RUNS_PER_PAGE}).mappings().all()
+            found = {"runs": [dict(row) for row in rows], "page": min(page, pages), "pages": pages, "count": count}
+            self._list = {p: kept for p, kept in self._list.items() if kept[0] > began}  # none that is old stays
+            self._list[page] = self._after(began), found
+            return found
+
+    def run(self, run_id):
+        """(number, head, data) of a run. Raises ClientError where the role may see no such run."""
+        with self._lock:
+            snapshot = self._runs.setdefault(run_id, Snapshot())
+            self._runs.move_to_end(run_id)
+            while len(self._runs) > MOST_RUNS:
+                self._runs.popitem(last=False)
+        with snapshot.lock:
+            if time.monotonic() >= snapshot.looks_at:
+                try:
+                    self._look(run_id, snapshot)
+                except ClientError:
+                    with self._lock:
+                        self._runs.pop(run_id, None)
+                    raise
+            return snapshot.number, snapshot.head, snapshot.data
+
+    def forget(self, run_id):
+        """Look anew at a run in which something was done."""
+        with self._lock:
+            self._runs.pop(run_id, None)
+        self._list = {}
+
+    def _look(self, run_id, snapshot):
+        began = time.monotonic()
+        with self.engine.connect() as connection:
+            row = connection.execute(text(
+                f"SELECT r.status, r.error, CAST(r.finished_at AS text) AS finished_at, p.* "
+                f"FROM {self.schema}.mop_runs r CROSS JOIN LATERAL ("
+                f"SELECT CAST(sum(units_done) AS bigint) AS done, CAST(sum(CASE WHEN g.status = 'failed' "
+                f"THEN units_done ELSE units_total END) AS bigint) AS total, max(seconds_left) AS seconds_left, "
+                f"max(seconds_elapsed) AS seconds FROM {self.schema}.mop_progress g WHERE g.run_id = :run) p "
+                f"WHERE r.run_id = :run"), {"run": run_id}).mappings().one_or_none()
+            if row is None:
+                raise ClientError(f"there is no run {run_id} that the role may see",
+                                  hint="The list of runs has those that it may.")
+            head = dict(row)
+            snapshot.looks_at = self._after(began)
+            state = head["status"], head["finished_at"], head["done"]
+            seen = snapshot.state
+            if seen is None or state[:2] != seen[:2] or state != seen and time.monotonic() >= snapshot.reads_at:
+                began = time.monotonic()
+                snapshot.data = json.loads(connection.execute(
+                    text(f"SELECT {self.schema}.mop_report(:run, 'json')"), {"run": run_id}).scalar())
+                # (the first time the session loads the extension's Python: that is not what looking costs)
+                snapshot.reads_at = self._after(began) if seen else time.monotonic() + LEAST_SECONDS
+                # (as it was before the data were read: what has come since is seen by the next look)
+                snapshot.state, snapshot.number = state, snapshot.number + 1
+            snapshot.head = head
+
+    @staticmethod
+    def _after(began):
+        """When to look next: a fiftieth of the time at most is spent on it."""
+        return time.monotonic() + max(LEAST_SECONDS, (time.monotonic() - began) / SHARE)

@@ -1,0 +1,343 @@
+"""The live page: who may call it, what it tells, what it does, and how people use it in a browser."""
+
+import contextlib
+import csv
+import http.client
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from urllib.parse import quote, urlencode
+
+import pytest
+
+from conftest import Calling, eventually
+from workload import ADAM, dense, is_under_way, last_run, load, make_data, selection
+
+for _needed in ("starlette", "uvicorn"):
+    pytest.importorskip(_needed, reason=f"not run: mop dashboard needs {_needed}")
+
+ATTACK = "<img src=x onerror='window.attacked=1'></script><script>window.attacked=1</script>"
+
+
+class Served:
+    """`mop dashboard` as a process of its own, and calls of it."""
+
+    def __init__(self, dsn):
+        self.process = subprocess.Popen([sys.executable, "-c", "import sys; from pg_mop_client.command import main; "
+                                         "sys.exit(main())", "-d", dsn, "dashboard", "--no-browser"],
+                                        stdout=subprocess.PIPE, text=True)
+        self.address = self.process.stdout.readline().strip()
+        port, self.token = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\?token=([\w-]{40,})", self.address).groups()
+        self.port = int(port)
+        self.cookie = {"Cookie": f"mop_{port}={self.token}"}
+
+    def call(self, path, method="GET", headers=None, body=None):
+        """(status, headers, text); `headers` None: with the cookie."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        given = self.cookie if headers is None else headers
+        connection.request(method, path, body, given)
+        answer = connection.getresponse()
+        found = answer.status, dict(answer.getheaders()), answer.read().decode()
+        connection.close()
+        return found
+
+    def json(self, path):
+        status, _, text = self.call(path)
+        assert status == 200, text
+        return json.loads(text)
+
+    def post(self, path, **given):
+        status, _, text = self.call(path, "POST", {**self.cookie, "X-Mop-Token": self.token}, json.dumps(given))
+        return status, json.loads(text)
+
+    def end(self):
+        self.process.terminate()
+        self.process.wait(20)
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def dsn(db):
+    to = db.connection.info
+    return f"host={to.host} port={to.port} user=postgres dbname={to.dbname}"
+
+
+@pytest.fixture(scope="module")
+def run_id(db):
+    make_data(db, rows=60, segments=2)
+    load(db, "arch", dense())
+    selection(db, "mst", "arch", [(1, ADAM.format(rate), f"batch_size={size}") for rate in (0.01, 0.05)
+                                  for size in (8, 16)])
+    db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 3, FALSE, NULL, 1)")
+    return last_run(db)
+
+
+@pytest.fixture(scope="module")
+def page(dsn, run_id):
+    served = Served(dsn)
+    yield served
+    served.end()
+
+
+@contextlib.contextmanager
+def going_on(db, name, iterations=400, configurations=2):
+    """A run that goes on, in a session of its own: its number."""
+    selection(db, "long", "arch", [(1, ADAM.format(0.01 * (k + 1)), "batch_size=1, epochs=10")
+                                   for k in range(configurations)])
+    caller = db.another()
+    calling = Calling(caller, f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{name}', 'long', "
+                              f"{iterations}, FALSE, NULL, 1)")
+    try:
+        assert eventually(lambda: is_under_way(db), 60)
+        yield db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE status = 'running'")
+    finally:
+        db.run("SELECT pg_cancel_backend(%s)", [caller.connection.info.backend_pid])
+        calling.end()
+        caller.close()
+
+
+# --- who may call it -----------------------------------------------------------------------------------------
+@pytest.mark.slice
+def test_calls_without_the_token_are_refused(page, run_id):
+    for path in ("/", "/api/runs", f"/run/{run_id}", f"/api/run/{run_id}", "/static/live.js", "/nowhere"):
+        for headers in ({}, {"Cookie": f"mop_{page.port}=x{page.token[1:]}"}, {"Cookie": f"mop_1={page.token}"},
+                        {"Cookie": f"mop_{page.port}="}, {"Cookie": "=;;\u00e9="}):
+            status, _, text = page.call(path, headers=headers)
+            assert status == 403 and "token" in text and page.token not in text
+    assert page.call(f"/api/runs?token={page.token}", headers={})[0] == 403  # (in the address of the first page alone)
+    assert page.call("/?token=%C3%A9", headers={})[0] == 403
+    status, headers, text = page.call(f"/?token={page.token}", headers={})
+    assert status == 200 and page.token in text
+    cookie = headers["set-cookie"]
+    assert cookie.startswith(f"mop_{page.port}={page.token};") and "HttpOnly" in cookie and "SameSite=Strict" in cookie
+
+
+@pytest.mark.slice
+def test_other_hosts_and_origins_are_refused(page, run_id):
+    for host in ("evil.example", f"evil.example:{page.port}", "127.0.0.1", "127.0.0.1:1", ""):
+        assert page.call("/api/runs", headers={**page.cookie, "Host": host})[0] == 403
+    assert page.call("/api/runs", headers={**page.cookie, "Host": f"localhost:{page.port}"})[0] == 200
+    for origin in ("http://evil.example", "null", f"http://localhost:{page.port}", f"https://127.0.0.1:{page.port}"):
+        assert page.call("/api/runs", headers={**page.cookie, "Origin": origin})[0] == 403
+    assert page.call("/api/runs", headers={**page.cookie, "Origin": f"http://127.0.0.1:{page.port}"})[0] == 200
+    assert page.call("/api/runs", headers={**page.cookie, "Sec-Fetch-Site": "cross-site"})[0] == 403
+
+
+def test_what_changes_something_is_a_post_with_the_token_in_a_header(page, run_id):
+    path = f"/api/run/{run_id}/cancel"
+    assert page.call(path)[0] == 405
+    assert page.call(path, "POST")[0] == 403  # the cookie alone, as another page's form might bring
+    assert page.call(path, "POST", {**page.cookie, "X-Mop-Token": "x"})[0] == 403
+    status, told = page.post(path)
+    assert status == 409 and told["error"] == f"run {run_id} is not running"
+    for body in ("[]", "{", "x" * 2000):
+        assert page.call(path, "POST", {**page.cookie, "X-Mop-Token": page.token}, body)[0] == 409
+
+
+def test_every_answer_has_a_strict_policy_and_is_not_kept(page, run_id):
+    for path, headers in (("/", None), (f"/run/{run_id}", None), ("/api/runs", None), ("/static/page.js", None),
+                          ("/nowhere", None), ("/", {})):
+        _, told, text = page.call(path, headers=headers)
+        policy = told["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+        assert "unsafe" not in policy and "frame-ancestors 'none'" in policy
+        assert told["cache-control"] == "no-store" and told["x-content-type-options"] == "nosniff"
+    for name in ("../dashboard.py", "..%2fdashboard.py", "shell.html"):
+        assert page.call(f"/static/{name}")[0] == 404
+    text = page.call("/")[2]
+    assert not re.search(r"<script>|\son\w+=|style=|https?://", text)
+
+
+def test_it_listens_on_loopback_alone(page):
+    listed = subprocess.run(["ss", "-Hltn", f"sport = :{page.port}"], capture_output=True, text=True).stdout \
+        if shutil.which("ss") else open("/proc/net/tcp").read()
+    wanted = f"127.0.0.1:{page.port}" if shutil.which("ss") else f"0100007F:{page.port:04X}"
+    assert wanted in listed and f"00000000:{page.port:04X}" not in listed
+
+
+# --- what it tells -------------------------------------------------------------------------------------------
+@pytest.mark.slice
+def test_a_run_is_shown_as_the_report_has_it(db, page, run_id):
+    found = page.json(f"/api/run/{run_id}")
+    report = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
+    view, head = found["view"], found["head"]
+    assert head["status"] == "finished" and head["done"] == head["total"] > 0
+    assert view["curves"] == report["curves"] and view["measure"] == report["measure"]
+    assert [row[1] for row in view["rows"]] == [c["mst_key"] for c in report["configurations"]]
+    names = [c["name"] for c in view["columns"]]
+    assert names[:5] == ["rank", "mst_key", "status", "learning_rate", "batch_size"] and "training seconds" in names
+    again = page.json(f"/api/run/{run_id}?have={found['number']}")
+    assert "view" not in again and again["number"] == found["number"]  # what the page has is not sent again
+    listed = page.json("/api/runs")
+    assert listed["runs"][0]["run_id"] == run_id and listed["count"] == len(listed["runs"])
+
+
+def test_one_filter_holds_for_the_table_and_the_pictures(page, run_id):
+    def view(**asked):
+        return page.json(f"/api/run/{run_id}?{urlencode(asked)}")["view"]
+
+    for asked, count in (({"best": 2}, 2), ({"low.learning_rate": 0.02}, 2), ({"high.batch_size": 8}, 2),
+                         ({"low.learning_rate": 0.02, "high.batch_size": 8}, 1), ({"state": "failed"}, 0),
+                         ({"state": "finished"}, 4), ({"is.learning_rate": "0.05"}, 2)):
+        found = view(**asked)
+        assert found["shown"] == count and found["all"] == 4 and len(found["rows"]) == count
+        assert len(found["configurations"]) == len(found["curves"]) == count
+    rates = [row[3] for row in view(sort="learning_rate", desc=1)["rows"]]
+    assert rates == sorted(rates, reverse=True)
+    assert len(view(sort="no such column")["rows"]) == 4
+    for bad in ("best=x", "best=-1", "page=0", "low.batch_size=x"):
+        status, _, text = page.call(f"/api/run/{run_id}?{bad}")
+        assert status == 404 and "error" in json.loads(text)
+
+
+def test_what_is_seen_is_exported(page, run_id):
+    status, headers, text = page.call(f"/api/run/{run_id}/leaderboard.csv?best=2&sort=mst_key")
+    rows = list(csv.reader(io.StringIO(text)))
+    assert status == 200 and len(rows) == 3 and rows[0][:3] == ["rank", "mst_key", "status"]
+    assert rows[1][1] < rows[2][1] and "attachment" in headers["content-disposition"]
+    status, headers, text = page.call(f"/api/run/{run_id}/report.html")
+    assert text.startswith("<!DOCTYPE html>") and "attachment" in headers["content-disposition"]
+
+
+def test_parameters_have_an_importance(page, run_id):
+    pytest.importorskip("optuna", reason="not run: the importance of parameters needs optuna")
+    pytest.importorskip("sklearn", reason="not run: the importance of parameters needs scikit-learn")
+    found = dict(page.json(f"/api/run/{run_id}/importance")["importance"])
+    assert found.keys() == {"learning_rate", "batch_size"} and sum(found.values()) == pytest.approx(1)
+
+
+def test_runs_are_compared(db, page, run_id):
+    db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'others', 'mst', 1, FALSE, NULL, 1)")
+    other = last_run(db)
+    found = page.json(f"/api/compare?run={run_id}&run={other}")
+    view = found["view"]
+    assert view["shown"] == 8 and view["varied"][0] == "run" and len(view["curves"]) == 8
+    assert {c["name"].split(",")[0] for c in view["configurations"]} == {f"run {run_id}", f"run {other}"}
+    assert [row[0] for row in view["rows"]] == list(range(1, 9))
+    for bad in (f"run={run_id}", f"run={run_id}&run={run_id}", "", f"run={run_id}&run=999999"):
+        assert page.call(f"/api/compare?{bad}")[0] == 404
+
+
+# a run of as many configurations as are asked for, each with two evaluations
+MANY = """
+INSERT INTO madlib.mop_run (run_id, owner, status, function, source_table, model_output_table, seed, scheduler,
+    num_iterations, metrics_iterations, configurations, segments, started_at, finished_at, parameters, coordinator_pid)
+SELECT %(run)s, owner, 'finished', function, source_table, 'many', 7, 'randomized', 2, '{2}', %(count)s, 2,
+       now() - interval '5 hours', now(), parameters, 1 FROM madlib.mop_run WHERE run_id = %(like)s;
+INSERT INTO madlib.mop_configuration SELECT %(run)s, k, 1, 'optimizer=''Adam(learning_rate=' || k / 1000.0 || ')'', '
+    || 'metrics=[''accuracy''], loss=''mse''', 'batch_size=8', '{}' FROM generate_series(1, %(count)s) k;
+INSERT INTO madlib.mop_stage (run_id, stage, parent, iteration, identity, mst_key, compile_params, evaluated)
+SELECT %(run)s, k, NULL, 1, md5(k::text), k, 'c', true FROM generate_series(1, %(count)s) k;
+INSERT INTO madlib.mop_request SELECT %(run)s, mst_key, iteration, stage FROM madlib.mop_stage WHERE run_id = %(run)s;
+INSERT INTO madlib.mop_metric SELECT %(run)s, stage, 'training', 1.0 / stage, 0.5, json_build_object('accuracy', 0.5)
+FROM madlib.mop_stage WHERE run_id = %(run)s;
+"""
+
+
+def test_ten_thousand_configurations_come_in_pages(db, page, run_id):
+    db.run(MANY, {"run": 5000, "count": 10_000, "like": run_id})
+    db.run("ANALYZE")
+    try:
+        first = page.json("/api/run/5000")["view"]
+        assert first["all"] == 10_000 and first["pages"] == 200 and len(first["rows"]) == 50
+        assert len(first["configurations"]) == 500 and len(first["curves"]) == 60
+        assert "best 500 of 10000" in first["sampled"]["parallel"] and "60 of 10000" in first["sampled"]["curves"]
+        last = page.json("/api/run/5000?page=999999")["view"]
+        assert last["page"] == 200 and len(last["rows"]) == 50 and last["rows"][-1][0] == 10_000
+    finally:
+        db.run("DELETE FROM madlib.mop_run WHERE run_id = 5000")
+
+
+def test_what_people_write_stays_data(db, page, run_id):
+    db.run("UPDATE madlib.mop_run SET error = %s, model_output_table = %s WHERE run_id = %s", [ATTACK, ATTACK, run_id])
+    db.run("UPDATE madlib.mop_configuration SET compile_params = compile_params || ', x=' || to_json('=' || mst_key || "
+           "%s)::text WHERE run_id = %s", [ATTACK, run_id])
+    served = Served(dsn_of(db))
+    try:
+        status, headers, text = served.call(f"/api/run/{run_id}")
+        assert headers["content-type"] == "application/json"
+        view = json.loads(text)["view"]
+        assert view["run"]["error"] == ATTACK and any(ATTACK in str(row) for row in view["rows"])
+        assert "attacked" not in served.call(f"/run/{run_id}?{quote(ATTACK)}")[2]
+        rows = list(csv.reader(io.StringIO(served.call(f"/api/run/{run_id}/leaderboard.csv")[2])))
+        assert all(cell.startswith("'=") for row in rows[1:] for cell in row if ATTACK in cell)
+    finally:
+        served.end()
+        db.run("UPDATE madlib.mop_run SET error = NULL, model_output_table = 'models' WHERE run_id = %s", [run_id])
+        db.run("UPDATE madlib.mop_configuration SET compile_params = regexp_replace(compile_params, ', x=.*', '') "
+               "WHERE run_id = %s", [run_id])
+
+
+def dsn_of(db, user="postgres"):
+    to = db.connection.info
+    return f"host={to.host} port={to.port} user={user} dbname={to.dbname}"
+
+
+def test_runs_of_others_are_neither_shown_nor_touched(db, page, run_id):
+    status, _, text = page.call("/api/run/999999")
+    assert status == 404 and json.loads(text)["error"] == "there is no run 999999 that the role may see"
+    db.run("DROP ROLE IF EXISTS stranger; CREATE ROLE stranger LOGIN; GRANT mop_user TO stranger")
+    with going_on(db, "kept") as running:
+        served = Served(dsn_of(db, "stranger"))
+        try:
+            assert served.json("/api/runs")["runs"] == []
+            for what in ("", "/report.html", "/leaderboard.csv", "/importance"):
+                assert served.call(f"/api/run/{running}{what}")[0] == 404
+            for what, given in (("cancel", {}), ("stop", {"mst_key": 1}), ("sessions", {"sessions": 1})):
+                assert served.post(f"/api/run/{running}/{what}", **given)[0] in (400, 409)
+            assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [running]) == "running"
+        finally:
+            served.end()
+    db.run("DROP OWNED BY stranger; DROP ROLE stranger")
+
+
+# --- what it does --------------------------------------------------------------------------------------------
+def test_a_run_is_steered_cancelled_and_resumed(db, page, run_id):
+    def status():
+        return db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [running])
+
+    with going_on(db, "steered") as running:
+        assert page.post(f"/api/run/{running}/sessions", sessions=1)[0] == 200
+        assert page.post(f"/api/run/{running}/sessions", sessions="many")[0] == 409
+        assert page.post(f"/api/run/{running}/stop", mst_key=77)[0] == 400
+        code, told = page.post(f"/api/run/{running}/stop", mst_key=2)
+        assert code == 200 and "Configuration 2" in told["said"]
+        assert eventually(lambda: db.value("SELECT status FROM madlib.mop_trials WHERE run_id = %s AND mst_key = 2",
+                                           [running]) == "stopped", 60)
+        assert page.post(f"/api/run/{running}/cancel")[0] == 200
+        assert eventually(lambda: status() == "cancelled", 60)
+    code, told = page.post(f"/api/run/{running}/resume")
+    assert code == 200, told
+    job = int(re.search(r"job (\d+)", told["said"])[1])
+    assert eventually(lambda: status() == "running", 60)
+    assert page.post(f"/api/run/{running}/cancel")[0] == 200
+    assert eventually(lambda: db.value("SELECT status FROM madlib.mop_jobs WHERE job = %s", [job]) != "running", 60)
+    assert eventually(lambda: status() == "cancelled", 60)
+    code, told = page.post(f"/api/run/{run_id}/resume")  # which has finished
+    assert code in (200, 409)
+
+
+def test_a_connection_that_is_lost_is_said_and_made_again(db, page, run_id):
+    db.run("DROP ROLE IF EXISTS onlooker; CREATE ROLE onlooker LOGIN; GRANT postgres TO onlooker")
+    served = Served(dsn_of(db, "onlooker"))
+    try:
+        assert served.json(f"/api/run/{run_id}")["head"]["status"] == "finished"
+        db.run("ALTER ROLE onlooker NOLOGIN")
+        db.run("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = 'onlooker'")
+        assert eventually(lambda: served.call(f"/api/run/{run_id}")[0] == 503, 30)
+        assert "the connection to the database is lost" in served.call("/api/runs?page=3")[2]
+        db.run("ALTER ROLE onlooker LOGIN")
+        assert eventually(lambda: served.call(f"/api/run/{run_id}")[0] == 200, 30)
+    finally:
+        served.end()
+        db.run("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = 'onlooker'")
+        db.run("DROP ROLE onlooker")
+
+
+def test_tabs_share_their_looks(db, page, run_id):
+    page.json(f"/api/run/{run_id}")
+    before = {page.json(f"/api/run/{run_id}")["number"] for _ in range(20)}
+    assert len(before) == 1

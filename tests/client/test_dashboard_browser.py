@@ -1,0 +1,134 @@
+"""The live page in a real browser: a run is started, its curve grows, cancel cancels; a filter and focus stay."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+from test_dashboard import ATTACK, Served, dsn_of
+
+from conftest import Calling, eventually
+from workload import ADAM, dense, last_run, load, make_data, selection
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="not run: the page in a browser needs selenium")
+if not (shutil.which("chromium") and shutil.which("chromedriver")):
+    pytest.skip("not run: the page in a browser needs chromium and chromium-driver", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    home = tmp_path_factory.mktemp("browser")
+    options = webdriver.ChromeOptions()
+    for option in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu",
+                   "--disable-background-networking", "--window-size=1200,1000", f"--user-data-dir={home}/profile"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(shutil.which("chromedriver"), env={**os.environ, "HOME": str(home)},
+                                      log_output=subprocess.DEVNULL)
+    driver = webdriver.Chrome(options=options, service=service)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def page(db):
+    make_data(db, rows=60, segments=2)
+    load(db, "arch", dense())
+    selection(db, "mst", "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=10") for rate in (0.01, 0.02, 0.03)])
+    served = Served(dsn_of(db))
+    yield served
+    served.end()
+
+
+def points(browser):
+    """How many points the curves have that are drawn."""
+    return browser.execute_script("return [...document.querySelectorAll('#curves-picture .curve')]"
+                                  ".reduce((n, p) => n + p.getAttribute('d').split(/[ML]/).length - 1, 0)")
+
+
+def value(browser, script):
+    return browser.execute_script("return " + script)
+
+
+def problems(browser):
+    """What the browser complains of: errors of the script, and what the policy has kept out."""
+    return [line["message"] for line in browser.get_log("browser") if "Failed to load resource" not in line["message"]]
+
+
+def test_a_run_is_watched_and_cancelled(db, browser, page):
+    caller = db.another()
+    calling = Calling(caller, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 400, "
+                              "FALSE, NULL, 1)")
+    try:
+        browser.get(page.address)
+        assert eventually(lambda: value(browser, "document.querySelectorAll('.state-running').length") == 1, 60)
+        assert "token" not in browser.current_url
+        browser.find_element("css selector", "#table tbody a").click()
+        assert eventually(lambda: "of 3 configurations" in value(browser, "document.body.innerText"), 60)
+        assert eventually(lambda: points(browser) > 3, 120)
+        before = points(browser)
+        assert eventually(lambda: points(browser) > before, 120)
+        assert value(browser, "document.getElementById('headline').textContent").startswith("running · ")
+        # what somebody has chosen stays while the run goes on
+        browser.execute_script("document.querySelector('#filter details').open = true")
+        browser.find_element("id", "best").send_keys("2")
+        assert eventually(lambda: value(browser, "document.querySelectorAll('#board tbody tr').length") == 2, 30)
+        browser.find_element("css selector", "#board th:nth-child(2) button").click()
+        assert eventually(lambda: value(browser, "document.querySelector('#board th:nth-child(2)').ariaSort")
+                          == "ascending", 30)
+        number = points(browser)
+        assert eventually(lambda: points(browser) != number, 120)
+        assert value(browser, "document.activeElement.dataset.focus") == "headmst_key"
+        assert value(browser, "document.querySelectorAll('#board tbody tr').length") == 2
+        assert "sort=mst_key" in browser.current_url and "best=2" in browser.current_url
+        browser.find_element("id", "cancel").click()
+        browser.switch_to.alert.accept()
+        assert eventually(lambda: value(browser, "document.getElementById('headline').textContent")
+                          .startswith("cancelled"), 60)
+        assert "canceling statement" in str(calling.end())
+        assert value(browser, "!document.getElementById('resume').hidden && document.getElementById('cancel').hidden")
+    finally:
+        db.run("SELECT pg_cancel_backend(%s)", [caller.connection.info.backend_pid])
+        calling.end()
+        caller.close()
+    assert problems(browser) == []
+
+
+def test_what_people_write_is_text_in_the_page(db, browser, page):
+    selection(db, "small", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.01, 0.02)])
+    db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'small_models', 'small', 1, FALSE, NULL, "
+           "1)")
+    run_id = last_run(db)
+    db.run("UPDATE madlib.mop_run SET error = %s, model_output_table = %s WHERE run_id = %s", [ATTACK, ATTACK, run_id])
+    db.run("UPDATE madlib.mop_configuration SET compile_params = compile_params || ', x=' "
+           "|| to_json(mst_key || %s)::text WHERE run_id = %s", [ATTACK, run_id])
+    db.run("UPDATE madlib.mop_metric SET metrics = json_build_object(%s::text, 0.5) WHERE run_id = %s",
+           [ATTACK, run_id])
+    browser.get(page.address)
+    assert eventually(lambda: "window.attacked=1" in value(browser, "document.body.innerText"), 30)
+    browser.get(f"http://127.0.0.1:{page.port}/run/{run_id}")
+    assert eventually(lambda: value(browser, "document.querySelectorAll('#parallel-picture path').length") > 2, 30)
+    assert "window.attacked=1" in value(browser, "document.getElementById('error').textContent")
+    assert not value(browser, "'attacked' in window") and not value(browser, "document.querySelectorAll('img').length")
+    assert problems(browser) == []
+
+
+def test_a_phone_shows_it_without_scrolling_sideways(browser, page):
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
+                            {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True})
+    try:
+        for path in ("/", "/run/1"):
+            browser.get(f"http://127.0.0.1:{page.port}{path}")
+            assert eventually(lambda: value(browser, "document.querySelectorAll('tbody tr').length") > 0, 30)
+            assert value(browser, "document.documentElement.scrollWidth") <= 360
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_a_page_whose_server_has_gone_says_so(db, browser, page):
+    other = Served(dsn_of(db))
+    browser.get(other.address)
+    assert eventually(lambda: value(browser, "document.querySelectorAll('tbody tr').length") > 0, 30)
+    other.end()
+    assert eventually(lambda: "does not answer: trying again" in
+                      value(browser, "document.getElementById('connection').textContent"), 60)
