@@ -113,6 +113,25 @@ def test_what_people_write_is_text_in_the_page(db, browser, page):
     assert problems(browser) == []
 
 
+def test_runs_are_compared_and_pictures_are_saved(db, browser, page):
+    selection(db, "few", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.03, 0.04)])
+    compared = []
+    for name in ("one", "other"):
+        db.run(f"SET pg_mop.reuse = off; SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{name}', "
+               f"'few', 2, FALSE, NULL, 1)")
+        compared.append(last_run(db))
+    browser.get(f"http://127.0.0.1:{page.port}/compare?run={compared[0]}&run={compared[1]}")
+    assert eventually(lambda: value(browser, "document.querySelectorAll('#board tbody tr').length") == 4, 30)
+    assert f"run {compared[1]}: finished" in value(browser, "document.getElementById('headline').textContent")
+    assert eventually(lambda: value(browser, "document.querySelectorAll('#curves-picture svg *').length") > 3, 30)
+    browser.execute_script("""window.saved = [];
+        HTMLAnchorElement.prototype.click = function () { window.saved.push(this.download); };
+        for (const made of document.querySelectorAll('[aria-label="Learning curves as a file"] button')) made.click();
+        """)
+    assert eventually(lambda: sorted(value(browser, "window.saved")) == ["runs_curves.png", "runs_curves.svg"], 30)
+    assert problems(browser) == []
+
+
 def test_a_phone_shows_it_without_scrolling_sideways(browser, page):
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
                             {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True})
