@@ -10,12 +10,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pg_mop_client.database import find_extension, make_engine
+from pg_mop_client.database import find_extension, make_engine, plain, quote
 from pg_mop_client.errors import ClientError, needed
 from pg_mop_client.watching import Watcher, duration
 
 COLUMNS = ("run_id", "status", "function", "model_output_table", "configurations", "num_iterations", "started_at",
            "finished_at")
+JOB_COLUMNS = ("job", "status", "runs", "submitted_at", "finished_at", "command", "said")
 
 
 def main(arguments=None):
@@ -43,6 +44,10 @@ def _parser():
     runs = commands.add_parser("runs", help="list your runs, the latest first")
     runs.add_argument("-n", type=int, default=20, help="how many (20)")
     runs.set_defaults(work=_runs)
+    jobs = commands.add_parser("jobs", help="list your jobs (mop_submit), the latest first; or what one has said")
+    jobs.add_argument("job", type=int, nargs="?", help="its number")
+    jobs.add_argument("-n", type=int, default=20, help="how many (20)")
+    jobs.set_defaults(work=_jobs)
     watch = commands.add_parser("watch", help="watch a run until it ends")
     watch.add_argument("run", type=int, nargs="?", help="its number; else the latest that goes on")
     watch.set_defaults(work=_watch)
@@ -69,11 +74,38 @@ def _selection(given):
 def _runs(given):
     with _selection(given) as selection:
         found = selection.runs(cap=None).head(given.n)
-    table = Table(*(name.replace("_", " ") for name in COLUMNS), box=None, header_style="bold")
+    _list(found, COLUMNS, "no runs yet")
+
+
+def _jobs(given):
+    with _selection(given) as selection:
+        view = f"{plain(quote(selection.schema))}.mop_jobs"
+        if given.job is None:
+            # (of a command and of an error what fits a line; the last message is the latest news)
+            found = selection.query(
+                f"SELECT job, status, CAST(runs AS text) AS runs, submitted_at, finished_at, "
+                f"left(regexp_replace(command, '\\s+', ' ', 'g'), 60) AS command, "
+                f"split_part(coalesce(error, messages[cardinality(messages)], ''), chr(10), 1) AS said "
+                f"FROM {view} ORDER BY job DESC LIMIT :most", cap=None, most=given.n)
+            _list(found, JOB_COLUMNS, "no jobs yet")
+            return 0
+        found = selection.query(f"SELECT * FROM {view} WHERE job = :job", job=given.job)
+    if found.empty:
+        raise ClientError(f"there is no job {given.job} that the role may see", hint="mop jobs")
+    job, console = found.iloc[0], Console()
+    console.print(Text(f"job {job.job}  {job.status}", style="bold"))
+    for line in (job.command, *job.messages, *([f"error: {job.error}"] if job.error else [])):
+        console.print(Text(line))
+    return 0 if job.status in ("finished", "running") else 1
+
+
+def _list(found, columns, otherwise):
+    """A table of some columns of a DataFrame."""
+    table = Table(*(name.replace("_", " ") for name in columns), box=None, header_style="bold")
     for row in found.itertuples():
         table.add_row(*(Text("" if value is None or value != value else value.strftime("%Y-%m-%d %H:%M:%S") if hasattr(
-            value, "strftime") else str(value)) for value in (getattr(row, name) for name in COLUMNS)))
-    Console().print(table if len(found) else "no runs yet")
+            value, "strftime") else str(value)) for value in (getattr(row, name) for name in columns)))
+    Console().print(table if len(found) else otherwise)
 
 
 def _report(given):

@@ -64,6 +64,21 @@ def test_runs_are_listed_as_psql_would_connect(db, dsn, run_id, capsys, monkeypa
         assert "models" in shown and "finished" in shown and str(run_id) in shown
 
 
+def test_jobs_are_listed_and_say_what_they_have_said(db, dsn, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    done = db.value("SELECT madlib.mop_submit($$ DO 'BEGIN RAISE NOTICE ''[red]half way''; END' $$)")
+    failed = db.value("SELECT madlib.mop_submit($$ SELECT 1 / 0 $$)")
+    assert [db.value("SELECT madlib.mop_wait(%s, '1 min')", [n]) for n in (done, failed)] == ["finished", "failed"]
+    assert main(["-d", dsn, "jobs"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in listed[1:3]] == [[str(failed), "failed"], [str(done), "finished"]]
+    assert "division by zero" in listed[1] and "[red]half way" in listed[2]
+    assert main(["-d", dsn, "jobs", str(done)]) == 0 and main(["-d", dsn, "jobs", str(failed)]) == 1
+    shown = capsys.readouterr().out
+    assert "SELECT 1 / 0" in shown and "error: division by zero" in shown and "[red]half way" in shown
+    assert main(["-d", dsn, "jobs", "999"]) == 1 and "there is no job 999" in capsys.readouterr().err
+
+
 def test_a_report_is_written(db, dsn, run_id, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["-d", dsn, "report", str(run_id)]) == 0
