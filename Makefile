@@ -142,10 +142,13 @@ include $(PGXS)
 install: install-packages
 .PHONY: install-packages
 install-packages:
+	$(if $(filter tensorflow cuda,$(FRAMEWORK)),,$(error FRAMEWORK must be tensorflow or cuda, not $(FRAMEWORK)))
 	@rm -rf build/lib build/bdist.*  # modules of an earlier build would be installed with those of today
 	$(SYSTEM_PYTHON) -m venv $(DESTDIR)$(HOME_DIR)
-	@# two packages of the same modules
-	@$(DESTDIR)$(HOME_DIR)/bin/python -m pip uninstall -qq --yes tensorflow$(if $(filter cuda,$(FRAMEWORK)),-cpu) 2>/dev/null
+	@# two packages of the same modules: where the other one was there, none is left whole
+	@cd / && packages=$(DESTDIR)$(HOME_DIR)/lib/python3*/site-packages; \
+	  if ls -d $$packages/tensorflow$(if $(filter cuda,$(FRAMEWORK)),_cpu)-[0-9]*.dist-info > /dev/null 2>&1; then \
+	    $(DESTDIR)$(HOME_DIR)/bin/python -m pip uninstall --quiet --yes tensorflow tensorflow-cpu; fi
 	$(DESTDIR)$(HOME_DIR)/bin/python -m pip install --quiet --disable-pip-version-check '.[$(FRAMEWORK)$(WITH:%=,%)]'
 	@# the scripts are to run from where they will lie
 	@$(if $(DESTDIR),grep -rlI '$(DESTDIR)' $(DESTDIR)$(HOME_DIR)/bin | xargs -r sed -i 's|$(DESTDIR)||g')

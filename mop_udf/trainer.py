@@ -138,7 +138,7 @@ class Server:
 
     def _check(self):
         if self.lacks:
-            raise self.models.ConfigurationError(self.lacks)
+            raise OSError(self.lacks)  # the place is to blame, not the configuration
 
     def _states(self):
         """{stage: bytes of its model state}, the unit's own first."""

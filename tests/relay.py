@@ -12,12 +12,13 @@ class Relay:
     """Listens at `port` and connects to `target`, another port of 127.0.0.1, for everybody who connects.
 
     `there`, `back`: bytes that have been handed on to the target and from it. While `holds` is set nothing passes, and
-    nobody hears of it, as where packets are lost; `delay`: seconds by which each piece comes later.
+    nobody hears of it, as where packets are lost; `holds_at`: so it is from the piece on that has these bytes; `delay`:
+    seconds by which each piece comes later.
     """
 
     def __init__(self, target):
         self.target, self.there, self.back = target, 0, 0
-        self.holds, self.delay = threading.Event(), 0.0
+        self.holds, self.delay, self.holds_at = threading.Event(), 0.0, None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._open, self._ended = [], False
@@ -52,6 +53,11 @@ class Relay:
                         data = key.fileobj.recv(CHUNK)
                         if not data:
                             return
+                        if self.holds_at is not None and self.holds_at in data:
+                            self.holds_at = None
+                            self.holds.set()
+                            while self.holds.is_set():
+                                time.sleep(0.02)
                         if self.delay:
                             time.sleep(self.delay)
                         key.data.sendall(data)

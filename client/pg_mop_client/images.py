@@ -22,12 +22,18 @@ def chunks(folder, size=None, mode="RGB"):
     image = needed("PIL.Image", "images")
     if mode not in MODES:
         raise ClientError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
-    if size is not None and (len(size) != 2 or min(size) < 1):
+    if size is not None and not (isinstance(size, (tuple, list)) and len(size) == 2 and all(
+            isinstance(side, int) and side > 0 for side in size)):
         raise ClientError(f"size must be (height, width), not {size!r}")
     folder = pathlib.Path(folder)
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not any(
+    paths = sorted(path for path in folder.rglob("*") if (path.is_file() or path.is_symlink()) and not any(
         part.startswith(".") for part in path.relative_to(folder).parts))
     names = [path.relative_to(folder).parts for path in paths]
+    for path, parts in zip(paths, names):
+        if not path.is_file():
+            raise ClientError(f"{str(path)!r} is a link to a folder, or to nothing")
+        if any("\udc80" <= character <= "\udcff" for part in parts for character in part):
+            raise ClientError(f"the name {str(path)!r} is not UTF-8")
     if not paths:
         raise ClientError(f"there are no pictures in {str(folder)!r}")
     labelled = [len(parts) > 1 for parts in names]
@@ -42,6 +48,9 @@ def _read(image, paths, names, size, mode):
     for path, parts in zip(paths, names):
         try:
             with image.open(path) as opened:
+                if opened.mode.startswith("I") or opened.mode == "F":
+                    raise ClientError(f"{str(path)!r} has more than 8 bits a pixel, which would be cut off",
+                                      hint="pack((x, y), ...) takes arrays of any numbers.")
                 picture = needed("PIL.ImageOps", "images").exif_transpose(opened).convert(mode)
         except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
             raise ClientError(f"{str(path)!r} cannot be read as a picture: {error}") from None

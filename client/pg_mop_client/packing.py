@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import pathlib
 
 import numpy
@@ -66,7 +67,7 @@ def few(names):
 
 def is_folder(data):
     """True where data to be packed are the path of a folder."""
-    return isinstance(data, (str, pathlib.Path)) and pathlib.Path(data).is_dir()
+    return isinstance(data, (str, os.PathLike)) and pathlib.Path(data).is_dir()
 
 
 def _chunks(data, **pictures):

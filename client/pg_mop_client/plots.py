@@ -4,12 +4,16 @@ Names that people gave are drawn as text: a `$` in them begins no formula.
 """
 
 import math
+import numbers
 
+import numpy
+import pandas
 from matplotlib import pyplot
 
 from pg_mop_client.errors import ClientError
 
 TOP = 8  # configurations with a colour of their own
+MOST_CLASSES = 500
 TRAIN, EVALUATE, GREY = "#4f86d9", "#d98f2b", "#9aa3b2"
 
 
@@ -117,6 +121,9 @@ def confusion(actual, predicted, title="", ax=None):
     """A matrix of counts: a line for each class of `actual`, a column for each that `predicted` has in its place."""
     pairs = [(_class(a), _class(b)) for a, b in zip(actual, predicted)]
     names = sorted({name for pair in pairs for name in pair}, key=_by_number)
+    if len(names) > MOST_CLASSES:
+        raise ClientError(f"there are {len(names)} different values: no classes",
+                          hint=f"A matrix has {MOST_CLASSES} of them at most.")
     at = {name: place for place, name in enumerate(names)}
     counts = [[0] * len(names) for _ in names]
     for a, b in pairs:
@@ -141,9 +148,13 @@ def confusion(actual, predicted, title="", ax=None):
 
 def _class(value):
     """A class as the server writes it."""
-    if value is None or value != value:
+    if pandas.isna(value):
         return "NULL"
-    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+    if isinstance(value, (bool, numpy.bool_)):
+        return str(value).lower()
+    if isinstance(value, numbers.Real) and math.isfinite(value) and value == int(value):
+        return str(int(value))
+    return str(value)
 
 
 def _by_number(name):

@@ -110,8 +110,12 @@ class Run:
         `mode` of pack, and the index their paths in it. `features`: as in pack; None: those that were packed. Raises
         ClientError.
         """
-        if packing.is_folder(data):
+        if isinstance(data, (str, os.PathLike)):
+            if not packing.is_folder(data):
+                raise ClientError(f"there is no folder {str(data)!r}")
             data = pandas.concat(images.chunks(data, **pictures))
+        elif pictures:
+            raise ClientError(f"{next(iter(pictures))} is for a folder of pictures")
         elif not isinstance(data, pandas.DataFrame):
             data = pandas.DataFrame({"x": list(data)})
         calls = self.selection.calls
@@ -210,8 +214,10 @@ class Run:
             raise ClientError(f"there is no column {label!r}", hint=f"There are {packing.few(data.columns)}.")
         if not len(data):
             raise ClientError("there are no rows to predict for")
-        return plots.confusion(data[label], self.predict(data, mst_key, features=features),
-                               f"run {self.run_id}: {self.models}", ax)
+        found = self.predict(data, mst_key, features=features)
+        if not isinstance(found, pandas.Series):
+            raise ClientError("the model has several outputs", hint="plots.confusion(actual, predicted) takes any two.")
+        return plots.confusion(data[label], found, f"run {self.run_id}: {self.models}", ax)
 
     @staticmethod
     def _plots():

@@ -21,6 +21,8 @@ class Variables:
         for place, variable in enumerate(self.variables):
             self.kinds.setdefault(variable.dtype, []).append(place)
         size = sum(v.value.dtype.size * math.prod(shape) for v, shape in zip(self.variables, self.shapes))
+        # (functions of its own: TensorFlow would warn of one that is traced for each model)
+        self._put, self._take = tf.function(self._put_all), tf.function(self._take_all)
         self._times = 0 if len(self.variables) >= FEWEST and size <= MOST_BYTES else -math.inf
 
     def put(self, arrays):
@@ -46,14 +48,12 @@ class Variables:
                 found[place], at = flat[at:end].reshape(self.shapes[place]), end
         return found
 
-    @tf.function
-    def _put(self, flats):
+    def _put_all(self, flats):
         for places, flat in zip(self.kinds.values(), flats):
             parts = tf.split(flat, [math.prod(self.shapes[place]) for place in places])
             for place, part in zip(places, parts):
                 self.variables[place].value.assign(tf.reshape(part, self.shapes[place]))
 
-    @tf.function
-    def _take(self):
+    def _take_all(self):
         return [tf.concat([tf.reshape(self.variables[place].value, [-1]) for place in places], 0)
                 for places in self.kinds.values()]

@@ -43,8 +43,9 @@ def _devices():
 
 def _is_for_processors():
     """True where there is no TensorFlow but the one without support of GPUs."""
-    home = glob.escape(mop_udf.home or sys.prefix)
-    return bool(glob.glob(f"{home}/lib/python3*/site-packages/tensorflow_cpu-*.dist-info"))
+    packages = glob.escape(mop_udf.home or sys.prefix) + "/lib/python3*/site-packages/"
+    return bool(glob.glob(packages + "tensorflow_cpu-*.dist-info")
+                and not glob.glob(packages + "tensorflow-[0-9]*.dist-info"))
 
 
 def _integer(low, high):

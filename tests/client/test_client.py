@@ -218,9 +218,11 @@ def test_a_folder_of_pictures_is_packed_and_predicted(db, s, tmp_path):
 
 
 def test_what_is_wrong_with_pictures_is_said(s, tmp_path):
+    from PIL import Image
     folder = tmp_path / "bad"
     write_pictures(folder, numpy.random.default_rng(1), each=2)
-    for given, message in (({"mode": "CMYK"}, "mode must be one of"), ({"size": (3,)}, "size must be (height, width)")):
+    for given, message in (({"mode": "CMYK"}, "mode must be one of"), ({"size": (3,)}, "size must be (height, width)"),
+                           ({"size": 28}, "size must be (height, width)")):
         with pytest.raises(ClientError, match=re.escape(message)):
             s.pack(folder, "never", **given)
     write_pictures(folder / "light", numpy.random.default_rng(1), size=(5, 5), each=1)
@@ -232,6 +234,16 @@ def test_what_is_wrong_with_pictures_is_said(s, tmp_path):
     (folder / "notes.txt").rename(folder / "dark" / "aaa.png")
     with pytest.raises(ClientError, match="aaa.png' cannot be read as a picture"):
         s.pack(folder, "never", size=(4, 4))
+    (folder / "dark" / "aaa.png").unlink()
+    Image.fromarray(numpy.arange(0, 48_000, 1000, dtype="uint16").reshape(8, 6)).save(folder / "dark" / "deep.png")
+    with pytest.raises(ClientError, match="deep.png' has more than 8 bits a pixel"):
+        s.pack(folder, "never", size=(4, 4))
+    (folder / "dark" / "deep.png").unlink()
+    (folder / "linked").symlink_to(folder / "light", target_is_directory=True)
+    with pytest.raises(ClientError, match="linked' is a link to a folder"):
+        s.pack(folder, "never", size=(4, 4))
+    with pytest.raises(ClientError, match="there is no folder"):
+        s.run().predict("nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ClientError, match="there are no pictures"):
         s.pack(tmp_path / "empty", "never")
@@ -326,6 +338,11 @@ def test_confusion_counts_what_was_predicted(run, example):
     with pytest.raises(ClientError, match="there is no column 'no'"):
         run.plot_confusion(digits, "no")
     from pg_mop_client import plots
+    axes = plots.confusion(pandas.Series([True, False, None], dtype="boolean"), ["true", "false", None])
+    assert "3 of 3 right" in axes.get_title(loc="left")
+    assert numpy.trace(plots.confusion(numpy.float32([1, 2]), ["1", "2"]).images[0].get_array()) == 2
+    with pytest.raises(ClientError, match="1000 different values: no classes"):
+        plots.confusion(range(1000), range(1000))
     axes = plots.confusion([HOSTILE, "b", None], ["b", "b", HOSTILE])
     axes.figure.canvas.draw()
     assert "1 of 3 right" in axes.get_title(loc="left")

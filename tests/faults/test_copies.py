@@ -231,3 +231,45 @@ def test_an_evaluation_goes_on_without_a_server(servers):
                                             "'mop.mop_unit'::regclass"), 60)
     without(servers, call)
     assert servers.db.value("SELECT abs(a.loss - b.loss) < 1e-6 FROM seen a, unseen b")
+
+
+@pytest.mark.parametrize("sql", [
+    "madlib.madlib_keras_fit('flowers_packed', 'compared', 'arch', 1, $$" + ADAM.format(0.03)
+    + "$$, 'batch_size=4', 1, FALSE)",
+    "madlib.madlib_keras_evaluate('model', 'flowers_packed', 'compared', FALSE)"], ids=["fit", "evaluate"])
+def test_a_cancel_is_heard_while_a_server_is_silent_that_compares_its_rows(servers, sql):
+    for worker in servers.workers:  # so that they are compared anew
+        client = Client(worker, "postgres")
+        for row in client.run("SELECT oid::regclass::text AS name FROM pg_class WHERE relkind = 'r' "
+                              "AND relname LIKE 'flowers_packed%%'"):
+            client.run(f"UPDATE {row['name']} SET buffer_id = buffer_id")
+        client.close()
+    client = Client(servers.coordinator, "postgres")
+    client.run(f"SET pg_mop.threads = 1; {REPLICAS}")
+    servers.relay.holds_at = b"AS digest FROM"
+    call = Calling(client, f"SELECT {sql}")
+    try:
+        assert eventually(servers.relay.holds.is_set, 60)
+        servers.db.run("SELECT pg_cancel_backend(%s)", [client.connection.info.backend_pid])
+        assert "canceling statement" in str(call.end(30))
+    finally:
+        servers.relay.holds_at = None
+        servers.relay.holds.clear()
+    assert eventually(lambda: not servers.db.value("SELECT to_regclass('compared')"), 5)
+
+
+def test_an_evaluation_does_without_copies_that_are_not_there(servers):
+    """Nor is one used that has other rows."""
+    evaluate = "SELECT madlib.madlib_keras_evaluate('model', '{}', '{}', FALSE)"
+    servers.db.run(f"DROP TABLE IF EXISTS first, second; RESET pg_mop.replicas; SELECT madlib.validation_"
+                   f"preprocessor_dl('flowers', 'bare_packed', 'y', 'x', 'flowers_packed', 9); {REPLICAS}")
+    servers.db.connection.notices.clear()
+    servers.db.run(evaluate.format("bare_packed", "first"))
+    worker = Client(servers.workers[1], "postgres")
+    copy = worker.value("SELECT oid::regclass::text FROM pg_class WHERE relkind = 'r' "
+                        "AND relname LIKE 'flowers_packed_copy%%'")
+    worker.run(f"DELETE FROM {copy}")
+    worker.close()
+    servers.db.run(evaluate.format("flowers_packed", "second"))
+    assert servers.db.value("SELECT abs(a.loss - b.loss) < 1e-6 FROM first a, second b")
+    assert not [notice for notice in servers.db.connection.notices if "works alone" in notice]

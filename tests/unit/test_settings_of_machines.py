@@ -23,6 +23,9 @@ def test_gpus_count_where_the_framework_that_is_installed_can_use_them(tmp_path,
     assert settings.gpus() == 2
     (packages / "tensorflow_cpu-2.18.0.dist-info").mkdir()
     assert settings.gpus() == 0
+    (packages / "tensorflow-2.18.0.dist-info").mkdir()
+    assert settings.gpus() == 2  # somebody has put it there besides
+    (packages / "tensorflow-2.18.0.dist-info").rmdir()
     assert "for processors alone" in settings.no_gpu().message and "FRAMEWORK=cuda" in settings.no_gpu().hint
 
 

@@ -1,5 +1,6 @@
 """madlib_keras_evaluate: loss and metric of a trained model on a packed table (contract 4, section 2)."""
 
+import dataclasses
 import json
 
 from mop_udf import architecture
@@ -67,6 +68,22 @@ class Evaluating(Applying):
     """The loss and the metrics over all segments, as metrics of the run."""
 
     compares = copied = True
+
+    def _segments_of(self, packed):
+        try:
+            return super()._segments_of(packed)
+        except MopError:  # there are not copies of all: they are a help, and nothing depends on them
+            return self._without_copies(self.engine.segments(packed))
+
+    def _check_copies(self):
+        try:
+            super()._check_copies()
+        except MopError:
+            self.segments = dict(zip(self.segments, self._without_copies(self.segments.values())))
+
+    def _without_copies(self, segments):
+        self.options["replicas"] = 1
+        return [dataclasses.replace(segment, copies=()) for segment in segments]
 
     def _check_data(self):
         if self.first is not None:

@@ -153,7 +153,7 @@ class PostgresFdw(PostgreSQL):
                         del queues[server]
         except BaseException:
             for session in busy:
-                session.cancel()
+                session.close()  # (a cancel would wait for its server)
             raise
         return found
 

@@ -135,10 +135,11 @@ class Ranked(Scheduler):
 
     def following(self, place, segment):
         unit = super().following(place, segment)
-        if unit is None and self.evaluation(place) is None and self.before_all(place) is None:
+        if unit is None and not (self.evaluation(place) or self.before_all(place) or self.kept(place)):
             # what it serves besides is no better: of those whose turn it is, one that is on this segment, too
             wanted, other = self.least(place, [(segment, segment)]), self.train(place)
-            if wanted is not None and self._turn(wanted) <= self._turn(other):
+            if (wanted is not None and self._turn(wanted) <= self._turn(other)
+                    and self.board.reserved(wanted.stage) in (None, place)):
                 return wanted
         return unit
 
