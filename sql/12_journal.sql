@@ -547,6 +547,9 @@ BEGIN
         RAISE EXCEPTION 'run % is not running', $1 USING ERRCODE = '55000';
     END IF;
     UPDATE @extschema@.mop_run r SET sessions = $2 WHERE r.run_id = $1 AND r.status = 'running';
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'run % is not running', $1 USING ERRCODE = '55000';
+    END IF;
 END
 $$;
 

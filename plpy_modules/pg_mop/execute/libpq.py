@@ -28,6 +28,7 @@ def _call(name, connection, *arguments):
 
 def refusal(error):
     """(text, SQLSTATE or None) of such an error, the text without what VERBOSE adds."""
-    text = re.sub(r"\n\S+:  \w+, \w+\.c:\d+$", "", str(error).strip())
-    code = re.search(r"(?<=:  )([0-9A-Z]{5}): ", text)
-    return (text[:code.start()] + text[code.end():], code[1]) if code else (text, None)
+    # (of several tries, as with TLS and without, the text has all)
+    text = re.sub(r"\n[^\n:]+: +\w+, \w+\.c:\d+(?=\n|$)", "", str(error).strip())
+    codes = re.findall(r"(?<=:  )([0-9A-Z]{5}): ", text)
+    return re.sub(r"(?<=:  )[0-9A-Z]{5}: ", "", text), codes[-1] if codes else None
