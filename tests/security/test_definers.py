@@ -354,3 +354,12 @@ def test_generations_are_made_one_after_the_other_and_not_without_end(roles):
     assert "cannot have a generation 51" in str(mallory.error(
         "SELECT madlib.mop_new_generation(%s, g) FROM generate_series(2, 60) AS g", [run_id]))
     mallory.run("SELECT madlib.mop_drop_run(%s)", [run_id])
+
+
+def test_every_view_of_runs_is_a_barrier(db):
+    """Or who may read all tables would see by a cheap function in WHERE what the view leaves out."""
+    others = {row["relname"] for row in db.run(
+        "SELECT c.relname FROM pg_class c JOIN pg_depend d ON d.objid = c.oid AND d.deptype = 'e' JOIN pg_extension e "
+        "ON e.oid = d.refobjid AND e.extname = 'pg_mop' WHERE c.relkind = 'v' "
+        "AND NOT coalesce(c.reloptions @> '{security_barrier=true}', false)")}
+    assert others == {"mop_tickets", "mop_arrivals"}
