@@ -180,7 +180,9 @@ def open_sessions(ways, place, application_name, tick, seconds=CONNECT_SECONDS):
                 opened.append(WorkerSession(way, place, application_name))
                 connecting[opened[-1]] = way
         while connecting:
-            for session, error in wait(list(connecting), tick):
+            with _refused_by(next(iter(connecting.values()))):  # (`tick` may have waited long enough)
+                ended = wait(list(connecting), tick)
+            for session, error in ended:
                 with _refused_by(connecting.pop(session)):
                     if error is not None:
                         raise error
