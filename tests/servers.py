@@ -35,7 +35,7 @@ class Servers:
     def begin(self, settings=""):
         """Let a session train until something is done on the first worker: (what it is in, the run's number)."""
         self.db.run("DROP TABLE IF EXISTS models, models_info, models_summary")
-        self.caller = other = Client(self.coordinator, "postgres")
+        other = Client(self.coordinator, "postgres")
         other.run(f"SET pg_mop.kernel = plain; SET pg_mop.seed = 5; {self.settings}; {settings}")
         call = Calling(other, CALL)
         find = "SELECT max(run_id) FROM madlib.mop_run WHERE status = 'running'"
@@ -50,7 +50,6 @@ class Servers:
         assert_invariants(self.db, run_id)
         assert self.db.value("SELECT count(*) FROM models") == 2
         if replay:
-            self.caller.close()  # what it has left on a server, if anything, goes with the next call there
             self.db.run("DROP TABLE IF EXISTS again, again_info, again_summary; SELECT madlib.mop_replay(%s, 'again')",
                         [run_id])
             assert self.db.value("SELECT array_agg(a.model_weights = m.model_weights) FROM models m JOIN again a "

@@ -163,3 +163,18 @@ def test_a_server_that_is_another_one_of_that_name_does_no_harm(servers):
     servers.check(run_id, replay=True)
     assert "server w2 cannot fetch states" in servers.coordinator.said()
     worker.close()
+
+
+def test_what_a_server_keeps_of_a_run_that_is_done_goes_with_the_next_call_there(servers):
+    """The run ends well while a server does not drop its part of it."""
+    worker = Client(servers.workers[0], "postgres")
+    call, run_id = servers.begin()
+    worker.run("ALTER FUNCTION mop.mop_drop(bigint, boolean, text) RENAME TO mop_drop_away")
+    try:
+        assert call.end() is None
+    finally:
+        worker.run("ALTER FUNCTION mop.mop_drop_away(bigint, boolean, text) RENAME TO mop_drop")
+    assert "is left behind" in " ".join(call.client.connection.notices)
+    assert worker.value("SELECT count(*) FROM mop.mop_run") == 1
+    servers.check(run_id, replay=True)
+    worker.close()

@@ -162,14 +162,16 @@ class Guests(Planning):
     def _drop_guests(self):
         """All states have come home: nothing is left of the run on other servers."""
         for server in self._guests():
+            # first: a guest that no run knows is dropped by whoever comes there next
+            self.journal.forget_guest(self.run_id, server.name)
             try:
                 server.catalog.close_run(server.run_id, "finished")
                 server.catalog.drop_run(server.run_id)
-                self.journal.forget_guest(self.run_id, server.name)
-                server.catalog.close()
             except (psycopg2.Error, MopError) as error:
                 self.db.warning(f"run {server.run_id} on server {server.name} is left behind: {str(error).strip()}",
                                 hint="The next call that trains there drops it.")
+            finally:
+                server.catalog.close()
 
     def _close_guests(self, outcome):
         """The call ends before its time: note (status, error text) in the guests."""
