@@ -66,8 +66,10 @@ class Dashboard:
         number, head, data = self.snapshots.run(request.path_params["run"])
         found = {"number": str(number), "head": head}
         if request.query_params.get("have") != str(number):
-            asked = request.query_params
-            found["view"] = viewing.view(data, self._chosen(data, request), _whole(asked.get("page", "1"), "page"))
+            chosen, pictures = self._chosen(data, request), None
+            if len(chosen) < len(data["configurations"]):
+                pictures = self.snapshots.some(request.path_params["run"], sorted(c["mst_key"] for c in chosen))
+            found["view"] = viewing.view(data, chosen, _whole(request.query_params.get("page", "1"), "page"), pictures)
         return found
 
     def compare(self, request):
@@ -99,9 +101,11 @@ class Dashboard:
         return {"importance": [[name, value] for name, value in found.items()]}
 
     def report(self, request):
-        """The report, a file."""
-        run = self._run(request)
-        return _download(run.report(), "text/html", f"run_{run.run_id}.html")
+        """The report of what is seen, a file."""
+        run, (_, _, data) = self._run(request), self.snapshots.run(request.path_params["run"])
+        chosen = self._chosen(data, request)
+        keys = None if len(chosen) == len(data["configurations"]) else [c["mst_key"] for c in chosen]
+        return _download(run.report(mst_keys=keys), "text/html", f"run_{run.run_id}.html")
 
     def leaderboard(self, request):
         """The leaderboard as it is seen, all its pages, as CSV."""

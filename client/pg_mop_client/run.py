@@ -176,10 +176,13 @@ class Run:
             return saving.load_model(path)
 
     # --- to look at --------------------------------------------------------------------------------------
-    def report(self, path=None):
-        """The report, one HTML file, into `path`, whose name is returned; None: its text."""
+    def report(self, path=None, mst_keys=None):
+        """The report, one HTML file, into `path`, whose name is returned; None: its text. `mst_keys`: of these
+        configurations alone."""
         with self.selection.engine.connect() as connection:
-            page = connection.execute(text(f"SELECT {self._schema}.mop_report(:run)"), {"run": self.run_id}).scalar()
+            page = connection.execute(
+                text(f"SELECT {self._schema}.mop_report(:run, 'html', CAST(:keys AS integer[]))"),
+                {"run": self.run_id, "keys": None if mst_keys is None else [int(key) for key in mst_keys]}).scalar()
         if path is None:
             return page
         with open(path, "w", encoding="utf-8") as file:

@@ -12,6 +12,7 @@ from pg_mop_client.errors import ClientError
 from pg_mop_client.watching import LEAST_SECONDS, SHARE
 
 MOST_RUNS = 8       # whose data are kept
+MOST_FILTERS = 4    # of a run, whose data are kept
 RUNS_PER_PAGE = 50
 
 
@@ -21,6 +22,7 @@ class Snapshot:
     def __init__(self):
         self.lock = threading.Lock()
         self.head = self.data = self.state = None
+        self.some = {}  # (number, mst_keys) -> mop_report's data of these alone
         self.number, self.looks_at, self.reads_at = time.time_ns(), 0.0, 0.0  # (no other's number, ever)
 
 
@@ -71,6 +73,26 @@ class Snapshots:
                     raise
             return snapshot.number, snapshot.head, snapshot.data
 
+    def some(self, run_id, keys):
+        """A run's data, as `run` gives them, for some of its configurations (a list of mst_key) alone."""
+        number, _, _ = self.run(run_id)
+        with self._lock:
+            snapshot = self._runs.setdefault(run_id, Snapshot())
+        with snapshot.lock:
+            kept = number, tuple(keys)
+            if kept not in snapshot.some:
+                began = time.monotonic()
+                with self.engine.connect() as connection:
+                    found = self._report(connection, run_id, keys)
+                snapshot.reads_at = max(snapshot.reads_at, self._after(began))
+                snapshot.some = {**dict([*snapshot.some.items()][-MOST_FILTERS + 1:]), kept: found}
+            return snapshot.some[kept]
+
+    def _report(self, connection, run_id, keys=None):
+        return json.loads(connection.execute(
+            text(f"SELECT {self.schema}.mop_report(:run, 'json', CAST(:keys AS integer[]))"),
+            {"run": run_id, "keys": keys}).scalar())
+
     def forget(self, run_id):
         """Look anew at a run in which something was done."""
         with self._lock:
@@ -96,8 +118,7 @@ class Snapshots:
             seen = snapshot.state
             if seen is None or state[:2] != seen[:2] or state != seen and time.monotonic() >= snapshot.reads_at:
                 began = time.monotonic()
-                snapshot.data = json.loads(connection.execute(
-                    text(f"SELECT {self.schema}.mop_report(:run, 'json')"), {"run": run_id}).scalar())
+                snapshot.data = self._report(connection, run_id)
                 # (the first time the session loads the extension's Python: that is not what looking costs)
                 snapshot.reads_at = self._after(began) if seen else time.monotonic() + LEAST_SECONDS
                 # (as it was before the data were read: what has come since is seen by the next look)

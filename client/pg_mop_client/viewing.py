@@ -55,21 +55,25 @@ def ordered(data, configurations, by=None, descending=False):
     return have + [c for c in configurations if value(c) is None]
 
 
-def view(data, configurations, page=1):
-    """What the page shows: a page of the table, and the pictures of the best of the configurations that are given."""
+def view(data, configurations, page=1, pictures=None):
+    """What the page shows: a page of the table, and the pictures of the best of the configurations that are given.
+
+    `pictures`: the data of these alone; None: those of all are what there is."""
     pages = max(1, -(-len(configurations) // PER_PAGE))
     page = min(max(1, page), pages)
     of = columns(data)
     drawn = sorted(configurations, key=lambda c: c["rank"])[:MOST_DRAWN]
     keys = {c["mst_key"] for c in configurations}
-    curves = {key: own for key, own in data["curves"].items() if int(key) in keys}
-    sampled = dict(data["sampled"])
+    pictures = pictures or data
+    curves = {key: own for key, own in pictures["curves"].items() if int(key) in keys}
+    sampled = dict(pictures["sampled"])
     if len(drawn) < len(configurations):
         sampled["parallel"] = f"the best {len(drawn)} of {len(configurations)} configurations"
     first = (page - 1) * PER_PAGE
-    return {**{name: data[name] for name in ("run", "measure", "varied", "fixed", "series", "lanes", "bars",
-                                             "merged_bars", "stages", "time", "makespan", "settings", "arguments",
-                                             "failed_units", "sql", "made_at")},
+    return {**{name: data[name] for name in ("run", "measure", "varied", "fixed", "series", "settings", "arguments",
+                                             "sql", "made_at")},
+            **{name: pictures[name] for name in ("lanes", "bars", "merged_bars", "stages", "time", "makespan",
+                                                 "failed_units")},
             "best": _short(data["configurations"][0]) if data["configurations"] else None,
             "sampled": sampled, "curves": curves, "choices": choices(data),
             "configurations": [_short(c) for c in drawn],

@@ -185,6 +185,10 @@ def test_one_filter_holds_for_the_table_and_the_pictures(page, run_id):
         found = view(**asked)
         assert found["shown"] == count and found["all"] == 4 and len(found["rows"]) == count
         assert len(found["configurations"]) == len(found["curves"]) == count
+        keys = {c["mst_key"] for c in found["configurations"]}
+        assert {key for node in found["stages"] for key in node["keys"]} == keys
+        # (units that went together are one bar)
+        assert {bar[4] for bar in found["bars"]} <= keys and sum(bar[6] for bar in found["bars"]) == 12 * count
     rates = [row[3] for row in view(sort="learning_rate", desc=1)["rows"]]
     assert rates == sorted(rates, reverse=True)
     assert len(view(sort="no such column")["rows"]) == 4
@@ -200,6 +204,8 @@ def test_what_is_seen_is_exported(page, run_id):
     assert rows[1][1] < rows[2][1] and "attachment" in headers["content-disposition"]
     status, headers, text = page.call(f"/api/run/{run_id}/report.html")
     assert text.startswith("<!DOCTYPE html>") and "attachment" in headers["content-disposition"]
+    assert "4 configurations" in text
+    assert "2 of 4 configurations" in page.call(f"/api/run/{run_id}/report.html?best=2")[2]
 
 
 def test_parameters_have_an_importance(page, run_id):

@@ -89,6 +89,22 @@ def test_the_sql_of_the_report_makes_the_run_once_more(db, run_id):
     db.run("DROP TABLE models_again, models_again_info, models_again_summary")
 
 
+def test_a_report_of_some_configurations_has_what_they_share_with_others(db, run_id):
+    selection(db, "twins", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.05, 0.05, 0.01)])
+    shared = fit(db, "flowers_packed", "twin_models", "twins", 2, "flowers_packed", 1)
+    whole, *alone = (json.loads(db.value("SELECT madlib.mop_report(%s, 'json', %s)", [shared, keys]))
+                     for keys in (None, [1], [2], [3], [1, 2], []))
+    ranks = {c["mst_key"]: c["rank"] for c in whole["configurations"]}
+    for data, keys in zip(alone, ([1], [2], [3], [1, 2], [])):
+        assert [c["mst_key"] for c in data["configurations"]] == sorted(keys, key=ranks.get)
+        assert all(c["rank"] == ranks[c["mst_key"]] for c in data["configurations"]) and data["all"] == 3
+        assert data["curves"] == {key: own for key, own in whole["curves"].items() if int(key) in keys}
+        assert sum(bar[6] for bar in data["bars"]) == (12 if keys else 0), "2 x (2 units trained, 4 evaluated), once"
+        assert {key for node in data["stages"] for key in node["keys"]} == set(keys)
+    assert sum(bar[6] for bar in whole["bars"]) == 24
+    assert "2 of 3 configurations" in db.value("SELECT madlib.mop_report(%s, 'html', '{3,1,99}')", [shared])
+
+
 @pytest.mark.slice
 def test_what_people_write_is_text_in_the_report(db, run_id):
     db.run("BEGIN")

@@ -165,7 +165,7 @@
         for (const section of document.querySelectorAll(".one")) section.hidden = compared;
         $("html").hidden = $("csv").hidden = compared;
         $("csv").href = `/api/run/${run}/leaderboard.csv?${asked}`;
-        $("html").href = `/api/run/${run}/report.html`;
+        $("html").href = `/api/run/${run}/report.html?${asked}`;
         showFilter();
         showBoard();
         update(view);

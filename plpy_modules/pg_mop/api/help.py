@@ -176,7 +176,7 @@ SELECT * FROM gpus;
 OF_RUNS = {
     "mop_resume": "Goes on with a run that was cancelled, failed or rolled back.",
     "mop_replay": "Trains again as a finished run did, in its visit order, into new tables.",
-    "mop_report": "Gives a report of a run, one HTML file, or as 'json' the data of its pictures.",
+    "mop_report": "Gives a report of a run, one HTML file, or as 'json' its data; of all configurations, or of some.",
     "mop_submit": "Runs SQL in a session of its own that needs no client, and gives the number of the job at once.",
     "mop_cancel": "Cancels a job.",
     "mop_wait": "Waits until a job has ended, or until a timeout: its status.",

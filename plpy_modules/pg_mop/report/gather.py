@@ -21,14 +21,17 @@ MOST_FAILURES = 100
 MOST_TEXT = 2000                   # characters of an error
 
 # Units once, those that went together as one, and of many of them those of a session that begin in the same
-# stretch of time. (A unit that goes on has no end yet.)
+# stretch of time. (A unit that goes on has no end yet.) $3 has the configurations; NULL: all.
+UNITS = "{schema}.mop_units WHERE run_id = $1 AND NOT shared AND $3::integer[] IS NULL"
+UNITS_OF = ("(SELECT DISTINCT ON (stage, segment, kind, dataset, attempt) * FROM {schema}.mop_units WHERE run_id = $1 "
+            "AND mst_key = ANY ($3) ORDER BY stage, segment, kind, dataset, attempt, mst_key) AS u WHERE true")
 BARS = f"""
 WITH unit AS MATERIALIZED (
     SELECT backend_pid AS pid, bool_and(kind = 'train') AS trains, min(segment) AS segment, min(mst_key) AS mst_key,
            count(*) AS units, date_part('epoch', started_at - $2::timestamptz) AS begins,
            date_part('epoch', max(finished_at) - $2::timestamptz) AS ends,
            sum(read_seconds) AS read, sum(train_seconds) AS compute, sum(write_seconds) AS write
-    FROM {{schema}}.mop_units WHERE run_id = $1 AND NOT shared AND started_at IS NOT NULL AND finished_at IS NOT NULL
+    FROM {{units}} AND started_at IS NOT NULL AND finished_at IS NOT NULL
     GROUP BY backend_pid, started_at
 ), whole AS (
     SELECT count(*)::integer AS bars, greatest(max(ends), 1e-3) AS ends FROM unit
@@ -42,10 +45,11 @@ FROM (SELECT u.*, w.bars, CASE WHEN w.bars <= {MOST_BARS} THEN u.begins
 GROUP BY pid, trains, bucket ORDER BY begins"""
 
 
-def gather(db, run_id, repeated=()):
+def gather(db, run_id, repeated=(), mst_keys=None):
     """The report's data of a run that the role may see; None where there is none.
 
-    `repeated`: names of the settings that decide what is computed.
+    `repeated`: names of the settings that decide what is computed. `mst_keys`: the configurations that it tells of,
+    with the ranks that they have among all; None: all.
     """
     schema = db.extension
     run = db.one(f"SELECT r.*, extract(epoch FROM coalesce(finished_at, clock_timestamp()) - started_at)::float8 AS "
@@ -63,8 +67,12 @@ def gather(db, run_id, repeated=()):
     data["varied"], data["fixed"] = varied(data["configurations"]) if data["configurations"] else ([], {})
     data["measure"] = _measure(data, arguments)
     _rank(data)
+    data["all"] = len(data["configurations"])
+    if mst_keys is not None:
+        chosen = set(mst_keys)
+        data["configurations"] = [c for c in data["configurations"] if c["mst_key"] in chosen]
     _curves(db, schema, run_id, data)
-    _sessions(db, run, data)
+    _sessions(db, run, data, mst_keys)
     _stages(data)
     _failures(db, schema, run_id, data)
     for configuration in data["configurations"]:
@@ -166,10 +174,12 @@ def _curves(db, schema, run_id, data):
     data["series"] = sorted(names, key=lambda n: (n != first, not n.startswith(first.split(" ")[0]), n))
 
 
-def _sessions(db, run, data):
+def _sessions(db, run, data, mst_keys):
     """The Gantt: `lanes`, the worker sessions; `bars`, [lane, begin, end, kind, mst_key, segment, units], in seconds
     since the run's start; and `time`, where the sessions' time went."""
-    rows = db.execute(BARS.format(schema=db.extension), ["bigint", "timestamptz"], [run["run_id"], run["started_at"]])
+    units = (UNITS if mst_keys is None else UNITS_OF).format(schema=db.extension)
+    rows = db.execute(BARS.format(units=units), ["bigint", "timestamptz", "integer[]"],
+                      [run["run_id"], run["started_at"], mst_keys])
     data["lanes"] = lanes = list(dict.fromkeys(row["pid"] for row in rows))
     data["bars"] = [[lanes.index(r["pid"]), rounded(r["begins"]), rounded(r["ends"]),
                      "train" if r["trains"] else "evaluate", r["mst_key"], r["segment"], r["units"]] for r in rows]
@@ -197,11 +207,11 @@ def _stages(data):
 
 def _failures(db, schema, run_id, data):
     """Units that were lost or failed, and how many there are."""
+    keys = [c["mst_key"] for c in data["configurations"] if c["failed_units"]]
     data["failed_units"] = db.execute(
         f"SELECT mst_key, iteration, segment, kind, attempt, status, left(error, {MOST_TEXT}) AS error "
-        f"FROM {schema}.mop_units WHERE run_id = $1 AND status = 'failed' AND NOT shared "
-        f"ORDER BY finished_at, mst_key LIMIT {MOST_FAILURES}", ["bigint"], [run_id]) if any(
-            c["failed_units"] for c in data["configurations"]) else []
+        f"FROM {schema}.mop_units WHERE run_id = $1 AND status = 'failed' AND NOT shared AND mst_key = ANY ($2) "
+        f"ORDER BY finished_at, mst_key LIMIT {MOST_FAILURES}", ["bigint", "integer[]"], [run_id, keys]) if keys else []
     if len(data["failed_units"]) == MOST_FAILURES:
         data["sampled"]["failures"] = f"the first {MOST_FAILURES} units that failed"
 

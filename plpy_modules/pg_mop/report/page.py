@@ -90,8 +90,9 @@ def _headline(data):
     counts = {}
     for c in configurations:
         counts[c["status"]] = counts.get(c["status"], 0) + 1
+    of = f" of {data['all']}" if len(configurations) < data["all"] else ""
     told = [f"<b>{escape(run['status'])}</b>",
-            f"{len(configurations)} configurations ({', '.join(f'{n} {escape(s)}' for s, n in counts.items())})"
+            f"{len(configurations)}{of} configurations ({', '.join(f'{n} {escape(s)}' for s, n in counts.items())})"
             if configurations else "no configurations", duration(run["seconds"])]
     best = configurations[0] if configurations else None
     if best and best["last"].get(data["measure"]["series"]) is not None:
