@@ -22,6 +22,7 @@ VARIABLE = "PG_MOP_COMPILE_CACHE"  # of a trainer's environment: "megabytes:dire
 UNUSED_SECONDS = 30 * 86400        # after which a directory is removed, by who makes one
 FREE_BYTES = 1 << 30               # that a disk must have
 KEPT = 9                           # measurements of a kernel
+COMPILED = 200                     # models of an architecture that are known to have been compiled
 
 
 def environment(home, keras_backend, role, threads, megabytes):
@@ -97,31 +98,44 @@ class CompileCache:
         either is None where nobody has."""
         return {kernel: tuple(statistics.median(values) if (values := [v for v in own if v is not None]) else None
                               for own in zip(*measured))
-                for kernel, measured in self._read(architecture).items()}
+                for kernel, measured in self._read(architecture)[0].items()}
 
-    def note(self, architecture, kernel, speedup, compile_seconds):
-        """Keep a measurement."""
-        measured = self._read(architecture)
+    def compiled(self, architecture):
+        """{what was compiled: (seconds that it took least, how often it was)}, by digests of the texts that were noted:
+        once more it is read from here."""
+        return self._read(architecture)[1]
+
+    def note(self, architecture, kernel, speedup, compile_seconds, compiled=None):
+        """Keep a measurement; `compiled`: a text, equal for what is compiled alike, where it just was."""
+        measured, seconds = self._read(architecture)
         measured[kernel] = [*measured.get(kernel, []), [speedup, compile_seconds]][-KEPT:]
+        if compiled is not None:
+            least, often = seconds.pop(digest(compiled), (compile_seconds, 0))
+            seconds[digest(compiled)] = min(least, compile_seconds), often + 1
         try:
             with tempfile.NamedTemporaryFile("w", dir=self.path, suffix=".new", delete=False) as file:
-                json.dump(measured, file)
+                json.dump({"measured": measured, "compiled": dict([*seconds.items()][-COMPILED:])}, file)
             os.replace(file.name, self._name(architecture))
         except OSError:
             pass
 
     def _read(self, architecture):
-        """{kernel: [[speed-up or None, seconds], ...]}"""
+        """({kernel: [[speed-up or None, seconds], ...]}, what `compiled` gives)."""
         try:
             with open(self._name(architecture)) as file:
                 found = json.load(file)
-            return {str(kernel): [[None if s is None else float(s), float(c)] for s, c in measured]
-                    for kernel, measured in found.items() if measured}
-        except (OSError, ValueError, TypeError, AttributeError):
-            return {}
+            return ({str(kernel): [[None if s is None else float(s), float(c)] for s, c in measured]
+                     for kernel, measured in found["measured"].items() if measured},
+                    {str(text): (float(least), int(often)) for text, (least, often) in found["compiled"].items()})
+        except (OSError, ValueError, TypeError, AttributeError, KeyError):
+            return {}, {}
 
     def _name(self, architecture):
-        return os.path.join(self.path, hashlib.sha256(architecture.encode()).hexdigest()[:32] + ".json")
+        return os.path.join(self.path, digest(architecture) + ".json")
+
+
+def digest(text):
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _remove(path):

@@ -17,7 +17,7 @@ import numpy as np
 from mop_udf import architecture as architectures
 from mop_udf import compile_cache, params, per_batch, prefixes, sizes, state
 from mop_udf import objects as custom
-from mop_udf.kernels.choice import Learned
+from mop_udf.kernels.choice import AGAIN, Learned
 from mop_udf.kernels.chosen import Chosen
 from mop_udf.kernels.forward import Forward
 from mop_udf.kernels.prefix import split
@@ -331,9 +331,12 @@ def _experience(architecture):
     if cache is None:
         return Learned()
     known = cache.known(architecture)
+    compiled = {name: least if often > 1 else AGAIN * least
+                for name, (least, often) in cache.compiled(architecture).items()}
     return Learned({kernel: speedup for kernel, (speedup, _) in known.items() if speedup is not None},
                    {kernel: seconds for kernel, (_, seconds) in known.items()},
-                   note=functools.partial(cache.note, architecture))
+                   note=functools.partial(cache.note, architecture),
+                   again=lambda name: compiled.get(compile_cache.digest(name)), lasts=True)
 
 
 class ModelCache:

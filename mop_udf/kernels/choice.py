@@ -6,13 +6,16 @@ kernel is tried where it promises more than it costs, and
 
 - where nothing is known of it: if all that trying costs leaves the run at most SLACK slower than without;
 - where it has been tried on the same architecture with another optimizer, loss or batch size: by what it did there.
+
+What is compiled by XLA lasts (compile_cache.py): it may cost more the first time, and costs little from then on.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-SLACK = 0.1  # of the run's time: what trying may cost
-MARGIN = 1.5  # by which a gain that is expected from experience must exceed the cost
+SLACK, LASTING = 0.1, 0.25  # of the run's time: what trying may cost; where later runs gain by it, too
+AGAIN = 0.3   # of the time to compile: to read it from the cache, before that has been measured
+MARGIN = 1.5  # by which a gain that is expected from experience must exceed the cost, where no later run gains by it
 
 # before a kernel has been tried: its compilation in compilations of the loop and seconds, and its speed-up over the
 # loop; from measurements of small dense nets and convolutions on CPUs
@@ -28,13 +31,22 @@ class Learned:
     compile_seconds: dict = field(default_factory=dict)
     spent: float = 0.0  # seconds that trying has cost
     note: Callable = lambda *measured: None  # told of every measurement, as `learn` is
+    again: Callable = lambda compiled: None  # seconds to compile once more what has been compiled to last; else None
+    lasts: bool = False  # what is compiled, and learned, serves later runs
 
-    def learn(self, kernel, speedup, compile_seconds):
-        self.note(kernel, speedup, compile_seconds)
+    def learn(self, kernel, speedup, compile_seconds, compiled=None):
+        """`compiled`: names what just was, where that lasts."""
+        self.note(kernel, speedup, compile_seconds, compiled)
         self.compile_seconds[kernel] = max(compile_seconds, self.compile_seconds.get(kernel, 0.0))
         if speedup is not None:
             self.speedup[kernel] = min(speedup, self.speedup.get(kernel, speedup))
             self.spent += compile_seconds
+
+    def correct(self, kernel, before, speedup):
+        """What was learned of a kernel, the speed-up `before`, is better known now."""
+        self.note(kernel, speedup, self.compile_seconds[kernel])
+        others = self.speedup[kernel] if self.speedup[kernel] < before else speedup
+        self.speedup[kernel] = min(others, speedup)
 
 
 @dataclass
@@ -45,9 +57,11 @@ class Choice:
     forced: str | None = None
     convolutional: bool = False
     gpu: bool = False
+    name: str = ""  # equal for what XLA compiles alike
     batch_seconds: dict = field(default_factory=dict)     # kernel -> seconds of a batch
     compile_seconds: dict = field(default_factory=dict)   # kernel -> seconds
     refused: dict = field(default_factory=dict)           # kernel -> why it cannot do it
+    probed: dict = field(default_factory=dict)            # kernel -> its speed-up, which has not been looked at again
 
     @property
     def best(self):
@@ -65,7 +79,7 @@ class Choice:
             return base if self.forced in self.refused else self.forced
         if base not in self.batch_seconds:
             return base
-        for kernel in ("plain", "xla"):
+        for kernel in ("xla", "plain"):  # (what promises most comes first)
             if kernel not in {**self.batch_seconds, **self.refused} and self._is_worth(
                     kernel, base, self.batch_seconds[self.best], batches, run_batches, run_seconds):
                 return kernel
@@ -74,27 +88,40 @@ class Choice:
     def timed(self, kernel, seconds):
         """Note what a batch took. The least counts: what is more is other work on the machine."""
         self.batch_seconds[kernel] = min(seconds, self.batch_seconds.get(kernel, seconds))
+        if (before := self.probed.pop(kernel, None)) is not None:  # (by calls of few batches)
+            self.learned.correct(kernel, before, self._speedup(self.batch_seconds[kernel]))
 
     def tried(self, kernel, seconds, compile_seconds):
         """Note what a kernel did at first: seconds of a batch (None: too few to tell), and to compile."""
         self.compile_seconds[kernel] = max(compile_seconds, self.compile_seconds.get(kernel, 0.0))
-        first = next(iter(self.batch_seconds.values()), None)
+        speedup = self._speedup(seconds) if seconds and self.batch_seconds else None
         if seconds is not None:
             self.timed(kernel, seconds)
-        self.learned.learn(kernel, first / max(seconds, 1e-9) if first and seconds else None, compile_seconds)
+        self.learned.learn(kernel, speedup, compile_seconds,
+                           self.name if kernel == "xla" and seconds is None else None)
+        if speedup is not None:
+            self.probed[kernel] = speedup
+
+    def _speedup(self, seconds):
+        """Of a kernel over the one that came first, by the seconds of a batch."""
+        return next(iter(self.batch_seconds.values())) / max(seconds, 1e-9)
 
     def _is_worth(self, kernel, base, best, batches, run_batches, run_seconds):
         """True where trying `kernel` pays; `best`: seconds of a batch by the best kernel so far."""
-        first = self.batch_seconds[base]
+        first, again = self.batch_seconds[base], self.learned.again(self.name) if kernel == "xla" else None
         if kernel in self.learned.speedup:
             expected = first / self.learned.speedup[kernel]
-            return batches * (best - expected) > MARGIN * self.learned.compile_seconds[kernel]
+            cost = self.learned.compile_seconds[kernel] if again is None else again
+            return batches * (best - expected) > (1.0 if self.learned.lasts else MARGIN) * cost
         compilations, seconds, speedup = EXPECTED[kernel]
         if kernel == "xla" and self.convolutional and not self.gpu:
             speedup = XLA_CONVOLUTION_SPEEDUP
         cost = seconds + compilations * max(self.compile_seconds.get(base, 0.0),
                                             self.learned.compile_seconds.get(base, 0.0))
-        return (self.learned.spent + cost <= SLACK * (run_seconds + run_batches * best)
+        if again is not None:
+            cost = again
+        slack = LASTING if self.learned.lasts and kernel == "xla" else SLACK
+        return (self.learned.spent + cost <= slack * (run_seconds + run_batches * best)
                 and cost < run_batches * (best - first / speedup))
 
     def numbers(self):

@@ -19,7 +19,7 @@ class Chosen:
         """`random`: the model draws random numbers while it trains (Dropout and the like); `learned`: what other
         models of its architecture have shown; `name`: equal for models that are compiled alike; `layers`: those that
         the rows go through, all of the model's if None."""
-        self.model, self.plain, self.learned = model, Plain(model), learned
+        self.model, self.plain, self.learned, self.name = model, Plain(model), learned, name
         self.loops = {"loop": Loop(model, False), "xla": Loop(model, True, name)}
         self.choices = {}  # (batch size, what is forced) -> Choice
         self.refused = {"xla": "XLA draws other random numbers from a seed than TensorFlow does"} if random else {}
@@ -35,7 +35,8 @@ class Chosen:
         key = (batch_size, forced)
         if key not in self.choices:
             gpu = bool(tf.config.list_physical_devices("GPU"))
-            self.choices[key] = Choice(self.learned, forced, self.convolutional, gpu, refused=self.refused)
+            self.choices[key] = Choice(self.learned, forced, self.convolutional, gpu, f"{self.name} {batch_size}",
+                                       refused=self.refused)
         return self.choices[key]
 
     def train(self, chunks, rows, batch_size, inputs, class_weight=None, most=None, left=1, run_left=1,

@@ -22,6 +22,7 @@ def run(times, compile_times, batches, sub_epoch=100, refuse=(), run_batches=Non
             if kernel not in choice.batch_seconds:
                 count = min(here, 10)
                 clock += compile_times[kernel]
+                choice.tried(kernel, None, compile_times[kernel])
                 choice.tried(kernel, times[kernel], compile_times[kernel])
             clock += count * times[kernel]
             here, left = here - count, left - count
@@ -59,6 +60,41 @@ def test_what_one_batch_size_has_shown_serves_the_next():
     learned = Learned()
     run(slow, COMPILE, 3000, run_batches=200_000, learned=learned)
     assert "xla" not in run(slow, COMPILE, 200_000, learned=learned)[1], "what did not help is not tried again"
+
+
+def test_what_lasts_is_tried_earlier_and_costs_little_from_then_on():
+    noted = []
+    learned = Learned(lasts=True, note=lambda *measured: noted.append(measured))
+    assert "xla" not in run(DENSE, COMPILE, 18_000)[1]
+    assert "xla" in run(DENSE, COMPILE, 18_000, learned=learned, name="net 32")[1]
+    assert [compiled for kernel, _, _, *compiled in noted if kernel == "xla"] [:2] == [["net 32"], [None]]
+    known = {"learned": Learned(learned.speedup, learned.compile_seconds, lasts=True), "name": "net 32"}
+    assert "xla" not in run(DENSE, COMPILE, 3000, **known)[1]
+    known["learned"].again = {"net 32": 0.3}.get
+    assert "xla" in run(DENSE, COMPILE, 3000, **known)[1], "it is read from the cache"
+    assert "xla" not in run(DENSE, COMPILE, 3000, **{**known, "name": "net 64"})[1]
+
+
+def test_what_a_probe_has_shown_is_corrected():
+    learned = Learned()
+    choice = Choice(learned)
+    choice.tried("loop", 0.4, 0.5)
+    choice.tried("xla", 0.3, 1.5)  # a few batches
+    assert learned.speedup["xla"] == pytest.approx(4 / 3)
+    choice.timed("xla", 0.1)
+    assert learned.speedup["xla"] == pytest.approx(4) and learned.spent == 1.5
+    choice.timed("xla", 0.05)
+    assert learned.speedup["xla"] == pytest.approx(4), "once"
+    other = Choice(learned)
+    other.tried("loop", 0.4, 0.5)
+    other.tried("xla", 0.2, 1.5)
+    other.timed("xla", 0.1)
+    assert learned.speedup["xla"] == pytest.approx(4)
+    slow = Choice(learned)
+    slow.tried("loop", 0.4, 0.5)
+    slow.tried("xla", 0.4, 1.5)
+    slow.timed("xla", 0.4)
+    assert learned.speedup["xla"] == pytest.approx(1), "the least counts"
 
 
 def test_where_the_plain_kernel_is_faster_a_long_run_finds_it():

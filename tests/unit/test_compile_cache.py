@@ -75,13 +75,27 @@ def test_what_is_known_of_an_architecture_is_the_median(tmp_path):
     cache.note("net", "loop", None, 0.2)
     assert cache.known("net") == {"xla": (3.05, 0.25), "loop": (None, 0.2)} and cache.known("other") == {}
     (path,) = tmp_path.iterdir()
-    for text in ("", "{", "[]", "7", '{"xla": 3}', '{"xla": [["a", "b"]]}', json.dumps({"xla": [[1]]})):
+    for text in ("", "{", "[]", "7", "{}", '{"measured": 3, "compiled": {}}', '{"measured": {"xla": [["a", "b"]]}}',
+                 json.dumps({"measured": {"xla": [[1]]}, "compiled": {}}),
+                 json.dumps({"measured": {"xla": [[1, 2]]}, "compiled": {"x": 1}})):
         path.write_text(text)
-        assert cache.known("net") == {}
+        assert cache.known("net") == {} == cache.compiled("net")
     cache.note("net", "xla", 2.0, 0.1)
     assert cache.known("net") == {"xla": (2.0, 0.1)}
     CompileCache("/nowhere", 1).note("net", "xla", 2.0, 0.1)
     assert CompileCache("/nowhere", 1).known("net") == {}
+
+
+def test_what_has_been_compiled_is_known_by_name(tmp_path):
+    cache = CompileCache(tmp_path, 1 << 20)
+    for seconds in (1.5, 0.3, 0.4):
+        cache.note("net", "xla", None, seconds, "one")
+    cache.note("net", "xla", 3.0, 1.5)
+    cache.note("net", "xla", None, 1.2, "two")
+    assert cache.compiled("net") == {compile_cache.digest("one"): (0.3, 3), compile_cache.digest("two"): (1.2, 1)}
+    for number in range(compile_cache.COMPILED):
+        cache.note("net", "xla", None, 1.0, str(number))
+    assert len(cache.compiled("net")) == compile_cache.COMPILED and cache.compiled("other") == {}
 
 
 def test_what_has_been_compiled_is_cleared_and_what_is_known_stays(tmp_path):
