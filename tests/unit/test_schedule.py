@@ -11,6 +11,7 @@ from pg_mop.plan import identity
 from pg_mop.plan.stages import Plan
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
+from pg_mop.schedule.groups import Groups
 from pg_mop.schedule.simulator import Transport, Visit, makespan, simulate
 
 SHAPES = [(16, 2, 3), (2, 5, 2), (1, 3, 2), (4, 1, 2), (1, 1, 1), (5, 3, 1), (3, 3, 2)]
@@ -171,6 +172,41 @@ def test_what_is_compiled_is_used_again_and_the_run_takes_no_longer(architecture
         assert after < (0.75 if segments <= 4 else 0.9) * before  # places take configurations from one another
 
 
+@pytest.mark.parametrize("groups", [False, True])
+@pytest.mark.parametrize("name", [name for name, kind in SCHEDULERS.items() if kind.ANYWHERE])
+@pytest.mark.parametrize("models,each,segments", [(2, 8, 2), (8, 2, 4), (12, 1, 3), (1, 6, 2), (3, 5, 4)])
+def test_where_any_place_does_all_segments_most_is_compiled_in_one(name, models, each, segments, groups):
+    """And no run takes longer: a unit takes a while the first time that its model is compiled at a place."""
+    compiling, spans, compiled = 6.0, {}, {}
+    for anywhere in (False, True):
+        spans[anywhere] = compiled[anywhere] = 0.0
+        for seed in range(6):
+            board = board_of(models * each, segments, 5)
+            board.anywhere = anywhere
+            board.serve(range(segments))
+            alike = {number: min(stage.trials) % models for number, stage in board.plan.stages.items()}
+            scheduler = SCHEDULERS[name](board, seed, alike.get)
+            at = {}
+            known = set()
+
+            def seconds(unit, known=known, at=at, alike=alike):
+                first = (alike[unit.stage], at["place"]) not in known
+                known.add((alike[unit.stage], at["place"]))
+                return 1.0 + alike[unit.stage] / models + (compiling if first else 0.0)
+
+            choose = scheduler.choose
+            scheduler.choose = lambda place, choose=choose, at=at: (at.update(place=place), choose(place))[1]
+            visits = simulate(board, scheduler, seconds, groups=Groups(
+                board, scheduler, alike.get, lambda number: 1) if groups else None)
+            trained = sorted((v.unit.stage, v.unit.segment) for v in visits)
+            assert trained == [(number, s) for number in sorted(alike) for s in range(segments)]
+            spans[anywhere] += makespan(visits)
+            compiled[anywhere] += len(known)
+    assert spans[True] <= 1.02 * spans[False], spans
+    if models >= segments:
+        assert compiled[True] <= 0.75 * compiled[False], compiled
+
+
 def test_what_would_come_is_asked_for_without_a_trace():
     board = board_of(4, 1, 1)
     alike = {1: "a", 2: "b", 3: "a", 4: "b"}.get
@@ -244,13 +280,14 @@ def orders(visits):
     return found
 
 
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("ahead,anywhere", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("configurations,segments,places", [(5, 3, 3), (2, 3, 3), (7, 2, 2), (4, 3, 6), (3, 2, 4)])
-def test_every_visit_order_is_equally_likely(configurations, segments, places, ahead):
-    """As long as no place does several segments, which cannot be visited at the same time then."""
+def test_every_visit_order_is_equally_likely(configurations, segments, places, ahead, anywhere):
+    """As long as no place does several segments, which cannot be visited at the same time then, or all do all."""
     counts = {}
     for seed in range(400):
         board = board_of(configurations, segments, 2)
+        board.anywhere = anywhere
         board.serve(range(places))
         source = random.Random(seed)
         seconds = {key: source.uniform(1, 3) for key in range(1, configurations + 1)}

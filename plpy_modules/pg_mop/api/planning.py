@@ -14,6 +14,8 @@ from pg_mop.schedule.board import Board, Unit
 from pg_mop.schedule.logged import Logged
 from pg_mop.schedule.replicas import Replicas
 
+ANYWHERE_BYTES = 32 << 20  # of rows that each trainer may keep, whichever segments they are of
+
 
 class Planning(Checks):
     """The part of a training call that plans it, and takes up more while the run goes on."""
@@ -108,11 +110,19 @@ class Planning(Checks):
                           {key: segment.server for key, segment in self.segments.items()},
                           [copy.server for segment in self.segments.values() for copy in segment.copies])
         self.board.count_by(self.sharing.key, lambda stage: epochs(stage.parameters[1]))
+        self.board.anywhere = self._may_train_anywhere()
         self.board.serve(self.board.first_places(self.wanted))
         if earlier is not None and not earlier.replay:
             self.board.restore(earlier.finished)
         self.scheduler = SCHEDULERS[self.scheduler_name](
             self.board, self.seed, lambda stage: self.sharing.key(self.plan.stages[stage])[0])
+
+    def _may_train_anywhere(self):
+        """True where every trainer may hold the rows of all segments: then most is compiled in one of them only."""
+        rows = sum(segment.bytes for (dataset, _), segment in self.segments.items() if dataset == "training")
+        return (SCHEDULERS[self.scheduler_name].ANYWHERE and not self.averaging and not self.use_gpus
+                and not self.options["trainers"] and self.board.servers == [None]
+                and rows <= min(ANYWHERE_BYTES, self.options["cache_mb"] << 19))
 
     def _architectures(self):
         """{mst_key: architecture JSON}; replicas are all of the one configuration."""

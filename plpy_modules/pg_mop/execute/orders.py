@@ -116,15 +116,19 @@ class Orders:
         return epochs(self.plan.stages[unit.stage].parameters[1]) if unit.kind == "train" else 1
 
     def _passes_left(self, unit):
-        """How many passes over the unit's segment are left, about: of its compiled model, and of the whole run.
+        """How many passes are left at the unit's place, about: of its compiled model, and of the whole run.
 
         A compilation serves the former: configurations that differ in nothing but the learning rate share it.
         """
         if unit.kind != "train":
             return {"passes_left": 0, "run_passes_left": 0}
-        own = self.sharing.key(self.plan.stages[unit.stage])
-        return {"passes_left": self.board.passes_left(own, unit.segment),
-                "run_passes_left": self.board.passes_left(None, unit.segment)}
+        own, all_left = self.sharing.key(self.plan.stages[unit.stage]), self.board.passes_left(None, unit.segment)
+        if not self.board.anywhere:
+            return {"passes_left": self.board.passes_left(own, unit.segment), "run_passes_left": all_left}
+        # (what has its home at a place is done there, on all segments)
+        here = sum(self.board.passes_left(own, segment) for segment in self.board.segments)
+        return {"passes_left": here, "run_passes_left": max(
+            here, all_left * len(self.board.segments) // len(self.board.places))}
 
     def _dataset_key(self, dataset, segment):
         """Names a segment's very rows, so that a warm trainer's cache serves the next call too."""

@@ -13,6 +13,7 @@ class Scheduler(ABC):
 
     name: str
     GROUPS = True  # training units of a place may go together
+    ANYWHERE = False  # knows what to do where every place does all segments
 
     def __init__(self, board, seed, alike=None):
         """`alike`: a callable, stage number -> what is equal for stages that share a compiled model; None: unknown."""
@@ -51,13 +52,21 @@ class Ranked(Scheduler):
     the stage had when it was put there; when it comes to the top, the rank is looked at again. So a unit costs some
     steps of a heap, however many stages there are. What is at the top but at work elsewhere is put aside until it is
     idle again. Where a rank becomes smaller, `again` must put the stage there once more.
+
+    Where every place does all segments (`board.anywhere`), what is compiled has a home, the place that was the first to
+    take a stage of it: there is a heap for every segment and home, and one for what has none yet. A place takes from
+    others' homes only where it has nothing else: so most is compiled in one place, and none is idle for it.
     """
+
+    ANYWHERE = True
 
     WARM = False  # looks among the stages that share a compiled model, too
 
     def __init__(self, board, seed, alike=None):
         super().__init__(board, seed, alike)
-        self.lanes = {}        # segment, and (segment, compiled model) -> heap of (rank, at random, stage number)
+        self.homes = {}        # compiled model -> place
+        # (segment, "at", home), and (segment, "like", compiled model) -> heap of (rank, at random, stage number)
+        self.lanes = {}
         self.evaluations = {}  # (dataset, segment) -> heap of (iteration, at random, stage number)
         self.aside = {}        # stage number -> [(lane, at random), ...] of the entries that wait for it
         board.watch(self)
@@ -75,12 +84,12 @@ class Ranked(Scheduler):
 
     def may_train(self, stage, segments):
         """These visits of a stage may be done from now on, whenever it is idle."""
-        rank, key = self.rank(stage), self.alike(stage.number) if self.WARM else None
+        rank, key = self.rank(stage), self.alike(stage.number)
         for segment in segments:
             entry = (rank, self.random.random(), stage.number)
-            heappush(self.lanes.setdefault(segment, []), entry)
-            if key is not None:
-                heappush(self.lanes.setdefault((segment, key), []), entry)
+            heappush(self.lanes.setdefault((segment, "at", self.homes.get(key)), []), entry)
+            if self.WARM and key is not None:
+                heappush(self.lanes.setdefault((segment, "like", key), []), entry)
 
     def idle(self, stage):
         """A stage that may train is not at work any more."""
@@ -97,7 +106,12 @@ class Ranked(Scheduler):
 
     # --- choosing -------------------------------------------------------------------------------------------------
     def choose(self, place):
-        return self.evaluation(place) or self.before_all(place) or self.kept(place) or self.train(place)
+        unit = self.evaluation(place) or self.before_all(place) or self.kept(place) or self.train(place)
+        if self.board.anywhere and unit is not None and unit.kind == "train":
+            key = self.alike(unit.stage)
+            if key is not None:
+                self.homes.setdefault(key, place)
+        return unit
 
     def coming(self, place):
         unit = self.evaluation(place)
@@ -131,13 +145,27 @@ class Ranked(Scheduler):
 
     def train(self, place):
         """The visit of the least rank; of stages that are kept for other places only where there is nothing else."""
-        return self.least(place, [(segment, segment) for segment in self.board.served(place, "training")])
+        segments = self.board.served(place, "training")
+        unit = self.least(place, self._lanes(place, segments))
+        if unit is None and self.board.anywhere:
+            unit = self.least(place, [((segment, "at", home), segment) for segment in segments
+                                      for home in sorted(set(self.homes.values()) - {place})])
+        return unit
+
+    def _lanes(self, place, segments):
+        """Those of what has its home at a place, or none yet, for `least`."""
+        return [((segment, "at", home), segment) for segment in segments
+                for home in ((None, place) if self.board.anywhere else (None,))]
+
+    def is_at_home(self, number, place):
+        """True unless a stage's compiled model is at home elsewhere."""
+        return self.homes.get(self.alike(number), place) == place
 
     def following(self, place, segment):
         unit = super().following(place, segment)
         if unit is None and not (self.evaluation(place) or self.before_all(place) or self.kept(place)):
             # what it serves besides is no better: of those whose turn it is, one that is on this segment, too
-            wanted, other = self.least(place, [(segment, segment)]), self.train(place)
+            wanted, other = self.least(place, self._lanes(place, [segment])), self.train(place)
             if (wanted is not None and self._turn(wanted) <= self._turn(other)
                     and self.board.reserved(wanted.stage) in (None, place)):
                 return wanted
@@ -171,6 +199,8 @@ class Ranked(Scheduler):
             rank, tie, number = heap[0]
             if not board.may_train(number, segment):
                 heappop(heap)
+            elif lane[1:] == ("at", None) and (home := self.homes.get(self.alike(number))) is not None:
+                heappush(self.lanes.setdefault((segment, "at", home), []), heappop(heap))
             elif board.is_running(number):
                 heappop(heap)
                 self.aside.setdefault(number, []).append((lane, tie))
@@ -269,7 +299,7 @@ class Timed(Ranked):
             if left < limit:
                 del self.urgent[number]
                 heappush(waiting, (-left, number))
-            elif self.board.reserved(number) in (None, place):
+            elif self.board.reserved(number) in (None, place) and self.is_at_home(number, place):
                 rank = left, self.random.random()
                 if (best is None or rank > longest) and (unit := self.visit(number, place)) is not None:
                     best, longest = unit, rank

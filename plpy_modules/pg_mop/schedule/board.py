@@ -48,6 +48,7 @@ class Board:
     """
 
     shares_states = False  # a unit reads the states of other stages
+    anywhere = False  # every place does all training segments of its server (to be set before `serve`)
 
     def __init__(self, plan, segments, validation_segments=(), servers=None, others=()):
         self.plan, self.segments = plan, list(segments)
@@ -151,6 +152,10 @@ class Board:
             here = [place for place in self.places if self.server(place) == server]
             for dataset in ("training", "validation"):
                 keys = [key for key in self.datasets if key[0] == dataset and self.server_of[key] == server]
+                if self.anywhere and dataset == "training":
+                    for place in here:
+                        self._serves[place] += keys
+                    continue
                 for number in range(max(len(keys), len(here)) if keys and here else 0):
                     self._serves[here[number % len(here)]].append(keys[number % len(keys)])
 

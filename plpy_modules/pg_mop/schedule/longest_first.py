@@ -58,7 +58,8 @@ class LongestFirst(Timed):
         key = self.last.get(place)
         if best is None or key is None or self.alike(best.stage) == key:
             return best
-        warm = self.least(place, [((segment, key), segment) for segment in self.board.served(place, "training")])
+        warm = self.least(place, [((segment, "like", key), segment)
+                                  for segment in self.board.served(place, "training")])
         return warm if warm is not None and self._is_about(warm, best) else best
 
     def _is_about(self, unit, best):
