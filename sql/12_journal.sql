@@ -257,6 +257,16 @@ BEGIN
 END
 $$;
 
+-- A run has grown much: for those who look at it.
+CREATE FUNCTION @extschema@.mop_note_growth(run bigint, run_epoch integer, ticket text DEFAULT @extschema@.mop_ticket())
+RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    PERFORM @extschema@.mop_count_rows();
+END
+$$;
+
 -- adds an event to the log of a search
 CREATE FUNCTION @extschema@.mop_log_search(run bigint, run_epoch integer, first integer, events json,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void

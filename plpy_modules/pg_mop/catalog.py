@@ -524,6 +524,10 @@ class Catalog:
         self.execute(f"SELECT {self.schema}.mop_withdraw(%s, %s, %s, %s, %s)",
                      (run_id, self.epoch, mst_key, iterations, reason))
 
+    def note_growth(self, run_id):
+        """The run has many more rows than before."""
+        self.execute(f"SELECT {self.schema}.mop_note_growth(%s, %s)", (run_id, self.epoch))
+
     # --- searches ---------------------------------------------------------------------------------
     def log_search(self, run_id, first, events):
         """Add events (JSON-able), numbered from `first`, to the log of a search."""

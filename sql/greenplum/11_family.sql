@@ -95,6 +95,12 @@ BEGIN
 END
 $$;
 
+-- (gp_autostats_mode does it)
+CREATE FUNCTION @extschema@.mop_count_rows() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+END
+$$;
+
 -- (triggers run on segments, where no table can be dropped)
 CREATE FUNCTION @extschema@.mop_delete_generations(run bigint, one integer DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$

@@ -132,6 +132,15 @@ BEGIN
 END
 $$;
 
+-- Tells the planner how large the tables of runs are. Of a run that it has not met it expects a row or two, and would
+-- look at all of its units for each of its stages. (Another session that does so just now is enough.)
+CREATE FUNCTION @extschema@.mop_count_rows() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    ANALYZE (SKIP_LOCKED) @extschema@.mop_configuration, @extschema@.mop_stage, @extschema@.mop_request,
+        @extschema@.mop_unit, @extschema@.mop_metric, @extschema@.mop_model;
+END
+$$;
+
 -- a generation's table goes with its row
 CREATE FUNCTION @extschema@.mop_generation_gone() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

@@ -239,3 +239,29 @@ def test_two_roles_see_and_share_nothing_of_one_another(db, data, run_id):
     client.close()
     db.run("DROP OWNED BY ann, bob CASCADE; DROP ROLE ann, bob")
     assert last_run(db) == runs["bob"]
+
+
+def test_a_run_that_grows_is_known_to_the_planner(db, data):
+    """Else who looks at it waits for what is looked up again and again: it would be taken for one of a row or two."""
+    selection(db, "long", "arch", [(1, ADAM.format(0.01), "batch_size=9"), (1, ADAM.format(0.02), "batch_size=9")])
+    db.run("ANALYZE madlib.mop_stage; ANALYZE madlib.mop_unit")
+    before = db.value("SELECT reltuples FROM pg_class WHERE oid = 'madlib.mop_unit'::regclass")
+    caller = db.another()
+    calling = Calling(caller, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'grown', 'long', 1200, "
+                              "FALSE)")
+
+    def expected():
+        return db.value("EXPLAIN (FORMAT json) SELECT * FROM madlib.mop_stage WHERE run_id = %s",
+                        [last_run(db)])[0]["Plan"]["Plan Rows"]
+
+    try:
+        assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s", [last_run(db)]),
+                          60)
+        assert expected() > 100
+        assert eventually(lambda: db.value("SELECT reltuples FROM pg_class WHERE oid = 'madlib.mop_unit'::regclass")
+                          >= before + 900, 120)
+    finally:
+        db.run("SELECT pg_cancel_backend(%s)", [caller.connection.info.backend_pid])
+        calling.end()
+        caller.close()
+        db.run("SELECT madlib.mop_drop_run(%s)", [last_run(db)])

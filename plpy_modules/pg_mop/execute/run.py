@@ -20,6 +20,7 @@ BACK_OFF = 0.5, 60.0  # seconds before a unit's second attempt, and at most befo
 SILENT_SECONDS = 30  # of a server, before the run does without it, where it can
 STRAIGHT_SECONDS = 20  # for a state to come straight from another server, and one more for each MB of it
 LOOK_SECONDS = 0.5  # between looks at how many sessions are wanted
+GROWTH = 1000, 4  # units, or stages, of which the planner is told at first; and by how many times as many from then on
 AHEAD_BYTES = 1 << 20, 256 << 20  # least and most of a state that is read while the unit before it trains
 RETRY_STATES = (TRAINER_LOST, TOO_MANY_TRAINERS, "40001", "40P01")
 
@@ -68,6 +69,7 @@ class Executor:
         self._wait_for(plan.stages.values())
         self.coming = {}        # place -> the stage whose state its session reads ahead
         self.failed = {}        # mst_key -> message
+        self.done, self.told = 0, 0  # units that have ended; and those of which the planner has been told
         self.began = time.time()
         self.ready_since = {}   # stage -> when its next unit could have run first (seconds since the epoch)
         self.carried = Counter()  # stage -> how often its state is on its way to another server
@@ -82,6 +84,8 @@ class Executor:
             if self.attempts:  # what an earlier coordinator had copied and not counted is not to be mistaken for it
                 self.states.begin_anew()
             self._bring_home([self.plan.stages[number] for number in self.states.stages()])
+        if len(self.plan.stages) >= GROWTH[0]:
+            self.catalog.note_growth(self.run_id)
         self.steering.begin(self)
         self._release(self.plan.stages[number] for number in self.states.stages())  # of one that has gone
         self._dispatch()
@@ -519,6 +523,10 @@ class Executor:
 
     def _finished(self, unit, released, copied=False):
         """Take note of a unit that was done: the stages that ended by it."""
+        self.done += 1
+        if self.done >= max(GROWTH[0], GROWTH[1] * self.told):
+            self.told = self.done
+            self.catalog.note_growth(self.run_id)
         self.ready_since[unit.stage] = time.time()
         if unit.kind == "train":
             self._read(unit)
