@@ -6,6 +6,7 @@ stream      training on rows that are streamed, against rows in the trainer's ca
 unit        what the coordinator, SQL and the log add to a unit: the gap between two units of a session
 second call from the call to its first unit, with warm sessions
 large       a model state of 1.5 GB
+looking     what the live page and mop watch take of a selection's processors while it goes on
 """
 
 import argparse
@@ -13,7 +14,11 @@ import io
 import json
 import os
 import statistics
+import subprocess
+import sys
+import threading
 import time
+import urllib.request
 
 from run import RESULTS
 from tables import configure, connect, load_rows, pack, train
@@ -198,7 +203,62 @@ def large(dsn):
             "write, seconds": write}
 
 
-PARTS = {"packing": packing, "hop": hop, "stream": stream, "unit": unit, "second call": second_call, "large": large}
+def looking(dsn):
+    """500 configurations x 6 iterations. Processor seconds of who looks and of its sessions, by the machine's."""
+    workload = Workload("", 2000, (16,), 6, ((("dense", 16, "relu"), ("dense", 10, "softmax")),), tuple(
+        Configuration(0, "Adam", 0.0001 * 1.01 ** n, 50) for n in range(500)))
+    connection, cursor = session(dsn)
+    prepare(cursor, workload, 2)
+    other, look = connect(dsn)
+    mop = [sys.executable, "-c", "import sys; from pg_mop_client.command import main; sys.exit(main())", "-d"]
+    found, used, took, answers = {}, {}, 0.0, []
+    for name, command in {"page": ["dashboard", "--no-browser"], "watch": ["watch"]}.items():
+        cursor.execute("DROP TABLE IF EXISTS models, models_info, models_summary")
+        calling = threading.Thread(target=train, args=(cursor, workload.iterations))
+        began = time.monotonic()
+        calling.start()
+        while True:
+            look.execute("SELECT max(run_id) FROM madlib.mop_runs WHERE status = 'running'")
+            if (run_id := look.fetchone()[0]) is not None:
+                break
+        with subprocess.Popen([*mop, f"{dsn}?application_name=looking_{name}", *command], text=True,
+                              stdout=subprocess.PIPE if name == "page" else subprocess.DEVNULL) as process:
+            if name == "page":
+                address, token = process.stdout.readline().strip().split("?token=")
+                port, have = address.rsplit(":", 1)[1].strip("/"), ""
+            while calling.is_alive():
+                if name == "page":  # as the browser does
+                    asked = time.monotonic()
+                    request = urllib.request.Request(f"{address}api/run/{run_id}?have={have}",
+                                                     headers={"Cookie": f"mop_{port}={token}"})
+                    have = json.load(urllib.request.urlopen(request))["number"]
+                    answers.append(time.monotonic() - asked)
+                look.execute("SELECT pid FROM pg_stat_activity WHERE application_name = %s", [f"looking_{name}"])
+                for pid in [process.pid, *(row[0] for row in look.fetchall())]:
+                    used[name, pid] = max(used.get((name, pid), 0.0), _processor_seconds(pid))
+                calling.join(1)
+            process.terminate()
+        took = time.monotonic() - began
+        share = sum(cpu for (of, _), cpu in used.items() if of == name) / (took * len(os.sched_getaffinity(0)))
+        found.update({f"{name}: seconds of the selection": took, f"{name}: its share of the processors": share})
+    found["page: an answer, seconds (median)"] = statistics.median(answers)
+    other.close()
+    connection.close()
+    return found
+
+
+def _processor_seconds(pid):
+    """That a process has used; 0 where it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            fields = stat.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except OSError:
+        return 0.0
+
+
+PARTS = {"packing": packing, "hop": hop, "stream": stream, "unit": unit, "second call": second_call, "large": large,
+         "looking": looking}
 
 
 def main():

@@ -49,7 +49,22 @@ window.pgMopReport = (function () {
             row.setAttribute("aria-selected", String(+row.dataset.key === marked));
         redraw();
     }
-    function redraw() { for (const parts of redraws.values()) for (const part of parts) part(); }
+    function redraw() { for (const name of redraws.keys()) draw(name); }
+    function draw(name) {
+        late.delete(name);
+        for (const part of redraws.get(name)) part();
+    }
+    // New data are drawn where somebody may see them, and elsewhere once it comes into view.
+    const late = new Set();
+    const near = new Set(), views = new IntersectionObserver(entries => {
+        for (const { target, isIntersecting } of entries) {
+            const name = target.id.replace("-picture", "");
+            if (!isIntersecting) near.delete(name);
+            else { near.add(name); if (late.has(name)) draw(name); }
+        }
+    }, { rootMargin: "50%" });
+    function later(name) { if (near.has(name)) draw(name); else late.add(name); }
+    addEventListener("beforeprint", () => [...late].forEach(draw));
     function scale(from, to, begin, end, log) {
         const f = log ? Math.log : x => x;
         const low = f(from), span = f(to) - low || 1;
@@ -404,9 +419,11 @@ window.pgMopReport = (function () {
         rows = data.configurations;
         byKey = new Map(rows.map(c => [c.mst_key, c]));
         for (const [name, [make, kind]] of Object.entries(PICTURES)) {
-            if (kinds[name] === kind()) { for (const part of redraws.get(name)) part(); continue; }
+            if (kinds[name] === kind()) { later(name); continue; }
             kinds[name] = kind();
             redraws.set(name, []);
+            late.delete(name);
+            views.observe(document.getElementById(name + "-picture"));
             document.getElementById(name + "-picture").replaceChildren();
             make();
         }
