@@ -56,7 +56,7 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
 
 def on_segments(db, packed, model, use_gpus):
     """The call that evaluates all segments at once; None where there are not several, or it cannot be made."""
-    if not packed.foreign and (not packed.keyed or db.value(
+    if not packed.foreign and (not packed.keyed or db.is_temporary(packed.table) or db.value(
             f"SELECT count(*) < 2 FROM (SELECT DISTINCT __dist_key__ FROM {packed.table}) AS segments")):
         return None
     functions = model.summary.get("object_table")

@@ -2,7 +2,6 @@
 
 import functools
 
-from pg_mop import settings
 from pg_mop.api.checks import Checks
 from pg_mop.catalog import metric_of
 from pg_mop.execute.orders import Sharing, epochs
@@ -51,7 +50,7 @@ class Planning(Checks):
         places = len(self._keys("training"))
         self.wanted = min(places, options["sessions"] or sessions or places, self.room or places)
         if {s.server for s in self.segments.values()} == {None}:  # (else each server's own cores count)
-            options["threads"] = options["threads"] or max(1, settings.cores() // self.wanted)
+            options["threads"] = options["threads"] or max(1, self.servers[None].info["cores"] // self.wanted)
         self.scheduler_name = options["scheduler"] if not self.averaging else "randomized"
 
     def adopt(self, stages):
