@@ -31,12 +31,12 @@ class Way:
     lacks: frozenset = frozenset({"optimizer"})
 
     def options(self, text):
-        """libpq's `options` that give these settings (-c name=value ...), without those that the server does not know."""
+        """libpq's `options` that give these settings (-c name=value ...), but for those that the server lacks."""
         return re.sub(r"-c (\w+)=\S+ ?", lambda c: "" if c[1] in self.lacks else c[0], text)
 
     def idle_sql(self, milliseconds):
-        """SQL, with a semicolon: a session that is idle for so long is ended; 0: it stays. (Or as long as who opened it,
-        where the server ends none.)"""
+        """SQL, with a semicolon: a session that is idle for so long is ended; 0: it stays. (Where the server ends none,
+        it stays as long as who opened it.)"""
         return "" if "idle_session_timeout" in self.lacks else f"SET idle_session_timeout = {milliseconds}; "
 
     @property

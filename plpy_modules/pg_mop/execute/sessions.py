@@ -53,8 +53,9 @@ class WorkerSession:
         self.moves, self.command = [], None   # what is carried, and what it does then
         self.prepared = False  # a relay has its tables
         try:
-            self.connection = psycopg2.connect(**way.parameters, options=way.options(options), connect_timeout=CONNECT_SECONDS,
-                                               application_name=application_name, async_=True)
+            self.connection = psycopg2.connect(
+                **way.parameters, options=way.options(options), connect_timeout=CONNECT_SECONDS,
+                application_name=application_name, async_=True)
             libpq.set_verbosity(self.connection, libpq.VERBOSE)
         except psycopg2.Error as error:
             raise SessionLost(str(error).strip()) from None

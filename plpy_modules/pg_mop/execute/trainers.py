@@ -29,7 +29,7 @@ class Here:
         self.holder.start_trainer(options, Limits(self.holder.plpy, self.schema), look_again)
 
     def begin(self, options, dataset, nbytes, keep):
-        """Start it, unless it runs; whether it holds the rows of a dataset, or can keep them besides those of `keep`."""
+        """Start it, unless it runs; whether it holds the rows of a dataset, or can keep them beside those of `keep`."""
         self.start(options)
         return self.holder.holds(dataset, nbytes, keep)
 

@@ -113,7 +113,8 @@ def unknown_class(db, source, summary, output, seed):
 
 
 def refuse(db, source, summary, column, seed, training):
-    """Raise the MopError for a column of which a label is no class, or a number does not fit. `training`: see `pack`."""
+    """Raise the MopError for a column with a label that is no class, or a number that does not fit. `training`: see
+    `table.pack`."""
     if column.encoded:
         unknown_class(db, source, summary, column, seed)
     explain(db, source, [column], training)

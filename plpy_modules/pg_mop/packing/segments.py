@@ -95,14 +95,13 @@ class Segments:
         else:
             mixed = f"md5(concat_ws('/', {int(seed or 0)}, {', '.join(f's.{n}::text' for n in names)}))::uuid"
             numbers = None
-        sent, joins = [], []
-        for i, column in enumerate(inputs):
-            sent.append(f"array_send(r.x{i}::real[]) AS x{i}")
+        sent, joins = [f"array_send(r.x{i}::real[]) AS x{i}" for i in range(len(inputs))], []
         for i, output in enumerate(outputs):
             if output.encoded:
                 joins.append(f"LEFT JOIN {rows.classes(summary, output)} c{i} ON "
                              f"{rows.same(self.db, output, f'r.y{i}', f'c{i}.v')}")
-                sent.append(f"CASE WHEN r.y{i} IS NULL THEN {output.null_code} ELSE coalesce(c{i}.code, -1) END AS y{i}")
+                sent.append(f"CASE WHEN r.y{i} IS NULL THEN {output.null_code} ELSE coalesce(c{i}.code, -1) END "
+                            f"AS y{i}")
             else:
                 array = f"ARRAY[r.y{i}]" if output.scalar else f"r.y{i}"
                 sent.append(f"array_send({array}::{output.wire}[]) AS y{i}")

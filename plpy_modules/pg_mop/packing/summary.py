@@ -15,7 +15,7 @@ def create(db, summary, inputs, outputs, places):
                       for output in outputs)
     db.execute(f"CREATE TABLE {summary} (source_table text, output_table text, dependent_varname text[], "
                f"independent_varname text[], dependent_vartype text[], {classes}buffer_size integer, "
-               "normalizing_const real, num_classes integer[], distribution_rules {rules}, "
+               f"normalizing_const real, num_classes integer[], distribution_rules {rules}, "
                f"__internal_gpu_config__ {rules}{', dependent_dtype text' if _is_regression(outputs) else ''}"
                f"{f', {COPIES} text' if copies else ''})")
 
