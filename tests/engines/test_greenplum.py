@@ -1,32 +1,20 @@
-"""Greenplum: the extension is made there, and its catalog's functions do what they do on PostgreSQL.
+"""Greenplum: the extension is made there, its catalog's functions do what they do on PostgreSQL, and rows are packed.
 
-PG_MOP_GREENPLUM is the DSN of a coordinator, as a superuser, where the extension is installed (docs/servers.md).
+(That it trains as others do is tests/engines/test_engines.py.)
 """
 
 import json
-import os
 
-import psycopg2.extensions
+import greenplum
 import pytest
 
-from conftest import Client
 from workload import ADAM, dense
 
-if "PG_MOP_GREENPLUM" not in os.environ:
-    pytest.skip("tests/engines/test_greenplum.py was NOT RUN: PG_MOP_GREENPLUM names no coordinator",
-                allow_module_level=True)
+greenplum.needed("tests/engines/test_greenplum.py")
 
 DATABASE = "pg_mop_tests"
 TABLES = ("run", "configuration", "segment", "unit", "model", "generation", "metric", "stage", "request", "search_log",
           "checkpoint", "wish", "guest", "copy")
-
-
-class Coordinator:
-    """What Client asks of a server."""
-
-    def dsn(self):
-        given = psycopg2.extensions.parse_dsn(os.environ["PG_MOP_GREENPLUM"])
-        return {"database" if name == "dbname" else name: value for name, value in given.items()}
 
 
 def make(role):
@@ -38,22 +26,15 @@ def make(role):
 @pytest.fixture(scope="module")
 def db():
     """A superuser's session in a fresh database with the extension in schema madlib, and roles ann and bob."""
-    dsn = Coordinator().dsn()
-    maker = Client(Coordinator(), dsn.get("database", "postgres"), dsn.get("user", "postgres"))
-    maker.run(f"DROP DATABASE IF EXISTS {DATABASE}")
-    maker.run(f"CREATE DATABASE {DATABASE}")
-    client = Client(Coordinator(), DATABASE, maker.user)
-    client.run("CREATE SCHEMA madlib; CREATE EXTENSION plpython3u; CREATE EXTENSION pg_mop SCHEMA madlib")
+    made = greenplum.Database(DATABASE)
+    client = made.db
     client.run(make("ann"))
     client.run(make("bob"))
     yield client
+    made.close()
+    client = greenplum.Client(greenplum.Coordinator(), "postgres")
+    client.run("DROP ROLE ann, bob")
     client.close()
-    # (of a session that has just ended the database may still know)
-    maker.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{DATABASE}'")
-    maker.run("SELECT pg_sleep(0.5)")
-    maker.run(f"DROP DATABASE {DATABASE}")
-    maker.run("DROP ROLE ann, bob")
-    maker.close()
 
 
 @pytest.fixture
