@@ -27,24 +27,23 @@ class Database:
     """A fresh database with the extension in schema madlib; `db`: a superuser's session there."""
 
     def __init__(self, name):
-        dsn = Coordinator().dsn()
-        self.name, self.maker = name, Client(Coordinator(), dsn.get("database", "postgres"),
-                                             dsn.get("user", "postgres"))
-        self._drop()
-        self.maker.run(f"CREATE DATABASE {name}")
-        self.db = Client(Coordinator(), name, self.maker.user)
+        self.name = name
+        self._drop(f"CREATE DATABASE {name}")
+        self.db = Client(Coordinator(), name)
         self.db.run("CREATE SCHEMA madlib; CREATE EXTENSION plpython3u; CREATE EXTENSION pg_mop SCHEMA madlib")
 
-    def _drop(self):
+    def _drop(self, then="SELECT"):
+        maker = Client(Coordinator(), "postgres")
         # (of a session that has just ended the database may still know)
-        self.maker.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{self.name}'")
-        self.maker.run("SELECT pg_sleep(0.5)")
-        self.maker.run(f"DROP DATABASE IF EXISTS {self.name}")
+        maker.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{self.name}'")
+        maker.run("SELECT pg_sleep(0.5)")
+        maker.run(f"DROP DATABASE IF EXISTS {self.name}")
+        maker.run(then)
+        maker.close()
 
     def close(self):
         self.db.close()
         self._drop()
-        self.maker.close()
 
 
 def processes(db, pid):

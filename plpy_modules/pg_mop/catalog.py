@@ -22,6 +22,9 @@ from pg_mop.plan.reuse import Known
 from pg_mop.schedule.board import Unit
 
 
+SEGMENT_LOST, SEGMENT_SECONDS = "58M01", 5  # SQLSTATE, and how long a segment of Greenplum is waited for
+
+
 def connect(way, name):
     """A session (psycopg2's) beside the caller's, by a :class:`~pg_mop.engines.ways.Way`, with `name` as
     application_name. Raises MopError."""
@@ -70,13 +73,18 @@ class Catalog:
         return self._lasting(self._run, sql, values)
 
     def _lasting(self, work, *args):
-        """What `work(*args)` gives. Where the session turns out to have gone, a new one does it once more."""
-        if not self.connection.closed:
+        """What `work(*args)` gives. Where the session turns out to have gone, a new one does it once more; where a
+        segment of Greenplum has, it is soon back."""
+        until = time.monotonic() + SEGMENT_SECONDS
+        while not self.connection.closed:
             try:
                 return work(*args)
-            except psycopg2.Error:
-                if not self.connection.closed:
+            except psycopg2.Error as error:
+                if self.connection.closed:
+                    break
+                if error.pgcode != SEGMENT_LOST or time.monotonic() > until:
                     raise
+                time.sleep(0.2)
         self._connect()
         return work(*args)
 
@@ -183,10 +191,11 @@ class Catalog:
             row = configurations[stage.mst_key]
             try:
                 source = row["weights_sql"].replace("%", "%%")
-                cursor.execute(f"SELECT {self.schema}.mop_put_weights(%s, %s, w) FROM ({source}) AS source(w) "
-                               f"WHERE md5(w) = %s", (run_id, stage.number, row["weights_md5"]))
-                seen = cursor.rowcount == 1
-            except (psycopg2.errors.UndefinedTable, psycopg2.errors.UndefinedColumn, psycopg2.errors.LockNotAvailable,
+                cursor.execute(f"SELECT {self.schema}.mop_put_weights(%s, %s, (SELECT w FROM ({source}) AS source(w) "
+                               f"WHERE md5(w) = %s))", (run_id, stage.number, row["weights_md5"]))
+                seen = True
+            except (psycopg2.errors.NotNullViolation, psycopg2.errors.UndefinedTable,
+                    psycopg2.errors.UndefinedColumn, psycopg2.errors.LockNotAvailable,
                     psycopg2.errors.InvalidSchemaName, psycopg2.errors.FeatureNotSupported,
                     psycopg2.errors.InsufficientPrivilege):
                 seen = False
