@@ -21,7 +21,6 @@ from pg_mop.database import KEEPALIVES, SESSION_OPTIONS, MopError, quote_identif
 from pg_mop.plan.reuse import Known
 from pg_mop.schedule.board import Unit
 
-
 SEGMENT_LOST, SEGMENT_SECONDS = "58M01", 5  # SQLSTATE, and how long a segment of Greenplum is waited for
 
 
