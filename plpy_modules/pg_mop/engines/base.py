@@ -76,6 +76,11 @@ class Engine(ABC):
         """{"cores", "gpus"} of the coordinator's own server, where trainers are."""
         return {"cores": settings.cores(), "gpus": settings.gpus()}
 
+    def check_gpus(self):
+        """Raises MopError where trainers have no GPU there."""
+        if not settings.gpus():
+            raise settings.no_gpu()
+
     @abstractmethod
     def way(self, server):
         """The :class:`~pg_mop.engines.ways.Way` to a server (its name; None: the coordinator's own)."""

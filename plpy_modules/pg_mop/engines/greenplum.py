@@ -87,6 +87,13 @@ class Greenplum(PostgreSQL):
         return {"cores": min(machines[host]["cores"] * len(known) // count for host, count in beside.items()),
                 "gpus": min(machines[host]["gpus"] for host in beside)}
 
+    def check_gpus(self):
+        for segment in hosts(self.db):
+            if not machine(self.db, segment.host)["gpus"]:
+                raise MopError(f"use_gpus is set, but host {quote_identifier(segment.host)} has no GPU, or its "
+                               "TensorFlow is for processors alone", sqlstate="58000",
+                               hint="There: make install FRAMEWORK=cuda; or call with use_gpus := FALSE.")
+
     def segments(self, packed):
         db, places, found = self.db, keys(self.db), []
         for row in db.execute(f"SELECT __dist_key__ AS key, gp_segment_id AS content, {sizes(packed)} "

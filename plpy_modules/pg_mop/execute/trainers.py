@@ -7,6 +7,7 @@ import json
 
 from mop_udf import aggregate, params
 from mop_udf.errors import raise_error
+from pg_mop import settings
 from pg_mop.database import MopError
 from pg_mop.limits import Limits
 
@@ -158,11 +159,20 @@ def at_start(plpy, options, limits, dataset, nbytes, keep):
         holder.stop_trainer()
     try:
         with aggregate.failures_as_sql(plpy, holder):
-            holder.start_trainer(json.loads(options), Told(plpy, json.loads(limits)), dataset is None)
+            holder.start_trainer(_on_own_gpu(plpy, json.loads(options)), Told(plpy, json.loads(limits)),
+                                 dataset is None)
             return json.dumps(dataset is None or holder.holds(dataset, nbytes, json.loads(keep)))
     except MopError as error:
         problem = error
     raise_error(plpy, problem.message, problem.sqlstate, problem.detail)
+
+
+def _on_own_gpu(plpy, options):
+    """A trainer's options with the number of the GPU of this host that this segment is to use, if it is to use one."""
+    if options.get("gpu") is None:
+        return options
+    segment = plpy.execute("SELECT pg_catalog.current_setting('gp_contentid') AS content")[0]["content"]
+    return {**options, "gpu": int(segment) % max(1, settings.gpus())}
 
 
 def at_begin(plpy, text):

@@ -11,6 +11,9 @@ def places_of(db, source, config, distribution_rules=None):
     """Where what is packed of a Table is to be: Places or, where its rows are in shards of Citus, Shards; on Greenplum
     Segments, which `distribution_rules` choose. `config`: the settings. Raises MopError."""
     if db.has_segments:
+        for name in ("servers", "replicas"):
+            if config[name] not in (None, 1):
+                db.check_engine(f"pg_mop.{name}")
         return Segments(db, distribution_rules)
     if not citus.reads_shards(db, source):
         return Places(db, config["servers"], config["segments"], config["replicas"])
