@@ -88,24 +88,22 @@ BEGIN
 END
 $$;
 
--- Starts the session's trainer at a place, within the limits of the calling role, and asks it whether it keeps the rows
--- of a dataset: JSON.
-CREATE FUNCTION @extschema@.mop_start_at(at_place integer, options text, dataset text, nbytes bigint, keep text,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS text
+-- Starts the session's trainer at a place, unless it runs, within the limits of the calling role.
+CREATE FUNCTION @extschema@.mop_start_at(at_place integer, options text, look_again boolean,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     caller oid := @extschema@.mop_caller(ticket);
     allowed record;
-    answer text;
+    started boolean;
 BEGIN
     SELECT l.* INTO allowed FROM @extschema@.mop_limits(ticket) l;
-    EXECUTE format('SELECT @extschema@.mop_at_start(%L, %L, %L, %L, %L) FROM @extschema@.mop_place p WHERE p.place = %s',
+    EXECUTE format('SELECT @extschema@.mop_at_start(%L, %L, %L) FROM @extschema@.mop_place p WHERE p.place = %s',
         options, json_build_object('sessions', allowed.sessions, 'threads', allowed.threads, 'trainer_memory_mb',
             allowed.trainer_memory_mb, 'max_model_mb', allowed.max_model_mb, 'role', caller::bigint)::text,
-        dataset, nbytes, keep, at_place) INTO answer;
-    IF answer IS NULL THEN
+        look_again, at_place) INTO started;
+    IF started IS NULL THEN
         RAISE EXCEPTION 'there is no place %', at_place USING ERRCODE = '22023';
     END IF;
-    RETURN answer;
 END
 $$;

@@ -1,11 +1,18 @@
 -- What mop_start_trainer and mop_run_unit call at a place, in the process of the session that has the trainer:
 -- pg_mop/execute/trainers.py. (mop_at_start is for mop_start_at alone, which knows the limits.)
 
-CREATE FUNCTION @extschema@.mop_at_start(options text, limits text, dataset text, nbytes bigint, keep text)
-RETURNS text LANGUAGE plpython3u VOLATILE AS $$
+CREATE FUNCTION @extschema@.mop_at_start(options text, limits text, look_again boolean)
+RETURNS boolean LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.execute import trainers
 return trainers.at_start(plpy, *args)
+$$;
+
+CREATE FUNCTION @extschema@.mop_at_room(options text, dataset text, nbytes bigint, keep text)
+RETURNS text LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.execute import trainers
+return trainers.at_room(plpy, *args)
 $$;
 
 CREATE FUNCTION @extschema@.mop_at_begin(unit text) RETURNS text LANGUAGE plpython3u VOLATILE AS $$

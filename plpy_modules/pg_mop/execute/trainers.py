@@ -3,6 +3,7 @@ Greenplum. Each has the methods of :class:`Here`; those of :class:`There` are st
 functions below.
 """
 
+import functools
 import json
 
 from mop_udf import aggregate, params
@@ -82,13 +83,17 @@ class There:
                                  f"WHERE place = {self.place}", types, values)[0]["answer"]
 
     def start(self, options, look_again=False):
-        self.begin(options, None, 0, [])
+        self.holder.query(f"SELECT {self.schema}.mop_start_at($1, $2, $3)", ["integer", "text", "boolean"],
+                          [self.place, json.dumps(options), look_again])
 
     def begin(self, options, dataset, nbytes, keep):
-        return json.loads(self.holder.query(
-            f"SELECT {self.schema}.mop_start_at($1, $2, $3, $4, $5) AS answer",
-            ["integer", "text", "text", "bigint", "text"],
-            [self.place, json.dumps(options), dataset, nbytes, json.dumps(keep)])[0]["answer"])
+        asked = [json.dumps(options), dataset, nbytes, json.dumps(keep)]
+        ask = functools.partial(self._at, "mop_at_room($1, $2, $3, $4)", ["text", "text", "bigint", "text"], asked)
+        answer = ask()
+        if answer is None:
+            self.start(options)
+            answer = ask()
+        return json.loads(answer)
 
     def give(self, unit, models, states, objects):
         if any(objects):
@@ -152,16 +157,25 @@ class Told(Limits):
             "SELECT a.pid FROM pg_catalog.pg_stat_activity a WHERE a.usename OPERATOR(pg_catalog.=) session_user")}
 
 
-def at_start(plpy, options, limits, dataset, nbytes, keep):
-    """Start the trainer of this process unless it runs; JSON: whether it holds or can keep a dataset's rows."""
+def at_room(plpy, options, dataset, nbytes, keep):
+    """JSON: whether the trainer of this process holds or can keep the rows of a dataset; None: none runs that was
+    started with these options."""
     holder = aggregate.session(plpy)
     if holder.unit is not None:  # an answer is still to come that nobody waits for any more
         holder.stop_trainer()
+    if holder.trainer is None or not holder.trainer.alive() or holder.wanted != _on_own_gpu(plpy, json.loads(options)):
+        return None
+    with aggregate.failures_as_sql(plpy, holder):
+        return json.dumps(holder.holds(dataset, nbytes, json.loads(keep)))
+
+
+def at_start(plpy, options, limits, look_again):
+    """Start the trainer of this process, unless it runs."""
+    holder = aggregate.session(plpy)
     try:
         with aggregate.failures_as_sql(plpy, holder):
-            holder.start_trainer(_on_own_gpu(plpy, json.loads(options)), Told(plpy, json.loads(limits)),
-                                 dataset is None)
-            return json.dumps(dataset is None or holder.holds(dataset, nbytes, json.loads(keep)))
+            holder.start_trainer(_on_own_gpu(plpy, json.loads(options)), Told(plpy, json.loads(limits)), look_again)
+            return True
     except MopError as error:
         problem = error
     raise_error(plpy, problem.message, problem.sqlstate, problem.detail)
