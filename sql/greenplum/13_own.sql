@@ -1,17 +1,20 @@
 -- mop_own of 12_journal.sql, which is asked several times in a unit's transaction: each look at a table is one at a
 -- segment. A ticket is of one transaction of one role, so what was found for it holds to the end of that.
 
--- These are for mop_own alone: what this process knows. (No role but superusers has code of its own in it.)
-CREATE FUNCTION @extschema@.mop_known(run bigint, ticket text) RETURNS boolean LANGUAGE plpython3u VOLATILE AS $$
+-- These are for mop_own alone: what this process knows of its transaction, which began at a moment. (No role but
+-- superusers has code of its own in it.)
+CREATE FUNCTION @extschema@.mop_known(run bigint, ticket text, moment timestamptz) RETURNS boolean
+LANGUAGE plpython3u VOLATILE AS $$
 #python
 import mop_udf
-return getattr(mop_udf, 'owned', None) == (run, ticket)
+return getattr(mop_udf, 'owned', None) == (run, ticket, moment)
 $$;
 
-CREATE FUNCTION @extschema@.mop_know(run bigint, ticket text) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+CREATE FUNCTION @extschema@.mop_know(run bigint, ticket text, moment timestamptz) RETURNS void
+LANGUAGE plpython3u VOLATILE AS $$
 #python
 import mop_udf
-mop_udf.owned = run, ticket
+mop_udf.owned = run, ticket, moment
 $$;
 
 CREATE OR REPLACE FUNCTION @extschema@.mop_own(run bigint, ticket text, run_epoch integer DEFAULT NULL,
@@ -21,7 +24,7 @@ DECLARE
     number integer;
     role oid;
 BEGIN
-    IF @extschema@.mop_known(run, ticket) THEN
+    IF @extschema@.mop_known(run, ticket, now()) THEN
         IF lock THEN
             reached := @extschema@.mop_hold_run(run);
         ELSIF run_epoch IS NOT NULL THEN
@@ -34,7 +37,7 @@ BEGIN
         role := (SELECT o.who::oid FROM @extschema@.mop_owner o WHERE o.owner = number);
         IF ticket = role || ' ' || encode(@extschema@.mop_sha256((SELECT s.secret FROM @extschema@.mop_secret s)
                 || 'caller' || oidsend(role) || int4send(pg_backend_pid()) || timestamptz_send(now())), 'hex') THEN
-            PERFORM @extschema@.mop_know(run, ticket);
+            PERFORM @extschema@.mop_know(run, ticket, now());
             IF lock THEN
                 reached := @extschema@.mop_hold_run(run);
             END IF;

@@ -532,6 +532,24 @@ def test_a_role_trains_on_its_own_rows_and_sees_its_own_runs(trained, ann, bob):
         f"SELECT madlib.mop_at_begin(%s) FROM madlib.mop_place WHERE place = {place}", [unit]))
 
 
+def test_a_ticket_is_of_no_use_in_a_later_transaction(ann):
+    """Also not to the process that has seen it."""
+    run_id = open_run(ann)
+    ann.run("BEGIN")
+    ticket = ann.value("SELECT ticket FROM madlib.mop_tickets")
+    seal = "SELECT madlib.mop_output_seal(%s, %s)"
+    assert ann.value(seal, [run_id, ticket]) == ann.value(seal, [run_id, ticket])
+    ann.run("COMMIT")
+    assert ann.error(seal, [run_id, ticket]).pgcode == "42501"
+
+
+def test_places_are_found_anew_where_some_are_missing(trained):
+    before = trained.run("SELECT place FROM madlib.mop_place ORDER BY 1")
+    trained.run("DELETE FROM madlib.mop_place WHERE place = 0")
+    fit(trained, "flowers_packed", "anew", "mst", iterations=1)
+    assert trained.run("SELECT place FROM madlib.mop_place ORDER BY 1") == before
+
+
 def test_a_part_of_a_unit_outside_of_one_is_an_error(trained):
     """Never silently nothing: what is called elsewhere than where the trainer is finds no unit."""
     place = trained.value("SELECT place FROM madlib.mop_place LIMIT 1")

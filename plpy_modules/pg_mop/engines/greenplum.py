@@ -29,13 +29,16 @@ def hosts(db):
         "SELECT content, dbid, hostname FROM gp_segment_configuration WHERE role = 'p' AND content >= 0 ORDER BY 1")]
 
 
-def keys(db):
-    """{content: the smallest number that Greenplum puts on that segment}, as mop_place has them."""
+def keys(db, looked=False):
+    """{content: the smallest number that Greenplum puts on that segment}, as mop_place has them, once it is `looked`
+    for them on all."""
     found = {row["content"]: row["place"] for row in db.execute(
         f"SELECT gp_segment_id AS content, min(place) AS place FROM {db.extension}.mop_place GROUP BY 1")}
-    if len(found) < len(hosts(db)):  # the cluster has grown
+    if missing := {segment.content for segment in hosts(db)} - set(found):  # the cluster has grown
+        if looked:
+            raise MopError(f"no number is found that is on segment {min(missing)}", sqlstate="XX000")
         db.execute(f"SELECT {db.extension}.mop_find_places()")
-        return keys(db)
+        return keys(db, looked=True)
     return found
 
 
