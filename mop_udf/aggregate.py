@@ -8,6 +8,7 @@ import re
 from contextlib import contextmanager
 
 import mop_udf
+from mop_udf.errors import raise_error
 from mop_udf.process import MemoryExceeded, Trainer, TrainerError, TrainerLost
 
 # SQLSTATEs by which the coordinator tells what to do with a failed unit
@@ -28,6 +29,7 @@ class Session:
         self.wanted = None  # the options that it was asked for with
         self.units = 0  # that it has begun
         self.unit = None
+        self.taking = False  # states of it are still to come
         self.schema = None  # the extension's, quoted, once it has been asked for
         self.plans = {}  # (sql, types) -> prepared plan
         self.coming = None  # what to do while the trainer works on the unit
@@ -98,17 +100,28 @@ class Session:
         self.unit = {**unit, "sends_rows": sends, "epochs_sent": epochs,
                      "models": [{**model, "objects": list(own)} for model, own in zip(models, objects)]}
         trainer.send({"op": "unit", **self.unit}, *(data for own in objects for data in own.values()))
+        self.taking = True
         for stage, part in states:
-            trainer.send({"op": "state", "stage": stage}, part)
-        trainer.send({"op": "states_end"})
+            self.give(stage, part)
+
+    def give(self, stage, part):
+        """Send a part of a state; what follows the last one tells that it was the last."""
+        self.trainer.send({"op": "state", "stage": stage}, part)
+
+    def _end_states(self):
+        if self.taking:
+            self.taking = False
+            self.trainer.send({"op": "states_end"})
 
     def rows(self, epoch, buffer, columns, shapes):
         """Send one packed buffer."""
+        self._end_states()
         self.trainer.send({"op": "rows", "epoch": epoch, "buffer": buffer,
                            "shapes": [[int(n) for n in SHAPE.findall(s)] for s in shapes]}, *columns)
 
     def end(self):
         """End the rows and wait for the unit's report (dict)."""
+        self._end_states()
         self.trainer.send({"op": "end"})
         if self.coming is not None:
             coming, self.coming = self.coming, None
@@ -168,7 +181,7 @@ def failures_as_sql(plpy, holder):
     except TrainerLost as error:
         holder.stop_trainer()
         message, state = str(error), TRAINER_LOST
-    plpy.error(message, sqlstate=state)
+    raise_error(plpy, message, state)
 
 
 def transition(plpy, state, epoch, buffer, columns, shapes):

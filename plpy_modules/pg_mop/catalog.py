@@ -21,6 +21,8 @@ from pg_mop.database import KEEPALIVES, SESSION_OPTIONS, MopError, quote_identif
 from pg_mop.plan.reuse import Known
 from pg_mop.schedule.board import Unit
 
+SEGMENT_LOST, SEGMENT_SECONDS = "58M01", 5  # SQLSTATE, and how long a segment of Greenplum is waited for
+
 
 def connect(way, name):
     """A session (psycopg2's) beside the caller's, by a :class:`~pg_mop.engines.ways.Way`, with `name` as
@@ -28,7 +30,7 @@ def connect(way, name):
     try:
         connection = psycopg2.connect(
             **way.parameters, connect_timeout=10, application_name=name,
-            options=f"{SESSION_OPTIONS} {KEEPALIVES} -c statement_timeout=30000 -c lock_timeout=10000")
+            options=way.options(f"{SESSION_OPTIONS} {KEEPALIVES} -c statement_timeout=30000 -c lock_timeout=10000"))
         connection.autocommit = True
         with connection.cursor() as cursor:
             # always: the login's own settings may say another
@@ -47,6 +49,8 @@ class Catalog:
         """Connects. Raises MopError with what mends it."""
         # psycopg2 takes a single % for a place to fill
         self.schema, self.way = db.extension.replace("%", "%%"), way
+        # what the role reads of a table of the catalog: the table itself, or where there is no row security, a view
+        self.own = f"{self.schema}.mop_own_" if db.has_segments else f"{self.schema}.mop_"
         self.epoch = None  # of the run that is opened or reopened by this
         self.caller = db.value("SELECT pg_backend_pid()")
         # tells the catalog, in this session, which session it is that calls
@@ -56,8 +60,8 @@ class Catalog:
     @property
     def _me(self):
         """SQL: this role's number there."""
-        return (f"(SELECT o.owner FROM {self.schema}.mop_owner o"
-                f" WHERE o.who = to_regrole(quote_ident(current_user)))")
+        return (f"(SELECT o.owner FROM {self.own}owner o"
+                f" WHERE o.who = {self.schema}.mop_role(current_user))")
 
     def _connect(self):
         self.connection = connect(self.way, "pg_mop catalog")
@@ -68,13 +72,18 @@ class Catalog:
         return self._lasting(self._run, sql, values)
 
     def _lasting(self, work, *args):
-        """What `work(*args)` gives. Where the session turns out to have gone, a new one does it once more."""
-        if not self.connection.closed:
+        """What `work(*args)` gives. Where the session turns out to have gone, a new one does it once more; where a
+        segment of Greenplum has, it is soon back."""
+        until = time.monotonic() + SEGMENT_SECONDS
+        while not self.connection.closed:
             try:
                 return work(*args)
-            except psycopg2.Error:
-                if not self.connection.closed:
+            except psycopg2.Error as error:
+                if self.connection.closed:
+                    break
+                if error.pgcode != SEGMENT_LOST or time.monotonic() > until:
                     raise
+                time.sleep(0.2)
         self._connect()
         return work(*args)
 
@@ -181,10 +190,11 @@ class Catalog:
             row = configurations[stage.mst_key]
             try:
                 source = row["weights_sql"].replace("%", "%%")
-                cursor.execute(f"SELECT {self.schema}.mop_put_weights(%s, %s, w) FROM ({source}) AS source(w) "
-                               f"WHERE md5(w) = %s", (run_id, stage.number, row["weights_md5"]))
-                seen = cursor.rowcount == 1
-            except (psycopg2.errors.UndefinedTable, psycopg2.errors.UndefinedColumn, psycopg2.errors.LockNotAvailable,
+                cursor.execute(f"SELECT {self.schema}.mop_put_weights(%s, %s, (SELECT w FROM ({source}) AS source(w) "
+                               f"WHERE md5(w) = %s))", (run_id, stage.number, row["weights_md5"]))
+                seen = True
+            except (psycopg2.errors.NotNullViolation, psycopg2.errors.UndefinedTable,
+                    psycopg2.errors.UndefinedColumn, psycopg2.errors.LockNotAvailable,
                     psycopg2.errors.InvalidSchemaName, psycopg2.errors.FeatureNotSupported,
                     psycopg2.errors.InsufficientPrivilege):
                 seen = False
@@ -201,20 +211,22 @@ class Catalog:
         A run that this very backend is said to run was left open by an earlier call, which could not close it.
         """
         rows = self.execute(
-            f"SELECT r.*, {self.schema}.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') AS now,"
-            f" EXISTS (SELECT 1 FROM {self.schema}.mop_generation g WHERE g.run_id = r.run_id) AS has_states"
-            f" FROM {self.schema}.mop_run r WHERE run_id = %s AND owner = {self._me}", (run_id,))
+            f"SELECT r.*, EXISTS (SELECT 1 FROM {self.own}generation g WHERE g.run_id = r.run_id) AS has_states"
+            f" FROM {self.own}run r WHERE run_id = %s AND owner = {self._me}", (run_id,))
         if not rows:
             return None
-        left = rows[0]["now"] == "running" and rows[0]["coordinator_pid"] == self.caller
-        return {**rows[0], "status": "failed" if left else rows[0]["now"]}
+        run = rows[0]
+        now = self.execute(f"SELECT {self.schema}.mop_status(%(status)s, %(coordinator_pid)s, %(coordinator_start)s,"
+                           f" 'failed') AS now", run)[0]["now"]
+        left = now == "running" and run["coordinator_pid"] == self.caller
+        return {**run, "status": "failed" if left else now}
 
     def unfinished(self, function, output, arguments):
         """The caller's last run of a call of `function` with these arguments (dict), if its output was never
         committed and it still holds states; or None."""
         for row in self.execute(
-                f"SELECT run_id FROM {self.schema}.mop_run r WHERE owner = {self._me} AND function = %s"
-                f" AND model_output_table = %s AND EXISTS (SELECT 1 FROM {self.schema}.mop_generation g"
+                f"SELECT run_id FROM {self.own}run r WHERE owner = {self._me} AND function = %s"
+                f" AND model_output_table = %s AND EXISTS (SELECT 1 FROM {self.own}generation g"
                 f" WHERE g.run_id = r.run_id) ORDER BY run_id DESC LIMIT 1", (function, output)):
             run = self.run(row["run_id"])
             parameters = run["parameters"] if run is not None else {}
@@ -227,7 +239,7 @@ class Catalog:
         """The number of the caller's last run after `run` (a dict) that has written the same output tables, or None:
         by a warm start, or after somebody dropped them."""
         rows = self.execute(
-            f"SELECT r.run_id FROM {self.schema}.mop_run r WHERE owner = {self._me} AND r.run_id > %s AND"
+            f"SELECT r.run_id FROM {self.own}run r WHERE owner = {self._me} AND r.run_id > %s AND"
             f" r.function <> 'mop_more' AND r.model_output_table = %s AND {self.schema}.mop_has_output(r.run_id)"
             f" ORDER BY 1 DESC LIMIT 1", (run["run_id"], run["model_output_table"]))
         return rows[0]["run_id"] if rows else None
@@ -239,13 +251,13 @@ class Catalog:
     def run_configurations(self, run_id):
         """A run's configurations as dicts, by mst_key."""
         return self.execute(f"SELECT mst_key, model_id, compile_params, fit_params, model_arch, error, blame,"
-                            f" weights_sql, weights_md5, reason FROM {self.schema}.mop_configuration WHERE run_id = %s"
+                            f" weights_sql, weights_md5, reason FROM {self.own}configuration WHERE run_id = %s"
                             f" ORDER BY mst_key", (run_id,))
 
     def run_segments(self, run_id):
         """{(dataset, segment): fingerprint} of a run."""
         return {(row["dataset"], row["segment"]): row["fingerprint"] for row in self.execute(
-            f"SELECT dataset, segment, fingerprint FROM {self.schema}.mop_segment WHERE run_id = %s", (run_id,))}
+            f"SELECT dataset, segment, fingerprint FROM {self.own}segment WHERE run_id = %s", (run_id,))}
 
     def known_copies(self, segments):
         """{(fingerprint of a segment, that of its copy)} of those Segments (by dataset and key) that an earlier run has
@@ -254,8 +266,8 @@ class Catalog:
                   for copy in s.copies}
         rows = self.execute(
             f"SELECT DISTINCT s.fingerprint, s.server, c.fingerprint AS same, c.server AS copy_on"
-            f" FROM {self.schema}.mop_copy c JOIN {self.schema}.mop_segment s USING (run_id, dataset, segment)"
-            f" JOIN {self.schema}.mop_run r USING (run_id) WHERE r.owner = {self._me} AND c.fingerprint = ANY (%s)",
+            f" FROM {self.own}copy c JOIN {self.own}segment s USING (run_id, dataset, segment)"
+            f" JOIN {self.own}run r USING (run_id) WHERE r.owner = {self._me} AND c.fingerprint = ANY (%s)",
             ([copy[2] for copy in copies],)) if copies else []
         return {(row["fingerprint"], row["same"]) for row in rows if tuple(row.values()) in copies}
 
@@ -263,20 +275,20 @@ class Catalog:
         """A run's stages as dicts, parents first, with the `mst_keys` that ask for each."""
         return self.execute(
             f"SELECT s.stage, s.parent, s.iteration, s.identity, s.mst_key, s.compile_params, s.fit_params,"
-            f" s.evaluated, s.source_run, s.source_stage, (SELECT count(*) FROM {self.schema}.mop_metric x"
-            f" WHERE x.run_id = s.run_id AND x.stage = s.stage) AS scores,"
-            f" array_agg(q.mst_key) FILTER (WHERE q.mst_key IS NOT NULL) AS mst_keys"
-            f" FROM {self.schema}.mop_stage s LEFT JOIN {self.schema}.mop_request q USING (run_id, stage)"
-            f" WHERE s.run_id = %s GROUP BY s.run_id, s.stage ORDER BY s.stage", (run_id,))
+            f" s.evaluated, s.source_run, s.source_stage, coalesce(x.scores, 0) AS scores, q.mst_keys"
+            f" FROM {self.own}stage s LEFT JOIN (SELECT run_id, stage, count(*) AS scores FROM {self.own}metric"
+            f" GROUP BY run_id, stage) x USING (run_id, stage) LEFT JOIN (SELECT run_id, stage, array_agg(mst_key)"
+            f" AS mst_keys FROM {self.own}request GROUP BY run_id, stage) q USING (run_id, stage)"
+            f" WHERE s.run_id = %s ORDER BY s.stage", (run_id,))
 
     def run_units(self, run_id):
         """A run's units that were begun, as dicts, those of training by version; `own`: or those of an earlier run, of
         a stage that was taken over."""
         return self.execute(
             f"SELECT u.stage, u.iteration, u.segment, u.kind, u.dataset, u.attempt, u.status, u.version, u.kernel,"
-            f" true AS own FROM {self.schema}.mop_unit u WHERE u.run_id = %(run_id)s"
+            f" true AS own FROM {self.own}unit u WHERE u.run_id = %(run_id)s"
             f" UNION ALL SELECT s.stage, u.iteration, u.segment, u.kind, u.dataset, u.attempt, u.status, u.version,"
-            f" u.kernel, false FROM {self.schema}.mop_stage s JOIN {self.schema}.mop_unit u"
+            f" u.kernel, false FROM {self.own}stage s JOIN {self.own}unit u"
             f" ON (u.run_id, u.stage) = (s.source_run, s.source_stage)"
             f" WHERE s.run_id = %(run_id)s AND u.kind = 'train' AND u.status = 'finished'"
             f" ORDER BY version, attempt", {"run_id": run_id})
@@ -284,18 +296,18 @@ class Catalog:
     def models(self, run_id):
         """{stage: {version, generation, bytes}} of a run's stages that have been trained or start from weights."""
         return {row["stage"]: row for row in self.execute(
-            f"SELECT stage, version, generation, bytes FROM {self.schema}.mop_model"
+            f"SELECT stage, version, generation, bytes FROM {self.own}model"
             f" WHERE run_id = %s AND bytes IS NOT NULL", (run_id,))}
 
     def state_bytes(self, run_id, stage):
         """Bytes of a stage's model state."""
-        return self.execute(f"SELECT bytes FROM {self.schema}.mop_model WHERE run_id = %s AND stage = %s",
+        return self.execute(f"SELECT bytes FROM {self.own}model WHERE run_id = %s AND stage = %s",
                             (run_id, stage))[0]["bytes"]
 
     def generations(self, run_id):
         """The numbers of a run's generations of states, as a set."""
         return {row["generation"] for row in self.execute(
-            f"SELECT generation FROM {self.schema}.mop_generation WHERE run_id = %s", (run_id,))}
+            f"SELECT generation FROM {self.own}generation WHERE run_id = %s", (run_id,))}
 
     def reopen_run(self, run_id):
         """Take a run over from a coordinator that has gone: it has another epoch then."""
@@ -321,14 +333,14 @@ class Catalog:
         self.execute("SET statement_timeout = 0; SET lock_timeout = 100")
         self.execute(f"SELECT {self.schema}.mop_housekeeping()")
         self.execute(f"SELECT {self.schema}.mop_evict(%s)", (checkpoint_bytes,))
-        for row in self.execute(f"SELECT run_id FROM {self.schema}.mop_run WHERE status = 'running' AND owner ="
+        for row in self.execute(f"SELECT run_id FROM {self.own}run WHERE status = 'running' AND owner ="
                                 f" {self._me} AND coordinator_pid = %s", (self.caller,)):
             self.close_run(row["run_id"], "failed", "an earlier call of this session could not note how it ended")
         self.execute("SET statement_timeout = 30000; SET lock_timeout = 10000")
 
     def wanted_sessions(self, run_id):
         """How many worker sessions somebody wants the run to have (mop_set_sessions)."""
-        return self.execute(f"SELECT sessions FROM {self.schema}.mop_run WHERE run_id = %s", (run_id,))[0]["sessions"]
+        return self.execute(f"SELECT sessions FROM {self.own}run WHERE run_id = %s", (run_id,))[0]["sessions"]
 
     def terminate(self, pids):
         """End backends that did not hear a cancel."""
@@ -341,14 +353,14 @@ class Catalog:
         known if they are of all `datasets` (their number), of the same rows."""
         rows = self.execute(
             f"SELECT s.identity, s.run_id, s.stage, c.stage IS NOT NULL AND m.generation IS NOT NULL AS state,"
-            f" (SELECT count(*) FROM {self.schema}.mop_metric x WHERE x.run_id = s.run_id AND x.stage = s.stage"
+            f" (SELECT count(*) FROM {self.own}metric x WHERE x.run_id = s.run_id AND x.stage = s.stage"
             f"  AND {self.schema}.mop_same_segments(%s, s.run_id, x.dataset)) AS scores,"
             f" coalesce(s.source_run, s.run_id) AS origin_run, coalesce(s.source_stage, s.stage) AS origin_stage,"
             f" coalesce(p.source_run, p.run_id) AS parent_run, coalesce(p.source_stage, p.stage) AS parent_stage"
-            f" FROM {self.schema}.mop_stage s JOIN {self.schema}.mop_run r USING (run_id)"
-            f" LEFT JOIN {self.schema}.mop_stage p ON (p.run_id, p.stage) = (s.run_id, s.parent)"
-            f" JOIN {self.schema}.mop_model m ON (m.run_id, m.stage) = (s.run_id, s.stage)"
-            f" LEFT JOIN {self.schema}.mop_checkpoint c ON (c.run_id, c.stage) = (s.run_id, s.stage)"
+            f" FROM {self.own}stage s JOIN {self.own}run r USING (run_id)"
+            f" LEFT JOIN {self.own}stage p ON (p.run_id, p.stage) = (s.run_id, s.parent)"
+            f" JOIN {self.own}model m ON (m.run_id, m.stage) = (s.run_id, s.stage)"
+            f" LEFT JOIN {self.own}checkpoint c ON (c.run_id, c.stage) = (s.run_id, s.stage)"
             f" WHERE s.identity = ANY (%s) AND s.run_id <> %s AND r.owner = {self._me}"
             f" AND m.version = s.iteration * r.segments", (run_id, list(identities), run_id)) if identities else []
         known = {}
@@ -447,7 +459,7 @@ class Catalog:
     def guests(self, run_id):
         """{server: the run's number there} of the other servers that a run is at work on."""
         return {row["server"]: row["guest"] for row in self.execute(
-            f"SELECT server, guest FROM {self.schema}.mop_guest WHERE run_id = %s", (run_id,))}
+            f"SELECT server, guest FROM {self.own}guest WHERE run_id = %s", (run_id,))}
 
     def add_guest(self, run_id, server, guest):
         self.execute(f"SELECT {self.schema}.mop_add_guest(%s, %s, %s, %s)", (run_id, self.epoch, server, guest))
@@ -462,13 +474,13 @@ class Catalog:
     def led_by(self, leader):
         """{its number there: the number of the leader's run} of the role's runs here that are guests of a server."""
         return {row["run_id"]: int(row["led"]) for row in self.execute(
-            f"SELECT run_id, parameters ->> 'run' AS led FROM {self.schema}.mop_run WHERE owner = {self._me}"
+            f"SELECT run_id, parameters ->> 'run' AS led FROM {self.own}run WHERE owner = {self._me}"
             f" AND function = 'guest' AND parameters ->> 'leader' = %s", (leader,))}
 
     def finished_units(self, run_id):
         """A run's Units that are finished, those of training by version."""
         return [Unit(**row) for row in self.execute(
-            f"SELECT iteration, stage, kind, dataset, segment FROM {self.schema}.mop_unit"
+            f"SELECT iteration, stage, kind, dataset, segment FROM {self.own}unit"
             f" WHERE run_id = %s AND status = 'finished' ORDER BY version", (run_id,))]
 
     def report(self, run_id, unit):
@@ -511,7 +523,7 @@ class Catalog:
     def unit_is_finished(self, unit):
         """True where the unit's commit reached the server although its answer did not reach us."""
         return bool(self.execute(
-            f"SELECT 1 FROM {self.schema}.mop_unit WHERE run_id = %(run_id)s AND stage = %(stage)s"
+            f"SELECT 1 FROM {self.own}unit WHERE run_id = %(run_id)s AND stage = %(stage)s"
             f" AND segment = %(segment)s AND kind = %(kind)s AND dataset = %(dataset)s AND status = 'finished'", unit))
 
     def fail_configurations(self, run_id, mst_keys, error, blame):
@@ -538,11 +550,11 @@ class Catalog:
     def search_log(self, run_id):
         """The events of a search, in order."""
         return [row["event"] for row in self.execute(
-            f"SELECT event FROM {self.schema}.mop_search_log WHERE run_id = %s ORDER BY number", (run_id,))]
+            f"SELECT event FROM {self.own}search_log WHERE run_id = %s ORDER BY number", (run_id,))]
 
     def wishes(self, run_id):
         """What people have wished of a run since the last look, in order; it is theirs who asked first."""
-        if not self.execute(f"SELECT EXISTS (SELECT 1 FROM {self.schema}.mop_wish WHERE run_id = %s) AS some",
+        if not self.execute(f"SELECT EXISTS (SELECT 1 FROM {self.own}wish WHERE run_id = %s) AS some",
                             (run_id,))[0]["some"]:
             return []
         return [row["wish"] for row in self.execute(f"SELECT {self.schema}.mop_take_wishes(%s, %s) AS wish",
@@ -559,12 +571,12 @@ class Catalog:
             f"SELECT q.mst_key, q.iteration, m.stage, m.dataset, m.loss, m.metric, m.metrics,"
             # (of all units of the run: not while it goes on)
             f" CASE WHEN %(stages)s::integer[] IS NULL THEN extract(epoch FROM m.noted_at - coalesce((SELECT"
-            f" min(started_at) FROM {self.schema}.mop_unit WHERE run_id = %(run_id)s), m.noted_at))::float8 END"
+            f" min(started_at) FROM {self.own}unit WHERE run_id = %(run_id)s), m.noted_at))::float8 END"
             f" AS seconds,"
             f" extract(epoch FROM m.noted_at - (SELECT min(started_at)"
-            f" FROM {self.schema}.mop_unit u WHERE u.run_id = m.run_id AND u.stage = m.stage AND u.kind = 'evaluate'"
+            f" FROM {self.own}unit u WHERE u.run_id = m.run_id AND u.stage = m.stage AND u.kind = 'evaluate'"
             f" AND u.dataset = m.dataset AND u.status = 'finished'))::float8 AS took"
-            f" FROM {self.schema}.mop_metric m JOIN {self.schema}.mop_request q USING (run_id, stage)"
+            f" FROM {self.own}metric m JOIN {self.own}request q USING (run_id, stage)"
             f" WHERE m.run_id = %(run_id)s AND (%(iteration)s IS NULL OR q.iteration = %(iteration)s)"
             f" AND (%(stages)s::integer[] IS NULL OR m.stage = ANY (%(stages)s::integer[]))"
             f" ORDER BY 2, 1, 4", {"run_id": run_id, "iteration": iteration, "stages": stages})
@@ -574,22 +586,21 @@ class Catalog:
         it trained, or that of the iteration `kept` ({mst_key: iteration}): stage, iteration, version, segment of its
         last unit."""
         return self.execute(
-            f"SELECT c.mst_key, c.model_id, c.compile_params, c.fit_params, c.model_arch, c.error, c.reason,"
-            f" l.stage, l.iteration, l.version, l.segment"
-            f" FROM {self.schema}.mop_configuration c LEFT JOIN LATERAL ("
-            f"  SELECT q.stage, q.iteration, m.version, (SELECT u.segment FROM {self.schema}.mop_unit u"
-            f"   WHERE u.run_id = c.run_id AND u.stage = q.stage AND u.kind = 'train' AND u.status = 'finished'"
-            f"   ORDER BY u.version DESC LIMIT 1) AS segment"
-            f"  FROM {self.schema}.mop_request q JOIN {self.schema}.mop_model m USING (run_id, stage)"
-            f"  WHERE q.run_id = c.run_id AND q.mst_key = c.mst_key"
-            f"  AND q.iteration <= coalesce((%s::json ->> c.mst_key::text)::integer, q.iteration)"
-            f"  ORDER BY q.iteration DESC LIMIT 1) l ON true WHERE c.run_id = %s ORDER BY c.mst_key",
+            f"SELECT DISTINCT ON (c.mst_key) c.mst_key, c.model_id, c.compile_params, c.fit_params, c.model_arch,"
+            f" c.error, c.reason, l.stage, l.iteration, l.version, u.segment"
+            f" FROM {self.own}configuration c LEFT JOIN (SELECT q.run_id, q.mst_key, q.stage, q.iteration, m.version"
+            f"  FROM {self.own}request q JOIN {self.own}model m USING (run_id, stage)) l"
+            f" ON l.run_id = c.run_id AND l.mst_key = c.mst_key"
+            f" AND l.iteration <= coalesce((%s::json ->> c.mst_key::text)::integer, l.iteration)"
+            f" LEFT JOIN {self.own}unit u ON u.run_id = l.run_id AND u.stage = l.stage AND u.version = l.version"
+            f" AND u.kind = 'train' AND u.status = 'finished'"
+            f" WHERE c.run_id = %s ORDER BY c.mst_key, l.iteration DESC NULLS LAST",
             (json.dumps(kept or {}), run_id))
 
     def training_seconds(self, run_id, iteration):
         """From an iteration's first training unit's start to its last one's end."""
         return self.execute(
-            f"SELECT extract(epoch FROM max(finished_at) - min(started_at))::float8 AS s FROM {self.schema}.mop_unit"
+            f"SELECT extract(epoch FROM max(finished_at) - min(started_at))::float8 AS s FROM {self.own}unit"
             f" WHERE run_id = %s AND iteration = %s AND kind = 'train'", (run_id, iteration))[0]["s"]
 
 
@@ -604,6 +615,7 @@ class Guest(Catalog):
     def __init__(self, way, schema, tick):
         """Connects. `schema`: the extension's there, quoted; `tick`: called while it waits. Raises MopError."""
         self.schema, self.way, self.tick, self.epoch, self.caller = schema.replace("%", "%%"), way, tick, None, None
+        self.own = f"{self.schema}.mop_"
         self.leads = None  # the run there that this session leads
         self._connect()
 

@@ -11,6 +11,8 @@ import math
 import re
 from contextlib import contextmanager
 
+from mop_udf.errors import raise_error
+
 # of every session that a call opens: what its role or database has set must not change what our SQL means and gives
 SESSION_OPTIONS = ("-c search_path=pg_catalog,pg_temp -c client_min_messages=error -c client_encoding=UTF8 "
                    "-c extra_float_digits=1 -c row_security=on -c default_transaction_isolation=read\\ committed "
@@ -83,7 +85,7 @@ PINNED = {
 }
 
 
-_HAS = {}  # (function, types): whether this server has it
+_HAS = {}  # (function, types): whether this server has it; names of settings: those that it does not know
 
 
 class Database:
@@ -108,7 +110,9 @@ class Database:
     def tick(self):
         """Let PostgreSQL see interrupts: a cancel is raised from here. A procedure holds nothing while it waits."""
         self.heed()
-        self.plpy.execute("SELECT 1")
+        # (a query's savepoint is made on Greenplum's segments, too: the error of one that is lost would go past Python)
+        if not self.has_segments or ctypes.c_bool.in_dll(ctypes.CDLL(None), "InterruptPending").value:
+            self.plpy.execute("SELECT 1")
         if self.commits:
             for work in self.while_waiting:
                 work()
@@ -172,16 +176,23 @@ class Database:
                 "AND pg_catalog.oidvectortypes(proargtypes) = $2)", ["text", "text"], [function, types])
         return _HAS[function, types]
 
+    def lacking_settings(self, names):
+        """Those of some settings that the server does not know."""
+        if names not in _HAS:
+            known = self.execute("SELECT name FROM pg_catalog.pg_settings WHERE name = ANY ($1)", ["text[]"],
+                                 [list(names)])
+            _HAS[names] = set(names) - {row["name"] for row in known}
+        return _HAS[names]
+
     def relation(self, quoted):
         """The oid of the relation that a quoted name means, None where there is none."""
         name = "$1" if self.has("to_regclass", "text") else "pg_catalog.textout($1)"  # it took a cstring
         return self.value(f"SELECT pg_catalog.to_regclass({name})::pg_catalog.oid", ["pg_catalog.text"], [quoted])
 
-    def check_engine(self):
-        """Raises MopError where packed tables cannot be made or worked on."""
-        if self.relation("pg_catalog.gp_segment_configuration") is not None:
-            raise MopError("packing, training and prediction are not supported on Greenplum yet", sqlstate="0A000",
-                           detail="Architectures, model selection tables and the catalog's functions are there.",
+    def check_engine(self, what="this"):
+        """Raises MopError on Greenplum, whose segments have processes of their own: `what` does not work there yet."""
+        if self.has_segments:
+            raise MopError(f"{what} is not supported on Greenplum yet", sqlstate="0A000",
                            hint="Call it on a PostgreSQL server.")
 
     def info(self, message):
@@ -333,13 +344,23 @@ class Database:
 
     def has_foreign_rows(self, table):
         """True where a Table, or a partition of it, is a foreign table, or is distributed by Citus."""
+        if self.has_segments:  # which has no postgres_fdw's
+            return False
         return self.value("SELECT EXISTS (SELECT 1 FROM (SELECT relid FROM pg_partition_tree($1::oid::regclass) UNION "
                           "SELECT $1::oid::regclass) t JOIN pg_foreign_table f ON f.ftrelid = t.relid)", ["oid"],
                           [table.oid]) or (self.distribution(table) or "n") != "n"
 
     @functools.cached_property
+    def has_segments(self):
+        """True where the server is the coordinator of segments that hold the rows: Greenplum's."""
+        return self.relation("pg_catalog.gp_distribution_policy") is not None
+
+    @functools.cached_property
     def has_citus(self):
         return self.relation("pg_catalog.pg_dist_partition") is not None
+
+    def is_temporary(self, table):
+        return self.value("SELECT relpersistence = 't' FROM pg_class WHERE oid = $1", ["oid"], [table.oid])
 
     def distribution(self, table):
         """How Citus distributes a Table: 'h by <column>' for one distributed by hash, another method's letter alone,
@@ -439,21 +460,6 @@ def _parse_ident(text):
         raise ValueError
     return [name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
             for name in re.findall(rf"{part}(?:\.|$)", text)]
-
-
-def raise_error(plpy, message, sqlstate, detail=None, hint=None):
-    """Raise an error of PostgreSQL's, with its DETAIL and HINT."""
-    try:
-        plpy.error(message, sqlstate=sqlstate, **{k: v for k, v in (("detail", detail), ("hint", hint)) if v})
-    except TypeError:  # before PostgreSQL 9.6 it takes a text alone: what tells more is an error of SPI's
-        problem = type("pg_mop", (plpy.SPIError,), {"__module__": "__main__"})(message)
-        problem.sqlstate, problem.spidata = sqlstate, (_sqlcode(sqlstate), detail, hint, None, 0)
-        raise problem from None
-
-
-def _sqlcode(sqlstate):
-    """The number by which PostgreSQL's C code knows an SQLSTATE."""
-    return sum((ord(c) - ord("0") & 0x3F) << 6 * i for i, c in enumerate(sqlstate))
 
 
 def sql_function(function, commits=False, on_segments=False):

@@ -18,8 +18,12 @@ class Limits:
         self.plpy, self.schema = plpy, schema
 
     def _find(self):
-        return self.plpy.execute(f"SELECT *, to_regrole(quote_ident(current_user))::oid::bigint AS role "
+        return self.plpy.execute(f"SELECT *, {self.schema}.mop_role(current_user)::bigint AS role "
                                  f"FROM {self.schema}.mop_limits()")[0]
+
+    def _backends(self):
+        """Process ids of the role's sessions."""
+        return {row["pid"] for row in self.plpy.execute(f"SELECT pid FROM {self.schema}.mop_backends()")}
 
     def allowed(self, options):
         """A trainer's options within the limits. Raises MopError where they are none."""
@@ -51,12 +55,11 @@ class Limits:
         most = self._find()["sessions"]
         if most is None:
             return
-        backends = {row["pid"] for row in self.plpy.execute(f"SELECT pid FROM {self.schema}.mop_backends()")}
         try:
             own = _began(trainer.pid)[0]
         except OSError:  # it has ended, which its first frame will tell
             return
-        before = sum(began < own for began in _trainers(backends))
+        before = sum(began < own for began in _trainers(self._backends()))
         if before >= most:
             raise MopError(f"the role's sessions have {before} trainers, as many as it may have at once",
                            detail="The table mop_limit says so; idle trainers end with the session that called, or "

@@ -48,7 +48,9 @@ class Locks:
         if db.value(
                 "SELECT true FROM pg_locks WHERE pid = pg_backend_pid() AND granted AND locktype = 'relation' "
                 "AND mode = 'AccessExclusiveLock' AND (relation = $1 OR relation IN "
-                "(SELECT relid FROM pg_partition_tree($1::oid::regclass)))", ["oid"], [table.oid]):
+                "(WITH RECURSIVE tree(relid) AS (SELECT inhrelid FROM pg_inherits WHERE inhparent = $1 UNION ALL "
+                "SELECT i.inhrelid FROM pg_inherits i JOIN tree t ON i.inhparent = t.relid) SELECT relid FROM tree)) "
+                "LIMIT 1", ["oid"], [table.oid]):
             raise MopError(f'"{packed.text}" is locked by this transaction itself',
                            detail="Created, altered or locked here, it cannot be read by the worker sessions.",
                            hint="COMMIT; then call again: worker sessions read what is committed and not locked.",

@@ -30,6 +30,7 @@ def table_name(db, text):
 
 def check(db, text):
     """The quoted name of an object table that may be used. Raises MopError."""
+    db.check_engine("a custom loss or metric")
     name = table_name(db, text)
     quoted = f"{db.extension}.{quote_identifier(name)}"
     table = db.input_table(db.bare(quoted), "object table",

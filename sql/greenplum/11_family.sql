@@ -88,10 +88,12 @@ BEGIN
 END
 $$;
 
+-- (a state is where it was made: at a place of mop_place)
 CREATE FUNCTION @extschema@.mop_make_generation(name text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     EXECUTE 'CREATE TABLE @extschema@.' || name || ' (stage integer, version integer, part integer, '
-            'data bytea NOT NULL, PRIMARY KEY (stage, version, part)) WITH (appendonly = false) DISTRIBUTED BY (stage)';
+            'data bytea NOT NULL, place integer NOT NULL DEFAULT 0, PRIMARY KEY (place, stage, version, part)) '
+            'WITH (appendonly = false) DISTRIBUTED BY (place)';
 END
 $$;
 

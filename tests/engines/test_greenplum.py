@@ -1,32 +1,25 @@
-"""Greenplum: the extension is made there, and its catalog's functions do what they do on PostgreSQL.
+"""Greenplum: the extension is made there, its catalog's functions do what they do on PostgreSQL, and rows are packed.
 
-PG_MOP_GREENPLUM is the DSN of a coordinator, as a superuser, where the extension is installed (docs/servers.md).
+(That it trains as others do is tests/engines/test_engines.py.)
 """
 
 import json
 import os
+import signal
 
-import psycopg2.extensions
+import greenplum
+import numpy as np
+import psycopg2
 import pytest
 
-from conftest import Client
-from workload import ADAM, dense
+from conftest import Calling, connect, eventually
+from workload import ADAM, assert_invariants, dense, fit, load, make_data, selection
 
-if "PG_MOP_GREENPLUM" not in os.environ:
-    pytest.skip("tests/engines/test_greenplum.py was NOT RUN: PG_MOP_GREENPLUM names no coordinator",
-                allow_module_level=True)
+greenplum.needed("tests/engines/test_greenplum.py")
 
 DATABASE = "pg_mop_tests"
 TABLES = ("run", "configuration", "segment", "unit", "model", "generation", "metric", "stage", "request", "search_log",
           "checkpoint", "wish", "guest", "copy")
-
-
-class Coordinator:
-    """What Client asks of a server."""
-
-    def dsn(self):
-        given = psycopg2.extensions.parse_dsn(os.environ["PG_MOP_GREENPLUM"])
-        return {"database" if name == "dbname" else name: value for name, value in given.items()}
 
 
 def make(role):
@@ -38,22 +31,15 @@ def make(role):
 @pytest.fixture(scope="module")
 def db():
     """A superuser's session in a fresh database with the extension in schema madlib, and roles ann and bob."""
-    dsn = Coordinator().dsn()
-    maker = Client(Coordinator(), dsn.get("database", "postgres"), dsn.get("user", "postgres"))
-    maker.run(f"DROP DATABASE IF EXISTS {DATABASE}")
-    maker.run(f"CREATE DATABASE {DATABASE}")
-    client = Client(Coordinator(), DATABASE, maker.user)
-    client.run("CREATE SCHEMA madlib; CREATE EXTENSION plpython3u; CREATE EXTENSION pg_mop SCHEMA madlib")
+    made = greenplum.Database(DATABASE)
+    client = made.db
     client.run(make("ann"))
     client.run(make("bob"))
     yield client
+    made.close()
+    client = greenplum.Client(greenplum.Coordinator(), "postgres")
+    client.run("DROP ROLE ann, bob")
     client.close()
-    # (of a session that has just ended the database may still know)
-    maker.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{DATABASE}'")
-    maker.run("SELECT pg_sleep(0.5)")
-    maker.run(f"DROP DATABASE {DATABASE}")
-    maker.run("DROP ROLE ann, bob")
-    maker.close()
 
 
 @pytest.fixture
@@ -376,12 +362,267 @@ def test_what_needs_no_segments_works_as_on_postgresql(ann):
     assert "invalid table name" in str(ann.error("SELECT madlib.load_keras_model('a b', %s)", [arch]))
 
 
-def test_what_works_on_segments_says_that_it_is_not_there_yet(ann):
-    for call in ("training_preprocessor_dl('s', 'p', 'y', 'x')", "validation_preprocessor_dl('s', 'p', 'y', 'x', 't')",
-                 "madlib_keras_fit_multiple_model('p', 'm', 'mst', 1, FALSE)", "mop_resume(1)", "mop_replay(1, 'm')",
-                 "madlib_keras_fit('p', 'm', 'arch', 1, 'c', 'f', 1)", "mop_search('p', 'm', 'arch', 's')",
-                 "madlib_keras_evaluate('m', 'p', 'e')", "madlib_keras_predict('m', 't', 'id', 'x', 'o')",
-                 "mop_more(1, 1, 1)", "mop_export_model('m', 1)"):
-        problem = ann.error(f"SELECT madlib.{call}")
+# --- packing ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def packed(db):
+    """A superuser's session in a schema with `rows41`, packed as `packed` and as validation rows in `val`."""
+    client = db.another()
+    client.run("CREATE SCHEMA packing; SET search_path = packing; SET pg_mop.seed = 3; "
+               "SET client_min_messages = warning")
+    client.run("CREATE TABLE rows41 AS SELECT i AS id, ARRAY[i, -i]::real[] AS x, "
+               "CASE WHEN i % 4 > 0 THEN (ARRAY['b','a','c'])[i % 4] END AS y, i / 7.0 AS amount "
+               "FROM generate_series(1, 41) i")
+    client.run("SELECT madlib.training_preprocessor_dl('rows41', 'packed', 'y', 'x', 4, 2)")
+    client.run("SELECT madlib.validation_preprocessor_dl('rows41', 'val', 'y', 'x', 'packed', 4)")
+    yield client
+    client.close()
+
+
+def unpacked(client, table):
+    """[(x, class of y), ...] of a packed table, in the order of its buffers."""
+    classes = client.value(f"SELECT y_class_values FROM {table}_summary")
+    found = []
+    for row in client.run(f"SELECT x, x_shape, y, y_shape FROM {table} ORDER BY buffer_id"):
+        x = np.frombuffer(row["x"], "<f4").reshape(row["x_shape"])
+        hot = np.frombuffer(row["y"], "<i2").reshape(row["y_shape"])
+        assert (hot.sum(axis=1) == 1).all()
+        found += zip(x.tolist(), (classes[code] for code in hot.argmax(axis=1)))
+    return found
+
+
+def test_buffers_are_dealt_out_over_the_segments_by_keys_that_both_tables_share(packed):
+    places = packed.run("SELECT gp_segment_id AS at, place FROM madlib.mop_place ORDER BY 1")
+    assert [row["at"] for row in places] == packed.value(
+        "SELECT array_agg(content ORDER BY content) FROM gp_segment_configuration WHERE role = 'p' AND content >= 0")
+    for table in ("packed", "val"):
+        rows = packed.run(f"SELECT gp_segment_id AS at, __dist_key__ AS key, buffer_id FROM {table} ORDER BY 3")
+        assert [row["buffer_id"] for row in rows] == list(range(11))
+        assert [(row["at"], row["key"]) for row in rows] == [
+            (places[i % len(places)]["at"], places[i % len(places)]["place"]) for i in range(11)]
+        assert packed.value("SELECT array_agg(a.attname::text) FROM gp_distribution_policy p JOIN pg_attribute a ON "
+                            f"a.attrelid = p.localoid AND a.attnum = ANY (p.distkey) WHERE p.localoid = '{table}'"
+                            "::regclass") == ["__dist_key__"]
+    row = packed.run("SELECT * FROM packed_summary")[0]
+    assert row["distribution_rules"] == row["__internal_gpu_config__"] == "all_segments"
+    assert row["y_class_values"] == [None, "a", "b", "c"] and row["buffer_size"] == 4
+
+
+def test_every_row_is_packed_once_with_its_label_and_the_seed_decides_the_order(packed):
+    wanted = [([i / 2, -i / 2], [None, "b", "a", "c"][i % 4]) for i in range(1, 42)]
+    training = unpacked(packed, "packed")
+    assert sorted(training) == wanted == sorted(unpacked(packed, "val")) and training != wanted
+    for seed, table, same in ((3, "again", True), (4, "other", False)):
+        packed.run(f"SET pg_mop.seed = {seed}")
+        packed.run(f"SELECT madlib.training_preprocessor_dl('rows41', '{table}', 'y', 'x', 4, 2)")
+        assert (unpacked(packed, table) == training) is same and sorted(unpacked(packed, table)) == wanted
+    packed.run("CREATE VIEW seen AS SELECT * FROM rows41")
+    packed.run("SELECT madlib.training_preprocessor_dl('seen', 'of_view', 'y', 'x', 4, 2)")
+    assert sorted(unpacked(packed, "of_view")) == wanted
+
+
+def test_numbers_are_packed_for_regression_and_from_a_partitioned_table(packed):
+    packed.run("CREATE TABLE parted (id integer, x real[], y float8) DISTRIBUTED BY (id) PARTITION BY RANGE (id) "
+               "(START (0) END (60) EVERY (20))")
+    packed.run("INSERT INTO parted SELECT id, x, amount FROM rows41")
+    packed.run("SELECT madlib.training_preprocessor_dl('parted', 'numbers', 'y', 'x', dependent_dtype := 'float32')")
+    pairs = [(x[0], y) for row in packed.run("SELECT x, y FROM numbers") for x, y in zip(
+        np.frombuffer(row["x"], "<f4").reshape(-1, 2), np.frombuffer(row["y"], "<f4"))]
+    assert sorted(pairs) == [(i, np.float32(i / 7)) for i in range(1, 42)]
+
+
+def test_rules_choose_the_segments(packed):
+    known = packed.run("SELECT dbid, content FROM gp_segment_configuration WHERE role = 'p' AND content >= 0 "
+                       "ORDER BY 2")
+    chosen = known[1:]
+    packed.run("CREATE TABLE chosen AS SELECT dbid::integer FROM gp_segment_configuration WHERE role = 'p' "
+               "AND content > 0")
+    packed.run("SELECT madlib.training_preprocessor_dl('rows41', 'on_some', 'y', 'x', 4, 2, NULL, 'chosen')")
+    assert [row["at"] for row in packed.run("SELECT DISTINCT gp_segment_id AS at FROM on_some ORDER BY 1")] == [
+        row["content"] for row in chosen]
+    row = packed.run("SELECT distribution_rules, __internal_gpu_config__ AS contents FROM on_some_summary")[0]
+    assert row == {"distribution_rules": [r["dbid"] for r in chosen], "contents": [r["content"] for r in chosen]}
+    packed.run("CREATE TABLE twice AS SELECT unnest(ARRAY[%s, %s]) AS dbid; CREATE TABLE wrong AS SELECT 999 AS dbid; "
+               "CREATE TABLE bare AS SELECT 1 AS id", [known[0]["dbid"]] * 2)
+    for rules, words in (("twice", "duplicate dbid"), ("wrong", "invalid dbid 999"), ("absent", "does not exist"),
+                         ("bare", "must contain the column"), ("gpu_segments", "No GPUs configured")):
+        assert words in str(packed.error("SELECT madlib.training_preprocessor_dl('rows41', 'never', 'y', 'x', 4, 2, "
+                                         "NULL, %s)", [rules]))
+    packed.run("SELECT madlib.gpu_configuration('gpus', 'nvidia')")
+    assert packed.value("SELECT count(*) FROM gpus") == 0
+
+
+def test_what_cannot_be_packed_is_told_as_on_postgresql(packed):
+    packed.run("CREATE TABLE bad AS SELECT id, CASE WHEN id = 40 THEN ARRAY[1]::real[] ELSE x END AS ragged, "
+               "CASE WHEN id = 40 THEN ARRAY[1, NULL]::real[] ELSE x END AS holed, "
+               "CASE WHEN id = 40 THEN ARRAY[1, 'NaN']::real[] ELSE x END AS nan, x, coalesce(y, 'new') AS y "
+               "FROM rows41")
+    for column, words in (("ragged", "arrays of different dimensions"), ("holed", "NULL element"), ("nan", "has NaN")):
+        assert words in str(packed.error(f"SELECT madlib.training_preprocessor_dl('bad', 'never', 'y', '{column}')"))
+    problem = packed.error("SELECT madlib.validation_preprocessor_dl('bad', 'never', 'y', 'x', 'packed')")
+    assert "no subset" in str(problem) and problem.diag.message_detail == "Training has no class new."
+    assert packed.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'never%'") == 0
+
+
+# --- training (what all engines have in common: test_engines.py) -------------------------------------------
+
+
+SETTINGS = ("SET search_path = trained; SET pg_mop.threads = 1; SET pg_mop.kernel = plain; "
+            "SET client_min_messages = warning")
+
+
+@pytest.fixture(scope="module")
+def trained(db):
+    """A superuser's session in a schema with flowers, an architecture and a selection table."""
+    client = db.another()
+    client.run(f"CREATE SCHEMA trained; {SETTINGS}")
+    make_data(client, rows=101, buffer_size=9)
+    load(client, "arch", dense())
+    selection(client, "mst", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.01, 0.02)])
+    selection(client, "slow", "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=8") for rate in (0.01, 0.02)])
+    yield client
+    client.close()
+
+
+def test_madlibs_own_packed_tables_are_trained_on(trained):
+    """They have no key, and numbers that MADlib has found."""
+    trained.run("CREATE TABLE theirs (__dist_key__ integer, x bytea, y bytea, x_shape integer[], y_shape integer[], "
+                "buffer_id integer) DISTRIBUTED BY (__dist_key__); INSERT INTO theirs SELECT * FROM flowers_packed; "
+                "CREATE TABLE theirs_summary AS SELECT * FROM flowers_packed_summary")
+    trained.run("UPDATE theirs_summary SET distribution_rules = 'all_segments'")
+    mine, others = fit(trained, "flowers_packed", "mine", "mst"), fit(trained, "theirs", "others", "mst")
+    assert_invariants(trained, others)
+    assert mine != others and trained.value("SELECT count(*) FROM others WHERE model_weights IS NOT NULL") == 2
+    trained.run("CREATE TABLE astray AS SELECT * FROM flowers_packed DISTRIBUTED RANDOMLY; "
+                "CREATE TABLE astray_summary AS SELECT * FROM flowers_packed_summary")
+    problem = trained.error("SELECT madlib.madlib_keras_fit_multiple_model('astray', 'never', 'mst', 1, FALSE)")
+    assert "is not distributed by" in str(problem) and "SET DISTRIBUTED BY" in problem.diag.message_hint
+
+
+def test_a_replay_is_the_same_and_a_warm_start_goes_on(trained):
+    run_id = fit(trained, "flowers_packed", "first", "mst")
+    trained.run("SELECT madlib.mop_replay(%s, 'second')", [run_id])
+    assert trained.value("SELECT array_agg(a.model_weights = b.model_weights) FROM first a JOIN second b "
+                         "USING (mst_key)") == [True, True]
+    before = trained.value("SELECT training_loss_final FROM first_info WHERE mst_key = 1")
+    trained.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'first', 'mst', 4, FALSE, "
+                "warm_start := TRUE)")
+    assert trained.value("SELECT training_loss_final FROM first_info WHERE mst_key = 1") < before
+    trained.run("SELECT madlib.mop_drop_run(%s)", [run_id])
+    assert trained.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == 0
+
+
+def test_a_role_trains_on_its_own_rows_and_sees_its_own_runs(trained, ann, bob):
+    ann.run("CREATE SCHEMA hers; SET search_path = hers; SET pg_mop.threads = 1; SET client_min_messages = warning")
+    make_data(ann, rows=60, buffer_size=9)
+    load(ann, "arch", dense())
+    selection(ann, "mst", "arch", [(1, ADAM.format(0.01), "batch_size=8")])
+    run_id = fit(ann, "flowers_packed", "models", "mst")
+    assert ann.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "finished"
+    assert bob.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == 0
+    for client, call in ((ann, "mop_at_start('{}', '{}', FALSE)"), (bob, "mop_drop_run(%d)" % run_id)):
+        assert client.error(f"SELECT madlib.{call}").pgcode == "42501"
+    unit = json.dumps({"unit": {}, "models": [
+        {"fit_params": "batch_size=8, callbacks=[TensorBoard(log_dir='/tmp/x')]"}]})
+    place = ann.value("SELECT place FROM madlib.mop_place LIMIT 1")
+    options = {"threads": 1, "cache_mb": 1, "idle_ms": 0, "keras_backend": "tensorflow", "ray": {"address": "x"}}
+    ann.run("SELECT madlib.mop_start_at(%s, %s, FALSE)", [place, json.dumps(options)])
+    assert "only a superuser may use callbacks" in str(ann.error(
+        f"SELECT madlib.mop_at_begin(%s) FROM madlib.mop_place WHERE place = {place}", [unit]))
+
+
+def test_a_ticket_is_of_no_use_in_a_later_transaction(ann):
+    """Also not to the process that has seen it."""
+    run_id = open_run(ann)
+    ann.run("BEGIN")
+    ticket = ann.value("SELECT ticket FROM madlib.mop_tickets")
+    seal = "SELECT madlib.mop_output_seal(%s, %s)"
+    assert ann.value(seal, [run_id, ticket]) == ann.value(seal, [run_id, ticket])
+    ann.run("COMMIT")
+    assert ann.error(seal, [run_id, ticket]).pgcode == "42501"
+
+
+def test_places_are_found_anew_where_some_are_missing(trained):
+    before = trained.run("SELECT place FROM madlib.mop_place ORDER BY 1")
+    trained.run("DELETE FROM madlib.mop_place WHERE place = 0")
+    fit(trained, "flowers_packed", "anew", "mst", iterations=1)
+    assert trained.run("SELECT place FROM madlib.mop_place ORDER BY 1") == before
+
+
+def test_a_part_of_a_unit_outside_of_one_is_an_error(trained):
+    """Never silently nothing: what is called elsewhere than where the trainer is finds no unit."""
+    place = trained.value("SELECT place FROM madlib.mop_place LIMIT 1")
+    for call in ("mop_at_end()", "mop_at_state(1, 'x')", "mop_at_begin('{\"unit\": {}, \"models\": []}')",
+                 "mop_at_save(0)"):
+        assert trained.error(f"SELECT madlib.{call} FROM madlib.mop_place WHERE place = {place}"), call
+
+
+def test_a_segment_that_dies_ends_the_call_and_the_run_is_resumed(db, trained):
+    """The caller's own transaction is lost with its process there."""
+    other, run_id, pid = begin(trained, "struck")
+    os.kill(greenplum.processes(db, pid)[0], signal.SIGKILL)
+    assert other.end().pgcode is not None
+    come_back(db, trained)
+    ended_and_resumed(trained, run_id, "struck")
+
+
+def test_a_coordinator_that_dies_leaves_a_run_that_is_resumed(db, trained):
+    other, run_id, pid = begin(trained, "beheaded")
+    os.kill(pid, signal.SIGKILL)
+    assert other.end() is not None
+    come_back(db, trained)
+    ended_and_resumed(trained, run_id, "beheaded")
+
+
+def begin(client, output):
+    """A call of a session of its own that has done units: (it, the run's number, a worker session's process id)."""
+    other = client.another()
+    other.run(SETTINGS)
+    call = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', %s, 'slow', 2, FALSE)"
+                   .replace("%s", f"'{output}'"))
+    find = "SELECT max(run_id) FROM madlib.mop_run WHERE status = 'running'"
+    done = "SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND status = 'finished'"
+    assert eventually(lambda: client.value(find) and client.value(done, [client.value(find)]) > 1, 120)
+    worker = ("SELECT pid FROM pg_stat_activity WHERE application_name = %s AND state = 'active' "
+              "AND query LIKE '%%mop_run_unit%%' LIMIT 1")
+    run_id = client.value(find)
+    assert eventually(lambda: client.value(worker, [f"pg_mop run {run_id}"]), 60)
+    return call, run_id, client.value(worker, [f"pg_mop run {run_id}"])
+
+
+def ended_and_resumed(client, run_id, output):
+    status = "SELECT status FROM madlib.mop_runs WHERE run_id = %s"
+    assert eventually(lambda: client.value(status, [run_id]) == "failed")
+    client.run("SELECT madlib.mop_resume(%s)", [run_id])
+    assert_invariants(client, run_id)
+    client.run(f"SELECT madlib.mop_replay(%s, '{output}_again')", [run_id])
+    assert client.value(f"SELECT array_agg(a.model_weights = b.model_weights) FROM {output} a JOIN {output}_again b "
+                        "USING (mst_key)") == [True, True]
+
+
+def come_back(*clients):
+    """Wait until all segments answer, with new connections for these clients, whose own may be lost."""
+    def answers(client):
+        try:
+            client.connection = connect(client.server, client.database, client.user)
+            return client.value("SELECT count(*) FROM gp_dist_random('gp_id')")
+        except psycopg2.OperationalError:
+            return False
+    for client in clients:
+        assert eventually(lambda: answers(client), 60)  # noqa: B023
+        client.run(SETTINGS)
+
+
+def test_what_is_not_there_yet_says_so_before_any_work(trained):
+    trained.run("DROP TABLE IF EXISTS custom, custom_summary; CREATE TABLE custom AS TABLE mst; "
+                "CREATE TABLE custom_summary AS SELECT 'arch'::varchar AS model_arch_table, "
+                "'mine'::varchar AS object_table")
+    for before, call in (("SELECT", "madlib_keras_fit_multiple_model('flowers_packed', 'never', 'custom', 1, FALSE)"),
+                         ("SET pg_mop.trainers = 'gpus'",
+                          "madlib_keras_fit_multiple_model('flowers_packed', 'never', 'mst', 1, FALSE)")):
+        trained.run(before)
+        problem = trained.error(f"SELECT madlib.{call}")
         assert problem.pgcode == "0A000" and "not supported on Greenplum yet" in str(problem), call
         assert problem.diag.message_hint
+    trained.run("RESET pg_mop.trainers")

@@ -46,8 +46,8 @@ class Applying(Training):
         """The call for a table, or None: where it is not worth its while, or cannot be made, of which the caller is
         told. `arguments`: the constructor's."""
         checked = cls.compares and not table.foreign
-        if why_alone(db, table.table, table.columns, checked) or not (
-                table.foreign or _is_worthwhile(db, table.table)):
+        if not db.has_segments and (why_alone(db, table.table, table.columns, checked) or not (
+                table.foreign or _is_worthwhile(db, table.table))):
             return None
         try:
             return cls(db, table, *arguments)

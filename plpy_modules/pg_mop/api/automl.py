@@ -9,7 +9,7 @@ from pg_mop.api import architectures
 from pg_mop.api.fit_multiple import write_models
 from pg_mop.api.output import write_models_summary
 from pg_mop.api.search import Search, errors_of_search
-from pg_mop.database import MopError, segment_function, sql_function
+from pg_mop.database import MopError, sql_function
 from pg_mop.search import SearchError, hyperband
 from pg_mop.search.space import Space
 
@@ -23,7 +23,7 @@ METHODS = {"hyperband": ({"R": 6, "eta": 3, "skip_last": 0}, "madlib-hyperband")
 ALGORITHMS = {"tpe": "tpe", "rand": "random"}
 
 
-@segment_function
+@sql_function
 def madlib_keras_automl(db, *values):
     """Search by hyperband or hyperopt (contract 5). Arguments as in SQL; returns nothing.
 

@@ -1,7 +1,6 @@
 """madlib_keras_evaluate: loss and metric of a trained model on a packed table (contract 4, section 2)."""
 
 import dataclasses
-import json
 
 from mop_udf import architecture
 from pg_mop import object_table
@@ -56,7 +55,7 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
 
 def on_segments(db, packed, model, use_gpus):
     """The call that evaluates all segments at once; None where there are not several, or it cannot be made."""
-    if not packed.foreign and (not packed.keyed or db.value(
+    if not packed.foreign and (not packed.keyed or db.is_temporary(packed.table) or db.value(
             f"SELECT count(*) < 2 FROM (SELECT DISTINCT __dist_key__ FROM {packed.table}) AS segments")):
         return None
     functions = model.summary.get("object_table")
@@ -94,8 +93,6 @@ def alone(db, session, packed, model, wanted, use_gpus):
     """{"loss", "metric", "metrics"} by a trainer of the caller's session. Raises MopError."""
     columns = ", ".join(f"{quote_identifier(c)} AS c{i}, {quote_identifier(c + '_shape')}::text AS s{i}"
                         for i, c in enumerate(packed.columns))
-    values = ", ".join(f"c{i}" for i in range(len(packed.columns)))
-    texts = ", ".join(f"s{i}" for i in range(len(packed.columns)))
     options = trainer_options(db, use_gpus)
     objects = object_table.read(db, model.summary.get("object_table"), model.compile)
     with trainer_of(session, options):
@@ -107,9 +104,13 @@ def alone(db, session, packed, model, wanted, use_gpus):
             "plain_weights": True, "stage": 0, "model_id": 0, "iteration": 0, "epochs": 1,
             "architecture": model.architecture_text, "compile_params": model.compile_params, "fit_params": None,
         }], [(0, model.weights)], [objects])
-        report = json.loads(db.value(
-            f"SELECT {db.extension}.mop_sub_epoch(1, buffer_id, ARRAY[{values}], ARRAY[{texts}]) FROM "
-            f"(SELECT buffer_id, {columns} FROM {packed.table} ORDER BY buffer_id OFFSET 0) AS buffers"))["models"][0]
+        # one buffer at a time: it may be large (no aggregate, in which Greenplum lets us ask nothing while we wait)
+        cursor = db.plpy.cursor(f"SELECT buffer_id, {columns} FROM {packed.table} ORDER BY buffer_id")
+        while found := list(cursor.fetch(1)):
+            buffer, *values = found[0].values()
+            session.rows(1, buffer, values[::2], values[1::2])
+        cursor.close()
+        report = session.end()["models"][0]
     if not report["rows"]:
         raise MopError(f'test table "{packed.text}" has no rows')
     return report

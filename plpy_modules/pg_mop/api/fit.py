@@ -3,12 +3,12 @@
 from pg_mop import __version__, object_table
 from pg_mop.api.output import PreviousModel, insert, tell_of_large, write_summary
 from pg_mop.api.training import Training
-from pg_mop.database import MopError, segment_function
+from pg_mop.database import MopError, sql_function
 
 FUNCTION = "madlib_keras_fit"
 
 
-@segment_function
+@sql_function
 def madlib_keras_fit(db, source_table, model, model_arch_table, model_id, compile_params, fit_params, num_iterations,
                      use_gpus, validation_table, metrics_compute_frequency, warm_start, name, description,
                      object_table_name):

@@ -4,14 +4,14 @@ from pg_mop import object_table
 from pg_mop.api.configurations import architecture_table
 from pg_mop.api.output import PreviousModels, insert, tell_of_large, write_models_summary
 from pg_mop.api.training import Training, warn_of_failures
-from pg_mop.database import MopError, segment_function, sql_procedure
+from pg_mop.database import MopError, sql_function, sql_procedure
 
 FUNCTION = "madlib_keras_fit_multiple_model"
 ARGUMENTS = ("source_table", "model_output_table", "model_selection_table", "num_iterations", "use_gpus",
              "validation_table", "metrics_compute_frequency", "warm_start", "name", "description", "use_caching")
 
 
-@segment_function
+@sql_function
 def madlib_keras_fit_multiple_model(db, *values):
     """Train the configurations of a selection table (contract 3). Arguments as in SQL; returns nothing.
 

@@ -2,8 +2,10 @@
 
 import subprocess
 
+from mop_udf.errors import raise_error
 from pg_mop import program
 from pg_mop.database import MopError, sql_function
+from pg_mop.engines import greenplum
 
 
 @sql_function
@@ -13,6 +15,14 @@ def gpu_configuration(db, output_table, source):
     if source not in ("tensorflow", "nvidia"):
         raise MopError(f"source must be 'tensorflow' or 'nvidia', not {source!r}")
     output = db.output_table(output_table)
+    db.execute(f"CREATE TABLE {output} (hostname text, gpu_descr text)")
+    told = greenplum.gpus(db, source) if db.has_segments else {"localhost": descriptions(source)}
+    for host, lines in told.items():
+        db.execute(f"INSERT INTO {output} SELECT $1, unnest($2)", ["text", "text[]"], [host, lines])
+
+
+def descriptions(source):
+    """A line for each GPU of this machine that `source` tells of. Raises MopError."""
     if source == "tensorflow":
         lines = program.run("mop_udf.gpus", what="TensorFlow cannot be asked for GPUs").decode().splitlines()
     else:
@@ -21,5 +31,13 @@ def gpu_configuration(db, output_table, source):
                                    check=True).stdout.splitlines()
         except (OSError, subprocess.SubprocessError):
             lines = []  # no such command or no driver: no GPU, by the contract
-    db.execute(f"CREATE TABLE {output} (hostname text, gpu_descr text)")
-    db.execute(f"INSERT INTO {output} SELECT 'localhost', unnest($1)", ["text[]"], [[x for x in lines if x.strip()]])
+    return [line for line in lines if line.strip()]
+
+
+def gpus_here(plpy, source):
+    """The same as SQL's, on a segment."""
+    try:
+        return descriptions(source)
+    except MopError as error:
+        problem = error
+    raise_error(plpy, problem.message, problem.sqlstate, problem.detail)

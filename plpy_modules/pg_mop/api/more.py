@@ -6,13 +6,13 @@ from pg_mop.api.fit_multiple import info_of, weights_of
 from pg_mop.api.output import tell_of_large
 from pg_mop.api.training import Training
 from pg_mop.catalog import metric_of
-from pg_mop.database import MopError, quote_identifier, segment_function
+from pg_mop.database import MopError, quote_identifier, sql_function
 
 FUNCTION = "mop_more"
 ARGUMENTS = ("run_id", "mst_key", "iterations")
 
 
-@segment_function
+@sql_function
 def mop_more(db, *values):
     """Train a configuration of a run on, and put the result in its rows of the run's output tables.
 

@@ -2,7 +2,6 @@
 
 import functools
 
-from pg_mop import settings
 from pg_mop.api.checks import Checks
 from pg_mop.catalog import metric_of
 from pg_mop.execute.orders import Sharing, epochs
@@ -53,7 +52,7 @@ class Planning(Checks):
         places = len(self._keys("training"))
         self.wanted = min(places, options["sessions"] or sessions or places, self.room or places)
         if {s.server for s in self.segments.values()} == {None}:  # (else each server's own cores count)
-            options["threads"] = options["threads"] or max(1, settings.cores() // self.wanted)
+            options["threads"] = options["threads"] or max(1, self.servers[None].info["cores"] // self.wanted)
         self.scheduler_name = options["scheduler"] if not self.averaging else "randomized"
 
     def adopt(self, stages):
@@ -121,7 +120,8 @@ class Planning(Checks):
         """True where every trainer may hold the rows of all segments: then most is compiled in one of them only."""
         rows = sum(segment.bytes for (dataset, _), segment in self.segments.items() if dataset == "training")
         return (SCHEDULERS[self.scheduler_name].ANYWHERE and not self.averaging and not self.use_gpus
-                and not self.options["trainers"] and self.board.servers == [None]
+                and not self.options["trainers"]
+                and {(segment.server, segment.place) for segment in self.segments.values()} == {(None, None)}
                 and rows <= min(ANYWHERE_BYTES, self.options["cache_mb"] << 19))
 
     def _architectures(self):

@@ -2,8 +2,9 @@
 
 import secrets
 
+from mop_udf.errors import raise_error
 from pg_mop import settings
-from pg_mop.database import MopError, quote_identifier, raise_error, segment_function
+from pg_mop.database import MopError, quote_identifier, sql_function
 from pg_mop.packing import buffers, columns, table
 from pg_mop.packing import summary as summaries
 from pg_mop.packing.rows import steady_scans
@@ -11,7 +12,7 @@ from pg_mop.packing.shards import places_of
 from pg_mop.packing.training import ELEMENTS, Training
 
 
-@segment_function
+@sql_function
 def training_preprocessor_dl(db, source_table, output_table, dependent_varname, independent_varname, buffer_size,
                              normalizing_const, num_classes, distribution_rules, dependent_dtype=None):
     """Pack `source_table`, shuffled by the seed, and write the classes it has to the summary."""
@@ -25,16 +26,16 @@ def training_preprocessor_dl(db, source_table, output_table, dependent_varname, 
     target, summary = db.output_table(output_table, "_summary")
     _check_request(db, buffer_size, distribution_rules)
     factor = buffers.reciprocal(normalizing_const)
-    places = places_of(db, source, config)
+    places = places_of(db, source, config, distribution_rules)
     with steady_scans(db):
         inputs = columns.independent(db, source, independent_varname)
         outputs = columns.dependent(db, source, dependent_varname, element)
         widths = _check_num_classes(num_classes, outputs)
         table.column_names(inputs, outputs)  # raises where two would be equal
-        summaries.create(db, summary, inputs, outputs, any(places.copies))
+        summaries.create(db, summary, inputs, outputs, places)
         summaries.write(db, summary, source_table, output_table, inputs, outputs,
                         1.0 if factor is None else normalizing_const,
-                        [summaries.class_list(source, output, width) for output, width in zip(outputs, widths)])
+                        [summaries.class_list(source, output, width) for output, width in zip(outputs, widths)], places)
         for output, width in zip(outputs, widths):
             if output.encoded:
                 summaries.read_classes(db, summary, output, width)
@@ -44,7 +45,7 @@ def training_preprocessor_dl(db, source_table, output_table, dependent_varname, 
                    [output.width for output in outputs] if given else [], seed)
 
 
-@segment_function
+@sql_function
 def validation_preprocessor_dl(db, source_table, output_table, dependent_varname, independent_varname,
                                training_preprocessor_table, buffer_size, distribution_rules):
     """Pack `source_table` in scan order with the classes, widths and constant of a packed training table."""
@@ -54,18 +55,18 @@ def validation_preprocessor_dl(db, source_table, output_table, dependent_varname
     _check_request(db, buffer_size, distribution_rules)
     training = Training(db, training_preprocessor_table)
     factor = buffers.reciprocal(training.constant)
-    places = places_of(db, source, config)
+    places = places_of(db, source, config, distribution_rules)
     with steady_scans(db):
         inputs = columns.independent(db, source, independent_varname)
         outputs = columns.dependent(db, source, dependent_varname, training.element)
         training.match(inputs, outputs)
         table.column_names(inputs, outputs)  # raises where two would be equal
-        summaries.create(db, summary, inputs, outputs, any(places.copies))
+        summaries.create(db, summary, inputs, outputs, places)
         summaries.write(db, summary, source_table, output_table, inputs, outputs,
                         1.0 if factor is None else training.constant,
                         [f"(SELECT t.{quote_identifier(column)} FROM {training.summary} t LIMIT 1)"
                          if column and output.encoded else None
-                         for output, column in zip(outputs, training.class_columns)])
+                         for output, column in zip(outputs, training.class_columns)], places)
         table.pack(db, source, target, summary, inputs, outputs, buffer_size, places, factor,
                    training.num_classes, None, training.packed)
 
@@ -73,7 +74,7 @@ def validation_preprocessor_dl(db, source_table, output_table, dependent_varname
 def _check_request(db, buffer_size, distribution_rules):
     if buffer_size is not None and buffer_size <= 0:
         raise MopError(f"buffer size must be positive or NULL, not {buffer_size}")
-    if (distribution_rules or "").strip().lower() not in ("", "all_segments"):
+    if not db.has_segments and (distribution_rules or "").strip().lower() not in ("", "all_segments"):
         db.notice(f'distribution_rules "{distribution_rules}" is ignored',
                   detail="Plain PostgreSQL has no segments of its own to choose from: pg_mop makes one partition per "
                          "segment.", hint="Choose their number: SET pg_mop.segments = 4;")

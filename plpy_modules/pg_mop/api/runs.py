@@ -2,7 +2,7 @@
 
 from pg_mop.api import automl, fit, fit_multiple, more, search
 from pg_mop.api.earlier import Earlier, open_journal, own_run
-from pg_mop.database import MopError, segment_function
+from pg_mop.database import MopError, sql_function
 
 # function -> (what trains, the argument that names the output table)
 TRAINS = {fit_multiple.FUNCTION: (fit_multiple.train, "model_output_table"), fit.FUNCTION: (fit.train, "model"),
@@ -10,7 +10,7 @@ TRAINS = {fit_multiple.FUNCTION: (fit_multiple.train, "model_output_table"), fit
           more.FUNCTION: (more.train, None)}
 
 
-@segment_function
+@sql_function
 def mop_resume(db, run_id):
     """Go on with a run that was cancelled, failed or rolled back, from the last committed units, to its end.
 
@@ -37,7 +37,7 @@ def mop_resume(db, run_id):
     train(db, earlier.arguments, earlier)
 
 
-@segment_function
+@sql_function
 def mop_replay(db, run_id, output_table):
     """Train as a run did, from its initial weights in its visit order, with its kernels, as a new run into new tables.
 

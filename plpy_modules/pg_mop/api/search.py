@@ -12,7 +12,7 @@ from pg_mop.api.fit_multiple import write_models
 from pg_mop.api.output import insert, write_models_summary
 from pg_mop.api.training import Training, warn_of_failures
 from pg_mop.catalog import metric_of
-from pg_mop.database import MopError, segment_function
+from pg_mop.database import MopError, sql_function
 from pg_mop.execute.searching import Searching
 from pg_mop.search import grids
 from pg_mop.search.space import Space
@@ -24,7 +24,7 @@ ARGUMENTS = ("source_table", "model_output_table", "model_arch_table", "space", 
 LOOKED_AT = 50  # configurations of a space that are checked before anything is trained
 
 
-@segment_function
+@sql_function
 def mop_search(db, *values):
     """Search a space of configurations (docs/search.md). Arguments as in SQL; returns nothing."""
     train(db, dict(zip(ARGUMENTS, values)))

@@ -5,7 +5,7 @@ import functools
 from mop_udf import aggregate
 from mop_udf.process import TrainerError, TrainerLost
 from pg_mop import settings
-from pg_mop.database import MopError, extension_schema, quote_identifier, segment_function
+from pg_mop.database import MopError, extension_schema, quote_identifier, sql_function
 from pg_mop.limits import Limits
 
 
@@ -17,7 +17,7 @@ def with_trainer(function):
     @functools.wraps(function)
     def shim(plpy, *args):
         session = aggregate.session(plpy)
-        return segment_function(functools.wraps(function)(lambda db, *a: function(db, session, *a)))(plpy, *args)
+        return sql_function(functools.wraps(function)(lambda db, *a: function(db, session, *a)))(plpy, *args)
     return shim
 
 

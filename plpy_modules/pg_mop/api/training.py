@@ -65,10 +65,15 @@ class Training(Guests):
             self.validation = self.packed_table(validation_table, "validation table")
         self.engine = engines.find(db, [t for t in (self.source, self.validation) if t is not None],
                                    self.options["replicas"] > 1)
+        if self.options["replicas"] > 1:
+            db.check_engine("pg_mop.replicas")
+        if db.has_segments:
+            self.options.update(reuse=False, checkpoint_mb=0)  # (the catalog compares runs row by row, on segments)
         if self.options["trainers"]:
+            db.check_engine("pg_mop.trainers")
             self.room = elsewhere.room(db, self.options["trainers"], self.use_gpus)
-        elif self.use_gpus and not self.engine.elsewhere and not settings.gpus():
-            raise settings.no_gpu()
+        elif self.use_gpus and not self.engine.elsewhere:
+            self.engine.check_gpus()
 
     def packed_table(self, text, what):
         """The table that the caller calls `text`. Raises MopError."""
@@ -97,7 +102,7 @@ class Training(Guests):
         way = self.engine.way(None)
         self.journal = journal = Catalog(db, way)
         self.servers = {None: Server(None, way, journal, None, db.extension,
-                                     {"cores": settings.cores(), "gpus": settings.gpus()})}
+                                     self.engine.info())}
         try:
             self._reach_servers()
             self._check_visible(journal)

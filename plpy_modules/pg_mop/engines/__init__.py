@@ -1,6 +1,7 @@
 """Where packed rows are: what differs between kinds of places."""
 
 from pg_mop.engines.citus import Citus, placements
+from pg_mop.engines.greenplum import Greenplum
 from pg_mop.engines.postgres_fdw import PostgresFdw, foreign_partitions
 from pg_mop.engines.postgresql import PostgreSQL
 
@@ -10,6 +11,8 @@ def find(db, tables, copied=False):
 
     Raises MopError for a foreign table that is none of postgres_fdw's, or a shard that no server leads to.
     """
+    if db.has_segments:
+        return Greenplum(db, tables)
     foreign = {packed.table.oid: foreign_partitions(db, packed.table, packed.text) for packed in tables
                if packed.foreign}
     placed = {packed.table.oid: found for packed in tables

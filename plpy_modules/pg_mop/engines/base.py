@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from pg_mop import settings
 from pg_mop.database import MopError
 
 
@@ -11,7 +12,7 @@ class Segment:
     """A horizontal part of a packed table: its `__dist_key__` (0 where there is none), rows, bytes, a fingerprint of
     its rows' versions; `server`: the name of the foreign server that holds it, None: the coordinator's own; `table`:
     what it is called there (quoted); `fingerprint_sql`: SQL for column `fingerprint` there; `copies`: of the same rows,
-    on other servers, as Segments.
+    on other servers, as Segments; `place`: where its trainer is, on Greenplum: a row of mop_place.
 
     Of a table of raw rows: a leaf partition, by a number; rows and bytes are estimates, and the fingerprint only tells
     that it is the same table."""
@@ -24,6 +25,7 @@ class Segment:
     table: str
     fingerprint_sql: str
     copies: tuple = ()
+    place: int | None = None
 
     def on(self, server):
         """This, or its copy, on a server (its name)."""
@@ -69,6 +71,15 @@ class Engine(ABC):
         if row is None:
             raise MopError(f'"{packed.text}" is empty')
         return packed.shapes_of(row)
+
+    def info(self):
+        """{"cores", "gpus"} of the coordinator's own server, where trainers are."""
+        return {"cores": settings.cores(), "gpus": settings.gpus()}
+
+    def check_gpus(self):
+        """Raises MopError where trainers have no GPU there."""
+        if not settings.gpus():
+            raise settings.no_gpu()
 
     @abstractmethod
     def way(self, server):

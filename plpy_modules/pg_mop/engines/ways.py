@@ -1,5 +1,6 @@
 """The way to a server: how a session gets there, and as whom."""
 
+import re
 from dataclasses import dataclass, field
 
 from pg_mop.database import MopError, listening, quote_identifier, quote_literal
@@ -11,18 +12,32 @@ TAKEN = ("host", "hostaddr", "port", "dbname", "sslmode", "sslrootcert", "sslcrl
          "keepalives_interval", "keepalives_count", "tcp_user_timeout")
 # SQL: the foreign data wrapper w is postgres_fdw, whatever its schema
 IS_POSTGRES_FDW = "w.fdwhandler::regproc::text ~ '(^|\\.)postgres_fdw_handler$'"
+# of our sessions' settings: those that came after PostgreSQL 9.4, or that only Greenplum has
+MAY_LACK = ("row_security", "idle_in_transaction_session_timeout", "idle_session_timeout", "jit",
+            "client_connection_check_interval", "optimizer")
 REFUSED = ("service", "passfile", "sslkey", "sslcert", "sslpassword", "requirepeer", "options")
 
 
 @dataclass(frozen=True)
 class Way:
     """`server`: its name, None: this server itself; `parameters`: psycopg2.connect's; `role`: to SET there;
-    `by_password`: only if the server asked for the password."""
+    `by_password`: only if the server asked for the password; `lacks`: those of MAY_LACK that the server does not know.
+    """
 
     server: str | None
     parameters: dict = field(repr=False)
     role: str
     by_password: bool = False
+    lacks: frozenset = frozenset({"optimizer"})
+
+    def options(self, text):
+        """libpq's `options` that give these settings (-c name=value ...), but for those that the server lacks."""
+        return re.sub(r"-c (\w+)=\S+ ?", lambda c: "" if c[1] in self.lacks else c[0], text)
+
+    def idle_sql(self, milliseconds):
+        """SQL, with a semicolon: a session that is idle for so long is ended; 0: it stays. (Where the server ends none,
+        it stays as long as who opened it.)"""
+        return "" if "idle_session_timeout" in self.lacks else f"SET idle_session_timeout = {milliseconds}; "
 
     @property
     def key(self):
@@ -68,7 +83,7 @@ def local(db):
     parameters = {"dbname": db.value("SELECT current_database()::text"), "user": user}
     parameters["port"], sockets, address = listening()
     parameters["host"] = sockets or address or "127.0.0.1"
-    way = Way(None, parameters, db.current_user())
+    way = Way(None, parameters, db.current_user(), lacks=frozenset(db.lacking_settings(MAY_LACK)))
     server = db.one("SELECT s.oid, s.srvoptions FROM pg_foreign_server s JOIN pg_foreign_data_wrapper w "
                     "ON w.oid = s.srvfdw WHERE s.srvname = $1 AND w.fdwname = $1", ["text"], [LOCAL])
     if server is None:

@@ -15,7 +15,8 @@ from pg_mop.execute import libpq
 TICK_SECONDS = 0.1
 CONNECT_SECONDS = 30
 ATTEMPTS = 3  # to open a session
-OPTIONS = f"{SESSION_OPTIONS} -c statement_timeout=0 -c client_connection_check_interval=500 -c jit=off"
+OPTIONS = (f"{SESSION_OPTIONS} -c statement_timeout=0 -c client_connection_check_interval=500 -c jit=off "
+           "-c optimizer=off")
 
 # idle sessions of this backend, by (the way's key, the extension's schema there, place); each trainer's cache holds the
 # rows of its segment
@@ -39,7 +40,7 @@ class SessionLost(Exception):
 def message_of(error):
     """The primary message of an error from a worker session, without PL/Python's prefix and the context."""
     text = isinstance(error, psycopg2.Error) and error.diag.message_primary or str(error)
-    return re.sub(r"^((plpy|spiexceptions)\.\w+: )+", "", text).strip()
+    return re.sub(r"^((plpy|spiexceptions)\.\w+: |pg_mop: )+", "", text).strip()
 
 
 class WorkerSession:
@@ -52,8 +53,9 @@ class WorkerSession:
         self.moves, self.command = [], None   # what is carried, and what it does then
         self.prepared = False  # a relay has its tables
         try:
-            self.connection = psycopg2.connect(**way.parameters, options=options, connect_timeout=CONNECT_SECONDS,
-                                               application_name=application_name, async_=True)
+            self.connection = psycopg2.connect(
+                **way.parameters, options=way.options(options), connect_timeout=CONNECT_SECONDS,
+                application_name=application_name, async_=True)
             libpq.set_verbosity(self.connection, libpq.VERBOSE)
         except psycopg2.Error as error:
             raise SessionLost(str(error).strip()) from None
@@ -283,7 +285,7 @@ class Sessions:
 
     def _warm_up(self, place):
         options = quote_literal(json.dumps(self.options(place)))
-        return (f"SET idle_session_timeout = 0; SET application_name = {quote_literal(self.name)}; "
+        return (f"{self.server(place).way.idle_sql(0)}SET application_name = {quote_literal(self.name)}; "
                 f"SELECT {self.server(place).schema}.mop_start_trainer({options})")
 
     def open(self, places):
@@ -383,7 +385,7 @@ class Sessions:
         """Put the sessions, all idle, into the pool; the server ends them when they stay idle too long."""
         for place, session in self.by_place.items():
             try:
-                run(session, f"{session.clean_sql()}SET idle_session_timeout = {idle_milliseconds}", self.tick)
+                run(session, session.clean_sql() + (session.way.idle_sql(idle_milliseconds) or "SELECT 1"), self.tick)
             except (psycopg2.Error, SessionLost):
                 session.close()
                 continue

@@ -10,24 +10,27 @@ import math
 import time
 
 from mop_udf import aggregate, params
+from mop_udf.errors import raise_error
 from pg_mop import object_table
 from pg_mop.database import Database, MopError, extension_schema, finite_json, quote_identifier
+from pg_mop.execute.trainers import put_state, trainer_at
 from pg_mop.inference.model import Model
-from pg_mop.limits import Limits
 
 
 def start_trainer(plpy, options):
     """Start this session's trainer, which imports Keras while the coordinator still plans."""
-    _start_trainer(plpy, aggregate.session(plpy), json.loads(options), look_again=True)
+    holder, options = aggregate.session(plpy), json.loads(options)
+    trainer = trainer_at(holder, _schema(plpy, holder), options.get("place"))
+    _limited(plpy, trainer.start, options, True)
 
 
-def _start_trainer(plpy, holder, options, look_again=False):
+def _limited(plpy, start, *arguments):
+    """What `start` gives, whose MopError becomes an error of PostgreSQL's."""
     try:
-        holder.start_trainer(options, Limits(plpy, _schema(plpy, holder)), look_again)
-        return
+        return start(*arguments)
     except MopError as error:
         problem = error
-    plpy.error(problem.message, sqlstate=problem.sqlstate, **({"detail": problem.detail} if problem.detail else {}))
+    raise_error(plpy, problem.message, problem.sqlstate, problem.detail)
 
 
 def _schema(plpy, holder):
@@ -48,14 +51,13 @@ def run_unit(plpy, text):
     has changed since the run began, MOP04 where a trainer takes too much memory. Of several models one is enough to
     fail.
     """
-    unit = json.loads(text)
     holder = aggregate.session(plpy)
+    work = _Work(plpy, holder, json.loads(text))
     try:
         with aggregate.failures_as_sql(plpy, holder):
-            _Work(plpy, holder, unit).run()
+            work.run()
     except BaseException:
-        if holder.unit is not None:  # an answer is still to come that nobody will wait for
-            holder.stop_trainer()
+        work.trainer.failed()
         raise
 
 
@@ -65,6 +67,8 @@ class _Work:
     def __init__(self, plpy, holder, unit):
         self.plpy, self.holder, self.unit = plpy, holder, unit
         self.schema = _schema(plpy, holder)
+        self.trainer = trainer_at(holder, self.schema, unit["options"].get("place"))
+        self.done = []  # what is to be noted of models, at last
         self.models = unit["models"]
         self.train = unit["kind"] == "train"
 
@@ -79,44 +83,46 @@ class _Work:
             self.predict(found[0])
             return
         objects = [_rights(self.plpy, unit["object_table"], model) for model in found]
-        _start_trainer(self.plpy, holder, unit["options"])
-        keeps = holder.holds(unit["dataset_key"], unit["bytes"], unit["keep"])
+        keeps = _limited(self.plpy, self.trainer.begin, unit["options"], unit["dataset_key"], unit["bytes"],
+                         unit["keep"])
         # rows that cannot be kept are read for each training anew
         parts = [slice(None)] if keeps or not self.train else [slice(n, n + 1) for n in range(len(found))]
         for these in parts:
             holder.coming = (lambda: self.read_ahead(unit["coming"])) if these is parts[-1] else None
             self.together(self.models[these], found[these], objects[these], keeps, began)
             began = time.monotonic()
+        # last of all: on Greenplum an UPDATE locks a table for all others
+        for result in self.done:
+            self.finish(*result)
 
     def together(self, models, found, objects, keeps, began):
         """Train or evaluate models on the segment's rows, which come once; the trainer `keeps` them, or does not."""
-        unit, holder = self.unit, self.holder
+        unit, trainer = self.unit, self.trainer
         shared = {name: unit[name] for name in ("kind", "seed", "same_start", "segment", "dtypes", "inputs", "outputs",
                                                 "rows", "replicas", "run_seconds", "share_prefixes")}
-        holder.begin({**shared, "nbytes": unit["bytes"], "dataset": unit["dataset_key"], "keep": unit["keep"],
+        trainer.give({**shared, "nbytes": unit["bytes"], "dataset": unit["dataset_key"], "keep": unit["keep"],
                       "keeps_rows": keeps}, found, self.states(models), objects)
-        sending = holder.unit
-        reports = json.loads(holder.query(unit["rows_sql"] % {
-            "epochs": sending["epochs_sent"],
-            "where": "true" if sending["sends_rows"] else "false"})[0]["report"])["models"]
-        if sending["sends_rows"]:
+        report, sent = trainer.work(unit["rows_sql"])
+        reports = report["models"]
+        if sent:
             self.check_rows()  # again: they were read by a later statement, which may have seen others
         rest = max(0.0, time.monotonic() - began - sum(own["seconds"] for own in reports)) / len(reports)
         for number, (model, own) in enumerate(zip(models, reports)):
             if not self.train:
                 self.score(number, model, own["sums"])
-                self.finish(model, own, None, rest, 0.0)
+                self.done.append((model, own, None, rest, 0.0))
                 continue
             since = time.monotonic()
-            size = self.save(number, model)
-            self.finish(model, own, size, rest, time.monotonic() - since)
+            size = trainer.save(number, unit["run_id"], model["stage"], model["version"] + 1, model["generation"],
+                                self.ticket)
+            self.done.append((model, own, size, rest, time.monotonic() - since))
 
     def predict(self, model):
         """Write the predictions for a partition of raw rows: in parts, as of stage 0 and the segment's number."""
         # (numpy is not for sessions that only train)
         from pg_mop.inference.prediction import Choice, Reader, in_pieces, predictions
         unit, told, began = self.unit, self.unit["predict"], time.monotonic()
-        _start_trainer(self.plpy, self.holder, unit["options"])
+        _limited(self.plpy, self.trainer.start, unit["options"])
         trainer, db = self.holder.trainer, Database(self.plpy, extension_schema(self.plpy))
         try:
             with db.pinned_path():
@@ -129,21 +135,22 @@ class _Work:
                 reader = Reader(db, told["table"], told["identifier"], told["inputs"], lent.input_shapes,
                                 lent.normalizing_const)
                 for number, rows in enumerate(in_pieces(predictions(trainer, lent, reader, choice))):
-                    self.put(0, unit["segment"], 1, number, json.dumps(rows).encode())
+                    put_state(self.holder, self.schema, unit["run_id"], 0, unit["segment"], 1, number,
+                              json.dumps(rows).encode(), self.ticket)
             self.finish(self.models[0], {"kernel": "plain", "rows": reader.rows, "loss": None,
                                          "seconds": time.monotonic() - began}, None, 0.0, 0.0)
             return
         except MopError as error:
             problem = error
-        self.plpy.error(f"{problem.message}{problem.hint and f' ({problem.hint})' or ''}",
-                        sqlstate=aggregate.CONFIGURATION_FAILED)
+        raise_error(self.plpy, f"{problem.message}{problem.hint and f' ({problem.hint})' or ''}",
+                    aggregate.CONFIGURATION_FAILED)
 
     def check_rows(self):
         """The segment must hold the very rows that the run began with."""
         unit = self.unit
         if self.holder.query(unit["fingerprint_sql"])[0]["fingerprint"] != unit["fingerprint"]:
-            self.plpy.error(f"the rows of segment {unit['segment']} in {unit['table']} have changed since the run "
-                            f"began", sqlstate=aggregate.SOURCE_CHANGED)
+            raise_error(self.plpy, f"the rows of segment {unit['segment']} in {unit['table']} have changed since the "
+                                   f"run began", aggregate.SOURCE_CHANGED)
 
     def model(self, model):
         """What the trainer needs to know of a model; one that is to be trained is locked."""
@@ -172,20 +179,13 @@ class _Work:
         ahead, self.holder.ahead = self.holder.ahead, {}
         for stage, version in versions:
             parts = 0
-            for data in ahead.get((run_id, stage, version)) or self.parts(stage, version):
+            for data in ahead.get((run_id, stage, version)) or self.trainer.parts(
+                    run_id, stage, version, self.ticket):
                 parts += 1
                 yield stage, data
             if version > 0 and not parts:
-                self.plpy.error(f"the state of stage {stage} of run {run_id} at version {version} is missing",
-                                sqlstate=aggregate.SOURCE_CHANGED)
-
-    def parts(self, stage, version):
-        """The parts of a stage's state, one after the other."""
-        for row in self.holder.query(
-                f"SELECT {self.schema}.mop_read_state($1, $2, $3, $4) AS data",
-                ["bigint", "integer", "integer", "text"], [self.unit["run_id"], stage, version, self.ticket],
-                cursor=True):
-            yield row["data"]
+                raise_error(self.plpy, f"the state of stage {stage} of run {run_id} at version {version} is missing",
+                            aggregate.SOURCE_CHANGED)
 
     def read_ahead(self, model):
         """Read the state of the model (stage, version) that the next unit here will most likely be of.
@@ -195,21 +195,8 @@ class _Work:
         """
         if model is not None:
             self.holder.ahead = {(self.unit["run_id"], model["stage"], model["version"]):
-                                 list(self.parts(model["stage"], model["version"]))}
-
-    def save(self, number, model):
-        """Write the new state of the last unit's model `number`; its bytes."""
-        size = 0
-        for place, part in enumerate(self.holder.save(number)):
-            self.put(model["stage"], model["version"] + 1, model["generation"], place, part)
-            size += len(part)
-        return size
-
-    def put(self, stage, version, generation, number, part):
-        """Write a part (bytes) of what is under a stage and a version into the table of a generation."""
-        self.holder.query(f"SELECT {self.schema}.mop_put_state($1, $2, $3, $4, $5, $6, $7)",
-                          ["bigint", "integer", "integer", "integer", "integer", "bytea", "text"],
-                          [self.unit["run_id"], stage, version, generation, number, part, self.ticket])
+                                 list(self.trainer.parts(self.unit["run_id"], model["stage"], model["version"],
+                                                         self.ticket))}
 
     def score(self, number, model, sums):
         """Add an evaluation's sums to those of the other segments; the last one notes the loss and metrics of them all.
@@ -224,12 +211,12 @@ class _Work:
                                   [*key, unit["segment"], sums, self.ticket])[0]["sums"]
         if found is None:
             return
-        report = self.holder.score(number, found)
+        report = self.trainer.score(number, found)
         values = [("loss", report["loss"]), *report["metrics"].items()]
         bad = [f"{name} is {'NaN' if value != value else 'infinite'}" for name, value in values
                if not math.isfinite(value)]
         if bad and unit["finite"]:
-            self.plpy.error(f"{bad[0]} on the {unit['dataset']} data", sqlstate=aggregate.CONFIGURATION_FAILED)
+            raise_error(self.plpy, f"{bad[0]} on the {unit['dataset']} data", aggregate.CONFIGURATION_FAILED)
         self.holder.query(f"SELECT {self.schema}.mop_note_metrics($1, $2, $3, $4, $5, $6, $7)",
                           [*kinds, "float8", "float8", "text", "text"],
                           [*key, report["loss"], report["metric"], finite_json(report["metrics"]), self.ticket])
@@ -273,4 +260,4 @@ def _rights(plpy, table, configuration):
             return object_table.read(db, table, compile_params, configuration["functions"])
     except (MopError, params.ParameterError) as error:
         problem = str(error)
-    plpy.error(problem, sqlstate=aggregate.CONFIGURATION_FAILED)
+    raise_error(plpy, problem, aggregate.CONFIGURATION_FAILED)

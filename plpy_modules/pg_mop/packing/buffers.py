@@ -107,6 +107,17 @@ def braces(values):
     return "{" + ",".join(map(str, values)) + "}"
 
 
+def fitting(numbers, element, factor, column):
+    """Numbers as the bytes of a buffer of `element`, times `factor`; None where one does not fit."""
+    if element == "smallint":
+        kept = whole(numbers)
+    elif not np.isfinite(numbers).all():
+        return None
+    else:
+        kept = numbers if factor is None else scale(numbers, np.float32(factor), column)
+    return kept if kept is None else kept.tobytes()
+
+
 def whole(values):
     """float64 numbers as int16; None where that would change one."""
     with np.errstate(invalid="ignore"):

@@ -10,7 +10,7 @@ from pg_mop.packing import buffers
 class Input:
     """An independent column: numeric arrays of the same dimensions in every row."""
 
-    element, scalar, encoded = "real", False, False  # as an Output's
+    element, wire, scalar, encoded = "real", "real", False, False  # as an Output's
 
     def __init__(self, name, dims):
         self.name, self.dims = name, dims

@@ -18,6 +18,7 @@ class Places:
     `__dist_key__`."""
 
     distributed = False  # by Citus
+    rules = gpu_config = "all_segments"  # see packing/segments.py
     INSERT = "INSERT INTO {} VALUES ({})"  # a row: table, parameters
 
     def __init__(self, db, names, segments, replicas=1):

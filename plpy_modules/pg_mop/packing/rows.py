@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 from pg_mop.database import MopError, quote_identifier, quote_literal
 from pg_mop.kinds import STRINGS, equality
+from pg_mop.packing import unfit
 
 
 @contextmanager
@@ -42,7 +43,7 @@ def scan(db, source, summary, inputs, outputs, seed, distributed=False):
     for i, output in enumerate(outputs):
         raw.append(f"{quote_identifier(output.name)}::{output.kind.sql} AS y{i}")
         if output.encoded:
-            joins.append(f"LEFT JOIN {_classes(summary, output)} c{i} ON {_same(db, output, f's.y{i}', f'c{i}.v')}")
+            joins.append(f"LEFT JOIN {classes(summary, output)} c{i} ON {same(db, output, f's.y{i}', f'c{i}.v')}")
             ordered.append(f"CASE WHEN s.y{i} IS NULL THEN {output.null_code} ELSE coalesce(c{i}.code, -1) END AS y{i}")
             sent.append(f"q.y{i}")
         else:
@@ -104,11 +105,27 @@ def unknown_class(db, source, summary, output, seed):
     null = "false" if output.null_code == 0 else f"{label} IS NULL"
     rows = db.execute(
         f"SELECT DISTINCT coalesce({label}::text, 'NULL') AS v FROM {source} s WHERE {null} OR ({label} IS NOT NULL "
-        f"AND NOT EXISTS (SELECT 1 FROM {_classes(summary, output)} c WHERE {_same(db, output, label, 'c.v')})) "
+        f"AND NOT EXISTS (SELECT 1 FROM {classes(summary, output)} c WHERE {same(db, output, label, 'c.v')})) "
         "ORDER BY 1 LIMIT 6")
     values = [row["v"] for row in rows]
     raise MopError(f'the classes of column "{output.name}" are no subset of those of training',
                    detail="Training has no class " + ", ".join(values[:5]) + (", ..." if len(values) > 5 else "."))
+
+
+def refuse(db, source, summary, column, seed, training):
+    """Raise the MopError for a column with a label that is no class, or a number that does not fit. `training`: see
+    `table.pack`."""
+    if column.encoded:
+        unknown_class(db, source, summary, column, seed)
+    explain(db, source, [column], training)
+    changed(source)
+
+
+def explain(db, source, columns, training):
+    """Raise the MopError for the first of `columns` whose numbers do not fit its type in a buffer, if there is one."""
+    for column in columns:
+        if not column.encoded:
+            unfit.check(db, source, column.name, column.element, column.scalar, training)
 
 
 def changed(source):
@@ -117,13 +134,13 @@ def changed(source):
                    hint="Try again, or use BEGIN ISOLATION LEVEL REPEATABLE READ.")
 
 
-def _classes(summary, output):
+def classes(summary, output):
     """SQL: the classes of an output, but NULL, with their codes."""
     return (f"(SELECT u.v, u.o::integer - 1 AS code FROM unnest((SELECT {output.class_column} FROM {summary})) "
             "WITH ORDINALITY AS u(v, o) WHERE u.v IS NOT NULL)")
 
 
-def _same(db, output, label, value):
+def same(db, output, label, value):
     """SQL: a label of the source equals a class value, whatever the caller's operators."""
     equals = (equality(db, output.kind) if output.kind.oid == output.class_kind.oid
               else "OPERATOR(pg_catalog.=)")

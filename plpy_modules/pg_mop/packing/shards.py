@@ -4,11 +4,17 @@ from pg_mop.database import MopError
 from pg_mop.engines import citus
 from pg_mop.engines.postgres_fdw import Links
 from pg_mop.packing.places import PRIMARY_KEY, Places, columns_sql, external_sql, strength
+from pg_mop.packing.segments import Segments
 
 
-def places_of(db, source, config):
-    """Where what is packed of a Table is to be: Places or, where its rows are in shards of Citus, Shards. `config`: the
-    settings. Raises MopError."""
+def places_of(db, source, config, distribution_rules=None):
+    """Where what is packed of a Table is to be: Places or, where its rows are in shards of Citus, Shards; on Greenplum
+    Segments, which `distribution_rules` choose. `config`: the settings. Raises MopError."""
+    if db.has_segments:
+        for name in ("servers", "replicas"):
+            if config[name] not in (None, 1):
+                db.check_engine(f"pg_mop.{name}")
+        return Segments(db, distribution_rules)
     if not citus.reads_shards(db, source):
         return Places(db, config["servers"], config["segments"], config["replicas"])
     if config["servers"]:
@@ -21,6 +27,7 @@ class Shards:
     """A shard for each segment, which Citus puts on its nodes; as Places. `keys`: known once there is the table."""
 
     distributed = True
+    rules = gpu_config = "all_segments"
     copies = ()  # Citus knows of them
     # (of VALUES Citus makes text, which it parses and sends: four times as slow)
     INSERT = "INSERT INTO {} SELECT {} FROM generate_series(1, 1)"

@@ -8,24 +8,26 @@ from pg_mop.packing import buffers
 COPIES = "__internal_copies__"  # JSON: [[segment, server or null, schema, table], ...]
 
 
-def create(db, summary, inputs, outputs, copies):
-    """Create the empty table `summary` (quoted). `copies`: there are some of the segments."""
+def create(db, summary, inputs, outputs, places):
+    """Create the empty table `summary` (quoted). `places`: where the segments are to be."""
+    rules, copies = _rules_type(places), any(places.copies)
     classes = "".join(f"{output.class_column} {output.class_kind.sql if output.encoded else 'text'}[], "
                       for output in outputs)
     db.execute(f"CREATE TABLE {summary} (source_table text, output_table text, dependent_varname text[], "
                f"independent_varname text[], dependent_vartype text[], {classes}buffer_size integer, "
-               "normalizing_const real, num_classes integer[], distribution_rules text, "
-               f"__internal_gpu_config__ text{', dependent_dtype text' if _is_regression(outputs) else ''}"
+               f"normalizing_const real, num_classes integer[], distribution_rules {rules}, "
+               f"__internal_gpu_config__ {rules}{', dependent_dtype text' if _is_regression(outputs) else ''}"
                f"{f', {COPIES} text' if copies else ''})")
 
 
-def write(db, summary, source_table, output_table, inputs, outputs, constant, class_lists):
+def write(db, summary, source_table, output_table, inputs, outputs, constant, class_lists, places):
     """Insert the one row, but what `complete` adds. `class_lists`: SQL for each output, or None."""
+    rules = _rules_type(places)
     db.execute(f"INSERT INTO {summary} SELECT $1, $2, $3, $4, $5, {''.join((c or 'NULL') + ', ' for c in class_lists)}"
-               f"NULL, $6, NULL, 'all_segments', 'all_segments'{', $$float32$$' if _is_regression(outputs) else ''}",
-               ["text", "text", "text[]", "text[]", "text[]", "real"],
+               f"NULL, $6, NULL, $7, $8{', $$float32$$' if _is_regression(outputs) else ''}",
+               ["text", "text", "text[]", "text[]", "text[]", "real", rules, rules],
                [source_table, output_table, [o.name for o in outputs], [i.name for i in inputs],
-                [o.kind.shown for o in outputs], constant])
+                [o.kind.shown for o in outputs], constant, places.rules, places.gpu_config])
 
 
 def complete(db, summary, buffer_size, num_classes, copies):
@@ -73,6 +75,10 @@ def read_classes(db, summary, output, requested):
     if output.width > buffers.MAX_WIDTH:
         raise MopError(f'column "{output.name}" has {output.width} classes, more than {buffers.MAX_WIDTH}',
                        detail="Labels are encoded one-hot: every distinct value is a class.")
+
+
+def _rules_type(places):
+    return "text" if isinstance(places.rules, str) else "integer[]"
 
 
 def _is_regression(outputs):

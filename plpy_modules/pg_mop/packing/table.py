@@ -2,6 +2,7 @@
 
 from pg_mop.database import MopError
 from pg_mop.packing import buffers, rows, unfit
+from pg_mop.packing.segments import Segments
 from pg_mop.packing.summary import complete
 
 CHUNK_BYTES = 16 << 20  # of source rows in memory at a time
@@ -26,6 +27,20 @@ def pack(db, source, target, summary, inputs, outputs, requested, places, factor
     width = len(columns)
     types = ["integer"] + ["bytea"] * width + ["integer[]"] * width + ["integer"]
     filled, copies = places.create(target, list(zip(column_names(inputs, outputs), types)), [i.name for i in inputs])
+    written = places.load(source, target, summary, inputs, outputs, size, factor, seed, training) \
+        if isinstance(places, Segments) else _load(
+            db, source, summary, inputs, outputs, size, places, filled, types, factor, seed, training)
+    if written != count:
+        rows.changed(source)
+    complete(db, summary, size, num_classes, copies)
+    places.loaded(filled)
+    if seed is not None:
+        db.execute(f"COMMENT ON TABLE {target} IS 'packed by pg_mop, rows shuffled with seed {seed}'")
+
+
+def _load(db, source, summary, inputs, outputs, size, places, filled, types, factor, seed, training):
+    """Fill the tables of the segments by one scan: how many rows there were."""
+    columns, segments = inputs + outputs, len(places.keys)
     plans = {}
     written, buffer_id = 0, 0
 
@@ -50,30 +65,22 @@ def pack(db, source, target, summary, inputs, outputs, requested, places, factor
             fetched = list(cursor.fetch(chunk))
         except db.plpy.SPIError as error:
             if getattr(error, "sqlstate", None) == unfit.OUT_OF_RANGE:
-                _explain(db, source, columns, training)
+                rows.explain(db, source, columns, training)
             raise
         if not fetched:
             break
         arrays = [column.decode([row[f"x{i}"] for row in fetched], factor) for i, column in enumerate(inputs)]
         arrays += [column.decode([row[f"y{i}"] for row in fetched]) for i, column in enumerate(outputs)]
         for column, array in zip(columns, arrays):
-            if array is None and column.encoded:
-                rows.unknown_class(db, source, summary, column, seed)
-            elif array is None:
-                _explain(db, source, [column], training)
-                rows.changed(source)
+            if array is None:
+                rows.refuse(db, source, summary, column, seed, training)
         del fetched
         for buffer in gathered.add(arrays):
             write(*buffer)
     cursor.close()
     if gathered.rows:
         write(*gathered.take())
-    if written != count:
-        rows.changed(source)
-    complete(db, summary, size, num_classes, copies)
-    places.loaded(filled)
-    if seed is not None:
-        db.execute(f"COMMENT ON TABLE {target} IS 'packed by pg_mop, rows shuffled with seed {seed}'")
+    return written
 
 
 def column_names(inputs, outputs):
@@ -89,10 +96,3 @@ def column_names(inputs, outputs):
             raise MopError(f'column name "{name}" is longer than {buffers.MAX_NAME} bytes',
                            hint="Rename the source column in a view.")
     return names
-
-
-def _explain(db, source, columns, training):
-    """Raise the MopError for the first of `columns` whose numbers do not fit its type in a buffer, if there is one."""
-    for column in columns:
-        if not column.encoded:
-            unfit.check(db, source, column.name, column.element, column.scalar, training)

@@ -1,0 +1,228 @@
+"""Where the trainer of a unit is: in the worker session's own process, or in the one that it has at a segment of
+Greenplum. Each has the methods of :class:`Here`; those of :class:`There` are statements that run at the segment, by the
+functions below.
+"""
+
+import functools
+import json
+
+from mop_udf import aggregate, params
+from mop_udf.errors import raise_error
+from pg_mop import settings
+from pg_mop.database import MopError
+from pg_mop.limits import Limits
+
+
+def trainer_at(holder, schema, place):
+    """Where the trainer is: at a place of mop_place (sql/greenplum/12_places.sql), or None: here. `schema`: the
+    extension's, quoted."""
+    return Here(holder, schema) if place is None else There(holder, schema, place)
+
+
+class Here:
+    """The trainer of this process."""
+
+    def __init__(self, holder, schema):
+        """`holder`: the mop_udf.aggregate.Session."""
+        self.holder, self.schema = holder, schema
+
+    def start(self, options, look_again=False):
+        """Start it, unless it runs. Raises MopError where a limit is in the way."""
+        self.holder.start_trainer(options, Limits(self.holder.plpy, self.schema), look_again)
+
+    def begin(self, options, dataset, nbytes, keep):
+        """Start it, unless it runs; whether it holds the rows of a dataset, or can keep them beside those of `keep`."""
+        self.start(options)
+        return self.holder.holds(dataset, nbytes, keep)
+
+    def give(self, unit, models, states, objects):
+        """Hand it a unit, with states as `parts` gives them: (stage, part)."""
+        self.holder.begin(unit, models, states, objects)
+
+    def parts(self, run_id, stage, version, ticket):
+        """The parts of a stage's state, one after the other."""
+        for row in self.holder.query(
+                f"SELECT {self.schema}.mop_read_state($1, $2, $3, $4) AS data",
+                ["bigint", "integer", "integer", "text"], [run_id, stage, version, ticket], cursor=True):
+            yield row["data"]
+
+    def work(self, rows_sql):
+        """Send the rows, if it has not got them, and wait for the report (a dict); whether they were sent."""
+        sent = self.holder.unit
+        report = self.holder.query(rows_sql % {"epochs": sent["epochs_sent"],
+                                               "where": "true" if sent["sends_rows"] else "false"})[0]["report"]
+        return json.loads(report), sent["sends_rows"]
+
+    def score(self, number, sums):
+        """The loss and metrics of the last evaluation's model `number`, from sums over all its rows."""
+        return self.holder.score(number, sums)
+
+    def save(self, number, run_id, stage, version, generation, ticket):
+        """Write the state of the last unit's model `number` as that of a stage at a version; its bytes."""
+        size = 0
+        for place, part in enumerate(self.holder.save(number)):
+            put_state(self.holder, self.schema, run_id, stage, version, generation, place, part, ticket)
+            size += len(part)
+        return size
+
+    def failed(self):
+        """The unit has failed: no answer may be left that nobody waits for."""
+        if self.holder.unit is not None:
+            self.holder.stop_trainer()
+
+
+class There:
+    """The trainer of this session's process at a place."""
+
+    def __init__(self, holder, schema, place):
+        self.holder, self.schema, self.place = holder, schema, int(place)
+
+    def _at(self, call, types=(), values=()):
+        """What a function of ours gives at the place."""
+        return self.holder.query(f"SELECT {self.schema}.{call} AS answer FROM {self.schema}.mop_place "
+                                 f"WHERE place = {self.place}", types, values)[0]["answer"]
+
+    def start(self, options, look_again=False):
+        self.holder.query(f"SELECT {self.schema}.mop_start_at($1, $2, $3)", ["integer", "text", "boolean"],
+                          [self.place, json.dumps(options), look_again])
+
+    def begin(self, options, dataset, nbytes, keep):
+        asked = [json.dumps(options), dataset, nbytes, json.dumps(keep)]
+        ask = functools.partial(self._at, "mop_at_room($1, $2, $3, $4)", ["text", "text", "bigint", "text"], asked)
+        answer = ask()
+        if answer is None:
+            self.start(options)
+            answer = ask()
+        return json.loads(answer)
+
+    def give(self, unit, models, states, objects):
+        if any(objects):
+            raise_error(self.holder.plpy, "custom losses and metrics are not supported on Greenplum yet",
+                        aggregate.CONFIGURATION_FAILED)
+        self.sent = json.loads(self._at("mop_at_begin($1)", ["text"], [json.dumps({"unit": unit, "models": models})]))
+        for stage, part in states:
+            self.holder.query(
+                f"SELECT {self.schema}.mop_give_state($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+                ["bigint", *["integer"] * 7, "text"],
+                [part["run_id"], part["stage"], part["version"], part["generation"], part["part"], part["place"],
+                 self.place, stage, part["ticket"]])
+
+    def parts(self, run_id, stage, version, ticket):
+        """Where they are: they go straight from there to the trainer."""
+        for row in self.holder.query(f"SELECT * FROM {self.schema}.mop_find_state($1, $2, $3, $4)",
+                                     ["bigint", "integer", "integer", "text"], [run_id, stage, version, ticket]):
+            yield {**row, "run_id": run_id, "version": version, "ticket": ticket}
+
+    def work(self, rows_sql):
+        if self.sent["sends_rows"]:
+            report = self.holder.query(rows_sql % {"epochs": self.sent["epochs_sent"]})[0]["report"]
+        else:
+            report = self._at("mop_at_end()")
+        return json.loads(report), self.sent["sends_rows"]
+
+    def score(self, number, sums):
+        return json.loads(self._at("mop_at_score($1, $2)", ["integer", "float8[]"], [number, sums]))
+
+    def save(self, number, run_id, stage, version, generation, ticket):
+        return int(self.holder.query(
+            f"SELECT {self.schema}.mop_keep_state($1, $2, $3, $4, $5, $6, $7) AS size",
+            ["bigint", *["integer"] * 5, "text"],
+            [run_id, stage, version, generation, number, self.place, ticket])[0]["size"])
+
+    def failed(self):
+        """(The transaction is over there, too: the next unit finds what is left.)"""
+
+
+def put_state(holder, schema, run_id, stage, version, generation, number, part, ticket):
+    """Write a part (bytes) of what is under a stage and a version into the table of a generation."""
+    holder.query(f"SELECT {schema}.mop_put_state($1, $2, $3, $4, $5, $6, $7)",
+                 ["bigint", "integer", "integer", "integer", "integer", "bytea", "text"],
+                 [run_id, stage, version, generation, number, part, ticket])
+
+
+# --- at a place ---------------------------------------------------------------------------------------
+
+class Told(Limits):
+    """Limits that were read where tables can be: at a segment no table of users is read by functions."""
+
+    def __init__(self, plpy, told):
+        super().__init__(plpy, None)
+        self._told = told
+
+    def _find(self):
+        return self._told
+
+    def _backends(self):
+        return {row["pid"] for row in self.plpy.execute(
+            "SELECT a.pid FROM pg_catalog.pg_stat_activity a WHERE a.usename OPERATOR(pg_catalog.=) session_user")}
+
+
+def at_room(plpy, options, dataset, nbytes, keep):
+    """JSON: whether the trainer of this process holds or can keep the rows of a dataset; None: none runs that was
+    started with these options."""
+    holder = aggregate.session(plpy)
+    if holder.unit is not None:  # an answer is still to come that nobody waits for any more
+        holder.stop_trainer()
+    if holder.trainer is None or not holder.trainer.alive() or holder.wanted != _on_own_gpu(plpy, json.loads(options)):
+        return None
+    with aggregate.failures_as_sql(plpy, holder):
+        return json.dumps(holder.holds(dataset, nbytes, json.loads(keep)))
+
+
+def at_start(plpy, options, limits, look_again):
+    """Start the trainer of this process, unless it runs."""
+    holder = aggregate.session(plpy)
+    try:
+        with aggregate.failures_as_sql(plpy, holder):
+            holder.start_trainer(_on_own_gpu(plpy, json.loads(options)), Told(plpy, json.loads(limits)), look_again)
+            return True
+    except MopError as error:
+        problem = error
+    raise_error(plpy, problem.message, problem.sqlstate, problem.detail)
+
+
+def _on_own_gpu(plpy, options):
+    """A trainer's options with the number of the GPU of this host that this segment is to use, if it is to use one."""
+    if options.get("gpu") is None:
+        return options
+    segment = plpy.execute("SELECT pg_catalog.current_setting('gp_contentid') AS content")[0]["content"]
+    return {**options, "gpu": int(segment) % max(1, settings.gpus())}
+
+
+def at_begin(plpy, text):
+    """Hand the trainer a unit, whose states follow; JSON: what follows from its cache."""
+    holder, given = aggregate.session(plpy), json.loads(text)
+    if holder.trainer is None:
+        raise_error(plpy, "there is no trainer in this process", aggregate.TRAINER_LOST)
+    if any(params.parse_fit_params(model.get("fit_params"))["callbacks"] for model in given["models"]) and not (
+            plpy.execute("SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) "
+                         "current_user")[0]["rolsuper"]):
+        raise_error(plpy, "only a superuser may use callbacks", aggregate.CONFIGURATION_FAILED)
+    with aggregate.failures_as_sql(plpy, holder):
+        holder.begin(given["unit"], given["models"], (), [{} for _ in given["models"]])
+    return json.dumps({name: holder.unit[name] for name in ("sends_rows", "epochs_sent")})
+
+
+def at_state(plpy, stage, part):
+    """Give the trainer a part of a state of the unit that it was handed."""
+    holder = aggregate.working(plpy)
+    if part is None:
+        raise_error(plpy, f"a part of the state of stage {stage} is missing", "XX001")
+    with aggregate.failures_as_sql(plpy, holder):
+        holder.give(stage, part)
+    return True
+
+
+def at_score(plpy, number, sums):
+    holder = aggregate.session(plpy)
+    with aggregate.failures_as_sql(plpy, holder):
+        return json.dumps(holder.score(number, sums))
+
+
+def at_save(plpy, number):
+    """(number, bytes) of the parts of the state of a model of the last unit."""
+    holder = aggregate.session(plpy)
+    if holder.trainer is None:
+        raise_error(plpy, "there is no trainer in this process", aggregate.TRAINER_LOST)
+    with aggregate.failures_as_sql(plpy, holder):
+        yield from enumerate(holder.save(number))

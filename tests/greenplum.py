@@ -1,0 +1,53 @@
+"""A Greenplum that is there already: PG_MOP_GREENPLUM is the DSN of its coordinator, as a superuser, where the
+extension is installed (docs/servers.md)."""
+
+import os
+
+import psycopg2.extensions
+import pytest
+
+from conftest import Client
+
+
+def needed(what):
+    """Skip `what`, by its name, where there is no Greenplum."""
+    if "PG_MOP_GREENPLUM" not in os.environ:
+        pytest.skip(f"{what} was NOT RUN: PG_MOP_GREENPLUM names no coordinator", allow_module_level=True)
+
+
+class Coordinator:
+    """What Client asks of a server."""
+
+    def dsn(self):
+        given = psycopg2.extensions.parse_dsn(os.environ["PG_MOP_GREENPLUM"])
+        return {"database" if name == "dbname" else name: value for name, value in given.items()}
+
+
+class Database:
+    """A fresh database with the extension in schema madlib; `db`: a superuser's session there."""
+
+    def __init__(self, name):
+        self.name = name
+        self._drop(f"CREATE DATABASE {name}")
+        self.db = Client(Coordinator(), name)
+        self.db.run("CREATE SCHEMA madlib; CREATE EXTENSION plpython3u; CREATE EXTENSION pg_mop SCHEMA madlib")
+
+    def _drop(self, then="SELECT"):
+        maker = Client(Coordinator(), "postgres")
+        # (of a session that has just ended the database may still know)
+        maker.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{self.name}'")
+        maker.run("SELECT pg_sleep(0.5)")
+        maker.run(f"DROP DATABASE IF EXISTS {self.name}")
+        maker.run(then)
+        maker.close()
+
+    def close(self):
+        self.db.close()
+        self._drop()
+
+
+def processes(db, pid):
+    """Process ids of what a session (its process id with the coordinator) has on the segments."""
+    session = db.value("SELECT sess_id FROM pg_stat_activity WHERE pid = %s", [pid])
+    return [row["pid"] for row in db.run("SELECT pid FROM gp_dist_random('pg_stat_activity') WHERE sess_id = %s",
+                                         [session])]
