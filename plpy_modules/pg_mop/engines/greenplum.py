@@ -4,10 +4,13 @@ A worker session is one with the coordinator. It does a unit by statements that 
 of ours over the one row of mop_place that is there.
 """
 
+import contextlib
 import json
 from dataclasses import dataclass
 
+from pg_mop.catalog import connect
 from pg_mop.database import MopError, quote_identifier, quote_literal
+from pg_mop.engines import ways
 from pg_mop.engines.base import Segment
 from pg_mop.engines.postgresql import PostgreSQL, fingerprint_sql, sizes
 
@@ -37,7 +40,8 @@ def keys(db, looked=False):
     if missing := {segment.content for segment in hosts(db)} - set(found):  # the cluster has grown
         if looked:
             raise MopError(f"no number is found that is on segment {min(missing)}", sqlstate="XX000")
-        db.execute(f"SELECT {db.extension}.mop_find_places()")
+        with contextlib.closing(connect(ways.local(db), "pg_mop places")) as session:  # worker sessions see it, too
+            session.cursor().execute(f"SELECT {db.extension}.mop_find_places()")
         return keys(db, looked=True)
     return found
 
