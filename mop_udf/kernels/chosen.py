@@ -2,12 +2,10 @@
 
 import time
 
-import tensorflow as tf
-
 from mop_udf.data import whole_batches
+from mop_udf.kernels.batches import report, weighted
 from mop_udf.kernels.choice import Choice
-from mop_udf.kernels.loop import Loop
-from mop_udf.kernels.plain import Plain, report, weighted
+from mop_udf.kernels.framework import own as framework
 
 TIMED = 8  # plain batches that are timed, after the one in which the step is compiled
 
@@ -19,8 +17,8 @@ class Chosen:
         """`random`: the model draws random numbers while it trains (Dropout and the like); `learned`: what other
         models of its architecture have shown; `name`: equal for models that are compiled alike; `layers`: those that
         the rows go through, all of the model's if None."""
-        self.model, self.plain, self.learned = model, Plain(model), learned
-        self.loops = {"loop": Loop(model, False), "xla": Loop(model, True, name)}
+        self.model, self.plain, self.learned = model, framework.Plain(model), learned
+        self.loops = framework.loops(model, name)
         self.choices = {}  # (batch size, what is forced) -> Choice
         self.refused = {"xla": "XLA draws other random numbers from a seed than TensorFlow does"} if random else {}
         self.convolutional = any("Conv" in type(layer).__name__ for layer in layers or model._flatten_layers())
@@ -34,8 +32,8 @@ class Chosen:
         """The :class:`Choice` for a batch size; `forced`: a kernel's name, or None to choose by time."""
         key = (batch_size, forced)
         if key not in self.choices:
-            gpu = bool(tf.config.list_physical_devices("GPU"))
-            self.choices[key] = Choice(self.learned, forced, self.convolutional, gpu, refused=self.refused)
+            self.choices[key] = Choice(self.learned, forced, self.convolutional, framework.has_gpu(),
+                                       refused=self.refused)
         return self.choices[key]
 
     def train(self, chunks, rows, batch_size, inputs, class_weight=None, most=None, left=1, run_left=1,
@@ -120,8 +118,7 @@ class Piece:
         """Batches by a loop kernel: how many; 0 where it cannot train this model, and `choice` then knows why."""
         choice, loop, short = self.choice, self.loops[name], start == self.full
         if self._data is None:
-            self._data = tf.nest.map_structure(
-                tf.convert_to_tensor, weighted(self.columns, self.inputs, self.class_weight))
+            self._data = framework.tensors(weighted(self.columns, self.inputs, self.class_weight))
         if not loop.knows(self._data, self.batch_size):
             try:
                 compile_seconds = loop.compile(self._data, self.batch_size)
