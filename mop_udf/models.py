@@ -231,7 +231,7 @@ class CompiledModel:
         """Memory that the model holds, about: variables with the copies of their first values, and what is compiled."""
         cut = self.__dict__.get("cut")  # where it has been asked for
         all_kernels = [self.kernels, *([cut.kernels] if cut else [])]
-        compiled = sum(kernels.compilations + (XLA_TIMES - 1) * kernels.loops["xla"].compilations
+        compiled = sum(kernels.compilations + (XLA_TIMES - 1) * kernels.by_xla
                        for kernels in all_kernels)
         return self._variable_bytes + compiled * self._compiled_bytes
 

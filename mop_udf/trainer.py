@@ -69,8 +69,9 @@ def import_frameworks():
     """
     gc.disable()  # what is imported stays: looking for garbage in it takes a fifth of the time
     framework = os.environ.get("KERAS_BACKEND", "tensorflow")
+    needed = {framework, "scipy"} if framework == "jax" else {framework}
     unused = [name for name in ("sklearn", "scipy", "pandas", "matplotlib", "IPython", "torch", "jax", "tensorflow")
-              if name != framework and name not in sys.modules]
+              if name not in needed and name not in sys.modules]
     for name in unused:
         sys.modules[name] = None
     import keras  # noqa: F401

@@ -20,13 +20,18 @@ class Chosen:
         self.model, self.plain, self.learned = model, framework.Plain(model), learned
         self.loops = framework.loops(model, name)
         self.choices = {}  # (batch size, what is forced) -> Choice
-        self.refused = {"xla": "XLA draws other random numbers from a seed than TensorFlow does"} if random else {}
         self.convolutional = any("Conv" in type(layer).__name__ for layer in layers or model._flatten_layers())
+        self.refused = framework.refused(random, self.convolutional)
 
     @property
     def compilations(self):
         """How often this model's steps and loops have been compiled."""
         return len(self.plain.steps) + sum(loop.compilations for loop in self.loops.values())
+
+    @property
+    def by_xla(self):
+        """How many of these loops XLA has compiled."""
+        return sum(loop.compilations for loop in self.loops.values() if loop.jit_compile)
 
     def choice(self, batch_size, forced):
         """The :class:`Choice` for a batch size; `forced`: a kernel's name, or None to choose by time."""
@@ -88,7 +93,7 @@ class Piece:
 
     def _of_short_batch(self, name):
         """The kernel for the short batch: none is compiled or tried for its sake where another will do."""
-        if "loop" in self.choice.refused or self.choice.forced == "plain":
+        if "loop" in self.choice.refused or self.choice.forced == "plain" or not self.loops["loop"].takes_short:
             return "plain"
         return name if name == "plain" and "plain" in self.choice.batch_seconds else "loop"
 

@@ -93,9 +93,21 @@ class Forward:
         data = framework.tensors(data)
         key = (kind, str([(t.dtype, t.shape[1:]) for t in keras.tree.flatten(data)]))
         if key not in self._steps:
-            step = self.scores.sums if kind == "evaluate" else lambda x: self.model(x, training=False)
-            self._steps[key] = framework.for_any_rows(step, data)
+            variables = self.model.variables
+            if kind == "evaluate":
+                step, join, variables = self.scores.sums, _added, [*variables, *self.scores.variables]
+            else:
+                step, join = lambda x: self.model(x, training=False), _one_after_the_other
+            self._steps[key] = framework.for_any_rows(step, data, variables, join)
         return self._steps[key](*data)
+
+
+def _added(*sums):
+    return sum(sums)
+
+
+def _one_after_the_other(*outputs):
+    return outputs[0] if len(outputs) == 1 else np.concatenate(outputs)
 
 
 def row_bytes(layers):

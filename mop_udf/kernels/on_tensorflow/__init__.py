@@ -17,7 +17,7 @@ from mop_udf.kernels.on_tensorflow.scalars import Scalar
 from mop_udf.kernels.on_tensorflow.variables import Variables
 
 __all__ = ["OUT_OF_MEMORY", "Plain", "Scalar", "Variables", "begin", "for_any_rows", "has_gpu", "loops", "nowhere",
-           "per_batch", "tensors"]
+           "per_batch", "refused", "tensors"]
 
 OUT_OF_MEMORY = (tf.errors.ResourceExhaustedError, MemoryError)
 
@@ -48,13 +48,22 @@ def loops(model, name):
     return {"loop": Loop(model, False), "xla": Loop(model, True, name)}
 
 
+def refused(random, convolutional):
+    """{kernel: why it is of no use} for a model; `random`: it draws random numbers while it trains."""
+    return {"xla": "XLA draws other random numbers from a seed than TensorFlow does"} if random else {}
+
+
 def tensors(data):
     """A nest of arrays as tensors."""
     return keras.tree.map_structure(tf.convert_to_tensor, data)
 
 
-def for_any_rows(step, data):
-    """A function of tensors compiled for such as `data` (a sequence, which may nest), with any number of rows."""
+def for_any_rows(step, data, variables, join):
+    """A function of tensors compiled for such as `data` (a sequence, which may nest), with any number of rows.
+
+    `variables`: all that `step` reads or changes; `join(*parts)`: what it gives for rows, from what it gives for parts
+    of them in order. TensorFlow needs neither.
+    """
     signature = keras.tree.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), list(data))
     return tf.function(step, input_signature=signature, autograph=False)
 

@@ -1,82 +1,18 @@
-"""Numbers of an optimizer that may change without compiling anew: the rates, momenta and decays that people sweep."""
-
-import operator
+"""TensorFlow's Scalar: its number is a variable of TensorFlow."""
 
 import tensorflow as tf
 
+from mop_udf.kernels import scalars
 
-class Scalar:
-    """Stands where a Keras optimizer keeps a Python float, and may be given another value later.
 
-    In arithmetic with Python numbers it gives another Scalar, with tensors a tensor: everything is computed in float64
-    until it meets a tensor, as Python does with a float, so that results are those of the float itself. `if` sees
-    its sign, which must not change.
-    """
+class Scalar(scalars.Scalar):
 
-    def __init__(self, value, compute=None):
-        """`value`: the first; `compute`: gives the float64 tensor of a Scalar that was computed from another."""
-        if compute is None:
-            self.variable = tf.Variable(value, dtype=tf.float64, trainable=False)
-            compute = self.variable.read_value
-        self.first, self.compute = value, compute
+    def keep(self, value):
+        self.variable = tf.Variable(value, dtype=tf.float64, trainable=False)
+        self.assign = self.variable.assign
+        return self.variable.read_value
 
-    def assign(self, value):
-        self.variable.assign(value)
-
-    def _apply(self, operation, other, swapped=False):
-        if not isinstance(other, (int, float, Scalar)):
-            here = tf.cast(self.compute(), getattr(other, "dtype", tf.float32))
-            return operation(other, here) if swapped else operation(here, other)
-
-        def compute():
-            that = other.compute() if isinstance(other, Scalar) else tf.constant(other, tf.float64)
-            return operation(that, self.compute()) if swapped else operation(self.compute(), that)
-
-        that = other.first if isinstance(other, Scalar) else other
-        return Scalar(operation(that, self.first) if swapped else operation(self.first, that), compute)
-
-    def __add__(self, other):
-        return self._apply(operator.add, other)
-
-    def __radd__(self, other):
-        return self._apply(operator.add, other, True)
-
-    def __sub__(self, other):
-        return self._apply(operator.sub, other)
-
-    def __rsub__(self, other):
-        return self._apply(operator.sub, other, True)
-
-    def __mul__(self, other):
-        return self._apply(operator.mul, other)
-
-    def __rmul__(self, other):
-        return self._apply(operator.mul, other, True)
-
-    def __truediv__(self, other):
-        return self._apply(operator.truediv, other)
-
-    def __rtruediv__(self, other):
-        return self._apply(operator.truediv, other, True)
-
-    def __neg__(self):
-        return self * -1
-
-    def __bool__(self):
-        return self.first != 0
-
-    def __eq__(self, other):
-        return self._compare(operator.eq, other)
-
-    def __gt__(self, other):
-        return self._compare(operator.gt, other)
-
-    __hash__ = object.__hash__
-
-    def _compare(self, operation, other):
-        if other != 0:
-            raise TypeError("a scalar of an optimizer can be compared with zero alone")
-        return operation(self.first, 0)
+    cast = staticmethod(tf.cast)
 
 
 def _convert(scalar, dtype=None, name=None, as_ref=False):
