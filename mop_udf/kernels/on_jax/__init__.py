@@ -50,8 +50,10 @@ def loops(model, name):
 
 def refused(random, convolutional):
     """{kernel: why it is of no use} for a model."""
-    slow = {"loop": "XLA's convolutions within a loop are slow on processors"}
-    return {"xla": "JAX compiles everything by XLA: it is the loop", **(slow if convolutional and not has_gpu() else {})}
+    found = {"xla": "JAX compiles everything by XLA: it is the loop"}
+    if convolutional and not has_gpu():
+        found["loop"] = "XLA's convolutions within a loop are slow on processors"
+    return found
 
 
 def tensors(data):

@@ -1,7 +1,7 @@
 """Scalars of an optimizer that change with every mini-batch, on JAX: see on_tensorflow/per_batch.py."""
 
-import keras
 import jax.numpy as jnp
+import keras
 
 from mop_udf.kernels.on_jax.scalars import Number, Scalar
 

@@ -1,4 +1,4 @@
-"""The plain kernel on JAX: one Keras step per mini-batch. It does whatever Keras does, and is the measure of the loop."""
+"""The plain kernel on JAX: one Keras step per mini-batch."""
 
 import keras
 

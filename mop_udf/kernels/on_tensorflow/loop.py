@@ -20,7 +20,6 @@ from tensorflow.python.framework import ops
 from mop_udf import compile_cache
 from mop_udf.kernels.timed import Timed, piece_rows
 
-
 # what comes of a file of XLA's cache that is damaged or cannot be written (else it would mean the model)
 OF_CACHE = (tf.errors.OutOfRangeError, tf.errors.DataLossError, tf.errors.PermissionDeniedError,
             tf.errors.NotFoundError, tf.errors.ResourceExhaustedError, tf.errors.FailedPreconditionError)

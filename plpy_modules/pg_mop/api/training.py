@@ -48,6 +48,8 @@ class Training(Guests):
             self.options["replicas"] = 1
         if earlier is not None:
             self._adopt(earlier)
+        if not self.options["trainers"]:
+            settings.check_installed(self.options["keras_backend"])
         if num_iterations is None or num_iterations < 1:
             raise MopError(f"num_iterations must be at least 1, not {num_iterations}")
         if num_iterations > MOST_STAGES:
@@ -67,8 +69,8 @@ class Training(Guests):
                                    self.options["replicas"] > 1)
         if self.options["trainers"]:
             self.room = elsewhere.room(db, self.options["trainers"], self.use_gpus)
-        elif self.use_gpus and not self.engine.elsewhere and not settings.gpus():
-            raise settings.no_gpu()
+        elif self.use_gpus and not self.engine.elsewhere and not settings.gpus(self.options["keras_backend"]):
+            raise settings.no_gpu(self.options["keras_backend"])
 
     def packed_table(self, text, what):
         """The table that the caller calls `text`. Raises MopError."""
@@ -97,7 +99,7 @@ class Training(Guests):
         way = self.engine.way(None)
         self.journal = journal = Catalog(db, way)
         self.servers = {None: Server(None, way, journal, None, db.extension,
-                                     {"cores": settings.cores(), "gpus": settings.gpus()})}
+                                     {"cores": settings.cores(), "gpus": settings.gpus(options["keras_backend"])})}
         try:
             self._reach_servers()
             self._check_visible(journal)
