@@ -61,7 +61,7 @@ def on_jax(db):
 
 def logged(db):
     """The framework of the last run."""
-    return db.value("SELECT parameters->'settings'->>'keras_backend' FROM madlib.mop_runs WHERE run_id = %s",
+    return db.value("SELECT parameters->'settings'->>'keras_backend' FROM madlib.mop_run WHERE run_id = %s",
                     [last_run(db)])
 
 
