@@ -10,7 +10,7 @@ BUILD_SQL = $(SYSTEM_PYTHON) -B tools/build_sql.py
 GREENPLUM = $(wildcard $(shell $(PG_CONFIG) --includedir-server 2>/dev/null)/cdb)
 
 # `make install` puts the packages, with what they need, into one directory per version; WITH=search also Optuna's,
-# WITH=jax JAX;# FRAMEWORK=cuda the TensorFlow for NVIDIA's GPUs, in place of the one for processors
+# WITH=jax JAX; FRAMEWORK=cuda the TensorFlow for NVIDIA's GPUs, in place of the one for processors
 PG_CONFIG ?= $(lastword $(sort $(wildcard /usr/lib/postgresql/*/bin/pg_config)) pg_config)
 HOME_DIR  ?= $(shell $(PG_CONFIG) --pkglibdir)/pg_mop-$(MOP_VERSION)
 SYSTEM_PYTHON ?= /usr/bin/python3
