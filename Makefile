@@ -9,8 +9,8 @@ BUILD_SQL = $(SYSTEM_PYTHON) -B tools/build_sql.py
 # set where PG_CONFIG is Greenplum's
 GREENPLUM = $(wildcard $(shell $(PG_CONFIG) --includedir-server 2>/dev/null)/cdb)
 
-# `make install` puts the packages, with what they need, into one directory per version; WITH=search also Optuna's;
-# FRAMEWORK=cuda the TensorFlow for NVIDIA's GPUs, in place of the one for processors
+# `make install` puts the packages, with what they need, into one directory per version; WITH=search also Optuna's,
+# WITH=jax JAX; FRAMEWORK=cuda the TensorFlow for NVIDIA's GPUs, in place of the one for processors
 PG_CONFIG ?= $(lastword $(sort $(wildcard /usr/lib/postgresql/*/bin/pg_config)) pg_config)
 HOME_DIR  ?= $(shell $(PG_CONFIG) --pkglibdir)/pg_mop-$(MOP_VERSION)
 SYSTEM_PYTHON ?= /usr/bin/python3
@@ -50,6 +50,8 @@ $(LOCAL)/packages: pyproject.toml client/pyproject.toml $(LOCAL)/debian
 	@echo 'installing the Python packages into .local/venv (about a minute)'
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[tensorflow,demo,test,search]' \
 	  --editable './client[plot,images,tensorboard,dashboard]'
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[jax]' || \
+	  echo 'JAX cannot be installed here: the tests of Keras on JAX will be skipped, by name'
 	@touch $@
 
 debian: $(LOCAL)/debian

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 
 import psycopg2
 from measure import Watch
@@ -31,6 +32,7 @@ PEERS = HERE.parent / ".local" / "peers" / "bin" / "python"
 CONTENDERS = {
     "pg_mop": ("in_database", sys.executable),
     "pg_mop, second client": ("in_database", sys.executable),
+    **({"pg_mop on JAX": ("in_database", sys.executable, "pg_mop.keras_backend=jax")} if find_spec("jax") else {}),
     "export and loop": ("export_and_loop", sys.executable),
     "Ray Tune": ("ray_tune", str(PEERS)),
     "MADlib's way": ("lockstep", sys.executable),
@@ -79,7 +81,7 @@ def checkpoint(dsn):
 def once(contender, name, dsn, workers):
     """One run of a contender: its figures."""
     module, interpreter, *settings = contenders_of(name)[contender]
-    if contender == "pg_mop":  # cold: who comes next is the second client
+    if contender in ("pg_mop", "pg_mop on JAX"):  # cold: who comes next is the second client
         forget(dsn)
     with tempfile.TemporaryDirectory() as place:
         output = os.path.join(place, "out.json")

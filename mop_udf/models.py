@@ -15,15 +15,14 @@ import keras
 import numpy as np
 
 from mop_udf import architecture as architectures
-from mop_udf import compile_cache, params, per_batch, prefixes, sizes, state
+from mop_udf import compile_cache, params, prefixes, sizes, state
 from mop_udf import objects as custom
 from mop_udf.kernels.choice import AGAIN, Learned
 from mop_udf.kernels.chosen import Chosen
 from mop_udf.kernels.forward import Forward
+from mop_udf.kernels.framework import own as framework
 from mop_udf.kernels.prefix import split
 from mop_udf.kernels.scores import Scores
-from mop_udf.kernels.variables import Variables
-from mop_udf.scalars import Scalar
 from mop_udf.sequences import Schedule, Sequence
 
 # how lines of TensorFlow's and Keras' errors begin that come before the one that says what is wrong
@@ -132,9 +131,9 @@ def make_optimizer(name, arguments):
     decay, rate = arguments.pop("decay", None), arguments.get("learning_rate")
     try:
         if isinstance(rate, Sequence):
-            arguments["learning_rate"] = per_batch.Rate(rate)
+            arguments["learning_rate"] = framework.per_batch.Rate(rate)
         elif isinstance(rate, Schedule):
-            arguments["learning_rate"] = per_batch.schedule(rate)
+            arguments["learning_rate"] = framework.per_batch.schedule(rate)
         optimizer_class = getattr(keras.optimizers, name)
         if decay:
             if rate is None:
@@ -148,17 +147,17 @@ def make_optimizer(name, arguments):
 def make_scalars_variable(optimizer, scalars):
     """Make the `scalars` (as params.scalars gives them) of a new optimizer variable: {name: what to assign to}."""
     made, schedule = {}, optimizer._learning_rate
-    if isinstance(schedule, per_batch.Rate):
+    if isinstance(schedule, framework.per_batch.Rate):
         made["learning_rate"] = schedule
     elif "decay" in scalars and isinstance(schedule, keras.optimizers.schedules.InverseTimeDecay):
-        schedule.initial_learning_rate = made["learning_rate"] = Scalar(schedule.initial_learning_rate)
-        schedule.decay_rate = made["decay"] = Scalar(schedule.decay_rate)
+        schedule.initial_learning_rate = made["learning_rate"] = framework.Scalar(schedule.initial_learning_rate)
+        schedule.decay_rate = made["decay"] = framework.Scalar(schedule.decay_rate)
     elif isinstance(schedule, keras.Variable):
         made["learning_rate"] = schedule
     for name, scalar in scalars.items():
         if name not in made and isinstance(value := getattr(optimizer, name, None), (int, float)):
-            made[name] = (per_batch.SequencedScalar(scalar, optimizer) if isinstance(scalar, Sequence)
-                          else Scalar(value))
+            made[name] = (framework.per_batch.SequencedScalar(scalar, optimizer) if isinstance(scalar, Sequence)
+                          else framework.Scalar(value))
             setattr(optimizer, name, made[name])
     return made
 
@@ -194,10 +193,10 @@ class CompiledModel:
         self._metric = next(iter(compile_params["metrics"]), None)
         self._groups = {"weights": self.model.weights, "seeds": seed_variables(self.model),
                         "optimizer": self.optimizer.variables}
-        self._variables = Variables(v for group in self._groups.values() for v in group)
-        self.weights = Variables(self.model.weights)
+        self._variables = framework.Variables(v for group in self._groups.values() for v in group)
+        self.weights = framework.Variables(self.model.weights)
         self._fresh_optimizer = state.values(self.optimizer.variables)
-        self._variable_bytes = 2 * sum(v.value.dtype.size * math.prod(v.shape)
+        self._variable_bytes = 2 * sum(state.dtype(v.dtype).itemsize * math.prod(v.shape)
                                        for v in (*self.model.variables, *self.optimizer.variables))
         self._compiled_bytes = COMPILED_BYTES + LAYER_BYTES * len(list(self.model._flatten_layers()))
 
@@ -232,7 +231,7 @@ class CompiledModel:
         """Memory that the model holds, about: variables with the copies of their first values, and what is compiled."""
         cut = self.__dict__.get("cut")  # where it has been asked for
         all_kernels = [self.kernels, *([cut.kernels] if cut else [])]
-        compiled = sum(kernels.compilations + (XLA_TIMES - 1) * kernels.loops["xla"].compilations
+        compiled = sum(kernels.compilations + (XLA_TIMES - 1) * kernels.by_xla
                        for kernels in all_kernels)
         return self._variable_bytes + compiled * self._compiled_bytes
 

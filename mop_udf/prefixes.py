@@ -4,8 +4,8 @@ Whether it is used is decided for each unit; what does not fit, or cannot be com
 """
 
 import numpy as np
-import tensorflow as tf
 
+from mop_udf import state
 from mop_udf.data import Segment
 from mop_udf.kernels import batch_size
 from mop_udf.kernels.forward import Forward
@@ -25,7 +25,7 @@ class Cut:
     def compute(self, columns, least):
         """The prefix's outputs (an array) for inputs (arrays), `least` rows at a time, or more where they are small."""
         output = self.split.prefix.outputs[0]
-        result = np.empty([len(columns[0]), *output.shape[1:]], tf.as_dtype(output.dtype).as_numpy_dtype)
+        result = np.empty([len(columns[0]), *output.shape[1:]], state.dtype(output.dtype))
         enough = BATCH_BYTES // max(1, self._prefix.row_bytes)
         self._prefix.fill(columns, result, max(least, min(batch_size.MOST, enough)))
         return result

@@ -8,10 +8,11 @@ import os
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import Variable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from mop_udf.kernels.framework import own as framework
 
 MOST_ROW = (1 << 30) - 1  # bytes of a row on its way into a table of PostgreSQL: of the model table, too
 OTHERS = 1 << 20          # of it besides the weights and the architecture, and more than that
@@ -106,23 +107,23 @@ def _bytes(shape, dtype):
 def _unallocated():
     """Variables that are made here get no values; gives the list of them, which grows as they are made.
 
-    What layers compute meanwhile is computed nowhere: it becomes part of a graph that is thrown away.
+    What layers compute meanwhile is computed nowhere.
     """
     made, make = [], Variable.__init__
 
     def initialize(self, initializer, shape=None, dtype=None, **more):
         """As Keras', but a variable that is made of a value, as the state of a recurrent layer, has its shape alone."""
         if not callable(initializer) and not isinstance(initializer, str):
-            value = tf.convert_to_tensor(initializer)
+            value = keras.ops.convert_to_tensor(initializer)
             initializer, shape = "zeros", tuple(value.shape)
-            dtype = dtype or value.dtype.name
+            dtype = dtype or keras.backend.standardize_dtype(value.dtype)
         make(self, initializer, shape, dtype, **more)
 
     before = global_state.get_global_attribute("uninitialized_variables")
     global_state.set_global_attribute("uninitialized_variables", made)
     Variable.__init__ = initialize
     try:
-        with tf.Graph().as_default(), keras.StatelessScope(initialize_variables=False):
+        with framework.nowhere(), keras.StatelessScope(initialize_variables=False):
             yield made
     finally:
         Variable.__init__ = make

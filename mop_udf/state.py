@@ -67,11 +67,11 @@ def unpack(data):
         offset, groups = fixed + size, {}
         for name in GROUPS:
             groups[name] = []
-            for dtype, shape in header[name]:
-                dtype, count = _dtype(dtype), math.prod(shape)
-                if dtype.hasobject:
+            for kind, shape in header[name]:
+                kind, count = dtype(kind), math.prod(shape)
+                if kind.hasobject:
                     raise StateError("model state with Python objects")
-                array = np.frombuffer(view, dtype, count, offset)
+                array = np.frombuffer(view, kind, count, offset)
                 groups[name].append(array.reshape(shape))
                 offset += array.nbytes
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError, SyntaxError) as error:
@@ -85,7 +85,8 @@ def _dtype_name(dtype):
     return dtype.name if dtype.name in SHORT_FLOATS else dtype.str
 
 
-def _dtype(name):
+def dtype(name):
+    """numpy's dtype of that name, which may also be Keras' or that of the header."""
     if name not in SHORT_FLOATS:
         return np.dtype(name)
     import ml_dtypes

@@ -21,6 +21,7 @@ An error in a unit is kept until the unit's `end`, so that the other side never 
 
 import fcntl
 import gc
+import importlib
 import itertools
 import os
 import select
@@ -61,17 +62,20 @@ def keep_stdout():
 
 
 def import_frameworks():
-    """Import TensorFlow and Keras without what they import when it is there and use for nothing that a trainer does.
+    """Import Keras and its framework (KERAS_BACKEND) without what these import when it is there and use for nothing
+    that a trainer does.
 
     That takes a third of the time and 60 MB. Custom functions may import these packages afterwards.
     """
     gc.disable()  # what is imported stays: looking for garbage in it takes a fifth of the time
-    unused = [name for name in ("sklearn", "scipy", "pandas", "matplotlib", "IPython", "torch", "jax")
-              if name not in sys.modules]
+    framework = os.environ.get("KERAS_BACKEND", "tensorflow")
+    needed = {framework, "scipy"} if framework == "jax" else {framework}
+    unused = [name for name in ("sklearn", "scipy", "pandas", "matplotlib", "IPython", "torch", "jax", "tensorflow")
+              if name not in needed and name not in sys.modules]
     for name in unused:
         sys.modules[name] = None
     import keras  # noqa: F401
-    import tensorflow  # noqa: F401
+    importlib.import_module(framework)
     for name in unused:
         del sys.modules[name]
     gc.freeze()
@@ -375,16 +379,8 @@ def live(backend, life, threads, cache_mb, idle_ms, memory_mb, model_mb):
     from mop_udf.channel import Channel, ChannelClosed
     channel = Channel(read_fd, write_fd)
     import_frameworks()
-    import tensorflow as tf
-    tf.config.threading.set_intra_op_parallelism_threads(threads)
-    tf.config.threading.set_inter_op_parallelism_threads(threads)
-    gpus = tf.config.list_physical_devices("GPU")
-    for gpu in gpus:
-        tf.config.experimental.set_memory_growth(gpu, True)
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES", "-1")
-    lacks = None if gpus or wanted in ("", "-1") else (
-        f"TensorFlow {tf.__version__} finds no GPU {wanted} here that it can use: it is for processors alone (make "
-        f"install FRAMEWORK=cuda), or the driver is not there (nvidia-smi)")
+    from mop_udf.kernels.framework import own as framework
+    lacks = framework.begin(threads)
     try:
         Server(channel, threads, cache_mb, memory_mb, model_mb, lacks).serve(idle_ms / 1000 if idle_ms else None)
     except ChannelClosed:

@@ -1,6 +1,7 @@
 """Small data, architectures and calls that several test modules share."""
 
 import base64
+import importlib.util
 import json
 import pathlib
 import subprocess
@@ -9,6 +10,8 @@ import sys
 import dill
 import numpy as np
 import pytest
+
+needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="not run: JAX is not installed here")
 
 
 def layer(kind, /, **config):

@@ -14,11 +14,14 @@ SELECT (SELECT extract(epoch FROM max(finished_at) - min(started_at)) FROM u)::f
 """
 
 
-def contender(workload, dsn, workers, clock):
+def contender(workload, dsn, workers, clock, *settings):
+    """`settings`: 'name=value' each."""
     with clock.part("connect"):
         connection, cursor = connect(dsn)
         cursor.execute("SET client_min_messages = warning; SET pg_mop.threads = 1; SET pg_mop.seed = 1; "
                        "SET pg_mop.reuse = off")
+        for setting in settings:
+            cursor.execute("SELECT set_config(%s, %s, false)", setting.split("=", 1))
     with clock.part("pack"):
         pack(cursor, workload, workers)
     with clock.part("configure"):

@@ -2,12 +2,10 @@
 
 import time
 
-import tensorflow as tf
-
 from mop_udf.data import whole_batches
+from mop_udf.kernels.batches import report, weighted
 from mop_udf.kernels.choice import Choice
-from mop_udf.kernels.loop import Loop
-from mop_udf.kernels.plain import Plain, report, weighted
+from mop_udf.kernels.framework import own as framework
 
 TIMED = 8  # plain batches that are timed, after the one in which the step is compiled
 
@@ -19,23 +17,28 @@ class Chosen:
         """`random`: the model draws random numbers while it trains (Dropout and the like); `learned`: what other
         models of its architecture have shown; `name`: equal for models that are compiled alike; `layers`: those that
         the rows go through, all of the model's if None."""
-        self.model, self.plain, self.learned, self.name = model, Plain(model), learned, name
-        self.loops = {"loop": Loop(model, False), "xla": Loop(model, True, name)}
+        self.model, self.plain, self.learned, self.name = model, framework.Plain(model), learned, name
+        self.loops = framework.loops(model, name)
         self.choices = {}  # (batch size, what is forced) -> Choice
-        self.refused = {"xla": "XLA draws other random numbers from a seed than TensorFlow does"} if random else {}
         self.convolutional = any("Conv" in type(layer).__name__ for layer in layers or model._flatten_layers())
+        self.refused = framework.refused(random, self.convolutional)
 
     @property
     def compilations(self):
         """How often this model's steps and loops have been compiled."""
         return len(self.plain.steps) + sum(loop.compilations for loop in self.loops.values())
 
+    @property
+    def by_xla(self):
+        """How many of these loops XLA has compiled."""
+        return sum(loop.compilations for loop in self.loops.values() if loop.jit_compile)
+
     def choice(self, batch_size, forced):
         """The :class:`Choice` for a batch size; `forced`: a kernel's name, or None to choose by time."""
         key = (batch_size, forced)
         if key not in self.choices:
-            gpu = bool(tf.config.list_physical_devices("GPU"))
-            self.choices[key] = Choice(self.learned, forced, self.convolutional, gpu, f"{self.name} {batch_size}",
+            self.choices[key] = Choice(self.learned, forced, self.convolutional, framework.has_gpu(),
+                                       f"{self.name} {batch_size}",
                                        refused=self.refused)
         return self.choices[key]
 
@@ -91,7 +94,7 @@ class Piece:
 
     def _of_short_batch(self, name):
         """The kernel for the short batch: none is compiled or tried for its sake where another will do."""
-        if "loop" in self.choice.refused or self.choice.forced == "plain":
+        if "loop" in self.choice.refused or self.choice.forced == "plain" or not self.loops["loop"].takes_short:
             return "plain"
         return name if name == "plain" and "plain" in self.choice.batch_seconds else "loop"
 
@@ -121,8 +124,7 @@ class Piece:
         """Batches by a loop kernel: how many; 0 where it cannot train this model, and `choice` then knows why."""
         choice, loop, short = self.choice, self.loops[name], start == self.full
         if self._data is None:
-            self._data = tf.nest.map_structure(
-                tf.convert_to_tensor, weighted(self.columns, self.inputs, self.class_weight))
+            self._data = framework.tensors(weighted(self.columns, self.inputs, self.class_weight))
         if not loop.knows(self._data, self.batch_size):
             try:
                 compile_seconds = loop.compile(self._data, self.batch_size)

@@ -1,17 +1,18 @@
 """Rows through a model without training it: its predictions, or the sums of its loss and metrics.
 
 The sums of a batch are one function, compiled once for any number of rows; it begins with sums of zero, so that nothing
-is left of what has failed. A loop over batches within it, as kernels/loop.py has one for training, was tried: it took
-0.1 s longer to compile, and saved no more than a call for each thousand rows.
+is left of what has failed. A loop over batches within it, as kernels/on_tensorflow/loop.py has one for training, was
+tried: it took 0.1 s longer to compile, and saved no more than a call for each thousand rows.
 """
 
 import math
 
+import keras
 import numpy as np
-import tensorflow as tf
 
 from mop_udf.kernels.batch_size import BatchSize
-from mop_udf.kernels.plain import split
+from mop_udf.kernels.batches import split
+from mop_udf.kernels.framework import own as framework
 
 
 class Forward:
@@ -30,7 +31,7 @@ class Forward:
         """The outputs for inputs (arrays of equal length): a list of float32 arrays."""
         def work(columns):
             x, _ = split(columns, len(columns))
-            return [np.asarray(o, "f4") for o in tf.nest.flatten(self._run("predict", (x,)))]
+            return [np.asarray(o, "f4") for o in keras.tree.flatten(self._run("predict", (x,)))]
 
         self._probe(columns, work)
         return [np.concatenate(own) for own in zip(*self._over(columns, work))]
@@ -43,7 +44,7 @@ class Forward:
             x, _ = split(tuple(c[start:start + rows] for c in columns), len(columns))
             try:
                 result[start:start + rows] = self._run("predict", (x,))
-            except (tf.errors.ResourceExhaustedError, MemoryError):
+            except framework.OUT_OF_MEMORY:
                 if rows == 1:
                     raise
                 rows //= 2
@@ -56,7 +57,7 @@ class Forward:
             return np.asarray(self._run("evaluate", split(columns, inputs)))
 
         if not self._ready:  # metrics make their variables when they first see rows
-            self.scores.update(*_tensors(split(tuple(c[:1] for c in columns), inputs)))
+            self.scores.update(*framework.tensors(split(tuple(c[:1] for c in columns), inputs)))
             self._ready = True
         self._probe(columns, work)
         return sum(self._over(columns, work))
@@ -68,7 +69,7 @@ class Forward:
             batch = tuple(c[:self.size.rows] for c in columns)
             try:
                 self.size.try_on(lambda batch=batch: work(batch))
-            except (tf.errors.ResourceExhaustedError, MemoryError):
+            except framework.OUT_OF_MEMORY:
                 if not self.size.shrink():
                     raise
 
@@ -80,7 +81,7 @@ class Forward:
             piece = tuple(c[start:start + self.size.rows] for c in columns)
             try:
                 result = work(piece)
-            except (tf.errors.ResourceExhaustedError, MemoryError):
+            except framework.OUT_OF_MEMORY:
                 if not self.size.shrink():
                     raise
                 continue
@@ -89,13 +90,24 @@ class Forward:
 
     def _run(self, kind, data):
         """A step on rows, compiled for any number of them."""
-        data = _tensors(data)
-        key = (kind, str([(t.dtype, t.shape[1:]) for t in tf.nest.flatten(data)]))
+        data = framework.tensors(data)
+        key = (kind, str([(t.dtype, t.shape[1:]) for t in keras.tree.flatten(data)]))
         if key not in self._steps:
-            signature = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), list(data))
-            step = self.scores.sums if kind == "evaluate" else lambda x: self.model(x, training=False)
-            self._steps[key] = tf.function(step, input_signature=signature, autograph=False)
+            variables = self.model.variables
+            if kind == "evaluate":
+                step, join, variables = self.scores.sums, _added, [*variables, *self.scores.variables]
+            else:
+                step, join = lambda x: self.model(x, training=False), _one_after_the_other
+            self._steps[key] = framework.for_any_rows(step, data, variables, join)
         return self._steps[key](*data)
+
+
+def _added(*sums):
+    return sum(sums)
+
+
+def _one_after_the_other(*outputs):
+    return outputs[0] if len(outputs) == 1 else np.concatenate(outputs)
 
 
 def row_bytes(layers):
@@ -103,12 +115,8 @@ def row_bytes(layers):
     total = 0
     for layer in layers:
         try:
-            shapes = [tuple(output.shape[1:]) for output in tf.nest.flatten(layer.output)]
+            shapes = [tuple(output.shape[1:]) for output in keras.tree.flatten(layer.output)]
         except AttributeError:  # it is part of another layer
             continue
         total += sum(4 * math.prod(shape) for shape in shapes if None not in shape)
     return total
-
-
-def _tensors(data):
-    return tf.nest.map_structure(tf.convert_to_tensor, data)

@@ -17,8 +17,9 @@ import math
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras.src.models.functional import operation_fn
+
+from mop_udf import state
 
 # Layers that give for each row what they give for it alone, with no random numbers and nothing that training changes
 # but weights. (Recurrent layers and attention have random states for their dropout; Masking and masked Embeddings give
@@ -54,7 +55,7 @@ class Split:
         inputs = _graph(model).inputs
         self.prefix = keras.Model(inputs[0] if len(inputs) == 1 else inputs, cut)
         self.head = Head(model, cut, after)
-        self.row_bytes = tf.as_dtype(cut.dtype).size * math.prod(cut.shape[1:])
+        self.row_bytes = state.dtype(cut.dtype).itemsize * math.prod(cut.shape[1:])
         described, layers = _described(inputs, fixed, [cut])
         self._text = json.dumps(described, sort_keys=True, default=_plain).encode()
         numbers = {id(variable): number for number, variable in enumerate(model.weights)}

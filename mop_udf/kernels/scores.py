@@ -10,7 +10,7 @@ where nothing trains and nothing is random, where it would save nothing worth ha
 
 import keras
 import numpy as np
-import tensorflow as tf
+from keras import ops
 
 OF_ALL_ROWS = ("dice", "tversky")  # losses that are no means over rows
 
@@ -24,9 +24,9 @@ class Scores:
         self.loss = loss.lower() if isinstance(loss, str) and loss.lower() in OF_ALL_ROWS else None
         self.names = list(getattr(model, "output_names", [""]))  # a Sequential model has one, without a name
         self.loss_weights = _weights(loss_weights, self.names)
-        self.total = tf.Variable(np.zeros(1), dtype=tf.float64, trainable=False)  # of loss times rows
+        self.total = keras.Variable(np.zeros(1), dtype="float64", trainable=False)  # of loss times rows
         # of an output's labels times predictions, labels, predictions
-        self.overlaps = tf.Variable(np.zeros((len(metrics), 3)), dtype=tf.float64, trainable=False)
+        self.overlaps = keras.Variable(np.zeros((len(metrics), 3)), dtype="float64", trainable=False)
 
     @property
     def variables(self):
@@ -35,15 +35,16 @@ class Scores:
     def update(self, x, y):
         """Add a batch (tensors, or lists of them where there are several)."""
         predicted = self.model(x, training=False)
-        rows = tf.cast(tf.shape(tf.nest.flatten(x)[0])[0], tf.float64)
-        labels, outputs = tf.nest.flatten(y), tf.nest.flatten(predicted)
+        rows = ops.cast(ops.shape(keras.tree.flatten(x)[0])[0], "float64")
+        labels, outputs = keras.tree.flatten(y), keras.tree.flatten(predicted)
         if self.loss is None:
             loss = self.model.compute_loss(x, y, predicted, training=False)
         else:
-            loss = sum(self.model.losses, tf.zeros(()))
-            t, p = ([tf.cast(v, tf.float64) for v in values] for values in (labels, outputs))
-            self.overlaps.assign_add([[tf.reduce_sum(a * b), tf.reduce_sum(a), tf.reduce_sum(b)] for a, b in zip(t, p)])
-        self.total.assign_add(tf.reshape(tf.cast(loss, tf.float64) * rows, [1]))
+            loss = sum(self.model.losses, ops.zeros((), "float32"))
+            t, p = ([ops.cast(v, "float64") for v in values] for values in (labels, outputs))
+            self.overlaps.assign_add(ops.stack([ops.stack([ops.sum(a * b), ops.sum(a), ops.sum(b)])
+                                                for a, b in zip(t, p)]))
+        self.total.assign_add(ops.reshape(ops.cast(loss, "float64") * rows, [1]))
         for own, label, output in zip(self.metrics, labels, outputs):
             for _, metric in own:
                 metric.update_state(label, output)
@@ -54,9 +55,9 @@ class Scores:
         Their variables must have been made: see `update`.
         """
         for variable in self.variables:
-            variable.assign(tf.zeros(variable.shape, variable.dtype))
+            variable.assign(ops.zeros(variable.shape, variable.dtype))
         self.update(x, y)
-        return tf.concat([tf.cast(tf.reshape(tf.convert_to_tensor(v), [-1]), tf.float64) for v in self.variables], 0)
+        return ops.concatenate([ops.cast(ops.reshape(v, [-1]), "float64") for v in self.variables])
 
     def results(self, sums, rows):
         """The loss and {name of a metric: its value} of `rows` rows whose sums are `sums`.

@@ -5,7 +5,7 @@ import os
 
 from pg_mop.database import MopError
 from pg_mop.elsewhere import cluster
-from pg_mop.settings import BACKENDS
+from pg_mop.settings import BACKENDS, check_installed
 
 TOO_MANY_TRAINERS = "53000"
 
@@ -36,6 +36,8 @@ class Limits:
                 raise MopError(f"invalid option of a trainer: {name} = {value!r}")
         if options.get("keras_backend") not in BACKENDS:
             raise MopError(f"invalid option of a trainer: keras_backend = {options.get('keras_backend')!r}")
+        if options.get("trainers") is None:
+            check_installed(options["keras_backend"])
         limits, within = self._find(), {name: value for name, value in options.items() if name != "ray"}
         within["role"] = int(limits["role"])  # whose it is; never what a client says
         if options.get("trainers") is not None:

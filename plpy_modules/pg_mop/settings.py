@@ -11,7 +11,8 @@ from pg_mop.database import MopError
 SCHEDULERS = ("randomized", "longest-first", "breadth-first", "most-children-first", "round-robin")
 KERNELS = ("auto", "plain", "loop", "xla")
 STRATEGIES = ("averaging", "sequential")
-BACKENDS = ("tensorflow",)
+BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX"}  # Keras' name of a framework -> its own
+OPTIONAL = ("jax",)  # those of an extra of the packages
 DEVICES = "/dev"
 
 
@@ -20,18 +21,27 @@ def cores():
     return len(os.sched_getaffinity(0))
 
 
-def gpus():
-    """GPUs of this machine that trainers can use, counted without loading a framework."""
-    return 0 if _is_for_processors() else len(_devices())
+def gpus(backend="tensorflow"):
+    """GPUs of this machine that trainers of a framework can use, counted without loading it."""
+    return 0 if _is_for_processors(backend) else len(_devices())
 
 
-def no_gpu():
+def no_gpu(backend="tensorflow"):
     """The MopError for a call with use_gpus where there is none."""
     if not _devices():
         return MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
-    return MopError("use_gpus is set, but the TensorFlow that is installed is for processors alone",
-                    hint="On this server: make install FRAMEWORK=cuda; or call with use_gpus => FALSE.",
-                    sqlstate="58000")
+    install = {"tensorflow": "make install FRAMEWORK=cuda",
+               "jax": f"sudo {_home()}/bin/pip install 'jax[cuda12]'"}[backend]
+    return MopError(f"use_gpus is set, but the {BACKENDS[backend]} that is installed is for processors alone",
+                    hint=f"On this server: {install}; or call with use_gpus => FALSE.", sqlstate="58000")
+
+
+def check_installed(backend):
+    """Raises MopError where trainers of this server do not have the framework of that name."""
+    if backend in OPTIONAL and not _distributions(backend):
+        raise MopError(f'pg_mop.keras_backend is "{backend}", but {BACKENDS[backend]} is not installed on this server',
+                       hint=f"On this server: sudo make install WITH={backend}, or sudo {_home()}/bin/pip install "
+                            f"{backend}; or SET pg_mop.keras_backend = 'tensorflow';", sqlstate="58000")
 
 
 def _devices():
@@ -41,11 +51,20 @@ def _devices():
         return []
 
 
-def _is_for_processors():
-    """True where there is no TensorFlow but the one without support of GPUs."""
-    packages = glob.escape(mop_udf.home or sys.prefix) + "/lib/python3*/site-packages/"
-    return bool(glob.glob(packages + "tensorflow_cpu-*.dist-info")
-                and not glob.glob(packages + "tensorflow-[0-9]*.dist-info"))
+def _home():
+    return mop_udf.home or sys.prefix
+
+
+def _distributions(name):
+    """The installed packages of that name, which may have * in it."""
+    return glob.glob(f"{glob.escape(_home())}/lib/python3*/site-packages/{name}-[0-9]*.dist-info")
+
+
+def _is_for_processors(backend):
+    """True where there is no framework of that name but the one without support of GPUs."""
+    if backend == "jax":
+        return not _distributions("jax_cuda*_plugin")
+    return bool(_distributions("tensorflow_cpu") and not _distributions("tensorflow"))
 
 
 def _integer(low, high):

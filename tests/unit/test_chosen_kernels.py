@@ -37,10 +37,10 @@ def test_xla_trains_the_full_batches_of_rows_in_memory(count):
 
 def test_xla_compiles_once_for_any_number_of_rows(monkeypatch):
     """It has them in pieces, the last of which it pads with rows that it does not train on."""
-    from mop_udf.kernels import loop
+    from mop_udf.kernels import timed
     data, results = random_rows(203), []
-    for size in (loop.PIECE_BYTES, 3000, 1):
-        monkeypatch.setattr(loop, "PIECE_BYTES", size)
+    for size in (timed.PIECE_BYTES, 3000, 1):
+        monkeypatch.setattr(timed, "PIECE_BYTES", size)
         model = compiled()
         for rows in (203, 50, 203):
             model.kernels.train([tuple(c[:rows] for c in data)], rows, 8, 1, forced="xla")

@@ -146,7 +146,7 @@ SCHEDULES = {
 def by_keras_in_our_steps(optimizer):
     """As by_keras, in compiled steps: what the plain kernel equals bit by bit."""
     from mop_udf import models
-    from mop_udf.kernels.plain import Plain
+    from mop_udf.kernels.on_tensorflow.plain import Plain
     model = models.build(models.normalise(dense()), 7)
     model.compile(optimizer=optimizer, loss="categorical_crossentropy", jit_compile=False)
     optimizer.build(model.trainable_variables)
@@ -253,7 +253,7 @@ def test_a_rate_of_dropout_is_that_of_a_keras_model_whose_layers_are_given_it(ra
     import keras
 
     from mop_udf import models
-    from mop_udf.kernels.plain import Plain
+    from mop_udf.kernels.on_tensorflow.plain import Plain
     cache = models.ModelCache()
     result = with_rates(cache, rates)
     assert len(cache.models) == len({str(rate) for rate in rates})

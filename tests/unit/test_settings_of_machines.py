@@ -7,7 +7,8 @@ import pytest
 import mop_udf
 from mop_udf import process
 from pg_mop import settings
-from workload import dense
+from pg_mop.database import MopError
+from workload import dense, needs_jax
 
 
 def test_gpus_count_where_the_framework_that_is_installed_can_use_them(tmp_path, monkeypatch):
@@ -29,14 +30,27 @@ def test_gpus_count_where_the_framework_that_is_installed_can_use_them(tmp_path,
     assert "for processors alone" in settings.no_gpu().message and "FRAMEWORK=cuda" in settings.no_gpu().hint
 
 
-def test_a_trainer_that_was_started_for_a_gpu_does_not_train_without():
+def test_a_framework_that_is_not_installed_is_an_error_that_says_how_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(mop_udf, "home", str(tmp_path))
+    settings.check_installed("tensorflow")
+    with pytest.raises(MopError, match="JAX is not installed on this server") as refused:
+        settings.check_installed("jax")
+    assert "make install WITH=jax" in refused.value.hint and f"{tmp_path}/bin/pip install jax" in refused.value.hint
+    (tmp_path / "lib" / "python3.11" / "site-packages" / "jax-0.10.2.dist-info").mkdir(parents=True)
+    settings.check_installed("jax")
+
+
+@pytest.mark.parametrize("backend,message", [
+    ("tensorflow", "TensorFlow .* finds no GPU 0 here .*FRAMEWORK=cuda"),
+    pytest.param("jax", "JAX .* finds no GPU 0 here", marks=needs_jax)])
+def test_a_trainer_that_was_started_for_a_gpu_does_not_train_without(backend, message):
     if settings.gpus():
         pytest.skip("not run: this machine has GPUs")
-    options = {"threads": 1, "gpu": 0, "keras_backend": "tensorflow", "cache_mb": 1, "idle_ms": 60_000}
+    options = {"threads": 1, "gpu": 0, "keras_backend": backend, "cache_mb": 1, "idle_ms": 60_000}
     trainer = process.Trainer(sys.prefix, options, lambda: None)
     try:
         trainer.send({"op": "model", "architecture": dense()}, b"")
-        with pytest.raises(process.TrainerError, match="finds no GPU 0 here .*FRAMEWORK=cuda"):
+        with pytest.raises(process.TrainerError, match=message):
             trainer.receive()
     finally:
         trainer.kill()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mop_udf import models
-from mop_udf.kernels.variables import MOST_BYTES, PATIENCE, Variables
+from mop_udf.kernels.on_tensorflow.variables import MOST_BYTES, PATIENCE, Variables
 from workload import ADAM, layer, sequential
 
 

@@ -39,7 +39,7 @@ class Guests(Planning):
         if self.use_gpus and not self.options["trainers"]:
             for name in used:
                 if not self.servers[name].info["gpus"]:
-                    raise settings.no_gpu() if name is None else MopError(
+                    raise settings.no_gpu(self.options["keras_backend"]) if name is None else MopError(
                         f"use_gpus is set, but server {quote_identifier(name)} has no GPU, or its TensorFlow is for "
                         f"processors alone", hint="There: make install FRAMEWORK=cuda; or call with use_gpus => FALSE.")
 

@@ -43,11 +43,12 @@ class trainer_of:
 def trainer_options(db, use_gpus):
     """Options of the trainer that works for the calling session itself. Raises MopError: no GPU, bad settings."""
     options = settings.load(db)
-    gpus = settings.gpus() if use_gpus else 0
+    settings.check_installed(options["keras_backend"])
+    gpus = settings.gpus(options["keras_backend"]) if use_gpus else 0
     if use_gpus and not gpus and options["trainers"]:
         db.notice("the calling session's own trainer has no GPU here, and works without")
     elif use_gpus and not gpus:
-        raise settings.no_gpu()
+        raise settings.no_gpu(options["keras_backend"])
     return {"threads": options["threads"] or settings.cores(), "keras_backend": options["keras_backend"],
             "cache_mb": options["cache_mb"], "memory_mb": options["trainer_memory_mb"],
             "model_mb": options["max_model_mb"], "gpu": 0 if gpus else None,

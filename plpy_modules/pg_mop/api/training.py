@@ -48,6 +48,8 @@ class Training(Guests):
             self.options["replicas"] = 1
         if earlier is not None:
             self._adopt(earlier)
+        if not self.options["trainers"]:
+            settings.check_installed(self.options["keras_backend"])
         if num_iterations is None or num_iterations < 1:
             raise MopError(f"num_iterations must be at least 1, not {num_iterations}")
         if num_iterations > MOST_STAGES:
@@ -68,12 +70,14 @@ class Training(Guests):
         if self.options["replicas"] > 1:
             db.check_engine("pg_mop.replicas")
         if db.has_segments:
+            if self.options["keras_backend"] != "tensorflow":
+                db.check_engine("pg_mop.keras_backend")
             self.options.update(reuse=False, checkpoint_mb=0)  # (the catalog compares runs row by row, on segments)
         if self.options["trainers"]:
             db.check_engine("pg_mop.trainers")
             self.room = elsewhere.room(db, self.options["trainers"], self.use_gpus)
         elif self.use_gpus and not self.engine.elsewhere:
-            self.engine.check_gpus()
+            self.engine.check_gpus(self.options["keras_backend"])
 
     def packed_table(self, text, what):
         """The table that the caller calls `text`. Raises MopError."""
@@ -102,7 +106,7 @@ class Training(Guests):
         way = self.engine.way(None)
         self.journal = journal = Catalog(db, way)
         self.servers = {None: Server(None, way, journal, None, db.extension,
-                                     self.engine.info())}
+                                     self.engine.info(options["keras_backend"]))}
         try:
             self._reach_servers()
             self._check_visible(journal)

@@ -72,14 +72,14 @@ class Engine(ABC):
             raise MopError(f'"{packed.text}" is empty')
         return packed.shapes_of(row)
 
-    def info(self):
-        """{"cores", "gpus"} of the coordinator's own server, where trainers are."""
-        return {"cores": settings.cores(), "gpus": settings.gpus()}
+    def info(self, backend):
+        """{"cores", "gpus"} of the coordinator's own server, where trainers are; `backend`: their framework."""
+        return {"cores": settings.cores(), "gpus": settings.gpus(backend)}
 
-    def check_gpus(self):
+    def check_gpus(self, backend):
         """Raises MopError where trainers have no GPU there."""
-        if not settings.gpus():
-            raise settings.no_gpu()
+        if not settings.gpus(backend):
+            raise settings.no_gpu(backend)
 
     @abstractmethod
     def way(self, server):

@@ -86,7 +86,7 @@ class Greenplum(PostgreSQL):
                 raise MopError(f'"{packed.text}" is not distributed by "__dist_key__"', sqlstate="42809",
                                hint=f"ALTER TABLE {packed.table} SET DISTRIBUTED BY (__dist_key__); or pack it anew.")
 
-    def info(self):
+    def info(self, backend):
         """{"cores", "gpus"} of all segments together, as the one that has the least would have it."""
         known = hosts(self.db)
         beside = {segment.host: sum(other.host == segment.host for other in known) for segment in known}
@@ -94,7 +94,7 @@ class Greenplum(PostgreSQL):
         return {"cores": min(machines[host]["cores"] * len(known) // count for host, count in beside.items()),
                 "gpus": min(machines[host]["gpus"] for host in beside)}
 
-    def check_gpus(self):
+    def check_gpus(self, backend):
         for segment in hosts(self.db):
             if not machine(self.db, segment.host)["gpus"]:
                 raise MopError(f"use_gpus is set, but host {quote_identifier(segment.host)} has no GPU, or its "

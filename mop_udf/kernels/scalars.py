@@ -2,8 +2,6 @@
 
 import operator
 
-import tensorflow as tf
-
 
 class Scalar:
     """Stands where a Keras optimizer keeps a Python float, and may be given another value later.
@@ -15,25 +13,34 @@ class Scalar:
 
     def __init__(self, value, compute=None):
         """`value`: the first; `compute`: gives the float64 tensor of a Scalar that was computed from another."""
-        if compute is None:
-            self.variable = tf.Variable(value, dtype=tf.float64, trainable=False)
-            compute = self.variable.read_value
-        self.first, self.compute = value, compute
+        self.first, self.compute = value, compute or self.keep(value)
 
-    def assign(self, value):
-        self.variable.assign(value)
+    def derived(self, first, compute):
+        """One that is computed from others."""
+        made = object.__new__(type(self))
+        Scalar.__init__(made, first, compute)
+        return made
+
+    def keep(self, value):
+        """Keep the number where compiled steps read it, and where `assign` sets it: what gives it as a tensor."""
+        raise NotImplementedError
+
+    @staticmethod
+    def cast(value, dtype):
+        """A number or tensor as a tensor of that dtype."""
+        raise NotImplementedError
 
     def _apply(self, operation, other, swapped=False):
         if not isinstance(other, (int, float, Scalar)):
-            here = tf.cast(self.compute(), getattr(other, "dtype", tf.float32))
+            here = self.cast(self.compute(), getattr(other, "dtype", "float32"))
             return operation(other, here) if swapped else operation(here, other)
 
         def compute():
-            that = other.compute() if isinstance(other, Scalar) else tf.constant(other, tf.float64)
+            that = other.compute() if isinstance(other, Scalar) else self.cast(other, "float64")
             return operation(that, self.compute()) if swapped else operation(self.compute(), that)
 
         that = other.first if isinstance(other, Scalar) else other
-        return Scalar(operation(that, self.first) if swapped else operation(self.first, that), compute)
+        return self.derived(operation(that, self.first) if swapped else operation(self.first, that), compute)
 
     def __add__(self, other):
         return self._apply(operator.add, other)
@@ -78,9 +85,3 @@ class Scalar:
             raise TypeError("a scalar of an optimizer can be compared with zero alone")
         return operation(self.first, 0)
 
-
-def _convert(scalar, dtype=None, name=None, as_ref=False):
-    return tf.cast(scalar.compute(), dtype or tf.float32)
-
-
-tf.register_tensor_conversion_function(Scalar, _convert)

@@ -9,7 +9,7 @@ rounds otherwise where it may compute with constants beforehand, and the result 
 import keras
 import tensorflow as tf
 
-from mop_udf.scalars import Scalar
+from mop_udf.kernels.on_tensorflow.scalars import Scalar
 
 
 class TENSORS:

@@ -1,10 +1,9 @@
 """The plain kernel: one Keras step per mini-batch. It does whatever Keras does, and is the measure of the others."""
 
-import keras
-import numpy as np
 import tensorflow as tf
 
 from mop_udf import state
+from mop_udf.kernels.batches import weighted
 
 
 class Plain:
@@ -65,34 +64,3 @@ class Plain:
 def _of_iterator(step):
     """A step on data as Keras' train_function: on what an iterator gives."""
     return lambda iterator: step(tuple(part for part in next(iter(iterator)) if part is not None))
-
-
-def split(batch, inputs):
-    """A batch -> (x, y) as Keras wants them: an array where there is one, else a list."""
-    x, y = batch[:inputs], batch[inputs:]
-    return (x[0] if len(x) == 1 else list(x)), (y[0] if len(y) == 1 else list(y))
-
-
-def weighted(batch, inputs, class_weight):
-    """A batch -> (x, y), or (x, y, weight of each row) where classes have weights."""
-    x, y = split(batch, inputs)
-    return (x, y) if class_weight is None else (x, y, sample_weights(y, class_weight))
-
-
-def sample_weights(y, class_weight):
-    """A weight for each row of `y` (one-hot) from {class: weight}, 1 where there is none; as Keras' class_weight."""
-    if isinstance(y, list):
-        raise ValueError("`class_weight` is only supported for Models with a single output.")
-    classes = np.argmax(y, axis=-1) if y.shape[-1] != 1 else np.rint(y[..., 0]).astype(int)
-    return np.array([class_weight.get(int(c), 1) for c in classes], keras.config.floatx())
-
-
-def report(model, rows):
-    """{"loss", "metrics": {name: value}, "rows"} since the metrics were reset: plain numbers.
-
-    A metric that has a value for each class gives their mean.
-    """
-    values = {name: float(np.mean(np.asarray(value))) for name, value in model.get_metrics_result().items()}
-    losses = {"loss", *(f"{name}_loss" for name in getattr(model, "output_names", []) if len(model.outputs) > 1)}
-    return {"loss": values.get("loss", 0.0), "rows": rows,
-            "metrics": {name: value for name, value in values.items() if name not in losses}}

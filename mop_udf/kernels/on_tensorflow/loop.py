@@ -18,29 +18,26 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 
 from mop_udf import compile_cache
-
-CALL_SECONDS = 0.5  # of one call of the loop
-PIECE_BYTES, PIECE_BATCHES = 2 << 20, 1024  # of rows for XLA: what it has at a time, and at most
-PROBES = (2, 8, 64)  # batches of the first calls: one that warms up, then two that are timed
-ENOUGH = 0.05       # seconds after which a call has been timed well enough
+from mop_udf.kernels.timed import Timed, piece_rows
 
 # what comes of a file of XLA's cache that is damaged or cannot be written (else it would mean the model)
 OF_CACHE = (tf.errors.OutOfRangeError, tf.errors.DataLossError, tf.errors.PermissionDeniedError,
             tf.errors.NotFoundError, tf.errors.ResourceExhaustedError, tf.errors.FailedPreconditionError)
 
 
-class Loop:
+class Loop(Timed):
     """Trains one compiled Keras model on arrays in memory, `batch_size` rows at a time.
 
     Keras must have made all its variables before: a loop must not make any.
     """
 
+    takes_short = True  # without XLA: also the last batch, of fewer rows
+
     def __init__(self, model, jit_compile, name=""):
         """`name`: equal for models that are compiled alike, in all trainers."""
+        super().__init__()
         self.model, self.jit_compile, self.name = model, jit_compile, name
         self.functions = {}     # signature -> the compiled loop
-        self.warm = set()       # batch sizes that have run: libraries prepare themselves for each
-        self.compilations = 0
 
     def compile(self, data, batch_size):
         """Make the loop for such data, without training; seconds that it took. Raises whatever hinders it."""
@@ -71,38 +68,6 @@ class Loop:
             del self.functions[key]
             raise
 
-    def probe(self, data, batch_size, start, stop):
-        """Train on some of the batches `start` to `stop`: (batches done, seconds of one).
-
-        The seconds are None where there were too few to time one. Otherwise as `train`.
-        """
-        done, seconds = start, None
-        for number, size in enumerate(PROBES):
-            end = min(stop, done + size)
-            if end == done or seconds is not None and seconds * PROBES[number - 1] > ENOUGH:
-                break
-            began = time.monotonic()
-            self._run(data, batch_size, done, end)
-            if number or batch_size in self.warm:
-                seconds = (time.monotonic() - began) / (end - done)
-            done = end
-        self.warm.add(batch_size)
-        return done - start, seconds
-
-    def train(self, data, batch_size, start, stop, seconds):
-        """Train on batches `start` to `stop` (numbers) of `data`, a nest of tensors with equal first dimension.
-
-        `seconds`: what one batch takes, about. Returns what it took now.
-        """
-        done = start
-        size = max(1, int(CALL_SECONDS / max(seconds, 1e-7)))
-        began = time.monotonic()
-        while done < stop:
-            end = min(stop, done + size)
-            self._run(data, batch_size, done, end)
-            done = end
-        return (time.monotonic() - began) / (stop - start)
-
     def knows(self, data, batch_size):
         """True where the loop for such data has been compiled."""
         return self._key(data, batch_size) in self.functions
@@ -129,9 +94,7 @@ class Loop:
 
     @staticmethod
     def _piece_rows(data, batch_size):
-        """The rows of a piece: a whole number of batches, whatever rows there are."""
-        size = batch_size * sum(t.dtype.size * math.prod(t.shape[1:]) for t in tf.nest.flatten(data))
-        return batch_size * max(1, min(PIECE_BATCHES, PIECE_BYTES // max(1, size)))
+        return piece_rows(sum(t.dtype.size * math.prod(t.shape[1:]) for t in tf.nest.flatten(data)), batch_size)
 
     def _key(self, data, batch_size):
         """What is compiled is compiled for these: (batch size, ((dtype, shape), ...))."""

@@ -1,0 +1,86 @@
+"""Keras on JAX; see on_tensorflow for what the names are."""
+
+import contextlib
+import os
+
+import jax
+import keras
+import numpy as np
+
+from mop_udf import compile_cache
+
+jax.config.update("jax_enable_x64", True)  # sums of many rows, and schedules, are in float64
+
+from mop_udf.kernels.on_jax import per_batch  # noqa: E402
+from mop_udf.kernels.on_jax.loop import Loop  # noqa: E402
+from mop_udf.kernels.on_jax.plain import Plain  # noqa: E402
+from mop_udf.kernels.on_jax.scalars import Scalar  # noqa: E402
+from mop_udf.kernels.on_jax.variables import Variables  # noqa: E402
+
+__all__ = ["OUT_OF_MEMORY", "Plain", "Scalar", "Variables", "begin", "for_any_rows", "has_gpu", "loops", "nowhere",
+           "per_batch", "refused", "tensors"]
+
+OUT_OF_MEMORY = (jax.errors.JaxRuntimeError, MemoryError)
+PIECES = (512, 64, 8, 1)  # rows at a time: what any number of rows is made of
+
+
+def begin(threads):
+    """See on_tensorflow. JAX has computed nothing yet: it reads these when it first does."""
+    os.environ.update(NPROC=str(threads), XLA_PYTHON_CLIENT_PREALLOCATE="false")
+    if cache := compile_cache.own():
+        for name, value in (("compilation_cache_dir", cache.path), ("persistent_cache_min_compile_time_secs", 0),
+                            ("persistent_cache_min_entry_size_bytes", -1)):
+            jax.config.update(f"jax_{name}", value)
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES", "-1")
+    if wanted in ("", "-1"):
+        jax.config.update("jax_platforms", "cpu")
+        return None
+    return None if has_gpu() else (
+        f"JAX {jax.__version__} finds no GPU {wanted} here that it can use: it is for processors alone, or the driver "
+        f"is not there (nvidia-smi)")
+
+
+def has_gpu():
+    return jax.default_backend() == "gpu"
+
+
+def loops(model, name):
+    return {"loop": Loop(model)}
+
+
+def refused(random, convolutional):
+    """{kernel: why it is of no use} for a model."""
+    found = {"xla": "JAX compiles everything by XLA: it is the loop"}
+    if convolutional and not has_gpu():
+        found["loop"] = "XLA's convolutions within a loop are slow on processors"
+    return found
+
+
+def tensors(data):
+    """Arrays as they are: JAX takes them to its device where they are computed with."""
+    return data
+
+
+def for_any_rows(step, data, variables, join):
+    """See on_tensorflow: compiled for pieces of few sizes."""
+    @jax.jit
+    def pure(values, data):
+        with keras.StatelessScope(list(zip(variables, values))):
+            return step(*data)
+
+    def call(*data):
+        count, at, found = len(keras.tree.flatten(data)[0]), 0, []
+        values = [v.value for v in variables]
+        while at < count:
+            size = next(n for n in PIECES if n <= count - at)
+            piece = keras.tree.map_structure(lambda a, at=at, size=size: a[at:at + size], list(data))
+            found.append(keras.tree.map_structure(np.asarray, pure(values, piece)))
+            at += size
+        return keras.tree.map_structure(join, *found)
+
+    return call
+
+
+def nowhere():
+    """See on_tensorflow: Keras builds models on shapes alone here."""
+    return contextlib.nullcontext()

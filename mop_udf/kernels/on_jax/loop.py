@@ -1,0 +1,76 @@
+"""The loop kernel on JAX: the mini-batches of many rows in memory as one loop compiled by XLA.
+
+It has the rows in pieces of a fixed number of batches, of which it trains on as many as it is told, so that one
+compilation serves every number of rows. The short last batch is the plain kernel's.
+"""
+
+import time
+
+import jax
+import keras
+import numpy as np
+
+from mop_udf import compile_cache
+from mop_udf.kernels.on_jax.step import Step
+from mop_udf.kernels.timed import Timed, piece_rows
+
+
+class Loop(Timed):
+    """Trains one compiled Keras model on arrays in memory, `batch_size` rows at a time."""
+
+    jit_compile, takes_short = True, False
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.functions = model, {}  # what it is compiled for -> the loop
+
+    def compile(self, data, batch_size):
+        """Make the loop for such data, without training; seconds that it took. Raises whatever hinders it."""
+        began, key = time.monotonic(), self._key(data, batch_size)
+        self.functions[key] = self._function(batch_size)
+        try:
+            self._run(data, batch_size, 0, 0)
+        except BaseException:
+            del self.functions[key]
+            raise
+        self.compilations += 1
+        if cache := compile_cache.own():
+            cache.tidy()
+        return time.monotonic() - began
+
+    def knows(self, data, batch_size):
+        """True where the loop for such data has been compiled."""
+        return self._key(data, batch_size) in self.functions
+
+    def _key(self, data, batch_size):
+        return batch_size, tuple((a.dtype, a.shape[1:]) for a in keras.tree.flatten(data))
+
+    def _run(self, data, batch_size, start, stop):
+        """Train on batches `start` to `stop`; on none, it compiles."""
+        function = self.functions[self._key(data, batch_size)]
+        rows = piece_rows(sum(a[:1].nbytes for a in keras.tree.flatten(data)), batch_size)
+        length = rows // batch_size
+        while True:
+            first = start // length * length
+            end = min(stop, first + length)
+            function(keras.tree.map_structure(lambda a, at=first * batch_size: _rows(a, at, rows), data),
+                     np.int32(start - first), np.int32(end - first))
+            if (start := end) >= stop:
+                return
+
+    def _function(self, batch_size):
+        def loop(step, state, data, start, stop):
+            def body(i, state):
+                return step(state, keras.tree.map_structure(
+                    lambda a: jax.lax.dynamic_slice_in_dim(a, i * batch_size, batch_size), data))
+
+            return jax.lax.fori_loop(start, stop, body, state)
+
+        return Step(self.model).compiled(loop)
+
+
+def _rows(array, first, count):
+    """So many rows of an array from `first` on, with zeros where it has no more."""
+    part = array[first:first + count]
+    missing = count - len(part)
+    return np.concatenate([part, np.zeros((missing, *part.shape[1:]), part.dtype)]) if missing else part

@@ -1,0 +1,55 @@
+"""JAX's Scalar: compiled steps take its number as an argument, since they know no variables."""
+
+import contextlib
+
+import jax.numpy as jnp
+import numpy as np
+
+from mop_udf.kernels import scalars
+
+
+class Number:
+    """A float64 number, or several, that a compiled step takes as an argument."""
+
+    def __init__(self, value):
+        self.assign(value)
+
+    def assign(self, value):
+        self.value = np.asarray(value, np.float64)
+
+
+class Scalar(scalars.Scalar):
+
+    def keep(self, value):
+        self.number = Number(value)
+        self.assign = self.number.assign
+        return lambda: jnp.asarray(self.number.value)
+
+    cast = staticmethod(jnp.asarray)
+
+    def __jax_array__(self):
+        return jnp.asarray(self.compute(), "float32")
+
+
+def numbers(optimizer):
+    """The Numbers of an optimizer, in order: of its Scalars and of those of its schedule."""
+    found = {}
+    for owner in (optimizer, getattr(optimizer, "_learning_rate", None)):
+        for value in (owner, *vars(owner).values()) if hasattr(owner, "__dict__") else ():
+            for number in getattr(value, "numbers", [getattr(value, "number", None)]):
+                if isinstance(number, Number):
+                    found[id(number)] = number
+    return list(found.values())
+
+
+@contextlib.contextmanager
+def given(numbers, values):
+    """Within it the numbers have other values: those of a step that is being compiled."""
+    before = [number.value for number in numbers]
+    for number, value in zip(numbers, values):
+        number.value = value
+    try:
+        yield
+    finally:
+        for number, value in zip(numbers, before):
+            number.value = value

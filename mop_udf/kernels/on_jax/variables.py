@@ -1,0 +1,19 @@
+"""A model's variables, read and set together."""
+
+import numpy as np
+
+
+class Variables:
+    """Keras variables whose values come and go as lists of arrays, in order."""
+
+    def __init__(self, variables):
+        self.variables = list(variables)
+
+    def put(self, arrays):
+        """Set the variables to arrays of their shapes, which may come of another framework."""
+        for variable, array in zip(self.variables, arrays):
+            variable.assign(np.array(array))  # a copy: JAX may keep the memory that it is given
+
+    def take(self):
+        """The variables' values."""
+        return [np.asarray(variable.value) for variable in self.variables]

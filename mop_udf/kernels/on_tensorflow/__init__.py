@@ -1,0 +1,73 @@
+"""Keras on TensorFlow.
+
+What a framework's package has besides these functions: `Plain`, the plain kernel; `Variables`, which reads and sets a
+model's variables; `Scalar`, an optimizer's number that may change without compiling anew; `per_batch`, the schedules
+of such numbers; and `OUT_OF_MEMORY`, the errors that say that a batch was too large.
+"""
+
+import os
+
+import keras
+import tensorflow as tf
+
+from mop_udf.kernels.on_tensorflow import per_batch
+from mop_udf.kernels.on_tensorflow.loop import Loop
+from mop_udf.kernels.on_tensorflow.plain import Plain
+from mop_udf.kernels.on_tensorflow.scalars import Scalar
+from mop_udf.kernels.on_tensorflow.variables import Variables
+
+__all__ = ["OUT_OF_MEMORY", "Plain", "Scalar", "Variables", "begin", "for_any_rows", "has_gpu", "loops", "nowhere",
+           "per_batch", "refused", "tensors"]
+
+OUT_OF_MEMORY = (tf.errors.ResourceExhaustedError, MemoryError)
+
+
+def begin(threads):
+    """Prepare a new process that may use so many processor threads: why it cannot do what it was started for, or None.
+
+    It has not computed anything yet: TensorFlow takes these options before alone.
+    """
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    gpus = tf.config.list_physical_devices("GPU")
+    for gpu in gpus:
+        tf.config.experimental.set_memory_growth(gpu, True)
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES", "-1")
+    return None if gpus or wanted in ("", "-1") else (
+        f"TensorFlow {tf.__version__} finds no GPU {wanted} here that it can use: it is for processors alone (make "
+        f"install FRAMEWORK=cuda), or the driver is not there (nvidia-smi)")
+
+
+def has_gpu():
+    """True where this process computes on a GPU."""
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def loops(model, name):
+    """{name: kernel} of those that train on many batches at once; `name`: equal for models that are compiled alike."""
+    return {"loop": Loop(model, False), "xla": Loop(model, True, name)}
+
+
+def refused(random, convolutional):
+    """{kernel: why it is of no use} for a model; `random`: it draws random numbers while it trains."""
+    return {"xla": "XLA draws other random numbers from a seed than TensorFlow does"} if random else {}
+
+
+def tensors(data):
+    """A nest of arrays as tensors."""
+    return keras.tree.map_structure(tf.convert_to_tensor, data)
+
+
+def for_any_rows(step, data, variables, join):
+    """A function of tensors compiled for such as `data` (a sequence, which may nest), with any number of rows.
+
+    `variables`: all that `step` reads or changes; `join(*parts)`: what it gives for rows, from what it gives for parts
+    of them in order. TensorFlow needs neither.
+    """
+    signature = keras.tree.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), list(data))
+    return tf.function(step, input_signature=signature, autograph=False)
+
+
+def nowhere():
+    """A context in which whatever is computed becomes part of a graph that is thrown away."""
+    return tf.Graph().as_default()

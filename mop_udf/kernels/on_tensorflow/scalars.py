@@ -1,0 +1,22 @@
+"""TensorFlow's Scalar: its number is a variable of TensorFlow."""
+
+import tensorflow as tf
+
+from mop_udf.kernels import scalars
+
+
+class Scalar(scalars.Scalar):
+
+    def keep(self, value):
+        self.variable = tf.Variable(value, dtype=tf.float64, trainable=False)
+        self.assign = self.variable.assign
+        return self.variable.read_value
+
+    cast = staticmethod(tf.cast)
+
+
+def _convert(scalar, dtype=None, name=None, as_ref=False):
+    return tf.cast(scalar.compute(), dtype or tf.float32)
+
+
+tf.register_tensor_conversion_function(Scalar, _convert)

@@ -1,0 +1,54 @@
+"""Which modules know the framework that Keras works with."""
+
+import ast
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import mop_udf
+from mop_udf import nursery
+from workload import needs_jax
+
+HOME = pathlib.Path(mop_udf.__file__).parent
+# gpus.py answers the server's question what TensorFlow sees
+MAY = {"gpus.py"}
+FRAMEWORKS = {"tensorflow", "jax", "torch"}
+
+
+def imported(path):
+    """The packages that a module imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module.split(".")[0]
+
+
+def test_a_framework_is_imported_in_its_own_package_alone():
+    own = HOME / "kernels"
+    knowing = {str(path.relative_to(HOME)): found for path in HOME.glob("**/*.py")
+               if (found := FRAMEWORKS & set(imported(path))) and path.name not in MAY}
+    assert knowing
+    for path, found in knowing.items():
+        assert {f"on_{name}" for name in found} == {(HOME / path).relative_to(own).parts[0]}, path
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=needs_jax)])
+def test_a_trainer_imports_its_framework_and_no_other(backend):
+    program = ("import sys; from mop_udf import trainer; trainer.import_frameworks(); trainer.import_own(); "
+               "print(*sorted({'tensorflow', 'jax', 'torch'} & sys.modules.keys()))")
+    found = subprocess.run([sys.executable, "-I", "-B", "-c", program], capture_output=True, text=True, check=True,
+                           env={**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"})
+    assert found.stdout.split() == [backend]
+
+
+@needs_jax
+def test_a_nursery_of_jax_has_no_threads_to_lose():
+    program = ("import os; from mop_udf import trainer; trainer.import_frameworks(); trainer.import_own(); "
+               "print(len(os.listdir('/proc/self/task')))")
+    found = subprocess.run([sys.executable, "-I", "-B", "-c", program], capture_output=True, text=True, check=True,
+                           env={**nursery.environment("jax"), "OMP_NUM_THREADS": "1"})  # as it is started
+    assert int(found.stdout) == 1
