@@ -165,8 +165,8 @@ def main():
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     asked = json.loads(sys.stdin.readline())
-    # (a Way, without the import of all engines)
-    way = types.SimpleNamespace(parameters=asked["parameters"], role=asked["role"], by_password=False)
+    # (a Way, without the import of all engines; the server knows all our settings)
+    way = types.SimpleNamespace(parameters=asked["parameters"], role=asked["role"], by_password=False, options=str)
     schema = asked["schema"].replace("%", "%%")
     try:
         session = opened(way, "pg_mop job", OPTIONS)

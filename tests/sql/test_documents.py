@@ -97,13 +97,15 @@ def test_the_installation_in_readme_runs(db, psql):
     db.run("DROP DATABASE IF EXISTS of_readme")
     db.run("CREATE DATABASE of_readme")
     try:
-        status, text = psql("CREATE ROLE analyst LOGIN;" + begin + straight, "of_readme")
+        # (other tests have a role of that name)
+        both = (begin + straight).replace("analyst", "readme_analyst")
+        status, text = psql("CREATE ROLE readme_analyst LOGIN;" + both, "of_readme")
         assert status == 0, text
-        status, text = psql("SET ROLE analyst; SELECT count(*) FROM madlib.mop_runs", "of_readme")
+        status, text = psql("SET ROLE readme_analyst; SELECT count(*) FROM madlib.mop_runs", "of_readme")
         assert status == 0, text
     finally:
         db.run("DROP DATABASE of_readme WITH (FORCE)")
-        db.run("DROP ROLE IF EXISTS analyst")
+        db.run("DROP ROLE IF EXISTS readme_analyst")
 
 
 @pytest.mark.slice
