@@ -157,7 +157,7 @@ class Database:
 
     def setting(self, name):
         """A PostgreSQL setting as text; None when unset or empty."""
-        if self.has("current_setting", "text, boolean"):
+        if self.has("current_setting", "text, bool"):
             return self.value("SELECT pg_catalog.current_setting($1, true)", ["text"], [name]) or None
         try:
             return self.value("SELECT pg_catalog.current_setting($1)", ["text"], [name]) or None
@@ -168,19 +168,23 @@ class Database:
 
     # --- what servers differ in ----------------------------------------------------------------
     def has(self, function, types):
-        """True where the server has this function, of these types ('text, boolean'), in pg_catalog. Greenplum 6 has
+        """True where the server has this function, of these types ('text, bool'), in pg_catalog. Greenplum 6 has
         those of PostgreSQL 9.4."""
         if (function, types) not in _HAS:
-            _HAS[function, types] = self.value(
-                "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_proc WHERE proname = $1 AND pronamespace = 11 "
-                "AND pg_catalog.oidvectortypes(proargtypes) = $2)", ["text", "text"], [function, types])
+            _HAS[function, types] = self.value(  # (in any search_path)
+                "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_proc p WHERE p.proname OPERATOR(pg_catalog.=) "
+                "$1::pg_catalog.name AND p.pronamespace OPERATOR(pg_catalog.=) 11::pg_catalog.oid "
+                "AND (SELECT pg_catalog.string_agg(t.typname::pg_catalog.text, ', ' ORDER BY a.place) FROM "
+                "pg_catalog.unnest(p.proargtypes::pg_catalog.oid[]) WITH ORDINALITY AS a(type, place) JOIN "
+                "pg_catalog.pg_type t ON t.oid OPERATOR(pg_catalog.=) a.type) OPERATOR(pg_catalog.=) $2)",
+                ["pg_catalog.text", "pg_catalog.text"], [function, types])
         return _HAS[function, types]
 
     def lacking_settings(self, names):
         """Those of some settings that the server does not know."""
         if names not in _HAS:
-            known = self.execute("SELECT name FROM pg_catalog.pg_settings WHERE name = ANY ($1)", ["text[]"],
-                                 [list(names)])
+            known = self.execute("SELECT s.name FROM pg_catalog.pg_settings s WHERE s.name OPERATOR(pg_catalog.=) "
+                                 "ANY ($1)", ["pg_catalog.text[]"], [list(names)])
             _HAS[names] = set(names) - {row["name"] for row in known}
         return _HAS[names]
 
@@ -286,7 +290,7 @@ class Database:
         Raises MopError where the text is no valid name.
         """
         try:
-            if self.has("parse_ident", "text, boolean"):
+            if self.has("parse_ident", "text, bool"):
                 parts = self.value("SELECT pg_catalog.parse_ident($1) AS p", ["text"], [text])
             else:
                 parts = _parse_ident(text)

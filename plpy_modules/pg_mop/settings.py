@@ -174,7 +174,7 @@ def given(db):
         raise MopError(f'unrecognized setting "pg_mop.{unknown[0]}"',
                        detail="The settings are " + ", ".join(f"pg_mop.{n}" for n in KNOWN) + ".",
                        hint=f"RESET pg_mop.{unknown[0]};", sqlstate="42704")
-    if not db.has("current_setting", "text, boolean"):
+    if not db.has("current_setting", "text, bool"):
         return {name: text for name in KNOWN if (text := db.setting(f"pg_mop.{name}")) is not None}
     rows = db.execute("SELECT n, current_setting('pg_mop.' || n, true) AS text FROM unnest($1) AS n", ["text[]"],
                       [list(KNOWN)])

@@ -257,7 +257,7 @@ def test_a_run_that_grows_is_known_to_the_planner(db, data):
     try:
         assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s", [last_run(db)]),
                           60)
-        assert expected() > 100
+        assert eventually(lambda: expected() > 100, 60)
         assert eventually(lambda: db.value("SELECT reltuples FROM pg_class WHERE oid = 'madlib.mop_unit'::regclass")
                           >= before + 900, 120)
     finally:
