@@ -101,8 +101,8 @@ class CompileCache:
                 for kernel, measured in self._read(architecture)[0].items()}
 
     def compiled(self, architecture):
-        """{what was compiled: (seconds that it took least, how often it was)}, by digests of the texts that were noted:
-        once more it is read from here."""
+        """{what was compiled: (seconds that it took last, how often it was)}, by digests of the texts that were noted:
+        once more it is read from here, unless it has been removed since."""
         return self._read(architecture)[1]
 
     def note(self, architecture, kernel, speedup, compile_seconds, compiled=None):
@@ -110,8 +110,8 @@ class CompileCache:
         measured, seconds = self._read(architecture)
         measured[kernel] = [*measured.get(kernel, []), [speedup, compile_seconds]][-KEPT:]
         if compiled is not None:
-            least, often = seconds.pop(digest(compiled), (compile_seconds, 0))
-            seconds[digest(compiled)] = min(least, compile_seconds), often + 1
+            _, often = seconds.pop(digest(compiled), (None, 0))
+            seconds[digest(compiled)] = compile_seconds, often + 1
         try:
             with tempfile.NamedTemporaryFile("w", dir=self.path, suffix=".new", delete=False) as file:
                 json.dump({"measured": measured, "compiled": dict([*seconds.items()][-COMPILED:])}, file)
@@ -126,7 +126,7 @@ class CompileCache:
                 found = json.load(file)
             return ({str(kernel): [[None if s is None else float(s), float(c)] for s, c in measured]
                      for kernel, measured in found["measured"].items() if measured},
-                    {str(text): (float(least), int(often)) for text, (least, often) in found["compiled"].items()})
+                    {str(text): (float(last), int(often)) for text, (last, often) in found["compiled"].items()})
         except (OSError, ValueError, TypeError, AttributeError, KeyError):
             return {}, {}
 

@@ -330,8 +330,8 @@ def _experience(architecture):
     if cache is None:
         return Learned()
     known = cache.known(architecture)
-    compiled = {name: least if often > 1 else AGAIN * least
-                for name, (least, often) in cache.compiled(architecture).items()}
+    compiled = {name: last if often > 1 else AGAIN * last
+                for name, (last, often) in cache.compiled(architecture).items()}
     return Learned({kernel: speedup for kernel, (speedup, _) in known.items() if speedup is not None},
                    {kernel: seconds for kernel, (_, seconds) in known.items()},
                    note=functools.partial(cache.note, architecture),

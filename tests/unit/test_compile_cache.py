@@ -92,7 +92,7 @@ def test_what_has_been_compiled_is_known_by_name(tmp_path):
         cache.note("net", "xla", None, seconds, "one")
     cache.note("net", "xla", 3.0, 1.5)
     cache.note("net", "xla", None, 1.2, "two")
-    assert cache.compiled("net") == {compile_cache.digest("one"): (0.3, 3), compile_cache.digest("two"): (1.2, 1)}
+    assert cache.compiled("net") == {compile_cache.digest("one"): (0.4, 3), compile_cache.digest("two"): (1.2, 1)}
     for number in range(compile_cache.COMPILED):
         cache.note("net", "xla", None, 1.0, str(number))
     assert len(cache.compiled("net")) == compile_cache.COMPILED and cache.compiled("other") == {}

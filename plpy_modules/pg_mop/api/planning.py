@@ -1,6 +1,7 @@
 """From checked configurations to a search plan and a board: what there is to do, and what has been done already."""
 
 import functools
+import re
 
 from pg_mop.api.checks import Checks
 from pg_mop.catalog import metric_of
@@ -14,6 +15,8 @@ from pg_mop.schedule.logged import Logged
 from pg_mop.schedule.replicas import Replicas
 
 ANYWHERE_BYTES = 32 << 20  # of rows that each trainer may keep, whichever segments they are of
+ANYWHERE_SEGMENTS = 8  # choosing a unit takes longer with more of them
+FROZEN = re.compile(r'"trainable"\s*:\s*false')
 
 
 class Planning(Checks):
@@ -117,7 +120,12 @@ class Planning(Checks):
             self.board, self.seed, lambda stage: self.sharing.key(self.plan.stages[stage])[0])
 
     def _may_train_anywhere(self):
-        """True where every trainer may hold the rows of all segments: then most is compiled in one of them only."""
+        """True where every trainer may hold the rows of all segments: then most is compiled in one of them only. Not
+        where frozen layers may be shared, which every trainer would compute for every segment; nor where it is not
+        known yet what will be trained."""
+        shares = self.options["share_prefixes"] and any(FROZEN.search(c["model_arch"]) for c in self.configurations)
+        if shares or not self.configurations or len(self._keys("training")) > ANYWHERE_SEGMENTS:
+            return False
         rows = sum(segment.bytes for (dataset, _), segment in self.segments.items() if dataset == "training")
         return (SCHEDULERS[self.scheduler_name].ANYWHERE and not self.averaging and not self.use_gpus
                 and not self.options["trainers"]

@@ -127,9 +127,9 @@ class Orders:
         if not self.board.anywhere:
             return {"passes_left": self.board.passes_left(own, unit.segment), "run_passes_left": all_left}
         # (what has its home at a place is done there, on all segments)
-        here = sum(self.board.passes_left(own, segment) for segment in self.board.segments)
-        return {"passes_left": here, "run_passes_left": max(
-            here, all_left * len(self.board.segments) // len(self.board.places))}
+        here = all_left * len(self.board.segments) // len(self.board.places)
+        at_home = sum(self.board.passes_left(own, segment) for segment in self.board.segments)
+        return {"passes_left": min(at_home, here), "run_passes_left": here}
 
     def _dataset_key(self, dataset, segment):
         """Names a segment's very rows, so that a warm trainer's cache serves the next call too."""

@@ -85,7 +85,7 @@ class Executor:
                 self.states.begin_anew()
             self._bring_home([self.plan.stages[number] for number in self.states.stages()])
         if len(self.plan.stages) >= GROWTH[0]:
-            self.catalog.note_growth(self.run_id)
+            self._tell_planner()
         self.steering.begin(self)
         self._release(self.plan.stages[number] for number in self.states.stages())  # of one that has gone
         self._dispatch()
@@ -526,7 +526,7 @@ class Executor:
         self.done += 1
         if self.done >= max(GROWTH[0], GROWTH[1] * self.told):
             self.told = self.done
-            self.catalog.note_growth(self.run_id)
+            self._tell_planner()
         self.ready_since[unit.stage] = time.time()
         if unit.kind == "train":
             self._read(unit)
@@ -542,6 +542,13 @@ class Executor:
             for child in stage.children:
                 self.ready_since[child.number] = time.time()
         return ended
+
+    def _tell_planner(self):
+        """Who looks at the run waits less by it: no run ends where it fails."""
+        try:
+            self.catalog.note_growth(self.run_id)
+        except psycopg2.Error as error:
+            self.db.plpy.log(f"pg_mop: the planner was not told of run {self.run_id}: {error}")
 
     def _read(self, unit):
         """A training unit has ended, well or not: it reads its parent's state no longer."""
