@@ -7,10 +7,11 @@ import psycopg2
 import psycopg2.extras
 import pytest
 
+from browser import browser
 from cluster import HOME, ROOT, Cluster, eventually
 
-__all__ = ["HOME", "ROOT", "Calling", "Client", "add_server", "connect", "eventually", "of_backend",  # what tests use
-           "trainers"]
+__all__ = ["HOME", "ROOT", "Calling", "Client", "add_server", "browser", "connect", "eventually", "of_backend",
+           "trainers"]  # what tests use
 
 
 def pytest_collection_modifyitems(items):

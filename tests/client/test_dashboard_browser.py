@@ -1,33 +1,11 @@
 """The live page in a real browser: a run is started, its curve grows, cancel cancels; a filter and focus stay."""
 
-import os
-import shutil
-import subprocess
-
 import pytest
 from test_dashboard import ATTACK, Served, dsn_of
 
+from browser import problems, value
 from conftest import Calling, eventually
 from workload import ADAM, dense, last_run, load, make_data, selection
-
-webdriver = pytest.importorskip("selenium.webdriver", reason="not run: the page in a browser needs selenium")
-if not (shutil.which("chromium") and shutil.which("chromedriver")):
-    pytest.skip("not run: the page in a browser needs chromium and chromium-driver", allow_module_level=True)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    home = tmp_path_factory.mktemp("browser")
-    options = webdriver.ChromeOptions()
-    for option in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu",
-                   "--disable-background-networking", "--window-size=1200,1000", f"--user-data-dir={home}/profile"):
-        options.add_argument(option)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(shutil.which("chromedriver"), env={**os.environ, "HOME": str(home)},
-                                      log_output=subprocess.DEVNULL)
-    driver = webdriver.Chrome(options=options, service=service)
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +22,6 @@ def points(browser):
     """How many points the curves have that are drawn."""
     return browser.execute_script("return [...document.querySelectorAll('#curves-picture .curve')]"
                                   ".reduce((n, p) => n + p.getAttribute('d').split(/[ML]/).length - 1, 0)")
-
-
-def value(browser, script):
-    return browser.execute_script("return " + script)
-
-
-def problems(browser):
-    """What the browser complains of: errors of the script, and what the policy has kept out."""
-    return [line["message"] for line in browser.get_log("browser") if "Failed to load resource" not in line["message"]]
 
 
 def test_a_run_is_watched_and_cancelled(db, browser, page):
