@@ -88,7 +88,7 @@ class Session:
         """Hand the trainer a unit (its header), what differs between its models (a list of dicts), the model states and
         the pickles of the models' custom functions: {name: bytes} for each.
 
-        `states` gives (stage, bytes) for every part; none: start from the seed.
+        `states` gives (stage, bytes) for every part; none: start from the seed; None: `give` does, later.
 
         Adds to the header what follows from the trainer's cache: `sends_rows`, whether rows follow, and `epochs_sent`,
         how often they follow (they are sent for each epoch where they cannot be kept: for one model).
@@ -101,8 +101,10 @@ class Session:
                      "models": [{**model, "objects": list(own)} for model, own in zip(models, objects)]}
         trainer.send({"op": "unit", **self.unit}, *(data for own in objects for data in own.values()))
         self.taking = True
-        for stage, part in states:
-            self.give(stage, part)
+        if states is not None:
+            for stage, part in states:
+                self.give(stage, part)
+            self._end_states()
 
     def give(self, stage, part):
         """Send a part of a state; what follows the last one tells that it was the last."""

@@ -133,7 +133,7 @@ def make_optimizer(name, arguments):
         if isinstance(rate, Sequence):
             arguments["learning_rate"] = framework.per_batch.Rate(rate)
         elif isinstance(rate, Schedule):
-            arguments["learning_rate"] = framework.per_batch.schedule(rate)
+            arguments["learning_rate"] = _schedule(rate)
         optimizer_class = getattr(keras.optimizers, name)
         if decay:
             if rate is None:
@@ -142,6 +142,12 @@ def make_optimizer(name, arguments):
         return optimizer_class(**arguments)
     except Exception as error:
         raise ConfigurationError(f"Keras refuses the optimizer {name}: {first_line(error)}") from error
+
+
+def _schedule(described):
+    """The Keras object that a description (sequences.Schedule) is of; raises what Keras does."""
+    kind = getattr(keras.optimizers.schedules, described.name)
+    return kind(**{key: list(value) if isinstance(value, tuple) else value for key, value in described.config.items()})
 
 
 def make_scalars_variable(optimizer, scalars):

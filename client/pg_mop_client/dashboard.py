@@ -66,9 +66,9 @@ class Dashboard:
         number, head, data = self.snapshots.run(request.path_params["run"])
         found = {"number": str(number), "head": head}
         if request.query_params.get("have") != str(number):
-            chosen, pictures = self._chosen(data, request), None
-            if len(chosen) < len(data["configurations"]):
-                pictures = self.snapshots.some(request.path_params["run"], sorted(c["mst_key"] for c in chosen))
+            chosen = self._chosen(data, request)
+            keys = _keys(data, chosen)
+            pictures = None if keys is None else self.snapshots.some(request.path_params["run"], keys)
             found["view"] = viewing.view(data, chosen, _whole(request.query_params.get("page", "1"), "page"), pictures)
         return found
 
@@ -103,8 +103,7 @@ class Dashboard:
     def report(self, request):
         """The report of what is seen, a file."""
         run, (_, _, data) = self._run(request), self.snapshots.run(request.path_params["run"])
-        chosen = self._chosen(data, request)
-        keys = None if len(chosen) == len(data["configurations"]) else [c["mst_key"] for c in chosen]
+        keys = _keys(data, self._chosen(data, request))
         return _download(run.report(mst_keys=keys), "text/html", f"run_{run.run_id}.html")
 
     def leaderboard(self, request):
@@ -235,6 +234,11 @@ async def _body(request):
     if not isinstance(read, dict):
         raise ClientError("that is no JSON object")
     return read
+
+
+def _keys(data, chosen):
+    """The keys of the configurations that were chosen of a run's data; None: all were."""
+    return None if len(chosen) == len(data["configurations"]) else sorted(c["mst_key"] for c in chosen)
 
 
 def _wrong(status, message, hint=None):

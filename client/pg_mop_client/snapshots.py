@@ -58,11 +58,7 @@ class Snapshots:
 
     def run(self, run_id):
         """(number, head, data) of a run. Raises ClientError where the role may see no such run."""
-        with self._lock:
-            snapshot = self._runs.setdefault(run_id, Snapshot())
-            self._runs.move_to_end(run_id)
-            while len(self._runs) > MOST_RUNS:
-                self._runs.popitem(last=False)
+        snapshot = self._snapshot(run_id)
         with snapshot.lock:
             if time.monotonic() >= snapshot.looks_at:
                 try:
@@ -74,12 +70,10 @@ class Snapshots:
             return snapshot.number, snapshot.head, snapshot.data
 
     def some(self, run_id, keys):
-        """A run's data, as `run` gives them, for some of its configurations (a list of mst_key) alone."""
-        number, _, _ = self.run(run_id)
-        with self._lock:
-            snapshot = self._runs.setdefault(run_id, Snapshot())
+        """A run's data, as `run` has just given them, for some of its configurations (a list of mst_key) alone."""
+        snapshot = self._snapshot(run_id)
         with snapshot.lock:
-            kept = number, tuple(keys)
+            kept = snapshot.number, tuple(keys)
             if kept not in snapshot.some:
                 began = time.monotonic()
                 with self.engine.connect() as connection:
@@ -87,6 +81,14 @@ class Snapshots:
                 snapshot.reads_at = max(snapshot.reads_at, self._after(began))
                 snapshot.some = {**dict([*snapshot.some.items()][-MOST_FILTERS + 1:]), kept: found}
             return snapshot.some[kept]
+
+    def _snapshot(self, run_id):
+        with self._lock:
+            snapshot = self._runs.setdefault(run_id, Snapshot())
+            self._runs.move_to_end(run_id)
+            while len(self._runs) > MOST_RUNS:
+                self._runs.popitem(last=False)
+            return snapshot
 
     def _report(self, connection, run_id, keys=None):
         return json.loads(connection.execute(

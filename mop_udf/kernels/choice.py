@@ -45,8 +45,8 @@ class Learned:
     def correct(self, kernel, before, speedup):
         """What was learned of a kernel, the speed-up `before`, is better known now."""
         self.note(kernel, speedup, self.compile_seconds[kernel])
-        others = self.speedup[kernel] if self.speedup[kernel] < before else speedup
-        self.speedup[kernel] = min(others, speedup)
+        least = self.speedup[kernel]
+        self.speedup[kernel] = min(least, speedup) if least < before else speedup
 
 
 @dataclass

@@ -38,8 +38,7 @@ class Chosen:
         key = (batch_size, forced)
         if key not in self.choices:
             self.choices[key] = Choice(self.learned, forced, self.convolutional, framework.has_gpu(),
-                                       f"{self.name} {batch_size}",
-                                       refused=self.refused)
+                                       f"{self.name} {batch_size}", refused=self.refused)
         return self.choices[key]
 
     def train(self, chunks, rows, batch_size, inputs, class_weight=None, most=None, left=1, run_left=1,

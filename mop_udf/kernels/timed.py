@@ -9,11 +9,27 @@ ENOUGH = 0.05       # seconds after which a call has been timed well enough
 
 
 class Timed:
-    """A loop, of which a subclass says how it trains on batches: `_run(data, batch_size, start, stop)`."""
+    """A loop, of which a subclass says how it trains on batches: `_run(data, batch_size, start, stop)`, by `functions`,
+    which it makes by `_function(data, batch_size)` for what `_key(data, batch_size)` tells apart."""
 
     def __init__(self):
+        self.functions = {}     # what it is compiled for -> the loop
         self.warm = set()       # batch sizes that have run: libraries prepare themselves for each
         self.compilations = 0
+
+    def knows(self, data, batch_size):
+        """True where the loop for such data has been compiled."""
+        return self._key(data, batch_size) in self.functions
+
+    def _compile(self, data, batch_size):
+        """Make the loop for such data, without training. Raises whatever hinders it."""
+        key = self._key(data, batch_size)
+        self.functions[key] = self._function(data, batch_size)
+        try:
+            self._run(data, batch_size, 0, 0)
+        except BaseException:
+            del self.functions[key]
+            raise
 
     def probe(self, data, batch_size, start, stop):
         """Train on some of the batches `start` to `stop`: (batches done, seconds of one).
@@ -51,3 +67,14 @@ class Timed:
 def piece_rows(row_bytes, batch_size):
     """The rows of a piece: a whole number of batches, whatever rows there are."""
     return batch_size * max(1, min(PIECE_BATCHES, PIECE_BYTES // max(1, batch_size * row_bytes)))
+
+
+def pieces(start, stop, length):
+    """Batches `start` to `stop` in pieces of `length`: the first batch of each piece, and from where to where in it to
+    train; one piece where there are none."""
+    while True:
+        first = start // length * length
+        end = min(stop, first + length)
+        yield first, start - first, end - first
+        if (start := end) >= stop:
+            return

@@ -193,7 +193,7 @@ class Database:
         name = "$1" if self.has("to_regclass", "text") else "pg_catalog.textout($1)"  # it took a cstring
         return self.value(f"SELECT pg_catalog.to_regclass({name})::pg_catalog.oid", ["pg_catalog.text"], [quoted])
 
-    def check_engine(self, what="this"):
+    def check_engine(self, what):
         """Raises MopError on Greenplum, whose segments have processes of their own: `what` does not work there yet."""
         if self.has_segments:
             raise MopError(f"{what} is not supported on Greenplum yet", sqlstate="0A000",
@@ -466,12 +466,20 @@ def _parse_ident(text):
             for name in re.findall(rf"{part}(?:\.|$)", text)]
 
 
-def sql_function(function, commits=False, on_segments=False):
+def raising(plpy, function, *arguments):
+    """What `function(*arguments)` gives; its MopError becomes an error of PostgreSQL's."""
+    try:
+        return function(*arguments)
+    except MopError as error:
+        problem = error
+    raise_error(plpy, problem.message, problem.sqlstate, problem.detail)
+
+
+def sql_function(function, commits=False):
     """Make `function(db, *args)` callable from an SQL shim as ``function(plpy, *args)``.
 
     MopError becomes a PostgreSQL error with its DETAIL and HINT, prefixed by the function's name as in MADlib.
-    `commits`: the shim is a procedure's, which ends its transaction at every tick. `on_segments`: it works on packed
-    tables or models, which some servers cannot.
+    `commits`: the shim is a procedure's, which ends its transaction at every tick.
     """
 
     @functools.wraps(function)
@@ -481,8 +489,6 @@ def sql_function(function, commits=False, on_segments=False):
             if commits:
                 _begin_procedure(db)
             with db.pinned_path():
-                if on_segments:
-                    db.check_engine()
                 result = function(db, *args)
             if commits:
                 db.commit()
@@ -497,8 +503,7 @@ def sql_function(function, commits=False, on_segments=False):
     return shim
 
 
-segment_function = functools.partial(sql_function, on_segments=True)
-sql_procedure = functools.partial(segment_function, commits=True)
+sql_procedure = functools.partial(sql_function, commits=True)
 
 
 def _begin_procedure(db):

@@ -12,7 +12,7 @@ import numpy as np
 
 from mop_udf import compile_cache
 from mop_udf.kernels.on_jax.step import Step
-from mop_udf.kernels.timed import Timed, piece_rows
+from mop_udf.kernels.timed import Timed, piece_rows, pieces
 
 
 class Loop(Timed):
@@ -22,25 +22,16 @@ class Loop(Timed):
 
     def __init__(self, model):
         super().__init__()
-        self.model, self.functions = model, {}  # what it is compiled for -> the loop
+        self.model = model
 
     def compile(self, data, batch_size):
         """Make the loop for such data, without training; seconds that it took. Raises whatever hinders it."""
-        began, key = time.monotonic(), self._key(data, batch_size)
-        self.functions[key] = self._function(batch_size)
-        try:
-            self._run(data, batch_size, 0, 0)
-        except BaseException:
-            del self.functions[key]
-            raise
+        began = time.monotonic()
+        self._compile(data, batch_size)
         self.compilations += 1
         if cache := compile_cache.own():
             cache.tidy()
         return time.monotonic() - began
-
-    def knows(self, data, batch_size):
-        """True where the loop for such data has been compiled."""
-        return self._key(data, batch_size) in self.functions
 
     def _key(self, data, batch_size):
         return batch_size, tuple((a.dtype, a.shape[1:]) for a in keras.tree.flatten(data))
@@ -49,16 +40,11 @@ class Loop(Timed):
         """Train on batches `start` to `stop`; on none, it compiles."""
         function = self.functions[self._key(data, batch_size)]
         rows = piece_rows(sum(a[:1].nbytes for a in keras.tree.flatten(data)), batch_size)
-        length = rows // batch_size
-        while True:
-            first = start // length * length
-            end = min(stop, first + length)
+        for first, begin, end in pieces(start, stop, rows // batch_size):
             function(keras.tree.map_structure(lambda a, at=first * batch_size: _rows(a, at, rows), data),
-                     np.int32(start - first), np.int32(end - first))
-            if (start := end) >= stop:
-                return
+                     np.int32(begin), np.int32(end))
 
-    def _function(self, batch_size):
+    def _function(self, data, batch_size):
         def loop(step, state, data, start, stop):
             def body(i, state):
                 return step(state, keras.tree.map_structure(

@@ -60,9 +60,3 @@ class SequencedScalar(Scalar):
         self._sequence = _Sequence(sequence)
         self.assign, self.numbers = self._sequence.assign, self._sequence.numbers
         super().__init__(sequence.at(0), lambda: self._sequence.value(optimizer._iterations.value))
-
-
-def schedule(described):
-    """The Keras object that a description (sequences.Schedule) is of; raises what Keras does."""
-    kind = getattr(keras.optimizers.schedules, described.name)
-    return kind(**{key: list(value) if isinstance(value, tuple) else value for key, value in described.config.items()})

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 
 from mop_udf import compile_cache
-from mop_udf.kernels.timed import Timed, piece_rows
+from mop_udf.kernels.timed import Timed, piece_rows, pieces
 
 # what comes of a file of XLA's cache that is damaged or cannot be written (else it would mean the model)
 OF_CACHE = (tf.errors.OutOfRangeError, tf.errors.DataLossError, tf.errors.PermissionDeniedError,
@@ -37,7 +37,6 @@ class Loop(Timed):
         """`name`: equal for models that are compiled alike, in all trainers."""
         super().__init__()
         self.model, self.jit_compile, self.name = model, jit_compile, name
-        self.functions = {}     # signature -> the compiled loop
 
     def compile(self, data, batch_size):
         """Make the loop for such data, without training; seconds that it took. Raises whatever hinders it."""
@@ -59,19 +58,6 @@ class Loop(Timed):
         self.compilations += 1
         return time.monotonic() - began
 
-    def _compile(self, data, batch_size):
-        key = self._key(data, batch_size)
-        self.functions[key] = self._function(data, batch_size)
-        try:
-            self._run(data, batch_size, 0, 0)
-        except BaseException:
-            del self.functions[key]
-            raise
-
-    def knows(self, data, batch_size):
-        """True where the loop for such data has been compiled."""
-        return self._key(data, batch_size) in self.functions
-
     def _run(self, data, batch_size, start, stop):
         """Train on batches `start` to `stop`; on none, it compiles."""
         function = self.functions[self._key(data, batch_size)]
@@ -83,14 +69,9 @@ class Loop(Timed):
             call(data, start, stop)
             return
         rows = self._piece_rows(data, batch_size)
-        length = rows // batch_size
-        while True:
-            first = start // length * length
-            end = min(stop, first + length)
+        for first, begin, end in pieces(start, stop, rows // batch_size):
             piece = tf.nest.map_structure(functools.partial(_rows, first=first * batch_size, count=rows), data)
-            call(piece, start - first, end - first)
-            if (start := end) >= stop:
-                return
+            call(piece, begin, end)
 
     @staticmethod
     def _piece_rows(data, batch_size):

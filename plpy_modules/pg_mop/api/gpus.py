@@ -2,9 +2,8 @@
 
 import subprocess
 
-from mop_udf.errors import raise_error
 from pg_mop import program
-from pg_mop.database import MopError, sql_function
+from pg_mop.database import MopError, raising, sql_function
 from pg_mop.engines import greenplum
 
 
@@ -36,8 +35,4 @@ def descriptions(source):
 
 def gpus_here(plpy, source):
     """The same as SQL's, on a segment."""
-    try:
-        return descriptions(source)
-    except MopError as error:
-        problem = error
-    raise_error(plpy, problem.message, problem.sqlstate, problem.detail)
+    return raising(plpy, descriptions, source)

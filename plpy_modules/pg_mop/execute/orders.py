@@ -61,10 +61,12 @@ class Orders:
     kernels: dict = field(default_factory=dict)  # of a replay: unit -> the kernel that it used
     finite: bool = True     # losses and metrics must be
 
-    def trainer(self, place):
-        """The options of the trainer at a place."""
+    def trainer(self, place, segment=None):
+        """The options of the trainer at a place; on Greenplum it is where a Segment is, at first that which comes first
+        there."""
         options, info = self.options, self.server(place).info
-        served = [self.segments[key].place for key in self.board.served(place)]
+        segment = segment or next((self.segments[key] for key in self.board.served(place)), None)
+        there = {} if segment is None or segment.place is None else {"place": segment.place}
         gpus = info["gpus"] if self.use_gpus and not options["trainers"] else 0
         beside = sum(self.board.server(p) == self.board.server(place) for p in self.board.places)
         return {"threads": options["threads"] or max(1, info["cores"] // max(1, beside)),
@@ -72,7 +74,7 @@ class Orders:
                 "memory_mb": options["trainer_memory_mb"], "model_mb": options["max_model_mb"], "idle_ms": 0,
                 "nursery_ms": options["nursery_idle_timeout"],
                 "compile_cache_mb": options["compile_cache_mb"], "gpu": place % gpus if gpus else None,
-                "trainers": options["trainers"], "use_gpus": self.use_gpus, **_at(*served[:1])}
+                "trainers": options["trainers"], "use_gpus": self.use_gpus, **there}
 
     def describe(self, units, place):
         """What a worker session needs to know of units that it does together, on one segment."""
@@ -81,7 +83,7 @@ class Orders:
         segment = self.segments[unit.dataset, unit.segment].on(server.name)
         aggregate = f"{server.schema}.mop_sub_epoch"
         return {
-            "options": {**self.trainer(place), **_at(segment.place)}, "seed": self.seed,
+            "options": self.trainer(place, segment), "seed": self.seed,
             "same_start": self.options["same_start"] or self.replicas is not None, "replicas": self.replicas_of(unit),
             "table": packed.text, "fingerprint": segment.fingerprint,
             "fingerprint_sql": segment.fingerprint_sql,
@@ -134,8 +136,3 @@ class Orders:
     def _dataset_key(self, dataset, segment):
         """Names a segment's very rows, so that a warm trainer's cache serves the next call too."""
         return f"{self.packed[dataset].table.oid}/{segment.key}/{segment.fingerprint}"
-
-
-def _at(place=None):
-    """The option of a trainer that is at a place of Greenplum's segments."""
-    return {} if place is None else {"place": place}

@@ -9,7 +9,7 @@ import json
 from mop_udf import aggregate, params
 from mop_udf.errors import raise_error
 from pg_mop import settings
-from pg_mop.database import MopError
+from pg_mop.database import raising
 from pg_mop.limits import Limits
 
 
@@ -172,13 +172,10 @@ def at_room(plpy, options, dataset, nbytes, keep):
 def at_start(plpy, options, limits, look_again):
     """Start the trainer of this process, unless it runs."""
     holder = aggregate.session(plpy)
-    try:
-        with aggregate.failures_as_sql(plpy, holder):
-            holder.start_trainer(_on_own_gpu(plpy, json.loads(options)), Told(plpy, json.loads(limits)), look_again)
-            return True
-    except MopError as error:
-        problem = error
-    raise_error(plpy, problem.message, problem.sqlstate, problem.detail)
+    with aggregate.failures_as_sql(plpy, holder):
+        raising(plpy, holder.start_trainer, _on_own_gpu(plpy, json.loads(options)), Told(plpy, json.loads(limits)),
+                look_again)
+    return True
 
 
 def _on_own_gpu(plpy, options):
@@ -199,7 +196,7 @@ def at_begin(plpy, text):
                          "current_user")[0]["rolsuper"]):
         raise_error(plpy, "only a superuser may use callbacks", aggregate.CONFIGURATION_FAILED)
     with aggregate.failures_as_sql(plpy, holder):
-        holder.begin(given["unit"], given["models"], (), [{} for _ in given["models"]])
+        holder.begin(given["unit"], given["models"], None, [{} for _ in given["models"]])
     return json.dumps({name: holder.unit[name] for name in ("sends_rows", "epochs_sent")})
 
 

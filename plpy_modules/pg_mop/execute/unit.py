@@ -12,7 +12,7 @@ import time
 from mop_udf import aggregate, params
 from mop_udf.errors import raise_error
 from pg_mop import object_table
-from pg_mop.database import Database, MopError, extension_schema, finite_json, quote_identifier
+from pg_mop.database import Database, MopError, extension_schema, finite_json, quote_identifier, raising
 from pg_mop.execute.trainers import put_state, trainer_at
 from pg_mop.inference.model import Model
 
@@ -21,16 +21,7 @@ def start_trainer(plpy, options):
     """Start this session's trainer, which imports Keras while the coordinator still plans."""
     holder, options = aggregate.session(plpy), json.loads(options)
     trainer = trainer_at(holder, _schema(plpy, holder), options.get("place"))
-    _limited(plpy, trainer.start, options, True)
-
-
-def _limited(plpy, start, *arguments):
-    """What `start` gives, whose MopError becomes an error of PostgreSQL's."""
-    try:
-        return start(*arguments)
-    except MopError as error:
-        problem = error
-    raise_error(plpy, problem.message, problem.sqlstate, problem.detail)
+    raising(plpy, trainer.start, options, True)
 
 
 def _schema(plpy, holder):
@@ -83,8 +74,8 @@ class _Work:
             self.predict(found[0])
             return
         objects = [_rights(self.plpy, unit["object_table"], model) for model in found]
-        keeps = _limited(self.plpy, self.trainer.begin, unit["options"], unit["dataset_key"], unit["bytes"],
-                         unit["keep"])
+        keeps = raising(self.plpy, self.trainer.begin, unit["options"], unit["dataset_key"], unit["bytes"],
+                        unit["keep"])
         # rows that cannot be kept are read for each training anew
         parts = [slice(None)] if keeps or not self.train else [slice(n, n + 1) for n in range(len(found))]
         for these in parts:
@@ -122,7 +113,7 @@ class _Work:
         # (numpy is not for sessions that only train)
         from pg_mop.inference.prediction import Choice, Reader, in_pieces, predictions
         unit, told, began = self.unit, self.unit["predict"], time.monotonic()
-        _limited(self.plpy, self.trainer.start, unit["options"])
+        raising(self.plpy, self.trainer.start, unit["options"])
         trainer, db = self.holder.trainer, Database(self.plpy, extension_schema(self.plpy))
         try:
             with db.pinned_path():

@@ -84,7 +84,7 @@ class Ranked(Scheduler):
 
     def may_train(self, stage, segments):
         """These visits of a stage may be done from now on, whenever it is idle."""
-        rank, key = self.rank(stage), self.alike(stage.number)
+        rank, key = self.rank(stage), self.alike(stage.number) if self.WARM or self.homes else None
         for segment in segments:
             entry = (rank, self.random.random(), stage.number)
             heappush(self.lanes.setdefault((segment, "at", self.homes.get(key)), []), entry)
@@ -146,16 +146,12 @@ class Ranked(Scheduler):
     def train(self, place):
         """The visit of the least rank; of stages that are kept for other places only where there is nothing else."""
         segments = self.board.served(place, "training")
-        unit = self.least(place, self._lanes(place, segments))
-        if unit is None and self.board.anywhere:
-            unit = self.least(place, [((segment, "at", home), segment) for segment in segments
-                                      for home in sorted(set(self.homes.values()) - {place})])
-        return unit
+        return self._least_of(place, segments, (None, place)) or (
+            self._least_of(place, segments, sorted(set(self.homes.values()) - {place})) if self.homes else None)
 
-    def _lanes(self, place, segments):
-        """Those of what has its home at a place, or none yet, for `least`."""
-        return [((segment, "at", home), segment) for segment in segments
-                for home in ((None, place) if self.board.anywhere else (None,))]
+    def _least_of(self, place, segments, homes):
+        """The visit of the least rank of what has one of these homes (None: none yet)."""
+        return self.least(place, [((segment, "at", home), segment) for segment in segments for home in homes])
 
     def is_at_home(self, number, place):
         """True unless a stage's compiled model is at home elsewhere."""
@@ -165,7 +161,7 @@ class Ranked(Scheduler):
         unit = super().following(place, segment)
         if unit is None and not (self.evaluation(place) or self.before_all(place) or self.kept(place)):
             # what it serves besides is no better: of those whose turn it is, one that is on this segment, too
-            wanted, other = self.least(place, self._lanes(place, [segment])), self.train(place)
+            wanted, other = self._least_of(place, [segment], (None, place)), self.train(place)
             if (wanted is not None and self._turn(wanted) <= self._turn(other)
                     and self.board.reserved(wanted.stage) in (None, place)):
                 return wanted
@@ -199,7 +195,7 @@ class Ranked(Scheduler):
             rank, tie, number = heap[0]
             if not board.may_train(number, segment):
                 heappop(heap)
-            elif lane[1:] == ("at", None) and (home := self.homes.get(self.alike(number))) is not None:
+            elif self.homes and lane[1:] == ("at", None) and (home := self.homes.get(self.alike(number))) is not None:
                 heappush(self.lanes.setdefault((segment, "at", home), []), heappop(heap))
             elif board.is_running(number):
                 heappop(heap)
