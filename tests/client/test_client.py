@@ -1,10 +1,13 @@
 """The client as people use it: the README's example, its results, models, pictures and bridges, and what goes wrong."""
 
+import io
 import json
+import pathlib
 import re
 import signal
 import threading
 import warnings
+import zipfile
 
 import numpy
 import pandas
@@ -416,7 +419,18 @@ def test_mlflow_has_parameters_metrics_and_the_model(run, tmp_path, monkeypatch)
     parent = run.log_to_mlflow()
     found = mlflow.search_runs(experiment_names=["pg_mop"], filter_string=f"tags.mlflow.parentRunId = '{parent}'")
     assert len(found) == 4 and set(found["params.optimizer"]) == {"Adam", "SGD"}
-    assert found["metrics.validation accuracy"].max() == pytest.approx(run.best()["validation accuracy"], rel=1e-5)
+    best = run.best()
+    assert found["metrics.validation accuracy"].max() == pytest.approx(best["validation accuracy"], rel=1e-5)
+    client, key = mlflow.MlflowClient(), str(best["mst_key"])
+    nested, = found.loc[found["tags.mst_key"] == key, "run_id"]
+    curve = run.metrics().query(f"mst_key == {key} and dataset == 'training' and name == 'loss'")
+    logged = {m.step: m.value for m in client.get_metric_history(nested, "training loss")}
+    assert logged == pytest.approx(dict(zip(curve.iteration, curve.value)), rel=1e-6)
+    model = pathlib.Path(client.download_artifacts(nested, f"model_{key}.keras", str(tmp_path)))
+    with zipfile.ZipFile(model) as logged, zipfile.ZipFile(io.BytesIO(run.export(best["mst_key"]))) as made:
+        assert logged.read("config.json") == made.read("config.json")
+        assert logged.read("model.weights.h5") == made.read("model.weights.h5")
+    assert [a.path for a in client.list_artifacts(parent)] == ["report.html"]
 
 
 def test_a_package_that_is_not_there_is_named(run, monkeypatch, tmp_path):

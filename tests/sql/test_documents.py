@@ -1,23 +1,30 @@
 """The documents' SQL runs as it stands, in psql; the errors that they explain are those that come."""
 
+import contextlib
+import os
 import re
 import subprocess
 
 import pytest
 
-from conftest import ROOT, Calling, eventually
-from workload import ADAM, is_under_way, layer, selection, sequential
+from cluster import Cluster
+from conftest import ROOT, Calling, Client, eventually
+from workload import ADAM, is_under_way, layer, load, selection, sequential
+
+
+def in_psql(sql, host, port, database, user="postgres", password=None):
+    """(exit status, what psql says)."""
+    found = subprocess.run(["psql", "-XqvON_ERROR_STOP=1", "-h", host, "-p", str(port), "-U", user, "-d", database],
+                           input=sql, capture_output=True, text=True,
+                           env={**os.environ, **({"PGPASSWORD": password} if password else {})})
+    return found.returncode, found.stdout + found.stderr
 
 
 @pytest.fixture(scope="module")
 def psql(db):
     """psql on some SQL: (exit status, what it says)."""
-    def run(sql, database=None):
-        to = db.connection.info
-        found = subprocess.run(["psql", "-XqvON_ERROR_STOP=1", "-h", to.host, "-p", str(to.port), "-U", "postgres",
-                                "-d", database or to.dbname], input=sql, capture_output=True, text=True)
-        return found.returncode, found.stdout + found.stderr
-    return run
+    to = db.connection.info
+    return lambda sql, database=None: in_psql(sql, to.host, to.port, database or to.dbname)
 
 
 def blocks(name, language="sql"):
@@ -158,3 +165,60 @@ def test_sequences_procedures_and_limits_run_as_the_documents_have_them(psql, re
     assert reader.value("SELECT min(array_length(training_loss, 1)) FROM models_info") == 1
     shown(psql, "".join(blocks("docs/security.md")) + "SELECT 'sessions: ' || sessions FROM madlib.mop_limit;"
                 "DELETE FROM madlib.mop_limit")
+
+
+# --- several servers, as docs/servers.md sets them up -----------------------------------------------------------
+ROWS = """
+CREATE TABLE data.digits AS SELECT i AS id, i % 3 AS label, array_fill((i % 3)::real, ARRAY[6, 6]) AS pixels
+FROM generate_series(1, 90) AS i"""
+NEW = "CREATE TABLE data.new_digits (id bigint, pixels real[])"
+
+
+def test_several_servers_run_as_the_document_has_them():
+    begin, there, pack, copies, predict, _citus, _greenplum, straight, _ray = blocks("docs/servers.md")
+    with contextlib.ExitStack() as stack:
+        here, *workers = clusters = [stack.enter_context(Cluster(max_connections=40)) for _ in range(4)]
+
+        def run(cluster, sql, user="postgres"):
+            password = {"postgres": "secret", "analyst": "..."}[user]
+            status, text = in_psql(sql, "127.0.0.1", cluster.port, "mop", user, password)
+            assert status == 0, (sql, text)
+            return text
+
+        for cluster in clusters:
+            with contextlib.closing(Client(cluster, "postgres")) as client:
+                client.run("CREATE DATABASE mop")
+            cluster.passwords("secret")
+            run(cluster, begin)
+        extension, *server = there.splitlines(keepends=True)
+        run(here, extension + next(block for block in blocks("README.md") if block.startswith("CREATE SERVER")))
+        for number, worker in enumerate(workers, 1):
+            run(here, "".join(server).replace("w1.example.com", "127.0.0.1").replace("5432", str(worker.port))
+                .replace("w1", f"w{number}"))
+        run(here, "CREATE SCHEMA analyst AUTHORIZATION analyst")
+        with contextlib.closing(Client(here, "mop", "analyst", "...")) as analyst:
+            analyst.run(ROWS)
+            load(analyst, "arch", NET)
+            selection(analyst, "mst", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.01, 0.02, 0.03)])
+            run(here, pack, "analyst")
+            where = ("SELECT string_agg(DISTINCT srvname, ' ' ORDER BY srvname) FROM pg_foreign_table "
+                     "JOIN pg_foreign_server s ON s.oid = ftserver")
+            assert analyst.value(where) == "w1 w2" and analyst.value("SELECT count(*) FROM models") == 3
+            parent, of_w1 = predict[:predict.index("CREATE FOREIGN")], predict[predict.index("CREATE FOREIGN"):]
+            of_w1, call = of_w1.split(";   -- and so on\n")
+            for worker in workers[:2]:
+                run(worker, "CREATE TABLE data.new_digits (id bigint, pixels real[])", "analyst")
+            run(here, parent + of_w1 + ";" + of_w1.replace("digits_1", "digits_2").replace("REMAINDER 0", "REMAINDER 1")
+                .replace("w1", "w2") + "; INSERT INTO data.new_digits SELECT id, pixels FROM data.digits", "analyst")
+            run(here, call, "analyst")
+            assert analyst.value("SELECT count(*) FROM predictions JOIN data.digits USING (id)") == 90
+            # the coordinator's superuser gives the servers one another; a password it does not hand on
+            for number in (1, 2, 3):
+                run(here, f"CREATE USER MAPPING FOR postgres SERVER w{number} OPTIONS (user 'postgres', "
+                          "password 'secret')")
+            assert run(here, straight).count('ALTER USER MAPPING FOR "analyst"') == 6
+            analyst.run("DROP FOREIGN TABLE data.new_digits_1, data.new_digits_2; "
+                        "SELECT madlib.mop_drop_packed('data.digits_packed'); "
+                        "DROP TABLE models, models_info, models_summary")
+            run(here, copies, "analyst")
+            assert analyst.value(where) == "w1 w2 w3" and analyst.value("SELECT count(*) FROM models") == 3
