@@ -84,8 +84,14 @@ class CompileCache:
                 total -= size
 
     def clear(self):
-        """Remove what has been compiled. True where anything was."""
-        return sum(_remove(entry.path) for entry in self._entries() if not entry.name.endswith(".json")) > 0
+        """Remove what has been compiled; what was measured stays. True where anything was removed."""
+        removed = 0
+        for entry in self._entries():
+            if entry.name.endswith(".json"):
+                self._write(entry.path, self._read(entry.path)[0], {})
+            else:
+                removed += _remove(entry.path)
+        return removed > 0
 
     def _entries(self):
         try:
@@ -98,31 +104,35 @@ class CompileCache:
         either is None where nobody has."""
         return {kernel: tuple(statistics.median(values) if (values := [v for v in own if v is not None]) else None
                               for own in zip(*measured))
-                for kernel, measured in self._read(architecture)[0].items()}
+                for kernel, measured in self._read(self._name(architecture))[0].items()}
 
     def compiled(self, architecture):
         """{what was compiled: (seconds that it took last, how often it was)}, by digests of the texts that were noted:
         once more it is read from here, unless it has been removed since."""
-        return self._read(architecture)[1]
+        return self._read(self._name(architecture))[1]
 
     def note(self, architecture, kernel, speedup, compile_seconds, compiled=None):
         """Keep a measurement; `compiled`: a text, equal for what is compiled alike, where it just was."""
-        measured, seconds = self._read(architecture)
+        measured, seconds = self._read(self._name(architecture))
         measured[kernel] = [*measured.get(kernel, []), [speedup, compile_seconds]][-KEPT:]
         if compiled is not None:
             _, often = seconds.pop(digest(compiled), (None, 0))
             seconds[digest(compiled)] = compile_seconds, often + 1
+        self._write(self._name(architecture), measured, dict([*seconds.items()][-COMPILED:]))
+
+    def _write(self, path, measured, seconds):
         try:
             with tempfile.NamedTemporaryFile("w", dir=self.path, suffix=".new", delete=False) as file:
-                json.dump({"measured": measured, "compiled": dict([*seconds.items()][-COMPILED:])}, file)
-            os.replace(file.name, self._name(architecture))
+                json.dump({"measured": measured, "compiled": seconds}, file)
+            os.replace(file.name, path)
         except OSError:
             pass
 
-    def _read(self, architecture):
+    @staticmethod
+    def _read(path):
         """({kernel: [[speed-up or None, seconds], ...]}, what `compiled` gives)."""
         try:
-            with open(self._name(architecture)) as file:
+            with open(path) as file:
                 found = json.load(file)
             return ({str(kernel): [[None if s is None else float(s), float(c)] for s, c in measured]
                      for kernel, measured in found["measured"].items() if measured},

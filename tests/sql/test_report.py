@@ -101,7 +101,9 @@ def test_a_report_of_some_configurations_has_what_they_share_with_others(db, run
         assert sum(bar[6] for bar in data["bars"]) == (12 if keys else 0), "2 x (2 units trained, 4 evaluated), once"
         assert {key for node in data["stages"] for key in node["keys"]} == set(keys)
     assert sum(bar[6] for bar in whole["bars"]) == 24
-    assert "2 of 3 configurations" in db.value("SELECT madlib.mop_report(%s, 'html', '{3,1,99}')", [shared])
+    assert "2 of 3 configurations" in db.value("SELECT madlib.mop_report(%s, 'html', '{3,1}')", [shared])
+    error = db.error("SELECT madlib.mop_report(%s, 'html', '{3,99,1,NULL}')", [shared])
+    assert f"run {shared} has no configuration 99, NULL" in str(error) and "mop_trials" in error.diag.message_hint
 
 
 @pytest.mark.slice

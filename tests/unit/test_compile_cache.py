@@ -102,8 +102,9 @@ def test_what_has_been_compiled_is_cleared_and_what_is_known_stays(tmp_path):
     cache = CompileCache(tmp_path, 1 << 20)
     assert not cache.clear()
     (tmp_path / "net.pb").touch()
-    cache.note("net", "xla", 2.0, 0.1)
-    assert cache.clear() and not cache.clear() and cache.known("net")
+    cache.note("net", "xla", 2.0, 0.1, "text")
+    assert cache.compiled("net")
+    assert cache.clear() and not cache.clear() and cache.known("net") and not cache.compiled("net")
 
 
 TRAIN = """

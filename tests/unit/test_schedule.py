@@ -207,6 +207,34 @@ def test_where_any_place_does_all_segments_most_is_compiled_in_one(name, models,
         assert compiled[True] <= 0.75 * compiled[False], compiled
 
 
+@pytest.mark.parametrize("name", [name for name, kind in SCHEDULERS.items() if kind.ANYWHERE])
+def test_what_was_compiled_at_places_that_have_gone_finds_a_home_anew(name):
+    models, segments, after, lasting = 8, 4, set(), []
+    for seed in range(6):
+        board = board_of(models * 2, segments, 6)
+        board.anywhere = True
+        board.serve(range(segments))
+        alike = {number: min(stage.trials) % models for number, stage in board.plan.stages.items()}
+        scheduler = SCHEDULERS[name](board, seed, alike.get)
+        for _ in range(4):
+            for running in lasting:
+                board.finish(running)
+            lasting = []
+            for place in range(segments):
+                lasting.append(scheduler.choose(place))
+                board.start(lasting[-1])
+        assert set(scheduler.homes.values()) == {0, 1, 2, 3}
+        board.serve(range(2))
+        assert set(scheduler.homes.values()) == {0, 1}
+        for unit in lasting:  # at work meanwhile
+            board.finish(unit)
+        lasting = []
+        visits = simulate(board, scheduler, lambda unit: 1.0)
+        assert board.done and len(visits) == models * 2 * segments * 6 - 4 * segments
+        after |= {(seed, alike[v.unit.stage], v.place) for v in visits}
+    assert len(after) <= 0.75 * 6 * models * 2, len(after)
+
+
 def test_what_would_come_is_asked_for_without_a_trace():
     board = board_of(4, 1, 1)
     alike = {1: "a", 2: "b", 3: "a", 4: "b"}.get

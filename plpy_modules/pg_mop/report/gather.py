@@ -8,7 +8,7 @@ import math
 import re
 
 from pg_mop import __version__
-from pg_mop.database import quote_literal
+from pg_mop.database import MopError, quote_literal
 from pg_mop.report.parameters import flat, varied
 from pg_mop.report.stages import tree
 from pg_mop.search.goals import goal
@@ -49,7 +49,7 @@ def gather(db, run_id, repeated=(), mst_keys=None):
     """The report's data of a run that the role may see; None where there is none.
 
     `repeated`: names of the settings that decide what is computed. `mst_keys`: the configurations that it tells of,
-    with the ranks that they have among all; None: all.
+    with the ranks that they have among all; None: all. Raises MopError where one is not the run's.
     """
     schema = db.extension
     run = db.one(f"SELECT r.*, extract(epoch FROM coalesce(finished_at, clock_timestamp()) - started_at)::float8 AS "
@@ -70,6 +70,10 @@ def gather(db, run_id, repeated=(), mst_keys=None):
     data["all"] = len(data["configurations"])
     if mst_keys is not None:
         chosen = set(mst_keys)
+        if unknown := chosen - {c["mst_key"] for c in data["configurations"]}:
+            raise MopError(f"run {run_id} has no configuration "
+                           + ", ".join(sorted("NULL" if key is None else str(key) for key in unknown)),
+                           hint=f"SELECT mst_key, status FROM {schema}.mop_trials WHERE run_id = {run_id};")
         data["configurations"] = [c for c in data["configurations"] if c["mst_key"] in chosen]
     _curves(db, schema, run_id, data)
     _sessions(db, run, data, mst_keys)

@@ -91,12 +91,24 @@ class Ranked(Scheduler):
             if self.WARM and key is not None:
                 heappush(self.lanes.setdefault((segment, "like", key), []), entry)
 
+    def served(self, places):
+        """These places are there from now on. What was at home elsewhere has none any more."""
+        gone = set(self.homes.values()) - set(places)
+        self.homes = {key: home for key, home in self.homes.items() if home not in gone}
+        moved = {lane: (lane[0], "at", None) for lane in self.lanes if lane[1] == "at" and lane[2] in gone}
+        for lane, to in moved.items():
+            for entry in self.lanes.pop(lane):
+                heappush(self.lanes.setdefault(to, []), entry)
+        if moved:
+            self.aside = {number: [(moved.get(lane, lane), tie) for lane, tie in entries]
+                          for number, entries in self.aside.items()}
+
     def idle(self, stage):
         """A stage that may train is not at work any more."""
         if entries := self.aside.pop(stage.number, None):
             rank = self.rank(stage)
             for lane, tie in entries:
-                heappush(self.lanes[lane], (rank, tie, stage.number))
+                heappush(self.lanes.setdefault(lane, []), (rank, tie, stage.number))
 
     def may_evaluate(self, stage, keys):
         """A stage may be evaluated on these from now on."""

@@ -62,13 +62,13 @@ class Board:
         self._servers = at + [server for server in self._all if server not in at]  # of the places, by number
         # what others have found out about a dataset must be known to who evaluates its last segment
         self.last_alone = len(self._all) > 1
+        self._watchers = []
         self.serve(place for place in range(len(self._servers)) if self._servers[place] in self.servers)
         self._works = {}        # stage number -> _Work
         self.left = {}          # stage number -> Stage: wanted, not ended
         self.idle = set()       # numbers of the stages that may be trained and are not at work
         self._due = {key: {} for key in self.datasets}  # -> {stage number: None}, of the evaluations to be begun
         self._reserved, self._kept = {}, {}  # stage number -> place, and back
-        self._watchers = []
         self._wanted = {}       # stage number -> (key, passes) as counted
         self._key_of, self._passes_of = (lambda stage: None), (lambda stage: 1)
         self._asked, self._passed = Counter(), Counter()  # passes, by key; by (key, segment)
@@ -158,6 +158,8 @@ class Board:
                     continue
                 for number in range(max(len(keys), len(here)) if keys and here else 0):
                     self._serves[here[number % len(here)]].append(keys[number % len(keys)])
+        for watcher in self._watchers:
+            watcher.served(self.places)
 
     def relocate(self, servers):
         """Segments are on other servers from now on: {(dataset, segment): the server's name}. The places that are
