@@ -186,6 +186,26 @@ def test_models_whose_states_are_read_ahead_are_trained_as_each_alone(db, data):
     db.run("RESET pg_mop.kernel; RESET pg_mop.threads; RESET pg_mop.seed")
 
 
+TRANSFER = sequential("transfer", [4], layer("Dense", name="hidden", units=8, trainable=False),
+                      layer("Dense", name="out", units=3, activation="softmax"))
+
+
+@pytest.mark.parametrize("settings,first,anywhere", [
+    ("", dense(), True), ("SET pg_mop.cache_mb = 0", dense(), False), ("", TRANSFER, False)])
+def test_a_session_trains_its_nets_on_all_segments_where_it_may_hold_their_rows(db, settings, first, anywhere):
+    make_data(db, "iris", rows=60, segments=2)
+    load(db, "nets", first, dense(16, name="wide"))
+    selection(db, "mst", "nets", [(net, ADAM.format(rate), "batch_size=8") for net in (1, 2) for rate in (0.01, 0.02)])
+    caller = db.another()
+    caller.run(settings or "SELECT")
+    run_id = fit(caller, "iris_packed", "models", "mst", iterations=3)
+    assert_invariants(db, run_id)
+    sessions = db.value("SELECT max(n) FROM (SELECT count(DISTINCT backend_pid) AS n FROM madlib.mop_unit WHERE kind = "
+                        "'train' AND run_id = %s GROUP BY segment) AS q", [run_id])
+    assert sessions == (2 if anywhere else 1)
+    caller.close()
+
+
 def test_round_robin_trains_in_lockstep_over_ascending_segments(db, data):
     selection(db, "mst", "arch", [(1, ADAM.format(0.01 * k), "batch_size=8") for k in (1, 2, 3)])
     db.run("SET pg_mop.scheduler = 'round-robin'")
