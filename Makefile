@@ -25,7 +25,7 @@ SERVER = tools/server.sh
 help:
 	@echo 'make demo      install what is missing, start an embedded PostgreSQL, run the whole main job'
 	@echo 'make psql      psql on the embedded server;  make -s dsn  its URI;  make start, make stop'
-	@echo 'make check     the unit tests and a slice of each suite: about three minutes'
+	@echo 'make check     most unit tests and a slice of each suite: about three minutes'
 	@echo 'make test      the whole suite;  make test TESTS=tests/unit  one part of it'
 	@echo 'make test-ray  the tests of trainers on Ray, which it installs into .local/venv'
 	@echo 'make soak      small runs under random faults;  make soak SECONDS=300 SEED=7'

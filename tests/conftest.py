@@ -15,9 +15,9 @@ __all__ = ["HOME", "ROOT", "Calling", "Client", "add_server", "browser", "connec
 
 
 def pytest_collection_modifyitems(items):
-    """What needs no server belongs to `make check`, too."""
+    """What needs no server belongs to `make check`, too, but for what trains many models."""
     for item in items:
-        if item.path.parent.name == "unit":
+        if item.path.parent.name == "unit" and not item.get_closest_marker("thorough"):
             item.add_marker("slice")
 
 

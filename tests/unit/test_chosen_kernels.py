@@ -35,6 +35,7 @@ def test_xla_trains_the_full_batches_of_rows_in_memory(count):
     assert model.kernels.loops["xla"].compilations == 1
 
 
+@pytest.mark.thorough
 def test_xla_compiles_once_for_any_number_of_rows(monkeypatch):
     """It has them in pieces, the last of which it pads with rows that it does not train on."""
     from mop_udf.kernels import timed
@@ -49,6 +50,7 @@ def test_xla_compiles_once_for_any_number_of_rows(monkeypatch):
     assert all(result == results[0] for result in results)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kernel", ["plain", "loop", "xla"])
 @pytest.mark.parametrize("most", [None, 3, 17])
 def test_pieces_give_what_the_whole_gives(kernel, most):
@@ -169,6 +171,7 @@ def in_turn(cache, count, rounds):
     return len(made)
 
 
+@pytest.mark.thorough
 def test_compiled_models_are_kept_as_long_as_memory_holds_them():
     from mop_udf import models
     cache = models.ModelCache()

@@ -132,6 +132,7 @@ def train(path, before=0):
                           stdout=subprocess.PIPE).stdout.split()
 
 
+@pytest.mark.thorough
 def test_what_is_damaged_there_is_compiled_anew(tmp_path):
     first = train(tmp_path)
     (compiled,) = tmp_path.glob("*.pb")
@@ -144,6 +145,7 @@ def test_what_is_damaged_there_is_compiled_anew(tmp_path):
     assert compile_cache.CompileCache(tmp_path, 1).known(dense())["xla"][1] > 0
 
 
+@pytest.mark.thorough
 def test_where_it_cannot_be_written_the_loop_trains(tmp_path):
     (tmp_path / "file").touch()
     assert train(tmp_path / "file")[0] == "loop"

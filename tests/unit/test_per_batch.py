@@ -83,6 +83,7 @@ SEQUENCES = {
                lambda t: (0.5, 0.1, 0.3)[min(t, 2)])}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name,kernel", [*((n, "plain") for n in SEQUENCES), *((n, k) for k in KERNELS[1:] for n in (
     "warm-up", "growing periods"))])
 def test_a_learning_rate_per_batch_is_what_setting_it_before_every_batch_gives(name, kernel):
@@ -101,6 +102,7 @@ def test_a_learning_rate_per_batch_is_what_setting_it_before_every_batch_gives(n
     assert close(results[0], expected, kernel)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("optimizer,name,kernel", [
     *(("SGD(lr=0.1, momentum={})", "momentum", kernel) for kernel in KERNELS),
     ("AdamW(weight_decay={})", "weight_decay", "plain")])
@@ -157,6 +159,7 @@ def by_keras_in_our_steps(optimizer):
     return flat(model)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name,kernel", [*((n, "plain") for n in SCHEDULES), *(("CosineDecay, warm-up", k) for k in (
     "loop", "xla"))])
 def test_keras_schedules_train_bit_by_bit_as_in_keras(name, kernel):

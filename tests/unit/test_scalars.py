@@ -56,6 +56,7 @@ def test_every_optimizer_has_its_pair():
     assert {name.split(",")[0] for name in PAIRS} == set(params.OPTIMIZERS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name,kernel", [*((n, "plain") for n in PAIRS), *((n, k) for k in ("loop", "xla") for n in (
     "SGD", "SGD, decaying", "RMSprop", "Adam", "AdamW"))])
 def test_scalars_are_those_of_the_configuration(name, kernel):
