@@ -18,6 +18,10 @@ def page(db):
     served.end()
 
 
+USED = ("button", "link", "textbox", "spinbutton", "combobox", "checkbox", "radio", "slider", "image", "region",
+        "table")  # roles
+
+
 def points(browser):
     """How many points the curves have that are drawn."""
     return browser.execute_script("return [...document.querySelectorAll('#curves-picture .curve')]"
@@ -45,8 +49,10 @@ def test_a_run_is_watched_and_cancelled(db, browser, page):
         browser.find_element("css selector", "#board th:nth-child(2) button").click()
         assert eventually(lambda: value(browser, "document.querySelector('#board th:nth-child(2)').ariaSort")
                           == "ascending", 30)
+        browser.execute_script("scrollTo(0, 120)")
         number = points(browser)
         assert eventually(lambda: points(browser) != number, 120)
+        assert value(browser, "scrollY") == 120
         assert value(browser, "document.activeElement.dataset.focus") == "headmst_key"
         assert value(browser, "document.querySelectorAll('#board tbody tr').length") == 2
         assert "sort=mst_key" in browser.current_url and "best=2" in browser.current_url
@@ -99,6 +105,19 @@ def test_runs_are_compared_and_pictures_are_saved(db, browser, page):
         """)
     assert eventually(lambda: sorted(value(browser, "window.saved")) == ["runs_curves.png", "runs_curves.svg"], 30)
     assert problems(browser) == []
+
+
+def test_what_can_be_used_has_a_name_for_who_hears_the_page(browser, page):
+    browser.execute_cdp_cmd("Accessibility.enable", {})
+    for path, least in (("/", 3), ("/run/1", 20)):
+        browser.get(f"http://127.0.0.1:{page.port}{path}")
+        assert eventually(lambda: value(browser, "document.querySelectorAll('tbody tr').length") > 0, 30)
+        nodes = [node for node in browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+                 if not node["ignored"] and node["role"]["value"] in USED]
+        nameless = [node for node in nodes if not node.get("name", {}).get("value", "").strip()]
+        assert len(nodes) >= least and nameless == []
+        assert value(browser, "document.documentElement.lang") == "en" and browser.title
+    browser.execute_cdp_cmd("Accessibility.disable", {})
 
 
 def test_a_phone_shows_it_without_scrolling_sideways(browser, page):
