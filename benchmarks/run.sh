@@ -5,6 +5,10 @@ export PGOPTIONS='-c client_min_messages=warning'
 cd "$(dirname "$0")/.."
 if [ "$*" = servers ]; then  # it makes its own
     exec tools/as_server_user.sh .local/venv/bin/python -B benchmarks/servers.py --runs "${RUNS:-3}"
+elif [ "${1:-}" = greenplum ]; then  # one of PG_MOP_GREENPLUM, beside a PostgreSQL of its own: run.sh greenplum [WORKLOAD]
+    shift
+    exec tools/as_server_user.sh env PG_MOP_GREENPLUM="$PG_MOP_GREENPLUM" .local/venv/bin/python -B \
+        benchmarks/on_greenplum.py --runs "${RUNS:-3}" "$@"
 fi
 tools/server.sh psql -d postgres -qX -c 'DROP DATABASE IF EXISTS benchmark' -c 'CREATE DATABASE benchmark'
 tools/server.sh psql -d benchmark -qX -c 'CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE'

@@ -17,11 +17,10 @@ $$;
 
 CREATE FUNCTION @extschema@.mop_lock_number(kind text, run bigint, part bigint) RETURNS bigint
 LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    secret bytea := (SELECT s.secret FROM @extschema@.mop_secret s);
 BEGIN
-    RETURN ('x' || left(encode(@extschema@.mop_sha256(secret || convert_to(kind, 'UTF8') || int8send(run)
-                                                      || int8send(part)), 'hex'), 16))::bit(64)::bigint;
+    RETURN ('x' || left(encode(@extschema@.mop_sha256(
+        @extschema@.mop_the_secret('@extschema@.mop_secret'::regclass) || convert_to(kind, 'UTF8') || int8send(run)
+        || int8send(part)), 'hex'), 16))::bit(64)::bigint;
 END
 $$;
 

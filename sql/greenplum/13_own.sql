@@ -1,49 +1,90 @@
--- mop_own of 12_journal.sql, which is asked several times in a unit's transaction: each look at a table is one at a
--- segment. A ticket is of one transaction of one role, so what was found for it holds to the end of that.
+-- Tickets, and whose a run is: what 12_journal.sql has, asked of this process (pg_mop/tickets.py), since every look at a
+-- table is one at a segment. A ticket is of one transaction of one role; a run is one role's for ever. Whether the run is
+-- still there, and in which epoch, is looked up in each transaction.
 
--- These are for mop_own alone: what this process knows of its transaction, which began at a moment. (No role but
--- superusers has code of its own in it.)
-CREATE FUNCTION @extschema@.mop_known(run bigint, ticket text, moment timestamptz) RETURNS boolean
-LANGUAGE plpython3u VOLATILE AS $$
+CREATE FUNCTION @extschema@.mop_the_secret(home oid) RETURNS bytea LANGUAGE plpython3u VOLATILE AS $$
 #python
-import mop_udf
-return getattr(mop_udf, 'owned', None) == (run, ticket, moment)
+from pg_mop import tickets
+return tickets.secret(plpy, int(home))
 $$;
 
-CREATE FUNCTION @extschema@.mop_know(run bigint, ticket text, moment timestamptz) RETURNS void
+-- the process has the secret from now on, and nobody else
+CREATE FUNCTION @extschema@.mop_learn_secret() RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_the_secret('@extschema@.mop_secret'::regclass);
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_make_tickets(OUT ticket text, OUT backend text) LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop import tickets
+if not SD:
+    SD[0] = plpy.prepare("SELECT '@extschema@.mop_secret'::pg_catalog.regclass::pg_catalog.int8 AS home, "
+                         "r.oid::pg_catalog.int8 AS role, pg_catalog.pg_backend_pid() AS pid, "
+                         "pg_catalog.timestamptz_send(pg_catalog.now()) AS moment "
+                         "FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) current_user")
+its = plpy.execute(SD[0])[0]
+return tickets.make(plpy, its["home"], its["role"], its["pid"], its["moment"], "SELECT @extschema@.mop_learn_secret()")
+$$;
+
+CREATE OR REPLACE VIEW @extschema@.mop_tickets AS SELECT t.ticket, t.backend FROM @extschema@.mop_make_tickets() AS t;
+
+CREATE FUNCTION @extschema@.mop_ticket_role(home oid, ticket text, pid integer, moment bytea) RETURNS bigint
 LANGUAGE plpython3u VOLATILE AS $$
 #python
-import mop_udf
-mop_udf.owned = run, ticket, moment
+from pg_mop import tickets
+return tickets.caller(plpy, int(home), ticket, pid, moment)
+$$;
+
+CREATE FUNCTION @extschema@.mop_standing(home oid, run bigint, ticket text, pid integer, moment bytea) RETURNS integer
+LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop import tickets
+return tickets.standing(plpy, int(home), run, ticket, pid, moment)
+$$;
+
+CREATE FUNCTION @extschema@.mop_know(home oid, run bigint, ticket text, moment bytea) RETURNS void
+LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop import tickets
+tickets.know(int(home), run, ticket, moment)
+$$;
+
+CREATE OR REPLACE FUNCTION @extschema@.mop_caller(ticket text) RETURNS oid LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    role oid := @extschema@.mop_ticket_role('@extschema@.mop_secret'::regclass, ticket, pg_backend_pid(),
+                                            timestamptz_send(now()));
+BEGIN
+    IF role IS NULL THEN
+        RAISE EXCEPTION 'this is no ticket of this transaction' USING ERRCODE = '42501',
+            HINT = 'Leave the argument out.';
+    END IF;
+    RETURN role;
+END
 $$;
 
 CREATE OR REPLACE FUNCTION @extschema@.mop_own(run bigint, ticket text, run_epoch integer DEFAULT NULL,
     lock boolean DEFAULT false) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
+    known integer := @extschema@.mop_standing('@extschema@.mop_secret'::regclass, run, ticket, pg_backend_pid(),
+                                              timestamptz_send(now()));
+    own boolean := true;
     reached integer;
     number integer;
-    role oid;
 BEGIN
-    IF @extschema@.mop_known(run, ticket, now()) THEN
-        IF lock THEN
-            reached := @extschema@.mop_hold_run(run);
-        ELSIF run_epoch IS NOT NULL THEN
-            reached := (SELECT r.epoch FROM @extschema@.mop_run r WHERE r.run_id = run);
-        ELSE
-            RETURN;
-        END IF;
-    ELSE
-        SELECT r.epoch, r.owner INTO reached, number FROM @extschema@.mop_run r WHERE r.run_id = run;
-        role := (SELECT o.who::oid FROM @extschema@.mop_owner o WHERE o.owner = number);
-        IF ticket = role || ' ' || encode(@extschema@.mop_sha256((SELECT s.secret FROM @extschema@.mop_secret s)
-                || 'caller' || oidsend(role) || int4send(pg_backend_pid()) || timestamptz_send(now())), 'hex') THEN
-            PERFORM @extschema@.mop_know(run, ticket, now());
-            IF lock THEN
-                reached := @extschema@.mop_hold_run(run);
-            END IF;
-        ELSE
-            reached := NULL;
-        END IF;
+    IF known = 2 AND NOT lock AND run_epoch IS NULL THEN
+        RETURN;
+    END IF;
+    IF known = 0 THEN
+        number := (SELECT r.owner FROM @extschema@.mop_run r WHERE r.run_id = run);
+        own := coalesce((SELECT o.who::oid FROM @extschema@.mop_owner o WHERE o.owner = number)
+                        = @extschema@.mop_caller(ticket), false);
+    END IF;
+    IF own AND lock THEN
+        reached := @extschema@.mop_hold_run(run);
+    ELSIF own THEN
+        reached := (SELECT r.epoch FROM @extschema@.mop_run r WHERE r.run_id = run);
     END IF;
     IF reached IS NULL THEN
         RAISE EXCEPTION 'there is no run % of role "%"', run, pg_get_userbyid(@extschema@.mop_caller(ticket))
@@ -51,5 +92,38 @@ BEGIN
     ELSIF reached <> run_epoch THEN
         RAISE EXCEPTION 'run % has been taken over by another session', run USING ERRCODE = '55000';
     END IF;
+    IF known < 2 THEN
+        PERFORM @extschema@.mop_know('@extschema@.mop_secret'::regclass, run, ticket, timestamptz_send(now()));
+    END IF;
+END
+$$;
+
+-- That of 12_journal.sql, with one look at a segment: the lock comes first, then all is read by one query.
+CREATE OR REPLACE FUNCTION @extschema@.mop_take_model(run bigint, run_epoch integer, of_stage integer,
+    at_version integer, to_train boolean, ticket text DEFAULT @extschema@.mop_ticket(), OUT model_id integer,
+    OUT mst_key integer, OUT compile_params text, OUT fit_params text, OUT model_arch text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    version integer;
+    reached integer;
+BEGIN
+    IF @extschema@.mop_standing('@extschema@.mop_secret'::regclass, run, ticket, pg_backend_pid(),
+                                timestamptz_send(now())) = 0 THEN
+        PERFORM @extschema@.mop_own(run, ticket, run_epoch);
+    END IF;
+    IF to_train THEN
+        PERFORM @extschema@.mop_hold_model(run, of_stage);
+    END IF;
+    SELECT r.epoch, m.version, c.model_id, c.mst_key, s.compile_params, s.fit_params, c.model_arch
+    INTO reached, version, model_id, mst_key, compile_params, fit_params, model_arch
+    FROM @extschema@.mop_run r JOIN @extschema@.mop_stage s USING (run_id)
+    JOIN @extschema@.mop_model m USING (run_id, stage) JOIN @extschema@.mop_configuration c USING (run_id, mst_key)
+    WHERE r.run_id = run AND s.stage = of_stage;
+    IF reached <> run_epoch THEN
+        RAISE EXCEPTION 'run % has been taken over by another session', run USING ERRCODE = '55000';
+    ELSIF reached IS NULL OR to_train AND version IS DISTINCT FROM at_version THEN
+        RAISE EXCEPTION 'stage % of run % is not at version %', of_stage, run, at_version USING ERRCODE = '55000';
+    END IF;
+    PERFORM @extschema@.mop_know('@extschema@.mop_secret'::regclass, run, ticket, timestamptz_send(now()));
 END
 $$;

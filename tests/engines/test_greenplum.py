@@ -201,7 +201,9 @@ def test_another_role_sees_nothing_and_writes_nothing(db, ann, bob):
     assert "no such session" in str(bob.error("SELECT madlib.mop_open_run(%s, '[]')", [json.dumps(
         {**RUN, "coordinator": ann.value("SELECT backend FROM madlib.mop_tickets")})]))
     for function in ("mop_caller('x')", "mop_own(1, 'x')", "mop_hold_run(1)", "mop_seize_run(1)", "mop_delete_run(1)",
-                     "mop_delete_generations(1)", "mop_lock_number('run', 1, 0)", "mop_reservation(1, 'a', 1)"):
+                     "mop_delete_generations(1)", "mop_lock_number('run', 1, 0)", "mop_reservation(1, 'a', 1)",
+                     "mop_the_secret(1)", "mop_ticket_role(1, 'x', 1, 'x')", "mop_standing(1, 1, 'x', 1, 'x')",
+                     "mop_know(1, 1, 'x', 'x')"):
         assert "permission denied for function" in str(ann.error(f"SELECT madlib.{function}")), function
     # who is a member of the role sees its runs, and writes none
     db.run("GRANT ann TO bob")
@@ -543,6 +545,28 @@ def test_a_ticket_is_of_no_use_in_a_later_transaction(ann):
     assert ann.error(seal, [run_id, ticket]).pgcode == "42501"
 
 
+def test_what_a_session_knows_of_an_extension_is_not_taken_for_that_of_the_next(db, ann):
+    """Its secret is another one, and its runs have the numbers of those before."""
+    made = greenplum.Database("pg_mop_again")
+    try:
+        mine, run = made.db, "SELECT madlib.mop_open_run(%s, '[]')"
+        mine.run(make("ann").replace(DATABASE, "pg_mop_again"))
+        hers = mine.another("ann")
+        for again in (False, True):
+            if again:
+                mine.run("DROP EXTENSION pg_mop; CREATE EXTENSION pg_mop SCHEMA madlib")
+            first, second = (mine, hers) if again else (hers, mine)
+            for client in (first, second):
+                client.run(run, [json.dumps({**RUN, "coordinator": client.value(
+                    "SELECT backend FROM madlib.mop_tickets")})])
+        assert hers.value("SELECT array_agg(run_id) FROM madlib.mop_own_run") == [2]
+        assert "there is no run 1 of role" in str(hers.error("SELECT madlib.mop_close_run(1, 1, 'failed', NULL)"))
+        hers.run("SELECT madlib.mop_close_run(2, 1, 'failed', NULL)")
+        hers.close()
+    finally:
+        made.close()
+
+
 def test_places_are_found_anew_where_some_are_missing(trained):
     before = trained.run("SELECT place FROM madlib.mop_place ORDER BY 1")
     trained.run("DELETE FROM madlib.mop_place WHERE place = 0")
@@ -614,6 +638,19 @@ def come_back(*clients):
         client.run(SETTINGS)
 
 
+def test_a_run_is_watched_and_reported_to_its_role_alone(ann, bob):
+    run_id = finished_run(ann)
+    assert ann.run("SELECT * FROM madlib.mop_watch") == [{"run_id": run_id, "line": ann.value(
+        "SELECT line FROM madlib.mop_watch")}]
+    assert ann.value("SELECT line FROM madlib.mop_watch").startswith(f"run {run_id}: 8/14 units")
+    assert "best 1: unit loss 0.5000" in ann.value("SELECT line FROM madlib.mop_watch")
+    assert bob.run("SELECT * FROM madlib.mop_watch WHERE run_id = %s", [run_id]) == []
+    data = json.loads(ann.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
+    assert [c["mst_key"] for c in data["configurations"]] == [1, 2] and sum(bar[6] for bar in data["bars"]) == 6
+    assert "<html" in ann.value("SELECT madlib.mop_report(%s)", [run_id])
+    assert f"there is no run {run_id}" in str(bob.error("SELECT madlib.mop_report(%s)", [run_id]))
+
+
 def test_what_is_not_there_yet_says_so_before_any_work(trained):
     trained.run("DROP TABLE IF EXISTS custom, custom_summary; CREATE TABLE custom AS TABLE mst; "
                 "CREATE TABLE custom_summary AS SELECT 'arch'::varchar AS model_arch_table, "
@@ -626,3 +663,6 @@ def test_what_is_not_there_yet_says_so_before_any_work(trained):
         assert problem.pgcode == "0A000" and "not supported on Greenplum yet" in str(problem), call
         assert problem.diag.message_hint
     trained.run("RESET pg_mop.trainers")
+    for call in ("mop_submit('SELECT 1')", "mop_cancel(1)", "mop_wait(1)"):
+        problem = trained.error(f"SELECT madlib.{call}")
+        assert problem.pgcode == "0A000" and problem.diag.message_hint, call

@@ -82,8 +82,10 @@ class Orders:
         server, packed = self.server(place), self.packed[unit.dataset]
         segment = self.segments[unit.dataset, unit.segment].on(server.name)
         aggregate = f"{server.schema}.mop_sub_epoch"
+        places = {} if segment.place is None else {"places": {
+            key: one.place for (dataset, key), one in self.segments.items() if dataset == "training"}}
         return {
-            "options": self.trainer(place, segment), "seed": self.seed,
+            **places, "options": self.trainer(place, segment), "seed": self.seed,
             "same_start": self.options["same_start"] or self.replicas is not None, "replicas": self.replicas_of(unit),
             "table": packed.text, "fingerprint": segment.fingerprint,
             "fingerprint_sql": segment.fingerprint_sql,

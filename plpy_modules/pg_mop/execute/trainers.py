@@ -13,10 +13,10 @@ from pg_mop.database import raising
 from pg_mop.limits import Limits
 
 
-def trainer_at(holder, schema, place):
+def trainer_at(holder, schema, place, places=None):
     """Where the trainer is: at a place of mop_place (sql/greenplum/12_places.sql), or None: here. `schema`: the
-    extension's, quoted."""
-    return Here(holder, schema) if place is None else There(holder, schema, place)
+    extension's, quoted; `places`: {segment (text): the place of its units}."""
+    return Here(holder, schema) if place is None else There(holder, schema, place, places or {})
 
 
 class Here:
@@ -74,8 +74,8 @@ class Here:
 class There:
     """The trainer of this session's process at a place."""
 
-    def __init__(self, holder, schema, place):
-        self.holder, self.schema, self.place = holder, schema, int(place)
+    def __init__(self, holder, schema, place, places):
+        self.holder, self.schema, self.place, self.places = holder, schema, int(place), places
 
     def _at(self, call, types=(), values=()):
         """What a function of ours gives at the place."""
@@ -100,18 +100,23 @@ class There:
             raise_error(self.holder.plpy, "custom losses and metrics are not supported on Greenplum yet",
                         aggregate.CONFIGURATION_FAILED)
         self.sent = json.loads(self._at("mop_at_begin($1)", ["text"], [json.dumps({"unit": unit, "models": models})]))
-        for stage, part in states:
-            self.holder.query(
-                f"SELECT {self.schema}.mop_give_state($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-                ["bigint", *["integer"] * 7, "text"],
-                [part["run_id"], part["stage"], part["version"], part["generation"], part["part"], part["place"],
-                 self.place, stage, part["ticket"]])
+        for stage, state in states:
+            given = self.holder.query(
+                f"SELECT {self.schema}.mop_give_state($1, $2, $3, $4, $5, $6, $7, $8) AS parts",
+                ["bigint", *["integer"] * 6, "text"],
+                [state["run_id"], state["stage"], state["version"], state["generation"], state["place"], self.place,
+                 stage, state["ticket"]])[0]["parts"]
+            if not given:
+                raise_error(self.holder.plpy, f"the state of stage {stage} at version {state['version']} is missing",
+                            aggregate.SOURCE_CHANGED)
 
     def parts(self, run_id, stage, version, ticket):
-        """Where they are: they go straight from there to the trainer."""
-        for row in self.holder.query(f"SELECT * FROM {self.schema}.mop_find_state($1, $2, $3, $4)",
-                                     ["bigint", "integer", "integer", "text"], [run_id, stage, version, ticket]):
-            yield {**row, "run_id": run_id, "version": version, "ticket": ticket}
+        """Where it is: all of it goes straight from there to the trainer."""
+        row = self.holder.query(f"SELECT * FROM {self.schema}.mop_find_state($1, $2, $3, $4)",
+                                ["bigint", "integer", "integer", "text"], [run_id, stage, version, ticket])[0]
+        if row["generation"] is not None:  # (weights, of no segment, are at 0: mop_make_generation)
+            yield {**row, "place": self.places.get(str(row["segment"]), 0), "run_id": run_id, "version": version,
+                   "ticket": ticket}
 
     def work(self, rows_sql):
         if self.sent["sends_rows"]:

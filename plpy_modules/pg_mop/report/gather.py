@@ -26,7 +26,7 @@ UNITS = "{schema}.mop_units WHERE run_id = $1 AND NOT shared AND $3::integer[] I
 UNITS_OF = ("(SELECT DISTINCT ON (stage, segment, kind, dataset, attempt) * FROM {schema}.mop_units WHERE run_id = $1 "
             "AND mst_key = ANY ($3) ORDER BY stage, segment, kind, dataset, attempt, mst_key) AS u WHERE true")
 BARS = f"""
-WITH unit AS MATERIALIZED (
+WITH unit AS (
     SELECT backend_pid AS pid, bool_and(kind = 'train') AS trains, min(segment) AS segment, min(mst_key) AS mst_key,
            count(*) AS units, date_part('epoch', started_at - $2::timestamptz) AS begins,
            date_part('epoch', max(finished_at) - $2::timestamptz) AS ends,
@@ -57,11 +57,13 @@ def gather(db, run_id, repeated=(), mst_keys=None):
     if run is None:
         return None
     # (of another role's run, which a member of it sees, the arguments are its own)
-    asked = db.value(f"SELECT parameters FROM {schema}.mop_run WHERE run_id = $1", ["bigint"], [run_id])
+    own = "mop_own_run" if db.has_segments else "mop_run"
+    asked = db.value(f"SELECT parameters FROM {schema}.{own} WHERE run_id = $1", ["bigint"], [run_id])
     asked = json.loads(asked) if asked else {}
     arguments, settings = asked.get("arguments") or {}, asked.get("settings") or {}
     data = {"version": __version__, "run": run, "arguments": arguments, "settings": settings, "sampled": {},
-            "schema": db.bare(schema), "sql": _sql(run, arguments, settings, repeated, db.bare(schema)),
+            "schema": db.bare(schema), "sql": _sql(run, arguments, settings, repeated, db.bare(schema),
+                                                  ":=" if db.has_segments else "=>"),
             "made_at": db.value("SELECT date_trunc('second', clock_timestamp())::text")}
     data["configurations"] = _configurations(db, schema, run_id)
     data["varied"], data["fixed"] = varied(data["configurations"]) if data["configurations"] else ([], {})
@@ -220,12 +222,13 @@ def _failures(db, schema, run_id, data):
         data["sampled"]["failures"] = f"the first {MOST_FAILURES} units that failed"
 
 
-def _sql(run, arguments, settings, repeated, schema):
-    """SQL that makes the call once more; None where the role does not see its arguments."""
+def _sql(run, arguments, settings, repeated, schema, gets):
+    """SQL that makes the call once more; None where the role does not see its arguments. `gets`: how the server writes
+    that an argument gets a value."""
     if not arguments:
         return None
     lines = [f"SET pg_mop.{name} = {_literal(settings[name])};" for name in repeated if settings.get(name) is not None]
-    given = [f"    {name} => {_literal(value)}" for name, value in arguments.items() if value is not None]
+    given = [f"    {name} {gets} {_literal(value)}" for name, value in arguments.items() if value is not None]
     return "\n".join([*lines, f"SELECT {schema}.{run['function']}(", ",\n".join(given), ");"])
 
 

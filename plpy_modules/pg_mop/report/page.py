@@ -26,7 +26,7 @@ def page(data):
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(title)}</title>
 <style>
-{(HERE / "page.css").read_text()}</style>
+{(HERE / "page.css").read_text(encoding="utf-8")}</style>
 </head>
 <body>
 <a class="skip" href="#leaderboard">To the leaderboard</a>
@@ -50,7 +50,7 @@ def page(data):
 <footer><p>Made {escape(data["made_at"])} by pg_mop {escape(data["version"])}. This file needs no network.</p></footer>
 <script type="application/json" id="data">{embedded(data)}</script>
 <script>
-{(HERE / "page.js").read_text()}</script>
+{(HERE / "page.js").read_text(encoding="utf-8")}</script>
 </body>
 </html>
 """

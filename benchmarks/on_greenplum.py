@@ -1,0 +1,75 @@
+"""A workload on Greenplum against PostgreSQL with as many segments: `python on_greenplum.py [--runs 3] [WORKLOAD]`.
+
+PG_MOP_GREENPLUM names Greenplum's coordinator, where the extension is installed (docs/servers.md); the PostgreSQL it
+makes itself (tests/cluster.py). They take turns; each run's sessions start cold. Prints the seconds of packing and of
+training, each median with its runs.
+"""
+
+import argparse
+import os
+import pathlib
+import statistics
+import sys
+import time
+
+import psycopg2.extensions
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
+
+import greenplum  # noqa: E402
+from tables import configure, load_rows, pack, train  # noqa: E402
+from workloads import WORKLOADS  # noqa: E402
+
+from cluster import Cluster  # noqa: E402
+from conftest import Client  # noqa: E402
+
+
+def once(db, workload, segments):
+    """Seconds of packing and of training."""
+    client = db.another()
+    client.run("SET client_min_messages = warning; SET pg_mop.threads = 1; SET pg_mop.seed = 1; SET pg_mop.reuse = off")
+    cursor = client.connection.cursor(cursor_factory=psycopg2.extensions.cursor)
+    load_rows(cursor, workload)
+    began = time.monotonic()
+    pack(cursor, workload, segments)
+    packed = time.monotonic()
+    configure(cursor, workload)
+    configured = time.monotonic()
+    train(cursor, workload.iterations)
+    seconds = packed - began, time.monotonic() - configured
+    client.close()
+    return seconds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("workload", nargs="?", default="dense-small", choices=WORKLOADS)
+    parser.add_argument("--runs", type=int, default=3)
+    arguments = parser.parse_args()
+    workload, cluster = WORKLOADS[arguments.workload], Cluster(max_connections=60, shared_buffers="256MB")
+    beside = greenplum.Database("pg_mop_bench")
+    try:
+        db = Client(cluster, "postgres")
+        db.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE")
+        segments = beside.db.value("SELECT count(*) FROM madlib.mop_place")
+        took = {"PostgreSQL": [], "Greenplum": []}
+        for _ in range(arguments.runs):
+            for name, where in (("PostgreSQL", db), ("Greenplum", beside.db)):
+                took[name].append(once(where, workload, segments))
+                packing, training = took[name][-1]
+                print(f"# {name}: packing {packing:.2f} s, training {training:.2f} s; load {os.getloadavg()[0]:.1f}",
+                      flush=True)
+        medians = {name: [statistics.median(column) for column in zip(*runs)] for name, runs in took.items()}
+        print(f"\n## {arguments.workload}: {workload.about}; {segments} segments\n\n"
+              "| | PostgreSQL | Greenplum | ratio |\n|---|---|---|---|")
+        for place, what in enumerate(("packing, s", "training, s")):
+            one, other = medians["PostgreSQL"][place], medians["Greenplum"][place]
+            print(f"| {what} | {one:.2f} | {other:.2f} | {other / one:.2f} |")
+        db.close()
+    finally:
+        beside.close()
+        cluster.stop()
+
+
+if __name__ == "__main__":
+    main()

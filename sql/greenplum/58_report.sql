@@ -1,0 +1,7 @@
+-- postgresql/58_report.sql is the twin: there is no jit here.
+CREATE FUNCTION @extschema@.mop_report(run_id bigint, format text DEFAULT 'html', mst_keys integer[] DEFAULT NULL)
+RETURNS text LANGUAGE plpython3u VOLATILE SET work_mem = '64MB' AS $$
+#python
+from pg_mop.api import report
+return report.mop_report(plpy, *args)
+$$;

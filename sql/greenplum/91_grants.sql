@@ -1,0 +1,1 @@
+GRANT SELECT ON @extschema@.mop_watch TO mop_user;
