@@ -18,8 +18,8 @@ from mop_udf.kernels.on_jax.scalars import Scalar  # noqa: E402
 from mop_udf.kernels.scalars import variers  # noqa: E402
 from mop_udf.kernels.variables import Variables  # noqa: E402
 
-__all__ = ["OUT_OF_MEMORY", "Plain", "Rate", "Variables", "begin", "draw_from_state", "for_any_rows", "has_gpu", "loops",
-           "nowhere", "refused", "tensors", "varied"]
+__all__ = ["OUT_OF_MEMORY", "Plain", "Rate", "Variables", "begin", "draw_from_state", "for_any_rows", "has_gpu",
+           "loops", "nowhere", "refused", "tensors", "varied"]
 
 OUT_OF_MEMORY = (jax.errors.JaxRuntimeError, MemoryError)
 varied = variers(Scalar, SequencedScalar)

@@ -17,8 +17,8 @@ from mop_udf.kernels.on_tensorflow.scalars import Scalar
 from mop_udf.kernels.on_tensorflow.variables import Variables
 from mop_udf.kernels.scalars import variers
 
-__all__ = ["OUT_OF_MEMORY", "Plain", "Rate", "Variables", "begin", "draw_from_state", "for_any_rows", "has_gpu", "loops",
-           "nowhere", "refused", "tensors", "varied"]
+__all__ = ["OUT_OF_MEMORY", "Plain", "Rate", "Variables", "begin", "draw_from_state", "for_any_rows", "has_gpu",
+           "loops", "nowhere", "refused", "tensors", "varied"]
 
 OUT_OF_MEMORY = (tf.errors.ResourceExhaustedError, MemoryError)
 varied = variers(Scalar, SequencedScalar)

@@ -11,8 +11,8 @@ from mop_udf.kernels.on_torch.plain import Plain
 from mop_udf.kernels.on_torch.varied import Rate, varied
 from mop_udf.kernels.variables import Variables
 
-__all__ = ["OUT_OF_MEMORY", "Plain", "Rate", "Variables", "begin", "draw_from_state", "for_any_rows", "has_gpu", "loops",
-           "nowhere", "refused", "tensors", "varied"]
+__all__ = ["OUT_OF_MEMORY", "Plain", "Rate", "Variables", "begin", "draw_from_state", "for_any_rows", "has_gpu",
+           "loops", "nowhere", "refused", "tensors", "varied"]
 
 NO_LOOP = "PyTorch computes every operation as it comes: there is no loop to compile"
 
@@ -37,8 +37,8 @@ def begin(threads):
 
 
 def draw_from_state(model):
-    """See on_tensorflow. Keras lets dropout layers that were given no seed draw from PyTorch's own generator, whose state
-    is not the model's: they are to draw as if they had been given the seed that Keras made for them."""
+    """See on_tensorflow. Keras lets dropout layers that were given no seed draw from PyTorch's own generator, whose
+    state is not the model's: they are to draw as if they had been given the seed that Keras made for them."""
     for layer in model._flatten_layers():
         for generator in layer._seed_generators:
             if generator._initial_seed is None:
