@@ -51,6 +51,9 @@ CASES = {
                   {"learning_rate": 0.1}),
     "several inputs": (two_inputs, [[4], [6]], "Lion", {"learning_rate": 0.003}),
 }
+if keras.backend.backend() == "torch":  # numbers that change with every mini-batch: (the first, a factor)
+    CASES["numbers per batch"] = (CASES["dense"][0], [[4]], "SGD",
+                                  {"learning_rate": (0.5, 0.75), "momentum": (0.5, 0.75)})
 
 
 def data(case, shapes):
@@ -64,10 +67,15 @@ def by_keras(make, x, y, optimizer, arguments):
     text = make().to_json()
     keras.utils.set_random_seed(5)
     model = keras.models.model_from_json(text)
-    model.compile(optimizer=getattr(keras.optimizers, optimizer)(**arguments), loss="categorical_crossentropy",
-                  metrics=["accuracy"], jit_compile=False)
-    for _ in range(2):
-        for start in range(0, ROWS, SIZE):
+    made = getattr(keras.optimizers, optimizer)(**{
+        name: value[0] if isinstance(value, tuple) else value for name, value in arguments.items()})
+    model.compile(optimizer=made, loss="categorical_crossentropy", metrics=["accuracy"],
+                  jit_compile=keras.backend.backend() == "jax")  # (where it takes minutes without)
+    for epoch in range(2):
+        for number, start in enumerate(range(0, ROWS, SIZE)):
+            for name, value in arguments.items():
+                if isinstance(value, tuple):
+                    setattr(made, name, value[0] * value[1] ** (epoch * -(-ROWS // SIZE) + number))
             batch = [c[start:start + SIZE] for c in x]
             model.train_on_batch(batch[0] if len(batch) == 1 else batch, y[start:start + SIZE])
     return model.get_weights(), model.evaluate(x[0] if len(x) == 1 else x, y, batch_size=ROWS, verbose=0)
@@ -75,8 +83,9 @@ def by_keras(make, x, y, optimizer, arguments):
 
 def by_ours(make, x, y, optimizer, arguments):
     from mop_udf import models, params
-    text = ", ".join(f"{key}={value}" for key, value in arguments.items())
-    compile_params, _ = models.parse(f"loss='categorical_crossentropy', optimizer='{optimizer}({text})', "
+    text = ", ".join(f"{key}=Exponential({value[0]}, {value[1]}, per='batch')" if isinstance(value, tuple) else
+                     f"{key}={value}" for key, value in arguments.items())
+    compile_params, _ = models.parse(f"loss='categorical_crossentropy', optimizer=\"{optimizer}({text})\", "
                                      f"metrics=['accuracy']", f"batch_size={SIZE}")
     assert params.scalars(compile_params)
     compiled = models.ModelCache().get(make().to_json(), compile_params, {}, 5)

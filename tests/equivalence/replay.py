@@ -99,4 +99,8 @@ jobs = json.load(sys.stdin)
 if sys.argv[1:] == ["average"]:
     json.dump([average_of(job) for job in jobs], sys.stdout)
 else:
-    json.dump([{"plain": weights_of(job, False), "default": weights_of(job, "auto")} for job in jobs], sys.stdout)
+    # (on JAX every operation would be compiled by itself; PyTorch has no other way)
+    backend = keras.backend.backend()
+    plain, default = backend == "jax", "auto" if backend == "tensorflow" else None
+    json.dump([{"plain": weights_of(job, plain), **({"default": weights_of(job, default)} if default else {})}
+               for job in jobs], sys.stdout)

@@ -32,7 +32,7 @@ from workload import (
 
 SEED = 11
 KINDS = ("dense", "conv", "lstm", "batch normalization", "dropout", "dropout with a seed", "embedding",
-         "several inputs")
+         "several inputs", "numbers per batch")
 # (on PyTorch Keras draws from a generator that is not the model's where a layer has no seed)
 SEEDED = NOISY.replace('"rate": 0.3', '"rate": 0.3, "seed": 7')
 OTHERS = [pytest.param("jax", marks=needs_jax), pytest.param("torch", marks=needs_torch)]
@@ -55,11 +55,11 @@ def array(text):
     return np.frombuffer(base64.b64decode(text), "<f4")
 
 
-@pytest.mark.parametrize("case", KINDS)
-@pytest.mark.parametrize("backend", OTHERS)
+# (on PyTorch a layer without a seed draws otherwise in plain Keras, whose compiled steps on JAX have constant numbers)
+@pytest.mark.parametrize("backend,case", [
+    *(pytest.param("jax", case, marks=needs_jax) for case in KINDS[:-1]),
+    *(pytest.param("torch", case, marks=needs_torch) for case in KINDS if case != "dropout")])
 def test_the_plain_kernel_trains_and_evaluates_as_keras_on_the_same_framework(backend, case):
-    if (backend, case) == ("torch", "dropout"):
-        pytest.skip("Keras draws from a generator that is not the model's where a layer has no seed")
     ours, keras = trained_alone(backend, "ours")[case], trained_alone(backend, "keras")[case]
     if backend == "torch":
         assert ours["weights"] == keras["weights"]
