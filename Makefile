@@ -10,7 +10,7 @@ BUILD_SQL = $(SYSTEM_PYTHON) -B tools/build_sql.py
 GREENPLUM = $(wildcard $(shell $(PG_CONFIG) --includedir-server 2>/dev/null)/cdb)
 
 # `make install` puts the packages, with what they need, into one directory per version; WITH=search also Optuna's,
-# WITH=jax JAX; FRAMEWORK=cuda the TensorFlow for NVIDIA's GPUs, in place of the one for processors
+# WITH=jax JAX, WITH=torch PyTorch; FRAMEWORK=cuda the TensorFlow for NVIDIA's GPUs, in place of the one for processors
 PG_CONFIG ?= $(lastword $(sort $(wildcard /usr/lib/postgresql/*/bin/pg_config)) pg_config)
 HOME_DIR  ?= $(shell $(PG_CONFIG) --pkglibdir)/pg_mop-$(MOP_VERSION)
 SYSTEM_PYTHON ?= /usr/bin/python3
@@ -20,7 +20,7 @@ LOCAL  = $(CURDIR)/.local
 VENV   = $(LOCAL)/venv
 SERVER = tools/server.sh
 
-.PHONY: debian docs help demo check test test-ray soak lint start stop psql dsn clean packages bench bench-peers screenshots image image-test
+.PHONY: debian docs help demo check test test-ray test-torch soak lint start stop psql dsn clean packages bench bench-peers screenshots image image-test
 
 help:
 	@echo 'make demo      install what is missing, start an embedded PostgreSQL, run the whole main job'
@@ -28,6 +28,7 @@ help:
 	@echo 'make check     most unit tests and a slice of each suite: about three minutes'
 	@echo 'make test      the whole suite;  make test TESTS=tests/unit  one part of it'
 	@echo 'make test-ray  the tests of trainers on Ray, which it installs into .local/venv'
+	@echo 'make test-torch  the tests of Keras on PyTorch, likewise'
 	@echo 'make soak      small runs under random faults;  make soak SECONDS=300 SEED=7'
 	@echo 'make docs      the documents as a site, in build/site'
 	@echo 'make lint      ruff'
@@ -90,6 +91,11 @@ test: $(LOCAL)/packages $(LOCAL)/extension $(LOCAL)/debian-tests
 test-ray: $(LOCAL)/packages $(LOCAL)/extension
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[ray]'
 	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(PYTEST_ARGS) tests/engines/test_ray.py
+
+test-torch: $(LOCAL)/packages $(LOCAL)/extension
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[torch]'
+	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(PYTEST_ARGS) tests/equivalence/test_frameworks.py \
+	  tests/unit/test_framework.py tests/unit/test_settings_of_machines.py
 
 check: $(LOCAL)/packages $(LOCAL)/extension
 	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(SIDE_BY_SIDE) -m slice $(PYTEST_ARGS)

@@ -105,7 +105,7 @@ rows, in batches of 1,024. The losses differ a little: pg_mop's and MADlib's row
   but one thread for each trainer and a seed.
 - **pg_mop, second client**: the same in another session right after it: the nursery lives, and what XLA has compiled is
   kept. (For **pg_mop** itself both are gone, as on a new server.)
-- **pg_mop on JAX**, where it is installed: a first client with `pg_mop.keras_backend = 'jax'`.
+- **pg_mop on JAX**, **on PyTorch**, where these are installed: a first client with that `pg_mop.keras_backend`.
 - **export and loop**: COPY the table out, then a plain Keras process per worker, each training whole configurations
   with `Model.fit` on all rows.
 - **Ray Tune**: the same export, a Keras trial for each configuration, actors reused.

@@ -32,7 +32,8 @@ PEERS = HERE.parent / ".local" / "peers" / "bin" / "python"
 CONTENDERS = {
     "pg_mop": ("in_database", sys.executable),
     "pg_mop, second client": ("in_database", sys.executable),
-    **({"pg_mop on JAX": ("in_database", sys.executable, "pg_mop.keras_backend=jax")} if find_spec("jax") else {}),
+    **{f"pg_mop on {name}": ("in_database", sys.executable, f"pg_mop.keras_backend={backend}")
+       for backend, name in (("jax", "JAX"), ("torch", "PyTorch")) if find_spec(backend)},
     "export and loop": ("export_and_loop", sys.executable),
     "Ray Tune": ("ray_tune", str(PEERS)),
     "MADlib's way": ("lockstep", sys.executable),
@@ -81,7 +82,7 @@ def checkpoint(dsn):
 def once(contender, name, dsn, workers):
     """One run of a contender: its figures."""
     module, interpreter, *settings = contenders_of(name)[contender]
-    if contender in ("pg_mop", "pg_mop on JAX"):  # cold: who comes next is the second client
+    if contender in ("pg_mop", "pg_mop on JAX", "pg_mop on PyTorch"):  # cold: who comes next is the second client
         forget(dsn)
     with tempfile.TemporaryDirectory() as place:
         output = os.path.join(place, "out.json")

@@ -47,7 +47,7 @@ def load(data):
             text = _member(file, CONFIG, architecture.MOST_CHARACTERS).decode()
             json.loads(text)
             model = models.build(models.normalise(text), 0)
-            most = TIMES * sum(w.value.numpy().nbytes for w in model.weights) + MORE_BYTES
+            most = TIMES * sum(np.asarray(w).nbytes for w in model.weights) + MORE_BYTES
             weights = _member(file, WEIGHTS, most)
     except (zipfile.BadZipFile, UnicodeDecodeError, json.JSONDecodeError, RuntimeError, NotImplementedError,
             EOFError, zlib.error) as error:

@@ -66,6 +66,7 @@ def build(architecture, seed):
         raise ConfigurationError(f"Keras refuses the architecture: {first_line(error)}") from error
     if not model.built:
         raise ConfigurationError("the architecture does not say its input shape")
+    framework.draw_from_state(model)
     return model
 
 
@@ -131,7 +132,7 @@ def make_optimizer(name, arguments):
     decay, rate = arguments.pop("decay", None), arguments.get("learning_rate")
     try:
         if isinstance(rate, Sequence):
-            arguments["learning_rate"] = framework.per_batch.Rate(rate)
+            arguments["learning_rate"] = framework.Rate(rate)
         elif isinstance(rate, Schedule):
             arguments["learning_rate"] = _schedule(rate)
         optimizer_class = getattr(keras.optimizers, name)
@@ -153,18 +154,16 @@ def _schedule(described):
 def make_scalars_variable(optimizer, scalars):
     """Make the `scalars` (as params.scalars gives them) of a new optimizer variable: {name: what to assign to}."""
     made, schedule = {}, optimizer._learning_rate
-    if isinstance(schedule, framework.per_batch.Rate):
+    if isinstance(schedule, framework.Rate):
         made["learning_rate"] = schedule
     elif "decay" in scalars and isinstance(schedule, keras.optimizers.schedules.InverseTimeDecay):
-        schedule.initial_learning_rate = made["learning_rate"] = framework.Scalar(schedule.initial_learning_rate)
-        schedule.decay_rate = made["decay"] = framework.Scalar(schedule.decay_rate)
+        made["learning_rate"] = framework.varied(schedule, "initial_learning_rate")
+        made["decay"] = framework.varied(schedule, "decay_rate")
     elif isinstance(schedule, keras.Variable):
         made["learning_rate"] = schedule
     for name, scalar in scalars.items():
-        if name not in made and isinstance(value := getattr(optimizer, name, None), (int, float)):
-            made[name] = (framework.per_batch.SequencedScalar(scalar, optimizer) if isinstance(scalar, Sequence)
-                          else framework.Scalar(value))
-            setattr(optimizer, name, made[name])
+        if name not in made and isinstance(getattr(optimizer, name, None), (int, float)):
+            made[name] = framework.varied(optimizer, name, scalar if isinstance(scalar, Sequence) else None)
     return made
 
 

@@ -35,9 +35,13 @@ MOST_BYTES = 1 << 16  # of a request
 
 
 def environment(keras_backend):
-    """That of every process that imports a framework; of its server's it has nothing."""
+    """That of every process that imports a framework; of its server's it has nothing.
+
+    (PyTorch's Keras would look for GPUs as it is imported, after which no fork could use one: a trainer does it.)
+    """
     return {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent", "KERAS_HOME": "/nonexistent",
-            "KERAS_BACKEND": keras_backend, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONHASHSEED": "0"}
+            "KERAS_BACKEND": keras_backend, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONHASHSEED": "0",
+            "KERAS_TORCH_DEVICE": "cpu"}
 
 
 # --- the backends' side -------------------------------------------------------------------------

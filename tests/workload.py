@@ -3,6 +3,7 @@
 import base64
 import importlib.util
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 
 needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="not run: JAX is not installed here")
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None,
+                                 reason="not run: PyTorch is not installed here (make test-torch)")
 
 
 def layer(kind, /, **config):
@@ -137,10 +140,11 @@ def assert_invariants(db, run_id):
     return run
 
 
-def replayed(jobs, *arguments):
-    """What plain Keras, a process of its own (equivalence/replay.py), makes of the jobs."""
+def replayed(jobs, *arguments, backend="tensorflow"):
+    """What plain Keras on a framework, a process of its own (equivalence/replay.py), makes of the jobs."""
     done = subprocess.run([sys.executable, pathlib.Path(__file__).parent / "equivalence" / "replay.py", *arguments],
-                          input=json.dumps(jobs), capture_output=True, text=True)
+                          input=json.dumps(jobs), capture_output=True, text=True,
+                          env={**os.environ, "KERAS_BACKEND": backend})
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 

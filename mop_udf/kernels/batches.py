@@ -4,6 +4,12 @@ import keras
 import numpy as np
 
 
+def array(value):
+    """The array of a Keras variable, or of a tensor wherever it is."""
+    # (convert_to_numpy would ask variables of TensorFlow for a copy, which they do not know how to make)
+    return np.asarray(value) if isinstance(value, keras.Variable) else keras.ops.convert_to_numpy(value)
+
+
 def split(batch, inputs):
     """A batch -> (x, y) as Keras wants them: an array where there is one, else a list."""
     x, y = batch[:inputs], batch[inputs:]
@@ -29,7 +35,7 @@ def report(model, rows):
 
     A metric that has a value for each class gives their mean.
     """
-    values = {name: float(np.mean(np.asarray(value))) for name, value in model.get_metrics_result().items()}
+    values = {name: float(np.mean(array(value))) for name, value in model.get_metrics_result().items()}
     losses = {"loss", *(f"{name}_loss" for name in getattr(model, "output_names", []) if len(model.outputs) > 1)}
     return {"loss": values.get("loss", 0.0), "rows": rows,
             "metrics": {name: value for name, value in values.items() if name not in losses}}

@@ -75,7 +75,7 @@ class Split:
         """
         found = hashlib.blake2b(self._text, digest_size=32)
         for number, variable in zip(self._numbers, self._variables):
-            own = np.asarray(variable.value)
+            own = np.asarray(variable)
             array = own if weights is None else np.ascontiguousarray(weights[number], own.dtype)
             found.update(array.reshape(-1).view(np.uint8))
         return found.digest()

@@ -85,3 +85,15 @@ class Scalar:
             raise TypeError("a scalar of an optimizer can be compared with zero alone")
         return operation(self.first, 0)
 
+
+
+def variers(scalar, sequenced):
+    """A framework's function `varied`, from its Scalar and its SequencedScalar."""
+    def varied(owner, name, sequence=None):
+        """Let a number that an optimizer, or its schedule, has as an attribute change without compiling anew: what to
+        assign to. `sequence`: the Sequence that an optimizer's number follows from mini-batch to mini-batch."""
+        made = scalar(getattr(owner, name)) if sequence is None else sequenced(sequence, owner)
+        setattr(owner, name, made)
+        return made
+
+    return varied

@@ -12,6 +12,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from mop_udf.kernels.batches import array
+
 OF_ALL_ROWS = ("dice", "tversky")  # losses that are no means over rows
 
 
@@ -69,19 +71,15 @@ class Scores:
             size = int(np.prod(variable.shape))
             variable.assign(sums[:size].reshape(variable.shape))
             sums = sums[size:]
-        loss = float(_numpy(self.total)[0]) / rows
+        loss = float(array(self.total)[0]) / rows
         if self.loss is not None:
-            loss += float(sum(w * _overlap(self.loss, *of) for w, of in zip(self.loss_weights, _numpy(self.overlaps))))
-        single = [{name: float(np.mean(_numpy(metric.result()))) for name, metric in own} for own in self.metrics]
+            loss += float(sum(w * _overlap(self.loss, *of) for w, of in zip(self.loss_weights, array(self.overlaps))))
+        single = [{name: float(np.mean(array(metric.result()))) for name, metric in own} for own in self.metrics]
         values = {name: float(np.mean([own[name] for own in single])) for name in single[0]}
         if len(single) > 1:
             own_names = {f"{output}_{name}": own[name] for output, own in zip(self.names, single) for name in own}
             values.update({name: value for name, value in own_names.items() if name not in values})
         return loss, values
-
-
-def _numpy(value):
-    return np.asarray(value)  # (convert_to_numpy would ask variables for a copy, which they do not know how to make)
 
 
 def _weights(loss_weights, names):

@@ -11,8 +11,8 @@ from pg_mop.database import MopError
 SCHEDULERS = ("randomized", "longest-first", "breadth-first", "most-children-first", "round-robin")
 KERNELS = ("auto", "plain", "loop", "xla")
 STRATEGIES = ("averaging", "sequential")
-BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX"}  # Keras' name of a framework -> its own
-OPTIONAL = ("jax",)  # those of an extra of the packages
+BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}  # Keras' name of a framework -> its own
+OPTIONAL = ("jax", "torch")  # those of an extra of the packages
 DEVICES = "/dev"
 
 
@@ -31,7 +31,8 @@ def no_gpu(backend="tensorflow"):
     if not _devices():
         return MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
     install = {"tensorflow": "make install FRAMEWORK=cuda",
-               "jax": f"sudo {_home()}/bin/pip install 'jax[cuda12]'"}[backend]
+               "jax": f"sudo {_home()}/bin/pip install 'jax[cuda12]'",
+               "torch": f"sudo {_home()}/bin/pip install --force-reinstall torch"}[backend]
     return MopError(f"use_gpus is set, but the {BACKENDS[backend]} that is installed is for processors alone",
                     hint=f"On this server: {install}; or call with use_gpus => FALSE.", sqlstate="58000")
 
@@ -64,6 +65,8 @@ def _is_for_processors(backend):
     """True where there is no framework of that name but the one without support of GPUs."""
     if backend == "jax":
         return not _distributions("jax_cuda*_plugin")
+    if backend == "torch":
+        return all("+cpu" in path for path in _distributions("torch"))  # (PyPI's build is for GPUs, too)
     return bool(_distributions("tensorflow_cpu") and not _distributions("tensorflow"))
 
 

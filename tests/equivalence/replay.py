@@ -14,13 +14,18 @@ import json
 import os
 import sys
 
-os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1", KERAS_BACKEND="tensorflow")
+os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1", NPROC="1")
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
 
-tf.config.threading.set_intra_op_parallelism_threads(1)
-tf.config.threading.set_inter_op_parallelism_threads(1)
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+elif keras.backend.backend() == "torch":
+    import torch
+    torch.set_num_threads(1)
 
 
 def array(packed):
@@ -94,4 +99,8 @@ jobs = json.load(sys.stdin)
 if sys.argv[1:] == ["average"]:
     json.dump([average_of(job) for job in jobs], sys.stdout)
 else:
-    json.dump([{"plain": weights_of(job, False), "default": weights_of(job, "auto")} for job in jobs], sys.stdout)
+    # (on JAX every operation would be compiled by itself; PyTorch has no other way)
+    backend = keras.backend.backend()
+    plain, default = backend == "jax", "auto" if backend == "tensorflow" else None
+    json.dump([{"plain": weights_of(job, plain), **({"default": weights_of(job, default)} if default else {})}
+               for job in jobs], sys.stdout)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_equivalence import CNN, NOISY
 
-from workload import dense, fit, last_run, load, make_data, make_images, needs_jax, selection
+from workload import dense, fit, load, make_data, make_images, needs_jax, selection
 
 CASES = {"dense net with Adam": (1, "flowers_packed", "Adam(lr=0.02)", ""),
          "CNN with momentum": (2, "images_packed", "SGD(lr=0.05, momentum=0.9)", ""),
@@ -59,12 +59,6 @@ def on_jax(db):
     db.run("SET pg_mop.keras_backend = 'tensorflow'; SET pg_mop.kernel = auto")
 
 
-def logged(db):
-    """The framework of the last run."""
-    return db.value("SELECT parameters->'settings'->>'keras_backend' FROM madlib.mop_run WHERE run_id = %s",
-                    [last_run(db)])
-
-
 @needs_jax
 @pytest.mark.parametrize("case", CASES)
 def test_kernels_on_jax_agree(db, data, case, on_jax):
@@ -73,33 +67,6 @@ def test_kernels_on_jax_agree(db, data, case, on_jax):
     assert {u["kernel"] for u in units} == {"plain" if case.startswith("CNN") else "loop"}
     assert np.abs(other - plain).max() <= 2e-4 * np.abs(plain).max()
     assert loss == pytest.approx(plain_loss, rel=1e-3)
-
-
-@needs_jax
-def test_frameworks_agree_where_nothing_is_random(db, data, on_jax):
-    """From the same weights: those that a run on TensorFlow has trained, with which one on JAX begins, and another."""
-    db.run("SET pg_mop.keras_backend = 'tensorflow'")
-    train(db, "dense net with Adam", "plain")
-    first, results = db.value("SELECT model_weights FROM models"), []
-    for backend in ("tensorflow", "jax"):
-        db.run(f"SET pg_mop.keras_backend = '{backend}'")
-        db.run("UPDATE models SET model_weights = %s", [first])
-        db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 2, FALSE, "
-               "warm_start => TRUE)")
-        assert logged(db) == backend
-        results.append(np.frombuffer(bytes(db.value("SELECT model_weights FROM models")), "<f4"))
-    assert np.abs(results[1] - results[0]).max() <= 2e-4 * np.abs(results[0]).max()
-    assert np.abs(results[1] - np.frombuffer(bytes(first), "<f4")).max() > 1e-3, "it has been trained"
-
-
-@needs_jax
-def test_a_run_is_done_again_on_the_framework_that_it_was_done_on(db, data, on_jax):
-    weights, _, _ = train(db, "Dropout and BatchNormalization", "plain")
-    run_id = last_run(db)
-    db.run("SET pg_mop.keras_backend = 'tensorflow'; DROP TABLE IF EXISTS again, again_info, again_summary")
-    db.run("SELECT madlib.mop_replay(%s, 'again')", [run_id])
-    assert logged(db) == "jax"
-    assert (np.frombuffer(bytes(db.value("SELECT model_weights FROM again")), "<f4") == weights).all()
 
 
 def test_configurations_that_differ_in_scalars_compile_once(db, data):

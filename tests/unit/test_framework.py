@@ -10,11 +10,12 @@ import pytest
 
 import mop_udf
 from mop_udf import nursery
-from workload import needs_jax
+from workload import needs_jax, needs_torch
 
 HOME = pathlib.Path(mop_udf.__file__).parent
 # gpus.py answers the server's question what TensorFlow sees
 MAY = {"gpus.py"}
+OTHERS = [pytest.param("jax", marks=needs_jax), pytest.param("torch", marks=needs_torch)]
 FRAMEWORKS = {"tensorflow", "jax", "torch"}
 
 
@@ -36,7 +37,7 @@ def test_a_framework_is_imported_in_its_own_package_alone():
         assert {f"on_{name}" for name in found} == {(HOME / path).relative_to(own).parts[0]}, path
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=needs_jax)])
+@pytest.mark.parametrize("backend", ["tensorflow", *OTHERS])
 def test_a_trainer_imports_its_framework_and_no_other(backend):
     program = ("import sys; from mop_udf import trainer; trainer.import_frameworks(); trainer.import_own(); "
                "print(*sorted({'tensorflow', 'jax', 'torch'} & sys.modules.keys()))")
@@ -45,10 +46,10 @@ def test_a_trainer_imports_its_framework_and_no_other(backend):
     assert found.stdout.split() == [backend]
 
 
-@needs_jax
-def test_a_nursery_of_jax_has_no_threads_to_lose():
+@pytest.mark.parametrize("backend", OTHERS)
+def test_a_nursery_has_no_threads_to_lose(backend):
     program = ("import os; from mop_udf import trainer; trainer.import_frameworks(); trainer.import_own(); "
                "print(len(os.listdir('/proc/self/task')))")
     found = subprocess.run([sys.executable, "-I", "-B", "-c", program], capture_output=True, text=True, check=True,
-                           env={**nursery.environment("jax"), "OMP_NUM_THREADS": "1"})  # as it is started
+                           env={**nursery.environment(backend), "OMP_NUM_THREADS": "1"})  # as it is started
     assert int(found.stdout) == 1

@@ -8,7 +8,7 @@ import mop_udf
 from mop_udf import process
 from pg_mop import settings
 from pg_mop.database import MopError
-from workload import dense, needs_jax
+from workload import dense, needs_jax, needs_torch
 
 
 def test_gpus_count_where_the_framework_that_is_installed_can_use_them(tmp_path, monkeypatch):
@@ -30,19 +30,22 @@ def test_gpus_count_where_the_framework_that_is_installed_can_use_them(tmp_path,
     assert "for processors alone" in settings.no_gpu().message and "FRAMEWORK=cuda" in settings.no_gpu().hint
 
 
-def test_a_framework_that_is_not_installed_is_an_error_that_says_how_to_install_it(tmp_path, monkeypatch):
+@pytest.mark.parametrize("backend,name", [("jax", "JAX"), ("torch", "PyTorch")])
+def test_a_framework_that_is_not_installed_is_an_error_with_what_to_do(tmp_path, monkeypatch, backend, name):
     monkeypatch.setattr(mop_udf, "home", str(tmp_path))
     settings.check_installed("tensorflow")
-    with pytest.raises(MopError, match="JAX is not installed on this server") as refused:
-        settings.check_installed("jax")
-    assert "make install WITH=jax" in refused.value.hint and f"{tmp_path}/bin/pip install jax" in refused.value.hint
-    (tmp_path / "lib" / "python3.11" / "site-packages" / "jax-0.10.2.dist-info").mkdir(parents=True)
-    settings.check_installed("jax")
+    with pytest.raises(MopError, match=f"{name} is not installed on this server") as refused:
+        settings.check_installed(backend)
+    assert f"make install WITH={backend}" in refused.value.hint
+    assert f"{tmp_path}/bin/pip install {backend}" in refused.value.hint
+    (tmp_path / "lib" / "python3.11" / "site-packages" / f"{backend}-1.2.3.dist-info").mkdir(parents=True)
+    settings.check_installed(backend)
 
 
 @pytest.mark.parametrize("backend,message", [
     ("tensorflow", "TensorFlow .* finds no GPU 0 here .*FRAMEWORK=cuda"),
-    pytest.param("jax", "JAX .* finds no GPU 0 here", marks=needs_jax)])
+    pytest.param("jax", "JAX .* finds no GPU 0 here", marks=needs_jax),
+    pytest.param("torch", "PyTorch .* finds no GPU 0 here", marks=needs_torch)])
 def test_a_trainer_that_was_started_for_a_gpu_does_not_train_without(backend, message):
     if settings.gpus():
         pytest.skip("not run: this machine has GPUs")

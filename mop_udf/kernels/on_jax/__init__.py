@@ -11,16 +11,18 @@ from mop_udf import compile_cache
 
 jax.config.update("jax_enable_x64", True)  # sums of many rows, and schedules, are in float64
 
-from mop_udf.kernels.on_jax import per_batch  # noqa: E402
 from mop_udf.kernels.on_jax.loop import Loop  # noqa: E402
+from mop_udf.kernels.on_jax.per_batch import Rate, SequencedScalar  # noqa: E402
 from mop_udf.kernels.on_jax.plain import Plain  # noqa: E402
 from mop_udf.kernels.on_jax.scalars import Scalar  # noqa: E402
-from mop_udf.kernels.on_jax.variables import Variables  # noqa: E402
+from mop_udf.kernels.scalars import variers  # noqa: E402
+from mop_udf.kernels.variables import Variables  # noqa: E402
 
-__all__ = ["OUT_OF_MEMORY", "Plain", "Scalar", "Variables", "begin", "for_any_rows", "has_gpu", "loops", "nowhere",
-           "per_batch", "refused", "tensors"]
+__all__ = ["OUT_OF_MEMORY", "Plain", "Rate", "Variables", "begin", "draw_from_state", "for_any_rows", "has_gpu",
+           "loops", "nowhere", "refused", "tensors", "varied"]
 
 OUT_OF_MEMORY = (jax.errors.JaxRuntimeError, MemoryError)
+varied = variers(Scalar, SequencedScalar)
 PIECES = (512, 64, 8, 1)  # rows at a time: what any number of rows is made of
 
 
@@ -38,6 +40,10 @@ def begin(threads):
     return None if has_gpu() else (
         f"JAX {jax.__version__} finds no GPU {wanted} here that it can use: it is for processors alone, or the driver "
         f"is not there (nvidia-smi)")
+
+
+def draw_from_state(model):
+    """See on_tensorflow: they do so here, too."""
 
 
 def has_gpu():

@@ -1,8 +1,8 @@
 """Keras on TensorFlow.
 
 What a framework's package has besides these functions: `Plain`, the plain kernel; `Variables`, which reads and sets a
-model's variables; `Scalar`, an optimizer's number that may change without compiling anew; `per_batch`, the schedules
-of such numbers; and `OUT_OF_MEMORY`, the errors that say that a batch was too large.
+model's variables; `varied`, which lets an optimizer's number change without compiling anew (scalars.variers); `Rate`, a
+learning rate that changes with every mini-batch; and `OUT_OF_MEMORY`, the errors that say that a batch was too large.
 """
 
 import os
@@ -10,16 +10,18 @@ import os
 import keras
 import tensorflow as tf
 
-from mop_udf.kernels.on_tensorflow import per_batch
 from mop_udf.kernels.on_tensorflow.loop import Loop
+from mop_udf.kernels.on_tensorflow.per_batch import Rate, SequencedScalar
 from mop_udf.kernels.on_tensorflow.plain import Plain
 from mop_udf.kernels.on_tensorflow.scalars import Scalar
 from mop_udf.kernels.on_tensorflow.variables import Variables
+from mop_udf.kernels.scalars import variers
 
-__all__ = ["OUT_OF_MEMORY", "Plain", "Scalar", "Variables", "begin", "for_any_rows", "has_gpu", "loops", "nowhere",
-           "per_batch", "refused", "tensors"]
+__all__ = ["OUT_OF_MEMORY", "Plain", "Rate", "Variables", "begin", "draw_from_state", "for_any_rows", "has_gpu",
+           "loops", "nowhere", "refused", "tensors", "varied"]
 
 OUT_OF_MEMORY = (tf.errors.ResourceExhaustedError, MemoryError)
+varied = variers(Scalar, SequencedScalar)
 
 
 def begin(threads):
@@ -36,6 +38,10 @@ def begin(threads):
     return None if gpus or wanted in ("", "-1") else (
         f"TensorFlow {tf.__version__} finds no GPU {wanted} here that it can use: it is for processors alone (make "
         f"install FRAMEWORK=cuda), or the driver is not there (nvidia-smi)")
+
+
+def draw_from_state(model):
+    """Let all layers of a new model draw random numbers from its own random state. They do so here."""
 
 
 def has_gpu():

@@ -6,9 +6,9 @@ float64 until it meets Keras' tensors. A schedule of Keras stays as Keras makes 
 rounds otherwise where it may compute with constants beforehand, and the result is to be Keras', bit by bit.
 """
 
-import keras
 import tensorflow as tf
 
+from mop_udf.kernels import per_batch
 from mop_udf.kernels.on_tensorflow.scalars import Scalar
 
 
@@ -26,42 +26,21 @@ class TENSORS:
         return tf.gather(values, tf.cast(tf.minimum(step, values.shape[0] - 1.0), tf.int64))
 
 
-class _Sequence:
-    """A Sequence whose numbers are variables."""
+class Bound(per_batch.Bound):
 
-    def __init__(self, sequence):
-        self.sequence = sequence
-        self.numbers = [tf.Variable(number, dtype=tf.float64, trainable=False) for number in sequence.numbers()]
+    operations = TENSORS
 
-    def assign(self, sequence):
-        """Compute another Sequence of the same structure from now on."""
-        for variable, number in zip(self.numbers, sequence.numbers(), strict=True):
-            variable.assign(number)
+    @staticmethod
+    def keep(number):
+        return tf.Variable(number, dtype=tf.float64, trainable=False)
 
-    def value(self, step):
-        """The value after so many mini-batches (an integer tensor): a float64 tensor."""
-        numbers = [variable.read_value() for variable in self.numbers]
-        return tf.convert_to_tensor(self.sequence.bind(numbers)(TENSORS, tf.cast(step, tf.float64)), tf.float64)
+    @staticmethod
+    def read(kept):
+        return kept.read_value()
 
-
-class Rate(keras.optimizers.schedules.LearningRateSchedule):
-    """The learning rate as a Sequence: a schedule of Keras."""
-
-    def __init__(self, sequence):
-        self._sequence = _Sequence(sequence)
-        self.assign = self._sequence.assign
-
-    def __call__(self, step):
-        return tf.cast(self._sequence.value(step), keras.config.floatx())
-
-    def get_config(self):
-        return {"sequence": self._sequence.sequence.text}
+    @staticmethod
+    def wide(value):
+        return tf.cast(value, tf.float64) if tf.is_tensor(value) else tf.convert_to_tensor(value, tf.float64)
 
 
-class SequencedScalar(Scalar):
-    """Another scalar of an optimizer as a Sequence."""
-
-    def __init__(self, sequence, optimizer):
-        self._sequence = _Sequence(sequence)
-        self.assign = self._sequence.assign
-        super().__init__(sequence.at(0), lambda: self._sequence.value(optimizer._iterations.value))
+Rate, SequencedScalar = per_batch.kinds(Bound, Scalar)

@@ -1,4 +1,4 @@
-"""A model's variables, read and set together."""
+"""A model's variables, read and set together, one by one: what serves where a call for each costs little."""
 
 import numpy as np
 
@@ -12,8 +12,8 @@ class Variables:
     def put(self, arrays):
         """Set the variables to arrays of their shapes, which may come of another framework."""
         for variable, array in zip(self.variables, arrays):
-            variable.assign(np.array(array))  # a copy: JAX may keep the memory that it is given
+            variable.assign(np.array(array))  # a copy: the framework may keep the memory that it is given
 
     def take(self):
         """The variables' values."""
-        return [np.asarray(variable.value) for variable in self.variables]
+        return [np.asarray(variable) for variable in self.variables]

@@ -1,0 +1,76 @@
+"""Keras on PyTorch, on which every operation is computed as it comes; see on_tensorflow for what the names are."""
+
+import os
+
+import keras
+import numpy as np
+import torch
+
+from mop_udf.kernels.on_torch.memory import OUT_OF_MEMORY, told
+from mop_udf.kernels.on_torch.plain import Plain
+from mop_udf.kernels.on_torch.varied import Rate, varied
+from mop_udf.kernels.variables import Variables
+
+__all__ = ["OUT_OF_MEMORY", "Plain", "Rate", "Variables", "begin", "draw_from_state", "for_any_rows", "has_gpu",
+           "loops", "nowhere", "refused", "tensors", "varied"]
+
+NO_LOOP = "PyTorch computes every operation as it comes: there is no loop to compile"
+
+
+def begin(threads):
+    """See on_tensorflow. Nothing of CUDA has started yet: it reads CUDA_VISIBLE_DEVICES when it does."""
+    torch.set_num_threads(threads)
+    torch.set_num_interop_threads(1)
+    # sums that several threads add to: in one order (a replay is to give the same bits)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES", "-1")
+    if wanted in ("", "-1"):
+        return None
+    if not torch.cuda.is_available():
+        return (f"PyTorch {torch.__version__} finds no GPU {wanted} here that it can use: it is for processors alone, "
+                f"or the driver is not there (nvidia-smi)")
+    # for the life of this process: Keras was imported for processors, so that a nursery does not touch a GPU
+    keras.device("gpu:0").__enter__()
+    return None
+
+
+def draw_from_state(model):
+    """See on_tensorflow. Keras lets dropout layers that were given no seed draw from PyTorch's own generator, whose
+    state is not the model's: they are to draw as if they had been given the seed that Keras made for them."""
+    for layer in model._flatten_layers():
+        for generator in layer._seed_generators:
+            if generator._initial_seed is None:
+                generator._initial_seed = int(np.asarray(generator.state)[0])
+
+
+def has_gpu():
+    return keras.ops.zeros(()).device.type == "cuda"
+
+
+def loops(model, name):
+    return {}
+
+
+def refused(random, convolutional):
+    """{kernel: why it is of no use} for a model."""
+    return {"loop": NO_LOOP, "xla": NO_LOOP}
+
+
+def tensors(data):
+    return keras.tree.map_structure(keras.ops.convert_to_tensor, data)
+
+
+def for_any_rows(step, data, variables, join):
+    """See on_tensorflow: nothing is compiled."""
+    def call(*data):
+        with told(), torch.no_grad():
+            return keras.tree.map_structure(keras.ops.convert_to_numpy, step(*data))
+
+    return call
+
+
+def nowhere():
+    """See on_tensorflow: PyTorch has a device of shapes alone."""
+    return keras.device("meta")

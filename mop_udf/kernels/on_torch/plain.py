@@ -1,0 +1,13 @@
+"""The plain kernel on PyTorch: one Keras step per mini-batch, which is what `model.train_on_batch` does."""
+
+from mop_udf.kernels import plain
+from mop_udf.kernels.on_torch.memory import told
+from mop_udf.kernels.on_torch.varied import follow
+
+
+class Plain(plain.Plain):
+
+    def run(self, data):
+        follow(self.model.optimizer)
+        with told():
+            self.model.train_step(data)

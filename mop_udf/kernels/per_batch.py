@@ -1,0 +1,53 @@
+"""Scalars of an optimizer that change with every mini-batch, where steps are compiled: sequences whose numbers may
+change without compiling anew. A framework says how it keeps a number, and what it computes with.
+"""
+
+import keras
+
+
+class Bound:
+    """A Sequence whose numbers are kept where compiled steps read them. A framework's subclass has:
+
+    `operations`: those of sequences.PYTHON on its tensors; `keep(number)`: what has `assign`; `read(kept)`: its value
+    as a tensor; `wide(value)`: a float64 tensor.
+    """
+
+    def __init__(self, sequence):
+        self.sequence = sequence
+        self.numbers = [self.keep(number) for number in sequence.numbers()]
+
+    def assign(self, sequence):
+        """Compute another Sequence of the same structure from now on."""
+        for kept, number in zip(self.numbers, sequence.numbers(), strict=True):
+            kept.assign(number)
+
+    def value(self, step):
+        """The value after so many mini-batches (an integer tensor): a float64 tensor. Runs while a step is compiled."""
+        bound = self.sequence.bind([self.read(kept) for kept in self.numbers])
+        return self.wide(bound(self.operations, self.wide(step)))
+
+
+def kinds(bound, scalar):
+    """(Rate, SequencedScalar) of a framework, from its Bound and its Scalar."""
+    class Rate(keras.optimizers.schedules.LearningRateSchedule):
+        """The learning rate as a Sequence: a schedule of Keras."""
+
+        def __init__(self, sequence):
+            self._sequence = bound(sequence)
+            self.assign, self.numbers = self._sequence.assign, self._sequence.numbers
+
+        def __call__(self, step):
+            return keras.ops.cast(self._sequence.value(step), keras.config.floatx())
+
+        def get_config(self):
+            return {"sequence": self._sequence.sequence.text}
+
+    class SequencedScalar(scalar):
+        """Another scalar of an optimizer as a Sequence."""
+
+        def __init__(self, sequence, optimizer):
+            self._sequence = bound(sequence)
+            self.assign, self.numbers = self._sequence.assign, self._sequence.numbers
+            super().__init__(sequence.at(0), lambda: self._sequence.value(optimizer._iterations.value))
+
+    return Rate, SequencedScalar

@@ -1,0 +1,26 @@
+"""What plain kernels have in common where Keras can make a model's variables without training."""
+
+from mop_udf.kernels.batches import weighted
+
+
+class Plain:
+    """Trains one compiled Keras model, batch by batch; a subclass says how: `run(data)`."""
+
+    def __init__(self, model):
+        self.model, self.trains = model, False  # trains: Keras has made all variables
+        self.steps = {}  # what has been compiled
+
+    def step(self, batch, inputs, class_weight, full):
+        """Train on one batch, a full or a short one."""
+        if not self.trains:
+            self.begin(batch, inputs, class_weight)
+        self.run(weighted(batch, inputs, class_weight))
+
+    def begin(self, batch, inputs, class_weight):
+        """Let Keras make the variables of losses and metrics, without training."""
+        self.model._symbolic_build(data_batch=weighted(batch, inputs, class_weight))
+        self.trains = True
+
+    def run(self, data):
+        """Train on (x, y) or (x, y, weight of each row), by one step of Keras."""
+        raise NotImplementedError
