@@ -51,20 +51,12 @@ def trained_alone(backend, whose):
     return json.loads(done.stdout)
 
 
-def array(text):
-    return np.frombuffer(base64.b64decode(text), "<f4")
-
-
-# (on PyTorch a layer without a seed draws otherwise in plain Keras, whose compiled steps on JAX have constant numbers)
-@pytest.mark.parametrize("backend,case", [
-    *(pytest.param("jax", case, marks=needs_jax) for case in KINDS[:-1]),
-    *(pytest.param("torch", case, marks=needs_torch) for case in KINDS if case != "dropout")])
-def test_the_plain_kernel_trains_and_evaluates_as_keras_on_the_same_framework(backend, case):
-    ours, keras = trained_alone(backend, "ours")[case], trained_alone(backend, "keras")[case]
-    if backend == "torch":
-        assert ours["weights"] == keras["weights"]
-    a, b = array(ours["weights"]), array(keras["weights"])
-    assert np.abs(a - b).max() <= 1e-5 * np.abs(b).max()
+# (a layer without a seed draws otherwise in plain Keras)
+@needs_torch
+@pytest.mark.parametrize("case", [case for case in KINDS if case != "dropout"])
+def test_the_plain_kernel_trains_and_evaluates_as_keras_on_pytorch(case):
+    ours, keras = trained_alone("torch", "ours")[case], trained_alone("torch", "keras")[case]
+    assert ours["weights"] == keras["weights"]
     assert ours["evaluated"] == pytest.approx(keras["evaluated"], rel=1e-5)
 
 
@@ -105,8 +97,10 @@ def logged(db):
                     [last_run(db)])
 
 
-@pytest.mark.parametrize("case", [case for case in MODELS if MODELS[case][0] != 3])
-@pytest.mark.parametrize("backend", OTHERS)
+# (with 64-bit types JAX draws other random numbers)
+@pytest.mark.parametrize("backend,case", [
+    *(pytest.param("jax", case, marks=needs_jax) for case in MODELS if MODELS[case][0] < 3),
+    *(pytest.param("torch", case, marks=needs_torch) for case in MODELS if MODELS[case][0] != 3)])
 def test_a_run_is_plain_keras_on_the_same_framework(db, data, on, backend, case):
     on(backend)
     ours = train(db, case)
