@@ -10,14 +10,13 @@ import os
 import pathlib
 import statistics
 import sys
-import time
 
 import psycopg2.extensions
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
 
 import greenplum  # noqa: E402
-from tables import configure, load_rows, pack, train  # noqa: E402
+from tables import SETTINGS, load_rows, timed  # noqa: E402
 from workloads import WORKLOADS  # noqa: E402
 
 from cluster import Cluster  # noqa: E402
@@ -27,16 +26,10 @@ from conftest import Client  # noqa: E402
 def once(db, workload, segments):
     """Seconds of packing and of training."""
     client = db.another()
-    client.run("SET client_min_messages = warning; SET pg_mop.threads = 1; SET pg_mop.seed = 1; SET pg_mop.reuse = off")
+    client.run(SETTINGS)
     cursor = client.connection.cursor(cursor_factory=psycopg2.extensions.cursor)
     load_rows(cursor, workload)
-    began = time.monotonic()
-    pack(cursor, workload, segments)
-    packed = time.monotonic()
-    configure(cursor, workload)
-    configured = time.monotonic()
-    train(cursor, workload.iterations)
-    seconds = packed - began, time.monotonic() - configured
+    seconds = timed(cursor, workload, segments)
     client.close()
     return seconds
 

@@ -21,13 +21,11 @@ import time
 import urllib.request
 
 from run import RESULTS
-from tables import configure, connect, load_rows, pack, train
+from tables import SETTINGS, configure, connect, load_rows, pack, train
 from workloads import Configuration, Workload
 
 ROUNDS = 3  # of what is compared
-SCHEMA = "SET client_min_messages = warning; DROP SCHEMA IF EXISTS parts CASCADE; CREATE SCHEMA parts; " \
-         "SET search_path = parts, public; SET pg_mop.seed = 1; SET pg_mop.threads = 1; " \
-         "SET pg_mop.reuse = off"
+SCHEMA = f"{SETTINGS}; DROP SCHEMA IF EXISTS parts CASCADE; CREATE SCHEMA parts; SET search_path = parts, public"
 
 
 def session(dsn):

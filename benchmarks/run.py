@@ -82,7 +82,7 @@ def checkpoint(dsn):
 def once(contender, name, dsn, workers):
     """One run of a contender: its figures."""
     module, interpreter, *settings = contenders_of(name)[contender]
-    if contender in ("pg_mop", "pg_mop on JAX", "pg_mop on PyTorch"):  # cold: who comes next is the second client
+    if contender == "pg_mop" or contender.startswith("pg_mop on "):  # cold: who comes next is the second client
         forget(dsn)
     with tempfile.TemporaryDirectory() as place:
         output = os.path.join(place, "out.json")

@@ -16,7 +16,7 @@ import psycopg2.extensions
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
 
-from tables import configure, load_rows, pack, train  # noqa: E402
+from tables import SETTINGS, load_rows, timed  # noqa: E402
 from workloads import WORKLOADS  # noqa: E402
 
 from cluster import Cluster  # noqa: E402
@@ -44,8 +44,7 @@ class Machines:
     def session(self):
         """A session whose calls start cold."""
         client = self.db.another()
-        client.run("SET client_min_messages = warning; SET pg_mop.threads = 1; SET pg_mop.seed = 1; "
-                   "SET pg_mop.reuse = off")
+        client.run(SETTINGS)
         return client
 
     def stop(self):
@@ -57,15 +56,11 @@ class Machines:
 
 def once(machines, workload, servers):
     """Seconds of packing and of training."""
-    client, seconds = machines.session(), []
+    client = machines.session()
     cursor = client.connection.cursor(cursor_factory=psycopg2.extensions.cursor)
     if servers:
         client.run(f"SET pg_mop.servers = '{servers}'")
-    for work in (lambda: pack(cursor, workload, 4), lambda: train(cursor, workload.iterations)):
-        configure(cursor, workload)
-        began = time.monotonic()
-        work()
-        seconds.append(time.monotonic() - began)
+    seconds = timed(cursor, workload, 4)
     if servers:
         client.run("SELECT madlib.mop_drop_packed('packed')")
     client.close()

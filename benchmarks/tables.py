@@ -2,10 +2,13 @@
 
 import json
 import tempfile
+import time
 
 import psycopg2
 
 BRACES = str.maketrans("[]", "{}", " ")
+# of a session whose calls are compared: each trains anew, from one seed, with a thread for each trainer
+SETTINGS = "SET client_min_messages = warning; SET pg_mop.threads = 1; SET pg_mop.seed = 1; SET pg_mop.reuse = off"
 
 
 def connect(dsn):
@@ -57,6 +60,17 @@ def train(cursor, iterations, validation=None):
     cursor.execute("SELECT madlib.madlib_keras_fit_multiple_model('packed', 'models', 'mst', %s, FALSE, %s, %s)",
                    [iterations, validation, iterations if validation else None])
     return last_run(cursor)
+
+
+def timed(cursor, workload, segments):
+    """Seconds of packing and of training."""
+    began = time.monotonic()
+    pack(cursor, workload, segments)
+    packed = time.monotonic()
+    configure(cursor, workload)
+    configured = time.monotonic()
+    train(cursor, workload.iterations)
+    return packed - began, time.monotonic() - configured
 
 
 def search(cursor, study, seed):

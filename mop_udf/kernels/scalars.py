@@ -86,7 +86,6 @@ class Scalar:
         return operation(self.first, 0)
 
 
-
 def variers(scalar, sequenced):
     """A framework's function `varied`, from its Scalar and its SequencedScalar."""
     def varied(owner, name, sequence=None):

@@ -71,8 +71,7 @@ def models(selection):
     """Trained, with validation and warm start."""
     db = selection
     db.run("SELECT madlib.madlib_keras_fit_multiple_model('iris_train_packed', 'iris_multi_model', 'mst_table', 4, "
-           "FALSE, "
-           "'iris_test_packed', 3, FALSE, 'Sophie L.', 'Model selection for iris dataset')")
+           "FALSE, 'iris_test_packed', 3, FALSE, 'Sophie L.', 'Model selection for iris dataset')")
     return db
 
 
@@ -88,11 +87,9 @@ def test_rows_are_packed_where_the_rules_say(selection):
     assert db.run("SELECT hostname, gpu_descr FROM host_gpu_mapping_tf ORDER BY hostname, gpu_descr") == []
     db.run("CREATE TABLE segments_to_use (dbid integer, hostname text)")
     db.run("INSERT INTO segments_to_use SELECT dbid, hostname FROM gp_segment_configuration WHERE role = 'p' AND "
-           "content "
-           "IN (0, 1)")
+           "content IN (0, 1)")
     db.run("SELECT madlib.training_preprocessor_dl('iris_train', 'iris_train_some', 'class_text', 'attributes', 10, "
-           "1.0, "
-           "NULL, 'segments_to_use')")
+           "1.0, NULL, 'segments_to_use')")
     assert db.value("SELECT array_agg(DISTINCT gp_segment_id ORDER BY gp_segment_id) FROM iris_train_some") == [0, 1]
 
 
@@ -139,8 +136,7 @@ def test_a_model_is_evaluated_and_predicts(models):
     assert found == {"loss": pytest.approx(own["loss"], rel=1e-5), "metric": pytest.approx(own["metric"]),
                      "metrics_type": ["accuracy"]}
     db.run("SELECT madlib.madlib_keras_predict('iris_multi_model', 'iris_test', 'id', 'attributes', 'iris_predict', "
-           "'prob', "
-           "NULL, %s)", [best])
+           "'prob', NULL, %s)", [best])
     right = db.value("SELECT count(*)::float8 / 30 FROM iris_predict JOIN iris_test USING (id) "
                      "WHERE class_value = class_text AND rank = 1")
     assert right == pytest.approx(own["metric"])
@@ -151,8 +147,7 @@ def test_training_goes_on_from_what_is_there(models):
     db = models
     before = {r["mst_key"]: r["training_loss_final"] for r in db.run("SELECT * FROM iris_multi_model_info")}
     db.run("SELECT madlib.madlib_keras_fit_multiple_model('iris_train_packed', 'iris_multi_model', 'mst_table', 3, "
-           "FALSE, "
-           "'iris_test_packed', 1, TRUE, 'Sophie L.', 'Simple MLP for iris dataset')")
+           "FALSE, 'iris_test_packed', 1, TRUE, 'Sophie L.', 'Simple MLP for iris dataset')")
     after = {r["mst_key"]: r["training_loss_final"] for r in db.run("SELECT * FROM iris_multi_model_info")}
     assert sum(after.values()) < sum(before.values()) and after.keys() == before.keys()
     assert db.run("SELECT warm_start, metrics_iters FROM iris_multi_model_summary") == [

@@ -10,12 +10,11 @@ import pytest
 
 import mop_udf
 from mop_udf import nursery
-from workload import needs_jax, needs_torch
+from workload import OTHERS
 
 HOME = pathlib.Path(mop_udf.__file__).parent
 # gpus.py answers the server's question what TensorFlow sees
 MAY = {"gpus.py"}
-OTHERS = [pytest.param("jax", marks=needs_jax), pytest.param("torch", marks=needs_torch)]
 FRAMEWORKS = {"tensorflow", "jax", "torch"}
 
 
