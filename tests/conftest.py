@@ -60,6 +60,11 @@ class Client:
             self.run("ROLLBACK")
         return caught.value
 
+    def uri(self, user=None, database=None):
+        """The address of a database, this one if no other is named, for programs."""
+        to = self.connection.info
+        return f"postgresql://{user or self.user}@{to.host}:{to.port}/{database or self.database}"
+
     def another(self, user=None):
         """A second session on the same database."""
         return Client(self.server, self.database, user or self.user)

@@ -3,36 +3,48 @@
 import math
 import os
 import tempfile
+import time
 
-from pg_mop_client.errors import needed
+from pg_mop_client.errors import ClientError, needed
+
+MOST_METRICS = 1000  # that MLflow takes at once
 
 
 def to_optuna(run, storage=None, study_name=None):
     """An Optuna study of a run: a trial for each configuration, with its parameters, its values by iteration, and its
-    state (COMPLETE, PRUNED where it was stopped, FAIL).
+    state (COMPLETE; PRUNED where it was stopped or cancelled before its end; RUNNING and WAITING as the run is now;
+    FAIL).
 
     `storage`: Optuna's, such as 'sqlite:///study.db' for its dashboard; None: in memory. Raises ClientError without
-    Optuna.
+    Optuna, and where the storage has a study of that name.
     """
     optuna = needed("optuna", "optuna")
     data = run.data
     series = data["measure"]["series"]
-    study = optuna.create_study(storage=storage, study_name=study_name or f"pg_mop run {run.run_id}",
-                                direction="maximize" if data["measure"]["goal"] == "max" else "minimize")
+    study_name = study_name or f"pg_mop run {run.run_id}"
+    try:
+        study = optuna.create_study(storage=storage, study_name=study_name,
+                                    direction="maximize" if data["measure"]["goal"] == "max" else "minimize")
+    except optuna.exceptions.DuplicatedStudyError:
+        raise ClientError(f"there is a study {study_name!r} already", hint="study_name='...', or optuna.delete_study("
+                          f"study_name={study_name!r}, storage=...)") from None
     distributions = {name: _distribution(optuna, [c["parameters"][name] for c in data["configurations"]
                                                   if name in c["parameters"]]) for name in data["varied"]}
     values = _values(run, series)
-    states = {"finished": optuna.trial.TrialState.COMPLETE, "stopped": optuna.trial.TrialState.PRUNED}
+    state_of = optuna.trial.TrialState
+    states = {"finished": state_of.COMPLETE, "stopped": state_of.PRUNED, "cancelled": state_of.PRUNED,
+              "running": state_of.RUNNING, "waiting": state_of.WAITING}
     for c in sorted(data["configurations"], key=lambda c: c["mst_key"]):
         own = {i: v for i, v in values.get(c["mst_key"], {}).get(series, {}).items() if math.isfinite(v)}
-        state = states.get(c["status"], optuna.trial.TrialState.FAIL)
-        if state == optuna.trial.TrialState.COMPLETE and not own:
-            state = optuna.trial.TrialState.FAIL
+        state = states.get(c["status"], state_of.FAIL)
+        if state == state_of.COMPLETE and not own:
+            state = state_of.FAIL
         parameters = {name: value for name, value in c["parameters"].items() if name in distributions}
         study.add_trial(optuna.trial.create_trial(
-            state=state, value=own[max(own)] if own and state != optuna.trial.TrialState.FAIL else None,
+            state=state, value=own[max(own)] if own and state in (state_of.COMPLETE, state_of.PRUNED) else None,
             params=parameters, distributions={name: distributions[name] for name in parameters},
-            intermediate_values=own, user_attrs={"mst_key": c["mst_key"], "training seconds": c["seconds"],
+            intermediate_values=own, user_attrs={"mst_key": c["mst_key"], "status": c["status"],
+                                                 "training seconds": c["seconds"],
                                                  **({"reason": c["reason"]} if c["reason"] else {})}))
     return study
 
@@ -55,31 +67,38 @@ def log_to_mlflow(run, experiment=None, models=1):
     Returns the parent's id. Raises ClientError without MLflow.
     """
     mlflow = needed("mlflow", "mlflow")
-    data = run.data
-    mlflow.set_experiment(experiment or "pg_mop")
-    values, done = _values(run), data["run"]
-    with mlflow.start_run(run_name=f"run {run.run_id}: {run.models}") as parent:
-        mlflow.log_params({name: _short(value) for name, value in {
-            "run_id": run.run_id, "function": done["function"], "seed": done["seed"], "scheduler": done["scheduler"],
-            "source_table": done["source_table"], **data["fixed"]}.items()})
-        with tempfile.TemporaryDirectory() as directory:
-            page = os.path.join(directory, "report.html")
-            run.report(page)
+    data, values, artifacts = run.data, _values(run), {}
+    with tempfile.TemporaryDirectory() as directory:
+        page = os.path.join(directory, "report.html")
+        run.report(page)
+        for c in data["configurations"]:  # (what cannot be read leaves nothing half written)
+            if c["rank"] <= models and c["status"] == "finished":
+                artifacts[c["mst_key"]] = path = os.path.join(directory, f"model_{c['mst_key']}.keras")
+                with open(path, "wb") as file:
+                    file.write(run.export(c["mst_key"]))
+        mlflow.set_experiment(experiment or "pg_mop")
+        with mlflow.start_run(run_name=f"run {run.run_id}: {run.models}") as parent:
+            own = {name: data["run"][name] for name in ("function", "seed", "scheduler", "source_table")}
+            mlflow.log_params(_parameters({"run_id": run.run_id, **own, **data["fixed"]}))
             mlflow.log_artifact(page)
             for c in data["configurations"]:
-                with mlflow.start_run(run_name=f"configuration {c['mst_key']}", nested=True):
-                    mlflow.log_params({_key(name): _short(value) for name, value in c["parameters"].items()})
+                with mlflow.start_run(run_name=f"configuration {c['mst_key']}", nested=True) as nested:
+                    mlflow.log_params(_parameters(c["parameters"]))
                     mlflow.set_tags({"status": c["status"], "mst_key": c["mst_key"], **(
                         {"reason": _short(c["reason"])} if c["reason"] else {})})
-                    for name, by_iteration in values.get(c["mst_key"], {}).items():
-                        for step, value in by_iteration.items():
-                            mlflow.log_metric(_key(name), value, step=step)
-                    if c["rank"] <= models and c["status"] == "finished":
-                        path = os.path.join(directory, f"model_{c['mst_key']}.keras")
-                        with open(path, "wb") as file:
-                            file.write(run.export(c["mst_key"]))
-                        mlflow.log_artifact(path)
+                    now = int(time.time() * 1000)
+                    metrics = [mlflow.entities.Metric(_key(name), value, now, step)
+                               for name, by_iteration in values.get(c["mst_key"], {}).items()
+                               for step, value in by_iteration.items()]
+                    for at in range(0, len(metrics), MOST_METRICS):
+                        mlflow.MlflowClient().log_batch(nested.info.run_id, metrics[at:at + MOST_METRICS])
+                    if c["mst_key"] in artifacts:
+                        mlflow.log_artifact(artifacts[c["mst_key"]])
     return parent.info.run_id
+
+
+def _parameters(given):
+    return {_key(name): _short(value) for name, value in given.items()}
 
 
 def to_tensorboard(run, directory):

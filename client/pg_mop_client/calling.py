@@ -6,7 +6,7 @@ from sqlalchemy import text
 from tqdm.auto import tqdm
 
 from pg_mop_client.database import plain, quote
-from pg_mop_client.watching import Watcher
+from pg_mop_client.watching import Watcher, this_call
 
 LOOK_SECONDS = 0.5
 PATIENCE_SECONDS = 10  # for a call that was cancelled
@@ -56,16 +56,14 @@ class Calls:
         return self.connection().execute(text(statement), values)
 
     def watched(self, statement, values, progress=True):
-        """Carry out a call that trains; returns the number of its run.
+        """Carry out a call that trains; returns the number of its run, None where it was not found.
 
         Ctrl-C cancels it: the server ends it within two seconds, the run can be resumed, and KeyboardInterrupt is
         raised. Raises what the call raises.
         """
         connection = self.connection()
         driver = connection.connection.dbapi_connection
-        pid, before = connection.execute(text(
-            "SELECT pg_catalog.pg_backend_pid(), coalesce(max(run_id), 0) "
-            f"FROM {plain(quote(self.schema))}.mop_runs")).one()
+        call = this_call(connection)
         outcome, ended = [], threading.Event()  # (a join that Ctrl-C interrupts forgets that the thread goes on)
 
         def work():
@@ -83,13 +81,14 @@ class Calls:
             with _Bar(progress) as bar:
                 while not ended.wait(LOOK_SECONDS if bar.run_id is None else watcher.rest):
                     if progress:
-                        bar.show(watcher, pid, before)
-                run_id = bar.run_id or watcher.run_of(pid, before)
-                bar.end(watcher, run_id, failed=outcome[0] is not None)
+                        bar.show(watcher, call)
+                # (the second time by a new connection, where it was lost)
+                run_id = bar.run_id or watcher.run_of(call) or watcher.run_of(call)
+                bar.end(watcher, failed=outcome[0] is not None)
         except KeyboardInterrupt:
             driver.cancel()
             ended.wait(PATIENCE_SECONDS)
-            run_id = watcher.run_of(pid, before)
+            run_id = watcher.run_of(call)
             if run_id is not None:
                 print(f"Cancelled. Every unit that has ended is kept: mop_resume({run_id}), or the same call again, "
                       f"goes on with run {run_id}.")
@@ -114,10 +113,10 @@ class _Bar:
         if self.bar is not None:
             self.bar.close()
 
-    def show(self, watcher, pid, before):
+    def show(self, watcher, call):
         """Look at the run and draw it; what goes wrong with looking is no error of the call."""
         if self.run_id is None:
-            self.run_id = watcher.run_of(pid, before)
+            self.run_id = watcher.run_of(call)
         now = watcher.look(self.run_id) if self.run_id is not None else None
         if now is None:
             return
@@ -127,10 +126,10 @@ class _Bar:
         self.bar.total, self.bar.n = now.units_total, now.units_done
         self.bar.set_postfix_str(now.told)
 
-    def end(self, watcher, run_id, failed):
+    def end(self, watcher, failed):
         """The last state of the bar."""
         if self.bar is not None and not failed:
-            self.show(watcher, None, None)
+            self.show(watcher, None)
 
 
 def _written(value):

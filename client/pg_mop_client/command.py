@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pg_mop_client.database import find_extension, make_engine, plain, quote
 from pg_mop_client.errors import ClientError, needed
-from pg_mop_client.watching import Watcher, duration
+from pg_mop_client.watching import Watcher, duration, printable
 
 COLUMNS = ("run_id", "status", "function", "model_output_table", "configurations", "num_iterations", "started_at",
            "finished_at")
@@ -25,11 +25,11 @@ def main(arguments=None):
     try:
         return given.work(given) or 0
     except ClientError as error:
-        print(f"mop: {error}", file=sys.stderr)
+        print(f"mop: {printable(error)}", file=sys.stderr)
     except sqlalchemy.exc.DBAPIError as error:
-        print(f"mop: {str(error.orig).strip()}", file=sys.stderr)
+        print(f"mop: {printable(error.orig).strip()}", file=sys.stderr)
     except OSError as error:
-        print(f"mop: {error}", file=sys.stderr)
+        print(f"mop: {printable(error)}", file=sys.stderr)
     except KeyboardInterrupt:
         return 130
     return 1
@@ -73,7 +73,8 @@ def _selection(given):
 
 def _runs(given):
     with _selection(given) as selection:
-        found = selection.runs(cap=None).head(given.n)
+        found = selection.query(f"SELECT * FROM {plain(quote(selection.schema))}.mop_runs ORDER BY run_id DESC "
+                                f"LIMIT :most", cap=None, most=given.n)
     _list(found, COLUMNS, "no runs yet")
 
 
@@ -95,7 +96,7 @@ def _jobs(given):
     job, console = found.iloc[0], Console()
     console.print(Text(f"job {job.job}  {job.status}", style="bold"))
     for line in (job.command, *job.messages, *([f"error: {job.error}"] if job.error else [])):
-        console.print(Text(line))
+        console.print(Text(printable(line)))
     return 0 if job.status in ("finished", "running") else 1
 
 
@@ -104,7 +105,7 @@ def _list(found, columns, otherwise):
     table = Table(*(name.replace("_", " ") for name in columns), box=None, header_style="bold")
     for row in found.itertuples():
         table.add_row(*(Text("" if value is None or value != value else value.strftime("%Y-%m-%d %H:%M:%S") if hasattr(
-            value, "strftime") else str(value)) for value in (getattr(row, name) for name in columns)))
+            value, "strftime") else printable(value)) for value in (getattr(row, name) for name in columns)))
     Console().print(table if len(found) else otherwise)
 
 
@@ -165,14 +166,15 @@ def watch(watcher, run_id, console):
     finally:
         watcher.close()
     if look.run.error:
-        console.print(Text(f"error: {look.run.error}"))
+        console.print(Text(f"error: {printable(look.run.error)}"))
     return 0 if look.run.status == "finished" else 1
 
 
 def _screen(look, watcher, console):
     """The run, its sessions, and as many of its configurations as there is room for: those at work first."""
     run, done, total = look.run, look.units_done, look.units_total
-    head = Text(f"run {run.run_id}  {run.status}  {run.function} into {run.model_output_table}\n", style="bold")
+    head = Text(f"run {run.run_id}  {run.status}  {run.function} into {printable(run.model_output_table)}\n",
+                style="bold")
     width = 30
     filled = round(width * done / total) if total else 0
     head.append(f"{'━' * filled}{'─' * (width - filled)} {done} of {total} units", style="default")

@@ -42,7 +42,8 @@ def find_extension(connection, schema=None):
         raise ClientError(f'there is no extension pg_mop in database "{found.database}"',
                           hint="A superuser: CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE;")
     if schema not in (None, found.nspname):
-        raise ClientError(f'pg_mop is in schema "{found.nspname}", not in "{schema}"')
+        raise ClientError(f'pg_mop is in schema "{found.nspname}", not in "{schema}"',
+                          hint=f"schema={found.nspname!r}, or none at all: it is found.")
     if not found.usable:
         raise ClientError(f'role "{found.role}" may not use pg_mop', hint=f"GRANT mop_user TO {quote(found.role)};")
     version = tuple(map(int, found.extversion.split(".")[:2]))
@@ -88,7 +89,8 @@ def frame(connection, sql, cap=None, **values):
     """The rows of a query as a DataFrame; beyond `cap` rows a warning says that there are more."""
     if cap is None:
         return pandas.read_sql_query(text(sql), connection, params=values)
-    found = pandas.read_sql_query(text(f"SELECT * FROM ({sql}) AS all_of_it LIMIT {int(cap) + 1}"), connection,
+    sql = sql.rstrip().removesuffix(";")  # (and a comment at its end is ended)
+    found = pandas.read_sql_query(text(f"SELECT * FROM ({sql}\n) AS all_of_it LIMIT {int(cap) + 1}"), connection,
                                   params=values)
     if len(found) > cap:
         warnings.warn(f"these are the first {cap} rows; cap=... shows more, cap=None all")

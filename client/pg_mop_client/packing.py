@@ -1,19 +1,19 @@
 """Rows of a DataFrame, of arrays or of a file into a table, streamed by COPY."""
 
+import io
 import itertools
 import json
-import os
-import pathlib
 
 import numpy
 import pandas
 from sqlalchemy import text
 
-from pg_mop_client import images
+from pg_mop_client import reading
 from pg_mop_client.database import plain, quote, quote_table
-from pg_mop_client.errors import ClientError, needed
+from pg_mop_client.errors import ClientError
+from pg_mop_client.reading import few
 
-CHUNK_ROWS = 10_000
+ARRAYS = (list, tuple, numpy.ndarray)
 
 
 def copy(connection, data, table, label=None, features=None, temporary=False, **pictures):
@@ -26,7 +26,8 @@ def copy(connection, data, table, label=None, features=None, temporary=False, **
     has arrays; None: all columns of numbers but the label. The names of the columns are kept in a comment on the array
     column. Raises ClientError.
     """
-    chunks = _chunks(data, **pictures)
+    label = None if label is None else str(label)
+    chunks = reading.chunks(data, label, **pictures)
     first = next(chunks, None)
     if first is None or not len(first):
         raise ClientError("there are no rows to pack")
@@ -38,17 +39,16 @@ def copy(connection, data, table, label=None, features=None, temporary=False, **
     if label in ("id", array):
         raise ClientError(f"the label's column must not be called {label!r}", hint="data.rename(columns={...})")
     sql = quote(table) if temporary else quote_table(table)
-    dimensions = "[]" * max(1, numpy.ndim(first[columns[0]].iloc[0]) if len(columns) == 1 else 1)
+    rows = _Rows(itertools.chain([first], chunks), columns, label)
     label_sql = f", {quote(label)} {_type(first[label])}" if label is not None else ""
     connection.execute(text(plain(f"CREATE {'TEMPORARY ' if temporary else ''}TABLE {sql} (id bigint PRIMARY KEY, "
-                                  f"{quote(array)} real{dimensions}{label_sql})")))
-    rows = _Rows(itertools.chain([first], chunks), columns, label)
+                                  f"{quote(array)} real{'[]' * rows.dimensions}{label_sql})")))
     try:
         with connection.connection.dbapi_connection.cursor() as cursor:
-            cursor.copy_expert(f"COPY {sql} FROM STDIN", rows)
-    except BaseException:
+            cursor.copy_expert(f"COPY {sql} FROM STDIN", rows, 1 << 16)
+    except BaseException as error:
         connection.execute(text(plain(f"DROP TABLE {sql}")))
-        raise
+        raise rows.error or error from None  # (what COPY says of an error in what it reads is long and dark)
     if columns != [array] and not temporary:
         names = json.dumps(columns).replace("'", "''")
         connection.connection.dbapi_connection.cursor().execute(
@@ -60,110 +60,123 @@ def _literal(doubled):
     return "E'" + doubled.replace("\\", "\\\\") + "'"
 
 
-def few(names):
-    """Names for a message."""
-    return ", ".join(map(repr, names[:20])) + (", ..." if len(names) > 20 else "")
-
-
-def is_folder(data):
-    """True where data to be packed are the path of a folder."""
-    return isinstance(data, (str, os.PathLike)) and pathlib.Path(data).is_dir()
-
-
-def _chunks(data, **pictures):
-    """The data as DataFrames of some rows each. Raises ClientError."""
-    if is_folder(data):
-        return images.chunks(data, **pictures)
-    if pictures:
-        raise ClientError(f"{next(iter(pictures))} is for a folder of pictures")
-    if isinstance(data, pandas.DataFrame):
-        return (data.iloc[at:at + CHUNK_ROWS] for at in range(0, len(data), CHUNK_ROWS))
-    if isinstance(data, tuple) and len(data) == 2:
-        return _arrays(*data)
-    path = pathlib.Path(data)
-    if not path.is_file():
-        raise ClientError(f"there is no file {str(path)!r}")
-    if path.suffix == ".csv":
-        return pandas.read_csv(path, chunksize=CHUNK_ROWS)
-    if path.suffix == ".parquet":
-        return (batch.to_pandas() for batch in needed("pyarrow.parquet", "parquet").ParquetFile(path).iter_batches(
-            CHUNK_ROWS))
-    if path.suffix == ".npz":
-        arrays = numpy.load(path)
-        if not {"x", "y"} <= set(arrays.files):
-            raise ClientError(f"{path.name} has no arrays x and y", hint=f"It has {few(arrays.files)}.")
-        return _arrays(arrays["x"], arrays["y"])
-    raise ClientError(f"{path.name} is no .csv, .parquet or .npz file, and no folder of pictures")
-
-
-def _arrays(x, y):
-    if len(x) != len(y):
-        raise ClientError(f"x has {len(x)} rows and y {len(y)}")
-    return (pandas.DataFrame({"x": list(numpy.asarray(x[at:at + CHUNK_ROWS])), "y": y[at:at + CHUNK_ROWS]})
-            for at in range(0, len(x), CHUNK_ROWS))
-
-
 def _features(first, label, features):
     """The columns of the features, and the name of the array column that is made of them. Raises ClientError."""
-    if isinstance(features, str):
-        features = [features]
     if features is None:
         features = [name for name in first.columns if name != label and (
-            pandas.api.types.is_numeric_dtype(first[name]) or isinstance(first[name].iloc[0], (list, numpy.ndarray)))]
+            pandas.api.types.is_numeric_dtype(first[name]) or _has_arrays(first[name]))]
+    features = list(map(str, [features] if isinstance(features, (str, int)) else features))
     missing = [name for name in features if name not in first.columns]
     if missing or not features:
         raise ClientError(f"there is no column {missing[0]!r}" if missing else "there are no columns of numbers",
                           hint=f"There are {few(first.columns)}.")
-    arrays = [name for name in features if isinstance(first[name].iloc[0], (list, tuple, numpy.ndarray))]
+    arrays = [name for name in features if _has_arrays(first[name])]
     if arrays and len(features) > 1:
         raise ClientError(f"column {arrays[0]!r} has arrays: it cannot be a feature among others",
                           hint=f"features={arrays[0]!r}")
     if not arrays and (words := [n for n in features if not pandas.api.types.is_numeric_dtype(first[n])]):
         raise ClientError(f"column {words[0]!r} has no numbers", hint="features=[...], without it")
-    return list(features), arrays[0] if arrays else "features"
+    return features, arrays[0] if arrays else "features"
+
+
+def _sample(values):
+    """The first value that is not missing, or None."""
+    return next(iter(values.dropna()), None)
+
+
+def _has_arrays(values):
+    return values.dtype == object and isinstance(_sample(values), ARRAYS)
 
 
 def _type(values):
-    if pandas.api.types.is_bool_dtype(values):
+    """The SQL type of a label's column."""
+    of, sample = pandas.api.types, _sample(values)
+    if isinstance(sample, ARRAYS):
+        array = numpy.asarray(sample)
+        return ("integer" if array.dtype.kind in "biu" else "real") + "[]" * array.ndim
+    if isinstance(values.dtype, pandas.CategoricalDtype):
+        return _type(values.cat.categories.to_series())
+    if of.is_bool_dtype(values):
         return "boolean"
-    if pandas.api.types.is_integer_dtype(values):
-        return "bigint" if values.abs().max() > 2**31 - 1 else "integer"
-    return "double precision" if pandas.api.types.is_float_dtype(values) else "text"
+    if of.is_integer_dtype(values):
+        size = 0 if sample is None else max(abs(int(values.max())), abs(int(values.min())))
+        return "integer" if size < 2**31 else "bigint" if size < 2**63 else "numeric"
+    return "double precision" if of.is_float_dtype(values) else "text"
 
 
 class _Rows:
-    """What COPY reads: the lines of the chunks, made as they are asked for."""
+    """What COPY reads: the lines of the chunks, made as they are asked for. `error`: what was wrong with one."""
 
     def __init__(self, chunks, columns, label):
         self.chunks, self.columns, self.label = chunks, columns, label
-        self.count, self.buffer = 0, ""
+        self.count, self.buffer, self.error = 0, io.StringIO(), None
+        first = next(self.chunks)
+        self.has_arrays = len(columns) == 1 and _has_arrays(first[columns[0]])
+        self.dimensions = self._array(_sample(first[columns[0]]), "its first rows").ndim if self.has_arrays else 1
+        self.chunks = itertools.chain([first], self.chunks)
 
-    def read(self, size=8192):
-        while len(self.buffer) < size:
-            chunk = next(self.chunks, None)
-            if chunk is None:
-                break
-            self.buffer += self._lines(chunk)
-        given, self.buffer = self.buffer[:size], self.buffer[size:]
-        return given
+    def read(self, size):
+        try:
+            while not (given := self.buffer.read(size)):
+                chunk = next(self.chunks, None)
+                if chunk is None:
+                    break
+                self.buffer = io.StringIO(self._lines(chunk), newline="")
+            return given
+        except BaseException as error:
+            self.error = error
+            raise
 
     def _lines(self, chunk):
-        if len(self.columns) > 1 or not isinstance(chunk[self.columns[0]].iloc[0], (list, tuple, numpy.ndarray)):
-            arrays = chunk[self.columns].to_numpy(dtype="float64", na_value=numpy.nan).tolist()
-        else:
-            arrays = [numpy.asarray(value).tolist() for value in chunk[self.columns[0]]]
-        written = [str(array).replace("[", "{").replace("]", "}") for array in arrays]
+        written = [str(array).replace("[", "{").replace("]", "}") for array in (
+            self._arrays(chunk[self.columns[0]]) if self.has_arrays else self._numbers(chunk))]
         ids = range(self.count, self.count + len(chunk))
         self.count += len(chunk)
         if self.label is None:
             return "".join(f"{i}\t{array}\n" for i, array in zip(ids, written))
         return "".join(f"{i}\t{array}\t{_field(value)}\n" for i, array, value in zip(ids, written, chunk[self.label]))
 
+    def _numbers(self, chunk):
+        """A list of numbers for each row of columns of numbers. Raises ClientError."""
+        for name in self.columns:
+            if name not in chunk.columns or not pandas.api.types.is_numeric_dtype(chunk[name]):
+                raise ClientError(f"column {name!r} has something that is no number, after row {self.count}")
+        return chunk[self.columns].to_numpy(dtype="float64", na_value=numpy.nan).tolist()
+
+    def _arrays(self, values):
+        """A nested list of numbers for each row of a column of arrays. Raises ClientError."""
+        for number, value in enumerate(values, self.count):
+            array = self._array(value, f"row {number}")
+            if array.ndim != self.dimensions:
+                raise ClientError(f"column {self.columns[0]!r} has {array.ndim} dimensions in row {number}, and "
+                                  f"{self.dimensions} in its first rows")
+            yield array.tolist()
+
+    def _array(self, value, where):
+        try:
+            array = _nested(value)
+            return array if array.dtype.kind in "iuf" else array.astype("float64")
+        except (TypeError, ValueError):
+            raise ClientError(f"column {self.columns[0]!r} has no array of numbers in {where}") from None
+
+
+def _nested(value):
+    """An array of what may be arrays of arrays, as Parquet gives them."""
+    array = numpy.asarray(value)
+    if array.dtype == object and array.ndim == 1 and len(array) and isinstance(array[0], ARRAYS):
+        return numpy.stack([_nested(part) for part in array])
+    return array
+
 
 def _field(value):
     """A value in COPY's text format."""
-    if value is None or value is pandas.NA or isinstance(value, float) and numpy.isnan(value):
+    if isinstance(value, ARRAYS):
+        array = numpy.asarray(value)
+        return str((array.astype(int) if array.dtype.kind == "b" else array).tolist()).replace(
+            "[", "{").replace("]", "}")
+    if pandas.isna(value):
         return "\\N"
+    value = str(value)
     for character, code in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
-        value = str(value).replace(character, code)
+        value = value.replace(character, code)
     return value

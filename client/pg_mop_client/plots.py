@@ -11,6 +11,8 @@ import pandas
 from matplotlib import pyplot
 
 from pg_mop_client.errors import ClientError
+from pg_mop_client.reading import few
+from pg_mop_client.watching import printable
 
 TOP = 8  # configurations with a colour of their own
 MOST_CLASSES = 500
@@ -79,16 +81,34 @@ def parallel(data, ax=None):
     return ax
 
 
-def sessions(data, ax=None):
-    """A Gantt chart: a line for each worker session, a bar for each unit."""
+def sessions(data, mst_keys=None, ax=None):
+    """A Gantt chart: a line for each worker session, a bar for each unit; and a dashed line along which a configuration
+    hops from session to session, of each of `mst_keys` (None: the best; []: none).
+
+    Raises ClientError: no unit has ended; there are no such configurations, or more units than are told one by one.
+    """
     if not data["bars"]:
         raise ClientError(f"no unit of run {data['run']['run_id']} has ended yet")
+    known = {c["mst_key"]: c for c in data["configurations"]}
+    if mst_keys is None:
+        mst_keys = [] if data["merged_bars"] else list(known)[:1]
+    elif unknown := [key for key in mst_keys if key not in known]:
+        raise ClientError(f"run {data['run']['run_id']} has no configuration {unknown[0]}",
+                          hint=f"There are {few(list(known))}.")
+    elif mst_keys and data["merged_bars"]:
+        raise ClientError(f"no hops are told of so many: {data['sampled']['sessions']}")
     ax = ax or _axes(height=1.5 + 0.4 * len(data["lanes"]))
     for kind, colour in (("train", TRAIN), ("evaluate", EVALUATE)):
         for lane in range(len(data["lanes"])):
             bars = [(b, e - b) for at, b, e, what, *_ in data["bars"] if at == lane and what == kind]
             ax.broken_barh(bars, (lane - 0.4, 0.8), color=colour, label=None if lane else
                            {"train": "training units", "evaluate": "evaluations"}[kind])
+    for key in mst_keys:
+        hops = sorted(((b + e) / 2, at) for at, b, e, what, own, *_ in data["bars"] if what == "train" and own == key)
+        if hops:
+            ax.plot(*zip(*hops), **{**_style(known[key]), "linestyle": "--", "marker": ".", "alpha": 1,
+                                    "color": "black" if len(mst_keys) == 1 else None,
+                                    "label": f"hops of configuration {key}"})
     ax.set_yticks(range(len(data["lanes"])), [str(pid) for pid in data["lanes"]])
     ax.invert_yaxis()
     ax.legend(fontsize="small")
@@ -193,8 +213,8 @@ def _label(ax, x, y, title):
 
 def _text(value, most=60):
     """A name as it can be drawn: not too long, without characters that cannot be shown."""
-    shown = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in str(value))
-    return shown if len(shown) <= most else shown[:most - 1] + "…"
+    text = printable(value).replace("\t", " ")
+    return text if len(text) <= most else text[:most - 1] + "…"
 
 
 def _scale(values, categories):

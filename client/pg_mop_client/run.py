@@ -11,7 +11,7 @@ import pandas
 import sqlalchemy
 from sqlalchemy import text
 
-from pg_mop_client import images, packing
+from pg_mop_client import images, packing, reading
 from pg_mop_client.database import frame, plain, quote, quote_table, suffixed
 from pg_mop_client.errors import ClientError, needed
 
@@ -48,8 +48,11 @@ class Run:
     # --- what it did -------------------------------------------------------------------------------------
     @property
     def info(self):
-        """The run's row of mop_runs."""
-        return self._frame("mop_runs").iloc[0]
+        """The run's row of mop_runs. Raises ClientError where it has been dropped."""
+        found = self._frame("mop_runs")
+        if found.empty:
+            raise ClientError(f"run {self.run_id} has been dropped")
+        return found.iloc[0]
 
     @property
     def data(self):
@@ -102,6 +105,18 @@ class Run:
             return None
         return int(self.best().mst_key if mst_key is None else mst_key)
 
+    def _its_models(self):
+        """The name of the table of its models. Raises ClientError where a later run has written one of that name."""
+        with self.selection.engine.connect() as connection:
+            later = connection.execute(text(
+                f"SELECT l.run_id FROM {self._schema}.mop_runs r JOIN {self._schema}.mop_runs l USING "
+                f"(model_output_table) WHERE r.run_id = :run AND l.status = 'finished' AND l.finished_at > "
+                f"r.finished_at ORDER BY l.finished_at DESC LIMIT 1"), {"run": self.run_id}).scalar()
+        if later is not None:
+            raise ClientError(f"table {self.models} has the models of run {later}, which was trained after run "
+                              f"{self.run_id}", hint=f"run({later})")
+        return self.models
+
     def predict(self, data, mst_key=None, pred_type="response", features=None, **pictures):
         """Predict with a model, by default the best: for 'response' a Series, for 'prob' or a number of best classes
         a DataFrame, by the index of the data.
@@ -111,16 +126,17 @@ class Run:
         ClientError.
         """
         if isinstance(data, (str, os.PathLike)):
-            if not packing.is_folder(data):
+            if not reading.is_folder(data):
                 raise ClientError(f"there is no folder {str(data)!r}")
             data = pandas.concat(images.chunks(data, **pictures))
         elif pictures:
             raise ClientError(f"{next(iter(pictures))} is for a folder of pictures")
         elif not isinstance(data, pandas.DataFrame):
             data = pandas.DataFrame({"x": list(data)})
+        data, models = reading.named(data), self._its_models()
         calls = self.selection.calls
         connection, mst_key = calls.connection(), self._mst_key(mst_key)
-        summary = plain(quote_table(suffixed(self.models, "_summary")))
+        summary = plain(quote_table(suffixed(models, "_summary")))
         row = connection.execute(text(f"SELECT independent_varname AS inputs, source_table FROM {summary}")).one()
         if len(row.inputs) > 1:
             raise ClientError(f"the model has {len(row.inputs)} inputs", hint="madlib_keras_predict takes a table.")
@@ -129,7 +145,7 @@ class Run:
         _, array, _ = packing.copy(connection, data, name, None, features, temporary=True)
         try:
             self.selection.madlib_keras_predict(
-                self.models, f"pg_temp.{name}", "id", quote(array), f"pg_temp.{name}_out", str(pred_type),
+                models, f"pg_temp.{name}", "id", quote(array), f"pg_temp.{name}_out", str(pred_type),
                 mst_key=mst_key)
             found = frame(connection, f"SELECT * FROM pg_temp.{name}_out ORDER BY id, "
                                       f"{'class_name' if str(pred_type) == 'response' else 'rank'}")
@@ -146,8 +162,9 @@ class Run:
         """The columns that `column` was packed from: as the client noted them, else the column itself."""
         if column in data.columns:
             return [column]
-        source = connection.execute(text(f"SELECT source_table FROM {plain(quote_table(suffixed(packed, '_summary')))}")
-                                    ).scalar()
+        summary = quote_table(suffixed(packed, "_summary"))
+        known = connection.execute(text("SELECT pg_catalog.to_regclass(:summary)"), {"summary": summary}).scalar()
+        source = connection.execute(text(f"SELECT source_table FROM {plain(summary)}")).scalar() if known else None
         noted = connection.execute(text(
             "SELECT pg_catalog.col_description(attrelid, attnum) FROM pg_catalog.pg_attribute WHERE attrelid = "
             "pg_catalog.to_regclass(:source) AND attname = :column"), {"source": source, "column": column}).scalar()
@@ -164,7 +181,7 @@ class Run:
 
     def export(self, mst_key=None):
         """The bytes of a .keras file of a model, by default the best."""
-        return self.selection.mop_export_model(self.models, self._mst_key(mst_key))
+        return self.selection.mop_export_model(self._its_models(), self._mst_key(mst_key))
 
     def to_keras(self, mst_key=None):
         """A live Keras model, by default of the best configuration. Raises ClientError without Keras."""
@@ -201,9 +218,10 @@ class Run:
         """Parameters and results as parallel coordinates; matplotlib's Axes."""
         return self._plots().parallel(self.data, ax)
 
-    def plot_sessions(self, ax=None):
-        """What the worker sessions did, by time; matplotlib's Axes."""
-        return self._plots().sessions(self.data, ax)
+    def plot_sessions(self, mst_keys=None, ax=None):
+        """What the worker sessions did, by time, and the hops of the configurations `mst_keys`, by default of the best;
+        matplotlib's Axes."""
+        return self._plots().sessions(self.data, mst_keys, ax)
 
     def plot_stages(self, ax=None):
         """The tree of stages; matplotlib's Axes."""
@@ -214,7 +232,7 @@ class Run:
         matplotlib's Axes."""
         plots = self._plots()
         if label not in data.columns:
-            raise ClientError(f"there is no column {label!r}", hint=f"There are {packing.few(data.columns)}.")
+            raise ClientError(f"there is no column {label!r}", hint=f"There are {reading.few(data.columns)}.")
         if not len(data):
             raise ClientError("there are no rows to predict for")
         found = self.predict(data, mst_key, features=features)

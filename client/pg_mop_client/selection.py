@@ -6,7 +6,7 @@ import tempfile
 
 import sqlalchemy
 
-from pg_mop_client import packing
+from pg_mop_client import packing, reading
 from pg_mop_client.calling import Calls
 from pg_mop_client.database import find_extension, frame, make_engine, plain, quote, quote_table, suffixed
 from pg_mop_client.errors import ClientError
@@ -57,7 +57,10 @@ class Selection:
 
     def _call(self, told, statement, values, form):
         if told.trains:
-            return self.run(self.calls.watched(statement, values, self.progress))
+            run_id = self.calls.watched(statement, values, self.progress)
+            if run_id is None:
+                raise ClientError(f"{told.name} has ended, and its run was not found", hint="runs() lists all.")
+            return self.run(run_id)
         if form.is_set:
             with self.engine.connect() as connection:
                 return frame(connection, statement, **values)
@@ -111,7 +114,7 @@ class Selection:
         """
         connection = self.calls.connection()
         pictures = {name: value for name, value in (("size", size), ("mode", mode)) if value is not None}
-        if label is None and packing.is_folder(data):
+        if label is None and reading.is_folder(data):
             label = "label"
         elif label is None and not isinstance(data, tuple) and not str(data).endswith(".npz"):
             raise ClientError("label=... is missing: the column of classes")

@@ -54,6 +54,13 @@ class Look:
         return ", ".join(said)
 
 
+def this_call(connection):
+    """What tells the run of the call that a session is about to make from all others."""
+    return connection.execute(text(
+        "SELECT pid, backend_start AS start, clock_timestamp() AS since FROM pg_catalog.pg_stat_activity "
+        "WHERE pid = pg_catalog.pg_backend_pid()")).mappings().one()
+
+
 class Watcher:
     """Looks at runs. A connection that is lost is made again: `lost` counts how often, and `rest` is how long to wait
     until the next look."""
@@ -69,11 +76,13 @@ class Watcher:
                 self._connection.close()
             self._connection = None
 
-    def run_of(self, pid, after):
-        """The number of the run, later than `after`, or resumed since, that the session `pid` is at; None where there
-        is none."""
-        rows = self._rows(f"SELECT run_id FROM {self.schema}.mop_run WHERE coordinator_pid = :pid AND (run_id > :after "
-                          f"OR status = 'running') ORDER BY run_id DESC LIMIT 1", pid=pid, after=after)
+    def run_of(self, call):
+        """The number of the run that a call is at, or has ended; None where there is none, or the connection is lost.
+
+        `call`: its session's pid and start, and since when it has gone on (as `this_call` gives them)."""
+        rows = self._rows(f"SELECT run_id FROM {self.schema}.mop_run WHERE coordinator_pid = :pid "
+                          f"AND coordinator_start = :start AND coalesce(finished_at, 'infinity') >= :since "
+                          f"ORDER BY run_id DESC LIMIT 1", **call)
         return rows[0].run_id if rows else None
 
     def latest(self):
@@ -111,6 +120,11 @@ class Watcher:
             self.is_connected = False
             self.close()
             return None
+
+
+def printable(value):
+    """A name or a message as a terminal may have it: what is no letter, but the ends of lines, is shown as such."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in str(value))
 
 
 def duration(seconds):

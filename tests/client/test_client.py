@@ -17,7 +17,7 @@ import sqlalchemy
 from conftest import ROOT, eventually
 from pg_mop_client import ClientError, Selection
 from pg_mop_client.database import quote, quote_table
-from workload import ADAM, dense, is_under_way, layer, load, sequential
+from workload import ADAM, dense, is_under_way, load
 
 HOSTILE = """<script>alert("x")</script> $x^ %s :name \\ 'q' \u2028 """
 
@@ -25,17 +25,12 @@ matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
 
 
-def uri(db, user="postgres"):
-    to = db.connection.info
-    return f"postgresql://{user}@{to.host}:{to.port}/{to.dbname}"
-
-
 @pytest.fixture(scope="module")
 def example(db, tmp_path_factory):
     """What the README's example leaves: its variables."""
     text, = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
     assert len(text.splitlines()) <= 12
-    text = re.sub(r'"postgresql://[^"]*"', repr(uri(db)), text)
+    text = re.sub(r'"postgresql://[^"]*"', repr(db.uri()), text)
     text = text.replace('"run.html"', repr(str(tmp_path_factory.mktemp("report") / "run.html")))
     made = {}
     exec(compile(text, "README.md", "exec"), made)
@@ -71,6 +66,8 @@ def test_the_example_trains_and_its_best_model_predicts(db, example, s, run):
     curves = run.metrics()
     assert len(curves) == 4 * 5 * 2 * 2 and set(curves.name) == {"loss", "accuracy"}
     assert len(run.trials()) == 4 and len(s.runs()) >= 1
+    with pytest.raises(ClientError, match="there is no folder 'nowhere'"):
+        run.predict("nowhere")
     assert db.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'mop_rows_%'") == 0
 
 
@@ -119,7 +116,7 @@ def test_forms_of_a_function_are_told_by_the_names_of_their_arguments(s):
 
 
 def test_settings_hold_for_the_calls_and_survive_a_lost_connection(db, s):
-    with Selection(uri(db), seed=7, kernel="plain") as other:
+    with Selection(db.uri(), seed=7, kernel="plain") as other:
         shown = "SELECT current_setting('pg_mop.' || :name, true)"
         assert other.calls.execute(shown, {"name": "seed"}).scalar() == "7"
         other.set(segments=3, sharing=False, kernel=None)
@@ -129,130 +126,6 @@ def test_settings_hold_for_the_calls_and_survive_a_lost_connection(db, s):
             other.calls.execute("SELECT 1", {})
         values = [other.calls.execute(shown, {"name": n}).scalar() for n in ("seed", "segments", "sharing", "kernel")]
         assert values[:3] == ["7", "3", "off"] and not values[3]
-
-
-# --- packing -----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["frame", "arrays", "csv", "parquet", "npz"])
-def test_rows_are_packed_as_they_are(db, s, tmp_path, kind):
-    source = numpy.random.default_rng(3)
-    x = source.normal(size=(90, 2, 3) if kind in ("arrays", "npz") else (90, 3)).astype("f4")
-    y = source.integers(0, 3, 90)
-    frame = None if x.ndim == 3 else pandas.DataFrame(x, columns=["a", "b", "c"]).assign(label=y)
-    label, data = "label", frame
-    if kind == "arrays":
-        label, data = None, (x, y)
-    elif kind == "csv":
-        data = tmp_path / "rows.csv"
-        frame.to_csv(data, index=False, float_format="%.9g")
-    elif kind == "parquet":
-        pytest.importorskip("pyarrow", reason="not run: packing Parquet needs pyarrow")
-        data = tmp_path / "rows.parquet"
-        frame.to_parquet(data)
-    elif kind == "npz":
-        label, data = None, tmp_path / "rows.npz"
-        numpy.savez(data, x=x, y=y)
-    packed = s.pack(data, f"rows_{kind}", label, buffer_size=20)
-    column, target = ("x", "y") if label is None else ("features", "label")
-    stored = db.run(f"SELECT {column} AS x, {target} AS y FROM rows_{kind} ORDER BY id")
-    assert numpy.array([r["x"] for r in stored], "f4") == pytest.approx(x) and [r["y"] for r in stored] == list(y)
-    assert db.value(f"SELECT sum({target}_shape[1]) FROM {packed}") == 90
-
-
-def test_names_and_values_of_all_kinds_are_packed(db, s):
-    frame = pandas.DataFrame({HOSTILE: [1.0, 2.0, 3.0, 4.0] * 9, "b": [0.5, None, 1.5, 2.5] * 9,
-                              'c"l': ["a\tb", "new\nline", "back\\slash", None] * 9})
-    table = quote(f"T {HOSTILE}"[:40])
-    frame["b"] = frame["b"].fillna(0)
-    packed = s.pack(frame.dropna(), table, label='c"l')
-    assert packed == f'{table[:-1]}_packed"'
-    assert {r['c"l'] for r in db.run(f"SELECT * FROM {table}")} == {"a\tb", "new\nline", "back\\slash"}
-    with pytest.raises(sqlalchemy.exc.DBAPIError, match="NaN"):
-        s.pack(frame.assign(b=float("nan")).dropna(subset='c"l'), "with_nan", label='c"l')
-    assert db.value("SELECT to_regclass('with_nan') IS NULL"), "what could not be packed is gone"
-
-
-def test_what_cannot_be_packed_is_said(s, tmp_path):
-    frame = pandas.DataFrame({"a": [1.0], "word": ["x"], "v": [[1.0, 2.0]]})
-    for data, given, message in (
-            (frame, {}, "label=... is missing"),
-            (frame, {"label": "no", "features": "a"}, "there is no column 'no' for the label"),
-            (frame, {"label": "word", "features": ["a", "b"]}, "there is no column 'b'"),
-            (frame, {"label": "a", "features": "word"}, "column 'word' has no numbers"),
-            (frame, {"label": "word"}, "column 'v' has arrays"), (frame.head(0), {"label": "a"}, "there are no rows"),
-            ("nowhere.csv", {"label": "a"}, "there is no file 'nowhere.csv'"),
-            (([1], [1, 2]), {}, "x has 1 rows and y 2")):
-        with pytest.raises(ClientError, match=re.escape(message)):
-            s.pack(data, "never", **given)
-    (tmp_path / "rows.txt").write_text("x")
-    with pytest.raises(ClientError, match="is no .csv, .parquet or .npz file, and no folder"):
-        s.pack(tmp_path / "rows.txt", "never", label="a")
-
-
-def write_pictures(folder, source, size=(8, 6), each=12):
-    """Pictures of two classes, one dark, one light; {path within the folder: its pixels}."""
-    from PIL import Image
-    written = {}
-    for name, low in (("dark", 0), ("light", 128)):
-        (folder / name).mkdir(parents=True)
-        for number in range(each):
-            pixels = source.integers(low, low + 128, (*size, 3)).astype("u1")
-            Image.fromarray(pixels).save(folder / name / f"{number:02}.png")
-            written[f"{name}/{number:02}.png"] = pixels
-    (folder / ".DS_Store").write_text("no picture")
-    return written
-
-
-def test_a_folder_of_pictures_is_packed_and_predicted(db, s, tmp_path):
-    written = write_pictures(tmp_path / "pictures", numpy.random.default_rng(1))
-    packed = s.pack(tmp_path / "pictures", "pictures", normalizing_const=255, buffer_size=4)
-    rows = db.run("SELECT pixels, label FROM pictures ORDER BY id")
-    assert [r["label"] for r in rows] == [path.split("/")[0] for path in sorted(written)]
-    assert all(numpy.array_equal(r["pixels"], written[path]) for r, path in zip(rows, sorted(written)))
-    load(db, "seeing", sequential("seeing", [8, 6, 3], layer(
-        "Flatten", name="flat"), layer("Dense", name="out", units=2, activation="softmax")))
-    s.load_model_selection_table("seeing", "seeing_mst", [1], ["loss='categorical_crossentropy', "
-                                 "optimizer='Adam(lr=0.05)', metrics=['accuracy']"], ["batch_size=4"])
-    run = s.fit_multiple(packed, "seen", "seeing_mst", 5)
-    found = run.predict(tmp_path / "pictures")
-    assert list(found.index) == sorted(written) and found.name == "label"
-    assert (found == [path.split("/")[0] for path in sorted(written)]).mean() > 0.9
-    s.pack(tmp_path / "pictures", "small_grey", size=(4, 5), mode="L")
-    assert {numpy.array(r["pixels"]).shape for r in db.run("SELECT pixels FROM small_grey")} == {(4, 5, 1)}
-
-
-def test_what_is_wrong_with_pictures_is_said(s, tmp_path):
-    from PIL import Image
-    folder = tmp_path / "bad"
-    write_pictures(folder, numpy.random.default_rng(1), each=2)
-    for given, message in (({"mode": "CMYK"}, "mode must be one of"), ({"size": (3,)}, "size must be (height, width)"),
-                           ({"size": 28}, "size must be (height, width)")):
-        with pytest.raises(ClientError, match=re.escape(message)):
-            s.pack(folder, "never", **given)
-    write_pictures(folder / "light", numpy.random.default_rng(1), size=(5, 5), each=1)
-    with pytest.raises(ClientError, match=r"has 5 x 5 pixels, those before it 8 x 6[^$]*size=\(8, 6\)"):
-        s.pack(folder, "never")
-    (folder / "notes.txt").write_text("x")
-    with pytest.raises(ClientError, match="notes.txt' is in no folder of a class"):
-        s.pack(folder, "never")
-    (folder / "notes.txt").rename(folder / "dark" / "aaa.png")
-    with pytest.raises(ClientError, match="aaa.png' cannot be read as a picture"):
-        s.pack(folder, "never", size=(4, 4))
-    (folder / "dark" / "aaa.png").unlink()
-    Image.fromarray(numpy.arange(0, 48_000, 1000, dtype="uint16").reshape(8, 6)).save(folder / "dark" / "deep.png")
-    with pytest.raises(ClientError, match="deep.png' has more than 8 bits a pixel"):
-        s.pack(folder, "never", size=(4, 4))
-    (folder / "dark" / "deep.png").unlink()
-    (folder / "linked").symlink_to(folder / "light", target_is_directory=True)
-    with pytest.raises(ClientError, match="linked' is a link to a folder"):
-        s.pack(folder, "never", size=(4, 4))
-    with pytest.raises(ClientError, match="there is no folder"):
-        s.run().predict("nowhere")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ClientError, match="there are no pictures"):
-        s.pack(tmp_path / "empty", "never")
-    with pytest.raises(ClientError, match="size is for a folder of pictures"):
-        s.pack(pandas.DataFrame({"a": [1.0], "b": [1]}), "never", "b", size=(4, 4))
-    assert s.query("SELECT to_regclass('never') IS NULL AS gone").gone[0]
 
 
 # --- a call that goes on -------------------------------------------------------------------------------------
@@ -278,8 +151,56 @@ def test_ctrl_c_cancels_a_call_and_its_run_can_be_resumed(db, s, example, capsys
     stopped = s.run()
     assert stopped.info.status == "cancelled" and stopped.models == "interrupted"
     assert f"mop_resume({stopped.run_id})" in capsys.readouterr().out
+    optuna = pytest.importorskip("optuna", reason="not run: to_optuna needs optuna")
+    assert {trial.state for trial in stopped.to_optuna().trials} <= {optuna.trial.TrialState.PRUNED,
+                                                                     optuna.trial.TrialState.WAITING}
+    later = s.fit_multiple(example["train"], "later", "grid", 1)
+    assert later.run_id > stopped.run_id
     again = stopped.resume()
     assert again.run_id == stopped.run_id and again.info.status == "finished"
+
+
+def test_a_call_has_its_own_run_whatever_else_was_trained(db, s, example):
+    load(db, "tiny", dense(4, 64, 10))
+    s.load_model_selection_table("tiny", "tiny_mst", [1], [ADAM.format(0.01)], ["batch_size=32, epochs=1"])
+    s.load_model_selection_table("tiny", "tiny_bad", [1], ["loss='mse', optimizer='Adam(nonsense=1)'"],
+                                 ["batch_size=8"])
+    first = s.fit_multiple(example["train"], "tiny_models", "tiny_mst", 1)
+    kept = first.predict(example["digits"].head())
+    with Selection(db.uri(), progress=False) as other:
+        second = other.fit_multiple(example["train"], "tiny_later", "tiny_mst", 1)
+        assert s.run().run_id == second.run_id == first.run_id + 1
+        with pytest.raises(sqlalchemy.exc.DBAPIError, match=f"run {first.run_id} is finished"):
+            other.mop_resume(first.run_id)
+        other.calls.execute("DROP TABLE tiny_models, tiny_models_info, tiny_models_summary", {})
+        third = other.fit_multiple(example["train"], "tiny_models", "tiny_mst", 1)
+    message = f"table tiny_models has the models of run {third.run_id}, which was trained after run {first.run_id}"
+    for use in (first.to_keras, first.export, lambda: first.predict(example["digits"].head())):
+        with pytest.raises(ClientError, match=message):
+            use()
+    assert len(third.predict(example["digits"].head())) == len(kept)
+    s.mop_drop_run(first.run_id)
+    with pytest.raises(ClientError, match=f"run {first.run_id} has been dropped"):
+        assert first.info
+
+
+def test_columns_that_were_packed_are_asked_for_where_nobody_knows_them(db, s, example):
+    table = "\"alone packed\""
+    s.pack(example["digits"], "alone", label="target", normalizing_const=16)
+    s.calls.execute("ALTER TABLE alone_packed RENAME TO \"alone packed\"; "
+                    "ALTER TABLE alone_packed_summary RENAME TO \"alone packed_summary\"", {})
+    run = s.fit_multiple(table, "alone_models", "grid", 1)
+    digits = example["digits"].head()
+    found = run.predict(digits)
+    s.calls.execute("DROP TABLE \"alone packed_summary\"", {})
+    with pytest.raises(ClientError, match=r"which columns were packed is not known\nHINT: features=\[...\]"):
+        run.predict(digits)
+    assert list(run.predict(digits, features=list(digits.columns.drop("target")))) == list(found)
+
+
+def test_a_query_may_end_as_in_psql(s):
+    assert s.query("SELECT 1 AS one; ").one[0] == 1
+    assert s.query("SELECT :x AS one -- and no more", x="y").one[0] == "y"
 
 
 def test_a_call_shows_its_progress(s, example, capsys):
@@ -328,6 +249,17 @@ def test_pictures_are_axes_and_draw_names_as_text(run, name):
         matplotlib.pyplot.close(axes.figure)
     mine = matplotlib.pyplot.figure().add_subplot()
     assert getattr(run, f"plot_{name}")(ax=mine) is mine
+
+
+def test_the_gantt_has_the_hops_of_a_configuration(run):
+    data = run.data
+    for keys in (None, [3, 1], []):
+        wanted = {key: [lane for lane, *_, kind, own, _, _ in sorted(data["bars"], key=lambda bar: bar[1])
+                        if kind == "train" and own == key] for key in (keys or [run.best().mst_key])}
+        lines = {line.get_label(): list(line.get_ydata()) for line in run.plot_sessions(keys).get_lines()}
+        assert lines == ({} if keys == [] else {f"hops of configuration {key}": w for key, w in wanted.items()})
+    with pytest.raises(ClientError, match=f"run {run.run_id} has no configuration 99\nHINT: There are "):
+        run.plot_sessions([99])
 
 
 def test_confusion_counts_what_was_predicted(run, example):
@@ -386,7 +318,7 @@ def test_the_report_is_the_servers(db, run, tmp_path):
 
 
 # --- bridges ---------------------------------------------------------------------------------------------------
-def test_optuna_has_a_trial_for_each_configuration(run):
+def test_optuna_has_a_trial_for_each_configuration(run, tmp_path):
     optuna = pytest.importorskip("optuna", reason="not run: to_optuna needs optuna")
     study = run.to_optuna()
     board = run.leaderboard().set_index("mst_key")
@@ -398,6 +330,11 @@ def test_optuna_has_a_trial_for_each_configuration(run):
         assert trial.value == pytest.approx(row["validation accuracy"], rel=1e-5)
         assert sorted(trial.intermediate_values) == [1, 2, 3, 4, 5]
     assert set(optuna.importance.get_param_importances(study)) == {"optimizer", "learning_rate"}
+    storage = f"sqlite:///{tmp_path}/study.db"
+    assert len(run.to_optuna(storage).trials) == 4
+    with pytest.raises(ClientError, match=f"there is a study 'pg_mop run {run.run_id}' already\nHINT: study_name="):
+        run.to_optuna(storage)
+    assert len(run.to_optuna(storage, "another").trials) == 4
 
 
 def test_tensorboard_reads_the_scalars(run, tmp_path):
@@ -448,16 +385,16 @@ def test_servers_and_roles_that_cannot_be_used_are_told_apart(db, run):
     db.run("DROP ROLE IF EXISTS client_stranger, client_nobody; CREATE ROLE client_nobody LOGIN; "
            "CREATE ROLE client_stranger LOGIN; GRANT mop_user TO client_stranger")
     with pytest.raises(ClientError, match='role "client_nobody" may not use pg_mop\nHINT: GRANT mop_user TO'):
-        Selection(uri(db, "client_nobody"))
+        Selection(db.uri("client_nobody"))
     with pytest.raises(ClientError, match='pg_mop is in schema "madlib", not in "elsewhere"'):
-        Selection(uri(db), schema="elsewhere")
-    empty = uri(db).rsplit("/", 1)[0] + "/postgres"
+        Selection(db.uri(), schema="elsewhere")
+    empty = db.uri(database="postgres")
     db.another().run("SELECT 1")
     with pytest.raises(ClientError, match='there is no extension pg_mop in database "postgres"'):
         Selection(empty)
     with pytest.raises(sqlalchemy.exc.OperationalError, match="does not exist"):
-        Selection(uri(db) + "_not_there")
-    with Selection(sqlalchemy.create_engine(uri(db, "client_stranger").replace(":", "+psycopg2:", 1))) as stranger:
+        Selection(db.uri() + "_not_there")
+    with Selection(sqlalchemy.create_engine(db.uri("client_stranger").replace(":", "+psycopg2:", 1))) as stranger:
         assert len(stranger.runs()) == 0
         with pytest.raises(ClientError, match=f"there is no run {run.run_id} that the role may see"):
             stranger.run(run.run_id)
@@ -475,7 +412,7 @@ def test_an_extension_that_is_too_old_is_told(db):
     older.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib VERSION '0.3.0' CASCADE")
     older.close()
     with pytest.raises(ClientError, match="the server has pg_mop 0.3.0, and this client needs 0.4 or later"):
-        Selection(uri(db).rsplit("/", 1)[0] + "/t_older")
+        Selection(db.uri(database="t_older"))
     db.run("DROP DATABASE t_older WITH (FORCE)")
 
 
@@ -508,7 +445,7 @@ def test_the_extensions_schema_may_have_any_name(db):
     other, schema = type(db)(db.server, "t_schema"), "a:b c %s"
     other.run(f"CREATE SCHEMA {quote(schema)}; CREATE EXTENSION pg_mop SCHEMA {quote(schema)} CASCADE")
     other.close()
-    with Selection(uri(db).rsplit("/", 1)[0] + "/t_schema") as selection:
+    with Selection(db.uri(database="t_schema")) as selection:
         assert selection.schema == schema and len(selection.runs()) == 0
         assert "mop_report" in set(selection.mop_functions().name)
         with pytest.raises(sqlalchemy.exc.DBAPIError, match="there is no run 1"):

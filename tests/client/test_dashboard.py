@@ -25,9 +25,9 @@ ATTACK = "<img src=x onerror='window.attacked=1'></script><script>window.attacke
 class Served:
     """`mop dashboard` as a process of its own, and calls of it."""
 
-    def __init__(self, dsn):
+    def __init__(self, uri):
         self.process = subprocess.Popen([sys.executable, "-c", "import sys; from pg_mop_client.command import main; "
-                                         "sys.exit(main())", "-d", dsn, "dashboard", "--no-browser"],
+                                         "sys.exit(main())", "-d", uri, "dashboard", "--no-browser"],
                                         stdout=subprocess.PIPE, text=True)
         self.address = self.process.stdout.readline().strip()
         port, self.token = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\?token=([\w-]{40,})", self.address).groups()
@@ -60,12 +60,6 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def dsn(db):
-    to = db.connection.info
-    return f"host={to.host} port={to.port} user=postgres dbname={to.dbname}"
-
-
-@pytest.fixture(scope="module")
 def run_id(db):
     make_data(db, rows=60, segments=2)
     load(db, "arch", dense())
@@ -76,8 +70,8 @@ def run_id(db):
 
 
 @pytest.fixture(scope="module")
-def page(dsn, run_id):
-    served = Served(dsn)
+def page(db, run_id):
+    served = Served(db.uri())
     yield served
     served.end()
 
@@ -261,7 +255,7 @@ def test_what_people_write_stays_data(db, page, run_id):
     db.run("UPDATE madlib.mop_run SET error = %s, model_output_table = %s WHERE run_id = %s", [ATTACK, ATTACK, run_id])
     db.run("UPDATE madlib.mop_configuration SET compile_params = compile_params || ', x=' || to_json('=' || mst_key || "
            "%s)::text WHERE run_id = %s", [ATTACK, run_id])
-    served = Served(dsn_of(db))
+    served = Served(db.uri())
     try:
         status, headers, text = served.call(f"/api/run/{run_id}")
         assert headers["content-type"] == "application/json"
@@ -277,17 +271,12 @@ def test_what_people_write_stays_data(db, page, run_id):
                "WHERE run_id = %s", [run_id])
 
 
-def dsn_of(db, user="postgres"):
-    to = db.connection.info
-    return f"host={to.host} port={to.port} user={user} dbname={to.dbname}"
-
-
 def test_runs_of_others_are_neither_shown_nor_touched(db, page, run_id):
     status, _, text = page.call("/api/run/999999")
     assert status == 404 and json.loads(text)["error"] == "there is no run 999999 that the role may see"
     db.run("DROP ROLE IF EXISTS stranger; CREATE ROLE stranger LOGIN; GRANT mop_user TO stranger")
     with going_on(db, "kept") as running:
-        served = Served(dsn_of(db, "stranger"))
+        served = Served(db.uri("stranger"))
         try:
             assert served.json("/api/runs")["runs"] == []
             for what in ("", "/report.html", "/leaderboard.csv", "/importance"):
@@ -328,7 +317,7 @@ def test_a_run_is_steered_cancelled_and_resumed(db, page, run_id):
 
 def test_a_connection_that_is_lost_is_said_and_made_again(db, page, run_id):
     db.run("DROP ROLE IF EXISTS onlooker; CREATE ROLE onlooker LOGIN; GRANT postgres TO onlooker")
-    served = Served(dsn_of(db, "onlooker"))
+    served = Served(db.uri("onlooker"))
     try:
         assert served.json(f"/api/run/{run_id}")["head"]["status"] == "finished"
         db.run("ALTER ROLE onlooker NOLOGIN")

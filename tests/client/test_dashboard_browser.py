@@ -1,7 +1,7 @@
 """The live page in a real browser: a run is started, its curve grows, cancel cancels; a filter and focus stay."""
 
 import pytest
-from test_dashboard import ATTACK, Served, dsn_of
+from test_dashboard import ATTACK, Served
 
 from browser import problems, value
 from conftest import Calling, eventually
@@ -13,7 +13,7 @@ def page(db):
     make_data(db, rows=60, segments=2)
     load(db, "arch", dense())
     selection(db, "mst", "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=10") for rate in (0.01, 0.02, 0.03)])
-    served = Served(dsn_of(db))
+    served = Served(db.uri())
     yield served
     served.end()
 
@@ -133,7 +133,7 @@ def test_a_phone_shows_it_without_scrolling_sideways(browser, page):
 
 
 def test_a_page_whose_server_has_gone_says_so(db, browser, page):
-    other = Served(dsn_of(db))
+    other = Served(db.uri())
     browser.get(other.address)
     assert eventually(lambda: value(browser, "document.querySelectorAll('tbody tr').length") > 0, 30)
     other.end()

@@ -1,0 +1,95 @@
+"""What people have, a DataFrame, arrays, a file, as DataFrames of some rows each, whose columns have names and are of
+the same types in all of them."""
+
+import os
+import pathlib
+
+import numpy
+import pandas
+
+from pg_mop_client import images
+from pg_mop_client.errors import ClientError, needed
+
+CHUNK_ROWS = 10_000
+OF_OBJECTS = {"integer": "Int64", "boolean": "boolean"}  # what is in a column of Python's objects -> its type
+
+
+def is_folder(data):
+    """True where data are the path of a folder."""
+    return isinstance(data, (str, os.PathLike)) and pathlib.Path(data).is_dir()
+
+
+def few(names):
+    """Names for a message."""
+    return ", ".join(map(repr, names[:20])) + (", ..." if len(names) > 20 else "")
+
+
+def named(frame):
+    """A DataFrame whose columns' names are strings. Raises ClientError where two columns have one name."""
+    frame = frame.set_axis(frame.columns.map(str), axis=1)
+    if not frame.columns.is_unique:
+        raise ClientError(f"two columns are called {frame.columns[frame.columns.duplicated()][0]!r}",
+                          hint="data.columns = [...]")
+    return frame
+
+
+def chunks(data, label=None, **pictures):
+    """The data, as packing.copy takes them, as DataFrames of some rows each; `label`: the column of the classes, if
+    there is one. Raises ClientError."""
+    if is_folder(data):
+        return images.chunks(data, **pictures)
+    if pictures:
+        raise ClientError(f"{next(iter(pictures))} is for a folder of pictures")
+    if isinstance(data, pandas.DataFrame):
+        data = named(data)
+        # (of all rows, not only of the first)
+        if label in data.columns and data[label].dtype == object and (
+                kind := OF_OBJECTS.get(pandas.api.types.infer_dtype(data[label], skipna=True))):
+            data = data.assign(**{label: data[label].astype(kind)})
+        return (data.iloc[at:at + CHUNK_ROWS] for at in range(0, len(data), CHUNK_ROWS))
+    if isinstance(data, tuple) and len(data) == 2:
+        return _arrays(*data)
+    path = pathlib.Path(data)
+    if not path.is_file():
+        raise ClientError(f"there is no file {str(path)!r}", hint=f"The current directory is {os.getcwd()!r}.")
+    if path.suffix == ".csv":
+        return _csv(path, label)
+    if path.suffix == ".parquet":
+        return _parquet(path)
+    if path.suffix == ".npz":
+        with numpy.load(path) as arrays:
+            if not {"x", "y"} <= set(arrays.files):
+                raise ClientError(f"{path.name} has no arrays x and y", hint=f"It has {few(arrays.files)}.")
+            return _arrays(arrays["x"], arrays["y"])
+    raise ClientError(f"{path.name} is no .csv, .parquet or .npz file, and no folder of pictures")
+
+
+def _arrays(x, y):
+    if len(x) != len(y):
+        raise ClientError(f"x has {len(x)} rows and y {len(y)}")
+    y = numpy.asarray(y)
+    if y.ndim == 2 and y.shape[1] == 1:  # as Keras' own data sets have it
+        y = y[:, 0]
+    return (pandas.DataFrame({"x": list(numpy.asarray(x[at:at + CHUNK_ROWS])),
+                              "y": y[at:at + CHUNK_ROWS] if y.ndim == 1 else list(y[at:at + CHUNK_ROWS])})
+            for at in range(0, len(x), CHUNK_ROWS))
+
+
+def _csv(path, label):
+    """The classes are read twice: what a file has in its first rows alone need not be all."""
+    found = list(pandas.read_csv(path, nrows=0).columns)
+    types = {}
+    if label in found:
+        types[label] = pandas.read_csv(path, usecols=[label], dtype_backend="numpy_nullable",
+                                       low_memory=False)[label].dtype
+    return (named(chunk) for chunk in pandas.read_csv(path, chunksize=CHUNK_ROWS, dtype=types))
+
+
+def _parquet(path):
+    """Whole numbers stay whole where some are missing."""
+    arrow = needed("pyarrow", "parquet")
+    whole = {getattr(arrow, name.lower())(): getattr(pandas, f"{name}Dtype")() for name in (
+        "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")}
+    whole[arrow.bool_()] = pandas.BooleanDtype()
+    batches = needed("pyarrow.parquet", "parquet").ParquetFile(path).iter_batches(CHUNK_ROWS)
+    return (named(batch.to_pandas(types_mapper=whole.get)) for batch in batches if batch.num_rows)

@@ -1,0 +1,251 @@
+"""Rows and pictures that people bring: what is packed is what they are, and what cannot be is said."""
+
+import datetime
+import decimal
+import re
+
+import numpy
+import pandas
+import pytest
+import sqlalchemy
+
+from pg_mop_client import ClientError, Selection, packing, reading
+from pg_mop_client.database import quote
+from workload import layer, load, sequential
+
+HOSTILE = """<script>alert("x")</script> $x^ %s :name \\ 'q' \u2028 """
+
+
+@pytest.fixture(scope="module")
+def s(db):
+    with Selection(db.uri(), progress=False) as selection:
+        yield selection
+
+
+@pytest.mark.parametrize("kind", ["frame", "arrays", "csv", "parquet", "npz"])
+def test_rows_are_packed_as_they_are(db, s, tmp_path, kind):
+    source = numpy.random.default_rng(3)
+    x = source.normal(size=(90, 2, 3) if kind in ("arrays", "npz") else (90, 3)).astype("f4")
+    y = source.integers(0, 3, 90)
+    frame = None if x.ndim == 3 else pandas.DataFrame(x, columns=["a", "b", "c"]).assign(label=y)
+    label, data = "label", frame
+    if kind == "arrays":
+        label, data = None, (x, y)
+    elif kind == "csv":
+        data = tmp_path / "rows.csv"
+        frame.to_csv(data, index=False, float_format="%.9g")
+    elif kind == "parquet":
+        pytest.importorskip("pyarrow", reason="not run: packing Parquet needs pyarrow")
+        data = tmp_path / "rows.parquet"
+        frame.to_parquet(data)
+    elif kind == "npz":
+        label, data = None, tmp_path / "rows.npz"
+        numpy.savez(data, x=x, y=y)
+    packed = s.pack(data, f"rows_{kind}", label, buffer_size=20)
+    column, target = ("x", "y") if label is None else ("features", "label")
+    stored = db.run(f"SELECT {column} AS x, {target} AS y FROM rows_{kind} ORDER BY id")
+    assert numpy.array([r["x"] for r in stored], "f4") == pytest.approx(x) and [r["y"] for r in stored] == list(y)
+    assert db.value(f"SELECT sum({target}_shape[1]) FROM {packed}") == 90
+
+
+def test_names_and_values_of_all_kinds_are_packed(db, s):
+    frame = pandas.DataFrame({HOSTILE: [1.0, 2.0, 3.0, 4.0] * 9, "b": [0.5, None, 1.5, 2.5] * 9,
+                              'c"l': ["a\tb", "new\nline", "back\\slash", None] * 9})
+    table = quote(f"T {HOSTILE}"[:40])
+    frame["b"] = frame["b"].fillna(0)
+    packed = s.pack(frame.dropna(), table, label='c"l')
+    assert packed == f'{table[:-1]}_packed"'
+    assert {r['c"l'] for r in db.run(f"SELECT * FROM {table}")} == {"a\tb", "new\nline", "back\\slash"}
+    with pytest.raises(sqlalchemy.exc.DBAPIError, match="NaN"):
+        s.pack(frame.assign(b=float("nan")).dropna(subset='c"l'), "with_nan", label='c"l')
+    assert db.value("SELECT to_regclass('with_nan') IS NULL"), "what could not be packed is gone"
+
+
+LABELS = [  # a column, what it is in SQL, and its values there
+    (pandas.Series([1, None, 2], dtype="Int64"), "integer", [1, None, 2]),
+    (pandas.Series([None, None, None], dtype="Int64"), "integer", [None] * 3),
+    (pandas.Series([1, 2, 2**63 + 5], dtype="uint64"), "numeric", [1, 2, 2**63 + 5]),
+    (pandas.Series([-2**31 - 1, 0, 1]), "bigint", [-2**31 - 1, 0, 1]),
+    (pandas.Series([True, None, False], dtype="boolean"), "boolean", [True, None, False]),
+    (pandas.Series([True, None, False], dtype=object), "boolean", [True, None, False]),
+    (pandas.Series([3, 4, None], dtype=object), "integer", [3, 4, None]),
+    (pandas.Series([3, 4, 3], dtype="category"), "integer", [3, 4, 3]),
+    (pandas.Series([1.5, float("nan"), 2.0]), "double precision", [1.5, None, 2.0]),
+    (pandas.Series(["a", None, pandas.NA], dtype=object), "text", ["a", None, None]),
+    (pandas.to_datetime(pandas.Series(["2026-01-31", None, "2026-02-28"])), "text",
+     ["2026-01-31 00:00:00", None, "2026-02-28 00:00:00"]),
+    (pandas.Series([datetime.date(2026, 1, 31), None, pandas.NaT], dtype=object), "text", ["2026-01-31", None, None]),
+    (pandas.Series([[0, 1], [1, 0], [1, 0]]), "integer[]", [[0, 1], [1, 0], [1, 0]]),
+    (pandas.Series([numpy.array([True, False])] * 3), "integer[]", [[1, 0]] * 3),
+    (pandas.Series([numpy.float32([0.5, 1])] * 3), "real[]", [[0.5, 1.0]] * 3)]
+
+
+@pytest.mark.parametrize("values, kind, wanted", LABELS, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_label_is_what_its_column_is(db, s, values, kind, wanted):
+    frame = pandas.DataFrame({"a": [1.0, 2.0, 3.0], "label": values})
+    with s.engine.connect() as connection:
+        packing.copy(connection, frame, "labelled", "label")
+    assert db.value("SELECT pg_typeof(label)::text FROM labelled LIMIT 1") == kind
+    assert [row["label"] for row in db.run("SELECT label FROM labelled ORDER BY id")] == wanted
+    db.run("DROP TABLE labelled")
+
+
+def late(rows=reading.CHUNK_ROWS):
+    """A table of which the first rows do not show what is in the last."""
+    return pandas.DataFrame({"a": numpy.arange(rows + 2) / 4.0, "label": numpy.arange(rows + 2) % 3}, dtype=object)
+
+
+@pytest.mark.parametrize("last, wanted", [(["x", "01"], ["0", "1", "x", "01"]), ([7, None], [0, 1, 7, None]),
+                                          ([2**40, 5], [0, 1, 2**40, 5])])
+def test_rows_that_come_late_are_packed_as_the_first(db, s, tmp_path, last, wanted):
+    frame = late()
+    frame.loc[len(frame) - 2:, "label"] = last
+    frame.to_csv(tmp_path / "late.csv", index=False)
+    files = [tmp_path / "late.csv"]
+    if last != ["x", "01"]:
+        pytest.importorskip("pyarrow", reason="not run: packing Parquet needs pyarrow")
+        frame.assign(a=frame.a.astype(float), label=frame.label.astype("Int64")).to_parquet(tmp_path / "late.parquet")
+        files.append(tmp_path / "late.parquet")
+    for data in (frame.assign(a=frame.a.astype(float)), *files):
+        with s.engine.connect() as connection:
+            _, _, count = packing.copy(connection, data, "late_rows", "label")
+        stored = db.run("SELECT features[1] AS a, label FROM late_rows ORDER BY id")
+        assert [row["label"] for row in stored[:2] + stored[-2:]] == wanted and count == len(stored) == len(frame)
+        assert [row["a"] for row in stored] == list(frame.a)
+        db.run("DROP TABLE late_rows")
+
+
+def test_what_is_no_number_late_in_a_file_is_said(db, s, tmp_path):
+    frame = late()
+    frame.loc[len(frame) - 1, "a"] = "none"
+    frame.to_csv(tmp_path / "late.csv", index=False)
+    with pytest.raises(ClientError, match="column 'a' has something that is no number, after row 10000"):
+        s.pack(tmp_path / "late.csv", "never", label="label")
+    assert db.value("SELECT to_regclass('never') IS NULL")
+
+
+def test_columns_may_be_called_by_numbers(db, s):
+    frame = pandas.DataFrame(numpy.arange(120.0).reshape(40, 3)).assign(**{"3": [0, 1] * 20})
+    frame.columns = [0, 1, 2, 3]
+    packed = s.pack(frame, "numbered", label=3, features=[0, 2])
+    assert db.value("SELECT col_description('numbered'::regclass, 2)") == '["0", "2"]'
+    assert db.value("SELECT features FROM numbered WHERE id = 1") == [3.0, 5.0] and packed == "numbered_packed"
+    frame.columns = [0, 1, 1, "1"]
+    with pytest.raises(ClientError, match="two columns are called '1'"):
+        s.pack(frame, "never", label=0)
+
+
+def test_classes_may_be_vectors_and_columns(db, s):
+    x, y = numpy.arange(80.0).reshape(40, 2), numpy.arange(40) % 4
+    s.pack((x, y.reshape(40, 1)), "of_keras")  # as Keras' own data sets are
+    assert [row["y"] for row in db.run("SELECT y FROM of_keras ORDER BY id")] == list(y)
+    packed = s.pack((x, numpy.eye(4)[y]), "one_hot")
+    assert db.value(f"SELECT num_classes FROM {packed}_summary") == []  # (they are encoded already)
+    assert db.value("SELECT y FROM one_hot WHERE id = 2") == [0.0, 0.0, 1.0, 0.0]
+
+
+def test_arrays_of_all_kinds_are_packed_or_refused(db, s):
+    def stored(values):
+        frame = pandas.DataFrame({"v": pandas.Series(values, dtype=object), "label": [0, 1, 0]})
+        with s.engine.connect() as connection:
+            packing.copy(connection, frame, "of_arrays", "label")
+        found = [row["v"] for row in db.run("SELECT v FROM of_arrays ORDER BY id")]
+        db.run("DROP TABLE of_arrays")
+        return found
+
+    assert stored([numpy.array([True, False])] * 3) == [[1.0, 0.0]] * 3
+    assert stored([[decimal.Decimal("0.5"), 2]] * 3) == [[0.5, 2.0]] * 3
+    assert stored([numpy.array([numpy.array([1, 2]), numpy.array([3, 4])], dtype=object)] * 3) == [
+        [[1.0, 2.0], [3.0, 4.0]]] * 3
+    nested = numpy.empty(2, dtype=object)  # as Parquet gives lists of lists
+    nested[:] = [numpy.array([1.0, 2.0]), numpy.array([3.0, 4.0])]
+    assert stored([nested] * 3) == [[[1.0, 2.0], [3.0, 4.0]]] * 3
+    for bad, message in (([[1, 2], None, [3, 4]], "has 0 dimensions in row 1, and 1 in its first rows"),
+                         ([[1, 2], [[1, 2]], [3, 4]], "has 2 dimensions in row 1"),
+                         ([[1, 2], ["x", 1], [3, 4]], "has no array of numbers in row 1"),
+                         ([[[1], [2, 3]], [1], [2]], "has no array of numbers in its first rows")):
+        with pytest.raises(ClientError, match=f"column 'v' {message}"):
+            stored(bad)
+        assert db.value("SELECT to_regclass('of_arrays') IS NULL")
+
+
+def test_what_cannot_be_packed_is_said(s, tmp_path):
+    frame = pandas.DataFrame({"a": [1.0], "word": ["x"], "v": [[1.0, 2.0]]})
+    for data, given, message in (
+            (frame, {}, "label=... is missing"),
+            (frame, {"label": "no", "features": "a"}, "there is no column 'no' for the label"),
+            (frame, {"label": "word", "features": ["a", "b"]}, "there is no column 'b'"),
+            (frame, {"label": "a", "features": "word"}, "column 'word' has no numbers"),
+            (frame, {"label": "word"}, "column 'v' has arrays"), (frame.head(0), {"label": "a"}, "there are no rows"),
+            ("nowhere.csv", {"label": "a"}, "there is no file 'nowhere.csv'\nHINT: The current directory is"),
+            (([1], [1, 2]), {}, "x has 1 rows and y 2")):
+        with pytest.raises(ClientError, match=re.escape(message)):
+            s.pack(data, "never", **given)
+    (tmp_path / "rows.txt").write_text("x")
+    with pytest.raises(ClientError, match="is no .csv, .parquet or .npz file, and no folder"):
+        s.pack(tmp_path / "rows.txt", "never", label="a")
+
+
+def write_pictures(folder, source, size=(8, 6), each=12):
+    """Pictures of two classes, one dark, one light; {path within the folder: its pixels}."""
+    from PIL import Image
+    written = {}
+    for name, low in (("dark", 0), ("light", 128)):
+        (folder / name).mkdir(parents=True)
+        for number in range(each):
+            pixels = source.integers(low, low + 128, (*size, 3)).astype("u1")
+            Image.fromarray(pixels).save(folder / name / f"{number:02}.png")
+            written[f"{name}/{number:02}.png"] = pixels
+    (folder / ".DS_Store").write_text("no picture")
+    return written
+
+
+def test_a_folder_of_pictures_is_packed_and_predicted(db, s, tmp_path):
+    written = write_pictures(tmp_path / "pictures", numpy.random.default_rng(1))
+    packed = s.pack(tmp_path / "pictures", "pictures", normalizing_const=255, buffer_size=4)
+    rows = db.run("SELECT pixels, label FROM pictures ORDER BY id")
+    assert [r["label"] for r in rows] == [path.split("/")[0] for path in sorted(written)]
+    assert all(numpy.array_equal(r["pixels"], written[path]) for r, path in zip(rows, sorted(written)))
+    load(db, "seeing", sequential("seeing", [8, 6, 3], layer(
+        "Flatten", name="flat"), layer("Dense", name="out", units=2, activation="softmax")))
+    s.load_model_selection_table("seeing", "seeing_mst", [1], ["loss='categorical_crossentropy', "
+                                 "optimizer='Adam(lr=0.05)', metrics=['accuracy']"], ["batch_size=4"])
+    run = s.fit_multiple(packed, "seen", "seeing_mst", 5)
+    found = run.predict(tmp_path / "pictures")
+    assert list(found.index) == sorted(written) and found.name == "label"
+    assert (found == [path.split("/")[0] for path in sorted(written)]).mean() > 0.9
+    s.pack(tmp_path / "pictures", "small_grey", size=(4, 5), mode="L")
+    assert {numpy.array(r["pixels"]).shape for r in db.run("SELECT pixels FROM small_grey")} == {(4, 5, 1)}
+
+
+def test_what_is_wrong_with_pictures_is_said(s, tmp_path):
+    from PIL import Image
+    folder = tmp_path / "bad"
+    write_pictures(folder, numpy.random.default_rng(1), each=2)
+    for given, message in (({"mode": "CMYK"}, "mode must be one of"), ({"size": (3,)}, "size must be (height, width)"),
+                           ({"size": 28}, "size must be (height, width)")):
+        with pytest.raises(ClientError, match=re.escape(message)):
+            s.pack(folder, "never", **given)
+    write_pictures(folder / "light", numpy.random.default_rng(1), size=(5, 5), each=1)
+    with pytest.raises(ClientError, match=r"has 5 x 5 pixels, those before it 8 x 6[^$]*size=\(8, 6\)"):
+        s.pack(folder, "never")
+    (folder / "notes.txt").write_text("x")
+    with pytest.raises(ClientError, match="notes.txt' is in no folder of a class"):
+        s.pack(folder, "never")
+    (folder / "notes.txt").rename(folder / "dark" / "aaa.png")
+    with pytest.raises(ClientError, match="aaa.png' cannot be read as a picture"):
+        s.pack(folder, "never", size=(4, 4))
+    (folder / "dark" / "aaa.png").unlink()
+    Image.fromarray(numpy.arange(0, 48_000, 1000, dtype="uint16").reshape(8, 6)).save(folder / "dark" / "deep.png")
+    with pytest.raises(ClientError, match="deep.png' has more than 8 bits a pixel"):
+        s.pack(folder, "never", size=(4, 4))
+    (folder / "dark" / "deep.png").unlink()
+    (folder / "linked").symlink_to(folder / "light", target_is_directory=True)
+    with pytest.raises(ClientError, match="linked' is a link to a folder"):
+        s.pack(folder, "never", size=(4, 4))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ClientError, match="there are no pictures"):
+        s.pack(tmp_path / "empty", "never")
+    with pytest.raises(ClientError, match="size is for a folder of pictures"):
+        s.pack(pandas.DataFrame({"a": [1.0], "b": [1]}), "never", "b", size=(4, 4))
+    assert s.query("SELECT to_regclass('never') IS NULL AS gone").gone[0]
