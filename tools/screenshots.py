@@ -1,7 +1,9 @@
-"""Screenshots of the live page, of a real run on the embedded server: make screenshots. Argument: the server's URI."""
+"""Screenshots of the live page and of the tutorial's report, of real runs on the embedded server: make screenshots.
+Argument: the server's URI."""
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -9,13 +11,16 @@ import tempfile
 import time
 
 import keras
+import psycopg2
 from selenium import webdriver
 from sklearn.datasets import load_digits
 
 from pg_mop_client import Selection
 
-PICTURES = pathlib.Path(__file__).resolve().parent.parent / "docs" / "pictures"
-DESKTOP, PHONE = (1100, 1000, False), (360, 740, True)
+DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
+PICTURES = DOCS / "pictures"
+DESKTOP, NARROW, PHONE = (1100, 1000, False), (800, 900, False), (360, 740, True)
+OF_TUTORIAL = ("curves", "parallel", "sessions")  # what is shown of its report
 
 
 def run(where):
@@ -38,7 +43,23 @@ def run(where):
         return s.fit_multiple(train, "shot_models", "shot_grid", 12, val).run_id
 
 
-def shoot(browser, name, address, size, dark):
+def tutorial(where):
+    """The report of the run that the tutorial makes."""
+    connection = psycopg2.connect(where)
+    connection.autocommit = True
+    with connection.cursor() as cursor:
+        cursor.execute("DROP SCHEMA IF EXISTS tutorial CASCADE; CREATE SCHEMA tutorial; SET search_path = tutorial")
+        for block in re.findall("^```sql\n(.*?)^```", (DOCS / "tutorial.md").read_text(), re.M | re.S)[:5]:
+            cursor.execute(block)
+        cursor.execute("SELECT madlib.mop_report(max(run_id)) FROM madlib.mop_runs")
+        report = cursor.fetchone()[0]
+        cursor.execute("DROP SCHEMA tutorial CASCADE")
+    connection.close()
+    return report
+
+
+def shoot(browser, name, address, size, dark, parts=None):
+    """A screenshot, or one of each of the page's `parts`, `name` and then the part's."""
     width, height, mobile = size
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
                             {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile})
@@ -52,7 +73,13 @@ def shoot(browser, name, address, size, dark):
         time.sleep(0.1)
     time.sleep(1)  # the pictures are drawn once their widths are known
     browser.execute_script("const row = document.querySelector('#board tbody tr'); row && row.click()")
-    browser.save_screenshot(str(PICTURES / name))
+    if parts is None:
+        browser.save_screenshot(str(PICTURES / name))
+    for part in parts or ():
+        shown = browser.find_element("id", part)
+        browser.execute_script("arguments[0].scrollIntoView()", shown)
+        time.sleep(1)  # what is not in view is not drawn
+        shown.screenshot(str(PICTURES / f"{name}-{part}.png"))
 
 
 def main(where):
@@ -73,6 +100,9 @@ def main(where):
             shoot(browser, "dashboard-light.png", page, DESKTOP, False)
             shoot(browser, "dashboard-dark.png", page, DESKTOP, True)
             shoot(browser, "dashboard-phone.png", page, PHONE, False)
+            report = pathlib.Path(home, "report.html")
+            report.write_text(tutorial(where), encoding="utf-8")
+            shoot(browser, "tutorial", report.as_uri(), NARROW, False, OF_TUTORIAL)
         finally:
             browser.quit()
             served.terminate()
