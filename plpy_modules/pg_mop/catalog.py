@@ -260,16 +260,17 @@ class Catalog:
             f"SELECT dataset, segment, fingerprint FROM {self.own}segment WHERE run_id = %s", (run_id,))}
 
     def known_copies(self, segments):
-        """{(fingerprint of a segment, that of its copy)} of those Segments (by dataset and key) that an earlier run has
-        found to have the same rows."""
-        copies = {(s.fingerprint, s.server, copy.fingerprint, copy.server) for s in segments.values()
-                  for copy in s.copies}
-        rows = self.execute(
-            f"SELECT DISTINCT s.fingerprint, s.server, c.fingerprint AS same, c.server AS copy_on"
-            f" FROM {self.own}copy c JOIN {self.own}segment s USING (run_id, dataset, segment)"
-            f" JOIN {self.own}run r USING (run_id) WHERE r.owner = {self._me} AND c.fingerprint = ANY (%s)",
-            ([copy[2] for copy in copies],)) if copies else []
-        return {(row["fingerprint"], row["same"]) for row in rows if tuple(row.values()) in copies}
+        """Of copies of some Segments (by dataset and key) those that earlier runs have found to have the same rows as
+        these: {(the segment's server, the copy's server, the copy's fingerprint): fingerprints of the segment}, that of
+        the latest run last."""
+        fingerprints, found = [copy.fingerprint for s in segments.values() for copy in s.copies], {}
+        for row in self.execute(
+                f"SELECT s.server, c.server AS copy_on, c.fingerprint AS same, s.fingerprint"
+                f" FROM {self.own}copy c JOIN {self.own}segment s USING (run_id, dataset, segment)"
+                f" JOIN {self.own}run r USING (run_id) WHERE r.owner = {self._me} AND c.fingerprint = ANY (%s)"
+                f" GROUP BY 1, 2, 3, 4 ORDER BY max(run_id)", (fingerprints,)) if fingerprints else ():
+            found.setdefault((row["server"], row["copy_on"], row["same"]), []).append(row["fingerprint"])
+        return found
 
     def run_stages(self, run_id):
         """A run's stages as dicts, parents first, with the `mst_keys` that ask for each."""

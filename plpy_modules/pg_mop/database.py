@@ -25,6 +25,8 @@ KEEPALIVES = "-c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 -c tcp_kee
 class MopError(Exception):
     """An error for the caller: one sentence, with the facts in `detail` and the mending command in `hint`."""
 
+    silent = False  # a server did not answer, or is only beginning or ending to
+
     def __init__(self, message, detail=None, hint=None, sqlstate="22023"):
         super().__init__(message)
         self.message, self.detail, self.hint, self.sqlstate = message, detail, hint, sqlstate

@@ -1,9 +1,11 @@
 """A run goes on without a server where segments and states have copies (pg_mop.replicas), until it is back."""
 
+import functools
 import time
 
+import psycopg2
 import pytest
-from servers import Servers
+from servers import CALL, Servers
 
 from conftest import Calling, Client, eventually
 from workload import ADAM, assert_invariants, is_under_way
@@ -130,6 +132,104 @@ def test_a_copy_that_cannot_be_made_is_made_again(servers):
     assert_invariants(servers.db, servers.db.value("SELECT max(run_id) FROM madlib.mop_run"))
 
 
+def said(session):
+    return " ".join(session.connection.notices)
+
+
+def compare(servers):
+    """A run that finds that copies have the very rows."""
+    servers.db.run(f"DROP TABLE IF EXISTS compared, compared_summary; {REPLICAS}; SELECT madlib.madlib_keras_fit("
+                   "'flowers_packed', 'compared', 'arch', 1, $$" + ADAM.format(0.03) + "$$, 'batch_size=50', 1, FALSE)")
+
+
+def test_a_run_begins_without_a_server_that_is_away(servers):
+    compare(servers)
+    servers.db.run("DROP TABLE IF EXISTS models, models_info, models_summary")
+    servers.workers[0].kill()
+    servers.db.connection.notices.clear()
+    try:
+        servers.db.run(f"SET pg_mop.kernel = plain; SET pg_mop.seed = 5; SET pg_mop.reuse = off; {REPLICAS}; {CALL}")
+    finally:
+        servers.workers[0].start()
+    run_id = servers.db.value("SELECT max(run_id) FROM madlib.mop_run")
+    assert f"run {run_id} goes on without server w1, on copies" in said(servers.db)
+    assert servers.db.value("SELECT array_agg(DISTINCT server ORDER BY server) FROM madlib.mop_segment "
+                            "WHERE run_id = %s", [run_id]) == ["w1", "w2", None]
+    servers.check(run_id, replay=True)
+
+
+def test_a_server_that_was_away_when_a_run_began_is_used_once_it_is_back(servers):
+    compare(servers)
+    servers.db.run("DROP TABLE IF EXISTS models, models_info, models_summary")
+    servers.workers[0].kill()
+    call = begin(servers, CALL, "SET pg_mop.reuse = off")
+    servers.workers[0].start()
+    assert call.end() is None
+    run_id = servers.db.value("SELECT max(run_id) FROM madlib.mop_run")
+    assert f"run {run_id}: server w1 is back" in said(call.client)
+    servers.check(run_id, replay=True)
+
+
+def test_a_run_is_resumed_without_a_server_that_is_away(servers):
+    call, run_id = servers.begin()
+    servers.db.run("SELECT pg_cancel_backend(%s)", [call.client.connection.info.backend_pid])
+    assert "canceling statement" in str(call.end())
+    servers.workers[0].kill()
+    servers.db.connection.notices.clear()
+    try:
+        servers.db.run(f"{REPLICAS}; SELECT madlib.mop_resume(%s)", [run_id])
+    finally:
+        servers.workers[0].start()
+    assert f"run {run_id} goes on without server w1, on copies" in said(servers.db)
+    assert_invariants(servers.db, run_id)
+    servers.db.run(f"DROP TABLE models, models_info, models_summary; {REPLICAS}; SET pg_mop.reuse = off; {CALL}")
+    servers.check(servers.db.value("SELECT max(run_id) FROM madlib.mop_run"))  # (what the guest has left is gone, too)
+
+
+def test_a_run_whose_states_are_on_a_server_that_is_away_alone_is_not_resumed(servers):
+    compare(servers)
+    alone = ("SELECT EXISTS (SELECT 1 FROM madlib.mop_unit u JOIN madlib.mop_model m USING (run_id, stage, version) "
+             "WHERE run_id = {} AND u.kind = 'train' AND u.segment = 0 AND u.status = 'finished' "
+             "AND m.generation IS NULL AND NOT EXISTS (SELECT 1 FROM madlib.mop_stage c JOIN madlib.mop_model n USING (run_id, stage) "
+             "WHERE c.run_id = m.run_id AND c.parent = m.stage AND n.version > m.version))")
+    for _ in range(5):  # (it may have come elsewhere in the very moment)
+        call, run_id = servers.begin("SET pg_mop.replicas = 1; SET pg_mop.reuse = off; SET pg_mop.resume = off")
+        servers.relay.delay = 0.5  # a state needs a while from there
+        try:
+            assert eventually(functools.partial(servers.db.value, alone.format(run_id)), 60)
+            servers.workers[0].kill()
+        finally:
+            servers.relay.delay = 0.0
+        servers.db.run("SELECT pg_cancel_backend(%s)", [call.client.connection.info.backend_pid])
+        assert "canceling statement" in str(call.end())
+        resume, error = f"{REPLICAS}; SELECT madlib.mop_resume({run_id})", None
+        try:
+            servers.db.run(resume)
+        except psycopg2.Error as caught:
+            error = str(caught)
+            break
+        finally:
+            servers.workers[0].start()
+    assert f"model states of run {run_id} are on servers that are away alone: \"w1\"" in error
+    servers.db.run(resume)
+    servers.check(run_id, replay=True)
+
+
+def test_rows_that_nobody_has_compared_with_their_copies_are_waited_for(servers):
+    servers.db.run(f"DROP TABLE IF EXISTS models, models_info, models_summary; {REPLICAS}; SET pg_mop.servers = "
+                   f"'w1, local, w2'; SELECT madlib.validation_preprocessor_dl('flowers', 'fresh_packed', 'y', 'x', "
+                   f"'flowers_packed', 9)")
+    servers.workers[0].kill()
+    try:
+        error = servers.db.error(CALL.replace("NULL, 1", "'fresh_packed', 1"))
+    finally:
+        servers.workers[0].start()
+    assert "cannot open a session on server \"w1\"" in str(error)
+    assert "no run of yours has compared its rows with their copies" in str(error)
+    assert "Call again when it is back" in error.diag.message_hint
+    servers.db.run("SELECT madlib.mop_drop_packed('fresh_packed')")
+
+
 def test_both_servers_are_lost_and_one_is_back(servers):
     call, run_id = servers.begin("SET pg_mop.server_timeout = '60s'")
     first, second = servers.workers
@@ -233,10 +333,23 @@ def test_an_evaluation_goes_on_without_a_server(servers):
     assert servers.db.value("SELECT abs(a.loss - b.loss) < 1e-6 FROM seen a, unseen b")
 
 
+def test_an_evaluation_begins_without_a_server(servers):
+    servers.db.run(f"DROP TABLE IF EXISTS away; {REPLICAS}")
+    compare(servers)
+    servers.workers[0].kill()
+    servers.db.connection.notices.clear()
+    try:
+        servers.db.run("SELECT madlib.madlib_keras_evaluate('model', 'flowers_packed', 'away', FALSE)")
+    finally:
+        servers.workers[0].start()
+    assert "goes on without server w1" in said(servers.db) and "works alone" not in said(servers.db)
+    assert servers.db.value("SELECT abs(a.loss - b.loss) < 1e-6 FROM seen a, away b")
+
+
 @pytest.mark.parametrize("sql", [
-    "madlib.madlib_keras_fit('flowers_packed', 'compared', 'arch', 1, $$" + ADAM.format(0.03)
+    "madlib.madlib_keras_fit('flowers_packed', 'silent', 'arch', 1, $$" + ADAM.format(0.03)
     + "$$, 'batch_size=4', 1, FALSE)",
-    "madlib.madlib_keras_evaluate('model', 'flowers_packed', 'compared', FALSE)"], ids=["fit", "evaluate"])
+    "madlib.madlib_keras_evaluate('model', 'flowers_packed', 'silent', FALSE)"], ids=["fit", "evaluate"])
 def test_a_cancel_is_heard_while_a_server_is_silent_that_compares_its_rows(servers, sql):
     for worker in servers.workers:  # so that they are compared anew
         client = Client(worker, "postgres")
@@ -255,7 +368,7 @@ def test_a_cancel_is_heard_while_a_server_is_silent_that_compares_its_rows(serve
     finally:
         servers.relay.holds_at = None
         servers.relay.holds.clear()
-    assert eventually(lambda: not servers.db.value("SELECT to_regclass('compared')"), 5)
+    assert eventually(lambda: not servers.db.value("SELECT to_regclass('silent')"), 5)
 
 
 def test_an_evaluation_does_without_copies_that_are_not_there(servers):

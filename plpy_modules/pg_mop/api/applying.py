@@ -76,7 +76,7 @@ class Applying(Training):
 
     def _make_plan(self, earlier):
         super()._make_plan(earlier)
-        at = collections.Counter(segment.server for segment in self.segments.values())
+        at = collections.Counter(segment.at(self.servers).server for segment in self.segments.values())
         self.wanted = min(self.wanted, sum(
             min(count, max(self.servers[name].info["cores"], self.servers[name].info["gpus"]))
             for name, count in at.items()))

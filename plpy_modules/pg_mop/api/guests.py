@@ -1,6 +1,7 @@
 """The other servers that a training call is at work on: there it has a run of its own, a guest
 (sql/postgresql/13_servers.sql)."""
 
+import dataclasses
 import time
 
 import psycopg2
@@ -30,7 +31,7 @@ class Guests(Planning):
 
     def _reach_servers(self):
         """Look whether the servers that hold segments serve: they come into `servers`. Raises MopError."""
-        used = {one.server for s in self.segments.values() for one in (s, *s.copies)}
+        used = {one.server for s in self.segments.values() for one in (s, *s.copies)} - self.engine.away.keys()
         names = sorted(used - {None})
         if names:
             self.servers[None].info["identity"] = this_database(self.db)
@@ -42,6 +43,11 @@ class Guests(Planning):
                     raise settings.no_gpu(self.options["keras_backend"]) if name is None else MopError(
                         f"use_gpus is set, but server {quote_identifier(name)} has no GPU, or its TensorFlow is for "
                         f"processors alone", hint="There: make install FRAMEWORK=cuda; or call with use_gpus => FALSE.")
+
+    def _away(self):
+        """{name of a server that is away and holds segments: (the Way there, why it is away)}."""
+        names = {segment.server for segment in self.segments.values()} & self.engine.away.keys()
+        return {name: (self.engine.way(name), self.engine.away[name].detail) for name in names}
 
     def _reach(self, link):
         """The Server that a link leads to, which has no guest yet. Raises MopError."""
@@ -91,8 +97,15 @@ class Guests(Planning):
     def _check_copies(self):
         """The copies of segments must have the very rows. Raises MopError."""
         known = self.journal.known_copies(self.segments)
+
+        def known_of(segment, copy):
+            return known.get((segment.server, copy.server, copy.fingerprint), ())
+
+        for key, segment in self.segments.items():
+            if segment.server in self.engine.away:
+                self.segments[key] = self._as_known(key, segment, known_of(segment, segment.copies[0]))
         pairs = [(self._packed(dataset), segment, copy) for (dataset, _), segment in self.segments.items()
-                 for copy in segment.copies if (segment.fingerprint, copy.fingerprint) not in known]
+                 for copy in segment.copies if segment.fingerprint not in known_of(segment, copy)]
         wanted = list(dict.fromkeys((packed, one) for packed, segment, copy in pairs for one in (segment, copy)))
         digests = dict(zip(wanted, self.engine.contents(wanted) if wanted else ()))
         for packed, segment, copy in pairs:
@@ -102,6 +115,15 @@ class Guests(Planning):
                                detail=f"It is {copy.table}. Somebody has written to one of the two.",
                                hint="Pack the table anew; or RESET pg_mop.replicas; to train without copies.",
                                sqlstate="55000")
+
+    def _as_known(self, key, segment, fingerprints):
+        """A segment on a server that is away, with the fingerprint that an earlier run found there. Raises MopError."""
+        if not fingerprints:
+            away = self.engine.away[segment.server]
+            raise MopError(f"{away.message}, and no run of yours has compared its rows with their copies",
+                           detail=away.detail, sqlstate=away.sqlstate, hint="Call again when it is back.")
+        before = self.earlier.segments.get(key) if self.earlier is not None else None
+        return dataclasses.replace(segment, fingerprint=before if before in fingerprints else fingerprints[-1])
 
     def _check_functions(self, link):
         """On another server its own object table counts: it must have the same custom functions. Raises MopError."""

@@ -111,6 +111,8 @@ class Planning(Checks):
         self.board = kind(self.plan, self._keys("training"), self._keys("validation"),
                           {key: segment.server for key, segment in self.segments.items()},
                           [copy.server for segment in self.segments.values() for copy in segment.copies])
+        if self.engine.away:
+            self.board.relocate({key: segment.at(self.servers).server for key, segment in self.segments.items()})
         self.board.count_by(self.sharing.key, lambda stage: epochs(stage.parameters[1]))
         self.board.anywhere = self._may_train_anywhere()
         self.board.serve(self.board.first_places(self.wanted))

@@ -158,7 +158,7 @@ class Training(Guests):
                 from mop_udf import state  # noqa: F401
                 executor = Executor(db, journal, self.servers, sessions, self.run_id, self.plan, self.board,
                                     self.scheduler, self.orders, steering, self.adopt, options,
-                                    earlier.attempts if resumes else {}, self.wanted, self.take_back)
+                                    earlier.attempts if resumes else {}, self.wanted, self.take_back, self._away())
                 self.executor = executor
                 executor.go()
                 self.gather()
@@ -209,7 +209,9 @@ class Training(Guests):
         if self.options["replicas"] == 1:
             return segments
         segments = self.engine.with_copies(packed, segments)
-        alone = [segment for segment in segments if segment.server is not None and not segment.copies]
+        unseen = {key for key, server, _ in packed.copies if server in self.engine.away}
+        alone = [segment for segment in segments
+                 if segment.server is not None and not segment.copies and segment.key not in unseen]
         if alone:
             raise MopError(f'pg_mop.replicas is {self.options["replicas"]}, but segment {alone[0].key} of '
                            f'"{packed.text}" has no copy on another server',

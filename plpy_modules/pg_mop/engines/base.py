@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pg_mop import settings
 from pg_mop.database import MopError
@@ -29,16 +30,25 @@ class Segment:
 
     def on(self, server):
         """This, or its copy, on a server (its name)."""
-        return next(one for one in (self, *self.copies) if one.server == server)
+        return self.at([server])
+
+    def at(self, servers):
+        """This, or a copy of it, on one of some servers (their names). Raises LookupError where none has it."""
+        for one in (self, *self.copies):
+            if one.server in servers:
+                return one
+        raise LookupError(self.key)
 
 
 class Engine(ABC):
     """One kind of place. It is found by looking at the packed tables (:func:`pg_mop.engines.find`).
 
-    `elsewhere`: segments may be on other servers.
+    `elsewhere`: segments may be on other servers. `away`: {name of a server that does not answer, for whose segments
+    their copies may do: the MopError}.
     """
 
     elsewhere = False
+    away = MappingProxyType({})
 
     @abstractmethod
     def segments(self, packed):

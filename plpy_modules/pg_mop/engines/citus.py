@@ -18,6 +18,8 @@ class Citus(PostgresFdw):
     """`placed`: {oid of a distributed table: [a Node and the quoted table there for each placement of a shard, ...] of
     each shard}. Of each shard the first placement is trained on, the others are its copies."""
 
+    begins_without = False
+
     def __init__(self, db, foreign, placed, copied=False):
         """Raises MopError."""
         if db.value("SELECT transaction_number <> 0 FROM get_current_transaction_id()"):

@@ -7,6 +7,7 @@ the rows to whoever selects them, and carries model states.
 import contextlib
 import dataclasses
 import json
+import re
 from collections import deque
 
 import psycopg2
@@ -32,21 +33,34 @@ class PostgresFdw(PostgreSQL):
     """`foreign`: {oid of a packed table: [(server, quoted table there), ...]}; `links`: to their servers."""
 
     elsewhere = True
+    begins_without = True  # servers that are away: what is there is known without them
 
     def __init__(self, db, foreign, copied=False):
         """`copied`: copies of segments are of use."""
         super().__init__(db)
-        self.copied = copied
+        self.copied, self.away = copied, {}
         self.foreign, self.links = foreign, Links(db)
 
     def way(self, server):
-        return super().way(None) if server is None else self.links[server].way
+        if server is None:
+            return super().way(None)
+        return self.links[server].way if server in self.links else ways.to(self.db, server)
 
     def share(self, packed):
         tables = self._tables(packed)
-        self.links.reach(server for server, _ in tables)
+        self._reach(server for server, _ in tables)
         for server, table in tables:
-            self.links[server].share(table)
+            if server not in self.away:
+                self.links[server].share(table)
+
+    def _reach(self, servers):
+        """Open the links to servers. Those that do not answer are `away`, where copies may do. Raises MopError."""
+        away = self.away if self.copied and self.begins_without else None
+        self.links.reach([server for server in servers if server not in self.away], away)
+
+    def _is_away(self, server):
+        self._reach([server])
+        return server in self.away
 
     def _tables(self, packed):
         """[(server, quoted table there), ...] of all that other servers have of a packed table."""
@@ -57,8 +71,10 @@ class PostgresFdw(PostgreSQL):
     def reopen(self, server, tables, tick):
         """The link to a server that has been away, anew: it keeps writers from these packed tables; `tick`: called
         while it is waited for. Raises MopError."""
-        self.links[server].session.close()
-        link = self.links[server] = self.links.open(self.links[server].way, tick)
+        way = self.way(server)
+        if server in self.links:
+            self.links[server].session.close()
+        link = self.links[server] = self.links.open(way, tick)
         for packed in tables:
             for name, table in self._tables(packed):
                 if name == server:
@@ -70,9 +86,11 @@ class PostgresFdw(PostgreSQL):
         for leaf in self._leaves(table.table):
             if (row := self.db.one(f"SELECT {columns} FROM {leaf['name']} LIMIT 1")) is not None:
                 return list(row.values())
-        for server, name in self.foreign.get(table.table.oid, ()):
-            for row in self._read(table, server, name, f"SELECT {columns} FROM {name} LIMIT 1"):
-                return list(row)
+        copies = [(server, name) for _, server, name in table.copies if server is not None] if self.copied else []
+        for server, name in [*self.foreign.get(table.table.oid, ()), *copies]:
+            if not self._is_away(server):
+                for row in self._read(table, server, name, f"SELECT {columns} FROM {name} LIMIT 1"):
+                    return list(row)
         return None
 
     def parts(self, raw):
@@ -87,21 +105,45 @@ class PostgresFdw(PostgreSQL):
         foreign = self.foreign.get(packed.table.oid, ())
         if not foreign:
             return super().segments(packed)
-        self.links.reach(server for server, _ in foreign)
-        found = []
+        self._reach(server for server, _ in foreign)
+        found = self._unread(packed) if self.away else []
         for leaf in self._leaves(packed.table):
             found += self._segments_here(packed, leaf["name"],
                                          f"SELECT DISTINCT __dist_key__ AS key FROM {leaf['name']} ORDER BY 1")
         for server, table in foreign:
-            found += self._segments_there(packed, server, table)
+            if server not in self.away:
+                found += self._segments_there(packed, server, table)
         return sorted(found, key=lambda segment: segment.key)
 
     def with_copies(self, packed, segments):
         copies = {}
         for copy in self._copies(packed):
             copies.setdefault(copy.key, []).append(copy)
-        return [dataclasses.replace(segment, copies=tuple(
+        found = [dataclasses.replace(segment, copies=tuple(
             copy for copy in copies.get(segment.key, ()) if copy.server != segment.server)) for segment in segments]
+        return [self._measured(packed, segment) for segment in found]
+
+    def _unread(self, packed):
+        """The segments of a packed table on servers that are away, as far as the coordinator knows of them: without
+        rows, bytes, fingerprint."""
+        found = []
+        for server, table, bound in partitions(self.db, packed.table, packed.text):
+            if server in self.away:
+                listed = re.fullmatch(r"FOR VALUES IN \((.*)\)", bound or "")
+                try:
+                    keys = [int(key.strip(" '")) for key in listed[1].split(",")]
+                except (TypeError, ValueError):  # not as the preprocessors make it: nobody knows what is there
+                    raise self.away[server] from None
+                found += [Segment(key, 0, 0, None, server, table, fingerprint_sql(packed, table, key)) for key in keys]
+        return found
+
+    def _measured(self, packed, segment):
+        """A segment on a server that is away, with what a copy says of its size. Raises MopError."""
+        if segment.server not in self.away:
+            return segment
+        if not segment.copies:
+            raise self.away[segment.server]
+        return dataclasses.replace(segment, rows=segment.copies[0].rows, bytes=segment.copies[0].bytes)
 
     def _copies(self, packed):
         """All copies that there are of segments of a packed table, as Segments. Raises MopError."""
@@ -110,7 +152,7 @@ class PostgresFdw(PostgreSQL):
             if server is None:
                 self._check_own(packed, table)
                 found += self._segments_here(packed, table, f"SELECT {key} AS key", table)
-            else:
+            elif not self._is_away(server):
                 found += (copy for copy in self._segments_there(packed, server, table) if copy.key == key)
         return found
 
@@ -209,11 +251,20 @@ class Links(dict):
         self.reach([server])
         return self[server]
 
-    def reach(self, servers):
-        """Open the links to servers that have none yet, all at once. Raises MopError."""
+    def reach(self, servers, away=None):
+        """Open the links to servers that have none yet, all at once. Raises MopError; but where there is a dict `away`,
+        those that do not answer come into it: {name: MopError}."""
         missing = [server for server in dict.fromkeys(servers) if server not in self]
         opened = [ways.local(self.db) if server is None else ways.to(self.db, server) for server in missing]
-        self.update(zip(missing, self._open(opened)))
+        try:
+            self.update(zip(missing, self._open(opened)))
+        except MopError as error:
+            if away is None or not error.silent:
+                raise
+            if len(missing) == 1:
+                away[missing[0]] = error
+            for server in missing if len(missing) > 1 else ():
+                self.reach([server], away)
 
     def open(self, way, tick=None):
         """A new Link. Raises MopError."""
@@ -291,8 +342,14 @@ class Link:
 def foreign_partitions(db, table, text):
     """[(server, quoted table there), ...] of the leaf partitions of a packed table that are foreign tables; `table`: a
     Table, which the caller calls `text`. Raises MopError for one that is none of postgres_fdw's."""
+    return [(server, there) for server, there, _ in partitions(db, table, text)]
+
+
+def partitions(db, table, text):
+    """As `foreign_partitions`, and of each SQL for the partition's bound, or None."""
     rows = db.execute(
-        "SELECT c.relname, n.nspname, s.srvname, w.fdwhandler::regproc::text AS handler, f.ftoptions "
+        "SELECT c.relname, n.nspname, s.srvname, w.fdwhandler::regproc::text AS handler, f.ftoptions, "
+        "pg_get_expr(c.relpartbound, c.oid) AS bound "
         "FROM (SELECT relid FROM pg_partition_tree($1::oid::regclass) WHERE isleaf UNION SELECT $1::oid::regclass) t "
         "JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace "
         "JOIN pg_foreign_table f ON f.ftrelid = c.oid JOIN pg_foreign_server s ON s.oid = f.ftserver "
@@ -305,5 +362,5 @@ def foreign_partitions(db, table, text):
                            detail="No session can train on it.", sqlstate="42809")
         options = dict(option.split("=", 1) for option in row["ftoptions"] or ())
         found.append((row["srvname"], quote_identifier(options.get("schema_name", row["nspname"])) + "."
-                      + quote_identifier(options.get("table_name", row["relname"]))))
+                      + quote_identifier(options.get("table_name", row["relname"])), row["bound"]))
     return found

@@ -47,6 +47,11 @@ class Way:
 
     def refused(self, error):
         """The MopError for a connection that could not be made, with the commands that mend it."""
+        made, state = self._refused(error), getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+        made.silent = state is None or state.startswith("57P")
+        return made
+
+    def _refused(self, error):
         user = quote_identifier(self.parameters["user"])
         if self.server is not None:
             server = quote_identifier(self.server)

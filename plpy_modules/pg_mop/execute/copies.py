@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psycopg2
 
 from mop_udf.aggregate import SOURCE_CHANGED
-from pg_mop.database import MopError
+from pg_mop.database import MopError, quote_identifier
 from pg_mop.execute.sessions import SessionLost, message_of
 
 AGAIN_SECONDS = 0.5   # until a copy is tried again
@@ -36,16 +36,17 @@ class _Making:
 class Copies:
     """The part of an :class:`~pg_mop.execute.run.Executor` that makes copies of states, and uses copies.
 
-    `wanted`: states are to have copies; `take_back(name)`: see api/guests.py.
+    `wanted`: states are to have copies; `take_back(name)`, `away`: see api/guests.py.
     """
 
-    def __init__(self, executor, wanted, take_back):
+    def __init__(self, executor, wanted, take_back, away):
         self.executor, self.wanted, self.take_back = executor, wanted, take_back
         self.queues = {}  # server -> deque of _Making, of which the first is on its way
         self.relays = {}  # session at work -> server
         self.resting = {}  # server -> (when to try again, since when in vain, seconds until the next time)
         self.given_up = {}  # server -> (its Pulse, when to look after it)
         self.delays = {}    # server -> seconds until it is looked after, when it is given up again
+        self.away = away
 
     @property
     def going(self):
@@ -130,6 +131,24 @@ class Copies:
         self.resting[name] = now + delay, since, min(BACK_SECONDS[1], 2 * delay)
 
     # --- servers that are away ----------------------------------------------------------------------
+    def begin(self):
+        """Begin, or go on, without the servers that are `away`. Raises MopError where they alone have states that the
+        run needs."""
+        executor, names = self.executor, ", ".join(map(quote_identifier, sorted(self.away)))
+        if self.away and (lost := executor.lost_states()):
+            raise MopError(f"{len(lost)} model states of run {executor.run_id} are on servers that are away alone: "
+                           f"{names}", detail="; ".join(why for _, why in self.away.values()), sqlstate="08006",
+                           hint=f"SELECT {executor.db.extension}.mop_resume({executor.run_id}); when they are back.")
+        for name, (way, why) in self.away.items():
+            executor.catalog.forget_guest(executor.run_id, name)
+            executor.db.warning(f"run {executor.run_id} goes on without server {name}, on copies: {why}")
+            self._look_after(name, way)
+
+    def _look_after(self, name, way):
+        delay = self.delays.get(name, 0.0)
+        self.delays[name] = min(BACK_SECONDS[1], max(BACK_SECONDS[0], 2 * delay))
+        self.given_up[name] = self.executor.sessions.pulse(way, anew=True), time.monotonic() + delay
+
     def do_without(self, name, why):
         """Give a server up, for a reason, where others have copies of all that it holds; False where they have not."""
         executor, board = self.executor, self.executor.board
@@ -137,7 +156,8 @@ class Copies:
             return False
         left = executor.servers.keys() - {name}
         try:
-            moved = {key: self._server_for(key, left) for key, server in board.server_of.items() if server == name}
+            moved = {key: executor.orders.segments[key].at(left).server
+                     for key, server in board.server_of.items() if server == name}
         except LookupError:
             return False
         executor.catalog.forget_guest(executor.run_id, name)
@@ -155,20 +175,10 @@ class Copies:
             executor.undo(own.unit, own.row, why)
         executor.leave(name, why)
         server.catalog.close()
-        delay = self.delays.get(name, 0.0)
-        self.delays[name] = min(BACK_SECONDS[1], max(BACK_SECONDS[0], 2 * delay))
-        self.given_up[name] = executor.sessions.pulse(server, anew=True), time.monotonic() + delay
+        self._look_after(name, server.way)
         board.relocate(moved)
         executor.resize(executor.wanted)
         return True
-
-    def _server_for(self, key, servers):
-        """The one of `servers` that does a segment: its own, or one with a copy. Raises LookupError: there is none."""
-        segment = self.executor.orders.segments[key]
-        for one in (segment, *segment.copies):
-            if one.server in servers:
-                return one.server
-        raise LookupError(key)
 
     def look(self):
         """Go on with what has waited, and look after the servers that were given up."""
@@ -209,6 +219,7 @@ class Copies:
         del self.given_up[name]
         for relay in executor.sessions.relays.values():
             relay.prepared = False  # it may have no tables of that server
-        executor.board.relocate({key: self._server_for(key, executor.servers) for key in executor.board.server_of})
+        segments = executor.orders.segments
+        executor.board.relocate({key: segments[key].at(executor.servers).server for key in executor.board.server_of})
         executor.resize(executor.wanted)
         executor.db.info(f"run {executor.run_id}: server {name} is back")

@@ -40,11 +40,11 @@ class Executor:
     session at a place needs to know of units that it does together (a dict, see execute/unit.py). `steering` decides
     what is asked for (see execute/steering.py), and `adopt(stages)` takes over what earlier runs have trained of it.
     `attempts`: {unit: attempts begun} by an earlier coordinator of the run; `wanted`: how many sessions the run asked
-    for; `take_back(name)`: see api/guests.py.
+    for; `take_back(name)`, `away`: see api/guests.py.
     """
 
     def __init__(self, db, catalog, servers, sessions, run_id, plan, board, scheduler, orders, steering, adopt, options,
-                 attempts, wanted, take_back):
+                 attempts, wanted, take_back, away):
         self.db, self.catalog, self.servers, self.sessions = db, catalog, servers, sessions
         self.run_id, self.plan, self.board, self.scheduler = run_id, plan, board, scheduler
         self.orders, self.steering, self.adopt = orders, steering, adopt
@@ -76,13 +76,14 @@ class Executor:
         self.begun_on = {}      # unit at work -> the name of the server that it was begun on
         # unit whose server cannot be asked -> (row, stages released, message, since when, whether it was in a group)
         self.unknown = {}
-        self.copies = Copies(self, options["replicas"] > 1, take_back)
+        self.copies = Copies(self, options["replicas"] > 1, take_back, away)
 
     def go(self):
         """Run until nothing is left to do. Raises MopError where the whole run cannot go on."""
         if self.copies.wanted:
             if self.attempts:  # what an earlier coordinator had copied and not counted is not to be mistaken for it
                 self.states.begin_anew()
+            self.copies.begin()
             self._bring_home([self.plan.stages[number] for number in self.states.stages()])
         if len(self.plan.stages) >= GROWTH[0]:
             self._tell_planner()
@@ -191,10 +192,22 @@ class Executor:
         if gone:
             self.states.release(gone)
 
+    def lost_states(self):
+        """Stages whose state is needed and on no server: they have been trained where nobody answers."""
+        first = min((stage.iteration for stage in self.plan.stages.values() if not stage.ended), default=0)
+        return [stage for stage in self.plan.stages.values()
+                if self.version(stage.number) > (stage.iteration - 1) * self.visits
+                and not self.states.has(stage.number) and (
+                    stage.iteration >= first - 1 if self.board.shares_states else self._is_read(stage))]
+
+    def _is_read(self, stage, but_for=None):
+        """True where the stage's state will be read, not only by its child `but_for`."""
+        return (not stage.ended or stage.ends or stage.number in self.pinned
+                or bool(self.waiting.get(stage.number, set()) - {but_for}))
+
     def _is_unneeded(self, stage, but_for=None):
         """True where nobody will read the stage's state any more, but for its child `but_for`."""
-        return (stage.ended and not stage.ends and stage.number not in self.pinned
-                and not self.waiting.get(stage.number, set()) - {but_for}
+        return (not self._is_read(stage, but_for)
                 # where paths part, or a search has halted once, another run may begin
                 and not ((len(stage.children) > 1 or stage.evaluated and self.steering.searches)
                          and self.states.live < self.kept_bytes))

@@ -38,7 +38,7 @@ class States:
 
     def __init__(self, servers, size_key):
         """`servers`: {name: Server}, the home among them; `size_key`: see Generations."""
-        self.servers, self._numbers, self.of = servers, {name: n for n, name in enumerate(servers)}, {}
+        self.servers, self._numbers, self.of = servers, {}, {}
         self._shared = size_key, {}, set()
         for name in servers:
             self.add(name)
@@ -49,6 +49,7 @@ class States:
     def add(self, name):
         """A server has come into `servers`."""
         server = self.servers[name]
+        self._numbers.setdefault(name, len(self._numbers))
         self.of[name] = Generations(server.catalog, server.run_id, *self._shared)
 
     def lose(self, name):

@@ -100,7 +100,7 @@ class WorkerSession:
             if self._connecting:
                 if self.way.by_password and not self.connection.info.used_password:
                     self.close()
-                    raise SessionLost("the server does not ask for the password of the user mapping")
+                    raise SessionLost("the server does not ask for the password of the user mapping", "28000")
                 libpq.set_verbosity(self.connection, libpq.DEFAULT)
                 self._connecting = False
             return "ready"
@@ -267,17 +267,17 @@ class Sessions:
         relay.serves = session
         return relay
 
-    def pulse(self, server, anew=False):
-        """The Pulse of another Server; `anew`: one that knows nothing of what was before."""
-        if anew and server.name in self.pulses:
-            self.pulses.pop(server.name).close()
-        if server.name not in self.pulses:
-            self.pulses[server.name] = Pulse(server.way, self.name)
-        return self.pulses[server.name]
+    def pulse(self, way, anew=False):
+        """The Pulse of the server that a way leads to; `anew`: one that knows nothing of what was before."""
+        if anew and way.server in self.pulses:
+            self.pulses.pop(way.server).close()
+        if way.server not in self.pulses:
+            self.pulses[way.server] = Pulse(way, self.name)
+        return self.pulses[way.server]
 
     def silence(self, server):
         """For how many seconds another Server has not answered."""
-        return self.pulse(server).look()
+        return self.pulse(server.way).look()
 
     def _key(self, place):
         server = self.server(place)
