@@ -25,7 +25,7 @@ KEEPALIVES = "-c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 -c tcp_kee
 class MopError(Exception):
     """An error for the caller: one sentence, with the facts in `detail` and the mending command in `hint`."""
 
-    silent = False  # a server did not answer, or is only beginning or ending to
+    silent = None  # the way to a server that did not answer, or is only beginning or ending to
 
     def __init__(self, message, detail=None, hint=None, sqlstate="22023"):
         super().__init__(message)

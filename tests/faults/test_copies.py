@@ -158,6 +158,16 @@ def test_a_run_begins_without_a_server_that_is_away(servers):
     servers.check(run_id, replay=True)
 
 
+def test_a_run_begins_without_a_server_that_hangs(servers):
+    compare(servers)
+    servers.db.run("DROP TABLE IF EXISTS models, models_info, models_summary")
+    with servers.hanging():
+        call = begin(servers, CALL, "SET pg_mop.reuse = off")
+    assert call.end() is None
+    assert "goes on without server w1, on copies: no answer within 30 s" in said(call.client)
+    servers.check(servers.db.value("SELECT max(run_id) FROM madlib.mop_run"), replay=True)
+
+
 def test_a_server_that_was_away_when_a_run_began_is_used_once_it_is_back(servers):
     compare(servers)
     servers.db.run("DROP TABLE IF EXISTS models, models_info, models_summary")
@@ -190,7 +200,8 @@ def test_a_run_whose_states_are_on_a_server_that_is_away_alone_is_not_resumed(se
     compare(servers)
     alone = ("SELECT EXISTS (SELECT 1 FROM madlib.mop_unit u JOIN madlib.mop_model m USING (run_id, stage, version) "
              "WHERE run_id = {} AND u.kind = 'train' AND u.segment = 0 AND u.status = 'finished' "
-             "AND m.generation IS NULL AND NOT EXISTS (SELECT 1 FROM madlib.mop_stage c JOIN madlib.mop_model n USING (run_id, stage) "
+             "AND m.generation IS NULL AND NOT EXISTS (SELECT 1 FROM madlib.mop_stage c "
+             "JOIN madlib.mop_model n USING (run_id, stage) "
              "WHERE c.run_id = m.run_id AND c.parent = m.stage AND n.version > m.version))")
     for _ in range(5):  # (it may have come elsewhere in the very moment)
         call, run_id = servers.begin("SET pg_mop.replicas = 1; SET pg_mop.reuse = off; SET pg_mop.resume = off")

@@ -259,12 +259,10 @@ class Links(dict):
         try:
             self.update(zip(missing, self._open(opened)))
         except MopError as error:
-            if away is None or not error.silent:
+            if away is None or error.silent is None:
                 raise
-            if len(missing) == 1:
-                away[missing[0]] = error
-            for server in missing if len(missing) > 1 else ():
-                self.reach([server], away)
+            away[error.silent.server] = error
+            self.reach([server for server in missing if server not in away], away)
 
     def open(self, way, tick=None):
         """A new Link. Raises MopError."""

@@ -48,7 +48,7 @@ class Way:
     def refused(self, error):
         """The MopError for a connection that could not be made, with the commands that mend it."""
         made, state = self._refused(error), getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-        made.silent = state is None or state.startswith("57P")
+        made.silent = self if state is None or state.startswith("57P") else None
         return made
 
     def _refused(self, error):
