@@ -89,18 +89,18 @@ def _has_arrays(values):
 
 
 def _type(values):
-    """The SQL type of a label's column."""
+    """The SQL type of a label's column, which is of the type that reading.kind gives."""
     of, sample = pandas.api.types, _sample(values)
     if isinstance(sample, ARRAYS):
         array = numpy.asarray(sample)
         return ("integer" if array.dtype.kind in "biu" else "real") + "[]" * array.ndim
     if isinstance(values.dtype, pandas.CategoricalDtype):
-        return _type(values.cat.categories.to_series())
+        categories = values.cat.categories.to_series()
+        return _type(categories.astype(reading.kind(categories)))
     if of.is_bool_dtype(values):
         return "boolean"
     if of.is_integer_dtype(values):
-        size = 0 if sample is None else max(abs(int(values.max())), abs(int(values.min())))
-        return "integer" if size < 2**31 else "bigint" if size < 2**63 else "numeric"
+        return {"Int32": "integer", "Int64": "bigint"}.get(str(values.dtype), "numeric")
     return "double precision" if of.is_float_dtype(values) else "text"
 
 

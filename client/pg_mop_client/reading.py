@@ -42,10 +42,8 @@ def chunks(data, label=None, **pictures):
         raise ClientError(f"{next(iter(pictures))} is for a folder of pictures")
     if isinstance(data, pandas.DataFrame):
         data = named(data)
-        # (of all rows, not only of the first)
-        if label in data.columns and data[label].dtype == object and (
-                kind := OF_OBJECTS.get(pandas.api.types.infer_dtype(data[label], skipna=True))):
-            data = data.assign(**{label: data[label].astype(kind)})
+        if label in data.columns:
+            data = data.assign(**{label: data[label].astype(kind(data[label]))})
         return (data.iloc[at:at + CHUNK_ROWS] for at in range(0, len(data), CHUNK_ROWS))
     if isinstance(data, tuple) and len(data) == 2:
         return _arrays(*data)
@@ -55,7 +53,7 @@ def chunks(data, label=None, **pictures):
     if path.suffix == ".csv":
         return _csv(path, label)
     if path.suffix == ".parquet":
-        return _parquet(path)
+        return _parquet(path, label)
     if path.suffix == ".npz":
         with numpy.load(path) as arrays:
             if not {"x", "y"} <= set(arrays.files):
@@ -64,12 +62,27 @@ def chunks(data, label=None, **pictures):
     raise ClientError(f"{path.name} is no .csv, .parquet or .npz file, and no folder of pictures")
 
 
+def kind(values):
+    """The type of a column of classes, given all of them: for whole numbers Int32 or Int64, the least that has all."""
+    of = pandas.api.types
+    if values.dtype == object and (found := OF_OBJECTS.get(of.infer_dtype(values, skipna=True))):
+        values = values.astype(found)
+    if of.is_integer_dtype(values):
+        low, high = (0, 0) if values.isna().all() else (int(values.min()), int(values.max()))
+        for bits in (32, 64):
+            if -2**(bits - 1) <= low and high < 2**(bits - 1):
+                return f"Int{bits}"
+    return values.dtype
+
+
 def _arrays(x, y):
     if len(x) != len(y):
         raise ClientError(f"x has {len(x)} rows and y {len(y)}")
     y = numpy.asarray(y)
     if y.ndim == 2 and y.shape[1] == 1:  # as Keras' own data sets have it
         y = y[:, 0]
+    if y.ndim == 1:
+        y = pandas.Series(y).pipe(lambda values: values.astype(kind(values)))
     return (pandas.DataFrame({"x": list(numpy.asarray(x[at:at + CHUNK_ROWS])),
                               "y": y[at:at + CHUNK_ROWS] if y.ndim == 1 else list(y[at:at + CHUNK_ROWS])})
             for at in range(0, len(x), CHUNK_ROWS))
@@ -77,19 +90,22 @@ def _arrays(x, y):
 
 def _csv(path, label):
     """The classes are read twice: what a file has in its first rows alone need not be all."""
-    found = list(pandas.read_csv(path, nrows=0).columns)
     types = {}
-    if label in found:
-        types[label] = pandas.read_csv(path, usecols=[label], dtype_backend="numpy_nullable",
-                                       low_memory=False)[label].dtype
+    if label in pandas.read_csv(path, nrows=0).columns:
+        types[label] = kind(pandas.read_csv(path, usecols=[label], dtype_backend="numpy_nullable",
+                                            low_memory=False)[label])
     return (named(chunk) for chunk in pandas.read_csv(path, chunksize=CHUNK_ROWS, dtype=types))
 
 
-def _parquet(path):
-    """Whole numbers stay whole where some are missing."""
+def _parquet(path, label):
+    """Whole numbers stay whole where some are missing. The classes are read twice, too."""
     arrow = needed("pyarrow", "parquet")
     whole = {getattr(arrow, name.lower())(): getattr(pandas, f"{name}Dtype")() for name in (
         "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")}
     whole[arrow.bool_()] = pandas.BooleanDtype()
-    batches = needed("pyarrow.parquet", "parquet").ParquetFile(path).iter_batches(CHUNK_ROWS)
-    return (named(batch.to_pandas(types_mapper=whole.get)) for batch in batches if batch.num_rows)
+    file = needed("pyarrow.parquet", "parquet").ParquetFile(path)
+    types = {}
+    if label in file.schema_arrow.names:
+        types[label] = kind(file.read([label]).to_pandas(types_mapper=whole.get)[label])
+    return (named(batch.to_pandas(types_mapper=whole.get)).astype(types)
+            for batch in file.iter_batches(CHUNK_ROWS) if batch.num_rows)

@@ -18,7 +18,7 @@ HOSTILE = """<script>alert("x")</script> $x^ %s :name \\ 'q' \u2028 """
 
 @pytest.fixture(scope="module")
 def s(db):
-    with Selection(db.uri(), progress=False) as selection:
+    with Selection(db.uri(), progress=False, seed=42) as selection:
         yield selection
 
 
