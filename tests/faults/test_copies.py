@@ -316,6 +316,12 @@ def test_an_averaged_model_is_the_undisturbed_one(servers):
                    f"SET pg_mop.seed = 7; {REPLICAS}; {sql.format('one')}")
     without(servers, begin(servers, sql.format("two"), "SET pg_mop.reuse = off"))
     assert servers.db.value("SELECT one.model_weights = two.model_weights FROM one, two")
+    servers.workers[0].kill()  # and where it is away from the beginning
+    try:
+        servers.db.run(f"DROP TABLE two, two_summary; SET pg_mop.reuse = off; {sql.format('two')}")
+    finally:
+        servers.workers[0].start()
+    assert servers.db.value("SELECT one.model_weights = two.model_weights FROM one, two")
 
 
 def test_a_search_goes_on_without_a_server(servers):
