@@ -1,12 +1,14 @@
 """A long call: in a thread and a connection of its own, with a progress bar, ended by Ctrl-C."""
 
+import contextlib
 import threading
 
 from sqlalchemy import text
+from sqlalchemy.exc import PendingRollbackError, ResourceClosedError
 from tqdm.auto import tqdm
 
 from pg_mop_client.database import plain, quote
-from pg_mop_client.watching import Watcher, this_call
+from pg_mop_client.watching import LOST, Watcher, this_call
 
 LOOK_SECONDS = 0.5
 PATIENCE_SECONDS = 10  # for a call that was cancelled
@@ -21,10 +23,13 @@ class Calls:
 
     def connection(self):
         """The connection; a new one, with the same settings, where it was lost."""
-        if self._connection is not None and (self._connection.closed or self._connection.invalidated
-                                             or self._connection.connection.dbapi_connection.closed):
-            self._connection.close()
-            self._connection = None
+        if self._connection is not None:
+            try:
+                self._connection.execute(text("SELECT 1"))
+            except (*LOST, PendingRollbackError, ResourceClosedError):
+                with contextlib.suppress(*LOST):
+                    self._connection.close()
+                self._connection = None
         if self._connection is None:
             self._connection = self.engine.connect()
             for name, value in self.settings.items():
@@ -52,8 +57,15 @@ class Calls:
             self._connection = None
 
     def execute(self, statement, values):
-        """The result of a statement."""
-        return self.connection().execute(text(statement), values)
+        """The result of a statement. Ctrl-C cancels it."""
+        work = _Work(self.connection(), statement, values)
+        try:
+            while not work.ended.wait(LOOK_SECONDS):  # (where a wait without end does not hear it)
+                pass
+        except KeyboardInterrupt:
+            work.cancel()
+            raise
+        return work.result()
 
     def watched(self, statement, values, progress=True):
         """Carry out a call that trains; returns the number of its run, None where it was not found.
@@ -62,32 +74,19 @@ class Calls:
         raised. Raises what the call raises.
         """
         connection = self.connection()
-        driver = connection.connection.dbapi_connection
         call = this_call(connection)
-        outcome, ended = [], threading.Event()  # (a join that Ctrl-C interrupts forgets that the thread goes on)
-
-        def work():
-            try:
-                connection.execute(text(statement), values)
-                outcome.append(None)
-            except BaseException as error:  # raised where the call was made
-                outcome.append(error)
-            finally:
-                ended.set()
-
         watcher = Watcher(self.engine, self.schema)
-        threading.Thread(target=work, daemon=True, name="pg_mop call").start()
+        work = _Work(connection, statement, values)
         try:
             with _Bar(progress) as bar:
-                while not ended.wait(LOOK_SECONDS if bar.run_id is None else watcher.rest):
+                while not work.ended.wait(LOOK_SECONDS if bar.run_id is None else watcher.rest):
                     if progress:
                         bar.show(watcher, call)
                 # (the second time by a new connection, where it was lost)
                 run_id = bar.run_id or watcher.run_of(call) or watcher.run_of(call)
-                bar.end(watcher, failed=outcome[0] is not None)
+                bar.end(watcher, failed=work.error is not None)
         except KeyboardInterrupt:
-            driver.cancel()
-            ended.wait(PATIENCE_SECONDS)
+            work.cancel()
             run_id = watcher.run_of(call)
             if run_id is not None:
                 print(f"Cancelled. Every unit that has ended is kept: mop_resume({run_id}), or the same call again, "
@@ -95,9 +94,38 @@ class Calls:
             raise
         finally:
             watcher.close()
-        if outcome[0] is not None:
-            raise outcome[0]
+        work.result()
         return run_id
+
+
+class _Work:
+    """A statement that is carried out in a thread, so that Ctrl-C is heard meanwhile. `ended`: an Event (a join that
+    Ctrl-C interrupts forgets that the thread goes on); `error`: what it raised, or None."""
+
+    def __init__(self, connection, statement, values):
+        self.connection, self.statement, self.values = connection, statement, values
+        self.ended, self.error, self._result = threading.Event(), None, None
+        self._driver = connection.connection.dbapi_connection
+        threading.Thread(target=self._work, daemon=True, name="pg_mop call").start()
+
+    def _work(self):
+        try:
+            self._result = self.connection.execute(text(self.statement), self.values)
+        except BaseException as error:  # raised where the call was made
+            self.error = error
+        finally:
+            self.ended.set()
+
+    def cancel(self):
+        """Have the server end it, and wait for that a while."""
+        self._driver.cancel()
+        self.ended.wait(PATIENCE_SECONDS)
+
+    def result(self):
+        """What it gave. Raises what it raised."""
+        if self.error is not None:
+            raise self.error
+        return self._result
 
 
 class _Bar:

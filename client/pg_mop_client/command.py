@@ -1,6 +1,7 @@
 """The command `mop`: runs, watch, report, dashboard, tensorboard."""
 
 import argparse
+import importlib.metadata
 import sys
 import time
 
@@ -40,13 +41,14 @@ def _parser():
                                      "PGSERVICE and the like, or -d.")
     parser.add_argument("-d", "--dsn", default="", help="a URI, or 'host=... dbname=...'")
     parser.add_argument("--schema", help="of the extension; it is found by itself")
+    parser.add_argument("--version", action="version", version=importlib.metadata.version("pg_mop_client"))
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     runs = commands.add_parser("runs", help="list your runs, the latest first")
-    runs.add_argument("-n", type=int, default=20, help="how many (20)")
+    runs.add_argument("-n", type=_count, default=20, help="how many (20)")
     runs.set_defaults(work=_runs)
     jobs = commands.add_parser("jobs", help="list your jobs (mop_submit), the latest first; or what one has said")
     jobs.add_argument("job", type=int, nargs="?", help="its number")
-    jobs.add_argument("-n", type=int, default=20, help="how many (20)")
+    jobs.add_argument("-n", type=_count, default=20, help="how many (20)")
     jobs.set_defaults(work=_jobs)
     watch = commands.add_parser("watch", help="watch a run until it ends")
     watch.add_argument("run", type=int, nargs="?", help="its number; else the latest that goes on")
@@ -64,6 +66,12 @@ def _parser():
     board.add_argument("directory")
     board.set_defaults(work=_tensorboard)
     return parser
+
+
+def _count(text):
+    if not 1 <= (number := int(text)) < 1 << 31:
+        raise argparse.ArgumentTypeError(f"from 1 on, not {number}")
+    return number
 
 
 def _selection(given):

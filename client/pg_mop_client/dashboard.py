@@ -7,8 +7,10 @@ import html
 import json
 import pathlib
 import secrets
+import signal
 import socket
 import sys
+import tempfile
 import webbrowser
 from types import SimpleNamespace
 
@@ -32,6 +34,7 @@ PAGE = pathlib.Path(__file__).parent / "page"
 FILES = {"page.js": "text/javascript", "live.js": "text/javascript", "page.css": "text/css", "live.css": "text/css"}
 MOST_BESIDE = 6   # runs that are compared
 BEST_BESIDE = 20  # configurations of each
+LEAST_WEIGHED = 4  # configurations, to say how much a parameter matters
 
 
 class Dashboard:
@@ -90,15 +93,22 @@ class Dashboard:
         return found
 
     def importance(self, request):
-        """How much each parameter matters for the result, by Optuna's evaluator, the most first."""
-        run = self._run(request)
+        """How much each parameter matters for the result, by Optuna's evaluator, the most first: `of` so many
+        configurations that the filter lets through, and that were trained to the end."""
+        run, (_, _, data) = self._run(request), self.snapshots.run(request.path_params["run"])
         optuna = needed("optuna", "optuna")
-        study = run.to_optuna()
+        keys = {c["mst_key"] for c in self._chosen(data, request)}
+        study = optuna.create_study(direction="maximize" if data["measure"]["goal"] == "max" else "minimize")
+        study.add_trials(ended := [trial for trial in run.to_optuna().trials if trial.user_attrs["mst_key"] in keys
+                                   and trial.state == optuna.trial.TrialState.COMPLETE])
+        if len(ended) < LEAST_WEIGHED:
+            raise ClientError(f"{len(ended)} of these configurations were trained to the end: too few to weigh "
+                              f"parameters by", hint=f"It takes {LEAST_WEIGHED}.")
         try:
             found = optuna.importance.get_param_importances(study)
         except (ValueError, RuntimeError, ImportError) as error:  # too few results; no scikit-learn
             raise ClientError(f"Optuna tells no importance: {error}") from None
-        return {"importance": [[name, value] for name, value in found.items()]}
+        return {"importance": [[name, value] for name, value in found.items()], "of": len(ended)}
 
     def report(self, request):
         """The report of what is seen, a file."""
@@ -215,9 +225,21 @@ def serve(engine, schema, port=0, browser=True, say=print):
                                                timeout_graceful_shutdown=1))
         address = f"http://127.0.0.1:{port}/?token={token}"
         say(f"{address}\nCtrl-C ends it.", flush=True)
-        if browser and not webbrowser.open(address):
-            print("no browser could be opened: open the address", file=sys.stderr)
-        server.run(sockets=[own])
+        # (uvicorn ends by the signal itself, once it has served what it serves)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        with tempfile.TemporaryDirectory(prefix="pg_mop_") as directory:  # (its mode is 0700)
+            if browser and not webbrowser.open(_way_to(address, directory)):
+                print("no browser could be opened: open the address", file=sys.stderr)
+            server.run(sockets=[own])
+
+
+def _way_to(address, directory):
+    """The URI of a file that leads to the page: what a program is called with is everybody's to read on the machine,
+    and the address has the token."""
+    file = pathlib.Path(directory, "page.html")
+    file.write_text(f'<!DOCTYPE html><meta charset="utf-8"><title>pg_mop</title>'
+                    f'<meta http-equiv="refresh" content="0; url={html.escape(address)}">', encoding="utf-8")
+    return file.as_uri()
 
 
 async def _body(request):

@@ -3,6 +3,8 @@
 import io
 import itertools
 import json
+import re
+import warnings
 
 import numpy
 import pandas
@@ -11,20 +13,21 @@ from sqlalchemy import text
 from pg_mop_client import reading
 from pg_mop_client.database import plain, quote, quote_table
 from pg_mop_client.errors import ClientError
-from pg_mop_client.reading import few
+from pg_mop_client.reading import ARRAYS, few
 
-ARRAYS = (list, tuple, numpy.ndarray)
+# what is in a column of Python's objects that are numbers
+NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal", "boolean")
 
 
 def copy(connection, data, table, label=None, features=None, temporary=False, **pictures):
     """Write `data` to a new table (id bigint, the features as one array column, the label); returns the names of the
-    label's and the features' columns, and how many rows there were.
+    label's and the features' columns there, and those of the data that became features.
 
     `data`: a DataFrame, a pair of arrays (x, y), the path of a .csv, .parquet or .npz file (with x and y), or that of a
     folder of pictures, of which `pictures` says more (images.chunks). `label`: its column (None: there is none, as of
     rows to predict for). `features`: columns of numbers, or the one column that
-    has arrays; None: all columns of numbers but the label. The names of the columns are kept in a comment on the array
-    column. Raises ClientError.
+    has arrays; None: all columns of numbers but the label, with a warning of those that are left out. Raises
+    ClientError.
     """
     label = None if label is None else str(label)
     chunks = reading.chunks(data, label, **pictures)
@@ -49,22 +52,43 @@ def copy(connection, data, table, label=None, features=None, temporary=False, **
     except BaseException as error:
         connection.execute(text(plain(f"DROP TABLE {sql}")))
         raise rows.error or error from None  # (what COPY says of an error in what it reads is long and dark)
-    if columns != [array] and not temporary:
-        names = json.dumps(columns).replace("'", "''")
-        connection.connection.dbapi_connection.cursor().execute(
-            f"COMMENT ON COLUMN {sql}.{quote(array)} IS {_literal(names)}")
-    return label, array, rows.count
+    return label, array, columns
 
 
-def _literal(doubled):
-    return "E'" + doubled.replace("\\", "\\\\") + "'"
+def note(connection, packed, array, columns):
+    """Note on a packed table's column which columns of the data it was made of, and when."""
+    driver = connection.connection.dbapi_connection
+    column = f"{quote_table(packed)}.{quote(array)}".replace("%", "%%")
+    with driver.cursor() as cursor:
+        cursor.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
+        told = json.dumps({"features": columns, "packed_at": cursor.fetchone()[0]})
+        cursor.execute(f"COMMENT ON COLUMN {column} IS %s", [told])
+
+
+def noted(connection, packed, array):
+    """(columns, when) as `note` has noted them; (None, None) where it has not."""
+    told = connection.execute(text(
+        "SELECT pg_catalog.col_description(attrelid, attnum) FROM pg_catalog.pg_attribute WHERE attrelid = "
+        "pg_catalog.to_regclass(:packed) AND attname = :array"), {"packed": packed, "array": array}).scalar()
+    try:
+        read = json.loads(told or "null")
+        columns, when = read["features"], float(read["packed_at"])
+    except (TypeError, ValueError, KeyError):
+        return None, None
+    return (columns, when) if columns and all(isinstance(n, str) for n in columns) else (None, None)
 
 
 def _features(first, label, features):
     """The columns of the features, and the name of the array column that is made of them. Raises ClientError."""
     if features is None:
-        features = [name for name in first.columns if name != label and (
-            pandas.api.types.is_numeric_dtype(first[name]) or _has_arrays(first[name]))]
+        others = [name for name in first.columns if name != label]
+        features = [name for name in others if _has_numbers(first[name]) or _has_arrays(first[name])]
+        left = [name for name in others if name not in features]
+        odd = [name for name in features if re.fullmatch(r"id|index|Unnamed: \d+", name, re.I)]
+        if left and features:
+            warnings.warn(f"no features, for they have no numbers: {few(left)}", stacklevel=4)
+        if odd:
+            warnings.warn(f"features, for they have numbers: {few(odd)}; features=[...] leaves them out", stacklevel=4)
     features = list(map(str, [features] if isinstance(features, (str, int)) else features))
     missing = [name for name in features if name not in first.columns]
     if missing or not features:
@@ -74,7 +98,7 @@ def _features(first, label, features):
     if arrays and len(features) > 1:
         raise ClientError(f"column {arrays[0]!r} has arrays: it cannot be a feature among others",
                           hint=f"features={arrays[0]!r}")
-    if not arrays and (words := [n for n in features if not pandas.api.types.is_numeric_dtype(first[n])]):
+    if not arrays and (words := [n for n in features if not _has_numbers(first[n])]):
         raise ClientError(f"column {words[0]!r} has no numbers", hint="features=[...], without it")
     return features, arrays[0] if arrays else "features"
 
@@ -88,12 +112,18 @@ def _has_arrays(values):
     return values.dtype == object and isinstance(_sample(values), ARRAYS)
 
 
+def _has_numbers(values):
+    of = pandas.api.types
+    if values.dtype == object:
+        return of.infer_dtype(values, skipna=True) in NUMBERS
+    return of.is_numeric_dtype(values) and not of.is_complex_dtype(values)
+
+
 def _type(values):
     """The SQL type of a label's column, which is of the type that reading.kind gives."""
     of, sample = pandas.api.types, _sample(values)
     if isinstance(sample, ARRAYS):
-        array = numpy.asarray(sample)
-        return ("integer" if array.dtype.kind in "biu" else "real") + "[]" * array.ndim
+        return "real" + "[]" * numpy.ndim(sample)
     if isinstance(values.dtype, pandas.CategoricalDtype):
         categories = values.cat.categories.to_series()
         return _type(categories.astype(reading.kind(categories)))
@@ -139,9 +169,14 @@ class _Rows:
     def _numbers(self, chunk):
         """A list of numbers for each row of columns of numbers. Raises ClientError."""
         for name in self.columns:
-            if name not in chunk.columns or not pandas.api.types.is_numeric_dtype(chunk[name]):
+            if name not in chunk.columns or not _has_numbers(chunk[name]):
                 raise ClientError(f"column {name!r} has something that is no number, after row {self.count}")
-        return chunk[self.columns].to_numpy(dtype="float64", na_value=numpy.nan).tolist()
+        numbers = chunk[self.columns].to_numpy(dtype="float64", na_value=numpy.nan)
+        if (missing := numpy.isnan(numbers).any(axis=1)).any():
+            row = int(missing.argmax())
+            raise ClientError(f"column {self.columns[int(numpy.isnan(numbers[row]).argmax())]!r} has no number in row "
+                              f"{self.count + row}", hint="data.dropna(), or fillna(...)")
+        return numbers.tolist()
 
     def _arrays(self, values):
         """A nested list of numbers for each row of a column of arrays. Raises ClientError."""
@@ -150,6 +185,8 @@ class _Rows:
             if array.ndim != self.dimensions:
                 raise ClientError(f"column {self.columns[0]!r} has {array.ndim} dimensions in row {number}, and "
                                   f"{self.dimensions} in its first rows")
+            if array.dtype.kind == "f" and numpy.isnan(array).any():
+                raise ClientError(f"column {self.columns[0]!r} has NaN in row {number}")
             yield array.tolist()
 
     def _array(self, value, where):
@@ -171,9 +208,7 @@ def _nested(value):
 def _field(value):
     """A value in COPY's text format."""
     if isinstance(value, ARRAYS):
-        array = numpy.asarray(value)
-        return str((array.astype(int) if array.dtype.kind == "b" else array).tolist()).replace(
-            "[", "{").replace("]", "}")
+        return str(numpy.asarray(value, "float64").tolist()).replace("[", "{").replace("]", "}")
     if pandas.isna(value):
         return "\\N"
     value = str(value)

@@ -3,6 +3,9 @@ the same types in all of them."""
 
 import os
 import pathlib
+import re
+import warnings
+import zipfile
 
 import numpy
 import pandas
@@ -11,6 +14,7 @@ from pg_mop_client import images
 from pg_mop_client.errors import ClientError, needed
 
 CHUNK_ROWS = 10_000
+ARRAYS = (list, tuple, numpy.ndarray)
 OF_OBJECTS = {"integer": "Int64", "boolean": "boolean"}  # what is in a column of Python's objects -> its type
 
 
@@ -47,26 +51,32 @@ def chunks(data, label=None, **pictures):
         return (data.iloc[at:at + CHUNK_ROWS] for at in range(0, len(data), CHUNK_ROWS))
     if isinstance(data, tuple) and len(data) == 2:
         return _arrays(*data)
-    path = pathlib.Path(data)
+    path = pathlib.Path(data).expanduser()
     if not path.is_file():
         raise ClientError(f"there is no file {str(path)!r}", hint=f"The current directory is {os.getcwd()!r}.")
-    if path.suffix == ".csv":
+    name = path.name.lower()
+    if name.endswith((".csv", ".csv.gz")):
         return _csv(path, label)
-    if path.suffix == ".parquet":
+    if name.endswith(".parquet"):
         return _parquet(path, label)
-    if path.suffix == ".npz":
-        with numpy.load(path) as arrays:
-            if not {"x", "y"} <= set(arrays.files):
-                raise ClientError(f"{path.name} has no arrays x and y", hint=f"It has {few(arrays.files)}.")
-            return _arrays(arrays["x"], arrays["y"])
+    if name.endswith(".npz"):
+        return _arrays(*_npz(path))
     raise ClientError(f"{path.name} is no .csv, .parquet or .npz file, and no folder of pictures")
 
 
 def kind(values):
-    """The type of a column of classes, given all of them: for whole numbers Int32 or Int64, the least that has all."""
+    """The type of a column of classes, given all of them: for whole numbers Int32 or Int64, the least that has all.
+    Raises ClientError where a number and a word would be one class."""
     of = pandas.api.types
-    if values.dtype == object and (found := OF_OBJECTS.get(of.infer_dtype(values, skipna=True))):
-        values = values.astype(found)
+    if values.dtype == object:
+        inferred = of.infer_dtype(values, skipna=True)
+        if inferred.startswith("mixed") and not any(isinstance(value, ARRAYS) for value in values):
+            words = pandas.Series(values.dropna().unique()).astype(str)
+            if not words.is_unique:
+                raise ClientError(f"the column of classes has {words[words.duplicated()].iloc[0]!r} as a number and as "
+                                  f"a word", hint="data[label].astype(str), or astype(int)")
+        if found := OF_OBJECTS.get(inferred):
+            values = values.astype(found)
     if of.is_integer_dtype(values):
         low, high = (0, 0) if values.isna().all() else (int(values.min()), int(values.max()))
         for bits in (32, 64):
@@ -88,13 +98,54 @@ def _arrays(x, y):
             for at in range(0, len(x), CHUNK_ROWS))
 
 
+def _read(path, read, *given, **more):
+    """What `read` gives. Raises ClientError, naming the file, where it cannot, or would leave something out."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pandas.errors.ParserWarning)
+            return read(*given, **more)
+    except (ValueError, OSError, zipfile.BadZipFile, pandas.errors.ParserWarning) as error:
+        raise ClientError(f"{str(path)!r} cannot be read: {' '.join(str(error).split())}") from None
+
+
+def _npz(path):
+    arrays = _read(path, numpy.load, path)
+    with arrays:
+        if not {"x", "y"} <= set(arrays.files):
+            raise ClientError(f"{path.name} has no arrays x and y", hint=f"It has {few(arrays.files)}.")
+        return _read(path, arrays.__getitem__, "x"), _read(path, arrays.__getitem__, "y")
+
+
 def _csv(path, label):
-    """The classes are read twice: what a file has in its first rows alone need not be all."""
-    types = {}
-    if label in pandas.read_csv(path, nrows=0).columns:
-        types[label] = kind(pandas.read_csv(path, usecols=[label], dtype_backend="numpy_nullable",
-                                            low_memory=False)[label])
-    return (named(chunk) for chunk in pandas.read_csv(path, chunksize=CHUNK_ROWS, dtype=types))
+    """The classes are read before all else: what a file has in its first rows alone need not be all. A class is as it
+    is written: only an empty field is NULL, and 01 is not 1."""
+    given, at, classes = {"index_col": False}, 0, None
+    if label in _read(path, pandas.read_csv, path, nrows=0, **given).columns:
+        classes = _read(path, pandas.read_csv, path, usecols=[label], dtype=str, keep_default_na=False,
+                        na_values=[""], **given)[label]
+        classes = classes.astype(object).where(classes.notna(), None)
+        if not any(re.match(r"[+-]?0\d", word) for word in classes.dropna().unique()):
+            classes = _numbers(classes)
+        classes = classes.astype(kind(classes))
+    chunks = _read(path, pandas.read_csv, path, chunksize=CHUNK_ROWS, **given)
+    while (chunk := _read(path, next, chunks, None)) is not None:
+        if classes is not None:
+            chunk[label] = classes.iloc[at:at + len(chunk)].set_axis(chunk.index)
+        at += len(chunk)
+        yield named(chunk)
+
+
+def _numbers(words):
+    """A column of words as numbers, or as truth values, where all of them are."""
+    truth = {"true": True, "false": False}
+    if set(words.dropna().str.lower()) <= truth.keys():
+        return words.str.lower().map(truth).astype("boolean")
+    try:
+        numbers = pandas.to_numeric(words)
+    except (TypeError, ValueError):
+        return words
+    whole = words.isna().any() and not words.dropna().str.contains(r"[.eE]|inf|nan", case=False).any()
+    return numbers.astype("Int64") if whole else numbers
 
 
 def _parquet(path, label):
@@ -103,9 +154,9 @@ def _parquet(path, label):
     whole = {getattr(arrow, name.lower())(): getattr(pandas, f"{name}Dtype")() for name in (
         "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")}
     whole[arrow.bool_()] = pandas.BooleanDtype()
-    file = needed("pyarrow.parquet", "parquet").ParquetFile(path)
+    file = _read(path, needed("pyarrow.parquet", "parquet").ParquetFile, path)
     types = {}
     if label in file.schema_arrow.names:
-        types[label] = kind(file.read([label]).to_pandas(types_mapper=whole.get)[label])
+        types[label] = kind(_read(path, file.read, [label]).to_pandas(types_mapper=whole.get)[label])
     return (named(batch.to_pandas(types_mapper=whole.get)).astype(types)
             for batch in file.iter_batches(CHUNK_ROWS) if batch.num_rows)

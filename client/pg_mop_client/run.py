@@ -3,6 +3,7 @@
 import contextlib
 import html
 import json
+import operator
 import os
 import tempfile
 import uuid
@@ -14,9 +15,21 @@ from sqlalchemy import text
 from pg_mop_client import images, packing, reading
 from pg_mop_client.database import frame, plain, quote, quote_table, suffixed
 from pg_mop_client.errors import ClientError, needed
+from pg_mop_client.watching import printable
 
 CAP = 1000  # rows of a DataFrame, where nothing else is said
 SHOWN = 10  # configurations in a notebook's short view
+
+
+def whole(run_id):
+    """A run's number. Raises ClientError."""
+    try:
+        number = operator.index(run_id)
+    except TypeError:
+        number = 0
+    if not 0 < number < 1 << 63:
+        raise ClientError(f"a run has a number, which {run_id!r} is not", hint="runs() lists all.")
+    return number
 
 
 class Run:
@@ -25,6 +38,8 @@ class Run:
     def __init__(self, selection, run_id=None):
         """`run_id` None: the latest. Raises ClientError where there is no such run."""
         self.selection, self._schema = selection, plain(quote(selection.schema))
+        if run_id is not None:
+            run_id = whole(run_id)
         with selection.engine.connect() as connection:
             row = connection.execute(text(
                 f"SELECT run_id, function, model_output_table FROM {self._schema}.mop_runs WHERE run_id = "
@@ -37,7 +52,7 @@ class Run:
         self.run_id, self.function, self.models = row.run_id, row.function, row.model_output_table
 
     def __repr__(self):
-        return f"<run {self.run_id} into {self.models}: {self.info.status}>"
+        return f"<run {self.run_id} into {printable(self.models)}: {self.info.status}>"
 
     def _repr_html_(self):
         board = self.leaderboard()
@@ -137,6 +152,10 @@ class Run:
         calls = self.selection.calls
         connection, mst_key = calls.connection(), self._mst_key(mst_key)
         summary = plain(quote_table(suffixed(models, "_summary")))
+        known = connection.execute(text("SELECT pg_catalog.to_regclass(:name)"),
+                                   {"name": quote_table(suffixed(models, "_summary"))}).scalar()
+        if known is None:
+            raise ClientError(f"table {models} has no models", hint=f"run({self.run_id}).info.status tells of the run.")
         row = connection.execute(text(f"SELECT independent_varname AS inputs, source_table FROM {summary}")).one()
         if len(row.inputs) > 1:
             raise ClientError(f"the model has {len(row.inputs)} inputs", hint="madlib_keras_predict takes a table.")
@@ -145,7 +164,7 @@ class Run:
         _, array, _ = packing.copy(connection, data, name, None, features, temporary=True)
         try:
             self.selection.madlib_keras_predict(
-                models, f"pg_temp.{name}", "id", quote(array), f"pg_temp.{name}_out", str(pred_type),
+                models, f"pg_temp.{name}", "id", quote(array), f"pg_temp.{name}_out", pred_type,
                 mst_key=mst_key)
             found = frame(connection, f"SELECT * FROM pg_temp.{name}_out ORDER BY id, "
                                       f"{'class_name' if str(pred_type) == 'response' else 'rank'}")
@@ -159,25 +178,21 @@ class Run:
         return found
 
     def _packed_features(self, connection, packed, column, data):
-        """The columns that `column` was packed from: as the client noted them, else the column itself."""
-        if column in data.columns:
-            return [column]
-        summary = quote_table(suffixed(packed, "_summary"))
-        known = connection.execute(text("SELECT pg_catalog.to_regclass(:summary)"), {"summary": summary}).scalar()
-        source = connection.execute(text(f"SELECT source_table FROM {plain(summary)}")).scalar() if known else None
-        noted = connection.execute(text(
-            "SELECT pg_catalog.col_description(attrelid, attnum) FROM pg_catalog.pg_attribute WHERE attrelid = "
-            "pg_catalog.to_regclass(:source) AND attname = :column"), {"source": source, "column": column}).scalar()
-        try:
-            names = json.loads(noted or "null")
-        except ValueError:
+        """The columns that `column` was packed from: as the client noted them, else the column itself. Raises
+        ClientError where nobody knows, or other rows are packed there now."""
+        names, packed_at = packing.noted(connection, packed, column)
+        if names is not None and connection.execute(
+                text(f"SELECT extract(epoch FROM started_at) < :at FROM {self._schema}.mop_runs WHERE run_id = :run"),
+                {"at": packed_at, "run": self.run_id}).scalar():
             names = None
-        if isinstance(names, list) and names and all(isinstance(n, str) for n in names):
-            return names
-        if list(data.columns) == ["x"]:
+        if column in data.columns and names in (None, [column]):
+            return [column]
+        if list(data.columns) == ["x"] and "x" not in (names or ()):
             return ["x"]
-        raise ClientError(f"the data have no column {column!r}, and which columns were packed is not known",
-                          hint="features=[...]")
+        if names is None:
+            raise ClientError(f"the data have no column {column!r}, and which columns were packed is not known",
+                              hint="features=[...], in the order in which they were packed")
+        return names
 
     def export(self, mst_key=None):
         """The bytes of a .keras file of a model, by default the best."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import tempfile
 
 import sqlalchemy
@@ -90,7 +91,8 @@ class Selection:
         return self.query(f"SELECT * FROM {plain(quote(self.schema))}.mop_runs ORDER BY run_id DESC", cap)
 
     def query(self, sql, cap=CAP, **values):
-        """The rows of a query (:name stands for a value) as a DataFrame, at most `cap` of them."""
+        """The rows of a query (:name stands for the value of that name) as a DataFrame, at most `cap` of them."""
+        sql = re.sub(r"(?<![:\w\\]):(\w+)", lambda at: at[0] if at[1] in values else "\\" + at[0], sql)
         with self.engine.connect() as connection:
             return frame(connection, sql, cap, **values)
 
@@ -99,7 +101,8 @@ class Selection:
         return self.query(f"SELECT * FROM {plain(quote_table(name))}", cap)
 
     # --- rows and models in ------------------------------------------------------------------------------
-    def pack(self, data, table, label=None, features=None, validation_of=None, size=None, mode=None, **more):
+    def pack(self, data, table, label=None, features=None, validation_of=None, size=None, mode=None, replace=False,
+             **more):
         """Write rows to a new table and pack them; returns the name of the packed table, `<table>_packed`.
 
         `data`: a DataFrame, a pair of arrays (x, y), the path of a .csv, .parquet or .npz file (with x and y), or that
@@ -107,8 +110,9 @@ class Selection:
         `size` is (height, width), to which they are resized (None: all are of one size), `mode` 'RGB' (as without),
         'RGBA' or 'L' for grey.
         `label`: the column of classes. `features`: columns of numbers, or the one column that has arrays; None: all
-        columns of numbers but the label. `validation_of`: the packed training table that these rows validate. `more`:
-        the preprocessor's arguments (training_preprocessor_dl, validation_preprocessor_dl).
+        columns of numbers but the label. `validation_of`: the packed training table that these rows validate; without
+        `features` its own are taken, by their names. `replace`: drop tables of these names first. `more`: the
+        preprocessor's arguments (training_preprocessor_dl, validation_preprocessor_dl).
 
         Raises ClientError where the data are not like that. Where packing fails, the table is dropped again.
         """
@@ -118,18 +122,42 @@ class Selection:
             label = "label"
         elif label is None and not isinstance(data, tuple) and not str(data).endswith(".npz"):
             raise ClientError("label=... is missing: the column of classes")
-        label, array, _ = packing.copy(connection, data, table, label or "y", features, **pictures)
         packed = suffixed(table, "_packed")
+        self._make_room([table, packed, suffixed(packed, "_summary")], replace)
+        if validation_of is not None and features is None:
+            features = self._features_of(connection, validation_of)
+        label, array, columns = packing.copy(connection, data, table, "y" if label is None else label, features,
+                                             **pictures)
         try:
             if validation_of is None:
                 self.training_preprocessor_dl(table, packed, quote(label), quote(array), **more)
             else:
                 self.validation_preprocessor_dl(table, packed, quote(label), quote(array), validation_of, **more)
+            if columns != [array]:
+                packing.note(connection, packed, array, columns)
         except BaseException:
             with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError):
                 self.calls.execute(f"DROP TABLE {plain(quote_table(table))}", {})
             raise
         return packed
+
+    def _make_room(self, tables, replace):
+        """There are no tables of these names, if need be by dropping them. Raises ClientError."""
+        for table in tables:
+            name = quote_table(table)
+            if self.calls.execute("SELECT pg_catalog.to_regclass(:name)", {"name": name}).scalar() is not None:
+                if not replace:
+                    raise ClientError(f"there is a table {table} already",
+                                      hint="pack(..., replace=True) drops it first.")
+                self.calls.execute(f"DROP TABLE {plain(name)}", {})
+
+    def _features_of(self, connection, packed):
+        """The columns that a packed training table was made of, or None where the client has not noted them."""
+        summary = quote_table(suffixed(packed, "_summary"))
+        if self.calls.execute("SELECT pg_catalog.to_regclass(:name)", {"name": summary}).scalar() is None:
+            return None  # (which the preprocessor tells)
+        inputs = self.calls.execute(f"SELECT independent_varname FROM {plain(summary)}", {}).scalar()
+        return packing.noted(connection, quote_table(packed), inputs[0])[0] if len(inputs) == 1 else None
 
     def from_keras(self, model, table, name=None, description=None, weights=False):
         """Append a Keras model to an architecture table, which is made where it does not exist; returns its model_id.

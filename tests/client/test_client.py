@@ -2,10 +2,12 @@
 
 import io
 import json
+import os
 import pathlib
 import re
 import signal
 import threading
+import time
 import warnings
 import zipfile
 
@@ -122,8 +124,6 @@ def test_settings_hold_for_the_calls_and_survive_a_lost_connection(db, s):
         other.set(segments=3, sharing=False, kernel=None)
         pid = other.calls.execute("SELECT pg_backend_pid()", {}).scalar()
         db.run("SELECT pg_terminate_backend(%s, 5000)", [pid])
-        with pytest.raises(sqlalchemy.exc.DBAPIError):
-            other.calls.execute("SELECT 1", {})
         values = [other.calls.execute(shown, {"name": n}).scalar() for n in ("seed", "segments", "sharing", "kernel")]
         assert values[:3] == ["7", "3", "off"] and not values[3]
 
@@ -160,6 +160,25 @@ def test_ctrl_c_cancels_a_call_and_its_run_can_be_resumed(db, s, example, capsys
     assert again.run_id == stopped.run_id and again.info.status == "finished"
 
 
+def test_ctrl_c_ends_a_call_that_does_not_train(s):
+    timer = threading.Timer(1, os.kill, [os.getpid(), signal.SIGINT])
+    before, began = signal.signal(signal.SIGINT, signal.default_int_handler), time.monotonic()
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            s.calls.execute("SELECT pg_sleep(60)", {})
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - began < 30 and s.calls.execute("SELECT 1", {}).scalar() == 1
+
+
+def test_a_run_is_told_by_any_whole_number(s, run):
+    assert s.run(numpy.int64(run.run_id)).run_id == run.run_id
+    for bad in (1.5, "abc", 10**30, -1, 0):
+        with pytest.raises(ClientError, match="a run has a number, which"):
+            s.run(bad)
+
+
 def test_a_call_has_its_own_run_whatever_else_was_trained(db, s, example):
     load(db, "tiny", dense(4, 64, 10))
     s.load_model_selection_table("tiny", "tiny_mst", [1], [ADAM.format(0.01)], ["batch_size=32, epochs=1"])
@@ -192,7 +211,7 @@ def test_columns_that_were_packed_are_asked_for_where_nobody_knows_them(db, s, e
     run = s.fit_multiple(table, "alone_models", "grid", 1)
     digits = example["digits"].head()
     found = run.predict(digits)
-    s.calls.execute("DROP TABLE \"alone packed_summary\"", {})
+    s.calls.execute("COMMENT ON COLUMN \"alone packed\".features IS NULL", {})
     with pytest.raises(ClientError, match=r"which columns were packed is not known\nHINT: features=\[...\]"):
         run.predict(digits)
     assert list(run.predict(digits, features=list(digits.columns.drop("target")))) == list(found)
@@ -200,6 +219,7 @@ def test_columns_that_were_packed_are_asked_for_where_nobody_knows_them(db, s, e
 
 def test_a_query_may_end_as_in_psql(s):
     assert s.query("SELECT 1 AS one; ").one[0] == 1
+    assert s.query("""SELECT '{"a":1}'::json ->> 'a' AS one""").one[0] == "1"
     assert s.query("SELECT :x AS one -- and no more", x="y").one[0] == "y"
 
 

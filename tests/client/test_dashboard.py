@@ -5,6 +5,8 @@ import csv
 import http.client
 import io
 import json
+import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -25,10 +27,10 @@ ATTACK = "<img src=x onerror='window.attacked=1'></script><script>window.attacke
 class Served:
     """`mop dashboard` as a process of its own, and calls of it."""
 
-    def __init__(self, uri):
+    def __init__(self, uri, options=("--no-browser",), env=None):
         self.process = subprocess.Popen([sys.executable, "-c", "import sys; from pg_mop_client.command import main; "
-                                         "sys.exit(main())", "-d", uri, "dashboard", "--no-browser"],
-                                        stdout=subprocess.PIPE, text=True)
+                                         "sys.exit(main())", "-d", uri, "dashboard", *options],
+                                        stdout=subprocess.PIPE, text=True, env=env)
         self.address = self.process.stdout.readline().strip()
         port, self.token = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\?token=([\w-]{40,})", self.address).groups()
         self.port = int(port)
@@ -118,6 +120,23 @@ def test_other_hosts_and_origins_are_refused(page, run_id):
         assert page.call("/api/runs", headers={**page.cookie, "Origin": origin})[0] == 403
     assert page.call("/api/runs", headers={**page.cookie, "Origin": f"http://127.0.0.1:{page.port}"})[0] == 200
     assert page.call("/api/runs", headers={**page.cookie, "Sec-Fetch-Site": "cross-site"})[0] == 403
+
+
+def test_the_browser_is_called_without_the_token(db, tmp_path):
+    """What a program is called with can be read by everybody on the machine."""
+    program, said = tmp_path / "browser", tmp_path / "said"
+    program.write_text(f'#!/bin/sh\necho "$1" > {said}.new; stat -c %a "$(dirname "${{1#file://}}")" >> {said}.new\n'
+                       f'cat "${{1#file://}}" >> {said}.new; mv {said}.new {said}\n')
+    program.chmod(0o755)
+    served = Served(db.uri(), (), {**os.environ, "BROWSER": f"{program} %s"})
+    try:
+        assert eventually(said.exists, 30)
+        uri, mode, page = said.read_text().split("\n", 2)
+    finally:
+        served.end()
+    assert uri.startswith("file:///") and served.token not in uri and mode == "700"
+    assert f"url=http://127.0.0.1:{served.port}/?token={served.token}" in page
+    assert not pathlib.Path(uri.removeprefix("file://")).exists()
 
 
 def test_what_changes_something_is_a_post_with_the_token_in_a_header(page, run_id):

@@ -7,7 +7,6 @@ import re
 import numpy
 import pandas
 import pytest
-import sqlalchemy
 
 from pg_mop_client import ClientError, Selection, packing, reading
 from pg_mop_client.database import quote
@@ -56,7 +55,7 @@ def test_names_and_values_of_all_kinds_are_packed(db, s):
     packed = s.pack(frame.dropna(), table, label='c"l')
     assert packed == f'{table[:-1]}_packed"'
     assert {r['c"l'] for r in db.run(f"SELECT * FROM {table}")} == {"a\tb", "new\nline", "back\\slash"}
-    with pytest.raises(sqlalchemy.exc.DBAPIError, match="NaN"):
+    with pytest.raises(ClientError, match="column 'b' has no number in row 0\nHINT: data.dropna()"):
         s.pack(frame.assign(b=float("nan")).dropna(subset='c"l'), "with_nan", label='c"l')
     assert db.value("SELECT to_regclass('with_nan') IS NULL"), "what could not be packed is gone"
 
@@ -75,8 +74,8 @@ LABELS = [  # a column, what it is in SQL, and its values there
     (pandas.to_datetime(pandas.Series(["2026-01-31", None, "2026-02-28"])), "text",
      ["2026-01-31 00:00:00", None, "2026-02-28 00:00:00"]),
     (pandas.Series([datetime.date(2026, 1, 31), None, pandas.NaT], dtype=object), "text", ["2026-01-31", None, None]),
-    (pandas.Series([[0, 1], [1, 0], [1, 0]]), "integer[]", [[0, 1], [1, 0], [1, 0]]),
-    (pandas.Series([numpy.array([True, False])] * 3), "integer[]", [[1, 0]] * 3),
+    (pandas.Series([[0, 1], [1, 0], [1, 0]]), "real[]", [[0, 1], [1, 0], [1, 0]]),
+    (pandas.Series([numpy.array([True, False])] * 3), "real[]", [[1, 0]] * 3),
     (pandas.Series([numpy.float32([0.5, 1])] * 3), "real[]", [[0.5, 1.0]] * 3)]
 
 
@@ -108,9 +107,9 @@ def test_rows_that_come_late_are_packed_as_the_first(db, s, tmp_path, last, want
         files.append(tmp_path / "late.parquet")
     for data in (frame.assign(a=frame.a.astype(float)), *files):
         with s.engine.connect() as connection:
-            _, _, count = packing.copy(connection, data, "late_rows", "label")
+            packing.copy(connection, data, "late_rows", "label")
         stored = db.run("SELECT features[1] AS a, label FROM late_rows ORDER BY id")
-        assert [row["label"] for row in stored[:2] + stored[-2:]] == wanted and count == len(stored) == len(frame)
+        assert [row["label"] for row in stored[:2] + stored[-2:]] == wanted and len(stored) == len(frame)
         assert [row["a"] for row in stored] == list(frame.a)
         db.run("DROP TABLE late_rows")
 
@@ -128,7 +127,7 @@ def test_columns_may_be_called_by_numbers(db, s):
     frame = pandas.DataFrame(numpy.arange(120.0).reshape(40, 3)).assign(**{"3": [0, 1] * 20})
     frame.columns = [0, 1, 2, 3]
     packed = s.pack(frame, "numbered", label=3, features=[0, 2])
-    assert db.value("SELECT col_description('numbered'::regclass, 2)") == '["0", "2"]'
+    assert packing.noted(s.calls.connection(), packed, "features")[0] == ["0", "2"]
     assert db.value("SELECT features FROM numbered WHERE id = 1") == [3.0, 5.0] and packed == "numbered_packed"
     frame.columns = [0, 1, 1, "1"]
     with pytest.raises(ClientError, match="two columns are called '1'"):
@@ -167,6 +166,79 @@ def test_arrays_of_all_kinds_are_packed_or_refused(db, s):
         with pytest.raises(ClientError, match=f"column 'v' {message}"):
             stored(bad)
         assert db.value("SELECT to_regclass('of_arrays') IS NULL")
+    with pytest.raises(ClientError, match="column 'v' has NaN in row 2"):
+        stored([[1.0], [2.0], [float("nan")]])
+
+
+def test_columns_that_are_no_features_are_named(s):
+    frame = pandas.DataFrame({"id": [1, 2], "name": ["a", "b"], "of": [decimal.Decimal("0.5"), None], "z": [1j, 2j],
+                              "when": pandas.to_datetime(["2026-01-31"] * 2), "label": [0, 1]})
+    with pytest.warns(UserWarning) as told, s.engine.connect() as connection:
+        _, _, columns = packing.copy(connection, frame.fillna({"of": decimal.Decimal(1)}), "some", "label",
+                                     temporary=True)
+    assert columns == ["id", "of"]
+    assert [str(w.message) for w in told] == ["no features, for they have no numbers: 'name', 'z', 'when'",
+                                              "features, for they have numbers: 'id'; features=[...] leaves them out"]
+
+
+def test_a_file_is_read_as_it_is_written_or_not_at_all(db, s, tmp_path):
+    def stored(text, encoding="utf-8"):
+        (tmp_path / "rows.CSV").write_bytes(text.encode(encoding))
+        s.pack(tmp_path / "rows.CSV", "of_file", label="label", replace=True)
+        return [row["label"] for row in db.run("SELECT label FROM of_file ORDER BY id")]
+
+    assert stored("a,label\n1,NA\n2,null\n3,\n4,NA\n") == ["NA", "null", None, "NA"]
+    assert stored("a,label\n1,01\n2,1\n") == ["01", "1"]
+    assert stored("a,label\n1,1\n2,\n3,2\n") == [1, None, 2]
+    assert stored("a,label\n1,1.5\n2,\n3,2\n") == [1.5, None, 2.0]
+    assert stored("a,label\n1,True\n2,false\n") == [True, False]
+    assert stored("a,b,label\n1,2,0,\n3,4,1,\n") == [0, 1]  # (an empty field at the end of each line)
+    assert db.value("SELECT features FROM of_file WHERE id = 1") == [3.0, 4.0]
+    for text, encoding, message in (("a,b,label\n1,2,0,9\n3,4,1,8\n", "utf-8", "Length of header"),
+                                    ("a,label\n1,2\n3,4,5\n", "utf-8", "Expected 2 fields in line 3"),
+                                    ("", "utf-8", "No columns"), ("a,label\n1,\xe9\n", "latin-1", "'utf-8' codec")):
+        with pytest.raises(ClientError, match=f"rows.CSV' cannot be read: .*{message}"):
+            stored(text, encoding)
+    with pytest.raises(ClientError, match="has '1' as a number and as a word"):
+        s.pack(pandas.DataFrame({"a": [1.0, 2.0], "label": [1, "1"]}), "never", label="label")
+
+
+def test_a_table_that_is_there_is_replaced_where_that_is_asked_for(db, s):
+    frame = pandas.DataFrame({"a": [1.0, 2.0], "label": [0, 1]})
+    s.pack(frame, "twice", label="label")
+    s.calls.execute("DROP TABLE twice", {})
+    with pytest.raises(ClientError, match="there is a table twice_packed already\nHINT: pack\\(..., replace=True\\)"):
+        s.pack(frame, "twice", label="label")
+    assert db.value("SELECT to_regclass('twice') IS NULL")
+    s.pack(frame[:1], "twice", label="label", replace=True)
+    assert db.value("SELECT count(*) FROM twice") == 1
+
+
+def test_columns_are_taken_by_name_from_whatever_comes_later(db, s):
+    """Rows to validate, and rows to predict for; not where other columns have been packed since."""
+    source = numpy.random.default_rng(5)
+    frame = pandas.DataFrame({"a": source.normal(size=200), "b": source.normal(size=200) * 9})
+    frame["label"] = (frame.a > 0).astype(int)
+    mixed = frame[["b", "label", "a"]]
+    train = s.pack(frame, "named", label="label", replace=True)
+    val = s.pack(mixed, "named_val", label="label", validation_of=train, replace=True)
+    assert [row["features"] for row in db.run("SELECT features FROM named_val ORDER BY id")] == [
+        row["features"] for row in db.run("SELECT features FROM named ORDER BY id")]
+    with pytest.raises(ClientError, match="there is no column 'b'"):
+        s.pack(frame[["a", "label"]], "never", label="label", validation_of=train)
+    load(db, "of_two", sequential("two", [2], layer("Dense", units=2, activation="softmax")))
+    s.load_model_selection_table("of_two", "two_mst", [1], ["loss='categorical_crossentropy', "
+                                 "optimizer='Adam(lr=0.1)', metrics=['accuracy']"], ["batch_size=10"])
+    run = s.fit_multiple(train, "two_models", "two_mst", 10, val)
+    right = (run.predict(mixed) == frame.label.astype(str)).mean()
+    assert right > 0.9 and run.best()["validation accuracy"] == pytest.approx(right, abs=0.01)
+    assert (run.predict(frame[["a", "b"]].to_numpy()) == run.predict(mixed).to_numpy()).all()
+    ranks = run.predict(mixed, pred_type=1)
+    assert len(ranks) == 200 and set(ranks["rank"]) == {1}
+    assert len(run.predict(mixed, pred_type=2)) == 400
+    s.pack(mixed, "named", label="label", replace=True)
+    with pytest.raises(ClientError, match="which columns were packed is not known"):
+        run.predict(mixed)
 
 
 def test_what_cannot_be_packed_is_said(s, tmp_path):

@@ -233,10 +233,10 @@
 
     // --- the filter ----------------------------------------------------------------------------------------
     const STATES = ["finished", "running", "waiting", "stopped", "failed", "cancelled"];
-    let typing;
+    const typing = {};  // a timer for each field
     function filter(name, value) {
-        clearTimeout(typing);
-        typing = setTimeout(() => change(() => {
+        clearTimeout(typing[name]);
+        typing[name] = setTimeout(() => change(() => {
             if (value === "") asked.delete(name); else asked.set(name, value);
             asked.delete("page");
         }), 250);
@@ -306,9 +306,9 @@
     async function weigh() {
         $("weigh").disabled = true;
         try {
-            const { importance } = await ask(`/api/run/${run}/importance`);
+            const { importance, of } = await ask(`/api/run/${run}/importance?${asked}`);
             $("importance").replaceChildren(plainTable(["parameter", "importance", ""], importance.map(([name, value]) =>
-                [name, value, el("meter", { min: 0, max: 1, value, "aria-label": `importance of ${name}` })]), "By Optuna, of all configurations with a result"));
+                [name, value, el("meter", { min: 0, max: 1, value, "aria-label": `importance of ${name}` })]), `By Optuna, of ${of} configurations that were trained to the end`));
         } catch (problem) {
             $("importance").replaceChildren(el("p", { class: "note" }, problem.said || String(problem)), ...(problem.hint ? [el("pre", {}, problem.hint)] : []));
         }
