@@ -108,6 +108,7 @@ class Snapshots:
                 f"SELECT r.status, r.error, CAST(r.finished_at AS text) AS finished_at, p.* "
                 f"FROM {self.schema}.mop_runs r CROSS JOIN LATERAL ("
                 f"SELECT CAST(sum(units_done) AS bigint) AS done, CAST(sum(CASE WHEN g.status = 'failed' "
+                f"AND r.status IN ('running', 'finished') "
                 f"THEN units_done ELSE units_total END) AS bigint) AS total, max(seconds_left) AS seconds_left, "
                 f"max(seconds_elapsed) AS seconds FROM {self.schema}.mop_progress g WHERE g.run_id = :run) p "
                 f"WHERE r.run_id = :run"), {"run": run_id}).mappings().one_or_none()

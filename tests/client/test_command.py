@@ -144,6 +144,20 @@ def test_a_watcher_that_loses_its_connection_says_so_and_goes_on(db, run_id):
     db.run("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = 'looker'; DROP ROLE looker")
 
 
+def test_a_run_that_was_cut_off_does_not_look_complete(db, run_id):
+    selection(db, "cut", "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=30") for rate in (0.01, 0.02)])
+    caller = db.another()
+    calling = Calling(caller, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'cut_models', 'cut', "
+                              "500, FALSE)")
+    assert eventually(lambda: is_under_way(db), 60)
+    db.run("SELECT pg_terminate_backend(%s, 5000)", [caller.connection.info.backend_pid])
+    assert calling.end() is not None
+    watcher = Watcher(make_engine(db.uri()), "madlib")
+    look = watcher.look(last_run(db))
+    watcher.close()
+    assert look.run.status == "failed" and look.units_done < look.units_total == 2 * (2 * 500 + 2)
+
+
 def test_looking_takes_a_small_share_of_the_time(db, run_id):
     watcher = Watcher(make_engine(db.uri()), "madlib")
     began = time.monotonic()
