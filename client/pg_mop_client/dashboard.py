@@ -50,6 +50,7 @@ class Dashboard:
         routes = [Route("/", self._shell), Route("/run/{run:int}", self._shell), Route("/compare", self._shell),
                   Route("/static/{name}", self._file), Route("/api/runs", self._answer(self.runs)),
                   Route("/api/compare", self._answer(self.compare)),
+                  Route("/api/compare/leaderboard.csv", self._answer(self.compared_leaderboard)),
                   Route("/api/run/{run:int}", self._answer(self.run)),
                   Route("/api/run/{run:int}/importance", self._answer(self.importance)),
                   Route("/api/run/{run:int}/report.html", self._answer(self.report)),
@@ -77,20 +78,36 @@ class Dashboard:
 
     def compare(self, request):
         """The best configurations of several runs as one."""
-        asked = dict.fromkeys(_whole(run, "run") for run in request.query_params.getlist("run"))
-        if not 2 <= len(asked) <= MOST_BESIDE:
-            raise ClientError(f"{len(asked)} runs cannot be compared", hint=f"From two to {MOST_BESIDE}.")
-        read = [self.snapshots.run(run) for run in asked]
+        read = self._compared(request)
         number = "-".join(str(n) for n, _, _ in read)
-        heads = [{**head, "run_id": run} for run, (_, head, _) in zip(asked, read)]
+        heads = [head for _, head, _ in read]
         found = {"number": number, "heads": heads}
         if request.query_params.get("have") != number:
-            data = viewing.beside([data for _, _, data in read], BEST_BESIDE)
-            if data is None:
-                raise ClientError("the runs have no loss or metric in common by which they are ranked")
+            data = self._beside(read)
             found["view"] = viewing.view(data, self._chosen(data, request),
                                          _whole(request.query_params.get("page", "1"), "page"))
         return found
+
+    def compared_leaderboard(self, request):
+        """The table of several runs as it is seen, all its pages, as CSV."""
+        data = self._beside(self._compared(request))
+        return _download(viewing.table(data, self._chosen(data, request)), "text/csv", "runs.csv")
+
+    def _compared(self, request):
+        """(number, head, data) of each run that is asked for. Raises ClientError."""
+        asked = dict.fromkeys(_whole(run, "run") for run in request.query_params.getlist("run"))
+        if not 2 <= len(asked) <= MOST_BESIDE:
+            raise ClientError(f"{len(asked)} runs cannot be compared", hint=f"From two to {MOST_BESIDE}.")
+        read = [(run, *self.snapshots.run(run)) for run in asked]
+        return [(number, {**head, "run_id": run}, data) for run, number, head, data in read]
+
+    @staticmethod
+    def _beside(read):
+        """The data of several runs as one's. Raises ClientError."""
+        data = viewing.beside([data for _, _, data in read], BEST_BESIDE)
+        if data is None:
+            raise ClientError("the runs have no loss or metric in common by which they are ranked")
+        return data
 
     def importance(self, request):
         """How much each parameter matters for the result, by Optuna's evaluator, the most first: `of` so many

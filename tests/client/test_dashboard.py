@@ -231,6 +231,9 @@ def test_parameters_have_an_importance(page, run_id):
 def test_runs_are_compared(db, page, run_id):
     db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'others', 'mst', 1, FALSE, NULL, 1)")
     other = last_run(db)
+    status, headers, text = page.call(f"/api/compare/leaderboard.csv?run={run_id}&run={other}&best=3")
+    assert status == 200 and 'filename="runs.csv"' in headers["content-disposition"]
+    assert [row["rank"] for row in csv.DictReader(io.StringIO(text))] == ["1", "2", "3"]
     found = page.json(f"/api/compare?run={run_id}&run={other}")
     view = found["view"]
     assert view["shown"] == 8 and view["varied"][0] == "run" and len(view["curves"]) == 8

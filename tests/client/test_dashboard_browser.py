@@ -98,6 +98,7 @@ def test_runs_are_compared_and_pictures_are_saved(db, browser, page):
     browser.get(f"http://127.0.0.1:{page.port}/compare?run={compared[0]}&run={compared[1]}")
     assert eventually(lambda: value(browser, "document.querySelectorAll('#board tbody tr').length") == 4, 30)
     assert f"run {compared[1]}: finished" in value(browser, "document.getElementById('headline').textContent")
+    assert value(browser, "document.getElementById('csv').checkVisibility()")
     assert eventually(lambda: value(browser, "document.querySelectorAll('#curves-picture svg *').length") > 3, 30)
     browser.execute_script("""window.saved = [];
         HTMLAnchorElement.prototype.click = function () { window.saved.push(this.download); };

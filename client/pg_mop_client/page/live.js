@@ -163,8 +163,8 @@
     function showView() {
         $("title").textContent = document.title = run ? `Run ${run}: ${view.run.model_output_table}` : "Runs side by side";
         for (const section of document.querySelectorAll(".one")) section.hidden = compared;
-        $("html").hidden = $("csv").hidden = compared;
-        $("csv").href = `/api/run/${run}/leaderboard.csv?${asked}`;
+        $("html").hidden = compared;
+        $("csv").href = (compared ? "/api/compare" : `/api/run/${run}`) + `/leaderboard.csv?${asked}`;
         $("html").href = `/api/run/${run}/report.html?${asked}`;
         showFilter();
         showBoard();
