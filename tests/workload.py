@@ -15,6 +15,8 @@ import pytest
 needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="not run: JAX is not installed here")
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None,
                                  reason="not run: PyTorch is not installed here (make test-torch)")
+# a name that is markup, a formula, a placeholder, and hard to quote
+HOSTILE = """<script>alert("x")</script> $x^ %s :name \\ 'q' \u2028 """
 # the frameworks besides TensorFlow
 OTHERS = [pytest.param("jax", marks=needs_jax), pytest.param("torch", marks=needs_torch)]
 

@@ -115,8 +115,9 @@ class Dashboard:
         run, (_, _, data) = self._run(request), self.snapshots.run(request.path_params["run"])
         optuna = needed("optuna", "optuna")
         keys = {c["mst_key"] for c in self._chosen(data, request)}
-        study = optuna.create_study(direction="maximize" if data["measure"]["goal"] == "max" else "minimize")
-        study.add_trials(ended := [trial for trial in run.to_optuna().trials if trial.user_attrs["mst_key"] in keys
+        whole = run.to_optuna()
+        study = optuna.create_study(direction=whole.direction)
+        study.add_trials(ended := [trial for trial in whole.trials if trial.user_attrs["mst_key"] in keys
                                    and trial.state == optuna.trial.TrialState.COMPLETE])
         if len(ended) < LEAST_WEIGHED:
             raise ClientError(f"{len(ended)} of these configurations were trained to the end: too few to weigh "

@@ -80,6 +80,12 @@ def plain(sql):
     return re.sub(r"(?<!:):(?=\w)", r"\\:", sql)
 
 
+def exists(connection, name):
+    """True where there is a table or view of a name, as people write it in SQL."""
+    return connection.execute(text("SELECT pg_catalog.to_regclass(:name) IS NOT NULL"),
+                              {"name": quote_table(name)}).scalar()
+
+
 def suffixed(name, suffix):
     """The name of a table that goes with another: '"My t"' -> '"My t_info"'."""
     return f'{name[:-1]}{suffix}"' if name.endswith('"') else name + suffix

@@ -1,7 +1,6 @@
 """Rows of a DataFrame, of arrays or of a file into a table, streamed by COPY."""
 
 import io
-import itertools
 import json
 import re
 import warnings
@@ -42,7 +41,7 @@ def copy(connection, data, table, label=None, features=None, temporary=False, **
     if label in ("id", array):
         raise ClientError(f"the label's column must not be called {label!r}", hint="data.rename(columns={...})")
     sql = quote(table) if temporary else quote_table(table)
-    rows = _Rows(itertools.chain([first], chunks), columns, label)
+    rows = _Rows(first, chunks, columns, label)
     label_sql = f", {quote(label)} {_type(first[label])}" if label is not None else ""
     connection.execute(text(plain(f"CREATE {'TEMPORARY ' if temporary else ''}TABLE {sql} (id bigint PRIMARY KEY, "
                                   f"{quote(array)} real{'[]' * rows.dimensions}{label_sql})")))
@@ -137,13 +136,13 @@ def _type(values):
 class _Rows:
     """What COPY reads: the lines of the chunks, made as they are asked for. `error`: what was wrong with one."""
 
-    def __init__(self, chunks, columns, label):
+    def __init__(self, first, chunks, columns, label):
+        """`first`: the first of the chunks; `chunks`: the others."""
         self.chunks, self.columns, self.label = chunks, columns, label
-        self.count, self.buffer, self.error = 0, io.StringIO(), None
-        first = next(self.chunks)
+        self.count, self.error = 0, None
         self.has_arrays = len(columns) == 1 and _has_arrays(first[columns[0]])
         self.dimensions = self._array(_sample(first[columns[0]]), "its first rows").ndim if self.has_arrays else 1
-        self.chunks = itertools.chain([first], self.chunks)
+        self.buffer = self._lines(first)
 
     def read(self, size):
         try:
@@ -151,20 +150,20 @@ class _Rows:
                 chunk = next(self.chunks, None)
                 if chunk is None:
                     break
-                self.buffer = io.StringIO(self._lines(chunk), newline="")
+                self.buffer = self._lines(chunk)
             return given
         except BaseException as error:
             self.error = error
             raise
 
     def _lines(self, chunk):
+        """The lines of a chunk, to be read. Raises ClientError."""
         written = [str(array).replace("[", "{").replace("]", "}") for array in (
             self._arrays(chunk[self.columns[0]]) if self.has_arrays else self._numbers(chunk))]
         ids = range(self.count, self.count + len(chunk))
         self.count += len(chunk)
-        if self.label is None:
-            return "".join(f"{i}\t{array}\n" for i, array in zip(ids, written))
-        return "".join(f"{i}\t{array}\t{_field(value)}\n" for i, array, value in zip(ids, written, chunk[self.label]))
+        ends = [""] * len(chunk) if self.label is None else [f"\t{_field(value)}" for value in chunk[self.label]]
+        return io.StringIO("".join(f"{i}\t{array}{end}\n" for i, array, end in zip(ids, written, ends)), newline="")
 
     def _numbers(self, chunk):
         """A list of numbers for each row of columns of numbers. Raises ClientError."""

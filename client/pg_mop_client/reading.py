@@ -92,7 +92,8 @@ def _arrays(x, y):
     if y.ndim == 2 and y.shape[1] == 1:  # as Keras' own data sets have it
         y = y[:, 0]
     if y.ndim == 1:
-        y = pandas.Series(y).pipe(lambda values: values.astype(kind(values)))
+        y = pandas.Series(y)
+        y = y.astype(kind(y))
     return (pandas.DataFrame({"x": list(numpy.asarray(x[at:at + CHUNK_ROWS])),
                               "y": y[at:at + CHUNK_ROWS] if y.ndim == 1 else list(y[at:at + CHUNK_ROWS])})
             for at in range(0, len(x), CHUNK_ROWS))

@@ -13,7 +13,7 @@ import sqlalchemy
 from sqlalchemy import text
 
 from pg_mop_client import images, packing, reading
-from pg_mop_client.database import frame, plain, quote, quote_table, suffixed
+from pg_mop_client.database import exists, frame, plain, quote, quote_table, suffixed
 from pg_mop_client.errors import ClientError, needed
 from pg_mop_client.watching import printable
 
@@ -151,12 +151,11 @@ class Run:
         data, models = reading.named(data), self._its_models()
         calls = self.selection.calls
         connection, mst_key = calls.connection(), self._mst_key(mst_key)
-        summary = plain(quote_table(suffixed(models, "_summary")))
-        known = connection.execute(text("SELECT pg_catalog.to_regclass(:name)"),
-                                   {"name": quote_table(suffixed(models, "_summary"))}).scalar()
-        if known is None:
+        summary = suffixed(models, "_summary")
+        if not exists(connection, summary):
             raise ClientError(f"table {models} has no models", hint=f"run({self.run_id}).info.status tells of the run.")
-        row = connection.execute(text(f"SELECT independent_varname AS inputs, source_table FROM {summary}")).one()
+        row = connection.execute(text(f"SELECT independent_varname AS inputs, source_table FROM "
+                                      f"{plain(quote_table(summary))}")).one()
         if len(row.inputs) > 1:
             raise ClientError(f"the model has {len(row.inputs)} inputs", hint="madlib_keras_predict takes a table.")
         name = f"mop_rows_{uuid.uuid4().hex[:8]}"

@@ -9,7 +9,7 @@ import sqlalchemy
 
 from pg_mop_client import packing, reading
 from pg_mop_client.calling import Calls
-from pg_mop_client.database import find_extension, frame, make_engine, plain, quote, quote_table, suffixed
+from pg_mop_client.database import exists, find_extension, frame, make_engine, plain, quote, quote_table, suffixed
 from pg_mop_client.errors import ClientError
 from pg_mop_client.functions import methods
 from pg_mop_client.run import CAP, Run
@@ -123,7 +123,7 @@ class Selection:
         elif label is None and not isinstance(data, tuple) and not str(data).endswith(".npz"):
             raise ClientError("label=... is missing: the column of classes")
         packed = suffixed(table, "_packed")
-        self._make_room([table, packed, suffixed(packed, "_summary")], replace)
+        self._make_room(connection, [table, packed, suffixed(packed, "_summary")], replace)
         if validation_of is not None and features is None:
             features = self._features_of(connection, validation_of)
         label, array, columns = packing.copy(connection, data, table, "y" if label is None else label, features,
@@ -141,22 +141,21 @@ class Selection:
             raise
         return packed
 
-    def _make_room(self, tables, replace):
+    def _make_room(self, connection, tables, replace):
         """There are no tables of these names, if need be by dropping them. Raises ClientError."""
         for table in tables:
-            name = quote_table(table)
-            if self.calls.execute("SELECT pg_catalog.to_regclass(:name)", {"name": name}).scalar() is not None:
+            if exists(connection, table):
                 if not replace:
                     raise ClientError(f"there is a table {table} already",
                                       hint="pack(..., replace=True) drops it first.")
-                self.calls.execute(f"DROP TABLE {plain(name)}", {})
+                self.calls.execute(f"DROP TABLE {plain(quote_table(table))}", {})
 
     def _features_of(self, connection, packed):
         """The columns that a packed training table was made of, or None where the client has not noted them."""
-        summary = quote_table(suffixed(packed, "_summary"))
-        if self.calls.execute("SELECT pg_catalog.to_regclass(:name)", {"name": summary}).scalar() is None:
+        summary = suffixed(packed, "_summary")
+        if not exists(connection, summary):
             return None  # (which the preprocessor tells)
-        inputs = self.calls.execute(f"SELECT independent_varname FROM {plain(summary)}", {}).scalar()
+        inputs = self.calls.execute(f"SELECT independent_varname FROM {plain(quote_table(summary))}", {}).scalar()
         return packing.noted(connection, quote_table(packed), inputs[0])[0] if len(inputs) == 1 else None
 
     def from_keras(self, model, table, name=None, description=None, weights=False):

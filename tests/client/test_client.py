@@ -19,9 +19,7 @@ import sqlalchemy
 from conftest import ROOT, eventually
 from pg_mop_client import ClientError, Selection
 from pg_mop_client.database import quote, quote_table
-from workload import ADAM, dense, is_under_way, load
-
-HOSTILE = """<script>alert("x")</script> $x^ %s :name \\ 'q' \u2028 """
+from workload import ADAM, HOSTILE, dense, is_under_way, load
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -182,8 +180,6 @@ def test_a_run_is_told_by_any_whole_number(s, run):
 def test_a_call_has_its_own_run_whatever_else_was_trained(db, s, example):
     load(db, "tiny", dense(4, 64, 10))
     s.load_model_selection_table("tiny", "tiny_mst", [1], [ADAM.format(0.01)], ["batch_size=32, epochs=1"])
-    s.load_model_selection_table("tiny", "tiny_bad", [1], ["loss='mse', optimizer='Adam(nonsense=1)'"],
-                                 ["batch_size=8"])
     first = s.fit_multiple(example["train"], "tiny_models", "tiny_mst", 1)
     kept = first.predict(example["digits"].head())
     with Selection(db.uri(), progress=False) as other:

@@ -116,12 +116,18 @@ def test_names_are_shown_as_they_are(db, run_id, capsys, monkeypatch):
     db.run("UPDATE madlib.mop_run SET model_output_table = 'models', error = NULL WHERE run_id = %s", [run_id])
 
 
-def test_a_watcher_that_loses_its_connection_says_so_and_goes_on(db, run_id):
-    selection(db, "long", "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=30") for rate in (0.01, 0.02)])
+def begin_long(db, name):
+    """A call that takes long is under way: (its session, it)."""
+    selection(db, name, "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=30") for rate in (0.01, 0.02)])
     caller = db.another()
-    calling = Calling(caller, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'long_models', 'long', "
-                              "500, FALSE)")
+    calling = Calling(caller, f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{name}_models', "
+                              f"'{name}', 500, FALSE)")
     assert eventually(lambda: is_under_way(db), 60)
+    return caller, calling
+
+
+def test_a_watcher_that_loses_its_connection_says_so_and_goes_on(db, run_id):
+    caller, calling = begin_long(db, "long")
     db.run("DROP ROLE IF EXISTS looker; CREATE ROLE looker LOGIN; GRANT postgres TO looker")
     watching = Watching(db.uri("looker"), None)  # the latest that goes on
     try:
@@ -145,11 +151,7 @@ def test_a_watcher_that_loses_its_connection_says_so_and_goes_on(db, run_id):
 
 
 def test_a_run_that_was_cut_off_does_not_look_complete(db, run_id):
-    selection(db, "cut", "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=30") for rate in (0.01, 0.02)])
-    caller = db.another()
-    calling = Calling(caller, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'cut_models', 'cut', "
-                              "500, FALSE)")
-    assert eventually(lambda: is_under_way(db), 60)
+    caller, calling = begin_long(db, "cut")
     db.run("SELECT pg_terminate_backend(%s, 5000)", [caller.connection.info.backend_pid])
     assert calling.end() is not None
     watcher = Watcher(make_engine(db.uri()), "madlib")

@@ -10,9 +10,7 @@ import pytest
 
 from pg_mop_client import ClientError, Selection, packing, reading
 from pg_mop_client.database import quote
-from workload import layer, load, sequential
-
-HOSTILE = """<script>alert("x")</script> $x^ %s :name \\ 'q' \u2028 """
+from workload import HOSTILE, layer, load, sequential
 
 
 @pytest.fixture(scope="module")

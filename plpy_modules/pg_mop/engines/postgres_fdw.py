@@ -121,7 +121,7 @@ class PostgresFdw(PostgreSQL):
             copies.setdefault(copy.key, []).append(copy)
         found = [dataclasses.replace(segment, copies=tuple(
             copy for copy in copies.get(segment.key, ()) if copy.server != segment.server)) for segment in segments]
-        return [self._measured(packed, segment) for segment in found]
+        return [self._measured(segment) for segment in found]
 
     def _unread(self, packed):
         """The segments of a packed table on servers that are away, as far as the coordinator knows of them: without
@@ -137,7 +137,7 @@ class PostgresFdw(PostgreSQL):
                 found += [Segment(key, 0, 0, None, server, table, fingerprint_sql(packed, table, key)) for key in keys]
         return found
 
-    def _measured(self, packed, segment):
+    def _measured(self, segment):
         """A segment on a server that is away, with what a copy says of its size. Raises MopError."""
         if segment.server not in self.away:
             return segment
