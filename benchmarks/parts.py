@@ -222,13 +222,13 @@ def looking(dsn):
         with subprocess.Popen([*mop, f"{dsn}?application_name=looking_{name}", *command], text=True,
                               stdout=subprocess.PIPE if name == "page" else subprocess.DEVNULL) as process:
             if name == "page":
-                address, token = process.stdout.readline().strip().split("?token=")
-                port, have = address.rsplit(":", 1)[1].strip("/"), ""
+                address, token = process.stdout.readline().strip().split("#token=")
+                have = ""
             while calling.is_alive():
                 if name == "page":  # as the browser does
                     asked = time.monotonic()
                     request = urllib.request.Request(f"{address}api/run/{run_id}?have={have}",
-                                                     headers={"Cookie": f"mop_{port}={token}"})
+                                                     headers={"X-Mop-Token": token})
                     have = json.load(urllib.request.urlopen(request))["number"]
                     answers.append(time.monotonic() - asked)
                 look.execute("SELECT pid FROM pg_stat_activity WHERE application_name = %s", [f"looking_{name}"])

@@ -7,8 +7,9 @@ from sqlalchemy import text
 from sqlalchemy.exc import PendingRollbackError, ResourceClosedError
 from tqdm.auto import tqdm
 
-from pg_mop_client.database import plain, quote
-from pg_mop_client.watching import LOST, Watcher, this_call
+from pg_mop_client.database import plain, quote, told
+from pg_mop_client.errors import LostError, ServerError
+from pg_mop_client.watching import Watcher, this_call
 
 LOOK_SECONDS = 0.5
 PATIENCE_SECONDS = 10  # for a call that was cancelled
@@ -25,13 +26,15 @@ class Calls:
         """The connection; a new one, with the same settings, where it was lost."""
         if self._connection is not None:
             try:
-                self._connection.execute(text("SELECT 1"))
-            except (*LOST, PendingRollbackError, ResourceClosedError):
-                with contextlib.suppress(*LOST):
+                with told():
+                    self._connection.execute(text("SELECT 1"))
+            except (LostError, PendingRollbackError, ResourceClosedError):
+                with contextlib.suppress(LostError), told():
                     self._connection.close()
                 self._connection = None
         if self._connection is None:
-            self._connection = self.engine.connect()
+            with told():
+                self._connection = self.engine.connect()
             for name, value in self.settings.items():
                 self._set(name, value)
         return self._connection
@@ -43,6 +46,7 @@ class Calls:
             self._set(name, value)
             self.settings[name] = value
 
+    @told()
     def _set(self, name, value):
         if value is None:
             self._connection.execute(text(f"RESET pg_mop.{plain(quote(name))}"))
@@ -82,9 +86,11 @@ class Calls:
                 while not work.ended.wait(LOOK_SECONDS if bar.run_id is None else watcher.rest):
                     if progress:
                         bar.show(watcher, call)
+                work.result()
                 # (the second time by a new connection, where it was lost)
                 run_id = bar.run_id or watcher.run_of(call) or watcher.run_of(call)
-                bar.end(watcher, failed=work.error is not None)
+                bar.show(watcher, call)
+                return run_id
         except KeyboardInterrupt:
             work.cancel()
             run_id = watcher.run_of(call)
@@ -94,8 +100,6 @@ class Calls:
             raise
         finally:
             watcher.close()
-        work.result()
-        return run_id
 
 
 class _Work:
@@ -110,7 +114,8 @@ class _Work:
 
     def _work(self):
         try:
-            self._result = self.connection.execute(text(self.statement), self.values)
+            with told():
+                self._result = self.connection.execute(text(self.statement), self.values)
         except BaseException as error:  # raised where the call was made
             self.error = error
         finally:
@@ -143,9 +148,11 @@ class _Bar:
 
     def show(self, watcher, call):
         """Look at the run and draw it; what goes wrong with looking is no error of the call."""
-        if self.run_id is None:
-            self.run_id = watcher.run_of(call)
-        now = watcher.look(self.run_id) if self.run_id is not None else None
+        now = None
+        with contextlib.suppress(ServerError):
+            if self.run_id is None:
+                self.run_id = watcher.run_of(call)
+            now = watcher.look(self.run_id) if self.run_id is not None else None
         if now is None:
             return
         if self.bar is None:
@@ -153,11 +160,6 @@ class _Bar:
                             bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]")
         self.bar.total, self.bar.n = now.units_total, now.units_done
         self.bar.set_postfix_str(now.told)
-
-    def end(self, watcher, failed):
-        """The last state of the bar."""
-        if self.bar is not None and not failed:
-            self.show(watcher, None)
 
 
 def _written(value):

@@ -5,14 +5,14 @@ import importlib.metadata
 import sys
 import time
 
-import sqlalchemy
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pg_mop_client.database import find_extension, make_engine, plain, quote
+from pg_mop_client.database import connected, find_extension, make_engine, plain, quote
 from pg_mop_client.errors import ClientError, needed
+from pg_mop_client.selection import Selection
 from pg_mop_client.watching import Watcher, duration, printable
 
 COLUMNS = ("run_id", "status", "function", "model_output_table", "configurations", "num_iterations", "started_at",
@@ -25,11 +25,8 @@ def main(arguments=None):
     given = _parser().parse_args(arguments)
     try:
         return given.work(given) or 0
-    except ClientError as error:
+    except (ClientError, OSError) as error:
         print(f"mop: {printable(error)}", file=sys.stderr)
-    except sqlalchemy.exc.DBAPIError as error:
-        print(f"mop: {printable(error.orig).strip()}", file=sys.stderr)
-    except OSError as error:
         print(f"mop: {printable(error)}", file=sys.stderr)
     except KeyboardInterrupt:
         return 130
@@ -74,20 +71,15 @@ def _count(text):
     return number
 
 
-def _selection(given):
-    from pg_mop_client.selection import Selection  # (pandas takes a second to import, and watching needs none of it)
-    return Selection(given.dsn, given.schema)
-
-
 def _runs(given):
-    with _selection(given) as selection:
+    with Selection(given.dsn, given.schema) as selection:
         found = selection.query(f"SELECT * FROM {plain(quote(selection.schema))}.mop_runs ORDER BY run_id DESC "
                                 f"LIMIT :most", cap=None, most=given.n)
     _list(found, COLUMNS, "no runs yet")
 
 
 def _jobs(given):
-    with _selection(given) as selection:
+    with Selection(given.dsn, given.schema) as selection:
         view = f"{plain(quote(selection.schema))}.mop_jobs"
         if given.job is None:
             # (of a command and of an error what fits a line; the last message is the latest news)
@@ -118,7 +110,7 @@ def _list(found, columns, otherwise):
 
 
 def _report(given):
-    with _selection(given) as selection:
+    with Selection(given.dsn, given.schema) as selection:
         run = selection.run(given.run)
         if given.output == "-":
             sys.stdout.write(run.report())
@@ -127,7 +119,7 @@ def _report(given):
 
 
 def _tensorboard(given):
-    with _selection(given) as selection:
+    with Selection(given.dsn, given.schema) as selection:
         print(selection.run(given.run).to_tensorboard(given.directory))
 
 
@@ -143,7 +135,7 @@ def _dashboard(given):
 def _found(given):
     """The engine, and the extension's schema."""
     engine = make_engine(given.dsn)
-    with engine.connect() as connection:
+    with connected(engine) as connection:
         return engine, find_extension(connection, given.schema)
 
 

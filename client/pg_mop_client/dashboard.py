@@ -14,7 +14,6 @@ import tempfile
 import webbrowser
 from types import SimpleNamespace
 
-import sqlalchemy
 import uvicorn
 from sqlalchemy import text
 from starlette.applications import Starlette
@@ -23,11 +22,11 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from pg_mop_client import viewing
-from pg_mop_client.errors import ClientError, needed
+from pg_mop_client.database import connected
+from pg_mop_client.errors import ClientError, LostError, ServerError, needed
 from pg_mop_client.guard import Guard
 from pg_mop_client.run import Run
 from pg_mop_client.snapshots import Snapshots
-from pg_mop_client.watching import LOST
 
 PAGE = pathlib.Path(__file__).parent / "page"
 # page.js and page.css are the report's own: what is drawn there is drawn here by the same code
@@ -38,15 +37,15 @@ LEAST_WEIGHED = 4  # configurations, to say how much a parameter matters
 
 
 class Dashboard:
-    """The pages and what they call. `token`: what a caller has to show."""
+    """The pages and what they call."""
 
-    def __init__(self, engine, schema, token):
-        self.engine, self.schema, self.token = engine, schema, token
+    def __init__(self, engine, schema):
+        self.engine, self.schema = engine, schema
         self.snapshots = Snapshots(engine, schema)
         self.sql = self.snapshots.schema  # quoted
 
-    def app(self, port):
-        """The ASGI application of the page on a port of 127.0.0.1."""
+    def app(self, port, token):
+        """The ASGI application of the page on a port of 127.0.0.1. `token`: what a caller has to show."""
         routes = [Route("/", self._shell), Route("/run/{run:int}", self._shell), Route("/compare", self._shell),
                   Route("/static/{name}", self._file), Route("/api/runs", self._answer(self.runs)),
                   Route("/api/compare", self._answer(self.compare)),
@@ -58,7 +57,7 @@ class Dashboard:
                   *(Route(f"/api/run/{{run:int}}/{name}", self._answer(work), methods=["POST"]) for name, work in (
                       ("cancel", self.cancel), ("resume", self.resume), ("stop", self.stop),
                       ("sessions", self.sessions)))]
-        return Guard(Starlette(routes=routes), self.token, port)
+        return Guard(Starlette(routes=routes), token, port)
 
     # --- what is read ------------------------------------------------------------------------------------
     def runs(self, request):
@@ -192,7 +191,7 @@ class Dashboard:
         return {"said": f"The run is told to work with {count} sessions."}
 
     def _execute(self, sql, **values):
-        with self.engine.connect() as connection:
+        with connected(self.engine) as connection:
             return connection.execute(text(sql), values).scalar()
 
     # --- how it is answered ------------------------------------------------------------------------------
@@ -206,20 +205,16 @@ class Dashboard:
                     found = await run_in_threadpool(work, request, await _body(request))
                     self.snapshots.forget(request.path_params["run"])
                 return found if isinstance(found, Response) else JSONResponse(found)
+            except LostError as error:
+                return _wrong(503, "the connection to the database is lost", str(error))
+            except ServerError as error:
+                return _wrong(400, error.message, error.hint)
             except ClientError as error:
                 return _wrong(404 if request.method == "GET" else 409, error.message, error.hint)
-            except LOST as error:
-                # (no code: no connection was made, or it broke; 57P: the server ends or begins; 53: it has no room)
-                if (error.orig.pgcode or "57P").startswith(("57P", "53", "08")):
-                    return _wrong(503, "the connection to the database is lost", str(error.orig).strip())
-                return _wrong(400, str(error.orig).strip())
-            except sqlalchemy.exc.DBAPIError as error:
-                return _wrong(400, str(error.orig).strip())
         return endpoint
 
     async def _shell(self, request):
-        page = (PAGE / "shell.html").read_text(encoding="utf-8")
-        return HTMLResponse(page.replace("{token}", html.escape(self.token)))
+        return HTMLResponse((PAGE / "shell.html").read_bytes())
 
     async def _file(self, request):
         name = request.path_params["name"]
@@ -236,12 +231,12 @@ def serve(engine, schema, port=0, browser=True, say=print):
         own.bind(("127.0.0.1", port))
         own.listen()  # who has the address may call at once
         port = own.getsockname()[1]
-        app = Dashboard(engine, schema, token).app(port)
-        # (no log of requests: the first one has the token; keep-alive is short, so that Ctrl-C ends it)
+        app = Dashboard(engine, schema).app(port, token)
+        # (keep-alive is short, so that Ctrl-C ends it)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False,
                                                lifespan="off", ws="none", proxy_headers=False,
                                                timeout_graceful_shutdown=1))
-        address = f"http://127.0.0.1:{port}/?token={token}"
+        address = f"http://127.0.0.1:{port}/#token={token}"
         say(f"{address}\nCtrl-C ends it.", flush=True)
         # (uvicorn ends by the signal itself, once it has served what it serves)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

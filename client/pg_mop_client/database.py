@@ -3,6 +3,7 @@
 libpq reads the connection's parameters, as for psql: a URI, `host=... dbname=...`, PGHOST, PGSERVICE, ~/.pgpass.
 """
 
+import contextlib
 import re
 import warnings
 
@@ -11,7 +12,7 @@ import psycopg2
 import sqlalchemy
 from sqlalchemy import text
 
-from pg_mop_client.errors import ClientError
+from pg_mop_client.errors import ClientError, LostError, ServerError
 
 OLDEST = (0, 4)  # version of the extension that has what the client asks for
 
@@ -29,6 +30,30 @@ def make_engine(where=""):
     uri = re.sub(r"^postgres(ql)?\+psycopg2?:", "postgresql:", where)
     return sqlalchemy.create_engine("postgresql+psycopg2://", isolation_level="AUTOCOMMIT", pool_pre_ping=True,
                                     creator=lambda: psycopg2.connect(uri, application_name="pg_mop_client"))
+
+
+@contextlib.contextmanager
+def told():
+    """What the driver raises is raised as a ServerError, or a LostError, without SQLAlchemy's and pandas' words."""
+    try:
+        yield
+    except (sqlalchemy.exc.StatementError, pandas.errors.DatabaseError, psycopg2.Error) as raised:
+        error = raised
+        while error is not None and not isinstance(error, psycopg2.Error):
+            error = getattr(error, "orig", None) or error.__cause__
+        if error is None:
+            raise
+        # (no code: no connection was made, or it broke; 57P: the server ends or begins; 53: it has no room)
+        lost = isinstance(error, (psycopg2.OperationalError, psycopg2.InterfaceError)) and (
+            (error.pgcode or "08").startswith(("08", "53", "57P")))
+        raise (LostError if lost else ServerError)(error) from None
+
+
+@contextlib.contextmanager
+def connected(engine):
+    """A connection for a while. Raises ServerError for what goes wrong with it, and LostError."""
+    with told(), engine.connect() as connection:
+        yield connection
 
 
 def find_extension(connection, schema=None):
@@ -80,6 +105,7 @@ def plain(sql):
     return re.sub(r"(?<!:):(?=\w)", r"\\:", sql)
 
 
+@told()
 def exists(connection, name):
     """True where there is a table or view of a name, as people write it in SQL."""
     return connection.execute(text("SELECT pg_catalog.to_regclass(:name) IS NOT NULL"),

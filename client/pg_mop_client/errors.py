@@ -11,6 +11,22 @@ class ClientError(Exception):
         self.message, self.hint = message, hint
 
 
+class ServerError(ClientError):
+    """What the server says is wrong: `message`, `detail` and `hint` as psql shows them, its `sqlstate` (None where it
+    came from the driver), and as `orig` the driver's error, which has the rest."""
+
+    def __init__(self, orig):
+        told = orig.diag
+        self.orig, self.sqlstate, self.detail = orig, orig.pgcode, told.message_detail
+        message = told.message_primary or str(orig).strip()
+        super().__init__(f"{message}\nDETAIL: {self.detail}" if self.detail else message, told.message_hint)
+        self.message = message
+
+
+class LostError(ServerError):
+    """There is no connection to the server: none was made, it broke, or the server ends, begins or has no room."""
+
+
 def needed(module, extra):
     """The module of an optional package. Raises ClientError where it is not installed."""
     try:

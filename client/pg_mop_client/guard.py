@@ -1,8 +1,7 @@
 """Who may call the live page: who has its token, from the page itself. ASGI middleware, before everything else."""
 
 import hmac
-from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qs
+import re
 
 POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
           "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
@@ -10,15 +9,17 @@ HEADERS = {"content-security-policy": POLICY, "cache-control": "no-store", "x-co
            "referrer-policy": "no-referrer", "cross-origin-opener-policy": "same-origin",
            "cross-origin-resource-policy": "same-origin", "x-frame-options": "DENY"}
 
+EMPTY = re.compile(r"/|/compare|/run/\d+|/static/[\w.]+")  # the page without anything of the database
+
 
 class Guard:
-    """Lets a request through that names this page as its host, comes from nowhere else, and has the token: in the
-    cookie that the first visit sets or in the address, and where it changes something in the header x-mop-token."""
+    """Lets a request through that names this page as its host, comes from nowhere else, and has the token in the
+    header x-mop-token. (No cookie has it: a browser would send that to all ports of the machine, and so to others'
+    servers. Nor has the address, but for the part behind #, which stays in the browser.)"""
 
     def __init__(self, app, token, port):
-        self.app, self.token = app, token
+        self.app, self.token = app, token.encode()
         self.hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
-        self.cookie = f"mop_{port}"  # (cookies are one host's, whatever the port)
 
     async def __call__(self, scope, receive, send):
         if scope["type"] == "lifespan":
@@ -29,13 +30,10 @@ class Guard:
         for name, value in scope["headers"]:
             given.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
         problem = self._problem(scope, given)
-        extra = dict(HEADERS)
-        if problem is None and self._same(self._asked(scope)):
-            extra["set-cookie"] = f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/"
 
         async def guarded(message):
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in extra.items())]
+                message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in HEADERS.items())]
             await send(message)
 
         if problem is None:
@@ -55,24 +53,8 @@ class Guard:
         if any(site not in ("same-origin", "none") for site in given.get("sec-fetch-site", [])) and not (
                 scope["method"] == "GET" and given.get("sec-fetch-mode") == ["navigate"]):
             return "another site may not call this page"  # (but may link to it)
-        if scope["method"] in ("GET", "HEAD"):
-            shown = [*self._cookies(given), self._asked(scope)]
-        else:
-            shown = given.get("x-mop-token", [])
-        if not any(self._same(token) for token in shown):
+        if scope["method"] == "GET" and EMPTY.fullmatch(scope["path"]):
+            return None
+        if not any(hmac.compare_digest(token.encode("latin-1"), self.token) for token in given.get("x-mop-token", [])):
             return "this page needs its token: open the address that mop dashboard has printed"
         return None
-
-    def _cookies(self, given):
-        try:
-            read = SimpleCookie("; ".join(given.get("cookie", [])))
-        except CookieError:
-            return []
-        return [read[self.cookie].value] if self.cookie in read else []
-
-    @staticmethod
-    def _asked(scope):
-        return parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0] if scope["path"] == "/" else ""
-
-    def _same(self, token):
-        return hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode())

@@ -10,7 +10,7 @@ import pandas
 from sqlalchemy import text
 
 from pg_mop_client import reading
-from pg_mop_client.database import plain, quote, quote_table
+from pg_mop_client.database import plain, quote, quote_table, told
 from pg_mop_client.errors import ClientError
 from pg_mop_client.reading import ARRAYS, few
 
@@ -18,6 +18,7 @@ from pg_mop_client.reading import ARRAYS, few
 NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal", "boolean")
 
 
+@told()
 def copy(connection, data, table, label=None, features=None, temporary=False, **pictures):
     """Write `data` to a new table (id bigint, the features as one array column, the label); returns the names of the
     label's and the features' columns there, and those of the data that became features.
@@ -54,6 +55,7 @@ def copy(connection, data, table, label=None, features=None, temporary=False, **
     return label, array, columns
 
 
+@told()
 def note(connection, packed, array, columns):
     """Note on a packed table's column which columns of the data it was made of, and when."""
     driver = connection.connection.dbapi_connection
@@ -64,6 +66,7 @@ def note(connection, packed, array, columns):
         cursor.execute(f"COMMENT ON COLUMN {column} IS %s", [told])
 
 
+@told()
 def noted(connection, packed, array):
     """(columns, when) as `note` has noted them; (None, None) where it has not."""
     told = connection.execute(text(

@@ -13,7 +13,7 @@ import sqlalchemy
 from sqlalchemy import text
 
 from pg_mop_client import images, packing, reading
-from pg_mop_client.database import exists, frame, plain, quote, quote_table, suffixed
+from pg_mop_client.database import connected, exists, frame, plain, quote, quote_table, suffixed, told
 from pg_mop_client.errors import ClientError, needed
 from pg_mop_client.watching import printable
 
@@ -40,7 +40,7 @@ class Run:
         self.selection, self._schema = selection, plain(quote(selection.schema))
         if run_id is not None:
             run_id = whole(run_id)
-        with selection.engine.connect() as connection:
+        with connected(selection.engine) as connection:
             row = connection.execute(text(
                 f"SELECT run_id, function, model_output_table FROM {self._schema}.mop_runs WHERE run_id = "
                 f"coalesce(CAST(:run AS bigint), (SELECT max(run_id) FROM {self._schema}.mop_runs))"),
@@ -73,7 +73,7 @@ class Run:
     def data(self):
         """What its report is made of, a dictionary: configurations with their parameters and ranks, curves, sessions,
         stages. Of a large run it is sampled, and data['sampled'] says how."""
-        with self.selection.engine.connect() as connection:
+        with connected(self.selection.engine) as connection:
             return json.loads(connection.execute(text(f"SELECT {self._schema}.mop_report(:run, 'json')"),
                                                  {"run": self.run_id}).scalar())
 
@@ -99,7 +99,7 @@ class Run:
         return self._frame("mop_trials", cap)
 
     def _frame(self, view, cap=None):
-        with self.selection.engine.connect() as connection:
+        with connected(self.selection.engine) as connection:
             return frame(connection, f"SELECT * FROM {self._schema}.{view} WHERE run_id = :run", cap, run=self.run_id)
 
     def best(self):
@@ -122,7 +122,7 @@ class Run:
 
     def _its_models(self):
         """The name of the table of its models. Raises ClientError where a later run has written one of that name."""
-        with self.selection.engine.connect() as connection:
+        with connected(self.selection.engine) as connection:
             later = connection.execute(text(
                 f"SELECT l.run_id FROM {self._schema}.mop_runs r JOIN {self._schema}.mop_runs l USING "
                 f"(model_output_table) WHERE r.run_id = :run AND l.status = 'finished' AND l.finished_at > "
@@ -132,6 +132,7 @@ class Run:
                               f"{self.run_id}", hint=f"run({later})")
         return self.models
 
+    @told()
     def predict(self, data, mst_key=None, pred_type="response", features=None, **pictures):
         """Predict with a model, by default the best: for 'response' a Series, for 'prob' or a number of best classes
         a DataFrame, by the index of the data.
@@ -210,7 +211,7 @@ class Run:
     def report(self, path=None, mst_keys=None):
         """The report, one HTML file, into `path`, whose name is returned; None: its text. `mst_keys`: of these
         configurations alone."""
-        with self.selection.engine.connect() as connection:
+        with connected(self.selection.engine) as connection:
             page = connection.execute(
                 text(f"SELECT {self._schema}.mop_report(:run, 'html', CAST(:keys AS integer[]))"),
                 {"run": self.run_id, "keys": None if mst_keys is None else [int(key) for key in mst_keys]}).scalar()

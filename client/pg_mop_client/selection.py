@@ -5,11 +5,19 @@ import os
 import re
 import tempfile
 
-import sqlalchemy
-
 from pg_mop_client import packing, reading
 from pg_mop_client.calling import Calls
-from pg_mop_client.database import exists, find_extension, frame, make_engine, plain, quote, quote_table, suffixed
+from pg_mop_client.database import (
+    connected,
+    exists,
+    find_extension,
+    frame,
+    make_engine,
+    plain,
+    quote,
+    quote_table,
+    suffixed,
+)
 from pg_mop_client.errors import ClientError
 from pg_mop_client.functions import methods
 from pg_mop_client.run import CAP, Run
@@ -31,7 +39,7 @@ class Selection:
 
     def __init__(self, where="", schema=None, progress=True, **settings):
         self.engine, self.progress = make_engine(where), progress
-        with self.engine.connect() as connection:
+        with connected(self.engine) as connection:
             self.schema = find_extension(connection, schema)
             for name, method in methods(connection, self.schema, self._call).items():
                 setattr(self, name, method)
@@ -63,7 +71,7 @@ class Selection:
                 raise ClientError(f"{told.name} has ended, and its run was not found", hint="runs() lists all.")
             return self.run(run_id)
         if form.is_set:
-            with self.engine.connect() as connection:
+            with connected(self.engine) as connection:
                 return frame(connection, statement, **values)
         result = self.calls.execute(statement, values)
         value = result.scalar() if result.returns_rows else None
@@ -93,7 +101,7 @@ class Selection:
     def query(self, sql, cap=CAP, **values):
         """The rows of a query (:name stands for the value of that name) as a DataFrame, at most `cap` of them."""
         sql = re.sub(r"(?<![:\w\\]):(\w+)", lambda at: at[0] if at[1] in values else "\\" + at[0], sql)
-        with self.engine.connect() as connection:
+        with connected(self.engine) as connection:
             return frame(connection, sql, cap, **values)
 
     def table(self, name, cap=CAP):
@@ -136,7 +144,7 @@ class Selection:
             if columns != [array]:
                 packing.note(connection, packed, array, columns)
         except BaseException:
-            with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError):
+            with contextlib.suppress(ClientError):
                 self.calls.execute(f"DROP TABLE {plain(quote_table(table))}", {})
             raise
         return packed

@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 from sqlalchemy import text
 
-from pg_mop_client.database import plain, quote
+from pg_mop_client.database import connected, plain, quote
 from pg_mop_client.errors import ClientError
 from pg_mop_client.watching import LEAST_SECONDS, SHARE
 
@@ -41,7 +41,7 @@ class Snapshots:
             if time.monotonic() < until:
                 return found
             began = time.monotonic()
-            with self.engine.connect() as connection:
+            with connected(self.engine) as connection:
                 count = connection.execute(text(f"SELECT count(*) FROM {self.schema}.mop_runs")).scalar()
                 pages = max(1, -(-count // RUNS_PER_PAGE))
                 rows = connection.execute(text(
@@ -76,7 +76,7 @@ class Snapshots:
             kept = snapshot.number, tuple(keys)
             if kept not in snapshot.some:
                 began = time.monotonic()
-                with self.engine.connect() as connection:
+                with connected(self.engine) as connection:
                     found = self._report(connection, run_id, keys)
                 snapshot.reads_at = max(snapshot.reads_at, self._after(began))
                 snapshot.some = {**dict([*snapshot.some.items()][-MOST_FILTERS + 1:]), kept: found}
@@ -103,7 +103,7 @@ class Snapshots:
 
     def _look(self, run_id, snapshot):
         began = time.monotonic()
-        with self.engine.connect() as connection:
+        with connected(self.engine) as connection:
             row = connection.execute(text(
                 f"SELECT r.status, r.error, CAST(r.finished_at AS text) AS finished_at, p.* "
                 f"FROM {self.schema}.mop_runs r CROSS JOIN LATERAL ("

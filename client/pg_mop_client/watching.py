@@ -4,14 +4,13 @@ import contextlib
 import time
 from dataclasses import dataclass
 
-import sqlalchemy
 from sqlalchemy import text
 
-from pg_mop_client.database import plain, quote
+from pg_mop_client.database import plain, quote, told
+from pg_mop_client.errors import LostError
 
 SHARE = 0.02      # of the time at most is spent on looking
 LEAST_SECONDS = 1.0
-LOST = (sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError)
 
 
 @dataclass
@@ -55,6 +54,7 @@ class Look:
         return ", ".join(said)
 
 
+@told()
 def this_call(connection):
     """What tells the run of the call that a session is about to make from all others."""
     return connection.execute(text(
@@ -73,7 +73,7 @@ class Watcher:
 
     def close(self):
         if self._connection is not None:
-            with contextlib.suppress(*LOST):
+            with contextlib.suppress(LostError), told():
                 self._connection.close()
             self._connection = None
 
@@ -110,12 +110,13 @@ class Watcher:
     def _rows(self, sql, **values):
         """The rows of a query; None where the connection is lost."""
         try:
-            if self._connection is None:
-                self._connection = self.engine.connect()
-            rows = self._connection.execute(text(sql), values).all()
+            with told():
+                if self._connection is None:
+                    self._connection = self.engine.connect()
+                rows = self._connection.execute(text(sql), values).all()
             self.is_connected = True
             return rows
-        except LOST:
+        except LostError:
             if self.is_connected:
                 self.lost += 1
             self.is_connected = False

@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy
 
 from conftest import ROOT, eventually
-from pg_mop_client import ClientError, Selection
+from pg_mop_client import ClientError, LostError, Selection, ServerError
 from pg_mop_client.database import quote, quote_table
 from workload import ADAM, HOSTILE, dense, is_under_way, load
 
@@ -104,7 +104,7 @@ def test_methods_are_the_servers_functions_with_its_documentation(db, s):
         s.mop_search()
     with pytest.raises(TypeError, match="nonsense"):
         s.mop_search("a", "b", "c", "d", nonsense=1)
-    with pytest.raises(sqlalchemy.exc.DBAPIError, match="does not exist"):
+    with pytest.raises(ServerError, match="does not exist"):
         s.training_preprocessor_dl("nowhere", "out", "y", "x")
 
 
@@ -185,7 +185,7 @@ def test_a_call_has_its_own_run_whatever_else_was_trained(db, s, example):
     with Selection(db.uri(), progress=False) as other:
         second = other.fit_multiple(example["train"], "tiny_later", "tiny_mst", 1)
         assert s.run().run_id == second.run_id == first.run_id + 1
-        with pytest.raises(sqlalchemy.exc.DBAPIError, match=f"run {first.run_id} is finished"):
+        with pytest.raises(ServerError, match=f"run {first.run_id} is finished"):
             other.mop_resume(first.run_id)
         other.calls.execute("DROP TABLE tiny_models, tiny_models_info, tiny_models_summary", {})
         third = other.fit_multiple(example["train"], "tiny_models", "tiny_mst", 1)
@@ -311,7 +311,7 @@ def test_a_picture_shows_the_numbers(run):
 
 def test_a_run_that_has_nothing_to_draw_says_so(db, s, example):
     s.set(reuse=False)
-    with pytest.raises(sqlalchemy.exc.DBAPIError, match="all 1 configurations failed"):
+    with pytest.raises(ServerError, match="all 1 configurations failed"):
         s.load_model_selection_table("small", "bad", [1], ["loss='mse', optimizer='Adam(nonsense=1)'"],
                                      ["batch_size=8"])
         s.fit_multiple(example["train"], "nothing", "bad", 1)
@@ -408,7 +408,7 @@ def test_servers_and_roles_that_cannot_be_used_are_told_apart(db, run):
     db.another().run("SELECT 1")
     with pytest.raises(ClientError, match='there is no extension pg_mop in database "postgres"'):
         Selection(empty)
-    with pytest.raises(sqlalchemy.exc.OperationalError, match="does not exist"):
+    with pytest.raises(LostError, match="does not exist"):
         Selection(db.uri() + "_not_there")
     with Selection(sqlalchemy.create_engine(db.uri("client_stranger").replace(":", "+psycopg2:", 1))) as stranger:
         assert len(stranger.runs()) == 0
@@ -416,7 +416,7 @@ def test_servers_and_roles_that_cannot_be_used_are_told_apart(db, run):
             stranger.run(run.run_id)
         with pytest.raises(ClientError, match="the role has no runs"):
             stranger.run()
-        with pytest.raises(sqlalchemy.exc.DBAPIError, match="may see"):
+        with pytest.raises(ServerError, match="may see"):
             stranger.mop_report(run.run_id)
     db.run("DROP OWNED BY client_stranger; DROP ROLE client_stranger, client_nobody")
 
@@ -464,9 +464,9 @@ def test_the_extensions_schema_may_have_any_name(db):
     with Selection(db.uri(database="t_schema")) as selection:
         assert selection.schema == schema and len(selection.runs()) == 0
         assert "mop_report" in set(selection.mop_functions().name)
-        with pytest.raises(sqlalchemy.exc.DBAPIError, match="there is no run 1"):
+        with pytest.raises(ServerError, match="there is no run 1"):
             selection.mop_report(1)
-        with pytest.raises(sqlalchemy.exc.DBAPIError, match="there is no run 1"):
+        with pytest.raises(ServerError, match="there is no run 1"):
             selection.mop_resume(1)
         with pytest.raises(ClientError, match="the role has no runs"):
             selection.run()

@@ -28,9 +28,14 @@ def points(browser):
                                   ".reduce((n, p) => n + p.getAttribute('d').split(/[ML]/).length - 1, 0)")
 
 
+def drawn(browser):
+    """The curves that are drawn, of which a long run has samples: more of them would be as many points."""
+    return value(browser, "[...document.querySelectorAll('#curves-picture .curve')].map(p => p.getAttribute('d')) + ''")
+
+
 def test_a_run_is_watched_and_cancelled(db, browser, page):
     caller = db.another()
-    calling = Calling(caller, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 400, "
+    calling = Calling(caller, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 4000, "
                               "FALSE, NULL, 1)")
     try:
         browser.get(page.address)
@@ -50,8 +55,8 @@ def test_a_run_is_watched_and_cancelled(db, browser, page):
         assert eventually(lambda: value(browser, "document.querySelector('#board th:nth-child(2)').ariaSort")
                           == "ascending", 30)
         browser.execute_script("scrollTo(0, 120)")
-        number = points(browser)
-        assert eventually(lambda: points(browser) != number, 120)
+        before = drawn(browser)
+        assert eventually(lambda: drawn(browser) != before, 120)
         assert value(browser, "scrollY") == 120
         assert value(browser, "document.activeElement.dataset.focus") == "headmst_key"
         assert value(browser, "document.querySelectorAll('#board tbody tr').length") == 2
@@ -102,10 +107,48 @@ def test_runs_are_compared_and_pictures_are_saved(db, browser, page):
     assert eventually(lambda: value(browser, "document.querySelectorAll('#curves-picture svg *').length") > 3, 30)
     browser.execute_script("""window.saved = [];
         HTMLAnchorElement.prototype.click = function () { window.saved.push(this.download); };
+        window.blobs = [];
+        const made = URL.createObjectURL;
+        URL.createObjectURL = blob => { window.blobs.push(blob); return made.call(URL, blob); };
+        document.getElementById('csv').click();
         for (const made of document.querySelectorAll('[aria-label="Learning curves as a file"] button')) made.click();
         """)
-    assert eventually(lambda: sorted(value(browser, "window.saved")) == ["runs_curves.png", "runs_curves.svg"], 30)
+    assert eventually(lambda: sorted(value(browser, "window.saved")) == ["runs.csv", "runs_curves.png",
+                                                                         "runs_curves.svg"], 30)
+    texts = browser.execute_async_script("Promise.all(window.blobs.map(b => b.text())).then(arguments[0])")
+    assert len(next(text for text in texts if text.startswith("rank,")).splitlines()) == 5
     assert problems(browser) == []
+
+
+def test_fields_that_are_filled_in_together_all_hold(browser, page):
+    browser.get(f"http://127.0.0.1:{page.port}/run/1")
+    assert eventually(lambda: value(browser, "document.querySelectorAll('#limits input').length") == 2, 30)
+    browser.execute_script("""for (const [of, given] of [['#best', 2], ['#limits input', 0.001]]) {
+        const input = document.querySelector(of);
+        input.value = given;
+        input.dispatchEvent(new Event('input'));
+    }""")
+    assert eventually(lambda: "best=2" in browser.current_url and "low." in browser.current_url, 30)
+    assert eventually(lambda: value(browser, "document.querySelectorAll('#board tbody tr').length") == 2, 30)
+    assert problems(browser) == []
+
+
+def test_all_tabs_have_the_token_and_nobody_else(browser, page):
+    first = browser.current_window_handle
+    browser.get(f"http://127.0.0.1:{page.port}/run/1")
+    assert value(browser, "document.cookie") == ""
+    browser.switch_to.new_window("tab")
+    browser.get(f"http://127.0.0.1:{page.port}/run/1")
+    assert eventually(lambda: value(browser, "document.querySelectorAll('#board tbody tr').length") == 3, 30)
+    browser.get(page.address)
+    browser.execute_script("localStorage.clear(); location.reload()")
+    assert eventually(lambda: "needs its token" in value(browser, "document.getElementById('connection').textContent"),
+                      30)
+    browser.get(page.address)  # (the part behind # alone differs: that loads nothing by itself)
+    assert eventually(lambda: value(browser, "document.querySelectorAll('tbody tr').length") > 0, 30)
+    browser.close()
+    browser.switch_to.window(first)
+    browser.get_log("browser")  # (it tells of the calls that were refused)
 
 
 def test_what_can_be_used_has_a_name_for_who_hears_the_page(browser, page):

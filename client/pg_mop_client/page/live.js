@@ -3,24 +3,28 @@
 // the database becomes text, never markup. What is filtered and sorted by stands in the address.
 (function () {
     const { el, show, seconds, update, mark, marked } = window.pgMopReport;
-    const token = document.querySelector("meta[name=token]").content;
+    // the address that mop dashboard prints has the token behind #, which no server sees; all tabs of this page have it
+    const brought = /^#token=([\w-]+)$/.exec(location.hash)?.[1];
+    try { if (brought) localStorage.setItem("token", brought); } catch { /* this tab alone has it, then */ }
+    const token = () => { try { return localStorage.getItem("token") || brought || ""; } catch { return brought || ""; } };
+    addEventListener("hashchange", () => { if (location.hash.startsWith("#token=")) location.reload(); });
     const $ = id => document.getElementById(id);
     const asked = new URLSearchParams(location.search);
-    asked.delete("token");
     const where = () => location.pathname + (asked.size ? "?" + asked : "");
-    history.replaceState(null, "", where());  // (the cookie has the token now)
+    history.replaceState(null, "", where());
     const run = /^\/run\/(\d+)$/.exec(location.pathname)?.[1], compared = location.pathname === "/compare";
     $("main").replaceChildren($(run || compared ? "run-page" : "list-page").content.cloneNode(true));
 
     // --- asking --------------------------------------------------------------------------------------------
-    async function ask(path, given) {
+    async function ask(path, given, read = answer => answer.json()) {
         let answer;
         try {
-            answer = await fetch(path, given ? { method: "POST", body: JSON.stringify(given), headers: { "x-mop-token": token } } : {});
+            answer = await fetch(path, { headers: { "x-mop-token": token() }, ...(given ? { method: "POST", body: JSON.stringify(given) } : {}) });
         } catch { throw { said: "mop dashboard does not answer: trying again" }; }
-        if (answer.status === 403) throw { said: "mop dashboard was started anew: open the address that it has printed" };
+        if (answer.status === 403) throw { said: token() ? "mop dashboard was started anew: open the address that it has printed"
+            : "the page needs its token: open the address that mop dashboard has printed" };
+        if (answer.ok) return read(answer);
         const found = await answer.json().catch(() => ({ error: "mop dashboard has failed: " + answer.status }));
-        if (answer.ok) return found;
         throw { said: answer.status === 503 ? found.error + ": trying again; the runs do not depend on it" : found.error, hint: found.hint };
     }
     let turn = 0, timer, was_lost = false, have = "";
@@ -43,8 +47,7 @@
             if (mine !== turn) return;
             if (!problem.said) console.error(problem);
             was_lost = true;
-            const told = (problem.said || "the page has failed: " + problem) + (problem.hint ? " – " + problem.hint : "");
-            if ($("connection").textContent !== told) $("connection").textContent = told;
+            if ($("connection").textContent !== told(problem)) $("connection").textContent = told(problem);
             rest = 2000;
         }
         timer = setTimeout(refresh, document.hidden ? 10000 : rest);
@@ -55,6 +58,9 @@
         have = "";
         history.replaceState(null, "", where());
         refresh();
+    }
+    function told(problem) {
+        return (problem.said || "the page has failed: " + problem) + (problem.hint ? " – " + problem.hint : "");
     }
     let saying;
     function say(text) {
@@ -137,7 +143,7 @@
     }
 
     // --- a run, or several ---------------------------------------------------------------------------------
-    let view = null, last_told = "";
+    let view = null, last_news = "";
     function showRun(found) {
         if (found.view) { view = found.view; have = found.number; showView(); }
         const heads = found.heads || [{ ...found.head, run_id: run }];
@@ -148,8 +154,8 @@
         const parts = heads.flatMap(h => [...(compared ? [`run ${h.run_id}: ${h.status}`] : [h.status]), `${h.done || 0} of ${h.total || 0} units`,
             ...(h.status === "running" && h.seconds_left ? [clock(h.seconds_left) + " left"] : []), ...(compared || h.seconds === null ? [] : [clock(h.seconds)])]);
         $("headline").textContent = [...parts, ...(leads ? [leads] : [])].join(" · ");
-        const told = heads.map(h => h.status).join() + (leads ? ", " + leads : "");  // read out when it changes, not each second
-        if (told !== last_told) $("told").textContent = last_told = told;
+        const news = heads.map(h => h.status).join() + (leads ? ", " + leads : "");  // read out when it changes, not each second
+        if (news !== last_news) $("told").textContent = last_news = news;
         if (!run) return running ? 1000 : 5000;
         const [head] = heads;
         $("error").textContent = head.error ? "Error: " + head.error : "";
@@ -164,14 +170,12 @@
         $("title").textContent = document.title = run ? `Run ${run}: ${view.run.model_output_table}` : "Runs side by side";
         for (const section of document.querySelectorAll(".one")) section.hidden = compared;
         $("html").hidden = compared;
-        $("csv").href = (compared ? "/api/compare" : `/api/run/${run}`) + `/leaderboard.csv?${asked}`;
-        $("html").href = `/api/run/${run}/report.html?${asked}`;
         showFilter();
         showBoard();
         update(view);
         for (const name of ["curves", "parallel", "sessions", "stages", "failures"]) {
-            const told = view.sampled[name];
-            $(name + "-note").textContent = told ? `Sampled: ${told}.` : "";
+            const how = view.sampled[name];
+            $(name + "-note").textContent = how ? `Sampled: ${how}.` : "";
         }
         if (compared) return;
         fill("time", [view.time, view.makespan], ([time]) => time.length ? [plainTable(
@@ -283,6 +287,8 @@
             for (const choose of $("filter").querySelectorAll("select")) choose.value = "";
         }));
         for (const name of ["curves", "parallel", "sessions", "stages"]) $(name + "-picture").after(saves(name));
+        $("csv").addEventListener("click", () => download(compared ? "/api/compare" : `/api/run/${run}`, "leaderboard.csv"));
+        $("html").addEventListener("click", () => download(`/api/run/${run}`, "report.html"));
         $("actions").hidden = compared;
         $("cancel").addEventListener("click", () => act("cancel", {}, "Cancel the run? What has been trained is kept, and it can be resumed."));
         $("resume").addEventListener("click", () => act("resume", {}));
@@ -299,9 +305,17 @@
         try {
             say((await ask(`/api/run/${run}/${what}`, given)).said);
         } catch (problem) {
-            say((problem.said || String(problem)) + (problem.hint ? " – " + problem.hint : ""));
+            say(told(problem));
         }
         refresh();
+    }
+    async function download(of, name) {
+        try {
+            const answer = await ask(`${of}/${name}?${asked}`, null, answer => answer);
+            save(await answer.blob(), /filename="([^"]+)"/.exec(answer.headers.get("content-disposition"))[1]);
+        } catch (problem) {
+            say(told(problem));
+        }
     }
     async function weigh() {
         $("weigh").disabled = true;
