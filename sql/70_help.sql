@@ -34,3 +34,11 @@ RETURNS SETOF record LANGUAGE plpython3u VOLATILE AS $$
 from pg_mop.api import help
 return help.mop_functions(plpy)
 $$;
+
+-- the settings as they are in force
+CREATE FUNCTION @extschema@.mop_settings(OUT name text, OUT value text, OUT "default" text, OUT takes text)
+RETURNS SETOF record LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import help
+return help.mop_settings(plpy)
+$$;

@@ -35,24 +35,30 @@ class Calls:
         if self._connection is None:
             with told():
                 self._connection = self.engine.connect()
-            for name, value in self.settings.items():
-                self._set(name, value)
+            self._set(self.settings)
         return self._connection
 
     def set(self, **settings):
-        """Set pg_mop's settings, by their names without `pg_mop.`, for the calls to come; None: the default."""
+        """Set pg_mop's settings, by their names without `pg_mop.`, for the calls to come; None: the default. Raises
+        ServerError for an unknown name or a bad value, and leaves all as they were."""
         self.connection()
-        for name, value in settings.items():
-            self._set(name, value)
-            self.settings[name] = value
+        try:
+            self._set(settings)
+        except ServerError:
+            self._set({name: self.settings.get(name) for name in settings})
+            raise
+        self.settings.update(settings)
 
     @told()
-    def _set(self, name, value):
-        if value is None:
-            self._connection.execute(text(f"RESET pg_mop.{plain(quote(name))}"))
-        else:
-            self._connection.execute(text("SELECT pg_catalog.set_config('pg_mop.' || :name, :value, false)"),
-                                     {"name": name, "value": _written(value)})
+    def _set(self, settings):
+        for name, value in settings.items():
+            if value is None:
+                self._connection.execute(text(f"RESET pg_mop.{plain(quote(name))}"))
+            else:
+                self._connection.execute(text("SELECT pg_catalog.set_config('pg_mop.' || :name, :value, false)"),
+                                         {"name": name, "value": _written(value)})
+        if settings:  # (what is wrong is said now, not by a call that has come far)
+            self._connection.execute(text(f"SELECT count(*) FROM {plain(quote(self.schema))}.mop_settings()"))
 
     def close(self):
         """End the session, and with it its worker sessions."""

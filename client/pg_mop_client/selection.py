@@ -18,7 +18,7 @@ from pg_mop_client.database import (
     quote_table,
     suffixed,
 )
-from pg_mop_client.errors import ClientError
+from pg_mop_client.errors import ClientError, ServerError
 from pg_mop_client.functions import methods
 from pg_mop_client.run import CAP, Run
 
@@ -34,7 +34,9 @@ class Selection:
     What trains shows a progress bar, is cancelled by Ctrl-C, and returns a :class:`Run`; of the others, a function that
     returns rows gives a DataFrame.
 
-    Raises ClientError: no extension, another schema, a version that is too old, a role that may not use it.
+    Raises ClientError: no extension, another schema, a version that is too old, a role that may not use it; as all of
+    its methods, LostError where there is no connection, and ServerError for what the server says is wrong, such as a
+    setting that it does not know.
     """
 
     def __init__(self, where="", schema=None, progress=True, **settings):
@@ -44,7 +46,11 @@ class Selection:
             for name, method in methods(connection, self.schema, self._call).items():
                 setattr(self, name, method)
         self.calls = Calls(self.engine, self.schema, settings)
-        self.calls.connection()
+        try:
+            self.calls.connection()
+        except ServerError:
+            self.close()
+            raise
 
     def __enter__(self):
         return self

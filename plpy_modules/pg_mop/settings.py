@@ -133,30 +133,30 @@ def _name(text):
 
 _name.wanted = "the name of a foreign server"
 
-# name -> (parser, default; None = chosen when it is used)
+# name -> (parser, default as it is written; None = chosen when it is used)
 KNOWN = {
     "seed": (_integer(0, 2**31 - 1), None),
     "segments": (_integer(1, 1024), None),
     "servers": (_names, None),
-    "replicas": (_integer(1, 2), 1),
+    "replicas": (_integer(1, 2), "1"),
     "trainers": (_name, None),
     "scheduler": (_choice(*SCHEDULERS), "randomized"),
-    "cache_mb": (_integer(0, 1 << 30), 1024),
-    "compile_cache_mb": (_integer(0, 1 << 20), 256),
+    "cache_mb": (_integer(0, 1 << 30), "1024"),
+    "compile_cache_mb": (_integer(0, 1 << 20), "256"),
     "threads": (_integer(1, 1024), None),
     "keras_backend": (_choice(*BACKENDS), "tensorflow"),
-    "session_idle_timeout": (_milliseconds, 300_000),
-    "nursery_idle_timeout": (_milliseconds, 600_000),
-    "lock_timeout": (_milliseconds, 10_000),
-    "same_start": (_switch, True),
-    "sharing": (_switch, True),
-    "reuse": (_switch, True),
-    "checkpoint_mb": (_integer(0, 1 << 30), 1024),
+    "session_idle_timeout": (_milliseconds, "5min"),
+    "nursery_idle_timeout": (_milliseconds, "10min"),
+    "lock_timeout": (_milliseconds, "10s"),
+    "same_start": (_switch, "on"),
+    "sharing": (_switch, "on"),
+    "reuse": (_switch, "on"),
+    "checkpoint_mb": (_integer(0, 1 << 30), "1024"),
     "kernel": (_choice(*KERNELS), "auto"),
-    "share_prefixes": (_switch, True),
-    "resume": (_switch, True),
-    "unit_retries": (_integer(0, 1000), 3),
-    "server_timeout": (_milliseconds, 600_000),
+    "share_prefixes": (_switch, "on"),
+    "resume": (_switch, "on"),
+    "unit_retries": (_integer(0, 1000), "3"),
+    "server_timeout": (_milliseconds, "10min"),
     "sessions": (_integer(1, 1000), None),
     "trainer_memory_mb": (_integer(256, 1 << 30), None),
     "max_model_mb": (_integer(1, 1 << 30), None),
@@ -188,9 +188,9 @@ def parsed(texts):
     """All settings as a dict, from those that are given; raises MopError for a bad value."""
     values = {}
     for name, (parse, default) in KNOWN.items():
-        text = texts.get(name)
+        text = texts.get(name) or default
         try:
-            values[name] = parse(text) if text else default
+            values[name] = parse(text) if text else None
         except ValueError:
             raise MopError(f'invalid value for setting "pg_mop.{name}": "{text}"',
                            hint=f"It takes {parse.wanted}.") from None

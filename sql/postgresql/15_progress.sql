@@ -51,7 +51,7 @@ FROM @extschema@.mop_seen_run r
     GROUP BY a.mst_key, a.error) w;
 
 -- For \watch: a line of about 100 characters for each run that trains, or for the last one. A configuration that has
--- failed has no units left. The best is that of the least loss so far: of evaluations of the validation rows if there
+-- failed has no units left, unless a run was cut off with it, and can go on. The best is that of the least loss so far: of evaluations of the validation rows if there
 -- are some, else of the training rows; before the first evaluation, of training units. (The function comes last: of a line
 -- that is too long it is cut off.)
 CREATE VIEW @extschema@.mop_watch WITH (security_barrier) AS
@@ -69,7 +69,8 @@ FROM (
     WHERE r.function <> 'guest' AND @extschema@.mop_trains(r.function)) s
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(g.units_done), 0) AS done,
-           coalesce(sum(CASE WHEN g.status = 'failed' THEN g.units_done ELSE g.units_total END), 0) AS total,
+           coalesce(sum(CASE WHEN g.status = 'failed' AND s.status IN ('running', 'finished') THEN g.units_done
+                         ELSE g.units_total END), 0) AS total,
            count(*) FILTER (WHERE g.status = 'failed') AS failed,
            max(g.seconds_elapsed) * interval '1 second' AS elapsed,
            max(g.seconds_left) * interval '1 second' AS remaining

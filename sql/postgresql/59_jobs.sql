@@ -106,6 +106,11 @@ BEGIN
         RAISE EXCEPTION 'this transaction does not see what others commit, such as the end of job %', $1
             USING ERRCODE = '25001', HINT = 'COMMIT; and SET default_transaction_isolation = ''read committed'';';
     END IF;
+    IF timeout IS NULL AND EXISTS (SELECT 1 FROM @extschema@.mop_jobs j WHERE j.job = $1 AND j.status = 'running'
+                                   AND j.session_pid = pg_backend_pid()) THEN
+        RAISE EXCEPTION 'job % would wait for itself', $1 USING ERRCODE = '55006',
+            HINT = 'What is to come after its other commands comes after them in one job.';
+    END IF;
     LOOP
         reached := (SELECT j.status FROM @extschema@.mop_jobs j WHERE j.job = $1);
         IF reached IS NULL THEN

@@ -115,6 +115,20 @@ def test_forms_of_a_function_are_told_by_the_names_of_their_arguments(s):
     s.delete_custom_function("functions", id=1)
 
 
+def test_a_setting_that_there_is_not_is_told_at_once(db, s):
+    with pytest.raises(ServerError, match='unrecognized setting "pg_mop.sed"') as caught:
+        Selection(db.uri(), sed=42)
+    assert caught.value.hint == "RESET pg_mop.sed;" and caught.value.sqlstate == "42704"
+    with Selection(db.uri(), seed=1) as other:
+        for wrong in ({"sed": 7}, {"seed": "seven"}):
+            with pytest.raises(ServerError):
+                other.set(sharing=False, **wrong)
+            assert other.calls.settings == {"seed": 1}
+            in_force = other.calls.execute("SELECT string_agg(value, ' ' ORDER BY name) FROM madlib.mop_settings() "
+                                           "WHERE name IN ('pg_mop.seed', 'pg_mop.sharing')", {}).scalar()
+            assert in_force == "1 on"
+
+
 def test_settings_hold_for_the_calls_and_survive_a_lost_connection(db, s):
     with Selection(db.uri(), seed=7, kernel="plain") as other:
         shown = "SELECT current_setting('pg_mop.' || :name, true)"

@@ -67,12 +67,31 @@ def test_no_function_for_users_is_without_help(db):
         internal |= set(re.findall(r"CREATE FUNCTION @extschema@\.(\w+)", (ROOT / "sql" / name).read_text()))
     # what is done with runs is told in README
     runs = {"mop_resume", "mop_replay", "mop_set_sessions", "mop_drop_run", "mop_drop_states",
-            "mop_drop_packed", "mop_connect_servers", "mop_report", "mop_functions", "mop_submit",
-            "mop_cancel", "mop_wait"}
+            "mop_drop_packed", "mop_connect_servers", "mop_report", "mop_functions", "mop_settings",
+            "mop_submit", "mop_cancel", "mop_wait"}
     readme = (ROOT / "README.md").read_text()
     assert runs <= functions and all(f"| `{name}(" in readme for name in runs)
     helpers = {n for n in functions if n.startswith("convert_")}
     assert functions - internal - helpers - runs == {*NAMES, "gpu_configuration"}
+
+
+def test_the_settings_are_listed_as_they_are_in_force(db):
+    client = db.another()
+    listed = {r["name"]: r for r in client.run("SELECT * FROM madlib.mop_settings()")}
+    told = dict(re.findall(r"^\| `(pg_mop\.\w+)` \|([^|]*)\|", (ROOT / "README.md").read_text(), re.M))
+    assert listed.keys() == told.keys()
+    for name, r in listed.items():
+        in_force = "off" if name == "pg_mop.reuse" else r["default"]  # (as cluster.py sets it)
+        assert r["value"] == in_force and r["takes"]
+        assert told[name].strip() == f"`{r['default']}`" if r["default"] else "`" not in told[name].split(",")[0]
+    client.run("SET pg_mop.seed = 42; SET pg_mop.lock_timeout = '3s'; SET pg_mop.sharing = 'off'; RESET pg_mop.sharing")
+    listed = {r["name"]: r["value"] for r in client.run("SELECT * FROM madlib.mop_settings()")}
+    assert (listed["pg_mop.seed"], listed["pg_mop.lock_timeout"], listed["pg_mop.sharing"]) == ("42", "3s", "on")
+    client.run("SET pg_mop.replicas = 'three'")
+    assert 'invalid value for setting "pg_mop.replicas"' in str(client.error("SELECT * FROM madlib.mop_settings()"))
+    client.run("RESET pg_mop.replicas; SET pg_mop.sed = 42")
+    assert 'unrecognized setting "pg_mop.sed"' in str(client.error("SELECT * FROM madlib.mop_settings()"))
+    client.close()
 
 
 def test_the_list_of_functions_has_each_with_its_usage_and_says_what_the_readme_says(db):

@@ -96,6 +96,10 @@ def test_what_a_command_says_and_how_it_fails_is_told(db, data):
         db.run("DROP TABLE IF EXISTS copied")
     opened = submit(db, "BEGIN; CREATE TABLE lost (i int)")
     assert db.value("SELECT madlib.mop_wait(%s)", [opened]) == "failed" and "rolled back" in job(db, opened)["error"]
+    itself = submit(db, "DO $x$ BEGIN PERFORM pg_sleep(0.5); PERFORM madlib.mop_wait(max(job)) FROM madlib.mop_jobs; "
+                        "END $x$")
+    assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [itself]) == "failed"
+    assert job(db, itself)["error"].startswith(f"job {itself} would wait for itself\nHINT:  ")
     percent = submit(db, "SELECT '%s % %%'::text")
     long = submit(db, "DO $x$ BEGIN RAISE NOTICE '%', repeat('x', 9000); RAISE '%', repeat('y', 9000); END $x$")
     assert db.value("SELECT madlib.mop_wait(%s)", [long]) == "failed"

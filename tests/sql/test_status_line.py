@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from conftest import eventually
+from conftest import Calling, eventually
 from workload import ADAM, NAN, dense, fit, last_run, load, make_data, selection
 
 
@@ -73,4 +73,26 @@ def test_a_run_that_goes_on_has_a_line_and_those_that_have_ended_have_none(db, d
                     r"best \d: unit loss \d", line) and len(line) <= 100
     line, = lines(db)
     assert line.startswith(f"run {run_id}: ") and "cancelled in" in line and "busy" not in line
+    db.run("SELECT madlib.mop_drop_run(%s)", [run_id])
+
+
+def test_a_run_whose_session_was_ended_says_so_and_what_it_has_left(db, data):
+    selection(db, "mst", "arch", [(1, ADAM.format(0.01 * i), "batch_size=1") for i in range(1, 4)])
+    caller = db.another()
+    calling = Calling(caller, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'cut', 'mst', 3000, "
+                              "FALSE)")
+    try:
+        assert eventually(lambda: [x for x in lines(db) if "unit loss" in x], 60)
+        run_id = last_run(db)
+        db.run("SELECT pg_terminate_backend(%s)", [caller.connection.info.backend_pid])
+        assert calling.end() is not None
+        assert eventually(lambda: db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id])
+                          == "failed")
+    finally:
+        calling.end()
+        caller.close()
+    line, = lines(db)
+    assert re.match(rf"run {run_id}: [1-9]\d*/18\d\d\d units, \d\d?%, failed in ", line), line
+    told = db.value("SELECT error FROM madlib.mop_runs WHERE run_id = %s", [run_id])
+    assert told == "the session that ran it has ended; mop_resume goes on with it"
     db.run("SELECT madlib.mop_drop_run(%s)", [run_id])

@@ -186,6 +186,7 @@ OF_RUNS = {
     "mop_drop_packed": "Drops a packed table with what it has on other servers.",
     "mop_connect_servers": "Lets servers reach one another, so that states go straight (superusers).",
     "mop_drop_checkpoints": "Drops a run's kept states; without an argument all of the role's.",
+    "mop_settings": "Lists the settings pg_mop.*, as they are in force, and says what is wrong with one.",
     "mop_functions": "Lists these functions, with what they are for and take.",
 }
 # what trains: such a call takes long, and is a run
@@ -302,6 +303,16 @@ def mop_functions(db):
         [db.schema])}
     return [(name, name in TRAINS, about, _usage(db, name, schema)) for name, about in sorted(
         {**{name: said[0] for name, said in FUNCTIONS.items()}, **OF_RUNS}.items()) if name in there]
+
+
+@sql_function
+def mop_settings(db):
+    """(name, value, default, what it takes) of every setting; value and default are None where it is chosen when it is
+    used. Raises MopError for a bad value or an unknown name."""
+    texts = settings.given(db)
+    settings.parsed(texts)
+    return [(f"pg_mop.{name}", texts.get(name) or default, default, parse.wanted)
+            for name, (parse, default) in settings.KNOWN.items()]
 
 
 def _written(db):
