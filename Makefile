@@ -50,7 +50,7 @@ $(LOCAL)/packages: pyproject.toml client/pyproject.toml $(LOCAL)/debian
 	@test -x $(VENV)/bin/python || $(SYSTEM_PYTHON) -m venv $(VENV)
 	@echo 'installing the Python packages into .local/venv (about a minute)'
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[tensorflow,demo,test,search]' \
-	  --editable './client[plot,images,tensorboard,dashboard]'
+	  --editable './client[plot,images,parquet,tensorboard,dashboard]'
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[jax]' || \
 	  echo 'JAX cannot be installed here: the tests of Keras on JAX will be skipped, by name'
 	@touch $@

@@ -90,8 +90,7 @@ class Calls:
         try:
             with _Bar(progress) as bar:
                 while not work.ended.wait(LOOK_SECONDS if bar.run_id is None else watcher.rest):
-                    if progress:
-                        bar.show(watcher, call)
+                    bar.show(watcher, call)
                 work.result()
                 # (the second time by a new connection, where it was lost)
                 run_id = bar.run_id or watcher.run_of(call) or watcher.run_of(call)
@@ -100,7 +99,9 @@ class Calls:
         except KeyboardInterrupt:
             work.cancel()
             run_id = watcher.run_of(call)
-            if run_id is not None:
+            if work.ended.is_set() and work.error is None:
+                print("The call had ended already.")
+            elif run_id is not None:
                 print(f"Cancelled. Every unit that has ended is kept: mop_resume({run_id}), or the same call again, "
                       f"goes on with run {run_id}.")
             raise
@@ -154,6 +155,8 @@ class _Bar:
 
     def show(self, watcher, call):
         """Look at the run and draw it; what goes wrong with looking is no error of the call."""
+        if not self.wanted:
+            return
         now = None
         with contextlib.suppress(ServerError):
             if self.run_id is None:

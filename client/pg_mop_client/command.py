@@ -5,6 +5,7 @@ import importlib.metadata
 import sys
 import time
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -15,9 +16,11 @@ from pg_mop_client.errors import ClientError, needed
 from pg_mop_client.selection import Selection
 from pg_mop_client.watching import Watcher, duration, printable
 
-COLUMNS = ("run_id", "status", "function", "model_output_table", "configurations", "num_iterations", "started_at",
-           "finished_at")
-JOB_COLUMNS = ("job", "status", "runs", "submitted_at", "finished_at", "command", "said")
+MOST_WIDE, MOST_WIDE_COLUMN = 10_000, 60  # characters: of what goes into a file; of a column in a terminal
+# what a list shows: the first of them in a narrow window, too
+COLUMNS = ("run_id", "status", "model_output_table", "configurations", "started_at", "finished_at", "function",
+           "num_iterations")
+JOB_COLUMNS = ("job", "status", "submitted_at", "said", "command", "runs", "finished_at")
 
 
 def main(arguments=None):
@@ -101,12 +104,29 @@ def _jobs(given):
 
 
 def _list(found, columns, otherwise):
-    """A table of some columns of a DataFrame."""
-    table = Table(*(name.replace("_", " ") for name in columns), box=None, header_style="bold")
-    for row in found.itertuples():
-        table.add_row(*(Text("" if value is None or value != value else value.strftime("%Y-%m-%d %H:%M:%S") if hasattr(
-            value, "strftime") else printable(value)) for value in (getattr(row, name) for name in columns)))
-    Console().print(table if len(found) else otherwise)
+    """A table of some columns of a DataFrame: in a terminal as many of them as it is wide, from the first on."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=MOST_WIDE)
+    if not len(found):
+        console.print(otherwise)
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    shown, width = [], 0
+    for name in columns:
+        cells = ["" if value is None or value != value else value.strftime("%Y-%m-%d %H:%M:%S")
+                 if hasattr(value, "strftime") else printable(value).replace("\n", " ") for value in found[name]]
+        width += 2 + min(MOST_WIDE_COLUMN, max(map(cell_len, [name, *cells])))
+        if width - 2 > console.width and shown:
+            break
+        table.add_column(name.replace("_", " "), no_wrap=True,
+                         max_width=MOST_WIDE_COLUMN if console.is_terminal else None)
+        shown.append(cells)
+    for row in zip(*shown):
+        table.add_row(*map(Text, row))
+    console.print(table)
+    if left := columns[len(shown):]:
+        console.print(Text(f"in a wider window also: {', '.join(left).replace('_', ' ')}", style="dim"))
 
 
 def _report(given):

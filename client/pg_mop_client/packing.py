@@ -145,6 +145,7 @@ class _Rows:
         self.count, self.error = 0, None
         self.has_arrays = len(columns) == 1 and _has_arrays(first[columns[0]])
         self.dimensions = self._array(_sample(first[columns[0]]), "its first rows").ndim if self.has_arrays else 1
+        self.has_vectors = label is not None and _has_arrays(first[label])
         self.buffer = self._lines(first)
 
     def read(self, size):
@@ -165,6 +166,10 @@ class _Rows:
             self._arrays(chunk[self.columns[0]]) if self.has_arrays else self._numbers(chunk))]
         ids = range(self.count, self.count + len(chunk))
         self.count += len(chunk)
+        if self.label is not None and chunk[self.label].notna().any() and (
+                _has_arrays(chunk[self.label]) != self.has_vectors):
+            raise ClientError(f"column {self.label!r} has vectors in some rows, and in others none",
+                              hint=f"data.dropna(subset=[{self.label!r}])")
         ends = [""] * len(chunk) if self.label is None else [f"\t{_field(value)}" for value in chunk[self.label]]
         return io.StringIO("".join(f"{i}\t{array}{end}\n" for i, array, end in zip(ids, written, ends)), newline="")
 

@@ -11,7 +11,7 @@ import pandas
 from matplotlib import pyplot
 
 from pg_mop_client.errors import ClientError
-from pg_mop_client.reading import few
+from pg_mop_client.reading import ARRAYS, few
 from pg_mop_client.watching import printable
 
 TOP = 8  # configurations with a colour of their own
@@ -167,7 +167,9 @@ def confusion(actual, predicted, title="", ax=None):
 
 
 def _class(value):
-    """A class as the server writes it."""
+    """A class as the server writes it; of a vector the place of its greatest element, as is predicted for these."""
+    if isinstance(value, ARRAYS):
+        value = int(numpy.argmax(value))
     if pandas.isna(value):
         return "NULL"
     if isinstance(value, (bool, numpy.bool_)):

@@ -5,6 +5,7 @@ import io
 
 PER_PAGE = 50
 MOST_DRAWN = 500  # configurations that the pictures have
+MOST_WORDS = 200  # values of a parameter that are listed
 STATES = ("finished", "running", "waiting", "stopped", "failed", "cancelled")
 
 
@@ -21,14 +22,16 @@ def columns(data):
 
 
 def choices(data):
-    """What may be filtered by: {parameter: {'low', 'high'}} of numbers, {parameter: {'words'}} of others."""
+    """What may be filtered by: {parameter: {'low', 'high'}} of numbers, {parameter: {'words', 'count'}} of others, of
+    whose `count` different values the first are listed."""
     found = {}
     for name in data["varied"]:
         values = [v for c in data["configurations"] if (v := c["parameters"].get(name)) is not None]
         if values and all(_is_number(v) for v in values):
             found[name] = {"low": min(values), "high": max(values)}
         else:
-            found[name] = {"words": sorted({str(v) for v in values})[:200]}
+            words = sorted({str(v) for v in values})
+            found[name] = {"words": words[:MOST_WORDS], "count": len(words)}
     return found
 
 

@@ -155,7 +155,7 @@ def test_ctrl_c_cancels_a_call_and_its_run_can_be_resumed(db, s, example, capsys
     thread.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            s.fit_multiple(example["train"], "interrupted", "long", 2)
+            s.fit_multiple(example["train"], "interrupted", "long", 20)
     finally:
         signal.signal(signal.SIGINT, before)
     thread.join()
@@ -308,6 +308,8 @@ def test_confusion_counts_what_was_predicted(run, example):
     assert numpy.trace(plots.confusion(numpy.float32([1, 2]), ["1", "2"]).images[0].get_array()) == 2
     with pytest.raises(ClientError, match="1000 different values: no classes"):
         plots.confusion(range(1000), range(1000))
+    vectors = [numpy.float32([0, 0.9, 0.1]), [1, 0, 0]]  # (as the server predicts for them: places)
+    assert numpy.trace(plots.confusion(vectors, ["1", "0"]).images[0].get_array()) == 2
     axes = plots.confusion([HOSTILE, "b", None], ["b", "b", HOSTILE])
     axes.figure.canvas.draw()
     assert "1 of 3 right" in axes.get_title(loc="left")

@@ -1,6 +1,7 @@
 """The command mop, as people call it, and watching while the connection is lost."""
 
 import io
+import re
 import threading
 import time
 
@@ -57,6 +58,13 @@ def test_runs_are_listed_as_psql_would_connect(db, run_id, capsys, monkeypatch):
     assert main(["-d", f"postgresql://postgres@{to.host}:{to.port}/{to.dbname}", "runs"]) == 0
     for shown in (environment, capsys.readouterr().out):
         assert "models" in shown and "finished" in shown and str(run_id) in shown
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["runs"]) == 0 and capsys.readouterr().out.splitlines()[0].endswith("num iterations")  # (into a file)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["runs", "-n", "1"]) == 0
+    head, row, *note = (re.sub(r"\x1b\[[\d;]*m", "", line).rstrip() for line in capsys.readouterr().out.splitlines())
+    assert head.startswith("run id  status ") and row.startswith(f"{run_id} ") and max(map(len, (head, row))) <= 80
+    assert note[0].startswith("in a wider window also: ")
 
 
 def test_jobs_are_listed_and_say_what_they_have_said(db, capsys, monkeypatch):

@@ -141,6 +141,13 @@ def test_classes_may_be_vectors_and_columns(db, s):
     assert db.value("SELECT y FROM one_hot WHERE id = 2") == [0.0, 0.0, 1.0, 0.0]
 
 
+def test_vectors_that_come_late_are_refused(s):
+    for first, last in (([None], [[0.0, 1.0]]), ([[0.0, 1.0]], ["word"])):
+        rows = pandas.DataFrame({"a": 1.0, "y": first * reading.CHUNK_ROWS + last})
+        with pytest.raises(ClientError, match="column 'y' has vectors in some rows, and in others none"):
+            s.pack(rows, "late_vectors", label="y")
+
+
 def test_arrays_of_all_kinds_are_packed_or_refused(db, s):
     def stored(values):
         frame = pandas.DataFrame({"v": pandas.Series(values, dtype=object), "label": [0, 1, 0]})

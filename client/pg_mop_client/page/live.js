@@ -250,7 +250,12 @@
         // (what is typed into stays as it is while the run goes on)
         fill("limits", Object.entries(view.choices).map(([name, of]) => [name, of.words || null]), () => Object.entries(view.choices).map(([name, of]) => {
             const set = el("fieldset", {}, el("legend", {}, name));
-            if (of.words) {
+            if (of.words && of.count > of.words.length) {  // (too many to list: any of them may be written)
+                const list = "words-" + name, input = el("input", { type: "search", list, "aria-label": name, placeholder: `one of ${of.count}` });
+                input.value = asked.get("is." + name) || "";
+                input.addEventListener("input", () => filter("is." + name, input.value));
+                set.append(input, el("datalist", { id: list }, ...of.words.map(w => el("option", { value: w }))));
+            } else if (of.words) {
                 const choose = el("select", { "aria-label": name }, el("option", { value: "" }, "all"), ...of.words.map(w => el("option", { value: w }, w)));
                 choose.value = asked.get("is." + name) || "";
                 choose.addEventListener("change", () => filter("is." + name, choose.value));
