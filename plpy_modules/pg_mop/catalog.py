@@ -17,11 +17,11 @@ import psycopg2
 import psycopg2.extensions
 import psycopg2.extras
 
-from pg_mop.database import KEEPALIVES, SESSION_OPTIONS, MopError, quote_identifier
+from pg_mop.database import KEEPALIVES, SESSION_OPTIONS, MopError, has_lost_segment, quote_identifier
 from pg_mop.plan.reuse import Known
 from pg_mop.schedule.board import Unit
 
-SEGMENT_LOST, SEGMENT_SECONDS = "58M01", 5  # SQLSTATE, and how long a segment of Greenplum is waited for
+SEGMENT_SECONDS = 5  # how long a segment of Greenplum is waited for
 
 
 def connect(way, name):
@@ -74,18 +74,20 @@ class Catalog:
     def _lasting(self, work, *args):
         """What `work(*args)` gives. Where the session turns out to have gone, a new one does it once more; where a
         segment of Greenplum has, it is soon back."""
-        until = time.monotonic() + SEGMENT_SECONDS
-        while not self.connection.closed:
+        until, again = time.monotonic() + SEGMENT_SECONDS, False
+        while True:
             try:
+                if self.connection.closed:
+                    self._connect()
                 return work(*args)
             except psycopg2.Error as error:
-                if self.connection.closed:
-                    break
-                if error.pgcode != SEGMENT_LOST or time.monotonic() > until:
+                if has_lost_segment(error) and time.monotonic() < until:
+                    self.connection.close()
+                    time.sleep(0.2)
+                elif again or not self.connection.closed:
                     raise
-                time.sleep(0.2)
-        self._connect()
-        return work(*args)
+                else:
+                    again = True
 
     def _run(self, sql, values=None):
         with self.connection.cursor() as cursor:

@@ -32,6 +32,16 @@ class MopError(Exception):
         self.message, self.detail, self.hint, self.sqlstate = message, detail, hint, sqlstate
 
 
+def has_lost_segment(error):
+    """True where an error of psycopg2's is that of a session whose segment of Greenplum has gone.
+
+    Such a session is not to be used again: the error may break out of PL/Python while it rolls back, which
+    leaves the Python of that process in ruins (its next call ended the coordinator, and so all sessions).
+    """
+    return error.pgcode == "58M01" or error.pgcode == "XX000" and bool(
+        re.search(r"DTX \w+ dispatch failed", str(error)))
+
+
 def quote_identifier(name):
     """`name` as a double-quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'

@@ -586,7 +586,8 @@ def test_a_segment_that_dies_ends_the_call_and_the_run_is_resumed(db, trained):
     """The caller's own transaction is lost with its process there."""
     other, run_id, pid = begin(trained, "struck")
     os.kill(greenplum.processes(db, pid)[0], signal.SIGKILL)
-    assert other.end().pgcode is not None
+    assert other.end().pgcode == "58M01" and "with it this call's transaction" in str(other.error)
+    assert other.client.value("SELECT count(*) FROM madlib.mop_functions()")  # (the Python of its process is whole)
     come_back(db, trained)
     ended_and_resumed(trained, run_id, "struck")
 

@@ -67,6 +67,11 @@ class Engine(ABC):
     def share(self, packed):
         """Keep writers from the segments of a packed table until the call ends, where the caller may."""
 
+    def writers(self, beside):
+        """The processes elsewhere in which the caller's transaction is, as a session beside it sees them: `beside(sql)`
+        gives rows."""
+        return frozenset()
+
     @abstractmethod
     def parts(self, raw):
         """The leaf partitions of a :class:`~pg_mop.inference.raw_table.RawTable`, as Segments."""

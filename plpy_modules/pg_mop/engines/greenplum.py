@@ -78,6 +78,7 @@ class Greenplum(PostgreSQL):
     def __init__(self, db, tables):
         """`tables`: PackedTables. Raises MopError where one is distributed otherwise than we need."""
         super().__init__(db)
+        self._session = int(db.value("SHOW gp_session_id"))
         for packed in tables:
             by = db.execute("SELECT a.attname FROM gp_distribution_policy p, unnest(p.distkey) AS k "
                             "JOIN pg_attribute a ON a.attnum = k AND a.attrelid = $1 WHERE p.localoid = $1",
@@ -111,6 +112,11 @@ class Greenplum(PostgreSQL):
             found.append(Segment(key, int(row["rows"]), int(row["bytes"]), db.value(sql), None, str(packed.table), sql,
                                  place=places[row["content"]]))
         return found
+
+    def writers(self, beside):
+        return frozenset((row["gp_segment_id"], row["pid"]) for row in beside(
+            f"SELECT DISTINCT gp_segment_id, pid FROM pg_locks WHERE mppsessionid = {self._session} AND mppiswriter "
+            f"AND gp_segment_id >= 0"))
 
     def parts(self, raw):
         raise NotImplementedError  # the caller's own session predicts

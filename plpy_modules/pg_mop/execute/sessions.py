@@ -9,7 +9,7 @@ import time
 import psycopg2
 import psycopg2.extensions
 
-from pg_mop.database import SESSION_OPTIONS, MopError, quote_identifier, quote_literal
+from pg_mop.database import SESSION_OPTIONS, MopError, has_lost_segment, quote_identifier, quote_literal
 from pg_mop.execute import libpq
 
 TICK_SECONDS = 0.1
@@ -92,7 +92,7 @@ class WorkerSession:
                 self.close()
                 raise SessionLost(*libpq.refusal(error)) from None
             # a server that ends the session says why (class 57P) before it hangs up
-            if self.connection.closed or (error.pgcode or "").startswith("57P"):
+            if self.connection.closed or (error.pgcode or "").startswith("57P") or has_lost_segment(error):
                 self.close()
                 raise SessionLost(str(error).strip()) from None
             raise
