@@ -123,7 +123,8 @@ class Database:
         """Let PostgreSQL see interrupts: a cancel is raised from here. A procedure holds nothing while it waits."""
         self.heed()
         # (a query's savepoint is made on Greenplum's segments, too: the error of one that is lost would go past Python)
-        if not self.has_segments or ctypes.c_bool.in_dll(ctypes.CDLL(None), "InterruptPending").value:
+        if not self.has_segments or any(ctypes.c_bool.in_dll(ctypes.CDLL(None), name).value for name in (
+                "QueryCancelPending", "ProcDiePending")):
             self.plpy.execute("SELECT 1")
         if self.commits:
             for work in self.while_waiting:
@@ -229,7 +230,8 @@ class Database:
     # --- names ---------------------------------------------------------------------------------
     @contextmanager
     def pinned_path(self):
-        """Pin search_path (and what else changes the meaning of our SQL) until the block ends."""
+        """Pin search_path (and what else changes the meaning of our SQL) until the block ends: by an error PostgreSQL
+        itself restores them."""
         self._before = before = self.plpy.execute("SELECT " + ", ".join(
             f"pg_catalog.current_setting('{name}') AS {name}" for name in ("search_path", *PINNED)))[0]
         self._caller_path = before["search_path"]
@@ -238,11 +240,8 @@ class Database:
             yield self
         finally:
             self._before = None
-            try:
-                self._set_path(self._caller_path)
-                self._set_local({name: before[name] for name in PINNED})
-            except self.plpy.SPIError:  # the transaction is being aborted: PostgreSQL restores it itself
-                pass
+        self._set_path(self._caller_path)
+        self._set_local({name: before[name] for name in PINNED})
 
     def _pin(self):
         self._pinned = True

@@ -111,7 +111,7 @@ class Training(Guests):
             self._reach_servers()
             self._check_visible(journal)
             self._check_copies()
-            self.writers = self.engine.writers(journal.execute)
+            self.engine.check_whole(journal.execute)
             journal.housekeeping(options["checkpoint_mb"] << 20)
             self.earlier = earlier = self.earlier or self._unfinished(journal, output_name, arguments)
             if earlier is not None:
@@ -162,7 +162,7 @@ class Training(Guests):
                                     earlier.attempts if resumes else {}, self.wanted, self.take_back, self._away())
                 self.executor = executor
                 executor.go()
-                self._check_whole(journal)
+                self.engine.check_whole(journal.execute)
                 self.gather()
                 self._drop_guests()
                 sessions.keep(options["session_idle_timeout"])
@@ -354,14 +354,6 @@ class Training(Guests):
             journal.close_run(self.run_id, *_outcome(error))
         except (MopError, psycopg2.Error) as trouble:  # the first error is the one to report
             self.db.plpy.log(f"pg_mop: run {self.run_id} could not be closed: {trouble}")
-
-    def _check_whole(self, journal):
-        """The caller's transaction must still be there, on all segments of Greenplum. (Its next statement would say so
-        as well, but from under PL/Python, whose `finally` and `except` it would pass by.) Raises MopError."""
-        if self.writers - self.engine.writers(journal.execute):
-            raise MopError("a segment of the cluster has gone, and with it this call's transaction",
-                           detail=f"What run {self.run_id} has trained is kept.", sqlstate="58M01",
-                           hint=f"SELECT {self.db.extension}.mop_resume({self.run_id});")
 
     def _check_visible(self, journal):
         """Other sessions must see the sources' very rows."""

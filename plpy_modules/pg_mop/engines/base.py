@@ -67,10 +67,10 @@ class Engine(ABC):
     def share(self, packed):
         """Keep writers from the segments of a packed table until the call ends, where the caller may."""
 
-    def writers(self, beside):
-        """The processes elsewhere in which the caller's transaction is, as a session beside it sees them: `beside(sql)`
-        gives rows."""
-        return frozenset()
+    def check_whole(self, beside):
+        """The caller's transaction must be all there still, wherever parts of it are: `beside(sql)` gives the rows of a
+        query in another session. Raises MopError."""
+        return  # (here it is one session of one server, which ends as a whole)
 
     @abstractmethod
     def parts(self, raw):

@@ -79,6 +79,7 @@ class Greenplum(PostgreSQL):
         """`tables`: PackedTables. Raises MopError where one is distributed otherwise than we need."""
         super().__init__(db)
         self._session = int(db.value("SHOW gp_session_id"))
+        self._parts = frozenset()  # processes on segments, each with a part of the caller's transaction
         for packed in tables:
             by = db.execute("SELECT a.attname FROM gp_distribution_policy p, unnest(p.distkey) AS k "
                             "JOIN pg_attribute a ON a.attnum = k AND a.attrelid = $1 WHERE p.localoid = $1",
@@ -113,10 +114,17 @@ class Greenplum(PostgreSQL):
                                  place=places[row["content"]]))
         return found
 
-    def writers(self, beside):
-        return frozenset((row["gp_segment_id"], row["pid"]) for row in beside(
+    def check_whole(self, beside):
+        """(The caller's own next statement would say so as well, but from under PL/Python, whose `except` and
+        `finally` it would pass by.)"""
+        there = {(row["gp_segment_id"], row["pid"]) for row in beside(
             f"SELECT DISTINCT gp_segment_id, pid FROM pg_locks WHERE mppsessionid = {self._session} AND mppiswriter "
-            f"AND gp_segment_id >= 0"))
+            f"AND gp_segment_id >= 0")}
+        if not there >= self._parts:
+            raise MopError("a segment of the cluster has gone, and with it this call's transaction",
+                           detail="What has been trained is kept.", sqlstate="58M01",
+                           hint="The same call again goes on with the run, and so does mop_resume.")
+        self._parts = there
 
     def parts(self, raw):
         raise NotImplementedError  # the caller's own session predicts

@@ -631,6 +631,8 @@ class Executor:
                 raise MopError(f"a worker session failed: {message}",
                                detail=getattr(error.diag, "message_detail", None),
                                hint=getattr(error.diag, "message_hint", None), sqlstate=code or "XX000")
+        if isinstance(error, SessionLost):
+            self.orders.engine.check_whole(self.catalog.execute)
         return ended
 
     def _fence(self, unit, row, name, message):
