@@ -8,6 +8,7 @@ import time
 from pg_mop_client.errors import ClientError, needed
 
 MOST_METRICS = 1000  # that MLflow takes at once
+OF_MLFLOW = {"failed": "FAILED", "cancelled": "KILLED"}  # states that MLflow tells from FINISHED
 
 
 def to_optuna(run, storage=None, study_name=None):
@@ -64,9 +65,11 @@ def log_to_mlflow(run, experiment=None, models=1):
     """Log a run to MLflow, where its own settings say (MLFLOW_TRACKING_URI): a parent run, and a nested run for each
     configuration, with parameters, metrics by step, and the .keras files of the `models` best as artifacts.
 
-    Returns the parent's id. Raises ClientError without MLflow.
+    Returns the parent's id. Raises ClientError without MLflow, and within a run of MLflow's.
     """
     mlflow = needed("mlflow", "mlflow")
+    if mlflow.active_run() is not None:
+        raise ClientError("another run of MLflow is open", hint="mlflow.end_run()")
     data, values, artifacts = run.data, _values(run), {}
     with tempfile.TemporaryDirectory() as directory:
         page = os.path.join(directory, "report.html")
@@ -76,13 +79,16 @@ def log_to_mlflow(run, experiment=None, models=1):
                 artifacts[c["mst_key"]] = path = os.path.join(directory, f"model_{c['mst_key']}.keras")
                 with open(path, "wb") as file:
                     file.write(run.export(c["mst_key"]))
-        mlflow.set_experiment(experiment or "pg_mop")
-        with mlflow.start_run(run_name=f"run {run.run_id}: {run.models}") as parent:
+        client, name = mlflow.MlflowClient(), experiment or "pg_mop"
+        there = client.get_experiment_by_name(name)
+        where = there.experiment_id if there else client.create_experiment(name)
+        with mlflow.start_run(run_name=f"run {run.run_id}: {run.models}", experiment_id=where) as parent:
             own = {name: data["run"][name] for name in ("function", "seed", "scheduler", "source_table")}
             mlflow.log_params(_parameters({"run_id": run.run_id, **own, **data["fixed"]}))
             mlflow.log_artifact(page)
             for c in data["configurations"]:
-                with mlflow.start_run(run_name=f"configuration {c['mst_key']}", nested=True) as nested:
+                with mlflow.start_run(run_name=f"configuration {c['mst_key']}", nested=True,
+                                      experiment_id=where) as nested:
                     mlflow.log_params(_parameters(c["parameters"]))
                     mlflow.set_tags({"status": c["status"], "mst_key": c["mst_key"], **(
                         {"reason": _short(c["reason"])} if c["reason"] else {})})
@@ -91,9 +97,11 @@ def log_to_mlflow(run, experiment=None, models=1):
                                for name, by_iteration in values.get(c["mst_key"], {}).items()
                                for step, value in by_iteration.items()]
                     for at in range(0, len(metrics), MOST_METRICS):
-                        mlflow.MlflowClient().log_batch(nested.info.run_id, metrics[at:at + MOST_METRICS])
+                        client.log_batch(nested.info.run_id, metrics[at:at + MOST_METRICS])
                     if c["mst_key"] in artifacts:
                         mlflow.log_artifact(artifacts[c["mst_key"]])
+                client.set_terminated(nested.info.run_id, OF_MLFLOW.get(c["status"], "FINISHED"))
+        client.set_terminated(parent.info.run_id, OF_MLFLOW.get(data["run"]["status"], "FINISHED"))
     return parent.info.run_id
 
 

@@ -2,10 +2,14 @@
 
 import contextlib
 import threading
+import warnings
 
 from sqlalchemy import text
 from sqlalchemy.exc import PendingRollbackError, ResourceClosedError
-from tqdm.auto import tqdm
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # (a notebook without ipywidgets has a bar of text, which is no problem)
+    from tqdm.auto import tqdm
 
 from pg_mop_client.database import plain, quote, told
 from pg_mop_client.errors import LostError, ServerError
@@ -60,6 +64,21 @@ class Calls:
         if settings:  # (what is wrong is said now, not by a call that has come far)
             self._connection.execute(text(f"SELECT count(*) FROM {plain(quote(self.schema))}.mop_settings()"))
 
+    @contextlib.contextmanager
+    def transaction(self):
+        """What is done within is there at the end, or by an error not at all. Gives the connection."""
+        connection = self.connection()
+        with told():
+            connection.execute(text("BEGIN"))
+        try:
+            yield connection
+        except BaseException:
+            with contextlib.suppress(ServerError), told():  # (where the connection is lost, so is all of it)
+                connection.execute(text("ROLLBACK"))
+            raise
+        with told():
+            connection.execute(text("COMMIT"))
+
     def close(self):
         """End the session, and with it its worker sessions."""
         if self._connection is not None:
@@ -91,7 +110,10 @@ class Calls:
             with _Bar(progress) as bar:
                 while not work.ended.wait(LOOK_SECONDS if bar.run_id is None else watcher.rest):
                     bar.show(watcher, call)
-                work.result()
+                try:
+                    work.result()
+                except LostError as error:
+                    raise self._lost(error, bar.run_id or watcher.run_of(call) or watcher.run_of(call)) from None
                 # (the second time by a new connection, where it was lost)
                 run_id = bar.run_id or watcher.run_of(call) or watcher.run_of(call)
                 bar.show(watcher, call)
@@ -107,6 +129,15 @@ class Calls:
             raise
         finally:
             watcher.close()
+
+
+    @staticmethod
+    def _lost(error, run_id):
+        """The error of a call whose connection was lost, with what there is to do."""
+        if run_id is not None:
+            error.hint = f"run({run_id}).info.status tells of the run, and mop_resume({run_id}) goes on with it."
+            error.args = (f"{error.message}\nHINT: {error.hint}",)
+        return error
 
 
 class _Work:
@@ -163,10 +194,14 @@ class _Bar:
                 self.run_id = watcher.run_of(call)
             now = watcher.look(self.run_id) if self.run_id is not None else None
         if now is None:
+            if self.bar is not None and not watcher.is_connected:
+                self.bar.set_postfix_str("the connection that looks is lost: trying again")
             return
         if self.bar is None:
             self.bar = tqdm(total=now.units_total, unit="unit", desc=f"run {self.run_id}",
                             bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]")
+        if self.bar.total != now.units_total and hasattr(self.bar, "container"):  # (a search's grows, the widget's not)
+            self.bar.container.children[1].max = now.units_total
         self.bar.total, self.bar.n = now.units_total, now.units_done
         self.bar.set_postfix_str(now.told)
 

@@ -1,7 +1,8 @@
-"""The command `mop`: runs, watch, report, dashboard, tensorboard."""
+"""The command `mop`: runs, jobs, watch, report, dashboard, tensorboard."""
 
 import argparse
 import importlib.metadata
+import io
 import sys
 import time
 
@@ -26,6 +27,9 @@ JOB_COLUMNS = ("job", "status", "submitted_at", "said", "command", "runs", "fini
 def main(arguments=None):
     """Carry out a command line; its exit status."""
     given = _parser().parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):  # (a locale may not have what names are written in)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         return given.work(given) or 0
     except (ClientError, OSError) as error:
@@ -172,6 +176,7 @@ def watch(watcher, run_id, console):
                           hint="mop runs")
     try:
         with Live(_screen(look, watcher, console), console=console, auto_refresh=False) as live:
+            told = None
             while look.run.status == "running":
                 time.sleep(watcher.rest)
                 was_connected = watcher.is_connected
@@ -183,6 +188,8 @@ def watch(watcher, run_id, console):
                                   "the connection is lost: trying again; the run does not depend on it")
                 look = now or look
                 live.update(_screen(look, watcher, console), refresh=True)
+                if not console.is_terminal and told != (told := look.units_done):  # a file has lines instead
+                    console.print(f"{look.units_done} of {look.units_total} units, {look.told}")
     finally:
         watcher.close()
     if look.run.error:

@@ -113,6 +113,7 @@ class Dashboard:
         configurations that the filter lets through, and that were trained to the end."""
         run, (_, _, data) = self._run(request), self.snapshots.run(request.path_params["run"])
         optuna = needed("optuna", "optuna")
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         keys = {c["mst_key"] for c in self._chosen(data, request)}
         whole = run.to_optuna()
         study = optuna.create_study(direction=whole.direction)
@@ -146,7 +147,9 @@ class Dashboard:
     def _chosen(data, request):
         """The configurations that the request's filter lets through, in its order. Raises ClientError."""
         asked = request.query_params
-        states = [state for state in asked.getlist("state") if state in viewing.STATES]
+        states = asked.getlist("state")
+        if unknown := set(states) - set(viewing.STATES):
+            raise ClientError(f"there is no state {min(unknown)!r}", hint=f"There are {', '.join(viewing.STATES)}.")
         given = {kind: {name[len(kind) + 1:]: value for name, value in asked.items()
                         if name.startswith(f"{kind}.") and value} for kind in ("low", "high", "is")}
         for kind in ("low", "high"):
@@ -224,11 +227,15 @@ class Dashboard:
 
 
 def serve(engine, schema, port=0, browser=True, say=print):
-    """Serve the page until it is interrupted. `port` 0: one that is free. Raises OSError where a port is taken."""
+    """Serve the page until it is interrupted. `port` 0: one that is free. Raises ClientError where it is taken."""
     token = secrets.token_urlsafe(32)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as own:
         own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        own.bind(("127.0.0.1", port))
+        try:
+            own.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ClientError(f"port {port} of 127.0.0.1 cannot be had: {error.strerror}",
+                              hint="Without --port one is taken that is free.") from None
         own.listen()  # who has the address may call at once
         port = own.getsockname()[1]
         app = Dashboard(engine, schema).app(port, token)

@@ -60,7 +60,10 @@ def find_extension(connection, schema=None):
     """The schema that holds pg_mop. Raises ClientError: it is not there, or not in `schema`, or too old."""
     found = connection.execute(text(
         "SELECT n.nspname, e.extversion, current_database() AS database, current_user AS role, "
-        "has_schema_privilege(n.oid, 'USAGE') AS usable FROM (SELECT 1) AS one "
+        "has_schema_privilege(n.oid, 'USAGE') AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_proc p WHERE p.pronamespace "
+        "= n.oid AND p.proname = 'mop_functions' AND NOT has_function_privilege(p.oid, 'EXECUTE')) AS usable, "
+        "(SELECT pg_has_role(o.oid, 'MEMBER') FROM pg_roles o WHERE o.rolname = 'mop_user') AS member "
+        "FROM (SELECT 1) AS one "
         "LEFT JOIN pg_catalog.pg_extension e ON e.extname = 'pg_mop' "
         "LEFT JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace")).one()
     if found.nspname is None:
@@ -70,7 +73,9 @@ def find_extension(connection, schema=None):
         raise ClientError(f'pg_mop is in schema "{found.nspname}", not in "{schema}"',
                           hint=f"schema={found.nspname!r}, or none at all: it is found.")
     if not found.usable:
-        raise ClientError(f'role "{found.role}" may not use pg_mop', hint=f"GRANT mop_user TO {quote(found.role)};")
+        raise ClientError(f'role "{found.role}" may not use pg_mop', hint=f"GRANT mop_user TO {quote(found.role)};"
+                          if not found.member else f"It is a member of mop_user, and does not inherit its rights: "
+                                                   f"ALTER ROLE {quote(found.role)} INHERIT;")
     version = tuple(map(int, found.extversion.split(".")[:2]))
     if version < OLDEST:
         raise ClientError(f"the server has pg_mop {found.extversion}, and this client needs "

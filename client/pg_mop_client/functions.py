@@ -41,15 +41,21 @@ def _method(schema, told, forms, call):
         kinds(name, kinds.POSITIONAL_OR_KEYWORD, default=kinds.empty if i < required else None)
         for i, name in enumerate(longest.arguments)])
 
+    def bind(*args, **named):
+        try:
+            return signature.bind(*args, **named).arguments
+        except TypeError as error:
+            raise TypeError(f"{told.name}() {error}") from None
+
     def method(*args, **named):
         if named.keys() - set(longest.arguments):
             form = next((f for f in forms if named.keys() <= set(f.arguments)), longest)
             bound = dict(zip(form.arguments, args))
             if named.keys() - set(form.arguments) or bound.keys() & named.keys() or len(args) > len(form.arguments):
-                signature.bind(*args, **named)  # raises the TypeError that says what is wrong
+                bind(*args, **named)  # raises the TypeError that says what is wrong
             given = {**bound, **named}
         else:
-            form, given = longest, signature.bind(*args, **named).arguments
+            form, given = longest, bind(*args, **named)
         types = dict(zip(form.arguments, form.types))
         values = {name: adapt(value, types[name]) for name, value in given.items()}
         listed = ", ".join(f"{quote(name)} => :{name}" for name in values)
@@ -58,7 +64,7 @@ def _method(schema, told, forms, call):
 
     method.__name__ = method.__qualname__ = told.name
     method.__doc__ = f"{told.about}\n\n{told.usage}"
-    method.__signature__ = signature
+    method.__signature__, method.bind = signature, bind
     return method
 
 

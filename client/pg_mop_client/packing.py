@@ -7,6 +7,7 @@ import warnings
 
 import numpy
 import pandas
+import psycopg2
 from sqlalchemy import text
 
 from pg_mop_client import reading
@@ -20,14 +21,14 @@ NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal", "boolean")
 
 @told()
 def copy(connection, data, table, label=None, features=None, temporary=False, **pictures):
-    """Write `data` to a new table (id bigint, the features as one array column, the label); returns the names of the
-    label's and the features' columns there, and those of the data that became features.
+    """Write `data` to a new table (id bigint, the features as one array column, the label), within the caller's
+    transaction; returns the names of the label's and the features' columns there, and those of the data that became
+    features.
 
     `data`: a DataFrame, a pair of arrays (x, y), the path of a .csv, .parquet or .npz file (with x and y), or that of a
     folder of pictures, of which `pictures` says more (images.chunks). `label`: its column (None: there is none, as of
-    rows to predict for). `features`: columns of numbers, or the one column that
-    has arrays; None: all columns of numbers but the label, with a warning of those that are left out. Raises
-    ClientError.
+    rows to predict for). `features`: columns of numbers, or the one column that has arrays; None: all columns of
+    numbers but the label, with a warning of those that are left out. Raises ClientError.
     """
     label = None if label is None else str(label)
     chunks = reading.chunks(data, label, **pictures)
@@ -36,11 +37,12 @@ def copy(connection, data, table, label=None, features=None, temporary=False, **
         raise ClientError("there are no rows to pack")
     if label is None and isinstance(data, tuple):
         label = "y"
-    columns, array = _features(first, label, features)
     if label is not None and label not in first.columns:
         raise ClientError(f"there is no column {label!r} for the label", hint=f"There are {few(first.columns)}.")
-    if label in ("id", array):
-        raise ClientError(f"the label's column must not be called {label!r}", hint="data.rename(columns={...})")
+    columns, array = _features(first, label, features)
+    if "id" in (label, array) or label == array:
+        raise ClientError(f"the column must not be called {'id' if 'id' in (label, array) else label!r}",
+                          hint="data.rename(columns={...})")
     sql = quote(table) if temporary else quote_table(table)
     rows = _Rows(first, chunks, columns, label)
     label_sql = f", {quote(label)} {_type(first[label])}" if label is not None else ""
@@ -49,8 +51,9 @@ def copy(connection, data, table, label=None, features=None, temporary=False, **
     try:
         with connection.connection.dbapi_connection.cursor() as cursor:
             cursor.copy_expert(f"COPY {sql} FROM STDIN", rows, 1 << 16)
-    except BaseException as error:
-        connection.execute(text(plain(f"DROP TABLE {sql}")))
+    except psycopg2.Error as error:
+        if rows.error is None and "KeyboardInterrupt" in str(error):  # it came outside of what COPY reads
+            raise KeyboardInterrupt from None
         raise rows.error or error from None  # (what COPY says of an error in what it reads is long and dark)
     return label, array, columns
 
@@ -92,6 +95,9 @@ def _features(first, label, features):
         if odd:
             warnings.warn(f"features, for they have numbers: {few(odd)}; features=[...] leaves them out", stacklevel=4)
     features = list(map(str, [features] if isinstance(features, (str, int)) else features))
+    if label in features or len(set(features)) < len(features):
+        twice = label if label in features else next(name for name in features if features.count(name) > 1)
+        raise ClientError(f"column {twice!r} is named twice", hint="A column is a feature, or the label.")
     missing = [name for name in features if name not in first.columns]
     if missing or not features:
         raise ClientError(f"there is no column {missing[0]!r}" if missing else "there are no columns of numbers",
@@ -218,6 +224,8 @@ def _field(value):
         return str(numpy.asarray(value, "float64").tolist()).replace("[", "{").replace("]", "}")
     if pandas.isna(value):
         return "\\N"
+    if isinstance(value, bytes):
+        raise ClientError(f"a class is bytes, {value[:20]!r}", hint="data[label].str.decode('utf-8')")
     value = str(value)
     for character, code in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
         value = value.replace(character, code)

@@ -117,21 +117,24 @@ def sessions(data, mst_keys=None, ax=None):
 
 
 def stages(data, ax=None):
-    """The tree of stages: thick lines are shared."""
+    """The tree of stages: thick lines are shared, grey ones are of configurations that failed."""
     if not data["stages"]:
         raise ClientError(f"run {data['run']['run_id']} has no stages yet")
     ax = ax or _axes(height=1.5 + 0.16 * len(data["stages"]))
     leaves = {n["parent"] for n in data["stages"]}
+    failed = {c["mst_key"] for c in data["configurations"] if c["status"] == "failed"}
     for at, node in enumerate(data["stages"]):
         xs, ys = [node["first"] - 1, node["last"]], [node["y"], node["y"]]
         if node["parent"] is not None:
             parent = data["stages"][node["parent"]]
             xs, ys = [parent["last"], *xs], [parent["y"], *ys]
-        ax.plot(xs, ys, color=TRAIN, linewidth=min(6, len(node["keys"])), solid_capstyle="round")
+        ax.plot(xs, ys, color=GREY if failed.issuperset(node["keys"]) else TRAIN,
+                linewidth=min(6, len(node["keys"])), solid_capstyle="round")
         if at not in leaves and len(data["stages"]) <= 60:
             ax.text(node["last"], node["y"], " " + ", ".join(map(str, node["keys"][:3])), fontsize="x-small",
                     va="center")
     ax.set_yticks([])
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.invert_yaxis()
     _label(ax, "iteration", "", _title(data, "stages"))
     return ax

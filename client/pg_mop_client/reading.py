@@ -6,6 +6,7 @@ import pathlib
 import re
 import warnings
 import zipfile
+import zlib
 
 import numpy
 import pandas
@@ -15,12 +16,24 @@ from pg_mop_client.errors import ClientError, needed
 
 CHUNK_ROWS = 10_000
 ARRAYS = (list, tuple, numpy.ndarray)
+PATHS = (str, os.PathLike)
 OF_OBJECTS = {"integer": "Int64", "boolean": "boolean"}  # what is in a column of Python's objects -> its type
 
 
 def is_folder(data):
     """True where data are the path of a folder."""
-    return isinstance(data, (str, os.PathLike)) and pathlib.Path(data).is_dir()
+    return isinstance(data, PATHS) and pathlib.Path(data).is_dir()
+
+
+def _is_pair(data):
+    return isinstance(data, tuple) and len(data) == 2
+
+
+def label_of(data):
+    """The name of the label where the data have one of their own, as pictures in folders and pairs of arrays have."""
+    if is_folder(data):
+        return "label"
+    return "y" if _is_pair(data) or isinstance(data, PATHS) and str(data).lower().endswith(".npz") else None
 
 
 def few(names):
@@ -37,6 +50,12 @@ def named(frame):
     return frame
 
 
+def whole(data, **pictures):
+    """The data as one DataFrame. Raises ClientError."""
+    found = pandas.concat(chunks(data, **pictures)) if not isinstance(data, pandas.DataFrame) or pictures else data
+    return named(found)
+
+
 def chunks(data, label=None, **pictures):
     """The data, as packing.copy takes them, as DataFrames of some rows each; `label`: the column of the classes, if
     there is one. Raises ClientError."""
@@ -49,8 +68,10 @@ def chunks(data, label=None, **pictures):
         if label in data.columns:
             data = data.assign(**{label: data[label].astype(kind(data[label]))})
         return (data.iloc[at:at + CHUNK_ROWS] for at in range(0, len(data), CHUNK_ROWS))
-    if isinstance(data, tuple) and len(data) == 2:
+    if _is_pair(data):
         return _arrays(*data)
+    if not isinstance(data, PATHS):
+        raise ClientError(f"rows are a DataFrame, a pair of arrays (x, y) or a path, and not {type(data).__name__}")
     path = pathlib.Path(data).expanduser()
     if not path.is_file():
         raise ClientError(f"there is no file {str(path)!r}", hint=f"The current directory is {os.getcwd()!r}.")
@@ -67,6 +88,14 @@ def chunks(data, label=None, **pictures):
 def kind(values):
     """The type of a column of classes, given all of them: for whole numbers Int32 or Int64, the least that has all.
     Raises ClientError where a number and a word would be one class."""
+    try:
+        return _kind(values)
+    except OverflowError:
+        raise ClientError("the column of classes has whole numbers of more than 64 bits",
+                          hint="data[label].astype(str)") from None
+
+
+def _kind(values):
     of = pandas.api.types
     if values.dtype == object:
         inferred = of.infer_dtype(values, skipna=True)
@@ -86,6 +115,9 @@ def kind(values):
 
 
 def _arrays(x, y):
+    for name, given in (("x", x), ("y", y)):
+        if numpy.ndim(given) == 0:
+            raise ClientError(f"{name} is no array of rows")
     if len(x) != len(y):
         raise ClientError(f"x has {len(x)} rows and y {len(y)}")
     y = numpy.asarray(y)
@@ -105,7 +137,10 @@ def _read(path, read, *given, **more):
         with warnings.catch_warnings():
             warnings.simplefilter("error", pandas.errors.ParserWarning)
             return read(*given, **more)
-    except (ValueError, OSError, zipfile.BadZipFile, pandas.errors.ParserWarning) as error:
+    except UnicodeDecodeError as error:
+        raise ClientError(f"{str(path)!r} is not UTF-8: {error}",
+                          hint="pack(pandas.read_csv(path, encoding='latin-1'), ...), or whichever it is") from None
+    except (ValueError, OSError, EOFError, zlib.error, zipfile.BadZipFile, pandas.errors.ParserWarning) as error:
         raise ClientError(f"{str(path)!r} cannot be read: {' '.join(str(error).split())}") from None
 
 
@@ -121,19 +156,23 @@ def _csv(path, label):
     """The classes are read before all else: what a file has in its first rows alone need not be all. A class is as it
     is written: only an empty field is NULL, and 01 is not 1."""
     given, at, classes = {"index_col": False}, 0, None
-    if label in _read(path, pandas.read_csv, path, nrows=0, **given).columns:
+    names = _read(path, pandas.read_csv, path, nrows=0, **given).columns
+    if len(names) == 1 and (separator := re.search("[;\t|]", names[0])):
+        raise ClientError(f"{str(path)!r} has one column, {names[0][:80]!r}",
+                          hint=f"pack(pandas.read_csv(path, sep={separator[0]!r}), ...)")
+    if label in names:
         classes = _read(path, pandas.read_csv, path, usecols=[label], dtype=str, keep_default_na=False,
                         na_values=[""], **given)[label]
         classes = classes.astype(object).where(classes.notna(), None)
         if not any(re.match(r"[+-]?0\d", word) for word in classes.dropna().unique()):
             classes = _numbers(classes)
         classes = classes.astype(kind(classes))
-    chunks = _read(path, pandas.read_csv, path, chunksize=CHUNK_ROWS, **given)
-    while (chunk := _read(path, next, chunks, None)) is not None:
-        if classes is not None:
-            chunk[label] = classes.iloc[at:at + len(chunk)].set_axis(chunk.index)
-        at += len(chunk)
-        yield named(chunk)
+    with _read(path, pandas.read_csv, path, chunksize=CHUNK_ROWS, **given) as chunks:
+        while (chunk := _read(path, next, chunks, None)) is not None:
+            if classes is not None:
+                chunk[label] = classes.iloc[at:at + len(chunk)].set_axis(chunk.index)
+            at += len(chunk)
+            yield named(chunk)
 
 
 def _numbers(words):
@@ -146,7 +185,11 @@ def _numbers(words):
     except (TypeError, ValueError):
         return words
     whole = words.isna().any() and not words.dropna().str.contains(r"[.eE]|inf|nan", case=False).any()
-    return numbers.astype("Int64") if whole else numbers
+    try:
+        return pandas.Series([int(w) if isinstance(w, str) else None for w in words], words.index, "Int64") if whole \
+            else numbers
+    except OverflowError:  # of more than 64 bits
+        return words
 
 
 def _parquet(path, label):
@@ -159,5 +202,7 @@ def _parquet(path, label):
     types = {}
     if label in file.schema_arrow.names:
         types[label] = kind(_read(path, file.read, [label]).to_pandas(types_mapper=whole.get)[label])
-    return (named(batch.to_pandas(types_mapper=whole.get)).astype(types)
-            for batch in file.iter_batches(CHUNK_ROWS) if batch.num_rows)
+    batches = file.iter_batches(CHUNK_ROWS)
+    while (batch := _read(path, next, batches, None)) is not None:
+        if batch.num_rows:
+            yield named(batch.to_pandas(types_mapper=whole.get)).astype(types)

@@ -5,6 +5,7 @@ import html
 import json
 import operator
 import os
+import re
 import tempfile
 import uuid
 
@@ -12,11 +13,12 @@ import pandas
 import sqlalchemy
 from sqlalchemy import text
 
-from pg_mop_client import images, packing, reading
+from pg_mop_client import packing, reading
 from pg_mop_client.database import connected, exists, frame, plain, quote, quote_table, suffixed, told
 from pg_mop_client.errors import ClientError, needed
 from pg_mop_client.watching import printable
 
+OF_CLASSES = ("categoricalcrossentropy", "categoricalfocalcrossentropy", "categoricalhinge", "kldivergence", "kld")
 CAP = 1000  # rows of a DataFrame, where nothing else is said
 SHOWN = 10  # configurations in a notebook's short view
 
@@ -30,6 +32,20 @@ def whole(run_id):
     if not 0 < number < 1 << 63:
         raise ClientError(f"a run has a number, which {run_id!r} is not", hint="runs() lists all.")
     return number
+
+
+def _classes(values, kind):
+    """Classes as the server writes them, of a column of an SQL type; of vectors they are places."""
+    if kind == "boolean":
+        values = values.map({"true": True, "false": False}).astype("boolean")
+        kind = "bool"
+    elif kind in ("smallint", "integer", "bigint") or kind.endswith("[]"):
+        values, kind = pandas.to_numeric(values).astype("Int64"), "int64"
+    elif kind in ("real", "double precision"):
+        values, kind = pandas.to_numeric(values).astype("Float64"), "float64"
+    else:
+        return values
+    return values if values.isna().any() else values.astype(kind)
 
 
 class Run:
@@ -48,7 +64,7 @@ class Run:
         if row is None:
             raise ClientError("the role has no runs" if run_id is None else
                               f"there is no run {run_id} that the role may see",
-                              hint=f"SELECT run_id, status FROM {selection.schema}.mop_runs;")
+                              hint=f"SELECT run_id, status FROM {quote(selection.schema)}.mop_runs;")
         self.run_id, self.function, self.models = row.run_id, row.function, row.model_output_table
 
     def __repr__(self):
@@ -137,32 +153,31 @@ class Run:
         """Predict with a model, by default the best: for 'response' a Series, for 'prob' or a number of best classes
         a DataFrame, by the index of the data.
 
-        `data`: a DataFrame, an array, or the path of a folder of pictures, of which `pictures` are the `size` and
-        `mode` of pack, and the index their paths in it. `features`: as in pack; None: those that were packed. Raises
-        ClientError.
+        For 'response' classes are numbers or truth values where the packed column was of such a type, else text, and
+        missing where the class is NULL; of a regression model it is the numbers, of several a DataFrame.
+
+        `data`: a DataFrame, an array, or the path of what pack takes; of a folder of pictures `pictures` are the `size`
+        and `mode` of pack, and the index their paths in it. `features`: as in pack; None: those that were packed.
+        Raises ClientError.
         """
-        if isinstance(data, (str, os.PathLike)):
-            if not reading.is_folder(data):
-                raise ClientError(f"there is no folder {str(data)!r}")
-            data = pandas.concat(images.chunks(data, **pictures))
-        elif pictures:
-            raise ClientError(f"{next(iter(pictures))} is for a folder of pictures")
-        elif not isinstance(data, pandas.DataFrame):
+        if not isinstance(data, (pandas.DataFrame, *reading.PATHS)):
             data = pandas.DataFrame({"x": list(data)})
-        data, models = reading.named(data), self._its_models()
+        data = reading.whole(data, **pictures)
+        models = self._its_models()
         calls = self.selection.calls
         connection, mst_key = calls.connection(), self._mst_key(mst_key)
         summary = suffixed(models, "_summary")
         if not exists(connection, summary):
             raise ClientError(f"table {models} has no models", hint=f"run({self.run_id}).info.status tells of the run.")
-        row = connection.execute(text(f"SELECT independent_varname AS inputs, source_table FROM "
-                                      f"{plain(quote_table(summary))}")).one()
+        row = connection.execute(text(
+            f"SELECT independent_varname AS inputs, source_table, dependent_vartype AS types, "
+            f"to_json(s) ->> 'dependent_dtype' AS packed_as FROM {plain(quote_table(summary))} AS s")).one()
         if len(row.inputs) > 1:
             raise ClientError(f"the model has {len(row.inputs)} inputs", hint="madlib_keras_predict takes a table.")
         name = f"mop_rows_{uuid.uuid4().hex[:8]}"
         features = features or self._packed_features(connection, row.source_table, row.inputs[0], data)
-        _, array, _ = packing.copy(connection, data, name, None, features, temporary=True)
         try:
+            _, array, _ = packing.copy(connection, data, name, None, features, temporary=True)
             self.selection.madlib_keras_predict(
                 models, f"pg_temp.{name}", "id", quote(array), f"pg_temp.{name}_out", pred_type,
                 mst_key=mst_key)
@@ -171,11 +186,24 @@ class Run:
         finally:
             with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError):
                 connection.execute(text(f"DROP TABLE IF EXISTS pg_temp.{name}, pg_temp.{name}_out"))
-        found.index = data.index[found.pop("id")]
         if str(pred_type) == "response" and found.class_name.nunique() == 1:
-            values = found.class_value if found.class_value.notna().any() else found.prob
-            return values.rename(found.class_name.iloc[0])
+            if row.packed_as == "float32" and not self._is_of_classes(mst_key):
+                output = found.class_name.iloc[0]
+                found = found.pivot(index="id", columns="class_value", values="prob").rename_axis(columns=None)
+                values = found["0"].rename(output) if list(found) == ["0"] else found
+            else:
+                values = _classes(found.class_value, row.types[0]).rename(found.class_name.iloc[0])
+                values.index = found.id
+            return values.set_axis(data.index[values.index])
+        found.index = data.index[found.pop("id")]
         return found
+
+    def _is_of_classes(self, mst_key):
+        """True where a model that was packed with numbers tells classes all the same, as by soft labels."""
+        said = self._frame("mop_trials")
+        said = said[said.mst_key == mst_key] if mst_key is not None else said
+        loss = re.search(r"\bloss\s*=\s*['\"]([^'\"]*)", said.compile_params.iloc[0])
+        return loss is not None and loss[1].lower().replace("_", "") in OF_CLASSES
 
     def _packed_features(self, connection, packed, column, data):
         """The columns that `column` was packed from: as the client noted them, else the column itself. Raises
@@ -242,15 +270,21 @@ class Run:
         """The tree of stages; matplotlib's Axes."""
         return self._plots().stages(self.data, ax)
 
-    def plot_confusion(self, data, label, mst_key=None, features=None, ax=None):
-        """How often each class of a DataFrame's column `label` was predicted as which, by a model, by default the best;
-        matplotlib's Axes."""
-        plots = self._plots()
+    def plot_confusion(self, data, label=None, mst_key=None, features=None, ax=None, **pictures):
+        """How often each class was predicted as which, by a model, by default the best; matplotlib's Axes.
+
+        `data`: what pack takes, a DataFrame, a pair of arrays, a path; `label`: the column of the classes, as in pack;
+        `features` and `pictures` as in predict. Raises ClientError.
+        """
+        plots, label = self._plots(), label or reading.label_of(data)
+        data = reading.whole(data, **pictures)
+        if label is None:
+            raise ClientError("label=... is missing: the column of classes")
         if label not in data.columns:
             raise ClientError(f"there is no column {label!r}", hint=f"There are {reading.few(data.columns)}.")
         if not len(data):
             raise ClientError("there are no rows to predict for")
-        found = self.predict(data, mst_key, features=features)
+        found = self.predict(data.drop(columns=label), mst_key, features=features)
         if not isinstance(found, pandas.Series):
             raise ClientError("the model has several outputs", hint="plots.confusion(actual, predicted) takes any two.")
         return plots.confusion(data[label], found, f"run {self.run_id}: {self.models}", ax)

@@ -1,9 +1,10 @@
 """Selection: pg_mop on one server, with its SQL functions as methods."""
 
-import contextlib
 import os
 import re
 import tempfile
+
+import sqlalchemy
 
 from pg_mop_client import packing, reading
 from pg_mop_client.calling import Calls
@@ -41,6 +42,7 @@ class Selection:
 
     def __init__(self, where="", schema=None, progress=True, **settings):
         self.engine, self.progress = make_engine(where), progress
+        self._is_own = not isinstance(where, sqlalchemy.Engine)
         with connected(self.engine) as connection:
             self.schema = find_extension(connection, schema)
             for name, method in methods(connection, self.schema, self._call).items():
@@ -62,9 +64,10 @@ class Selection:
         return f"<pg_mop in schema {self.schema}: {self.calls.connection().connection.dbapi_connection.info.dbname}>"
 
     def close(self):
-        """End the connections, and with them idle worker sessions."""
+        """End the connections, and with them idle worker sessions. (Those of an engine that was given are its own.)"""
         self.calls.close()
-        self.engine.dispose()
+        if self._is_own:
+            self.engine.dispose()
 
     def set(self, **settings):
         """Set pg_mop's settings for the calls to come: set(seed=42, segments=2); None: back to the default."""
@@ -123,36 +126,33 @@ class Selection:
         of a folder of pictures with a folder for each class, which become columns `pixels` and `label`. Of pictures
         `size` is (height, width), to which they are resized (None: all are of one size), `mode` 'RGB' (as without),
         'RGBA' or 'L' for grey.
-        `label`: the column of classes. `features`: columns of numbers, or the one column that has arrays; None: all
-        columns of numbers but the label. `validation_of`: the packed training table that these rows validate; without
-        `features` its own are taken, by their names. `replace`: drop tables of these names first. `more`: the
-        preprocessor's arguments (training_preprocessor_dl, validation_preprocessor_dl).
+        `label`: the column of classes, or with dependent_dtype='float32' of numbers. `features`: columns of numbers,
+        or the one column that has arrays; None: all columns of numbers but the label. `validation_of`: the packed
+        training table that these rows validate; without `features` its own are taken, by their names. `replace`: in
+        place of tables of these names. `more`: the preprocessor's arguments (training_preprocessor_dl,
+        validation_preprocessor_dl).
 
-        Raises ClientError where the data are not like that. Where packing fails, the table is dropped again.
+        Raises ClientError where the data are not like that. Where packing fails, all is as it was.
         """
-        connection = self.calls.connection()
         pictures = {name: value for name, value in (("size", size), ("mode", mode)) if value is not None}
-        if label is None and reading.is_folder(data):
-            label = "label"
-        elif label is None and not isinstance(data, tuple) and not str(data).endswith(".npz"):
+        label = reading.label_of(data) if label is None else label
+        if label is None:
             raise ClientError("label=... is missing: the column of classes")
         packed = suffixed(table, "_packed")
-        self._make_room(connection, [table, packed, suffixed(packed, "_summary")], replace)
-        if validation_of is not None and features is None:
-            features = self._features_of(connection, validation_of)
-        label, array, columns = packing.copy(connection, data, table, "y" if label is None else label, features,
-                                             **pictures)
-        try:
-            if validation_of is None:
-                self.training_preprocessor_dl(table, packed, quote(label), quote(array), **more)
-            else:
-                self.validation_preprocessor_dl(table, packed, quote(label), quote(array), validation_of, **more)
+        more = {"source_table": table, "output_table": packed, **more}
+        if validation_of is None:
+            preprocessor = self.training_preprocessor_dl
+        else:
+            preprocessor, more["training_preprocessor_table"] = self.validation_preprocessor_dl, validation_of
+        preprocessor.bind(dependent_varname=None, independent_varname=None, **more)  # (before any work)
+        with self.calls.transaction() as connection:
+            self._make_room(connection, [table, packed, suffixed(packed, "_summary")], replace)
+            if validation_of is not None and features is None:
+                features = self._features_of(connection, validation_of)
+            label, array, columns = packing.copy(connection, data, table, label, features, **pictures)
+            preprocessor(dependent_varname=quote(label), independent_varname=quote(array), **more)
             if columns != [array]:
                 packing.note(connection, packed, array, columns)
-        except BaseException:
-            with contextlib.suppress(ClientError):
-                self.calls.execute(f"DROP TABLE {plain(quote_table(table))}", {})
-            raise
         return packed
 
     def _make_room(self, connection, tables, replace):

@@ -12,6 +12,7 @@ from pg_mop_client.errors import ClientError
 from pg_mop_client.watching import LEAST_SECONDS, SHARE
 
 MOST_RUNS = 8       # whose data are kept
+HURRY_SECONDS = 10  # after something was done
 MOST_FILTERS = 4    # of a run, whose data are kept
 RUNS_PER_PAGE = 50
 
@@ -24,6 +25,7 @@ class Snapshot:
         self.head = self.data = self.state = None
         self.some = {}  # (number, mst_keys) -> mop_report's data of these alone
         self.number, self.looks_at, self.reads_at = time.time_ns(), 0.0, 0.0  # (no other's number, ever)
+        self.hurries_until = 0.0
 
 
 class Snapshots:
@@ -96,9 +98,10 @@ class Snapshots:
             {"run": run_id, "keys": keys}).scalar())
 
     def forget(self, run_id):
-        """Look anew at a run in which something was done."""
-        with self._lock:
-            self._runs.pop(run_id, None)
+        """Look anew at a run in which something was done, and for a while as often as it is asked for."""
+        snapshot = self._snapshot(run_id)
+        with snapshot.lock:
+            snapshot.looks_at, snapshot.state, snapshot.hurries_until = 0.0, None, time.monotonic() + HURRY_SECONDS
         self._list = {}
 
     def _look(self, run_id, snapshot):
@@ -116,7 +119,7 @@ class Snapshots:
                 raise ClientError(f"there is no run {run_id} that the role may see",
                                   hint="The list of runs has those that it may.")
             head = dict(row)
-            snapshot.looks_at = self._after(began)
+            snapshot.looks_at = began if began < snapshot.hurries_until else self._after(began)
             state = head["status"], head["finished_at"], head["done"]
             seen = snapshot.state
             if seen is None or state[:2] != seen[:2] or state != seen and time.monotonic() >= snapshot.reads_at:

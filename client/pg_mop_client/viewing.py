@@ -6,6 +6,7 @@ import io
 PER_PAGE = 50
 MOST_DRAWN = 500  # configurations that the pictures have
 MOST_WORDS = 200  # values of a parameter that are listed
+LOSSES = ("validation loss", "training loss")  # by which runs are compared that were ranked otherwise
 STATES = ("finished", "running", "waiting", "stopped", "failed", "cancelled")
 
 
@@ -14,7 +15,9 @@ def columns(data):
     measure = data["measure"]["series"]
     series = sorted({name for c in data["configurations"] for name in c["last"]},
                     key=lambda n: (n != measure, not n.startswith("validation"), n))
-    return {"rank": lambda c: c["rank"], "mst_key": lambda c: c["mst_key"], "status": lambda c: c["status"],
+    # (of several runs it has one in each, which is a parameter)
+    key = {} if data["run"]["run_id"] is None else {"mst_key": lambda c: c["mst_key"]}
+    return {"rank": lambda c: c["rank"], **key, "status": lambda c: c["status"],
             **{name: lambda c, name=name: c["parameters"].get(name) for name in data["varied"]},
             **{name: lambda c, name=name: c["last"].get(name) for name in series},
             f"best {measure}": lambda c: c["best"], "iterations": lambda c: c["iterations"],
@@ -77,13 +80,24 @@ def view(data, configurations, page=1, pictures=None):
                                              "sql", "made_at")},
             **{name: pictures[name] for name in ("lanes", "bars", "merged_bars", "stages", "time", "makespan",
                                                  "failed_units")},
-            "best": _short(data["configurations"][0]) if data["configurations"] else None,
+            "best": best_so_far(data),
             "sampled": sampled, "curves": curves, "choices": choices(data),
             "configurations": [_short(c) for c in drawn],
             "columns": [{"name": name, "number": all(_is_number(v) for c in configurations
                                                      if (v := value(c)) is not None)} for name, value in of.items()],
             "rows": [[value(c) for value in of.values()] for c in configurations[first:first + PER_PAGE]],
+            "keys": [c["mst_key"] for c in configurations[first:first + PER_PAGE]],
             "page": page, "pages": pages, "shown": len(configurations), "all": len(data["configurations"])}
+
+
+def best_so_far(data):
+    """The name of the configuration with the best value of the measure, in whichever iteration, and that value; None
+    where there is none yet."""
+    have = [c for c in data["configurations"] if c["best"] is not None]
+    if not have:
+        return None
+    first = (max if data["measure"]["goal"] == "max" else min)(have, key=lambda c: c["best"])
+    return {"name": first.get("name") or str(first["mst_key"]), "value": first["best"]}
 
 
 def table(data, configurations):
@@ -101,10 +115,10 @@ def beside(runs, most):
 
     None where no series is in all of them.
     """
-    common = [s for s in [r["measure"]["series"] for r in runs] if all(s in r["series"] for r in runs)]
-    if not common:
+    measures = [*[r["measure"] for r in runs], *({"series": loss, "goal": "min"} for loss in LOSSES)]
+    measure = next((m for m in measures if all(m["series"] in r["series"] for r in runs)), None)
+    if measure is None:
         return None
-    measure = next(r["measure"] for r in runs if r["measure"]["series"] == common[0])
     found, curves = [], {}
     for run in runs:
         for c in run["configurations"][:most]:

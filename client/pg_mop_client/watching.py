@@ -46,7 +46,7 @@ class Look:
         """Best loss and time left, and how many have failed."""
         said = []
         if self.best is not None:
-            said.append(f"best loss {self.best.last_loss:.4g} ({self.best.mst_key})")
+            said.append(f"best unit loss {self.best.last_loss:.4g} ({self.best.mst_key})")
         if failed := sum(c.status == "failed" for c in self.configurations):
             said.append(f"{failed} failed")
         if self.seconds_left:

@@ -66,7 +66,7 @@ def test_the_example_trains_and_its_best_model_predicts(db, example, s, run):
     curves = run.metrics()
     assert len(curves) == 4 * 5 * 2 * 2 and set(curves.name) == {"loss", "accuracy"}
     assert len(run.trials()) == 4 and len(s.runs()) >= 1
-    with pytest.raises(ClientError, match="there is no folder 'nowhere'"):
+    with pytest.raises(ClientError, match="there is no file 'nowhere'"):
         run.predict("nowhere")
     assert db.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'mop_rows_%'") == 0
 
@@ -238,7 +238,7 @@ def test_a_call_shows_its_progress(s, example, capsys):
     s.set(reuse=False)
     run = s.fit_multiple(example["train"], "watched", "grid", 3)
     shown = capsys.readouterr().err
-    assert f"run {run.run_id}: 100%" in shown and "best loss" in shown and "60/60" not in shown.split("100%")[0]
+    assert f"run {run.run_id}: 100%" in shown and "best unit loss" in shown and "60/60" not in shown.split("100%")[0]
 
 
 # --- to look at ----------------------------------------------------------------------------------------------
@@ -400,6 +400,8 @@ def test_mlflow_has_parameters_metrics_and_the_model(run, tmp_path, monkeypatch)
         assert logged.read("config.json") == made.read("config.json")
         assert logged.read("model.weights.h5") == made.read("model.weights.h5")
     assert [a.path for a in client.list_artifacts(parent)] == ["report.html"]
+    with mlflow.start_run(), pytest.raises(ClientError, match="another run of MLflow is open\nHINT: mlflow.end_run"):
+        run.log_to_mlflow()
 
 
 def test_a_package_that_is_not_there_is_named(run, monkeypatch, tmp_path):
@@ -435,6 +437,22 @@ def test_servers_and_roles_that_cannot_be_used_are_told_apart(db, run):
         with pytest.raises(ServerError, match="may see"):
             stranger.mop_report(run.run_id)
     db.run("DROP OWNED BY client_stranger; DROP ROLE client_stranger, client_nobody")
+
+
+def test_who_may_not_use_it_is_told_what_to_do(db):
+    db.run("DROP ROLE IF EXISTS looks_on, inherits_not; CREATE ROLE looks_on LOGIN; GRANT USAGE ON SCHEMA madlib TO "
+           "looks_on; CREATE ROLE inherits_not LOGIN NOINHERIT IN ROLE mop_user")
+    for role, hint in (("looks_on", 'GRANT mop_user TO "looks_on";'),
+                       ("inherits_not", 'It is a member .* ALTER ROLE "inherits_not" INHERIT;')):
+        with pytest.raises(ClientError, match=f'role "{role}" may not use pg_mop\nHINT: {hint}'):
+            Selection(db.uri(role))
+    db.run("DROP OWNED BY looks_on; DROP ROLE looks_on, inherits_not")
+
+
+def test_one_models_fit_is_one_configuration(s, example):
+    board = s.madlib_keras_fit(example["train"], "one_fitted", "nets", 1, ADAM.format(0.01), "batch_size=32", 2,
+                               metrics_compute_frequency=1).leaderboard()
+    assert list(board.mst_key) == [1] and board["training loss"].notna().all() and board["training seconds"][0] > 0
 
 
 def test_an_extension_that_is_too_old_is_told(db):

@@ -237,12 +237,25 @@ def test_runs_are_compared(db, page, run_id):
     other = last_run(db)
     status, headers, text = page.call(f"/api/compare/leaderboard.csv?run={run_id}&run={other}&best=3")
     assert status == 200 and 'filename="runs.csv"' in headers["content-disposition"]
-    assert [row["rank"] for row in csv.DictReader(io.StringIO(text))] == ["1", "2", "3"]
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [row["rank"] for row in rows] == ["1", "2", "3"] and "mst_key" not in rows[0]
+    read = list(csv.DictReader(io.StringIO(page.call(f"/api/run/{run_id}/leaderboard.csv?best=1")[2])))
+    assert (rows[0]["run"], rows[0]["configuration"]) == (f"run {run_id}", read[0]["mst_key"])
     found = page.json(f"/api/compare?run={run_id}&run={other}")
     view = found["view"]
     assert view["shown"] == 8 and view["varied"][0] == "run" and len(view["curves"]) == 8
     assert {c["name"].split(",")[0] for c in view["configurations"]} == {f"run {run_id}", f"run {other}"}
-    assert [row[0] for row in view["rows"]] == list(range(1, 9))
+    assert [row[0] for row in view["rows"]] == sorted(view["keys"]) == list(range(1, 9))
+    curves = {key: [v for _, v in own[view["measure"]["series"]]] for key, own in view["curves"].items()}
+    assert view["best"]["value"] == max(map(max, curves.values()))
+    assert view["best"]["value"] in curves[str(next(c["mst_key"] for c in view["configurations"]
+                                                    if c["name"] == view["best"]["name"]))]
+    db.run("SELECT madlib.generate_model_configs('arch', 'mae', ARRAY[1], $$ {'loss': ['mse'], 'metrics': ['mae'], "
+           "'optimizer_params_list': [{'optimizer': ['Adam'], 'learning_rate': [0.1]}]} $$, $$ {'batch_size': [8], "
+           "'epochs': [1]} $$, 'grid')")
+    db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'by_mae', 'mae', 1, FALSE, NULL, 1)")
+    found = page.json(f"/api/compare?run={run_id}&run={last_run(db)}")  # (ranked by accuracy, and by mae)
+    assert found["view"]["measure"] == {"series": "training loss", "goal": "min"} and found["view"]["shown"] == 5
     for bad in (f"run={run_id}", f"run={run_id}&run={run_id}", "", f"run={run_id}&run=999999"):
         assert page.call(f"/api/compare?{bad}")[0] == 404
 

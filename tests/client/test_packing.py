@@ -8,7 +8,7 @@ import numpy
 import pandas
 import pytest
 
-from pg_mop_client import ClientError, Selection, packing, reading
+from pg_mop_client import ClientError, Selection, ServerError, packing, reading
 from pg_mop_client.database import quote
 from workload import HOSTILE, layer, load, sequential
 
@@ -201,9 +201,15 @@ def test_a_file_is_read_as_it_is_written_or_not_at_all(db, s, tmp_path):
     assert db.value("SELECT features FROM of_file WHERE id = 1") == [3.0, 4.0]
     for text, encoding, message in (("a,b,label\n1,2,0,9\n3,4,1,8\n", "utf-8", "Length of header"),
                                     ("a,label\n1,2\n3,4,5\n", "utf-8", "Expected 2 fields in line 3"),
-                                    ("", "utf-8", "No columns"), ("a,label\n1,\xe9\n", "latin-1", "'utf-8' codec")):
+                                    ("", "utf-8", "No columns")):
         with pytest.raises(ClientError, match=f"rows.CSV' cannot be read: .*{message}"):
             stored(text, encoding)
+    with pytest.raises(ClientError, match="rows.CSV' is not UTF-8: .*\nHINT: pack\\(pandas.read_csv"):
+        stored("a,label\n1,\xe9\n", "latin-1")
+    with pytest.raises(ClientError, match="has one column, 'a;label'\nHINT: .*sep=';'"):
+        stored("a;label\n1;2\n")
+    assert stored(f"a,label\n1,{10**23}\n2,\n") == [str(10**23), None]
+    assert stored(f"a,label\n1,{2**53 + 1}\n2,\n") == [2**53 + 1, None]
     with pytest.raises(ClientError, match="has '1' as a number and as a word"):
         s.pack(pandas.DataFrame({"a": [1.0, 2.0], "label": [1, "1"]}), "never", label="label")
 
@@ -217,6 +223,13 @@ def test_a_table_that_is_there_is_replaced_where_that_is_asked_for(db, s):
     assert db.value("SELECT to_regclass('twice') IS NULL")
     s.pack(frame[:1], "twice", label="label", replace=True)
     assert db.value("SELECT count(*) FROM twice") == 1
+    kept = db.run("SELECT oid FROM pg_class WHERE relname LIKE 'twice%' ORDER BY 1")
+    for data, given, error in (("typo.csv", {"label": "a"}, ClientError), (frame, {"label": "no"}, ClientError),
+                               (frame, {"label": "label", "bufer_size": 3}, TypeError),
+                               (frame, {"label": "label", "buffer_size": -3}, ServerError)):
+        with pytest.raises(error):
+            s.pack(data, "twice", replace=True, **given)
+        assert db.run("SELECT oid FROM pg_class WHERE relname LIKE 'twice%' ORDER BY 1") == kept
 
 
 def test_columns_are_taken_by_name_from_whatever_comes_later(db, s):
@@ -235,7 +248,7 @@ def test_columns_are_taken_by_name_from_whatever_comes_later(db, s):
     s.load_model_selection_table("of_two", "two_mst", [1], ["loss='categorical_crossentropy', "
                                  "optimizer='Adam(lr=0.1)', metrics=['accuracy']"], ["batch_size=10"])
     run = s.fit_multiple(train, "two_models", "two_mst", 10, val)
-    right = (run.predict(mixed) == frame.label.astype(str)).mean()
+    right = (run.predict(mixed) == frame.label).mean()
     assert right > 0.9 and run.best()["validation accuracy"] == pytest.approx(right, abs=0.01)
     assert (run.predict(frame[["a", "b"]].to_numpy()) == run.predict(mixed).to_numpy()).all()
     ranks = run.predict(mixed, pred_type=1)
@@ -246,6 +259,35 @@ def test_columns_are_taken_by_name_from_whatever_comes_later(db, s):
         run.predict(mixed)
 
 
+def test_numbers_are_predicted_as_numbers_and_classes_as_what_they_are(db, s):
+    x = numpy.random.default_rng(1).normal(size=(120, 2))
+    rows = pandas.DataFrame(x, columns=["a", "b"])
+    load(db, "of_one", sequential("one", [2], layer("Dense", units=1)))
+    s.load_model_selection_table("of_one", "one_mst", [1], ["loss='mse', optimizer='Adam(lr=0.1)', metrics=['mae']"],
+                                 ["batch_size=10"])
+    packed = s.pack(rows.assign(y=2 * rows.a + 1), "numbers", label="y", dependent_dtype="float32")
+    run = s.fit_multiple(packed, "one_models", "one_mst", 15)
+    assert abs(run.predict(rows) - (2 * rows.a + 1)).mean() == pytest.approx(run.best()["training mae"], rel=1e-3)
+    load(db, "of_both", sequential("both", [2], layer("Dense", units=2)))
+    s.load_model_selection_table("of_both", "both_mst", [1], ["loss='mse', optimizer='Adam(lr=0.1)', "
+                                                              "metrics=['mae']"], ["batch_size=10"])
+    packed = s.pack((x, numpy.stack([x[:, 0], -x[:, 1]], 1)), "pairs", dependent_dtype="float32")
+    found = s.fit_multiple(packed, "both_models", "both_mst", 15).predict(x)
+    assert found.shape == (120, 2) and abs(found.to_numpy() - [1, -1] * x).mean() < 0.2
+    load(db, "kinds", sequential("kinds", [2], layer("Dense", units=2, activation="softmax")))
+    s.load_model_selection_table("kinds", "kinds_mst", [1], ["loss='categorical_crossentropy', "
+                                 "optimizer='Adam(lr=0.1)', metrics=['accuracy']"], ["batch_size=10"])
+    for number, (low, high, kind) in enumerate(((None, "p", "str"), (False, True, "bool"), (0.5, 1.5, "float64"),
+                                                (None, 3.0, "float64"), ([1.0, 0.0], [0.0, 1.0], "int64"))):
+        actual = pandas.Series([high if a > 0 else low for a in rows.a])
+        packed = s.pack(rows.assign(y=actual), "of_kind", label="y", replace=True)
+        found = s.fit_multiple(packed, f"kind_{number}", "kinds_mst", 10).predict(rows[rows.a < -0.5])
+        if low is None:
+            assert found.isna().all()
+        else:
+            assert found.dtype == kind and (found == (0 if isinstance(low, list) else low)).all()
+
+
 def test_what_cannot_be_packed_is_said(s, tmp_path):
     frame = pandas.DataFrame({"a": [1.0], "word": ["x"], "v": [[1.0, 2.0]]})
     for data, given, message in (
@@ -253,7 +295,14 @@ def test_what_cannot_be_packed_is_said(s, tmp_path):
             (frame, {"label": "no", "features": "a"}, "there is no column 'no' for the label"),
             (frame, {"label": "word", "features": ["a", "b"]}, "there is no column 'b'"),
             (frame, {"label": "a", "features": "word"}, "column 'word' has no numbers"),
-            (frame, {"label": "word"}, "column 'v' has arrays"), (frame.head(0), {"label": "a"}, "there are no rows"),
+            (frame, {"label": "word"}, "column 'v' has arrays"),
+            (frame, {"label": "a", "features": ["a"]}, "column 'a' is named twice"),
+            ({"a": [1]}, {"label": "a"}, "rows are a DataFrame, a pair of arrays (x, y) or a path, and not dict"),
+            (frame.assign(word=b"a"), {"label": "word", "features": "a"}, "a class is bytes, b'a'"),
+            (frame.assign(word=2**70), {"label": "word", "features": "a"}, "whole numbers of more than 64 bits"),
+            ((numpy.array(1), numpy.array(2)), {}, "x is no array of rows"),
+            (([[1.0]], [1]), {"label": "no"}, "there is no column 'no' for the label"),
+            (frame.head(0), {"label": "a"}, "there are no rows"),
             ("nowhere.csv", {"label": "a"}, "there is no file 'nowhere.csv'\nHINT: The current directory is"),
             (([1], [1, 2]), {}, "x has 1 rows and y 2")):
         with pytest.raises(ClientError, match=re.escape(message)):

@@ -148,9 +148,7 @@
         if (found.view) { view = found.view; have = found.number; showView(); }
         const heads = found.heads || [{ ...found.head, run_id: run }];
         const running = heads.some(h => h.status === "running");
-        const best = view.best;
-        const leads = best && typeof best.last[view.measure.series] === "number"
-            ? `best so far: ${best.name || best.mst_key} with ${view.measure.series} ${show(best.last[view.measure.series])}` : "";
+        const leads = view.best ? `best so far: ${view.best.name} with ${view.measure.series} ${show(view.best.value)}` : "";
         const parts = heads.flatMap(h => [...(compared ? [`run ${h.run_id}: ${h.status}`] : [h.status]), `${h.done || 0} of ${h.total || 0} units`,
             ...(h.status === "running" && h.seconds_left ? [clock(h.seconds_left) + " left"] : []), ...(compared || h.seconds === null ? [] : [clock(h.seconds)])]);
         $("headline").textContent = [...parts, ...(leads ? [leads] : [])].join(" · ");
@@ -192,7 +190,6 @@
     }
     function showBoard() {
         const board = $("board"), better = view.measure.goal === "max" ? "more" : "less";
-        const skip = i => compared && i === 1;  // (a number of this page's own)
         $("caption").textContent = `${view.shown} of ${view.all} configurations, by ${view.measure.series}, ${better} is better; values after the last iteration`;
         keepingFocus(() => {
             const head = view.columns.map((column, i) => {
@@ -204,22 +201,21 @@
                         asked.delete("page");
                     }), { "data-focus": "head" + column.name }));
                 if ((asked.get("sort") || "rank") === column.name) made.setAttribute("aria-sort", asked.get("desc") === "1" ? "descending" : "ascending");
-                return skip(i) ? null : made;
-            }).filter(Boolean);
+                return made;
+            });
             board.tHead.replaceChildren(el("tr", {}, ...head));
-            board.tBodies[0].replaceChildren(...view.rows.map(boardRow));
+            board.tBodies[0].replaceChildren(...view.rows.map((values, i) => boardRow(values, view.keys[i])));
         });
         pages(view.page, view.pages);
     }
-    function boardRow(values) {
-        const [, key, status] = values;
+    function boardRow(values, key) {
+        const at = view.columns.findIndex(column => column.name === "status"), status = values[at];
         const row = el("tr", { "data-key": key, "data-focus": "row" + key, tabindex: "0", "aria-selected": String(marked() === key) });
         values.forEach((value, i) => {
-            if (compared && i === 1) return;
-            row.append(el("td", view.columns[i].number ? { class: "number" } : {}, i === 2 ? state(status) : value === null ? "" : show(value)));
+            row.append(el("td", view.columns[i].number ? { class: "number" } : {}, i === at ? state(status) : value === null ? "" : show(value)));
         });
         if (run && view.run.status === "running" && ["running", "waiting"].includes(status))
-            row.cells[2].append(button("stop", event => {
+            row.cells[at].append(button("stop", event => {
                 event.stopPropagation();
                 act("stop", { mst_key: key }, `Stop configuration ${key}? The others go on.`);
             }, { "aria-label": `stop configuration ${key}`, "data-focus": "stop" + key }));

@@ -66,6 +66,11 @@ def gather(db, run_id, repeated=(), mst_keys=None):
                                                   ":=" if db.has_segments else "=>"),
             "made_at": db.value("SELECT date_trunc('second', clock_timestamp())::text")}
     data["configurations"] = _configurations(db, schema, run_id)
+    if run["function"] == "madlib_keras_fit":  # (the others are the replicas that are averaged)
+        for replica in data["configurations"][1:]:
+            for name in ("seconds", "failed_units"):
+                data["configurations"][0][name] += replica[name]
+        del data["configurations"][1:]
     data["varied"], data["fixed"] = varied(data["configurations"]) if data["configurations"] else ([], {})
     data["measure"] = _measure(data, arguments)
     _rank(data)
