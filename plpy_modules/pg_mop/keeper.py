@@ -8,6 +8,7 @@ first has: a stop of the server ends it. What it was given it has in memory alon
 """
 
 import collections
+import contextlib
 import json
 import os
 import resource
@@ -206,6 +207,8 @@ def main():
         outcome, problem = ending(session, error, log)
     except MemoryError:
         outcome, problem = "failed", "a row takes too much memory; what the command has done may be committed"
+    with contextlib.suppress(psycopg2.Error):  # what came with the last results is told by the next look
+        session.connection.poll()
     last = [*kept, *lines(session)], outcome, problem
     if not log.note(*last):
         session.close()  # a job that has ended does not count as running, though nobody can say how it has ended

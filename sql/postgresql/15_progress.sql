@@ -25,14 +25,18 @@ FROM @extschema@.mop_seen_run r
     FROM @extschema@.mop_segment g WHERE g.run_id = r.run_id) d
      CROSS JOIN LATERAL (
     SELECT a.mst_key, a.error, sum(a.done) AS units_done, sum(a.running) AS units_running, sum(a.total) AS units_total,
-           max(a.iteration) FILTER (WHERE a.done > 0 OR a.running > 0) AS iteration,
+           max(a.iteration) FILTER (WHERE a.done > 0 OR a.running > 0 OR a.taken) AS iteration,
            (max(ARRAY[a.iteration, a.last_loss]) FILTER (WHERE a.last_loss IS NOT NULL))[2] AS last_loss,
            max(a.run_done) AS run_done, sum(sum(a.total - a.done) FILTER (WHERE a.is_first)) OVER () AS run_left
     FROM (
-        SELECT c.mst_key, c.error, t.iteration, u.done, u.running, u.last_loss,
-               -- a replica has a segment of its own; (nothing may have been asked for yet)
-               CASE WHEN t.stage IS NOT NULL THEN CASE WHEN d.averaging THEN 1 ELSE d.training END
-                   + CASE WHEN t.evaluated THEN d.both_datasets ELSE 0 END END AS total,
+        SELECT c.mst_key, c.error, t.iteration, t.source_run IS NOT NULL AS taken, u.done, u.running, u.last_loss,
+               -- a replica has a segment of its own; what was taken over needs no units, but for metrics that it had
+               -- not; (nothing may have been asked for yet)
+               CASE WHEN t.stage IS NOT NULL
+                    THEN CASE WHEN t.source_run IS NOT NULL THEN 0 WHEN d.averaging THEN 1 ELSE d.training END
+                       + CASE WHEN t.evaluated AND (t.source_run IS NULL OR u.evaluations > 0 OR NOT EXISTS (
+                                  SELECT 1 FROM @extschema@.mop_metric m WHERE m.run_id = r.run_id AND m.stage = t.stage))
+                              THEN d.both_datasets ELSE 0 END END AS total,
                -- what several wait for is waited for once, and not for those that have failed
                c.error IS NULL AND q.mst_key = min(q.mst_key) FILTER (WHERE c.error IS NULL)
                    OVER (PARTITION BY t.stage) AS is_first,
@@ -44,6 +48,7 @@ FROM @extschema@.mop_seen_run r
         CROSS JOIN LATERAL (
             SELECT count(*) FILTER (WHERE v.status = 'finished') AS done,
                    count(*) FILTER (WHERE v.status = 'running') AS running,
+                   count(*) FILTER (WHERE v.kind <> 'train') AS evaluations,
                    (max(ARRAY[v.version, v.loss]) FILTER (WHERE v.kind = 'train' AND v.status = 'finished'))[2]
                        AS last_loss
             FROM @extschema@.mop_unit v WHERE v.run_id = r.run_id AND v.stage = t.stage) u
@@ -56,7 +61,7 @@ FROM @extschema@.mop_seen_run r
 -- that is too long it is cut off.)
 CREATE VIEW @extschema@.mop_watch WITH (security_barrier) AS
 SELECT s.run_id, left(format('run %s: %s/%s units, %s%%, %s, %s failed, %s, %s', s.run_id, p.done, p.total,
-           coalesce(floor(100 * p.done / nullif(p.total, 0)), 0),
+           coalesce(floor(100 * p.done / nullif(p.total, 0)), CASE WHEN s.status = 'finished' THEN 100 ELSE 0 END),
            CASE WHEN s.status <> 'running' THEN s.status || ' in ' || to_char(p.elapsed, 'FMHH24:MI:SS')
                 ELSE coalesce(to_char(p.remaining, 'FMHH24:MI:SS'), '?') || ' left, ' || w.busy || ' busy' END,
            p.failed, coalesce('best ' || b.mst_key || ': ' || b.what || ' ' || round(b.loss::numeric, 4), 'no loss yet'),

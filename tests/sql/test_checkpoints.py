@@ -52,6 +52,21 @@ def test_the_same_again_returns_at_once_with_its_metrics(db, anew):
     assert weights(db, "replayed") == weights(db, "models")
 
 
+def test_what_was_taken_over_is_nothing_to_do(db, anew):
+    """There are no units of it in this run, but where it is evaluated as it was not before."""
+    fit(db, "flowers_packed", "models", "mst", iterations=2, frequency=2)
+    progress = ("SELECT DISTINCT status, units_done = units_total AS whole, iteration, units_total > 0 AS works "
+                "FROM madlib.mop_progress WHERE run_id = %s")
+    for frequency in (2, 1, 1):
+        run_id = fit(db, "flowers_packed", "longer", "mst", iterations=4, frequency=frequency)
+        made = db.value("SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND status = 'finished'", [run_id])
+        line = db.value("SELECT line FROM madlib.mop_watch")
+        assert line.startswith(f"run {run_id}: ") and ", 100%, finished in " in line
+        told = db.run(progress, [run_id])
+        assert told == [{"status": "finished", "whole": True, "iteration": 4, "works": made > 0}]
+    assert made == 0
+
+
 def test_more_iterations_train_those_alone(db, anew):
     fit(db, "flowers_packed", "models", "mst", iterations=2)
     longer = fit(db, "flowers_packed", "longer", "mst", iterations=5)

@@ -86,6 +86,10 @@ def test_what_a_command_says_and_how_it_fails_is_told(db, data):
     many = submit(db, "DO $x$ BEGIN FOR i IN 1 .. 1000 LOOP RAISE NOTICE '%', i; END LOOP; END $x$")
     assert db.value("SELECT madlib.mop_wait(%s)", [many]) == "finished"
     assert job(db, many)["messages"] == [f"NOTICE:  {i}" for i in range(801, 1001)]
+    after = [submit(db, f"SELECT 1; DO $x$ BEGIN RAISE WARNING 'w'; {more} END $x$") for more in ("", "RAISE 'x';") * 4]
+    for number in after:
+        db.run("SELECT madlib.mop_wait(%s)", [number])
+        assert job(db, number)["messages"] == ["WARNING:  w"]
     late = submit(db, "CREATE TEMP TABLE t (i int); SELECT i / 0 FROM generate_series(1, 1) AS i")
     assert db.value("SELECT madlib.mop_wait(%s)", [late]) == "failed" and job(db, late)["error"] == "division by zero"
     for copy in ("COPY copied FROM STDIN", "INSERT INTO copied VALUES (1); COPY copied TO STDOUT"):
