@@ -27,9 +27,7 @@ class Look:
 
     @property
     def units_total(self):
-        # what failed is not trained any more, but what a run that was cut off has left may be
-        ended = self.run.status in ("running", "finished")
-        return sum(c.units_done if ended and c.status == "failed" else c.units_total for c in self.configurations)
+        return sum(c.units_total for c in self.configurations)
 
     @property
     def best(self):

@@ -2,7 +2,8 @@
 -- subqueries ask of the row two levels above, and sums up nothing for them, so all runs are summed up here.
 
 CREATE VIEW @extschema@.mop_progress WITH (security_barrier) AS
-SELECT r.run_id, coalesce(w.units_done, 0)::bigint AS units_done, coalesce(w.units_total, 0)::bigint AS units_total,
+SELECT r.run_id, coalesce(w.units_done, 0)::bigint AS units_done,
+       (CASE WHEN w.error IS NULL THEN coalesce(w.units_total, 0) ELSE coalesce(w.units_done, 0) END)::bigint AS units_total,
        extract(epoch FROM coalesce(r.finished_at, clock_timestamp()) - r.started_at)::double precision
            AS seconds_elapsed,
        CASE WHEN r.now <> 'running' THEN 0

@@ -13,12 +13,11 @@ FROM (
     FROM @extschema@.mop_seen_run r WHERE r.function <> 'guest' AND @extschema@.mop_trains(r.function)) s
 LEFT JOIN (
     SELECT g.run_id, sum(g.units_done) AS done,
-           sum(CASE WHEN g.status = 'failed' AND r.now IN ('running', 'finished') THEN g.units_done
-                    ELSE g.units_total END) AS total,
+           sum(g.units_total) AS total,
            count(*) FILTER (WHERE g.status = 'failed') AS failed,
            max(g.seconds_elapsed) * interval '1 second' AS elapsed,
            max(g.seconds_left) * interval '1 second' AS remaining
-    FROM @extschema@.mop_progress g JOIN @extschema@.mop_seen_run r USING (run_id) GROUP BY g.run_id) p USING (run_id)
+    FROM @extschema@.mop_progress g GROUP BY g.run_id) p USING (run_id)
 LEFT JOIN (
     SELECT o.run_id, count(*) AS busy FROM (
         SELECT DISTINCT u.run_id, u.backend_pid, u.segment FROM @extschema@.mop_unit u WHERE u.status = 'running') o

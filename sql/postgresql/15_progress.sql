@@ -1,9 +1,11 @@
 -- Views of how runs go on, of which each row asks for sums of other tables: of those runs alone that are asked for.
 
--- One row for each configuration; the seconds are the whole run's. A unit that configurations share is done for each.
+-- One row for each configuration; the seconds are the whole run's. A unit that configurations share is done for each; a
+-- configuration that has failed has none left.
 -- Of the runs that are asked for alone: nothing is summed up over the others.
 CREATE VIEW @extschema@.mop_progress WITH (security_barrier) AS
-SELECT r.run_id, coalesce(w.units_done, 0)::bigint AS units_done, coalesce(w.units_total, 0)::bigint AS units_total,
+SELECT r.run_id, coalesce(w.units_done, 0)::bigint AS units_done,
+       (CASE WHEN w.error IS NULL THEN coalesce(w.units_total, 0) ELSE coalesce(w.units_done, 0) END)::bigint AS units_total,
        extract(epoch FROM coalesce(r.finished_at, clock_timestamp()) - r.started_at)::double precision
            AS seconds_elapsed,
        CASE WHEN s.status <> 'running' THEN 0
@@ -55,8 +57,7 @@ FROM @extschema@.mop_seen_run r
         WHERE c.run_id = r.run_id) a
     GROUP BY a.mst_key, a.error) w;
 
--- For \watch: a line of about 100 characters for each run that trains, or for the last one. A configuration that has
--- failed has no units left, unless a run was cut off with it, and can go on. The best is that of the least loss so far: of evaluations of the validation rows if there
+-- For \watch: a line of about 100 characters for each run that trains, or for the last one. The best is that of the least loss so far: of evaluations of the validation rows if there
 -- are some, else of the training rows; before the first evaluation, of training units. (The function comes last: of a line
 -- that is too long it is cut off.)
 CREATE VIEW @extschema@.mop_watch WITH (security_barrier) AS
@@ -74,8 +75,7 @@ FROM (
     WHERE r.function <> 'guest' AND @extschema@.mop_trains(r.function)) s
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(g.units_done), 0) AS done,
-           coalesce(sum(CASE WHEN g.status = 'failed' AND s.status IN ('running', 'finished') THEN g.units_done
-                         ELSE g.units_total END), 0) AS total,
+           coalesce(sum(g.units_total), 0) AS total,
            count(*) FILTER (WHERE g.status = 'failed') AS failed,
            max(g.seconds_elapsed) * interval '1 second' AS elapsed,
            max(g.seconds_left) * interval '1 second' AS remaining
