@@ -96,7 +96,7 @@ def main(where):
         try:
             address = served.stdout.readline().strip()
             shoot(browser, "dashboard-runs.png", address, (1100, 420, False), False)
-            page = f"{address.split('?')[0]}run/{number}"
+            page = f"{address.split('#')[0]}run/{number}"
             shoot(browser, "dashboard-light.png", page, DESKTOP, False)
             shoot(browser, "dashboard-dark.png", page, DESKTOP, True)
             shoot(browser, "dashboard-phone.png", page, PHONE, False)
