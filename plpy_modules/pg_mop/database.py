@@ -22,6 +22,11 @@ SESSION_OPTIONS = ("-c search_path=pg_catalog,pg_temp -c client_min_messages=err
 KEEPALIVES = "-c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 -c tcp_keepalives_count=3"
 
 
+def options_without(lacks, text):
+    """libpq's options (-c name=value ...) without those settings."""
+    return re.sub(r"-c (\w+)=\S+ ?", lambda c: "" if c[1] in lacks else c[0], text)
+
+
 class MopError(Exception):
     """An error for the caller: one sentence, with the facts in `detail` and the mending command in `hint`."""
 

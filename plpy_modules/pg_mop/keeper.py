@@ -9,6 +9,7 @@ first has: a stop of the server ends it. What it was given it has in memory alon
 
 import collections
 import contextlib
+import functools
 import json
 import os
 import resource
@@ -21,7 +22,7 @@ import psycopg2
 import psycopg2.extensions
 from setproctitle import setproctitle
 
-from pg_mop.database import KEEPALIVES, SESSION_OPTIONS
+from pg_mop.database import KEEPALIVES, SESSION_OPTIONS, options_without
 from pg_mop.execute import libpq
 from pg_mop.execute.sessions import SessionLost, WorkerSession, message_of, run, wait
 
@@ -166,8 +167,9 @@ def main():
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     asked = json.loads(sys.stdin.readline())
-    # (a Way, without the import of all engines; the server knows all our settings)
-    way = types.SimpleNamespace(parameters=asked["parameters"], role=asked["role"], by_password=False, options=str)
+    # (a Way, without the import of all engines)
+    way = types.SimpleNamespace(parameters=asked["parameters"], role=asked["role"], by_password=False,
+                                options=functools.partial(options_without, frozenset(asked["lacks"])))
     schema = asked["schema"].replace("%", "%%")
     try:
         session = opened(way, "pg_mop job", OPTIONS)

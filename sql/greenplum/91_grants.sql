@@ -1,1 +1,1 @@
-GRANT SELECT ON @extschema@.mop_watch TO mop_user;
+GRANT SELECT ON @extschema@.mop_jobs, @extschema@.mop_watch TO mop_user;

@@ -652,6 +652,28 @@ def test_a_run_is_watched_and_reported_to_its_role_alone(ann, bob):
     assert f"there is no run {run_id}" in str(bob.error("SELECT madlib.mop_report(%s)", [run_id]))
 
 
+def test_a_job_goes_on_without_its_client(trained, bob):
+    job = "SELECT * FROM madlib.mop_jobs WHERE job = %s"
+    client = trained.another()
+    client.run(SETTINGS)
+    number = client.value("SELECT madlib.mop_submit($$ SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', "
+                          "'by_job', 'mst', 1, FALSE) $$)")
+    client.close()
+    assert trained.value("SELECT madlib.mop_wait(%s, '2 min')", [number]) == "finished"
+    told, = trained.run(job, [number])
+    assert told["error"] is None and any(line.startswith("INFO:") for line in told["messages"])
+    assert trained.value("SELECT status FROM madlib.mop_runs WHERE run_id = ANY (%s)", [told["runs"]]) == "finished"
+    assert trained.value("SELECT count(*) FROM by_job") == 2 and bob.run(job, [number]) == []
+    assert "there is no job" in str(bob.error("SELECT madlib.mop_cancel(%s)", [number]))
+    long = trained.value("SELECT madlib.mop_submit('SELECT pg_sleep(600)')")
+    assert trained.value("SELECT madlib.mop_wait(%s, '1 s')", [long]) == "running"
+    assert trained.value("SELECT madlib.mop_cancel(%s)", [long]) is True
+    assert trained.value("SELECT madlib.mop_wait(%s, '30 s')", [long]) == "cancelled"
+    failed = trained.value("SELECT madlib.mop_submit('SELECT 1 / 0')")
+    assert trained.value("SELECT madlib.mop_wait(%s)", [failed]) == "failed"
+    assert trained.run(job, [failed])[0]["error"] == "division by zero"
+
+
 def test_what_is_not_there_yet_says_so_before_any_work(trained):
     trained.run("DROP TABLE IF EXISTS custom, custom_summary; CREATE TABLE custom AS TABLE mst; "
                 "CREATE TABLE custom_summary AS SELECT 'arch'::varchar AS model_arch_table, "
@@ -664,6 +686,3 @@ def test_what_is_not_there_yet_says_so_before_any_work(trained):
         assert problem.pgcode == "0A000" and "not supported on Greenplum yet" in str(problem), call
         assert problem.diag.message_hint
     trained.run("RESET pg_mop.trainers")
-    for call in ("mop_submit('SELECT 1')", "mop_cancel(1)", "mop_wait(1)"):
-        problem = trained.error(f"SELECT madlib.{call}")
-        assert problem.pgcode == "0A000" and problem.diag.message_hint, call

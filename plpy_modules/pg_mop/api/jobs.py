@@ -45,7 +45,8 @@ def mop_submit(db, command):
     db.check_sql(command)
     given = settings.given(db)
     settings.parsed(given)  # which says what is wrong with them
-    asked = {"parameters": way.parameters, "role": way.role, "schema": db.extension, "command": command,
+    asked = {"parameters": way.parameters, "role": way.role, "lacks": sorted(way.lacks), "schema": db.extension,
+             "command": command,
              "settings": {"search_path": db.callers_path, **{f"pg_mop.{name}": v for name, v in given.items()}}}
     try:
         return _keep(db, way, asked)

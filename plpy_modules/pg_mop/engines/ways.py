@@ -1,9 +1,8 @@
 """The way to a server: how a session gets there, and as whom."""
 
-import re
 from dataclasses import dataclass, field
 
-from pg_mop.database import MopError, listening, quote_identifier, quote_literal
+from pg_mop.database import MopError, listening, options_without, quote_identifier, quote_literal
 
 LOCAL = "pg_mop"  # the foreign server whose user mappings hold the roles' passwords for this server itself
 # libpq's parameters that a postgres_fdw server or user mapping may set for our sessions, too
@@ -32,7 +31,7 @@ class Way:
 
     def options(self, text):
         """libpq's `options` that give these settings (-c name=value ...), but for those that the server lacks."""
-        return re.sub(r"-c (\w+)=\S+ ?", lambda c: "" if c[1] in self.lacks else c[0], text)
+        return options_without(self.lacks, text)
 
     def idle_sql(self, milliseconds):
         """SQL, with a semicolon: a session that is idle for so long is ended; 0: it stays. (Where the server ends none,

@@ -4,19 +4,24 @@ CREATE FUNCTION @extschema@.mop_open_job(command text, backend text, ticket text
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    session record := @extschema@.mop_backend(backend, @extschema@.mop_caller(ticket));
+    session record;
     caller integer := @extschema@.mop_enroll(ticket);
-    number bigint;
+    number bigint := nextval('@extschema@.mop_job_job_seq');
+    since timestamptz := clock_timestamp();
 BEGIN
+    SELECT * INTO session FROM @extschema@.mop_backend(backend, @extschema@.mop_caller(ticket));
     -- what tells of a session may have been had in one that another login lent the role to
     IF NOT EXISTS (SELECT 1 FROM pg_stat_activity a WHERE a.pid = session.pid AND a.usename = session_user) THEN
         RAISE EXCEPTION 'the session is not one of login "%"', session_user USING ERRCODE = '42501';
     END IF;
-    INSERT INTO @extschema@.mop_job (owner, command, session_pid, session_start)
-    VALUES (caller, command, session.pid, session.start) RETURNING job INTO number;
-    DELETE FROM @extschema@.mop_job j WHERE j.job IN (  -- the log has an end
-        SELECT o.job FROM @extschema@.mop_job o WHERE o.owner = caller AND o.status <> 'running'
-        ORDER BY o.job DESC OFFSET 1000 FOR UPDATE SKIP LOCKED);
+    INSERT INTO @extschema@.mop_job (job, owner, command, session_pid, session_start, submitted_at)
+    VALUES (number, caller, command, session.pid, session.start, since);
+    -- the log has an end (to which one of several that begin at a time cuts it)
+    IF pg_try_advisory_xact_lock('@extschema@.mop_job'::regclass::oid::bigint << 32 | caller) THEN
+        DELETE FROM @extschema@.mop_job j WHERE j.job IN (
+            SELECT o.job FROM @extschema@.mop_job o WHERE o.owner = caller AND o.status <> 'running'
+            ORDER BY o.job DESC OFFSET 1000);
+    END IF;
     RETURN number;
 END
 $$;
@@ -29,30 +34,17 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 DECLARE
     caller oid := @extschema@.mop_caller(ticket);
     said text[];
+    ended timestamptz := CASE WHEN outcome IS NOT NULL THEN clock_timestamp() END;
 BEGIN
     SELECT j.messages || $3 INTO said FROM @extschema@.mop_job j JOIN @extschema@.mop_owner o USING (owner)
-    WHERE j.job = $1 AND j.session_pid = $2 AND o.who = caller AND j.status = 'running' FOR NO KEY UPDATE OF j;
-    IF FOUND THEN
-        UPDATE @extschema@.mop_job j SET messages = said[greatest(1, cardinality(said) - 199):],
-            status = coalesce(outcome, 'running'), error = problem,
-            finished_at = CASE WHEN outcome IS NOT NULL THEN clock_timestamp() END
-        WHERE j.job = $1;
+    WHERE j.job = $1 AND j.session_pid = $2 AND o.who = caller AND j.status = 'running';
+    IF FOUND THEN  -- (one keeper alone writes of a job)
+        UPDATE @extschema@.mop_job j SET messages = said[greatest(1, cardinality(said) - 199):cardinality(said)],
+            status = coalesce(outcome, 'running'), error = problem, finished_at = ended
+        WHERE j.job = $1 AND j.status = 'running';
     END IF;
 END
 $$;
-
-CREATE VIEW @extschema@.mop_jobs WITH (security_barrier) AS
-SELECT j.job, (SELECT coalesce(a.rolname, 'unknown (' || o.role || ')')::name FROM @extschema@.mop_owner o
-               LEFT JOIN pg_catalog.pg_roles a ON a.oid = o.who WHERE o.owner = j.owner) AS owner,
-       t.status, j.command, j.submitted_at, j.finished_at,
-       ARRAY(SELECT r.run_id FROM @extschema@.mop_run r WHERE r.coordinator_pid = j.session_pid
-             AND r.coordinator_start = j.session_start AND @extschema@.mop_trains(r.function) ORDER BY 1) AS runs,
-       CASE WHEN t.status = j.status THEN j.error
-            ELSE 'the session that ran it has ended, and whether the command was finished was not noted' END AS error,
-       j.messages, j.session_pid
-FROM @extschema@.mop_job j CROSS JOIN LATERAL (
-    SELECT @extschema@.mop_status(j.status, j.session_pid, j.session_start, 'failed') AS status) t
-WHERE j.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
 
 -- Runs a command in a session of its own, as the same role with the same search_path and settings pg_mop.*; the number
 -- of the job.
@@ -60,11 +52,6 @@ CREATE FUNCTION @extschema@.mop_submit(command text) RETURNS bigint LANGUAGE plp
 #python
 from pg_mop.api import jobs
 return jobs.mop_submit(plpy, *args)
-$$;
-
--- Cancels a job as pg_cancel_backend does; false where nothing of its command runs.
-CREATE FUNCTION @extschema@.mop_cancel(job bigint) RETURNS boolean LANGUAGE sql VOLATILE AS $$
-    SELECT @extschema@.mop_cancel_job($1)
 $$;
 
 CREATE FUNCTION @extschema@.mop_cancel_job(job bigint, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS boolean
@@ -89,6 +76,11 @@ BEGIN
     END IF;
     RETURN pg_cancel_backend(its.session_pid);
 END
+$$;
+
+-- Cancels a job as pg_cancel_backend does; false where nothing of its command runs.
+CREATE FUNCTION @extschema@.mop_cancel(job bigint) RETURNS boolean LANGUAGE sql VOLATILE AS $$
+    SELECT @extschema@.mop_cancel_job($1)
 $$;
 
 -- Waits until a job has ended, or until so long has passed: its status. Without a timeout it does not wait for a job
@@ -120,7 +112,8 @@ BEGIN
         -- (its session may have ended between what is noted and the look at sessions: the next look sees both)
         EXIT WHEN reached <> 'running' AND reached = before OR clock_timestamp() >= until;
         IF reached = 'running' THEN
-            IF timeout IS NULL AND looks % 10 = 5 THEN  -- (seldom: it stops all who ask for locks)
+            -- (seldom: it stops all who ask for locks; before PostgreSQL 9.6 nobody tells)
+            IF timeout IS NULL AND looks % 10 = 5 AND current_setting('server_version_num')::integer >= 90600 THEN
                 held := (SELECT j.session_pid FROM @extschema@.mop_jobs j WHERE j.job = $1);
                 IF pg_backend_pid() = ANY (pg_blocking_pids(held)) THEN
                     RAISE EXCEPTION 'job % waits for a lock that this transaction holds', $1 USING ERRCODE = '55006',
