@@ -34,7 +34,6 @@ def main(arguments=None):
         return given.work(given) or 0
     except (ClientError, OSError) as error:
         print(f"mop: {printable(error)}", file=sys.stderr)
-        print(f"mop: {printable(error)}", file=sys.stderr)
     except KeyboardInterrupt:
         return 130
     return 1

@@ -172,7 +172,7 @@ def test_a_server_that_was_away_when_a_run_began_is_used_once_it_is_back(servers
     compare(servers)
     servers.db.run("DROP TABLE IF EXISTS models, models_info, models_summary")
     servers.workers[0].kill()
-    call = begin(servers, CALL, "SET pg_mop.reuse = off")
+    call = begin(servers, CALL.replace("'mst', 3,", "'mst', 30,"), "SET pg_mop.reuse = off")  # (it must find it back)
     servers.workers[0].start()
     assert call.end() is None
     run_id = servers.db.value("SELECT max(run_id) FROM madlib.mop_run")

@@ -40,8 +40,10 @@ def units_running(db):
 
 def test_an_idle_session_timeout_does_not_touch_a_run(db, analyst):
     db.run("ALTER ROLE analyst SET idle_session_timeout = '1s'")
+    selection(db, "longest_mst", "arch", [(1, ADAM.format(0.05), "batch_size=1, epochs=200")])
+    db.run("GRANT SELECT ON longest_mst, longest_mst_summary TO analyst")
     try:
-        analyst.run(call("m", "long_mst", 2))
+        analyst.run(call("m", "longest_mst", 1))
         assert analyst.value("SELECT status FROM madlib.mop_runs ORDER BY run_id DESC LIMIT 1") == "finished"
         assert analyst.value("SELECT extract(epoch FROM max(finished_at - started_at)) FROM madlib.mop_units") > 1.5
     finally:
