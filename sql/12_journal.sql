@@ -481,8 +481,8 @@ BEGIN
         CONTINUE WHEN @extschema@.mop_status(
             its.status, its.coordinator_pid, its.coordinator_start, 'failed') = 'running';
         BEGIN
-            PERFORM @extschema@.mop_close_run(run, NULL, 'failed', 'the session that ran it has ended',
-                                              ticket);
+            PERFORM @extschema@.mop_close_run(run, NULL, 'failed',
+                                              'the session that ran it has ended; mop_resume goes on with it', ticket);
         EXCEPTION WHEN lock_not_available THEN
             NULL;  -- the next call will try again
         END;

@@ -10,8 +10,9 @@ SELECT run_id, (SELECT coalesce(a.rolname, 'unknown (' || o.role || ')')::name F
        CASE WHEN configurations > 0 THEN configurations ELSE (
            SELECT count(*)::integer FROM @extschema@.mop_configuration c WHERE c.run_id = r.run_id) END
            AS configurations, segments, started_at,
-       finished_at, CASE WHEN r.now = r.status THEN error
-                         ELSE 'the session that ran it has ended; mop_resume goes on with it' END AS error, validation_table,
+       finished_at,
+       CASE WHEN r.now = r.status THEN error  -- (as housekeeping will write it)
+            ELSE 'the session that ran it has ended; mop_resume goes on with it' END AS error, validation_table,
        (SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM @extschema@.mop_generation g
         JOIN pg_class c ON c.relnamespace = (
             SELECT o.relnamespace FROM pg_class o WHERE o.oid = '@extschema@.mop_run'::regclass)

@@ -5,7 +5,7 @@ import threading
 import warnings
 
 from sqlalchemy import text
-from sqlalchemy.exc import PendingRollbackError, ResourceClosedError
+from sqlalchemy.exc import PendingRollbackError, ResourceClosedError, SQLAlchemyError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # (a notebook without ipywidgets has a bar of text, which is no problem)
@@ -24,10 +24,12 @@ class Calls:
 
     def __init__(self, engine, schema, settings):
         self.engine, self.schema, self.settings = engine, schema, dict(settings)
-        self._connection = None
+        self._connection, self._transacts = None, False
 
     def connection(self):
-        """The connection; a new one, with the same settings, where it was lost."""
+        """The connection; a new one, with the same settings, where it was lost, but for within a transaction."""
+        if self._transacts:
+            return self._connection
         if self._connection is not None:
             try:
                 with told():
@@ -67,17 +69,23 @@ class Calls:
     @contextlib.contextmanager
     def transaction(self):
         """What is done within is there at the end, or by an error not at all. Gives the connection."""
-        connection = self.connection()
-        with told():
-            connection.execute(text("BEGIN"))
+        connection, self._transacts = self.connection(), True
         try:
+            with told():
+                connection.execute(text("BEGIN"))
             yield connection
+            with told():
+                connection.execute(text("COMMIT"))
         except BaseException:
-            with contextlib.suppress(ServerError), told():  # (where the connection is lost, so is all of it)
+            try:
                 connection.execute(text("ROLLBACK"))
+            except SQLAlchemyError:  # it is lost, and all that was done in it
+                with contextlib.suppress(SQLAlchemyError):
+                    connection.close()
+                self._connection = None
             raise
-        with told():
-            connection.execute(text("COMMIT"))
+        finally:
+            self._transacts = False
 
     def close(self):
         """End the session, and with it its worker sessions."""
@@ -129,7 +137,6 @@ class Calls:
             raise
         finally:
             watcher.close()
-
 
     @staticmethod
     def _lost(error, run_id):

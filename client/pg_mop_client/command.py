@@ -17,7 +17,8 @@ from pg_mop_client.errors import ClientError, needed
 from pg_mop_client.selection import Selection
 from pg_mop_client.watching import Watcher, duration, printable
 
-MOST_WIDE, MOST_WIDE_COLUMN = 10_000, 60  # characters: of what goes into a file; of a column in a terminal
+# characters: of what goes into a file; of a column in a terminal, at most, and where it is cut
+MOST_WIDE, MOST_WIDE_COLUMN, LEAST_WIDE_COLUMN = 10_000, 60, 24
 # what a list shows: the first of them in a narrow window, too
 COLUMNS = ("run_id", "status", "model_output_table", "configurations", "started_at", "finished_at", "function",
            "num_iterations")
@@ -119,11 +120,12 @@ def _list(found, columns, otherwise):
     for name in columns:
         cells = ["" if value is None or value != value else value.strftime("%Y-%m-%d %H:%M:%S")
                  if hasattr(value, "strftime") else printable(value).replace("\n", " ") for value in found[name]]
-        width += 2 + min(MOST_WIDE_COLUMN, max(map(cell_len, [name, *cells])))
-        if width - 2 > console.width and shown:
+        wide, room = max(map(cell_len, [name, *cells])), console.width - width
+        if shown and room < min(wide, LEAST_WIDE_COLUMN):
             break
         table.add_column(name.replace("_", " "), no_wrap=True,
-                         max_width=MOST_WIDE_COLUMN if console.is_terminal else None)
+                         max_width=min(MOST_WIDE_COLUMN, max(room, 1)) if console.is_terminal else None)
+        width += 2 + min(wide, MOST_WIDE_COLUMN)
         shown.append(cells)
     for row in zip(*shown):
         table.add_row(*map(Text, row))
@@ -191,6 +193,8 @@ def watch(watcher, run_id, console):
                     console.print(f"{look.units_done} of {look.units_total} units, {look.told}")
     finally:
         watcher.close()
+    if not console.is_terminal:
+        console.print()  # (the last screen's line has no end there)
     if look.run.error:
         console.print(Text(f"error: {printable(look.run.error)}"))
     return 0 if look.run.status == "finished" else 1

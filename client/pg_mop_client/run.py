@@ -40,9 +40,10 @@ def _classes(values, kind):
         values = values.map({"true": True, "false": False}).astype("boolean")
         kind = "bool"
     elif kind in ("smallint", "integer", "bigint") or kind.endswith("[]"):
-        values, kind = pandas.to_numeric(values).astype("Int64"), "int64"
+        values = pandas.Series([int(v) if isinstance(v, str) else None for v in values], values.index, "Int64")
+        kind = "int64"
     elif kind in ("real", "double precision"):
-        values, kind = pandas.to_numeric(values).astype("Float64"), "float64"
+        return pandas.Series([float(v) if isinstance(v, str) else None for v in values], values.index, "float64")
     else:
         return values
     return values if values.isna().any() else values.astype(kind)
@@ -134,7 +135,11 @@ class Run:
     def _mst_key(self, mst_key):
         if self.function == "madlib_keras_fit":
             return None
-        return int(self.best().mst_key if mst_key is None else mst_key)
+        try:
+            return int(self.best().mst_key if mst_key is None else mst_key)
+        except (TypeError, ValueError):
+            raise ClientError(f"a configuration has a number, which {mst_key!r} is not", hint="trials() lists all.") \
+                from None
 
     def _its_models(self):
         """The name of the table of its models. Raises ClientError where a later run has written one of that name."""
@@ -161,6 +166,8 @@ class Run:
         Raises ClientError.
         """
         if not isinstance(data, (pandas.DataFrame, *reading.PATHS)):
+            if not hasattr(data, "__len__"):
+                raise ClientError(f"rows are a DataFrame, an array or a path, and not {type(data).__name__}")
             data = pandas.DataFrame({"x": list(data)})
         data = reading.whole(data, **pictures)
         models = self._its_models()
@@ -191,6 +198,7 @@ class Run:
                 output = found.class_name.iloc[0]
                 found = found.pivot(index="id", columns="class_value", values="prob").rename_axis(columns=None)
                 values = found["0"].rename(output) if list(found) == ["0"] else found
+                values.attrs["regression"] = True
             else:
                 values = _classes(found.class_value, row.types[0]).rename(found.class_name.iloc[0])
                 values.index = found.id
@@ -285,6 +293,8 @@ class Run:
         if not len(data):
             raise ClientError("there are no rows to predict for")
         found = self.predict(data.drop(columns=label), mst_key, features=features)
+        if found.attrs.get("regression"):
+            raise ClientError("the model predicts numbers, not classes")
         if not isinstance(found, pandas.Series):
             raise ClientError("the model has several outputs", hint="plots.confusion(actual, predicted) takes any two.")
         return plots.confusion(data[label], found, f"run {self.run_id}: {self.models}", ax)

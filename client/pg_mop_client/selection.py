@@ -23,6 +23,10 @@ from pg_mop_client.errors import ClientError, ServerError
 from pg_mop_client.functions import methods
 from pg_mop_client.run import CAP, Run
 
+# arguments of the preprocessors that are pack's own
+PACKS_ITSELF = {"source_table", "output_table", "dependent_varname", "independent_varname",
+                "training_preprocessor_table"}
+
 
 class Selection:
     """pg_mop on a server.
@@ -138,6 +142,9 @@ class Selection:
         label = reading.label_of(data) if label is None else label
         if label is None:
             raise ClientError("label=... is missing: the column of classes")
+        if own := PACKS_ITSELF & more.keys():
+            raise ClientError(f"{min(own)} is not for pack, which makes the table itself",
+                              hint="s.training_preprocessor_dl(...) packs a table that is there.")
         packed = suffixed(table, "_packed")
         more = {"source_table": table, "output_table": packed, **more}
         if validation_of is None:

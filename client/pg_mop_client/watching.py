@@ -13,6 +13,12 @@ SHARE = 0.02      # of the time at most is spent on looking
 LEAST_SECONDS = 1.0
 
 
+def has_failed(configuration):
+    """True where it has failed for itself: it has nothing left to do. (Of a run whose session was ended all are told as
+    failed that had something left.)"""
+    return configuration.status == "failed" and configuration.units_done == configuration.units_total
+
+
 @dataclass
 class Look:
     """A run at a time. `configurations`, `sessions`: rows of what they do."""
@@ -32,7 +38,7 @@ class Look:
     @property
     def best(self):
         """The configuration of the least loss so far, or None."""
-        losses = [c for c in self.configurations if c.last_loss is not None and c.status != "failed"]
+        losses = [c for c in self.configurations if c.last_loss is not None and not has_failed(c)]
         return min(losses, key=lambda c: c.last_loss, default=None)
 
     @property
@@ -45,7 +51,7 @@ class Look:
         said = []
         if self.best is not None:
             said.append(f"best unit loss {self.best.last_loss:.4g} ({self.best.mst_key})")
-        if failed := sum(c.status == "failed" for c in self.configurations):
+        if failed := sum(map(has_failed, self.configurations)):
             said.append(f"{failed} failed")
         if self.seconds_left:
             said.append(f"{duration(self.seconds_left)} left")

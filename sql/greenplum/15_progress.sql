@@ -3,7 +3,7 @@
 
 CREATE VIEW @extschema@.mop_progress WITH (security_barrier) AS
 SELECT r.run_id, coalesce(w.units_done, 0)::bigint AS units_done,
-       (CASE WHEN w.error IS NULL THEN coalesce(w.units_total, 0) ELSE coalesce(w.units_done, 0) END)::bigint AS units_total,
+       coalesce(CASE WHEN w.error IS NULL THEN w.units_total ELSE w.units_done END, 0)::bigint AS units_total,
        extract(epoch FROM coalesce(r.finished_at, clock_timestamp()) - r.started_at)::double precision
            AS seconds_elapsed,
        CASE WHEN r.now <> 'running' THEN 0

@@ -5,7 +5,7 @@
 -- Of the runs that are asked for alone: nothing is summed up over the others.
 CREATE VIEW @extschema@.mop_progress WITH (security_barrier) AS
 SELECT r.run_id, coalesce(w.units_done, 0)::bigint AS units_done,
-       (CASE WHEN w.error IS NULL THEN coalesce(w.units_total, 0) ELSE coalesce(w.units_done, 0) END)::bigint AS units_total,
+       coalesce(CASE WHEN w.error IS NULL THEN w.units_total ELSE w.units_done END, 0)::bigint AS units_total,
        extract(epoch FROM coalesce(r.finished_at, clock_timestamp()) - r.started_at)::double precision
            AS seconds_elapsed,
        CASE WHEN s.status <> 'running' THEN 0
@@ -57,9 +57,9 @@ FROM @extschema@.mop_seen_run r
         WHERE c.run_id = r.run_id) a
     GROUP BY a.mst_key, a.error) w;
 
--- For \watch: a line of about 100 characters for each run that trains, or for the last one. The best is that of the least loss so far: of evaluations of the validation rows if there
--- are some, else of the training rows; before the first evaluation, of training units. (The function comes last: of a line
--- that is too long it is cut off.)
+-- For \watch: a line of about 100 characters for each run that trains, or for the last one. The best is that of the least
+-- loss so far: of evaluations of the validation rows if there are some, else of the training rows; before the first
+-- evaluation, of training units. (The function comes last: of a line that is too long it is cut off.)
 CREATE VIEW @extschema@.mop_watch WITH (security_barrier) AS
 SELECT s.run_id, left(format('run %s: %s/%s units, %s%%, %s, %s failed, %s, %s', s.run_id, p.done, p.total,
            coalesce(floor(100 * p.done / nullif(p.total, 0)), CASE WHEN s.status = 'finished' THEN 100 ELSE 0 END),

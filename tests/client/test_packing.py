@@ -8,7 +8,7 @@ import numpy
 import pandas
 import pytest
 
-from pg_mop_client import ClientError, Selection, ServerError, packing, reading
+from pg_mop_client import ClientError, LostError, Selection, ServerError, packing, reading
 from pg_mop_client.database import quote
 from workload import HOSTILE, layer, load, sequential
 
@@ -226,6 +226,7 @@ def test_a_table_that_is_there_is_replaced_where_that_is_asked_for(db, s):
     kept = db.run("SELECT oid FROM pg_class WHERE relname LIKE 'twice%' ORDER BY 1")
     for data, given, error in (("typo.csv", {"label": "a"}, ClientError), (frame, {"label": "no"}, ClientError),
                                (frame, {"label": "label", "bufer_size": 3}, TypeError),
+                               (frame, {"label": "label", "source_table": "other"}, ClientError),
                                (frame, {"label": "label", "buffer_size": -3}, ServerError)):
         with pytest.raises(error):
             s.pack(data, "twice", replace=True, **given)
@@ -286,6 +287,41 @@ def test_numbers_are_predicted_as_numbers_and_classes_as_what_they_are(db, s):
             assert found.isna().all()
         else:
             assert found.dtype == kind and (found == (0 if isinstance(low, list) else low)).all()
+
+
+def test_great_and_odd_numbers_come_back_as_they_are(db, s):
+    db.run("CREATE TABLE odd AS SELECT i AS id, ARRAY[i % 3, 1]::real[] AS x, "
+           "CASE WHEN i % 3 > 0 THEN 9007199254740992 + i % 3 END AS great, "
+           "(ARRAY['NaN', 'Infinity', '0.1'])[1 + i % 3]::real AS real FROM generate_series(1, 90) i")
+    load(db, "odd_net", sequential("odd", [2], layer("Dense", units=3, activation="softmax")))
+    s.load_model_selection_table("odd_net", "odd_mst", [1], ["loss='categorical_crossentropy', "
+                                 "optimizer='Adam(lr=0.3)', metrics=['accuracy']"], ["batch_size=5"])
+    rows = numpy.float32([[0, 1], [1, 1], [2, 1]])
+    for label, wanted in (("great", [None, 2**53 + 1, 2**53 + 2]), ("real", [numpy.nan, numpy.inf, 0.1])):
+        s.training_preprocessor_dl("odd", f"odd_{label}", label, "x")
+        found = s.fit_multiple(f"odd_{label}", f"odd_{label}_models", "odd_mst", 15).predict(rows)
+        assert found.equals(pandas.Series(wanted, dtype="Int64" if label == "great" else "float64", name=label))
+
+
+def test_a_connection_that_is_lost_in_packing_leaves_all_as_it_was(db, s, monkeypatch):
+    """Nothing goes on in a new session, where each statement would be committed."""
+    frame = pandas.DataFrame({"a": [1.0, 2.0], "label": [0, 1]})
+    s.pack(frame, "kept", label="label")
+    kept = db.run("SELECT oid FROM pg_class WHERE relname LIKE 'kept%' ORDER BY 1")
+    pid = "SELECT pg_backend_pid()"
+    for name in ("_make_room", "_features_of"):
+        own = getattr(Selection, name)
+
+        def lost(self, *given, own=own):
+            db.run("SELECT pg_terminate_backend(%s, 5000)", [self.calls.execute(pid, {}).scalar()])
+            return own(self, *given)
+
+        monkeypatch.setattr(Selection, name, lost)
+        with pytest.raises(LostError):
+            s.pack(frame, "kept", label="label", replace=True, validation_of="kept_packed")
+        monkeypatch.setattr(Selection, name, own)
+        assert db.run("SELECT oid FROM pg_class WHERE relname LIKE 'kept%' ORDER BY 1") == kept
+        assert s.calls.execute(pid, {}).scalar()
 
 
 def test_what_cannot_be_packed_is_said(s, tmp_path):

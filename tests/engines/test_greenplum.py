@@ -246,7 +246,8 @@ def test_housekeeping_closes_what_is_lost_and_drops_what_trains_nothing(ann):
         pass
     ann.run("SELECT madlib.mop_housekeeping()")
     assert ann.run("SELECT run_id, status, error FROM madlib.mop_own_run WHERE run_id = ANY (%s)", [runs]) == [
-        {"run_id": runs[0], "status": "failed", "error": "the session that ran it has ended"}]
+        {"run_id": runs[0], "status": "failed", "error": "the session that ran it has ended; "
+                                                         "mop_resume goes on with it"}]
 
 
 def test_who_trains_a_stage_keeps_others_from_it_and_from_the_run(ann):

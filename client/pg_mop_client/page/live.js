@@ -5,7 +5,7 @@
     const { el, show, seconds, update, mark, marked } = window.pgMopReport;
     // the address that mop dashboard prints has the token behind #, which no server sees; all tabs of this page have it
     const brought = /^#token=([\w-]+)$/.exec(location.hash)?.[1];
-    try { if (brought) localStorage.setItem("token", brought); } catch { /* this tab alone has it, then */ }
+    try { if (brought) localStorage.setItem("token", brought); } catch { /* this document alone has it, then */ }
     const token = () => { try { return localStorage.getItem("token") || brought || ""; } catch { return brought || ""; } };
     addEventListener("hashchange", () => { if (location.hash.startsWith("#token=")) location.reload(); });
     const $ = id => document.getElementById(id);
