@@ -123,9 +123,14 @@ def suffixed(name, suffix):
 
 
 def frame(connection, sql, cap=None, **values):
-    """The rows of a query as a DataFrame; beyond `cap` rows a warning says that there are more."""
+    """The rows of a query as a DataFrame; beyond `cap` rows a warning says that there are more. Raises ClientError
+    for a statement that gives none."""
     if cap is None:
-        return pandas.read_sql_query(text(sql), connection, params=values)
+        try:
+            return pandas.read_sql_query(text(sql), connection, params=values)
+        except sqlalchemy.exc.ResourceClosedError:
+            raise ClientError("the statement was carried out, and gives no rows",
+                              hint="s.calls.execute(statement, {}) is for such.") from None
     sql = sql.rstrip().removesuffix(";")  # (and a comment at its end is ended)
     found = pandas.read_sql_query(text(f"SELECT * FROM ({sql}\n) AS all_of_it LIMIT {int(cap) + 1}"), connection,
                                   params=values)

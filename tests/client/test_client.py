@@ -104,6 +104,8 @@ def test_methods_are_the_servers_functions_with_its_documentation(db, s):
         s.mop_search()
     with pytest.raises(TypeError, match="nonsense"):
         s.mop_search("a", "b", "c", "d", nonsense=1)
+    with pytest.raises(ClientError, match="the statement was carried out, and gives no rows"):
+        s.query("SET lock_timeout = 0", cap=None)
     with pytest.raises(ServerError, match="does not exist"):
         s.training_preprocessor_dl("nowhere", "out", "y", "x")
 
