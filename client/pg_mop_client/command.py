@@ -206,7 +206,7 @@ def _screen(look, watcher, console):
     head = Text(f"run {run.run_id}  {run.status}  {run.function} into {printable(run.model_output_table)}\n",
                 style="bold")
     width = 30
-    filled = round(width * done / total) if total else 0
+    filled = round(width * done / total) if total else width * (run.status == "finished")
     head.append(f"{'━' * filled}{'─' * (width - filled)} {done} of {total} units", style="default")
     if look.told:
         head.append(f", {look.told}", style="default")

@@ -227,6 +227,8 @@ def _field(value):
     if isinstance(value, bytes):
         raise ClientError(f"a class is bytes, {value[:20]!r}", hint="data[label].str.decode('utf-8')")
     value = str(value)
+    if "\0" in value:
+        raise ClientError(f"a class has a NUL character, {value[:20]!r}", hint=r"data[label].str.replace('\0', '')")
     for character, code in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
         value = value.replace(character, code)
     return value

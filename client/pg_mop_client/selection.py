@@ -149,6 +149,9 @@ class Selection:
         more = {"source_table": table, "output_table": packed, **more}
         if validation_of is None:
             preprocessor = self.training_preprocessor_dl
+        elif validation_of in (packed, table):
+            raise ClientError(f"table {validation_of} cannot be packed by what is in itself",
+                              hint="pack(..., another_name, validation_of=...)")
         else:
             preprocessor, more["training_preprocessor_table"] = self.validation_preprocessor_dl, validation_of
         preprocessor.bind(dependent_varname=None, independent_varname=None, **more)  # (before any work)

@@ -335,6 +335,8 @@ def test_what_cannot_be_packed_is_said(s, tmp_path):
             (frame, {"label": "a", "features": ["a"]}, "column 'a' is named twice"),
             ({"a": [1]}, {"label": "a"}, "rows are a DataFrame, a pair of arrays (x, y) or a path, and not dict"),
             (frame.assign(word=b"a"), {"label": "word", "features": "a"}, "a class is bytes, b'a'"),
+            (frame.assign(word="a\0b"), {"label": "word", "features": "a"}, r"a class has a NUL character, 'a\x00b'"),
+            (frame, {"label": "a", "validation_of": "never_packed", "replace": True}, "cannot be packed by what is in"),
             (frame.assign(word=2**70), {"label": "word", "features": "a"}, "whole numbers of more than 64 bits"),
             ((numpy.array(1), numpy.array(2)), {}, "x is no array of rows"),
             (([[1.0]], [1]), {"label": "no"}, "there is no column 'no' for the label"),

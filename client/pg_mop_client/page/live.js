@@ -2,7 +2,7 @@
 // The live page: asks mop for what has changed, and fills tables; page.js, the report's own, draws. All that comes from
 // the database becomes text, never markup. What is filtered and sorted by stands in the address.
 (function () {
-    const { el, show, seconds, update, mark, marked } = window.pgMopReport;
+    const { el, show, seconds, update, mark, marked, redraw } = window.pgMopReport;
     // the address that mop dashboard prints has the token behind #, which no server sees; all tabs of this page have it
     const brought = /^#token=([\w-]+)$/.exec(location.hash)?.[1];
     try { if (brought) localStorage.setItem("token", brought); } catch { /* this document alone has it, then */ }
@@ -149,7 +149,7 @@
         const heads = found.heads || [{ ...found.head, run_id: run }];
         const running = heads.some(h => h.status === "running");
         const leads = view.best ? `best so far: ${view.best.name} with ${view.measure.series} ${show(view.best.value)}` : "";
-        const parts = heads.flatMap(h => [...(compared ? [`run ${h.run_id}: ${h.status}`] : [h.status]), `${h.done || 0} of ${h.total || 0} units`,
+        const parts = heads.flatMap(h => [...(compared ? [`run ${h.run_id}: ${h.status}`] : [h.status]), h.total || h.status === "running" ? `${h.done || 0} of ${h.total || 0} units` : "no units of its own",
             ...(h.status === "running" && h.seconds_left ? [clock(h.seconds_left) + " left"] : []), ...(compared || h.seconds === null ? [] : [clock(h.seconds)])]);
         $("headline").textContent = [...parts, ...(leads ? [leads] : [])].join(" · ");
         const news = heads.map(h => h.status).join() + (leads ? ", " + leads : "");  // read out when it changes, not each second
@@ -167,7 +167,6 @@
     function showView() {
         $("title").textContent = document.title = run ? `Run ${run}: ${view.run.model_output_table}` : "Runs side by side";
         for (const section of document.querySelectorAll(".one")) section.hidden = compared;
-        $("html").hidden = compared;
         showFilter();
         showBoard();
         update(view);
@@ -289,7 +288,8 @@
         }));
         for (const name of ["curves", "parallel", "sessions", "stages"]) $(name + "-picture").after(saves(name));
         $("csv").addEventListener("click", () => download(compared ? "/api/compare" : `/api/run/${run}`, "leaderboard.csv"));
-        $("html").addEventListener("click", () => download(`/api/run/${run}`, "report.html"));
+        if (compared) $("html").firstChild.data = "Page as HTML";
+        $("html").addEventListener("click", () => compared ? save(seen(), "runs.html") : download(`/api/run/${run}`, "report.html"));
         $("actions").hidden = compared;
         $("cancel").addEventListener("click", () => act("cancel", {}, "Cancel the run? What has been trained is kept, and it can be resumed."));
         $("resume").addEventListener("click", () => act("resume", {}));
@@ -348,6 +348,17 @@
         copy.setAttribute("height", height);
         copy.prepend(el("rect", { width, height, fill: getComputedStyle(document.body).backgroundColor }));
         return { width, height, blob: new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" }) };
+    }
+    // What is seen of several runs, as a file that needs nothing else: a run's own report is the server's.
+    function seen() {
+        redraw();  // (what is out of view has waited)
+        const copy = document.documentElement.cloneNode(true), head = copy.querySelector("head");
+        for (const cell of copy.querySelectorAll("th button")) cell.replaceWith(cell.textContent);
+        if ($("filtered").textContent) copy.querySelector("#headline").append(` ${$("filtered").textContent}: ${asked}`);
+        for (const own of copy.querySelectorAll("nav, form, template, script, link, button, .controls, .skip, .hint, [hidden], #connection, #said")) own.remove();
+        for (const row of copy.querySelectorAll("[tabindex], [data-focus]")) { row.removeAttribute("tabindex"); row.removeAttribute("data-focus"); }
+        head.append(el("style", {}, [...document.styleSheets].flatMap(sheet => [...sheet.cssRules]).map(rule => rule.cssText).join("\n")));
+        return new Blob(["<!DOCTYPE html>\n" + copy.outerHTML], { type: "text/html" });
     }
     function save(blob, name) {
         const link = el("a", { href: URL.createObjectURL(blob), download: name });

@@ -430,5 +430,5 @@ window.pgMopReport = (function () {
     }
     const own = document.getElementById("data");
     if (own) update(JSON.parse(own.textContent));
-    return { update, mark, el, show, seconds, marked: () => marked };
+    return { update, mark, redraw, el, show, seconds, marked: () => marked };
 })();
