@@ -306,7 +306,8 @@ def test_great_and_odd_numbers_come_back_as_they_are(db, s):
 def test_a_connection_that_is_lost_in_packing_leaves_all_as_it_was(db, s, monkeypatch):
     """Nothing goes on in a new session, where each statement would be committed."""
     frame = pandas.DataFrame({"a": [1.0, 2.0], "label": [0, 1]})
-    s.pack(frame, "kept", label="label")
+    s.pack(frame, "base", label="label")
+    s.pack(frame, "kept", label="label", validation_of="base_packed")
     kept = db.run("SELECT oid FROM pg_class WHERE relname LIKE 'kept%' ORDER BY 1")
     pid = "SELECT pg_backend_pid()"
     for name in ("_make_room", "_features_of"):
@@ -318,7 +319,7 @@ def test_a_connection_that_is_lost_in_packing_leaves_all_as_it_was(db, s, monkey
 
         monkeypatch.setattr(Selection, name, lost)
         with pytest.raises(LostError):
-            s.pack(frame, "kept", label="label", replace=True, validation_of="kept_packed")
+            s.pack(frame, "kept", label="label", replace=True, validation_of="base_packed")
         monkeypatch.setattr(Selection, name, own)
         assert db.run("SELECT oid FROM pg_class WHERE relname LIKE 'kept%' ORDER BY 1") == kept
         assert s.calls.execute(pid, {}).scalar()
