@@ -34,7 +34,7 @@ def copy(connection, data, table, label=None, features=None, temporary=False, **
     chunks = reading.chunks(data, label, **pictures)
     first = next(chunks, None)
     if first is None or not len(first):
-        raise ClientError("there are no rows to pack")
+        raise ClientError("there are no rows")
     if label is None and isinstance(data, tuple):
         label = "y"
     if label is not None and label not in first.columns:

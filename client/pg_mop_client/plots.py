@@ -16,6 +16,7 @@ from pg_mop_client.watching import printable
 
 TOP = 8  # configurations with a colour of their own
 MOST_CLASSES = 500
+MISSING = "(missing)"  # what a missing class is called: a text may be NULL
 TRAIN, EVALUATE, GREY = "#4f86d9", "#d98f2b", "#9aa3b2"
 
 
@@ -153,15 +154,14 @@ def confusion(actual, predicted, title="", ax=None):
         counts[at[a]][at[b]] += 1
     side = min(12, 2.5 + 0.4 * len(names))
     ax = ax or _axes(width=side + 1, height=side)
-    ax.imshow(counts, cmap="Blues", norm="symlog" if max(map(max, counts)) > 100 else None)
-    most = max(map(max, counts))
+    image = ax.imshow(counts, cmap="Blues", norm="symlog" if max(map(max, counts)) > 100 else None)
     if len(names) <= 25:
         for row, own in enumerate(counts):
             for column, count in enumerate(own):
                 if count:
                     ax.text(column, row, str(count), ha="center", va="center", fontsize="x-small",
-                            color="white" if count > most / 2 else "black")
-    shown = [_text(name, 20) for name in names] if len(names) <= 60 else []
+                            color="white" if image.norm(count) > 0.5 else "black")
+    shown = [_text(MISSING if name is None else name, 20) for name in names] if len(names) <= 60 else []
     ax.set_xticks(range(len(shown)), shown, rotation=90, fontsize="x-small", parse_math=False)
     ax.set_yticks(range(len(shown)), shown, fontsize="x-small", parse_math=False)
     right = sum(a == b for a, b in pairs)
@@ -170,11 +170,12 @@ def confusion(actual, predicted, title="", ax=None):
 
 
 def _class(value):
-    """A class as the server writes it; of a vector the place of its greatest element, as is predicted for these."""
+    """A class as the server writes it, None where it is missing; of a vector the place of its greatest element, as is
+    predicted for these."""
     if isinstance(value, ARRAYS):
         value = int(numpy.argmax(value))
     if pandas.isna(value):
-        return "NULL"
+        return None
     if isinstance(value, (bool, numpy.bool_)):
         return str(value).lower()
     if isinstance(value, numbers.Real) and math.isfinite(value) and value == int(value):
@@ -183,6 +184,8 @@ def _class(value):
 
 
 def _by_number(name):
+    if name is None:
+        return 2, 0.0, ""
     try:
         return 0, float(name), name
     except ValueError:

@@ -105,19 +105,20 @@ class Run:
 
     def metrics(self, cap=100 * CAP):
         """Every loss and metric, in long form: mst_key, iteration, dataset, name, value."""
-        return self._frame("mop_metrics", cap)
+        return self._frame("mop_metrics", cap, "mst_key, iteration, dataset, name")
 
     def units(self, cap=100 * CAP):
-        """The attempts at units: session, times, kernel, loss, error."""
-        return self._frame("mop_units", cap)
+        """The attempts at units, as they began: session, times, kernel, loss, error."""
+        return self._frame("mop_units", cap, "started_at, mst_key, segment, attempt")
 
     def trials(self, cap=CAP):
         """What became of each configuration."""
-        return self._frame("mop_trials", cap)
+        return self._frame("mop_trials", cap, "mst_key")
 
-    def _frame(self, view, cap=None):
+    def _frame(self, view, cap=None, order="run_id"):
         with connected(self.selection.engine) as connection:
-            return frame(connection, f"SELECT * FROM {self._schema}.{view} WHERE run_id = :run", cap, run=self.run_id)
+            return frame(connection, f"SELECT * FROM {self._schema}.{view} WHERE run_id = :run ORDER BY {order}", cap,
+                         run=self.run_id)
 
     def best(self):
         """The leaderboard's first row. Raises ClientError where no configuration has a result."""

@@ -315,6 +315,20 @@ def test_confusion_counts_what_was_predicted(run, example):
     axes = plots.confusion([HOSTILE, "b", None], ["b", "b", HOSTILE])
     axes.figure.canvas.draw()
     assert "1 of 3 right" in axes.get_title(loc="left")
+    axes = plots.confusion(["NULL", None], [None, None])  # (the first is a text)
+    assert "1 of 2 right" in axes.get_title(loc="left")
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["NULL", plots.MISSING]
+    axes = plots.confusion(["a"] * 1000 + ["b"] * 200, ["a"] * 1000 + ["b"] * 200)
+    assert {text.get_text(): text.get_color() for text in axes.texts} == {"1000": "white", "200": "white"}
+
+
+def test_what_is_cut_off_is_what_comes_last(run):
+    whole = run.metrics()
+    with pytest.warns(UserWarning, match="these are the first 3 rows"):
+        assert run.metrics(cap=3).equals(whole.head(3))
+    assert whole.equals(whole.sort_values(["mst_key", "iteration", "dataset", "name"], ignore_index=True))
+    units = run.units()
+    assert len(units) and units.started_at.is_monotonic_increasing
 
 
 def test_a_picture_shows_the_numbers(run):
