@@ -209,7 +209,7 @@ class Run:
 
     def _is_of_classes(self, mst_key):
         """True where a model that was packed with numbers tells classes all the same, as by soft labels."""
-        said = self._frame("mop_trials")
+        said = self.trials(cap=None)
         said = said[said.mst_key == mst_key] if mst_key is not None else said
         loss = re.search(r"\bloss\s*=\s*['\"]([^'\"]*)", said.compile_params.iloc[0])
         return loss is not None and loss[1].lower().replace("_", "") in OF_CLASSES

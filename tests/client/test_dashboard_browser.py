@@ -119,11 +119,14 @@ def test_runs_are_compared_and_pictures_are_saved(db, browser, page, tmp_path):
     texts = browser.execute_async_script("Promise.all(window.blobs.map(b => b.text())).then(arguments[0])")
     assert len(next(text for text in texts if text.startswith("rank,")).splitlines()) == 5
     assert problems(browser) == []
+    series = value(browser, "document.getElementById('series').value")
     (tmp_path / "runs.html").write_text(next(text for text in texts if text.startswith("<!DOCTYPE")), encoding="utf-8")
     browser.get((tmp_path / "runs.html").as_uri())  # (the file needs neither the page nor its server)
     assert value(browser, "document.querySelectorAll('#board tbody tr').length") == 4
     assert value(browser, "[...document.querySelectorAll('#board th')].every(h => h.textContent)")
     assert value(browser, "document.querySelectorAll('#curves-picture svg path').length") >= 4
+    assert value(browser, "document.querySelectorAll('#curves-picture .legend i').length") == 4  # which curve is whose
+    assert value(browser, "document.querySelector('#curves-picture .note').textContent") == series
     assert not value(browser, "document.querySelectorAll('button, input, script, link, template').length")
     assert f"run {compared[1]}: finished" in value(browser, "document.body.innerText")
     assert "token" not in value(browser, "document.documentElement.outerHTML")

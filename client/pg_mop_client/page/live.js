@@ -2,7 +2,7 @@
 // The live page: asks mop for what has changed, and fills tables; page.js, the report's own, draws. All that comes from
 // the database becomes text, never markup. What is filtered and sorted by stands in the address.
 (function () {
-    const { el, show, seconds, update, mark, marked, redraw } = window.pgMopReport;
+    const { el, show, seconds, update, mark, marked, drawLate } = window.pgMopReport;
     // the address that mop dashboard prints has the token behind #, which no server sees; all tabs of this page have it
     const brought = /^#token=([\w-]+)$/.exec(location.hash)?.[1];
     try { if (brought) localStorage.setItem("token", brought); } catch { /* this document alone has it, then */ }
@@ -351,11 +351,12 @@
     }
     // What is seen of several runs, as a file that needs nothing else: a run's own report is the server's.
     function seen() {
-        redraw();  // (what is out of view has waited)
+        drawLate();
         const copy = document.documentElement.cloneNode(true), head = copy.querySelector("head");
-        for (const cell of copy.querySelectorAll("th button")) cell.replaceWith(cell.textContent);
+        for (const own of copy.querySelectorAll("th button, .legend button")) own.replaceWith(el("span", {}, ...own.childNodes));
+        copy.querySelector("#series")?.parentNode.replaceWith(el("p", { class: "note" }, $("series").value + ($("log").checked ? ", logarithmic" : "")));
         if ($("filtered").textContent) copy.querySelector("#headline").append(` ${$("filtered").textContent}: ${asked}`);
-        for (const own of copy.querySelectorAll("nav, form, template, script, link, button, .controls, .skip, .hint, [hidden], #connection, #said")) own.remove();
+        for (const own of copy.querySelectorAll("nav, form, template, script, link, button, .controls:not(.legend), .skip, .hint, [hidden], #connection, #said")) own.remove();
         for (const row of copy.querySelectorAll("[tabindex], [data-focus]")) { row.removeAttribute("tabindex"); row.removeAttribute("data-focus"); }
         head.append(el("style", {}, [...document.styleSheets].flatMap(sheet => [...sheet.cssRules]).map(rule => rule.cssText).join("\n")));
         return new Blob(["<!DOCTYPE html>\n" + copy.outerHTML], { type: "text/html" });

@@ -64,7 +64,8 @@ window.pgMopReport = (function () {
         }
     }, { rootMargin: "50%" });
     function later(name) { if (near.has(name)) draw(name); else late.add(name); }
-    addEventListener("beforeprint", () => [...late].forEach(draw));
+    function drawLate() { [...late].forEach(draw); }
+    addEventListener("beforeprint", drawLate);
     function scale(from, to, begin, end, log) {
         const f = log ? Math.log : x => x;
         const low = f(from), span = f(to) - low || 1;
@@ -430,5 +431,5 @@ window.pgMopReport = (function () {
     }
     const own = document.getElementById("data");
     if (own) update(JSON.parse(own.textContent));
-    return { update, mark, redraw, el, show, seconds, marked: () => marked };
+    return { update, mark, drawLate, el, show, seconds, marked: () => marked };
 })();
