@@ -74,8 +74,10 @@ def parallel(data, ax=None):
         for text, height in ticks:
             ax.text(at + 0.02, height, _text(text, 14), fontsize="x-small", va="center", parse_math=False)
     for c in reversed(shown):
-        line = [(at, heights[at](value(c, name))) for at, name in enumerate(names) if value(c, name) is not None]
-        ax.plot(*zip(*line), **_style(c))
+        # no line over a parameter that it has not; what is alone between two such is a dot
+        own = [value(c, name) for name in names]
+        line = [math.nan if v is None else heights[at](v) for at, v in enumerate(own)]
+        ax.plot(line, **_style(c), marker="." if None in own else None)
     ax.set_xticks(range(len(names)), [_text(n) for n in names], rotation=20, fontsize="small", parse_math=False)
     ax.set_yticks([])
     _label(ax, "", "", _title(data))

@@ -143,15 +143,23 @@ class Run:
                 from None
 
     def _its_models(self):
-        """The name of the table of its models. Raises ClientError where a later run has written one of that name."""
+        """The name of the table of its models. Raises ClientError where a later run has written one of that name, or
+        the table of that name is another role's: a run of somebody else may have been of another schema."""
         with connected(self.selection.engine) as connection:
             later = connection.execute(text(
                 f"SELECT l.run_id FROM {self._schema}.mop_runs r JOIN {self._schema}.mop_runs l USING "
-                f"(model_output_table) WHERE r.run_id = :run AND l.status = 'finished' AND l.finished_at > "
+                f"(owner, model_output_table) WHERE r.run_id = :run AND l.status = 'finished' AND l.finished_at > "
                 f"r.finished_at ORDER BY l.finished_at DESC LIMIT 1"), {"run": self.run_id}).scalar()
+            other = connection.execute(text(
+                "SELECT pg_catalog.pg_get_userbyid(relowner) FROM pg_catalog.pg_class WHERE oid = "
+                "pg_catalog.to_regclass(:name) AND :owner <> session_user AND :owner <> pg_catalog.pg_get_userbyid("
+                "relowner)"), {"name": quote_table(self.models), "owner": self.info["owner"]}).scalar()
         if later is not None:
             raise ClientError(f"table {self.models} has the models of run {later}, which was trained after run "
                               f"{self.run_id}", hint=f"run({later})")
+        if other is not None:
+            raise ClientError(f"table {self.models}, as it is found here, is of role {other}, and run {self.run_id} of "
+                              f"role {self.info['owner']}", hint="madlib_keras_predict takes the name with its schema.")
         return self.models
 
     @told()

@@ -12,19 +12,21 @@ SELECT r.run_id, coalesce(w.units_done, 0)::bigint AS units_done,
        END::double precision AS seconds_left,
        w.mst_key, w.iteration, w.last_loss,
        CASE WHEN w.error IS NOT NULL THEN 'failed'
+            WHEN r.now = 'running' AND w.units_running > 0 THEN 'running'
+            WHEN w.reason IS NOT NULL THEN 'stopped'
             WHEN w.units_done = w.units_total THEN 'finished'
             WHEN r.now <> 'running' THEN r.now
-            WHEN w.units_running > 0 THEN 'running'
             ELSE 'waiting' END AS status
 FROM @extschema@.mop_seen_run r JOIN (
-    SELECT a.run_id, a.mst_key, a.error, sum(a.done) AS units_done, sum(a.running) AS units_running,
+    SELECT a.run_id, a.mst_key, a.error, a.reason, sum(a.done) AS units_done, sum(a.running) AS units_running,
            sum(a.total) AS units_total, max(a.iteration) FILTER (WHERE a.done > 0 OR a.running > 0) AS iteration,
            (max(ARRAY[a.iteration, a.last_loss]) FILTER (WHERE a.last_loss IS NOT NULL))[2] AS last_loss,
            max(a.run_done) AS run_done,
            sum(sum(a.total - a.done) FILTER (WHERE a.is_first)) OVER (PARTITION BY a.run_id) AS run_left
     FROM (
-        SELECT c.run_id, c.mst_key, c.error, t.iteration, coalesce(u.done, 0) AS done,
-               coalesce(u.running, 0) AS running, u.last_loss, CASE WHEN t.stage IS NOT NULL THEN CASE WHEN d.averaging THEN 1 ELSE d.training END
+        SELECT c.run_id, c.mst_key, c.error, c.reason, t.iteration, coalesce(u.done, 0) AS done,
+               coalesce(u.running, 0) AS running, u.last_loss,
+               CASE WHEN t.stage IS NOT NULL THEN CASE WHEN d.averaging THEN 1 ELSE d.training END
                    + CASE WHEN t.evaluated THEN d.both_datasets ELSE 0 END END AS total,
                c.error IS NULL AND q.mst_key = min(q.mst_key) FILTER (WHERE c.error IS NULL)
                    OVER (PARTITION BY t.run_id, t.stage) AS is_first,
@@ -47,13 +49,11 @@ FROM @extschema@.mop_seen_run r JOIN (
         LEFT JOIN (
             SELECT v.run_id, count(*) AS run_done FROM @extschema@.mop_unit v WHERE v.status = 'finished'
             GROUP BY v.run_id) o ON o.run_id = c.run_id) a
-    GROUP BY a.run_id, a.mst_key, a.error) w USING (run_id);
+    GROUP BY a.run_id, a.mst_key, a.error, a.reason) w USING (run_id);
 
 CREATE VIEW @extschema@.mop_trials WITH (security_barrier) AS
 SELECT c.run_id, c.mst_key, c.model_id, c.compile_params, c.fit_params,
-       CASE WHEN p.status IN ('failed', 'running', 'cancelled') OR c.reason IS NULL THEN p.status ELSE 'stopped' END
-           AS status,
-       coalesce(q.iterations, 0) AS iterations, q.path, m.iterations AS metrics_iterations, m.training_loss,
+       p.status, coalesce(q.iterations, 0) AS iterations, q.path, m.iterations AS metrics_iterations, m.training_loss,
        m.training_metric, m.validation_loss, m.validation_metric, coalesce(c.error, c.reason) AS reason
 FROM @extschema@.mop_configuration c JOIN @extschema@.mop_progress p USING (run_id, mst_key)
 LEFT JOIN (

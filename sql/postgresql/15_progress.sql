@@ -14,9 +14,10 @@ SELECT r.run_id, coalesce(w.units_done, 0)::bigint AS units_done,
        END::double precision AS seconds_left,
        w.mst_key, w.iteration, w.last_loss,
        CASE WHEN w.error IS NOT NULL THEN 'failed'
+            WHEN s.status = 'running' AND w.units_running > 0 THEN 'running'
+            WHEN w.reason IS NOT NULL THEN 'stopped'
             WHEN w.units_done = w.units_total THEN 'finished'
             WHEN s.status <> 'running' THEN s.status
-            WHEN w.units_running > 0 THEN 'running'
             ELSE 'waiting' END AS status
 FROM @extschema@.mop_seen_run r
      CROSS JOIN LATERAL @extschema@.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') AS s(status)
@@ -26,12 +27,14 @@ FROM @extschema@.mop_seen_run r
            AND coalesce(r.parameters #>> '{settings,fit_strategy}' = 'averaging', false) AS averaging
     FROM @extschema@.mop_segment g WHERE g.run_id = r.run_id) d
      CROSS JOIN LATERAL (
-    SELECT a.mst_key, a.error, sum(a.done) AS units_done, sum(a.running) AS units_running, sum(a.total) AS units_total,
+    SELECT a.mst_key, a.error, a.reason, sum(a.done) AS units_done, sum(a.running) AS units_running,
+           sum(a.total) AS units_total,
            max(a.iteration) FILTER (WHERE a.done > 0 OR a.running > 0 OR a.taken) AS iteration,
            (max(ARRAY[a.iteration, a.last_loss]) FILTER (WHERE a.last_loss IS NOT NULL))[2] AS last_loss,
            max(a.run_done) AS run_done, sum(sum(a.total - a.done) FILTER (WHERE a.is_first)) OVER () AS run_left
     FROM (
-        SELECT c.mst_key, c.error, t.iteration, t.source_run IS NOT NULL AS taken, u.done, u.running, u.last_loss,
+        SELECT c.mst_key, c.error, c.reason, t.iteration, t.source_run IS NOT NULL AS taken, u.done, u.running,
+               u.last_loss,
                -- a replica has a segment of its own; what was taken over needs no units, but for metrics that it had
                -- not; (nothing may have been asked for yet)
                CASE WHEN t.stage IS NOT NULL
@@ -55,7 +58,7 @@ FROM @extschema@.mop_seen_run r
                        AS last_loss
             FROM @extschema@.mop_unit v WHERE v.run_id = r.run_id AND v.stage = t.stage) u
         WHERE c.run_id = r.run_id) a
-    GROUP BY a.mst_key, a.error) w;
+    GROUP BY a.mst_key, a.error, a.reason) w;
 
 -- For \watch: a line of about 100 characters for each run that trains, or for the last one. The best is that of the least
 -- loss so far: of evaluations of the validation rows if there are some, else of the training rows; before the first
@@ -102,9 +105,7 @@ WHERE s.status = 'running' OR NOT s.any_runs AND s.run_id = s.last;
 -- what became of each configuration
 CREATE VIEW @extschema@.mop_trials WITH (security_barrier) AS
 SELECT c.run_id, c.mst_key, c.model_id, c.compile_params, c.fit_params,
-       CASE WHEN p.status IN ('failed', 'running', 'cancelled') OR c.reason IS NULL THEN p.status ELSE 'stopped' END
-           AS status,
-       q.iterations, q.path, m.iterations AS metrics_iterations, m.training_loss, m.training_metric,
+       p.status, q.iterations, q.path, m.iterations AS metrics_iterations, m.training_loss, m.training_metric,
        m.validation_loss, m.validation_metric, coalesce(c.error, c.reason) AS reason
 FROM @extschema@.mop_configuration c JOIN @extschema@.mop_seen_run r USING (run_id)
 JOIN @extschema@.mop_progress p USING (run_id, mst_key)

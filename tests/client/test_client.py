@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy
 
 from conftest import ROOT, eventually
-from pg_mop_client import ClientError, LostError, Selection, ServerError
+from pg_mop_client import ClientError, LostError, Selection, ServerError, plots
 from pg_mop_client.database import quote, quote_table
 from workload import ADAM, HOSTILE, dense, is_under_way, load
 
@@ -339,6 +339,27 @@ def test_a_picture_shows_the_numbers(run):
         assert drawn[str(key)] == pytest.approx(own.sort_values("iteration").value.tolist(), rel=1e-5)
     with pytest.raises(ClientError, match="there is no series 'nonsense'"):
         run.plot_curves("nonsense")
+
+
+def test_no_line_goes_over_a_parameter_that_a_configuration_has_not(run):
+    data = run.data
+    del data["configurations"][0]["parameters"][data["varied"][0]]
+    lines = [line.get_ydata() for line in plots.parallel(data).get_lines() if len(line.get_ydata()) > 2]
+    assert len(lines) == len(data["configurations"])
+    assert [int(numpy.isnan(line).sum()) for line in lines] == [0] * (len(lines) - 1) + [1]  # (the best is drawn last)
+
+
+def test_somebody_elses_table_of_a_runs_name_is_not_taken_for_its_models(db, run, example):
+    """A superuser sees all runs, whose tables may be of other schemas."""
+    db.run("DROP ROLE IF EXISTS looker, taker; CREATE ROLE looker LOGIN SUPERUSER; CREATE ROLE taker; "
+           "CREATE SCHEMA looker; CREATE TABLE looker.py_models (); ALTER TABLE looker.py_models OWNER TO taker")
+    with Selection(db.uri("looker")) as other:
+        seen = other.run(run.run_id)
+        with pytest.raises(ClientError, match="py_models, as it is found here, is of role taker, and run .* of role "):
+            seen.predict(example["digits"])
+        db.run("DROP SCHEMA looker CASCADE")
+        assert len(seen.predict(example["digits"][:3])) == 3
+    db.run("DROP ROLE looker, taker")
 
 
 def test_a_run_that_has_nothing_to_draw_says_so(db, s, example):

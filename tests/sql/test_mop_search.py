@@ -170,8 +170,15 @@ def test_people_stop_and_add_configurations_of_a_fit_call(db, data):
     rows = {r["mst_key"]: r for r in db.run("SELECT mst_key, model_id, iteration FROM fitted_info")}
     assert len(rows) == 3 and rows[2]["iteration"] == rows[3]["iteration"] == 4 and rows[3]["model_id"] == 2
     assert rows[1]["iteration"] is None or rows[1]["iteration"] < 4
+    for view in ("mop_trials", "mop_progress"):
+        told = db.run(f"SELECT mst_key, status FROM madlib.{view} WHERE run_id = %s ORDER BY mst_key", [run_id])
+        assert [t["status"] for t in told] == ["stopped", "finished", "finished"], view
     assert db.value("SELECT reason FROM madlib.mop_trials WHERE (run_id, mst_key) = (%s, 1)", [run_id]) == \
         "stopped by postgres"
+    # also where nothing had been asked of it yet, as of one that waits in a search
+    db.run("BEGIN; DELETE FROM madlib.mop_request WHERE (run_id, mst_key) = (%s, 1)", [run_id])
+    assert db.value("SELECT status FROM madlib.mop_progress WHERE (run_id, mst_key) = (%s, 1)", [run_id]) == "stopped"
+    db.run("ROLLBACK")
     other.close()
 
 

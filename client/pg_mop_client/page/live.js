@@ -149,7 +149,7 @@
         const heads = found.heads || [{ ...found.head, run_id: run }];
         const running = heads.some(h => h.status === "running");
         const leads = view.best ? `best so far: ${view.best.name} with ${view.measure.series} ${show(view.best.value)}` : "";
-        const parts = heads.flatMap(h => [...(compared ? [`run ${h.run_id}: ${h.status}`] : [h.status]), h.total || h.status === "running" ? `${h.done || 0} of ${h.total || 0} units` : "no units of its own",
+        const parts = heads.flatMap(h => [...(compared ? [`run ${h.run_id}: ${h.status}`] : [h.status]), h.total || h.status !== "finished" ? `${h.done || 0} of ${h.total || 0} units` : "no units of its own",
             ...(h.status === "running" && h.seconds_left ? [clock(h.seconds_left) + " left"] : []), ...(compared || h.seconds === null ? [] : [clock(h.seconds)])]);
         $("headline").textContent = [...parts, ...(leads ? [leads] : [])].join(" · ");
         const news = heads.map(h => h.status).join() + (leads ? ", " + leads : "");  // read out when it changes, not each second

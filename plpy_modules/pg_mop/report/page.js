@@ -280,10 +280,12 @@ window.pgMopReport = (function () {
             lines = [];
             for (const key of ordered(shown.map(c => c.mst_key))) {
                 const c = byKey.get(key);
-                const own = axes.map((axis, i) => [xs[i], place(axis, value(c, axis.name), top, bottom)]).filter(p => p[1] !== null);
+                // no line over a parameter that it has not; what is alone between two such is a dot
+                const own = axes.map((axis, i) => [xs[i], place(axis, value(c, axis.name), top, bottom)]);
                 lines.push([key, own]);
-                svg.append(el("path", { class: classes(key), style: style(key),
-                                        d: own.map((p, i) => (i ? "L" : "M") + p[0].toFixed(1) + " " + p[1].toFixed(1)).join("") }));
+                const has = i => own[i] && own[i][1] !== null;
+                svg.append(el("path", { class: classes(key), style: style(key), "stroke-linecap": "round", d: own.map((p, i) => has(i)
+                    ? (has(i - 1) ? "L" : "M") + p[0].toFixed(1) + " " + p[1].toFixed(1) + (has(i - 1) || has(i + 1) ? "" : "h.01") : "").join("") }));
             }
             axes.forEach((axis, i) => {
                 svg.append(el("path", { class: "axis", style: "stroke:var(--soft)", d: `M${xs[i]} ${top}V${bottom}` }));
@@ -305,7 +307,7 @@ window.pgMopReport = (function () {
             let best = null;
             for (const [key, own] of lines) for (let i = 1; i < own.length; i++) {
                 const [ax, ay] = own[i - 1], [bx, by] = own[i];
-                if (px < ax || px > bx) continue;
+                if (px < ax || px > bx || ay === null || by === null) continue;
                 const distance = Math.abs(ay + (by - ay) * (px - ax) / (bx - ax || 1) - py);
                 if (!best || distance < best[0]) best = [distance, key];
             }
