@@ -120,6 +120,11 @@ def test_runs_are_compared_and_pictures_are_saved(db, browser, page, tmp_path):
     assert len(next(text for text in texts if text.startswith("rank,")).splitlines()) == 5
     assert problems(browser) == []
     series = value(browser, "document.getElementById('series').value")
+    drawing = next(text for text in texts if text.startswith("<svg"))
+    assert f"Learning curves: {series}<" in drawing
+    for own in browser.execute_script("return [...document.querySelectorAll('#curves-picture .legend button')].map("
+                                      "b => [b.textContent, getComputedStyle(b.firstChild).backgroundColor])"):
+        assert f'fill="{own[1]}"' in drawing and f">{own[0]}</text>" in drawing
     (tmp_path / "runs.html").write_text(next(text for text in texts if text.startswith("<!DOCTYPE")), encoding="utf-8")
     browser.get((tmp_path / "runs.html").as_uri())  # (the file needs neither the page nor its server)
     assert value(browser, "document.querySelectorAll('#board tbody tr').length") == 4

@@ -332,6 +332,22 @@
 
     // --- pictures as files ---------------------------------------------------------------------------------
     const LOOK = ["fill", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "font-size", "font-family", "paint-order", "text-anchor"];
+    // what stands around a picture on the page stands below it in its file: what it shows, and whose colour is which
+    function below(name, width, top, page) {
+        const made = [], text = (x, y, words) => el("text", { x, y, fill: page.color, "font-size": "12px", "font-family": page.fontFamily }, words);
+        const series = name === "curves" && $("series"), title = $(name + "-title").textContent;
+        let x = 12, y = top + 20;
+        made.push(text(x, y, series ? `${title}: ${series.value}${$("log").checked ? ", logarithmic" : ""}` : title));
+        y += 20;
+        for (const own of $(name + "-picture").querySelectorAll(".legend > *")) {
+            const swatch = own.querySelector("i"), words = own.textContent, long = (swatch ? 20 : 0) + 7 * words.length + 14;
+            if (x > 12 && x + long > width) { x = 12; y += 18; }
+            if (swatch) made.push(el("rect", { x, y: y - 7, width: 14, height: 4, fill: getComputedStyle(swatch).backgroundColor }));
+            made.push(text(x + (swatch ? 20 : 0), y, words));
+            x += long;
+        }
+        return { made, high: y + 8 - top };
+    }
     function picture(name) {
         const svg = $(name + "-picture").querySelector("svg");
         if (!svg) return null;
@@ -342,8 +358,11 @@
             copies[i].removeAttribute("class");
             copies[i].removeAttribute("style");
         });
-        const { width, height } = svg.viewBox.baseVal;
+        const { width, height: drawn } = svg.viewBox.baseVal;
+        const told = below(name, width, drawn, getComputedStyle(document.body)), height = drawn + told.high;
+        copy.append(...told.made);
         copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+        copy.setAttribute("viewBox", `0 0 ${width} ${height}`);
         copy.setAttribute("width", width);
         copy.setAttribute("height", height);
         copy.prepend(el("rect", { width, height, fill: getComputedStyle(document.body).backgroundColor }));
