@@ -100,6 +100,8 @@ def test_runs_are_compared_and_pictures_are_saved(db, browser, page, tmp_path):
         db.run(f"SET pg_mop.reuse = off; SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{name}', "
                f"'few', 2, FALSE, NULL, 1)")
         compared.append(last_run(db))
+    browser.get(page.address)  # (its token)
+    assert eventually(lambda: "token" not in browser.current_url, 30)
     browser.get(f"http://127.0.0.1:{page.port}/compare?run={compared[0]}&run={compared[1]}")
     assert eventually(lambda: value(browser, "document.querySelectorAll('#board tbody tr').length") == 4, 30)
     assert f"run {compared[1]}: finished" in value(browser, "document.getElementById('headline').textContent")
