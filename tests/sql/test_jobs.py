@@ -234,7 +234,8 @@ def test_a_job_whose_end_cannot_be_noted_does_not_run_for_ever(db):
     db.run("DROP ROLE IF EXISTS rita; CREATE ROLE rita LOGIN; GRANT mop_user TO rita; SELECT pg_advisory_lock(2)")
     rita = db.another("rita")
     number = submit(rita, "SELECT pg_advisory_xact_lock(2)")
-    db.run("REVOKE mop_user FROM rita; SELECT pg_advisory_unlock(2)")
+    db.run("REVOKE mop_user FROM rita")  # (committed before the job goes on)
+    db.run("SELECT pg_advisory_unlock(2)")
     assert eventually(lambda: job(db, number)["status"] == "failed", 60)
     assert "whether the command was finished was not noted" in job(db, number)["error"]
     db.run("GRANT mop_user TO rita")  # it is tried again
