@@ -100,8 +100,8 @@ SELECT r.segments AS sessions, round(extract(epoch FROM r.finished_at - r.starte
        round(sum(u.train_seconds) FILTER (WHERE kind = 'evaluate')::numeric, 2) AS evaluating,
        round(sum(u.read_seconds + u.write_seconds)::numeric, 2) AS hops_and_start_up,
        round((r.segments * extract(epoch FROM max(u.finished_at) - min(u.started_at))
-              - sum(extract(epoch FROM u.finished_at - u.started_at)))::numeric, 2) AS idle
-FROM madlib.mop_runs r JOIN madlib.mop_units u USING (run_id) WHERE run_id = :run GROUP BY r.run_id, 1, 2,
+              - sum(u.read_seconds + u.train_seconds + u.write_seconds))::numeric, 2) AS between_and_idle
+FROM madlib.mop_runs r JOIN madlib.mop_units u USING (run_id) WHERE run_id = :run AND NOT shared GROUP BY r.run_id, 1, 2,
     r.finished_at, r.started_at, r.segments;
 
 \echo
