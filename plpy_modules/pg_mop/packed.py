@@ -113,6 +113,14 @@ class PackedTable:
         return {"widths": [shapes[c][0] for c in self.outputs], "what": "numbers" if self.regression else "classes",
                 "table": self.text}
 
+    def hint_to_fit(self):
+        """What helps where no architecture fits these rows."""
+        hint = "Load an architecture of that shape with load_keras_model."
+        types = set(self.summary.get("dependent_vartype") or [])
+        if not self.regression and types & {"real", "double precision", "numeric"}:
+            hint += " Numbers that are to be predicted, and no classes, are packed with dependent_dtype => 'float32'."
+        return hint
+
     def dtypes(self):
         """numpy dtypes of the columns' bytes."""
         return ["<f4"] * len(self.inputs) + ["<f4" if self.regression else "<i2"] * len(self.outputs)

@@ -129,6 +129,13 @@ def test_a_linear_function_is_learnt(db, houses):
     assert db.value("SELECT dependent_dtype FROM houses_models_summary") == "float32"
 
 
+def test_who_packs_numbers_as_classes_is_told_how_else(db, houses):
+    db.run("SELECT madlib.training_preprocessor_dl('houses', 'price_classes', 'price', 'x', 20)")
+    error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('price_classes', 'never', 'houses_mst', 1, FALSE)")
+    assert "the architecture outputs 1 classes" in str(error)
+    assert "dependent_dtype => 'float32'" in error.diag.message_hint
+
+
 def test_predictions_are_the_numbers(db, houses):
     for kind, ranked in (("'prob'", True), ("'response'", False), ("NULL::text", True)):
         db.run("DROP TABLE IF EXISTS prices")

@@ -143,7 +143,7 @@ class Checks:
             raise MopError(f'no configuration fits the data of "{source.text}": '
                            f"{next(iter(self.misfits.values()))}",
                            detail="\n".join(f"mst_key {k}: {m}" for k, m in list(self.misfits.items())[:20]),
-                           hint="Load an architecture of that shape with load_keras_model.")
+                           hint=self.source.hint_to_fit())
 
     def _misfit(self, c):
         """Why an architecture does not fit the data, or None; the trainer says it of what its JSON does not tell."""

@@ -213,7 +213,7 @@ class Search(Training):
                 problems.append(problem)
         if problems and len(problems) == len(proposals):
             raise MopError(f'no configuration fits the data of "{self.source.text}": {problems[0]}',
-                           hint="Load an architecture of that shape with load_keras_model.")
+                           hint=self.source.hint_to_fit())
         for names in self._metrics_of_space() if self.metric != "loss" else ():
             if self.metric not in names:
                 raise MopError(f'metric "{self.metric}" is not among the metrics of all configurations of the space: '
