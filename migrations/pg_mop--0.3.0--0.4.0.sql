@@ -78,6 +78,27 @@ SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_stage', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_request', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_search_log', '');
 
+ALTER TABLE @extschema@.mop_run ADD COLUMN expected_seconds double precision;
+CREATE TABLE @extschema@.mop_cost (
+    owner integer NOT NULL REFERENCES @extschema@.mop_owner,
+    net text NOT NULL,                  -- digest of what decides the seconds of a mini-batch
+    part text NOT NULL CHECK (part IN ('model', 'head')), -- head: what is left after frozen layers
+    version text NOT NULL,              -- of Keras and its framework
+    device text NOT NULL,
+    kernel text NOT NULL,
+    architecture text NOT NULL,         -- digest
+    optimizer text NOT NULL,
+    loss text NOT NULL,
+    batch_size integer NOT NULL,
+    shape text NOT NULL,                -- of a row
+    batch_seconds double precision[] NOT NULL,   -- the least of each run, the latest first
+    compile_seconds double precision[] NOT NULL, -- the most of each run
+    noted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (owner, net, part, version, device, kernel)
+);
+CREATE INDEX mop_cost_architecture ON @extschema@.mop_cost (owner, architecture);
+ALTER TABLE @extschema@.mop_cost ENABLE ROW LEVEL SECURITY; -- nobody but the extension's owner reads it: mop_unit_costs
+
 CREATE TABLE @extschema@.mop_guest (
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
     server name NOT NULL,               -- the foreign server's name

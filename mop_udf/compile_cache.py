@@ -1,4 +1,4 @@
-"""What trainers have compiled by XLA, and found out of kernels, kept for later trainers of the same role.
+"""What trainers have compiled by XLA, kept for later trainers of the same role.
 
 A directory for each role, version of the packages and kind of processor, in the nursery's folder of the server's data
 directory: backups leave it out, and a copied cluster runs no code that was made for another machine. Trainers alone
@@ -7,12 +7,13 @@ read and write there, each in its role's own: what a role compiles can do harm t
 Standard library only: backends import it.
 """
 
+import contextlib
+import fcntl
 import glob
 import hashlib
 import json
 import os
 import shutil
-import statistics
 import tempfile
 import time
 
@@ -21,8 +22,8 @@ from mop_udf import nursery
 VARIABLE = "PG_MOP_COMPILE_CACHE"  # of a trainer's environment: "megabytes:directory"
 UNUSED_SECONDS = 30 * 86400        # after which a directory is removed, by who makes one
 FREE_BYTES = 1 << 30               # that a disk must have
-KEPT = 9                           # measurements of a kernel
 COMPILED = 200                     # models of an architecture that are known to have been compiled
+WAIT_SECONDS = 120                 # for another trainer that compiles the same
 
 
 def environment(home, keras_backend, role, threads, megabytes):
@@ -34,7 +35,7 @@ def environment(home, keras_backend, role, threads, megabytes):
     try:
         folder, opened = nursery.own_folder()
         os.close(opened)
-        kind = f"{nursery.version(home, keras_backend)}-{_processor()}"
+        kind = f"{nursery.version(home, keras_backend)}-{processor()}"
         path = os.path.join(folder, f"xla-{kind}-{int(threads)}-{int(role)}")
         disk = os.statvfs(folder)
         # (TensorFlow's flags end at a blank)
@@ -73,6 +74,8 @@ class CompileCache:
         for entry in self._entries():
             try:
                 status = entry.stat()
+                if entry.name.endswith(".lock"):  # of no size, and somebody may hold it
+                    continue
                 files.append((status.st_mtime, status.st_size, entry.path))
             except OSError:
                 pass
@@ -84,13 +87,11 @@ class CompileCache:
                 total -= size
 
     def clear(self):
-        """Remove what has been compiled; what was measured stays. True where anything was removed."""
+        """Remove what has been compiled. True where there was anything."""
         removed = 0
         for entry in self._entries():
-            if entry.name.endswith(".json"):
-                self._write(entry.path, self._read(entry.path)[0], {})
-            else:
-                removed += _remove(entry.path)
+            if not entry.name.endswith(".lock"):  # (somebody may hold it)
+                removed += _remove(entry.path) and not entry.name.endswith(".json")
         return removed > 0
 
     def _entries(self):
@@ -99,46 +100,52 @@ class CompileCache:
         except OSError:
             return []
 
-    def known(self, architecture):
-        """{kernel: (speed-up, seconds to compile)}, medians of what trainers have measured for an architecture (text):
-        either is None where nobody has."""
-        return {kernel: tuple(statistics.median(values) if (values := [v for v in own if v is not None]) else None
-                              for own in zip(*measured))
-                for kernel, measured in self._read(self._name(architecture))[0].items()}
-
     def compiled(self, architecture):
-        """{what was compiled: (seconds that it took last, how often it was)}, by digests of the texts that were noted:
-        once more it is read from here, unless it has been removed since."""
-        return self._read(self._name(architecture))[1]
+        """{what was compiled: (seconds that it took last, how often it was)}, by digests of the texts that were noted,
+        for an architecture (text): once more it is read from here, unless it has been removed since."""
+        return self._read(self._name(architecture))
 
-    def note(self, architecture, kernel, speedup, compile_seconds, compiled=None):
-        """Keep a measurement; `compiled`: a text, equal for what is compiled alike, where it just was."""
-        measured, seconds = self._read(self._name(architecture))
-        measured[kernel] = [*measured.get(kernel, []), [speedup, compile_seconds]][-KEPT:]
-        if compiled is not None:
-            _, often = seconds.pop(digest(compiled), (None, 0))
-            seconds[digest(compiled)] = compile_seconds, often + 1
-        self._write(self._name(architecture), measured, dict([*seconds.items()][-COMPILED:]))
+    def note(self, architecture, text, seconds):
+        """Something has been compiled in so many seconds; `text`: equal for what is compiled alike."""
+        compiled = self._read(self._name(architecture))
+        _, often = compiled.pop(digest(text), (None, 0))
+        compiled[digest(text)] = seconds, often + 1
+        self._write(self._name(architecture), dict([*compiled.items()][-COMPILED:]))
 
-    def _write(self, path, measured, seconds):
+    @contextlib.contextmanager
+    def alone(self, text, waits):
+        """Within it no other trainer compiles what has this text: it is True. Where one does, whoever `waits` waits
+        until it can be read from here, WAIT_SECONDS at most; for others it is False. (Where nothing can be written
+        here, each compiles for itself.)"""
+        try:
+            descriptor = os.open(os.path.join(self.path, f"{digest(text)[:3]}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:
+            yield True
+            return
+        try:
+            until = time.monotonic() + (WAIT_SECONDS if waits else 0)
+            while not (locked := _locked(descriptor)) and time.monotonic() < until:
+                time.sleep(0.02)
+            yield locked or waits
+        finally:
+            os.close(descriptor)
+
+    def _write(self, path, compiled):
         try:
             with tempfile.NamedTemporaryFile("w", dir=self.path, suffix=".new", delete=False) as file:
-                json.dump({"measured": measured, "compiled": seconds}, file)
+                json.dump({"compiled": compiled}, file)
             os.replace(file.name, path)
         except OSError:
             pass
 
     @staticmethod
     def _read(path):
-        """({kernel: [[speed-up or None, seconds], ...]}, what `compiled` gives)."""
         try:
             with open(path) as file:
-                found = json.load(file)
-            return ({str(kernel): [[None if s is None else float(s), float(c)] for s, c in measured]
-                     for kernel, measured in found["measured"].items() if measured},
-                    {str(text): (float(last), int(often)) for text, (last, often) in found["compiled"].items()})
+                return {str(text): (float(last), int(often))
+                        for text, (last, often) in json.load(file)["compiled"].items()}
         except (OSError, ValueError, TypeError, AttributeError, KeyError):
-            return {}, {}
+            return {}
 
     def _name(self, architecture):
         return os.path.join(self.path, digest(architecture) + ".json")
@@ -146,6 +153,15 @@ class CompileCache:
 
 def digest(text):
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _locked(descriptor):
+    """True once this process has the lock of a file, which goes with the descriptor, whatever the process ends by."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
 
 
 def _remove(path):
@@ -156,8 +172,8 @@ def _remove(path):
         return False
 
 
-def _processor():
-    """Names the kind of processor: what is compiled for one may not run on another."""
+def processor():
+    """Names the kind of processor, as a digest: what is compiled for one may not run on another."""
     told = ("model name", "flags", "cpu family", "model", "stepping", "features", "cpu implementer", "cpu part")
     with open("/proc/cpuinfo") as file:
         first = file.read().split("\n\n")[0]

@@ -215,7 +215,8 @@ class CompiledModel:
             jit_compile=False)
 
     def _kernels(self, model, part="", layers=None):
-        return Chosen(model, bool(seed_variables(self.model)), self._learned(part), self._name + part, layers)
+        return Chosen(model, bool(seed_variables(self.model)), self._learned(part), self._name + part, layers,
+                      part.strip() or "model")
 
     def _forward(self, model, layers=None):
         return Forward(model, Scores(model, self._compile_params["loss"], self._compile_params["loss_weights"],
@@ -330,17 +331,14 @@ class Evaluation:
 
 
 def _experience(architecture):
-    """What trainers have Learned of an architecture, and goes on to be noted for later ones."""
+    """What is Learned of an architecture at first: what trainers have compiled of it, which is kept for later ones."""
     cache = compile_cache.own()
     if cache is None:
         return Learned()
-    known = cache.known(architecture)
     compiled = {name: last if often > 1 else AGAIN * last
                 for name, (last, often) in cache.compiled(architecture).items()}
-    return Learned({kernel: speedup for kernel, (speedup, _) in known.items() if speedup is not None},
-                   {kernel: seconds for kernel, (_, seconds) in known.items()},
-                   note=functools.partial(cache.note, architecture),
-                   again=lambda name: compiled.get(compile_cache.digest(name)), lasts=True)
+    return Learned(note=functools.partial(cache.note, architecture), lasts=True,
+                   again=lambda name: compiled.get(compile_cache.digest(name)))
 
 
 class ModelCache:

@@ -85,7 +85,7 @@ def import_frameworks():
 def import_own():
     """Import what a trainer will need of this package."""
     from mop_udf import data, models, prefixes, sizes, state  # noqa: F401
-    from mop_udf.kernels import batch_size, forward  # noqa: F401
+    from mop_udf.kernels import batch_size, device, forward  # noqa: F401
 
 
 class Server:
@@ -94,7 +94,7 @@ class Server:
     def __init__(self, channel, threads, cache_mb, memory_mb, model_mb, lacks=None):
         """`lacks`: why it cannot do what it was started for."""
         from mop_udf import data, models, prefixes, sizes, state
-        from mop_udf.kernels import batch_size, forward
+        from mop_udf.kernels import batch_size, device, forward
         sizes.limit_mb, self.memory_mb = model_mb or None, memory_mb
         batch_size.limit_bytes = memory_mb << 20 if memory_mb else None
         self.forward, self.features = forward.Forward, prefixes.features
@@ -102,6 +102,7 @@ class Server:
         self.cache = data.Cache(cache_mb << 20)
         self.compiled = models.ModelCache(models.cache_bytes(memory_mb, threads))
         self.lacks = lacks
+        self.where = device.described(threads)
         self.trained = []      # the states of the last unit's models, for `save`: lists of buffers
         self.evaluated = []    # the CompiledModels of the last evaluation
         self.predictor = None  # the Forward of a model to predict with
@@ -239,6 +240,8 @@ class Server:
         passes = []
 
         def one_pass(chunks, streams):
+            if forced is None:
+                kernels.remember(fit["batch_size"], unit.get("costs"), self.where)
             passes.append(kernels.train(
                 chunks, unit["rows"], fit["batch_size"], inputs, fit["class_weight"], fit["steps_per_epoch"],
                 unit["passes_left"] - len(passes), unit["run_passes_left"] - len(passes), unit["run_seconds"], forced,
@@ -276,6 +279,7 @@ class Server:
         return {"loss": passes[-1]["loss"], "rows": passes[-1]["rows"], "kernel": passes[-1]["kernel"],
                 "compilations": kernels.compilations - before,
                 "choice": {**kernels.choice(fit["batch_size"], forced).numbers(),
+                           "version": self.where[0], "device": self.where[1],
                            **({"prefix": compiled.cut.report(kernels)} if features else {})}}
 
     def _evaluate(self, units, states, objects, stream):

@@ -51,7 +51,8 @@ CREATE TABLE @extschema@.mop_run (
     coordinator_pid integer NOT NULL,   -- the backend that runs it, and since when that backend lives
     coordinator_start timestamptz,
     sessions integer CHECK (sessions > 0), -- how many worker sessions are wanted
-    epoch integer NOT NULL DEFAULT 1    -- how many coordinators it has had: sessions of those before count no more
+    epoch integer NOT NULL DEFAULT 1,   -- how many coordinators it has had: sessions of those before count no more
+    expected_seconds double precision   -- that it would take, by what earlier runs took; NULL: nobody knew
 );
 
 -- A run whose output tables are written, by the caller's transaction: seen once that has committed. (No reference to
@@ -236,6 +237,27 @@ CREATE TABLE @extschema@.mop_search_log (
     noted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (run_id, number)
 );
+
+-- What training has cost, by net, kernel and device, in the last runs of each role that told: plan/experience.py. Not
+-- dumped: it is of this machine, and there again after a run.
+CREATE TABLE @extschema@.mop_cost (
+    owner integer NOT NULL REFERENCES @extschema@.mop_owner,
+    net text NOT NULL,                  -- digest of what decides the seconds of a mini-batch
+    part text NOT NULL CHECK (part IN ('model', 'head')), -- head: what is left after frozen layers
+    version text NOT NULL,              -- of Keras and its framework
+    device text NOT NULL,
+    kernel text NOT NULL,
+    architecture text NOT NULL,         -- digest
+    optimizer text NOT NULL,
+    loss text NOT NULL,
+    batch_size integer NOT NULL,
+    shape text NOT NULL,                -- of a row
+    batch_seconds double precision[] NOT NULL,   -- the least of each run, the latest first
+    compile_seconds double precision[] NOT NULL, -- the most of each run
+    noted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (owner, net, part, version, device, kernel)
+);
+CREATE INDEX mop_cost_architecture ON @extschema@.mop_cost (owner, architecture);
 
 -- What people want of a run that goes on: read and removed by its coordinator.
 CREATE TABLE @extschema@.mop_wish (

@@ -180,15 +180,16 @@ BEGIN
     number := @extschema@.mop_enroll(ticket);
     INSERT INTO @extschema@.mop_run (owner, function, source_table, validation_table, model_output_table, seed,
         scheduler, num_iterations, metrics_iterations, configurations, segments, parameters, coordinator_pid,
-        coordinator_start, sessions)
+        coordinator_start, sessions, expected_seconds)
     SELECT number, r.function, r.source_table, r.validation_table, r.model_output_table, r.seed,
         r.scheduler, r.num_iterations,
         -- (JSON's arrays become PostgreSQL's by themselves since version 10)
         ARRAY(SELECT i::integer FROM json_array_elements_text(r.metrics_iterations) AS i), r.configurations,
-        r.segments, r.parameters, coordinator.pid, coordinator.start, r.sessions
+        r.segments, r.parameters, coordinator.pid, coordinator.start, r.sessions,
+        r.expected_seconds
     FROM json_to_record(run) AS r(function text, source_table text, validation_table text, model_output_table text,
         seed bigint, scheduler text, num_iterations integer, metrics_iterations json, configurations integer,
-        segments integer, parameters json, sessions integer)
+        segments integer, parameters json, sessions integer, expected_seconds double precision)
     RETURNING mop_run.run_id INTO id;
     INSERT INTO @extschema@.mop_segment (run_id, dataset, segment, rows, bytes, fingerprint, server)
     SELECT id, s.dataset, s.segment, s.rows, s.bytes, s.fingerprint, s.server
@@ -634,6 +635,56 @@ BEGIN
     AND u.status = 'running';
     IF NOT FOUND THEN
         RAISE EXCEPTION 'this unit of run % is no longer running', run USING ERRCODE = '55000';
+    END IF;
+END
+$$;
+
+-- Keeps what the run's units have cost, for later runs of the role: of each of `nets` (see plan/experience.py) what the
+-- units of some of its `stages` have measured. Of the last 9 runs, and of the 5,000 last rows.
+CREATE FUNCTION @extschema@.mop_note_costs(run bigint, run_epoch integer, nets json,
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    number integer;
+    measured record;
+    oldest timestamptz;
+BEGIN
+    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    number := (SELECT r.owner FROM @extschema@.mop_run r WHERE r.run_id = run);
+    FOR measured IN
+        SELECT u.net, u.architecture, u.optimizer, u.loss, u.batch_size, u.shape,
+               CASE WHEN u.choice ->> 'prefix' IS NULL THEN 'model' ELSE 'head' END AS part,
+               u.choice ->> 'version' AS version, u.choice ->> 'device' AS device, k.key AS kernel,
+               min(k.value::double precision) AS batch,
+               max(coalesce((u.choice -> 'compile_seconds' ->> k.key)::double precision, 0)) AS compile
+        FROM (SELECT n.net, n.architecture, n.optimizer, n.loss, n.batch_size, n.shape, m.choice
+              FROM json_to_recordset(nets) AS n(net text, architecture text, optimizer text, loss text,
+                  batch_size integer, shape text, stages json),
+                  json_array_elements_text(n.stages) AS e, @extschema@.mop_unit m
+              WHERE m.run_id = run AND m.stage = e.value::integer AND m.kind = 'train' AND m.status = 'finished'
+              AND m.choice ->> 'device' IS NOT NULL) u, json_each_text(u.choice -> 'batch_seconds') AS k
+        GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+    LOOP
+        UPDATE @extschema@.mop_cost c SET noted_at = clock_timestamp(),
+            batch_seconds = (measured.batch || c.batch_seconds)[1:9],
+            compile_seconds = (measured.compile || c.compile_seconds)[1:9]
+        WHERE (c.owner, c.net, c.part, c.version, c.device, c.kernel)
+            = (number, measured.net, measured.part, measured.version, measured.device, measured.kernel);
+        CONTINUE WHEN FOUND;
+        BEGIN
+            INSERT INTO @extschema@.mop_cost (owner, net, part, version, device, kernel, architecture, optimizer, loss,
+                batch_size, shape, batch_seconds, compile_seconds)
+            VALUES (number, measured.net, measured.part, measured.version, measured.device, measured.kernel, measured.architecture,
+                measured.optimizer, measured.loss, measured.batch_size, measured.shape, ARRAY[measured.batch],
+                ARRAY[measured.compile]);
+        EXCEPTION WHEN unique_violation THEN
+            NULL;  -- another run of the role has told in this instant
+        END;
+    END LOOP;
+    oldest := (SELECT c.noted_at FROM @extschema@.mop_cost c WHERE c.owner = number
+               ORDER BY c.noted_at DESC OFFSET 5000 LIMIT 1);
+    IF oldest IS NOT NULL THEN
+        DELETE FROM @extschema@.mop_cost c WHERE c.owner = number AND c.noted_at <= oldest;
     END IF;
 END
 $$;

@@ -63,6 +63,16 @@ FROM @extschema@.mop_unit u JOIN @extschema@.mop_seen_run r USING (run_id)
 JOIN @extschema@.mop_stage s USING (run_id, stage)
 WHERE u.kind = 'train' AND u.status = 'finished';
 
+-- what a mini-batch takes, and a kernel to compile, by what the role's last runs have measured (seconds)
+CREATE VIEW @extschema@.mop_unit_costs WITH (security_barrier) AS
+SELECT c.architecture, c.optimizer, c.loss, c.batch_size, c.shape, c.part, c.kernel, c.device, c.version,
+       (SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY s.seconds) FROM unnest(c.batch_seconds) AS s(seconds))
+           AS batch_seconds,
+       (SELECT max(s.seconds) FROM unnest(c.compile_seconds) AS s(seconds)) AS compile_seconds,
+       array_length(c.batch_seconds, 1) AS runs, c.noted_at, c.net
+FROM @extschema@.mop_cost c JOIN @extschema@.mop_owner o USING (owner)
+WHERE o.who = (SELECT @extschema@.mop_role(current_user));
+
 -- a row for the loss and for each metric of each evaluation
 CREATE VIEW @extschema@.mop_metrics WITH (security_barrier) AS
 SELECT m.run_id, q.mst_key, q.iteration, m.dataset, v.name, v.value

@@ -30,6 +30,6 @@ END
 $$;
 
 GRANT SELECT ON @extschema@.mop_runs, @extschema@.mop_units, @extschema@.mop_visit_order,
-    @extschema@.mop_kernel_choices, @extschema@.mop_abandoned_runs, @extschema@.mop_metrics,
+    @extschema@.mop_kernel_choices, @extschema@.mop_unit_costs, @extschema@.mop_abandoned_runs, @extschema@.mop_metrics,
     @extschema@.mop_metrics_wide, @extschema@.mop_tickets, @extschema@.mop_stages, @extschema@.mop_checkpoints,
     @extschema@.mop_progress, @extschema@.mop_trials TO mop_user;

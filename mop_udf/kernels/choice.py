@@ -7,7 +7,11 @@ kernel is tried where it promises more than it costs, and
 - where nothing is known of it: if all that trying costs leaves the run at most SLACK slower than without;
 - where it has been tried on the same architecture with another optimizer, loss or batch size: by what it did there.
 
-What is compiled by XLA lasts (compile_cache.py): it may cost more the first time, and costs little from then on.
+What is compiled by XLA lasts (compile_cache.py): it may cost more the first time, and costs little from then on. While
+another trainer compiles the same, what has been compiled goes on.
+
+What earlier runs have measured of the very net and batch size on such a device (plan/experience.py) decides at once:
+the kernel that was the best comes first, as long as it does what it did then.
 """
 
 from collections.abc import Callable
@@ -15,6 +19,7 @@ from dataclasses import dataclass, field
 
 SLACK, LASTING = 0.1, 0.25  # of the run's time: what trying may cost; where later runs gain by it, too
 AGAIN = 0.3   # of the time to compile: to read it from the cache, before that has been measured
+TRUST = 2.0   # times what it took in earlier runs: a kernel that takes longer is compared anew
 MARGIN = 1.5  # by which a gain that is expected from experience must exceed the cost, where no later run gains by it
 
 # before a kernel has been tried: its compilation in compilations of the loop and seconds, and its speed-up over the
@@ -30,13 +35,14 @@ class Learned:
     speedup: dict = field(default_factory=dict)
     compile_seconds: dict = field(default_factory=dict)
     spent: float = 0.0  # seconds that trying has cost
-    note: Callable = lambda *measured: None  # told of every measurement, as `learn` is
+    note: Callable = lambda compiled, seconds: None  # told of what has been compiled to last
     again: Callable = lambda compiled: None  # seconds to compile once more what has been compiled to last; else None
-    lasts: bool = False  # what is compiled, and learned, serves later runs
+    lasts: bool = False  # what is compiled serves later runs
 
     def learn(self, kernel, speedup, compile_seconds, compiled=None):
         """`compiled`: names what just was, where that lasts."""
-        self.note(kernel, speedup, compile_seconds, compiled)
+        if compiled is not None:
+            self.note(compiled, compile_seconds)
         self.compile_seconds[kernel] = max(compile_seconds, self.compile_seconds.get(kernel, 0.0))
         if speedup is not None:
             self.speedup[kernel] = min(speedup, self.speedup.get(kernel, speedup))
@@ -44,7 +50,6 @@ class Learned:
 
     def correct(self, kernel, before, speedup):
         """What was learned of a kernel, the speed-up `before`, is better known now."""
-        self.note(kernel, speedup, self.compile_seconds[kernel])
         least = self.speedup[kernel]
         self.speedup[kernel] = min(least, speedup) if least < before else speedup
 
@@ -62,6 +67,8 @@ class Choice:
     compile_seconds: dict = field(default_factory=dict)   # kernel -> seconds
     refused: dict = field(default_factory=dict)           # kernel -> why it cannot do it
     probed: dict = field(default_factory=dict)            # kernel -> its speed-up, which has not been looked at again
+    known: dict = field(default_factory=dict)  # kernel -> (seconds of a batch, to compile) in earlier runs
+    busy: set = field(default_factory=set)     # kernels that another trainer is about to compile
 
     @property
     def best(self):
@@ -78,12 +85,34 @@ class Choice:
         if self.forced is not None:
             return base if self.forced in self.refused else self.forced
         if base not in self.batch_seconds:
-            return base
+            return self._of_earlier_runs(base, batches)
         for kernel in ("xla", "plain"):  # (what promises most comes first)
-            if kernel not in {**self.batch_seconds, **self.refused} and self._is_worth(
+            if kernel in self.busy:
+                break
+            if kernel not in {*self.batch_seconds, *self.refused} and self._is_worth(
                     kernel, base, self.batch_seconds[self.best], batches, run_batches, run_seconds):
                 return kernel
         return self.best
+
+    def waits(self, kernel):
+        """True where nothing else trains while another trainer compiles a kernel."""
+        return self.forced is not None or not self.batch_seconds
+
+    def _of_earlier_runs(self, base, batches):
+        """The kernel to use where `base` has not been timed: by what earlier runs have measured, while that holds."""
+        if base not in self.known:
+            return base
+        best = min((kernel for kernel in self.known if kernel not in self.refused), key=lambda kernel: (
+            self._cost(kernel) + batches * self.known[kernel][0], kernel != base))
+        slow = self.batch_seconds.get(best, 0.0) > TRUST * self.known[best][0]
+        return base if slow else best
+
+    def _cost(self, kernel):
+        """Seconds until a kernel that earlier runs had is compiled."""
+        if kernel in self.compile_seconds:
+            return 0.0
+        again = self.learned.again(self.name) if kernel == "xla" else None
+        return self.known[kernel][1] if again is None else again
 
     def timed(self, kernel, seconds):
         """Note what a batch took. The least counts: what is more is other work on the machine."""
@@ -109,6 +138,8 @@ class Choice:
     def _is_worth(self, kernel, base, best, batches, run_batches, run_seconds):
         """True where trying `kernel` pays; `best`: seconds of a batch by the best kernel so far."""
         first, again = self.batch_seconds[base], self.learned.again(self.name) if kernel == "xla" else None
+        if kernel in self.known and base in self.known:
+            return batches * (best - first * self.known[kernel][0] / self.known[base][0]) > self._cost(kernel)
         if kernel in self.learned.speedup:
             expected = first / self.learned.speedup[kernel]
             cost = self.learned.compile_seconds[kernel] if again is None else again

@@ -13,10 +13,11 @@ TIMED = 8  # plain batches that are timed, after the one in which the step is co
 class Chosen:
     """Trains by the kernel that is fastest for the batch size."""
 
-    def __init__(self, model, random, learned, name="", layers=None):
+    def __init__(self, model, random, learned, name="", layers=None, part="model"):
         """`random`: the model draws random numbers while it trains (Dropout and the like); `learned`: what other
         models of its architecture have shown; `name`: equal for models that are compiled alike; `layers`: those that
-        the rows go through, all of the model's if None."""
+        the rows go through, all of the model's if None; `part`: what of the net it is, by which costs are kept."""
+        self.part = part
         self.model, self.plain, self.learned, self.name = model, framework.Plain(model), learned, name
         self.loops = framework.loops(model, name)
         self.choices = {}  # (batch size, what is forced) -> Choice
@@ -41,6 +42,21 @@ class Chosen:
                                        f"{self.name} {batch_size}", refused=self.refused)
         return self.choices[key]
 
+    def remember(self, batch_size, costs, where):
+        """Before anything is chosen for a batch size: what earlier runs have measured, `costs` as the coordinator tells
+        it (pg_mop/plan/experience.py), on what is like `where` (device.described)."""
+        if (batch_size, None) in self.choices or not costs:
+            return
+
+        def mine(rows):
+            return {kernel: (seconds, compiling) for part, *its, kernel, seconds, compiling in rows
+                    if (part, *its) == (self.part, *where) and (kernel == "plain" or kernel in self.loops)}
+
+        self.choice(batch_size, None).known = mine(costs.get("known", ()))
+        for kernel, (times, compiling) in mine(costs.get("alike", ())).items():
+            self.learned.speedup.setdefault(kernel, 1 / times)
+            self.learned.compile_seconds.setdefault(kernel, compiling)
+
     def train(self, chunks, rows, batch_size, inputs, class_weight=None, most=None, left=1, run_left=1,
               run_seconds=0.0, forced=None, streams=False):
         """One pass over `rows` rows, at most `most` batches.
@@ -54,6 +70,7 @@ class Chosen:
         choice = self.choice(batch_size, forced)
         total = -(-rows // batch_size) if most is None else min(most, -(-rows // batch_size))
         self.model.reset_metrics()
+        choice.busy.clear()
         trained, position, done = {}, 0, 0
         for columns in whole_batches(chunks, batch_size) if streams else chunks:
             piece = Piece(self, columns, batch_size, inputs, class_weight, choice)
@@ -126,9 +143,12 @@ class Piece:
             self._data = framework.tensors(weighted(self.columns, self.inputs, self.class_weight))
         if not loop.knows(self._data, self.batch_size):
             try:
-                compile_seconds = loop.compile(self._data, self.batch_size)
+                compile_seconds = loop.compile(self._data, self.batch_size, choice.waits(name))
             except Exception as error:
                 choice.refused[name] = f"{type(error).__name__}: {str(error)[:200]}"
+                return 0
+            if compile_seconds is None:  # by another trainer: it is looked at again in the next pass
+                choice.busy.add(name)
                 return 0
             choice.tried(name, None, compile_seconds)
         if short:

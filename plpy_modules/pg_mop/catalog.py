@@ -386,6 +386,20 @@ class Catalog:
         """Keep a run's states for later ones."""
         self.execute(f"SELECT {self.schema}.mop_keep_checkpoints(%s, %s)", (run_id, self.epoch))
 
+    # --- what units cost --------------------------------------------------------------------------
+    def costs(self, architecture):
+        """What the role's runs have measured of an architecture (a digest): rows of mop_unit_costs."""
+        return self.execute(f"SELECT net, part, version, device, kernel, batch_seconds, compile_seconds, noted_at"
+                            f" FROM {self.schema}.mop_unit_costs WHERE architecture = %s", (architecture,))
+
+    def note_costs(self, run_id, stages):
+        """Keep what a run has measured for later ones; `stages`: {Net: numbers of stages, not all of them}."""
+        if stages:
+            self.execute(f"SELECT {self.schema}.mop_note_costs(%s, %s, %s)", (run_id, self.epoch, json.dumps([
+                {"net": net.digest, "architecture": net.architecture, "optimizer": net.optimizer, "loss": net.loss,
+                 "batch_size": net.batch_size, "shape": net.shape, "stages": numbers}
+                for net, numbers in stages.items()])))
+
     # --- units ------------------------------------------------------------------------------------
     def begin_unit_sql(self, unit):
         """SQL that notes a unit (dict) as running, for the worker session to run and commit first."""

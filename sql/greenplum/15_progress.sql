@@ -7,7 +7,8 @@ SELECT r.run_id, coalesce(w.units_done, 0)::bigint AS units_done,
        extract(epoch FROM coalesce(r.finished_at, clock_timestamp()) - r.started_at)::double precision
            AS seconds_elapsed,
        CASE WHEN r.now <> 'running' THEN 0
-            WHEN coalesce(w.run_done, 0) = 0 THEN NULL
+            WHEN coalesce(w.run_done, 0) = 0
+                THEN nullif(greatest(r.expected_seconds - extract(epoch FROM clock_timestamp() - r.started_at), 0), 0)
             ELSE extract(epoch FROM clock_timestamp() - r.started_at) * w.run_left / w.run_done
        END::double precision AS seconds_left,
        w.mst_key, w.iteration, w.last_loss,

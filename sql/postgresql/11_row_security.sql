@@ -7,6 +7,8 @@ ALTER TABLE @extschema@.mop_secret ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE @extschema@.mop_job ENABLE ROW LEVEL SECURITY; -- nobody but the extension's owner reads it: mop_jobs
 
+ALTER TABLE @extschema@.mop_cost ENABLE ROW LEVEL SECURITY; -- likewise: mop_unit_costs
+
 ALTER TABLE @extschema@.mop_owner ENABLE ROW LEVEL SECURITY;
 CREATE POLICY oneself ON @extschema@.mop_owner FOR SELECT
     USING (who OPERATOR(pg_catalog.=) pg_catalog.to_regrole(pg_catalog.quote_ident(current_user)));

@@ -67,12 +67,40 @@ def test_what_lasts_is_tried_earlier_and_costs_little_from_then_on():
     learned = Learned(lasts=True, note=lambda *measured: noted.append(measured))
     assert "xla" not in run(DENSE, COMPILE, 18_000)[1]
     assert "xla" in run(DENSE, COMPILE, 18_000, learned=learned, name="net 32")[1]
-    assert [compiled for kernel, _, _, *compiled in noted if kernel == "xla"] [:2] == [["net 32"], [None]]
+    assert noted == [("net 32", COMPILE["xla"])]
     known = {"learned": Learned(learned.speedup, learned.compile_seconds, lasts=True), "name": "net 32"}
     assert "xla" not in run(DENSE, COMPILE, 3000, **known)[1]
     known["learned"].again = {"net 32": 0.3}.get
     assert "xla" in run(DENSE, COMPILE, 3000, **known)[1], "it is read from the cache"
     assert "xla" not in run(DENSE, COMPILE, 3000, **{**known, "name": "net 64"})[1]
+
+
+KNOWN = {kernel: (DENSE[kernel], COMPILE[kernel]) for kernel in ("loop", "xla")}
+
+
+def test_what_earlier_runs_measured_decides_at_once():
+    assert set(run(DENSE, COMPILE, 20_000, known=KNOWN)[1]) == {"xla"}
+    assert set(run(DENSE, COMPILE, 500, known=KNOWN)[1]) == {"loop"}, "to compile XLA takes longer than it gains"
+    read = Learned(again=lambda name: 0.05)
+    assert set(run(DENSE, COMPILE, 500, known=KNOWN, learned=read)[1]) == {"xla"}, "it is read from the cache"
+    assert run(DENSE, COMPILE, 20_000, known=KNOWN, refuse=["xla"])[1][-1] == "loop"
+    assert set(run(DENSE, COMPILE, 20_000, known=KNOWN, forced="loop")[1]) == {"loop"}
+    assert set(run(DENSE, COMPILE, 500, known={"xla": KNOWN["xla"]})[1]) == {"loop"}, "with nothing to compare with"
+
+
+def test_what_does_not_hold_any_more_is_found_out_anew():
+    slow = {**DENSE, "xla": 0.003}
+    seconds, used = run(slow, COMPILE, 20_000, known=KNOWN)
+    assert used[0] == "xla" and used[-1] == "loop" and seconds < 20_000 * DENSE["loop"] + 3
+
+
+def test_what_another_trainer_compiles_is_waited_for_only_where_nothing_else_trains():
+    choice = Choice()
+    assert choice.waits("loop") and Choice(forced="xla").waits("xla")
+    choice.tried("loop", 0.4, 0.5)
+    assert not choice.waits("xla") and choice.next(100_000, 100_000) == "xla"
+    choice.busy.add("xla")
+    assert choice.next(100_000, 100_000) == "loop"
 
 
 def test_what_a_probe_has_shown_is_corrected():

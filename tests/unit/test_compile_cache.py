@@ -1,9 +1,11 @@
-"""XLA's cache and what is known of kernels, without a server: where they are, and what comes of what is wrong there."""
+"""XLA's cache, without a server: where they are, and what comes of what is wrong there."""
 
 import json
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -28,7 +30,7 @@ def directory(role=10, threads=1, megabytes=1, home="/home"):
 
 def test_roles_versions_processors_and_numbers_of_threads_have_one_each(data, monkeypatch):
     found = {directory(), directory(role=11), directory(threads=2), directory(home="/other")}
-    monkeypatch.setattr(compile_cache, "_processor", lambda: "another")
+    monkeypatch.setattr(compile_cache, "processor", lambda: "another")
     found.add(directory())
     assert len(found) == 5 and all(os.stat(path).st_mode & 0o777 == 0o700 for path in found)
     assert directory() in found
@@ -67,44 +69,55 @@ def test_it_grows_no_larger_than_it_may(tmp_path):
     assert 7 <= len(left) <= 10 and left == list(range(left[0], 20))
 
 
-def test_what_is_known_of_an_architecture_is_the_median(tmp_path):
-    cache = CompileCache(tmp_path, 1 << 20)
-    assert cache.known("net") == {}
-    for speedup, seconds in ((3.0, 1.5), (0.1, 0.2), (3.2, 0.3), (3.1, 0.2)):
-        cache.note("net", "xla", speedup, seconds)
-    cache.note("net", "loop", None, 0.2)
-    assert cache.known("net") == {"xla": (3.05, 0.25), "loop": (None, 0.2)} and cache.known("other") == {}
-    (path,) = tmp_path.iterdir()
-    for text in ("", "{", "[]", "7", "{}", '{"measured": 3, "compiled": {}}', '{"measured": {"xla": [["a", "b"]]}}',
-                 json.dumps({"measured": {"xla": [[1]]}, "compiled": {}}),
-                 json.dumps({"measured": {"xla": [[1, 2]]}, "compiled": {"x": 1}})):
-        path.write_text(text)
-        assert cache.known("net") == {} == cache.compiled("net")
-    cache.note("net", "xla", 2.0, 0.1)
-    assert cache.known("net") == {"xla": (2.0, 0.1)}
-    CompileCache("/nowhere", 1).note("net", "xla", 2.0, 0.1)
-    assert CompileCache("/nowhere", 1).known("net") == {}
-
-
 def test_what_has_been_compiled_is_known_by_name(tmp_path):
     cache = CompileCache(tmp_path, 1 << 20)
-    for seconds in (1.5, 0.3, 0.4):
-        cache.note("net", "xla", None, seconds, "one")
-    cache.note("net", "xla", 3.0, 1.5)
-    cache.note("net", "xla", None, 1.2, "two")
+    assert cache.compiled("net") == {}
+    for text, seconds in (("one", 1.5), ("one", 0.3), ("two", 1.2), ("one", 0.4)):
+        cache.note("net", text, seconds)
     assert cache.compiled("net") == {compile_cache.digest("one"): (0.4, 3), compile_cache.digest("two"): (1.2, 1)}
-    for number in range(compile_cache.COMPILED):
-        cache.note("net", "xla", None, 1.0, str(number))
+    (path,) = tmp_path.iterdir()
+    for text in ("", "{", "[]", "7", "{}", '{"compiled": 3}', '{"compiled": {"x": ["a", "b"]}}',
+                 json.dumps({"compiled": {"x": 1}})):
+        path.write_text(text)
+        assert cache.compiled("net") == {}
+    for number in range(compile_cache.COMPILED + 1):
+        cache.note("net", str(number), 1.0)
     assert len(cache.compiled("net")) == compile_cache.COMPILED and cache.compiled("other") == {}
+    CompileCache("/nowhere", 1).note("net", "one", 2.0)
+    assert CompileCache("/nowhere", 1).compiled("net") == {}
 
 
-def test_what_has_been_compiled_is_cleared_and_what_is_known_stays(tmp_path):
+def test_what_has_been_compiled_is_cleared(tmp_path):
     cache = CompileCache(tmp_path, 1 << 20)
     assert not cache.clear()
     (tmp_path / "net.pb").touch()
-    cache.note("net", "xla", 2.0, 0.1, "text")
-    assert cache.compiled("net")
-    assert cache.clear() and not cache.clear() and cache.known("net") and not cache.compiled("net")
+    cache.note("net", "text", 2.0)
+    assert cache.clear() and not cache.clear() and not cache.compiled("net")
+
+
+def test_one_of_two_trainers_compiles(tmp_path):
+    first, second = CompileCache(tmp_path, 100), CompileCache(tmp_path, 100)
+    with first.alone("net", True) as turn:
+        assert turn
+        with second.alone("net", False) as turn:
+            assert not turn
+        with second.alone("another", False) as turn:
+            assert turn
+        second.tidy(), second.clear()  # what is held stays
+        ended = []
+        waiting = threading.Thread(target=lambda: [ended.append(turn) for turn in [_turn(second)]])
+        waiting.start()
+        time.sleep(0.2)
+        assert not ended
+    waiting.join()
+    assert ended == [True]
+    with CompileCache("/nowhere", 1).alone("net", False) as turn:
+        assert turn
+
+
+def _turn(cache):
+    with cache.alone("net", True) as turn:
+        return turn
 
 
 TRAIN = """
@@ -142,7 +155,7 @@ def test_what_is_damaged_there_is_compiled_anew(tmp_path):
     compiled.write_bytes(os.urandom(size // 2))
     assert train(tmp_path) == first and not compiled.exists()
     assert train(tmp_path) == first and compiled.stat().st_size == size
-    assert compile_cache.CompileCache(tmp_path, 1).known(dense())["xla"][1] > 0
+    assert CompileCache(tmp_path, 1).compiled(dense())
 
 
 @pytest.mark.thorough

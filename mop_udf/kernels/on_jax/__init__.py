@@ -18,9 +18,10 @@ from mop_udf.kernels.on_jax.scalars import Scalar  # noqa: E402
 from mop_udf.kernels.scalars import variers  # noqa: E402
 from mop_udf.kernels.variables import Variables  # noqa: E402
 
-__all__ = ["OUT_OF_MEMORY", "Plain", "Rate", "Variables", "begin", "draw_from_state", "for_any_rows", "has_gpu",
-           "loops", "nowhere", "refused", "tensors", "varied"]
+__all__ = ["OUT_OF_MEMORY", "VERSION", "Plain", "Rate", "Variables", "begin", "draw_from_state", "for_any_rows",
+           "gpu_name", "has_gpu", "loops", "nowhere", "refused", "tensors", "varied"]
 
+VERSION = jax.__version__
 OUT_OF_MEMORY = (jax.errors.JaxRuntimeError, MemoryError)
 varied = variers(Scalar, SequencedScalar)
 PIECES = (512, 64, 8, 1)  # rows at a time: what any number of rows is made of
@@ -50,8 +51,12 @@ def has_gpu():
     return jax.default_backend() == "gpu"
 
 
+def gpu_name():
+    return jax.devices()[0].device_kind if has_gpu() else None
+
+
 def loops(model, name):
-    return {"loop": Loop(model)}
+    return {"loop": Loop(model, name)}
 
 
 def refused(random, convolutional):

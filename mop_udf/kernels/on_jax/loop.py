@@ -20,17 +20,23 @@ class Loop(Timed):
 
     jit_compile, takes_short = True, False
 
-    def __init__(self, model):
+    def __init__(self, model, name=""):
+        """`name`: equal for models that are compiled alike, in all trainers."""
         super().__init__()
-        self.model = model
+        self.model, self.name = model, name
 
-    def compile(self, data, batch_size):
-        """Make the loop for such data, without training; seconds that it took. Raises whatever hinders it."""
-        began = time.monotonic()
-        self._compile(data, batch_size)
+    def compile(self, data, batch_size, waits=True):
+        """See on_tensorflow/loop.py."""
+        began, cache = time.monotonic(), compile_cache.own()
+        if cache is None:
+            self._compile(data, batch_size)
+        else:
+            with cache.alone(f"{self.name} {self._key(data, batch_size)}", waits) as turn:
+                if not turn:
+                    return None
+                self._compile(data, batch_size)
+                cache.tidy()
         self.compilations += 1
-        if cache := compile_cache.own():
-            cache.tidy()
         return time.monotonic() - began
 
     def _key(self, data, batch_size):

@@ -17,9 +17,10 @@ from mop_udf.kernels.on_tensorflow.scalars import Scalar
 from mop_udf.kernels.on_tensorflow.variables import Variables
 from mop_udf.kernels.scalars import variers
 
-__all__ = ["OUT_OF_MEMORY", "Plain", "Rate", "Variables", "begin", "draw_from_state", "for_any_rows", "has_gpu",
-           "loops", "nowhere", "refused", "tensors", "varied"]
+__all__ = ["OUT_OF_MEMORY", "VERSION", "Plain", "Rate", "Variables", "begin", "draw_from_state", "for_any_rows",
+           "gpu_name", "has_gpu", "loops", "nowhere", "refused", "tensors", "varied"]
 
+VERSION = tf.__version__
 OUT_OF_MEMORY = (tf.errors.ResourceExhaustedError, MemoryError)
 varied = variers(Scalar, SequencedScalar)
 
@@ -47,6 +48,12 @@ def draw_from_state(model):
 def has_gpu():
     """True where this process computes on a GPU."""
     return bool(tf.config.list_physical_devices("GPU"))
+
+
+def gpu_name():
+    """What the GPU is called that this process computes on; None where it has none."""
+    gpus = tf.config.list_physical_devices("GPU")
+    return tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU") if gpus else None
 
 
 def loops(model, name):

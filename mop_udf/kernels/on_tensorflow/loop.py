@@ -38,25 +38,35 @@ class Loop(Timed):
         super().__init__()
         self.model, self.jit_compile, self.name = model, jit_compile, name
 
-    def compile(self, data, batch_size):
-        """Make the loop for such data, without training; seconds that it took. Raises whatever hinders it."""
+    def compile(self, data, batch_size, waits=True):
+        """Make the loop for such data, without training; seconds that it took. Raises whatever hinders it.
+
+        Where another trainer is about to compile the same, whoever `waits` reads it afterwards; for others it is None.
+        """
         began, cache = time.monotonic(), compile_cache.own() if self.jit_compile else None
         if cache is None:
             self._compile(data, batch_size)
         else:
-            try:
-                with same_names(f"{self.name} {self._key(data, batch_size)}"):
-                    self._compile(data, batch_size)
-            except OF_CACHE:
-                self._compile(data, batch_size)  # by another name; where the model is to blame it fails again
-                cache.clear()
-            except (tf.errors.InvalidArgumentError, KeyError) as error:
-                if "same name" not in str(error) and not isinstance(error, KeyError):
-                    raise
-                self._compile(data, batch_size)  # names that it had before are still in use
-            cache.tidy()
+            text = f"{self.name} {self._key(data, batch_size)}"
+            with cache.alone(text, waits) as turn:
+                if not turn:
+                    return None
+                self._compile_to_keep(data, batch_size, text, cache)
         self.compilations += 1
         return time.monotonic() - began
+
+    def _compile_to_keep(self, data, batch_size, text, cache):
+        try:
+            with same_names(text):
+                self._compile(data, batch_size)
+        except OF_CACHE:
+            self._compile(data, batch_size)  # by another name; where the model is to blame it fails again
+            cache.clear()
+        except (tf.errors.InvalidArgumentError, KeyError) as error:
+            if "same name" not in str(error) and not isinstance(error, KeyError):
+                raise
+            self._compile(data, batch_size)  # names that it had before are still in use
+        cache.tidy()
 
     def _run(self, data, batch_size, start, stop):
         """Train on batches `start` to `stop`; on none, it compiles."""

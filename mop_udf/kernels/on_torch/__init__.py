@@ -11,8 +11,8 @@ from mop_udf.kernels.on_torch.plain import Plain
 from mop_udf.kernels.on_torch.varied import Rate, varied
 from mop_udf.kernels.variables import Variables
 
-__all__ = ["OUT_OF_MEMORY", "Plain", "Rate", "Variables", "begin", "draw_from_state", "for_any_rows", "has_gpu",
-           "loops", "nowhere", "refused", "tensors", "varied"]
+__all__ = ["OUT_OF_MEMORY", "VERSION", "Plain", "Rate", "Variables", "begin", "draw_from_state", "for_any_rows",
+           "gpu_name", "has_gpu", "loops", "nowhere", "refused", "tensors", "varied"]
 
 NO_LOOP = "PyTorch computes every operation as it comes: there is no loop to compile"
 
@@ -47,6 +47,10 @@ def draw_from_state(model):
 
 def has_gpu():
     return keras.ops.zeros(()).device.type == "cuda"
+
+
+def gpu_name():
+    return torch.cuda.get_device_name() if has_gpu() else None
 
 
 def loops(model, name):

@@ -84,6 +84,12 @@ class Applying(Training):
     def packed_table(self, table, what):
         return table
 
+    def _shape(self):
+        return ""  # nothing is kept of what it costs
+
+    def expected_seconds(self):
+        return None
+
     def all_failed(self):
         return self.failed[1].partition(": ")[2]
 

@@ -1,12 +1,14 @@
 """From checked configurations to a search plan and a board: what there is to do, and what has been done already."""
 
 import functools
+import math
 import re
 
 from pg_mop.api.checks import Checks
 from pg_mop.catalog import metric_of
 from pg_mop.execute.orders import Sharing, epochs
 from pg_mop.plan import identity, reuse
+from pg_mop.plan.experience import Experience
 from pg_mop.plan.stages import Plan
 from pg_mop.plan.watch import Watch
 from pg_mop.schedule import SCHEDULERS
@@ -16,6 +18,7 @@ from pg_mop.schedule.replicas import Replicas
 
 ANYWHERE_BYTES = 32 << 20  # of rows that each trainer may keep, whichever segments they are of
 ANYWHERE_SEGMENTS = 8  # choosing a unit takes longer with more of them
+LOOKED_AT = 500  # stages by which it is told what a run will take
 FROZEN = re.compile(r'"trainable"\s*:\s*false')
 
 
@@ -27,6 +30,7 @@ class Planning(Checks):
     preferred = None  # the run to go on from, if there are several
     segments = {}     # (dataset, key) -> Segment: read when the run begins
     reuses = False    # something that earlier runs had trained
+    experience = Experience()  # what earlier runs have measured
 
     def take_up(self, earlier):
         """Go on with the configurations that people have added to an earlier run, too."""
@@ -40,13 +44,13 @@ class Planning(Checks):
     def _make_plan(self, earlier):
         """What is to be done: `plan`; and `wanted`, by how many sessions."""
         options, sessions = self.options, None
-        self.plan = Plan()
+        self.plan, self._unit_seconds = Plan(), {}
         if earlier is not None:
             self.misfits = {**self.misfits, **earlier.failed}
             if not earlier.replay:
                 sessions = earlier.sessions
                 earlier.restore(self.plan)
-        self.sharing = Sharing(self._architectures())
+        self.sharing = Sharing(self._architectures(), self._shape(), options["keras_backend"])
         for c in self.configurations:
             if c["mst_key"] not in self.misfits:
                 self._ask(c)
@@ -119,7 +123,33 @@ class Planning(Checks):
         if earlier is not None and not earlier.replay:
             self.board.restore(earlier.finished)
         self.scheduler = SCHEDULERS[self.scheduler_name](
-            self.board, self.seed, lambda stage: self.sharing.key(self.plan.stages[stage])[0])
+            self.board, self.seed, lambda stage: self.sharing.key(self.plan.stages[stage])[0], self._expected)
+
+    def _shape(self):
+        """The shape of a row as text, such as '28 x 28 -> 10'."""
+        inputs = len(self.source.inputs)
+        texts = [" x ".join(map(str, shape)) for shape in self.shapes]
+        return f"{', '.join(texts[:inputs])} -> {', '.join(texts[inputs:])}"
+
+    def _expected(self, stage):
+        """Seconds of a training unit of a stage, by what earlier runs measured; 0.0 where nobody knows."""
+        key = self.sharing.key(stage), stage.parameters[1]
+        if key not in self._unit_seconds:
+            net = self.sharing.net(stage)
+            rows = [s.rows for (dataset, _), s in self.segments.items() if dataset == "training"]
+            batches = epochs(stage.parameters[1]) * math.ceil(sum(rows) / len(rows) / net.batch_size)
+            self._unit_seconds[key] = batches * (self.experience.batch_seconds(net) or 0.0)
+        return self._unit_seconds[key]
+
+    def expected_seconds(self):
+        """Seconds of all training, by as many sessions as are wanted; None where too little is known."""
+        stages = list(self.plan.stages.values())
+        some = stages[::max(1, len(stages) // LOOKED_AT)]
+        known = [seconds for stage in some if (seconds := self._expected(stage))]
+        if 2 * len(known) <= len(some):
+            return None
+        visits = 1 if self.averaging else len(self._keys("training"))
+        return sum(known) / len(known) * len(stages) * visits / self.wanted
 
     def _may_train_anywhere(self):
         """True where every trainer may hold the rows of all segments: then most is compiled in one of them only. Not

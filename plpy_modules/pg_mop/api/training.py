@@ -25,7 +25,9 @@ from pg_mop.execute.sessions import Sessions
 from pg_mop.execute.steering import Planned
 from pg_mop.locks import Locks, is_locked
 from pg_mop.packed import PackedTable
+from pg_mop.plan.experience import Experience
 
+LAST_STAGES = 8  # of a net, whose units tell what it costs
 MOST_KEYS, MOST_FAILURES = 20, 5  # of configurations that failed, in a warning: named, and told why
 
 
@@ -118,6 +120,7 @@ class Training(Guests):
                 self._check_unchanged(earlier)
                 self._adopt(earlier)
                 self.take_up(earlier)
+            self.experience = Experience(journal.costs)
             self.seed = options["seed"] if options["seed"] is not None else secrets.randbits(31)
             resumes = earlier is not None and not earlier.replay
             sessions = None
@@ -150,7 +153,8 @@ class Training(Guests):
                     self.plan, self.board, self.sharing, self.outputs, options, self.seed,
                     self.functions and object_table.within_schema(self.functions), self._digests_of, self.use_gpus,
                     self.began, self.replicas() if self.averaging else None,
-                    self._kernels(earlier) if earlier is not None and earlier.replay else {})
+                    self._kernels(earlier) if earlier is not None and earlier.replay else {},
+                    experience=self.experience)
                 sessions = Sessions(db, self._server, self.orders.trainer, f"pg_mop run {self.run_id}")
                 steering = self.steering()
                 if not (self.board.done and steering.done):
@@ -165,6 +169,7 @@ class Training(Guests):
                 self.engine.check_whole(journal.execute)
                 self.gather()
                 self._drop_guests()
+                self._note_costs()
                 sessions.keep(options["session_idle_timeout"])
                 self.failed = {**executor.failed, **self.misfits}
                 self.metrics = journal.metrics(self.run_id)
@@ -261,6 +266,7 @@ class Training(Guests):
             "seed": self.seed, "scheduler": self.scheduler_name, "num_iterations": self.num_iterations,
             "metrics_iterations": self.metrics_iterations, "configurations": len(self.configurations),
             "segments": len(self._keys("training")), "sessions": self.wanted, "parameters": parameters,
+            "expected_seconds": self.expected_seconds(),
         }, [(dataset, s) for (dataset, _), s in self.segments.items()], configurations, self.plan,
             1 if self.averaging else len(self._keys("training")))
 
@@ -345,9 +351,22 @@ class Training(Guests):
         except (MopError, psycopg2.Error) as trouble:  # the first error is the one to report
             self.db.plpy.log(f"pg_mop: run {self.run_id} could not be closed: {trouble}")
 
+    def _note_costs(self):
+        """Keep what units have measured, for later runs: of each net by those that were trained last."""
+        stages = {}
+        for number in sorted(self.executor.versions) if self.executor is not None else ():
+            stage = self.plan.stages[number]
+            if self.executor.has_trained(stage):
+                stages.setdefault(self.sharing.net(stage), []).append(number)
+        try:
+            self.journal.note_costs(self.run_id, {net: numbers[-LAST_STAGES:] for net, numbers in stages.items()})
+        except (MopError, psycopg2.Error) as trouble:  # the run is no worse for it
+            self.db.plpy.log(f"pg_mop: what run {self.run_id} has cost could not be kept: {trouble}")
+
     def _stop(self, journal, sessions, error):
         """End the run's sessions and say in its row why; the committed units stay."""
         stuck = sessions.abandon() if sessions is not None else []
+        self._note_costs()
         self._close_guests(_outcome(error))
         try:
             journal.terminate(stuck)

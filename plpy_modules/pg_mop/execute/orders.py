@@ -6,18 +6,21 @@ import time
 from dataclasses import dataclass, field
 
 from mop_udf import params
+from pg_mop.plan.experience import Experience, Net
 
 
 class Sharing:
     """Which stages share a compiled model: `key(stage)` is equal for those.
 
     `architectures`: {mst_key: architecture JSON}; of a stage that of the configuration that asked for it first counts.
+    `shape`: of a row (text); `framework`: pg_mop.keras_backend.
     """
 
-    def __init__(self, architectures):
-        self.architectures = architectures
+    def __init__(self, architectures, shape="", framework="tensorflow"):
+        self.architectures, self.shape, self.framework = architectures, shape, framework
         self._numbers, self._architecture_numbers = {}, {}
         self._number = functools.lru_cache(100_000)(self._parsed)
+        self._net = functools.lru_cache(100_000)(self._described)
 
     def key(self, stage):
         """(a number, the batch size): what is compiled is compiled for these."""
@@ -30,6 +33,14 @@ class Sharing:
         text = json.dumps([architecture, params.without_scalars(params.parse_compile_params(compile_params))],
                           sort_keys=True)
         return self._numbers.setdefault(text, len(self._numbers)), fit["batch_size"]
+
+    def net(self, stage):
+        """The :class:`~pg_mop.plan.experience.Net` of a stage."""
+        return self._net(self.architectures[stage.mst_key], *stage.parameters)
+
+    def _described(self, architecture, compile_params, fit_params):
+        return Net.of(architecture, params.without_scalars(params.parse_compile_params(compile_params)),
+                      params.parse_fit_params(fit_params), self.shape, self.framework)
 
 
 @functools.lru_cache(10_000)
@@ -60,6 +71,7 @@ class Orders:
     replicas: list | None   # of averaging: rows of the segment of each
     kernels: dict = field(default_factory=dict)  # of a replay: unit -> the kernel that it used
     finite: bool = True     # losses and metrics must be
+    experience: Experience = field(default_factory=Experience)
 
     def trainer(self, place, segment=None):
         """The options of the trainer at a place; on Greenplum it is where a Segment is, at first that which comes first
@@ -96,11 +108,18 @@ class Orders:
             "share_prefixes": self.options["share_prefixes"],
             "models": [{**self._passes_left(u), "epochs": self._passes(u),
                         "kernel": self.kernels.get(u, self.options["kernel"]),
-                        "functions": self.digests(self.plan.stages[u.stage].mst_key)} for u in units],
+                        "functions": self.digests(self.plan.stages[u.stage].mst_key),
+                        "costs": self._costs(u)} for u in units],
             "dataset_key": self._dataset_key(unit.dataset, segment),
             "keep": [self._dataset_key(dataset, one) for (dataset, _), s in self.segments.items()
                      for one in (s, *s.copies)], "object_table": self.functions,
         }
+
+    def _costs(self, unit):
+        """What the trainer is told of what the unit's net has cost in earlier runs; None where it is of no use."""
+        if unit.kind != "train" or self.options["kernel"] != "auto" or unit in self.kernels:
+            return None
+        return self.experience.told(self.sharing.net(self.plan.stages[unit.stage]))
 
     def replicas_of(self, unit):
         """Averaging: the stages whose average a unit is of, and their rows: [[stage, rows], ...]; else None.

@@ -342,6 +342,10 @@ class Executor:
         """How often the stage's state has been trained since its path began."""
         return self.versions.get(stage, (self.plan.stages[stage].iteration - 1) * self.visits)
 
+    def has_trained(self, stage):
+        """True where the stage has been trained on a segment at least, in this run."""
+        return stage.origin is None and self.version(stage.number) > (stage.iteration - 1) * self.visits
+
     def _start(self, session, units):
         rows, models = [], []
         server = self.sessions.server(session.place)

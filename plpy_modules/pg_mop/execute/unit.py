@@ -154,7 +154,8 @@ class _Work:
                 "iteration": model["iteration"], "architecture": row["model_arch"],
                 "compile_params": row["compile_params"], "fit_params": row["fit_params"],
                 "functions": model.get("functions", []),
-                **{name: model.get(name) for name in ("epochs", "kernel", "passes_left", "run_passes_left")},
+                **{name: model.get(name) for name in ("epochs", "kernel", "costs", "passes_left",
+                                                         "run_passes_left")},
                 # version 0 has no state, or weights alone: of a warm start or of the architecture table
                 "plain_weights": version == 0}
 

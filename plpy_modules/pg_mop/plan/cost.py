@@ -8,13 +8,14 @@ class Costs:
     """Seconds of training that stages have left. Watches a board (see schedule/base.py).
 
     A unit of a stage takes the least of what units with the same key took (`key_of`: stage -> something hashable, or
-    None: those of the same stage alone); else as long as one of its parent; else nobody knows. The critical path of
+    None: those of the same stage alone); else what is expected by what earlier runs took (`expected`: stage -> seconds,
+    or 0); else as long as one of its parent; else nobody knows. The critical path of
     TreeML (thesis 2021, section 4.3) is the longest of these. Estimates of what lies below a stage follow the
     measurements with a delay, such that they cost the same for each unit however many stages there are.
     """
 
-    def __init__(self, board, key_of):
-        self.board, self.key_of = board, key_of
+    def __init__(self, board, key_of, expected=None):
+        self.board, self.key_of, self.expected = board, key_of, expected or (lambda stage: 0.0)
         self.seconds = {}  # key -> least seconds of a training unit
         self.price = {}    # stage number -> estimated seconds of a unit; 0: not known
         self.below = {}    # stage number -> estimated seconds of the longest path below it
@@ -90,6 +91,8 @@ class Costs:
     def _estimate(self, stage):
         seconds = self.seconds.get(self._key(stage))
         if seconds is None:
+            seconds = self.expected(stage)
+        if not seconds:
             seconds = self.price.get(stage.parent.number, 0.0) if stage.parent is not None else 0.0
         return seconds
 

@@ -15,8 +15,9 @@ class Scheduler(ABC):
     GROUPS = True  # training units of a place may go together
     ANYWHERE = False  # knows what to do where every place does all segments
 
-    def __init__(self, board, seed, alike=None):
-        """`alike`: a callable, stage number -> what is equal for stages that share a compiled model; None: unknown."""
+    def __init__(self, board, seed, alike=None, expected=None):
+        """`alike`: a callable, stage number -> what is equal for stages that share a compiled model; None: unknown.
+        `expected`: a callable, stage -> seconds that its units should take, or 0."""
         self.board, self.random, self.alike = board, Random(seed), alike or (lambda number: None)
 
     def finished(self, unit, seconds):  # noqa: B027 (few need to know)
@@ -62,8 +63,8 @@ class Ranked(Scheduler):
 
     WARM = False  # looks among the stages that share a compiled model, too
 
-    def __init__(self, board, seed, alike=None):
-        super().__init__(board, seed, alike)
+    def __init__(self, board, seed, alike=None, expected=None):
+        super().__init__(board, seed, alike, expected)
         self.homes = {}        # compiled model -> place
         # (segment, "at", home), and (segment, "like", compiled model) -> heap of (rank, at random, stage number)
         self.lanes = {}
@@ -229,12 +230,12 @@ class Timed(Ranked):
 
     URGENT = 0.9  # of the work that is left at a place: from there on a path cannot wait for others
 
-    def __init__(self, board, seed, alike=None):
+    def __init__(self, board, seed, alike=None, expected=None):
         self.costs = Costs(board, lambda stage: None if (key := self.alike(stage.number)) is None
-                           else (key, stage.parameters[1]))
+                           else (key, stage.parameters[1]), expected)
         self.waiting = []  # heap of (-seconds left, stage number): those that can wait
         self.urgent, self.at_work = {}, set()  # those that cannot; and of them who is known to be at work
-        super().__init__(board, seed, alike)
+        super().__init__(board, seed, alike, expected)
 
     def added(self, stages):
         for number in sorted(self.costs.added(stages)):

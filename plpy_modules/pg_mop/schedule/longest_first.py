@@ -21,10 +21,10 @@ class LongestFirst(Timed):
     name = "longest-first"
     WARM = True
 
-    def __init__(self, board, seed, alike=None):
+    def __init__(self, board, seed, alike=None, expected=None):
         self.stale = set()  # lanes whose ranks are to be looked at again
         self.last = {}      # place -> what was compiled for the stage that was chosen there last
-        super().__init__(board, seed, alike)
+        super().__init__(board, seed, alike, expected)
 
     def rank(self, stage):
         left = self.costs.left(stage.number)

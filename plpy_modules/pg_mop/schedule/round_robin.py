@@ -16,8 +16,8 @@ class RoundRobin(Scheduler):
     name = "round-robin"
     GROUPS = False
 
-    def __init__(self, board, seed, alike=None):
-        super().__init__(board, seed, alike)
+    def __init__(self, board, seed, alike=None, expected=None):
+        super().__init__(board, seed, alike, expected)
         self.seed, self.order = seed, {}  # stage number -> what it is sorted by
 
     def choose(self, place):

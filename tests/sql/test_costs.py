@@ -1,0 +1,98 @@
+"""What units have cost is kept from run to run: the kernel is right from the first unit, and what a run will take is
+known before it. Nobody learns of others' nets."""
+
+import pytest
+
+from conftest import Calling, eventually
+from workload import ADAM, dense, load, make_data, selection
+
+COSTS = "SELECT * FROM madlib.mop_unit_costs ORDER BY kernel"
+CALL = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', {}, FALSE)"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def data(db):
+    make_data(db, rows=240, segments=2, buffer_size=60)
+    load(db, "arch", dense())
+    selection(db, "mst", "arch", [(1, ADAM.format(rate), "batch_size=4, epochs=20") for rate in (0.01, 0.02)])
+
+
+def train(db, settings="", iterations=2):
+    """A call in a session of its own: (the run's number, mop_kernel_choices in the order of the units)."""
+    db.run("DROP TABLE IF EXISTS models, models_info, models_summary")
+    other = db.another()
+    other.run(f"SET pg_mop.threads = 1; SET pg_mop.session_idle_timeout = 0; {settings}")
+    other.run(CALL.format(iterations))
+    run_id = other.value("SELECT max(run_id) FROM madlib.mop_runs")
+    other.close()
+    return run_id, db.run("SELECT k.* FROM madlib.mop_kernel_choices k JOIN madlib.mop_units u USING (run_id, mst_key, "
+                          "iteration, segment) WHERE run_id = %s AND kind = 'train' ORDER BY u.started_at", [run_id])
+
+
+@pytest.mark.slice
+def test_what_units_have_cost_is_kept_and_used(db):
+    first, _ = train(db)
+    found = {row["kernel"]: row for row in db.run(COSTS)}
+    assert "loop" in found
+    for row in found.values():
+        assert (row["optimizer"], row["loss"], row["batch_size"], row["shape"], row["part"], row["runs"]) == (
+            "Adam", "categorical_crossentropy", 4, "4 -> 3", "model", 1)
+        assert row["batch_seconds"] > 0 and row["compile_seconds"] > 0
+        assert "threads" in row["device"] and "Keras" in row["version"] and "tensorflow" in row["version"]
+    expected = "SELECT expected_seconds FROM madlib.mop_run WHERE run_id = %s"
+    assert db.value(expected, [first]) is None, "nobody knew"
+    second, _ = train(db)
+    assert db.value(expected, [second]) > 0
+    assert {row["runs"] for row in db.run(COSTS) if row["kernel"] == "loop"} == {2}
+
+
+def test_the_best_kernel_of_earlier_runs_comes_first(db):
+    """What was measured is put in place of what would be, so that it does not depend on this machine."""
+    train(db, "SET pg_mop.kernel = xla")
+    train(db, "SET pg_mop.kernel = loop")
+    for best, other in (("xla", "loop"), ("loop", "xla")):
+        db.run("UPDATE madlib.mop_cost SET batch_seconds = ARRAY[CASE kernel WHEN %s THEN 1e3 ELSE 1e4 END], "
+               "compile_seconds = ARRAY[0.1]", [best])
+        _, choices = train(db)
+        assert choices[0]["kernel"] == best and choices[0][f"{other}_seconds"] is None
+    db.run("UPDATE madlib.mop_cost SET batch_seconds = ARRAY[CASE kernel WHEN 'xla' THEN 1e-12 ELSE 1e-11 END]")
+    _, choices = train(db, iterations=4)
+    assert choices[-1]["loop_seconds"] is not None, "what does not hold any more is compared anew"
+
+
+def test_a_run_that_was_cancelled_tells_too_and_a_forced_kernel_heeds_nothing(db):
+    db.run("DELETE FROM madlib.mop_cost")
+    db.run("DROP TABLE IF EXISTS models, models_info, models_summary")
+    other = db.another()
+    other.run("SET pg_mop.threads = 1; SET pg_mop.session_idle_timeout = 0")
+    call = Calling(other, CALL.format(5000))
+    assert eventually(lambda: db.value("SELECT count(*) > 20 FROM madlib.mop_unit JOIN madlib.mop_run USING (run_id) "
+                                       "WHERE mop_run.status = 'running' AND mop_unit.status = 'finished'"), 60)
+    db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
+    assert call.end() is not None
+    other.close()
+    assert {row["runs"] for row in db.run(COSTS)} == {1}
+    db.run("UPDATE madlib.mop_cost SET batch_seconds = ARRAY[1e-9]")
+    _, choices = train(db, "SET pg_mop.kernel = plain", 1)
+    assert {row["kernel"] for row in choices} == {"plain"}
+
+
+def test_nobody_sees_others(db):
+    run_id, _ = train(db)
+    db.run("CREATE ROLE costs_stranger LOGIN; GRANT mop_user TO costs_stranger")
+    stranger = db.another("costs_stranger")
+    assert db.run(COSTS) and stranger.run(COSTS) == []
+    assert "permission denied" in str(stranger.error("SELECT * FROM madlib.mop_cost"))
+    assert "there is no run" in str(stranger.error(f"SELECT madlib.mop_note_costs({run_id}, 1, '[]')"))
+    stranger.close()
+    db.run("DROP OWNED BY costs_stranger; DROP ROLE costs_stranger")
+
+
+def test_of_a_role_so_many_are_kept(db):
+    db.run("INSERT INTO madlib.mop_cost SELECT owner, net || i, part, version, device, kernel, architecture, "
+           "optimizer, loss, batch_size, shape, batch_seconds, compile_seconds, noted_at - i * interval '1 day' "
+           "FROM madlib.mop_cost, generate_series(1, 6000) AS i")
+    train(db, iterations=1)
+    assert db.value("SELECT count(*) FROM madlib.mop_cost") <= 5001
+    assert db.run("SELECT 1 FROM madlib.mop_unit_costs WHERE noted_at > now() - interval '1 minute'")
+    db.run("DELETE FROM madlib.mop_cost")
