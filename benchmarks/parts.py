@@ -146,21 +146,24 @@ def stream(dsn):
 
 
 def unit(dsn):
-    """A thousand units of next to no work: what lies between them."""
-    workload = Workload("", 40, (4,), 50, ((("dense", 10, "softmax"),),),
-                        tuple(Configuration(0, "SGD", 0.001 * (1 + i), 20) for i in range(10)))
+    """Thousands of units of next to no work, which go together: what lies around them."""
+    workload = Workload("", 40, (4,), 25, ((("dense", 10, "softmax"),),),
+                        tuple(Configuration(0, "SGD", 0.001 * (1 + i), 20) for i in range(40)))
     connection, cursor = session(dsn)
     prepare(cursor, workload, 2)
     run_id = train(cursor, workload.iterations)
-    cursor.execute("SELECT count(*), avg(gap)::float8, avg(took)::float8, avg(training)::float8 FROM (SELECT "
-                   "1000 * extract(epoch FROM started_at - lag(finished_at) OVER (PARTITION BY backend_pid ORDER BY "
-                   "started_at)) AS gap, 1000 * extract(epoch FROM finished_at - started_at) AS took, 1000 * "
-                   "train_seconds AS training, iteration FROM madlib.mop_units WHERE run_id = %s AND kind = 'train') "
-                   "AS u WHERE iteration > 1", [run_id])
-    count, gap, took, training = cursor.fetchone()
+    cursor.execute("SELECT sum(units)::integer, sum(units)::float8 / count(DISTINCT (backend_pid, began)), "
+                   "1000 * sum(took) / sum(units)::float8, 1000 * sum(training) / sum(units), "
+                   "1000 * sum(reading) / sum(units), 1000 * sum(writing) / sum(units) FROM (SELECT backend_pid, "
+                   "started_at AS began, count(*) AS units, sum(train_seconds) AS training, sum(read_seconds) AS reading, "
+                   "sum(write_seconds) AS writing, extract(epoch FROM lead(started_at) OVER (PARTITION BY backend_pid "
+                   "ORDER BY started_at) - started_at)::float8 AS took FROM madlib.mop_unit WHERE run_id = %s AND kind = "
+                   "'train' AND iteration > 2 GROUP BY 1, 2) AS g WHERE took IS NOT NULL AND took < 1", [run_id])
+    count, group, took, training, reading, writing = cursor.fetchone()
     connection.close()
-    return {"units": count, "between two units of a session, ms": gap, "within a unit, ms": took,
-            "of which the trainer works, ms": training}
+    return {"units": count, "units of a group": group, "session milliseconds a unit": took,
+            "of which the trainer trains": training, "around it": took - training, "of which to read, and load": reading,
+            "of which to write": writing}
 
 
 def second_call(dsn):

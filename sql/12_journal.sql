@@ -646,40 +646,44 @@ CREATE FUNCTION @extschema@.mop_note_costs(run bigint, run_epoch integer, nets j
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     number integer;
+    own record;
     measured record;
     oldest timestamptz;
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
     number := (SELECT r.owner FROM @extschema@.mop_run r WHERE r.run_id = run);
-    FOR measured IN
-        SELECT u.net, u.architecture, u.optimizer, u.loss, u.batch_size, u.shape,
-               CASE WHEN u.choice ->> 'prefix' IS NULL THEN 'model' ELSE 'head' END AS part,
-               u.choice ->> 'version' AS version, u.choice ->> 'device' AS device, k.key AS kernel,
-               min(k.value::double precision) AS batch,
-               max(coalesce((u.choice -> 'compile_seconds' ->> k.key)::double precision, 0)) AS compile
-        FROM (SELECT n.net, n.architecture, n.optimizer, n.loss, n.batch_size, n.shape, m.choice
-              FROM json_to_recordset(nets) AS n(net text, architecture text, optimizer text, loss text,
-                  batch_size integer, shape text, stages json),
-                  json_array_elements_text(n.stages) AS e, @extschema@.mop_unit m
-              WHERE m.run_id = run AND m.stage = e.value::integer AND m.kind = 'train' AND m.status = 'finished'
-              AND m.choice ->> 'device' IS NOT NULL) u, json_each_text(u.choice -> 'batch_seconds') AS k
-        GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+    FOR own IN
+        SELECT n.net, n.architecture, n.optimizer, n.loss, n.batch_size, n.shape,
+               ARRAY(SELECT e.value::integer FROM json_array_elements_text(n.stages) AS e) AS stages
+        FROM json_to_recordset(nets) AS n(net text, architecture text, optimizer text, loss text, batch_size integer,
+            shape text, stages json)
     LOOP
-        UPDATE @extschema@.mop_cost c SET noted_at = clock_timestamp(),
-            batch_seconds = (measured.batch || c.batch_seconds)[1:9],
-            compile_seconds = (measured.compile || c.compile_seconds)[1:9]
-        WHERE (c.owner, c.net, c.part, c.version, c.device, c.kernel)
-            = (number, measured.net, measured.part, measured.version, measured.device, measured.kernel);
-        CONTINUE WHEN FOUND;
-        BEGIN
-            INSERT INTO @extschema@.mop_cost (owner, net, part, version, device, kernel, architecture, optimizer, loss,
-                batch_size, shape, batch_seconds, compile_seconds)
-            VALUES (number, measured.net, measured.part, measured.version, measured.device, measured.kernel, measured.architecture,
-                measured.optimizer, measured.loss, measured.batch_size, measured.shape, ARRAY[measured.batch],
-                ARRAY[measured.compile]);
-        EXCEPTION WHEN unique_violation THEN
-            NULL;  -- another run of the role has told in this instant
-        END;
+        FOR measured IN
+            SELECT CASE WHEN u.choice ->> 'prefix' IS NULL THEN 'model' ELSE 'head' END AS part,
+                   u.choice ->> 'version' AS version, u.choice ->> 'device' AS device, k.key AS kernel,
+                   min(k.value::double precision) AS batch,
+                   max(coalesce((u.choice -> 'compile_seconds' ->> k.key)::double precision, 0)) AS compile
+            FROM @extschema@.mop_unit u, json_each_text(u.choice -> 'batch_seconds') AS k
+            WHERE u.run_id = run AND u.stage = ANY (own.stages) AND u.kind = 'train' AND u.status = 'finished'
+            AND u.choice ->> 'device' IS NOT NULL
+            GROUP BY 1, 2, 3, 4
+        LOOP
+            UPDATE @extschema@.mop_cost c SET noted_at = clock_timestamp(),
+                batch_seconds = (measured.batch || c.batch_seconds)[1:9],
+                compile_seconds = (measured.compile || c.compile_seconds)[1:9]
+            WHERE (c.owner, c.net, c.part, c.version, c.device, c.kernel)
+                = (number, own.net, measured.part, measured.version, measured.device, measured.kernel);
+            CONTINUE WHEN FOUND;
+            BEGIN
+                INSERT INTO @extschema@.mop_cost (owner, net, part, version, device, kernel, architecture, optimizer,
+                    loss, batch_size, shape, batch_seconds, compile_seconds)
+                VALUES (number, own.net, measured.part, measured.version, measured.device, measured.kernel,
+                    own.architecture, own.optimizer, own.loss, own.batch_size, own.shape, ARRAY[measured.batch],
+                    ARRAY[measured.compile]);
+            EXCEPTION WHEN unique_violation THEN
+                NULL;  -- another run of the role has told in this instant
+            END;
+        END LOOP;
     END LOOP;
     oldest := (SELECT c.noted_at FROM @extschema@.mop_cost c WHERE c.owner = number
                ORDER BY c.noted_at DESC OFFSET 5000 LIMIT 1);
