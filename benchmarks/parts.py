@@ -155,15 +155,16 @@ def unit(dsn):
     cursor.execute("SELECT sum(units)::integer, sum(units)::float8 / count(DISTINCT (backend_pid, began)), "
                    "1000 * sum(took) / sum(units)::float8, 1000 * sum(training) / sum(units), "
                    "1000 * sum(reading) / sum(units), 1000 * sum(writing) / sum(units) FROM (SELECT backend_pid, "
-                   "started_at AS began, count(*) AS units, sum(train_seconds) AS training, sum(read_seconds) AS reading, "
-                   "sum(write_seconds) AS writing, extract(epoch FROM lead(started_at) OVER (PARTITION BY backend_pid "
-                   "ORDER BY started_at) - started_at)::float8 AS took FROM madlib.mop_unit WHERE run_id = %s AND kind = "
-                   "'train' AND iteration > 2 GROUP BY 1, 2) AS g WHERE took IS NOT NULL AND took < 1", [run_id])
+                   "started_at AS began, count(*) AS units, sum(train_seconds) AS training, sum(read_seconds) AS "
+                   "reading, sum(write_seconds) AS writing, extract(epoch FROM lead(started_at) OVER (PARTITION BY "
+                   "backend_pid ORDER BY started_at) - started_at)::float8 AS took FROM madlib.mop_unit WHERE run_id "
+                   "= %s AND kind = 'train' AND iteration > 2 GROUP BY 1, 2) AS g WHERE took IS NOT NULL AND took < 1",
+                   [run_id])
     count, group, took, training, reading, writing = cursor.fetchone()
     connection.close()
     return {"units": count, "units of a group": group, "session milliseconds a unit": took,
-            "of which the trainer trains": training, "around it": took - training, "of which to read, and load": reading,
-            "of which to write": writing}
+            "of which the trainer trains": training, "around it": took - training,
+            "of which to read, and load": reading, "of which to write": writing}
 
 
 def second_call(dsn):

@@ -659,13 +659,13 @@ BEGIN
             shape text, stages json)
     LOOP
         FOR measured IN
-            SELECT CASE WHEN u.choice ->> 'prefix' IS NULL THEN 'model' ELSE 'head' END AS part,
+            SELECT CASE WHEN (u.choice ->> 'prefix') IS NULL THEN 'model' ELSE 'head' END AS part,
                    u.choice ->> 'version' AS version, u.choice ->> 'device' AS device, k.key AS kernel,
                    min(k.value::double precision) AS batch,
                    max(coalesce((u.choice -> 'compile_seconds' ->> k.key)::double precision, 0)) AS compile
             FROM @extschema@.mop_unit u, json_each_text(u.choice -> 'batch_seconds') AS k
             WHERE u.run_id = run AND u.stage = ANY (own.stages) AND u.kind = 'train' AND u.status = 'finished'
-            AND u.choice ->> 'device' IS NOT NULL
+            AND (u.choice ->> 'device') IS NOT NULL
             GROUP BY 1, 2, 3, 4
         LOOP
             UPDATE @extschema@.mop_cost c SET noted_at = clock_timestamp(),

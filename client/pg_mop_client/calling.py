@@ -209,7 +209,9 @@ class _Bar:
                             bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]")
         if self.bar.total != now.units_total and hasattr(self.bar, "container"):  # (a search's grows, the widget's not)
             self.bar.container.children[1].max = now.units_total
-        self.bar.total, self.bar.n = now.units_total, now.units_done
+        # (of one that is taken over whole from an earlier run there is nothing to do)
+        over = not now.units_total and now.run.status == "finished"
+        self.bar.total, self.bar.n = (1, 1) if over else (now.units_total, now.units_done)
         self.bar.set_postfix_str(now.told)
 
 

@@ -73,9 +73,9 @@ def _parser():
 
 
 def _count(text):
-    if not 1 <= (number := int(text)) < 1 << 31:
-        raise argparse.ArgumentTypeError(f"from 1 on, not {number}")
-    return number
+    if not text.strip().isdecimal() or not 1 <= int(text) < 1 << 31:
+        raise argparse.ArgumentTypeError(f"a number from 1 on, not {text}")
+    return int(text)
 
 
 def _runs(given):

@@ -172,6 +172,8 @@ class Dashboard:
     def resume(self, request, _):
         """Go on with a run as a job of the server, which needs nobody who is connected."""
         run = request.path_params["run"]
+        if self._execute(f"SELECT status FROM {self.sql}.mop_runs WHERE run_id = :run", run=run) == "finished":
+            raise ClientError(f"run {run} is finished")
         command = f"SELECT {self.sql}.mop_resume({run})".replace("\\:", ":")
         job = self._execute(f"SELECT {self.sql}.mop_submit(:command)", command=command)
         # what is wrong at once is said at once

@@ -117,6 +117,19 @@ def exists(connection, name):
                               {"name": quote_table(name)}).scalar()
 
 
+@told()
+def where_made(connection, name):
+    """A table's name as people write it, quoted and with the schema in which CREATE TABLE would make it. Raises
+    ClientError where there is none."""
+    quoted = quote_table(name)
+    if re.search(r'^("(?:[^"]|"")+")\.', quoted):
+        return quoted
+    schema = connection.execute(text("SELECT current_schema()")).scalar()
+    if schema is None:
+        raise ClientError(f"there is no schema to make table {name} in", hint="SET search_path = ...")
+    return f"{quote(schema)}.{quoted}"
+
+
 def suffixed(name, suffix):
     """The name of a table that goes with another: '"My t"' -> '"My t_info"'."""
     return f'{name[:-1]}{suffix}"' if name.endswith('"') else name + suffix
@@ -131,6 +144,9 @@ def frame(connection, sql, cap=None, **values):
         except sqlalchemy.exc.ResourceClosedError:
             raise ClientError("the statement was carried out, and gives no rows",
                               hint="s.calls.execute(statement, {}) is for such.") from None
+    if not re.match(r"\s*(\(|SELECT|WITH|VALUES|TABLE|--|/\*)", sql, re.I):
+        raise ClientError("query() takes a SELECT", hint="cap=None carries out any statement that gives rows, "
+                                                        "s.calls.execute(statement, {}) any other.")
     sql = sql.rstrip().removesuffix(";")  # (and a comment at its end is ended)
     found = pandas.read_sql_query(text(f"SELECT * FROM ({sql}\n) AS all_of_it LIMIT {int(cap) + 1}"), connection,
                                   params=values)

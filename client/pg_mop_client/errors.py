@@ -1,6 +1,7 @@
 """Errors that the client raises itself, and optional packages, imported when they are used."""
 
 import importlib
+import re
 
 
 class ClientError(Exception):
@@ -18,7 +19,8 @@ class ServerError(ClientError):
     def __init__(self, orig):
         told = orig.diag
         self.orig, self.sqlstate, self.detail = orig, orig.pgcode, told.message_detail
-        message = told.message_primary or str(orig).strip()
+        # (PL/Python puts an exception's class before what it says)
+        message = re.sub(r"^(plpy|spiexceptions)\.\w+: ", "", told.message_primary or str(orig).strip())
         super().__init__(f"{message}\nDETAIL: {self.detail}" if self.detail else message, told.message_hint)
         self.message = message
 

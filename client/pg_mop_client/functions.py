@@ -70,12 +70,20 @@ def _method(schema, told, forms, call):
 
 def adapt(value, kind):
     """A Python value as psycopg2 passes it for an argument of an SQL type: dictionaries are written out."""
-    if isinstance(value, numpy.generic):
-        return value.item()
-    if isinstance(value, (numpy.ndarray, pandas.Series)):
-        return value.tolist()
+    value = _native(value)
     if isinstance(value, dict) or isinstance(value, list) and not kind.endswith("[]"):
         return json.dumps(value) if kind in ("json", "jsonb") else repr(value)
     if isinstance(value, tuple):
         return list(value)
     return value
+
+
+def _native(value):
+    """A value without numpy's and pandas' types, at any depth."""
+    if isinstance(value, numpy.generic):
+        return value.item()
+    if isinstance(value, (numpy.ndarray, pandas.Series, pandas.Index)):
+        return [_native(own) for own in value.tolist()]
+    if isinstance(value, dict):
+        return {_native(key): _native(own) for key, own in value.items()}
+    return type(value)(map(_native, value)) if type(value) in (list, tuple) else value

@@ -16,6 +16,7 @@ from pg_mop_client.errors import ClientError
 from pg_mop_client.reading import ARRAYS, few
 
 # what is in a column of Python's objects that are numbers
+LARGEST = float(numpy.finfo("float32").max)  # of SQL's real
 NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal", "boolean")
 
 
@@ -185,10 +186,12 @@ class _Rows:
             if name not in chunk.columns or not _has_numbers(chunk[name]):
                 raise ClientError(f"column {name!r} has something that is no number, after row {self.count}")
         numbers = chunk[self.columns].to_numpy(dtype="float64", na_value=numpy.nan)
-        if (missing := numpy.isnan(numbers).any(axis=1)).any():
-            row = int(missing.argmax())
-            raise ClientError(f"column {self.columns[int(numpy.isnan(numbers[row]).argmax())]!r} has no number in row "
-                              f"{self.count + row}", hint="data.dropna(), or fillna(...)")
+        if (odd := ~(numpy.abs(numbers) <= LARGEST)).any():
+            row = int(odd.any(axis=1).argmax())
+            column = int(odd[row].argmax())
+            raise ClientError(f"column {self.columns[column]!r} has {_oddity(numbers[row, column])} in row "
+                              f"{self.count + row}", hint="data.dropna(), or fillna(...)"
+                              if numpy.isnan(numbers[row, column]) else "replace(...) or clip(...), or leave it out")
         return numbers.tolist()
 
     def _arrays(self, values):
@@ -198,8 +201,8 @@ class _Rows:
             if array.ndim != self.dimensions:
                 raise ClientError(f"column {self.columns[0]!r} has {array.ndim} dimensions in row {number}, and "
                                   f"{self.dimensions} in its first rows")
-            if array.dtype.kind == "f" and numpy.isnan(array).any():
-                raise ClientError(f"column {self.columns[0]!r} has NaN in row {number}")
+            if array.dtype.kind == "f" and (odd := ~(numpy.abs(array) <= LARGEST)).any():
+                raise ClientError(f"column {self.columns[0]!r} has {_oddity(array[odd][0])} in row {number}")
             yield array.tolist()
 
     def _array(self, value, where):
@@ -208,6 +211,11 @@ class _Rows:
             return array if array.dtype.kind in "iuf" else array.astype("float64")
         except (TypeError, ValueError):
             raise ClientError(f"column {self.columns[0]!r} has no array of numbers in {where}") from None
+
+
+def _oddity(number):
+    """What a number is that no feature can be."""
+    return "no number" if numpy.isnan(number) else "an infinity" if numpy.isinf(number) else f"{number:g}, beyond real"
 
 
 def _nested(value):

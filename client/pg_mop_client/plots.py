@@ -93,6 +93,8 @@ def sessions(data, mst_keys=None, ax=None):
     if not data["bars"]:
         raise ClientError(f"no unit of run {data['run']['run_id']} has ended yet")
     known = {c["mst_key"]: c for c in data["configurations"]}
+    if isinstance(mst_keys, numbers.Integral):
+        mst_keys = [mst_keys]
     if mst_keys is None:
         mst_keys = [] if data["merged_bars"] else list(known)[:1]
     elif unknown := [key for key in mst_keys if key not in known]:
@@ -107,7 +109,7 @@ def sessions(data, mst_keys=None, ax=None):
             ax.broken_barh(bars, (lane - 0.4, 0.8), color=colour, label=None if lane else
                            {"train": "training units", "evaluate": "evaluations"}[kind])
     for key in mst_keys:
-        hops = sorted(((b + e) / 2, at) for at, b, e, what, own, *_ in data["bars"] if what == "train" and own == key)
+        hops = sorted(((b + e) / 2, at) for at, b, e, what, own, *_ in data["bars"] if what == "train" and key in own)
         if hops:
             ax.plot(*zip(*hops), **{**_style(known[key]), "linestyle": "--", "marker": ".", "alpha": 1,
                                     "color": "black" if len(mst_keys) == 1 else None,

@@ -184,7 +184,9 @@ class Run:
         connection, mst_key = calls.connection(), self._mst_key(mst_key)
         summary = suffixed(models, "_summary")
         if not exists(connection, summary):
-            raise ClientError(f"table {models} has no models", hint=f"run({self.run_id}).info.status tells of the run.")
+            raise ClientError(f"table {models} has no models", hint=(
+                f"mop_replay({self.run_id}, 'another_table') trains them again." if self.info.status == "finished" else
+                f"run({self.run_id}).info.status tells of the run."))
         row = connection.execute(text(
             f"SELECT independent_varname AS inputs, source_table, dependent_vartype AS types, "
             f"to_json(s) ->> 'dependent_dtype' AS packed_as FROM {plain(quote_table(summary))} AS s")).one()
@@ -262,8 +264,11 @@ class Run:
                 {"run": self.run_id, "keys": None if mst_keys is None else [int(key) for key in mst_keys]}).scalar()
         if path is None:
             return page
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(page)
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(page)
+        except OSError as error:
+            raise ClientError(f"the report cannot be written to {path}: {error.strerror}") from None
         return str(path)
 
     def plot_curves(self, series=None, ax=None):

@@ -18,6 +18,7 @@ from pg_mop_client.database import (
     quote,
     quote_table,
     suffixed,
+    where_made,
 )
 from pg_mop_client.errors import ClientError, ServerError
 from pg_mop_client.functions import methods
@@ -112,7 +113,8 @@ class Selection:
         return self.query(f"SELECT * FROM {plain(quote(self.schema))}.mop_runs ORDER BY run_id DESC", cap)
 
     def query(self, sql, cap=CAP, **values):
-        """The rows of a query (:name stands for the value of that name) as a DataFrame, at most `cap` of them."""
+        """The rows of a query (:name stands for the value of that name) as a DataFrame, at most `cap` of them. What is
+        numeric in SQL are floats there, and so are integers with NULLs among them."""
         sql = re.sub(r"(?<![:\w\\]):(\w+)", lambda at: at[0] if at[1] in values else "\\" + at[0], sql)
         with connected(self.engine) as connection:
             return frame(connection, sql, cap, **values)
@@ -154,7 +156,10 @@ class Selection:
                               hint="pack(..., another_name, validation_of=...)")
         else:
             preprocessor, more["training_preprocessor_table"] = self.validation_preprocessor_dl, validation_of
-        preprocessor.bind(dependent_varname=None, independent_varname=None, **more)  # (before any work)
+        try:  # before any work
+            preprocessor.bind(dependent_varname=None, independent_varname=None, **more)
+        except TypeError as error:
+            raise TypeError(f"pack(): {error}") from None
         with self.calls.transaction() as connection:
             self._make_room(connection, [table, packed, suffixed(packed, "_summary")], replace)
             if validation_of is not None and features is None:
@@ -168,11 +173,12 @@ class Selection:
     def _make_room(self, connection, tables, replace):
         """There are no tables of these names, if need be by dropping them. Raises ClientError."""
         for table in tables:
-            if exists(connection, table):
+            made = where_made(connection, table)  # (not one of that name in another schema of the search_path)
+            if exists(connection, made):
                 if not replace:
-                    raise ClientError(f"there is a table {table} already",
+                    raise ClientError(f"there is a table {made} already",
                                       hint="pack(..., replace=True) drops it first.")
-                self.calls.execute(f"DROP TABLE {plain(quote_table(table))}", {})
+                self.calls.execute(f"DROP TABLE {plain(made)}", {})
 
     def _features_of(self, connection, packed):
         """The columns that a packed training table was made of, or None where the client has not noted them."""

@@ -283,13 +283,25 @@ def test_pictures_are_axes_and_draw_names_as_text(run, name):
     assert getattr(run, f"plot_{name}")(ax=mine) is mine
 
 
+def test_arguments_may_have_numpys_numbers_at_any_depth(db, s, run):
+    s.generate_model_configs("nets", "of_numpy", numpy.array([1]), {
+        "loss": ["categorical_crossentropy"], "metrics": [["accuracy"]], "optimizer_params_list": [
+            {"optimizer": ["Adam"], "lr": list(numpy.logspace(-3, -1, 3)), "beta_1": numpy.array([0.9])}]},
+        {"batch_size": (numpy.int64(8), 16), "epochs": pandas.Series([1])})
+    assert db.value("SELECT count(DISTINCT compile_params) FROM of_numpy") == 3
+    assert db.value("SELECT count(*) FROM of_numpy") == 6
+    db.run("DROP TABLE of_numpy, of_numpy_summary")
+
+
 def test_the_gantt_has_the_hops_of_a_configuration(run):
     data = run.data
     for keys in (None, [3, 1], []):
         wanted = {key: [lane for lane, *_, kind, own, _, _ in sorted(data["bars"], key=lambda bar: bar[1])
-                        if kind == "train" and own == key] for key in (keys or [run.best().mst_key])}
+                        if kind == "train" and key in own] for key in (keys or [run.best().mst_key])}
         lines = {line.get_label(): list(line.get_ydata()) for line in run.plot_sessions(keys).get_lines()}
         assert lines == ({} if keys == [] else {f"hops of configuration {key}": w for key, w in wanted.items()})
+        assert all(len(hops) == 5 * 2 for hops in wanted.values()), "each unit, also those that went together"
+    assert run.plot_sessions(3).has_data()
     with pytest.raises(ClientError, match=f"run {run.run_id} has no configuration 99\nHINT: There are "):
         run.plot_sessions([99])
 

@@ -171,8 +171,9 @@ def test_arrays_of_all_kinds_are_packed_or_refused(db, s):
         with pytest.raises(ClientError, match=f"column 'v' {message}"):
             stored(bad)
         assert db.value("SELECT to_regclass('of_arrays') IS NULL")
-    with pytest.raises(ClientError, match="column 'v' has NaN in row 2"):
-        stored([[1.0], [2.0], [float("nan")]])
+    for odd, told in ((float("nan"), "no number"), (float("-inf"), "an infinity"), (1e39, "1e\\+39, beyond real")):
+        with pytest.raises(ClientError, match=f"column 'v' has {told} in row 2"):
+            stored([[1.0], [2.0], [odd]])
 
 
 def test_columns_that_are_no_features_are_named(s):
@@ -214,11 +215,34 @@ def test_a_file_is_read_as_it_is_written_or_not_at_all(db, s, tmp_path):
         s.pack(pandas.DataFrame({"a": [1.0, 2.0], "label": [1, "1"]}), "never", label="label")
 
 
+@pytest.mark.parametrize("odd,told", [(float("inf"), "an infinity"), (-1e39, "-1e\\+39, beyond real")])
+def test_what_no_real_can_hold_is_told_by_column_and_row(db, s, odd, told):
+    frame = pandas.DataFrame({"a": [1.0, 2.0], "b": [1.0, odd], "label": [0, 1]})
+    with pytest.raises(ClientError, match=f"column 'b' has {told} in row 1\nHINT: replace"):
+        s.pack(frame, "odd", label="label")
+    assert db.value("SELECT to_regclass('odd') IS NULL")
+
+
+def test_a_table_of_that_name_in_another_schema_is_none_of_packs(db, s):
+    frame = pandas.DataFrame({"a": [1.0, 2.0], "label": [0, 1]})
+    db.run("CREATE SCHEMA mine; CREATE TABLE public.elsewhere (x integer)")
+    s.calls.execute("SET search_path = mine, public", {})
+    try:
+        assert s.pack(frame, "elsewhere", label="label", replace=True) == "elsewhere_packed"
+        with pytest.raises(ClientError, match='there is a table "mine"."elsewhere" already'):
+            s.pack(frame, "elsewhere", label="label")
+    finally:
+        s.calls.execute("RESET search_path", {})
+    assert db.value("SELECT count(*) FROM mine.elsewhere") == 2
+    assert db.run("SELECT x FROM public.elsewhere") == []
+    db.run("DROP SCHEMA mine CASCADE; DROP TABLE public.elsewhere")
+
+
 def test_a_table_that_is_there_is_replaced_where_that_is_asked_for(db, s):
     frame = pandas.DataFrame({"a": [1.0, 2.0], "label": [0, 1]})
     s.pack(frame, "twice", label="label")
     s.calls.execute("DROP TABLE twice", {})
-    with pytest.raises(ClientError, match="there is a table twice_packed already\nHINT: pack\\(..., replace=True\\)"):
+    with pytest.raises(ClientError, match='table "public"."twice_packed" already\nHINT: pack\\(..., replace=True\\)'):
         s.pack(frame, "twice", label="label")
     assert db.value("SELECT to_regclass('twice') IS NULL")
     s.pack(frame[:1], "twice", label="label", replace=True)

@@ -73,6 +73,10 @@ def test_the_report_tells_what_the_tables_tell(db, run_id):
     units = db.run("SELECT DISTINCT backend_pid, started_at FROM madlib.mop_units WHERE run_id = %s "
                    "AND finished_at IS NOT NULL AND NOT shared", [run_id])
     assert len(data["bars"]) == len(units) and sorted(data["lanes"]) == sorted({u["backend_pid"] for u in units})
+    for key in (1, 2):
+        own = db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND mst_key = %s AND kind = 'train' "
+                       "AND status = 'finished'", [run_id, key])
+        assert own == sum(bar[3] == "train" and key in bar[4] for bar in data["bars"]), "also of units together"
     assert {tuple(n["keys"]) for n in data["stages"]} == {(1,), (2,), (3,)}
 
 
@@ -100,6 +104,7 @@ def test_a_report_of_some_configurations_has_what_they_share_with_others(db, run
         assert data["curves"] == {key: own for key, own in whole["curves"].items() if int(key) in keys}
         assert sum(bar[6] for bar in data["bars"]) == (12 if keys else 0), "2 x (2 units trained, 4 evaluated), once"
         assert {key for node in data["stages"] for key in node["keys"]} == set(keys)
+        assert set().union(*(bar[4] for bar in data["bars"])) == set(keys)
     assert sum(bar[6] for bar in whole["bars"]) == 24
     assert "2 of 3 configurations" in db.value("SELECT madlib.mop_report(%s, 'html', '{3,1}')", [shared])
     error = db.error("SELECT madlib.mop_report(%s, 'html', '{3,99,1,NULL}')", [shared])

@@ -179,7 +179,7 @@
             ["what", "units", "seconds", "trainer at work", "reading", "writing"],
             time.map(t => [t.what, t.units, t.seconds, t.compute, t.read, t.write]), "Where the sessions' time went")] : []);
         fill("failures", view.failed_units, units => units.length ? [plainTable(["mst_key", "iteration", "segment", "kind", "attempt", "error"],
-            units.map(u => [u.mst_key, u.iteration, u.segment, u.kind, u.attempt, u.error]), "Units that failed, of which most are tried again")]
+            units.map(u => [u.mst_key, u.iteration, u.segment, u.kind, u.attempt, u.error]), "Units that failed (those lost with a session or a trainer are tried again)")]
             : [el("p", {}, "None.")]);
         const { run_id, status, error, seconds: _, state_bytes, finished_at, merge_rate, ...facts } = view.run;
         fill("settings", [facts, view.fixed, view.settings], () => [pairs(facts), ...[

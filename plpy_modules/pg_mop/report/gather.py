@@ -17,26 +17,31 @@ DATASETS = ("training", "validation")
 MOST_CURVES, MOST_POINTS = 60, 60
 MOST_PATHS = 120
 MOST_BARS, LANE_BARS = 3000, 250   # beyond the first a session has about so many of the second
+MOST_EVALUATED = 50                # evaluations that went together, whose configurations are told
 MOST_FAILURES = 100
 MOST_TEXT = 2000                   # characters of an error
 
-# Units once, those that went together as one, and of many of them those of a session that begin in the same
-# stretch of time. (A unit that goes on has no end yet.) $3 has the configurations; NULL: all.
-UNITS = "{schema}.mop_units WHERE run_id = $1 AND NOT shared AND $3::integer[] IS NULL"
-UNITS_OF = ("(SELECT DISTINCT ON (stage, segment, kind, dataset, attempt) * FROM {schema}.mop_units WHERE run_id = $1 "
-            "AND mst_key = ANY ($3) ORDER BY stage, segment, kind, dataset, attempt, mst_key) AS u WHERE true")
+# Units, those that went together as one, and of many of them those of a session that begin in the same stretch of time;
+# with the configurations that they were for: one that several share has a row for each, of which one is `counted`. (A
+# unit that goes on has no end yet.) $3 has the configurations; NULL: all.
+UNITS = "SELECT *, NOT shared AS counted FROM {schema}.mop_units WHERE run_id = $1 AND $3::integer[] IS NULL"
+UNITS_OF = ("SELECT *, row_number() OVER (PARTITION BY stage, segment, kind, dataset, attempt ORDER BY mst_key) = 1 "
+            "AS counted FROM {schema}.mop_units WHERE run_id = $1 AND mst_key = ANY ($3)")
 BARS = f"""
 WITH unit AS (
-    SELECT backend_pid AS pid, bool_and(kind = 'train') AS trains, min(segment) AS segment, min(mst_key) AS mst_key,
-           count(*) AS units, date_part('epoch', started_at - $2::timestamptz) AS begins,
+    SELECT backend_pid AS pid, bool_and(kind = 'train') AS trains, min(segment) AS segment,
+           array_agg(DISTINCT mst_key) AS mst_keys, count(*) FILTER (WHERE counted) AS units,
+           date_part('epoch', started_at - $2::timestamptz) AS begins,
            date_part('epoch', max(finished_at) - $2::timestamptz) AS ends,
-           sum(read_seconds) AS read, sum(train_seconds) AS compute, sum(write_seconds) AS write
-    FROM {{units}} AND started_at IS NOT NULL AND finished_at IS NOT NULL
+           sum(read_seconds) FILTER (WHERE counted) AS read, sum(train_seconds) FILTER (WHERE counted) AS compute,
+           sum(write_seconds) FILTER (WHERE counted) AS write
+    FROM ({{units}}) AS u WHERE started_at IS NOT NULL AND finished_at IS NOT NULL
     GROUP BY backend_pid, started_at
 ), whole AS (
     SELECT count(*)::integer AS bars, greatest(max(ends), 1e-3) AS ends FROM unit
 )
-SELECT coalesce(pid, 0) AS pid, trains, min(segment) AS segment, min(mst_key) AS mst_key, sum(units)::integer AS units,
+SELECT coalesce(pid, 0) AS pid, trains, min(segment) AS segment, min(mst_keys) AS mst_keys,
+       sum(units)::integer AS units,
        min(begins) AS begins, max(ends) AS ends, sum(ends - begins) AS seconds, coalesce(sum(read), 0) AS read,
        coalesce(sum(compute), 0) AS compute, coalesce(sum(write), 0) AS write, max(bars) AS bars
 FROM (SELECT u.*, w.bars, CASE WHEN w.bars <= {MOST_BARS} THEN u.begins
@@ -186,15 +191,18 @@ def _curves(db, schema, run_id, data):
 
 
 def _sessions(db, run, data, mst_keys):
-    """The Gantt: `lanes`, the worker sessions; `bars`, [lane, begin, end, kind, mst_key, segment, units], in seconds
-    since the run's start; and `time`, where the sessions' time went."""
+    """The Gantt: `lanes`, the worker sessions; `bars`, [lane, begin, end, kind, mst_keys, segment, units], in seconds
+    since the run's start, with all configurations that a bar is of (none where bars are merged, or of many
+    evaluations); and `time`, where the sessions' time went."""
     units = (UNITS if mst_keys is None else UNITS_OF).format(schema=db.extension)
     rows = db.execute(BARS.format(units=units), ["bigint", "timestamptz", "integer[]"],
                       [run["run_id"], run["started_at"], mst_keys])
     data["lanes"] = lanes = list(dict.fromkeys(row["pid"] for row in rows))
-    data["bars"] = [[lanes.index(r["pid"]), rounded(r["begins"]), rounded(r["ends"]),
-                     "train" if r["trains"] else "evaluate", r["mst_key"], r["segment"], r["units"]] for r in rows]
     data["merged_bars"] = bool(rows) and rows[0]["bars"] > MOST_BARS
+    data["bars"] = [[lanes.index(r["pid"]), rounded(r["begins"]), rounded(r["ends"]),
+                     "train" if r["trains"] else "evaluate",
+                     [] if data["merged_bars"] or not r["trains"] and r["units"] > MOST_EVALUATED
+                     else list(r["mst_keys"]), r["segment"], r["units"]] for r in rows]
     if data["merged_bars"]:
         data["sampled"]["sessions"] = (f"{rows[0]['bars']} units: those of a session that begin within "
                                        f"1/{LANE_BARS} of the time are drawn as one")
@@ -233,6 +241,8 @@ def _sql(run, arguments, settings, repeated, schema, gets):
     if not arguments:
         return None
     lines = [f"SET pg_mop.{name} = {_literal(settings[name])};" for name in repeated if settings.get(name) is not None]
+    if run["status"] == "finished":
+        lines.insert(0, "-- into new tables: those of this call are there already")
     given = [f"    {name} {gets} {_literal(value)}" for name, value in arguments.items() if value is not None]
     return "\n".join([*lines, f"SELECT {schema}.{run['function']}(", ",\n".join(given), ");"])
 

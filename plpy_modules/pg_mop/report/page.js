@@ -20,6 +20,7 @@ window.pgMopReport = (function () {
     function show(value) {
         if (value === null || value === undefined) return "–";
         if (typeof value !== "number") return String(value);
+        if (Math.abs(value) >= 1e15) return value.toExponential(3).replace(/\.?0+e/, "e");
         return Math.abs(value) >= 1e4 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(4));
     }
     function seconds(value) {
@@ -335,7 +336,7 @@ window.pgMopReport = (function () {
             data.lanes.forEach((pid, lane) => svg.append(el("text", { x: left - 6, y: 10 + lane * high + 15, "text-anchor": "end" }, String(pid))));
             const hops = [];
             for (const bar of data.bars) {
-                const mine = !data.merged_bars && bar[4] === marked;
+                const mine = bar[4].includes(marked);
                 svg.append(el("rect", { class: bar[3] + (mine ? " marked" : ""), x: x(bar[1]).toFixed(2), y: 10 + bar[0] * high + 2,
                                         width: Math.max(.6, x(bar[2]) - x(bar[1]) - .3).toFixed(2), height: high - 6 }));
                 if (mine && bar[3] === "train") hops.push(`${x((bar[1] + bar[2]) / 2).toFixed(1)} ${10 + bar[0] * high + high / 2 - 1}`);
@@ -349,12 +350,14 @@ window.pgMopReport = (function () {
             if (bar) made.say(`session ${data.lanes[lane]}, ${seconds(bar[1])} to ${seconds(bar[2])}: ` + (data.merged_bars
                 ? `${bar[6]} ${bar[3] === "train" ? "training units" : "evaluations"}`
                 : `${bar[3] === "train" ? "training unit" : "evaluation"} on segment ${bar[5]}` +
-                  (bar[6] > 1 ? ` of ${bar[6]} configurations` : ` of ${tell(bar[4])}`)));
+                  (bar[4].length === 1 ? ` of ${tell(bar[4][0])}` : ` of ${bar[4].length || bar[6]} configurations` +
+                      (bar[4].length ? `: ${bar[4].slice(0, 12).join(", ")}${bar[4].length > 12 ? ", …" : ""}` : ""))));
         });
         made.svg.addEventListener("click", event => {
             const [px, py] = at(made.svg, event), lane = Math.floor((py - 10) / high);
             const bar = data.bars.find(b => b[0] === lane && x(b[1]) <= px && px <= x(b[2]) + 1);
-            if (bar && !data.merged_bars) mark(bar[4]);
+            // (of a bar of several each click marks the next one)
+            if (bar && bar[4].length) mark(bar[4][(bar[4].indexOf(marked) + 1) % bar[4].length]);
         });
         const key = el("div", { class: "controls legend" });
         for (const [kind, text] of [["train", "training units"], ["evaluate", "evaluations"]])

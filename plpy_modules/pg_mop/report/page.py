@@ -71,7 +71,7 @@ def number(value):
     if value is None:
         return ""
     if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+        return f"{value:,.0f}" if 10_000 <= abs(value) < 1e15 else f"{value:.4g}"
     return str(value)
 
 
@@ -210,7 +210,8 @@ def _failures(data):
         columns = ("mst_key", "iteration", "segment", "kind", "attempt", "error")
         body += _table({c: c not in ("kind", "error") for c in columns},
                        [("", [unit[c] for c in columns]) for unit in data["failed_units"]],
-                       _note(data, "failures") or "Units that failed, of which most are tried again")
+                       _note(data, "failures")
+                       or "Units that failed (those lost with a session or a trainer are tried again)")
     return _section("failures", "Failures", body or "<p>None.</p>")
 
 
