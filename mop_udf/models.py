@@ -366,8 +366,7 @@ class ModelCache:
         `objects`: {name: pickle} of the custom functions; `seed`: that with which it will be started next, if it will;
         `watched`, `dropout`: see CompiledModel.
         """
-        key = json.dumps([architecture, params.without_scalars(compile_params), _digests(objects), watched, dropout],
-                         sort_keys=True, default=str)
+        key = self.key(architecture, compile_params, objects, watched, dropout)
         optimizer = (compile_params["optimizer"], sorted(compile_params["optimizer_args"].items()))
         if optimizer not in self.judged:
             make_optimizer(*optimizer)
@@ -377,6 +376,12 @@ class ModelCache:
                                              dropout)
         self.evaluators.setdefault(_key(architecture, compile_params, objects), key)
         return self._use(key)
+
+    @staticmethod
+    def key(architecture, compile_params, objects, watched=False, dropout=None):
+        """Equal for what one CompiledModel trains. Arguments as of `get`."""
+        return json.dumps([architecture, params.without_scalars(compile_params), _digests(objects), watched, dropout],
+                          sort_keys=True, default=str)
 
     def evaluator(self, architecture, compile_params, objects):
         """A CompiledModel to evaluate with: one that differs in what an evaluation has no use for (the optimizer, rates

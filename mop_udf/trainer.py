@@ -19,6 +19,7 @@ Requests, each answered by one frame unless it says otherwise:
 An error in a unit is kept until the unit's `end`, so that the other side never waits for a reader.
 """
 
+import dataclasses
 import fcntl
 import gc
 import importlib
@@ -85,7 +86,36 @@ def import_frameworks():
 def import_own():
     """Import what a trainer will need of this package."""
     from mop_udf import data, models, prefixes, sizes, state  # noqa: F401
-    from mop_udf.kernels import batch_size, device, forward  # noqa: F401
+    from mop_udf.kernels import batch_size, device, forward, together  # noqa: F401
+
+
+@dataclasses.dataclass
+class Work:
+    """A unit of training, its parameters parsed. Server finds out whether it `joins` others, and whether it is the
+    `last` one to be begun."""
+
+    unit: dict
+    compile_params: dict
+    fit: dict
+    objects: dict
+    joins: bool = False
+    last: bool = False
+
+    @property
+    def forced(self):
+        """The kernel that is asked for by name, or None."""
+        return None if self.unit["kernel"] == "auto" else self.unit["kernel"]
+
+    @property
+    def epochs(self):
+        return self.fit["epochs"] - self.fit["initial_epoch"]
+
+    def random(self):
+        """What permutes rows: the same order for every configuration, so that it does not matter which of them share
+        this iteration."""
+        import numpy as np
+        return np.random.default_rng([n & 0xFFFFFFFF for n in (
+            self.unit["seed"], self.unit["iteration"], self.unit["segment"])])
 
 
 class Server:
@@ -94,10 +124,10 @@ class Server:
     def __init__(self, channel, threads, cache_mb, memory_mb, model_mb, lacks=None):
         """`lacks`: why it cannot do what it was started for."""
         from mop_udf import data, models, prefixes, sizes, state
-        from mop_udf.kernels import batch_size, device, forward
+        from mop_udf.kernels import batch_size, device, forward, together
         sizes.limit_mb, self.memory_mb = model_mb or None, memory_mb
         batch_size.limit_bytes = memory_mb << 20 if memory_mb else None
-        self.forward, self.features = forward.Forward, prefixes.features
+        self.forward, self.features, self.together = forward.Forward, prefixes.features, together
         self.channel, self.data, self.models, self.state = channel, data, models, state
         self.cache = data.Cache(cache_mb << 20)
         self.compiled = models.ModelCache(models.cache_bytes(memory_mb, threads))
@@ -154,16 +184,16 @@ class Server:
                 return {key: own[0] if len(own) == 1 else b"".join(own) for key, own in parts.items()}
             parts.setdefault(header["stage"], []).append(payloads[0])
 
-    def _prepare(self, unit, states, objects):
-        """The CompiledModel that a training unit is for, in the state that `states` says."""
-        compile_params, self.fit = self.models.parse(unit["compile_params"], unit["fit_params"], unit["iteration"])
+    def _prepare(self, work, states):
+        """The CompiledModel of a :class:`Work`, in the state that `states` says."""
+        unit, compile_params, fit = work.unit, work.compile_params, work.fit
         own = states.get(unit["stage"])
         seed = None
         if own is None or unit["plain_weights"]:
             seed = self.models.initial_seed(unit["seed"], unit["model_id"],
                                             None if unit["same_start"] else unit["mst_key"])
-        compiled = self.compiled.get(unit["architecture"], compile_params, objects, seed, bool(self.fit["callbacks"]),
-                                     self.fit["dropout"])
+        compiled = self.compiled.get(unit["architecture"], compile_params, work.objects, seed, bool(fit["callbacks"]),
+                                     fit["dropout"])
         self.models.check_outputs(compiled.model, unit["outputs"])
         if seed is not None:
             compiled.start(seed)
@@ -176,6 +206,9 @@ class Server:
             if replicas := self._replicas(unit, states):
                 compiled.average(replicas)
         compiled.set_scalars(compile_params)
+        states.pop(unit["stage"], None)
+        if work.last:
+            states.clear()  # they are not to take memory while it trains
         return compiled
 
     def _replicas(self, unit, states):
@@ -213,41 +246,92 @@ class Server:
             yield item
 
     def _train_all(self, units, states, objects, stream):
-        """Train the models of several units on the same rows, one after the other: reports."""
-        reports = []
-        for unit in units:
+        """Train the models of several units on the same rows: reports. Those that may be are trained together, others
+        one after the other."""
+        works = [Work(unit, *self.models.parse(unit["compile_params"], unit["fit_params"], unit["iteration"]),
+                      {name: next(objects) for name in unit["objects"]}) for unit in units]
+        parts, done = self._parts(works), {}
+        parts[-1][-1].last = True
+        for part in parts:
             began, self.wait_seconds = time.monotonic(), 0.0
-            compiled = self._prepare(unit, states, {name: next(objects) for name in unit["objects"]})
-            states.pop(unit["stage"], None)
-            if unit is units[-1]:
-                states.clear()  # they are not to take memory while it trains
-            report = self._train({**unit, "sends_rows": unit["sends_rows"] and not reports}, compiled, stream)
-            if report["loss"] != report["loss"]:
-                raise self.models.ConfigurationError("the loss became NaN")
-            state = compiled.save()
-            # the next one may be trained by the same variables
-            self.trained.append(state if len(units) == 1 else [b"".join(state)])
-            reports.append({**report, "seconds": time.monotonic() - began - self.wait_seconds})
-        return reports
+            compiled, together = self._train_together(part, states, stream)
+            share = (time.monotonic() - began - self.wait_seconds) / len(part)
+            for number, work in enumerate(part):
+                began, self.wait_seconds = time.monotonic(), 0.0
+                if together is None:
+                    compiled = self._prepare(work, states)
+                else:
+                    together.put(number)
+                report = self._train(work, compiled, stream) if together is None or not together.trained else (
+                    self._told(work, together.report(), compiled.kernels, 0 if number else together.compilations))
+                if report["loss"] != report["loss"]:
+                    raise self.models.ConfigurationError("the loss became NaN")
+                state = compiled.save()
+                # the next one may be trained by the same variables
+                done[id(work)] = (state if len(units) == 1 else [b"".join(state)],
+                                  {**report, "seconds": share + time.monotonic() - began - self.wait_seconds})
+        self.trained = [done[id(work)][0] for work in works]
+        return [done[id(work)][1] for work in works]
 
-    def _train(self, unit, compiled, stream):
-        import numpy as np
-        fit, kernels, inputs, features = self.fit, compiled.kernels, unit["inputs"], None
-        before = kernels.compilations
-        forced = None if unit["kernel"] == "auto" else unit["kernel"]
-        # the same order for every configuration, so that it does not matter which of them share this iteration
-        random = np.random.default_rng([n & 0xFFFFFFFF for n in (unit["seed"], unit["iteration"], unit["segment"])])
-        passes = []
+    def _parts(self, works):
+        """Works in lists of those that may be trained together, as far as is known before their models are there."""
+        parts = {}
+        for number, work in enumerate(works):
+            unit, fit = work.unit, work.fit
+            work.joins = (self.together.may(unit["kernel"]) and unit["keeps_rows"] and unit["epochs_sent"] == 1
+                          and not fit["callbacks"])
+            alike = (self.compiled.key(unit["architecture"], work.compile_params, work.objects, False, fit["dropout"]),
+                     unit["kernel"], fit["batch_size"], work.epochs, repr(fit["class_weight"]), fit["steps_per_epoch"],
+                     fit["shuffle"], fit["shuffle"] and unit["iteration"]) if work.joins else number
+            parts.setdefault(alike, []).append(work)
+        return [part[start:start + self.together.MOST] for part in parts.values()
+                for start in range(0, len(part), self.together.MOST)]
+
+    def _train_together(self, part, states, stream):
+        """Train the models of some works together: (the CompiledModel of them all, a Together with their states), which
+        have been trained or are as they were; (None, None) where each is to be trained by itself.
+
+        A kernel that is asked for by name trains a single one, too: what comes of it is the same in any company.
+        """
+        work = part[0]
+        if not work.joins or len(part) == 1 and work.forced is None:
+            return None, None
+        together = None
+        for each in part:
+            compiled = self._prepare(each, states)
+            together = together or self.together.Together(compiled.kernels)
+            together.take()
+        for _ in stream:
+            pass
+        unit, fit = work.unit, work.fit
+        if work.forced is None:
+            if unit.get("share_prefixes") and compiled.cut:
+                return compiled, together
+            compiled.kernels.remember(fit["batch_size"], unit.get("costs"), self.where)
+        segment, random = self.cache.get(unit["dataset"]), work.random()
+        together.train((self._columns(segment, fit, random) for _ in range(work.epochs)), unit["rows"],
+                       fit["batch_size"], unit["inputs"], fit["class_weight"], fit["steps_per_epoch"],
+                       unit["passes_left"], unit["run_passes_left"], unit["run_seconds"], work.forced)
+        return compiled, together
+
+    def _columns(self, segment, fit, random):
+        """The rows of a segment for one pass."""
+        return self.data.permuted(segment, fit["shuffle"], fit["batch_size"], random) if fit["shuffle"] else (
+            segment.columns)
+
+    def _train(self, work, compiled, stream):
+        unit, fit = work.unit, work.fit
+        kernels, inputs, features = compiled.kernels, unit["inputs"], None
+        before, random, passes = kernels.compilations, work.random(), []
 
         def one_pass(chunks, streams):
-            if forced is None:
+            if work.forced is None:
                 kernels.remember(fit["batch_size"], unit.get("costs"), self.where)
             passes.append(kernels.train(
                 chunks, unit["rows"], fit["batch_size"], inputs, fit["class_weight"], fit["steps_per_epoch"],
-                unit["passes_left"] - len(passes), unit["run_passes_left"] - len(passes), unit["run_seconds"], forced,
-                streams))
+                unit["passes_left"] - len(passes), unit["run_passes_left"] - len(passes), unit["run_seconds"],
+                work.forced, streams))
 
-        epochs = fit["epochs"] - fit["initial_epoch"]
         if unit["epochs_sent"] > 1 or not unit["keeps_rows"]:
             if fit["shuffle"]:
                 raise self.models.ConfigurationError(
@@ -260,7 +344,7 @@ class Server:
             # (a few steps are on a part of the rows)
             if not fit["steps_per_epoch"]:
                 features = self.features(self.cache, unit, compiled)
-            if unit["sends_rows"] and not fit["shuffle"] and not features:
+            if unit["sends_rows"] and not self.ended and not fit["shuffle"] and not features:
                 one_pass((arrays for _, arrays in stream), True)  # reading and training overlap
             for _ in stream:
                 pass
@@ -268,19 +352,21 @@ class Server:
             if features and (shared := features.segment(fit["batch_size"])):
                 segment, kernels, inputs = shared, compiled.cut.kernels, 1
                 before = kernels.compilations
-            for _ in range(epochs - len(passes)):
-                one_pass([self.data.permuted(segment, fit["shuffle"], fit["batch_size"], random) if fit["shuffle"]
-                          else segment.columns], False)
+            for _ in range(work.epochs - len(passes)):
+                one_pass([self._columns(segment, fit, random)], False)
         if fit["callbacks"]:
             from mop_udf.callbacks import TensorBoard
             with TensorBoard(fit["callbacks"], unit["segment"], compiled.model) as board:
                 for number, logs in enumerate(passes):
                     board.passed((unit["iteration"] - 1) * len(passes) + number, logs)
-        return {"loss": passes[-1]["loss"], "rows": passes[-1]["rows"], "kernel": passes[-1]["kernel"],
-                "compilations": kernels.compilations - before,
-                "choice": {**kernels.choice(fit["batch_size"], forced).numbers(),
-                           "version": self.where[0], "device": self.where[1],
-                           **({"prefix": compiled.cut.report(kernels)} if features else {})}}
+        return self._told(work, passes[-1], kernels, kernels.compilations - before,
+                          {"prefix": compiled.cut.report(kernels)} if features else {})
+
+    def _told(self, work, last, kernels, compilations, more=None):
+        """What is told of a model that has been trained; `last`: the report of its last pass."""
+        return {"loss": last["loss"], "rows": last["rows"], "kernel": last["kernel"], "compilations": compilations,
+                "choice": {**kernels.choice(work.fit["batch_size"], work.forced).numbers(),
+                           "version": self.where[0], "device": self.where[1], **(more or {})}}
 
     def _evaluate(self, units, states, objects, stream):
         """Evaluate the models of several units on the same rows, read once; the first unit says which rows."""

@@ -7,6 +7,9 @@ kernel is tried where it promises more than it costs, and
 - where nothing is known of it: if all that trying costs leaves the run at most SLACK slower than without;
 - where it has been tried on the same architecture with another optimizer, loss or batch size: by what it did there.
 
+Where several models come that can be trained as one computation (kernels/together.py), that is chosen in the same way
+on a GPU; on processors where it is asked for alone, since nets that are not tiny gain nothing there.
+
 What is compiled by XLA lasts (compile_cache.py): it may cost more the first time, and costs little from then on. While
 another trainer compiles the same, what has been compiled goes on.
 
@@ -22,9 +25,12 @@ AGAIN = 0.3   # of the time to compile: to read it from the cache, before that h
 TRUST = 2.0   # times what it took in earlier runs: a kernel that takes longer is compared anew
 MARGIN = 1.5  # by which a gain that is expected from experience must exceed the cost, where no later run gains by it
 
+TOGETHER = "vmap"  # the kernel that trains several models at once; of its seconds each has its share
+
 # before a kernel has been tried: its compilation in compilations of the loop and seconds, and its speed-up over the
-# loop; from measurements of small dense nets and convolutions on CPUs
-EXPECTED = {"plain": (1.0, 0.0, 1.1), "xla": (3.5, 0.1, 2.5)}
+# loop; from measurements of small dense nets and convolutions on CPUs (but for TOGETHER's speed-up, which is for GPUs:
+# a guess)
+EXPECTED = {"plain": (1.0, 0.0, 1.1), "xla": (3.5, 0.1, 2.5), TOGETHER: (1.5, 0.1, 2.0)}
 XLA_CONVOLUTION_SPEEDUP = 0.5  # on a CPU
 
 
@@ -72,8 +78,13 @@ class Choice:
 
     @property
     def best(self):
-        """The fastest kernel so far."""
-        return min(self.batch_seconds, key=self.batch_seconds.get)
+        """The fastest kernel so far of those that train one model."""
+        return min((name for name in self.batch_seconds if name != TOGETHER), key=self.batch_seconds.get)
+
+    @property
+    def base(self):
+        """The kernel that comes first, and does what others cannot."""
+        return "loop" if "loop" not in self.refused else "plain"
 
     def next(self, batches, run_batches, run_seconds=0.0):
         """The kernel to use now.
@@ -81,9 +92,9 @@ class Choice:
         `batches`: still to come of this key in the run on this device, `run_batches`: of all keys; both with the
         coming ones. `run_seconds`: since the run began.
         """
-        base = "loop" if "loop" not in self.refused else "plain"
+        base = self.base
         if self.forced is not None:
-            return base if self.forced in self.refused else self.forced
+            return base if self.forced in (TOGETHER, *self.refused) else self.forced
         if base not in self.batch_seconds:
             return self._of_earlier_runs(base, batches)
         for kernel in ("xla", "plain"):  # (what promises most comes first)
@@ -93,6 +104,19 @@ class Choice:
                     kernel, base, self.batch_seconds[self.best], batches, run_batches, run_seconds):
                 return kernel
         return self.best
+
+    def together(self, batches, run_batches, run_seconds=0.0):
+        """True where models that could be trained together are to be. Arguments as of `next`."""
+        if TOGETHER in self.refused:
+            return False
+        if self.forced is not None:
+            return self.forced == TOGETHER
+        if not self.gpu or self.base not in self.batch_seconds:
+            return False
+        best = self.batch_seconds[self.best]
+        if TOGETHER in self.batch_seconds:
+            return self.batch_seconds[TOGETHER] < best
+        return self._is_worth(TOGETHER, self.base, best, batches, run_batches, run_seconds)
 
     def waits(self, kernel):
         """True where nothing else trains while another trainer compiles a kernel."""

@@ -20,19 +20,24 @@ class Chosen:
         self.part = part
         self.model, self.plain, self.learned, self.name = model, framework.Plain(model), learned, name
         self.loops = framework.loops(model, name)
+        self.group = framework.Group(model, name) if framework.Group else None  # for several states: see together.py
+        self.layers = layers or list(model._flatten_layers())
         self.choices = {}  # (batch size, what is forced) -> Choice
-        self.convolutional = any("Conv" in type(layer).__name__ for layer in layers or model._flatten_layers())
+        self.convolutional = any("Conv" in type(layer).__name__ for layer in self.layers)
         self.refused = framework.refused(random, self.convolutional)
 
     @property
     def compilations(self):
         """How often this model's steps and loops have been compiled."""
-        return len(self.plain.steps) + sum(loop.compilations for loop in self.loops.values())
+        return len(self.plain.steps) + sum(loop.compilations for loop in self._all_loops())
 
     @property
     def by_xla(self):
         """How many of these loops XLA has compiled."""
-        return sum(loop.compilations for loop in self.loops.values() if loop.jit_compile)
+        return sum(loop.compilations for loop in self._all_loops() if loop.jit_compile)
+
+    def _all_loops(self):
+        return [*self.loops.values(), *([self.group] if self.group else [])]
 
     def choice(self, batch_size, forced):
         """The :class:`Choice` for a batch size; `forced`: a kernel's name, or None to choose by time."""

@@ -9,7 +9,8 @@ import mop_udf
 from pg_mop.database import MopError
 
 SCHEDULERS = ("randomized", "longest-first", "breadth-first", "most-children-first", "round-robin")
-KERNELS = ("auto", "plain", "loop", "xla")
+KERNELS = ("auto", "plain", "loop", "xla", "vmap")
+ONLY = {"vmap": "jax"}  # kernel -> the one framework that has it
 STRATEGIES = ("averaging", "sequential")
 BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}  # Keras' name of a framework -> its own
 OPTIONAL = ("jax", "torch")  # those of an extra of the packages
@@ -43,6 +44,16 @@ def check_installed(backend):
         raise MopError(f'pg_mop.keras_backend is "{backend}", but {BACKENDS[backend]} is not installed on this server',
                        hint=f"On this server: sudo make install WITH={backend}, or sudo {_home()}/bin/pip install "
                             f"{backend}; or SET pg_mop.keras_backend = 'tensorflow';", sqlstate="58000")
+
+
+def check_kernel(options):
+    """Raises MopError where the kernel of parsed settings is one that their framework does not have."""
+    kernel, backend = options["kernel"], options["keras_backend"]
+    if ONLY.get(kernel, backend) != backend:
+        raise MopError(f'pg_mop.kernel is "{kernel}", but pg_mop.keras_backend is "{backend}"',
+                       detail=f"{BACKENDS[ONLY[kernel]]} alone has this kernel.",
+                       hint=f"SET pg_mop.keras_backend = '{ONLY[kernel]}'; or SET pg_mop.kernel = 'auto';",
+                       sqlstate="22023")
 
 
 def _devices():

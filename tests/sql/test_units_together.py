@@ -17,6 +17,8 @@ from workload import (
     last_run,
     load,
     make_data,
+    needs_jax,
+    needs_torch,
     replayed,
     selection,
 )
@@ -62,6 +64,66 @@ def test_units_go_together_and_give_plain_keras_weights(db, data):
     for key, job in zip(range(1, MANY + 1, 7), replayed(jobs)):
         ours = bytes(db.value("SELECT model_weights FROM models WHERE mst_key = %s", [key]))
         assert ours == base64.b64decode(job["plain"]), key
+
+
+@pytest.fixture
+def vmap(db, data):
+    db.run("SET pg_mop.keras_backend = 'jax'; SET pg_mop.kernel = 'vmap'")
+    yield
+    db.run("RESET pg_mop.keras_backend; SET pg_mop.kernel = 'plain'")
+
+
+@needs_jax
+def test_units_that_are_one_computation_give_what_each_gives_by_itself(db, vmap):
+    def weights(table):
+        rows = db.run(f"SELECT mst_key, model_weights FROM {table} ORDER BY mst_key")
+        return {row["mst_key"]: bytes(row["model_weights"]) for row in rows}
+
+    run_id = fit(db, "flowers_packed", "computed", "many", iterations=2)
+    assert_invariants(db, run_id)
+    assert together(db, run_id) > 1
+    used = "SELECT array_agg(DISTINCT kernel) FROM madlib.{} WHERE run_id = %s AND kernel <> 'plain'"
+    for view in ("mop_units", "mop_kernel_choices"):
+        assert db.value(used.format(view), [run_id]) == ["vmap"]
+    mine = weights("computed")
+    assert len(set(mine.values())) == MANY
+    # in whatever company: that of a replay is another
+    db.run("DROP TABLE IF EXISTS again, again_info, again_summary")
+    db.run("SELECT madlib.mop_replay(%s, 'again')", [run_id])
+    assert db.value(used.format("mop_units"), [last_run(db)]) == ["vmap"]
+    assert weights("again") == mine
+    order = db.run("SELECT mst_key, iteration, array_agg(segment ORDER BY position) AS visits FROM "
+                   "madlib.mop_visit_order WHERE run_id = %s GROUP BY 1, 2 ORDER BY 1, 2", [run_id])
+    jobs = [{"architecture": dense(), "optimizer": "Adam", "arguments": {"learning_rate": rate(key)},
+             "loss": "categorical_crossentropy", "metrics": ["accuracy"], "batch_size": 10, "epochs": 1,
+             "seed": int(np.random.SeedSequence([SEED, 1]).generate_state(1)[0]),
+             "visits": [buffers(db, "flowers_packed", segment) for row in order if row["mst_key"] == key
+                        for segment in row["visits"]]} for key in (1, 9, MANY)]
+    for key, job in zip((1, 9, MANY), replayed(jobs, backend="jax")):
+        ours, keras = (np.frombuffer(text, "<f4") for text in (mine[key], base64.b64decode(job["plain"])))
+        assert np.abs(ours - keras).max() <= 1e-5 * np.abs(keras).max()
+
+
+@needs_jax
+def test_one_to_blame_among_those_of_one_computation_is_given_up_alone(db, vmap):
+    run_id = fit(db, "flowers_packed", "rest", "bad", iterations=2)
+    assert db.value("SELECT count(*) FROM rest") == MANY
+    assert db.run("SELECT DISTINCT mst_key, error FROM madlib.mop_units WHERE run_id = %s AND status = 'failed' AND "
+                  "mst_key > %s", [run_id, MANY]) == [{"mst_key": MANY + 1, "error": "the loss became NaN"}]
+    assert_invariants(db, run_id)
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("torch", marks=needs_torch)])
+def test_a_kernel_that_the_framework_does_not_have_is_an_error_before_any_work(db, data, backend):
+    db.run(f"SET pg_mop.keras_backend = '{backend}'; SET pg_mop.kernel = 'vmap'")
+    before = last_run(db)
+    try:
+        error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'none', 'many', 1, FALSE)")
+    finally:
+        db.run("RESET pg_mop.keras_backend; SET pg_mop.kernel = 'plain'")
+    assert f'pg_mop.kernel is "vmap", but pg_mop.keras_backend is "{backend}"' in str(error)
+    assert "SET pg_mop.keras_backend = 'jax'" in error.diag.message_hint
+    assert last_run(db) == before
 
 
 def test_only_the_one_to_blame_is_given_up(db, data):

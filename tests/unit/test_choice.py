@@ -138,6 +138,32 @@ def test_what_is_forced_is_used_and_what_is_refused_is_not():
     assert set(run(DENSE, COMPILE, 500, refuse=["loop"])[1]) == {"plain"}
 
 
+def test_models_that_come_together_are_one_computation_where_a_gpu_gains_by_it():
+    def choice(loop_seconds=0.001, **more):
+        made = Choice(Learned(), **{"gpu": True, **more})
+        made.tried("loop", None, 0.5)
+        made.tried("loop", loop_seconds, 0.5)
+        return made
+
+    many, few = (1_000_000, 1_000_000), (100, 100)
+    assert choice().together(*many) and not choice().together(*few), "compiling must pay"
+    assert not choice(gpu=False).together(*many)
+    assert not Choice(Learned(), gpu=True).together(*many), "first comes what it is compared with"
+    assert not choice(refused={"vmap": "why"}).together(*many)
+    for seconds, gains in ((0.0001, True), (0.002, False)):
+        measured = choice()
+        measured.tried("vmap", None, 1.0)
+        measured.tried("vmap", seconds, 1.0)
+        assert measured.together(*few) == gains
+        assert measured.best == measured.next(*few) == "loop", "it is not for a single model"
+
+
+def test_what_is_trained_together_by_name_is_so_without_a_gpu():
+    assert Choice(Learned(), "vmap").together(1, 1) and not Choice(Learned(), "loop", gpu=True).together(1000, 1000)
+    assert Choice(Learned(), "vmap").next(1, 1) == "loop"
+    assert Choice(Learned(), "vmap", refused={"loop": "why", "vmap": "why"}).next(1, 1) == "plain"
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_it_is_never_much_slower_than_the_plain_kernel(seed):
     """Where the loop is not slower than the plain step: it does the same without a Python call for each batch."""

@@ -42,6 +42,19 @@ def test_a_framework_that_is_not_installed_is_an_error_with_what_to_do(tmp_path,
     settings.check_installed(backend)
 
 
+@pytest.mark.parametrize("kernel,backend", [("auto", "torch"), ("xla", "tensorflow"), ("vmap", "jax"), ("loop", "jax"),
+                                            ("xla", "torch")])
+def test_a_kernel_that_does_without_is_no_error(kernel, backend):
+    settings.check_kernel({"kernel": kernel, "keras_backend": backend})
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_a_kernel_of_another_framework_is_an_error_with_what_to_do(backend):
+    with pytest.raises(MopError, match=f'pg_mop.kernel is "vmap", but pg_mop.keras_backend is "{backend}"') as refused:
+        settings.check_kernel({"kernel": "vmap", "keras_backend": backend})
+    assert "SET pg_mop.keras_backend = 'jax'" in refused.value.hint and "JAX alone" in refused.value.detail
+
+
 @pytest.mark.parametrize("backend,message", [
     ("tensorflow", "TensorFlow .* finds no GPU 0 here .*FRAMEWORK=cuda"),
     pytest.param("jax", "JAX .* finds no GPU 0 here", marks=needs_jax),

@@ -11,6 +11,7 @@ from mop_udf import compile_cache
 
 jax.config.update("jax_enable_x64", True)  # sums of many rows, and schedules, are in float64
 
+from mop_udf.kernels.on_jax.group import Group  # noqa: E402
 from mop_udf.kernels.on_jax.loop import Loop  # noqa: E402
 from mop_udf.kernels.on_jax.per_batch import Rate, SequencedScalar  # noqa: E402
 from mop_udf.kernels.on_jax.plain import Plain  # noqa: E402
@@ -18,8 +19,8 @@ from mop_udf.kernels.on_jax.scalars import Scalar  # noqa: E402
 from mop_udf.kernels.scalars import variers  # noqa: E402
 from mop_udf.kernels.variables import Variables  # noqa: E402
 
-__all__ = ["OUT_OF_MEMORY", "VERSION", "Plain", "Rate", "Variables", "begin", "draw_from_state", "for_any_rows",
-           "gpu_name", "has_gpu", "loops", "nowhere", "refused", "tensors", "varied"]
+__all__ = ["OUT_OF_MEMORY", "VERSION", "Group", "Plain", "Rate", "Variables", "begin", "draw_from_state",
+           "for_any_rows", "gpu_name", "has_gpu", "loops", "nowhere", "refused", "tensors", "varied"]
 
 VERSION = jax.__version__
 OUT_OF_MEMORY = (jax.errors.JaxRuntimeError, MemoryError)
@@ -63,7 +64,7 @@ def refused(random, convolutional):
     """{kernel: why it is of no use} for a model."""
     found = {"xla": "JAX compiles everything by XLA: it is the loop"}
     if convolutional and not has_gpu():
-        found["loop"] = "XLA's convolutions within a loop are slow on processors"
+        found["loop"] = found["vmap"] = "XLA's convolutions within a loop are slow on processors"
     return found
 
 

@@ -51,14 +51,19 @@ class Loop(Timed):
                      np.int32(begin), np.int32(end))
 
     def _function(self, data, batch_size):
-        def loop(step, state, data, start, stop):
-            def body(i, state):
-                return step(state, keras.tree.map_structure(
-                    lambda a: jax.lax.dynamic_slice_in_dim(a, i * batch_size, batch_size), data))
+        return Step(self.model).compiled(over_batches(batch_size))
 
-            return jax.lax.fori_loop(start, stop, body, state)
 
-        return Step(self.model).compiled(loop)
+def over_batches(batch_size):
+    """The function (see Step.pure) that trains on the batches `start` to `stop` of `data`."""
+    def loop(step, state, data, start, stop):
+        def body(i, state):
+            return step(state, keras.tree.map_structure(
+                lambda a: jax.lax.dynamic_slice_in_dim(a, i * batch_size, batch_size), data))
+
+        return jax.lax.fori_loop(start, stop, body, state)
+
+    return loop
 
 
 def _rows(array, first, count):

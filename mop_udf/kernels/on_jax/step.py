@@ -13,8 +13,8 @@ class Step:
         self.groups = [model.trainable_variables, model.non_trainable_variables, model.optimizer.variables,
                        model.metrics_variables]
 
-    def compiled(self, function):
-        """`function(step, state, *arguments) -> state`, compiled: of arguments alone, it trains the model's variables;
+    def pure(self, function):
+        """`function(step, state, *arguments) -> state` as one of (numbers, state, *arguments), where
         `step(state, data) -> state` is Keras'."""
         def step(state, data):
             return self.model.train_step(state, data)[1]
@@ -23,14 +23,25 @@ class Step:
             with given(self.numbers, values):
                 return function(step, state, *arguments)
 
-        made = jax.jit(pure)
+        return pure
+
+    def compiled(self, function):
+        """`function` (see `pure`), compiled: of arguments alone, it trains the model's variables."""
+        made = jax.jit(self.pure(function))
 
         def call(*arguments):
-            state = made([n.value for n in self.numbers], tuple([v.value for v in own] for own in self.groups),
-                         *arguments)
+            state = made(*self.read(), *arguments)
             jax.block_until_ready(state)  # errors, and time, belong to this call
-            for variables, values in zip(self.groups, state):
-                for variable, value in zip(variables, values):
-                    variable._value = value
+            self.write(state)
 
         return call
+
+    def read(self):
+        """(The numbers, the state) that the model is in."""
+        return [n.value for n in self.numbers], tuple([v.value for v in own] for own in self.groups)
+
+    def write(self, state):
+        """Put the model into a state."""
+        for variables, values in zip(self.groups, state):
+            for variable, value in zip(variables, values):
+                variable._value = value

@@ -2,7 +2,8 @@
 
 What a framework's package has besides these functions: `Plain`, the plain kernel; `Variables`, which reads and sets a
 model's variables; `varied`, which lets an optimizer's number change without compiling anew (scalars.variers); `Rate`, a
-learning rate that changes with every mini-batch; and `OUT_OF_MEMORY`, the errors that say that a batch was too large.
+learning rate that changes with every mini-batch; `OUT_OF_MEMORY`, the errors that say that a batch was too large; and
+`Group`, the kernel that trains several states of a model at once (on_jax/group.py), or None where there is none.
 """
 
 import os
@@ -17,11 +18,12 @@ from mop_udf.kernels.on_tensorflow.scalars import Scalar
 from mop_udf.kernels.on_tensorflow.variables import Variables
 from mop_udf.kernels.scalars import variers
 
-__all__ = ["OUT_OF_MEMORY", "VERSION", "Plain", "Rate", "Variables", "begin", "draw_from_state", "for_any_rows",
-           "gpu_name", "has_gpu", "loops", "nowhere", "refused", "tensors", "varied"]
+__all__ = ["OUT_OF_MEMORY", "VERSION", "Group", "Plain", "Rate", "Variables", "begin", "draw_from_state",
+           "for_any_rows", "gpu_name", "has_gpu", "loops", "nowhere", "refused", "tensors", "varied"]
 
 VERSION = tf.__version__
 OUT_OF_MEMORY = (tf.errors.ResourceExhaustedError, MemoryError)
+Group = None
 varied = variers(Scalar, SequencedScalar)
 
 

@@ -11,9 +11,10 @@ from mop_udf.kernels.on_torch.plain import Plain
 from mop_udf.kernels.on_torch.varied import Rate, varied
 from mop_udf.kernels.variables import Variables
 
-__all__ = ["OUT_OF_MEMORY", "VERSION", "Plain", "Rate", "Variables", "begin", "draw_from_state", "for_any_rows",
-           "gpu_name", "has_gpu", "loops", "nowhere", "refused", "tensors", "varied"]
+__all__ = ["OUT_OF_MEMORY", "VERSION", "Group", "Plain", "Rate", "Variables", "begin", "draw_from_state",
+           "for_any_rows", "gpu_name", "has_gpu", "loops", "nowhere", "refused", "tensors", "varied"]
 
+Group = None
 NO_LOOP = "PyTorch computes every operation as it comes: there is no loop to compile"
 
 

@@ -50,6 +50,7 @@ class Training(Guests):
             self.options["replicas"] = 1
         if earlier is not None:
             self._adopt(earlier)
+        settings.check_kernel(self.options)
         if not self.options["trainers"]:
             settings.check_installed(self.options["keras_backend"])
         if num_iterations is None or num_iterations < 1:
