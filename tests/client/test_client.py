@@ -287,7 +287,7 @@ def test_arguments_may_have_numpys_numbers_at_any_depth(db, s, run):
     s.generate_model_configs("nets", "of_numpy", numpy.array([1]), {
         "loss": ["categorical_crossentropy"], "metrics": [["accuracy"]], "optimizer_params_list": [
             {"optimizer": ["Adam"], "lr": list(numpy.logspace(-3, -1, 3)), "beta_1": numpy.array([0.9])}]},
-        {"batch_size": (numpy.int64(8), 16), "epochs": pandas.Series([1])})
+        {"batch_size": [numpy.int64(8), 16], "epochs": pandas.Series([1])})
     assert db.value("SELECT count(DISTINCT compile_params) FROM of_numpy") == 3
     assert db.value("SELECT count(*) FROM of_numpy") == 6
     db.run("DROP TABLE of_numpy, of_numpy_summary")
