@@ -58,7 +58,9 @@ SELECT u.run_id, s.mst_key, u.iteration, u.segment, u.kernel, u.compilations,
        (u.choice -> 'compile_seconds' ->> 'plain')::double precision AS plain_compile_seconds,
        (u.choice -> 'compile_seconds' ->> 'loop')::double precision AS loop_compile_seconds,
        (u.choice -> 'compile_seconds' ->> 'xla')::double precision AS xla_compile_seconds,
-       u.choice ->> 'forced' AS forced, u.choice -> 'refused' AS refused, u.choice -> 'prefix' AS prefix
+       u.choice ->> 'forced' AS forced, u.choice -> 'refused' AS refused, u.choice -> 'prefix' AS prefix,
+       (u.choice -> 'batch_seconds' ->> 'vmap')::double precision AS vmap_seconds,
+       (u.choice -> 'compile_seconds' ->> 'vmap')::double precision AS vmap_compile_seconds
 FROM @extschema@.mop_unit u JOIN @extschema@.mop_seen_run r USING (run_id)
 JOIN @extschema@.mop_stage s USING (run_id, stage)
 WHERE u.kind = 'train' AND u.status = 'finished';

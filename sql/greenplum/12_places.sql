@@ -19,25 +19,43 @@ $$;
 
 SELECT @extschema@.mop_find_places();
 
--- In which generation a stage's model state is, as mop_read_state finds it, and the segment of the packed table at whose
--- place it was made (NULL: of weights, or not known); a generation that is NULL: there is no state.
-CREATE FUNCTION @extschema@.mop_find_state(run bigint, of_stage integer, at_version integer,
-    ticket text DEFAULT @extschema@.mop_ticket(), OUT stage integer, OUT generation integer, OUT segment integer)
-RETURNS record
+-- In which generations stages' model states are, as mop_read_state finds them, with their sizes, and the segments of the
+-- packed table at whose places they were made (NULL: of weights, or not known); of what has no state there is no row.
+CREATE FUNCTION @extschema@.mop_find_states(run bigint, of_stages integer[], at_versions integer[],
+    ticket text DEFAULT @extschema@.mop_ticket(), OUT wanted integer, OUT stage integer, OUT version integer,
+    OUT generation integer, OUT bytes bigint, OUT segment integer)
+RETURNS SETOF record
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    -- (each query of one table: together they take longer to plan; and of all stages: each asks a segment)
+    models @extschema@.mop_model[];
+    parents @extschema@.mop_stage[];
+    made @extschema@.mop_unit[];
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
-    -- (each query of one table: together they take longer to plan)
-    stage := of_stage;
-    generation := (SELECT m.generation FROM @extschema@.mop_model m
-                   WHERE m.run_id = run AND m.stage = of_stage AND m.version = at_version);
-    IF generation IS NULL THEN
-        stage := (SELECT s.parent FROM @extschema@.mop_stage s WHERE s.run_id = run AND s.stage = of_stage);
-        generation := (SELECT m.generation FROM @extschema@.mop_model m
-                       WHERE m.run_id = run AND m.stage = mop_find_state.stage AND m.version = at_version);
-    END IF;
-    segment := (SELECT u.segment FROM @extschema@.mop_unit u WHERE u.run_id = run AND u.stage = mop_find_state.stage
-                AND u.kind = 'train' AND u.version = at_version AND u.status = 'finished');
+    models := ARRAY(SELECT m FROM @extschema@.mop_model m WHERE m.run_id = run AND m.stage = ANY (of_stages)
+                    AND m.version = ANY (at_versions) AND m.generation IS NOT NULL);
+    parents := ARRAY(SELECT s FROM @extschema@.mop_stage s WHERE s.run_id = run AND s.stage = ANY (of_stages)
+                     AND s.parent IS NOT NULL);
+    models := models || ARRAY(SELECT m FROM @extschema@.mop_model m WHERE m.run_id = run AND m.version = ANY (at_versions)
+        AND m.generation IS NOT NULL AND m.stage = ANY (ARRAY(SELECT s.parent FROM unnest(parents) AS s)));
+    made := ARRAY(SELECT u FROM @extschema@.mop_unit u WHERE u.run_id = run AND u.kind = 'train'
+                  AND u.status = 'finished' AND u.version = ANY (at_versions)
+                  AND u.stage = ANY (ARRAY(SELECT m.stage FROM unnest(models) AS m)));
+    FOR place IN 1 .. coalesce(array_length(of_stages, 1), 0) LOOP
+        wanted := of_stages[place];
+        version := at_versions[place];
+        stage := NULL;
+        -- its own, or its parent's
+        SELECT m.stage, m.generation, m.bytes INTO stage, generation, bytes FROM unnest(models) AS m
+        WHERE m.version = at_versions[place] AND (m.stage = of_stages[place] OR m.stage = (
+            SELECT s.parent FROM unnest(parents) AS s WHERE s.stage = of_stages[place]))
+        ORDER BY m.stage <> of_stages[place] LIMIT 1;
+        CONTINUE WHEN stage IS NULL;
+        segment := (SELECT u.segment FROM unnest(made) AS u
+                    WHERE u.stage = mop_find_states.stage AND u.version = at_versions[place] LIMIT 1);
+        RETURN NEXT;
+    END LOOP;
 END
 $$;
 
@@ -74,27 +92,87 @@ BEGIN
 END
 $$;
 
--- Writes the state that the session's trainer at a place has made of its model `number`, there: its bytes.
-CREATE FUNCTION @extschema@.mop_keep_state(run bigint, of_stage integer, new_version integer, target integer,
-    number integer, at_place integer, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS bigint
+-- Gives small states to the session's trainer at a place, as of the stages `wanted`: those that were there. What is
+-- elsewhere comes by way of the coordinator, all of it at once.
+CREATE FUNCTION @extschema@.mop_give_states(run bigint, wanted integer[], of_stages integer[], at_versions integer[],
+    generations integer[], from_places integer[], to_place integer, ticket text DEFAULT @extschema@.mop_ticket())
+RETURNS integer[]
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    one record;
+    rows text;
+    count integer;
+    theirs integer[];
+    parts bytea[];
+    stages integer[] := '{}';
+    datas bytea[] := '{}';
+    given integer[] := '{}';
+BEGIN
+    PERFORM @extschema@.mop_own(run, ticket);
+    FOR one IN
+        SELECT g.generation, g.place, sum(array_length(g.wanted, 1)) AS count,
+               string_agg(format('s.stage = %s AND s.version = %s', g.stage, g.version), ' OR ') AS conditions,
+               string_agg(format('WHEN s.stage = %s AND s.version = %s THEN %L::integer[]', g.stage, g.version, g.wanted),
+                          ' ') AS cases
+        FROM (SELECT generations[i] AS generation, from_places[i] AS place, of_stages[i] AS stage,
+                     at_versions[i] AS version, array_agg(wanted[i]) AS wanted
+              FROM generate_series(1, array_length(wanted, 1)) AS i GROUP BY 1, 2, 3, 4) g GROUP BY 1, 2
+    LOOP
+        rows := format('(SELECT unnest(CASE %s END) AS wanted, s.data FROM (SELECT s.stage, s.version, s.data '
+                       'FROM @extschema@.%I s WHERE s.place = %s AND (%s)) s) u', one.cases,
+                       @extschema@.mop_generation_name(run, one.generation), one.place, one.conditions);
+        IF one.place = to_place THEN
+            -- (no join, and no cursor: what is called at a place must be in a plan of one slice, in the process that
+            -- writes)
+            EXECUTE 'SELECT @extschema@.mop_at_state(u.wanted, u.data) FROM ' || rows;
+            GET DIAGNOSTICS count = ROW_COUNT;
+            IF count <> one.count THEN  -- (they are small: of one part each)
+                RAISE EXCEPTION 'of % states at place % there are %', one.count, to_place, count
+                    USING ERRCODE = '40001';
+            END IF;
+            given := given || ARRAY(SELECT wanted[i] FROM generate_series(1, array_length(wanted, 1)) AS i
+                                    WHERE generations[i] = one.generation AND from_places[i] = one.place);
+        ELSE
+            EXECUTE 'SELECT array_agg(u.wanted), array_agg(u.data) FROM ' || rows INTO theirs, parts;
+            stages := stages || coalesce(theirs, '{}');
+            datas := datas || coalesce(parts, '{}');
+        END IF;
+    END LOOP;
+    IF stages <> '{}' THEN
+        EXECUTE format('SELECT @extschema@.mop_at_states($1, $2) FROM @extschema@.mop_place p WHERE p.place = %s',
+                       to_place) USING stages, datas;
+    END IF;
+    RETURN given || stages;
+END
+$$;
+
+-- Writes the states that the session's trainer at a place has made of its models `numbers`, there: their bytes.
+CREATE FUNCTION @extschema@.mop_keep_states(run bigint, of_stages integer[], new_versions integer[], target integer,
+    numbers integer[], at_place integer, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     part record;
-    size bigint;
+    sizes bigint[] := array_fill(NULL::bigint, ARRAY[array_length(numbers, 1)]);
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
     FOR part IN EXECUTE format(
-        'INSERT INTO @extschema@.%I (stage, version, part, data, place) SELECT %s, %s, (t.s).part, (t.s).data, t.place '
-        'FROM (SELECT p.place, @extschema@.mop_at_save(%s) AS s FROM @extschema@.mop_place p WHERE p.place = %s) t '
-        'RETURNING octet_length(data) AS bytes',
-        @extschema@.mop_generation_name(run, target), of_stage, new_version, number, at_place)
+        'INSERT INTO @extschema@.%I (stage, version, part, data, place) '
+        'SELECT t.stage, t.version, (t.s).part, (t.s).data, t.place FROM (SELECT v.place, v.stage, v.version, '
+        '@extschema@.mop_at_save(v.number) AS s FROM (SELECT p.place, unnest(%L::integer[]) AS stage, '
+        'unnest(%L::integer[]) AS version, unnest(%L::integer[]) AS number FROM @extschema@.mop_place p '
+        'WHERE p.place = %s) v) t RETURNING stage, octet_length(data) AS bytes',
+        @extschema@.mop_generation_name(run, target), of_stages, new_versions, numbers, at_place)
     LOOP
-        size := coalesce(size, 0) + part.bytes;
+        FOR i IN 1 .. array_length(numbers, 1) LOOP
+            IF of_stages[i] = part.stage THEN
+                sizes[i] := coalesce(sizes[i], 0) + part.bytes;
+            END IF;
+        END LOOP;
     END LOOP;
-    IF size IS NULL THEN
-        RAISE EXCEPTION 'the trainer has given no state of stage %', of_stage USING ERRCODE = 'XX000';
+    IF array_length(array_remove(sizes, NULL), 1) IS DISTINCT FROM array_length(numbers, 1) THEN
+        RAISE EXCEPTION 'the trainer has not given the states of all of stages %', of_stages USING ERRCODE = 'XX000';
     END IF;
-    RETURN size;
+    RETURN sizes;
 END
 $$;
 

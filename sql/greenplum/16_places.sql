@@ -27,6 +27,13 @@ from pg_mop.execute import trainers
 return trainers.at_state(plpy, stage, part)
 $$;
 
+CREATE FUNCTION @extschema@.mop_at_states(stages integer[], parts bytea[]) RETURNS boolean
+LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.execute import trainers
+return trainers.at_states(plpy, stages, parts)
+$$;
+
 CREATE FUNCTION @extschema@.mop_at_end() RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
 from mop_udf import aggregate

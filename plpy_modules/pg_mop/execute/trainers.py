@@ -12,6 +12,8 @@ from pg_mop import settings
 from pg_mop.database import raising
 from pg_mop.limits import Limits
 
+SMALL = 256 << 10  # bytes of a state that comes by way of the coordinator, together with others
+
 
 def trainer_at(holder, schema, place, places=None):
     """Where the trainer is: at a place of mop_place (sql/greenplum/12_places.sql), or None: here. `schema`: the
@@ -39,6 +41,9 @@ class Here:
         """Hand it a unit, with states as `parts` gives them: (stage, part)."""
         self.holder.begin(unit, models, states, objects)
 
+    def look(self, run_id, versions, ticket):
+        """Before `parts` is asked for: stages and the versions of their states, [(stage, version), ...]."""
+
     def parts(self, run_id, stage, version, ticket):
         """The parts of a stage's state, one after the other."""
         for row in self.holder.query(
@@ -57,13 +62,16 @@ class Here:
         """The loss and metrics of the last evaluation's model `number`, from sums over all its rows."""
         return self.holder.score(number, sums)
 
-    def save(self, number, run_id, stage, version, generation, ticket):
-        """Write the state of the last unit's model `number` as that of a stage at a version; its bytes."""
-        size = 0
-        for place, part in enumerate(self.holder.save(number)):
-            put_state(self.holder, self.schema, run_id, stage, version, generation, place, part, ticket)
-            size += len(part)
-        return size
+    def save(self, run_id, made, ticket):
+        """Write the states of the last unit's models, `made`: [(stage, version, generation), ...]; their bytes."""
+        sizes = []
+        for number, (stage, version, generation) in enumerate(made):
+            size = 0
+            for place, part in enumerate(self.holder.save(number)):
+                put_state(self.holder, self.schema, run_id, stage, version, generation, place, part, ticket)
+                size += len(part)
+            sizes.append(size)
+        return sizes
 
     def failed(self):
         """The unit has failed: no answer may be left that nobody waits for."""
@@ -76,6 +84,7 @@ class There:
 
     def __init__(self, holder, schema, place, places):
         self.holder, self.schema, self.place, self.places = holder, schema, int(place), places
+        self.found = {}  # (stage, version) -> where its state is; None: there is none
 
     def _at(self, call, types=(), values=()):
         """What a function of ours gives at the place."""
@@ -100,23 +109,49 @@ class There:
             raise_error(self.holder.plpy, "custom losses and metrics are not supported on Greenplum yet",
                         aggregate.CONFIGURATION_FAILED)
         self.sent = json.loads(self._at("mop_at_begin($1)", ["text"], [json.dumps({"unit": unit, "models": models})]))
-        for stage, state in states:
-            given = self.holder.query(
+        states = list(states)
+        given = self._give_together([(wanted, state) for wanted, state in states
+                                     if state["segment"] is not None and (state["bytes"] or SMALL + 1) <= SMALL])
+        for wanted, state in states:
+            if wanted in given:
+                continue
+            parts = self.holder.query(
                 f"SELECT {self.schema}.mop_give_state($1, $2, $3, $4, $5, $6, $7, $8) AS parts",
                 ["bigint", *["integer"] * 6, "text"],
                 [state["run_id"], state["stage"], state["version"], state["generation"], state["place"], self.place,
-                 stage, state["ticket"]])[0]["parts"]
-            if not given:
-                raise_error(self.holder.plpy, f"the state of stage {stage} at version {state['version']} is missing",
+                 wanted, state["ticket"]])[0]["parts"]
+            if not parts:
+                raise_error(self.holder.plpy, f"the state of stage {wanted} at version {state['version']} is missing",
                             aggregate.SOURCE_CHANGED)
+
+    def _give_together(self, states):
+        """Give what several statements would take longer for; the stages that it was given for."""
+        if len(states) < 2:
+            return ()
+        columns = [[wanted for wanted, _ in states],
+                   *([state[name] for _, state in states] for name in ("stage", "version", "generation", "place"))]
+        one = states[0][1]
+        return set(self.holder.query(
+            f"SELECT {self.schema}.mop_give_states($1, $2, $3, $4, $5, $6, $7, $8) AS given",
+            ["bigint", *["integer[]"] * 5, "integer", "text"],
+            [one["run_id"], *columns, self.place, one["ticket"]])[0]["given"])
+
+    def look(self, run_id, versions, ticket):
+        self.found.update(dict.fromkeys(versions))
+        for row in self.holder.query(
+                f"SELECT * FROM {self.schema}.mop_find_states($1, $2, $3, $4)",
+                ["bigint", "integer[]", "integer[]", "text"],
+                [run_id, [stage for stage, _ in versions], [version for _, version in versions], ticket]):
+            # (weights, of no segment, are at 0: mop_make_generation)
+            self.found[row["wanted"], row["version"]] = {
+                **row, "place": self.places.get(str(row["segment"]), 0), "run_id": run_id, "ticket": ticket}
 
     def parts(self, run_id, stage, version, ticket):
         """Where it is: all of it goes straight from there to the trainer."""
-        row = self.holder.query(f"SELECT * FROM {self.schema}.mop_find_state($1, $2, $3, $4)",
-                                ["bigint", "integer", "integer", "text"], [run_id, stage, version, ticket])[0]
-        if row["generation"] is not None:  # (weights, of no segment, are at 0: mop_make_generation)
-            yield {**row, "place": self.places.get(str(row["segment"]), 0), "run_id": run_id, "version": version,
-                   "ticket": ticket}
+        if (stage, version) not in self.found:
+            self.look(run_id, [(stage, version)], ticket)
+        if self.found[stage, version] is not None:
+            yield self.found[stage, version]
 
     def work(self, rows_sql):
         if self.sent["sends_rows"]:
@@ -128,11 +163,18 @@ class There:
     def score(self, number, sums):
         return json.loads(self._at("mop_at_score($1, $2)", ["integer", "float8[]"], [number, sums]))
 
-    def save(self, number, run_id, stage, version, generation, ticket):
-        return int(self.holder.query(
-            f"SELECT {self.schema}.mop_keep_state($1, $2, $3, $4, $5, $6, $7) AS size",
-            ["bigint", *["integer"] * 5, "text"],
-            [run_id, stage, version, generation, number, self.place, ticket])[0]["size"])
+    def save(self, run_id, made, ticket):
+        sizes = [0] * len(made)
+        for target in {generation for _, _, generation in made}:
+            own = [n for n, (_, _, generation) in enumerate(made) if generation == target]
+            kept = self.holder.query(
+                f"SELECT {self.schema}.mop_keep_states($1, $2, $3, $4, $5, $6, $7) AS sizes",
+                ["bigint", "integer[]", "integer[]", "integer", "integer[]", "integer", "text"],
+                [run_id, [made[n][0] for n in own], [made[n][1] for n in own], target, own, self.place,
+                 ticket])[0]["sizes"]
+            for n, size in zip(own, kept):
+                sizes[n] = int(size)
+        return sizes
 
     def failed(self):
         """(The transaction is over there, too: the next unit finds what is left.)"""
@@ -212,6 +254,13 @@ def at_state(plpy, stage, part):
         raise_error(plpy, f"a part of the state of stage {stage} is missing", "XX001")
     with aggregate.failures_as_sql(plpy, holder):
         holder.give(stage, part)
+    return True
+
+
+def at_states(plpy, stages, parts):
+    """Give the trainer parts of states of the unit that it was handed, in order."""
+    for stage, part in zip(stages, parts, strict=True):
+        at_state(plpy, stage, part)
     return True
 
 

@@ -98,15 +98,15 @@ class _Work:
         if sent:
             self.check_rows()  # again: they were read by a later statement, which may have seen others
         rest = max(0.0, time.monotonic() - began - sum(own["seconds"] for own in reports)) / len(reports)
-        for number, (model, own) in enumerate(zip(models, reports)):
-            if not self.train:
+        sizes, since = [None] * len(models), time.monotonic()
+        if self.train:
+            sizes = trainer.save(unit["run_id"], [(model["stage"], model["version"] + 1, model["generation"])
+                                                  for model in models], self.ticket)
+        else:
+            for number, (model, own) in enumerate(zip(models, reports)):
                 self.score(number, model, own["sums"])
-                self.done.append((model, own, None, rest, 0.0))
-                continue
-            since = time.monotonic()
-            size = trainer.save(number, unit["run_id"], model["stage"], model["version"] + 1, model["generation"],
-                                self.ticket)
-            self.done.append((model, own, size, rest, time.monotonic() - since))
+        written = (time.monotonic() - since) / len(models) if self.train else 0.0
+        self.done += [(model, own, size, rest, written) for model, own, size in zip(models, reports, sizes)]
 
     def predict(self, model):
         """Write the predictions for a partition of raw rows: in parts, as of stage 0 and the segment's number."""
@@ -169,6 +169,7 @@ class _Work:
         if self.unit["replicas"] and versions[0][1] > 0:
             versions += [(stage, versions[0][1]) for stage, _ in self.unit["replicas"] if stage != versions[0][0]]
         ahead, self.holder.ahead = self.holder.ahead, {}
+        self.trainer.look(run_id, [own for own in versions if (run_id, *own) not in ahead], self.ticket)
         for stage, version in versions:
             parts = 0
             for data in ahead.get((run_id, stage, version)) or self.trainer.parts(
