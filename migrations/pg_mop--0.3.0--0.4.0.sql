@@ -236,7 +236,8 @@ CREATE TABLE @extschema@.mop_job (
     submitted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     finished_at timestamptz,
     error text,
-    messages text[] NOT NULL DEFAULT '{}' -- lines of INFO, NOTICE, WARNING: the last 200
+    messages text[] NOT NULL DEFAULT '{}', -- lines of INFO, NOTICE, WARNING: the last 200
+    runs bigint[] NOT NULL DEFAULT '{}' -- those that another session has gone on with since
 );
 CREATE INDEX mop_job_owner ON @extschema@.mop_job (owner);
 ALTER TABLE @extschema@.mop_job ENABLE ROW LEVEL SECURITY; -- nobody but the extension's owner reads it: mop_jobs

@@ -374,9 +374,13 @@ BEGIN
     END IF;
     -- first the models, as a unit does
     PERFORM @extschema@.mop_seize_models(run);
-    UPDATE @extschema@.mop_unit u SET status = 'cancelled', finished_at = clock_timestamp()
+    -- (whose session has gone, perhaps long ago)
+    UPDATE @extschema@.mop_unit u SET status = 'cancelled', finished_at = (
+        SELECT max(greatest(o.started_at, o.finished_at)) FROM @extschema@.mop_unit o WHERE o.run_id = run)
     WHERE u.run_id = run AND u.status = 'running';
     UPDATE @extschema@.mop_configuration c SET error = NULL, blame = NULL WHERE c.run_id = run AND c.blame = 'place';
+    UPDATE @extschema@.mop_job j SET runs = j.runs || run
+    WHERE j.session_pid = its.coordinator_pid AND j.session_start = its.coordinator_start AND run <> ALL (j.runs);
     UPDATE @extschema@.mop_run r SET status = 'running', error = NULL, finished_at = NULL,
         coordinator_pid = backend.pid, coordinator_start = backend.start, epoch = r.epoch + 1
     WHERE r.run_id = run RETURNING r.epoch INTO reached;
@@ -388,11 +392,20 @@ $$;
 CREATE FUNCTION @extschema@.mop_close_run(run bigint, run_epoch integer, outcome text, message text,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    its @extschema@.mop_run;
+    ended timestamptz := clock_timestamp();
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
-    UPDATE @extschema@.mop_unit u SET status = 'cancelled', finished_at = clock_timestamp()
+    SELECT r.* INTO its FROM @extschema@.mop_run r WHERE r.run_id = run;
+    IF @extschema@.mop_status('running', its.coordinator_pid, its.coordinator_start, 'failed') <> 'running' THEN
+        -- its session has gone, perhaps long ago
+        ended := coalesce((SELECT max(greatest(u.started_at, u.finished_at)) FROM @extschema@.mop_unit u
+                           WHERE u.run_id = run), its.started_at);
+    END IF;
+    UPDATE @extschema@.mop_unit u SET status = 'cancelled', finished_at = ended
     WHERE u.run_id = run AND u.status = 'running';
-    UPDATE @extschema@.mop_run r SET status = outcome, error = message, finished_at = clock_timestamp()
+    UPDATE @extschema@.mop_run r SET status = outcome, error = message, finished_at = ended
     WHERE r.run_id = run;
 END
 $$;

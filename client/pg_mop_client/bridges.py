@@ -1,5 +1,6 @@
 """Runs in other tools: Optuna, MLflow, TensorBoard, each by its own library, imported when it is used."""
 
+import glob
 import math
 import os
 import tempfile
@@ -7,6 +8,7 @@ import time
 
 from pg_mop_client.errors import ClientError, needed
 
+SUFFIX = ".pg_mop"   # of TensorBoard's files that are ours
 MOST_METRICS = 1000  # that MLflow takes at once
 OF_MLFLOW = {"failed": "FAILED", "cancelled": "KILLED"}  # states that MLflow tells from FINISHED
 
@@ -111,13 +113,17 @@ def _parameters(given):
 
 def to_tensorboard(run, directory):
     """Write TensorBoard's event files: a directory for each configuration, with its scalars by iteration and its
-    hyper-parameters. Returns the directory. Raises ClientError without tensorboardX.
+    hyper-parameters, in place of those that were written there before. Returns the directory. Raises ClientError
+    without tensorboardX.
     """
     board = needed("tensorboardX", "tensorboard")
     data, values = run.data, _values(run)
     for c in data["configurations"]:
         name = f"configuration_{c['mst_key']}"
-        with board.SummaryWriter(os.path.join(directory, f"run_{run.run_id}", name)) as writer:
+        into = os.path.join(directory, f"run_{run.run_id}", name)
+        for old in glob.glob(f"{glob.escape(into)}/**/events.out.tfevents.*{SUFFIX}", recursive=True):
+            os.unlink(old)  # (of an earlier call: every point would be there twice)
+        with board.SummaryWriter(into, filename_suffix=SUFFIX) as writer:
             last = {}
             for series, by_iteration in values.get(c["mst_key"], {}).items():
                 for step, value in by_iteration.items():

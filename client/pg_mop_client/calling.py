@@ -25,6 +25,7 @@ class Calls:
     def __init__(self, engine, schema, settings):
         self.engine, self.schema, self.settings = engine, schema, dict(settings)
         self._connection, self._transacts = None, False
+        self.last_run = None  # the number of the run of the last call that trained
 
     def connection(self):
         """The connection; a new one, with the same settings, where it was lost, but for within a transaction."""
@@ -118,17 +119,19 @@ class Calls:
             with _Bar(progress) as bar:
                 while not work.ended.wait(LOOK_SECONDS if bar.run_id is None else watcher.rest):
                     bar.show(watcher, call)
+                # (the second time by a new connection, where it was lost)
+                run_id = bar.run_id or watcher.run_of(call) or watcher.run_of(call)
+                self.last_run = run_id or self.last_run
                 try:
                     work.result()
                 except LostError as error:
-                    raise self._lost(error, bar.run_id or watcher.run_of(call) or watcher.run_of(call)) from None
-                # (the second time by a new connection, where it was lost)
-                run_id = bar.run_id or watcher.run_of(call) or watcher.run_of(call)
+                    raise self._lost(error, run_id) from None
                 bar.show(watcher, call)
                 return run_id
         except KeyboardInterrupt:
             work.cancel()
             run_id = watcher.run_of(call)
+            self.last_run = run_id or self.last_run
             if work.ended.is_set() and work.error is None:
                 print("The call had ended already.")
             elif run_id is not None:

@@ -116,6 +116,10 @@ def _kind(values):
 
 def _arrays(x, y):
     for name, given in (("x", x), ("y", y)):
+        if isinstance(given, (list, tuple)) and any(hasattr(own, "shape") and len(own.shape) > 1 for own in given):
+            raise ClientError(f"{name} is a list of arrays: several inputs cannot be packed by pack",
+                              hint="s.training_preprocessor_dl(table, output_table, label, ['one', 'two']) takes a "
+                                   "table that has a column for each.")
         if numpy.ndim(given) == 0:
             raise ClientError(f"{name} is no array of rows")
     if len(x) != len(y):

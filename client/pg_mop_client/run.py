@@ -69,10 +69,17 @@ class Run:
         self.run_id, self.function, self.models = row.run_id, row.function, row.model_output_table
 
     def __repr__(self):
-        return f"<run {self.run_id} into {printable(self.models)}: {self.info.status}>"
+        try:
+            status = self.info.status
+        except ClientError as error:  # (what shows it must not fail)
+            status = error.message.partition("\n")[0]
+        return f"<run {self.run_id} into {printable(self.models)}: {status}>"
 
     def _repr_html_(self):
-        board = self.leaderboard()
+        try:
+            board = self.leaderboard()
+        except ClientError:
+            return f"<p>{html.escape(repr(self))}</p>"
         more = f"<p>{len(board) - SHOWN} more: leaderboard()</p>" if len(board) > SHOWN else ""
         return (f"<p>{html.escape(repr(self))}</p>" + board.head(SHOWN).dropna(axis=1, how="all").to_html(
             index=False, escape=True, notebook=True) + more)

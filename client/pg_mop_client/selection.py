@@ -105,8 +105,9 @@ class Selection:
             validation_table=validation_table, metrics_compute_frequency=metrics_compute_frequency, **more)
 
     def run(self, run_id=None):
-        """A run that the role may see; None: the latest. Raises ClientError where there is none."""
-        return Run(self, run_id)
+        """A run that the role may see; None: that of this Selection's last call, else the latest. Raises ClientError
+        where there is none."""
+        return Run(self, self.calls.last_run if run_id is None else run_id)
 
     def runs(self, cap=CAP):
         """The role's runs as a DataFrame, the latest first."""
@@ -193,6 +194,8 @@ class Selection:
 
         `weights`: with its weights, to go on from or to predict with.
         """
+        if not callable(getattr(model, "to_json", None)):
+            raise ClientError(f"a Keras model is wanted, not {type(model).__name__}")
         if weights:
             with tempfile.TemporaryDirectory() as directory:
                 path = os.path.join(directory, "model.keras")

@@ -49,9 +49,9 @@ class Snapshots:
                 rows = connection.execute(text(
                     f"SELECT run_id, status, function, model_output_table, configurations, num_iterations, owner, "
                     f"CAST(date_trunc('second', started_at) AS text) AS started_at, "
-                    f"CAST(extract(epoch FROM coalesce(finished_at, clock_timestamp()) - started_at) AS float8) "
-                    f"AS seconds, left(error, 300) AS error FROM {self.schema}.mop_runs ORDER BY run_id DESC "
-                    f"LIMIT {RUNS_PER_PAGE} OFFSET :skipped"),
+                    f"CAST(extract(epoch FROM coalesce(finished_at, CASE status WHEN 'running' THEN clock_timestamp() "
+                    f"END) - started_at) AS float8) AS seconds, left(error, 300) AS error "
+                    f"FROM {self.schema}.mop_runs ORDER BY run_id DESC LIMIT {RUNS_PER_PAGE} OFFSET :skipped"),
                     {"skipped": (min(page, pages) - 1) * RUNS_PER_PAGE}).mappings().all()
             found = {"runs": [dict(row) for row in rows], "page": min(page, pages), "pages": pages, "count": count}
             self._list = {p: kept for p, kept in self._list.items() if kept[0] > began}  # none that is old stays

@@ -582,7 +582,8 @@ class Catalog:
         """Loss and metrics by configuration, iteration and dataset; `metrics`: {name: value}, `metric`: the first.
 
         `iteration`, `stages` (numbers): of these alone. Replicas have theirs together, as those of mst_key 1. Each row
-        also has `stage`, and `seconds` from the run's first unit's start to the evaluation's end.
+        also has `stage`, `seconds` from the run's first unit's start to the evaluation's end, and `took`, those of
+        sessions that evaluated (None: an earlier run had).
         """
         return self.execute(
             f"SELECT q.mst_key, q.iteration, m.stage, m.dataset, m.loss, m.metric, m.metrics,"
@@ -590,9 +591,9 @@ class Catalog:
             f" CASE WHEN %(stages)s::integer[] IS NULL THEN extract(epoch FROM m.noted_at - coalesce((SELECT"
             f" min(started_at) FROM {self.own}unit WHERE run_id = %(run_id)s), m.noted_at))::float8 END"
             f" AS seconds,"
-            f" extract(epoch FROM m.noted_at - (SELECT min(started_at)"
-            f" FROM {self.own}unit u WHERE u.run_id = m.run_id AND u.stage = m.stage AND u.kind = 'evaluate'"
-            f" AND u.dataset = m.dataset AND u.status = 'finished'))::float8 AS took"
+            f" (SELECT sum(u.read_seconds + u.train_seconds) FROM {self.own}unit u WHERE u.run_id = m.run_id"
+            f" AND u.stage = m.stage AND u.kind = 'evaluate' AND u.dataset = m.dataset AND u.status = 'finished')"
+            f"::float8 AS took"
             f" FROM {self.own}metric m JOIN {self.own}request q USING (run_id, stage)"
             f" WHERE m.run_id = %(run_id)s AND (%(iteration)s IS NULL OR q.iteration = %(iteration)s)"
             f" AND (%(stages)s::integer[] IS NULL OR m.stage = ANY (%(stages)s::integer[]))"

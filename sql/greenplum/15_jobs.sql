@@ -1,7 +1,7 @@
 -- postgresql/15_jobs.sql is the twin; all that it asks of the row above is joined.
 CREATE VIEW @extschema@.mop_jobs WITH (security_barrier) AS
 SELECT j.job, coalesce(a.rolname, 'unknown (' || o.role || ')')::name AS owner, j.now AS status, j.command,
-       j.submitted_at, j.finished_at, coalesce(m.runs, '{}') AS runs,
+       j.submitted_at, j.finished_at, j.runs || coalesce(m.runs, '{}') AS runs,
        CASE WHEN j.now = j.status THEN j.error
             ELSE 'the session that ran it has ended, and whether the command was finished was not noted' END AS error,
        j.messages, j.session_pid

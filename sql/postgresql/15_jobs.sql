@@ -4,7 +4,8 @@ SELECT j.job, (SELECT coalesce(a.rolname, 'unknown (' || o.role || ')')::name FR
                LEFT JOIN pg_catalog.pg_roles a ON a.oid = o.who WHERE o.owner = j.owner) AS owner,
        t.status, j.command, j.submitted_at, j.finished_at,
        ARRAY(SELECT r.run_id FROM @extschema@.mop_run r WHERE r.coordinator_pid = j.session_pid
-             AND r.coordinator_start = j.session_start AND @extschema@.mop_trains(r.function) ORDER BY 1) AS runs,
+             AND r.coordinator_start = j.session_start AND @extschema@.mop_trains(r.function)
+             UNION SELECT unnest(j.runs) ORDER BY 1) AS runs,
        CASE WHEN t.status = j.status THEN j.error
             ELSE 'the session that ran it has ended, and whether the command was finished was not noted' END AS error,
        j.messages, j.session_pid

@@ -200,7 +200,8 @@ def test_a_call_has_its_own_run_whatever_else_was_trained(db, s, example):
     kept = first.predict(example["digits"].head())
     with Selection(db.uri(), progress=False) as other:
         second = other.fit_multiple(example["train"], "tiny_later", "tiny_mst", 1)
-        assert s.run().run_id == second.run_id == first.run_id + 1
+        assert other.run().run_id == second.run_id == first.run_id + 1
+        assert s.run().run_id == first.run_id, "that of its own last call"
         with pytest.raises(ServerError, match=f"run {first.run_id} is finished"):
             other.mop_resume(first.run_id)
         other.calls.execute("DROP TABLE tiny_models, tiny_models_info, tiny_models_summary", {})

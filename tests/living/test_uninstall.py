@@ -48,6 +48,7 @@ def test_no_warm_session_outlives_the_extension(data, db):
     client = db.another("lodger")
     job(client, "lodger")
     try:
+        assert eventually(lambda: len(sessions(db)) == 2), "those of callers before have ended"
         warm = sessions(db)
         children = [pid for pid in trainers() if of_backend(pid) in warm]
         assert len(warm) == len(children) == 2, "the caller keeps its sessions warm"

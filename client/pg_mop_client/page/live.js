@@ -92,12 +92,14 @@
         return made;
     }
     function pages(page, count) {
-        fill("pages", [page, count], () => count < 2 ? [] : [
+        keepingFocus(() => fill("pages", [page, count], () => count < 2 ? [] : [
             ...[["First", 1], ["Previous", page - 1], ["Next", page + 1], ["Last", count]].map(([text, to]) => {
-                const made = button(text, () => change(() => asked.set("page", to)));
-                made.disabled = to < 1 || to > count || to === page;
+                const made = button(text, () => { if (to >= 1 && to <= count && to !== page) change(() => asked.set("page", to)); },
+                                    { "data-focus": "page" + text });
+                // (a disabled button would lose the focus)
+                if (to < 1 || to > count || to === page) made.setAttribute("aria-disabled", "true");
                 return made;
-            }), el("span", { class: "note" }, `page ${page} of ${count}`)]);
+            }), el("span", { class: "note" }, `page ${page} of ${count}`)]));
     }
     function state(text) { return el("span", { class: "state-" + (/^[a-z]+$/.test(text) ? text : "other") }, text); }
     function pairs(given) {
@@ -133,7 +135,7 @@
                 $("compare").disabled = picked.size < 2 || picked.size > 6;
             });
             const cells = [box, el("a", { href: "/run/" + r.run_id, "data-focus": "run" + r.run_id }, String(r.run_id)), state(r.status),
-                           r.model_output_table, r.function, r.configurations, r.num_iterations, r.started_at, clock(r.seconds), r.owner];
+                           r.model_output_table, r.function, r.configurations, r.num_iterations, r.started_at, r.seconds === null ? null : clock(r.seconds), r.owner];
             const row = el("tr", {}, ...cells.map(cell => el("td", {}, cell instanceof Node ? cell : cell === null ? "" : String(cell))));
             if (r.error) row.cells[2].append(el("span", { class: "note" }, " " + r.error));
             return row;

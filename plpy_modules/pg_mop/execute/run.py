@@ -597,6 +597,8 @@ class Executor:
         together = len(work) > 1
         if together:  # one of them may be to blame: from now on each is done for itself
             self.groups.alone |= {unit for unit, *_ in work}
+            if code in (CONFIGURATION_FAILED, MEMORY_EXCEEDED):
+                message = f"of {len(work)} units that went together one failed ({message}): each is done by itself"
         for unit, row, released in work:
             name = self.begun_on[unit]
             if name not in self.servers:  # it has been given up

@@ -19,6 +19,7 @@ MOST_PATHS = 120
 MOST_BARS, LANE_BARS = 3000, 250   # beyond the first a session has about so many of the second
 MOST_EVALUATED = 50                # evaluations that went together, whose configurations are told
 MOST_FAILURES = 100
+LOOKED_BACK = 3                    # iterations in which a metric is looked for that is not there yet
 MOST_TEXT = 2000                   # characters of an error
 
 # Units, those that went together as one, and of many of them those of a session that begin in the same stretch of time;
@@ -57,8 +58,11 @@ def gather(db, run_id, repeated=(), mst_keys=None):
     with the ranks that they have among all; None: all. Raises MopError where one is not the run's.
     """
     schema = db.extension
-    run = db.one(f"SELECT r.*, extract(epoch FROM coalesce(finished_at, clock_timestamp()) - started_at)::float8 AS "
-                 f"seconds FROM {schema}.mop_runs r WHERE run_id = $1", ["bigint"], [run_id])
+    # (of one whose session has gone nobody has noted the end)
+    run = db.one(f"SELECT r.*, extract(epoch FROM coalesce(finished_at, CASE WHEN status = 'running' THEN "
+                 f"clock_timestamp() ELSE (SELECT max(greatest(u.started_at, u.finished_at)) FROM {schema}.mop_units u "
+                 f"WHERE u.run_id = $1) END, started_at) - started_at)::float8 AS seconds "
+                 f"FROM {schema}.mop_runs r WHERE run_id = $1", ["bigint"], [run_id])
     if run is None:
         return None
     # (of another role's run, which a member of it sees, the arguments are its own)
@@ -110,10 +114,12 @@ def _configurations(db, schema, run_id):
         found[row["mst_key"]] = {**row, "parameters": flat(row), "last": {}, "series": series, "metric": None,
                                  "seconds": 0.0, "failed_units": 0, "path": row["path"] or [],
                                  "metrics_iterations": row["metrics_iterations"] or []}
-    last = [(key, c["metrics_iterations"][-1]) for key, c in found.items() if c["metrics_iterations"]]
+    # of each dataset the last one: of those that go on, or were ended, the newest may lack the validation rows' yet
+    last = [(key, i) for key, c in found.items()
+            for i in c["metrics_iterations"][-1 if _is_whole(c) else -LOOKED_BACK:]]
     for row in db.execute(
             f"SELECT w.* FROM {schema}.mop_metrics_wide w JOIN unnest($2, $3) AS l(mst_key, iteration) "
-            f"USING (mst_key, iteration) WHERE run_id = $1", ["bigint", "integer[]", "integer[]"],
+            f"USING (mst_key, iteration) WHERE run_id = $1 ORDER BY iteration", ["bigint", "integer[]", "integer[]"],
             [run_id, [k for k, _ in last], [i for _, i in last]]) if last else ():
         own = found[row["mst_key"]]
         own["metric"] = row["metric"]
@@ -123,12 +129,25 @@ def _configurations(db, schema, run_id):
                 own["last"].update({f"{dataset} {name}": rounded(value) for name, value in values.items()})
     for row in db.execute(
             f"SELECT mst_key, coalesce(sum(read_seconds + train_seconds + write_seconds) "
-            f"FILTER (WHERE kind = 'train'), 0) AS seconds, "
+            f"FILTER (WHERE kind = 'train'), 0) AS seconds, max(iteration) FILTER (WHERE kind = 'train' "
+            f"AND status = 'finished') AS reached, "
             f"count(*) FILTER (WHERE status = 'failed' AND NOT shared) AS failed_units "
             f"FROM {schema}.mop_units WHERE run_id = $1 GROUP BY 1", ["bigint"], [run_id]):
         found[row["mst_key"]]["seconds"] = rounded(row["seconds"])
         found[row["mst_key"]]["failed_units"] = row["failed_units"]
+        if found[row["mst_key"]]["status"] != "finished":  # (it was asked for more)
+            found[row["mst_key"]]["iterations"] = max(row["reached"] or 0,
+                                                      *found[row["mst_key"]]["metrics_iterations"][-1:], 0)
+    for own in found.values():
+        if own["status"] != "finished":
+            own["iterations"] = min(own["iterations"], len(own["path"]))
     return list(found.values())
+
+
+def _is_whole(configuration):
+    """True where each evaluation has all that the first ones had."""
+    of_validation = configuration["series"]["validation loss"]
+    return not of_validation or len(of_validation) == len(configuration["metrics_iterations"])
 
 
 def _measure(data, arguments):

@@ -5,7 +5,7 @@
 window.pgMopReport = (function () {
     const SVG = "http://www.w3.org/2000/svg";
     const TOP = 8;
-    let data, rows = [], byKey = new Map(), marked = null;
+    let data, rows = [], byKey = new Map(), places = new Map(), marked = null;
     const redraws = new Map();  // of each picture, those of its parts
 
     function el(name, attributes, ...children) {
@@ -27,9 +27,10 @@ window.pgMopReport = (function () {
         return value < 120 ? show(value) + " s" : value < 7200 ? show(+(value / 60).toPrecision(3)) + " min"
             : show(+(value / 3600).toPrecision(3)) + " h";
     }
+    // (of the best of those that are shown)
     function colour(key) {
-        const c = byKey.get(key);
-        return c && c.rank <= TOP && c.status !== "failed" ? `var(--c${c.rank - 1})` : null;
+        const c = byKey.get(key), place = places.get(key);
+        return c && place < TOP && c.status !== "failed" ? `var(--c${place})` : null;
     }
     function classes(key) { return key === marked ? "curve marked" : colour(key) ? "curve top" : "curve"; }
     function style(key) { return key !== marked && colour(key) ? "stroke:" + colour(key) : ""; }
@@ -424,6 +425,7 @@ window.pgMopReport = (function () {
         data = given;
         rows = data.configurations;
         byKey = new Map(rows.map(c => [c.mst_key, c]));
+        places = new Map([...rows].sort((a, b) => a.rank - b.rank).map((c, place) => [c.mst_key, place]));
         for (const [name, [make, kind]] of Object.entries(PICTURES)) {
             if (kinds[name] === kind()) { later(name); continue; }
             kinds[name] = kind();
