@@ -11,6 +11,7 @@ from mop_udf.channel import TICK_SECONDS, Channel, ChannelClosed
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 F_SETPIPE_SZ = 1031   # Linux; in Python's fcntl from 3.10 on
 PIPE_BYTES = 1 << 20  # what every user may ask for
+LAST_BYTES = 2000     # of what a trainer wrote before it ended: what is told
 
 
 class TrainerLost(Exception):
@@ -189,8 +190,12 @@ class Trainer:
                 self._process.wait()
             self._close([self._requests, self._answers])
             self._close(self._its_ends)
-            self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 2000))
-            self._said = self._log.read().decode("utf-8", "replace").strip()
+            self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 32 * LAST_BYTES))
+            said = self._log.read()
+            # (a long stack begins with what was wrong)
+            fatal, rest = said[:-LAST_BYTES].rfind(b"Fatal Python error"), said[-LAST_BYTES:]
+            first = b"" if fatal < 0 else said[fatal:].split(b"\n", 1)[0] + b" ... "
+            self._said = (first + rest).decode("utf-8", "replace").strip()
             self._log.close()
 
     def _guard(self, operation, *args):

@@ -661,6 +661,7 @@ DECLARE
     number integer;
     own record;
     measured record;
+    told timestamptz := clock_timestamp();  -- (a table on all segments of Greenplum takes no volatile function)
     oldest timestamptz;
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
@@ -681,7 +682,7 @@ BEGIN
             AND (u.choice ->> 'device') IS NOT NULL
             GROUP BY 1, 2, 3, 4
         LOOP
-            UPDATE @extschema@.mop_cost c SET noted_at = clock_timestamp(),
+            UPDATE @extschema@.mop_cost c SET noted_at = told,
                 batch_seconds = (measured.batch || c.batch_seconds)[1:9],
                 compile_seconds = (measured.compile || c.compile_seconds)[1:9]
             WHERE (c.owner, c.net, c.part, c.version, c.device, c.kernel)
@@ -689,10 +690,10 @@ BEGIN
             CONTINUE WHEN FOUND;
             BEGIN
                 INSERT INTO @extschema@.mop_cost (owner, net, part, version, device, kernel, architecture, optimizer,
-                    loss, batch_size, shape, batch_seconds, compile_seconds)
+                    loss, batch_size, shape, batch_seconds, compile_seconds, noted_at)
                 VALUES (number, own.net, measured.part, measured.version, measured.device, measured.kernel,
                     own.architecture, own.optimizer, own.loss, own.batch_size, own.shape, ARRAY[measured.batch],
-                    ARRAY[measured.compile]);
+                    ARRAY[measured.compile], told);
             EXCEPTION WHEN unique_violation THEN
                 NULL;  -- another run of the role has told in this instant
             END;

@@ -422,13 +422,15 @@ def test_optuna_has_a_trial_for_each_configuration(run, tmp_path):
 def test_tensorboard_reads_the_scalars(run, tmp_path):
     pytest.importorskip("tensorboardX", reason="not run: to_tensorboard needs tensorboardX")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    run.to_tensorboard(tmp_path)
+    for _ in range(2):
+        run.to_tensorboard(tmp_path)
     curves = run.metrics().query("dataset == 'training' and name == 'loss'")
     for key, own in curves.groupby("mst_key"):
         events = EventAccumulator(str(tmp_path / f"run_{run.run_id}" / f"configuration_{key}"))
         events.Reload()
-        read = {e.step: e.value for e in events.Scalars("training/loss")}
-        assert read == pytest.approx(dict(zip(own.iteration, own.value)), rel=1e-6)
+        found = events.Scalars("training/loss")
+        assert {e.step: e.value for e in found} == pytest.approx(dict(zip(own.iteration, own.value)), rel=1e-6)
+        assert len(found) == len(own), "once, also where it was written before"
 
 
 def test_mlflow_has_parameters_metrics_and_the_model(run, tmp_path, monkeypatch):

@@ -56,7 +56,7 @@ def test_a_run_is_watched_and_cancelled(db, browser, page):
                           == "ascending", 30)
         browser.execute_script("scrollTo(0, 120)")
         before = drawn(browser)
-        assert eventually(lambda: drawn(browser) != before, 120)
+        assert eventually(lambda: drawn(browser) != before, 400)  # (who reads for a second rests for fifty)
         assert value(browser, "scrollY") == 120
         assert value(browser, "document.activeElement.dataset.focus") == "headmst_key"
         assert value(browser, "document.querySelectorAll('#board tbody tr').length") == 2

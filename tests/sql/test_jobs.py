@@ -42,6 +42,23 @@ def keeper_of(db, number):
     return None
 
 
+def test_a_job_keeps_its_run_when_others_go_on_with_it(db, data):
+    def cancelled(number):
+        db.value("SELECT madlib.mop_cancel(%s)", [number])
+        return db.value("SELECT madlib.mop_wait(%s, '1 min')", [number]) == "cancelled"
+
+    first = submit(db, FIT.format("passed_on", "slow", 100))
+    assert eventually(lambda: job(db, first)["runs"], 60)
+    runs = job(db, first)["runs"]
+    assert cancelled(first)
+    for _ in range(2):
+        other = submit(db, f"SELECT madlib.mop_resume({runs[0]})")
+        assert eventually(lambda other=other: job(db, other)["runs"] == runs, 60)
+        assert job(db, first)["runs"] == runs and cancelled(other)
+    assert job(db, other)["runs"] == job(db, other - 1)["runs"] == runs
+    db.run("SELECT madlib.mop_drop_run(%s)", runs)
+
+
 @pytest.mark.slice
 def test_a_call_goes_on_when_its_client_has_gone(db, data):
     client = db.another()

@@ -92,6 +92,40 @@ def test_the_sql_of_the_report_makes_the_run_once_more(db, run_id):
     db.run("DROP TABLE models_again, models_again_info, models_again_summary")
 
 
+def test_the_newest_evaluation_may_lack_the_validation_rows_yet(db, run_id):
+    """As it is for a moment while a run goes on, and for good where it was cancelled then."""
+    def report():
+        return json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
+
+    whole = report()["configurations"][0]
+    db.run("BEGIN")
+    db.run("DELETE FROM madlib.mop_metric WHERE run_id = %s AND dataset = 'validation' AND stage = (SELECT path[3] "
+           "FROM madlib.mop_trials WHERE run_id = %s AND mst_key = %s)", [run_id, run_id, whole["mst_key"]])
+    data = report()
+    db.run("ROLLBACK")
+    own, = (c for c in data["configurations"] if c["mst_key"] == whole["mst_key"])
+    before = dict(data["curves"][str(whole["mst_key"])]["validation accuracy"])
+    assert sorted(before) == [1, 2] and own["last"]["validation accuracy"] == before[2]
+    assert own["last"]["training accuracy"] == whole["last"]["training accuracy"]
+    accuracies = [c["last"]["validation accuracy"] for c in data["configurations"][:2]]
+    assert accuracies == sorted(accuracies, reverse=True)
+
+
+def test_a_run_whose_session_has_gone_ended_with_its_last_unit(db, run_id):
+    last = db.value("SELECT extract(epoch FROM max(u.finished_at) - r.started_at)::float8 FROM madlib.mop_unit u JOIN "
+                    "madlib.mop_run r USING (run_id) WHERE run_id = %s GROUP BY r.started_at", [run_id])
+    db.run("BEGIN")
+    db.run("UPDATE madlib.mop_run SET status = 'running', finished_at = NULL, coordinator_pid = 1, coordinator_start = "
+           "now() WHERE run_id = %s", [run_id])
+    data = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
+    elapsed = db.value("SELECT max(seconds_elapsed) FROM madlib.mop_progress WHERE run_id = %s", [run_id])
+    db.run("SELECT madlib.mop_housekeeping()")
+    noted = db.value("SELECT extract(epoch FROM finished_at - started_at)::float8 FROM madlib.mop_run WHERE run_id = "
+                     "%s AND status = 'failed'", [run_id])
+    db.run("ROLLBACK")
+    assert data["run"]["seconds"] == pytest.approx(last) == pytest.approx(elapsed) == pytest.approx(noted)
+
+
 def test_a_report_of_some_configurations_has_what_they_share_with_others(db, run_id):
     selection(db, "twins", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.05, 0.05, 0.01)])
     shared = fit(db, "flowers_packed", "twin_models", "twins", 2, "flowers_packed", 1)
