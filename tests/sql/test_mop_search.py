@@ -277,7 +277,8 @@ def test_a_search_that_is_resumed_needs_what_it_began_with(db, data):
     db.run("SELECT madlib.mop_resume(%s)", [run_id])
     assert db.run("SELECT mst_key, compile_params, fit_params FROM madlib.mop_configuration WHERE run_id = %s "
                   "ORDER BY 1", [run_id]) == before
-    assert db.value("SELECT max(model_id) FROM held_trials") == 2
+    # none of those that came since; which of its own five trials have is chance
+    assert db.value("SELECT max(model_id) FROM held_trials") <= 2
 
 
 def test_nothing_is_left_to_try(db, data):
