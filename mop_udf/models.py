@@ -198,6 +198,7 @@ class CompiledModel:
         self._metric = next(iter(compile_params["metrics"]), None)
         self._groups = {"weights": self.model.weights, "seeds": seed_variables(self.model),
                         "optimizer": self.optimizer.variables}
+        self._shapes = {name: [tuple(v.shape) for v in group] for name, group in self._groups.items()}
         self._variables = framework.Variables(v for group in self._groups.values() for v in group)
         self.weights = framework.Variables(self.model.weights)
         self._fresh_optimizer = state.values(self.optimizer.variables)
@@ -297,8 +298,8 @@ class CompiledModel:
         return state.pack({name: list(itertools.islice(arrays, len(group))) for name, group in self._groups.items()})
 
     def _assign(self, groups):
-        for name, variables in self._groups.items():
-            if [list(v.shape) for v in variables] != [list(a.shape) for a in groups[name]]:
+        for name, shapes in self._shapes.items():
+            if [array.shape for array in groups[name]] != shapes:
                 raise ConfigurationError(f"the model state does not fit the architecture ({name})")
         self._variables.put([array for name in self._groups for array in groups[name]])
 

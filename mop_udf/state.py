@@ -6,6 +6,7 @@ or one of SHORT_FLOATS) and shape of the arrays, in order, in three groups: weig
 little-endian, row-major, unpadded.
 """
 
+import functools
 import json
 import math
 import struct
@@ -81,6 +82,7 @@ def unpack(data):
     return groups
 
 
+@functools.lru_cache(100)  # (numpy takes its time to find a name)
 def _dtype_name(dtype):
     return dtype.name if dtype.name in SHORT_FLOATS else dtype.str
 

@@ -1,4 +1,4 @@
-"""Batches of rows as Keras wants them, and what it reports of them: the same for every framework."""
+"""Batches of rows as Keras wants them: the same for every framework."""
 
 import keras
 import numpy as np
@@ -28,14 +28,3 @@ def sample_weights(y, class_weight):
         raise ValueError("`class_weight` is only supported for Models with a single output.")
     classes = np.argmax(y, axis=-1) if y.shape[-1] != 1 else np.rint(y[..., 0]).astype(int)
     return np.array([class_weight.get(int(c), 1) for c in classes], keras.config.floatx())
-
-
-def report(model, rows):
-    """{"loss", "metrics": {name: value}, "rows"} since the metrics were reset: plain numbers.
-
-    A metric that has a value for each class gives their mean.
-    """
-    values = {name: float(np.mean(array(value))) for name, value in model.get_metrics_result().items()}
-    losses = {"loss", *(f"{name}_loss" for name in getattr(model, "output_names", []) if len(model.outputs) > 1)}
-    return {"loss": values.get("loss", 0.0), "rows": rows,
-            "metrics": {name: value for name, value in values.items() if name not in losses}}

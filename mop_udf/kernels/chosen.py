@@ -3,9 +3,10 @@
 import time
 
 from mop_udf.data import whole_batches
-from mop_udf.kernels.batches import report, weighted
+from mop_udf.kernels.batches import weighted
 from mop_udf.kernels.choice import Choice
 from mop_udf.kernels.framework import own as framework
+from mop_udf.kernels.training_metrics import TrainingMetrics
 
 TIMED = 8  # plain batches that are timed, after the one in which the step is compiled
 
@@ -19,7 +20,7 @@ class Chosen:
         the rows go through, all of the model's if None; `part`: what of the net it is, by which costs are kept."""
         self.part = part
         self.model, self.plain, self.learned, self.name = model, framework.Plain(model), learned, name
-        self.loops = framework.loops(model, name)
+        self.metrics, self.loops = TrainingMetrics(model), framework.loops(model, name)
         self.group = framework.Group(model, name) if framework.Group else None  # for several states: see together.py
         self.layers = layers or list(model._flatten_layers())
         self.choices = {}  # (batch size, what is forced) -> Choice
@@ -74,7 +75,7 @@ class Chosen:
         """
         choice = self.choice(batch_size, forced)
         total = -(-rows // batch_size) if most is None else min(most, -(-rows // batch_size))
-        self.model.reset_metrics()
+        self.metrics.reset(self.plain.trains)
         choice.busy.clear()
         trained, position, done = {}, 0, 0
         for columns in whole_batches(chunks, batch_size) if streams else chunks:
@@ -89,7 +90,7 @@ class Chosen:
             done += min(len(columns[0]), end * batch_size)
             if position == total:
                 break
-        return {**report(self.model, done), "kernel": max(trained, key=trained.get)}
+        return {**self.metrics.report(done), "kernel": max(trained, key=trained.get)}
 
 
 class Piece:

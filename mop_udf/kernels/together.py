@@ -6,7 +6,7 @@ What cannot be trained so is left as it was, to be trained one after the other.
 import keras
 
 from mop_udf.kernels.batch_size import ENOUGH
-from mop_udf.kernels.batches import report, weighted
+from mop_udf.kernels.batches import weighted
 from mop_udf.kernels.choice import TOGETHER
 from mop_udf.kernels.forward import row_bytes
 from mop_udf.kernels.framework import own as framework
@@ -59,7 +59,7 @@ class Together:
 
     def report(self):
         """What Chosen.train gives of the last pass, of the trained state that the model was put into."""
-        return {**report(self.kernels.model, self.rows), "kernel": TOGETHER}
+        return {**self.kernels.metrics.report(self.rows), "kernel": TOGETHER}
 
     def _check_size(self, batch_size):
         """Raises MemoryError where so many are too large; that depends on the model and the batch size alone."""

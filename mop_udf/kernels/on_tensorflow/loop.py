@@ -113,8 +113,9 @@ class Loop(Timed):
 
             return tf.while_loop(lambda i: i < stop, body, [start], parallel_iterations=1)
 
-        return tf.function(loop, input_signature=[signature, number, number, number], autograph=False,
-                           jit_compile=self.jit_compile)
+        # (a tf.function would look at what it is called with for longer than small models train)
+        return tf.function(loop, autograph=False, jit_compile=self.jit_compile).get_concrete_function(
+            signature, number, number, number)
 
 
 @contextlib.contextmanager

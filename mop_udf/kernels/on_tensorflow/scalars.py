@@ -1,15 +1,18 @@
 """TensorFlow's Scalar: its number is a variable of TensorFlow."""
 
+import functools
+
 import tensorflow as tf
 
 from mop_udf.kernels import scalars
+from mop_udf.kernels.on_tensorflow.variables import put
 
 
 class Scalar(scalars.Scalar):
 
     def keep(self, value):
         self.variable = tf.Variable(value, dtype=tf.float64, trainable=False)
-        self.assign = self.variable.assign
+        self.assign = functools.partial(put, self.variable)
         return self.variable.read_value
 
     cast = staticmethod(tf.cast)
