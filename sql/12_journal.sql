@@ -583,16 +583,21 @@ $$;
 
 -- --- units -----------------------------------------------------------------------------------------
 
-CREATE FUNCTION @extschema@.mop_begin_unit(run bigint, run_epoch integer, stage integer, iteration integer,
-    segment integer, kind text, dataset text, attempt integer, queued_at double precision,
+-- units on a segment that go together: an element of each array belongs to one
+CREATE FUNCTION @extschema@.mop_begin_units(run bigint, run_epoch integer, of_segment integer, of_kind text,
+    of_dataset text, stages integer[], iterations integer[], attempts integer[], queued double precision[],
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    own integer := pg_backend_pid();
+    told timestamptz := now();
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
     INSERT INTO @extschema@.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, backend_pid,
         queued_at, started_at)
-    VALUES ($1, $3, $4, $5, $6, $7, $8, 'running', pg_backend_pid(), to_timestamp($9),
-        now()); -- the same for units that go together
+    SELECT run, u.stage, u.iteration, of_segment, of_kind, of_dataset, u.attempt, 'running', own,
+           to_timestamp(u.since), told -- the same for units that go together
+    FROM unnest(stages, iterations, attempts, queued) AS u (stage, iteration, attempt, since);
 END
 $$;
 
@@ -619,34 +624,50 @@ BEGIN
 END
 $$;
 
--- Notes a unit's result; fails where the run has been taken from it. A unit of training, whose new state has been put
--- into generation `target`, moves its stage's state on to the next version; nobody needs those of the stages `release`.
-CREATE FUNCTION @extschema@.mop_finish_unit(run bigint, unit_stage integer, unit_segment integer, unit_kind text,
-    unit_dataset text, unit_attempt integer, made_version integer, target integer, size bigint, release integer[],
-    used_kernel text, trained_rows bigint, unit_loss double precision, unit_metric double precision,
-    seconds_read double precision, seconds_trained double precision, seconds_written double precision,
-    compiled integer, chosen text, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+-- Notes the results of units on a segment that went together, each with its stage and attempt; fails where the run has
+-- been taken from one. A unit of training, whose new state has been put into a generation, moves its stage's state on to
+-- the next version; nobody needs those of the stages that it releases.
+CREATE FUNCTION @extschema@.mop_finish_units(run bigint, of_segment integer, of_kind text, of_dataset text,
+    results json, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    units integer := json_array_length(results);
+    noted integer;
+    told timestamptz := clock_timestamp();
+    released integer[];
+    behind record;
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
-    IF unit_kind = 'train' THEN
-        UPDATE @extschema@.mop_model m SET version = made_version, generation = target, bytes = size
-        WHERE m.run_id = run AND m.stage = unit_stage AND m.version = made_version - 1;
-        IF NOT FOUND THEN
-            RAISE EXCEPTION 'stage % of run % is not at version %', unit_stage, run, made_version - 1
+    IF of_kind = 'train' THEN
+        UPDATE @extschema@.mop_model m SET version = r.version, generation = r.generation, bytes = r.bytes
+        FROM json_to_recordset(results) AS r(stage integer, version integer, generation integer, bytes bigint)
+        WHERE m.run_id = run AND m.stage = r.stage AND m.version = r.version - 1;
+        GET DIAGNOSTICS noted = ROW_COUNT;
+        IF noted <> units THEN
+            SELECT r.stage, r.version - 1 AS version INTO behind
+            FROM json_to_recordset(results) AS r(stage integer, version integer)
+            WHERE NOT EXISTS (SELECT 1 FROM @extschema@.mop_model m
+                              WHERE m.run_id = run AND m.stage = r.stage AND m.version = r.version);
+            RAISE EXCEPTION 'stage % of run % is not at version %', behind.stage, run, behind.version
                 USING ERRCODE = '55000';
         END IF;
-        IF release <> '{}' THEN
-            UPDATE @extschema@.mop_model m SET generation = NULL WHERE m.run_id = run AND m.stage = ANY (release);
+        released := ARRAY(SELECT e.value::integer FROM json_array_elements(results) AS r,
+                                 json_array_elements_text(r.value -> 'release') AS e);
+        IF released <> '{}' THEN
+            UPDATE @extschema@.mop_model m SET generation = NULL WHERE m.run_id = run AND m.stage = ANY (released);
         END IF;
     END IF;
-    UPDATE @extschema@.mop_unit u SET status = 'finished', finished_at = clock_timestamp(), version = made_version,
-        kernel = used_kernel, rows = trained_rows, loss = unit_loss, metric = unit_metric, read_seconds = seconds_read,
-        train_seconds = seconds_trained, write_seconds = seconds_written, compilations = compiled,
-        choice = chosen::json
-    WHERE (u.run_id, u.stage, u.segment, u.kind, u.dataset, u.attempt) = ($1, $2, $3, $4, $5, $6)
-    AND u.status = 'running';
-    IF NOT FOUND THEN
+    UPDATE @extschema@.mop_unit u SET status = 'finished', finished_at = told, version = r.version, kernel = r.kernel,
+        rows = r.rows, loss = r.loss, metric = r.metric, read_seconds = r.read_seconds,
+        train_seconds = r.train_seconds, write_seconds = r.write_seconds, compilations = r.compilations,
+        choice = r.choice
+    FROM json_to_recordset(results) AS r(stage integer, attempt integer, version integer, kernel text, rows bigint,
+        loss double precision, metric double precision, read_seconds double precision,
+        train_seconds double precision, write_seconds double precision, compilations integer, choice json)
+    WHERE (u.run_id, u.segment, u.kind, u.dataset) = ($1, $2, $3, $4) AND u.stage = r.stage
+    AND u.attempt = r.attempt AND u.status = 'running';
+    GET DIAGNOSTICS noted = ROW_COUNT;
+    IF noted <> units THEN
         RAISE EXCEPTION 'this unit of run % is no longer running', run USING ERRCODE = '55000';
     END IF;
 END
@@ -1078,28 +1099,43 @@ BEGIN
 END
 $$;
 
--- What a stage trains, by what parameters. One that is to be trained is locked for this transaction; it must be at
--- `at_version`.
-CREATE FUNCTION @extschema@.mop_take_model(run bigint, run_epoch integer, of_stage integer, at_version integer,
-    to_train boolean, ticket text DEFAULT @extschema@.mop_ticket(), OUT model_id integer, OUT mst_key integer,
-    OUT compile_params text, OUT fit_params text, OUT model_arch text)
+-- What stages train, by what parameters. Those that are to be trained are locked for this transaction; they must be at
+-- `versions`.
+CREATE FUNCTION @extschema@.mop_take_models(run bigint, run_epoch integer, stages integer[], versions integer[],
+    to_train boolean, ticket text DEFAULT @extschema@.mop_ticket())
+RETURNS TABLE (stage integer, model_id integer, mst_key integer, compile_params text, fit_params text, model_arch text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    version integer;
+    own record;
+    at integer;
+    left_over integer[] := stages;
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch);
     IF to_train THEN
-        PERFORM @extschema@.mop_hold_model(run, of_stage);
-        -- after the lock, for which this may have waited while the run was taken over
+        -- (nobody else trains several of them, so that their order does not matter)
+        FOREACH at IN ARRAY stages LOOP
+            PERFORM @extschema@.mop_hold_model(run, at);
+        END LOOP;
+        -- after the locks, for which this may have waited while the run was taken over
         PERFORM @extschema@.mop_own(run, ticket, run_epoch);
     END IF;
-    SELECT m.version, c.model_id, c.mst_key, s.compile_params, s.fit_params, c.model_arch
-    INTO version, model_id, mst_key, compile_params, fit_params, model_arch
-    FROM @extschema@.mop_stage s JOIN @extschema@.mop_model m USING (run_id, stage)
-    JOIN @extschema@.mop_configuration c USING (run_id, mst_key)
-    WHERE s.run_id = run AND s.stage = of_stage;
-    IF NOT FOUND OR to_train AND version IS DISTINCT FROM at_version THEN
-        RAISE EXCEPTION 'stage % of run % is not at version %', of_stage, run, at_version USING ERRCODE = '55000';
+    FOR own IN
+        SELECT s.stage, m.version, c.model_id, c.mst_key, s.compile_params, s.fit_params, c.model_arch
+        FROM @extschema@.mop_stage s JOIN @extschema@.mop_model m USING (run_id, stage)
+        JOIN @extschema@.mop_configuration c USING (run_id, mst_key)
+        WHERE s.run_id = run AND s.stage = ANY (stages)
+    LOOP
+        at := (SELECT n FROM generate_subscripts(stages, 1) AS n WHERE stages[n] = own.stage);
+        CONTINUE WHEN to_train AND own.version <> versions[at];
+        left_over := array_remove(left_over, own.stage);
+        SELECT own.stage, own.model_id, own.mst_key, own.compile_params, own.fit_params, own.model_arch
+        INTO stage, model_id, mst_key, compile_params, fit_params, model_arch;
+        RETURN NEXT;
+    END LOOP;
+    IF left_over <> '{}' THEN
+        at := (SELECT n FROM generate_subscripts(stages, 1) AS n WHERE stages[n] = left_over[1]);
+        RAISE EXCEPTION 'stage % of run % is not at version %', left_over[1], run, versions[at]
+            USING ERRCODE = '55000';
     END IF;
 END
 $$;

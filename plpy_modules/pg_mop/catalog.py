@@ -401,18 +401,19 @@ class Catalog:
                 for net, numbers in stages.items()])))
 
     # --- units ------------------------------------------------------------------------------------
-    def begin_unit_sql(self, unit):
-        """SQL that notes a unit (dict) as running, for the worker session to run and commit first."""
+    def begin_units_sql(self, run_id, units):
+        """SQL that notes units (dicts) on a segment that go together as running, for the worker session to run and
+        commit first."""
         if self.connection.closed:
             self._connect()
+        columns = [[unit[name] for unit in units] for name in ("stage", "iteration", "attempt", "queued_at")]
         with self.connection.cursor() as cursor:
-            return cursor.mogrify(
-                f"SELECT {self.schema}.mop_begin_unit(%(run_id)s, %(epoch)s, %(stage)s, %(iteration)s, %(segment)s,"
-                f" %(kind)s, %(dataset)s, %(attempt)s, %(queued_at)s)", {**unit, "epoch": self.epoch}).decode()
+            return cursor.mogrify(f"SELECT {self.schema}.mop_begin_units(%s, %s, %s, %s, %s, %s, %s, %s, %s)", (
+                run_id, self.epoch, *(units[0][name] for name in ("segment", "kind", "dataset")), *columns)).decode()
 
-    def begin_unit(self, unit):
-        """Note a unit (dict) as running; it does so on another server."""
-        self.execute(self.begin_unit_sql(unit).replace("%", "%%"))
+    def begin_units(self, run_id, units):
+        """Note such units as running; they do so on another server."""
+        self.execute(self.begin_units_sql(run_id, units).replace("%", "%%"))
 
     def fail_unit(self, unit, error):
         """Note that an attempt (dict) failed. Its row is made here where the session went before it could."""

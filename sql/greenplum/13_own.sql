@@ -98,31 +98,45 @@ BEGIN
 END
 $$;
 
--- That of 12_journal.sql, with one look at a segment: the lock comes first, then all is read by one query.
-CREATE OR REPLACE FUNCTION @extschema@.mop_take_model(run bigint, run_epoch integer, of_stage integer,
-    at_version integer, to_train boolean, ticket text DEFAULT @extschema@.mop_ticket(), OUT model_id integer,
-    OUT mst_key integer, OUT compile_params text, OUT fit_params text, OUT model_arch text)
+-- That of 12_journal.sql, with one look at a segment: the locks come first, then all is read by one query.
+CREATE OR REPLACE FUNCTION @extschema@.mop_take_models(run bigint, run_epoch integer, stages integer[],
+    versions integer[], to_train boolean, ticket text DEFAULT @extschema@.mop_ticket())
+RETURNS TABLE (stage integer, model_id integer, mst_key integer, compile_params text, fit_params text, model_arch text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    version integer;
-    reached integer;
+    own record;
+    at integer;
+    left_over integer[] := stages;
 BEGIN
     IF @extschema@.mop_standing('@extschema@.mop_secret'::regclass, run, ticket, pg_backend_pid(),
                                 timestamptz_send(now())) = 0 THEN
         PERFORM @extschema@.mop_own(run, ticket, run_epoch);
     END IF;
     IF to_train THEN
-        PERFORM @extschema@.mop_hold_model(run, of_stage);
+        FOREACH at IN ARRAY stages LOOP
+            PERFORM @extschema@.mop_hold_model(run, at);
+        END LOOP;
     END IF;
-    SELECT r.epoch, m.version, c.model_id, c.mst_key, s.compile_params, s.fit_params, c.model_arch
-    INTO reached, version, model_id, mst_key, compile_params, fit_params, model_arch
-    FROM @extschema@.mop_run r JOIN @extschema@.mop_stage s USING (run_id)
-    JOIN @extschema@.mop_model m USING (run_id, stage) JOIN @extschema@.mop_configuration c USING (run_id, mst_key)
-    WHERE r.run_id = run AND s.stage = of_stage;
-    IF reached <> run_epoch THEN
-        RAISE EXCEPTION 'run % has been taken over by another session', run USING ERRCODE = '55000';
-    ELSIF reached IS NULL OR to_train AND version IS DISTINCT FROM at_version THEN
-        RAISE EXCEPTION 'stage % of run % is not at version %', of_stage, run, at_version USING ERRCODE = '55000';
+    FOR own IN
+        SELECT r.epoch, s.stage, m.version, c.model_id, c.mst_key, s.compile_params, s.fit_params, c.model_arch
+        FROM @extschema@.mop_run r JOIN @extschema@.mop_stage s USING (run_id)
+        JOIN @extschema@.mop_model m USING (run_id, stage) JOIN @extschema@.mop_configuration c USING (run_id, mst_key)
+        WHERE r.run_id = run AND s.stage = ANY (stages)
+    LOOP
+        IF own.epoch <> run_epoch THEN
+            RAISE EXCEPTION 'run % has been taken over by another session', run USING ERRCODE = '55000';
+        END IF;
+        at := (SELECT n FROM generate_subscripts(stages, 1) AS n WHERE stages[n] = own.stage);
+        CONTINUE WHEN to_train AND own.version <> versions[at];
+        left_over := array_remove(left_over, own.stage);
+        SELECT own.stage, own.model_id, own.mst_key, own.compile_params, own.fit_params, own.model_arch
+        INTO stage, model_id, mst_key, compile_params, fit_params, model_arch;
+        RETURN NEXT;
+    END LOOP;
+    IF left_over <> '{}' THEN
+        at := (SELECT n FROM generate_subscripts(stages, 1) AS n WHERE stages[n] = left_over[1]);
+        RAISE EXCEPTION 'stage % of run % is not at version %', left_over[1], run, versions[at]
+            USING ERRCODE = '55000';
     END IF;
     PERFORM @extschema@.mop_know('@extschema@.mop_secret'::regclass, run, ticket, timestamptz_send(now()));
 END

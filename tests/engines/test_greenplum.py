@@ -84,26 +84,38 @@ def open_run(client, **changed):
     return run_id
 
 
+# the run's number is to come; of stage 1: at version 0; on a segment, an attempt
+TAKE = "SELECT madlib.mop_take_models(%s, 1, '{1}', '{0}', true)"
+BEGIN = "SELECT madlib.mop_begin_units(%s, 1, {}, 'train', 'training', '{{1}}', '{{1}}', '{{{}}}', '{{0}}')"
+
+
 def train(client, run_id, stage, segment, version, iteration=1, epoch=1, state=b"\0\1state"):
-    client.run("SELECT madlib.mop_begin_unit(%s, %s, %s, %s, %s, 'train', 'training', 1, 0)",
-               [run_id, epoch, stage, iteration, segment])
+    client.run("SELECT madlib.mop_begin_units(%s, %s, %s, 'train', 'training', ARRAY[%s], ARRAY[%s], '{1}', '{0}')",
+               [run_id, epoch, segment, stage, iteration])
     client.run("BEGIN")
-    taken = client.run("SELECT * FROM madlib.mop_take_model(%s, %s, %s, %s, true)", [run_id, epoch, stage, version - 1])
+    taken = client.run("SELECT * FROM madlib.mop_take_models(%s, %s, ARRAY[%s], ARRAY[%s], true)",
+                       [run_id, epoch, stage, version - 1])
     client.run("SELECT madlib.mop_put_state(%s, %s, %s, 1, 0, %s)", [run_id, stage, version, state])
-    client.run("SELECT madlib.mop_finish_unit(%s, %s, %s, 'train', 'training', 1, %s, 1, %s, '{}', 'plain', 10, 0.5, "
-               "NULL, 0, 1, 0, 1, '{}')", [run_id, stage, segment, version, len(state)])
+    finish(client, run_id, segment, "train", stage=stage, version=version, generation=1, bytes=len(state), release=[],
+           loss=0.5, compilations=1, choice={})
     client.run("COMMIT")
     return taken[0]
 
 
+def finish(client, run_id, segment, kind, **more):
+    client.run("SELECT madlib.mop_finish_units(%s, %s, %s, 'training', %s)", [run_id, segment, kind, json.dumps(
+        [{"attempt": 1, "kernel": "plain", "rows": 10, "read_seconds": 0, "train_seconds": 1, "write_seconds": 0,
+          **more}])])
+
+
 def evaluate(client, run_id, stage, segment, sums):
-    client.run("SELECT madlib.mop_begin_unit(%s, 1, %s, 1, %s, 'evaluate', 'training', 1, 0)", [run_id, stage, segment])
+    client.run("SELECT madlib.mop_begin_units(%s, 1, %s, 'evaluate', 'training', ARRAY[%s], '{1}', '{1}', '{0}')",
+               [run_id, segment, stage])
     total = client.value("SELECT madlib.mop_put_sums(%s, %s, 'training', %s, %s)", [run_id, stage, segment, sums])
     if total is not None:
         client.run("SELECT madlib.mop_note_metrics(%s, %s, 'training', 0.25, 0.5, %s)",
                    [run_id, stage, json.dumps({"accuracy": 0.5})])
-    client.run("SELECT madlib.mop_finish_unit(%s, %s, %s, 'evaluate', 'training', 1, NULL, NULL, NULL, NULL, 'plain', "
-               "10, 0.25, 0.5, 0, 1, 0, 0, NULL)", [run_id, stage, segment])
+    finish(client, run_id, segment, "evaluate", stage=stage, loss=0.25, metric=0.5, compilations=0)
     return total
 
 
@@ -142,14 +154,13 @@ def test_a_run_is_opened_with_all_that_was_asked(ann):
 
 def test_units_are_begun_finished_and_failed_and_the_views_tell(ann, db):
     run_id = open_run(ann)
-    assert train(ann, run_id, 1, 0, 1) == {"model_id": 1, "mst_key": 1, "compile_params": "c", "fit_params": "f",
-                                           "model_arch": "a"}
-    assert "is not at version 0" in str(ann.error("SELECT madlib.mop_take_model(%s, 1, 1, 0, true)", [run_id]))
-    assert "duplicate key" in str(ann.error("SELECT madlib.mop_begin_unit(%s, 1, 1, 1, 0, 'train', 'training', 1, 0)",
-                                            [run_id]))
+    assert train(ann, run_id, 1, 0, 1) == {"stage": 1, "model_id": 1, "mst_key": 1, "compile_params": "c",
+                                           "fit_params": "f", "model_arch": "a"}
+    assert "is not at version 0" in str(ann.error(TAKE, [run_id]))
+    assert "duplicate key" in str(ann.error(BEGIN.format(0, 1), [run_id]))
     # an attempt that fails, one of a session that went before it began, and what has finished stays so
     fail = "SELECT madlib.mop_fail_unit(%s, 1, 1, 1, %s, 'train', 'training', %s, 0, 'lost')"
-    ann.run("SELECT madlib.mop_begin_unit(%s, 1, 1, 1, 1, 'train', 'training', 2, 0)", [run_id])
+    ann.run(BEGIN.format(1, 2), [run_id])
     for segment, attempt in ((1, 2), (1, 3), (0, 1)):
         ann.run(fail, [run_id, segment, attempt])
     assert ann.run("SELECT segment, attempt, status FROM madlib.mop_units WHERE run_id = %s AND NOT shared "
@@ -193,8 +204,9 @@ def test_another_role_sees_nothing_and_writes_nothing(db, ann, bob):
                  "checkpoints", "kernel_choices", "abandoned_runs"):
         assert bob.value(f"SELECT count(*) FROM madlib.mop_{view}") == 0, view
     assert ann.value("SELECT count(*) FROM madlib.mop_own_run WHERE run_id = %s", [run_id]) == 1
-    for call in ("mop_begin_unit(%s, 1, 1, 1, 0, 'train', 'training', 1, 0)", "mop_close_run(%s, 1, 'failed', NULL)",
-                 "mop_read_state(%s, 1, 1)", "mop_drop_run(%s)", "mop_stop_trial(%s, 1)", "mop_set_sessions(%s, 2)"):
+    for call in ("mop_begin_units(%s, 1, 0, 'train', 'training', '{1}', '{1}', '{1}', '{0}')",
+                 "mop_close_run(%s, 1, 'failed', NULL)", "mop_read_state(%s, 1, 1)", "mop_drop_run(%s)",
+                 "mop_stop_trial(%s, 1)", "mop_set_sessions(%s, 2)"):
         assert f"there is no run {run_id} of role \"bob\"" in str(bob.error(f"SELECT madlib.{call}", [run_id])), call
     assert "no ticket" in str(bob.error("SELECT madlib.mop_has_output(%s, %s)", [run_id, ticket]))
     assert "no ticket" in str(ann.error("SELECT madlib.mop_has_output(%s, %s)", [run_id, ticket]))  # of another moment
@@ -217,7 +229,7 @@ def test_a_session_that_goes_leaves_its_run_to_the_next_which_shuts_it_out(ann):
     lost = ann.another()
     run_id = open_run(lost)
     train(lost, run_id, 1, 0, 1)
-    lost.run("SELECT madlib.mop_begin_unit(%s, 1, 1, 1, 1, 'train', 'training', 1, 0)", [run_id])
+    lost.run(BEGIN.format(1, 1), [run_id])
     reopen = "SELECT madlib.mop_reopen_run(%s, (SELECT backend FROM madlib.mop_tickets))"
     assert f"run {run_id} is running" in str(ann.error(reopen, [run_id]))
     assert "is running" in str(ann.error("SELECT madlib.mop_drop_run(%s)", [run_id]))
@@ -231,8 +243,7 @@ def test_a_session_that_goes_leaves_its_run_to_the_next_which_shuts_it_out(ann):
                      [run_id]) == "cancelled"
     assert ann.value("SELECT to_go_on FROM madlib.mop_abandoned_runs WHERE run_id = %s", [run_id])
     assert ann.value(reopen, [run_id]) == 2
-    assert "taken over by another session" in str(ann.error(
-        "SELECT madlib.mop_begin_unit(%s, 1, 1, 1, 1, 'train', 'training', 2, 0)", [run_id]))
+    assert "taken over by another session" in str(ann.error(BEGIN.format(1, 2), [run_id]))
     ann.run("SELECT madlib.mop_fail_configurations(%s, 2, '{2}', 'no', 'place')", [run_id])
     assert ann.run("SELECT segment, status FROM madlib.mop_own_unit WHERE run_id = %s ORDER BY 1", [run_id]) == [
         {"segment": 0, "status": "finished"}, {"segment": 1, "status": "cancelled"}]
@@ -253,14 +264,14 @@ def test_housekeeping_closes_what_is_lost_and_drops_what_trains_nothing(ann):
 def test_who_trains_a_stage_keeps_others_from_it_and_from_the_run(ann):
     run_id = open_run(ann)
     second = ann.another()
-    ann.run("BEGIN; SELECT madlib.mop_take_model(%s, 1, 1, 0, true)", [run_id])
+    ann.run(f"BEGIN; {TAKE}", [run_id])
     second.run("SET lock_timeout = 200")
-    assert "lock timeout" in str(second.error("SELECT madlib.mop_take_model(%s, 1, 1, 0, true)", [run_id]))
+    assert "lock timeout" in str(second.error(TAKE, [run_id]))
     # other stages, other runs, and what is written meanwhile, are not kept
-    second.run("SELECT madlib.mop_take_model(%s, 1, 2, 2, true)", [run_id])
+    second.run("SELECT madlib.mop_take_models(%s, 1, '{2}', '{2}', true)", [run_id])
     train(second, open_run(second), 1, 0, 1)
     ann.run("COMMIT")
-    second.run("SELECT madlib.mop_take_model(%s, 1, 1, 0, true)", [run_id])
+    second.run(TAKE, [run_id])
     second.close()
 
 

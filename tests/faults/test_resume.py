@@ -180,7 +180,8 @@ def test_sessions_of_the_coordinator_before_do_not_disturb_the_one_that_took_ove
     run_id = stopped(db, "taken_over", units=2)
     stale, client = db.another(), db.another()
     stage = stage_of(db, run_id, 2, 3)
-    begin = f"SELECT madlib.mop_begin_unit({run_id}, 1, {stage}, 3, %s, 'train', 'training', 7, 0)"
+    begin = (f"SELECT madlib.mop_begin_units({run_id}, 1, %s, 'train', 'training', '{{{stage}}}', '{{3}}', '{{7}}', "
+             f"'{{0}}')")
     stale.run("BEGIN")
     stale.run(begin, [0])
     resuming = Calling(client, f"SELECT madlib.mop_resume({run_id})")
@@ -192,8 +193,8 @@ def test_sessions_of_the_coordinator_before_do_not_disturb_the_one_that_took_ove
     assert db.run("SELECT attempt, status FROM madlib.mop_units WHERE run_id = %s AND (mst_key, iteration, kind)"
                   " = (2, 3, 'train') ORDER BY 1", [run_id]) == [
         {"attempt": 7, "status": "cancelled"}, {"attempt": 8, "status": "finished"}]
-    late = [begin.replace("7, 0)", "9, 0)") % 0, f"SELECT madlib.mop_take_model({run_id}, 1, 1, 3, true)",
-            f"SELECT madlib.mop_take_model({run_id}, 1, 1, 3, false)",
+    late = [begin.replace("{7}", "{9}") % 0, f"SELECT madlib.mop_take_models({run_id}, 1, '{{1}}', '{{3}}', true)",
+            f"SELECT madlib.mop_take_models({run_id}, 1, '{{1}}', '{{3}}', false)",
             f"SELECT madlib.mop_fail_unit({run_id}, 1, 1, 3, 0, 'train', 'training', 9, 0, 'x')",
             f"SELECT madlib.mop_fail_configurations({run_id}, 1, '{{1}}', 'x', 'place')",
             f"SELECT madlib.mop_close_run({run_id}, 1, 'failed', 'x')"]
@@ -209,9 +210,9 @@ def test_sessions_that_wait_while_a_run_is_taken_over_see_that_it_was(db, data):
     taker, stale = db.another(), [db.another(), db.another()]
     taker.run(f"BEGIN; SELECT madlib.mop_reopen_run({run_id}, backend) FROM madlib.mop_tickets")
     stage = stage_of(db, run_id, 2, 3)
-    waiting = [Calling(stale[0], f"SELECT madlib.mop_begin_unit({run_id}, 1, {stage}, 3, 0, 'train', 'training', 9, "
-                                 "0)"),
-               Calling(stale[1], f"SELECT madlib.mop_take_model({run_id}, 1, {stage}, (SELECT version FROM "
+    waiting = [Calling(stale[0], f"SELECT madlib.mop_begin_units({run_id}, 1, 0, 'train', 'training', "
+                                 f"'{{{stage}}}', '{{3}}', '{{9}}', '{{0}}')"),
+               Calling(stale[1], f"SELECT madlib.mop_take_models({run_id}, 1, '{{{stage}}}', ARRAY(SELECT version FROM "
                                  f"madlib.mop_model WHERE (run_id, stage) = ({run_id}, {stage})), true)")]
     assert eventually(lambda: db.value("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'") == 2)
     taker.run("COMMIT")

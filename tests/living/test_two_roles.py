@@ -72,18 +72,17 @@ def test_neither_role_reaches_the_others_runs(db, two):
                    "mop_unit SET loss = 0", rf"{states} SET data = '\x00'", "mop_segment SET rows = 0",
                    "mop_model SET version = 0", "mop_generation SET generation = 7"):
         assert touched(bert, f"UPDATE madlib.{change}") == 0, change
-    nulls = ", ".join(["NULL"] * 9)
     for call in (f"mop_resume({run_id})", f"mop_replay({run_id}, 'bert.stolen')", f"mop_drop_run({run_id})",
                  f"mop_set_sessions({run_id}, 1)", f"mop_read_state({run_id}, 1, 1)",
                  f"mop_close_run({run_id}, NULL, 'failed', 'x')",
                  f"mop_reopen_run({run_id}, (SELECT backend FROM madlib.mop_tickets))",
                  f"mop_new_generation({run_id}, 9)", f"mop_put_state({run_id}, 1, 9, 1, 0, 'x')",
-                 f"mop_finish_unit({run_id}, 1, 0, 'train', 'training', 1, 4, 1, 1, '{{}}', {nulls})",
+                 f"mop_finish_units({run_id}, 0, 'train', 'training', '[]')",
                  f"mop_drop_generations({run_id}, ARRAY[1])",
                  f"mop_fail_configurations({run_id}, NULL, '{{1}}', 'x', 'place')",
-                 f"mop_take_model({run_id}, 1, 1, 3, true)",
+                 f"mop_take_models({run_id}, 1, '{{1}}', '{{3}}', true)",
                  f"mop_move_states({run_id}, ARRAY[1], 1)", f"mop_put_weights({run_id}, 1, 'x')",
-                 f"mop_begin_unit({run_id}, 1, 1, 1, 0, 'train', 'training', 9, 0)",
+                 f"mop_begin_units({run_id}, 1, 0, 'train', 'training', '{{1}}', '{{1}}', '{{9}}', '{{0}}')",
                  f"mop_fail_unit({run_id}, NULL, 1, 1, 0, 'train', 'training', 1, 0, 'x')"):
         assert f"there is no run {run_id} of role" in str(bert.error(f"SELECT madlib.{call}")), call
     train(bert, "bert.his")  # its housekeeping, too, leaves hers alone

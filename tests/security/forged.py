@@ -16,9 +16,9 @@ def own_run(client, compile_params="", architecture="", fit_params=None, state=N
     client.run("SELECT madlib.mop_ask(%s, 1, %s, %s, %s)", [run_id, *(json.dumps([row]) for row in (
         configuration, stage, {"mst_key": 1, "iteration": 1, "stage": 1}))])
     if state is not None:
-        client.run("SELECT madlib.mop_begin_unit(%s, 1, 1, 1, 0, 'train', 'training', 1, 0)", [run_id])
+        client.run("SELECT madlib.mop_begin_units(%s, 1, 0, 'train', 'training', '{1}', '{1}', '{1}', '{0}')", [run_id])
         client.run("SELECT madlib.mop_put_state(%s, 1, 1, 1, 0, %s)", [run_id, state])
-        client.run(f"SELECT madlib.mop_finish_unit(%s, 1, 0, 'train', 'training', 1, 1, 1, %s, '{{}}', "
-                   f"{', '.join(['NULL'] * 9)})", [run_id, len(state)])
+        client.run("SELECT madlib.mop_finish_units(%s, 0, 'train', 'training', %s)", [run_id, json.dumps(
+            [{"stage": 1, "attempt": 1, "version": 1, "generation": 1, "bytes": len(state), "release": []}])])
     client.run("SELECT madlib.mop_close_run(%s, 1, 'failed', 'by hand')", [run_id])
     return run_id

@@ -97,17 +97,17 @@ ACTS = {
     "wish": "madlib.mop_add_wish({run}, json_build_object('stop', 1, 'by', 'x'))",
     "take wishes": "madlib.mop_take_wishes({run}, 1)",
     "release": "madlib.mop_release_states({run}, 1, '{{1}}')",
-    "begin": "madlib.mop_begin_unit({run}, 1, 1, 2, 0, 'train', 'training', 1, 0)",
+    "begin": "madlib.mop_begin_units({run}, 1, 0, 'train', 'training', '{{1}}', '{{2}}', '{{1}}', '{{0}}')",
     "fail": "madlib.mop_fail_unit({run}, 1, 1, 2, 0, 'train', 'training', 1, 0, 'x')",
     "fail configuration": "madlib.mop_fail_configurations({run}, 1, '{{1}}', 'x', 'place')",
     "new generation": "madlib.mop_new_generation({run}, 2)",
     "drop generations": "madlib.mop_drop_generations({run}, '{{1}}')",
     "move": "madlib.mop_move_states({run}, '{{1}}', 1)", "put weights": "madlib.mop_put_weights({run}, 1, 'x')",
-    "take": "madlib.mop_take_model({run}, 1, 1, 1, true)", "read": "madlib.mop_read_state({run}, 1, 1)",
+    "take": "madlib.mop_take_models({run}, 1, '{{1}}', '{{1}}', true)", "read": "madlib.mop_read_state({run}, 1, 1)",
     "sums": "madlib.mop_put_sums({run}, 1, 'training', 0, '{{1}}')",
     "metrics": "madlib.mop_note_metrics({run}, 1, 'training', 1, 1, '{{}}')",
-    "finish": "madlib.mop_finish_unit({run}, 1, 0, 'train', 'training', 1, 2, 1, 1, '{{}}', 'plain', 1, 1, 1, 1, 1, "
-              "1, 1, NULL)",
+    "finish": "madlib.mop_finish_units({run}, 0, 'train', 'training', '[{{\"stage\": 1, \"attempt\": 1, "
+              "\"version\": 2, \"generation\": 1, \"bytes\": 1, \"release\": []}}]')",
     "put": "madlib.mop_put_state({run}, 1, 2, 1, 0, 'x')", "output": "madlib.mop_has_output({run})",
 }
 

@@ -50,8 +50,9 @@ def test_what_is_asked_twice_at_once_is_there_once(db, run_id):
 
 def test_an_attempt_that_begins_as_it_is_given_up_has_failed(db, run_id):
     db.run(ASK.format(run_id, CONFIGURATIONS, json.dumps([STAGE]), REQUESTS))
-    unit = f"{run_id}, 1, 1, 1, 0, 'train', 'training', 1, 0"
-    assert at_once(db, f"SELECT madlib.mop_begin_unit({unit})", f"SELECT madlib.mop_fail_unit({unit}, 'lost')") is None
+    assert at_once(
+        db, f"SELECT madlib.mop_begin_units({run_id}, 1, 0, 'train', 'training', '{{1}}', '{{1}}', '{{1}}', '{{0}}')",
+        f"SELECT madlib.mop_fail_unit({run_id}, 1, 1, 1, 0, 'train', 'training', 1, 0, 'lost')") is None
     assert db.run("SELECT status, error FROM madlib.mop_unit WHERE run_id = %s", [run_id]) == [
         {"status": "failed", "error": "lost"}]
 

@@ -374,13 +374,12 @@ class Executor:
         session.work = [(unit, row, model["release"]) for unit, row, model in zip(units, rows, models)]
         session.since = time.monotonic()
         try:
-            begin = "; ".join(server.catalog.begin_unit_sql({**row, "run_id": server.run_id}) for row in rows)
+            begin = server.catalog.begin_units_sql(server.run_id, rows)
             session.command = (f"SET lock_timeout = {self.lock_timeout}; BEGIN; {begin}; COMMIT; "
                                f"BEGIN; SELECT {server.schema}.mop_run_unit({quote_literal(json.dumps(work))}); COMMIT")
             if not server.home:
                 session.command += "; " + server.catalog.report_sql(server.run_id, units[0]).replace("%%", "%")
-                for row in rows:
-                    self.catalog.begin_unit(row)
+                self.catalog.begin_units(self.run_id, rows)
             if moves:
                 self._carry(session, moves)
             else:

@@ -68,7 +68,7 @@ class _Work:
         began = time.monotonic()
         # for the whole transaction: see sql/12_journal.sql
         self.ticket = holder.query(f"SELECT ticket FROM {self.schema}.mop_tickets")[0]["ticket"]
-        found = [self.model(model) for model in self.models]
+        found = self.found()
         self.check_rows()
         if "predict" in unit:
             self.predict(found[0])
@@ -83,8 +83,7 @@ class _Work:
             self.together(self.models[these], found[these], objects[these], keeps, began)
             began = time.monotonic()
         # last of all: on Greenplum an UPDATE locks a table for all others
-        for result in self.done:
-            self.finish(*result)
+        self.finish()
 
     def together(self, models, found, objects, keeps, began):
         """Train or evaluate models on the segment's rows, which come once; the trainer `keeps` them, or does not."""
@@ -128,8 +127,9 @@ class _Work:
                 for number, rows in enumerate(in_pieces(predictions(trainer, lent, reader, choice))):
                     put_state(self.holder, self.schema, unit["run_id"], 0, unit["segment"], 1, number,
                               json.dumps(rows).encode(), self.ticket)
-            self.finish(self.models[0], {"kernel": "plain", "rows": reader.rows, "loss": None,
-                                         "seconds": time.monotonic() - began}, None, 0.0, 0.0)
+            self.done = [(self.models[0], {"kernel": "plain", "rows": reader.rows, "loss": None,
+                                           "seconds": time.monotonic() - began}, None, 0.0, 0.0)]
+            self.finish()
             return
         except MopError as error:
             problem = error
@@ -143,21 +143,24 @@ class _Work:
             raise_error(self.plpy, f"the rows of segment {unit['segment']} in {unit['table']} have changed since the "
                                    f"run began", aggregate.SOURCE_CHANGED)
 
-    def model(self, model):
-        """What the trainer needs to know of a model; one that is to be trained is locked."""
-        version = model["version"]
-        row = self.holder.query(
-            f"SELECT * FROM {self.schema}.mop_take_model($1, $2, $3, $4, $5, $6)",
-            ["bigint", "integer", "integer", "integer", "boolean", "text"],
-            [self.unit["run_id"], self.unit["epoch"], model["stage"], version, self.train, self.ticket])[0]
+    def found(self):
+        """What the trainer needs to know of each model; those that are to be trained are locked."""
+        rows = {row["stage"]: row for row in self.holder.query(
+            f"SELECT * FROM {self.schema}.mop_take_models($1, $2, $3, $4, $5, $6)",
+            ["bigint", "integer", "integer[]", "integer[]", "boolean", "text"],
+            [self.unit["run_id"], self.unit["epoch"], [model["stage"] for model in self.models],
+             [model["version"] for model in self.models], self.train, self.ticket])}
+        return [self.told(model, rows[model["stage"]]) for model in self.models]
+
+    @staticmethod
+    def told(model, row):
         return {"stage": model["stage"], "mst_key": row["mst_key"], "model_id": row["model_id"],
                 "iteration": model["iteration"], "architecture": row["model_arch"],
                 "compile_params": row["compile_params"], "fit_params": row["fit_params"],
                 "functions": model.get("functions", []),
-                **{name: model.get(name) for name in ("epochs", "kernel", "costs", "passes_left",
-                                                         "run_passes_left")},
+                **{name: model.get(name) for name in ("epochs", "kernel", "costs", "passes_left", "run_passes_left")},
                 # version 0 has no state, or weights alone: of a warm start or of the architecture table
-                "plain_weights": version == 0}
+                "plain_weights": model["version"] == 0}
 
     def states(self, models):
         """The parts of the states of models, then those of other replicas where there are some: (stage, bytes).
@@ -214,20 +217,25 @@ class _Work:
                           [*kinds, "float8", "float8", "text", "text"],
                           [*key, report["loss"], report["metric"], finite_json(report["metrics"]), self.ticket])
 
-    def finish(self, model, report, size, read_seconds, write_seconds):
-        """Note a model's result in its unit's row, and that its new state has `size` bytes."""
-        unit = self.unit
-        made = [model["version"] + 1, model["generation"], size, model["release"]] if self.train else [None] * 4
-        self.holder.query(
-            f"SELECT {self.schema}.mop_finish_unit({', '.join(f'${i + 1}' for i in range(20))})",
-            ["bigint", "integer", "integer", "text", "text", "integer",
-             "integer", "integer", "bigint", "integer[]", "text", "bigint", *["float8"] * 5, "integer", "text",
-             "text"],
-            [unit["run_id"], model["stage"], unit["segment"], unit["kind"], unit["dataset"],
-             model["attempt"], *made, report["kernel"], report["rows"],
-             report["loss"], report.get("metric"), read_seconds, report["seconds"], write_seconds,
-             report.get("compilations"), json.dumps(report["choice"]) if "choice" in report else None,
-             self.ticket])
+    def finish(self):
+        """Note the models' results in their units' rows, and the sizes of their new states."""
+        results = [{"stage": model["stage"], "attempt": model["attempt"],
+                    **({"version": model["version"] + 1, "generation": model["generation"], "bytes": size,
+                        "release": model["release"]} if self.train else {}),
+                    "kernel": report["kernel"], "rows": report["rows"], "loss": _number(report["loss"]),
+                    "metric": _number(report.get("metric")), "read_seconds": read_seconds,
+                    "train_seconds": report["seconds"], "write_seconds": write_seconds,
+                    "compilations": report.get("compilations"), "choice": report.get("choice")}
+                   for model, report, size, read_seconds, write_seconds in self.done]
+        self.holder.query(f"SELECT {self.schema}.mop_finish_units($1, $2, $3, $4, $5, $6)",
+                          ["bigint", "integer", "text", "text", "json", "text"],
+                          [self.unit["run_id"], self.unit["segment"], self.unit["kind"], self.unit["dataset"],
+                           json.dumps(results), self.ticket])
+
+
+def _number(value):
+    """A number, or None, as JSON knows it: one that is not finite as PostgreSQL's text of it."""
+    return value if value is None or math.isfinite(value) else str(value).replace("inf", "Infinity")
 
 
 @functools.lru_cache(100)

@@ -1,0 +1,51 @@
+"""What Keras reports of the rows that a model was trained on: the same for every framework."""
+
+import keras
+import numpy as np
+
+from mop_udf.kernels.batches import array
+from mop_udf.kernels.framework import own as framework
+
+
+class TrainingMetrics:
+    """What a model's metrics have seen since they were reset.
+
+    Where these are means alone, as where nothing but the loss is watched, their sums are set and read together: by
+    themselves they take longer than a small model trains.
+    """
+
+    def __init__(self, model):
+        self.model, self._names, self._sums = model, None, None
+
+    def reset(self, made):
+        """Forget what they have seen. `made`: Keras has made all of the model's metrics, and their variables."""
+        if made and self._names is None:
+            self._look()
+        if self._sums is None:
+            self.model.reset_metrics()
+        else:
+            self._sums.put(self._zeros)
+
+    def _look(self):
+        metrics = self.model.metrics
+        self._names = [metric.name for metric in metrics]
+        if all(type(metric) is keras.metrics.Mean for metric in metrics):
+            self._sums = framework.Variables(variable for metric in metrics for variable in (
+                metric.total, metric.count))
+            self._zeros = [np.zeros((), variable.dtype) for variable in self._sums.variables]
+
+    def report(self, rows):
+        """{"loss", "metrics": {name: value}, "rows"} since the reset: plain numbers.
+
+        A metric that has a value for each class gives their mean.
+        """
+        if self._sums is None:
+            values = {name: float(np.mean(array(value))) for name, value in self.model.get_metrics_result().items()}
+        else:
+            sums = self._sums.take()
+            values = {name: float(total / count) if count else 0.0
+                      for name, total, count in zip(self._names, sums[::2], sums[1::2])}
+        losses = {"loss", *(f"{name}_loss" for name in getattr(self.model, "output_names", [])
+                            if len(self.model.outputs) > 1)}
+        return {"loss": values.get("loss", 0.0), "rows": rows,
+                "metrics": {name: value for name, value in values.items() if name not in losses}}
