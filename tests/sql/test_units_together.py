@@ -3,6 +3,7 @@
 import base64
 
 import numpy as np
+import psycopg2
 import pytest
 
 from conftest import Calling, eventually
@@ -112,6 +113,32 @@ def test_one_to_blame_among_those_of_one_computation_is_given_up_alone(db, vmap)
                   "error NOT LIKE 'of %% units that went together one failed (the loss became NaN): each is done by "
                   "itself'", [run_id]) == [{"mst_key": MANY + 1, "error": "the loss became NaN"}]
     assert_invariants(db, run_id)
+
+
+@needs_jax
+def test_a_run_of_one_computation_that_was_stopped_goes_on_to_what_its_replay_gives(db, vmap):
+    db.run("DROP TABLE IF EXISTS stopped, stopped_info, stopped_summary")
+    client = db.another()
+    client.run("SET pg_mop.keras_backend = 'jax'; SET pg_mop.kernel = 'vmap'; SET pg_mop.threads = 1")
+    running = Calling(client, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'stopped', 'many', 20, "
+                              "FALSE)")
+    assert eventually(lambda: db.value(
+        "SELECT count(*) FROM madlib.mop_units JOIN madlib.mop_runs r USING (run_id) WHERE model_output_table = "
+        "'stopped' AND kind = 'train' AND mop_units.status = 'finished'") >= MANY, 60)
+    db.run("SELECT pg_cancel_backend(%s)", [client.connection.info.backend_pid])
+    assert isinstance(running.end(), psycopg2.errors.QueryCanceled)
+    client.close()
+    run_id = last_run(db)
+    done = "SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND kind = 'train' AND status = 'finished'"
+    assert MANY <= db.value(done, [run_id]) < 20 * 2 * MANY
+    db.run("SELECT madlib.mop_resume(%s)", [run_id])
+    assert_invariants(db, run_id)
+    assert db.value(done, [run_id]) == 20 * 2 * MANY
+    assert db.value("SELECT array_agg(DISTINCT kernel) FROM madlib.mop_unit WHERE run_id = %s AND kind = 'train' AND "
+                    "status = 'finished'", [run_id]) == ["vmap"]
+    db.run("DROP TABLE IF EXISTS again, again_info, again_summary")
+    db.run("SELECT madlib.mop_replay(%s, 'again')", [run_id])
+    assert db.value("SELECT count(*) FROM stopped JOIN again USING (mst_key, model_weights)") == MANY
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", pytest.param("torch", marks=needs_torch)])

@@ -43,7 +43,7 @@ class Experience:
     """
 
     def __init__(self, read=lambda architecture: ()):
-        self._read, self._rows = read, {}
+        self._read, self._rows, self._told = read, {}, {}
 
     def _of(self, net):
         if net.architecture not in self._rows:
@@ -54,6 +54,11 @@ class Experience:
         """What a trainer is told of a net, or None: {"known": rows of the net, "alike": rows of others of its
         architecture}; a row is [part, version, device, kernel, seconds of a batch, seconds to compile]; of others the
         first are a multiple of the loop's."""
+        if net not in self._told:  # (every unit asks)
+            self._told[net] = self._tell(net)
+        return self._told[net]
+
+    def _tell(self, net):
         rows = self._of(net)
         known = [row for row in rows if row["net"] == net.digest]
         if known:
