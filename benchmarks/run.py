@@ -102,8 +102,9 @@ def once(contender, name, dsn, workers):
 
 
 def forget(dsn):
-    """Let the server's nursery end, and what trainers have compiled go: as on a new server."""
+    """Let the server's nursery end, and what trainers have compiled and measured go: as on a new server."""
     connection, cursor = connect(dsn)
+    cursor.execute("DELETE FROM madlib.mop_cost")
     cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop run%'; "
                    "SHOW data_directory")
     folder = pathlib.Path(cursor.fetchone()[0], "pgsql_tmp.pg_mop")

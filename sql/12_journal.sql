@@ -646,8 +646,8 @@ BEGIN
         IF noted <> units THEN
             SELECT r.stage, r.version - 1 AS version INTO behind
             FROM json_to_recordset(results) AS r(stage integer, version integer)
-            WHERE NOT EXISTS (SELECT 1 FROM @extschema@.mop_model m
-                              WHERE m.run_id = run AND m.stage = r.stage AND m.version = r.version);
+            ORDER BY EXISTS (SELECT 1 FROM @extschema@.mop_model m
+                             WHERE m.run_id = run AND m.stage = r.stage AND m.version = r.version) LIMIT 1;
             RAISE EXCEPTION 'stage % of run % is not at version %', behind.stage, run, behind.version
                 USING ERRCODE = '55000';
         END IF;
@@ -1112,8 +1112,8 @@ DECLARE
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch);
     IF to_train THEN
-        -- (nobody else trains several of them, so that their order does not matter)
-        FOREACH at IN ARRAY stages LOOP
+        -- in the order in which mop_seize_models locks all of them
+        FOR at IN SELECT e.stage FROM unnest(stages) AS e (stage) ORDER BY 1 LOOP
             PERFORM @extschema@.mop_hold_model(run, at);
         END LOOP;
         -- after the locks, for which this may have waited while the run was taken over
@@ -1126,13 +1126,13 @@ BEGIN
         WHERE s.run_id = run AND s.stage = ANY (stages)
     LOOP
         at := (SELECT n FROM generate_subscripts(stages, 1) AS n WHERE stages[n] = own.stage);
-        CONTINUE WHEN to_train AND own.version <> versions[at];
+        CONTINUE WHEN to_train AND own.version IS DISTINCT FROM versions[at];
         left_over := array_remove(left_over, own.stage);
         SELECT own.stage, own.model_id, own.mst_key, own.compile_params, own.fit_params, own.model_arch
         INTO stage, model_id, mst_key, compile_params, fit_params, model_arch;
         RETURN NEXT;
     END LOOP;
-    IF left_over <> '{}' THEN
+    IF left_over IS DISTINCT FROM '{}' THEN
         at := (SELECT n FROM generate_subscripts(stages, 1) AS n WHERE stages[n] = left_over[1]);
         RAISE EXCEPTION 'stage % of run % is not at version %', left_over[1], run, versions[at]
             USING ERRCODE = '55000';

@@ -113,7 +113,7 @@ BEGIN
         PERFORM @extschema@.mop_own(run, ticket, run_epoch);
     END IF;
     IF to_train THEN
-        FOREACH at IN ARRAY stages LOOP
+        FOR at IN SELECT e.stage FROM unnest(stages) AS e (stage) ORDER BY 1 LOOP
             PERFORM @extschema@.mop_hold_model(run, at);
         END LOOP;
     END IF;
@@ -127,13 +127,13 @@ BEGIN
             RAISE EXCEPTION 'run % has been taken over by another session', run USING ERRCODE = '55000';
         END IF;
         at := (SELECT n FROM generate_subscripts(stages, 1) AS n WHERE stages[n] = own.stage);
-        CONTINUE WHEN to_train AND own.version <> versions[at];
+        CONTINUE WHEN to_train AND own.version IS DISTINCT FROM versions[at];
         left_over := array_remove(left_over, own.stage);
         SELECT own.stage, own.model_id, own.mst_key, own.compile_params, own.fit_params, own.model_arch
         INTO stage, model_id, mst_key, compile_params, fit_params, model_arch;
         RETURN NEXT;
     END LOOP;
-    IF left_over <> '{}' THEN
+    IF left_over IS DISTINCT FROM '{}' OR stages = '{}' THEN -- (without a row nothing says whose run it is)
         at := (SELECT n FROM generate_subscripts(stages, 1) AS n WHERE stages[n] = left_over[1]);
         RAISE EXCEPTION 'stage % of run % is not at version %', left_over[1], run, versions[at]
             USING ERRCODE = '55000';

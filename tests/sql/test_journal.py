@@ -57,6 +57,47 @@ def test_an_attempt_that_begins_as_it_is_given_up_has_failed(db, run_id):
         {"status": "failed", "error": "lost"}]
 
 
+@pytest.fixture
+def pair(db, run_id):
+    """A run whose units of stages 1 and 2 on a segment have been begun together, and taken in a transaction."""
+    stages = [{**STAGE, "stage": number, "mst_key": number, "identity": f"i{number}"} for number in (1, 2)]
+    configurations = [{**json.loads(CONFIGURATIONS)[0], "mst_key": number} for number in (1, 2)]
+    requests = [{"mst_key": number, "iteration": 1, "stage": number} for number in (1, 2)]
+    db.run(ASK.format(run_id, *map(json.dumps, (configurations, stages, requests))))
+    db.run(f"SELECT madlib.mop_begin_units({run_id}, 1, 0, 'train', 'training', '{{1,2}}', '{{1,1}}', '{{1,1}}', "
+           "'{0,0}')")
+    return run_id
+
+
+def finish(run_id, *units):
+    results = [{"stage": stage, "attempt": 1, "version": 1, "generation": 1, "bytes": 1, "release": [], **more}
+               for stage, more in units]
+    return f"SELECT madlib.mop_finish_units({run_id}, 0, 'train', 'training', '{json.dumps(results)}')"
+
+
+def test_units_that_go_together_are_finished_together_or_not_at_all(db, pair):
+    db.run(f"SELECT madlib.mop_fail_unit({pair}, 1, 2, 1, 0, 'train', 'training', 1, 0, 'lost')")
+    assert f"this unit of run {pair} is no longer running" in str(db.error(finish(pair, (1, {}), (2, {}))))
+    assert f"stage 1 of run {pair} is not at version 0" in str(db.error(finish(pair, (1, {}), (1, {}))))
+    assert f"stage 3 of run {pair} is not at version 0" in str(db.error(finish(pair, (1, {}), (3, {}))))
+    assert db.run("SELECT DISTINCT m.version, u.status FROM madlib.mop_model m JOIN madlib.mop_unit u USING (run_id, "
+                  "stage) WHERE run_id = %s AND stage = 1", [pair]) == [{"version": 0, "status": "running"}]
+    db.run(finish(pair, (1, {"loss": "nan", "metric": "-Infinity", "choice": {"kernel": "a"}})))
+    assert db.run("SELECT u.version, u.status, u.loss, u.metric, u.choice, u.train_seconds, m.version AS reached FROM "
+                  "madlib.mop_model m JOIN madlib.mop_unit u USING (run_id, stage) WHERE run_id = %s AND stage = 1 AND "
+                  "loss = 'NaN'", [pair])[0].items() >= {
+        "version": 1, "status": "finished", "metric": float("-inf"), "choice": {"kernel": "a"}, "train_seconds": None,
+        "reached": 1}.items()
+
+
+def test_stages_are_taken_together_at_the_versions_that_are_asked_for(db, pair):
+    take = f"SELECT stage, mst_key FROM madlib.mop_take_models({pair}, 1, %s, %s, true)"
+    assert sorted((r["stage"], r["mst_key"]) for r in db.run(take, [[2, 1], [0, 0]])) == [(1, 1), (2, 2)]
+    for versions in ([0, 1], [0, None], [0]):
+        assert f"stage 2 of run {pair} is not at version" in str(db.error(take, [[1, 2], versions]))
+    assert f"stage 7 of run {pair} is not at version 0" in str(db.error(take, [[1, 7], [0, 0]]))
+
+
 def test_a_role_gets_one_number_whichever_of_its_sessions_is_first(db):
     db.run("DROP ROLE IF EXISTS newcomer; CREATE ROLE newcomer LOGIN; GRANT mop_user TO newcomer")
     newcomer = db.another("newcomer")

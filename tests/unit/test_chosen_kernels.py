@@ -64,6 +64,29 @@ def test_pieces_give_what_the_whole_gives(kernel, most):
     assert all(result == results[0] for result in results)
 
 
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("watched", [False, True])
+def test_what_is_reported_is_what_keras_would_report(outputs, watched):
+    """Of every pass, also of the first, in which Keras makes what it reports from."""
+    import keras
+
+    from mop_udf import models
+    inputs = keras.Input((4,))
+    heads = [keras.layers.Dense(3, activation="softmax", name=f"out{n}")(inputs) for n in range(outputs)]
+    architecture = keras.Model(inputs, heads[0] if outputs == 1 else heads).to_json()
+    text = "loss='categorical_crossentropy', optimizer='Adam(lr=0.01)', metrics=['accuracy']"
+    model = models.ModelCache().get(architecture, params.parse_compile_params(text), {}, watched=watched)
+    model.start(7)
+    x, y = random_rows(44)
+    for _ in range(3):
+        report = model.kernels.train([(x, *[y] * outputs)], 44, 8, 1, forced="loop")
+        keras_says = {name: float(value) for name, value in model.model.get_metrics_result().items()}
+        assert report["loss"] == keras_says["loss"] > 0
+        assert {**report["metrics"], "loss": report["loss"]} == {
+            name: value for name, value in keras_says.items() if name == "loss" or not name.endswith("_loss")}
+        assert bool(report["metrics"]) == watched
+
+
 def test_what_fails_while_it_runs_is_not_trained_again():
     model = compiled(stubborn=stubborn)
     with pytest.raises(Exception, match="not now"):

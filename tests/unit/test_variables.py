@@ -10,24 +10,28 @@ import numpy as np
 import pytest
 
 from mop_udf import models
-from mop_udf.kernels.on_tensorflow.variables import MOST_BYTES, PATIENCE, Variables
+from mop_udf.kernels.on_tensorflow.variables import FEWEST, MOST_BYTES, PATIENCE, Variables
 from workload import ADAM, layer, sequential
 
 
-def compiled(dtype="float32"):
+ADAM, NADAM = ADAM.format(0.01), "loss='categorical_crossentropy', optimizer='Nadam()'"
+
+
+def compiled(dtype="float32", compiling=ADAM):
     """A model with variables of several types: weights, seeds, moments, counters."""
     architecture = sequential("mixed", [6], layer("Dense", name="one", units=5, dtype=dtype),
                               layer("BatchNormalization", name="two", dtype=dtype),
                               layer("Dropout", name="three", rate=0.5, dtype=dtype),
                               layer("Dense", name="four", units=3, dtype=dtype))
-    parameters, _ = models.parse(ADAM.format(0.01), "batch_size=4", 1)
+    parameters, _ = models.parse(compiling, "batch_size=4", 1)
     text = architecture if isinstance(architecture, str) else json.dumps(architecture)
     return models.ModelCache(1 << 30).get(text, parameters, {}, 1)
 
 
+@pytest.mark.parametrize("optimizer", [ADAM, NADAM])  # Nadam has a scalar of the weights' type
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
-def test_states_are_the_same_bytes_however_often_they_come_and_go(dtype):
-    model, random = compiled(dtype), np.random.default_rng(3)
+def test_states_are_the_same_bytes_however_often_they_come_and_go(dtype, optimizer):
+    model, random = compiled(dtype, optimizer), np.random.default_rng(3)
     model.start(1)
     first = b"".join(model.save())
     for _ in range(PATIENCE + 5):
@@ -43,15 +47,15 @@ def test_states_are_the_same_bytes_however_often_they_come_and_go(dtype):
 
 
 def test_what_is_of_another_type_is_converted_as_ever():
-    variables = Variables(keras.Variable(np.zeros(3, "float32")) for _ in range(8))
+    variables = Variables(keras.Variable(np.zeros(3, "float32")) for _ in range(FEWEST))
     for number in range(2 * PATIENCE):
-        variables.put([np.full(3, number, "float64")] * 8)
+        variables.put([np.full(3, number, "float64")] * FEWEST)
         assert all(array.dtype == "float32" and (array == number).all() for array in variables.take())
 
 
 def test_large_variables_are_never_copied():
-    variables = Variables(keras.Variable(np.zeros(MOST_BYTES // 16, "float32")) for _ in range(8))
+    variables = Variables(keras.Variable(np.zeros(MOST_BYTES // 16, "float32")) for _ in range(FEWEST))
     for _ in range(PATIENCE + 1):
-        variables.put([np.ones(MOST_BYTES // 16, "float32")] * 8)
+        variables.put([np.ones(MOST_BYTES // 16, "float32")] * FEWEST)
         assert all((array == 1).all() for array in variables.take())
     assert variables._together is None

@@ -21,7 +21,8 @@ def put(variable, array):
 
 def taken(variable):
     """The value of a variable of TensorFlow, which may be its own memory."""
-    return np.asarray(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype))
+    # (asked for itself: of a scalar bfloat16 numpy takes nothing but an array, which a tensor does not give it)
+    return np.asarray(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype).__array__())
 
 
 class Variables:
