@@ -13,11 +13,10 @@ from mop_udf import models
 from mop_udf.kernels.on_tensorflow.variables import FEWEST, MOST_BYTES, PATIENCE, Variables
 from workload import ADAM, layer, sequential
 
+OF_ADAM, OF_NADAM = ADAM.format(0.01), "loss='categorical_crossentropy', optimizer='Nadam()'"
 
-ADAM, NADAM = ADAM.format(0.01), "loss='categorical_crossentropy', optimizer='Nadam()'"
 
-
-def compiled(dtype="float32", compiling=ADAM):
+def compiled(dtype="float32", compiling=OF_ADAM):
     """A model with variables of several types: weights, seeds, moments, counters."""
     architecture = sequential("mixed", [6], layer("Dense", name="one", units=5, dtype=dtype),
                               layer("BatchNormalization", name="two", dtype=dtype),
@@ -28,7 +27,7 @@ def compiled(dtype="float32", compiling=ADAM):
     return models.ModelCache(1 << 30).get(text, parameters, {}, 1)
 
 
-@pytest.mark.parametrize("optimizer", [ADAM, NADAM])  # Nadam has a scalar of the weights' type
+@pytest.mark.parametrize("optimizer", [OF_ADAM, OF_NADAM])  # Nadam has a scalar of the weights' type
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
 def test_states_are_the_same_bytes_however_often_they_come_and_go(dtype, optimizer):
     model, random = compiled(dtype, optimizer), np.random.default_rng(3)
