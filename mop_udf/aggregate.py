@@ -99,7 +99,7 @@ class Session:
         epochs = models[0]["epochs"] if sends and not unit["keeps_rows"] else 1
         self.unit = {**unit, "sends_rows": sends, "epochs_sent": epochs,
                      "models": [{**model, "objects": list(own)} for model, own in zip(models, objects)]}
-        trainer.send({"op": "unit", **self.unit}, *(data for own in objects for data in own.values()))
+        trainer.send({"op": "unit", **self.unit}, *(data for own in objects for data in own.values()), more=True)
         self.taking = True
         if states is not None:
             for stage, part in states:
@@ -108,12 +108,12 @@ class Session:
 
     def give(self, stage, part):
         """Send a part of a state; what follows the last one tells that it was the last."""
-        self.trainer.send({"op": "state", "stage": stage}, part)
+        self.trainer.send({"op": "state", "stage": stage}, part, more=True)
 
     def _end_states(self):
         if self.taking:
             self.taking = False
-            self.trainer.send({"op": "states_end"})
+            self.trainer.send({"op": "states_end"}, more=True)
 
     def rows(self, epoch, buffer, columns, shapes):
         """Send one packed buffer."""
@@ -142,15 +142,15 @@ class Session:
         self.trainer.send({"op": "score", "number": number, "sums": sums})
         return self.trainer.receive()[0]
 
-    def save(self, number):
-        """The parts of the state of model `number` after the last unit, one after the other."""
-        self.trainer.send({"op": "save", "number": number})
+    def save(self, numbers):
+        """The states of the models `numbers` after the last unit, part after part: (number, bytes)."""
+        self.trainer.send({"op": "save", "numbers": numbers})
         last = False
         try:
             while not last:
                 header, part = self.trainer.receive(joined=True)
                 last = header["last"]
-                yield bytes(part)
+                yield header["number"], bytes(part)
         finally:
             if not last:  # parts are still to come that nobody will wait for
                 self.stop_trainer()

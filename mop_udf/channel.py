@@ -10,6 +10,7 @@ import select
 import struct
 
 TICK_SECONDS = 0.1
+SMALL = 1 << 16  # bytes that are written, or read ahead, at once
 
 
 class ChannelClosed(Exception):
@@ -22,17 +23,33 @@ class Channel:
     def __init__(self, read_fd, write_fd, tick=None):
         self.read_fd, self.write_fd, self.tick = read_fd, write_fd, tick
         self.pending = 0  # bytes of the last frame's payloads that have not been read
+        self._held = bytearray()       # small frames that wait for the one that follows
+        self._ahead = memoryview(b"")  # what has been read of what comes next
         if tick is not None:
             os.set_blocking(write_fd, False)
             os.set_blocking(read_fd, False)
 
-    def send(self, header, *payloads):
-        """Send one frame; payloads are bytes-like and are not copied."""
+    def send(self, header, *payloads, more=False):
+        """Send one frame; payloads are bytes-like, and large ones are not copied.
+
+        `more`: another one follows, or an answer is read: small frames are held back until then. Each write wakes the
+        other side, which costs more than what is in them.
+        """
         views = [memoryview(p).cast("B") for p in payloads]
         text = json.dumps({**header, "sizes": [v.nbytes for v in views]}).encode()
-        self._write(memoryview(struct.pack("<I", len(text)) + text))
-        for view in views:
-            self._write(view)
+        for view in (struct.pack("<I", len(text)), text, *views):
+            if len(self._held) + len(view) > SMALL:
+                self._flush()
+            if len(view) > SMALL:
+                self._write(memoryview(view))
+            else:
+                self._held += view
+        if not more:
+            self._flush()
+
+    def _flush(self):
+        held, self._held = self._held, bytearray()
+        self._write(memoryview(held))
 
     def receive_header(self):
         """The next frame's header; its payloads follow by `receive_into`, one for each of header["sizes"].
@@ -40,6 +57,7 @@ class Channel:
         What nobody read of the last frame is skipped: payloads are never taken for frames, whatever went wrong
         meanwhile.
         """
+        self._flush()
         while self.pending:
             self.receive_into(memoryview(bytearray(min(self.pending, 1 << 20))))
         size = struct.unpack("<I", self._read(4))[0]
@@ -74,29 +92,39 @@ class Channel:
     def _fill(self, view):
         done = 0
         while done < view.nbytes:
-            if self.tick is not None:
-                self._wait([self.read_fd], [])
+            if self._ahead:
+                part = self._ahead[:view.nbytes - done]
+                view[done:done + part.nbytes] = part
+                self._ahead = self._ahead[part.nbytes:]
+                done += part.nbytes
+            elif view.nbytes - done < SMALL:
+                self._ahead = memoryview(self._some(os.read, SMALL))
+            else:
+                done += self._some(os.readv, [view[done:done + (1 << 24)]])
+
+    def _some(self, read, how):
+        """What `read` gives of what has come, when something has."""
+        while True:
             try:
-                count = os.readv(self.read_fd, [view[done:done + (1 << 24)]])
+                found = read(self.read_fd, how)
             except BlockingIOError:
+                self._wait([self.read_fd], [])
                 continue
-            if count == 0:
+            if not found:
                 raise ChannelClosed
-            done += count
+            return found
 
     def wait_readable(self, seconds):
         """True when a frame begins within `seconds`."""
-        return bool(select.select([self.read_fd], [], [], seconds)[0])
+        return bool(self._ahead or select.select([self.read_fd], [], [], seconds)[0])
 
     def _write(self, view):
         try:
             while view.nbytes:
-                if self.tick is not None:
-                    self._wait([], [self.write_fd])
                 try:
                     view = view[os.write(self.write_fd, view[:1 << 24]):]
                 except BlockingIOError:
-                    continue
+                    self._wait([], [self.write_fd])
         except BrokenPipeError:
             raise ChannelClosed from None
 

@@ -169,9 +169,10 @@ class Trainer:
                                      f"({self._memory_mb} MB)")
         self._tick()
 
-    def send(self, header, *payloads):
-        """Send a frame. Raises TrainerLost and MemoryExceeded; ends the trainer on any interruption."""
-        self._guard("send", header, *payloads)
+    def send(self, header, *payloads, more=False):
+        """Send a frame; `more`: as Channel.send has it. Raises TrainerLost and MemoryExceeded; ends the trainer on any
+        interruption."""
+        self._guard("send", header, *payloads, more=more)
 
     def receive(self, joined=False):
         """(header, payloads) of the answer; `joined`: the payloads as one. Raises TrainerLost and MemoryExceeded,
@@ -198,10 +199,10 @@ class Trainer:
             self._said = (first + rest).decode("utf-8", "replace").strip()
             self._log.close()
 
-    def _guard(self, operation, *args):
+    def _guard(self, operation, *args, **more):
         try:
             self._born()
-            return getattr(self.channel, operation)(*args)
+            return getattr(self.channel, operation)(*args, **more)
         except (ChannelClosed, ValueError, OSError):
             self.kill()
             raise TrainerLost(self._how_it_ended()) from None

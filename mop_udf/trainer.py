@@ -9,7 +9,7 @@ Requests, each answered by one frame unless it says otherwise:
     ready                                  -> versions (after Keras is imported)
     room                                   -> whether a segment fits the cache, and what is in it
     unit {...}, state parts*, states_end, rows*, end -> a report on each of its models, or {"error", "configuration"}
-    save number                            -> the state of a model of the last unit in parts, the last one marked
+    save numbers                           -> the states of models of the last unit in parts, the last one marked
     score number, sums                     -> loss and metrics of a model of the last evaluation, from sums over rows
     model {...}, weights                   -> ok: a model to predict with
     predict rows                           -> one array per output
@@ -401,9 +401,10 @@ class Server:
                 return
 
     def on_save(self, header, payloads):
-        parts = list(self.state.parts(self.trained[header["number"]], PART_BYTES))
-        for number, part in enumerate(parts):
-            self.channel.send({"last": number == len(parts) - 1}, *part)
+        parts = [(number, part) for number in header["numbers"]
+                 for part in self.state.parts(self.trained[number], PART_BYTES)]
+        for place, (number, part) in enumerate(parts, 1):
+            self.channel.send({"number": number, "last": place == len(parts)}, *part, more=place < len(parts))
 
     def on_score(self, header, payloads):
         try:

@@ -1140,22 +1140,31 @@ BEGIN
 END
 $$;
 
--- The parts of a stage's model state in order. A stage that has not been trained yet is in its parent's state.
-CREATE FUNCTION @extschema@.mop_read_state(run bigint, of_stage integer, at_version integer,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS SETOF bytea
+-- The parts of stages' model states, those of one in order. A stage that has not been trained yet is in its parent's
+-- state; of what has no state there is no row.
+CREATE FUNCTION @extschema@.mop_read_states(run bigint, of_stages integer[], at_versions integer[],
+    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS TABLE (stage integer, data bytea)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    place record;
+    own record;
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
-    SELECT m.stage, m.generation INTO place FROM @extschema@.mop_model m
-    WHERE m.run_id = run AND m.version = at_version AND m.generation IS NOT NULL AND m.stage IN (of_stage, (
-        SELECT s.parent FROM @extschema@.mop_stage s WHERE s.run_id = run AND s.stage = of_stage));
-    IF FOUND THEN
-        RETURN QUERY EXECUTE 'SELECT data FROM @extschema@.'
-            || quote_ident(@extschema@.mop_generation_name(run, place.generation))
-            || ' WHERE stage = $1 AND version = $2 ORDER BY part' USING place.stage, at_version;
-    END IF;
+    FOR own IN
+        SELECT o.generation, array_agg(o.wanted) AS wanted, array_agg(o.stage) AS stages, array_agg(o.version) AS versions
+        FROM (SELECT DISTINCT ON (e.place) e.stage AS wanted, m.stage, m.version, m.generation
+              FROM (SELECT of_stages[n] AS stage, at_versions[n] AS version, n AS place
+                    FROM generate_subscripts(of_stages, 1) AS n) AS e
+              JOIN @extschema@.mop_stage s ON s.run_id = run AND s.stage = e.stage
+              JOIN @extschema@.mop_model m ON m.run_id = run AND m.stage IN (s.stage, s.parent)
+                  AND m.version = e.version
+              WHERE m.generation IS NOT NULL
+              ORDER BY e.place, m.stage <> e.stage) AS o
+        GROUP BY 1
+    LOOP
+        RETURN QUERY EXECUTE 'SELECT e.wanted, s.data FROM unnest($1, $2, $3) AS e (wanted, stage, version) '
+            'JOIN @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, own.generation))
+            || ' AS s USING (stage, version) ORDER BY e.wanted, s.part' USING own.wanted, own.stages, own.versions;
+    END LOOP;
 END
 $$;
 
@@ -1167,6 +1176,18 @@ BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
     EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, target))
             || ' VALUES ($1, $2, $3, $4)' USING of_stage, new_version, number, part;
+END
+$$;
+
+-- States of one part each, small ones, at once.
+CREATE FUNCTION @extschema@.mop_put_states(run bigint, of_stages integer[], new_versions integer[], target integer,
+                                           parts bytea[], ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run, ticket);
+    EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, target))
+            || ' SELECT e.stage, e.version, 0, e.data FROM unnest($1, $2, $3) AS e (stage, version, data)'
+        USING of_stages, new_versions, parts;
 END
 $$;
 

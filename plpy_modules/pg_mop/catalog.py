@@ -460,8 +460,9 @@ class Catalog:
         parts = io.BytesIO()
         self.execute("SET statement_timeout = 0")
         with self.connection.cursor() as cursor:
-            cursor.copy_expert(cursor.mogrify(f"COPY (SELECT {self.schema}.mop_read_state(%s, %s, %s)) TO STDOUT "
-                                              f"(FORMAT binary)", (run_id, stage, version)), parts)
+            cursor.copy_expert(cursor.mogrify(
+                f"COPY (SELECT data FROM {self.schema}.mop_read_states(%s, %s, %s)) TO STDOUT (FORMAT binary)",
+                (run_id, [stage], [version])), parts)
             cursor.execute("SET statement_timeout = 30000")
         return parts
 

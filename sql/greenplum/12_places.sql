@@ -19,7 +19,7 @@ $$;
 
 SELECT @extschema@.mop_find_places();
 
--- In which generations stages' model states are, as mop_read_state finds them, with their sizes, and the segments of the
+-- In which generations stages' model states are, as mop_read_states finds them, with their sizes, and the segments of the
 -- packed table at whose places they were made (NULL: of weights, or not known); of what has no state there is no row.
 CREATE FUNCTION @extschema@.mop_find_states(run bigint, of_stages integer[], at_versions integer[],
     ticket text DEFAULT @extschema@.mop_ticket(), OUT wanted integer, OUT stage integer, OUT version integer,

@@ -134,7 +134,8 @@ $$;
 CREATE VIEW @extschema@.mop_departures WITH (security_barrier) AS
 SELECT m.run_id, m.stage, m.version, (p.place - 1)::integer AS part, p.data, @extschema@.mop_identity() AS server
 FROM @extschema@.mop_model m
-CROSS JOIN LATERAL @extschema@.mop_read_state(m.run_id, m.stage, m.version) WITH ORDINALITY AS p(data, place)
+CROSS JOIN LATERAL @extschema@.mop_read_states(m.run_id, ARRAY[m.stage], ARRAY[m.version])
+    WITH ORDINALITY AS p(stage, data, place)
 WHERE m.generation IS NOT NULL AND m.run_id = ANY (ARRAY(
     SELECT r.run_id FROM @extschema@.mop_run r JOIN @extschema@.mop_owner o USING (owner)
     WHERE o.who = to_regrole(quote_ident(current_user))));

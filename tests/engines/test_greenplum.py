@@ -170,7 +170,7 @@ def test_units_are_begun_finished_and_failed_and_the_views_tell(ann, db):
     train(ann, run_id, 1, 1, 2, state=b"\2" * 9)
     assert evaluate(ann, run_id, 1, 1, [10, 2.5]) is None
     assert evaluate(ann, run_id, 1, 0, [10, 0.5]) == [20, 3]
-    assert bytes(ann.value("SELECT madlib.mop_read_state(%s, 2, 2)", [run_id])) == b"\2" * 9  # that of its parent
+    assert bytes(ann.value("SELECT data FROM madlib.mop_read_states(%s, '{2}', '{2}')", [run_id])) == b"\2" * 9  # that of its parent
     assert ann.run("SELECT mst_key, units_done, units_total, iteration, last_loss, status FROM madlib.mop_progress "
                    "WHERE run_id = %s ORDER BY 1", [run_id]) == [
         {"mst_key": 1, "units_done": 4, "units_total": 6, "iteration": 1, "last_loss": 0.5, "status": "waiting"},
@@ -205,7 +205,7 @@ def test_another_role_sees_nothing_and_writes_nothing(db, ann, bob):
         assert bob.value(f"SELECT count(*) FROM madlib.mop_{view}") == 0, view
     assert ann.value("SELECT count(*) FROM madlib.mop_own_run WHERE run_id = %s", [run_id]) == 1
     for call in ("mop_begin_units(%s, 1, 0, 'train', 'training', '{1}', '{1}', '{1}', '{0}')",
-                 "mop_close_run(%s, 1, 'failed', NULL)", "mop_read_state(%s, 1, 1)", "mop_drop_run(%s)",
+                 "mop_close_run(%s, 1, 'failed', NULL)", "mop_read_states(%s, '{1}', '{1}')", "mop_drop_run(%s)",
                  "mop_stop_trial(%s, 1)", "mop_set_sessions(%s, 2)"):
         assert f"there is no run {run_id} of role \"bob\"" in str(bob.error(f"SELECT madlib.{call}", [run_id])), call
     assert "no ticket" in str(bob.error("SELECT madlib.mop_has_output(%s, %s)", [run_id, ticket]))
@@ -298,11 +298,11 @@ def test_checkpoints_are_taken_over_evicted_and_dropped(db, ann):
     adopt = "SELECT madlib.mop_adopt(%s, 1, %s)"
     taken = json.dumps([{"stage": 1, "run": first, "of": 1, "state": True, "scored": True}])
     assert ann.value(adopt, [run_id, taken]) is True
-    assert bytes(ann.value("SELECT madlib.mop_read_state(%s, 1, 2)", [run_id])) == b"\0\1state"
+    assert bytes(ann.value("SELECT data FROM madlib.mop_read_states(%s, '{1}', '{2}')", [run_id])) == b"\0\1state"
     assert ann.value("SELECT source_run FROM madlib.mop_stages WHERE run_id = %s AND stage = 1", [run_id]) == first
     ann.run("SELECT madlib.mop_new_generation(%s, 2); SELECT madlib.mop_move_states(%s, '{1}', 2)", [run_id, run_id])
     assert ann.run("SELECT madlib.mop_drop_generations(%s, '{1,2}') AS g", [run_id]) == [{"g": 1}]
-    assert bytes(ann.value("SELECT madlib.mop_read_state(%s, 1, 2)", [run_id])) == b"\0\1state"
+    assert bytes(ann.value("SELECT data FROM madlib.mop_read_states(%s, '{1}', '{2}')", [run_id])) == b"\0\1state"
     ann.run("SELECT madlib.mop_evict(21)")  # of six states of 7 bytes, three stay
     assert ann.value("SELECT count(*) FROM madlib.mop_checkpoints") == 3
     ann.run("SELECT madlib.mop_drop_checkpoints(%s)", [first])

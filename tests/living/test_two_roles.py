@@ -73,7 +73,7 @@ def test_neither_role_reaches_the_others_runs(db, two):
                    "mop_model SET version = 0", "mop_generation SET generation = 7"):
         assert touched(bert, f"UPDATE madlib.{change}") == 0, change
     for call in (f"mop_resume({run_id})", f"mop_replay({run_id}, 'bert.stolen')", f"mop_drop_run({run_id})",
-                 f"mop_set_sessions({run_id}, 1)", f"mop_read_state({run_id}, 1, 1)",
+                 f"mop_set_sessions({run_id}, 1)", f"mop_read_states({run_id}, '{{1}}', '{{1}}')",
                  f"mop_close_run({run_id}, NULL, 'failed', 'x')",
                  f"mop_reopen_run({run_id}, (SELECT backend FROM madlib.mop_tickets))",
                  f"mop_new_generation({run_id}, 9)", f"mop_put_state({run_id}, 1, 9, 1, 0, 'x')",

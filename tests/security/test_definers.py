@@ -63,7 +63,7 @@ def test_maintenance_of_a_users_table_lends_him_nobodys_runs(db, roles, how):
         DECLARE call text;
         BEGIN
             FOREACH call IN ARRAY ARRAY['mop_drop_run({mine})', 'mop_drop_run({victor.run_id})',
-                                        'mop_read_state({mine}, 1, 1)', 'mop_set_sessions({mine}, 1)',
+                                        'mop_read_states({mine}, ''{{1}}'', ''{{1}}'')', 'mop_set_sessions({mine}, 1)',
                                         'mop_drop({mine}, true)', 'mop_drop({victor.run_id}, true)',
                                         'mop_close_run({mine}, NULL, ''failed'', ''x'')']
             LOOP
@@ -103,12 +103,15 @@ ACTS = {
     "new generation": "madlib.mop_new_generation({run}, 2)",
     "drop generations": "madlib.mop_drop_generations({run}, '{{1}}')",
     "move": "madlib.mop_move_states({run}, '{{1}}', 1)", "put weights": "madlib.mop_put_weights({run}, 1, 'x')",
-    "take": "madlib.mop_take_models({run}, 1, '{{1}}', '{{1}}', true)", "read": "madlib.mop_read_state({run}, 1, 1)",
+    "take": "madlib.mop_take_models({run}, 1, '{{1}}', '{{1}}', true)",
+    "read": "madlib.mop_read_states({run}, '{{1}}', '{{1}}')",
     "sums": "madlib.mop_put_sums({run}, 1, 'training', 0, '{{1}}')",
     "metrics": "madlib.mop_note_metrics({run}, 1, 'training', 1, 1, '{{}}')",
     "finish": "madlib.mop_finish_units({run}, 0, 'train', 'training', '[{{\"stage\": 1, \"attempt\": 1, "
               "\"version\": 2, \"generation\": 1, \"bytes\": 1, \"release\": []}}]')",
-    "put": "madlib.mop_put_state({run}, 1, 2, 1, 0, 'x')", "output": "madlib.mop_has_output({run})",
+    "put": "madlib.mop_put_state({run}, 1, 2, 1, 0, 'x')",
+    "put several": "madlib.mop_put_states({run}, '{{1}}', '{{2}}', 1, '{{x}}')",
+    "output": "madlib.mop_has_output({run})",
 }
 
 

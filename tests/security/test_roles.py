@@ -31,8 +31,8 @@ def assert_a_stranger(db, run_id):
     db.run("CREATE ROLE nina LOGIN; GRANT mop_user TO nina")
     client = db.another("nina")
     assert number_of(client) == (0, 0)
-    for call in (f"mop_drop_run({run_id})", f"mop_drop_states({run_id})", f"mop_read_state({run_id}, 1, 1)",
-                 f"mop_has_output({run_id})"):
+    for call in (f"mop_drop_run({run_id})", f"mop_drop_states({run_id})",
+                 f"mop_read_states({run_id}, '{{1}}', '{{1}}')", f"mop_has_output({run_id})"):
         assert f'there is no run {run_id} of role "nina"' in str(client.error(f"SELECT madlib.{call}"))
     client.run("SELECT madlib.mop_housekeeping()")
     own = own_run(client)
@@ -46,7 +46,7 @@ def test_who_takes_the_name_of_a_renamed_role_gets_nothing_of_it(db, nina):
     db.run("ALTER ROLE nina RENAME TO anina")
     assert_a_stranger(db, nina.run_id)
     assert nina.value("SELECT owner FROM madlib.mop_runs") == "anina"
-    assert nina.value("SELECT madlib.mop_read_state(%s, 1, 1)", [nina.run_id]).tobytes() == b"hers"
+    assert nina.value("SELECT data FROM madlib.mop_read_states(%s, '{1}', '{1}')", [nina.run_id]).tobytes() == b"hers"
     nina.run("SELECT madlib.mop_drop_run(%s)", [nina.run_id])
     assert number_of(db) == (0, 0)
 

@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+import threading
 
 import numpy as np
 import pytest
@@ -61,3 +62,44 @@ def test_rows_arrive_as_arrays_of_their_shapes(pipe):
              + frame({"op": "end"}))
     (_, (got_x, got_y)), = data.receive_rows(channel, ["<f4", "<i2"], None)
     assert (got_x == x).all() and (got_y == y).all()
+
+
+def test_small_frames_wait_for_the_one_that_follows_and_large_ones_for_none(pipe):
+    write, channel = pipe
+    there, back = os.pipe(), os.pipe()
+    sender, receiver = Channel(there[0], back[1], tick=lambda: None), Channel(back[0], there[1], tick=lambda: None)
+    sender.send({"op": "first"}, b"1", more=True)
+    sender.send({"op": "second"}, b"", b"22", more=True)
+    assert not receiver.wait_readable(0)
+    os.write(write, frame({"op": "answer"}))
+    sender.send({"op": "third"})
+    assert [receiver.receive() for _ in range(3)] == [
+        ({"op": "first", "sizes": [1]}, [b"1"]), ({"op": "second", "sizes": [0, 2]}, [b"", b"22"]),
+        ({"op": "third", "sizes": []}, [])]
+    # what an answer is waited for goes out before
+    channel.send({"op": "held"}, more=True)
+    assert channel.receive_header()["op"] == "answer"
+    # a large one takes along what was held
+    large = os.urandom(200_000)
+    got = []
+    reader = threading.Thread(target=lambda: got.extend(receiver.receive(joined=True) for _ in range(3)))
+    reader.start()
+    for payload in (b"small", large, large[:70_000]):
+        sender.send({"op": "rows"}, payload[:1000], payload[1000:], more=True)
+    sender._flush()
+    reader.join(20)
+    assert [payload for _, payload in got] == [b"small", large, large[:70_000]]
+    for end in (*there, *back):
+        os.close(end)
+
+
+def test_what_was_read_ahead_is_still_readable_and_then_the_channel_is_closed(pipe):
+    write, channel = pipe
+    writer = threading.Thread(target=lambda: [os.write(write, part) for part in (
+        frame({"op": "one"}, b"x" * 70_000), frame({"op": "two"}, b"y"))] and os.close(write))
+    writer.start()
+    assert channel.receive(joined=True)[1] == b"x" * 70_000
+    writer.join()
+    assert channel.wait_readable(0) and channel.receive()[1] == [b"y"]
+    with pytest.raises(ChannelClosed):
+        channel.receive_header()

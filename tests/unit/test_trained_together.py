@@ -70,7 +70,7 @@ class Trainer:
         report, _ = self.process.receive()
         self.process.datasets = set(report["datasets"])
         for number, (name, *_) in enumerate(models):
-            self.process.send({"op": "save", "number": number})
+            self.process.send({"op": "save", "numbers": [number]})
             self.states[name] = b"".join(bytes(part) for part in self.process.receive()[1])
         return report["models"]
 

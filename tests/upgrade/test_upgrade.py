@@ -141,8 +141,8 @@ def test_an_updated_extension_is_a_fresh_one_and_keeps_the_users_data(db, older)
     if older == "0.1.0":
         assert client.run("SELECT run_id, status, state_bytes > 0 AS holds FROM madlib.mop_runs ORDER BY 1") == [
             {"run_id": 1, "status": "finished", "holds": False}, {"run_id": 2, "status": "cancelled", "holds": True}]
-        assert client.value("SELECT string_agg(encode(s, 'hex'), ' ') FROM madlib.mop_read_state(2, 3, 3) AS s") == \
-            "01 0203"
+        assert client.value("SELECT string_agg(encode(data, 'hex'), ' ') FROM madlib.mop_read_states("
+                            "2, '{3}', '{3}')") == "01 0203"
         assert client.value("SELECT count(*) FROM madlib.mop_units") == 2
         client.run("SELECT madlib.mop_drop_run(2)")
         assert client.value("SELECT count(*) FROM pg_class WHERE relname ~ 'mop_state_'") == 0
@@ -176,8 +176,9 @@ ROWS = {
     "mop_configuration": "SELECT * FROM madlib.mop_configuration", "mop_segment": "SELECT * FROM madlib.mop_segment",
     **{table: f"SELECT s.mst_key, s.iteration, t.* FROM madlib.{table} t JOIN madlib.mop_stage s USING (run_id, stage)"
        for table in ("mop_unit", "mop_metric", "mop_partial")}}
-STATES = ("SELECT mst_key, version, bytes, madlib.mop_read_state(run_id, stage, version) AS data FROM madlib.mop_model "
-          "JOIN madlib.mop_stage USING (run_id, stage) WHERE run_id = %s AND generation IS NOT NULL ORDER BY version")
+STATES = ("SELECT mst_key, version, bytes, (madlib.mop_read_states(run_id, ARRAY[stage], ARRAY[version])).data "
+          "FROM madlib.mop_model JOIN madlib.mop_stage USING (run_id, stage) WHERE run_id = %s AND generation IS NOT NULL "
+          "ORDER BY version")
 SHOWN = {
     "mop_runs": "status, function, seed, scheduler, num_iterations, configurations, segments, started_at, finished_at",
     "mop_units": "mst_key, iteration, segment, kind, dataset, attempt, status, kernel, rows, loss, metric, started_at, "

@@ -105,5 +105,5 @@ class Engine(ABC):
         """SQL for column `report`, on the segment's server: `aggregate` (a quoted name) over its buffers, in order of
         buffer_id.
 
-        It has two places to fill by %: `epochs` (how often the rows are sent) and `where` (true or false).
+        It has a place to fill by %: `epochs` (how often the rows are sent).
         """

@@ -61,7 +61,7 @@ class PostgreSQL(Engine):
         # the rows are sorted while their values are still references to out-of-line storage
         return (f"SELECT {aggregate}(epoch, buffer_id, ARRAY[{values}], ARRAY[{shapes}]) AS report FROM ("
                 f"SELECT epoch, buffer_id, {wanted} FROM {table}, generate_series(1, %(epochs)s) AS epoch "
-                f"WHERE {packed.of_segment(segment.key)} AND %(where)s ORDER BY epoch, buffer_id OFFSET 0) AS buffers")
+                f"WHERE {packed.of_segment(segment.key)} ORDER BY epoch, buffer_id OFFSET 0) AS buffers")
 
 
 # of a leaf partition, pg_class as c: rows, bytes, and what tells that it is the same table

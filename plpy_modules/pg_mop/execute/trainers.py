@@ -4,6 +4,7 @@ functions below.
 """
 
 import functools
+import itertools
 import json
 
 from mop_udf import aggregate, params
@@ -41,22 +42,23 @@ class Here:
         """Hand it a unit, with states as `parts` gives them: (stage, part)."""
         self.holder.begin(unit, models, states, objects)
 
-    def look(self, run_id, versions, ticket):
-        """Before `parts` is asked for: stages and the versions of their states, [(stage, version), ...]."""
-
-    def parts(self, run_id, stage, version, ticket):
-        """The parts of a stage's state, one after the other."""
-        for row in self.holder.query(
-                f"SELECT {self.schema}.mop_read_state($1, $2, $3, $4) AS data",
-                ["bigint", "integer", "integer", "text"], [run_id, stage, version, ticket], cursor=True):
-            yield row["data"]
+    def states(self, run_id, versions, ticket):
+        """The parts of the states of stages, [(stage, version), ...]: (stage, part), those of one in order."""
+        if versions:
+            for row in self.holder.query(
+                    f"SELECT stage, data FROM {self.schema}.mop_read_states($1, $2, $3, $4)",
+                    ["bigint", "integer[]", "integer[]", "text"],
+                    [run_id, [stage for stage, _ in versions], [version for _, version in versions], ticket],
+                    cursor=True):
+                yield row["stage"], row["data"]
 
     def work(self, rows_sql):
         """Send the rows, if it has not got them, and wait for the report (a dict); whether they were sent."""
         sent = self.holder.unit
-        report = self.holder.query(rows_sql % {"epochs": sent["epochs_sent"],
-                                               "where": "true" if sent["sends_rows"] else "false"})[0]["report"]
-        return json.loads(report), sent["sends_rows"]
+        if not sent["sends_rows"]:
+            return self.holder.end(), False
+        report = self.holder.query(rows_sql % {"epochs": sent["epochs_sent"]})[0]["report"]
+        return json.loads(report), True
 
     def score(self, number, sums):
         """The loss and metrics of the last evaluation's model `number`, from sums over all its rows."""
@@ -64,13 +66,20 @@ class Here:
 
     def save(self, run_id, made, ticket):
         """Write the states of the last unit's models, `made`: [(stage, version, generation), ...]; their bytes."""
-        sizes = []
-        for number, (stage, version, generation) in enumerate(made):
-            size = 0
-            for place, part in enumerate(self.holder.save(number)):
-                put_state(self.holder, self.schema, run_id, stage, version, generation, place, part, ticket)
-                size += len(part)
-            sizes.append(size)
+        sizes, small = [0] * len(made), {}
+        for number, parts in itertools.groupby(self.holder.save(list(range(len(made)))), key=lambda item: item[0]):
+            stage, version, generation = made[number]
+            for place, (_, part) in enumerate(parts):
+                sizes[number] += len(part)
+                if place or len(part) > SMALL:
+                    put_state(self.holder, self.schema, run_id, stage, version, generation, place, part, ticket)
+                else:
+                    small.setdefault(generation, []).append((stage, version, part))
+        for generation, states in small.items():
+            stages, versions, parts = map(list, zip(*states))
+            self.holder.query(f"SELECT {self.schema}.mop_put_states($1, $2, $3, $4, $5, $6)",
+                              ["bigint", "integer[]", "integer[]", "integer", "bytea[]", "text"],
+                              [run_id, stages, versions, generation, parts, ticket])
         return sizes
 
     def failed(self):
@@ -84,7 +93,6 @@ class There:
 
     def __init__(self, holder, schema, place, places):
         self.holder, self.schema, self.place, self.places = holder, schema, int(place), places
-        self.found = {}  # (stage, version) -> where its state is; None: there is none
 
     def _at(self, call, types=(), values=()):
         """What a function of ours gives at the place."""
@@ -136,22 +144,17 @@ class There:
             ["bigint", *["integer[]"] * 5, "integer", "text"],
             [one["run_id"], *columns, self.place, one["ticket"]])[0]["given"])
 
-    def look(self, run_id, versions, ticket):
-        self.found.update(dict.fromkeys(versions))
+    def states(self, run_id, versions, ticket):
+        """Where each is: all of it goes straight from there to the trainer."""
+        if not versions:
+            return
         for row in self.holder.query(
                 f"SELECT * FROM {self.schema}.mop_find_states($1, $2, $3, $4)",
                 ["bigint", "integer[]", "integer[]", "text"],
                 [run_id, [stage for stage, _ in versions], [version for _, version in versions], ticket]):
             # (weights, of no segment, are at 0: mop_make_generation)
-            self.found[row["wanted"], row["version"]] = {
-                **row, "place": self.places.get(str(row["segment"]), 0), "run_id": run_id, "ticket": ticket}
-
-    def parts(self, run_id, stage, version, ticket):
-        """Where it is: all of it goes straight from there to the trainer."""
-        if (stage, version) not in self.found:
-            self.look(run_id, [(stage, version)], ticket)
-        if self.found[stage, version] is not None:
-            yield self.found[stage, version]
+            yield row["wanted"], {**row, "place": self.places.get(str(row["segment"]), 0), "run_id": run_id,
+                                  "ticket": ticket}
 
     def work(self, rows_sql):
         if self.sent["sends_rows"]:
@@ -276,4 +279,5 @@ def at_save(plpy, number):
     if holder.trainer is None:
         raise_error(plpy, "there is no trainer in this process", aggregate.TRAINER_LOST)
     with aggregate.failures_as_sql(plpy, holder):
-        yield from enumerate(holder.save(number))
+        for place, (_, part) in enumerate(holder.save([number])):
+            yield place, part

@@ -172,14 +172,18 @@ class _Work:
         if self.unit["replicas"] and versions[0][1] > 0:
             versions += [(stage, versions[0][1]) for stage, _ in self.unit["replicas"] if stage != versions[0][0]]
         ahead, self.holder.ahead = self.holder.ahead, {}
-        self.trainer.look(run_id, [own for own in versions if (run_id, *own) not in ahead], self.ticket)
+        unread, read = [], set()
         for stage, version in versions:
-            parts = 0
-            for data in ahead.get((run_id, stage, version)) or self.trainer.parts(
-                    run_id, stage, version, self.ticket):
-                parts += 1
-                yield stage, data
-            if version > 0 and not parts:
+            for part in ahead.get((run_id, stage, version), ()):
+                read.add(stage)
+                yield stage, part
+            if stage not in read:
+                unread.append((stage, version))
+        for stage, part in self.trainer.states(run_id, unread, self.ticket):
+            read.add(stage)
+            yield stage, part
+        for stage, version in unread:
+            if version > 0 and stage not in read:
                 raise_error(self.plpy, f"the state of stage {stage} of run {run_id} at version {version} is missing",
                             aggregate.SOURCE_CHANGED)
 
@@ -190,9 +194,9 @@ class _Work:
         is read when its time has come.
         """
         if model is not None:
-            self.holder.ahead = {(self.unit["run_id"], model["stage"], model["version"]):
-                                 list(self.trainer.parts(self.unit["run_id"], model["stage"], model["version"],
-                                                         self.ticket))}
+            run_id, wanted = self.unit["run_id"], (model["stage"], model["version"])
+            self.holder.ahead = {(run_id, *wanted): [
+                part for _, part in self.trainer.states(run_id, [wanted], self.ticket)]}
 
     def score(self, number, model, sums):
         """Add an evaluation's sums to those of the other segments; the last one notes the loss and metrics of them all.
