@@ -151,6 +151,16 @@ def _schedule(described):
     return kind(**{key: list(value) if isinstance(value, tuple) else value for key, value in described.config.items()})
 
 
+class Kept:
+    """A scalar that Keras itself keeps in a variable, whose own `assign` takes ten times as long."""
+
+    def __init__(self, variable):
+        self._variables, self._dtype = framework.Variables([variable]), state.dtype(variable.dtype)
+
+    def assign(self, value):
+        self._variables.put([np.asarray(value, self._dtype)])
+
+
 def make_scalars_variable(optimizer, scalars):
     """Make the `scalars` (as params.scalars gives them) of a new optimizer variable: {name: what to assign to}."""
     made, schedule = {}, optimizer._learning_rate
@@ -160,7 +170,7 @@ def make_scalars_variable(optimizer, scalars):
         made["learning_rate"] = framework.varied(schedule, "initial_learning_rate")
         made["decay"] = framework.varied(schedule, "decay_rate")
     elif isinstance(schedule, keras.Variable):
-        made["learning_rate"] = schedule
+        made["learning_rate"] = Kept(schedule)
     for name, scalar in scalars.items():
         if name not in made and isinstance(getattr(optimizer, name, None), (int, float)):
             made[name] = framework.varied(optimizer, name, scalar if isinstance(scalar, Sequence) else None)
@@ -520,10 +530,14 @@ def seed_variables(model):
 def parse(compile_text, fit_text, iteration=1):
     """Parameter strings -> parsed dicts of one iteration, literals for sequences; raises ConfigurationError."""
     try:
-        compile_text, fit_text = params.resolve(compile_text, fit_text, iteration)
-        return params.parse_compile_params(compile_text), params.parse_fit_params(fit_text)
+        return _parsed(*params.resolve(compile_text, fit_text, iteration))
     except params.ParameterError as error:
         raise ConfigurationError(str(error)) from error
+
+
+@functools.lru_cache(1000)
+def _parsed(compile_text, fit_text):
+    return params.parse_compile_params(compile_text), params.parse_fit_params(fit_text)
 
 
 def first_line(error):

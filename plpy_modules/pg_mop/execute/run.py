@@ -375,7 +375,9 @@ class Executor:
         session.since = time.monotonic()
         try:
             begin = server.catalog.begin_units_sql(server.run_id, rows)
-            session.command = (f"SET lock_timeout = {self.lock_timeout}; BEGIN; {begin}; COMMIT; "
+            # (nobody needs to wait for the disk that has the begun units: with the server they are gone, too)
+            session.command = (f"SET lock_timeout = {self.lock_timeout}; BEGIN; SET LOCAL synchronous_commit = off; "
+                               f"{begin}; COMMIT; "
                                f"BEGIN; SELECT {server.schema}.mop_run_unit({quote_literal(json.dumps(work))}); COMMIT")
             if not server.home:
                 session.command += "; " + server.catalog.report_sql(server.run_id, units[0]).replace("%%", "%")
