@@ -14,7 +14,9 @@ What is compiled by XLA lasts (compile_cache.py): it may cost more the first tim
 another trainer compiles the same, what has been compiled goes on.
 
 What earlier runs have measured of the very net and batch size on such a device (plan/experience.py) decides at once:
-the kernel that was the best comes first, as long as it does what it did then.
+the kernel that was the best comes first, as long as it does what it did then. One that it has not been trained by
+counts for what it did for others of the architecture. The more runs a net has had, the less may what lasts gain in
+this one (ski rental; Karlin, Manasse, Rudolph and Sleator, Algorithmica 3, 1988).
 """
 
 from collections.abc import Callable
@@ -74,6 +76,7 @@ class Choice:
     refused: dict = field(default_factory=dict)           # kernel -> why it cannot do it
     probed: dict = field(default_factory=dict)            # kernel -> its speed-up, which has not been looked at again
     known: dict = field(default_factory=dict)  # kernel -> (seconds of a batch, to compile) in earlier runs
+    runs: int = 0                              # of earlier runs: how many
     busy: set = field(default_factory=set)     # kernels that another trainer is about to compile
 
     @property
@@ -126,17 +129,31 @@ class Choice:
         """The kernel to use where `base` has not been timed: by what earlier runs have measured, while that holds."""
         if base not in self.known:
             return base
-        best = min((kernel for kernel in self.known if kernel not in self.refused), key=lambda kernel: (
-            self._cost(kernel) + batches * self.known[kernel][0], kernel != base))
-        slow = self.batch_seconds.get(best, 0.0) > TRUST * self.known[best][0]
+        costs = {kernel: self._cost(kernel) + batches * seconds for kernel, (seconds, _) in self.known.items()}
+        for kernel, speedup in self.learned.speedup.items():
+            if kernel not in {*self.known, TOGETHER}:
+                seconds = self.batch_seconds.get(kernel, self.known[base][0] / speedup)
+                costs[kernel] = self._margin * self._cost(kernel) + batches * seconds
+        best = min((kernel for kernel in costs if kernel not in self.refused),
+                   key=lambda kernel: (costs[kernel], kernel != base))
+        slow = best in self.known and self.batch_seconds.get(best, 0.0) > TRUST * self.known[best][0]
         return base if slow else best
 
+    @property
+    def _margin(self):
+        """By which a gain that is expected from others of the architecture must exceed the cost."""
+        return 1.0 if self.learned.lasts else MARGIN
+
     def _cost(self, kernel):
-        """Seconds until a kernel that earlier runs had is compiled."""
+        """Seconds until a kernel is compiled of which earlier runs, or others of the architecture, have shown that."""
         if kernel in self.compile_seconds:
             return 0.0
         again = self.learned.again(self.name) if kernel == "xla" else None
-        return self.known[kernel][1] if again is None else again
+        if again is not None:
+            return again
+        cost = self.known[kernel][1] if kernel in self.known else self.learned.compile_seconds[kernel]
+        # as a skier who has rented so often buys: what lasts is paid for when doing without would have cost as much
+        return cost / (1 + self.runs) if kernel == "xla" and self.learned.lasts else cost
 
     def timed(self, kernel, seconds):
         """Note what a batch took. The least counts: what is more is other work on the machine."""
@@ -161,19 +178,18 @@ class Choice:
 
     def _is_worth(self, kernel, base, best, batches, run_batches, run_seconds):
         """True where trying `kernel` pays; `best`: seconds of a batch by the best kernel so far."""
-        first, again = self.batch_seconds[base], self.learned.again(self.name) if kernel == "xla" else None
+        first = self.batch_seconds[base]
         if kernel in self.known and base in self.known:
             return batches * (best - first * self.known[kernel][0] / self.known[base][0]) > self._cost(kernel)
         if kernel in self.learned.speedup:
             expected = first / self.learned.speedup[kernel]
-            cost = self.learned.compile_seconds[kernel] if again is None else again
-            return batches * (best - expected) > (1.0 if self.learned.lasts else MARGIN) * cost
+            return batches * (best - expected) > self._margin * self._cost(kernel)
         compilations, seconds, speedup = EXPECTED[kernel]
         if kernel == "xla" and self.convolutional and not self.gpu:
             speedup = XLA_CONVOLUTION_SPEEDUP
         cost = seconds + compilations * max(self.compile_seconds.get(base, 0.0),
                                             self.learned.compile_seconds.get(base, 0.0))
-        if again is not None:
+        if kernel == "xla" and (again := self.learned.again(self.name)) is not None:
             cost = again
         slack = LASTING if self.learned.lasts and kernel == "xla" else SLACK
         return (self.learned.spent + cost <= slack * (run_seconds + run_batches * best)

@@ -58,7 +58,8 @@ class Chosen:
             return {kernel: (seconds, compiling) for part, *its, kernel, seconds, compiling in rows
                     if (part, *its) == (self.part, *where) and (kernel == "plain" or kernel in self.loops)}
 
-        self.choice(batch_size, None).known = mine(costs.get("known", ()))
+        choice = self.choice(batch_size, None)
+        choice.known, choice.runs = mine(costs.get("known", ())), costs.get("runs", 0)
         for kernel, (times, compiling) in mine(costs.get("alike", ())).items():
             self.learned.speedup.setdefault(kernel, 1 / times)
             self.learned.compile_seconds.setdefault(kernel, compiling)

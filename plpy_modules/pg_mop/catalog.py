@@ -389,8 +389,8 @@ class Catalog:
     # --- what units cost --------------------------------------------------------------------------
     def costs(self, architecture):
         """What the role's runs have measured of an architecture (a digest): rows of mop_unit_costs."""
-        return self.execute(f"SELECT net, part, version, device, kernel, batch_seconds, compile_seconds, noted_at"
-                            f" FROM {self.schema}.mop_unit_costs WHERE architecture = %s", (architecture,))
+        return self.execute(f"SELECT net, part, version, device, kernel, batch_seconds, compile_seconds, runs,"
+                            f" noted_at FROM {self.schema}.mop_unit_costs WHERE architecture = %s", (architecture,))
 
     def note_costs(self, run_id, stages):
         """Keep what a run has measured for later ones; `stages`: {Net: numbers of stages, not all of them}."""

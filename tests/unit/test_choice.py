@@ -88,6 +88,24 @@ def test_what_earlier_runs_measured_decides_at_once():
     assert set(run(DENSE, COMPILE, 500, known={"xla": KNOWN["xla"]})[1]) == {"loop"}, "with nothing to compare with"
 
 
+def test_a_kernel_that_earlier_runs_had_for_others_of_the_architecture_counts_beside_the_known_one():
+    def others(**more):
+        return Learned({"xla": DENSE["loop"] / DENSE["xla"]}, {"xla": COMPILE["xla"]}, **more)
+
+    known = {"loop": KNOWN["loop"]}
+    assert set(run(DENSE, COMPILE, 20_000, known=known, learned=others(lasts=True))[1]) == {"xla"}
+    assert set(run(DENSE, COMPILE, 3000, known=known, learned=others(lasts=True))[1]) == {"loop"}, "it costs more"
+    assert set(run(DENSE, COMPILE, 3000, known=known, learned=others(lasts=True), runs=2)[1]) == {"xla"}, \
+        "they are the third 3000"
+    assert set(run(DENSE, COMPILE, 3000, known=known, learned=others(), runs=9)[1]) == {"loop"}, "nothing lasts here"
+    read = others(lasts=True, again=lambda name: 0.05)
+    assert set(run(DENSE, COMPILE, 500, known=known, learned=read)[1]) == {"xla"}, "it is read from the cache"
+    assert run(DENSE, COMPILE, 20_000, known=known, learned=others(lasts=True), refuse=["xla"])[1][-1] == "loop"
+    slow = {**DENSE, "xla": 0.003}
+    seconds, used = run(slow, COMPILE, 20_000, known=known, learned=others(lasts=True))
+    assert used[0] == "xla" and used.count("xla") < 3 and used[-1] == "loop" and seconds < 20_000 * DENSE["loop"] + 3, "it is not alike"
+
+
 def test_what_does_not_hold_any_more_is_found_out_anew():
     slow = {**DENSE, "xla": 0.003}
     seconds, used = run(slow, COMPILE, 20_000, known=KNOWN)

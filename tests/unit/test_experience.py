@@ -10,9 +10,9 @@ ADAM = {"optimizer": "Adam", "loss": "mse"}
 NET = Net.of("{}", ADAM, FIT, "4 -> 3", "tensorflow")
 
 
-def row(net=NET, kernel="loop", seconds=1.0, device="one", part="model", compiling=0.5, noted_at=0):
+def row(net=NET, kernel="loop", seconds=1.0, device="one", part="model", compiling=0.5, noted_at=0, runs=1):
     return {"net": net.digest, "part": part, "version": "v", "device": device, "kernel": kernel,
-            "batch_seconds": seconds, "compile_seconds": compiling, "noted_at": noted_at}
+            "batch_seconds": seconds, "compile_seconds": compiling, "runs": runs, "noted_at": noted_at}
 
 
 def test_a_net_is_what_is_compiled_alike_and_has_batches_alike():
@@ -49,6 +49,10 @@ def test_others_of_the_architecture_tell_how_kernels_compare():
             for kernel, seconds in (("loop", times), ("xla", 1.0))]
     told = Experience(lambda architecture: [*rows, row(others[0], "plain", device="no loop there")]).told(NET)
     assert told == {"alike": [["model", "v", "one", "xla", 1 / 3, 2.0]]}
+    own = [row(seconds=7.0, runs=3), row(kernel="xla", seconds=0.1, runs=2)]
+    told = Experience(lambda architecture: [*own, *rows]).told(NET)
+    assert told == {"alike": [["model", "v", "one", "xla", 1 / 3, 2.0]], "runs": 3, "known": [
+        ["model", "v", "one", "loop", 7.0, 0.5], ["model", "v", "one", "xla", 0.1, 0.5]]}, "its own are not of others"
 
 
 def test_a_trainer_is_told_of_few_devices():

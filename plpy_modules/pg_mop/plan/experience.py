@@ -51,9 +51,9 @@ class Experience:
         return self._rows[net.architecture]
 
     def told(self, net):
-        """What a trainer is told of a net, or None: {"known": rows of the net, "alike": rows of others of its
-        architecture}; a row is [part, version, device, kernel, seconds of a batch, seconds to compile]; of others the
-        first are a multiple of the loop's."""
+        """What a trainer is told of a net, or None: {"known": rows of the net, "runs": how many have measured them,
+        "alike": rows of others of its architecture}; a row is [part, version, device, kernel, seconds of a batch,
+        seconds to compile]; of others the first are a multiple of the loop's."""
         if net not in self._told:  # (every unit asks)
             self._told[net] = self._tell(net)
         return self._told[net]
@@ -61,16 +61,16 @@ class Experience:
     def _tell(self, net):
         rows = self._of(net)
         known = [row for row in rows if row["net"] == net.digest]
-        if known:
-            return {"known": [_row(row, row["batch_seconds"]) for row in _latest(known)]}
         loops = {_where(row): row["batch_seconds"] for row in rows if row["kernel"] == "loop"}
         ratios = {}
         for row in rows:
-            if (base := loops.get(_where(row))) and row["kernel"] != "loop":
+            if row["net"] != net.digest and (base := loops.get(_where(row))) and row["kernel"] != "loop":
                 ratios.setdefault((row["part"], row["version"], row["device"], row["kernel"]), []).append(
                     (row["batch_seconds"] / base, row))
         alike = [_row(own[0][1], statistics.median(ratio for ratio, _ in own)) for own in ratios.values()]
-        return {"alike": alike[:MOST_DEVICES]} if alike else None
+        told = {"known": [_row(row, row["batch_seconds"]) for row in _latest(known)],
+                "runs": max((row["runs"] for row in known), default=0), "alike": alike[:MOST_DEVICES]}
+        return {what: own for what, own in told.items() if own} or None
 
     def batch_seconds(self, net):
         """Seconds of a mini-batch by the best kernel, the median of the devices; None where nobody knows."""
