@@ -324,6 +324,8 @@ class Story:
     def start(self):
         idle = set(self.board.places) - {place for place, _ in self.running}
         for place in self.scheduler.arrange(idle):
+            if place in {at for at, _ in self.running}:
+                continue
             eligible = self.board.eligible(place)
             unit = self.scheduler.choose(place)
             if unit is None:

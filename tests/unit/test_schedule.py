@@ -208,6 +208,22 @@ def test_where_any_place_does_all_segments_most_is_compiled_in_one(name, models,
 
 
 @pytest.mark.parametrize("name", [name for name, kind in SCHEDULERS.items() if kind.ANYWHERE])
+@pytest.mark.parametrize("models,places", [(1, 2), (1, 4), (2, 3)])
+def test_nobody_takes_from_the_home_of_a_place_that_is_idle(name, models, places):
+    """One configuration of each model: where all places but its own are idle, it stays at home."""
+    for seed in range(6):
+        board = board_of(models, 4, 3)
+        board.anywhere = True
+        board.serve(range(places))
+        visits = simulate(board, SCHEDULERS[name](board, seed, lambda number: min(board.plan.stages[number].trials)),
+                          lambda unit: 1.0)
+        of = {}
+        for v in visits:
+            of.setdefault(min(board.plan.stages[v.unit.stage].trials), set()).add(v.place)
+        assert [len(at) for at in of.values()] == [1] * models, of
+
+
+@pytest.mark.parametrize("name", [name for name, kind in SCHEDULERS.items() if kind.ANYWHERE])
 def test_what_was_compiled_at_places_that_have_gone_finds_a_home_anew(name):
     models, segments, after, lasting = 8, 4, set(), []
     for seed in range(6):

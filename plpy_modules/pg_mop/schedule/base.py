@@ -24,7 +24,12 @@ class Scheduler(ABC):
         """Take note of what a unit took, after the board has."""
 
     def arrange(self, places):
-        """The order in which to ask for units for places that are idle at the same time."""
+        """The order in which to ask for units for places that are idle at the same time; who has got none may be asked
+        once more."""
+        return self.in_turn(places)
+
+    def in_turn(self, places):
+        """These places, each once."""
         return sorted(places)
 
     def coming(self, place):
@@ -39,6 +44,10 @@ class Scheduler(ABC):
 
     def hurries(self, number):
         """True where a stage must not wait for others."""
+        return False
+
+    def leaves(self, unit, place):
+        """True where `place` leaves an evaluation to another."""
         return False
 
     @abstractmethod
@@ -56,10 +65,12 @@ class Ranked(Scheduler):
 
     Where every place does all segments (`board.anywhere`), what is compiled has a home, the place that was the first to
     take a stage of it: there is a heap for every segment and home, and one for what has none yet. A place takes from
-    others' homes only where it has nothing else: so most is compiled in one place, and none is idle for it.
+    others' homes only where it has nothing else and they are at work: so most is compiled in one place, and none is
+    idle for it. An evaluation that takes less than it would to meet the model is left to its home.
     """
 
     ANYWHERE = True
+    MEETS = 0.4  # seconds that a place takes for a model that it has not had
 
     WARM = False  # looks among the stages that share a compiled model, too
 
@@ -68,8 +79,11 @@ class Ranked(Scheduler):
         self.homes = {}        # compiled model -> place
         # (segment, "at", home), and (segment, "like", compiled model) -> heap of (rank, at random, stage number)
         self.lanes = {}
-        self.evaluations = {}  # (dataset, segment) -> heap of (iteration, at random, stage number)
+        self.evaluations = {}  # (dataset, segment, home) -> heap of (iteration, at random, stage number)
+        self.took = {}         # compiled model -> the least seconds of a unit
+        self.asked = set()     # the places that have been asked for units: those that are there
         self.aside = {}        # stage number -> [(lane, at random), ...] of the entries that wait for it
+        self.own_alone = False  # nobody takes from others' homes
         board.watch(self)
 
     @abstractmethod
@@ -94,6 +108,7 @@ class Ranked(Scheduler):
 
     def served(self, places):
         """These places are there from now on. What was at home elsewhere has none any more."""
+        self.asked = set()
         gone = set(self.homes.values()) - set(places)
         self.homes = {key: home for key, home in self.homes.items() if home not in gone}
         moved = {lane: (lane[0], "at", None) for lane in self.lanes if lane[1] == "at" and lane[2] in gone}
@@ -103,6 +118,9 @@ class Ranked(Scheduler):
         if moved:
             self.aside = {number: [(moved.get(lane, lane), tie) for lane, tie in entries]
                           for number, entries in self.aside.items()}
+        for lane in [lane for lane in self.evaluations if lane[2] in gone]:
+            for entry in self.evaluations.pop(lane):
+                heappush(self.evaluations.setdefault((*lane[:2], None), []), entry)
 
     def idle(self, stage):
         """A stage that may train is not at work any more."""
@@ -113,12 +131,30 @@ class Ranked(Scheduler):
 
     def may_evaluate(self, stage, keys):
         """A stage may be evaluated on these from now on."""
-        tie = self.random.random()
+        tie, home = self.random.random(), self.homes.get(self.alike(stage.number)) if self.homes else None
         for key in keys:
-            heappush(self.evaluations.setdefault(key, []), (stage.iteration, tie, stage.number))
+            heappush(self.evaluations.setdefault((*key, home), []), (stage.iteration, tie, stage.number))
+
+    def finished(self, unit, seconds):
+        if self.homes:
+            key = self.alike(unit.stage)
+            self.took[key] = min(seconds, self.took.get(key, seconds))
 
     # --- choosing -------------------------------------------------------------------------------------------------
+    def arrange(self, places):
+        order = self.in_turn(places)
+        if not self.board.anywhere or len(order) == 1:
+            yield from order
+            return
+        self.own_alone = True  # at home somebody else may be idle, too
+        try:
+            yield from order
+        finally:
+            self.own_alone = False
+        yield from order
+
     def choose(self, place):
+        self.asked.add(place)
         unit = self.evaluation(place) or self.before_all(place) or self.kept(place) or self.train(place)
         if self.board.anywhere and unit is not None and unit.kind == "train":
             key = self.alike(unit.stage)
@@ -136,12 +172,21 @@ class Ranked(Scheduler):
         """The evaluation to be begun at a place, of the earliest iteration; None where none is due."""
         best, at = None, None
         for key in self.board.served(place):
-            heap = self.evaluations.get(key)
-            while heap and not self.board.may_evaluate(heap[0][2], *key):
-                heappop(heap)
-            if heap and (best is None or heap[0] < best):
-                best, at = heap[0], key
+            for home in {None, *self.homes.values()}:
+                heap = self.evaluations.get((*key, home))
+                while heap and not self.board.may_evaluate(heap[0][2], *key):
+                    heappop(heap)
+                if heap and (best is None or heap[0] < best) and not self._leaves(heap[0][2], key, home, place):
+                    best, at = heap[0], key
         return best and self.board.unit(best[2], "evaluate", *at)
+
+    def leaves(self, unit, place):
+        return self._leaves(unit.stage, (unit.dataset, unit.segment), self.homes.get(self.alike(unit.stage)), place)
+
+    def _leaves(self, number, key, home, place):
+        """True where `place` leaves the evaluation of a stage to the home of its compiled model."""
+        return (home not in (None, place) and home in self.asked and key in self.board.served(home)
+                and (self.own_alone or self.took.get(self.alike(number), self.MEETS) < self.MEETS))
 
     def before_all(self, place):
         """A visit that must not wait for others; None where there is none."""
@@ -160,7 +205,8 @@ class Ranked(Scheduler):
         """The visit of the least rank; of stages that are kept for other places only where there is nothing else."""
         segments = self.board.served(place, "training")
         return self._least_of(place, segments, (None, place)) or (
-            self._least_of(place, segments, sorted(set(self.homes.values()) - {place})) if self.homes else None)
+            None if self.own_alone or not self.homes else
+            self._least_of(place, segments, sorted(set(self.homes.values()) - {place})))
 
     def _least_of(self, place, segments, homes):
         """The visit of the least rank of what has one of these homes (None: none yet)."""
@@ -250,6 +296,7 @@ class Timed(Ranked):
         super().may_train(stage, segments)
 
     def finished(self, unit, seconds):
+        super().finished(unit, seconds)
         if unit.kind == "train":
             self.at_work.discard(unit.stage)  # its last visit, or it would be idle
             if self.costs.finished(unit, seconds):

@@ -29,7 +29,7 @@ class Groups:
         if unit is None:
             return []
         if unit.kind == "evaluate":
-            units = self._evaluations(unit)
+            units = self._evaluations(place, unit)
             for each in units:
                 self.board.start(each)
         else:
@@ -49,13 +49,13 @@ class Groups:
         """Seconds that a training unit takes, about; None where nobody knows."""
         return self.seconds.get((self.key_of(unit.stage), unit.segment))
 
-    def _evaluations(self, unit):
-        """An evaluation and the others that are due on the same rows, as far as memory goes."""
+    def _evaluations(self, place, unit):
+        """An evaluation at a place and the others that are due on the same rows, as far as memory goes."""
         if unit in self.alone:
             return [unit]
         total, chosen = 0, []
         for other in self.board.due_with(unit):
-            if other in self.alone:
+            if other in self.alone or other is not unit and self.scheduler.leaves(other, place):
                 continue
             total += self.bytes_of(other.stage)
             if chosen and total > EVALUATED_BYTES:

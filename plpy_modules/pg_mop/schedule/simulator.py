@@ -67,6 +67,8 @@ def simulate(board, scheduler, seconds, ahead=False, transport=None, groups=None
     now, idle, events, visits = 0.0, set(board.places), [], []
     while not board.done:
         for place in scheduler.arrange(idle):
+            if place not in idle:
+                continue
             if groups is not None:
                 units = groups.choose(place)
             else:
