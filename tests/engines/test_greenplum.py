@@ -170,7 +170,8 @@ def test_units_are_begun_finished_and_failed_and_the_views_tell(ann, db):
     train(ann, run_id, 1, 1, 2, state=b"\2" * 9)
     assert evaluate(ann, run_id, 1, 1, [10, 2.5]) is None
     assert evaluate(ann, run_id, 1, 0, [10, 0.5]) == [20, 3]
-    assert bytes(ann.value("SELECT data FROM madlib.mop_read_states(%s, '{2}', '{2}')", [run_id])) == b"\2" * 9  # that of its parent
+    assert bytes(ann.value("SELECT data FROM madlib.mop_read_states(%s, '{2}', '{2}')", [run_id])) == b"\2" * 9, \
+        "that of its parent"
     assert ann.run("SELECT mst_key, units_done, units_total, iteration, last_loss, status FROM madlib.mop_progress "
                    "WHERE run_id = %s ORDER BY 1", [run_id]) == [
         {"mst_key": 1, "units_done": 4, "units_total": 6, "iteration": 1, "last_loss": 0.5, "status": "waiting"},

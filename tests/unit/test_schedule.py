@@ -215,11 +215,10 @@ def test_nobody_takes_from_the_home_of_a_place_that_is_idle(name, models, places
         board = board_of(models, 4, 3)
         board.anywhere = True
         board.serve(range(places))
-        visits = simulate(board, SCHEDULERS[name](board, seed, lambda number: min(board.plan.stages[number].trials)),
-                          lambda unit: 1.0)
-        of = {}
+        alike = {number: min(stage.trials) for number, stage in board.plan.stages.items()}
+        visits, of = simulate(board, SCHEDULERS[name](board, seed, alike.get), lambda unit: 1.0), {}
         for v in visits:
-            of.setdefault(min(board.plan.stages[v.unit.stage].trials), set()).add(v.place)
+            of.setdefault(alike[v.unit.stage], set()).add(v.place)
         assert [len(at) for at in of.values()] == [1] * models, of
 
 

@@ -177,8 +177,8 @@ ROWS = {
     **{table: f"SELECT s.mst_key, s.iteration, t.* FROM madlib.{table} t JOIN madlib.mop_stage s USING (run_id, stage)"
        for table in ("mop_unit", "mop_metric", "mop_partial")}}
 STATES = ("SELECT mst_key, version, bytes, (madlib.mop_read_states(run_id, ARRAY[stage], ARRAY[version])).data "
-          "FROM madlib.mop_model JOIN madlib.mop_stage USING (run_id, stage) WHERE run_id = %s AND generation IS NOT NULL "
-          "ORDER BY version")
+          "FROM madlib.mop_model JOIN madlib.mop_stage USING (run_id, stage) "
+          "WHERE run_id = %s AND generation IS NOT NULL ORDER BY version")
 SHOWN = {
     "mop_runs": "status, function, seed, scheduler, num_iterations, configurations, segments, started_at, finished_at",
     "mop_units": "mst_key, iteration, segment, kind, dataset, attempt, status, kernel, rows, loss, metric, started_at, "
