@@ -1110,21 +1110,24 @@ DECLARE
     at integer;
     left_over integer[] := stages;
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket, run_epoch);
+    PERFORM @extschema@.mop_own_once(run, ticket);
     IF to_train THEN
         -- in the order in which mop_seize_models locks all of them
         FOR at IN SELECT e.stage FROM unnest(stages) AS e (stage) ORDER BY 1 LOOP
             PERFORM @extschema@.mop_hold_model(run, at);
         END LOOP;
-        -- after the locks, for which this may have waited while the run was taken over
-        PERFORM @extschema@.mop_own(run, ticket, run_epoch);
     END IF;
+    -- after the locks, for which this may have waited while the run was taken over; all by one query, since each is a
+    -- look at a segment of Greenplum
     FOR own IN
-        SELECT s.stage, m.version, c.model_id, c.mst_key, s.compile_params, s.fit_params, c.model_arch
-        FROM @extschema@.mop_stage s JOIN @extschema@.mop_model m USING (run_id, stage)
-        JOIN @extschema@.mop_configuration c USING (run_id, mst_key)
-        WHERE s.run_id = run AND s.stage = ANY (stages)
+        SELECT r.epoch, s.stage, m.version, c.model_id, c.mst_key, s.compile_params, s.fit_params, c.model_arch
+        FROM @extschema@.mop_run r JOIN @extschema@.mop_stage s USING (run_id)
+        JOIN @extschema@.mop_model m USING (run_id, stage) JOIN @extschema@.mop_configuration c USING (run_id, mst_key)
+        WHERE r.run_id = run AND s.stage = ANY (stages)
     LOOP
+        IF own.epoch <> run_epoch THEN
+            RAISE EXCEPTION 'run % has been taken over by another session', run USING ERRCODE = '55000';
+        END IF;
         at := (SELECT n FROM generate_subscripts(stages, 1) AS n WHERE stages[n] = own.stage);
         CONTINUE WHEN to_train AND own.version IS DISTINCT FROM versions[at];
         left_over := array_remove(left_over, own.stage);
@@ -1132,11 +1135,12 @@ BEGIN
         INTO stage, model_id, mst_key, compile_params, fit_params, model_arch;
         RETURN NEXT;
     END LOOP;
-    IF left_over IS DISTINCT FROM '{}' THEN
+    IF left_over IS DISTINCT FROM '{}' OR stages = '{}' THEN  -- (without a row nothing says in which epoch the run is)
         at := (SELECT n FROM generate_subscripts(stages, 1) AS n WHERE stages[n] = left_over[1]);
         RAISE EXCEPTION 'stage % of run % is not at version %', left_over[1], run, versions[at]
             USING ERRCODE = '55000';
     END IF;
+    PERFORM @extschema@.mop_has_seen(run, ticket);
 END
 $$;
 

@@ -31,6 +31,22 @@ BEGIN
 END
 $$;
 
+-- (what this process knows need not be looked up: 13_own.sql)
+CREATE FUNCTION @extschema@.mop_own_once(run bigint, ticket text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    IF @extschema@.mop_standing('@extschema@.mop_secret'::regclass, run, ticket, pg_backend_pid(),
+                                timestamptz_send(now())) = 0 THEN
+        PERFORM @extschema@.mop_own(run, ticket);
+    END IF;
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_has_seen(run bigint, ticket text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM @extschema@.mop_know('@extschema@.mop_secret'::regclass, run, ticket, timestamptz_send(now()));
+END
+$$;
+
 CREATE FUNCTION @extschema@.mop_seize_run(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(@extschema@.mop_lock_number('run', run, 0));

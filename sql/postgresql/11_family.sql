@@ -22,6 +22,19 @@ BEGIN
 END
 $$;
 
+-- Raises unless the run is the calling role's: for who reads the run itself afterwards, and then tells so by
+-- mop_has_seen.
+CREATE FUNCTION @extschema@.mop_own_once(run bigint, ticket text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM @extschema@.mop_own(run, ticket);
+END
+$$;
+
+CREATE FUNCTION @extschema@.mop_has_seen(run bigint, ticket text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+END
+$$;
+
 -- nobody holds the run, and nobody else takes it over or drops it
 CREATE FUNCTION @extschema@.mop_seize_run(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN

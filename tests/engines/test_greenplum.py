@@ -216,7 +216,7 @@ def test_another_role_sees_nothing_and_writes_nothing(db, ann, bob):
     for function in ("mop_caller('x')", "mop_own(1, 'x')", "mop_hold_run(1)", "mop_seize_run(1)", "mop_delete_run(1)",
                      "mop_delete_generations(1)", "mop_lock_number('run', 1, 0)", "mop_reservation(1, 'a', 1)",
                      "mop_the_secret(1)", "mop_ticket_role(1, 'x', 1, 'x')", "mop_standing(1, 1, 'x', 1, 'x')",
-                     "mop_know(1, 1, 'x', 'x')"):
+                     "mop_know(1, 1, 'x', 'x')", "mop_has_seen(1, 'x')"):
         assert "permission denied for function" in str(ann.error(f"SELECT madlib.{function}")), function
     # who is a member of the role sees its runs, and writes none
     db.run("GRANT ann TO bob")

@@ -174,7 +174,8 @@ def test_an_output_table_is_kept_for_oneself_by_those_who_may_make_it(db, nina):
     for internal in ("mop_reservation(1, 'models', 1)", "mop_hold_run(1)", "mop_seize_run(1)", "mop_seize_models(1)",
                      "mop_hold_model(1, 1)", "mop_hold_checkpoints('{1}', '{1}')", "mop_hold_owner(1)",
                      "mop_hold_lost_runs(1)", "mop_forget_outputs()", "mop_count_rows()", "mop_make_generation('mine')",
-                     "mop_delete_generations(1)", "mop_delete_run(1)", "mop_owner_of('x')"):
+                     "mop_delete_generations(1)", "mop_delete_run(1)", "mop_owner_of('x')", "mop_own_once(1, 'x')",
+                     "mop_has_seen(1, 'x')"):
         assert "permission denied for function" in str(nina.error(f"SELECT madlib.{internal}")), internal
     other.close()
     db.run("DROP SCHEMA private, common")

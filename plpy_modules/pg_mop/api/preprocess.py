@@ -89,8 +89,8 @@ def _check_num_classes(num_classes, outputs):
                        f"{len(outputs)} columns",
                        hint="Give one number per dependent column, NULL to count its classes.")
     for value in num_classes:
-        if isinstance(value, list) or (value is not None and not 1 <= value <= buffers.MAX_WIDTH):
-            raise MopError(f"invalid num_classes: {value} is no number of classes from 1 to {buffers.MAX_WIDTH}")
+        if isinstance(value, list) or (value is not None and not 1 <= value <= summaries.MAX_WIDTH):
+            raise MopError(f"invalid num_classes: {value} is no number of classes from 1 to {summaries.MAX_WIDTH}")
     return num_classes
 
 

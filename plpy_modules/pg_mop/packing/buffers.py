@@ -10,7 +10,6 @@ from pg_mop.database import MopError
 
 MAX_ELEMENTS = 75_000_000      # independent elements that a computed buffer holds at most (300 MB of float32)
 MAX_PACKED_BYTES = 1_000_000_000  # all values of one packed row together; PostgreSQL's limit is 1 GiB per row
-MAX_WIDTH = 32_767             # classes of one output
 MAX_NAME = 63                  # bytes of a PostgreSQL identifier
 
 # element types of arrays on the wire -> (big-endian dtype on the wire, dtype in a buffer)

@@ -3,8 +3,8 @@
 import json
 
 from pg_mop.database import MopError, quote_identifier
-from pg_mop.packing import buffers
 
+MAX_WIDTH = 32_767  # classes of one output
 COPIES = "__internal_copies__"  # JSON: [[segment, server or null, schema, table], ...]
 
 
@@ -72,8 +72,8 @@ def read_classes(db, summary, output, requested):
     if requested is not None and output.width > requested:
         raise MopError(f'num_classes value too small: {requested} for column "{output.name}", '
                        f'which has {output.width} classes', hint=f"Give {output.width} or more, or NULL.")
-    if output.width > buffers.MAX_WIDTH:
-        raise MopError(f'column "{output.name}" has {output.width} classes, more than {buffers.MAX_WIDTH}',
+    if output.width > MAX_WIDTH:
+        raise MopError(f'column "{output.name}" has {output.width} classes, more than {MAX_WIDTH}',
                        detail="Labels are encoded one-hot: every distinct value is a class.")
 
 
