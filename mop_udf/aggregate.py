@@ -34,6 +34,7 @@ class Session:
         self.plans = {}  # (sql, types) -> prepared plan
         self.coming = None  # what to do while the trainer works on the unit
         self.ahead = {}  # (run_id, stage, version) -> parts of a model state that has been read ahead
+        self.lent = {}  # pickles of custom functions for the unit that comes, by name: at a place of Greenplum
 
     def query(self, sql, types=(), values=(), cursor=False):
         """Run SQL by a plan that is kept for the next time: its rows, or with `cursor` one by one."""

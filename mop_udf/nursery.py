@@ -58,7 +58,8 @@ class Forked:
 
     def born(self, seconds):
         """True as soon as it lives, None if it does not after so many seconds; False: it will never."""
-        self._hear(seconds)
+        if self.pid is None:  # (it may have been heard of since)
+            self._hear(seconds)
         if self.pid is None and self._connection is not None and time.monotonic() - self._asked > ANSWER_SECONDS:
             self._name.end()
             self._close()

@@ -30,7 +30,6 @@ def table_name(db, text):
 
 def check(db, text):
     """The quoted name of an object table that may be used. Raises MopError."""
-    db.check_engine("a custom loss or metric")
     name = table_name(db, text)
     quoted = f"{db.extension}.{quote_identifier(name)}"
     table = db.input_table(db.bare(quoted), "object table",
@@ -108,5 +107,6 @@ def digests(db, object_table, compile_params):
 
 def digests_sql(object_table, names):
     """SQL for these of functions, by name."""
-    return (f"SELECT name, encode(sha256(object), 'hex') AS digest FROM {object_table} WHERE lower(name) IN "
+    schema = object_table[:-len(within_schema(object_table))]
+    return (f"SELECT name, encode({schema}mop_sha256(object), 'hex') AS digest FROM {object_table} WHERE lower(name) IN "
             f"({', '.join(quote_literal(name.lower()) for name in names)}) ORDER BY name")

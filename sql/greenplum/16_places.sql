@@ -1,5 +1,6 @@
 -- What mop_start_trainer and mop_run_unit call at a place, in the process of the session that has the trainer:
--- pg_mop/execute/trainers.py. (mop_at_start is for mop_start_at alone, which knows the limits.)
+-- pg_mop/execute/trainers.py. (mop_at_start is for mop_start_at alone, which knows the limits, and mop_at_objects for
+-- mop_give_objects, which knows that they are a superuser's.)
 
 CREATE FUNCTION @extschema@.mop_at_start(options text, limits text, look_again boolean)
 RETURNS boolean LANGUAGE plpython3u VOLATILE AS $$
@@ -13,6 +14,13 @@ RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.execute import trainers
 return trainers.at_room(plpy, *args)
+$$;
+
+CREATE FUNCTION @extschema@.mop_at_objects(names text[], pickles bytea[]) RETURNS boolean
+LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.execute import trainers
+return trainers.at_objects(plpy, names, pickles)
 $$;
 
 CREATE FUNCTION @extschema@.mop_at_begin(unit text) RETURNS text LANGUAGE plpython3u VOLATILE AS $$

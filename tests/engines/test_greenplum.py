@@ -13,7 +13,7 @@ import psycopg2
 import pytest
 
 from conftest import Calling, connect, eventually
-from workload import ADAM, assert_invariants, dense, fit, load, make_data, selection
+from workload import ADAM, assert_invariants, dense, fit, load, make_data, pickled, selection
 
 greenplum.needed("tests/engines/test_greenplum.py")
 
@@ -216,7 +216,7 @@ def test_another_role_sees_nothing_and_writes_nothing(db, ann, bob):
     for function in ("mop_caller('x')", "mop_own(1, 'x')", "mop_hold_run(1)", "mop_seize_run(1)", "mop_delete_run(1)",
                      "mop_delete_generations(1)", "mop_lock_number('run', 1, 0)", "mop_reservation(1, 'a', 1)",
                      "mop_the_secret(1)", "mop_ticket_role(1, 'x', 1, 'x')", "mop_standing(1, 1, 'x', 1, 'x')",
-                     "mop_know(1, 1, 'x', 'x')", "mop_has_seen(1, 'x')"):
+                     "mop_know(1, 1, 'x', 'x')", "mop_has_seen(1, 'x')", "mop_at_objects('{x}', '{x}')"):
         assert "permission denied for function" in str(ann.error(f"SELECT madlib.{function}")), function
     # who is a member of the role sees its runs, and writes none
     db.run("GRANT ann TO bob")
@@ -688,14 +688,75 @@ def test_a_job_goes_on_without_its_client(trained, bob):
 
 
 def test_what_is_not_there_yet_says_so_before_any_work(trained):
-    trained.run("DROP TABLE IF EXISTS custom, custom_summary; CREATE TABLE custom AS TABLE mst; "
-                "CREATE TABLE custom_summary AS SELECT 'arch'::varchar AS model_arch_table, "
-                "'mine'::varchar AS object_table")
-    for before, call in (("SELECT", "madlib_keras_fit_multiple_model('flowers_packed', 'never', 'custom', 1, FALSE)"),
-                         ("SET pg_mop.trainers = 'gpus'",
-                          "madlib_keras_fit_multiple_model('flowers_packed', 'never', 'mst', 1, FALSE)")):
-        trained.run(before)
-        problem = trained.error(f"SELECT madlib.{call}")
-        assert problem.pgcode == "0A000" and "not supported on Greenplum yet" in str(problem), call
-        assert problem.diag.message_hint
+    trained.run("SET pg_mop.trainers = 'gpus'")
+    problem = trained.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'never', 'mst', 1, FALSE)")
+    assert problem.pgcode == "0A000" and "not supported on Greenplum yet" in str(problem)
+    assert problem.diag.message_hint
     trained.run("RESET pg_mop.trainers")
+
+
+# Keras' own, by another name and shape: it must give the very same numbers
+SQUARED = pickled("squared", """
+def squared(y_true, y_pred):
+    import keras
+    return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+""")
+LARGEST = pickled("largest", """
+def largest(y_true, y_pred):
+    import keras
+    return keras.ops.max(keras.ops.abs(y_true - y_pred), axis=-1)
+""")
+
+
+def custom(client, name, compile_params):
+    """A selection table of one configuration, with functions of the object table."""
+    selection(client, name, "arch", [(1, compile_params, "batch_size=8, epochs=1")])
+    client.run(f"UPDATE {name}_summary SET object_table = 'functions'")
+
+
+def test_custom_losses_and_metrics(db, trained):
+    db.run("DROP TABLE IF EXISTS madlib.functions")
+    for name, data in (("squared", SQUARED), ("Largest", LARGEST)):
+        db.run("SELECT madlib.load_custom_function('functions', %s, %s)", [data, name])
+    trained.run("SET pg_mop.seed = 5")
+    custom(trained, "own", "loss='squared', optimizer='SGD(learning_rate=0.1)', metrics=['largest', 'accuracy']")
+    custom(trained, "keras", "loss='mse', optimizer='SGD(learning_rate=0.1)', metrics=['accuracy']")
+    found = {}
+    for name in ("own", "keras"):
+        run_id = fit(trained, "flowers_packed", f"by_{name}", name)
+        found[name] = trained.run("SELECT training_loss_final AS loss, training_metrics_final AS metric "
+                                  f"FROM by_{name}_info")[0]
+        names = {row["name"] for row in trained.run(
+            "SELECT DISTINCT name FROM madlib.mop_metrics WHERE run_id = %s", [run_id])}
+        assert names == {"loss", "accuracy", *(["largest"] if name == "own" else [])}
+    assert found["own"]["loss"] == found["keras"]["loss"] and 0 < found["own"]["metric"] < 1
+    trained.run("DROP TABLE IF EXISTS evaluated; "
+                "SELECT madlib.madlib_keras_evaluate('by_own', 'flowers_packed', 'evaluated', NULL, 1)")
+    assert trained.value("SELECT loss FROM evaluated") == pytest.approx(found["own"]["loss"], rel=1e-6)
+    custom(trained, "lacking", "loss='nowhere', optimizer='SGD()', metrics=['accuracy']")
+    assert "no such function" in str(trained.error(
+        "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'never', 'lacking', 1, FALSE)"))
+    trained.run("RESET pg_mop.seed")
+
+
+def test_nobody_brings_a_segment_functions_of_his_own(db, ann, bob):
+    """They run code: what a superuser has put into an object table, and who asks may read, comes there alone."""
+    db.run("DROP TABLE IF EXISTS madlib.functions; "
+           "CREATE TABLE madlib.anns (id serial, name text, description text, object bytea)")
+    db.run("SELECT madlib.load_custom_function('functions', %s, 'squared')", [SQUARED])
+    give = "SELECT madlib.mop_give_objects(0, %s, %s)"
+    asked = json.dumps([["loss='squared', optimizer='SGD()', metrics=['accuracy']", None]])
+    ann.run(give, ["functions", asked])
+    assert "is not the one that the run began with" in str(ann.error(
+        give, ["functions", asked.replace("null", '[["squared", "00"]]')]))
+    assert "permission denied for function" in str(ann.error("SELECT madlib.mop_at_objects('{squared}', '{x}')"))
+    assert "has not come to its segment" in str(ann.error("SELECT madlib.mop_at_begin(%s)", [json.dumps(
+        {"unit": {}, "models": [{}], "objects": [["squared"]]})]))
+    assert "no ticket" in str(bob.error(f"{give[:-1]}, %s)", ["functions", asked, ann.value(
+        "SELECT ticket FROM madlib.mop_tickets")]))
+    db.run("ALTER TABLE madlib.anns OWNER TO ann")
+    ann.run("INSERT INTO madlib.anns (name, object) VALUES ('squared', 'x')")
+    assert "is no superuser" in str(ann.error(give, ["anns", asked]))
+    db.run("REVOKE SELECT ON madlib.functions FROM PUBLIC")
+    assert "permission denied for object table" in str(ann.error(give, ["functions", asked]))
+    db.run("DROP TABLE madlib.anns, madlib.functions")

@@ -9,17 +9,17 @@ import json
 
 from mop_udf import aggregate, params
 from mop_udf.errors import raise_error
-from pg_mop import settings
-from pg_mop.database import raising
+from pg_mop import object_table, settings
+from pg_mop.database import Database, MopError, extension_schema, raising
 from pg_mop.limits import Limits
 
 SMALL = 256 << 10  # bytes of a state that comes by way of the coordinator, together with others
 
 
-def trainer_at(holder, schema, place, places=None):
+def trainer_at(holder, schema, place, places=None, functions=None):
     """Where the trainer is: at a place of mop_place (sql/greenplum/12_places.sql), or None: here. `schema`: the
-    extension's, quoted; `places`: {segment (text): the place of its units}."""
-    return Here(holder, schema) if place is None else There(holder, schema, place, places or {})
+    extension's, quoted; `places`: {segment (text): the place of its units}; `functions`: the object table."""
+    return Here(holder, schema) if place is None else There(holder, schema, place, places or {}, functions)
 
 
 class Here:
@@ -91,8 +91,9 @@ class Here:
 class There:
     """The trainer of this session's process at a place."""
 
-    def __init__(self, holder, schema, place, places):
+    def __init__(self, holder, schema, place, places, functions):
         self.holder, self.schema, self.place, self.places = holder, schema, int(place), places
+        self.functions = functions
 
     def _at(self, call, types=(), values=()):
         """What a function of ours gives at the place."""
@@ -114,9 +115,11 @@ class There:
 
     def give(self, unit, models, states, objects):
         if any(objects):
-            raise_error(self.holder.plpy, "custom losses and metrics are not supported on Greenplum yet",
-                        aggregate.CONFIGURATION_FAILED)
-        self.sent = json.loads(self._at("mop_at_begin($1)", ["text"], [json.dumps({"unit": unit, "models": models})]))
+            self.holder.query(f"SELECT {self.schema}.mop_give_objects($1, $2, $3)", ["integer", "text", "text"], [
+                self.place, self.functions, json.dumps([[model["compile_params"], model["functions"]]
+                                                        for model, own in zip(models, objects) if own])])
+        self.sent = json.loads(self._at("mop_at_begin($1)", ["text"], [json.dumps(
+            {"unit": unit, "models": models, "objects": [list(own) for own in objects]})]))
         states = list(states)
         given = self._give_together([(wanted, state) for wanted, state in states
                                      if state["segment"] is not None and (state["bytes"] or SMALL + 1) <= SMALL])
@@ -236,9 +239,43 @@ def _on_own_gpu(plpy, options):
     return {**options, "gpu": int(segment) % max(1, settings.gpus())}
 
 
+def give_objects(plpy, place, functions, models, caller):
+    """By the extension's owner, who alone gives pickles to a place: those of custom functions that a superuser has put
+    into the object table `functions` and the role `caller` (an oid) may read.
+
+    `models`: JSON, [[compile parameters, digests as of object_table.digests], ...].
+    """
+    db, found = Database(plpy, extension_schema(plpy)), {}
+    try:
+        with db.pinned_path():
+            quoted = object_table.check(db, functions)
+            if not db.value("SELECT has_table_privilege($1::oid, $2::regclass, 'SELECT')", ["text", "text"],
+                            [str(caller), quoted]):
+                raise MopError(f"permission denied for object table {quoted}")
+            for compile_params, digests in json.loads(models):
+                found.update(object_table.read(db, functions, params.parse_compile_params(compile_params), digests))
+        names, pickles = list(found), list(found.values())
+        plpy.execute(plpy.prepare(f"SELECT {db.extension}.mop_at_objects($1, $2) FROM {db.extension}.mop_place "
+                                  f"WHERE place = {int(place)}", ["text[]", "bytea[]"]), [names, pickles])
+        return
+    except (MopError, params.ParameterError) as error:
+        problem = str(error)
+    raise_error(plpy, problem, aggregate.CONFIGURATION_FAILED)
+
+
+def at_objects(plpy, names, pickles):
+    """Keep the pickles of custom functions for the unit that comes."""
+    aggregate.session(plpy).lent = dict(zip(names, pickles, strict=True))
+    return True
+
+
 def at_begin(plpy, text):
     """Hand the trainer a unit, whose states follow; JSON: what follows from its cache."""
     holder, given = aggregate.session(plpy), json.loads(text)
+    lent, holder.lent = holder.lent, {}
+    if missing := [name for own in given["objects"] for name in own if name not in lent]:
+        raise_error(plpy, f"the custom function {missing[0]!r} has not come to its segment",
+                    aggregate.CONFIGURATION_FAILED)
     if holder.trainer is None:
         raise_error(plpy, "there is no trainer in this process", aggregate.TRAINER_LOST)
     if any(params.parse_fit_params(model.get("fit_params"))["callbacks"] for model in given["models"]) and not (
@@ -246,7 +283,8 @@ def at_begin(plpy, text):
                          "current_user")[0]["rolsuper"]):
         raise_error(plpy, "only a superuser may use callbacks", aggregate.CONFIGURATION_FAILED)
     with aggregate.failures_as_sql(plpy, holder):
-        holder.begin(given["unit"], given["models"], None, [{} for _ in given["models"]])
+        holder.begin(given["unit"], given["models"], None,
+                     [{name: lent[name] for name in own} for own in given["objects"]])
     return json.dumps({name: holder.unit[name] for name in ("sends_rows", "epochs_sent")})
 
 
