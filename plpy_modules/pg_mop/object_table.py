@@ -108,5 +108,6 @@ def digests(db, object_table, compile_params):
 def digests_sql(object_table, names):
     """SQL for these of functions, by name."""
     schema = object_table[:-len(within_schema(object_table))]
-    return (f"SELECT name, encode({schema}mop_sha256(object), 'hex') AS digest FROM {object_table} WHERE lower(name) IN "
-            f"({', '.join(quote_literal(name.lower()) for name in names)}) ORDER BY name")
+    known = ", ".join(quote_literal(name.lower()) for name in names)
+    return (f"SELECT name, encode({schema}mop_sha256(object), 'hex') AS digest FROM {object_table} "
+            f"WHERE lower(name) IN ({known}) ORDER BY name")
