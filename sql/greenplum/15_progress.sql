@@ -4,8 +4,8 @@
 CREATE VIEW @extschema@.mop_progress WITH (security_barrier) AS
 SELECT r.run_id, coalesce(w.units_done, 0)::bigint AS units_done,
        coalesce(CASE WHEN w.error IS NULL THEN w.units_total ELSE w.units_done END, 0)::bigint AS units_total,
-       extract(epoch FROM coalesce(r.finished_at, clock_timestamp()) - r.started_at)::double precision
-           AS seconds_elapsed,
+       extract(epoch FROM coalesce(r.finished_at, CASE WHEN r.now = 'running' THEN clock_timestamp() ELSE w.last END,
+           r.started_at) - r.started_at)::double precision AS seconds_elapsed,
        CASE WHEN r.now <> 'running' THEN 0
             WHEN coalesce(w.run_done, 0) = 0
                 THEN nullif(greatest(r.expected_seconds - extract(epoch FROM clock_timestamp() - r.started_at), 0), 0)
@@ -22,7 +22,7 @@ FROM @extschema@.mop_seen_run r JOIN (
     SELECT a.run_id, a.mst_key, a.error, a.reason, sum(a.done) AS units_done, sum(a.running) AS units_running,
            sum(a.total) AS units_total, max(a.iteration) FILTER (WHERE a.done > 0 OR a.running > 0) AS iteration,
            (max(ARRAY[a.iteration, a.last_loss]) FILTER (WHERE a.last_loss IS NOT NULL))[2] AS last_loss,
-           max(a.run_done) AS run_done,
+           max(a.run_done) AS run_done, max(a.last) AS last,
            sum(sum(a.total - a.done) FILTER (WHERE a.is_first)) OVER (PARTITION BY a.run_id) AS run_left
     FROM (
         SELECT c.run_id, c.mst_key, c.error, c.reason, t.iteration, coalesce(u.done, 0) AS done,
@@ -31,7 +31,7 @@ FROM @extschema@.mop_seen_run r JOIN (
                    + CASE WHEN t.evaluated THEN d.both_datasets ELSE 0 END END AS total,
                c.error IS NULL AND q.mst_key = min(q.mst_key) FILTER (WHERE c.error IS NULL)
                    OVER (PARTITION BY t.run_id, t.stage) AS is_first,
-               coalesce(o.run_done, 0) AS run_done
+               coalesce(o.run_done, 0) AS run_done, o.last
         FROM @extschema@.mop_configuration c
         JOIN (SELECT r.run_id, r.function = 'madlib_keras_fit'
                      AND coalesce(r.parameters #>> '{settings,fit_strategy}' = 'averaging', false) AS averaging,
@@ -48,8 +48,9 @@ FROM @extschema@.mop_seen_run r JOIN (
                        AS last_loss
             FROM @extschema@.mop_unit v GROUP BY v.run_id, v.stage) u ON u.run_id = t.run_id AND u.stage = t.stage
         LEFT JOIN (
-            SELECT v.run_id, count(*) AS run_done FROM @extschema@.mop_unit v WHERE v.status = 'finished'
-            GROUP BY v.run_id) o ON o.run_id = c.run_id) a
+            SELECT v.run_id, count(*) FILTER (WHERE v.status = 'finished') AS run_done,
+                   max(greatest(v.started_at, v.finished_at)) AS last
+            FROM @extschema@.mop_unit v GROUP BY v.run_id) o ON o.run_id = c.run_id) a
     GROUP BY a.run_id, a.mst_key, a.error, a.reason) w USING (run_id);
 
 CREATE VIEW @extschema@.mop_trials WITH (security_barrier) AS

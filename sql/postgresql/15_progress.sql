@@ -6,8 +6,10 @@
 CREATE VIEW @extschema@.mop_progress WITH (security_barrier) AS
 SELECT r.run_id, coalesce(w.units_done, 0)::bigint AS units_done,
        coalesce(CASE WHEN w.error IS NULL THEN w.units_total ELSE w.units_done END, 0)::bigint AS units_total,
-       extract(epoch FROM coalesce(r.finished_at, clock_timestamp()) - r.started_at)::double precision
-           AS seconds_elapsed,
+       -- (of one whose session has gone: until its last unit)
+       extract(epoch FROM coalesce(r.finished_at, CASE WHEN s.status = 'running' THEN clock_timestamp() ELSE (
+           SELECT max(greatest(u.started_at, u.finished_at)) FROM @extschema@.mop_unit u WHERE u.run_id = r.run_id) END,
+           r.started_at) - r.started_at)::double precision AS seconds_elapsed,
        CASE WHEN s.status <> 'running' THEN 0
             WHEN coalesce(w.run_done, 0) = 0
                 THEN nullif(greatest(r.expected_seconds - extract(epoch FROM clock_timestamp() - r.started_at), 0), 0)

@@ -132,6 +132,9 @@ class Call:
             "SELECT status, error FROM madlib.mop_runs WHERE run_id = %s", [self.run_id])
         assert all(unit in self.finished() for unit in self.before)
         assert not watcher.run("SELECT 1 FROM madlib.mop_units WHERE run_id = %s AND status = 'running'", [self.run_id])
+        elapsed = [watcher.value("SELECT max(seconds_elapsed) FROM madlib.mop_progress WHERE run_id = %s",
+                                 [self.run_id]) for _ in range(2)]
+        assert elapsed[0] == elapsed[1] >= 0, "its time has ended, too"
 
     def assert_resume_completes(self, db, undisturbed):
         """mop_resume does what is left, and nothing twice."""

@@ -160,6 +160,9 @@ class Training(Guests):
                 steering = self.steering()
                 if not (self.board.done and steering.done):
                     self._open(sessions)
+                    if self.board.anywhere:
+                        self.scheduler.homes.update({
+                            self.sharing.number(digest): place for digest, place in sessions.homes().items()})
                 # what writes the output needs numpy: loaded now, while the trainers start
                 from mop_udf import state  # noqa: F401
                 executor = Executor(db, journal, self.servers, sessions, self.run_id, self.plan, self.board,
@@ -171,6 +174,9 @@ class Training(Guests):
                 self.gather()
                 self._drop_guests()
                 self._note_costs()
+                if self.board.anywhere:
+                    sessions.note_homes({self.sharing.digest(number): place
+                                         for number, place in self.scheduler.homes.items() if number is not None})
                 sessions.keep(options["session_idle_timeout"])
                 self.failed = {**executor.failed, **self.misfits}
                 self.metrics = journal.metrics(self.run_id)

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from mop_udf import params
-from pg_mop.plan.experience import Experience, Net
+from pg_mop.plan.experience import Experience, Net, digest
 
 
 class Sharing:
@@ -18,7 +18,7 @@ class Sharing:
 
     def __init__(self, architectures, shape="", framework="tensorflow"):
         self.architectures, self.shape, self.framework = architectures, shape, framework
-        self._numbers, self._architecture_numbers = {}, {}
+        self._numbers, self._digests, self._architecture_numbers = {}, [], {}
         self._number = functools.lru_cache(100_000)(self._parsed)
         self._net = functools.lru_cache(100_000)(self._described)
 
@@ -32,7 +32,18 @@ class Sharing:
         fit = params.parse_fit_params(fit_params)
         text = json.dumps([architecture, params.without_scalars(params.parse_compile_params(compile_params))],
                           sort_keys=True)
-        return self._numbers.setdefault(text, len(self._numbers)), fit["batch_size"]
+        return self.number(digest(text)), fit["batch_size"]
+
+    def number(self, digest):
+        """The number (the first of `key`) of a compiled model, whose `digest` is the same in every call."""
+        if digest not in self._numbers:
+            self._numbers[digest] = len(self._digests)
+            self._digests.append(digest)
+        return self._numbers[digest]
+
+    def digest(self, number):
+        """That of the compiled model of a number."""
+        return self._digests[number]
 
     def net(self, stage):
         """The :class:`~pg_mop.plan.experience.Net` of a stage."""

@@ -15,6 +15,7 @@ from pg_mop.execute import libpq
 TICK_SECONDS = 0.1
 CONNECT_SECONDS = 30
 ATTEMPTS = 3  # to open a session
+MOST_AT_HOME = 1000  # compiled models that are remembered of a session
 OPTIONS = (f"{SESSION_OPTIONS} -c statement_timeout=0 -c client_connection_check_interval=500 -c jit=off "
            "-c optimizer=off")
 
@@ -52,6 +53,7 @@ class WorkerSession:
         self.relay, self.serves = None, None  # the one that carries states for it; of such a one, the session
         self.moves, self.command = [], None   # what is carried, and what it does then
         self.prepared = False  # a relay has its tables
+        self.at_home = {}  # digest of a compiled model whose home is here (schedule/base.py) -> None, the latest last
         try:
             self.connection = psycopg2.connect(
                 **way.parameters, options=way.options(options), connect_timeout=CONNECT_SECONDS,
@@ -278,6 +280,20 @@ class Sessions:
     def silence(self, server):
         """For how many seconds another Server has not answered."""
         return self.pulse(server.way).look()
+
+    def homes(self):
+        """{digest of a compiled model: the place whose trainer has it of an earlier call}."""
+        return {digest: place for place, session in self.by_place.items() for digest in session.at_home}
+
+    def note_homes(self, homes):
+        """Remember such places for the next call."""
+        for digest, place in homes.items():
+            if place in self.by_place:
+                known = self.by_place[place].at_home
+                known.pop(digest, None)
+                known[digest] = None
+                if len(known) > MOST_AT_HOME:
+                    del known[next(iter(known))]
 
     def _key(self, place):
         server = self.server(place)

@@ -66,7 +66,7 @@ class Ranked(Scheduler):
     Where every place does all segments (`board.anywhere`), what is compiled has a home, the place that was the first to
     take a stage of it: there is a heap for every segment and home, and one for what has none yet. A place takes from
     others' homes only where it has nothing else and they are at work: so most is compiled in one place, and none is
-    idle for it. An evaluation that takes less than it would to meet the model is left to its home.
+    idle for it. A short evaluation is left to its home while that evaluates the same model.
     """
 
     ANYWHERE = True
@@ -81,7 +81,7 @@ class Ranked(Scheduler):
         self.lanes = {}
         self.evaluations = {}  # (dataset, segment, home) -> heap of (iteration, at random, stage number)
         self.took = {}         # compiled model -> the least seconds of a unit
-        self.asked = set()     # the places that have been asked for units: those that are there
+        self.evaluating = {}   # place -> the compiled model that it evaluates, or None
         self.aside = {}        # stage number -> [(lane, at random), ...] of the entries that wait for it
         self.own_alone = False  # nobody takes from others' homes
         board.watch(self)
@@ -108,7 +108,7 @@ class Ranked(Scheduler):
 
     def served(self, places):
         """These places are there from now on. What was at home elsewhere has none any more."""
-        self.asked = set()
+        self.evaluating = {}
         gone = set(self.homes.values()) - set(places)
         self.homes = {key: home for key, home in self.homes.items() if home not in gone}
         moved = {lane: (lane[0], "at", None) for lane in self.lanes if lane[1] == "at" and lane[2] in gone}
@@ -154,8 +154,8 @@ class Ranked(Scheduler):
         yield from order
 
     def choose(self, place):
-        self.asked.add(place)
         unit = self.evaluation(place) or self.before_all(place) or self.kept(place) or self.train(place)
+        self.evaluating[place] = None if unit is None or unit.kind == "train" else self.alike(unit.stage)
         if self.board.anywhere and unit is not None and unit.kind == "train":
             key = self.alike(unit.stage)
             if key is not None:
@@ -185,8 +185,11 @@ class Ranked(Scheduler):
 
     def _leaves(self, number, key, home, place):
         """True where `place` leaves the evaluation of a stage to the home of its compiled model."""
-        return (home not in (None, place) and home in self.asked and key in self.board.served(home)
-                and (self.own_alone or self.took.get(self.alike(number), self.MEETS) < self.MEETS))
+        if home in (None, place) or key not in self.board.served(home):
+            return False
+        model = self.alike(number)
+        return self.own_alone or (
+            self.evaluating.get(home) == model and self.took.get(model, self.MEETS) < self.MEETS)
 
     def before_all(self, place):
         """A visit that must not wait for others; None where there is none."""
