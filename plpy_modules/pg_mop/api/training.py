@@ -273,7 +273,7 @@ class Training(Guests):
             "seed": self.seed, "scheduler": self.scheduler_name, "num_iterations": self.num_iterations,
             "metrics_iterations": self.metrics_iterations, "configurations": len(self.configurations),
             "segments": len(self._keys("training")), "sessions": self.wanted, "parameters": parameters,
-            "expected_seconds": self.expected_seconds(),
+            "expected_seconds": self.expected_seconds() if journal is self.journal else None,  # (a guest's is not seen)
         }, [(dataset, s) for (dataset, _), s in self.segments.items()], configurations, self.plan,
             1 if self.averaging else len(self._keys("training")))
 
