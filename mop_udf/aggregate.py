@@ -100,7 +100,7 @@ class Session:
         epochs = models[0]["epochs"] if sends and not unit["keeps_rows"] else 1
         self.unit = {**unit, "sends_rows": sends, "epochs_sent": epochs,
                      "models": [{**model, "objects": list(own)} for model, own in zip(models, objects)]}
-        trainer.send({"op": "unit", **self.unit}, *(data for own in objects for data in own.values()), more=True)
+        trainer.send({**self.unit, "op": "unit"}, *(data for own in objects for data in own.values()), more=True)
         self.taking = True
         if states is not None:
             for stage, part in states:

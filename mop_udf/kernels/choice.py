@@ -76,7 +76,7 @@ class Choice:
     refused: dict = field(default_factory=dict)           # kernel -> why it cannot do it
     probed: dict = field(default_factory=dict)            # kernel -> its speed-up, which has not been looked at again
     known: dict = field(default_factory=dict)  # kernel -> (seconds of a batch, to compile) in earlier runs
-    runs: int = 0                              # of earlier runs: how many
+    runs: int = 0                              # earlier runs that have used `base`
     busy: set = field(default_factory=set)     # kernels that another trainer is about to compile
 
     @property
@@ -134,8 +134,8 @@ class Choice:
             if kernel not in {*self.known, TOGETHER}:
                 seconds = self.batch_seconds.get(kernel, self.known[base][0] / speedup)
                 costs[kernel] = self._margin * self._cost(kernel) + batches * seconds
-        best = min((kernel for kernel in costs if kernel not in self.refused),
-                   key=lambda kernel: (costs[kernel], kernel != base))
+        best = min((kernel for kernel in costs if kernel not in {*self.refused, *self.busy}),
+                   key=lambda kernel: (costs[kernel], kernel != base), default=base)
         slow = best in self.known and self.batch_seconds.get(best, 0.0) > TRUST * self.known[best][0]
         return base if slow else best
 
@@ -151,7 +151,9 @@ class Choice:
         again = self.learned.again(self.name) if kernel == "xla" else None
         if again is not None:
             return again
-        cost = self.known[kernel][1] if kernel in self.known else self.learned.compile_seconds[kernel]
+        if kernel in self.known:
+            return self.known[kernel][1]
+        cost = self.learned.compile_seconds[kernel]
         # as a skier who has rented so often buys: what lasts is paid for when doing without would have cost as much
         return cost / (1 + self.runs) if kernel == "xla" and self.learned.lasts else cost
 

@@ -55,12 +55,13 @@ class Chosen:
             return
 
         def mine(rows):
-            return {kernel: (seconds, compiling) for part, *its, kernel, seconds, compiling in rows
-                    if (part, *its) == (self.part, *where) and (kernel == "plain" or kernel in self.loops)}
+            return {kernel: measured for part, version, device, kernel, *measured in rows
+                    if (part, version, device) == (self.part, *where) and (kernel == "plain" or kernel in self.loops)}
 
-        choice = self.choice(batch_size, None)
-        choice.known, choice.runs = mine(costs.get("known", ())), costs.get("runs", 0)
-        for kernel, (times, compiling) in mine(costs.get("alike", ())).items():
+        choice, known = self.choice(batch_size, None), mine(costs.get("known", ()))
+        choice.known = {kernel: (seconds, compiling) for kernel, (seconds, compiling, _) in known.items()}
+        choice.runs = known[choice.base][2] if choice.base in known else 0
+        for kernel, (times, compiling, _) in mine(costs.get("alike", ())).items():
             self.learned.speedup.setdefault(kernel, 1 / times)
             self.learned.compile_seconds.setdefault(kernel, compiling)
 

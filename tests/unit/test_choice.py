@@ -107,6 +107,19 @@ def test_a_kernel_that_earlier_runs_had_for_others_of_the_architecture_counts_be
     assert seconds < 20_000 * DENSE["loop"] + 3
 
 
+def test_what_another_trainer_compiles_is_not_asked_for_again_and_again():
+    choice = Choice(Learned({"xla": 10.0}, {"xla": 1.0}), known={"loop": (1e-3, 0.5), "plain": (9e-4, 0.0)})
+    choice.timed("plain", 9e-4)
+    assert choice.next(10 ** 6, 10 ** 6) == "xla"
+    choice.busy.add("xla")
+    assert choice.next(10 ** 6, 10 ** 6) == "plain"
+
+
+def test_what_has_been_bought_is_not_bought_for_the_runs_before():
+    lost = {"known": KNOWN, "learned": Learned(lasts=True), "runs": 9}  # what was compiled is kept no more
+    assert set(run(DENSE, COMPILE, 3000, **lost)[1]) == {"loop"}
+
+
 def test_what_does_not_hold_any_more_is_found_out_anew():
     slow = {**DENSE, "xla": 0.003}
     seconds, used = run(slow, COMPILE, 20_000, known=KNOWN)

@@ -38,7 +38,7 @@ def test_the_best_kernel_counts_and_the_median_of_devices():
         ("one", "loop", 4.0), ("one", "xla", 1.0), ("two", "loop", 3.0), ("three", "loop", 9.0))]
     experience = Experience(lambda architecture: rows)
     assert experience.batch_seconds(NET) == 3.0
-    assert experience.told(NET)["known"] == [["model", "v", r["device"], r["kernel"], r["batch_seconds"], 0.5]
+    assert experience.told(NET)["known"] == [["model", "v", r["device"], r["kernel"], r["batch_seconds"], 0.5, 1]
                                              for r in rows]
     assert Experience().batch_seconds(NET) is Experience().told(NET) is None
 
@@ -48,11 +48,11 @@ def test_others_of_the_architecture_tell_how_kernels_compare():
     rows = [row(net, kernel, seconds, compiling=2.0) for net, times in zip(others, (2.0, 4.0, 3.0))
             for kernel, seconds in (("loop", times), ("xla", 1.0))]
     told = Experience(lambda architecture: [*rows, row(others[0], "plain", device="no loop there")]).told(NET)
-    assert told == {"alike": [["model", "v", "one", "xla", 1 / 3, 2.0]]}
+    assert told == {"alike": [["model", "v", "one", "xla", 1 / 3, 2.0, 1]]}
     own = [row(seconds=7.0, runs=3), row(kernel="xla", seconds=0.1, runs=2)]
     told = Experience(lambda architecture: [*own, *rows]).told(NET)
-    assert told == {"alike": [["model", "v", "one", "xla", 1 / 3, 2.0]], "runs": 3, "known": [
-        ["model", "v", "one", "loop", 7.0, 0.5], ["model", "v", "one", "xla", 0.1, 0.5]]}, "its own are not of others"
+    assert told == {"alike": [["model", "v", "one", "xla", 1 / 3, 2.0, 1]], "known": [
+        ["model", "v", "one", "loop", 7.0, 0.5, 3], ["model", "v", "one", "xla", 0.1, 0.5, 2]]}, "its own are its own"
 
 
 def test_a_trainer_is_told_of_few_devices():

@@ -222,6 +222,74 @@ def test_nobody_takes_from_the_home_of_a_place_that_is_idle(name, models, places
         assert [len(at) for at in of.values()] == [1] * models, of
 
 
+def of_one_net(name, configurations, segments, seed=1):
+    """A board of one iteration for two places that do all segments, and a scheduler."""
+    board = board_of(configurations, segments, 1, metrics=[1])
+    board.anywhere = True
+    board.serve(range(2))
+    return board, SCHEDULERS[name](board, seed, lambda number: 0)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in SCHEDULERS.items() if kind.ANYWHERE])
+def test_a_short_evaluation_is_left_to_its_home_while_that_evaluates_the_same_model_alone(name):
+    def step(place, seconds):
+        unit = scheduler.choose(place)
+        board.start(unit)
+        board.finish(unit)
+        scheduler.finished(unit, seconds)
+        return unit.kind
+
+    board, scheduler = of_one_net(name, 1, 3)
+    assert [step(0, 0.01) for _ in range(3)] == ["train"] * 3
+    board.start(first := scheduler.choose(0))
+    assert first.kind == "evaluate" and scheduler.choose(1) is None
+    board.finish(first)
+    scheduler.finished(first, 5.0)
+    assert step(1, 5.0) == "evaluate", "it is not short"
+
+
+@pytest.mark.parametrize("name", [name for name, kind in SCHEDULERS.items() if kind.ANYWHERE])
+def test_no_evaluation_waits_for_a_home_that_trains(name):
+    """One net; of its seven configurations one has units of a minute, the others of a second."""
+    for seed in range(8):
+        board, scheduler = of_one_net(name, 7, 2, seed)
+        long, trained = {n for n, stage in board.plan.stages.items() if 1 in stage.trials}, {}
+        for v in simulate(board, scheduler, lambda unit, long=long: 0.01 if unit.kind == "evaluate" else
+                          60.0 if unit.stage in long else 1.0):  # (by end)
+            if v.unit.kind == "train":
+                trained[v.unit.stage] = v.end
+            elif v.unit.stage not in long:
+                assert v.start <= trained[v.unit.stage] + 13, "two places are there, and one trains for a minute"
+
+
+@pytest.mark.parametrize("name", [name for name, kind in SCHEDULERS.items() if kind.ANYWHERE])
+def test_a_place_may_go_and_come_back(name):
+    for seed in range(40):
+        board = board_of(8, 2, 6)
+        board.anywhere = True
+        board.serve(range(2))
+        alike = {number: min(stage.trials) % 4 for number, stage in board.plan.stages.items()}
+        scheduler, source, running = SCHEDULERS[name](board, seed, alike.get), random.Random(f"steps {seed}"), {}
+        goes = source.randint(2, 60)
+        comes = goes + source.randint(1, 10)
+        for step in range(1000):
+            if board.done:
+                break
+            if step == goes:
+                board.serve([0])
+            if step == comes:
+                board.serve([0, 1])
+            for place in scheduler.arrange([place for place in board.places if place not in running]):
+                if place not in running and (unit := scheduler.choose(place)) is not None:
+                    board.start(unit)
+                    running[place] = unit
+            place = source.choice(sorted(running))
+            unit = running.pop(place)
+            board.finish(unit)
+            scheduler.finished(unit, source.uniform(1, 3) * (1 + alike[unit.stage]))
+        assert board.done
+
+
 @pytest.mark.parametrize("name", [name for name, kind in SCHEDULERS.items() if kind.ANYWHERE])
 def test_what_was_compiled_at_places_that_have_gone_finds_a_home_anew(name):
     models, segments, after, lasting = 8, 4, set(), []
@@ -332,7 +400,7 @@ def test_every_visit_order_is_equally_likely(configurations, segments, places, a
         board = board_of(configurations, segments, 2)
         board.anywhere = anywhere
         board.serve(range(places))
-        source = random.Random(seed)
+        source = random.Random(f"seconds {seed}")  # (of the scheduler's own seed they would go together)
         seconds = {key: source.uniform(1, 3) for key in range(1, configurations + 1)}
         scheduler = SCHEDULERS["randomized"](board, seed, lambda number: number % 2)
         key_of = {number: min(stage.trials) for number, stage in board.plan.stages.items()}

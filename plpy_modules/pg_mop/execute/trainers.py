@@ -278,13 +278,16 @@ def at_begin(plpy, text):
                     aggregate.CONFIGURATION_FAILED)
     if holder.trainer is None:
         raise_error(plpy, "there is no trainer in this process", aggregate.TRAINER_LOST)
-    if any(params.parse_fit_params(model.get("fit_params"))["callbacks"] for model in given["models"]) and not (
+    # (the trainer takes of the unit what a model has not)
+    models = [{**given["unit"], **model} for model in given["models"]]
+    if any(params.parse_fit_params(model.get("fit_params"))["callbacks"] for model in models) and not (
             plpy.execute("SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) "
                          "current_user")[0]["rolsuper"]):
         raise_error(plpy, "only a superuser may use callbacks", aggregate.CONFIGURATION_FAILED)
     with aggregate.failures_as_sql(plpy, holder):
         holder.begin(given["unit"], given["models"], None,
-                     [{name: lent[name] for name in own} for own in given["objects"]])
+                     [{name: lent[name] for name in own}
+                      for own, _ in zip(given["objects"], given["models"], strict=True)])
     return json.dumps({name: holder.unit[name] for name in ("sends_rows", "epochs_sent")})
 
 

@@ -51,9 +51,9 @@ class Experience:
         return self._rows[net.architecture]
 
     def told(self, net):
-        """What a trainer is told of a net, or None: {"known": rows of the net, "runs": how many have measured them,
-        "alike": rows of others of its architecture}; a row is [part, version, device, kernel, seconds of a batch,
-        seconds to compile]; of others the first are a multiple of the loop's."""
+        """What a trainer is told of a net, or None: {"known": rows of the net, "alike": rows of others of its
+        architecture}; a row is [part, version, device, kernel, seconds of a batch, seconds to compile, runs that have
+        measured them]; of others the first are a multiple of the loop's."""
         if net not in self._told:  # (every unit asks)
             self._told[net] = self._tell(net)
         return self._told[net]
@@ -69,7 +69,7 @@ class Experience:
                     (row["batch_seconds"] / base, row))
         alike = [_row(own[0][1], statistics.median(ratio for ratio, _ in own)) for own in ratios.values()]
         told = {"known": [_row(row, row["batch_seconds"]) for row in _latest(known)],
-                "runs": max((row["runs"] for row in known), default=0), "alike": alike[:MOST_DEVICES]}
+                "alike": alike[:MOST_DEVICES]}
         return {what: own for what, own in told.items() if own} or None
 
     def batch_seconds(self, net):
@@ -95,4 +95,4 @@ def _latest(rows):
 
 
 def _row(row, seconds):
-    return [row["part"], row["version"], row["device"], row["kernel"], seconds, row["compile_seconds"]]
+    return [row["part"], row["version"], row["device"], row["kernel"], seconds, row["compile_seconds"], row["runs"]]

@@ -66,7 +66,7 @@ class Ranked(Scheduler):
     Where every place does all segments (`board.anywhere`), what is compiled has a home, the place that was the first to
     take a stage of it: there is a heap for every segment and home, and one for what has none yet. A place takes from
     others' homes only where it has nothing else and they are at work: so most is compiled in one place, and none is
-    idle for it. A short evaluation is left to its home while that evaluates the same model.
+    idle for it. A short evaluation of a model that it has not met it leaves to its home while that evaluates the same.
     """
 
     ANYWHERE = True
@@ -80,7 +80,8 @@ class Ranked(Scheduler):
         # (segment, "at", home), and (segment, "like", compiled model) -> heap of (rank, at random, stage number)
         self.lanes = {}
         self.evaluations = {}  # (dataset, segment, home) -> heap of (iteration, at random, stage number)
-        self.took = {}         # compiled model -> the least seconds of a unit
+        self.took = {}         # (kind of unit, compiled model) -> the least seconds of a unit
+        self.met = set()       # (place, compiled model) of all that was done
         self.evaluating = {}   # place -> the compiled model that it evaluates, or None
         self.aside = {}        # stage number -> [(lane, at random), ...] of the entries that wait for it
         self.own_alone = False  # nobody takes from others' homes
@@ -108,7 +109,7 @@ class Ranked(Scheduler):
 
     def served(self, places):
         """These places are there from now on. What was at home elsewhere has none any more."""
-        self.evaluating = {}
+        self.evaluating, self.met = {}, {met for met in self.met if met[0] in places}
         gone = set(self.homes.values()) - set(places)
         self.homes = {key: home for key, home in self.homes.items() if home not in gone}
         moved = {lane: (lane[0], "at", None) for lane in self.lanes if lane[1] == "at" and lane[2] in gone}
@@ -137,7 +138,7 @@ class Ranked(Scheduler):
 
     def finished(self, unit, seconds):
         if self.homes:
-            key = self.alike(unit.stage)
+            key = unit.kind, self.alike(unit.stage)
             self.took[key] = min(seconds, self.took.get(key, seconds))
 
     # --- choosing -------------------------------------------------------------------------------------------------
@@ -155,11 +156,13 @@ class Ranked(Scheduler):
 
     def choose(self, place):
         unit = self.evaluation(place) or self.before_all(place) or self.kept(place) or self.train(place)
-        self.evaluating[place] = None if unit is None or unit.kind == "train" else self.alike(unit.stage)
-        if self.board.anywhere and unit is not None and unit.kind == "train":
-            key = self.alike(unit.stage)
+        if self.board.anywhere:
+            key = None if unit is None else self.alike(unit.stage)
+            self.evaluating[place] = None if key is None or unit.kind == "train" else key
             if key is not None:
-                self.homes.setdefault(key, place)
+                self.met.add((place, key))
+                if unit.kind == "train":
+                    self.homes.setdefault(key, place)
         return unit
 
     def coming(self, place):
@@ -188,8 +191,9 @@ class Ranked(Scheduler):
         if home in (None, place) or key not in self.board.served(home):
             return False
         model = self.alike(number)
+        seconds = self.took.get(("evaluate", model), self.took.get(("train", model), self.MEETS))
         return self.own_alone or (
-            self.evaluating.get(home) == model and self.took.get(model, self.MEETS) < self.MEETS)
+            self.evaluating.get(home) == model and (place, model) not in self.met and seconds < self.MEETS)
 
     def before_all(self, place):
         """A visit that must not wait for others; None where there is none."""

@@ -37,6 +37,12 @@ class LongestFirst(Timed):
         super().settled()
         self.stale = set(self.lanes)
 
+    def served(self, places):
+        super().served(places)
+        if self.stale - self.lanes.keys():  # what was in them is at home nowhere now
+            self.stale |= {lane for lane in self.lanes if lane[1:] == ("at", None)}
+        self.stale &= self.lanes.keys()
+
     def least(self, place, lanes):
         for lane, _ in lanes:
             if lane in self.stale:
