@@ -59,7 +59,7 @@ class _Work:
         self.plpy, self.holder, self.unit = plpy, holder, unit
         self.schema = _schema(plpy, holder)
         self.trainer = trainer_at(holder, self.schema, unit["options"].get("place"), unit.get("places"),
-                                  unit["object_table"])
+                                  unit.get("object_table"))
         self.done = []  # what is to be noted of models, at last
         self.models = unit["models"]
         self.train = unit["kind"] == "train"
