@@ -182,6 +182,34 @@ def test_people_stop_and_add_configurations_of_a_fit_call(db, data):
     other.close()
 
 
+@pytest.mark.parametrize("again", ["the same call", "mop_resume"])
+def test_what_people_have_stopped_is_not_trained_when_the_run_goes_on(db, data, again):
+    """Also by a call that has the configurations of its selection table, where nobody has stopped them."""
+    other = db.another()
+    db.run("DROP TABLE IF EXISTS mst, mst_summary, goes_on, goes_on_info, goes_on_summary")
+    db.run("SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s, %s, %s], ARRAY['batch_size=1, "
+           "epochs=20'])", [ADAM.format(rate) for rate in (0.01, 0.02, 0.03)])
+    sql = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'goes_on', 'mst', 5, FALSE, NULL, 5)"
+    call = Calling(other, sql)
+    running = "SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'goes_on' AND status = 'running'"
+    assert eventually(lambda: db.value(running), 60)
+    run_id = db.value(running)
+    db.run("SELECT madlib.mop_stop_trial(%s, k) FROM generate_series(2, 3) AS k", [run_id])
+    assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_configuration WHERE run_id = %s AND reason IS "
+                                       "NOT NULL", [run_id]) == 2, 60)
+    db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
+    assert call.end() is not None
+    other.run(sql if again == "the same call" else f"SELECT madlib.mop_resume({run_id})")
+    assert db.run("SELECT mst_key, status, iterations < 5 AS less FROM madlib.mop_trials WHERE run_id = %s ORDER BY 1",
+                  [run_id]) == [{"mst_key": 1, "status": "finished", "less": False},
+                                *({"mst_key": key, "status": "stopped", "less": True} for key in (2, 3))]
+    asked = "SELECT q.stage FROM madlib.mop_request q WHERE q.run_id = u.run_id AND q.mst_key = s.mst_key"
+    assert db.value(f"SELECT count(*) FROM madlib.mop_unit u JOIN madlib.mop_stage s USING (run_id, stage) "
+                    f"WHERE run_id = %s AND s.mst_key > 1 AND (u.kind = 'evaluate' OR u.stage NOT IN ({asked}))", [run_id]) == 0
+    assert db.value("SELECT units_done = units_total FROM madlib.mop_progress WHERE run_id = %s LIMIT 1", [run_id])
+    other.close()
+
+
 def test_each_architecture_may_have_a_space_of_its_own(db, data):
     run_id = search(db, space="""[
         {'model_id': [1], 'loss': ['categorical_crossentropy'], 'optimizer': ['SGD'], 'batch_size': [8, 16]},

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from pg_mop.execute.orders import Sharing
 from pg_mop.plan import identity
 from pg_mop.plan.stages import Plan
 from pg_mop.schedule import SCHEDULERS
@@ -246,6 +247,45 @@ def test_a_short_evaluation_is_left_to_its_home_while_that_evaluates_the_same_mo
     board.finish(first)
     scheduler.finished(first, 5.0)
     assert step(1, 5.0) == "evaluate", "it is not short"
+
+
+@pytest.mark.parametrize("name", [name for name, kind in SCHEDULERS.items() if kind.ANYWHERE])
+def test_an_evaluation_that_is_left_to_its_home_keeps_no_other_back(name):
+    """Two nets, both at home at one place, which evaluates one of them."""
+    for seed in range(20):
+        board = board_of(8, 2, 1, metrics=[1])
+        board.anywhere = True
+        board.serve(range(2))
+        alike = {number: min(stage.trials) % 2 for number, stage in board.plan.stages.items()}
+        scheduler = SCHEDULERS[name](board, seed, alike.get)
+        while any(board.visits_left(number) for number in alike):
+            board.start(unit := scheduler.train(0))
+            scheduler.homes.setdefault(alike[unit.stage], 0)
+            board.finish(unit)
+            scheduler.finished(unit, 0.01)
+        board.start(first := scheduler.choose(0))
+        other = scheduler.choose(1)
+        assert first.kind == other.kind == "evaluate" and alike[first.stage] != alike[other.stage]
+
+
+def test_a_compiled_model_is_known_again_by_its_digest_in_another_call():
+    """Whatever numbers its architecture and itself have there."""
+    def digests(architectures, shape="4 -> 3", framework="tensorflow"):
+        sharing = Sharing(architectures, shape, framework)
+        return {key: sharing.digest(sharing.key(Asked(key))[0]) for key in architectures}
+
+    one, two = digests({1: "{}", 2: "[]"}), digests({1: "[]", 2: "{}"})
+    assert one[1] == two[2] != one[2] == two[1]
+    assert one[1] not in (*digests({1: "{}"}, "5 -> 3").values(), *digests({1: "{}"}, framework="jax").values())
+    assert digests({3: "{}"}) == {3: one[1]}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What Sharing needs of a stage."""
+
+    mst_key: int
+    parameters: tuple = ("loss='mse', optimizer='SGD()'", "batch_size=8")
 
 
 @pytest.mark.parametrize("name", [name for name, kind in SCHEDULERS.items() if kind.ANYWHERE])

@@ -43,6 +43,7 @@ class Earlier:
     def read(self, journal):
         """Read what the run has done."""
         self.configurations = journal.run_configurations(self.run_id)
+        self.stopped = {c["mst_key"] for c in self.configurations if c["reason"] is not None}
         self.segments = journal.run_segments(self.run_id)
         self.stages = journal.run_stages(self.run_id)
         keys = {row["stage"]: row["mst_keys"] or () for row in self.stages}

@@ -174,9 +174,9 @@ class Planning(Checks):
         """Ask for all iterations of a configuration, but for those before which it was stopped in an earlier run."""
         for key in range(1, len(self._keys("training")) + 1) if self.averaging else [c["mst_key"]]:
             until, evaluated = self.num_iterations, self.metrics_iterations
-            if self.earlier is not None and (c.get("reason") is not None or key in self.earlier.iterations):
+            if self.earlier is not None and key in self.earlier.stopped | self.earlier.iterations.keys():
                 until = self.earlier.iterations[key]
-                if c.get("reason") is None:  # one that somebody added has a number of its own
+                if key not in self.earlier.stopped:  # one that somebody added has a number of its own
                     evaluated = {*evaluated, until}
             self.ask(c, until, evaluated if key == 1 or not self.averaging else (), key)
 

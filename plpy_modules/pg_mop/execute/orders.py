@@ -18,24 +18,26 @@ class Sharing:
 
     def __init__(self, architectures, shape="", framework="tensorflow"):
         self.architectures, self.shape, self.framework = architectures, shape, framework
-        self._numbers, self._digests, self._architecture_numbers = {}, [], {}
+        self._numbers, self._digests, self._architecture_numbers, self._architecture_digests = {}, [], {}, []
         self._number = functools.lru_cache(100_000)(self._parsed)
         self._net = functools.lru_cache(100_000)(self._described)
 
     def key(self, stage):
         """(a number, the batch size): what is compiled is compiled for these."""
         architecture = self.architectures[stage.mst_key]
-        number = self._architecture_numbers.setdefault(architecture, len(self._architecture_numbers))
-        return self._number(number, *stage.parameters)
+        if architecture not in self._architecture_numbers:
+            self._architecture_numbers[architecture] = len(self._architecture_digests)
+            self._architecture_digests.append(digest(architecture))
+        return self._number(self._architecture_numbers[architecture], *stage.parameters)
 
     def _parsed(self, architecture, compile_params, fit_params):
         fit = params.parse_fit_params(fit_params)
-        text = json.dumps([architecture, params.without_scalars(params.parse_compile_params(compile_params))],
-                          sort_keys=True)
+        text = json.dumps([self._architecture_digests[architecture], self.shape, self.framework,
+                           params.without_scalars(params.parse_compile_params(compile_params))], sort_keys=True)
         return self.number(digest(text)), fit["batch_size"]
 
     def number(self, digest):
-        """The number (the first of `key`) of a compiled model, whose `digest` is the same in every call."""
+        """The number (the first of `key`) of a compiled model; its `digest` names it in every call."""
         if digest not in self._numbers:
             self._numbers[digest] = len(self._digests)
             self._digests.append(digest)

@@ -176,11 +176,20 @@ class Ranked(Scheduler):
         best, at = None, None
         for key in self.board.served(place):
             for home in {None, *self.homes.values()}:
-                heap = self.evaluations.get((*key, home))
-                while heap and not self.board.may_evaluate(heap[0][2], *key):
-                    heappop(heap)
-                if heap and (best is None or heap[0] < best) and not self._leaves(heap[0][2], key, home, place):
-                    best, at = heap[0], key
+                heap, left = self.evaluations.get((*key, home), ()), []
+                if self.own_alone and home not in (None, place) and key in self.board.served(home):
+                    continue
+                while heap:
+                    if not self.board.may_evaluate(heap[0][2], *key):
+                        heappop(heap)
+                    elif self._leaves(heap[0][2], key, home, place):
+                        left.append(heappop(heap))
+                    else:
+                        if best is None or heap[0] < best:
+                            best, at = heap[0], key
+                        break
+                for entry in left:
+                    heappush(heap, entry)
         return best and self.board.unit(best[2], "evaluate", *at)
 
     def leaves(self, unit, place):
