@@ -14,7 +14,7 @@ FROM (
 LEFT JOIN (
     SELECT g.run_id, sum(g.units_done) AS done,
            sum(g.units_total) AS total,
-           count(*) FILTER (WHERE g.status = 'failed') AS failed,
+           count(*) FILTER (WHERE g.status = 'failed' AND g.units_done = g.units_total) AS failed,
            max(g.seconds_elapsed) * interval '1 second' AS elapsed,
            max(g.seconds_left) * interval '1 second' AS remaining
     FROM @extschema@.mop_progress g GROUP BY g.run_id) p USING (run_id)

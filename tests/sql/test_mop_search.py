@@ -204,8 +204,9 @@ def test_what_people_have_stopped_is_not_trained_when_the_run_goes_on(db, data, 
                   [run_id]) == [{"mst_key": 1, "status": "finished", "less": False},
                                 *({"mst_key": key, "status": "stopped", "less": True} for key in (2, 3))]
     asked = "SELECT q.stage FROM madlib.mop_request q WHERE q.run_id = u.run_id AND q.mst_key = s.mst_key"
-    assert db.value(f"SELECT count(*) FROM madlib.mop_unit u JOIN madlib.mop_stage s USING (run_id, stage) "
-                    f"WHERE run_id = %s AND s.mst_key > 1 AND (u.kind = 'evaluate' OR u.stage NOT IN ({asked}))", [run_id]) == 0
+    assert db.value("SELECT count(*) FROM madlib.mop_unit u JOIN madlib.mop_stage s USING (run_id, stage) "
+                    "WHERE run_id = %s AND s.mst_key > 1 AND (u.kind = 'evaluate' "
+                    f"OR u.stage NOT IN ({asked}))", [run_id]) == 0
     assert db.value("SELECT units_done = units_total FROM madlib.mop_progress WHERE run_id = %s LIMIT 1", [run_id])
     other.close()
 
