@@ -5,7 +5,7 @@ SELECT s.run_id, left(format('run %s: %s/%s units, %s%%, %s, %s failed, %s, %s',
            CASE WHEN s.now <> 'running' THEN s.now || ' in ' || to_char(p.elapsed, 'FMHH24:MI:SS')
                 ELSE coalesce(to_char(p.remaining, 'FMHH24:MI:SS'), '?') || ' left, ' || coalesce(w.busy, 0) || ' busy'
                 END,
-           coalesce(p.failed, 0),
+           coalesce(f.failed, 0),
            coalesce('best ' || b.mst_key || ': ' || b.what || ' ' || round(b.loss::numeric, 4), 'no loss yet'),
            regexp_replace(s.function, '^madlib_keras_|_model$', '', 'g')), 100) AS line
 FROM (
@@ -14,10 +14,12 @@ FROM (
 LEFT JOIN (
     SELECT g.run_id, sum(g.units_done) AS done,
            sum(g.units_total) AS total,
-           count(*) FILTER (WHERE g.status = 'failed' AND g.units_done = g.units_total) AS failed,
            max(g.seconds_elapsed) * interval '1 second' AS elapsed,
            max(g.seconds_left) * interval '1 second' AS remaining
     FROM @extschema@.mop_progress g GROUP BY g.run_id) p USING (run_id)
+LEFT JOIN (
+    SELECT c.run_id, count(*) AS failed FROM @extschema@.mop_configuration c WHERE c.error IS NOT NULL
+    GROUP BY c.run_id) f USING (run_id)
 LEFT JOIN (
     SELECT o.run_id, count(*) AS busy FROM (
         SELECT DISTINCT u.run_id, u.backend_pid, u.segment FROM @extschema@.mop_unit u WHERE u.status = 'running') o

@@ -82,8 +82,9 @@ FROM (
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(g.units_done), 0) AS done,
            coalesce(sum(g.units_total), 0) AS total,
-           -- (others of a run whose session has gone have units left)
-           count(*) FILTER (WHERE g.status = 'failed' AND g.units_done = g.units_total) AS failed,
+           -- (not those that a session which has gone has left)
+           (SELECT count(*) FROM @extschema@.mop_configuration c
+            WHERE c.run_id = s.run_id AND c.error IS NOT NULL) AS failed,
            max(g.seconds_elapsed) * interval '1 second' AS elapsed,
            max(g.seconds_left) * interval '1 second' AS remaining
     FROM @extschema@.mop_progress g WHERE g.run_id = s.run_id) p
