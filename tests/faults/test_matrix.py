@@ -136,7 +136,9 @@ class Call:
                                  [self.run_id]) for _ in range(2)]
         assert elapsed[0] == elapsed[1] >= 0, "its time has ended, too"
         line = watcher.value("SELECT line FROM madlib.mop_watch WHERE run_id = %s", [self.run_id])
-        assert line is None or " 0 failed," in line, line
+        failed = watcher.value("SELECT count(*) FROM madlib.mop_configuration WHERE run_id = %s AND error IS NOT NULL",
+                               [self.run_id])
+        assert line is None or f" {failed} failed," in line, line
 
     def assert_resume_completes(self, db, undisturbed):
         """mop_resume does what is left, and nothing twice."""
