@@ -108,7 +108,7 @@ def test_what_a_server_has_done_that_was_given_up_never_counts(servers):
     """Units that it had committed are done elsewhere; the coordinator's death changes nothing of that."""
     call, run_id = servers.begin("SET pg_mop.server_timeout = '4s'")
     with servers.hanging():
-        assert eventually(lambda: goes_without(servers, run_id), 30)
+        assert eventually(lambda: goes_without(servers, run_id), 90)
         time.sleep(0.5)
         servers.coordinator.kill()
         assert call.end() is not None
