@@ -18,21 +18,21 @@ class Sharing:
 
     def __init__(self, architectures, shape="", framework="tensorflow"):
         self.architectures, self.shape, self.framework = architectures, shape, framework
-        self._numbers, self._digests, self._architecture_numbers, self._architecture_digests = {}, [], {}, []
+        self._numbers, self._digests = {}, []
+        self._architecture_digests = {}  # (each text is hashed once: every unit asks)
         self._number = functools.lru_cache(100_000)(self._parsed)
         self._net = functools.lru_cache(100_000)(self._described)
 
     def key(self, stage):
         """(a number, the batch size): what is compiled is compiled for these."""
         architecture = self.architectures[stage.mst_key]
-        if architecture not in self._architecture_numbers:
-            self._architecture_numbers[architecture] = len(self._architecture_digests)
-            self._architecture_digests.append(digest(architecture))
-        return self._number(self._architecture_numbers[architecture], *stage.parameters)
+        if architecture not in self._architecture_digests:
+            self._architecture_digests[architecture] = digest(architecture)
+        return self._number(self._architecture_digests[architecture], *stage.parameters)
 
     def _parsed(self, architecture, compile_params, fit_params):
         fit = params.parse_fit_params(fit_params)
-        text = json.dumps([self._architecture_digests[architecture], self.shape, self.framework,
+        text = json.dumps([architecture, self.shape, self.framework,
                            params.without_scalars(params.parse_compile_params(compile_params))], sort_keys=True)
         return self.number(digest(text)), fit["batch_size"]
 
