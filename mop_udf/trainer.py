@@ -30,7 +30,7 @@ import signal
 import sys
 import time
 
-PART_BYTES = 256 << 20  # a row of the state table
+PART_BYTES = 8 << 20    # a row of the state table (blocks of 32 MB are new memory for malloc at each of many copies)
 EVALUATED_ROWS = 1024   # at least, of a piece of rows that are not kept
 F_SETSIG = 10           # Linux; Python's fcntl has no name for it
 
@@ -177,12 +177,15 @@ class Server:
 
     def _states(self):
         """{stage: bytes of its model state}, the unit's own first."""
-        parts = {}
+        states = {}
         while True:
             header, payloads = self.channel.receive()
             if header["op"] == "states_end":
-                return {key: own[0] if len(own) == 1 else b"".join(own) for key, own in parts.items()}
-            parts.setdefault(header["stage"], []).append(payloads[0])
+                return states
+            if header["stage"] in states:
+                states[header["stage"]] += payloads[0]  # (grows in place: a join would hold all of it twice)
+            else:
+                states[header["stage"]] = payloads[0]
 
     def _prepare(self, work, states):
         """The CompiledModel of a :class:`Work`, in the state that `states` says."""
