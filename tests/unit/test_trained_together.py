@@ -71,7 +71,11 @@ class Trainer:
         self.process.datasets = set(report["datasets"])
         for number, (name, *_) in enumerate(models):
             self.process.send({"op": "save", "numbers": [number]})
-            self.states[name] = b"".join(bytes(part) for part in self.process.receive()[1])
+            parts, last = [], False
+            while not last:
+                header, payloads = self.process.receive()
+                parts, last = [*parts, *payloads], header["last"]
+            self.states[name] = b"".join(parts)
         return report["models"]
 
     def weights(self, name):
