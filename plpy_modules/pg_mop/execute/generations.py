@@ -3,14 +3,17 @@
 from collections import Counter
 
 LEAST_BYTES = 4 << 20  # of a generation: with small states a table is not worth its making
+SHARE = 4    # of the live states' bytes a generation takes one part in so many
+BOUND = 2.2  # times the live states' bytes may be there before states are moved
 
 
 class Generations:
     """The run's generations of states (see mop_generation in sql/10_tables.sql).
 
-    New states go into the newest. Once half as many bytes are written there as live states have together, a new one
-    begins. When all states of use have moved on from a generation, it is dropped; those that lag behind are moved. So
-    there are three or so, of half the size of the live states each.
+    New states go into the newest. Once a quarter as many bytes are written there as live states have together, a new
+    one begins. When all states of use have moved on from a generation, it is dropped. Where those that are left take
+    too much, the one is emptied of which least is in use: its states are moved to the newest, as a log-structured file
+    system cleans the segments that cost it least (Rosenblum and Ousterhout 1992, section 3.4).
     """
 
     def __init__(self, catalog, run_id, size_key, sizes, measured):
@@ -22,6 +25,7 @@ class Generations:
         self.where = {}     # stage -> the generation of its state, where it has one of its own that is of use
         self.held = Counter()  # generation -> states there
         self.live = 0       # bytes of all states of use
+        self.filled = Counter()  # generation -> bytes that have been written there, about
         self.there = catalog.generations(run_id)
         self.newest = max(self.there)
         self.untouched = False  # nothing has been written to the newest, nor can have been
@@ -29,7 +33,10 @@ class Generations:
             self.sizes[size_key(stage)] = max(model["bytes"], self.sizes.get(size_key(stage), 0))
             if model["generation"] is not None:
                 self._put(stage, model["generation"])
-        self.written = sum(self.bytes(stage) for stage, where in self.where.items() if where == self.newest)
+        for generation in self.there - {self.newest}:  # (of a run that goes on: what else is there is of no use)
+            self.filled[generation] = self.live / SHARE
+        for generation in self.there:
+            self.filled[generation] = max(self.filled[generation], sum(map(self.bytes, self._at(generation))))
         self.targets = {}   # stage -> the generation that its unit at work will write to
         self.expected = Counter()  # generation -> states that are on their way there
 
@@ -53,6 +60,7 @@ class Generations:
         if key not in self.sizes:
             self.sizes[key] = self.catalog.state_bytes(self.run_id, stage) or 0
         self._put(stage, self.newest)
+        self.filled[self.newest] += self.bytes(stage)
 
     def expect(self):
         """The generation that a state from elsewhere is to come to."""
@@ -65,7 +73,7 @@ class Generations:
         self.expected[generation] -= 1
         if size is not None:
             self.sizes[self.size_key(stage)] = size
-            self.written += size
+            self.filled[generation] += size
             if stage not in self.where:
                 self._put(stage, generation)
 
@@ -80,7 +88,7 @@ class Generations:
         self._put(stage, target)
         for other in released:
             self._take(other)
-        self.written += self.bytes(stage)
+        self.filled[target] += self.bytes(stage)
 
     def measure(self, stage):
         """Look how large the state of a stage is that has been trained, if none of its kind has been seen."""
@@ -90,21 +98,51 @@ class Generations:
             self.measured.add(key)
             self.sizes[key] = size
             self.live = sum(self.bytes(other) for other in self.where)
-            self.written += size - before
+            self.filled[self.where[stage]] += size - before
 
     def tidy(self, movable):
         """A state has been written: begin a new generation, and drop old ones, where it is time to.
 
         `movable(stage)`: nobody reads that stage's state now.
         """
-        if self.written >= max(LEAST_BYTES, self.live / 2):
-            self._turn(movable)
-        if len(self.there) > 1:
-            used = {self.newest, *self.targets.values(), *(g for g, count in self.held.items() if count),
-                    *(g for g, count in self.expected.items() if count)}
-            if self.there - used:
-                # one that a session still reads is dropped later
-                self.there -= self.catalog.drop_generations(self.run_id, self.there - used)
+        if self.filled[self.newest] >= max(LEAST_BYTES, self.live / SHARE):
+            self.turn()
+        self._drop()
+        if sum(self.filled.values()) > max(LEAST_BYTES, self.live) * BOUND and self._empty_one(movable):
+            self._drop()
+
+    def _drop(self):
+        """Drop the generations that nothing of use is in, nor will be."""
+        unused = self.there - {self.newest, *self._to_come()} - {g for g, count in self.held.items() if count}
+        if unused:
+            dropped = self.catalog.drop_generations(self.run_id, unused)  # (one that a session still reads: later)
+            self.there -= dropped
+            for generation in dropped:
+                del self.filled[generation]
+
+    def _empty_one(self, movable):
+        """Move the states out of the generation of which the least part is of use; False where that gains nothing."""
+        shares = []
+        for generation in self.there - {self.newest, *self._to_come()}:
+            stages = self._at(generation)
+            if stages and all(stage not in self.targets and movable(stage) for stage in stages):
+                shares.append((sum(map(self.bytes, stages)) / max(self.filled[generation], 1), generation, stages))
+        if not shares or min(shares)[0] > 2 / 3:
+            return False
+        _, _, stages = min(shares)
+        self.catalog.move_states(self.run_id, stages, self.newest)
+        for stage in stages:
+            self._take(stage)
+            self._put(stage, self.newest)
+            self.filled[self.newest] += self.bytes(stage)
+        return True
+
+    def _at(self, generation):
+        return [stage for stage, where in self.where.items() if where == generation]
+
+    def _to_come(self):
+        """The generations that units at work, and states that are carried here, write to."""
+        return {*self.targets.values(), *(g for g, count in self.expected.items() if count)}
 
     def release(self, stages):
         """The states of these stages are of no use any more."""
@@ -132,16 +170,4 @@ class Generations:
         self.catalog.new_generation(self.run_id, self.newest + 1)
         self.newest += 1
         self.there.add(self.newest)
-        self.written, self.untouched = 0, True
-
-    def _turn(self, movable):
-        before = self.newest
-        self.turn()
-        late = [stage for stage, where in self.where.items()
-                if where < before - 1 and stage not in self.targets and movable(stage)]
-        if late:
-            self.catalog.move_states(self.run_id, late, self.newest)
-            for stage in late:
-                self._take(stage)
-                self._put(stage, self.newest)
-        self.written = sum(self.bytes(stage) for stage in late)
+        self.untouched = True
