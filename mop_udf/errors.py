@@ -11,6 +11,12 @@ def raise_error(plpy, message, sqlstate, detail=None, hint=None):
         raise problem from None
 
 
+def sqlstate_of(error):
+    """The SQLSTATE of an error of SPI's. (Before PostgreSQL 9.6 one of our own has only its number.)"""
+    number = (getattr(error, "spidata", None) or (0,))[0]
+    return getattr(error, "sqlstate", None) or "".join(chr((number >> 6 * i & 0x3F) + ord("0")) for i in range(5))
+
+
 def _sqlcode(sqlstate):
     """The number by which PostgreSQL's C code knows an SQLSTATE."""
     return sum((ord(c) - ord("0") & 0x3F) << 6 * i for i, c in enumerate(sqlstate))

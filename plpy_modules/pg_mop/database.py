@@ -488,7 +488,7 @@ def raising(plpy, function, *arguments):
         return function(*arguments)
     except MopError as error:
         problem = error
-    raise_error(plpy, problem.message, problem.sqlstate, problem.detail)
+    raise_error(plpy, problem.message, problem.sqlstate, problem.detail, problem.hint)
 
 
 def sql_function(function, commits=False):

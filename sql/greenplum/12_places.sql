@@ -176,26 +176,6 @@ BEGIN
 END
 $$;
 
--- Starts the session's trainer at a place, unless it runs, within the limits of the calling role.
-CREATE FUNCTION @extschema@.mop_start_at(at_place integer, options text, look_again boolean,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    caller oid := @extschema@.mop_caller(ticket);
-    allowed record;
-    started boolean;
-BEGIN
-    SELECT l.* INTO allowed FROM @extschema@.mop_limits(ticket) l;
-    EXECUTE format('SELECT @extschema@.mop_at_start(%L, %L, %L) FROM @extschema@.mop_place p WHERE p.place = %s',
-        options, json_build_object('sessions', allowed.sessions, 'threads', allowed.threads, 'trainer_memory_mb',
-            allowed.trainer_memory_mb, 'max_model_mb', allowed.max_model_mb, 'role', caller::bigint)::text,
-        look_again, at_place) INTO started;
-    IF started IS NULL THEN
-        RAISE EXCEPTION 'there is no place %', at_place USING ERRCODE = '22023';
-    END IF;
-END
-$$;
-
 -- Gives the session's trainer at a place the custom functions of models: [[compile_params, digests], ...].
 CREATE FUNCTION @extschema@.mop_give_objects(at_place integer, functions text, models text,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void

@@ -30,6 +30,13 @@ $$;
 
 CREATE OR REPLACE VIEW @extschema@.mop_tickets AS SELECT t.ticket, t.backend FROM @extschema@.mop_make_tickets() AS t;
 
+-- (at a segment no view is read by functions)
+CREATE OR REPLACE FUNCTION @extschema@.mop_ticket() RETURNS text LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN (SELECT t.ticket FROM @extschema@.mop_make_tickets() AS t);
+END
+$$;
+
 CREATE FUNCTION @extschema@.mop_ticket_role(home oid, ticket text, pid integer, moment bytea) RETURNS bigint
 LANGUAGE plpython3u VOLATILE AS $$
 #python

@@ -1,8 +1,7 @@
 -- What mop_start_trainer and mop_run_unit call at a place, in the process of the session that has the trainer:
--- pg_mop/execute/trainers.py. (mop_at_start is for mop_start_at alone, which knows the limits, and mop_at_objects for
--- mop_give_objects, which knows that they are a superuser's.)
+-- pg_mop/execute/trainers.py. (mop_at_objects is for mop_give_objects alone, which knows that they are a superuser's.)
 
-CREATE FUNCTION @extschema@.mop_at_start(options text, limits text, look_again boolean)
+CREATE FUNCTION @extschema@.mop_at_start(options text, look_again boolean)
 RETURNS boolean LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.execute import trainers
@@ -53,6 +52,15 @@ LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.execute import trainers
 return trainers.at_score(plpy, number, sums)
+$$;
+
+-- what madlib_keras_predict gives the rows to: pg_mop/inference/at_segments.py
+CREATE FUNCTION @extschema@.mop_at_predict(step integer, told text, weights bytea, row_id text, inputs bytea[],
+    OUT id text, OUT class_name text, OUT class_value text, OUT prob double precision, OUT rank integer)
+RETURNS SETOF record LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.inference import at_segments
+return at_segments.predict(plpy, *args)
 $$;
 
 CREATE FUNCTION @extschema@.mop_at_save(number integer, OUT part integer, OUT data bytea) RETURNS SETOF record

@@ -12,7 +12,7 @@ import numpy as np
 import psycopg2
 import pytest
 
-from conftest import Calling, connect, eventually
+from conftest import Calling, connect, eventually, of_backend, trainers
 from workload import ADAM, assert_invariants, dense, fit, load, make_data, pickled, selection
 
 greenplum.needed("tests/engines/test_greenplum.py")
@@ -528,6 +528,9 @@ def test_a_replay_is_the_same_and_a_warm_start_goes_on(trained):
     assert trained.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == 0
 
 
+START = "SELECT madlib.mop_at_start(%s, FALSE) FROM madlib.mop_place WHERE place = %s"
+
+
 def test_a_role_trains_on_its_own_rows_and_sees_its_own_runs(trained, ann, bob):
     ann.run("CREATE SCHEMA hers; SET search_path = hers; SET pg_mop.threads = 1; SET client_min_messages = warning")
     make_data(ann, rows=60, buffer_size=9)
@@ -536,16 +539,125 @@ def test_a_role_trains_on_its_own_rows_and_sees_its_own_runs(trained, ann, bob):
     run_id = fit(ann, "flowers_packed", "models", "mst")
     assert ann.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "finished"
     assert bob.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == 0
-    for client, call in ((ann, "mop_at_start('{}', '{}', FALSE)"), (bob, "mop_drop_run(%d)" % run_id)):
-        assert client.error(f"SELECT madlib.{call}").pgcode == "42501"
+    assert bob.error("SELECT madlib.mop_drop_run(%s)", [run_id]).pgcode == "42501"
     writes = {"fit_params": "batch_size=8, callbacks=[TensorBoard(log_dir='/tmp/x')]"}
     place = ann.value("SELECT place FROM madlib.mop_place LIMIT 1")
     options = {"threads": 1, "cache_mb": 1, "idle_ms": 0, "keras_backend": "tensorflow", "ray": {"address": "x"}}
-    ann.run("SELECT madlib.mop_start_at(%s, %s, FALSE)", [place, json.dumps(options)])
+    ann.run(START, [json.dumps(options), place])
     for unit, model in (({}, writes), (writes, {})):
         assert "only a superuser may use callbacks" in str(ann.error(
             f"SELECT madlib.mop_at_begin(%s) FROM madlib.mop_place WHERE place = {place}", [json.dumps(
                 {"unit": unit, "objects": [[]], "models": [model]})]))
+
+
+def test_a_trainer_at_a_segment_is_within_the_roles_limits(db, ann):
+    place = ann.value("SELECT place FROM madlib.mop_place LIMIT 1")
+    options, again = {"threads": 1, "cache_mb": 1, "idle_ms": 0, "keras_backend": "tensorflow"}, db.another("ann")
+    db.run("INSERT INTO madlib.mop_limit (role, sessions) VALUES ('ann', 1)")
+    try:
+        ann.run(START, [json.dumps(options), place])
+        assert again.error(START, [json.dumps(options), place]).pgcode == "53000"
+        db.run("UPDATE madlib.mop_limit SET sessions = 2")
+        again.run(START, [json.dumps(options), place])
+        assert "memory_mb" in str(again.error(START, [json.dumps({**options, "memory_mb": -1}), place]))
+    finally:
+        db.run("DELETE FROM madlib.mop_limit")
+        again.close()
+
+
+@pytest.fixture(scope="module")
+def predicting(trained):
+    fit(trained, "flowers_packed", "models", "mst", iterations=1)
+    return trained
+
+
+PREDICT = "SELECT madlib.madlib_keras_predict('models', %s, 'id', 'x', %s, 'prob', FALSE, 1)"
+# how the rows of 101 flowers may be brought together
+FORMS = {
+    "hashed": "TABLE {} AS SELECT * FROM flowers DISTRIBUTED BY (id)",
+    "anywhere": "TABLE {} AS SELECT * FROM flowers DISTRIBUTED RANDOMLY",
+    "everywhere": "TABLE {} AS SELECT * FROM flowers DISTRIBUTED REPLICATED",
+    "partitioned": "TABLE {} (id integer, x real[], y text) DISTRIBUTED BY (y) PARTITION BY RANGE (id) "
+                   "(START (0) END (200) EVERY (40)); INSERT INTO {} SELECT * FROM flowers",
+    "in_order": "VIEW {} AS SELECT id, x FROM flowers ORDER BY id LIMIT 1000",
+    "joined": "VIEW {} AS SELECT a.id, b.x FROM flowers a JOIN flowers b ON a.id + 1 = b.id + 1",
+    "grouped": "VIEW {} AS SELECT id, max(x) AS x FROM flowers GROUP BY id",
+    "united": "VIEW {} AS SELECT id, x FROM flowers WHERE id < 9 UNION ALL SELECT id, x FROM flowers WHERE id >= 9",
+    "made": "VIEW {} AS SELECT i AS id, ARRAY[i % 3, (i * 7) % 5, (i * 11) % 7, 1]::real[] AS x "
+            "FROM generate_series(1, 101) AS i",
+    "temporary": "TEMP TABLE {} AS SELECT * FROM flowers"}
+
+
+def predicted(client, table):
+    client.run("DROP TABLE IF EXISTS out")
+    client.run(PREDICT, [table, "out"])
+    return client.run("SELECT id, class_value, rank, round(prob::numeric, 5) AS prob FROM out ORDER BY 1, 3")
+
+
+def test_rows_are_predicted_where_they_are_whatever_they_are_rows_of(predicting):
+    """As the coordinator's own trainer predicts, which does so for what the coordinator itself reads."""
+    client = predicting.another()
+    client.run(SETTINGS)
+    session = client.value("SELECT pg_backend_pid()")
+    client.run("CREATE VIEW of_catalog AS SELECT id, ARRAY[id % 3, (id * 7) % 5, (id * 11) % 7, 1]::real[] AS x FROM "
+               "(SELECT row_number() OVER (ORDER BY oid)::integer AS id FROM pg_class) c WHERE id <= 101")
+    assert [of for of in map(of_backend, trainers()) if of == session] == []
+    expected = {form: (client.run("CREATE " + sql.replace("{}", form)), predicted(client, form))[1]
+                for form, sql in FORMS.items()}
+    there = set(greenplum.processes(client, session))
+    assert session not in map(of_backend, trainers()), "the segments have done it"
+    assert len({of for of in map(of_backend, trainers()) if of in there}) >= 3
+    alone = predicted(client, "of_catalog")
+    assert session in map(of_backend, trainers()), "the coordinator has done it"
+    assert len(alone) == 303
+    for form, rows in expected.items():
+        assert rows == alone, form
+    client.run("BEGIN")
+    client.run("INSERT INTO flowers VALUES (102, '{1,2,3,1}', 'a')")
+    assert len(predicted(client, "flowers")) == 306, "what this transaction has written counts"
+    client.run("ROLLBACK")
+    client.close()
+
+
+def test_what_is_wrong_with_rows_to_predict_is_told_as_on_postgresql(predicting):
+    for number, (x, message) in enumerate((("'{1,2}'", 'column "x" has arrays of different dimensions'),
+                                           ("NULL", 'column "x" has NULL instead of an array in some row'),
+                                           ("'{1,2,3,NULL}'", "NULL"))):
+        predicting.run(f"CREATE TABLE wrong{number} AS SELECT id, x FROM flowers DISTRIBUTED BY (id); "
+                       f"UPDATE wrong{number} SET x = {x} WHERE id = 50")
+        problem = predicting.error(PREDICT, [f"wrong{number}", "never"])
+        assert message in problem.diag.message_primary and "seg" not in problem.diag.message_primary
+        assert predicting.value("SELECT to_regclass('never') IS NULL")
+    predicting.run("CREATE TABLE large AS SELECT id, ARRAY[1, 2, 1e300, 1] AS x FROM flowers DISTRIBUTED BY (id)")
+    assert "beyond type real in 101 rows" in str(predicting.error(PREDICT, ["large", "never"]))
+    predicting.run("CREATE TABLE unknown AS SELECT id, ARRAY[1, 2, 'NaN', 1]::real[] AS x FROM flowers")
+    predicting.run(PREDICT, ["unknown", "nothing"])
+    assert predicting.value("SELECT count(*) FROM nothing WHERE prob IS NULL AND class_value IS NULL") == 101
+
+
+def test_a_cancel_or_a_lost_trainer_ends_predicting_and_the_next_call_does_it(predicting):
+    client = predicting.another()
+    client.run(SETTINGS)
+    client.run("CREATE TABLE many AS SELECT i AS id, ARRAY[i % 3, 1, 2, 1]::real[] AS x FROM "
+               "generate_series(1, 300000) AS i DISTRIBUTED BY (id)")
+    session = client.value("SELECT pg_backend_pid()")
+
+    def at_work():
+        there = set(greenplum.processes(predicting, session))
+        return [pid for pid in trainers() if of_backend(pid) in there]
+
+    calling = Calling(client, PREDICT % ("'many'", "'never'"))
+    assert eventually(at_work, 60)
+    predicting.run("SELECT pg_cancel_backend(%s)", [session])
+    assert calling.end().pgcode == "57014"
+    calling = Calling(client, PREDICT % ("'many'", "'never'"))
+    assert eventually(at_work, 60)
+    os.kill(at_work()[0], signal.SIGKILL)
+    assert "trainer" in str(calling.end())
+    assert client.value("SELECT to_regclass('never') IS NULL")
+    client.run(PREDICT, ["many", "out_of_many"])
+    assert client.value("SELECT count(DISTINCT id) FROM out_of_many") == 300000
+    client.close()
 
 
 def test_a_ticket_is_of_no_use_in_a_later_transaction(ann):
@@ -589,6 +701,7 @@ def test_places_are_found_anew_where_some_are_missing(trained):
 
 
 def test_a_part_of_a_unit_outside_of_one_is_an_error(trained):
+    assert "no model" in str(trained.error("SELECT madlib.mop_at_predict(2, NULL, NULL, '1', NULL)"))
     """Never silently nothing: what is called elsewhere than where the trainer is finds no unit."""
     place = trained.value("SELECT place FROM madlib.mop_place LIMIT 1")
     for call in ("mop_at_end()", "mop_at_state(1, 'x')", "mop_at_begin('{\"unit\": {}, \"models\": []}')",

@@ -4,12 +4,15 @@ import functools
 import json
 from dataclasses import dataclass
 
+from pg_mop import settings
 from pg_mop.api.applying import Applying, first_row
 from pg_mop.api.model_table import OwnModel, StoredModel
-from pg_mop.api.session import trainer_of, trainer_options, with_trainer
+from pg_mop.api.session import options_of_trainer, trainer_of, trainer_options, with_trainer
 from pg_mop.database import MopError, quote_identifier
+from pg_mop.engines import greenplum
 from pg_mop.execute.orders import Orders
-from pg_mop.inference.prediction import Choice, Reader, check_shapes, predictions
+from pg_mop.inference import at_segments
+from pg_mop.inference.prediction import Choice, Predictor, Reader, check_shapes, predictions
 from pg_mop.inference.raw_table import RawTable
 
 
@@ -36,8 +39,8 @@ def madlib_keras_predict_byom(db, session, model_arch_table, model_id, test_tabl
 
 
 def _write(db, session, function, model, test, output_table, choice, use_gpus):
-    """Predict on all partitions at once, or in the caller's transaction with a trainer of his own session; rows stream
-    through a trainer in chunks."""
+    """Predict on all partitions at once, on Greenplum on all segments, or in the caller's transaction with a trainer of
+    his own session; rows stream through a trainer in chunks."""
     if model.regression:
         choice.all_in_order()
     if len(test.inputs) != len(model.input_shapes):
@@ -51,13 +54,28 @@ def _write(db, session, function, model, test, output_table, choice, use_gpus):
     output = Output(db, table, test, choice)
     if predicting is not None:
         predicting.output = output
-    if predicting is None or not predicting.done(table, output_table):
+    if predicting is not None:
+        done = predicting.done(table, output_table)
+    else:
+        done = db.has_segments and _on_segments(db, test, model, choice, output, use_gpus)
+    if not done:
         with trainer_of(session, trainer_options(db, use_gpus)) as trainer:
             model.lend(trainer)
-            reader = Reader(db, test.table, test.identifier, test.inputs, model.input_shapes, model.normalizing_const)
-            for rows in predictions(trainer, model, reader, choice):
+            reader = Reader(db, test.table, test.identifier, test.inputs)
+            for rows in predictions(Predictor(trainer, model, choice), reader):
                 output.add(rows)
     output.tell()
+
+
+def _on_segments(db, test, model, choice, output, use_gpus):
+    """Predict by one statement of the caller's on Greenplum's segments, where it can be; whether it could."""
+    engine, options = greenplum.Greenplum(db, []), settings.load(db)
+    if use_gpus:
+        engine.check_gpus(options["keras_backend"])
+    places = greenplum.keys(db).values()
+    cores = engine.info(options["keras_backend"])["cores"]  # of all segments together
+    return at_segments.insert(db, test, model, choice, output, places, options_of_trainer(
+        options, max(1, cores // len(places)), 0 if use_gpus else None))
 
 
 class Output:
@@ -68,15 +86,23 @@ class Output:
         self.db, self.table, self.unknown = db, table, 0
         db.execute(f"CREATE TABLE {table} ({quote_identifier(test.identifier)} {test.id_type}, class_name text, "
                    f"class_value text, prob float8{', rank integer' if choice.rank else ''})")
-        self.insert = db.plpy.prepare(
-            f"INSERT INTO {table} SELECT (p.id)::{test.id_type}, p.class_name, p.class_value, p.prob"
-            f"{', p.rank' if choice.rank else ''} FROM unnest($1, $2, $3, $4, $5) "
-            f"AS p(id, class_name, class_value, prob, rank)", ["text[]", "text[]", "text[]", "float8[]", "integer[]"])
+        names = ["class_name", "class_value", "prob", *(["rank"] if choice.rank else [])]
+        self.insert = f"INSERT INTO {table} SELECT (p.id)::{test.id_type}, {', '.join(f'p.{n}' for n in names)} FROM "
+        self.insert_arrays = None
 
     def add(self, rows):
         """Write a chunk of predictions, as columns."""
+        if self.insert_arrays is None:
+            self.insert_arrays = self.db.plpy.prepare(
+                self.insert + "unnest($1, $2, $3, $4, $5) AS p(id, class_name, class_value, prob, rank)",
+                ["text[]", "text[]", "text[]", "float8[]", "integer[]"])
         self.unknown += sum(probability is None for probability in rows[3])
-        self.db.plpy.execute(self.insert, rows)
+        self.db.plpy.execute(self.insert_arrays, rows)
+
+    def take(self, source, types, values):
+        """Write the predictions that some SQL gives, `AS p(id, class_name, class_value, prob, rank)`."""
+        self.db.execute(self.insert + source, types, values)
+        self.unknown = self.db.value(f"SELECT count(*) FROM {self.table} WHERE prob IS NULL")
 
     def tell(self):
         """Warn where there is no prediction for a row."""

@@ -49,8 +49,14 @@ def trainer_options(db, use_gpus):
         db.notice("the calling session's own trainer has no GPU here, and works without")
     elif use_gpus and not gpus:
         raise settings.no_gpu(options["keras_backend"])
-    return {"threads": options["threads"] or settings.cores(), "keras_backend": options["keras_backend"],
+    return options_of_trainer(options, settings.cores(), 0 if gpus else None)
+
+
+def options_of_trainer(options, cores, gpu):
+    """What a trainer of the calling session is started with. `options`: as settings.load gives them; `cores`: what it
+    has for its threads, if nothing is set; `gpu`: a number, or None."""
+    return {"threads": options["threads"] or cores, "keras_backend": options["keras_backend"],
             "cache_mb": options["cache_mb"], "memory_mb": options["trainer_memory_mb"],
-            "model_mb": options["max_model_mb"], "gpu": 0 if gpus else None,
+            "model_mb": options["max_model_mb"], "gpu": gpu,
             "idle_ms": options["session_idle_timeout"], "nursery_ms": options["nursery_idle_timeout"],
             "compile_cache_mb": options["compile_cache_mb"]}

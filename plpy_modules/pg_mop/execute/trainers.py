@@ -10,7 +10,7 @@ import json
 from mop_udf import aggregate, params
 from mop_udf.errors import raise_error
 from pg_mop import object_table, settings
-from pg_mop.database import Database, MopError, extension_schema, raising
+from pg_mop.database import Database, MopError, extension_schema, quote_identifier, raising
 from pg_mop.limits import Limits
 
 SMALL = 256 << 10  # bytes of a state that comes by way of the coordinator, together with others
@@ -97,12 +97,14 @@ class There:
 
     def _at(self, call, types=(), values=()):
         """What a function of ours gives at the place."""
-        return self.holder.query(f"SELECT {self.schema}.{call} AS answer FROM {self.schema}.mop_place "
-                                 f"WHERE place = {self.place}", types, values)[0]["answer"]
+        rows = self.holder.query(f"SELECT {self.schema}.{call} AS answer FROM {self.schema}.mop_place "
+                                 f"WHERE place = {self.place}", types, values)
+        if not rows:
+            raise_error(self.holder.plpy, f"there is no place {self.place}", "22023")
+        return rows[0]["answer"]
 
     def start(self, options, look_again=False):
-        self.holder.query(f"SELECT {self.schema}.mop_start_at($1, $2, $3)", ["integer", "text", "boolean"],
-                          [self.place, json.dumps(options), look_again])
+        self._at("mop_at_start($1, $2)", ["text", "boolean"], [json.dumps(options), look_again])
 
     def begin(self, options, dataset, nbytes, keep):
         asked = [json.dumps(options), dataset, nbytes, json.dumps(keep)]
@@ -195,21 +197,6 @@ def put_state(holder, schema, run_id, stage, version, generation, number, part, 
 
 # --- at a place ---------------------------------------------------------------------------------------
 
-class Told(Limits):
-    """Limits that were read where tables can be: at a segment no table of users is read by functions."""
-
-    def __init__(self, plpy, told):
-        super().__init__(plpy, None)
-        self._told = told
-
-    def _find(self):
-        return self._told
-
-    def _backends(self):
-        return {row["pid"] for row in self.plpy.execute(
-            "SELECT a.pid FROM pg_catalog.pg_stat_activity a WHERE a.usename OPERATOR(pg_catalog.=) session_user")}
-
-
 def at_room(plpy, options, dataset, nbytes, keep):
     """JSON: whether the trainer of this process holds or can keep the rows of a dataset; None: none runs that was
     started with these options."""
@@ -222,21 +209,25 @@ def at_room(plpy, options, dataset, nbytes, keep):
         return json.dumps(holder.holds(dataset, nbytes, json.loads(keep)))
 
 
-def at_start(plpy, options, limits, look_again):
-    """Start the trainer of this process, unless it runs."""
+def at_start(plpy, options, look_again):
+    """Start the trainer of this process, unless it runs, within the limits of the calling role."""
     holder = aggregate.session(plpy)
+    limits = Limits(plpy, quote_identifier(extension_schema(plpy)))
     with aggregate.failures_as_sql(plpy, holder):
-        raising(plpy, holder.start_trainer, _on_own_gpu(plpy, json.loads(options)), Told(plpy, json.loads(limits)),
-                look_again)
+        raising(plpy, holder.start_trainer, _on_own_gpu(plpy, json.loads(options)), limits, look_again)
     return True
+
+
+def content(plpy):
+    """The number of the segment that this process is at; -1: the coordinator."""
+    return int(plpy.execute("SELECT pg_catalog.current_setting('gp_contentid') AS content")[0]["content"])
 
 
 def _on_own_gpu(plpy, options):
     """A trainer's options with the number of the GPU of this host that this segment is to use, if it is to use one."""
     if options.get("gpu") is None:
         return options
-    segment = plpy.execute("SELECT pg_catalog.current_setting('gp_contentid') AS content")[0]["content"]
-    return {**options, "gpu": int(segment) % max(1, settings.gpus())}
+    return {**options, "gpu": content(plpy) % max(1, settings.gpus())}
 
 
 def give_objects(plpy, place, functions, models, caller):

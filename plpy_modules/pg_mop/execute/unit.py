@@ -111,7 +111,7 @@ class _Work:
     def predict(self, model):
         """Write the predictions for a partition of raw rows: in parts, as of stage 0 and the segment's number."""
         # (numpy is not for sessions that only train)
-        from pg_mop.inference.prediction import Choice, Reader, in_pieces, predictions
+        from pg_mop.inference.prediction import Choice, Predictor, Reader, in_pieces, predictions
         unit, told, began = self.unit, self.unit["predict"], time.monotonic()
         raising(self.plpy, self.trainer.start, unit["options"])
         trainer, db = self.holder.trainer, Database(self.plpy, extension_schema(self.plpy))
@@ -120,12 +120,9 @@ class _Work:
                 lent = Model.from_told(told["model"], model["architecture"], b"".join(
                     part for _, part in self.states(self.models)))
                 lent.lend(trainer)
-                choice = Choice(told["pred_type"])
-                if lent.regression:
-                    choice.all_in_order()
-                reader = Reader(db, told["table"], told["identifier"], told["inputs"], lent.input_shapes,
-                                lent.normalizing_const)
-                for number, rows in enumerate(in_pieces(predictions(trainer, lent, reader, choice))):
+                predictor = Predictor(trainer, lent, Choice.for_model(told["pred_type"], lent))
+                reader = Reader(db, told["table"], told["identifier"], told["inputs"])
+                for number, rows in enumerate(in_pieces(predictions(predictor, reader))):
                     put_state(self.holder, self.schema, unit["run_id"], 0, unit["segment"], 1, number,
                               json.dumps(rows).encode(), self.ticket)
             self.done = [(self.models[0], {"kernel": "plain", "rows": reader.rows, "loss": None,

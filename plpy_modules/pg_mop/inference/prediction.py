@@ -1,4 +1,5 @@
-"""Predictions for raw rows, chunk by chunk: in the caller's session, or in a worker session for a partition."""
+"""Predictions for raw rows, chunk by chunk: in the caller's session, or in a worker session for a partition (a
+:class:`Reader` gets the rows), or where rows are handed in one by one (at_segments.py)."""
 
 import numpy as np
 
@@ -11,28 +12,51 @@ PIECE_BYTES = 2 << 20
 ROW_BYTES = 300  # of a prediction on its way into the table: Python objects, then an array of SQL
 
 
-def predictions(trainer, model, reader, choice):
-    """The predictions of a :class:`~pg_mop.inference.model.Model` that a trainer holds, in chunks: columns (lists) of
-    ids (text), class names, class values, probabilities and ranks, None where there is none."""
-    classes = []
-    for values, units in zip(model.classes, model.outputs):
-        values = list(values) if values is not None else [str(k) for k in range(units)]
-        classes.append((values + [None] * units)[:units] + [None])  # the last: of no class
-    kept = sum(model.outputs) if choice.most is None else len(model.outputs) * choice.most
-    for identifiers, arrays in reader.chunks(16 * sum(model.outputs) + ROW_BYTES * kept):
-        trainer.send({"op": "predict", "shapes": [list(a.shape) for a in arrays]},
-                     *(a.reshape(-1).view(np.uint8) for a in arrays))
-        _, payloads = trainer.receive()
+class Predictor:
+    """A :class:`~pg_mop.inference.model.Model` that a trainer holds. `count`: the rows of a chunk."""
+
+    def __init__(self, trainer, model, choice):
+        self.trainer, self.model, self.choice, self.classes = trainer, model, choice, []
+        for values, units in zip(model.classes, model.outputs):
+            values = list(values) if values is not None else [str(k) for k in range(units)]
+            self.classes.append((values + [None] * units)[:units] + [None])  # the last: of no class
+        kept = sum(model.outputs) if choice.most is None else len(model.outputs) * choice.most
+        size = (sum(int(np.prod(shape)) * 8 + 64 for shape in model.input_shapes) + 16 * sum(model.outputs)
+                + ROW_BYTES * kept)
+        self.count = max(1, min(10_000, CHUNK_BYTES // size))
+        self.constant = np.float32(model.normalizing_const)
+
+    def of(self, identifiers, values, inputs):
+        """The predictions for a chunk of rows: columns (lists) of ids (text), class names, class values, probabilities
+        and ranks, None where there is none.
+
+        `identifiers`: text; `values`: for each input its arrays, as array_send gives them for real[]; `inputs`: their
+        names. Raises MopError where these do not fit the model.
+        """
+        arrays = []
+        for wires, name, shape in zip(values, inputs, self.model.input_shapes):
+            array = decode(wires, shape, "real", name).reshape(-1, *shape)
+            arrays.append(array if self.constant == 1 else array / self.constant)
+        self.trainer.send({"op": "predict", "shapes": [list(a.shape) for a in arrays]},
+                          *(a.reshape(-1).view(np.uint8) for a in arrays))
+        _, payloads = self.trainer.receive()
         rows = [[], [], [], [], []]
         finite = np.all([np.isfinite(a.reshape(len(a), -1)).all(axis=1) for a in arrays], axis=0)
-        for name, values, data in zip(model.output_names, classes, payloads):
+        for name, classes, data in zip(self.model.output_names, self.classes, payloads):
             probabilities = np.frombuffer(data, "<f4").reshape(len(identifiers), -1).astype("f8")
-            row, column, rank = choice.of(probabilities, finite & np.isfinite(probabilities).all(axis=1))
+            row, column, rank = self.choice.of(probabilities, finite & np.isfinite(probabilities).all(axis=1))
             rows[0] += [identifiers[i] for i in row]
             rows[1] += [name] * len(row)
-            rows[2] += [values[c] for c in column]
+            rows[2] += [classes[c] for c in column]
             rows[3] += [p if c >= 0 else None for p, c in zip(probabilities[row, column].tolist(), column)]
             rows[4] += [r if r > 0 else None for r in rank.tolist()]
+        return rows
+
+
+def predictions(predictor, reader):
+    """The predictions for all rows of a Reader, in chunks as Predictor.of gives them."""
+    for identifiers, values in reader.chunks(predictor.count):
+        rows = predictor.of(identifiers, values, reader.inputs)
         if rows[0]:
             yield rows
 
@@ -50,6 +74,14 @@ def in_pieces(chunks):
 
 class Choice:
     """Which classes of an example are kept, by pred_type (contract 4, section 3.2). Raises MopError."""
+
+    @classmethod
+    def for_model(cls, pred_type, model):
+        """That of a Model's outputs."""
+        choice = cls(pred_type)
+        if model.regression:
+            choice.all_in_order()
+        return choice
 
     def __init__(self, pred_type):
         self.pred_type = pred_type = "prob" if pred_type is None else pred_type
@@ -95,28 +127,28 @@ class Choice:
         return row, np.where(known[row], order[row, rank], -1), np.where(known[row], rank + 1, -1)
 
 
-class Reader:
-    """Chunks of a table's rows: (ids as text, [float32 array for each input])."""
+def wires(inputs):
+    """SQL: the columns `inputs` (names) as Predictor.of takes them, a list."""
+    return [f"array_send({quote_identifier(c)}::real[])" for c in inputs]
 
-    def __init__(self, db, table, identifier, inputs, shapes, normalizing_const):
+
+class Reader:
+    """Chunks of a table's rows: (ids as text, [[array in binary form, ...] for each input])."""
+
+    def __init__(self, db, table, identifier, inputs):
         """`table`: quoted; the other names are not."""
-        self.db, self.table, self.shapes, self.inputs = db, table, shapes, inputs
-        self.constant, self.rows = np.float32(normalizing_const), 0  # read by now
-        columns = ", ".join(f"array_send({quote_identifier(c)}::real[]) AS c{i}" for i, c in enumerate(inputs))
+        self.db, self.table, self.inputs = db, table, inputs
+        self.rows = 0  # read by now
+        columns = ", ".join(f"{wire} AS c{i}" for i, wire in enumerate(wires(inputs)))
         self.sql = f"SELECT {quote_identifier(identifier)}::text AS id, {columns} FROM {table}"
 
-    def chunks(self, output_bytes):
-        """The chunks, one after the other. `output_bytes`: what the predictions for one row take in memory, about."""
-        size = sum(int(np.prod(s)) * 8 + 64 for s in self.shapes) + output_bytes
+    def chunks(self, count):
+        """The chunks, of `count` rows, one after the other."""
         cursor = self.db.plpy.cursor(self.sql)
         try:
-            while rows := self._fetch(cursor, max(1, min(10_000, CHUNK_BYTES // size))):
-                arrays = []
-                for i, (name, shape) in enumerate(zip(self.inputs, self.shapes)):
-                    array = decode([row[f"c{i}"] for row in rows], shape, "real", name).reshape(-1, *shape)
-                    arrays.append(array if self.constant == 1 else array / self.constant)
+            while rows := self._fetch(cursor, count):
                 self.rows += len(rows)
-                yield [row["id"] for row in rows], arrays
+                yield [row["id"] for row in rows], [[row[f"c{i}"] for row in rows] for i in range(len(self.inputs))]
         finally:
             cursor.close()
 
@@ -125,10 +157,15 @@ class Reader:
         try:
             return cursor.fetch(count)
         except self.db.plpy.SPIError as error:
-            if getattr(error, "sqlstate", None) == unfit.OUT_OF_RANGE:
-                for name in self.inputs:
-                    unfit.check(self.db, self.table, name, "real", detail="The model takes float32.")
+            check_range(self.db, error, self.table, self.inputs)
             raise
+
+
+def check_range(db, error, table, inputs):
+    """Raises MopError where an error of SPI's is that a number is too large for type real."""
+    if getattr(error, "sqlstate", None) == unfit.OUT_OF_RANGE:
+        for name in inputs:
+            unfit.check(db, table, name, "real", detail="The model takes float32.")
 
 
 def check_shapes(dims, inputs, shapes):
