@@ -980,7 +980,6 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 DECLARE
     one record;
     target integer;
-    copied bigint;
     alike text[];
     missing bigint := json_array_length(stages);
 BEGIN
@@ -1006,12 +1005,9 @@ BEGIN
         ORDER BY a.stage
     LOOP
         IF one.state THEN
-            EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, target))
-                || ' SELECT $1, version, part, data FROM @extschema@.'
-                || quote_ident(@extschema@.mop_generation_name(one.of_run, one.generation))
-                || ' WHERE stage = $2 AND version = $3' USING one.stage, one.of, one.version;
-            GET DIAGNOSTICS copied = ROW_COUNT;
-            CONTINUE WHEN copied = 0;
+            CONTINUE WHEN @extschema@.mop_copy_state(
+                @extschema@.mop_generation_name(one.of_run, one.generation), one.of, one.version,
+                @extschema@.mop_generation_name(run, target), one.stage) = 0;
             UPDATE @extschema@.mop_checkpoint c SET used_at = clock_timestamp()
             WHERE (c.run_id, c.stage) = (one.of_run, one.of);
         END IF;

@@ -28,17 +28,19 @@ class Database:
 
     def __init__(self, name):
         self.name = name
-        self._drop(f"CREATE DATABASE {name}")
+        # (as tests/cluster.py does)
+        self._drop(f"CREATE DATABASE {name}", f"ALTER DATABASE {name} SET pg_mop.reuse = off")
         self.db = Client(Coordinator(), name)
         self.db.run("CREATE SCHEMA madlib; CREATE EXTENSION plpython3u; CREATE EXTENSION pg_mop SCHEMA madlib")
 
-    def _drop(self, then="SELECT"):
+    def _drop(self, *then):
         maker = Client(Coordinator(), "postgres")
         # (of a session that has just ended the database may still know)
         maker.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{self.name}'")
         maker.run("SELECT pg_sleep(0.5)")
         maker.run(f"DROP DATABASE IF EXISTS {self.name}")
-        maker.run(then)
+        for statement in then:
+            maker.run(statement)
         maker.close()
 
     def close(self):

@@ -354,10 +354,10 @@ class Catalog:
     def known_stages(self, run_id, identities, datasets):
         """{identity: [Known, ...]} of those stages that earlier runs of the role have trained to their end. Metrics are
         known if they are of all `datasets` (their number), of the same rows."""
+        # (no function may look at tables for each row: on Greenplum it would do so on a segment)
         rows = self.execute(
-            f"SELECT s.identity, s.run_id, s.stage, c.stage IS NOT NULL AND m.generation IS NOT NULL AS state,"
-            f" (SELECT count(*) FROM {self.own}metric x WHERE x.run_id = s.run_id AND x.stage = s.stage"
-            f"  AND {self.schema}.mop_same_segments(%s, s.run_id, x.dataset)) AS scores,"
+            f"WITH found AS (SELECT s.identity, s.run_id, s.stage,"
+            f" c.stage IS NOT NULL AND m.generation IS NOT NULL AS state,"
             f" coalesce(s.source_run, s.run_id) AS origin_run, coalesce(s.source_stage, s.stage) AS origin_stage,"
             f" coalesce(p.source_run, p.run_id) AS parent_run, coalesce(p.source_stage, p.stage) AS parent_stage"
             f" FROM {self.own}stage s JOIN {self.own}run r USING (run_id)"
@@ -365,7 +365,16 @@ class Catalog:
             f" JOIN {self.own}model m ON (m.run_id, m.stage) = (s.run_id, s.stage)"
             f" LEFT JOIN {self.own}checkpoint c ON (c.run_id, c.stage) = (s.run_id, s.stage)"
             f" WHERE s.identity = ANY (%s) AND s.run_id <> %s AND r.owner = {self._me}"
-            f" AND m.version = s.iteration * r.segments", (run_id, list(identities), run_id)) if identities else []
+            f" AND m.version = s.iteration * r.segments),"
+            # datasets by their rows, as mop_same_segments compares them
+            f" datasets AS (SELECT g.run_id, g.dataset, array_agg((g.segment, g.fingerprint)::text ORDER BY g.segment)"
+            f" AS are FROM {self.own}segment g WHERE g.run_id = %s OR g.run_id IN (SELECT f.run_id FROM found f)"
+            f" GROUP BY 1, 2),"
+            f" scored AS (SELECT x.run_id, x.stage, count(*) AS scores FROM {self.own}metric x"
+            f" JOIN datasets o USING (run_id, dataset) JOIN datasets m ON (m.dataset, m.are) = (o.dataset, o.are)"
+            f" WHERE m.run_id = %s GROUP BY 1, 2)"
+            f" SELECT f.*, coalesce(n.scores, 0) AS scores FROM found f LEFT JOIN scored n USING (run_id, stage)",
+            (list(identities), run_id, run_id, run_id)) if identities else []
         known = {}
         for row in rows:
             before = None if row["parent_run"] is None else (row["parent_run"], row["parent_stage"])

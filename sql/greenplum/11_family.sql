@@ -112,6 +112,18 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION @extschema@.mop_copy_state(source text, of_stage integer, at_version integer, target text,
+    to_stage integer) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    parts bigint;
+BEGIN
+    EXECUTE format('INSERT INTO @extschema@.%I SELECT %s, s.version, s.part, s.data, s.place FROM @extschema@.%I s '
+                   'WHERE s.stage = %s AND s.version = %s', target, to_stage, source, of_stage, at_version);
+    GET DIAGNOSTICS parts = ROW_COUNT;
+    RETURN parts;
+END
+$$;
+
 -- (gp_autostats_mode does it)
 CREATE FUNCTION @extschema@.mop_count_rows() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN

@@ -20,15 +20,17 @@ SELECT r.run_id, coalesce(w.units_done, 0)::bigint AS units_done,
             ELSE 'waiting' END AS status
 FROM @extschema@.mop_seen_run r JOIN (
     SELECT a.run_id, a.mst_key, a.error, a.reason, sum(a.done) AS units_done, sum(a.running) AS units_running,
-           sum(a.total) AS units_total, max(a.iteration) FILTER (WHERE a.done > 0 OR a.running > 0) AS iteration,
+           sum(a.total) AS units_total, max(a.iteration) FILTER (WHERE a.done > 0 OR a.running > 0 OR a.taken) AS iteration,
            (max(ARRAY[a.iteration, a.last_loss]) FILTER (WHERE a.last_loss IS NOT NULL))[2] AS last_loss,
            max(a.run_done) AS run_done, max(a.last) AS last,
            sum(sum(a.total - a.done) FILTER (WHERE a.is_first)) OVER (PARTITION BY a.run_id) AS run_left
     FROM (
-        SELECT c.run_id, c.mst_key, c.error, c.reason, t.iteration, coalesce(u.done, 0) AS done,
-               coalesce(u.running, 0) AS running, u.last_loss,
-               CASE WHEN t.stage IS NOT NULL THEN CASE WHEN d.averaging THEN 1 ELSE d.training END
-                   + CASE WHEN t.evaluated THEN d.both_datasets ELSE 0 END END AS total,
+        SELECT c.run_id, c.mst_key, c.error, c.reason, t.iteration, t.source_run IS NOT NULL AS taken,
+               coalesce(u.done, 0) AS done, coalesce(u.running, 0) AS running, u.last_loss,
+               CASE WHEN t.stage IS NOT NULL
+                    THEN CASE WHEN t.source_run IS NOT NULL THEN 0 WHEN d.averaging THEN 1 ELSE d.training END
+                       + CASE WHEN t.evaluated AND (t.source_run IS NULL OR u.evaluations > 0 OR m.stage IS NULL)
+                              THEN d.both_datasets ELSE 0 END END AS total,
                c.error IS NULL AND q.mst_key = min(q.mst_key) FILTER (WHERE c.error IS NULL)
                    OVER (PARTITION BY t.run_id, t.stage) AS is_first,
                coalesce(o.run_done, 0) AS run_done, o.last
@@ -44,9 +46,12 @@ FROM @extschema@.mop_seen_run r JOIN (
         LEFT JOIN (
             SELECT v.run_id, v.stage, count(*) FILTER (WHERE v.status = 'finished') AS done,
                    count(*) FILTER (WHERE v.status = 'running') AS running,
+                   count(*) FILTER (WHERE v.kind <> 'train') AS evaluations,
                    (max(ARRAY[v.version, v.loss]) FILTER (WHERE v.kind = 'train' AND v.status = 'finished'))[2]
                        AS last_loss
             FROM @extschema@.mop_unit v GROUP BY v.run_id, v.stage) u ON u.run_id = t.run_id AND u.stage = t.stage
+        LEFT JOIN (SELECT DISTINCT m.run_id, m.stage FROM @extschema@.mop_metric m) m
+            ON m.run_id = t.run_id AND m.stage = t.stage
         LEFT JOIN (
             SELECT v.run_id, count(*) FILTER (WHERE v.status = 'finished') AS run_done,
                    max(greatest(v.started_at, v.finished_at)) AS last

@@ -102,6 +102,19 @@ BEGIN
 END
 $$;
 
+-- copies a state from a generation (the names of their tables) to another, as that of a stage there: how many parts it has
+CREATE FUNCTION @extschema@.mop_copy_state(source text, of_stage integer, at_version integer, target text,
+    to_stage integer) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    parts bigint;
+BEGIN
+    EXECUTE format('INSERT INTO @extschema@.%I SELECT %s, s.version, s.part, s.data FROM @extschema@.%I s '
+                   'WHERE s.stage = %s AND s.version = %s', target, to_stage, source, of_stage, at_version);
+    GET DIAGNOSTICS parts = ROW_COUNT;
+    RETURN parts;
+END
+$$;
+
 -- Deletes a run's generation, or all of them. The table goes by a trigger, as where the run is deleted.
 CREATE FUNCTION @extschema@.mop_delete_generations(run bigint, one integer DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$

@@ -220,6 +220,36 @@ class TestConformance:
         assert [c["k"] for c in counts] == engine.keys and sum(c["n"] for c in counts) == 101 and len(counts) == 3
         assert len(engine.segments_elsewhere()) == len(engine.workers)
 
+    def test_what_an_earlier_run_has_trained_is_not_trained_again(self, engine):
+        db, trained = engine.db, "SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND kind = 'train'"
+        selection(db, "mst", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.02, 0.03)])
+        db.run("SET pg_mop.reuse = on")
+        try:
+            first = fit(db, "flowers_packed", "models", "mst", iterations=2, frequency=1)
+            again = fit(db, "flowers_packed", "same", "mst", iterations=2, frequency=1)
+            longer = fit(db, "flowers_packed", "longer", "mst", iterations=3, frequency=1)
+            assert [db.value(trained, [run_id]) for run_id in (first, again, longer)] == [12, 0, 6]
+            for run_id, evaluated in ((first, 12), (again, 0), (longer, 6)):
+                assert db.run("SELECT DISTINCT status, units_done, units_total FROM madlib.mop_progress "
+                              "WHERE run_id = %s", [run_id]) == [{"status": "finished", "units_done": evaluated,
+                                                                  "units_total": evaluated}]
+            db.run("SET pg_mop.reuse = off; DROP TABLE IF EXISTS whole, whole_info, whole_summary")
+            db.run("SELECT madlib.mop_replay(%s, 'whole')", [longer])
+            for one, other in (("models", "same"), ("longer", "whole")):
+                assert db.value(f"SELECT count(*) FROM {one} a JOIN {other} b USING (mst_key) "
+                                "WHERE a.model_weights = b.model_weights") == 2
+                info = "SELECT mst_key, training_loss, training_metrics FROM {}_info ORDER BY 1"
+                assert db.run(info.format(one)) == db.run(info.format(other))
+            db.run("SET pg_mop.reuse = on; SELECT madlib.mop_more(%s, 2, 1)", [first])
+            more = db.value("SELECT max(run_id) FROM madlib.mop_runs")
+            assert db.value(trained, [more]) == 0, "the longer run has trained it"
+            assert db.value("SELECT a.model_weights = b.model_weights FROM models a JOIN longer b USING (mst_key) "
+                            "WHERE mst_key = 2")
+            db.run("SELECT madlib.mop_drop_checkpoints()")
+            assert db.value("SELECT count(*) FROM madlib.mop_checkpoints") == 0
+        finally:
+            db.run("RESET pg_mop.reuse")
+
     def test_the_final_weights_are_plain_keras_ones_bit_for_bit(self, engine):
         db = engine.db
         selection(db, "mst", "arch", [(1, ADAM.format(rate), f"batch_size={size}")

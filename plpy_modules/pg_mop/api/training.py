@@ -72,10 +72,8 @@ class Training(Guests):
                                    self.options["replicas"] > 1)
         if self.options["replicas"] > 1:
             db.check_engine("pg_mop.replicas")
-        if db.has_segments:
-            if self.options["keras_backend"] != "tensorflow":
-                db.check_engine("pg_mop.keras_backend")
-            self.options.update(reuse=False, checkpoint_mb=0)  # (the catalog compares runs row by row, on segments)
+        if db.has_segments and self.options["keras_backend"] != "tensorflow":
+            db.check_engine("pg_mop.keras_backend")
         if self.options["trainers"]:
             db.check_engine("pg_mop.trainers")
             self.room = elsewhere.room(db, self.options["trainers"], self.use_gpus)
