@@ -44,8 +44,8 @@ def test_a_run_is_watched_and_cancelled(db, browser, page):
         browser.find_element("css selector", "#table tbody a").click()
         assert eventually(lambda: "of 3 configurations" in value(browser, "document.body.innerText"), 60)
         assert eventually(lambda: points(browser) > 3, 120)
-        before = points(browser)
-        assert eventually(lambda: points(browser) > before, 120)
+        before = drawn(browser)
+        assert eventually(lambda: drawn(browser) != before, 400)  # (who reads for a second rests for fifty)
         assert value(browser, "document.getElementById('headline').textContent").startswith("running · ")
         # what somebody has chosen stays while the run goes on
         browser.execute_script("document.querySelector('#filter details').open = true")
@@ -56,7 +56,7 @@ def test_a_run_is_watched_and_cancelled(db, browser, page):
                           == "ascending", 30)
         browser.execute_script("scrollTo(0, 120)")
         before = drawn(browser)
-        assert eventually(lambda: drawn(browser) != before, 400)  # (who reads for a second rests for fifty)
+        assert eventually(lambda: drawn(browser) != before, 400)
         assert value(browser, "scrollY") == 120
         assert value(browser, "document.activeElement.dataset.focus") == "headmst_key"
         assert value(browser, "document.querySelectorAll('#board tbody tr').length") == 2
