@@ -180,7 +180,8 @@ ALTER TABLE @extschema@.mop_partial DROP COLUMN mst_key, DROP COLUMN iteration, 
 -- a version belongs to the stage of its iteration
 CREATE TABLE @extschema@.mop_model_before AS SELECT * FROM @extschema@.mop_model;
 ALTER TABLE @extschema@.mop_model DROP CONSTRAINT mop_model_pkey, DROP CONSTRAINT mop_model_run_id_mst_key_fkey,
-    DROP COLUMN mst_key, DROP COLUMN kept_generation, ALTER COLUMN version DROP DEFAULT, ADD COLUMN stage integer;
+    DROP COLUMN mst_key, DROP COLUMN kept_generation, ALTER COLUMN version DROP DEFAULT, ADD COLUMN stage integer,
+    ADD COLUMN made_on integer;
 DELETE FROM @extschema@.mop_model;
 ALTER TABLE @extschema@.mop_model ALTER COLUMN stage SET NOT NULL, ADD PRIMARY KEY (run_id, stage),
     ADD FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE;

@@ -115,6 +115,7 @@ CREATE TABLE @extschema@.mop_model (
     version integer NOT NULL,           -- = units trained since the path began; at first that of the parent, whose it is
     generation integer,                 -- of the version; NULL: drawn from the seed, the parent's, or no longer needed
     bytes bigint,                       -- of the version
+    made_on integer,                    -- the segment whose unit made it; NULL: none did, or one on another server
     PRIMARY KEY (run_id, stage),
     FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage ON DELETE CASCADE
 ) WITH (fillfactor = 50);

@@ -593,11 +593,13 @@ DECLARE
     told timestamptz := now();
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
-    INSERT INTO @extschema@.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, backend_pid,
-        queued_at, started_at)
-    SELECT run, u.stage, u.iteration, of_segment, of_kind, of_dataset, u.attempt, 'running', own,
-           to_timestamp(u.since), told -- the same for units that go together
-    FROM unnest(stages, iterations, attempts, queued) AS u (stage, iteration, attempt, since);
+    -- (one by one: what is joined with a list goes through all segments of Greenplum)
+    FOR i IN 1 .. array_length(stages, 1) LOOP
+        INSERT INTO @extschema@.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, backend_pid,
+            queued_at, started_at)
+        VALUES (run, stages[i], iterations[i], of_segment, of_kind, of_dataset, attempts[i], 'running', own,
+                to_timestamp(queued[i]), told); -- the same for units that go together
+    END LOOP;
 END
 $$;
 
@@ -631,44 +633,43 @@ CREATE FUNCTION @extschema@.mop_finish_units(run bigint, of_segment integer, of_
     results json, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    units integer := json_array_length(results);
-    noted integer;
     told timestamptz := clock_timestamp();
     released integer[];
-    behind record;
+    own record;
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
-    IF of_kind = 'train' THEN
-        UPDATE @extschema@.mop_model m SET version = r.version, generation = r.generation, bytes = r.bytes
-        FROM json_to_recordset(results) AS r(stage integer, version integer, generation integer, bytes bigint)
-        WHERE m.run_id = run AND m.stage = r.stage AND m.version = r.version - 1;
-        GET DIAGNOSTICS noted = ROW_COUNT;
-        IF noted <> units THEN
-            SELECT r.stage, r.version - 1 AS version INTO behind
-            FROM json_to_recordset(results) AS r(stage integer, version integer)
-            ORDER BY EXISTS (SELECT 1 FROM @extschema@.mop_model m
-                             WHERE m.run_id = run AND m.stage = r.stage AND m.version = r.version) LIMIT 1;
-            RAISE EXCEPTION 'stage % of run % is not at version %', behind.stage, run, behind.version
-                USING ERRCODE = '55000';
+    -- (one by one: what is joined with a list goes through all segments of Greenplum)
+    FOR own IN
+        SELECT r.* FROM json_to_recordset(results) AS r(stage integer, attempt integer, version integer,
+            generation integer, bytes bigint, kernel text, rows bigint, loss double precision, metric double precision,
+            read_seconds double precision, train_seconds double precision, write_seconds double precision,
+            compilations integer, choice json) ORDER BY r.stage
+    LOOP
+        IF of_kind = 'train' THEN
+            UPDATE @extschema@.mop_model m SET version = own.version, generation = own.generation, bytes = own.bytes,
+                made_on = of_segment
+            WHERE m.run_id = run AND m.stage = own.stage AND m.version = own.version - 1;
+            IF NOT FOUND THEN
+                RAISE EXCEPTION 'stage % of run % is not at version %', own.stage, run, own.version - 1
+                    USING ERRCODE = '55000';
+            END IF;
         END IF;
+        UPDATE @extschema@.mop_unit u SET status = 'finished', finished_at = told, version = own.version,
+            kernel = own.kernel, rows = own.rows, loss = own.loss, metric = own.metric,
+            read_seconds = own.read_seconds, train_seconds = own.train_seconds, write_seconds = own.write_seconds,
+            compilations = own.compilations, choice = own.choice
+        WHERE (u.run_id, u.segment, u.kind, u.dataset) = ($1, $2, $3, $4) AND u.stage = own.stage
+        AND u.attempt = own.attempt AND u.status = 'running';
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'this unit of run % is no longer running', run USING ERRCODE = '55000';
+        END IF;
+    END LOOP;
+    IF of_kind = 'train' THEN
         released := ARRAY(SELECT e.value::integer FROM json_array_elements(results) AS r,
                                  json_array_elements_text(r.value -> 'release') AS e);
         IF released <> '{}' THEN
             UPDATE @extschema@.mop_model m SET generation = NULL WHERE m.run_id = run AND m.stage = ANY (released);
         END IF;
-    END IF;
-    UPDATE @extschema@.mop_unit u SET status = 'finished', finished_at = told, version = r.version, kernel = r.kernel,
-        rows = r.rows, loss = r.loss, metric = r.metric, read_seconds = r.read_seconds,
-        train_seconds = r.train_seconds, write_seconds = r.write_seconds, compilations = r.compilations,
-        choice = r.choice
-    FROM json_to_recordset(results) AS r(stage integer, attempt integer, version integer, kernel text, rows bigint,
-        loss double precision, metric double precision, read_seconds double precision,
-        train_seconds double precision, write_seconds double precision, compilations integer, choice json)
-    WHERE (u.run_id, u.segment, u.kind, u.dataset) = ($1, $2, $3, $4) AND u.stage = r.stage
-    AND u.attempt = r.attempt AND u.status = 'running';
-    GET DIAGNOSTICS noted = ROW_COUNT;
-    IF noted <> units THEN
-        RAISE EXCEPTION 'this unit of run % is no longer running', run USING ERRCODE = '55000';
     END IF;
 END
 $$;
@@ -728,51 +729,68 @@ BEGIN
 END
 $$;
 
--- Adds a segment's evaluation. Where it is the dataset's last one, gives the sums of all segments, else NULL.
-CREATE FUNCTION @extschema@.mop_put_sums(run bigint, of_stage integer, of_dataset text, of_segment integer,
-                                         own double precision[], ticket text DEFAULT @extschema@.mop_ticket())
-RETURNS double precision[]
+-- Adds a segment's evaluations of stages: `counts` of the numbers `own` are each one's, in order. Those of which it is
+-- the dataset's last one are `complete`: the sums of all segments follow, each number with its stage and segment.
+CREATE FUNCTION @extschema@.mop_put_sums(run bigint, of_stages integer[], of_dataset text, of_segment integer,
+    counts integer[], own double precision[], ticket text DEFAULT @extschema@.mop_ticket(),
+    OUT complete integer[], OUT whose integer[], OUT segments integer[], OUT value double precision[])
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     others integer;
-    total double precision[];
+    before integer := 0;
+    one integer;
+    its double precision[];
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
     SELECT count(*) - 1 INTO others FROM @extschema@.mop_segment s WHERE s.run_id = run AND s.dataset = of_dataset;
     IF others <= 0 THEN
-        RETURN own;
+        complete := of_stages;
+        RETURN;
     END IF;
-    -- one after the other, so that there is a last one
-    PERFORM @extschema@.mop_hold_model(run, of_stage);
-    UPDATE @extschema@.mop_partial p SET sums = own
-    WHERE (p.run_id, p.stage, p.dataset, p.segment) = (run, of_stage, of_dataset, of_segment);
-    IF NOT FOUND THEN
-        INSERT INTO @extschema@.mop_partial (run_id, stage, dataset, segment, sums)
-        VALUES (run, of_stage, of_dataset, of_segment, own);
+    -- one after the other, so that there is a last one; all before anything is written, which locks a table on
+    -- Greenplum, and in the order of mop_take_models
+    FOR one IN SELECT e.stage FROM unnest(of_stages) AS e (stage) ORDER BY 1 LOOP
+        PERFORM @extschema@.mop_hold_model(run, one);
+    END LOOP;
+    FOR i IN 1 .. array_length(of_stages, 1) LOOP
+        one := of_stages[i];
+        its := own[before + 1 : before + counts[i]];
+        before := before + counts[i];
+        IF EXISTS (SELECT 1 FROM @extschema@.mop_partial p
+                   WHERE (p.run_id, p.stage, p.dataset, p.segment) = (run, one, of_dataset, of_segment)) THEN
+            UPDATE @extschema@.mop_partial p SET sums = its
+            WHERE (p.run_id, p.stage, p.dataset, p.segment) = (run, one, of_dataset, of_segment);
+        ELSE
+            INSERT INTO @extschema@.mop_partial (run_id, stage, dataset, segment, sums)
+            VALUES (run, one, of_dataset, of_segment, its);
+        END IF;
+    END LOOP;
+    -- (nothing is grouped or summed up among rows: for that Greenplum would have processes of its own)
+    whose := ARRAY(SELECT p.stage FROM @extschema@.mop_partial p
+                   WHERE (p.run_id, p.dataset) = (run, of_dataset) AND p.stage = ANY (of_stages));
+    complete := ARRAY(SELECT e.stage FROM unnest(whose) AS e (stage) GROUP BY 1 HAVING count(*) > others ORDER BY 1);
+    whose := NULL;
+    IF complete = '{}' THEN
+        RETURN;
     END IF;
-    IF (SELECT count(*) FROM @extschema@.mop_partial p
-        WHERE (p.run_id, p.stage, p.dataset) = (run, of_stage, of_dataset)) <= others THEN
-        RETURN NULL;
-    END IF;
-    SELECT array_agg(one.value ORDER BY one.place) INTO total FROM (
-        -- in the order of the segments, whichever ended first: the same sums every time
-        SELECT v.place, sum(v.value ORDER BY p.segment) AS value
-        FROM @extschema@.mop_partial p, unnest(p.sums) WITH ORDINALITY AS v(value, place)
-        WHERE (p.run_id, p.stage, p.dataset) = (run, of_stage, of_dataset)
-        GROUP BY v.place) AS one;
-    DELETE FROM @extschema@.mop_partial p WHERE (p.run_id, p.stage, p.dataset) = (run, of_stage, of_dataset);
-    RETURN total;
+    SELECT array_agg(v.stage), array_agg(v.segment), array_agg(v.value) INTO whose, segments, value FROM (
+        SELECT p.stage, p.segment, unnest(p.sums) AS value FROM @extschema@.mop_partial p
+        WHERE (p.run_id, p.dataset) = (run, of_dataset) AND p.stage = ANY (complete)) AS v;
+    DELETE FROM @extschema@.mop_partial p
+    WHERE (p.run_id, p.dataset) = (run, of_dataset) AND p.stage = ANY (complete);
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_note_metrics(run bigint, of_stage integer, of_dataset text,
-    loss double precision, metric double precision, metrics text,
+CREATE FUNCTION @extschema@.mop_note_metrics(run bigint, of_stages integer[], of_dataset text,
+    losses double precision[], of_metric double precision[], all_metrics text[],
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
-    INSERT INTO @extschema@.mop_metric (run_id, stage, dataset, loss, metric, metrics)
-    VALUES (run, of_stage, of_dataset, $4, $5, $6::json);
+    FOR i IN 1 .. array_length(of_stages, 1) LOOP
+        INSERT INTO @extschema@.mop_metric (run_id, stage, dataset, loss, metric, metrics)
+        VALUES (run, of_stages[i], of_dataset, losses[i], of_metric[i], all_metrics[i]::json);
+    END LOOP;
 END
 $$;
 
@@ -992,7 +1010,7 @@ BEGIN
     PERFORM @extschema@.mop_hold_checkpoints(array_agg(a.run), array_agg(a.of))
     FROM json_to_recordset(stages) AS a(run bigint, "of" integer, state boolean) WHERE a.state;
     FOR one IN
-        SELECT a.stage, a.of, a.run AS of_run, a.state, a.scored, m.version, m.generation, m.bytes,
+        SELECT a.stage, a.of, a.run AS of_run, a.state, a.scored, m.version, m.generation, m.bytes, m.made_on,
                coalesce(t.source_run, t.run_id) AS origin_run, coalesce(t.source_stage, t.stage) AS origin_stage
         FROM json_to_recordset(stages) AS a(stage integer, run bigint, "of" integer, state boolean,
             scored boolean)
@@ -1012,7 +1030,8 @@ BEGIN
             WHERE (c.run_id, c.stage) = (one.of_run, one.of);
         END IF;
         UPDATE @extschema@.mop_model m SET version = one.version,
-            generation = CASE WHEN one.state THEN target END, bytes = CASE WHEN one.state THEN one.bytes END
+            generation = CASE WHEN one.state THEN target END, bytes = CASE WHEN one.state THEN one.bytes END,
+            made_on = one.made_on
         WHERE m.run_id = run AND m.stage = one.stage;
         UPDATE @extschema@.mop_stage s SET source_run = one.origin_run, source_stage = one.origin_stage
         WHERE s.run_id = run AND s.stage = one.stage;
@@ -1095,16 +1114,27 @@ BEGIN
 END
 $$;
 
--- What stages train, by what parameters. Those that are to be trained are locked for this transaction; they must be at
--- `versions`.
+-- What stages train, by what parameters; and where their states at `versions` are, as far as they have such of their
+-- own. Those that are to be trained are locked for this transaction; they must be at these versions.
 CREATE FUNCTION @extschema@.mop_take_models(run bigint, run_epoch integer, stages integer[], versions integer[],
     to_train boolean, ticket text DEFAULT @extschema@.mop_ticket())
-RETURNS TABLE (stage integer, model_id integer, mst_key integer, compile_params text, fit_params text, model_arch text)
+RETURNS TABLE (stage integer, model_id integer, mst_key integer, compile_params text, fit_params text, model_arch text,
+    version integer, generation integer, bytes bigint, made_on integer)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    own record;
     at integer;
     left_over integer[] := stages;
+    reached integer;
+    found integer[];
+    models integer[];
+    keys integer[];
+    there integer[];
+    generations integer[];
+    sizes bigint[];
+    segments integer[];
+    compiled text[];
+    fitted text[];
+    architectures text[];
 BEGIN
     PERFORM @extschema@.mop_own_once(run, ticket);
     IF to_train THEN
@@ -1114,21 +1144,31 @@ BEGIN
         END LOOP;
     END IF;
     -- after the locks, for which this may have waited while the run was taken over; all by one query, since each is a
-    -- look at a segment of Greenplum
-    FOR own IN
-        SELECT r.epoch, s.stage, m.version, c.model_id, c.mst_key, s.compile_params, s.fit_params, c.model_arch
-        FROM @extschema@.mop_run r JOIN @extschema@.mop_stage s USING (run_id)
-        JOIN @extschema@.mop_model m USING (run_id, stage) JOIN @extschema@.mop_configuration c USING (run_id, mst_key)
-        WHERE r.run_id = run AND s.stage = ANY (stages)
-    LOOP
-        IF own.epoch <> run_epoch THEN
-            RAISE EXCEPTION 'run % has been taken over by another session', run USING ERRCODE = '55000';
-        END IF;
-        at := (SELECT n FROM generate_subscripts(stages, 1) AS n WHERE stages[n] = own.stage);
-        CONTINUE WHEN to_train AND own.version IS DISTINCT FROM versions[at];
-        left_over := array_remove(left_over, own.stage);
-        SELECT own.stage, own.model_id, own.mst_key, own.compile_params, own.fit_params, own.model_arch
-        INTO stage, model_id, mst_key, compile_params, fit_params, model_arch;
+    -- look at a segment of Greenplum, and not in a loop, for which that has processes of its own
+    SELECT max(r.epoch), array_agg(s.stage), array_agg(m.version), array_agg(m.generation), array_agg(m.bytes),
+           array_agg(m.made_on), array_agg(c.model_id), array_agg(c.mst_key), array_agg(s.compile_params),
+           array_agg(s.fit_params), array_agg(c.model_arch)
+    INTO reached, found, there, generations, sizes, segments, models, keys, compiled, fitted, architectures
+    FROM @extschema@.mop_run r JOIN @extschema@.mop_stage s USING (run_id)
+    JOIN @extschema@.mop_model m USING (run_id, stage) JOIN @extschema@.mop_configuration c USING (run_id, mst_key)
+    WHERE r.run_id = run AND s.stage = ANY (stages);
+    IF reached <> run_epoch THEN
+        RAISE EXCEPTION 'run % has been taken over by another session', run USING ERRCODE = '55000';
+    END IF;
+    FOR i IN 1 .. coalesce(array_length(found, 1), 0) LOOP
+        at := (SELECT n FROM generate_subscripts(stages, 1) AS n WHERE stages[n] = found[i]);
+        CONTINUE WHEN to_train AND there[i] IS DISTINCT FROM versions[at];
+        left_over := array_remove(left_over, found[i]);
+        stage := found[i];
+        model_id := models[i];
+        mst_key := keys[i];
+        compile_params := compiled[i];
+        fit_params := fitted[i];
+        model_arch := architectures[i];
+        version := there[i];
+        generation := CASE WHEN there[i] = versions[at] THEN generations[i] END;
+        bytes := sizes[i];
+        made_on := segments[i];
         RETURN NEXT;
     END LOOP;
     IF left_over IS DISTINCT FROM '{}' OR stages = '{}' THEN  -- (without a row nothing says in which epoch the run is)

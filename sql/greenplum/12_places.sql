@@ -20,7 +20,7 @@ $$;
 SELECT @extschema@.mop_find_places();
 
 -- In which generations stages' model states are, as mop_read_states finds them, with their sizes, and the segments of the
--- packed table at whose places they were made (NULL: of weights, or not known); of what has no state there is no row.
+-- packed table at whose places they were made (NULL: of weights); of what has no state there is no row.
 CREATE FUNCTION @extschema@.mop_find_states(run bigint, of_stages integer[], at_versions integer[],
     ticket text DEFAULT @extschema@.mop_ticket(), OUT wanted integer, OUT stage integer, OUT version integer,
     OUT generation integer, OUT bytes bigint, OUT segment integer)
@@ -30,30 +30,27 @@ DECLARE
     -- (each query of one table: together they take longer to plan; and of all stages: each asks a segment)
     models @extschema@.mop_model[];
     parents @extschema@.mop_stage[];
-    made @extschema@.mop_unit[];
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
     models := ARRAY(SELECT m FROM @extschema@.mop_model m WHERE m.run_id = run AND m.stage = ANY (of_stages)
                     AND m.version = ANY (at_versions) AND m.generation IS NOT NULL);
     parents := ARRAY(SELECT s FROM @extschema@.mop_stage s WHERE s.run_id = run AND s.stage = ANY (of_stages)
                      AND s.parent IS NOT NULL);
-    models := models || ARRAY(SELECT m FROM @extschema@.mop_model m WHERE m.run_id = run AND m.version = ANY (at_versions)
-        AND m.generation IS NOT NULL AND m.stage = ANY (ARRAY(SELECT s.parent FROM unnest(parents) AS s)));
-    made := ARRAY(SELECT u FROM @extschema@.mop_unit u WHERE u.run_id = run AND u.kind = 'train'
-                  AND u.status = 'finished' AND u.version = ANY (at_versions)
-                  AND u.stage = ANY (ARRAY(SELECT m.stage FROM unnest(models) AS m)));
+    IF array_length(parents, 1) > 0 THEN
+        models := models || ARRAY(SELECT m FROM @extschema@.mop_model m WHERE m.run_id = run
+            AND m.version = ANY (at_versions) AND m.generation IS NOT NULL
+            AND m.stage = ANY (ARRAY(SELECT s.parent FROM unnest(parents) AS s)));
+    END IF;
     FOR place IN 1 .. coalesce(array_length(of_stages, 1), 0) LOOP
         wanted := of_stages[place];
         version := at_versions[place];
         stage := NULL;
         -- its own, or its parent's
-        SELECT m.stage, m.generation, m.bytes INTO stage, generation, bytes FROM unnest(models) AS m
+        SELECT m.stage, m.generation, m.bytes, m.made_on INTO stage, generation, bytes, segment FROM unnest(models) AS m
         WHERE m.version = at_versions[place] AND (m.stage = of_stages[place] OR m.stage = (
             SELECT s.parent FROM unnest(parents) AS s WHERE s.stage = of_stages[place]))
         ORDER BY m.stage <> of_stages[place] LIMIT 1;
         CONTINUE WHEN stage IS NULL;
-        segment := (SELECT u.segment FROM unnest(made) AS u
-                    WHERE u.stage = mop_find_states.stage AND u.version = at_versions[place] LIMIT 1);
         RETURN NEXT;
     END LOOP;
 END
@@ -61,9 +58,9 @@ $$;
 
 -- Gives a state to the session's trainer at a place, as of the stage `to_stage`: how many parts it has. `from_place`: where
 -- it is; what it does not have is looked for on all segments. A part that is there goes straight, one that is elsewhere
--- by a parameter that is read first.
+-- by a parameter that is read first. `is_one`: there is but one part, and it is at `from_place`.
 CREATE FUNCTION @extschema@.mop_give_state(run bigint, of_stage integer, at_version integer, generation integer,
-    from_place integer, to_place integer, to_stage integer,
+    from_place integer, to_place integer, to_stage integer, is_one boolean,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -71,6 +68,7 @@ DECLARE
                           @extschema@.mop_generation_name(run, generation), of_stage, at_version);
     somewhere text;
     one record;
+    part bytea;
     given integer := 0;
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
@@ -78,6 +76,12 @@ BEGIN
         EXECUTE format('SELECT @extschema@.mop_at_state(%s, t.data) FROM (SELECT s.data %s AND s.place = %s '
                        'ORDER BY s.part) t', to_stage, source, from_place);
         GET DIAGNOSTICS given = ROW_COUNT;
+    ELSIF is_one THEN
+        -- (by way of the coordinator: a parameter that is read first has processes of its own on all segments)
+        EXECUTE format('SELECT s.data %s AND s.place = %s', source, from_place) INTO part;
+        EXECUTE format('SELECT @extschema@.mop_at_state(%s, $1) FROM @extschema@.mop_place p WHERE p.place = %s',
+                       to_stage, to_place) USING part;
+        given := 1;
     END IF;
     FOREACH somewhere IN ARRAY ARRAY[' AND s.place = ' || from_place, ''] LOOP
         EXIT WHEN given > 0;

@@ -111,9 +111,14 @@ def finish(client, run_id, segment, kind, **more):
 def evaluate(client, run_id, stage, segment, sums):
     client.run("SELECT madlib.mop_begin_units(%s, 1, %s, 'evaluate', 'training', ARRAY[%s], '{1}', '{1}', '{0}')",
                [run_id, segment, stage])
-    total = client.value("SELECT madlib.mop_put_sums(%s, %s, 'training', %s, %s)", [run_id, stage, segment, sums])
-    if total is not None:
-        client.run("SELECT madlib.mop_note_metrics(%s, %s, 'training', 0.25, 0.5, %s)",
+    row = client.run("SELECT * FROM madlib.mop_put_sums(%s, ARRAY[%s], 'training', %s, ARRAY[%s], %s)",
+                     [run_id, stage, segment, len(sums), sums])[0]
+    total = None
+    if row["complete"]:
+        assert row["complete"] == [stage] and row["whose"] == [stage] * len(row["value"])
+        total = [sum(values) for values in zip(*(
+            [value for at, value in zip(row["segments"], row["value"]) if at == one] for one in set(row["segments"])))]
+        client.run("SELECT madlib.mop_note_metrics(%s, ARRAY[%s], 'training', '{0.25}', '{0.5}', ARRAY[%s])",
                    [run_id, stage, json.dumps({"accuracy": 0.5})])
     finish(client, run_id, segment, "evaluate", stage=stage, loss=0.25, metric=0.5, compilations=0)
     return total
@@ -155,7 +160,8 @@ def test_a_run_is_opened_with_all_that_was_asked(ann):
 def test_units_are_begun_finished_and_failed_and_the_views_tell(ann, db):
     run_id = open_run(ann)
     assert train(ann, run_id, 1, 0, 1) == {"stage": 1, "model_id": 1, "mst_key": 1, "compile_params": "c",
-                                           "fit_params": "f", "model_arch": "a"}
+                                           "fit_params": "f", "model_arch": "a", "version": 0, "generation": None,
+                                           "bytes": None, "made_on": None}
     assert "is not at version 0" in str(ann.error(TAKE, [run_id]))
     assert "duplicate key" in str(ann.error(BEGIN.format(0, 1), [run_id]))
     # an attempt that fails, one of a session that went before it began, and what has finished stays so

@@ -105,8 +105,8 @@ ACTS = {
     "move": "madlib.mop_move_states({run}, '{{1}}', 1)", "put weights": "madlib.mop_put_weights({run}, 1, 'x')",
     "take": "madlib.mop_take_models({run}, 1, '{{1}}', '{{1}}', true)",
     "read": "madlib.mop_read_states({run}, '{{1}}', '{{1}}')",
-    "sums": "madlib.mop_put_sums({run}, 1, 'training', 0, '{{1}}')",
-    "metrics": "madlib.mop_note_metrics({run}, 1, 'training', 1, 1, '{{}}')",
+    "sums": "madlib.mop_put_sums({run}, '{{1}}', 'training', 0, '{{1}}', '{{1}}')",
+    "metrics": "madlib.mop_note_metrics({run}, '{{1}}', 'training', '{{1}}', '{{1}}', ARRAY['{{}}'])",
     "finish": "madlib.mop_finish_units({run}, 0, 'train', 'training', '[{{\"stage\": 1, \"attempt\": 1, "
               "\"version\": 2, \"generation\": 1, \"bytes\": 1, \"release\": []}}]')",
     "put": "madlib.mop_put_state({run}, 1, 2, 1, 0, 'x')",

@@ -103,7 +103,7 @@ class Engine(ABC):
     @abstractmethod
     def rows_sql(self, packed, segment, aggregate):
         """SQL for column `report`, on the segment's server: `aggregate` (a quoted name) over its buffers, in order of
-        buffer_id.
+        buffer_id. On Greenplum SQL that hands them to the trainer there, which reports later.
 
         It has a place to fill by %: `epochs` (how often the rows are sent).
         """

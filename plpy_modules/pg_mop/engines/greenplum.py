@@ -134,7 +134,11 @@ class Greenplum(PostgreSQL):
             return quote_identifier(column).replace("%", "%%")
         values = ", ".join(name(c) for c in packed.columns)
         shapes = ", ".join(f"{name(c + '_shape')}::text" for c in packed.columns)
-        # (only with GROUP BY is an aggregate without parts made where its rows are)
-        return (f"SELECT {aggregate.replace('%', '%%')}(epoch, buffer_id, ARRAY[{values}], ARRAY[{shapes}] ORDER BY "
-                f"epoch, buffer_id) AS report FROM {segment.table.replace('%', '%%')}, "
-                f"generate_series(1, %(epochs)s) AS epoch WHERE __dist_key__ = {segment.key} GROUP BY __dist_key__")
+        wanted = ", ".join(name(c + more) for c in packed.columns for more in ("", "_shape"))
+        transition = aggregate.replace("mop_sub_epoch", "mop_transition").replace("%", "%%")
+        # What an aggregate is made of is brought together by a process of its own on each segment, even where all of it
+        # is there. (The rows are sorted while their values are still references to out-of-line storage.)
+        table = segment.table.replace("%", "%%")
+        return (f"SELECT {transition}(0, epoch, buffer_id, ARRAY[{values}], ARRAY[{shapes}]) FROM ("
+                f"SELECT buffer_id, {wanted}, generate_series(1, %(epochs)s) AS epoch FROM {table} "
+                f"WHERE __dist_key__ = {segment.key} ORDER BY epoch, buffer_id) AS b")

@@ -42,8 +42,9 @@ class Here:
         """Hand it a unit, with states as `parts` gives them: (stage, part)."""
         self.holder.begin(unit, models, states, objects)
 
-    def states(self, run_id, versions, ticket):
-        """The parts of the states of stages, [(stage, version), ...]: (stage, part), those of one in order."""
+    def states(self, run_id, versions, ticket, taken):
+        """The parts of the states of stages, [(stage, version), ...]: (stage, part), those of one in order. `taken`:
+        {stage: its row of mop_take_models}."""
         if versions:
             for row in self.holder.query(
                     f"SELECT stage, data FROM {self.schema}.mop_read_states($1, $2, $3, $4)",
@@ -123,16 +124,18 @@ class There:
         self.sent = json.loads(self._at("mop_at_begin($1)", ["text"], [json.dumps(
             {"unit": unit, "models": models, "objects": [list(own) for own in objects]})]))
         states = list(states)
-        given = self._give_together([(wanted, state) for wanted, state in states
-                                     if state["segment"] is not None and (state["bytes"] or SMALL + 1) <= SMALL])
+        # (of one part, and it is known where)
+        small = [(wanted, state) for wanted, state in states
+                 if state["segment"] is not None and (state["bytes"] or SMALL + 1) <= SMALL]
+        given = self._give_together(small)
         for wanted, state in states:
             if wanted in given:
                 continue
             parts = self.holder.query(
-                f"SELECT {self.schema}.mop_give_state($1, $2, $3, $4, $5, $6, $7, $8) AS parts",
-                ["bigint", *["integer"] * 6, "text"],
+                f"SELECT {self.schema}.mop_give_state($1, $2, $3, $4, $5, $6, $7, $8, $9) AS parts",
+                ["bigint", *["integer"] * 6, "boolean", "text"],
                 [state["run_id"], state["stage"], state["version"], state["generation"], state["place"], self.place,
-                 wanted, state["ticket"]])[0]["parts"]
+                 wanted, (wanted, state) in small, state["ticket"]])[0]["parts"]
             if not parts:
                 raise_error(self.holder.plpy, f"the state of stage {wanted} at version {state['version']} is missing",
                             aggregate.SOURCE_CHANGED)
@@ -149,24 +152,25 @@ class There:
             ["bigint", *["integer[]"] * 5, "integer", "text"],
             [one["run_id"], *columns, self.place, one["ticket"]])[0]["given"])
 
-    def states(self, run_id, versions, ticket):
+    def states(self, run_id, versions, ticket, taken):
         """Where each is: all of it goes straight from there to the trainer."""
-        if not versions:
-            return
-        for row in self.holder.query(
+        own = [stage for stage, version in versions
+               if stage in taken and taken[stage]["generation"] is not None and taken[stage]["version"] == version]
+        found = [{**taken[stage], "wanted": stage, "segment": taken[stage]["made_on"]} for stage in own]
+        if others := [wanted for wanted in versions if wanted[0] not in own]:
+            found += self.holder.query(
                 f"SELECT * FROM {self.schema}.mop_find_states($1, $2, $3, $4)",
                 ["bigint", "integer[]", "integer[]", "text"],
-                [run_id, [stage for stage, _ in versions], [version for _, version in versions], ticket]):
+                [run_id, [stage for stage, _ in others], [version for _, version in others], ticket])
+        for row in found:
             # (weights, of no segment, are at 0: mop_make_generation)
             yield row["wanted"], {**row, "place": self.places.get(str(row["segment"]), 0), "run_id": run_id,
                                   "ticket": ticket}
 
     def work(self, rows_sql):
         if self.sent["sends_rows"]:
-            report = self.holder.query(rows_sql % {"epochs": self.sent["epochs_sent"]})[0]["report"]
-        else:
-            report = self._at("mop_at_end()")
-        return json.loads(report), self.sent["sends_rows"]
+            self.holder.query(rows_sql % {"epochs": self.sent["epochs_sent"]})
+        return json.loads(self._at("mop_at_end()")), self.sent["sends_rows"]
 
     def score(self, number, sums):
         return json.loads(self._at("mop_at_score($1, $2)", ["integer", "float8[]"], [number, sums]))

@@ -7,6 +7,7 @@ stays at its version and the unit undone.
 import functools
 import json
 import math
+import operator
 import time
 
 from mop_udf import aggregate, params
@@ -103,8 +104,7 @@ class _Work:
             sizes = trainer.save(unit["run_id"], [(model["stage"], model["version"] + 1, model["generation"])
                                                   for model in models], self.ticket)
         else:
-            for number, (model, own) in enumerate(zip(models, reports)):
-                self.score(number, model, own["sums"])
+            self.score([model["stage"] for model in models], [own["sums"] for own in reports])
         written = (time.monotonic() - since) / len(models) if self.train else 0.0
         self.done += [(model, own, size, rest, written) for model, own, size in zip(models, reports, sizes)]
 
@@ -143,7 +143,7 @@ class _Work:
 
     def found(self):
         """What the trainer needs to know of each model; those that are to be trained are locked."""
-        rows = {row["stage"]: row for row in self.holder.query(
+        self.taken = rows = {row["stage"]: row for row in self.holder.query(
             f"SELECT * FROM {self.schema}.mop_take_models($1, $2, $3, $4, $5, $6)",
             ["bigint", "integer", "integer[]", "integer[]", "boolean", "text"],
             [self.unit["run_id"], self.unit["epoch"], [model["stage"] for model in self.models],
@@ -177,7 +177,7 @@ class _Work:
                 yield stage, part
             if stage not in read:
                 unread.append((stage, version))
-        for stage, part in self.trainer.states(run_id, unread, self.ticket):
+        for stage, part in self.trainer.states(run_id, unread, self.ticket, self.taken):
             read.add(stage)
             yield stage, part
         for stage, version in unread:
@@ -194,30 +194,43 @@ class _Work:
         if model is not None:
             run_id, wanted = self.unit["run_id"], (model["stage"], model["version"])
             self.holder.ahead = {(run_id, *wanted): [
-                part for _, part in self.trainer.states(run_id, [wanted], self.ticket)]}
+                part for _, part in self.trainer.states(run_id, [wanted], self.ticket, {})]}
 
-    def score(self, number, model, sums):
-        """Add an evaluation's sums to those of the other segments; the last one notes the loss and metrics of them all.
+    def score(self, stages, sums):
+        """Add evaluations' sums, of models of so many stages, to those of the other segments; the last one notes the
+        loss and metrics of them all.
 
         Raises SQLSTATE MOP01 where one of these is not finite.
         """
         unit = self.unit
-        key = [unit["run_id"], model["stage"], unit["dataset"]]
-        kinds = ["bigint", "integer", "text"]
-        found = self.holder.query(f"SELECT {self.schema}.mop_put_sums($1, $2, $3, $4, $5, $6) AS sums",
-                                  [*kinds, "integer", "float8[]", "text"],
-                                  [*key, unit["segment"], sums, self.ticket])[0]["sums"]
-        if found is None:
+        found = self.holder.query(
+            f"SELECT * FROM {self.schema}.mop_put_sums($1, $2, $3, $4, $5, $6, $7)",
+            ["bigint", "integer[]", "text", "integer", "integer[]", "float8[]", "text"],
+            [unit["run_id"], stages, unit["dataset"], unit["segment"], [len(own) for own in sums],
+             [value for own in sums for value in own], self.ticket])[0]
+        if not found["complete"]:  # (an empty array, or what Greenplum makes of one)
             return
-        report = self.trainer.score(number, found)
-        values = [("loss", report["loss"]), *report["metrics"].items()]
-        bad = [f"{name} is {'NaN' if value != value else 'infinite'}" for name, value in values
-               if not math.isfinite(value)]
-        if bad and unit["finite"]:
-            raise_error(self.plpy, f"{bad[0]} on the {unit['dataset']} data", aggregate.CONFIGURATION_FAILED)
+        theirs = {stage: {unit["segment"]: own} for stage, own in zip(stages, sums)}
+        if found["whose"]:
+            for stage, segment, value in zip(found["whose"], found["segments"], found["value"]):
+                if segment != unit["segment"]:
+                    theirs[stage].setdefault(segment, []).append(value)
+        # in the order of the segments, whichever ended first: the same sums every time
+        reports = {stage: self.trainer.score(stages.index(stage), [
+            functools.reduce(operator.add, values)
+            for values in zip(*(own for _, own in sorted(theirs[stage].items())), strict=True)])
+            for stage in found["complete"]}
+        for report in reports.values():
+            values = [("loss", report["loss"]), *report["metrics"].items()]
+            bad = [f"{name} is {'NaN' if value != value else 'infinite'}" for name, value in values
+                   if not math.isfinite(value)]
+            if bad and unit["finite"]:
+                raise_error(self.plpy, f"{bad[0]} on the {unit['dataset']} data", aggregate.CONFIGURATION_FAILED)
         self.holder.query(f"SELECT {self.schema}.mop_note_metrics($1, $2, $3, $4, $5, $6, $7)",
-                          [*kinds, "float8", "float8", "text", "text"],
-                          [*key, report["loss"], report["metric"], finite_json(report["metrics"]), self.ticket])
+                          ["bigint", "integer[]", "text", "float8[]", "float8[]", "text[]", "text"],
+                          [unit["run_id"], list(reports), unit["dataset"],
+                           *([report[name] for report in reports.values()] for name in ("loss", "metric")),
+                           [finite_json(report["metrics"]) for report in reports.values()], self.ticket])
 
     def finish(self):
         """Note the models' results in their units' rows, and the sizes of their new states."""

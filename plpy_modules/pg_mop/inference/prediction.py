@@ -1,8 +1,7 @@
 """Predictions for raw rows, chunk by chunk: in the caller's session, or in a worker session for a partition (a
 :class:`Reader` gets the rows), or where rows are handed in one by one (at_segments.py)."""
 
-import numpy as np
-
+from pg_mop.arrays import np
 from pg_mop.database import MopError, quote_identifier, quote_literal
 from pg_mop.packing import unfit
 from pg_mop.packing.buffers import decode

@@ -4,8 +4,7 @@ import hashlib
 import io
 import struct
 
-import numpy as np
-
+from pg_mop.arrays import np
 from pg_mop.database import MopError
 
 MAX_ELEMENTS = 75_000_000      # independent elements that a computed buffer holds at most (300 MB of float32)

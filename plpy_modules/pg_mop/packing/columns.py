@@ -1,7 +1,6 @@
 """The source columns that are packed: independent ones, and dependent ones as classes or numbers."""
 
-import numpy as np
-
+from pg_mop.arrays import np
 from pg_mop.database import MopError, quote_identifier, split_names
 from pg_mop.kinds import NUMBERS, column_kind, equality
 from pg_mop.packing import buffers

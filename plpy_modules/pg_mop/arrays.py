@@ -1,0 +1,41 @@
+"""numpy (`np`), whole.
+
+Greenplum raises KeyboardInterrupt in Python, wherever that is, when a cancel comes. A numpy that is half imported then
+stays so until its process ends, since its libraries cannot be loaded again.
+"""
+
+import contextlib
+import ctypes
+import signal
+import threading
+
+
+def _import_whole():
+    """Import numpy in a thread, in which nothing is raised from outside; what has been raised here follows."""
+    raised = None
+    thread = threading.Thread(target=_import, daemon=True)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # PostgreSQL's are for its own thread
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    while thread.is_alive():
+        try:
+            thread.join()
+        except KeyboardInterrupt as error:
+            raised = error
+    if raised is not None:
+        raise raised
+
+
+def _import():
+    with contextlib.suppress(Exception):  # it is raised once more below
+        import numpy  # noqa: F401
+
+
+if hasattr(ctypes.CDLL(None), "cancel_pending_hook"):
+    _import_whole()
+
+import numpy as np  # noqa: E402
+
+__all__ = ["np"]

@@ -1,0 +1,34 @@
+"""pg_mop.arrays: numpy is imported whole, whatever is raised meanwhile."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+INTERRUPTED = """
+import os, signal, threading, time
+
+def interrupt():
+    time.sleep({delay})
+    os.kill(os.getpid(), signal.SIGINT)
+
+space, raised = {{}}, False
+exec(open({path!r}).read().split("if hasattr")[0], space)
+threading.Thread(target=interrupt).start()
+try:
+    space["_import_whole"]()
+    time.sleep(5)
+except KeyboardInterrupt:  # as Greenplum raises it at a cancel
+    raised = True
+import numpy as np
+print(raised, np.multiply(2, 3), np.linalg.norm([3.0, 4.0]), np.random.default_rng(1).integers(1))
+"""
+
+
+@pytest.mark.parametrize("delay", [0.005, 0.02, 0.04, 0.06, 0.09])
+def test_numpy_is_whole_when_its_import_is_interrupted(delay):
+    path = importlib.util.find_spec("pg_mop.arrays").origin
+    ran = subprocess.run([sys.executable, "-c", INTERRUPTED.format(delay=delay, path=path)], capture_output=True,
+                         text=True)
+    assert ran.stdout == "True 6 5.0 0\n", ran.stderr
