@@ -931,6 +931,10 @@ DECLARE
     late record;
     newest integer;
 BEGIN
+    IF NOT EXISTS (SELECT 1 FROM @extschema@.mop_generation g JOIN @extschema@.mop_run r USING (run_id)
+                   WHERE r.owner = caller AND r.status <> 'running') THEN
+        RETURN;  -- (what follows takes Greenplum's segments a dozen processes)
+    END IF;
     BEGIN  -- one session at a time
         PERFORM @extschema@.mop_hold_owner(caller);
     EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
