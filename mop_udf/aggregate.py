@@ -30,6 +30,7 @@ class Session:
         self.units = 0  # that it has begun
         self.unit = None
         self.taking = False  # states of it are still to come
+        self.sent = None  # (epoch, buffer) of it that was sent last
         self.schema = None  # the extension's, quoted, once it has been asked for
         self.plans = {}  # (sql, types) -> prepared plan
         self.coming = None  # what to do while the trainer works on the unit
@@ -101,7 +102,7 @@ class Session:
         self.unit = {**unit, "sends_rows": sends, "epochs_sent": epochs,
                      "models": [{**model, "objects": list(own)} for model, own in zip(models, objects)]}
         trainer.send({**self.unit, "op": "unit"}, *(data for own in objects for data in own.values()), more=True)
-        self.taking = True
+        self.taking, self.sent = True, None
         if states is not None:
             for stage, part in states:
                 self.give(stage, part)
@@ -119,6 +120,10 @@ class Session:
     def rows(self, epoch, buffer, columns, shapes):
         """Send one packed buffer."""
         self._end_states()
+        if self.sent is not None and (epoch, buffer) <= self.sent:
+            raise_error(self.plpy, f"buffer {buffer} of epoch {epoch} comes after buffer {self.sent[1]} of epoch "
+                                   f"{self.sent[0]}: the server does not keep the rows' order", "XX000")
+        self.sent = epoch, buffer
         self.trainer.send({"op": "rows", "epoch": epoch, "buffer": buffer,
                            "shapes": [[int(n) for n in SHAPE.findall(s)] for s in shapes]}, *columns)
 

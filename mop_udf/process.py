@@ -12,6 +12,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 F_SETPIPE_SZ = 1031   # Linux; in Python's fcntl from 3.10 on
 PIPE_BYTES = 1 << 20  # what every user may ask for
 LAST_BYTES = 2000     # of what a trainer wrote before it ended: what is told
+UNANSWERED = ("unit", "state", "states_end", "rows")  # operations: what follows them is answered
 
 
 class TrainerLost(Exception):
@@ -85,6 +86,7 @@ class Trainer:
         one whose compilations it shares, and compile_cache_mb, how many of them are kept.
         """
         self.options = options
+        self._owes = False  # (Greenplum interrupts Python anywhere, also between a question and its answer)
         self.datasets = set()  # keys of the segments that the trainer keeps in its cache
         self._home, self._tick, self._memory_mb = home, tick, options.get("memory_mb")
         self._request = {
@@ -145,7 +147,8 @@ class Trainer:
         return self._process.pid
 
     def alive(self):
-        return self._life is not None and not self._process.ended()
+        """True where it can be asked something: it lives, and owes no answer that nobody waits for any more."""
+        return self._life is not None and not self._owes and not self._process.ended()
 
     def _born(self):
         """Wait until it lives."""
@@ -172,12 +175,14 @@ class Trainer:
     def send(self, header, *payloads, more=False):
         """Send a frame; `more`: as Channel.send has it. Raises TrainerLost and MemoryExceeded; ends the trainer on any
         interruption."""
+        self._owes = header["op"] not in UNANSWERED
         self._guard("send", header, *payloads, more=more)
 
     def receive(self, joined=False):
         """(header, payloads) of the answer; `joined`: the payloads as one. Raises TrainerLost and MemoryExceeded,
         or TrainerError where the answer is an error."""
         header, payloads = self._guard("receive", joined)
+        self._owes = header.get("last") is False
         if "error" in header:
             raise TrainerError(header["error"], header["configuration"], header.get("datasets"))
         return header, payloads

@@ -594,7 +594,7 @@ DECLARE
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
     -- (one by one: what is joined with a list goes through all segments of Greenplum)
-    FOR i IN 1 .. array_length(stages, 1) LOOP
+    FOR i IN 1 .. coalesce(array_length(stages, 1), 0) LOOP
         INSERT INTO @extschema@.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, backend_pid,
             queued_at, started_at)
         VALUES (run, stages[i], iterations[i], of_segment, of_kind, of_dataset, attempts[i], 'running', own,
@@ -747,12 +747,12 @@ BEGIN
         complete := of_stages;
         RETURN;
     END IF;
-    -- one after the other, so that there is a last one; all before anything is written, which locks a table on
-    -- Greenplum, and in the order of mop_take_models
+    -- one after the other, so that there is a last one; all before anything is written, and in the order of
+    -- mop_take_models
     FOR one IN SELECT e.stage FROM unnest(of_stages) AS e (stage) ORDER BY 1 LOOP
         PERFORM @extschema@.mop_hold_model(run, one);
     END LOOP;
-    FOR i IN 1 .. array_length(of_stages, 1) LOOP
+    FOR i IN 1 .. coalesce(array_length(of_stages, 1), 0) LOOP
         one := of_stages[i];
         its := own[before + 1 : before + counts[i]];
         before := before + counts[i];
@@ -768,16 +768,23 @@ BEGIN
     -- (nothing is grouped or summed up among rows: for that Greenplum would have processes of its own)
     whose := ARRAY(SELECT p.stage FROM @extschema@.mop_partial p
                    WHERE (p.run_id, p.dataset) = (run, of_dataset) AND p.stage = ANY (of_stages));
+    -- (an array of no rows is NULL on Greenplum)
     complete := ARRAY(SELECT e.stage FROM unnest(whose) AS e (stage) GROUP BY 1 HAVING count(*) > others ORDER BY 1);
     whose := NULL;
-    IF complete = '{}' THEN
+    IF array_length(complete, 1) > 0 THEN  -- of a unit that is done again they may be noted
+        whose := ARRAY(SELECT x.stage FROM @extschema@.mop_metric x
+                       WHERE (x.run_id, x.dataset) = (run, of_dataset) AND x.stage = ANY (complete));
+        complete := ARRAY(SELECT e.stage FROM unnest(complete) AS e (stage)
+                          WHERE e.stage <> ALL (coalesce(whose, '{}')) ORDER BY 1);
+        whose := NULL;
+    END IF;
+    IF array_length(complete, 1) IS NULL THEN
         RETURN;
     END IF;
     SELECT array_agg(v.stage), array_agg(v.segment), array_agg(v.value) INTO whose, segments, value FROM (
         SELECT p.stage, p.segment, unnest(p.sums) AS value FROM @extschema@.mop_partial p
         WHERE (p.run_id, p.dataset) = (run, of_dataset) AND p.stage = ANY (complete)) AS v;
-    DELETE FROM @extschema@.mop_partial p
-    WHERE (p.run_id, p.dataset) = (run, of_dataset) AND p.stage = ANY (complete);
+    PERFORM @extschema@.mop_forget_sums(run, complete, of_dataset);
 END
 $$;
 
@@ -787,7 +794,7 @@ CREATE FUNCTION @extschema@.mop_note_metrics(run bigint, of_stages integer[], of
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
-    FOR i IN 1 .. array_length(of_stages, 1) LOOP
+    FOR i IN 1 .. coalesce(array_length(of_stages, 1), 0) LOOP
         INSERT INTO @extschema@.mop_metric (run_id, stage, dataset, loss, metric, metrics)
         VALUES (run, of_stages[i], of_dataset, losses[i], of_metric[i], all_metrics[i]::json);
     END LOOP;

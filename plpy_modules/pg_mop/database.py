@@ -15,7 +15,7 @@ from mop_udf.errors import raise_error
 
 # of every session that a call opens: what its role or database has set must not change what our SQL means and gives
 SESSION_OPTIONS = ("-c search_path=pg_catalog,pg_temp -c client_min_messages=error -c client_encoding=UTF8 "
-                   "-c extra_float_digits=1 -c row_security=on -c default_transaction_isolation=read\\ committed "
+                   "-c extra_float_digits=3 -c row_security=on -c default_transaction_isolation=read\\ committed "
                    "-c default_transaction_read_only=off -c idle_in_transaction_session_timeout=0 "
                    "-c idle_session_timeout=0")
 # a server must learn that the machine of who led a call has gone
@@ -95,7 +95,7 @@ class Table:
 
 # what a caller may have set otherwise, and our SQL needs so
 PINNED = {
-    "extra_float_digits": "1",  # numbers, dates and bytes that pass as text come back as they were
+    "extra_float_digits": "3",  # numbers, dates and bytes that pass as text come back as they were
     "bytea_output": "hex", "datestyle": "ISO, MDY", "intervalstyle": "postgres",
     "quote_all_identifiers": "off",  # types are told by name
     "array_nulls": "on", "standard_conforming_strings": "on", "transform_null_equals": "off",

@@ -112,6 +112,14 @@ BEGIN
 END
 $$;
 
+-- (They go with the run. A DELETE locks the table for all: two units that have both put sums there, each of stages of its
+-- own, would wait for each other.)
+CREATE FUNCTION @extschema@.mop_forget_sums(run bigint, stages integer[], of_dataset text) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+END
+$$;
+
 CREATE FUNCTION @extschema@.mop_copy_state(source text, of_stage integer, at_version integer, target text,
     to_stage integer) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

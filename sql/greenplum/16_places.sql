@@ -54,6 +54,14 @@ from pg_mop.execute import trainers
 return trainers.at_score(plpy, number, sums)
 $$;
 
+-- a value as text that gives it again (processes that come with a statement do not know what has been set before)
+CREATE FUNCTION @extschema@.mop_exact_text(value anyelement) RETURNS text LANGUAGE plpgsql STABLE
+SET extra_float_digits = 3 AS $$
+BEGIN
+    RETURN value::text;
+END
+$$;
+
 -- what madlib_keras_predict gives the rows to: pg_mop/inference/at_segments.py
 CREATE FUNCTION @extschema@.mop_at_predict(step integer, told text, weights bytea, row_id text, inputs bytea[],
     OUT id text, OUT class_name text, OUT class_value text, OUT prob double precision, OUT rank integer)

@@ -102,6 +102,14 @@ BEGIN
 END
 $$;
 
+-- nobody needs the segments' sums of evaluations any more
+CREATE FUNCTION @extschema@.mop_forget_sums(run bigint, stages integer[], of_dataset text) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    DELETE FROM @extschema@.mop_partial p WHERE (p.run_id, p.dataset) = (run, of_dataset) AND p.stage = ANY (stages);
+END
+$$;
+
 -- copies a state from a generation (the names of their tables) to another, as that of a stage there: how many parts it has
 CREATE FUNCTION @extschema@.mop_copy_state(source text, of_stage integer, at_version integer, target text,
     to_stage integer) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$

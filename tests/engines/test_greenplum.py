@@ -625,6 +625,37 @@ def test_rows_are_predicted_where_they_are_whatever_they_are_rows_of(predicting)
     client.close()
 
 
+def test_ids_come_back_as_they_were_and_who_may_not_choose_the_planner_predicts_too(predicting):
+    client = predicting.another()
+    client.run(SETTINGS)
+    client.run("CREATE TABLE odd AS SELECT id * 1.000000001::float8 AS id, x FROM flowers DISTRIBUTED BY (id)")
+    client.run(PREDICT, ["odd", "of_odd"])
+    assert client.value("SELECT count(*) FROM of_odd o JOIN odd USING (id)") == 303
+    client.run("SET optimizer_control = off")
+    client.run(PREDICT, ["flowers", "of_flowers"])
+    assert client.value("SELECT count(*) FROM of_flowers") == 303
+    client.close()
+
+
+def test_evaluations_of_different_stages_do_not_wait_for_each_other(ann, db):
+    """Both have put sums of a segment there, and then the others'."""
+    run_id, second = open_run(ann), db.another("ann")
+    for stage, segment in ((1, 0), (2, 0)):
+        evaluate(ann, run_id, stage, segment, [1, 2.5])
+    put = "SELECT complete FROM madlib.mop_put_sums(%s, ARRAY[%s], 'training', 1, '{2}', '{1,0.5}')"
+    for client, stage in ((ann, 1), (second, 2)):
+        client.run("BEGIN")
+        assert client.value(put, [run_id, stage]) == [stage]
+    for client, stage in ((ann, 1), (second, 2)):
+        client.run("SELECT madlib.mop_note_metrics(%s, ARRAY[%s], 'training', '{1}', '{1}', ARRAY['{}'])",
+                   [run_id, stage])
+        client.run("COMMIT")
+    ann.run("BEGIN")
+    assert not ann.value(put, [run_id, 1]), "it is noted already"
+    ann.run("ROLLBACK")
+    second.close()
+
+
 def test_what_is_wrong_with_rows_to_predict_is_told_as_on_postgresql(predicting):
     for number, (x, message) in enumerate((("'{1,2}'", 'column "x" has arrays of different dimensions'),
                                            ("NULL", 'column "x" has NULL instead of an array in some row'),

@@ -13,6 +13,7 @@ def interrupt():
     time.sleep({delay})
     os.kill(os.getpid(), signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # (who runs this may ignore it)
 space, raised = {{}}, False
 exec(open({path!r}).read().split("if hasattr")[0], space)
 threading.Thread(target=interrupt).start()

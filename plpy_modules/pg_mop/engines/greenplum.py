@@ -135,7 +135,7 @@ class Greenplum(PostgreSQL):
         values = ", ".join(name(c) for c in packed.columns)
         shapes = ", ".join(f"{name(c + '_shape')}::text" for c in packed.columns)
         wanted = ", ".join(name(c + more) for c in packed.columns for more in ("", "_shape"))
-        transition = aggregate.replace("mop_sub_epoch", "mop_transition").replace("%", "%%")
+        transition = f"{self.db.extension}.mop_transition".replace("%", "%%")
         # What an aggregate is made of is brought together by a process of its own on each segment, even where all of it
         # is there. (The rows are sorted while their values are still references to out-of-line storage.)
         table = segment.table.replace("%", "%%")

@@ -19,30 +19,38 @@ from pg_mop.inference.model import Model
 from pg_mop.inference.prediction import Choice, Predictor, check_range, wires
 
 MODEL, ROW, END = 1, 2, 3  # what a row of the UNION ALL is
+PLAIN = ("smallint", "integer", "bigint", "numeric", "text", "uuid")  # types whose text no setting changes
 ASTRAY = "MOP05"           # SQLSTATE: the statement is carried out otherwise than we need
 
 
 def insert(db, test, model, choice, output, places, options):
     """Write the predictions for a :class:`~pg_mop.inference.raw_table.RawTable` into an Output of api/predict.py. False
-    where the statement cannot be carried out so: nothing is written then. Raises MopError.
+    where the statement cannot be carried out so, of which the caller is told: nothing is written then. Raises MopError.
 
     `places`: those of mop_place, one on each segment; `options`: of the trainers there.
     """
     told = {"token": secrets.token_hex(8), "architecture": model.architecture_text, "model": model.told(),
             "pred_type": choice.pred_type, "inputs": test.inputs, "options": options}
+    identifier = quote_identifier(test.identifier)
+    identifier = f"{identifier}::text" if test.id_type in PLAIN else f"{db.extension}.mop_exact_text({identifier})"
     there = f"FROM {db.extension}.mop_place WHERE place IN ({', '.join(map(str, places))})"
     source = (
         f"(SELECT (q.p).* FROM (SELECT {db.extension}.mop_at_predict(r.step, r.told, r.weights, r.id, r.inputs) AS p "
         f"FROM ("
         f"SELECT {MODEL} AS step, $1 AS told, ({model.weights_sql}) AS weights, NULL::text AS id, "
         f"NULL::bytea[] AS inputs {there} "
-        f"UNION ALL SELECT {ROW}, NULL, NULL, {quote_identifier(test.identifier)}::text, "
+        f"UNION ALL SELECT {ROW}, NULL, NULL, {identifier}, "
         f"ARRAY[{', '.join(wires(test.inputs))}] FROM {test.table} "
         f"UNION ALL SELECT {END}, NULL, NULL, NULL, NULL {there}) AS r) AS q) AS p")
     planner, problem = db.setting("optimizer"), None
-    db.execute("SET LOCAL optimizer = off")  # (GPORCA may order the parts otherwise)
     try:
-        output.take(source, ["text"], [json.dumps(told)])
+        if planner != "off":  # GPORCA may order the parts otherwise
+            db.execute("SET LOCAL optimizer = off")
+    except db.plpy.SPIError as error:  # optimizer_control is off
+        planner, problem = "off", MopError(str(error), sqlstate=ASTRAY)
+    try:
+        if problem is None:
+            output.take(source, ["text"], [json.dumps(told)])
     except db.plpy.SPIError as error:
         problem = _of_segment(error)
         if problem.sqlstate[:3] not in ("MOP", "220", "530"):  # what we raise there, and bad rows
@@ -50,7 +58,10 @@ def insert(db, test, model, choice, output, places, options):
         check_range(db, error, test.table, test.inputs)
     if problem is not None and problem.sqlstate != ASTRAY:
         raise problem
-    db.execute(f"SET LOCAL optimizer = {planner}")
+    if planner != "off":
+        db.execute(f"SET LOCAL optimizer = {planner}")
+    if problem is not None:
+        db.notice(f"this session works alone, not on all segments at once: {problem.message}")
     return problem is None
 
 
