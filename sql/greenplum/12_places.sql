@@ -58,7 +58,7 @@ $$;
 
 -- Gives a state to the session's trainer at a place, as of the stage `to_stage`: how many parts it has. `from_place`: where
 -- it is; what it does not have is looked for on all segments. A part that is there goes straight, one that is elsewhere
--- by a parameter that is read first. `is_one`: there is but one part, and it is at `from_place`.
+-- by a parameter that is read first. `is_one`: there is but one part, and where it was made is known.
 CREATE FUNCTION @extschema@.mop_give_state(run bigint, of_stage integer, at_version integer, generation integer,
     from_place integer, to_place integer, to_stage integer, is_one boolean,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS integer
@@ -79,9 +79,11 @@ BEGIN
     ELSIF is_one THEN
         -- (by way of the coordinator: a parameter that is read first has processes of its own on all segments)
         EXECUTE format('SELECT s.data %s AND s.place = %s', source, from_place) INTO part;
-        EXECUTE format('SELECT @extschema@.mop_at_state(%s, $1) FROM @extschema@.mop_place p WHERE p.place = %s',
-                       to_stage, to_place) USING part;
-        given := 1;
+        IF part IS NOT NULL THEN
+            EXECUTE format('SELECT @extschema@.mop_at_state(%s, $1) FROM @extschema@.mop_place p WHERE p.place = %s',
+                           to_stage, to_place) USING part;
+            given := 1;
+        END IF;
     END IF;
     FOREACH somewhere IN ARRAY ARRAY[' AND s.place = ' || from_place, ''] LOOP
         EXIT WHEN given > 0;
