@@ -52,7 +52,7 @@ class Applying(Training):
         try:
             return cls(db, table, *arguments)
         except (MopError, psycopg2.Error, db.plpy.SPIError) as error:
-            _tell(db, error)
+            tell_alone(db, error)
             return None
 
     def done(self, output, output_name):
@@ -64,7 +64,7 @@ class Applying(Training):
         except (MopError, psycopg2.Error, self.db.plpy.SPIError) as error:
             if self.gathering:
                 raise
-            _tell(self.db, error)
+            tell_alone(self.db, error)
             return False
         self.journal.close_run(self.run_id, "finished")
         self._drop()
@@ -132,7 +132,7 @@ def first_row(db, table, applying):
     return PostgreSQL(db).first_row(table, table.shape_columns()) if applying is None else applying.first
 
 
-def _tell(db, error):
+def tell_alone(db, error):
     """Tell the caller why his own session works alone. Raises a cancel."""
     if getattr(error, "sqlstate", None) == "57014":  # a cancel, in PostgreSQL's own words
         raise error

@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 
 from pg_mop import settings
-from pg_mop.api.applying import Applying, first_row
+from pg_mop.api.applying import Applying, first_row, tell_alone
 from pg_mop.api.model_table import OwnModel, StoredModel
 from pg_mop.api.session import options_of_trainer, trainer_of, trainer_options, with_trainer
 from pg_mop.database import MopError, quote_identifier
@@ -68,14 +68,18 @@ def _write(db, session, function, model, test, output_table, choice, use_gpus):
 
 
 def _on_segments(db, test, model, choice, output, use_gpus):
-    """Predict by one statement of the caller's on Greenplum's segments, where it can be; whether it could."""
+    """Predict by one statement of the caller's on Greenplum's segments. False where it could not be done, of which the
+    caller is told."""
     engine, options = greenplum.Greenplum(db, []), settings.load(db)
     if use_gpus:
         engine.check_gpus(options["keras_backend"])
     places = greenplum.keys(db).values()
     cores = engine.info(options["keras_backend"])["cores"]  # of all segments together
-    return at_segments.insert(db, test, model, choice, output, places, options_of_trainer(
+    problem = at_segments.insert(db, test, model, choice, output, places, options_of_trainer(
         options, max(1, cores // len(places)), 0 if use_gpus else None))
+    if problem is not None:
+        tell_alone(db, problem)
+    return problem is None
 
 
 class Output:

@@ -24,8 +24,8 @@ ASTRAY = "MOP05"           # SQLSTATE: the statement is carried out otherwise th
 
 
 def insert(db, test, model, choice, output, places, options):
-    """Write the predictions for a :class:`~pg_mop.inference.raw_table.RawTable` into an Output of api/predict.py. False
-    where the statement cannot be carried out so, of which the caller is told: nothing is written then. Raises MopError.
+    """Write the predictions for a :class:`~pg_mop.inference.raw_table.RawTable` into an Output of api/predict.py. Gives
+    a MopError where the statement cannot be carried out so: nothing is written then. Raises others.
 
     `places`: those of mop_place, one on each segment; `options`: of the trainers there.
     """
@@ -60,9 +60,7 @@ def insert(db, test, model, choice, output, places, options):
         raise problem
     if planner != "off":
         db.execute(f"SET LOCAL optimizer = {planner}")
-    if problem is not None:
-        db.notice(f"this session works alone, not on all segments at once: {problem.message}")
-    return problem is None
+    return problem
 
 
 def _of_segment(error):
