@@ -96,12 +96,16 @@ window.pgMopReport = (function () {
         const svg = el("svg", { role: "img" });
         const frame = el("div", keys ? { tabindex: "0", role: "group" } : {}, svg);
         holder.append(frame, readout);
+        function named() {
+            svg.setAttribute("aria-label", label());
+            if (keys) frame.setAttribute("aria-label", label() + " Arrow keys move.");
+        }
+        named();  // (it is drawn a frame later, or when it comes into sight; who hears the page meets it before)
         function redraw() {
             const width = Math.max(280, holder.clientWidth);
             svg.replaceChildren();
-            svg.setAttribute("aria-label", label());
-            if (keys) frame.setAttribute("aria-label", label() + " Arrow keys move.");
             const height = draw(svg, width, text => { readout.textContent = text; });
+            named();
             svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
         }
         let width = 0;
