@@ -1,4 +1,4 @@
-"""What trainers have compiled by XLA, kept for later trainers of the same role.
+"""What trainers have compiled by XLA, and what TensorFlow traced for it, kept for later trainers of the same role.
 
 A directory for each role, version of the packages and kind of processor, in the nursery's folder of the server's data
 directory: backups leave it out, and a copied cluster runs no code that was made for another machine. Trainers alone
@@ -23,6 +23,7 @@ VARIABLE = "PG_MOP_COMPILE_CACHE"  # of a trainer's environment: "megabytes:dire
 UNUSED_SECONDS = 30 * 86400        # after which a directory is removed, by who makes one
 FREE_BYTES = 1 << 30               # that a disk must have
 COMPILED = 200                     # models of an architecture that are known to have been compiled
+TRACE = ".trace"                   # what files' names end in that `write` made
 WAIT_SECONDS = 120                 # for another trainer that compiles the same
 
 
@@ -87,11 +88,11 @@ class CompileCache:
                 total -= size
 
     def clear(self):
-        """Remove what has been compiled. True where there was anything."""
+        """Remove what has been compiled, or traced. True where there was anything compiled."""
         removed = 0
         for entry in self._entries():
             if not entry.name.endswith(".lock"):  # (somebody may hold it)
-                removed += _remove(entry.path) and not entry.name.endswith(".json")
+                removed += _remove(entry.path) and not entry.name.endswith((".json", TRACE))
         return removed > 0
 
     def _entries(self):
@@ -110,7 +111,21 @@ class CompileCache:
         compiled = self._read(self._name(architecture))
         _, often = compiled.pop(digest(text), (None, 0))
         compiled[digest(text)] = seconds, often + 1
-        self._write(self._name(architecture), dict([*compiled.items()][-COMPILED:]))
+        self._put(self._name(architecture), json.dumps({"compiled": dict([*compiled.items()][-COMPILED:])}).encode())
+
+    def read(self, text):
+        """What is kept under a text, bytes; None where nothing is, or it is damaged."""
+        try:
+            with open(self._trace(text), "rb") as file:
+                told, data = file.read(32), file.read()
+        except OSError:
+            return None
+        return data if hashlib.sha256(data).digest() == told else None
+
+    def write(self, text, data):
+        """Keep bytes under a text."""
+        self._put(self._trace(text), hashlib.sha256(data).digest() + data)
+        self.tidy()
 
     @contextlib.contextmanager
     def alone(self, text, waits):
@@ -130,10 +145,10 @@ class CompileCache:
         finally:
             os.close(descriptor)
 
-    def _write(self, path, compiled):
+    def _put(self, path, data):
         try:
-            with tempfile.NamedTemporaryFile("w", dir=self.path, suffix=".new", delete=False) as file:
-                json.dump({"compiled": compiled}, file)
+            with tempfile.NamedTemporaryFile(dir=self.path, suffix=".new", delete=False) as file:
+                file.write(data)
             os.replace(file.name, path)
         except OSError:
             pass
@@ -146,6 +161,9 @@ class CompileCache:
                         for text, (last, often) in json.load(file)["compiled"].items()}
         except (OSError, ValueError, TypeError, AttributeError, KeyError):
             return {}
+
+    def _trace(self, text):
+        return os.path.join(self.path, digest(text) + TRACE)
 
     def _name(self, architecture):
         return os.path.join(self.path, digest(architecture) + ".json")

@@ -204,6 +204,8 @@ class CompiledModel:
         except Exception as error:
             raise ConfigurationError(f"Keras refuses to compile the model: {first_line(error)}") from error
         self._learned, self._name = functools.partial(learned, architecture), name
+        self._lasting = not functions  # these may do otherwise another time, and nothing names that
+        self._scored = _key(architecture, compile_params, objects)
         self.kernels, self.forward = self._kernels(self.model), self._forward(self.model)
         self._metric = next(iter(compile_params["metrics"]), None)
         self._groups = {"weights": self.model.weights, "seeds": seed_variables(self.model),
@@ -227,11 +229,11 @@ class CompiledModel:
 
     def _kernels(self, model, part="", layers=None):
         return Chosen(model, bool(seed_variables(self.model)), self._learned(part), self._name + part, layers,
-                      part.strip() or "model")
+                      part.strip() or "model", self._lasting)
 
-    def _forward(self, model, layers=None):
+    def _forward(self, model, part="", layers=None):
         return Forward(model, Scores(model, self._compile_params["loss"], self._compile_params["loss_weights"],
-                                     self._metrics), layers)
+                                     self._metrics), layers, self._scored + part if self._lasting else None)
 
     @functools.cached_property
     def cut(self):
@@ -241,7 +243,7 @@ class CompiledModel:
             return None
         head, layers = parts.head, parts.head.own_layers
         self._compile(head, self.model.optimizer)
-        return prefixes.Cut(parts, self._kernels(head, " head", layers), self._forward(head, layers))
+        return prefixes.Cut(parts, self._kernels(head, " head", layers), self._forward(head, " head", layers))
 
     @property
     def nbytes(self):
@@ -551,6 +553,6 @@ def first_line(error):
             where = f"{made[1]}{' ' + repr(made[2]) if made[2] else ''}: "
         error = error.__context__
     text = f"KeyError: {error}" if isinstance(error, KeyError) else str(error)
-    lines = [re.sub(r"\x1b\[\d+m", "", line).strip() for line in text.splitlines()]
+    lines = [re.sub(r"\x1b\[\d+m|\{\{function_node \S+\}\} ?", "", line).strip() for line in text.splitlines()]
     said = [line for line in lines if line and not line.startswith(SAY_LITTLE)] or [type(error).__name__]
     return (where + said[0])[:500]

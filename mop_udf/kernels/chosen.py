@@ -14,13 +14,14 @@ TIMED = 8  # plain batches that are timed, after the one in which the step is co
 class Chosen:
     """Trains by the kernel that is fastest for the batch size."""
 
-    def __init__(self, model, random, learned, name="", layers=None, part="model"):
+    def __init__(self, model, random, learned, name="", layers=None, part="model", lasting=False):
         """`random`: the model draws random numbers while it trains (Dropout and the like); `learned`: what other
         models of its architecture have shown; `name`: equal for models that are compiled alike; `layers`: those that
-        the rows go through, all of the model's if None; `part`: what of the net it is, by which costs are kept."""
+        the rows go through, all of the model's if None; `part`: what of the net it is, by which costs are kept;
+        `lasting`: the name says all, where custom functions may do otherwise another time."""
         self.part = part
         self.model, self.plain, self.learned, self.name = model, framework.Plain(model), learned, name
-        self.metrics, self.loops = TrainingMetrics(model), framework.loops(model, name)
+        self.metrics, self.loops = TrainingMetrics(model), framework.loops(model, name, lasting)
         self.group = framework.Group(model, name) if framework.Group else None  # for several states: see together.py
         self.layers = layers or list(model._flatten_layers())
         self.choices = {}  # (batch size, what is forced) -> Choice

@@ -21,11 +21,12 @@ class Forward:
     `scores`: a :class:`~mop_udf.kernels.scores.Scores` to evaluate with, or None.
     """
 
-    def __init__(self, model, scores=None, layers=None):
-        """`layers`: those that the rows go through; all of the model's if None."""
+    def __init__(self, model, scores=None, layers=None, name=None):
+        """`layers`: those that the rows go through, all of the model's if None; `name`: equal for models and scores
+        that are compiled alike, whenever they are; None where there is none."""
         self.row_bytes = row_bytes(model._flatten_layers() if layers is None else layers)
         self.model, self.scores, self.size = model, scores, BatchSize(self.row_bytes)
-        self._ready, self._steps = False, {}
+        self._ready, self._steps, self._name = False, {}, name
 
     def predict(self, columns):
         """The outputs for inputs (arrays of equal length): a list of float32 arrays."""
@@ -98,7 +99,8 @@ class Forward:
                 step, join, variables = self.scores.sums, _added, [*variables, *self.scores.variables]
             else:
                 step, join = lambda x: self.model(x, training=False), _one_after_the_other
-            self._steps[key] = framework.for_any_rows(step, data, variables, join)
+            self._steps[key] = framework.for_any_rows(step, data, variables, join,
+                                                      self._name and " ".join((*key, self._name)))
         return self._steps[key](*data)
 
 

@@ -95,6 +95,24 @@ def test_what_has_been_compiled_is_cleared(tmp_path):
     assert cache.clear() and not cache.clear() and not cache.compiled("net")
 
 
+def test_what_is_damaged_is_not_read(tmp_path):
+    cache = CompileCache(tmp_path, 1000)
+    assert cache.read("net") is None
+    cache.write("net", b"traced")
+    assert cache.read("net") == b"traced" and cache.read("another") is None
+    (path,) = tmp_path.iterdir()
+    for data in (b"", path.read_bytes()[:-1], path.read_bytes() + b"x", bytes(40)):
+        path.write_bytes(data)
+        assert cache.read("net") is None
+    cache.write("net", b"traced")
+    assert cache.read("net") == b"traced" and not cache.clear() and cache.read("net") is None
+    for number in range(20):
+        cache.write(str(number), bytes(100))
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 1000
+    CompileCache("/nowhere", 1).write("net", b"traced")
+    assert CompileCache("/nowhere", 1).read("net") is None
+
+
 def test_one_of_two_trainers_compiles(tmp_path):
     first, second = CompileCache(tmp_path, 100), CompileCache(tmp_path, 100)
     with first.alone("net", True) as turn:

@@ -56,7 +56,7 @@ def gpu_name():
     return jax.devices()[0].device_kind if has_gpu() else None
 
 
-def loops(model, name):
+def loops(model, name, lasting):
     return {"loop": Loop(model, name)}
 
 
@@ -73,7 +73,7 @@ def tensors(data):
     return data
 
 
-def for_any_rows(step, data, variables, join):
+def for_any_rows(step, data, variables, join, name):
     """See on_tensorflow: compiled for pieces of few sizes."""
     @jax.jit
     def pure(values, data):

@@ -11,6 +11,8 @@ import os
 import keras
 import tensorflow as tf
 
+from mop_udf import compile_cache
+from mop_udf.kernels.on_tensorflow import traces
 from mop_udf.kernels.on_tensorflow.loop import Loop
 from mop_udf.kernels.on_tensorflow.per_batch import Rate, SequencedScalar
 from mop_udf.kernels.on_tensorflow.plain import Plain
@@ -58,9 +60,10 @@ def gpu_name():
     return tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU") if gpus else None
 
 
-def loops(model, name):
-    """{name: kernel} of those that train on many batches at once; `name`: equal for models that are compiled alike."""
-    return {"loop": Loop(model, False), "xla": Loop(model, True, name)}
+def loops(model, name, lasting):
+    """{name: kernel} of those that train on many batches at once; `name`: equal for models that are compiled alike;
+    `lasting`: so they are whenever they are compiled."""
+    return {"loop": Loop(model, False, name, lasting), "xla": Loop(model, True, name, lasting)}
 
 
 def refused(random, convolutional):
@@ -73,14 +76,16 @@ def tensors(data):
     return keras.tree.map_structure(tf.convert_to_tensor, data)
 
 
-def for_any_rows(step, data, variables, join):
+def for_any_rows(step, data, variables, join, name):
     """A function of tensors compiled for such as `data` (a sequence, which may nest), with any number of rows.
 
     `variables`: all that `step` reads or changes; `join(*parts)`: what it gives for rows, from what it gives for parts
-    of them in order. TensorFlow needs neither.
+    of them in order (TensorFlow has no need of that); `name`: equal for what is compiled alike, whenever it is; None
+    where there is none.
     """
     signature = keras.tree.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), list(data))
-    return tf.function(step, input_signature=signature, autograph=False)
+    made = tf.function(step, input_signature=signature, autograph=False)
+    return traces.function(made.get_concrete_function, name, variables, compile_cache.own()) if name else made
 
 
 def nowhere():

@@ -7,17 +7,15 @@ rows, and leaves the short batch out; it has the rows in pieces of a fixed numbe
 many as it is told, so that one compilation serves every number of rows.
 """
 
-import contextlib
 import functools
-import hashlib
-import itertools
 import math
 import time
 
 import tensorflow as tf
-from tensorflow.python.framework import ops
 
 from mop_udf import compile_cache
+from mop_udf.kernels.on_tensorflow import traces
+from mop_udf.kernels.on_tensorflow.per_batch import numbers
 from mop_udf.kernels.timed import Timed, piece_rows, pieces
 
 # what comes of a file of XLA's cache that is damaged or cannot be written (else it would mean the model)
@@ -33,10 +31,12 @@ class Loop(Timed):
 
     takes_short = True  # without XLA: also the last batch, of fewer rows
 
-    def __init__(self, model, jit_compile, name=""):
-        """`name`: equal for models that are compiled alike, in all trainers."""
+    def __init__(self, model, jit_compile, name="", lasting=False):
+        """`name`: equal for models that are compiled alike, in all trainers; `lasting`: what has been traced is kept
+        for those with this name."""
         super().__init__()
-        self.model, self.jit_compile, self.name = model, jit_compile, name
+        self.model, self.jit_compile, self.name, self.lasting = model, jit_compile, name, lasting
+        self.named = True  # what is traced has names of its own, by which XLA's cache finds it
 
     def compile(self, data, batch_size, waits=True):
         """Make the loop for such data, without training; seconds that it took. Raises whatever hinders it.
@@ -47,25 +47,20 @@ class Loop(Timed):
         if cache is None:
             self._compile(data, batch_size)
         else:
-            text = f"{self.name} {self._key(data, batch_size)}"
-            with cache.alone(text, waits) as turn:
+            with cache.alone(f"{self.name} {self._key(data, batch_size)}", waits) as turn:
                 if not turn:
                     return None
-                self._compile_to_keep(data, batch_size, text, cache)
+                self._compile_to_keep(data, batch_size, cache)
         self.compilations += 1
         return time.monotonic() - began
 
-    def _compile_to_keep(self, data, batch_size, text, cache):
+    def _compile_to_keep(self, data, batch_size, cache):
         try:
-            with same_names(text):
-                self._compile(data, batch_size)
+            self._compile(data, batch_size)
         except OF_CACHE:
-            self._compile(data, batch_size)  # by another name; where the model is to blame it fails again
+            self.named = False
+            self._compile(data, batch_size)  # traced by another name; where the model is to blame it fails again
             cache.clear()
-        except (tf.errors.InvalidArgumentError, KeyError) as error:
-            if "same name" not in str(error) and not isinstance(error, KeyError):
-                raise
-            self._compile(data, batch_size)  # names that it had before are still in use
         cache.tidy()
 
     def _run(self, data, batch_size, start, stop):
@@ -114,20 +109,19 @@ class Loop(Timed):
             return tf.while_loop(lambda i: i < stop, body, [start], parallel_iterations=1)
 
         # (a tf.function would look at what it is called with for longer than small models train)
-        return tf.function(loop, autograph=False, jit_compile=self.jit_compile).get_concrete_function(
-            signature, number, number, number)
+        made = tf.function(loop, autograph=False, jit_compile=self.jit_compile)
+        text = f"{'xla' if self.jit_compile else 'loop'} {self.name} {self._key(data, batch_size)}"
+        return traces.function(
+            lambda: made.get_concrete_function(signature, number, number, number), text if self.named else None,
+            trained(self.model), compile_cache.own() if self.lasting and self.named else None, self.jit_compile)
 
 
-@contextlib.contextmanager
-def same_names(text):
-    """Within it TensorFlow's functions get names that depend on `text` alone, not on how many there are already: XLA's
-    cache takes them for a part of what is compiled."""
-    before, numbers = ops.uid, itertools.count(int(hashlib.sha256(text.encode()).hexdigest()[:12], 16) * 1000)
-    ops.uid = lambda: next(numbers)
-    try:
-        yield
-    finally:
-        ops.uid = before
+def trained(model):
+    """The variables that a compiled Keras model's training step may use, in an order that is always the same."""
+    optimizer = model.optimizer
+    found = [*model.variables, *model.metrics_variables, *optimizer.variables, *numbers(optimizer),
+             *numbers(optimizer._learning_rate)]
+    return list({id(variable): variable for variable in found}.values())
 
 
 def _rows(tensor, first, count):

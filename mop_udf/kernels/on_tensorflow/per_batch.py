@@ -44,3 +44,14 @@ class Bound(per_batch.Bound):
 
 
 Rate, SequencedScalar = per_batch.kinds(Bound, Scalar)
+
+
+def numbers(owner):
+    """The variables of those numbers of an optimizer or schedule that may change without compiling anew (`varied`)."""
+    found = []
+    for held in vars(owner).values():
+        if isinstance(held, Rate | SequencedScalar):
+            found += held.numbers
+        elif isinstance(held, Scalar):
+            found.append(held.variable)
+    return found

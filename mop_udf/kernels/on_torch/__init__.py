@@ -54,7 +54,7 @@ def gpu_name():
     return torch.cuda.get_device_name() if has_gpu() else None
 
 
-def loops(model, name):
+def loops(model, name, lasting):
     return {}
 
 
@@ -67,7 +67,7 @@ def tensors(data):
     return keras.tree.map_structure(keras.ops.convert_to_tensor, data)
 
 
-def for_any_rows(step, data, variables, join):
+def for_any_rows(step, data, variables, join, name):
     """See on_tensorflow: nothing is compiled."""
     def call(*data):
         with told(), torch.no_grad():
