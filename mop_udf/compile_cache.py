@@ -23,7 +23,7 @@ VARIABLE = "PG_MOP_COMPILE_CACHE"  # of a trainer's environment: "megabytes:dire
 UNUSED_SECONDS = 30 * 86400        # after which a directory is removed, by who makes one
 FREE_BYTES = 1 << 30               # that a disk must have
 COMPILED = 200                     # models of an architecture that are known to have been compiled
-TRACE = ".trace"                   # what files' names end in that `write` made
+TRACE, NEW = ".trace", ".new"      # what files' names end in that `write` made, or is about to
 WAIT_SECONDS = 120                 # for another trainer that compiles the same
 
 
@@ -92,7 +92,7 @@ class CompileCache:
         removed = 0
         for entry in self._entries():
             if not entry.name.endswith(".lock"):  # (somebody may hold it)
-                removed += _remove(entry.path) and not entry.name.endswith((".json", TRACE))
+                removed += _remove(entry.path) and not entry.name.endswith((".json", TRACE, NEW))
         return removed > 0
 
     def _entries(self):
@@ -118,6 +118,7 @@ class CompileCache:
         try:
             with open(self._trace(text), "rb") as file:
                 told, data = file.read(32), file.read()
+                os.utime(file.fileno())  # what is used stays longest
         except OSError:
             return None
         return data if hashlib.sha256(data).digest() == told else None
@@ -146,12 +147,15 @@ class CompileCache:
             os.close(descriptor)
 
     def _put(self, path, data):
+        made = None
         try:
-            with tempfile.NamedTemporaryFile(dir=self.path, suffix=".new", delete=False) as file:
+            with tempfile.NamedTemporaryFile(dir=self.path, suffix=NEW, delete=False) as file:
+                made = file.name
                 file.write(data)
-            os.replace(file.name, path)
+            os.replace(made, path)
         except OSError:
-            pass
+            if made:
+                _remove(made)
 
     @staticmethod
     def _read(path):

@@ -129,6 +129,8 @@ def make_optimizer(name, arguments):
     """
     arguments = {key: value.at(0) if isinstance(value, Sequence) and key != "learning_rate" else value
                  for key, value in dict(arguments).items()}
+    # (left to Keras it depends on how many there have been, and XLA's cache finds nothing by another)
+    arguments.setdefault("name", "optimizer")
     decay, rate = arguments.pop("decay", None), arguments.get("learning_rate")
     try:
         if isinstance(rate, Sequence):

@@ -263,7 +263,8 @@ def version(home, keras_backend):
         digest = hashlib.sha256(f"{home} {own}".encode())
         for path in sorted([*glob.glob(f"{own}/**/*.py", recursive=True),
                             *glob.glob(f"{home}/lib/python3*/site-packages")]):
-            digest.update(f"{path} {os.stat(path).st_mtime_ns}".encode())
+            status = os.stat(path)
+            digest.update(f"{path} {status.st_mtime_ns} {status.st_size}".encode())
         _versions[home, keras_backend] = f"{keras_backend}-{digest.hexdigest()[:16]}"
     return _versions[home, keras_backend]
 

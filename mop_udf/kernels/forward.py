@@ -96,7 +96,9 @@ class Forward:
         if key not in self._steps:
             variables = self.model.variables
             if kind == "evaluate":
-                step, join, variables = self.scores.sums, _added, [*variables, *self.scores.variables]
+                step, join = self.scores.sums, _added
+                variables = [*variables, *self.model.metrics_variables, *self.scores.variables]
+                variables = list({id(variable): variable for variable in variables}.values())
             else:
                 step, join = lambda x: self.model(x, training=False), _one_after_the_other
             self._steps[key] = framework.for_any_rows(step, data, variables, join,

@@ -113,7 +113,8 @@ class Loop(Timed):
         text = f"{'xla' if self.jit_compile else 'loop'} {self.name} {self._key(data, batch_size)}"
         return traces.function(
             lambda: made.get_concrete_function(signature, number, number, number), text if self.named else None,
-            trained(self.model), compile_cache.own() if self.lasting and self.named else None, self.jit_compile)
+            trained(self.model), compile_cache.own() if self.lasting and self.named else None,
+            self.model.optimizer.name if self.jit_compile and not tf.config.list_physical_devices("GPU") else None)
 
 
 def trained(model):

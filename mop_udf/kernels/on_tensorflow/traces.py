@@ -10,7 +10,9 @@ import itertools
 import json
 import weakref
 
+import keras
 import tensorflow as tf
+from google.protobuf.message import Error as ProtobufError
 from tensorflow.core.framework import function_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.framework import ops
@@ -19,7 +21,8 @@ from mop_udf.kernels.on_tensorflow.lowering import lower
 
 SUFFIX = "_kept"  # of the functions' names: what has been traced may still have its own
 # what is missing or other than expected, in a file or in TensorFlow, whose inner parts these are
-NOT_TO_BE_HAD = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError, tf.errors.OpError)
+NOT_TO_BE_HAD = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError, tf.errors.OpError,
+                 ProtobufError)
 
 
 class Function:
@@ -49,16 +52,17 @@ def _forget(names):
         context.remove_function(name)
 
 
-def function(trace, text, variables, cache, by_xla=False):
+def function(trace, text, variables, cache, optimizer=None):
     """The function that `trace()` makes, a ConcreteFunction, or what an earlier trainer has kept of it: to be called
     with the same arguments.
 
     `text`: equal for what is traced alike, which names it; None where it shall have other names than before;
     `variables`: those that it may use, in an order that is always the same; `cache`: a CompileCache, or None to keep
-    nothing; `by_xla`: it is compiled by XLA.
+    nothing; `optimizer`: the name of the one that XLA compiles in it for this processor, or None.
     """
     handles = [_handle(variable) for variable in variables]
-    alike = hashlib.sha256(str([(v.dtype, tuple(v.shape)) for v in variables]).encode()).hexdigest()
+    told = keras.__version__, tf.__version__, [(v.dtype, tuple(v.shape)) for v in variables]
+    alike = hashlib.sha256(str(told).encode()).hexdigest()
     if cache and (data := cache.read(text)):
         try:
             return _read(data, alike, handles)
@@ -72,7 +76,7 @@ def function(trace, text, variables, cache, by_xla=False):
             raise
         traced, cache = trace(), None  # names that it had before are still in use
     try:
-        definitions, captured = _definitions(traced, by_xla), traced.captured_inputs
+        definitions, captured = _definitions(traced, optimizer), traced.captured_inputs
         places = {id(handle): place for place, handle in enumerate(handles)}
         if cache and all(id(tensor) in places for tensor in captured) and not any(
                 "token" in node.attr for definition in definitions for node in definition.node_def):
@@ -109,7 +113,7 @@ def _read(data, alike, handles):
                     [handles[place] for place in told["captured"]])
 
 
-def _definitions(traced, by_xla):
+def _definitions(traced, optimizer):
     """FunctionDefs of a ConcreteFunction, the last its own, under names of their own."""
     made = [function_pb2.FunctionDef.FromString(definition.SerializeToString()) for definition in (
         *traced.graph.as_graph_def(add_shapes=True).library.function, traced.function_def)]
@@ -119,8 +123,8 @@ def _definitions(traced, by_xla):
     names = {definition.signature.name for definition in made}
     for definition in made:
         definition.signature.name += SUFFIX
-        if by_xla:
-            lower(definition)
+        if optimizer is not None:
+            lower(definition, optimizer)
         for node in definition.node_def:
             node.attr.pop("_output_shapes", None)
             for value in node.attr.values():
