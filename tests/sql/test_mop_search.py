@@ -355,7 +355,7 @@ def test_what_people_add_wrongly_ends_no_run(db, data):
     db.run("DROP TABLE IF EXISTS gone_arch, mst, mst_summary, held, held_info, held_summary")
     db.run("CREATE TABLE gone_arch AS SELECT * FROM arch")
     db.run("SELECT madlib.load_model_selection_table('gone_arch', 'mst', ARRAY[1], ARRAY[%s], ARRAY['batch_size=1, "
-           "epochs=20'])", [ADAM.format(0.01)])
+           "epochs=100'])", [ADAM.format(0.01)])
     other = db.another()
     call = Calling(other, "CALL madlib.mop_fit_multiple_model('flowers_packed', 'held', 'mst', 4, FALSE)")
     running = "SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'held' AND status = 'running'"
