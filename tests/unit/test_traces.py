@@ -5,6 +5,7 @@ import os
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 
 import collections
+import gc
 import itertools
 import re
 import sys
@@ -192,3 +193,20 @@ def test_operations_that_xla_takes_quickly_come_to_the_same():
                 assert any(n.op == "Sqrt" for n in nodes), "a net's own root stays"
             for one, other in zip(*results):
                 np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", ["plain", "loop", "xla"])
+def test_nothing_stays_of_what_has_been_traced(traced, kernel):
+    """TensorFlow's graphs take some megabytes each, and a search may have hundreds of nets."""
+    from tensorflow.python.framework.func_graph import FuncGraph
+
+    def graphs():
+        gc.collect()
+        return sum(isinstance(found, FuncGraph) for found in gc.get_objects())
+
+    trained(kernel)
+    before = graphs()
+    for path in os.scandir(compile_cache.own().path):
+        os.unlink(path)
+    trained(kernel)
+    assert traced["functions"] >= 2 and graphs() <= before

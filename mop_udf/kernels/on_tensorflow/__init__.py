@@ -85,7 +85,7 @@ def for_any_rows(step, data, variables, join, name):
     """
     signature = keras.tree.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), list(data))
     made = tf.function(step, input_signature=signature, autograph=False)
-    return traces.function(made.get_concrete_function, name, variables, compile_cache.own()) if name else made
+    return traces.function(made.get_concrete_function, name, variables, compile_cache.own() if name else None)
 
 
 def nowhere():

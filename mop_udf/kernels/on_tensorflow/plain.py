@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from mop_udf import state
 from mop_udf.kernels.batches import weighted
+from mop_udf.kernels.on_tensorflow import traces
 
 
 class Plain:
@@ -58,6 +59,8 @@ class Plain:
                 lambda t: tf.TensorSpec(t.shape if full else [None, *t.shape[1:]], t.dtype), data)
             self.steps[key] = tf.function(self.model.train_step, input_signature=[signature],
                                           autograph=False)
+            with traces.leaving_nothing():
+                return self.steps[key](data)
         return self.steps[key](data)
 
 

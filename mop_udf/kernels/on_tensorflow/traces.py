@@ -69,12 +69,13 @@ def function(trace, text, variables, cache, optimizer=None):
         except NOT_TO_BE_HAD:
             pass
     try:
-        with same_names(text):
+        with leaving_nothing(), same_names(text):
             traced = trace()
     except (tf.errors.InvalidArgumentError, KeyError) as error:
         if "same name" not in str(error) and not isinstance(error, KeyError):
             raise
-        traced, cache = trace(), None  # names that it had before are still in use
+        with leaving_nothing():
+            traced, cache = trace(), None  # names that it had before are still in use
     try:
         definitions, captured = _definitions(traced, optimizer), traced.captured_inputs
         places = {id(handle): place for place, handle in enumerate(handles)}
@@ -87,6 +88,18 @@ def function(trace, text, variables, cache, optimizer=None):
         return Function(definitions, list(captured))
     except NOT_TO_BE_HAD:
         return traced
+
+
+@contextlib.contextmanager
+def leaving_nothing():
+    """Within it something is traced that nobody will differentiate any more: TensorFlow would keep what custom
+    gradients (such as that of a softmax with its loss) are of, graphs of 1 to 3 MB, as long as the process lives."""
+    before = set(ops.gradient_registry.list())
+    try:
+        yield
+    finally:
+        for name in set(ops.gradient_registry.list()) - before:
+            ops.gradient_registry._registry.pop(name)
 
 
 @contextlib.contextmanager
