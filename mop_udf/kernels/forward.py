@@ -97,6 +97,7 @@ class Forward:
             variables = self.model.variables
             if kind == "evaluate":
                 step, join = self.scores.sums, _added
+                # (of several outputs Keras keeps each one's loss in metrics)
                 variables = [*variables, *self.model.metrics_variables, *self.scores.variables]
                 variables = list({id(variable): variable for variable in variables}.values())
             else:

@@ -125,8 +125,7 @@ def test_nothing_is_kept_that_this_process_alone_can_do(traced):
             (lambda x: x * known, True), (lambda x: x * known * unknown, False),
             (lambda x: known * tf.numpy_function(lambda x: x, [x], tf.float32), False))):
         made = tf.function(step, autograph=False)
-        function = traces.function(lambda made=made: made.get_concrete_function(x), str(number), [known],
-                                   compile_cache.own())
+        function = traces.function(lambda made=made: made.get_concrete_function(x), str(number), [known], True)
         assert function(x).numpy() == step(x).numpy()
         assert (compile_cache.own().read(str(number)) is not None) == kept
 
@@ -144,8 +143,7 @@ def test_two_functions_traced_as_the_first_of_their_trainers_are_both_read(trace
             ops.uid = itertools.count(10 ** 9).__next__
             try:
                 made = tf.function(lambda x, factor=factor: x * factor, autograph=False)
-                function = traces.function(lambda made=made: made.get_concrete_function(x), str(factor), [],
-                                           compile_cache.own())
+                function = traces.function(lambda made=made: made.get_concrete_function(x), str(factor), [], True)
                 assert function(x).numpy() == 3 * factor
             finally:
                 ops.uid = before
@@ -183,7 +181,8 @@ def test_operations_that_xla_takes_quickly_come_to_the_same():
             for by_xla in (None, "optimizer"):
                 weights.assign(before[0]), bias.assign(before[1])
                 made = tf.function(body, autograph=False, jit_compile=bool(by_xla))
-                function = traces.function(lambda x=x, made=made: made.get_concrete_function(x), None, [], None, by_xla)
+                function = traces.function(lambda x=x, made=made: made.get_concrete_function(x), None, [], False,
+                                           by_xla)
                 assert isinstance(function, traces.Function)
                 results.append([function(x).numpy(), weights.numpy(), bias.numpy()])
                 nodes = [node for definition in traces._definitions(made.get_concrete_function(x), by_xla)

@@ -11,7 +11,6 @@ import os
 import keras
 import tensorflow as tf
 
-from mop_udf import compile_cache
 from mop_udf.kernels.on_tensorflow import traces
 from mop_udf.kernels.on_tensorflow.loop import Loop
 from mop_udf.kernels.on_tensorflow.per_batch import Rate, SequencedScalar
@@ -85,7 +84,7 @@ def for_any_rows(step, data, variables, join, name):
     """
     signature = keras.tree.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), list(data))
     made = tf.function(step, input_signature=signature, autograph=False)
-    return traces.function(made.get_concrete_function, name, variables, compile_cache.own() if name else None)
+    return traces.function(made.get_concrete_function, name, variables, True)
 
 
 def nowhere():

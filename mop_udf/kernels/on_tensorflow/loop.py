@@ -113,16 +113,15 @@ class Loop(Timed):
         text = f"{'xla' if self.jit_compile else 'loop'} {self.name} {self._key(data, batch_size)}"
         return traces.function(
             lambda: made.get_concrete_function(signature, number, number, number), text if self.named else None,
-            trained(self.model), compile_cache.own() if self.lasting and self.named else None,
+            trained(self.model), self.lasting,
             self.model.optimizer.name if self.jit_compile and not tf.config.list_physical_devices("GPU") else None)
 
 
 def trained(model):
     """The variables that a compiled Keras model's training step may use, in an order that is always the same."""
     optimizer = model.optimizer
-    found = [*model.variables, *model.metrics_variables, *optimizer.variables, *numbers(optimizer),
-             *numbers(optimizer._learning_rate)]
-    return list({id(variable): variable for variable in found}.values())
+    return [*model.variables, *model.metrics_variables, *optimizer.variables, *numbers(optimizer),
+            *numbers(optimizer._learning_rate)]
 
 
 def _rows(tensor, first, count):

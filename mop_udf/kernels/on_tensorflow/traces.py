@@ -17,6 +17,7 @@ from tensorflow.core.framework import function_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.framework import ops
 
+from mop_udf import compile_cache
 from mop_udf.kernels.on_tensorflow.lowering import lower
 
 SUFFIX = "_kept"  # of the functions' names: what has been traced may still have its own
@@ -52,17 +53,18 @@ def _forget(names):
         context.remove_function(name)
 
 
-def function(trace, text, variables, cache, optimizer=None):
+def function(trace, text, variables, lasting, optimizer=None):
     """The function that `trace()` makes, a ConcreteFunction, or what an earlier trainer has kept of it: to be called
     with the same arguments.
 
     `text`: equal for what is traced alike, which names it; None where it shall have other names than before;
-    `variables`: those that it may use, in an order that is always the same; `cache`: a CompileCache, or None to keep
-    nothing; `optimizer`: the name of the one that XLA compiles in it for this processor, or None.
+    `variables`: those that it may use, in an order that is always the same; `lasting`: it is kept under its text;
+    `optimizer`: the name of the one that XLA compiles in it for this processor, or None.
     """
     handles = [_handle(variable) for variable in variables]
-    told = keras.__version__, tf.__version__, [(v.dtype, tuple(v.shape)) for v in variables]
-    alike = hashlib.sha256(str(told).encode()).hexdigest()
+    made_for = keras.__version__, tf.__version__, [(v.dtype, tuple(v.shape)) for v in variables]
+    alike = hashlib.sha256(str(made_for).encode()).hexdigest()
+    cache = compile_cache.own() if lasting and text else None
     if cache and (data := cache.read(text)):
         try:
             return _read(data, alike, handles)
@@ -149,4 +151,4 @@ def _definitions(traced, optimizer):
 
 def _handle(variable):
     """What stands for a variable of Keras or TensorFlow among the tensors that a function captures."""
-    return getattr(variable, "value", variable).handle if hasattr(variable, "path") else variable.handle
+    return (variable.value if isinstance(variable, keras.Variable) else variable).handle
