@@ -3,12 +3,13 @@
 import time
 
 from mop_udf.data import whole_batches
-from mop_udf.kernels.batches import weighted
+from mop_udf.kernels.batches import Recent, weighted
 from mop_udf.kernels.choice import Choice
 from mop_udf.kernels.framework import own as framework
 from mop_udf.kernels.training_metrics import TrainingMetrics
 
 TIMED = 8  # plain batches that are timed, after the one in which the step is compiled
+TENSORS = Recent()  # of rows: (inputs, class weights) -> tensors
 
 
 class Chosen:
@@ -126,6 +127,16 @@ class Piece:
     def _batch(self, number):
         return tuple(c[number * self.batch_size:(number + 1) * self.batch_size] for c in self.columns)
 
+    def _tensors(self):
+        """All rows as tensors, those of the last time where they are the same rows."""
+        kept, key = TENSORS.of(self.columns), (self.inputs, str(self.class_weight))
+        if kept is not None and key in kept:
+            return kept[key]
+        data = framework.tensors(weighted(self.columns, self.inputs, self.class_weight))
+        if kept is not None:
+            kept[key] = data
+        return data
+
     def _plain(self, start, stop):
         """Batches by the plain kernel: how many. Its first step compiles, then a few are timed; full ones alone."""
         choice, count, short = self.choice, stop - start, start == self.full
@@ -149,7 +160,7 @@ class Piece:
         """Batches by a loop kernel: how many; 0 where it cannot train this model, and `choice` then knows why."""
         choice, loop, short = self.choice, self.loops[name], start == self.full
         if self._data is None:
-            self._data = framework.tensors(weighted(self.columns, self.inputs, self.class_weight))
+            self._data = self._tensors()
         if not loop.knows(self._data, self.batch_size):
             try:
                 compile_seconds = loop.compile(self._data, self.batch_size, choice.waits(name))

@@ -2,10 +2,15 @@
 
 import time
 
+import keras
+
+from mop_udf.kernels.batches import Recent
+
 CALL_SECONDS = 0.5  # of one call of the loop
 PIECE_BYTES, PIECE_BATCHES = 2 << 20, 1024  # of rows for XLA: what it has at a time, and at most
 PROBES = (2, 8, 64)  # batches of the first calls: one that warms up, then two that are timed
 ENOUGH = 0.05       # seconds after which a call has been timed well enough
+PIECES = Recent()     # of rows: (rows of a piece, its first batch) -> piece
 
 
 class Timed:
@@ -20,6 +25,19 @@ class Timed:
     def knows(self, data, batch_size):
         """True where the loop for such data has been compiled."""
         return self._key(data, batch_size) in self.functions
+
+    def _pieces(self, data, rows, batch_size, start, stop):
+        """Batches `start` to `stop` of `data` in pieces of so many rows, `cut` by the subclass: each piece, and from
+        where to where in it to train."""
+        kept = PIECES.of(data)
+        for first, begin, end in pieces(start, stop, rows // batch_size):
+            piece = kept.get((rows, first)) if kept is not None else None
+            if piece is None:
+                at = first * batch_size
+                piece = keras.tree.map_structure(lambda t, at=at: self.cut(t, at, rows), data)
+                if kept is not None:
+                    kept[rows, first] = piece
+            yield piece, begin, end
 
     def _compile(self, data, batch_size):
         """Make the loop for such data, without training. Raises whatever hinders it."""

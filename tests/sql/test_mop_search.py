@@ -1,5 +1,8 @@
 """mop_search: what its procedures make of a real run, people's hands, what it resumes from, and what it refuses."""
 
+import contextlib
+
+import psycopg2
 import pytest
 
 from conftest import Calling, eventually
@@ -370,6 +373,31 @@ def test_what_people_add_wrongly_ends_no_run(db, data):
     assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_wish"), 30)
     assert call.end() is None
     assert db.value("SELECT count(*) FROM held") == 1
+    other.close()
+
+
+def test_what_is_added_before_a_run_has_ended_is_trained(db, data):
+    """Also where the run is shorter than the time between its coordinator's looks."""
+    db.run("DROP TABLE IF EXISTS mst, mst_summary; SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], "
+           "ARRAY[%s], ARRAY['batch_size=4'])", [ADAM.format(0.01)])
+    other, in_time = db.another(), 0
+    for attempt in range(10):
+        db.run("DROP TABLE IF EXISTS held, held_info, held_summary")
+        before = db.value("SELECT coalesce(max(run_id), 0) FROM madlib.mop_runs")
+        call = Calling(other, f"SET pg_mop.reuse = off; SET pg_mop.seed = {attempt}; SELECT "
+                              "madlib.madlib_keras_fit_multiple_model('flowers_packed', 'held', 'mst', 2, FALSE)")
+        running = f"SELECT max(run_id) FROM madlib.mop_runs WHERE run_id > {before} AND status = 'running'"
+        assert eventually(lambda: db.value(running), 60)
+        run_id = db.value(running)
+        with contextlib.suppress(psycopg2.errors.ObjectNotInPrerequisiteState):  # it has ended
+            db.run("SELECT madlib.mop_add_trial(%s, 2, %s, 'batch_size=4')", [run_id, ADAM.format(0.02)])
+        asked = db.value("SELECT clock_timestamp()")
+        assert call.end() is None
+        if asked < db.value("SELECT max(finished_at) FROM madlib.mop_units WHERE run_id = %s "
+                                              "AND mst_key = 1", [run_id]):
+            assert db.value("SELECT count(*) FROM held") == 2
+            in_time += 1
+    assert in_time
     other.close()
 
 

@@ -12,13 +12,20 @@ import numpy as np
 
 from mop_udf import compile_cache
 from mop_udf.kernels.on_jax.step import Step
-from mop_udf.kernels.timed import Timed, piece_rows, pieces
+from mop_udf.kernels.timed import Timed, piece_rows
 
 
 class Loop(Timed):
     """Trains one compiled Keras model on arrays in memory, `batch_size` rows at a time."""
 
     jit_compile, takes_short = True, False
+
+    @staticmethod
+    def cut(array, first, count):
+        """So many rows of an array from `first` on, with zeros where it has no more."""
+        part = array[first:first + count]
+        missing = count - len(part)
+        return np.concatenate([part, np.zeros((missing, *part.shape[1:]), part.dtype)]) if missing else part
 
     def __init__(self, model, name=""):
         """`name`: equal for models that are compiled alike, in all trainers."""
@@ -46,9 +53,8 @@ class Loop(Timed):
         """Train on batches `start` to `stop`; on none, it compiles."""
         function = self.functions[self._key(data, batch_size)]
         rows = piece_rows(sum(a[:1].nbytes for a in keras.tree.flatten(data)), batch_size)
-        for first, begin, end in pieces(start, stop, rows // batch_size):
-            function(keras.tree.map_structure(lambda a, at=first * batch_size: _rows(a, at, rows), data),
-                     np.int32(begin), np.int32(end))
+        for piece, begin, end in self._pieces(data, rows, batch_size, start, stop):
+            function(piece, np.int32(begin), np.int32(end))
 
     def _function(self, data, batch_size):
         return Step(self.model).compiled(over_batches(batch_size))
@@ -64,10 +70,3 @@ def over_batches(batch_size):
         return jax.lax.fori_loop(start, stop, body, state)
 
     return loop
-
-
-def _rows(array, first, count):
-    """So many rows of an array from `first` on, with zeros where it has no more."""
-    part = array[first:first + count]
-    missing = count - len(part)
-    return np.concatenate([part, np.zeros((missing, *part.shape[1:]), part.dtype)]) if missing else part

@@ -16,7 +16,7 @@ import tensorflow as tf
 from mop_udf import compile_cache
 from mop_udf.kernels.on_tensorflow import traces
 from mop_udf.kernels.on_tensorflow.per_batch import numbers
-from mop_udf.kernels.timed import Timed, piece_rows, pieces
+from mop_udf.kernels.timed import Timed, piece_rows
 
 # what comes of a file of XLA's cache that is damaged or cannot be written (else it would mean the model)
 OF_CACHE = (tf.errors.OutOfRangeError, tf.errors.DataLossError, tf.errors.PermissionDeniedError,
@@ -30,6 +30,13 @@ class Loop(Timed):
     """
 
     takes_short = True  # without XLA: also the last batch, of fewer rows
+
+    @staticmethod
+    def cut(tensor, first, count):
+        """So many rows of a tensor from `first` on, with zeros where it has no more."""
+        part = tensor[first:first + count]
+        missing = count - part.shape[0]
+        return tf.pad(part, [[0, missing], *[[0, 0]] * (part.shape.rank - 1)]) if missing else part
 
     def __init__(self, model, jit_compile, name="", lasting=False):
         """`name`: equal for models that are compiled alike, in all trainers; `lasting`: what has been traced is kept
@@ -66,17 +73,9 @@ class Loop(Timed):
     def _run(self, data, batch_size, start, stop):
         """Train on batches `start` to `stop`; on none, it compiles."""
         function = self.functions[self._key(data, batch_size)]
-
-        def call(data, start, stop):
-            function(data, tf.constant(start), tf.constant(stop), tf.constant(batch_size))
-
-        if not self.jit_compile:
-            call(data, start, stop)
-            return
-        rows = self._piece_rows(data, batch_size)
-        for first, begin, end in pieces(start, stop, rows // batch_size):
-            piece = tf.nest.map_structure(functools.partial(_rows, first=first * batch_size, count=rows), data)
-            call(piece, begin, end)
+        for piece, begin, end in self._pieces(data, self._piece_rows(data, batch_size), batch_size, start, stop) if (
+                self.jit_compile) else [(data, start, stop)]:
+            function(piece, number(begin), number(end), number(batch_size))
 
     @staticmethod
     def _piece_rows(data, batch_size):
@@ -92,7 +91,7 @@ class Loop(Timed):
         """The loop for data of this shape, to be compiled."""
         rows = self._key(data, batch_size)[1][0][1][0]
         signature = tf.nest.map_structure(lambda t: tf.TensorSpec((rows, *t.shape[1:]), t.dtype), data)
-        number = tf.TensorSpec((), tf.int32)
+        integer = tf.TensorSpec((), tf.int32)
         fixed = batch_size if self.jit_compile else None
 
         def loop(data, start, stop, batch_size):
@@ -112,7 +111,7 @@ class Loop(Timed):
         made = tf.function(loop, autograph=False, jit_compile=self.jit_compile)
         text = f"{'xla' if self.jit_compile else 'loop'} {self.name} {self._key(data, batch_size)}"
         return traces.function(
-            lambda: made.get_concrete_function(signature, number, number, number), text if self.named else None,
+            lambda: made.get_concrete_function(signature, integer, integer, integer), text if self.named else None,
             trained(self.model), self.lasting,
             self.model.optimizer.name if self.jit_compile and not tf.config.list_physical_devices("GPU") else None)
 
@@ -124,8 +123,7 @@ def trained(model):
             *numbers(optimizer._learning_rate)]
 
 
-def _rows(tensor, first, count):
-    """So many rows of a tensor from `first` on, with zeros where it has no more."""
-    part = tensor[first:first + count]
-    missing = count - part.shape[0]
-    return tf.pad(part, [[0, missing], *[[0, 0]] * (part.shape.rank - 1)]) if missing else part
+@functools.lru_cache(10_000)
+def number(value):
+    """An integer as a tensor."""
+    return tf.constant(value)

@@ -6,6 +6,8 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from mop_udf.kernels.on_tensorflow import traces
+
 PATIENCE = 30         # times that they are set before what does it at once is compiled, which takes as long
 FEWEST = 12           # variables for which that is of use
 MOST_BYTES = 4 << 20  # of all: with more, the copy that it makes takes longer than the calls
@@ -57,7 +59,8 @@ class Variables:
         if self._times <= PATIENCE:
             return [taken(variable.value) for variable in self.variables]
         found = [None] * len(self.variables)
-        for places, flat in zip(self.kinds.values(), self._compiled()[1]()):
+        flats = self._compiled()[1]()
+        for places, flat in zip(self.kinds.values(), [flats] if len(self.kinds) == 1 else flats):
             flat, at = np.asarray(flat), 0
             for place in places:
                 end = at + math.prod(self.shapes[place])
@@ -68,8 +71,11 @@ class Variables:
         if self._together is None:
             flats = [tf.TensorSpec([sum(math.prod(self.shapes[place]) for place in places)], kind)
                      for kind, places in self.kinds.items()]
-            self._together = (tf.function(self._put_all).get_concrete_function(flats),
-                              tf.function(self._take_all).get_concrete_function())
+            values = [v.value for v in self.variables]
+            self._together = tuple(
+                traces.function(lambda: made.get_concrete_function(*of), None, values, False) for made, of in (
+                    (tf.function(self._put_all, autograph=False), [flats]),
+                    (tf.function(self._take_all, autograph=False), [])))
         return self._together
 
     def _put_all(self, flats):

@@ -90,7 +90,7 @@ class Executor:
         self.steering.begin(self)
         self._release(self.plan.stages[number] for number in self.states.stages())  # of one that has gone
         self._dispatch()
-        while not (self.board.done and self.steering.done):
+        while self._is_wanted():
             busy = [s.relay or s for s in self.sessions.by_place.values() if s.work] + self.copies.busy
             if not (busy or self.resting or self.away or self.unknown or self.copies.resting):
                 raise RuntimeError("the scheduler leaves every session idle although units remain")
@@ -114,6 +114,15 @@ class Executor:
             if self._wake() + self._look() + self._come_back() + len(answers):
                 self._dispatch()
         self._come_home()
+
+    def _is_wanted(self):
+        """False once all is done, and nobody has wished for more since the last look."""
+        if not (self.board.done and self.steering.done):
+            return True
+        if wishes := self.catalog.wishes(self.run_id):
+            self.steering.wishes(wishes)
+            self._dispatch()
+        return not (self.board.done and self.steering.done)
 
     # --- what is asked for ------------------------------------------------------------------------
     def ask(self, configurations, stages, requests):
