@@ -1197,20 +1197,32 @@ CREATE FUNCTION @extschema@.mop_read_states(run bigint, of_stages integer[], at_
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS TABLE (stage integer, data bytea)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    its @extschema@.mop_model;
+    generations integer[] := '{}';
+    wanted integer[] := '{}';
+    stages integer[] := '{}';
+    versions integer[] := '{}';
     own record;
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
-    FOR own IN
-        SELECT o.generation, array_agg(o.wanted) AS wanted, array_agg(o.stage) AS stages, array_agg(o.version) AS versions
-        FROM (SELECT DISTINCT ON (e.place) e.stage AS wanted, m.stage, m.version, m.generation
-              FROM (SELECT of_stages[n] AS stage, at_versions[n] AS version, n AS place
-                    FROM generate_subscripts(of_stages, 1) AS n) AS e
-              JOIN @extschema@.mop_stage s ON s.run_id = run AND s.stage = e.stage
-              JOIN @extschema@.mop_model m ON m.run_id = run AND m.stage IN (s.stage, s.parent)
-                  AND m.version = e.version
-              WHERE m.generation IS NOT NULL
-              ORDER BY e.place, m.stage <> e.stage) AS o
-        GROUP BY 1
+    -- (one by one: of a run that it has not met the planner expects one row, and would look at all)
+    FOR i IN 1 .. coalesce(array_length(of_stages, 1), 0) LOOP
+        SELECT m.* INTO its FROM @extschema@.mop_model m
+        WHERE m.run_id = run AND m.stage = of_stages[i] AND m.version = at_versions[i] AND m.generation IS NOT NULL;
+        IF NOT FOUND THEN
+            SELECT m.* INTO its FROM @extschema@.mop_model m
+            WHERE m.run_id = run AND m.version = at_versions[i] AND m.generation IS NOT NULL
+            AND m.stage = (SELECT s.parent FROM @extschema@.mop_stage s WHERE s.run_id = run AND s.stage = of_stages[i]);
+        END IF;
+        CONTINUE WHEN NOT FOUND;
+        generations := generations || its.generation;
+        wanted := wanted || of_stages[i];
+        stages := stages || its.stage;
+        versions := versions || its.version;
+    END LOOP;
+    FOR own IN  -- of each generation's table by one query
+        SELECT f.generation, array_agg(f.wanted) AS wanted, array_agg(f.stage) AS stages, array_agg(f.version) AS versions
+        FROM unnest(generations, wanted, stages, versions) AS f (generation, wanted, stage, version) GROUP BY 1
     LOOP
         RETURN QUERY EXECUTE 'SELECT e.wanted, s.data FROM unnest($1, $2, $3) AS e (wanted, stage, version) '
             'JOIN @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, own.generation))
