@@ -11,7 +11,7 @@ class Groups:
 
     Evaluations on the same rows go together, so that these are read once; training units where what is around each,
     some milliseconds, would weigh: those that are known to be short. A group takes no more of the idle stages than
-    leaves every place as much again (as in guided self-scheduling, Polychronopoulos and Kuck, IEEE Trans. Comput.
+    leaves every other place as much (as in guided self-scheduling, Polychronopoulos and Kuck, IEEE Trans. Comput.
     C-36(12), 1987, the share shrinks with what is left): a stage in a group waits for the others in it.
     """
 
@@ -66,7 +66,7 @@ class Groups:
     def _trainings(self, place, unit):
         """A training unit and those that the scheduler would have follow it, as long as they are short and can wait."""
         units, seconds, size = [], [], 0
-        most = max(1, min(MOST, len(self.board.idle) // (2 * len(self.board.places))))
+        most = max(1, min(MOST, len(self.board.idle) // len(self.board.places)))
         while True:
             self.board.start(unit)
             units.append(unit)
