@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 SLACK, LASTING = 0.1, 0.25  # of the run's time: what trying may cost; where later runs gain by it, too
 AGAIN = 0.3   # of the time to compile: to read it from the cache, before that has been measured
 TRUST = 2.0   # times what it took in earlier runs: a kernel that takes longer is compared anew
+TWICE = 2     # times that a kernel must have disappointed: other work on the machine may have been to blame for one
+DOUBT = 0.002  # seconds that a batch may take longer than by the best kernel where it is timed once more
 MARGIN = 1.5  # by which a gain that is expected from experience must exceed the cost, where no later run gains by it
 
 TOGETHER = "vmap"  # the kernel that trains several models at once; of its seconds each has its share
@@ -78,6 +80,7 @@ class Choice:
     known: dict = field(default_factory=dict)  # kernel -> (seconds of a batch, to compile) in earlier runs
     runs: int = 0                              # earlier runs that have used `base`
     busy: set = field(default_factory=set)     # kernels that another trainer is about to compile
+    timings: dict = field(default_factory=dict)  # kernel -> how often it has been timed
 
     @property
     def best(self):
@@ -106,7 +109,13 @@ class Choice:
             if kernel not in {*self.batch_seconds, *self.refused} and self._is_worth(
                     kernel, base, self.batch_seconds[self.best], batches, run_batches, run_seconds):
                 return kernel
-        return self.best
+        return next((kernel for kernel in self.batch_seconds if self.is_doubtful(kernel)), self.best)
+
+    def is_doubtful(self, kernel):
+        """True where a kernel has disappointed, but once only, and to time it again costs little."""
+        return (self.forced is None and kernel != TOGETHER and kernel in self.batch_seconds
+                and self.timings[kernel] < TWICE
+                and 0 < self.batch_seconds[kernel] - self.batch_seconds[self.best] < DOUBT)
 
     def together(self, batches, run_batches, run_seconds=0.0):
         """True where models that could be trained together are to be. Arguments as of `next`."""
@@ -136,7 +145,8 @@ class Choice:
                 costs[kernel] = self._margin * self._cost(kernel) + batches * seconds
         best = min((kernel for kernel in costs if kernel not in {*self.refused, *self.busy}),
                    key=lambda kernel: (costs[kernel], kernel != base), default=base)
-        slow = best in self.known and self.batch_seconds.get(best, 0.0) > TRUST * self.known[best][0]
+        slow = (best in self.known and self.timings.get(best, 0) >= TWICE
+                and self.batch_seconds[best] > TRUST * self.known[best][0])
         return base if slow else best
 
     @property
@@ -160,6 +170,7 @@ class Choice:
     def timed(self, kernel, seconds):
         """Note what a batch took. The least counts: what is more is other work on the machine."""
         self.batch_seconds[kernel] = min(seconds, self.batch_seconds.get(kernel, seconds))
+        self.timings[kernel] = self.timings.get(kernel, 0) + 1
         if (before := self.probed.pop(kernel, None)) is not None:  # (by calls of few batches)
             self.learned.correct(kernel, before, self._speedup(self.batch_seconds[kernel]))
 

@@ -140,7 +140,7 @@ class Piece:
     def _plain(self, start, stop):
         """Batches by the plain kernel: how many. Its first step compiles, then a few are timed; full ones alone."""
         choice, count, short = self.choice, stop - start, start == self.full
-        if "plain" not in choice.batch_seconds and not short:
+        if ("plain" not in choice.batch_seconds or choice.is_doubtful("plain")) and not short:
             count = min(count, 1 if "plain" not in choice.compile_seconds else TIMED)
         began = time.monotonic()
         for number in range(start, start + count):
@@ -173,10 +173,13 @@ class Piece:
             choice.tried(name, None, compile_seconds)
         if short:
             loop.train(self._data, self.batch_size, start, stop, 1.0)
-        elif name in choice.batch_seconds:
+        elif name in choice.batch_seconds and not choice.is_doubtful(name):
             choice.timed(name, loop.train(self._data, self.batch_size, start, stop, choice.batch_seconds[name]))
         else:
             count, seconds = loop.probe(self._data, self.batch_size, start, stop)
-            choice.tried(name, seconds, choice.compile_seconds.get(name, 0.0))
+            if name not in choice.batch_seconds:
+                choice.tried(name, seconds, choice.compile_seconds.get(name, 0.0))
+            elif seconds is not None:
+                choice.timed(name, seconds)
             return count
         return stop - start

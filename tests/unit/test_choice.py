@@ -24,6 +24,10 @@ def run(times, compile_times, batches, sub_epoch=100, refuse=(), run_batches=Non
                 clock += compile_times[kernel]
                 choice.tried(kernel, None, compile_times[kernel])
                 choice.tried(kernel, times[kernel], compile_times[kernel])
+            else:
+                if choice.is_doubtful(kernel):
+                    count = min(here, 10)
+                choice.timed(kernel, times[kernel])
             clock += count * times[kernel]
             here, left = here - count, left - count
     return clock, used
@@ -124,6 +128,32 @@ def test_what_does_not_hold_any_more_is_found_out_anew():
     slow = {**DENSE, "xla": 0.003}
     seconds, used = run(slow, COMPILE, 20_000, known=KNOWN)
     assert used[0] == "xla" and used[-1] == "loop" and seconds < 20_000 * DENSE["loop"] + 3
+
+
+def test_one_time_that_was_disturbed_decides_nothing():
+    """A few batches that took ten times as long, since the machine had other work."""
+    choice = Choice()
+    choice.tried("loop", DENSE["loop"], 0.4)
+    choice.timed("loop", DENSE["loop"])
+    choice.tried("xla", 10 * DENSE["xla"], 1.5)
+    assert choice.best == "loop" and choice.next(1000, 1000) == "xla", "it is timed once more"
+    choice.timed("xla", DENSE["xla"])
+    assert choice.next(1000, 1000) == "xla" and not choice.is_doubtful("loop")
+    assert choice.learned.speedup["xla"] == pytest.approx(DENSE["loop"] / DENSE["xla"])
+    choice = Choice(known=KNOWN)
+    choice.tried("xla", 10 * DENSE["xla"], 0.3)
+    assert choice.next(1000, 1000) == "xla", "as earlier runs say"
+    choice.timed("xla", 10 * DENSE["xla"])
+    assert choice.next(1000, 1000) == "loop", "but not for ever"
+
+
+def test_what_disappoints_once_and_would_cost_much_is_not_timed_again():
+    choice = Choice(gpu=True)
+    choice.tried("loop", CNN["loop"], 0.4)
+    choice.timed("loop", CNN["loop"])
+    choice.tried("xla", CNN["xla"], 1.5)
+    assert choice.next(1000, 1000) == "loop"
+    assert not Choice(forced="loop", batch_seconds=dict(CNN), timings=dict.fromkeys(CNN, 1)).is_doubtful("plain")
 
 
 def test_what_another_trainer_compiles_is_waited_for_only_where_nothing_else_trains():
