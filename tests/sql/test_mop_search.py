@@ -387,8 +387,8 @@ def test_what_is_added_before_a_run_has_ended_is_trained(db, data):
         call = Calling(other, f"SET pg_mop.reuse = off; SET pg_mop.seed = {attempt}; SELECT "
                               "madlib.madlib_keras_fit_multiple_model('flowers_packed', 'held', 'mst', 2, FALSE)")
         running = f"SELECT max(run_id) FROM madlib.mop_runs WHERE run_id > {before} AND status = 'running'"
-        assert eventually(lambda: db.value(running), 60)
-        run_id = db.value(running)
+        assert eventually(lambda sql=running: db.value(sql), 60)
+        run_id = db.value(f"SELECT max(run_id) FROM madlib.mop_runs WHERE run_id > {before}")
         with contextlib.suppress(psycopg2.errors.ObjectNotInPrerequisiteState):  # it has ended
             db.run("SELECT madlib.mop_add_trial(%s, 2, %s, 'batch_size=4')", [run_id, ADAM.format(0.02)])
         asked = db.value("SELECT clock_timestamp()")

@@ -30,11 +30,11 @@ def traced(tmp_path, monkeypatch):
     counted, function = collections.Counter(), traces.function
     monkeypatch.setattr(sys.modules[__name__], "net", dense(name=f"net{next(NUMBERS)}"))  # whose names are new here
 
-    def counting(trace, *more):
+    def counting(trace, *more, **named):
         def counts(*arguments):
             counted["functions"] += 1
             return trace(*arguments)
-        return function(counts, *more)
+        return function(counts, *more, **named)
 
     monkeypatch.setattr(traces, "function", counting)
     return counted

@@ -1,6 +1,7 @@
 """A model's variables, read and set together: by TensorFlow's bare operations (10 to 20 us each, where a variable's own
 methods take 40 to 80), and many of them by one call. For a small model all of that is more than the training."""
 
+import functools
 import math
 
 import numpy as np
@@ -73,7 +74,8 @@ class Variables:
                      for kind, places in self.kinds.items()]
             values = [v.value for v in self.variables]
             self._together = tuple(
-                traces.function(lambda: made.get_concrete_function(*of), None, values, False) for made, of in (
+                traces.function(functools.partial(made.get_concrete_function, *of), None, values, False, as_is=True)
+                for made, of in (
                     (tf.function(self._put_all, autograph=False), [flats]),
                     (tf.function(self._take_all, autograph=False), [])))
         return self._together
