@@ -64,8 +64,8 @@ def _attributes(as_is, inner_loops):
     processors that takes 0.05 to 0.15 s and gains nothing measurable (dense nets, convolutions, attention), but where a
     recurrent layer loops within it: 15%, by the first of its two rounds.
 
-    XLA's cache takes these bytes for a part of what is compiled, so they must not depend on the order of a map, as those
-    do with which TensorFlow calls functions itself.
+    XLA's cache takes these bytes for a part of what is compiled, so they must not depend on the order of a map, as
+    those do with which TensorFlow calls functions itself.
     """
     config = config_pb2.ConfigProto()
     config.CopyFrom(context.context().config)
