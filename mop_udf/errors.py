@@ -1,4 +1,13 @@
-"""Errors of PostgreSQL's, raised from Python."""
+"""Errors: PostgreSQL's, raised from Python, and what Keras' say. Standard library only."""
+
+import re
+
+# how lines of TensorFlow's and Keras' errors begin that come before the one that says what is wrong
+SAY_LITTLE = ("Graph execution error", "Detected at node", "File \"", "<stack traces",
+              "Exception encountered when calling")
+# Keras' errors that repeat a whole config around the one that says what is wrong
+UNWRAPPED = re.compile("could not be deserialized properly|Error when deserializing class")
+MADE_FROM = re.compile(r"class '(\w+)' using config=\{(?:'name': '([^']*)')?")
 
 
 def raise_error(plpy, message, sqlstate, detail=None, hint=None):
@@ -20,3 +29,19 @@ def sqlstate_of(error):
 def _sqlcode(sqlstate):
     """The number by which PostgreSQL's C code knows an SQLSTATE."""
     return sum((ord(c) - ord("0") & 0x3F) << 6 * i for i, c in enumerate(sqlstate))
+
+
+def first_line(error):
+    """The first line of an exception's text that says something, short enough for an error message.
+
+    Of an object that Keras cannot make, it is what its own constructor says, not the configs of all that it is in.
+    """
+    where = ""
+    while UNWRAPPED.search(str(error)) and error.__context__ is not None:
+        if made := MADE_FROM.search(str(error)):
+            where = f"{made[1]}{' ' + repr(made[2]) if made[2] else ''}: "
+        error = error.__context__
+    text = f"KeyError: {error}" if isinstance(error, KeyError) else str(error)
+    lines = [re.sub(r"\x1b\[\d+m|\{\{function_node \S+\}\} ?", "", line).strip() for line in text.splitlines()]
+    said = [line for line in lines if line and not line.startswith(SAY_LITTLE)] or [type(error).__name__]
+    return (where + said[0])[:500]

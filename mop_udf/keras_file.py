@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 
 from mop_udf import architecture, models, state
+from mop_udf.errors import first_line
 
 # what the weights' file may hold besides the weights themselves: names, an optimizer's variables in wider numbers
 MORE_BYTES, TIMES = 16 << 20, 8
@@ -60,7 +61,7 @@ def load(data):
         try:
             model.load_weights(path)
         except Exception as error:
-            raise FileError(f"its weights do not fit its architecture: {models.first_line(error)}") from error
+            raise FileError(f"its weights do not fit its architecture: {first_line(error)}") from error
     return text, state.weights_to_bytes([np.asarray(w) for w in model.weights])
 
 

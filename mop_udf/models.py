@@ -8,7 +8,6 @@ import json
 import math
 import os
 import random
-import re
 import time
 
 import keras
@@ -17,6 +16,7 @@ import numpy as np
 from mop_udf import architecture as architectures
 from mop_udf import compile_cache, params, prefixes, sizes, state
 from mop_udf import objects as custom
+from mop_udf.errors import first_line
 from mop_udf.kernels.choice import AGAIN, Learned
 from mop_udf.kernels.chosen import Chosen
 from mop_udf.kernels.forward import Forward
@@ -25,12 +25,6 @@ from mop_udf.kernels.prefix import split
 from mop_udf.kernels.scores import Scores
 from mop_udf.sequences import Schedule, Sequence
 
-# how lines of TensorFlow's and Keras' errors begin that come before the one that says what is wrong
-SAY_LITTLE = ("Graph execution error", "Detected at node", "File \"", "<stack traces",
-              "Exception encountered when calling")
-# Keras' errors that repeat a whole config around the one that says what is wrong
-UNWRAPPED = re.compile("could not be deserialized properly|Error when deserializing class")
-MADE_FROM = re.compile(r"class '(\w+)' using config=\{(?:'name': '([^']*)')?")
 # what a compiled step or loop holds, about, and for each layer; by XLA so many times as much (measured on dense nets)
 COMPILED_BYTES, LAYER_BYTES, XLA_TIMES = 3 << 19, 700_000, 6
 CACHE_SHARE = 0.25  # of a trainer's share of the memory: for compiled models
@@ -542,19 +536,3 @@ def parse(compile_text, fit_text, iteration=1):
 @functools.lru_cache(1000)
 def _parsed(compile_text, fit_text):
     return params.parse_compile_params(compile_text), params.parse_fit_params(fit_text)
-
-
-def first_line(error):
-    """The first line of an exception's text that says something, short enough for an error message.
-
-    Of an object that Keras cannot make, it is what its own constructor says, not the configs of all that it is in.
-    """
-    where = ""
-    while UNWRAPPED.search(str(error)) and error.__context__ is not None:
-        if made := MADE_FROM.search(str(error)):
-            where = f"{made[1]}{' ' + repr(made[2]) if made[2] else ''}: "
-        error = error.__context__
-    text = f"KeyError: {error}" if isinstance(error, KeyError) else str(error)
-    lines = [re.sub(r"\x1b\[\d+m|\{\{function_node \S+\}\} ?", "", line).strip() for line in text.splitlines()]
-    said = [line for line in lines if line and not line.startswith(SAY_LITTLE)] or [type(error).__name__]
-    return (where + said[0])[:500]

@@ -30,6 +30,8 @@ import signal
 import sys
 import time
 
+from mop_udf.errors import first_line
+
 PART_BYTES = 8 << 20    # a row of the state table (blocks of 32 MB are new memory for malloc at each of many copies)
 EVALUATED_ROWS = 1024   # at least, of a piece of rows that are not kept
 F_SETSIG = 10           # Linux; Python's fcntl has no name for it
@@ -452,7 +454,7 @@ class Server:
 
     def _refuse(self, error, **more):
         text = str(error) if isinstance(error, self.models.ConfigurationError) else (
-            f"{type(error).__name__}: {self.models.first_line(error)}")
+            f"{type(error).__name__}: {first_line(error)}")
         self.channel.send({"error": text, "configuration": self._blames_configuration(error), **more})
 
     def _blames_configuration(self, error):

@@ -3,6 +3,7 @@
 import time
 
 from mop_udf.data import whole_batches
+from mop_udf.errors import first_line
 from mop_udf.kernels.batches import Recent, weighted
 from mop_udf.kernels.choice import Choice
 from mop_udf.kernels.framework import own as framework
@@ -165,7 +166,7 @@ class Piece:
             try:
                 compile_seconds = loop.compile(self._data, self.batch_size, choice.waits(name))
             except Exception as error:
-                choice.refused[name] = f"{type(error).__name__}: {str(error)[:200]}"
+                choice.refused[name] = f"{type(error).__name__}: {first_line(error)[:200]}"
                 return 0
             if compile_seconds is None:  # by another trainer: it is looked at again in the next pass
                 choice.busy.add(name)

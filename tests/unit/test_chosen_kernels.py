@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mop_udf import params, state
+from mop_udf.errors import first_line
 from workload import dense, random_rows
 
 
@@ -180,7 +181,7 @@ def test_an_error_says_what_is_wrong_first(kernel):
     x[6] = 77
     with pytest.raises(Exception) as caught:
         model.kernels.train([(x, y)], 8, 4, 1, forced=kernel)
-    assert models.first_line(caught.value) == "indices[2,0] = 77 is not in [0, 5)"
+    assert first_line(caught.value) == "indices[2,0] = 77 is not in [0, 5)"
 
 
 def in_turn(cache, count, rounds):
