@@ -51,6 +51,28 @@ def test_xla_compiles_once_for_any_number_of_rows(monkeypatch):
     assert all(result == results[0] for result in results)
 
 
+@pytest.mark.parametrize("most_bytes", [1 << 20, 10_000, 100])
+def test_a_segments_rows_are_cut_once_as_far_as_they_are_few(monkeypatch, most_bytes):
+    """Of two segments in turn, and with class weights: what is made of the one is not taken for the other's."""
+    from mop_udf.kernels import batches
+    from mop_udf.kernels.on_tensorflow.loop import Loop
+    monkeypatch.setattr(batches.Recent, "MOST_BYTES", most_bytes)
+    cut, cuts = Loop.cut, []
+    monkeypatch.setattr(Loop, "cut", staticmethod(lambda tensor, *place: cuts.append(place) or cut(tensor, *place)))
+    segments, results = [random_rows(203), tuple(c[::-1].copy() for c in random_rows(203))], []
+    for kernel in ("xla", "plain"):
+        model = compiled()
+        for columns in [*segments, *segments]:
+            for weights in (None, {0: 2.0}, None):
+                model.kernels.train([columns], 203, 8, 1, weights, forced=kernel)
+        results.append([np.copy(w) for w in model.model.get_weights()])
+    for mine, others in zip(*results):
+        np.testing.assert_allclose(mine, others, rtol=1e-4, atol=1e-6)
+    # of x and y, and the weights where there are some; one piece; and when it is compiled
+    each = 2 * (2 + 3)
+    assert len(cuts) >= 4 * (2 + 3 + 2) if most_bytes < 2 * 28 * 203 else each <= len(cuts) <= each + 5
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("kernel", ["plain", "loop", "xla"])
 @pytest.mark.parametrize("most", [None, 3, 17])
