@@ -8,11 +8,29 @@ DTYPES = ("<f4", "<i2")  # of packed columns
 STALE = 4  # features that were not asked for while others were, so many times each, are not asked for any more
 
 
+class Columns(tuple):
+    """Arrays with equal first dimension that stay in memory for a while, and what kernels have made of them (`made`),
+    for the units that come: while it is small, since it is not counted in what a cache holds."""
+
+    MOST_BYTES = 16 << 20  # of what is made
+
+    def __new__(cls, arrays):
+        self = super().__new__(cls, arrays)
+        self.made, self.made_bytes = {}, 0
+        return self
+
+    def keep(self, key, made, nbytes):
+        """Keep what was made, of so many bytes, under a key, where there is room."""
+        if self.made_bytes + nbytes <= self.MOST_BYTES:
+            self.made[key] = made
+            self.made_bytes += nbytes
+
+
 class Segment:
     """The rows of one segment: a tuple of arrays (inputs, then outputs) with equal first dimension."""
 
     def __init__(self, columns):
-        self.columns = columns
+        self.columns = Columns(columns)
 
     @property
     def rows(self):

@@ -6,29 +6,8 @@ import keras
 import numpy as np
 
 
-class Recent:
-    """What was made of some rows lately, for who asks for it again: the units of a segment do. Other rows are the same
-    only where they are the same object; of many rows nothing is kept."""
-
-    MOST_BYTES = 32 << 20  # of all the rows
-
-    def __init__(self):
-        self._kept = {}  # id of rows -> (rows, bytes, what has been made of them), the last used last
-
-    def of(self, rows):
-        """The dict of what has been made of `rows` (a nest of arrays or tensors); None where nothing is kept."""
-        known = self._kept.pop(id(rows), None)
-        if known is None:
-            known = rows, sum(map(_nbytes, keras.tree.flatten(rows))), {}
-            if known[1] > self.MOST_BYTES:
-                return None
-            while sum(nbytes for _, nbytes, _ in self._kept.values()) + known[1] > self.MOST_BYTES:
-                del self._kept[next(iter(self._kept))]
-        self._kept[id(rows)] = known
-        return known[2]
-
-
-def _nbytes(value):
+def nbytes(value):
+    """The bytes of an array or a framework's tensor."""
     # (TensorFlow's tensors do not tell)
     return value.nbytes if hasattr(value, "nbytes") else value.dtype.size * math.prod(value.shape)
 

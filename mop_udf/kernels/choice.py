@@ -85,7 +85,8 @@ class Choice:
     @property
     def best(self):
         """The fastest kernel so far of those that train one model."""
-        return min((name for name in self.batch_seconds if name != TOGETHER), key=self.batch_seconds.get)
+        return min((name for name in self.batch_seconds if name not in {TOGETHER, *self.refused}),
+                   key=self.batch_seconds.get, default=self.base)
 
     @property
     def base(self):
@@ -112,10 +113,16 @@ class Choice:
         return next((kernel for kernel in self.batch_seconds if self.is_doubtful(kernel)), self.best)
 
     def is_doubtful(self, kernel):
-        """True where a kernel has disappointed, but once only, and to time it again costs little."""
-        return (self.forced is None and kernel != TOGETHER and kernel in self.batch_seconds
-                and self.timings[kernel] < TWICE
-                and 0 < self.batch_seconds[kernel] - self.batch_seconds[self.best] < DOUBT)
+        """True where a kernel has disappointed, but once only, and is to be timed again by a few batches."""
+        if (self.forced is not None or kernel not in self.batch_seconds or self.timings[kernel] >= TWICE
+                or kernel in {TOGETHER, *self.refused, *self.busy}):
+            return False
+        slower = self.batch_seconds[kernel] - self.batch_seconds[self.best]
+        return 0 < slower < DOUBT or self._is_slow(kernel)
+
+    def _is_slow(self, kernel):
+        """True where a kernel takes longer than it did in earlier runs."""
+        return kernel in self.known and self.batch_seconds[kernel] > TRUST * self.known[kernel][0]
 
     def together(self, batches, run_batches, run_seconds=0.0):
         """True where models that could be trained together are to be. Arguments as of `next`."""
@@ -145,9 +152,7 @@ class Choice:
                 costs[kernel] = self._margin * self._cost(kernel) + batches * seconds
         best = min((kernel for kernel in costs if kernel not in {*self.refused, *self.busy}),
                    key=lambda kernel: (costs[kernel], kernel != base), default=base)
-        slow = (best in self.known and self.timings.get(best, 0) >= TWICE
-                and self.batch_seconds[best] > TRUST * self.known[best][0])
-        return base if slow else best
+        return base if self.timings.get(best, 0) >= TWICE and self._is_slow(best) else best
 
     @property
     def _margin(self):

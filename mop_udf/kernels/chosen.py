@@ -2,15 +2,16 @@
 
 import time
 
-from mop_udf.data import whole_batches
+import keras
+
+from mop_udf.data import Columns, whole_batches
 from mop_udf.errors import first_line
-from mop_udf.kernels.batches import Recent, weighted
-from mop_udf.kernels.choice import Choice
+from mop_udf.kernels.batches import nbytes, weighted
+from mop_udf.kernels.choice import TWICE, Choice
 from mop_udf.kernels.framework import own as framework
 from mop_udf.kernels.training_metrics import TrainingMetrics
 
 TIMED = 8  # plain batches that are timed, after the one in which the step is compiled
-TENSORS = Recent()  # of rows: (inputs, class weights) -> tensors
 
 
 class Chosen:
@@ -129,14 +130,18 @@ class Piece:
         return tuple(c[number * self.batch_size:(number + 1) * self.batch_size] for c in self.columns)
 
     def _tensors(self):
-        """All rows as tensors, those of the last time where they are the same rows."""
-        kept, key = TENSORS.of(self.columns), (self.inputs, str(self.class_weight))
-        if kept is not None and key in kept:
-            return kept[key]
+        """All rows as tensors; those of rows that stay are made once."""
+        kept, key = self._kept()
+        if kept is not None and key in kept.made:
+            return kept.made[key]
         data = framework.tensors(weighted(self.columns, self.inputs, self.class_weight))
         if kept is not None:
-            kept[key] = data
+            kept.keep(key, data, sum(map(nbytes, keras.tree.flatten(data))))
         return data
+
+    def _kept(self):
+        """What keeps what is made of the rows, or None; and what its keys begin with."""
+        return (self.columns if isinstance(self.columns, Columns) else None), (self.inputs, str(self.class_weight))
 
     def _plain(self, start, stop):
         """Batches by the plain kernel: how many. Its first step compiles, then a few are timed; full ones alone."""
@@ -153,7 +158,7 @@ class Piece:
             choice.compile_seconds["plain"] = seconds
         elif "plain" not in choice.batch_seconds:
             choice.tried("plain", seconds, choice.compile_seconds["plain"])
-        elif count > 1:
+        elif count > 1 or choice.is_doubtful("plain"):
             choice.timed("plain", seconds)
         return count
 
@@ -162,7 +167,11 @@ class Piece:
         choice, loop, short = self.choice, self.loops[name], start == self.full
         if self._data is None:
             self._data = self._tensors()
+        loop.kept, loop.kept_as = self._kept()
         if not loop.knows(self._data, self.batch_size):
+            if choice.is_doubtful(name):  # it is not worth another compilation to know better
+                choice.timings[name] = TWICE
+                return 0
             try:
                 compile_seconds = loop.compile(self._data, self.batch_size, choice.waits(name))
             except Exception as error:

@@ -4,13 +4,12 @@ import time
 
 import keras
 
-from mop_udf.kernels.batches import Recent
+from mop_udf.kernels.batches import nbytes
 
 CALL_SECONDS = 0.5  # of one call of the loop
 PIECE_BYTES, PIECE_BATCHES = 2 << 20, 1024  # of rows for XLA: what it has at a time, and at most
 PROBES = (2, 8, 64)  # batches of the first calls: one that warms up, then two that are timed
 ENOUGH = 0.05       # seconds after which a call has been timed well enough
-PIECES = Recent()     # of rows: (rows of a piece, its first batch) -> piece
 
 
 class Timed:
@@ -21,6 +20,8 @@ class Timed:
         self.functions = {}     # what it is compiled for -> the loop
         self.warm = set()       # batch sizes that have run: libraries prepare themselves for each
         self.compilations = 0
+        # where pieces of the rows at hand are kept (data.Columns, or None), and what their keys begin with
+        self.kept, self.kept_as = None, None
 
     def knows(self, data, batch_size):
         """True where the loop for such data has been compiled."""
@@ -29,14 +30,13 @@ class Timed:
     def _pieces(self, data, rows, batch_size, start, stop):
         """Batches `start` to `stop` of `data` in pieces of so many rows, `cut` by the subclass: each piece, and from
         where to where in it to train."""
-        kept = PIECES.of(data)
         for first, begin, end in pieces(start, stop, rows // batch_size):
-            piece = kept.get((rows, first)) if kept is not None else None
+            at = first * batch_size
+            piece = self.kept.made.get((self.kept_as, at, rows)) if self.kept is not None else None
             if piece is None:
-                at = first * batch_size
                 piece = keras.tree.map_structure(lambda t, at=at: self.cut(t, at, rows), data)
-                if kept is not None:
-                    kept[rows, first] = piece
+                if self.kept is not None:
+                    self.kept.keep((self.kept_as, at, rows), piece, sum(map(nbytes, keras.tree.flatten(piece))))
             yield piece, begin, end
 
     def _compile(self, data, batch_size):

@@ -110,11 +110,10 @@ class Loop(Timed):
         # (a tf.function would look at what it is called with for longer than small models train)
         made = tf.function(loop, autograph=False, jit_compile=self.jit_compile)
         text = f"{'xla' if self.jit_compile else 'loop'} {self.name} {self._key(data, batch_size)}"
-        on_gpu = bool(tf.config.list_physical_devices("GPU"))
         return traces.function(
             lambda: made.get_concrete_function(signature, integer, integer, integer), text if self.named else None,
-            trained(self.model), self.lasting, self.model.optimizer.name if self.jit_compile and not on_gpu else None,
-            as_is=not (self.jit_compile or on_gpu))
+            trained(self.model), self.lasting,
+            self.model.optimizer.name if self.jit_compile and not tf.config.list_physical_devices("GPU") else None)
 
 
 def trained(model):
@@ -127,4 +126,4 @@ def trained(model):
 @functools.lru_cache(10_000)
 def number(value):
     """An integer as a tensor."""
-    return tf.constant(value)
+    return tf.constant(value, tf.int32)

@@ -5,7 +5,6 @@ places of the variables that it uses in a list of them. What cannot be kept or r
 """
 
 import contextlib
-import functools
 import hashlib
 import itertools
 import json
@@ -15,8 +14,7 @@ import keras
 import tensorflow as tf
 from google.protobuf.message import Error as ProtobufError
 from tensorflow.core.framework import function_pb2
-from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
-from tensorflow.python.eager import context, execute
+from tensorflow.python.eager import context
 from tensorflow.python.framework import ops
 
 from mop_udf import compile_cache
@@ -31,13 +29,11 @@ NOT_TO_BE_HAD = (AttributeError, KeyError, IndexError, TypeError, ValueError, Ru
 class Function:
     """A traced function: called with nests of tensors it gives its output, or a list of them."""
 
-    def __init__(self, definitions, captured, as_is=False):
+    def __init__(self, definitions, captured):
         """`definitions`: FunctionDefs, of which the last is the function's own; `captured`: the tensors that it takes
-        after those that it is called with; `as_is`: TensorFlow is not to put it better, which takes longer than it
-        saves (see _attributes)."""
+        after those that it is called with."""
         self._context, self._captured = context.context(), captured
-        self._attributes = _attributes(as_is, _has_loops(definitions[:-1]))
-        self._name = definitions[-1].signature.name
+        self._name = definitions[-1].signature.name.encode()
         self._outputs = len(definitions[-1].signature.output_arg)
         added = []
         self._added = weakref.finalize(self, _forget, added)
@@ -47,34 +43,9 @@ class Function:
             added.append(definition.signature.name)
 
     def __call__(self, *arguments):
-        outputs = execute.execute(self._name, self._outputs, [*tf.nest.flatten(arguments), *self._captured],
-                                  self._attributes, self._context)
+        outputs = self._context.call_function(self._name, [*tf.nest.flatten(arguments), *self._captured],
+                                              self._outputs)
         return outputs[0] if self._outputs == 1 else outputs
-
-
-def _has_loops(definitions):
-    return any(node.op in ("While", "StatelessWhile") for definition in definitions for node in definition.node_def)
-
-
-@functools.cache
-def _attributes(as_is, inner_loops):
-    """What a function is called with.
-
-    TensorFlow puts the operations of a function better before the first call. For a loop over mini-batches on
-    processors that takes 0.05 to 0.15 s and gains nothing measurable (dense nets, convolutions, attention), but where a
-    recurrent layer loops within it: 15%, by the first of its two rounds.
-
-    XLA's cache takes these bytes for a part of what is compiled, so they must not depend on the order of a map, as
-    those do with which TensorFlow calls functions itself.
-    """
-    config = config_pb2.ConfigProto()
-    config.CopyFrom(context.context().config)
-    options = config.graph_options.rewrite_options
-    if as_is and inner_loops:
-        options.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
-    elif as_is:
-        options.disable_meta_optimizer = True
-    return "executor_type", "", "config_proto", config.SerializeToString(deterministic=True)
 
 
 def _forget(names):
@@ -82,13 +53,13 @@ def _forget(names):
         context.remove_function(name)
 
 
-def function(trace, text, variables, lasting, optimizer=None, as_is=False):
+def function(trace, text, variables, lasting, optimizer=None):
     """The function that `trace()` makes, a ConcreteFunction, or what an earlier trainer has kept of it: to be called
     with the same arguments.
 
     `text`: equal for what is traced alike, which names it; None where it shall have other names than before;
     `variables`: those that it may use, in an order that is always the same; `lasting`: it is kept under its text;
-    `optimizer`: the name of the one that XLA compiles in it for this processor, or None; `as_is`: see Function.
+    `optimizer`: the name of the one that XLA compiles in it for this processor, or None.
     """
     handles = [_handle(variable) for variable in variables]
     made_for = keras.__version__, tf.__version__, [(v.dtype, tuple(v.shape)) for v in variables]
@@ -96,7 +67,7 @@ def function(trace, text, variables, lasting, optimizer=None, as_is=False):
     cache = compile_cache.own() if lasting and text else None
     if cache and (data := cache.read(text)):
         try:
-            return _read(data, alike, handles, as_is)
+            return _read(data, alike, handles)
         except NOT_TO_BE_HAD:
             pass
     try:
@@ -116,7 +87,7 @@ def function(trace, text, variables, lasting, optimizer=None, as_is=False):
             told = {"variables": alike, "captured": [places[id(tensor)] for tensor in captured]}
             library = function_pb2.FunctionDefLibrary(function=definitions)
             cache.write(text, json.dumps(told).encode() + b"\n" + library.SerializeToString())
-        return Function(definitions, list(captured), as_is)
+        return Function(definitions, list(captured))
     except NOT_TO_BE_HAD:
         return traced
 
@@ -148,13 +119,13 @@ def same_names(text):
         ops.uid = before
 
 
-def _read(data, alike, handles, as_is):
+def _read(data, alike, handles):
     told, functions = data.split(b"\n", 1)
     told = json.loads(told)
     if told["variables"] != alike:
         raise ValueError("it uses other variables")
     return Function(function_pb2.FunctionDefLibrary.FromString(functions).function,
-                    [handles[place] for place in told["captured"]], as_is)
+                    [handles[place] for place in told["captured"]])
 
 
 def _definitions(traced, optimizer):

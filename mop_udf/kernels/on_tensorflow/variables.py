@@ -61,7 +61,7 @@ class Variables:
             return [taken(variable.value) for variable in self.variables]
         found = [None] * len(self.variables)
         flats = self._compiled()[1]()
-        for places, flat in zip(self.kinds.values(), [flats] if len(self.kinds) == 1 else flats):
+        for places, flat in zip(self.kinds.values(), flats if isinstance(flats, list | tuple) else [flats]):
             flat, at = np.asarray(flat), 0
             for place in places:
                 end = at + math.prod(self.shapes[place])
@@ -74,7 +74,7 @@ class Variables:
                      for kind, places in self.kinds.items()]
             values = [v.value for v in self.variables]
             self._together = tuple(
-                traces.function(functools.partial(made.get_concrete_function, *of), None, values, False, as_is=True)
+                traces.function(functools.partial(made.get_concrete_function, *of), None, values, False)
                 for made, of in (
                     (tf.function(self._put_all, autograph=False), [flats]),
                     (tf.function(self._take_all, autograph=False), [])))

@@ -116,13 +116,15 @@ class Executor:
         self._come_home()
 
     def _is_wanted(self):
-        """False once all is done, and nobody has wished for more since the last look."""
-        if not (self.board.done and self.steering.done):
-            return True
-        if wishes := self.catalog.wishes(self.run_id):
+        """False once all is done, and nobody has wished for more since the last look; a run that had nothing to do has
+        no sessions for that."""
+        while self.board.done and self.steering.done:
+            wishes = self.catalog.wishes(self.run_id) if self.sessions.by_place else []
+            if not wishes:
+                return False
             self.steering.wishes(wishes)
             self._dispatch()
-        return not (self.board.done and self.steering.done)
+        return True
 
     # --- what is asked for ------------------------------------------------------------------------
     def ask(self, configurations, stages, requests):
