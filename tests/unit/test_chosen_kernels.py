@@ -51,26 +51,49 @@ def test_xla_compiles_once_for_any_number_of_rows(monkeypatch):
     assert all(result == results[0] for result in results)
 
 
-@pytest.mark.parametrize("most_bytes", [1 << 20, 10_000, 100])
+@pytest.mark.parametrize("most_bytes", [1 << 24, 8000, 0])
 def test_a_segments_rows_are_cut_once_as_far_as_they_are_few(monkeypatch, most_bytes):
-    """Of two segments in turn, and with class weights: what is made of the one is not taken for the other's."""
-    from mop_udf.kernels import batches
+    """In several pieces for each batch size, and with class weights: none is taken for another."""
+    from mop_udf import data
+    from mop_udf.kernels import timed
     from mop_udf.kernels.on_tensorflow.loop import Loop
-    monkeypatch.setattr(batches.Recent, "MOST_BYTES", most_bytes)
+    monkeypatch.setattr(timed, "PIECE_BYTES", 1000)  # 32 rows
+    monkeypatch.setattr(data.Columns, "MOST_BYTES", most_bytes)
     cut, cuts = Loop.cut, []
     monkeypatch.setattr(Loop, "cut", staticmethod(lambda tensor, *place: cuts.append(place) or cut(tensor, *place)))
-    segments, results = [random_rows(203), tuple(c[::-1].copy() for c in random_rows(203))], []
-    for kernel in ("xla", "plain"):
+    segment, results, often = data.Segment(random_rows(203)), [], []
+    for columns in (segment.columns, tuple(segment.columns)):
         model = compiled()
-        for columns in [*segments, *segments]:
-            for weights in (None, {0: 2.0}, None):
-                model.kernels.train([columns], 203, 8, 1, weights, forced=kernel)
-        results.append([np.copy(w) for w in model.model.get_weights()])
-    for mine, others in zip(*results):
-        np.testing.assert_allclose(mine, others, rtol=1e-4, atol=1e-6)
-    # of x and y, and the weights where there are some; one piece; and when it is compiled
-    each = 2 * (2 + 3)
-    assert len(cuts) >= 4 * (2 + 3 + 2) if most_bytes < 2 * 28 * 203 else each <= len(cuts) <= each + 5
+        for _ in range(3):
+            for size, weights in ((8, None), (16, None), (16, {0: 2.0}), (32, None)):
+                model.kernels.train([columns], 203, size, 1, weights, forced="xla")
+            often.append(len(cuts))
+        results.append([w.tobytes() for w in model.model.get_weights()])
+    assert results[0] == results[1]
+    assert segment.columns.made_bytes <= most_bytes and bool(segment.columns.made) == bool(most_bytes)
+    first, second, third, *others = np.diff([0, *often])
+    if most_bytes == 1 << 24:
+        # tensors without and with weights; pieces of 32 rows for batches of 8, 16 and 32; of 16 with weights
+        assert second == third == 0 and len(segment.columns.made) == 2 + 7 + 12
+    assert others[1] == others[2] >= 4 * 6 * 2, "rows that do not stay are cut each time"
+
+
+def test_a_doubtful_kernel_that_cannot_be_had_is_not_waited_for():
+    """It disappointed once; and with class weights it must be compiled anew, which fails."""
+    model, rows = compiled(), random_rows(203)
+    choice = model.kernels.choice(8, None)
+    model.kernels.train([rows], 203, 8, 1)
+    choice.compile_seconds["xla"] = 0.5
+    choice.timed("xla", choice.batch_seconds["loop"] + 0.0005)
+    assert choice.next(1000, 1000) == "xla" and choice.is_doubtful("xla")
+    report = model.kernels.train([rows], 203, 8, 1, {0: 2.0})
+    assert report["rows"] == 203 and model.kernels.loops["xla"].compilations == 0 and not choice.is_doubtful("xla")
+    choice.timings["xla"] = 1
+    choice.busy.add("xla")
+    assert choice.next(1000, 1000) == "loop"
+    choice.busy.clear()
+    choice.refused["xla"] = "no"
+    assert choice.next(1000, 1000) == "loop"
 
 
 @pytest.mark.thorough
