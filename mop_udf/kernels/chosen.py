@@ -118,7 +118,14 @@ class Piece:
         if name != "plain" and not self.plain.trains:
             self.plain.begin(self._batch(start), self.inputs, self.class_weight)
             return name, 0
-        return name, self._plain(start, stop) if name == "plain" else self._loop(name, start, stop)
+        if name == "plain":
+            return name, self._plain(start, stop)
+        loop = self.loops[name]
+        loop.kept, loop.kept_as = self._kept()
+        try:
+            return name, self._loop(name, start, stop)
+        finally:
+            loop.kept = None  # it is not to hold rows that others drop
 
     def _of_short_batch(self, name):
         """The kernel for the short batch: none is compiled or tried for its sake where another will do."""
@@ -167,7 +174,6 @@ class Piece:
         choice, loop, short = self.choice, self.loops[name], start == self.full
         if self._data is None:
             self._data = self._tensors()
-        loop.kept, loop.kept_as = self._kept()
         if not loop.knows(self._data, self.batch_size):
             if choice.is_doubtful(name):  # it is not worth another compilation to know better
                 choice.timings[name] = TWICE

@@ -76,6 +76,7 @@ def test_a_segments_rows_are_cut_once_as_far_as_they_are_few(monkeypatch, most_b
         # tensors without and with weights; pieces of 32 rows for batches of 8, 16 and 32; of 16 with weights
         assert second == third == 0 and len(segment.columns.made) == 2 + 7 + 12
     assert others[1] == others[2] >= 4 * 6 * 2, "rows that do not stay are cut each time"
+    assert all(loop.kept is None for loop in model.kernels.loops.values()), "what a cache drops is gone"
 
 
 def test_a_doubtful_kernel_that_cannot_be_had_is_not_waited_for():
