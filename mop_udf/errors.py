@@ -45,3 +45,8 @@ def first_line(error):
     lines = [re.sub(r"\x1b\[\d+m|\{\{function_node \S+\}\} ?", "", line).strip() for line in text.splitlines()]
     said = [line for line in lines if line and not line.startswith(SAY_LITTLE)] or [type(error).__name__]
     return (where + said[0])[:500]
+
+
+def refusal(error):
+    """The kind of an exception and what it says, short: why something is not used."""
+    return f"{type(error).__name__}: {first_line(error)[:200]}"

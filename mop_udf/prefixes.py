@@ -7,7 +7,7 @@ import numpy as np
 
 from mop_udf import state
 from mop_udf.data import Segment
-from mop_udf.errors import first_line
+from mop_udf.errors import refusal
 from mop_udf.kernels import batch_size
 from mop_udf.kernels.forward import Forward
 
@@ -71,7 +71,7 @@ class Features:
             try:
                 found = Segment((self.cut.compute(columns[:inputs], least),))
             except Exception as error:  # whatever hinders it: the whole model shows whether the model is to blame
-                self.cut.refused = f"{type(error).__name__}: {first_line(error)[:200]}"
+                self.cut.refused = refusal(error)
                 return None
             self.cache.add_features(self.unit["dataset"], self._digest, found)
         return Segment((*found.columns, *columns[inputs:]))

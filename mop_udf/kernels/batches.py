@@ -5,9 +5,21 @@ import math
 import keras
 import numpy as np
 
+from mop_udf.data import Columns
 
-def nbytes(value):
-    """The bytes of an array or a framework's tensor."""
+
+def once(columns, key, make):
+    """The nest of arrays or tensors that `make()` gives of rows; of those that stay (data.Columns) it is made once, as
+    far as they have room for it."""
+    made = columns.made.get(key) if isinstance(columns, Columns) else None
+    if made is None:
+        made = make()
+        if isinstance(columns, Columns):
+            columns.keep(key, made, sum(map(_nbytes, keras.tree.flatten(made))))
+    return made
+
+
+def _nbytes(value):
     # (TensorFlow's tensors do not tell)
     return value.nbytes if hasattr(value, "nbytes") else value.dtype.size * math.prod(value.shape)
 

@@ -2,11 +2,9 @@
 
 import time
 
-import keras
-
-from mop_udf.data import Columns, whole_batches
-from mop_udf.errors import first_line
-from mop_udf.kernels.batches import nbytes, weighted
+from mop_udf.data import whole_batches
+from mop_udf.errors import refusal
+from mop_udf.kernels.batches import once, weighted
 from mop_udf.kernels.choice import TWICE, Choice
 from mop_udf.kernels.framework import own as framework
 from mop_udf.kernels.training_metrics import TrainingMetrics
@@ -108,6 +106,7 @@ class Piece:
         self.choice = choice
         self.full = len(columns[0]) // batch_size
         self._data = None
+        self._weighting = inputs, str(class_weight)  # decides what is made of the rows
 
     def train(self, name, start, stop):
         """Train on some of the batches `start` to `stop` by kernel `name`: (the kernel that did it, batches done)."""
@@ -121,7 +120,7 @@ class Piece:
         if name == "plain":
             return name, self._plain(start, stop)
         loop = self.loops[name]
-        loop.kept, loop.kept_as = self._kept()
+        loop.kept, loop.kept_as = self.columns, self._weighting
         try:
             return name, self._loop(name, start, stop)
         finally:
@@ -135,20 +134,6 @@ class Piece:
 
     def _batch(self, number):
         return tuple(c[number * self.batch_size:(number + 1) * self.batch_size] for c in self.columns)
-
-    def _tensors(self):
-        """All rows as tensors; those of rows that stay are made once."""
-        kept, key = self._kept()
-        if kept is not None and key in kept.made:
-            return kept.made[key]
-        data = framework.tensors(weighted(self.columns, self.inputs, self.class_weight))
-        if kept is not None:
-            kept.keep(key, data, sum(map(nbytes, keras.tree.flatten(data))))
-        return data
-
-    def _kept(self):
-        """What keeps what is made of the rows, or None; and what its keys begin with."""
-        return (self.columns if isinstance(self.columns, Columns) else None), (self.inputs, str(self.class_weight))
 
     def _plain(self, start, stop):
         """Batches by the plain kernel: how many. Its first step compiles, then a few are timed; full ones alone."""
@@ -173,7 +158,8 @@ class Piece:
         """Batches by a loop kernel: how many; 0 where it cannot train this model, and `choice` then knows why."""
         choice, loop, short = self.choice, self.loops[name], start == self.full
         if self._data is None:
-            self._data = self._tensors()
+            self._data = once(self.columns, self._weighting, lambda: framework.tensors(
+                weighted(self.columns, self.inputs, self.class_weight)))
         if not loop.knows(self._data, self.batch_size):
             if choice.is_doubtful(name):  # it is not worth another compilation to know better
                 choice.timings[name] = TWICE
@@ -181,7 +167,7 @@ class Piece:
             try:
                 compile_seconds = loop.compile(self._data, self.batch_size, choice.waits(name))
             except Exception as error:
-                choice.refused[name] = f"{type(error).__name__}: {first_line(error)[:200]}"
+                choice.refused[name] = refusal(error)
                 return 0
             if compile_seconds is None:  # by another trainer: it is looked at again in the next pass
                 choice.busy.add(name)

@@ -4,7 +4,7 @@ import time
 
 import keras
 
-from mop_udf.kernels.batches import nbytes
+from mop_udf.kernels.batches import once
 
 CALL_SECONDS = 0.5  # of one call of the loop
 PIECE_BYTES, PIECE_BATCHES = 2 << 20, 1024  # of rows for XLA: what it has at a time, and at most
@@ -20,7 +20,7 @@ class Timed:
         self.functions = {}     # what it is compiled for -> the loop
         self.warm = set()       # batch sizes that have run: libraries prepare themselves for each
         self.compilations = 0
-        # where pieces of the rows at hand are kept (data.Columns, or None), and what their keys begin with
+        # the columns at hand, which may keep what is cut of them, and what the keys of that begin with
         self.kept, self.kept_as = None, None
 
     def knows(self, data, batch_size):
@@ -32,12 +32,8 @@ class Timed:
         where to where in it to train."""
         for first, begin, end in pieces(start, stop, rows // batch_size):
             at = first * batch_size
-            piece = self.kept.made.get((self.kept_as, at, rows)) if self.kept is not None else None
-            if piece is None:
-                piece = keras.tree.map_structure(lambda t, at=at: self.cut(t, at, rows), data)
-                if self.kept is not None:
-                    self.kept.keep((self.kept_as, at, rows), piece, sum(map(nbytes, keras.tree.flatten(piece))))
-            yield piece, begin, end
+            yield once(self.kept, (self.kept_as, at, rows), lambda at=at: keras.tree.map_structure(
+                lambda t: self.cut(t, at, rows), data)), begin, end
 
     def _compile(self, data, batch_size):
         """Make the loop for such data, without training. Raises whatever hinders it."""

@@ -5,7 +5,7 @@ What cannot be trained so is left as it was, to be trained one after the other.
 
 import keras
 
-from mop_udf.errors import first_line
+from mop_udf.errors import refusal
 from mop_udf.kernels.batch_size import ENOUGH
 from mop_udf.kernels.batches import weighted
 from mop_udf.kernels.choice import TOGETHER
@@ -53,7 +53,7 @@ class Together:
             self._train(passes, batch_size, inputs, class_weight, choice)
         except Exception as error:  # (one that is a model's comes again when it is trained by itself)
             # (for this batch size: less may do)
-            choice.refused = {**choice.refused, TOGETHER: f"{type(error).__name__}: {first_line(error)[:200]}"}
+            choice.refused = {**choice.refused, TOGETHER: refusal(error)}
             self.group.drop()
         else:
             self.trained, self.compilations = True, self.kernels.compilations - before
