@@ -66,6 +66,13 @@ $(LOCAL)/extension: $(SQL) pg_mop.control $(MIGRATIONS) $(OLDER) $(LOCAL)/debian
 	  cp pg_mop.control $$ext/ && $(BUILD_SQL) $(VENV) $$ext $(OLDER)
 	@touch $@
 
+# (what is installed is compiled, too; a session may not write here, and would compile all that it imports)
+MODULES = plpy_modules mop_udf
+$(LOCAL)/bytecode: $(LOCAL)/packages $(shell find $(MODULES) -name '*.py')
+	@$(VENV)/bin/python -m compileall -q $(MODULES) && touch $@
+
+start test test-ray test-torch check soak: $(LOCAL)/bytecode
+
 start: $(LOCAL)/packages $(LOCAL)/extension
 	@$(SERVER) start
 

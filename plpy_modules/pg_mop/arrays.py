@@ -6,8 +6,12 @@ stays so until its process ends, since its libraries cannot be loaded again.
 
 import contextlib
 import ctypes
+import os
 import signal
 import threading
+
+# its own: those of other cores would wait busily, and take signals that are for the backend's thread
+THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def _import_whole():
@@ -29,12 +33,17 @@ def _import_whole():
 
 
 def _import():
-    with contextlib.suppress(Exception):  # it is raised once more below
-        import numpy  # noqa: F401
+    given = os.environ.get(THREADS)
+    os.environ[THREADS] = given or "1"
+    try:
+        with contextlib.suppress(Exception):  # it is raised once more below
+            import numpy  # noqa: F401
+    finally:
+        if given is None:
+            del os.environ[THREADS]
 
 
-if hasattr(ctypes.CDLL(None), "cancel_pending_hook"):
-    _import_whole()
+(_import_whole if hasattr(ctypes.CDLL(None), "cancel_pending_hook") else _import)()
 
 import numpy as np  # noqa: E402
 

@@ -20,6 +20,7 @@ SESSION_OPTIONS = ("-c search_path=pg_catalog,pg_temp -c client_min_messages=err
                    "-c idle_session_timeout=0")
 # a server must learn that the machine of who led a call has gone
 KEEPALIVES = "-c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 -c tcp_keepalives_count=3"
+MAX_NAME = 63  # bytes of an identifier
 
 
 def options_without(lacks, text):

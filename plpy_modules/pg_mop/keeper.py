@@ -24,7 +24,7 @@ from setproctitle import setproctitle
 
 from pg_mop.database import KEEPALIVES, SESSION_OPTIONS, options_without
 from pg_mop.execute import libpq
-from pg_mop.execute.sessions import SessionLost, WorkerSession, message_of, run, wait
+from pg_mop.execute.sessions import SessionLost, WorkerSession, answer, message_of, run, wait
 
 CONNECT_SECONDS = 10
 ASK_SECONDS = 40        # for the answer to a short statement, which has shorter limits in the server
@@ -45,7 +45,7 @@ def opened(way, name, options):
     """A session in the role's name. Raises SessionLost."""
     session = WorkerSession(way, None, name, options)
     session.connection.notices = collections.deque(maxlen=MOST_LINES)
-    run(session, None, within(CONNECT_SECONDS))
+    answer(session, within(CONNECT_SECONDS))
     return session
 
 

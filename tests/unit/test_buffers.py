@@ -8,6 +8,7 @@ import pytest
 from pg_mop.database import MopError
 from pg_mop.inference.prediction import in_pieces
 from pg_mop.packing import buffers
+from pg_mop.packing.places import partition_name
 
 
 def wire(array, dtype=">f4", flags=0):
@@ -107,9 +108,9 @@ def test_overflow_of_scaling_is_an_error_but_infinity_passes():
 
 def test_partition_names_fit_63_bytes_and_stay_unique():
     long = "ä" * 30
-    names = {buffers.partition_name(t, k, 1000) for t in (long + "a", long + "b", "t") for k in range(1000)}
+    names = {partition_name(t, k, 1000) for t in (long + "a", long + "b", "t") for k in range(1000)}
     assert len(names) == 3000 and max(len(n.encode()) for n in names) <= 63
-    assert buffers.partition_name("t", 3, 4) == "t_segment_3"
+    assert partition_name("t", 3, 4) == "t_segment_3"
 
 
 def test_bytes_and_lists_round_trip():

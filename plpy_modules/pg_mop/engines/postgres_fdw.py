@@ -25,7 +25,7 @@ from pg_mop.engines.postgresql import (
     identity_sql,
     sizes,
 )
-from pg_mop.execute.sessions import TICK_SECONDS, SessionLost, open_sessions, run, wait
+from pg_mop.execute.sessions import TICK_SECONDS, SessionLost, answer, open_sessions, run, wait
 from pg_mop.packing.summary import COPIES
 
 
@@ -271,7 +271,10 @@ class Links(dict):
     def _open(self, opened, tick=None):
         sessions = open_sessions(opened, None, "pg_mop link", tick or self.db.tick)
         try:
-            return [Link(self.db, way, session, tick, self.first) for way, session in zip(opened, sessions)]
+            links = [Link(self.db, way, session, tick, self.first) for way, session in zip(opened, sessions)]
+            for link in links:
+                link.meet()
+            return links
         except BaseException:
             for session in sessions:
                 session.close()
@@ -303,8 +306,17 @@ class Link:
                                f"\"{way.parameters['dbname']}\"",
                                hint="On that server: CREATE EXTENSION pg_mop SCHEMA madlib CASCADE;", sqlstate="58P01")
             self.schema = quote_identifier(schema[0][0])  # of the extension there
+            session.begin(f"SELECT {self.schema}.mop_server_info()::text")
+        except (psycopg2.Error, SessionLost) as error:
+            raise way.refused(error) from None
+
+    def meet(self):
+        """Learn what the server says of itself (`info`), which it was asked for at the beginning: Python is started
+        for it, on all servers at once. Raises MopError where that shows that it cannot be trained on."""
+        way, quoted = self.way, self.name
+        try:
             try:
-                self.info = json.loads(self.run(f"SELECT {self.schema}.mop_server_info()::text")[0][0])
+                self.info = json.loads(answer(self.session, self.tick)[0][0])
             except psycopg2.errors.InsufficientPrivilege:
                 raise MopError(f"role {quote_identifier(way.role)} may not use pg_mop on server {quoted}",
                                hint=f"On that server: GRANT mop_user TO {quote_identifier(way.role)};",

@@ -53,6 +53,7 @@ class WorkerSession:
         self.relay, self.serves = None, None  # the one that carries states for it; of such a one, the session
         self.moves, self.command = [], None   # what is carried, and what it does then
         self.prepared = False  # a relay has its tables
+        self._cursor = None  # of the command that was sent last
         self.at_home = {}  # digest of a compiled model whose home is here (schedule/base.py) -> None, the latest last
         try:
             self.connection = psycopg2.connect(
@@ -116,7 +117,7 @@ class WorkerSession:
 
     def rows(self):
         """The rows of the command that has just ended."""
-        return self._cursor.fetchall() if self._cursor.description else []
+        return self._cursor.fetchall() if self._cursor is not None and self._cursor.description else []
 
     def cancel(self):
         try:
@@ -161,13 +162,17 @@ def _sort(session, ended, reading, writing):
 
 def run(session, sql, tick):
     """Send a command, wait for its end, give its rows. Raises psycopg2.Error or SessionLost."""
-    if sql is not None:
-        session.begin(sql)
+    session.begin(sql)
+    return answer(session, tick)
+
+
+def answer(session, tick):
+    """Wait for the end of what a session does, give its rows. Raises psycopg2.Error or SessionLost."""
     while True:
         for _, error in wait([session], tick):
             if error is not None:
                 raise error
-            return session.rows() if sql is not None else []
+            return session.rows()
 
 
 def open_session(way, place, application_name, tick, seconds=CONNECT_SECONDS):

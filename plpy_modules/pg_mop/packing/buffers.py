@@ -1,6 +1,5 @@
 """Rows to packed buffers: sizes, PostgreSQL's binary arrays, one-hot vectors. Pure: numpy only, no database."""
 
-import hashlib
 import io
 import struct
 
@@ -9,7 +8,6 @@ from pg_mop.database import MopError
 
 MAX_ELEMENTS = 75_000_000      # independent elements that a computed buffer holds at most (300 MB of float32)
 MAX_PACKED_BYTES = 1_000_000_000  # all values of one packed row together; PostgreSQL's limit is 1 GiB per row
-MAX_NAME = 63                  # bytes of a PostgreSQL identifier
 
 # element types of arrays on the wire -> (big-endian dtype on the wire, dtype in a buffer)
 WIRE = {"real": (">f4", np.dtype("<f4")), "smallint": (">i2", np.dtype("<i2")),
@@ -168,21 +166,6 @@ class Buffers:
         rows, full = self.rows, self.streams
         self.rows, self.streams = 0, [io.BytesIO() for _ in full]
         return rows, [stream.getvalue() for stream in full]
-
-
-def partition_name(table, segment, segments):
-    """The name of one segment's partition. A long name is cut; then a hash of the whole keeps it unique."""
-    def fits(stem):
-        return len(f"{stem}_segment_{segments - 1}".encode()) <= MAX_NAME
-
-    stem = table
-    if not fits(stem):
-        mark = "_" + hashlib.sha256(table.encode()).hexdigest()[:8]
-        cut = table
-        while not fits(cut + mark):
-            cut = cut[:-1]
-        stem = cut + mark
-    return f"{stem}_segment_{segment}"
 
 
 def to_bytes(values, element):

@@ -1,12 +1,12 @@
 """Where the segments of a packed table, and copies of them, are made: here, or dealt out over other servers
 (pg_mop.servers, pg_mop.replicas)."""
 
+import hashlib
 import re
 
 from pg_mop import settings
-from pg_mop.database import MopError, quote_identifier, quote_literal
+from pg_mop.database import MAX_NAME, MopError, quote_identifier, quote_literal
 from pg_mop.engines.postgres_fdw import Links
-from pg_mop.packing import buffers
 
 HERE = "local"  # this server, in pg_mop.servers
 PRIMARY_KEY = 'PRIMARY KEY ("__dist_key__", "buffer_id")'
@@ -64,16 +64,16 @@ class Places:
                    f"ALTER TABLE {target} {external_sql(external)}")
         filled, copies, segments = [], [], len(self.servers)
         for segment in range(segments):
-            own = _quoted((schema, buffers.partition_name(name, segment, segments)))
+            own = _quoted((schema, partition_name(name, segment, segments)))
             if db.value("SELECT to_regclass($1) IS NOT NULL", ["text"], [own]):  # before anything is made elsewhere
                 raise MopError(f"table {own} already exists", detail=f"It would be segment {segment} of {target}.",
                                hint=f"DROP TABLE {own}; or choose another output table.", sqlstate="42P07")
         for segment, copy_on in enumerate(self.copies):
-            own = schema, buffers.partition_name(name, segment, segments)
+            own = schema, partition_name(name, segment, segments)
             self.make(target, own, segment, columns)
             filled.append([_quoted(own)])
             if copy_on is not None:
-                copy = schema, buffers.partition_name(f"{name}_copy", segment, segments)
+                copy = schema, partition_name(f"{name}_copy", segment, segments)
                 filled[-1].append(self.make_copy(target, copy, segment, columns))
                 copies.append([segment, None if copy_on == HERE else copy_on, *copy])
         return filled, copies
@@ -135,6 +135,21 @@ class Places:
         # one that nobody has any more is what a transaction that was rolled back has left
         link.run(f"DROP TABLE IF EXISTS {table}; {_create_alone(table, columns, segment)}; "
                  f"COMMENT ON TABLE {table} IS {quote_literal(mark)}")
+
+
+def partition_name(table, segment, segments):
+    """The name of one segment's partition. A long name is cut; then a hash of the whole keeps it unique."""
+    def fits(stem):
+        return len(f"{stem}_segment_{segments - 1}".encode()) <= MAX_NAME
+
+    stem = table
+    if not fits(stem):
+        mark = "_" + hashlib.sha256(table.encode()).hexdigest()[:8]
+        cut = table
+        while not fits(cut + mark):
+            cut = cut[:-1]
+        stem = cut + mark
+    return f"{stem}_segment_{segment}"
 
 
 def columns_sql(columns):

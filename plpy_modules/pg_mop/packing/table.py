@@ -1,6 +1,6 @@
 """The packed table: created with a place for each segment, and filled from the source in one scan."""
 
-from pg_mop.database import MopError
+from pg_mop.database import MAX_NAME, MopError
 from pg_mop.packing import buffers, rows, unfit
 from pg_mop.packing.segments import Segments
 from pg_mop.packing.summary import complete
@@ -92,7 +92,7 @@ def column_names(inputs, outputs):
             raise MopError(f'the packed table would have two columns "{name}"',
                            detail="Its columns are " + ", ".join(names) + ".")
     for name in [c.name + "_shape" for c in inputs] + [c.name + "_class_values" for c in outputs]:
-        if len(name.encode()) > buffers.MAX_NAME:
-            raise MopError(f'column name "{name}" is longer than {buffers.MAX_NAME} bytes',
+        if len(name.encode()) > MAX_NAME:
+            raise MopError(f'column name "{name}" is longer than {MAX_NAME} bytes',
                            hint="Rename the source column in a view.")
     return names
