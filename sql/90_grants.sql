@@ -13,7 +13,7 @@ BEGIN
                'pg_catalog.event_trigger'::pg_catalog.regtype) AS is_trigger,
                p.proname ~ '^mop_(hold|seize)_' OR p.proname IN ('mop_caller', 'mop_owner_of', 'mop_own',
                    'mop_own_once', 'mop_has_seen', 'mop_backend', 'mop_reservation', 'mop_lock_number',
-                   'mop_forget_outputs', 'mop_make_generation', 'mop_copy_state', 'mop_forget_sums',
+                   'mop_forget_outputs', 'mop_make_generation', 'mop_put_unit', 'mop_copy_state', 'mop_forget_sums',
                    'mop_delete_generations', 'mop_delete_run', 'mop_tables_of_runs', 'mop_at_objects', 'mop_the_secret', 'mop_ticket_role',
                    'mop_standing', 'mop_know', 'mop_count_rows') AS is_internal
         FROM pg_catalog.pg_depend d

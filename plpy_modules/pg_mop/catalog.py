@@ -188,12 +188,15 @@ class Catalog:
 
     def _insert_weights(self, cursor, run_id, stages, configurations):
         """Version 0 of paths' model states: plain weights, copied within the server."""
+        alike = {}
         for stage in stages:
             row = configurations[stage.mst_key]
+            alike.setdefault((row["weights_sql"], row["weights_md5"]), (row, []))[1].append(stage.number)
+        for (source, digest), (row, numbers) in alike.items():
             try:
-                source = row["weights_sql"].replace("%", "%%")
-                cursor.execute(f"SELECT {self.schema}.mop_put_weights(%s, %s, (SELECT w FROM ({source}) AS source(w) "
-                               f"WHERE md5(w) = %s))", (run_id, stage.number, row["weights_md5"]))
+                cursor.execute(f"SELECT {self.schema}.mop_put_weights(%s, %s, (SELECT w FROM ("
+                               f"{source.replace('%', '%%')}) AS source(w) WHERE md5(w) = %s))",
+                               (run_id, numbers, digest))
                 seen = True
             except (psycopg2.errors.NotNullViolation, psycopg2.errors.UndefinedTable,
                     psycopg2.errors.UndefinedColumn, psycopg2.errors.LockNotAvailable,

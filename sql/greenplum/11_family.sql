@@ -24,10 +24,14 @@ BEGIN
 END
 $$;
 
+-- (with the run as a literal its segment alone is asked)
 CREATE FUNCTION @extschema@.mop_hold_run(run bigint) RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    reached integer;
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(@extschema@.mop_lock_number('run', run, 0));
-    RETURN (SELECT r.epoch FROM @extschema@.mop_run r WHERE r.run_id = run);
+    EXECUTE format('SELECT r.epoch FROM @extschema@.mop_run r WHERE r.run_id = %s', run) INTO reached;
+    RETURN reached;
 END
 $$;
 
@@ -109,6 +113,17 @@ BEGIN
     EXECUTE 'CREATE TABLE @extschema@.' || name || ' (stage integer, version integer, part integer, '
             'data bytea NOT NULL, place integer NOT NULL DEFAULT 0, PRIMARY KEY (place, stage, version, part)) '
             'WITH (appendonly = false) DISTRIBUTED BY (place)';
+END
+$$;
+
+-- (with the run as a literal it goes to that segment alone, and so does the COMMIT)
+CREATE FUNCTION @extschema@.mop_put_unit(run bigint, stage integer, iteration integer, segment integer, kind text,
+    dataset text, attempt integer, backend integer, queued timestamptz, started timestamptz) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    EXECUTE format('INSERT INTO @extschema@.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, '
+                   'backend_pid, queued_at, started_at) VALUES (%s, %s, %s, %s, %L, %L, %s, %L, %s, %L, %L)',
+                   run, stage, iteration, segment, kind, dataset, attempt, 'running', backend, queued, started);
 END
 $$;
 

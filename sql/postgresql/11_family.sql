@@ -102,6 +102,17 @@ BEGIN
 END
 $$;
 
+-- notes a unit as running
+CREATE FUNCTION @extschema@.mop_put_unit(run bigint, stage integer, iteration integer, segment integer, kind text,
+    dataset text, attempt integer, backend integer, queued timestamptz, started timestamptz) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    INSERT INTO @extschema@.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, backend_pid,
+        queued_at, started_at)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, 'running', $8, $9, $10);
+END
+$$;
+
 -- nobody needs the segments' sums of evaluations any more
 CREATE FUNCTION @extschema@.mop_forget_sums(run bigint, stages integer[], of_dataset text) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$

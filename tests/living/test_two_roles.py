@@ -81,7 +81,7 @@ def test_neither_role_reaches_the_others_runs(db, two):
                  f"mop_drop_generations({run_id}, ARRAY[1])",
                  f"mop_fail_configurations({run_id}, NULL, '{{1}}', 'x', 'place')",
                  f"mop_take_models({run_id}, 1, '{{1}}', '{{3}}', true)",
-                 f"mop_move_states({run_id}, ARRAY[1], 1)", f"mop_put_weights({run_id}, 1, 'x')",
+                 f"mop_move_states({run_id}, ARRAY[1], 1)", f"mop_put_weights({run_id}, ARRAY[1], 'x')",
                  f"mop_begin_units({run_id}, 1, 0, 'train', 'training', '{{1}}', '{{1}}', '{{9}}', '{{0}}')",
                  f"mop_fail_unit({run_id}, NULL, 1, 1, 0, 'train', 'training', 1, 0, 'x')"):
         assert f"there is no run {run_id} of role" in str(bert.error(f"SELECT madlib.{call}")), call

@@ -102,7 +102,7 @@ ACTS = {
     "fail configuration": "madlib.mop_fail_configurations({run}, 1, '{{1}}', 'x', 'place')",
     "new generation": "madlib.mop_new_generation({run}, 2)",
     "drop generations": "madlib.mop_drop_generations({run}, '{{1}}')",
-    "move": "madlib.mop_move_states({run}, '{{1}}', 1)", "put weights": "madlib.mop_put_weights({run}, 1, 'x')",
+    "move": "madlib.mop_move_states({run}, '{{1}}', 1)", "put weights": "madlib.mop_put_weights({run}, '{{1}}', 'x')",
     "take": "madlib.mop_take_models({run}, 1, '{{1}}', '{{1}}', true)",
     "read": "madlib.mop_read_states({run}, '{{1}}', '{{1}}')",
     "sums": "madlib.mop_put_sums({run}, '{{1}}', 'training', 0, '{{1}}', '{{1}}')",

@@ -29,10 +29,12 @@ def append(db, keras_model_arch_table, model_arch, model_weights, name, descript
         table = made
     else:
         _check_columns(db, table, keras_model_arch_table)
-    model_id = db.value(
-        f"INSERT INTO {table} (model_arch, model_weights, name, description, __internal_madlib_id__) "
-        f"VALUES ($1::json, $2, $3, $4, $5) RETURNING model_id", ["text", "bytea", "text", "text", "text"],
-        [model_arch, model_weights, name, description, secrets.token_hex(16)])
+    # (RETURNING what a segment of Greenplum has taken from a sequence takes 0.25 s)
+    mark = secrets.token_hex(16)
+    db.execute(f"INSERT INTO {table} (model_arch, model_weights, name, description, __internal_madlib_id__) "
+               f"VALUES ($1::json, $2, $3, $4, $5)", ["text", "bytea", "text", "text", "text"],
+               [model_arch, model_weights, name, description, mark])
+    model_id = db.value(f"SELECT model_id FROM {table} WHERE __internal_madlib_id__ = $1", ["text"], [mark])
     db.info(f"model id {model_id} added to table {table}")
     return model_id
 
