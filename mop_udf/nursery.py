@@ -116,6 +116,19 @@ def ask(home, request, files, life):
     return Forked(connection, name, life)
 
 
+def expect(home, keras_backend):
+    """Let there be a nursery, for somebody is soon going to need a trainer: it imports Keras meanwhile. If nobody does,
+    it ends after a minute."""
+    try:
+        name = _Name(home, keras_backend)
+        if connection := name.connect():
+            connection.close()
+        else:
+            name.start()
+    except (OSError, ValueError):
+        pass  # whoever needs a trainer finds out
+
+
 def own_folder():
     """(path, descriptor) of the folder in the data directory of the server whose backend this is: its user's alone.
     Raises OSError where there is none to trust."""

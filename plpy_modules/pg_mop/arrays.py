@@ -1,4 +1,4 @@
-"""numpy (`np`), whole.
+"""numpy (`np`), whole; and what a backend has of our own that uses it (`state`: of models).
 
 Greenplum raises KeyboardInterrupt in Python, wherever that is, when a cancel comes. A numpy that is half imported then
 stays so until its process ends, since its libraries cannot be loaded again.
@@ -47,4 +47,6 @@ def _import():
 
 import numpy as np  # noqa: E402
 
-__all__ = ["np"]
+from mop_udf import state  # noqa: E402
+
+__all__ = ["np", "state"]

@@ -48,7 +48,7 @@ def train(db, arguments, earlier=None):
     training.run(a["model"], a, {})
     table, summary = output
     with training.output(previous):
-        from mop_udf import state
+        from pg_mop.arrays import state
         weights = state.weights_to_bytes(training.weights())
         c = training.configurations[0]
         db.execute(f"CREATE TABLE {table} (model_weights bytea, model_arch json)")
@@ -123,7 +123,7 @@ class Single(Training):
 
     def weights(self):
         """The trained weights: of averaging, the average of the replicas, weighted by their segments' rows."""
-        from mop_udf import state
+        from pg_mop.arrays import state
         states = (state.unpack(self.journal.state(self.run_id, c["stage"], c["version"]))["weights"]
                   for c in self.journal.outcome(self.run_id, self.kept))
         if not self.averaging:

@@ -160,7 +160,7 @@ def write_models(training, model, info, previous):
 
 def weights_of(training, c):
     """The weights (float32 bytes) of a configuration's outcome (a dict of Catalog.outcome)."""
-    from mop_udf import state
+    from pg_mop.arrays import state
     return state.weights_to_bytes(
         state.unpack(training.journal.state(training.run_id, c["stage"], c["version"]))["weights"])
 

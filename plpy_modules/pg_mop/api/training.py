@@ -10,6 +10,8 @@ import time
 
 import psycopg2
 
+import mop_udf
+from mop_udf import nursery
 from pg_mop import catalog, elsewhere, engines, object_table, settings
 from pg_mop.api import metrics
 from pg_mop.api.checks import MOST_STAGES
@@ -104,6 +106,9 @@ class Training(Guests):
         self.started = db.value("SELECT clock_timestamp()::timestamp::text")
         self._keep_writers_out()
         self._find_segments()
+        if options["nursery_idle_timeout"] and not options["trainers"] and any(
+                segment.server is None and segment.place is None for segment in self.segments.values()):
+            nursery.expect(mop_udf.home, options["keras_backend"])
         way = self.engine.way(None)
         self.journal = journal = Catalog(db, way)
         self.servers = {None: Server(None, way, journal, None, db.extension,
@@ -162,7 +167,7 @@ class Training(Guests):
                         self.scheduler.homes.update({
                             self.sharing.number(digest): place for digest, place in sessions.homes().items()})
                 # what writes the output needs numpy: loaded now, while the trainers start
-                from mop_udf import state  # noqa: F401
+                from pg_mop.arrays import state  # noqa: F401
                 executor = Executor(db, journal, self.servers, sessions, self.run_id, self.plan, self.board,
                                     self.scheduler, self.orders, steering, self.adopt, options,
                                     earlier.attempts if resumes else {}, self.wanted, self.take_back, self._away())
