@@ -1,12 +1,13 @@
 """The nursery: a process that has imported Keras, runs nothing, and forks trainers for the backends of its server.
 
 `python -m mop_udf.nursery LISTENER LOCK POSTMASTER`: the numbers of inherited descriptors. The first backend that
-needs a trainer starts it; it ends with the postmaster, or when nobody has needed it for a while. It is a convenience: a
-backend that gets no trainer of it starts one by itself.
+needs a trainer, or is soon going to, starts it; it ends with the postmaster, or when nobody has needed it for a while.
+It is a convenience: a backend that gets no trainer of it starts one by itself.
 
 Backends ask it by a socket in the server's data directory, in a folder that is its user's alone and that backups leave
 out. A connection is one trainer: the request, a JSON object with the descriptors of the trainer's pipes; then
-{"pid": ...} as soon as it lives, and {"code": ...} (a signal's number is negative) when it has ended.
+{"pid": ...} as soon as it lives, and {"code": ...} (a signal's number is negative) when it has ended. A request
+without descriptors keeps it for a while.
 
 Up to `main`, standard library only: that much backends import.
 """
@@ -116,15 +117,14 @@ def ask(home, request, files, life):
     return Forked(connection, name, life)
 
 
-def expect(home, keras_backend):
+def expect(home, keras_backend, idle_ms):
     """Let there be a nursery, for somebody is soon going to need a trainer: it imports Keras meanwhile. If nobody does,
-    it ends after a minute."""
+    it ends after so many milliseconds."""
     try:
         name = _Name(home, keras_backend)
-        if connection := name.connect():
-            connection.close()
-        else:
-            name.start()
+        if connection := name.connect() or name.start() and name.connect():
+            with connection:
+                connection.send(json.dumps({"idle_ms": idle_ms}).encode())
     except (OSError, ValueError):
         pass  # whoever needs a trainer finds out
 
@@ -179,7 +179,6 @@ class _Name:
 
     def start(self):
         """Start one, unless somebody does: True as soon as it can be connected to. Raises OSError."""
-        _started[:] = [process for process in _started if process.poll() is None]  # (no zombies)
         lock = self._lock()
         for _ in range(20):  # whoever has the lock listens at once; or is about to end
             if lock is not None:
@@ -211,14 +210,14 @@ class _Name:
         return True
 
     def _execute(self, *files):
+        os.ftruncate(files[1], 0)  # (it writes its process id there)
         with open(f"{self.path}.log", "wb") as log:
-            process = subprocess.Popen(
-                [os.path.join(self.home, "bin", "python"), "-I", "-B", "-m", "mop_udf.nursery", *map(str, files)],
+            # by a shell, which ends at once: it must be nobody's child, who would have to wait for its end
+            subprocess.run(
+                ["/bin/sh", "-c", '"$@" &', "sh", os.path.join(self.home, "bin", "python"), "-I", "-B", "-m",
+                 "mop_udf.nursery", *map(str, files)],
                 env={**environment(self.keras_backend), "OMP_NUM_THREADS": "1"}, cwd="/", pass_fds=files,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-        os.ftruncate(files[1], 0)
-        os.pwrite(files[1], str(process.pid).encode(), 0)
-        _started.append(process)
 
     def _tidy(self):
         """Remove what nurseries of other packages have left."""
@@ -265,7 +264,6 @@ class _Name:
             pass
 
 
-_started = []
 _versions = {}
 
 
@@ -327,8 +325,11 @@ class Nursery:
             text, files, _, _ = socket.recv_fds(connection, MOST_BYTES, 4)
             pid, user = _peer(connection)
             gone = len(files) == 4 and select.select(files[3:], [], [], 0)[0]
-            if text and len(files) == 4 and user == os.geteuid() and not gone:
-                self._fork_for(pid, json.loads(text), files, connection)
+            if text and user == os.geteuid() and not gone and len(files) in (0, 4):
+                request = json.loads(text)
+                self._idle_seconds, self._needed = request["idle_ms"] / 1000, time.monotonic()
+                if files:
+                    self._fork_for(pid, request, files, connection)
         except Exception:
             traceback.print_exc()  # a backend that has gone, or that is none
         finally:
@@ -338,7 +339,6 @@ class Nursery:
                 connection.close()
 
     def _fork_for(self, backend, request, files, connection):
-        self._idle_seconds, self._needed = request["idle_ms"] / 1000, time.monotonic()
         named, naming = os.pipe()
         try:
             pid = os.fork()
@@ -407,6 +407,10 @@ class Nursery:
 
 
 def main():
+    os.pwrite(int(sys.argv[2]), str(os.getpid()).encode(), 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the shell has them ignored
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
     from setproctitle import getproctitle
 
     from mop_udf import trainer

@@ -1,4 +1,5 @@
-"""numpy (`np`), whole; and what a backend has of our own that uses it (`state`: of models).
+"""numpy (`np`), and what else has libraries such as it has, imported whole; and what a backend has of our own that uses
+it (`state`: of models).
 
 Greenplum raises KeyboardInterrupt in Python, wherever that is, when a cancel comes. A numpy that is half imported then
 stays so until its process ends, since its libraries cannot be loaded again.
@@ -6,18 +7,42 @@ stays so until its process ends, since its libraries cannot be loaded again.
 
 import contextlib
 import ctypes
+import importlib
 import os
 import signal
 import threading
 
-# its own: those of other cores would wait busily, and take signals that are for the backend's thread
 THREADS = "OPENBLAS_NUM_THREADS"
+ON_GREENPLUM = hasattr(ctypes.CDLL(None), "cancel_pending_hook")
 
 
-def _import_whole():
-    """Import numpy in a thread, in which nothing is raised from outside; what has been raised here follows."""
+def import_whole(name, in_thread=ON_GREENPLUM):
+    """The module of that name. `in_thread`: it is imported in a thread, in which nothing is raised from outside; what
+    has been raised here follows."""
+    with _one_thread():
+        if in_thread:
+            _import_in_thread(name)
+        return importlib.import_module(name)
+
+
+@contextlib.contextmanager
+def _one_thread():
+    """Within it OpenBLAS is loaded with a thread alone: those for other cores would wait busily, and take signals that
+    are for the backend's."""
+    given = os.environ.get(THREADS)
+    os.environ[THREADS] = given or "1"
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[THREADS]
+        else:
+            os.environ[THREADS] = given
+
+
+def _import_in_thread(name):
     raised = None
-    thread = threading.Thread(target=_import, daemon=True)
+    thread = threading.Thread(target=_import, args=[name], daemon=True)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # PostgreSQL's are for its own thread
     try:
         thread.start()
@@ -32,21 +57,13 @@ def _import_whole():
         raise raised
 
 
-def _import():
-    given = os.environ.get(THREADS)
-    os.environ[THREADS] = given or "1"
-    try:
-        with contextlib.suppress(Exception):  # it is raised once more below
-            import numpy  # noqa: F401
-    finally:
-        if given is None:
-            del os.environ[THREADS]
+def _import(name):
+    with contextlib.suppress(Exception):  # it is raised once more by who asked
+        importlib.import_module(name)
 
 
-(_import_whole if hasattr(ctypes.CDLL(None), "cancel_pending_hook") else _import)()
-
-import numpy as np  # noqa: E402
+np = import_whole("numpy")
 
 from mop_udf import state  # noqa: E402
 
-__all__ = ["np", "state"]
+__all__ = ["import_whole", "np", "state"]

@@ -30,7 +30,7 @@ DECLARE
     reached integer;
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(@extschema@.mop_lock_number('run', run, 0));
-    EXECUTE format('SELECT r.epoch FROM @extschema@.mop_run r WHERE r.run_id = %s', run) INTO reached;
+    EXECUTE format('SELECT r.epoch FROM @extschema@.mop_run r WHERE r.run_id = %L', run) INTO reached;
     RETURN reached;
 END
 $$;
@@ -122,8 +122,8 @@ CREATE FUNCTION @extschema@.mop_put_unit(run bigint, stage integer, iteration in
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     EXECUTE format('INSERT INTO @extschema@.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, '
-                   'backend_pid, queued_at, started_at) VALUES (%s, %s, %s, %s, %L, %L, %s, %L, %s, %L, %L)',
-                   run, stage, iteration, segment, kind, dataset, attempt, 'running', backend, queued, started);
+                   'backend_pid, queued_at, started_at) VALUES (%L, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10)', run)
+        USING stage, iteration, segment, kind, dataset, attempt, 'running'::text, backend, queued, started;
 END
 $$;
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 
 import psycopg2
 import pytest
@@ -82,6 +83,13 @@ def parent(pid):
     return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
+def parent_of(pid):
+    try:
+        return parent(pid)
+    except OSError:
+        return None
+
+
 def lives(pid):
     return pid in trainers()
 
@@ -107,6 +115,37 @@ def test_one_nursery_forks_the_trainers_of_all_sessions(own, db, alone):
         client.close()
     assert eventually(lambda: not any(map(lives, pids)), 2), "a trainer ends with its backend"
     assert nurseries(own) == [nursery]
+
+
+def test_a_call_that_trains_has_it_import_keras_meanwhile(own, db, alone):
+    client = db.another()
+    client.run("SET pg_mop.nursery_idle_timeout = '2s'")
+    backend = client.connection.info.backend_pid
+    with pytest.raises(psycopg2.Error, match="no such configuration|does not exist"):
+        fit(client, "flowers_packed", "none", "nowhere")
+    assert not nurseries(own), "bad input begins nothing"
+    run(client, "expected")
+    nursery, = nurseries(own)
+    assert parent(nursery) != backend
+    client.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop run%'")
+    assert eventually(lambda: not nurseries(own), 10), "it stays for as long as the call says"
+    children = [pid for pid in os.listdir("/proc") if pid.isdigit() and parent_of(pid) == backend]
+    assert not children, "nobody has to wait for its end"
+    client.close()
+
+
+def test_who_expects_it_keeps_it(own, db, alone):
+    client = db.another()
+    pid = start(client, nursery_ms=1000)
+    nursery, = nurseries(own)
+    os.kill(pid, signal.SIGKILL)
+    for _ in range(6):
+        client.run("DO LANGUAGE plpython3u $$\nimport mop_udf\nfrom mop_udf import nursery\n"
+                   "nursery.expect(mop_udf.home, 'tensorflow', 1000)\n$$")
+        time.sleep(0.4)
+    assert nurseries(own) == [nursery]
+    assert eventually(lambda: not nurseries(own), 5)
+    client.close()
 
 
 def test_many_at_once_are_all_forked(own, db, alone):

@@ -1,6 +1,7 @@
 """pg_mop.arrays: numpy is imported whole, whatever is raised meanwhile."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 
@@ -15,16 +16,34 @@ def interrupt():
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # (who runs this may ignore it)
 space, raised = {{}}, False
-exec(open({path!r}).read().split("if hasattr")[0], space)
+exec(open({path!r}).read().split("np = ")[0], space)
 threading.Thread(target=interrupt).start()
 try:
-    space["_import_whole"]()
+    space["import_whole"]("numpy", True)
     time.sleep(5)
 except KeyboardInterrupt:  # as Greenplum raises it at a cancel
     raised = True
 import numpy as np
 print(raised, np.multiply(2, 3), np.linalg.norm([3.0, 4.0]), np.random.default_rng(1).integers(1))
 """
+
+
+def test_numpy_and_optuna_have_one_thread():
+    for name in ("numpy", "optuna", "cmaes", "scipy.linalg"):
+        ran = subprocess.run([sys.executable, "-c", f"""
+import os, sys
+from pg_mop import arrays
+try:
+    arrays.import_whole({name!r})
+except ImportError:
+    sys.exit()
+print(len(os.listdir("/proc/self/task")), os.environ.get("OPENBLAS_NUM_THREADS"))
+"""], capture_output=True, text=True, env={name: value for name, value in os.environ.items()
+                                          if name not in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")})
+        if not ran.stdout:  # who has no Optuna has no threads of its
+            assert name != "numpy" and not ran.stderr, ran.stderr
+            continue
+        assert ran.stdout == "1 None\n", (name, ran.stderr)
 
 
 @pytest.mark.parametrize("delay", [0.005, 0.02, 0.04, 0.06, 0.09])

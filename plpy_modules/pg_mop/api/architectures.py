@@ -2,7 +2,7 @@
 
 import secrets
 
-from pg_mop.database import MopError, quote_identifier, sql_function
+from pg_mop.database import MopError, quote_identifier, quote_literal, sql_function
 
 COLUMNS = {"model_id": "serial PRIMARY KEY", "model_arch": "json", "model_weights": "bytea", "name": "text",
            "description": "text", "__internal_madlib_id__": "text"}
@@ -29,12 +29,13 @@ def append(db, keras_model_arch_table, model_arch, model_weights, name, descript
         table = made
     else:
         _check_columns(db, table, keras_model_arch_table)
-    # (RETURNING what a segment of Greenplum has taken from a sequence takes 0.25 s)
-    mark = secrets.token_hex(16)
-    db.execute(f"INSERT INTO {table} (model_arch, model_weights, name, description, __internal_madlib_id__) "
-               f"VALUES ($1::json, $2, $3, $4, $5)", ["text", "bytea", "text", "text", "text"],
-               [model_arch, model_weights, name, description, mark])
-    model_id = db.value(f"SELECT model_id FROM {table} WHERE __internal_madlib_id__ = $1", ["text"], [mark])
+    own = "DEFAULT"
+    if db.has_segments and (sequence := db.value("SELECT pg_get_serial_sequence($1, 'model_id')", ["text"], [table])):
+        own = f"(SELECT nextval({quote_literal(sequence)}))"  # (RETURNING what a segment takes of it takes 0.25 s)
+    model_id = db.value(
+        f"INSERT INTO {table} (model_id, model_arch, model_weights, name, description, __internal_madlib_id__) "
+        f"VALUES ({own}, $1::json, $2, $3, $4, $5) RETURNING model_id", ["text", "bytea", "text", "text", "text"],
+        [model_arch, model_weights, name, description, secrets.token_hex(16)])
     db.info(f"model id {model_id} added to table {table}")
     return model_id
 

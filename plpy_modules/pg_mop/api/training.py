@@ -106,11 +106,11 @@ class Training(Guests):
         self.started = db.value("SELECT clock_timestamp()::timestamp::text")
         self._keep_writers_out()
         self._find_segments()
-        if options["nursery_idle_timeout"] and not options["trainers"] and any(
-                segment.server is None and segment.place is None for segment in self.segments.values()):
-            nursery.expect(mop_udf.home, options["keras_backend"])
         way = self.engine.way(None)
         self.journal = journal = Catalog(db, way)
+        if options["nursery_idle_timeout"] and not options["trainers"] and any(
+                segment.server is None and segment.place is None for segment in self.segments.values()):
+            nursery.expect(mop_udf.home, options["keras_backend"], options["nursery_idle_timeout"])
         self.servers = {None: Server(None, way, journal, None, db.extension,
                                      self.engine.info(options["keras_backend"]))}
         try:

@@ -1,6 +1,5 @@
 """Samplers by Optuna, imported only where somebody wants one (Akiba et al., KDD 2019)."""
 
-import importlib
 import math
 import sys
 import warnings
@@ -103,8 +102,9 @@ class OptunaSampler(AtRandom):
 
 
 def _import(package, sampler):
+    from pg_mop import arrays  # (numpy is not for every search)
     try:
-        importlib.import_module(package)
+        arrays.import_whole(package)
     except ImportError:
         raise SearchError(f"the sampler {sampler!r} needs the Python package {package}",
                           f"Install it: {mop_udf.home}/bin/pip install {package}") from None
