@@ -279,11 +279,11 @@ def test_it_ends_when_nobody_needs_it_and_not_before(own, db, alone):
 
 def test_those_of_other_packages_leave_nothing(own, db, alone):
     folder(own).mkdir(exist_ok=True)
-    for name in ("nursery-tensorflow-0", "nursery-tensorflow-0.lock", "nursery-tensorflow-0.log"):
+    for name in ("nursery-tensorflow-old", "nursery-tensorflow-old.lock", "nursery-tensorflow-old.log"):
         (folder(own) / name).touch(0o600)
     client = db.another()
     start(client)
-    assert not list(folder(own).glob("*tensorflow-0*")) and nurseries(own)
+    assert not list(folder(own).glob("*tensorflow-old*")) and nurseries(own)
     client.close()
 
 
