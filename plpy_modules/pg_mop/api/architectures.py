@@ -29,12 +29,13 @@ def append(db, keras_model_arch_table, model_arch, model_weights, name, descript
         table = made
     else:
         _check_columns(db, table, keras_model_arch_table)
-    own = "DEFAULT"
+    own = "", ""
     if db.has_segments and (sequence := db.value("SELECT pg_get_serial_sequence($1, 'model_id')", ["text"], [table])):
-        own = f"(SELECT nextval({quote_literal(sequence)}))"  # (RETURNING what a segment takes of it takes 0.25 s)
+        # (RETURNING what a segment takes of it takes 0.25 s)
+        own = "model_id, ", f"(SELECT nextval({quote_literal(sequence)})), "
     model_id = db.value(
-        f"INSERT INTO {table} (model_id, model_arch, model_weights, name, description, __internal_madlib_id__) "
-        f"VALUES ({own}, $1::json, $2, $3, $4, $5) RETURNING model_id", ["text", "bytea", "text", "text", "text"],
+        f"INSERT INTO {table} ({own[0]}model_arch, model_weights, name, description, __internal_madlib_id__) "
+        f"VALUES ({own[1]}$1::json, $2, $3, $4, $5) RETURNING model_id", ["text", "bytea", "text", "text", "text"],
         [model_arch, model_weights, name, description, secrets.token_hex(16)])
     db.info(f"model id {model_id} added to table {table}")
     return model_id
