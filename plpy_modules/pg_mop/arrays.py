@@ -5,14 +5,16 @@ Greenplum raises KeyboardInterrupt in Python, wherever that is, when a cancel co
 stays so until its process ends, since its libraries cannot be loaded again.
 """
 
+import _thread
 import contextlib
 import ctypes
 import importlib
 import os
 import signal
-import threading
+import time
 
 THREADS = "OPENBLAS_NUM_THREADS"
+MOST_SECONDS = 60  # that such an import takes
 ON_GREENPLUM = hasattr(ctypes.CDLL(None), "cancel_pending_hook")
 
 
@@ -41,25 +43,31 @@ def _one_thread():
 
 
 def _import_in_thread(name):
-    raised = None
-    thread = threading.Thread(target=_import, args=[name], daemon=True)
+    """(Thread.join, interrupted, lets go of the thread's own lock: it returns too early, or waits for ever.)"""
+    raised, done, until = None, [], time.monotonic() + MOST_SECONDS
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # PostgreSQL's are for its own thread
     try:
-        thread.start()
+        _thread.start_new_thread(_import, (name, done))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    while thread.is_alive():
+    while True:
         try:
-            thread.join()
+            while not done and time.monotonic() < until:
+                time.sleep(0.002)
+            break
         except KeyboardInterrupt as error:
             raised = error
     if raised is not None:
         raise raised
 
 
-def _import(name):
-    with contextlib.suppress(Exception):  # it is raised once more by who asked
+def _import(name, done):
+    try:
         importlib.import_module(name)
+    except Exception:
+        pass  # it is raised once more by who asked
+    finally:
+        done.append(name)
 
 
 np = import_whole("numpy")
