@@ -106,27 +106,27 @@ def ask(home, request, files, life):
     `arguments` and `idle_ms`, the time that the nursery stays without being needed; `files`: the trainer's standard
     input, output and error and the reading end of the pipe whose writing end `life` this process keeps.
     """
-    try:
-        name = _Name(home, request["environment"]["KERAS_BACKEND"])
-        connection = name.connect() or name.start() and name.connect()
-        if not connection:
-            return None
-        socket.send_fds(connection, [json.dumps(request).encode()], files)
-    except (OSError, ValueError):
-        return None
-    return Forked(connection, name, life)
+    sent = _send(home, request["environment"]["KERAS_BACKEND"], request, files)
+    return sent and Forked(*sent, life)
 
 
 def expect(home, keras_backend, idle_ms):
     """Let there be a nursery, for somebody is soon going to need a trainer: it imports Keras meanwhile. If nobody does,
-    it ends after so many milliseconds."""
+    it ends after so many milliseconds. Where there can be none, whoever needs a trainer finds out."""
+    if sent := _send(home, keras_backend, {"idle_ms": idle_ms}):
+        sent[0].close()
+
+
+def _send(home, keras_backend, request, files=()):
+    """Send a request to the nursery, which is started where there is none: (connection, _Name), or None."""
     try:
         name = _Name(home, keras_backend)
         if connection := name.connect() or name.start() and name.connect():
-            with connection:
-                connection.send(json.dumps({"idle_ms": idle_ms}).encode())
+            socket.send_fds(connection, [json.dumps(request).encode()], files)
+            return connection, name
     except (OSError, ValueError):
-        pass  # whoever needs a trainer finds out
+        pass
+    return None
 
 
 def own_folder():
