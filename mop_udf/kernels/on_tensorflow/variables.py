@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from mop_udf.kernels.on_tensorflow import traces
 
-PATIENCE = 30         # times that they are set before what does it at once is compiled, which takes as long
+PATIENCE = 4000       # variables that are set one by one before what sets all at once is made, which takes as long
 FEWEST = 12           # variables for which that is of use
 MOST_BYTES = 4 << 20  # of all: with more, the copy that it makes takes longer than the calls
 
@@ -40,15 +40,15 @@ class Variables:
             self.kinds.setdefault(variable.dtype, []).append(place)
         size = sum(v.value.dtype.size * math.prod(shape) for v, shape in zip(self.variables, self.shapes))
         self._together = None  # the functions that put and take all at once, when they have been compiled
-        self._times = 0 if len(self.variables) >= FEWEST and size <= MOST_BYTES else -math.inf
+        self._set = 0 if len(self.variables) >= FEWEST and size <= MOST_BYTES else -math.inf
 
     def put(self, arrays):
         """Set the variables to arrays of their shapes."""
-        self._times += 1
+        self._set += len(self.variables)
         if any(array.dtype != dtype for dtype, array in zip(self.dtypes, arrays)):
             for variable, array in zip(self.variables, arrays):
                 variable.assign(array)
-        elif self._times <= PATIENCE:
+        elif self._set <= PATIENCE:
             for variable, array in zip(self.variables, arrays):
                 put(variable.value, array)
         else:
@@ -57,7 +57,7 @@ class Variables:
 
     def take(self):
         """The variables' values; these may be their own memory: good until the next step."""
-        if self._times <= PATIENCE:
+        if self._set <= PATIENCE:
             return [taken(variable.value) for variable in self.variables]
         found = [None] * len(self.variables)
         flats = self._compiled()[1]()
@@ -74,10 +74,9 @@ class Variables:
                      for kind, places in self.kinds.items()]
             values = [v.value for v in self.variables]
             self._together = tuple(
-                traces.function(functools.partial(made.get_concrete_function, *of), None, values, False)
-                for made, of in (
-                    (tf.function(self._put_all, autograph=False), [flats]),
-                    (tf.function(self._take_all, autograph=False), [])))
+                traces.function(functools.partial(tf.function(made, autograph=False).get_concrete_function, *of),
+                                f"{made.__name__} {self.shapes} {self.dtypes}", values, True)
+                for made, of in ((self._put_all, [flats]), (self._take_all, [])))
         return self._together
 
     def _put_all(self, flats):
