@@ -40,10 +40,13 @@ def connect(way, name):
         raise way.refused(error) from None
 
 MOST_ROWS = 5000  # that are written by one statement
+READ_BYTES = 8 << 20  # of model states that are read by one
 
 
 class Catalog:
     """The catalog through a session of its own, as the calling role."""
+
+    least_generation = 4 << 20  # bytes of a generation of states: with small ones a table is not worth its making
 
     def __init__(self, db, way):
         """Connects. Raises MopError with what mends it."""
@@ -51,6 +54,8 @@ class Catalog:
         self.schema, self.way = db.extension.replace("%", "%%"), way
         # what the role reads of a table of the catalog: the table itself, or where there is no row security, a view
         self.own = f"{self.schema}.mop_own_" if db.has_segments else f"{self.schema}.mop_"
+        if db.has_segments:  # where a table takes 0.05 s
+            self.least_generation *= 8
         self.epoch = None  # of the run that is opened or reopened by this
         self.caller = db.value("SELECT pg_backend_pid()")
         # tells the catalog, in this session, which session it is that calls
@@ -458,23 +463,35 @@ class Catalog:
         """Nobody needs the states of these stages (numbers) any more."""
         self.execute(f"SELECT {self.schema}.mop_release_states(%s, %s, %s)", (run_id, self.epoch, list(stages)))
 
-    def state(self, run_id, stage, version):
-        """The bytes of a model state. Raises MopError where there is none.
+    def states(self, run_id, outcomes):
+        """The bytes of the model states of `outcomes` (dicts of `outcome`, each with a stage), one after the other;
+        small ones are read together. Raises MopError where there is none.
 
         They come by COPY in binary: as a column of a result they would come as hexadecimal text.
         """
-        found = _copied(self._lasting(self._copy_state, run_id, stage, version).getbuffer())
-        if not found:
-            raise MopError(f"the state of stage {stage} of run {run_id} is missing", sqlstate="XX001")
-        return found[0] if len(found) == 1 else b"".join(found)
+        at = 0
+        while at < len(outcomes):
+            end = at + 1
+            while end < len(outcomes) and sum(c["bytes"] or READ_BYTES for c in outcomes[at:end + 1]) <= READ_BYTES:
+                end += 1
+            parts = {}
+            for stage, part in _copied(self._lasting(self._copy_states, run_id, outcomes[at:end]).getbuffer(), 2):
+                parts.setdefault(struct.unpack("!i", stage)[0], []).append(part)
+            for c in outcomes[at:end]:
+                found = parts.get(c["stage"])
+                if not found:
+                    raise MopError(f"the state of stage {c['stage']} of run {run_id} is missing", sqlstate="XX001")
+                yield found[0] if len(found) == 1 else b"".join(found)
+            at = end
 
-    def _copy_state(self, run_id, stage, version):
+    def _copy_states(self, run_id, outcomes):
         parts = io.BytesIO()
         self.execute("SET statement_timeout = 0")
         with self.connection.cursor() as cursor:
+            versions = {c["stage"]: c["version"] for c in outcomes}  # (configurations that are alike share a stage)
             cursor.copy_expert(cursor.mogrify(
-                f"COPY (SELECT data FROM {self.schema}.mop_read_states(%s, %s, %s)) TO STDOUT (FORMAT binary)",
-                (run_id, [stage], [version])), parts)
+                f"COPY (SELECT stage, data FROM {self.schema}.mop_read_states(%s, %s, %s)) TO STDOUT (FORMAT binary)",
+                (run_id, list(versions), list(versions.values()))), parts)
             cursor.execute("SET statement_timeout = 30000")
         return parts
 
@@ -615,12 +632,13 @@ class Catalog:
 
     def outcome(self, run_id, kept=None):
         """The run's configurations as dicts: mst_key, model_id, parameters, error, reason; and of the last stage that
-        it trained, or that of the iteration `kept` ({mst_key: iteration}): stage, iteration, version, segment of its
-        last unit."""
+        it trained, or that of the iteration `kept` ({mst_key: iteration}): stage, iteration, version, bytes of its
+        state, segment of its last unit."""
         return self.execute(
             f"SELECT DISTINCT ON (c.mst_key) c.mst_key, c.model_id, c.compile_params, c.fit_params, c.model_arch,"
-            f" c.error, c.reason, l.stage, l.iteration, l.version, u.segment"
-            f" FROM {self.own}configuration c LEFT JOIN (SELECT q.run_id, q.mst_key, q.stage, q.iteration, m.version"
+            f" c.error, c.reason, l.stage, l.iteration, l.version, l.bytes, u.segment"
+            f" FROM {self.own}configuration c LEFT JOIN ("
+            f"  SELECT q.run_id, q.mst_key, q.stage, q.iteration, m.version, m.bytes"
             f"  FROM {self.own}request q JOIN {self.own}model m USING (run_id, stage)) l"
             f" ON l.run_id = c.run_id AND l.mst_key = c.mst_key"
             f" AND l.iteration <= coalesce((%s::json ->> c.mst_key::text)::integer, l.iteration)"
@@ -699,12 +717,15 @@ def note_output(db, run_id, seal):
     db.execute(f"SELECT {db.extension}.mop_note_output($1, $2)", ["bigint", "text"], [run_id, seal])
 
 
-def _copied(data):
-    """The values (memoryviews) of COPY's binary format, of one column."""
+def _copied(data, columns):
+    """The rows (lists of memoryviews) of COPY's binary format, of so many columns."""
     offset = 19 + struct.unpack_from("!i", data, 15)[0]  # signature, flags, length of the header's extension
-    values = []
+    rows = []
     while struct.unpack_from("!h", data, offset)[0] >= 0:
-        size = struct.unpack_from("!i", data, offset + 2)[0]
-        values.append(data[offset + 6:offset + 6 + size])
-        offset += 6 + size
-    return values
+        offset += 2
+        rows.append([])
+        for _ in range(columns):
+            size = struct.unpack_from("!i", data, offset)[0]
+            rows[-1].append(data[offset + 4:offset + 4 + size])
+            offset += 4 + size
+    return rows

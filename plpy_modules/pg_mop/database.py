@@ -103,6 +103,11 @@ PINNED = {
 }
 
 
+def _other(settings):
+    """What is to be pinned of a caller's `settings`: those of PINNED that they have otherwise."""
+    return {name: value for name, value in PINNED.items() if settings[name] != value}
+
+
 _HAS = {}  # (function, types): whether this server has it; names of settings: those that it does not know
 
 
@@ -247,14 +252,17 @@ class Database:
         finally:
             self._before = None
         self._set_path(self._caller_path)
-        self._set_local({name: before[name] for name in PINNED})
+        self._set_local({name: before[name] for name in _other(before)})
 
     def _pin(self):
         self._pinned = True
         self._set_path("pg_catalog, pg_temp")
-        self._set_local(PINNED)
+        self._set_local(_other(self._before))
 
     def _set_local(self, settings):
+        """(What is set on Greenplum goes to all segments.)"""
+        if not settings:
+            return
         plan = self.plpy.prepare("SELECT " + ", ".join(
             f"pg_catalog.set_config('{name}', ${i}, true)" for i, name in enumerate(settings, 1)),
             ["pg_catalog.text"] * len(settings))

@@ -124,8 +124,8 @@ class Single(Training):
     def weights(self):
         """The trained weights: of averaging, the average of the replicas, weighted by their segments' rows."""
         from pg_mop.arrays import state
-        states = (state.unpack(self.journal.state(self.run_id, c["stage"], c["version"]))["weights"]
-                  for c in self.journal.outcome(self.run_id, self.kept))
+        states = (state.unpack(its)["weights"] for its in self.journal.states(
+            self.run_id, self.journal.outcome(self.run_id, self.kept)))
         if not self.averaging:
             return next(states)
         return state.average(states, self.replicas())

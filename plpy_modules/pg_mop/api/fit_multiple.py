@@ -144,11 +144,12 @@ def write_models(training, model, info, previous):
         loss_type text, training_metrics_final float8, training_loss_final float8, training_metrics float8[],
         training_loss float8[], validation_metrics_final float8, validation_loss_final float8,
         validation_metrics float8[], validation_loss float8[], error text, all_metrics json, iteration integer)""")
-    sizes = []
-    for c in training.journal.outcome(training.run_id, training.kept):
+    sizes, outcome = [], training.journal.outcome(training.run_id, training.kept)
+    models = weights_of(training, [c for c in outcome if _is_trained(c)])
+    for c in outcome:
         weights, key = None, c["mst_key"]
-        if c["error"] is None and c["stage"] is not None:
-            weights = weights_of(training, c)
+        if _is_trained(c):
+            weights = next(models)
             sizes.append(len(weights))
             db.execute(f"INSERT INTO {model} VALUES ($1, $2, $3::json, $4)", ["integer", "bytea", "text", "integer"],
                        [key, weights, c["model_arch"], c["segment"]])
@@ -158,11 +159,15 @@ def write_models(training, model, info, previous):
     tell_of_large(db, model, sizes)
 
 
-def weights_of(training, c):
-    """The weights (float32 bytes) of a configuration's outcome (a dict of Catalog.outcome)."""
+def _is_trained(outcome):
+    return outcome["error"] is None and outcome["stage"] is not None
+
+
+def weights_of(training, outcomes):
+    """The weights (float32 bytes) of configurations' outcomes (dicts of Catalog.outcome), one after the other."""
     from pg_mop.arrays import state
-    return state.weights_to_bytes(
-        state.unpack(training.journal.state(training.run_id, c["stage"], c["version"]))["weights"])
+    for its in training.journal.states(training.run_id, outcomes):
+        yield state.weights_to_bytes(state.unpack(its)["weights"])
 
 
 def info_of(training, c, size):

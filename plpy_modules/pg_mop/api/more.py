@@ -34,7 +34,7 @@ def train(db, arguments, earlier=None):
     with training.output(None):
         key = a["mst_key"]
         c = training.journal.outcome(training.run_id, training.kept)[0]
-        weights = weights_of(training, c)
+        weights = next(weights_of(training, [c]))
         db.execute(f"UPDATE {model} SET model_weights = $1, __dist_key__ = $2 WHERE mst_key = $3",
                    ["bytea", "integer", "integer"], [weights, c["segment"], key])
         columns = info_of(training, c, len(weights))

@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-LEAST_BYTES = 4 << 20  # of a generation: with small states a table is not worth its making
 SHARE = 4    # of the live states' bytes a generation takes one part in so many
 BOUND = 2.2  # times the live states' bytes may be there before states are moved
 
@@ -20,7 +19,7 @@ class Generations:
         """`size_key(stage)` is equal for stages (numbers) whose states are of one size; `sizes`: {size key: bytes of a
         state, at first perhaps of weights alone}; `measured`: the size keys of which a trained state has been seen.
         Both are those of all servers."""
-        self.catalog, self.run_id, self.size_key = catalog, run_id, size_key
+        self.catalog, self.run_id, self.size_key, self.least = catalog, run_id, size_key, catalog.least_generation
         self.sizes, self.measured = sizes, measured
         self.where = {}     # stage -> the generation of its state, where it has one of its own that is of use
         self.held = Counter()  # generation -> states there
@@ -105,10 +104,10 @@ class Generations:
 
         `movable(stage)`: nobody reads that stage's state now.
         """
-        if self.filled[self.newest] >= max(LEAST_BYTES, self.live / SHARE):
+        if self.filled[self.newest] >= max(self.least, self.live / SHARE):
             self.turn()
         self._drop()
-        if sum(self.filled.values()) > max(LEAST_BYTES, self.live) * BOUND and self._empty_one(movable):
+        if sum(self.filled.values()) > max(self.least, self.live) * BOUND and self._empty_one(movable):
             self._drop()
 
     def _drop(self):
