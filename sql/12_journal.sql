@@ -594,6 +594,8 @@ DECLARE
     told timestamptz := now();
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    -- (nobody needs to wait for the disk that has the begun units: with the server they are gone, too)
+    PERFORM @extschema@.mop_commit_soon();
     -- (one by one: what is joined with a list goes through all segments of Greenplum)
     FOR i IN 1 .. coalesce(array_length(stages, 1), 0) LOOP
         PERFORM @extschema@.mop_put_unit(run, stages[i], iterations[i], of_segment, of_kind, of_dataset, attempts[i], own,
@@ -625,6 +627,18 @@ BEGIN
 END
 $$;
 
+-- where a number is in a list
+CREATE FUNCTION @extschema@.mop_place_of(one integer, list integer[]) RETURNS integer LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    FOR place IN 1 .. array_length(list, 1) LOOP
+        IF list[place] = one THEN
+            RETURN place;
+        END IF;
+    END LOOP;
+    RETURN NULL;
+END
+$$;
+
 -- Notes the results of units on a segment that went together, each with its stage and attempt; fails where the run has
 -- been taken from one. A unit of training, whose new state has been put into a generation, moves its stage's state on to
 -- the next version; nobody needs those of the stages that it releases.
@@ -633,36 +647,56 @@ CREATE FUNCTION @extschema@.mop_finish_units(run bigint, of_segment integer, of_
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     told timestamptz := clock_timestamp();
+    its record;  -- a list of each of what `results` have
+    changed bigint;
+    late integer;
     released integer[];
-    own record;
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
-    -- (one by one: what is joined with a list goes through all segments of Greenplum)
-    FOR own IN
-        SELECT r.* FROM json_to_recordset(results) AS r(stage integer, attempt integer, version integer,
-            generation integer, bytes bigint, kernel text, rows bigint, loss double precision, metric double precision,
-            read_seconds double precision, train_seconds double precision, write_seconds double precision,
-            compilations integer, choice json) ORDER BY r.stage
-    LOOP
-        IF of_kind = 'train' THEN
-            UPDATE @extschema@.mop_model m SET version = own.version, generation = own.generation, bytes = own.bytes,
-                made_on = of_segment
-            WHERE m.run_id = run AND m.stage = own.stage AND m.version = own.version - 1;
-            IF NOT FOUND THEN
-                RAISE EXCEPTION 'stage % of run % is not at version %', own.stage, run, own.version - 1
-                    USING ERRCODE = '55000';
-            END IF;
+    -- (lists by places: what is joined with a list goes through all segments of Greenplum)
+    SELECT array_agg(r.stage) AS stage, array_agg(r.attempt) AS attempt, array_agg(r.version) AS version,
+        array_agg(r.generation) AS generation, array_agg(r.bytes) AS bytes, array_agg(r.kernel) AS kernel,
+        array_agg(r.rows) AS rows, array_agg(r.loss) AS loss, array_agg(r.metric) AS metric,
+        array_agg(r.read_seconds) AS read_seconds, array_agg(r.train_seconds) AS train_seconds,
+        array_agg(r.write_seconds) AS write_seconds, array_agg(r.compilations) AS compilations,
+        array_agg(r.choice) AS choice INTO its
+    FROM json_to_recordset(results) AS r(stage integer, attempt integer, version integer, generation integer,
+        bytes bigint, kernel text, rows bigint, loss double precision, metric double precision,
+        read_seconds double precision, train_seconds double precision, write_seconds double precision,
+        compilations integer, choice json);
+    IF of_kind = 'train' THEN
+        UPDATE @extschema@.mop_model m SET version = m.version + 1, made_on = of_segment,
+            generation = its.generation[@extschema@.mop_place_of(m.stage, its.stage)],
+            bytes = its.bytes[@extschema@.mop_place_of(m.stage, its.stage)]
+        WHERE m.run_id = run AND m.stage = ANY (its.stage)
+        AND m.version = its.version[@extschema@.mop_place_of(m.stage, its.stage)] - 1;
+        GET DIAGNOSTICS changed = ROW_COUNT;
+        IF changed <> array_length(its.stage, 1) THEN
+            late := (SELECT n FROM generate_subscripts(its.stage, 1) AS n
+                     WHERE NOT EXISTS (SELECT 1 FROM @extschema@.mop_model m WHERE m.run_id = run
+                         AND m.stage = its.stage[n] AND m.version = its.version[n] AND m.made_on = of_segment)
+                     ORDER BY 1 LIMIT 1);
+            RAISE EXCEPTION 'stage % of run % is not at version %', its.stage[coalesce(late, 1)], run,
+                its.version[coalesce(late, 1)] - 1 USING ERRCODE = '55000';
         END IF;
-        UPDATE @extschema@.mop_unit u SET status = 'finished', finished_at = told, version = own.version,
-            kernel = own.kernel, rows = own.rows, loss = own.loss, metric = own.metric,
-            read_seconds = own.read_seconds, train_seconds = own.train_seconds, write_seconds = own.write_seconds,
-            compilations = own.compilations, choice = own.choice
-        WHERE (u.run_id, u.segment, u.kind, u.dataset) = ($1, $2, $3, $4) AND u.stage = own.stage
-        AND u.attempt = own.attempt AND u.status = 'running';
-        IF NOT FOUND THEN
-            RAISE EXCEPTION 'this unit of run % is no longer running', run USING ERRCODE = '55000';
-        END IF;
-    END LOOP;
+    END IF;
+    UPDATE @extschema@.mop_unit u SET status = 'finished', finished_at = told,
+        version = its.version[@extschema@.mop_place_of(u.stage, its.stage)],
+        kernel = its.kernel[@extschema@.mop_place_of(u.stage, its.stage)],
+        rows = its.rows[@extschema@.mop_place_of(u.stage, its.stage)],
+        loss = its.loss[@extschema@.mop_place_of(u.stage, its.stage)],
+        metric = its.metric[@extschema@.mop_place_of(u.stage, its.stage)],
+        read_seconds = its.read_seconds[@extschema@.mop_place_of(u.stage, its.stage)],
+        train_seconds = its.train_seconds[@extschema@.mop_place_of(u.stage, its.stage)],
+        write_seconds = its.write_seconds[@extschema@.mop_place_of(u.stage, its.stage)],
+        compilations = its.compilations[@extschema@.mop_place_of(u.stage, its.stage)],
+        choice = its.choice[@extschema@.mop_place_of(u.stage, its.stage)]
+    WHERE (u.run_id, u.segment, u.kind, u.dataset) = ($1, $2, $3, $4) AND u.stage = ANY (its.stage)
+    AND u.attempt = its.attempt[@extschema@.mop_place_of(u.stage, its.stage)] AND u.status = 'running';
+    GET DIAGNOSTICS changed = ROW_COUNT;
+    IF changed <> array_length(its.stage, 1) THEN
+        RAISE EXCEPTION 'this unit of run % is no longer running', run USING ERRCODE = '55000';
+    END IF;
     IF of_kind = 'train' THEN
         released := ARRAY(SELECT e.value::integer FROM json_array_elements(results) AS r,
                                  json_array_elements_text(r.value -> 'release') AS e);

@@ -14,8 +14,9 @@ BEGIN
                p.proname ~ '^mop_(hold|seize)_' OR p.proname IN ('mop_caller', 'mop_owner_of', 'mop_own',
                    'mop_own_once', 'mop_has_seen', 'mop_backend', 'mop_reservation', 'mop_lock_number',
                    'mop_forget_outputs', 'mop_make_generation', 'mop_put_unit', 'mop_copy_state', 'mop_forget_sums',
-                   'mop_delete_generations', 'mop_delete_run', 'mop_tables_of_runs', 'mop_at_objects', 'mop_the_secret', 'mop_ticket_role',
-                   'mop_standing', 'mop_know', 'mop_count_rows') AS is_internal
+                   'mop_delete_generations', 'mop_delete_run', 'mop_tables_of_runs', 'mop_at_objects', 'mop_at_host',
+                   'mop_the_secret', 'mop_ticket_role', 'mop_standing', 'mop_know', 'mop_count_rows',
+                   'mop_commit_soon', 'mop_place_of') AS is_internal
         FROM pg_catalog.pg_depend d
         JOIN pg_catalog.pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_mop'
         JOIN pg_catalog.pg_proc p ON p.oid = d.objid

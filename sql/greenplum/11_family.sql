@@ -116,6 +116,12 @@ BEGIN
 END
 $$;
 
+-- (a setting goes to all segments, and then so does the COMMIT)
+CREATE FUNCTION @extschema@.mop_commit_soon() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+END
+$$;
+
 -- (with the run as a literal it goes to that segment alone, and so does the COMMIT)
 CREATE FUNCTION @extschema@.mop_put_unit(run bigint, stage integer, iteration integer, segment integer, kind text,
     dataset text, attempt integer, backend integer, queued timestamptz, started timestamptz) RETURNS void

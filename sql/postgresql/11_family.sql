@@ -102,6 +102,13 @@ BEGIN
 END
 $$;
 
+-- nobody waits for the disk that is to have this transaction
+CREATE FUNCTION @extschema@.mop_commit_soon() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
+END
+$$;
+
 -- notes a unit as running
 CREATE FUNCTION @extschema@.mop_put_unit(run bigint, stage integer, iteration integer, segment integer, kind text,
     dataset text, attempt integer, backend integer, queued timestamptz, started timestamptz) RETURNS void

@@ -159,7 +159,8 @@ class Training(Guests):
                     self.began, self.replicas() if self.averaging else None,
                     self._kernels(earlier) if earlier is not None and earlier.replay else {},
                     experience=self.experience)
-                sessions = Sessions(db, self._server, self.orders.trainer, f"pg_mop run {self.run_id}")
+                sessions = Sessions(db, self._server, self.orders.trainer, f"pg_mop run {self.run_id}",
+                                    options["lock_timeout"])
                 steering = self.steering()
                 if not (self.board.done and steering.done):
                     self._open(sessions)

@@ -49,7 +49,7 @@ class Executor:
         self.run_id, self.plan, self.board, self.scheduler = run_id, plan, board, scheduler
         self.orders, self.steering, self.adopt = orders, steering, adopt
         self.kept_bytes = options["checkpoint_mb"] << 20 if options["reuse"] else 0  # of states, for later runs
-        self.lock_timeout, self.retries = options["lock_timeout"], options["unit_retries"]
+        self.retries = options["unit_retries"]
         self.server_timeout = options["server_timeout"]
         self.stranded = {}      # unit -> since when what it needs is on a server that is away
         self.away = {}          # place -> (when to look whether its server is back, seconds until the next, till when)
@@ -386,9 +386,7 @@ class Executor:
         session.since = time.monotonic()
         try:
             begin = server.catalog.begin_units_sql(server.run_id, rows)
-            # (nobody needs to wait for the disk that has the begun units: with the server they are gone, too)
-            session.command = (f"SET lock_timeout = {self.lock_timeout}; BEGIN; SET LOCAL synchronous_commit = off; "
-                               f"{begin}; COMMIT; "
+            session.command = (f"BEGIN; {begin}; COMMIT; "
                                f"BEGIN; SELECT {server.schema}.mop_run_unit({quote_literal(json.dumps(work))}); COMMIT")
             if not server.home:
                 session.command += "; " + server.catalog.report_sql(server.run_id, units[0]).replace("%%", "%")

@@ -255,10 +255,10 @@ class Pulse:
 class Sessions:
     """The worker sessions of one run, one for each place, opened or taken from the pool."""
 
-    def __init__(self, db, server, options, name):
+    def __init__(self, db, server, options, name, lock_timeout):
         """`server(place)`: the :class:`~pg_mop.execute.servers.Server` of a place; `options(place)`: the trainer's
-        options; `name`: the sessions' application_name."""
-        self.db, self.server, self.options, self.name = db, server, options, name
+        options; `name`: the sessions' application_name; `lock_timeout`: theirs, milliseconds."""
+        self.db, self.server, self.options, self.name, self.lock_timeout = db, server, options, name, lock_timeout
         self.tick = db.tick
         self.by_place = {}
         self.relays = {}  # (place, name of a server) -> session of that one that carries states for the place's
@@ -305,9 +305,9 @@ class Sessions:
         return server.way.key, server.schema, place
 
     def _warm_up(self, place):
-        options = quote_literal(json.dumps(self.options(place)))
-        return (f"{self.server(place).way.idle_sql(0)}SET application_name = {quote_literal(self.name)}; "
-                f"SELECT {self.server(place).schema}.mop_start_trainer({options})")
+        server, options = self.server(place), quote_literal(json.dumps(self.options(place)))
+        return (f"{server.way.idle_sql(0)}SET application_name = {quote_literal(self.name)}; "
+                f"SET lock_timeout = {self.lock_timeout}; SELECT {server.schema}.mop_start_trainer({options})")
 
     def open(self, places):
         """Open sessions at `places`, all at once; they start their trainers without being waited for.
