@@ -34,7 +34,7 @@ def environment(home, keras_backend, role, threads, megabytes):
     hold.
     """
     try:
-        folder, opened = nursery.own_folder()
+        folder, opened, _ = nursery.own_folder()
         os.close(opened)
         kind = f"{nursery.version(home, keras_backend)}-{processor()}"
         path = os.path.join(folder, f"xla-{kind}-{int(threads)}-{int(role)}")

@@ -31,6 +31,7 @@ import traceback
 import mop_udf
 
 FOLDER = "pgsql_tmp.pg_mop"  # of the data directory: pg_basebackup and pg_rewind leave out what begins like this
+SHARES = "shares"  # names the data directory of the server whose folder is used instead
 ANSWER_SECONDS = 20  # in which it has imported Keras, however busy the machine is
 MOST_BYTES = 1 << 16  # of a request
 
@@ -129,13 +130,60 @@ def _send(home, keras_backend, request, files=()):
     return None
 
 
+def share(directory):
+    """From now on this server uses what the one with that data directory has: its nursery, and what is kept beside
+    that. Greenplum's segments on a host are told so by the extension's owner (mop_share_host), so that one has it for
+    all. Where there is no folder to trust, or the disk is full, each has its own."""
+    try:
+        folder, opened = _folder(os.getcwd())
+        os.close(opened)
+        if _shares(folder) != directory:
+            path = os.path.join(folder, SHARES)
+            with open(f"{path}.{os.getpid()}", "w") as file:
+                file.write(directory)
+            os.replace(file.name, path)
+    except OSError:
+        pass
+
+
+def _shares(folder):
+    """The data directory that a folder names, or None."""
+    try:
+        with open(os.path.join(folder, SHARES)) as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
 def own_folder():
-    """(path, descriptor) of the folder in the data directory of the server whose backend this is: its user's alone.
-    Raises OSError where there is none to trust."""
-    folder = os.path.join(os.getcwd(), FOLDER)  # a backend is in its server's data directory
-    with open("postmaster.pid", "rb") as file:
-        if int(file.readline()) != os.getppid():
-            raise FileNotFoundError(errno.ENOENT, "no server's own process")
+    """(path, descriptor, process id of the server) of the folder of the server whose backend this is, or of the one
+    that it shares that of, as long as it is up. Raises OSError where there is none to trust."""
+    directory = os.getcwd()  # a backend is in its server's data directory
+    if (server := _server(directory)) != os.getppid():
+        raise FileNotFoundError(errno.ENOENT, "no server's own process")
+    folder, opened = _folder(directory)
+    try:
+        if (other := _shares(folder)) not in (None, directory):
+            running, shared = _server(other), _folder(other)
+            os.close(opened)
+            return *shared, running
+    except (OSError, ValueError):
+        pass
+    return folder, opened, server
+
+
+def _server(directory):
+    """The process id of the server of a data directory. Raises OSError where there is none of this user's."""
+    with open(os.path.join(directory, "postmaster.pid"), "rb") as file:
+        pid = int(file.readline())
+    if os.stat(f"/proc/{pid}").st_uid != os.geteuid():
+        raise PermissionError(errno.EACCES, "another user's", directory)
+    return pid
+
+
+def _folder(directory):
+    """(path, descriptor) of the folder in a data directory: its user's alone. Raises OSError where it is not."""
+    folder = os.path.join(directory, FOLDER)
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
@@ -154,9 +202,10 @@ class _Name:
     def __init__(self, home, keras_backend):
         """Raises OSError where nobody but the server's own user may be: no folder to trust."""
         self.home, self.keras_backend = home, keras_backend
-        if os.getppid() == 1:  # which would inherit the nursery, and take its end by a signal for a crash of its own
+        _, self._folder, self._server = own_folder()
+        # (that would inherit the nursery, and take its end by a signal for a crash of its own)
+        if 1 in (os.getppid(), self._server):
             raise FileNotFoundError(errno.ENOENT, "no server's own process")
-        _, self._folder = own_folder()
         # paths of sockets are short
         self.path = f"/proc/self/fd/{self._folder}/nursery-{version(home, keras_backend)}"
 
@@ -200,7 +249,7 @@ class _Name:
                 listener.bind(self.path)
                 os.chmod(self.path, 0o600)
                 listener.listen(128)
-                postmaster = os.pidfd_open(os.getppid())
+                postmaster = os.pidfd_open(self._server)
                 try:
                     self._execute(listener.fileno(), lock, postmaster)
                 finally:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -9,7 +10,7 @@ import time
 
 import pytest
 
-from mop_udf import compile_cache
+from mop_udf import compile_cache, nursery
 from mop_udf.compile_cache import CompileCache
 from workload import dense
 
@@ -40,6 +41,38 @@ def test_those_that_nobody_uses_go(data):
     old = directory()
     os.utime(old, (0, 0))
     assert directory(role=11) and not os.path.exists(old)
+
+
+def test_segments_on_a_host_share_what_one_of_them_has(data, tmp_path_factory):
+    first, own = tmp_path_factory.mktemp("first"), directory()
+    (first / "postmaster.pid").write_text(f"{os.getpid()}\n")
+    nursery.share(str(first))
+    nursery.share(str(first))
+    assert directory().startswith(f"{first}/") and os.path.basename(directory()) == os.path.basename(own)
+    folder, opened, server = nursery.own_folder()
+    os.close(opened)
+    assert folder == f"{first}/pgsql_tmp.pg_mop" and server == os.getpid()
+    nursery.share(str(data))
+    assert directory() == own
+
+
+@pytest.mark.parametrize("trouble", ["down", "gone", "open to others", "no folder"])
+def test_where_that_is_not_to_be_had_each_has_its_own(data, tmp_path_factory, trouble):
+    first, own = tmp_path_factory.mktemp("first"), directory()
+    nursery.share(str(first))
+    if trouble == "down":
+        (first / "postmaster.pid").write_text("4194305\n")
+    elif trouble == "open to others":
+        (first / "postmaster.pid").write_text(f"{os.getpid()}\n")
+        (first / "pgsql_tmp.pg_mop").mkdir()
+        os.chmod(first / "pgsql_tmp.pg_mop", 0o755)
+    elif trouble == "no folder":
+        shutil.rmtree(data / "pgsql_tmp.pg_mop")
+        (data / "pgsql_tmp.pg_mop").touch()
+        nursery.share(str(first))
+        assert directory() == {}
+        return
+    assert directory() == own
 
 
 @pytest.mark.parametrize("trouble", ["no server", "blank", "off", "file", "open to others"])
