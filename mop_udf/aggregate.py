@@ -33,6 +33,7 @@ class Session:
         self.sent = None  # (epoch, buffer) of it that was sent last
         self.schema = None  # the extension's, quoted, once it has been asked for
         self.plans = {}  # (sql, types) -> prepared plan
+        self.steps = None  # Greenplum: the coroutine of the unit, whose SQL is run from outside
         self.coming = None  # what to do while the trainer works on the unit
         self.ahead = {}  # (run_id, stage, version) -> parts of a model state that has been read ahead
         self.lent = {}  # pickles of custom functions for the unit that comes, by name: at a place of Greenplum

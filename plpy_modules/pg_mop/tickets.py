@@ -4,7 +4,9 @@ It is asked by sql/greenplum/13_own.sql alone. (No role but superusers has code 
 to the extension as it was made once: `home` is the number of its table mop_secret, which a later one has not.
 """
 
+import ctypes
 import hashlib
+import os
 import re
 import struct
 
@@ -30,14 +32,26 @@ def _name(plpy, home):
     return plpy.execute(f"SELECT {int(home)}::pg_catalog.oid::pg_catalog.regclass::pg_catalog.text AS name")[0]["name"]
 
 
-def make(plpy, home, role, pid, moment, learn):
-    """The ticket of a role in a transaction that began at `moment` (as timestamptz_send gives it), and what tells
-    others of the role that the session exists. `learn`: SQL that reads the secret first, with its owner's rights."""
+def make(plpy, home, learn):
+    """The ticket of the role whose rights are in force, in this transaction, and what tells others of the role that the
+    session exists. `learn`: SQL that reads the secret first, with its owner's rights.
+
+    (What PostgreSQL calls current_user and now() is asked without SQL, which would take a subtransaction on all
+    segments.)
+    """
     if _home != home:
         plpy.execute(learn)
-    began = struct.unpack(">q", moment)[0] + _EPOCH
-    return (f"{role} {_seal(b'caller', role, pid, moment)}",
-            f"{pid} {began} {_seal(b'backend', role, pid, struct.pack('>q', began))}")
+    role, began, pid = _server("GetUserId", ctypes.c_uint32), _server(
+        "GetCurrentTransactionStartTimestamp", ctypes.c_int64), os.getpid()
+    return (f"{role} {_seal(b'caller', role, pid, struct.pack('>q', began))}",
+            f"{pid} {began + _EPOCH} {_seal(b'backend', role, pid, struct.pack('>q', began + _EPOCH))}")
+
+
+def _server(name, kind):
+    """What a function of the server's own, without arguments, gives."""
+    function = getattr(ctypes.CDLL(None), name)
+    function.restype = kind
+    return function()
 
 
 def _seal(kind, role, pid, moment):

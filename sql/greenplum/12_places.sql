@@ -19,6 +19,22 @@ $$;
 
 SELECT @extschema@.mop_find_places();
 
+-- Lets the session's process at a place share the nursery, and what is kept of compilations, of the first of the segments
+-- on its host.
+CREATE FUNCTION @extschema@.mop_share_host(at_place integer) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    segment integer := (SELECT p.gp_segment_id FROM @extschema@.mop_place p WHERE p.place = at_place);
+    directory text := (SELECT f.datadir FROM gp_segment_configuration f WHERE f.role = 'p' AND f.content >= 0
+                       AND f.hostname = (SELECT s.hostname FROM gp_segment_configuration s
+                                         WHERE s.role = 'p' AND s.content = segment)
+                       ORDER BY f.content LIMIT 1);
+BEGIN
+    EXECUTE format('SELECT @extschema@.mop_at_host(%L) FROM @extschema@.mop_place p WHERE p.place = %s', directory,
+                   at_place);
+END
+$$;
+
 -- In which generations stages' model states are, as mop_read_states finds them, with their sizes, and the segments of the
 -- packed table at whose places they were made (NULL: of weights); of what has no state there is no row.
 CREATE FUNCTION @extschema@.mop_find_states(run bigint, of_stages integer[], at_versions integer[],
@@ -30,6 +46,7 @@ DECLARE
     -- (each query of one table: together they take longer to plan; and of all stages: each asks a segment)
     models @extschema@.mop_model[];
     parents @extschema@.mop_stage[];
+    theirs integer[];
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
     models := ARRAY(SELECT m FROM @extschema@.mop_model m WHERE m.run_id = run AND m.stage = ANY (of_stages)
@@ -37,9 +54,9 @@ BEGIN
     parents := ARRAY(SELECT s FROM @extschema@.mop_stage s WHERE s.run_id = run AND s.stage = ANY (of_stages)
                      AND s.parent IS NOT NULL);
     IF array_length(parents, 1) > 0 THEN
+        theirs := ARRAY(SELECT s.parent FROM unnest(parents) AS s);  -- (known before its segment is asked)
         models := models || ARRAY(SELECT m FROM @extschema@.mop_model m WHERE m.run_id = run
-            AND m.version = ANY (at_versions) AND m.generation IS NOT NULL
-            AND m.stage = ANY (ARRAY(SELECT s.parent FROM unnest(parents) AS s)));
+            AND m.stage = ANY (theirs) AND m.version = ANY (at_versions) AND m.generation IS NOT NULL);
     END IF;
     FOR place IN 1 .. coalesce(array_length(of_stages, 1), 0) LOOP
         wanted := of_stages[place];
@@ -58,17 +75,16 @@ $$;
 
 -- Gives a state to the session's trainer at a place, as of the stage `to_stage`: how many parts it has. `from_place`: where
 -- it is; what it does not have is looked for on all segments. A part that is there goes straight, one that is elsewhere
--- by a parameter that is read first. `is_one`: there is but one part, and where it was made is known.
+-- by a parameter that is read first.
 CREATE FUNCTION @extschema@.mop_give_state(run bigint, of_stage integer, at_version integer, generation integer,
-    from_place integer, to_place integer, to_stage integer, is_one boolean,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS integer
+    from_place integer, to_place integer, to_stage integer, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     source text := format('FROM @extschema@.%I s WHERE s.stage = %s AND s.version = %s',
                           @extschema@.mop_generation_name(run, generation), of_stage, at_version);
     somewhere text;
-    one record;
-    part bytea;
+    parts integer[];
+    places integer[];
     given integer := 0;
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
@@ -76,21 +92,15 @@ BEGIN
         EXECUTE format('SELECT @extschema@.mop_at_state(%s, t.data) FROM (SELECT s.data %s AND s.place = %s '
                        'ORDER BY s.part) t', to_stage, source, from_place);
         GET DIAGNOSTICS given = ROW_COUNT;
-    ELSIF is_one THEN
-        -- (by way of the coordinator: a parameter that is read first has processes of its own on all segments)
-        EXECUTE format('SELECT s.data %s AND s.place = %s', source, from_place) INTO part;
-        IF part IS NOT NULL THEN
-            EXECUTE format('SELECT @extschema@.mop_at_state(%s, $1) FROM @extschema@.mop_place p WHERE p.place = %s',
-                           to_stage, to_place) USING part;
-            given := 1;
-        END IF;
     END IF;
     FOREACH somewhere IN ARRAY ARRAY[' AND s.place = ' || from_place, ''] LOOP
         EXIT WHEN given > 0;
-        FOR one IN EXECUTE format('SELECT s.place, s.part %s%s ORDER BY s.part', source, somewhere) LOOP
+        -- (not in a loop over rows, for which Greenplum has processes of its own)
+        EXECUTE format('SELECT array_agg(s.part), array_agg(s.place) %s%s', source, somewhere) INTO parts, places;
+        FOR i IN 1 .. coalesce(array_length(parts, 1), 0) LOOP
+            -- (the parts of one state are at one place, from 0 on)
             EXECUTE format('SELECT @extschema@.mop_at_state(%s, (SELECT s.data %s AND s.place = %s AND s.part = %s)) '
-                           'FROM @extschema@.mop_place p WHERE p.place = %s',
-                           to_stage, source, one.place, one.part, to_place);
+                           'FROM @extschema@.mop_place p WHERE p.place = %s', to_stage, source, places[1], i - 1, to_place);
             given := given + 1;
         END LOOP;
     END LOOP;

@@ -1,18 +1,41 @@
--- What mop_start_trainer and mop_run_unit call at a place, in the process of the session that has the trainer:
--- pg_mop/execute/trainers.py. (mop_at_objects is for mop_give_objects alone, which knows that they are a superuser's.)
+-- What a unit is on Greenplum: statements that pg_mop/execute/unit.py gives one after the other, each with the answer to
+-- the one before. (SPI of PL/Python begins a subtransaction for each, on all segments.)
+CREATE FUNCTION @extschema@.mop_next_statement(unit text, answer text) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.execute import unit as work
+return work.next_statement(plpy, unit, answer)
+$$;
+
+CREATE OR REPLACE FUNCTION @extschema@.mop_run_unit(unit text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    statement text := @extschema@.mop_next_statement(unit, NULL);
+    answer record;
+    rows integer;
+BEGIN
+    WHILE statement IS NOT NULL LOOP
+        EXECUTE statement INTO answer;
+        GET DIAGNOSTICS rows = ROW_COUNT;
+        statement := @extschema@.mop_next_statement(NULL, CASE WHEN rows > 0 THEN row_to_json(answer)::text END);
+    END LOOP;
+END
+$$;
+
+-- What mop_start_trainer and a unit call at a place, in the process of the session that has the trainer:
+-- pg_mop/execute/trainers.py. (mop_at_objects is for mop_give_objects alone, which knows that they are a superuser's,
+-- and mop_at_host for mop_share_host.)
+
+CREATE FUNCTION @extschema@.mop_at_host(directory text) RETURNS boolean LANGUAGE plpython3u VOLATILE AS $$
+#python
+from mop_udf import nursery
+nursery.share(directory)
+return True
+$$;
 
 CREATE FUNCTION @extschema@.mop_at_start(options text, look_again boolean)
 RETURNS boolean LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.execute import trainers
 return trainers.at_start(plpy, *args)
-$$;
-
-CREATE FUNCTION @extschema@.mop_at_room(options text, dataset text, nbytes bigint, keep text)
-RETURNS text LANGUAGE plpython3u VOLATILE AS $$
-#python
-from pg_mop.execute import trainers
-return trainers.at_room(plpy, *args)
 $$;
 
 CREATE FUNCTION @extschema@.mop_at_objects(names text[], pickles bytea[]) RETURNS boolean

@@ -5,6 +5,7 @@
 
 import json
 import os
+import pathlib
 import signal
 
 import greenplum
@@ -532,6 +533,23 @@ def test_a_replay_is_the_same_and_a_warm_start_goes_on(trained):
     assert trained.value("SELECT training_loss_final FROM first_info WHERE mst_key = 1") < before
     trained.run("SELECT madlib.mop_drop_run(%s)", [run_id])
     assert trained.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == 0
+
+
+def test_segments_on_a_host_have_one_nursery_and_one_place_for_what_is_compiled(trained, ann):
+    fit(trained, "flowers_packed", "of_nursery", "mst")
+    hosts = {}
+    for row in trained.run("SELECT hostname, datadir FROM gp_segment_configuration WHERE role = 'p' AND content >= 0 "
+                           "ORDER BY content"):
+        hosts.setdefault(row["hostname"], []).append(pathlib.Path(row["datadir"]) / "pgsql_tmp.pg_mop")
+    beside = [(first, other) for first, *others in hosts.values() for other in others if first.exists()]
+    if not beside:
+        pytest.skip("that segments share a nursery was NOT RUN: none of them are on this host")
+    for first, other in beside:
+        assert (other / "shares").read_text() == str(first.parent)
+        assert list(first.glob("nursery-*.lock")) and list(first.glob("xla-*"))
+    place = trained.value("SELECT max(place) FROM madlib.mop_place")
+    ann.run("SELECT madlib.mop_share_host(%s)", [place])  # it says what is, whoever asks
+    assert ann.error("SELECT madlib.mop_at_host('/tmp')").pgcode == "42501"
 
 
 START = "SELECT madlib.mop_at_start(%s, FALSE) FROM madlib.mop_place WHERE place = %s"

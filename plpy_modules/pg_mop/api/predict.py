@@ -75,6 +75,8 @@ def _on_segments(db, test, model, choice, output, use_gpus):
         engine.check_gpus(options["keras_backend"])
     places = greenplum.keys(db).values()
     cores = engine.info(options["keras_backend"])["cores"]  # of all segments together
+    for place in places:
+        db.execute(f"SELECT {db.extension}.mop_share_host({int(place)})")
     problem = at_segments.insert(db, test, model, choice, output, places, options_of_trainer(
         options, max(1, cores // len(places)), 0 if use_gpus else None))
     if problem is not None:

@@ -1,9 +1,8 @@
 """Where the trainer of a unit is: in the worker session's own process, or in the one that it has at a segment of
-Greenplum. Each has the methods of :class:`Here`; those of :class:`There` are statements that run at the segment, by the
-functions below.
+Greenplum. Each has the methods of :class:`Here`, coroutines of queries (execute/queries.py); those of :class:`There`
+are statements that run at the segment, by the functions below.
 """
 
-import functools
 import itertools
 import json
 
@@ -11,6 +10,7 @@ from mop_udf import aggregate, params
 from mop_udf.errors import raise_error
 from pg_mop import object_table, settings
 from pg_mop.database import Database, MopError, extension_schema, quote_identifier, raising
+from pg_mop.execute.queries import Query
 from pg_mop.limits import Limits
 
 SMALL = 256 << 10  # bytes of a state that comes by way of the coordinator, together with others
@@ -30,39 +30,44 @@ class Here:
         self.holder, self.schema = holder, schema
 
     def start(self, options, look_again=False):
-        """Start it, unless it runs. Raises MopError where a limit is in the way."""
-        self.holder.start_trainer(options, Limits(self.holder.plpy, self.schema), look_again)
+        """Start it, unless it runs, within the limits of the calling role."""
+        limits = Limits(self.holder.plpy, self.schema)
+        raising(self.holder.plpy, self.holder.start_trainer, options, limits, look_again)
+        yield from ()
 
-    def begin(self, options, dataset, nbytes, keep):
-        """Start it, unless it runs; whether it holds the rows of a dataset, or can keep them beside those of `keep`."""
-        self.start(options)
-        return self.holder.holds(dataset, nbytes, keep)
-
-    def give(self, unit, models, states, objects):
-        """Hand it a unit, with states as `parts` gives them: (stage, part)."""
-        self.holder.begin(unit, models, states, objects)
+    def begin(self, options, unit, models, objects):
+        """Start it, unless it runs; whether it holds the rows of a unit, which is described as for `give`, or can keep
+        them."""
+        yield from self.start(options)
+        return self.holder.holds(unit["dataset"], unit["nbytes"], unit["keep"])
 
     def states(self, run_id, versions, ticket, taken):
-        """The parts of the states of stages, [(stage, version), ...]: (stage, part), those of one in order. `taken`:
-        {stage: its row of mop_take_models}."""
-        if versions:
-            for row in self.holder.query(
-                    f"SELECT stage, data FROM {self.schema}.mop_read_states($1, $2, $3, $4)",
-                    ["bigint", "integer[]", "integer[]", "text"],
-                    [run_id, [stage for stage, _ in versions], [version for _, version in versions], ticket],
-                    cursor=True):
-                yield row["stage"], row["data"]
+        """The parts of the states of stages, [(stage, version), ...], for `give`: (stage, part), those of one in order.
+        `taken`: {stage: its row of mop_take_models}."""
+        if not versions:
+            return ()
+        rows = yield Query(f"SELECT stage, data FROM {self.schema}.mop_read_states($1, $2, $3, $4)",
+                           ("bigint", "integer[]", "integer[]", "text"),
+                           (run_id, [stage for stage, _ in versions], [version for _, version in versions], ticket),
+                           by_cursor=True)
+        return ((row["stage"], row["data"]) for row in rows)
+
+    def give(self, unit, models, states, objects):
+        """Hand it a unit, with states as `states` gives them: (stage, part)."""
+        self.holder.begin(unit, models, states, objects)
+        yield from ()
 
     def work(self, rows_sql):
         """Send the rows, if it has not got them, and wait for the report (a dict); whether they were sent."""
         sent = self.holder.unit
         if not sent["sends_rows"]:
             return self.holder.end(), False
-        report = self.holder.query(rows_sql % {"epochs": sent["epochs_sent"]})[0]["report"]
-        return json.loads(report), True
+        rows = yield Query(rows_sql % {"epochs": sent["epochs_sent"]})
+        return json.loads(rows[0]["report"]), True
 
     def score(self, number, sums):
         """The loss and metrics of the last evaluation's model `number`, from sums over all its rows."""
+        yield from ()
         return self.holder.score(number, sums)
 
     def save(self, run_id, made, ticket):
@@ -73,14 +78,14 @@ class Here:
             for place, (_, part) in enumerate(parts):
                 sizes[number] += len(part)
                 if place or len(part) > SMALL:
-                    put_state(self.holder, self.schema, run_id, stage, version, generation, place, part, ticket)
+                    yield put_state(self.schema, run_id, stage, version, generation, place, part, ticket)
                 else:
                     small.setdefault(generation, []).append((stage, version, part))
         for generation, states in small.items():
             stages, versions, parts = map(list, zip(*states))
-            self.holder.query(f"SELECT {self.schema}.mop_put_states($1, $2, $3, $4, $5, $6)",
-                              ["bigint", "integer[]", "integer[]", "integer", "bytea[]", "text"],
-                              [run_id, stages, versions, generation, parts, ticket])
+            yield Query(f"SELECT {self.schema}.mop_put_states($1, $2, $3, $4, $5, $6)",
+                        ("bigint", "integer[]", "integer[]", "integer", "bytea[]", "text"),
+                        (run_id, stages, versions, generation, parts, ticket))
         return sizes
 
     def failed(self):
@@ -95,62 +100,73 @@ class There:
     def __init__(self, holder, schema, place, places, functions):
         self.holder, self.schema, self.place, self.places = holder, schema, int(place), places
         self.functions = functions
+        self.sent = None  # what the trainer's unit was begun with, if it was
 
     def _at(self, call, types=(), values=()):
         """What a function of ours gives at the place."""
-        rows = self.holder.query(f"SELECT {self.schema}.{call} AS answer FROM {self.schema}.mop_place "
-                                 f"WHERE place = {self.place}", types, values)
+        rows = yield Query(f"SELECT {self.schema}.{call} AS answer FROM {self.schema}.mop_place "
+                           f"WHERE place = {self.place}", types, values)
         if not rows:
             raise_error(self.holder.plpy, f"there is no place {self.place}", "22023")
         return rows[0]["answer"]
 
     def start(self, options, look_again=False):
-        self._at("mop_at_start($1, $2)", ["text", "boolean"], [json.dumps(options), look_again])
+        yield Query(f"SELECT {self.schema}.mop_share_host($1)", ("integer",), (self.place,))
+        yield from self._at("mop_at_start($1, $2)", ("text", "boolean"), (json.dumps(options), look_again))
 
-    def begin(self, options, dataset, nbytes, keep):
-        asked = [json.dumps(options), dataset, nbytes, json.dumps(keep)]
-        ask = functools.partial(self._at, "mop_at_room($1, $2, $3, $4)", ["text", "text", "bigint", "text"], asked)
-        answer = ask()
-        if answer is None:
-            self.start(options)
-            answer = ask()
-        return json.loads(answer)
+    def begin(self, options, unit, models, objects):
+        yield from self._lend(models, objects)
+        self.sent = yield from self._hand(unit, models, objects, options)
+        if self.sent is None:
+            yield from self.start(options)
+            self.sent = yield from self._hand(unit, models, objects, options)
+        return self.sent["keeps_rows"]
+
+    def _lend(self, models, objects):
+        """Send what models have of custom functions."""
+        if any(objects):
+            yield Query(f"SELECT {self.schema}.mop_give_objects($1, $2, $3)", ("integer", "text", "text"), (
+                self.place, self.functions, json.dumps([[model["compile_params"], model["functions"]]
+                                                        for model, own in zip(models, objects) if own])))
+
+    def _hand(self, unit, models, objects, options=None):
+        """What at_begin says."""
+        text = json.dumps({"options": options, "unit": unit, "models": models,
+                           "objects": [list(own) for own in objects]})
+        return json.loads((yield from self._at("mop_at_begin($1)", ("text",), (text,))) or "null")
 
     def give(self, unit, models, states, objects):
-        if any(objects):
-            self.holder.query(f"SELECT {self.schema}.mop_give_objects($1, $2, $3)", ["integer", "text", "text"], [
-                self.place, self.functions, json.dumps([[model["compile_params"], model["functions"]]
-                                                        for model, own in zip(models, objects) if own])])
-        self.sent = json.loads(self._at("mop_at_begin($1)", ["text"], [json.dumps(
-            {"unit": unit, "models": models, "objects": [list(own) for own in objects]})]))
+        if self.sent["begun"]:
+            self.sent["begun"] = False  # (if others come, they are handed by themselves)
+        else:
+            yield from self._lend(models, objects)
+            self.sent = {**(yield from self._hand(unit, models, objects)), "begun": False}
         states = list(states)
-        # (of one part, and it is known where)
-        small = [(wanted, state) for wanted, state in states
-                 if state["segment"] is not None and (state["bytes"] or SMALL + 1) <= SMALL]
-        given = self._give_together(small)
+        given = yield from self._give_together([
+            (wanted, state) for wanted, state in states if (state["bytes"] or SMALL + 1) <= SMALL])
         for wanted, state in states:
             if wanted in given:
                 continue
-            parts = self.holder.query(
-                f"SELECT {self.schema}.mop_give_state($1, $2, $3, $4, $5, $6, $7, $8, $9) AS parts",
-                ["bigint", *["integer"] * 6, "boolean", "text"],
-                [state["run_id"], state["stage"], state["version"], state["generation"], state["place"], self.place,
-                 wanted, (wanted, state) in small, state["ticket"]])[0]["parts"]
+            parts = (yield Query(
+                f"SELECT {self.schema}.mop_give_state($1, $2, $3, $4, $5, $6, $7, $8) AS parts",
+                ("bigint", *["integer"] * 6, "text"),
+                (state["run_id"], state["stage"], state["version"], state["generation"], state["place"], self.place,
+                 wanted, state["ticket"])))[0]["parts"]
             if not parts:
                 raise_error(self.holder.plpy, f"the state of stage {wanted} at version {state['version']} is missing",
                             aggregate.SOURCE_CHANGED)
 
     def _give_together(self, states):
-        """Give what several statements would take longer for; the stages that it was given for."""
-        if len(states) < 2:
+        """Give small ones, of one part each, by few statements; the stages that it was given for."""
+        if not states:
             return ()
         columns = [[wanted for wanted, _ in states],
                    *([state[name] for _, state in states] for name in ("stage", "version", "generation", "place"))]
         one = states[0][1]
-        return set(self.holder.query(
+        return set((yield Query(
             f"SELECT {self.schema}.mop_give_states($1, $2, $3, $4, $5, $6, $7, $8) AS given",
-            ["bigint", *["integer[]"] * 5, "integer", "text"],
-            [one["run_id"], *columns, self.place, one["ticket"]])[0]["given"])
+            ("bigint", *["integer[]"] * 5, "integer", "text"),
+            (one["run_id"], *columns, self.place, one["ticket"])))[0]["given"])
 
     def states(self, run_id, versions, ticket, taken):
         """Where each is: all of it goes straight from there to the trainer."""
@@ -158,32 +174,31 @@ class There:
                if stage in taken and taken[stage]["generation"] is not None and taken[stage]["version"] == version]
         found = [{**taken[stage], "wanted": stage, "segment": taken[stage]["made_on"]} for stage in own]
         if others := [wanted for wanted in versions if wanted[0] not in own]:
-            found += self.holder.query(
+            found += yield Query(
                 f"SELECT * FROM {self.schema}.mop_find_states($1, $2, $3, $4)",
-                ["bigint", "integer[]", "integer[]", "text"],
-                [run_id, [stage for stage, _ in others], [version for _, version in others], ticket])
-        for row in found:
-            # (weights, of no segment, are at 0: mop_make_generation)
-            yield row["wanted"], {**row, "place": self.places.get(str(row["segment"]), 0), "run_id": run_id,
-                                  "ticket": ticket}
+                ("bigint", "integer[]", "integer[]", "text"),
+                (run_id, [stage for stage, _ in others], [version for _, version in others], ticket), several=True)
+        # (weights, of no segment, are at 0: mop_make_generation)
+        return [(row["wanted"], {**row, "place": self.places.get(str(row["segment"]), 0), "run_id": run_id,
+                                 "ticket": ticket}) for row in found]
 
     def work(self, rows_sql):
         if self.sent["sends_rows"]:
-            self.holder.query(rows_sql % {"epochs": self.sent["epochs_sent"]})
-        return json.loads(self._at("mop_at_end()")), self.sent["sends_rows"]
+            yield Query(rows_sql % {"epochs": self.sent["epochs_sent"]})
+        return json.loads((yield from self._at("mop_at_end()"))), self.sent["sends_rows"]
 
     def score(self, number, sums):
-        return json.loads(self._at("mop_at_score($1, $2)", ["integer", "float8[]"], [number, sums]))
+        return json.loads((yield from self._at("mop_at_score($1, $2)", ("integer", "float8[]"), (number, sums))))
 
     def save(self, run_id, made, ticket):
         sizes = [0] * len(made)
         for target in {generation for _, _, generation in made}:
             own = [n for n, (_, _, generation) in enumerate(made) if generation == target]
-            kept = self.holder.query(
+            kept = (yield Query(
                 f"SELECT {self.schema}.mop_keep_states($1, $2, $3, $4, $5, $6, $7) AS sizes",
-                ["bigint", "integer[]", "integer[]", "integer", "integer[]", "integer", "text"],
-                [run_id, [made[n][0] for n in own], [made[n][1] for n in own], target, own, self.place,
-                 ticket])[0]["sizes"]
+                ("bigint", "integer[]", "integer[]", "integer", "integer[]", "integer", "text"),
+                (run_id, [made[n][0] for n in own], [made[n][1] for n in own], target, own, self.place,
+                 ticket)))[0]["sizes"]
             for n, size in zip(own, kept):
                 sizes[n] = int(size)
         return sizes
@@ -192,26 +207,14 @@ class There:
         """(The transaction is over there, too: the next unit finds what is left.)"""
 
 
-def put_state(holder, schema, run_id, stage, version, generation, number, part, ticket):
-    """Write a part (bytes) of what is under a stage and a version into the table of a generation."""
-    holder.query(f"SELECT {schema}.mop_put_state($1, $2, $3, $4, $5, $6, $7)",
-                 ["bigint", "integer", "integer", "integer", "integer", "bytea", "text"],
-                 [run_id, stage, version, generation, number, part, ticket])
+def put_state(schema, run_id, stage, version, generation, number, part, ticket):
+    """The Query that writes a part (bytes) of what is under a stage and a version into the table of a generation."""
+    return Query(f"SELECT {schema}.mop_put_state($1, $2, $3, $4, $5, $6, $7)",
+                 ("bigint", "integer", "integer", "integer", "integer", "bytea", "text"),
+                 (run_id, stage, version, generation, number, part, ticket))
 
 
 # --- at a place ---------------------------------------------------------------------------------------
-
-def at_room(plpy, options, dataset, nbytes, keep):
-    """JSON: whether the trainer of this process holds or can keep the rows of a dataset; None: none runs that was
-    started with these options."""
-    holder = aggregate.session(plpy)
-    if holder.unit is not None:  # an answer is still to come that nobody waits for any more
-        holder.stop_trainer()
-    if holder.trainer is None or not holder.trainer.alive() or holder.wanted != _on_own_gpu(plpy, json.loads(options)):
-        return None
-    with aggregate.failures_as_sql(plpy, holder):
-        return json.dumps(holder.holds(dataset, nbytes, json.loads(keep)))
-
 
 def at_start(plpy, options, look_again):
     """Start the trainer of this process, unless it runs, within the limits of the calling role."""
@@ -265,25 +268,38 @@ def at_objects(plpy, names, pickles):
 
 
 def at_begin(plpy, text):
-    """Hand the trainer a unit, whose states follow; JSON: what follows from its cache."""
-    holder, given = aggregate.session(plpy), json.loads(text)
-    lent, holder.lent = holder.lent, {}
-    if missing := [name for own in given["objects"] for name in own if name not in lent]:
+    """Hand the trainer a unit, whose states follow. JSON: `keeps_rows`, whether the trainer holds or can keep its rows,
+    and what follows from its cache; `begun`: false where it was not handed, for models that train on rows which cannot
+    be kept are each handed by themselves. None: no trainer runs that was started with its options, if these are given.
+    """
+    holder, asked = aggregate.session(plpy), json.loads(text)
+    unit, models, options = asked["unit"], asked["models"], asked.get("options")
+    if missing := [name for own in asked["objects"] for name in own if name not in holder.lent]:
         raise_error(plpy, f"the custom function {missing[0]!r} has not come to its segment",
                     aggregate.CONFIGURATION_FAILED)
-    if holder.trainer is None:
+    if options is not None:
+        if holder.unit is not None:  # an answer is still to come that nobody waits for any more
+            holder.stop_trainer()
+        if holder.trainer is None or not holder.trainer.alive() or holder.wanted != _on_own_gpu(plpy, options):
+            return None
+        with aggregate.failures_as_sql(plpy, holder):
+            unit["keeps_rows"] = holder.holds(unit["dataset"], unit["nbytes"], unit["keep"])
+        if unit["kind"] == "train" and len(models) > 1 and not unit["keeps_rows"]:
+            holder.lent = {}
+            return json.dumps({"begun": False, "keeps_rows": False})
+    elif holder.trainer is None:
         raise_error(plpy, "there is no trainer in this process", aggregate.TRAINER_LOST)
+    lent, holder.lent = holder.lent, {}
     # (the trainer takes of the unit what a model has not)
-    models = [{**given["unit"], **model} for model in given["models"]]
-    if any(params.parse_fit_params(model.get("fit_params"))["callbacks"] for model in models) and not (
+    if any(params.parse_fit_params({**unit, **model}.get("fit_params"))["callbacks"] for model in models) and not (
             plpy.execute("SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) "
                          "current_user")[0]["rolsuper"]):
         raise_error(plpy, "only a superuser may use callbacks", aggregate.CONFIGURATION_FAILED)
     with aggregate.failures_as_sql(plpy, holder):
-        holder.begin(given["unit"], given["models"], None,
-                     [{name: lent[name] for name in own}
-                      for own, _ in zip(given["objects"], given["models"], strict=True)])
-    return json.dumps({name: holder.unit[name] for name in ("sends_rows", "epochs_sent")})
+        holder.begin(unit, models, None, [{name: lent[name] for name in own}
+                                          for own, _ in zip(asked["objects"], models, strict=True)])
+    return json.dumps({"begun": True, "keeps_rows": unit["keeps_rows"],
+                       **{name: holder.unit[name] for name in ("sends_rows", "epochs_sent")}})
 
 
 def at_state(plpy, stage, part):

@@ -1,7 +1,7 @@
 """One unit, inside its worker session: read the state, run the aggregate over the segment, write the state.
 
 The coordinator sends the unit as JSON within BEGIN ... COMMIT; whatever fails here rolls back whole, so that the model
-stays at its version and the unit undone.
+stays at its version and the unit undone. What a unit does is a coroutine, whose SQL is run as execute/queries.py says.
 """
 
 import functools
@@ -13,7 +13,8 @@ import time
 from mop_udf import aggregate, params
 from mop_udf.errors import raise_error
 from pg_mop import object_table
-from pg_mop.database import Database, MopError, extension_schema, finite_json, quote_identifier, raising
+from pg_mop.database import Database, MopError, extension_schema, finite_json, quote_identifier
+from pg_mop.execute.queries import Query, as_text, by_spi, rows_of
 from pg_mop.execute.trainers import put_state, trainer_at
 from pg_mop.inference.model import Model
 
@@ -21,8 +22,7 @@ from pg_mop.inference.model import Model
 def start_trainer(plpy, options):
     """Start this session's trainer, which imports Keras while the coordinator still plans."""
     holder, options = aggregate.session(plpy), json.loads(options)
-    trainer = trainer_at(holder, _schema(plpy, holder), options.get("place"))
-    raising(plpy, trainer.start, options, True)
+    by_spi(holder, trainer_at(holder, _schema(plpy, holder), options.get("place")).start(options, True))
 
 
 def _schema(plpy, holder):
@@ -47,10 +47,26 @@ def run_unit(plpy, text):
     work = _Work(plpy, holder, json.loads(text))
     try:
         with aggregate.failures_as_sql(plpy, holder):
-            work.run()
+            by_spi(holder, work.run())
     except BaseException:
         work.trainer.failed()
         raise
+
+
+def next_statement(plpy, text, answer):
+    """Greenplum: as run_unit, but for the SQL: the statement that is to be run next, None: there are no more.
+
+    `text`: the unit, with which it begins; then None, and `answer`, the last statement's row as JSON.
+    """
+    holder = aggregate.session(plpy)
+    rows = None if text is not None else rows_of(answer)
+    if text is not None:
+        holder.steps = _Work(plpy, holder, json.loads(text)).run()
+    with aggregate.failures_as_sql(plpy, holder):
+        try:
+            return as_text(holder.steps.send(rows))
+        except StopIteration:
+            holder.steps = None
 
 
 class _Work:
@@ -66,45 +82,46 @@ class _Work:
         self.train = unit["kind"] == "train"
 
     def run(self):
-        unit, holder = self.unit, self.holder
+        unit = self.unit
         began = time.monotonic()
         # for the whole transaction: see sql/12_journal.sql
-        self.ticket = holder.query(f"SELECT ticket FROM {self.schema}.mop_tickets")[0]["ticket"]
-        found = self.found()
-        self.check_rows()
+        self.ticket = (yield Query(f"SELECT ticket FROM {self.schema}.mop_tickets"))[0]["ticket"]
+        found = yield from self.found()
+        yield from self.check_rows()
         if "predict" in unit:
-            self.predict(found[0])
+            yield from self.predict(found[0])
             return
         objects = [_rights(self.plpy, unit["object_table"], model) for model in found]
-        keeps = raising(self.plpy, self.trainer.begin, unit["options"], unit["dataset_key"], unit["bytes"],
-                        unit["keep"])
+        header = {**{name: unit[name] for name in (
+            "kind", "seed", "same_start", "segment", "dtypes", "inputs", "outputs", "rows", "replicas", "run_seconds",
+            "share_prefixes", "keep")}, "nbytes": unit["bytes"], "dataset": unit["dataset_key"]}
+        keeps = yield from self.trainer.begin(unit["options"], header, found, objects)
         # rows that cannot be kept are read for each training anew
         parts = [slice(None)] if keeps or not self.train else [slice(n, n + 1) for n in range(len(found))]
         for these in parts:
-            holder.coming = (lambda: self.read_ahead(unit["coming"])) if these is parts[-1] else None
-            self.together(self.models[these], found[these], objects[these], keeps, began)
+            self.holder.coming = (lambda: self.read_ahead(unit["coming"])) if these is parts[-1] else None
+            yield from self.together(self.models[these], {**header, "keeps_rows": keeps}, found[these], objects[these],
+                                     began)
             began = time.monotonic()
         # last of all: on Greenplum an UPDATE locks a table for all others
-        self.finish()
+        yield from self.finish()
 
-    def together(self, models, found, objects, keeps, began):
-        """Train or evaluate models on the segment's rows, which come once; the trainer `keeps` them, or does not."""
+    def together(self, models, header, found, objects, began):
+        """Train or evaluate models on the segment's rows, which come once, as the unit's `header` tells the trainer."""
         unit, trainer = self.unit, self.trainer
-        shared = {name: unit[name] for name in ("kind", "seed", "same_start", "segment", "dtypes", "inputs", "outputs",
-                                                "rows", "replicas", "run_seconds", "share_prefixes")}
-        trainer.give({**shared, "nbytes": unit["bytes"], "dataset": unit["dataset_key"], "keep": unit["keep"],
-                      "keeps_rows": keeps}, found, self.states(models), objects)
-        report, sent = trainer.work(unit["rows_sql"])
+        states = yield from self.states(models)
+        yield from trainer.give(header, found, states, objects)
+        report, sent = yield from trainer.work(unit["rows_sql"])
         reports = report["models"]
         if sent:
-            self.check_rows()  # again: they were read by a later statement, which may have seen others
+            yield from self.check_rows()  # again: they were read by a later statement, which may have seen others
         rest = max(0.0, time.monotonic() - began - sum(own["seconds"] for own in reports)) / len(reports)
         sizes, since = [None] * len(models), time.monotonic()
         if self.train:
-            sizes = trainer.save(unit["run_id"], [(model["stage"], model["version"] + 1, model["generation"])
-                                                  for model in models], self.ticket)
+            sizes = yield from trainer.save(unit["run_id"], [(model["stage"], model["version"] + 1, model["generation"])
+                                                             for model in models], self.ticket)
         else:
-            self.score([model["stage"] for model in models], [own["sums"] for own in reports])
+            yield from self.score([model["stage"] for model in models], [own["sums"] for own in reports])
         written = (time.monotonic() - since) / len(models) if self.train else 0.0
         self.done += [(model, own, size, rest, written) for model, own, size in zip(models, reports, sizes)]
 
@@ -113,21 +130,22 @@ class _Work:
         # (numpy is not for sessions that only train)
         from pg_mop.inference.prediction import Choice, Predictor, Reader, in_pieces, predictions
         unit, told, began = self.unit, self.unit["predict"], time.monotonic()
-        raising(self.plpy, self.trainer.start, unit["options"])
+        yield from self.trainer.start(unit["options"])
+        states = yield from self.states(self.models)
         trainer, db = self.holder.trainer, Database(self.plpy, extension_schema(self.plpy))
         try:
             with db.pinned_path():
                 lent = Model.from_told(told["model"], model["architecture"], b"".join(
-                    part for _, part in self.states(self.models)))
+                    part for _, part in states))
                 lent.lend(trainer)
                 predictor = Predictor(trainer, lent, Choice.for_model(told["pred_type"], lent))
                 reader = Reader(db, told["table"], told["identifier"], told["inputs"])
                 for number, rows in enumerate(in_pieces(predictions(predictor, reader))):
-                    put_state(self.holder, self.schema, unit["run_id"], 0, unit["segment"], 1, number,
-                              json.dumps(rows).encode(), self.ticket)
+                    yield put_state(self.schema, unit["run_id"], 0, unit["segment"], 1, number,
+                                    json.dumps(rows).encode(), self.ticket)
             self.done = [(self.models[0], {"kernel": "plain", "rows": reader.rows, "loss": None,
                                            "seconds": time.monotonic() - began}, None, 0.0, 0.0)]
-            self.finish()
+            yield from self.finish()
             return
         except MopError as error:
             problem = error
@@ -137,17 +155,17 @@ class _Work:
     def check_rows(self):
         """The segment must hold the very rows that the run began with."""
         unit = self.unit
-        if self.holder.query(unit["fingerprint_sql"])[0]["fingerprint"] != unit["fingerprint"]:
+        if (yield Query(unit["fingerprint_sql"]))[0]["fingerprint"] != unit["fingerprint"]:
             raise_error(self.plpy, f"the rows of segment {unit['segment']} in {unit['table']} have changed since the "
                                    f"run began", aggregate.SOURCE_CHANGED)
 
     def found(self):
         """What the trainer needs to know of each model; those that are to be trained are locked."""
-        self.taken = rows = {row["stage"]: row for row in self.holder.query(
+        self.taken = rows = {row["stage"]: row for row in (yield Query(
             f"SELECT * FROM {self.schema}.mop_take_models($1, $2, $3, $4, $5, $6)",
-            ["bigint", "integer", "integer[]", "integer[]", "boolean", "text"],
-            [self.unit["run_id"], self.unit["epoch"], [model["stage"] for model in self.models],
-             [model["version"] for model in self.models], self.train, self.ticket])}
+            ("bigint", "integer", "integer[]", "integer[]", "boolean", "text"),
+            (self.unit["run_id"], self.unit["epoch"], [model["stage"] for model in self.models],
+             [model["version"] for model in self.models], self.train, self.ticket), several=True))}
         return [self.told(model, rows[model["stage"]]) for model in self.models]
 
     @staticmethod
@@ -165,25 +183,27 @@ class _Work:
 
         What a replica begins with is of the others' stages before; it comes under the replica's own.
         """
-        run_id = self.unit["run_id"]
         versions = [(model["stage"], model["version"]) for model in models]
         if self.unit["replicas"] and versions[0][1] > 0:
             versions += [(stage, versions[0][1]) for stage, _ in self.unit["replicas"] if stage != versions[0][0]]
         ahead, self.holder.ahead = self.holder.ahead, {}
-        unread, read = [], set()
-        for stage, version in versions:
-            for part in ahead.get((run_id, stage, version), ()):
-                read.add(stage)
-                yield stage, part
-            if stage not in read:
-                unread.append((stage, version))
-        for stage, part in self.trainer.states(run_id, unread, self.ticket, self.taken):
+        known = [(stage, part) for stage, version in versions
+                 for part in ahead.get((self.unit["run_id"], stage, version), ())]
+        unread = [(stage, version) for stage, version in versions if stage not in {stage for stage, _ in known}]
+        found = yield from self.trainer.states(self.unit["run_id"], unread, self.ticket, self.taken)
+        return self.complete(known, found, unread)
+
+    def complete(self, known, found, unread):
+        """The parts of states that are `known`, then those that are `found`, which must be of all `unread`."""
+        yield from known
+        read = set()
+        for stage, part in found:
             read.add(stage)
             yield stage, part
         for stage, version in unread:
             if version > 0 and stage not in read:
-                raise_error(self.plpy, f"the state of stage {stage} of run {run_id} at version {version} is missing",
-                            aggregate.SOURCE_CHANGED)
+                raise_error(self.plpy, f"the state of stage {stage} of run {self.unit['run_id']} at version {version} "
+                                       "is missing", aggregate.SOURCE_CHANGED)
 
     def read_ahead(self, model):
         """Read the state of the model (stage, version) that the next unit here will most likely be of.
@@ -194,7 +214,7 @@ class _Work:
         if model is not None:
             run_id, wanted = self.unit["run_id"], (model["stage"], model["version"])
             self.holder.ahead = {(run_id, *wanted): [
-                part for _, part in self.trainer.states(run_id, [wanted], self.ticket, {})]}
+                part for _, part in by_spi(self.holder, self.trainer.states(run_id, [wanted], self.ticket, {}))]}
 
     def score(self, stages, sums):
         """Add evaluations' sums, of models of so many stages, to those of the other segments; the last one notes the
@@ -203,34 +223,35 @@ class _Work:
         Raises SQLSTATE MOP01 where one of these is not finite.
         """
         unit = self.unit
-        found = self.holder.query(
+        found = (yield Query(
             f"SELECT * FROM {self.schema}.mop_put_sums($1, $2, $3, $4, $5, $6, $7)",
-            ["bigint", "integer[]", "text", "integer", "integer[]", "float8[]", "text"],
-            [unit["run_id"], stages, unit["dataset"], unit["segment"], [len(own) for own in sums],
-             [value for own in sums for value in own], self.ticket])[0]
+            ("bigint", "integer[]", "text", "integer", "integer[]", "float8[]", "text"),
+            (unit["run_id"], stages, unit["dataset"], unit["segment"], [len(own) for own in sums],
+             [value for own in sums for value in own], self.ticket)))[0]
         if not found["complete"]:  # (an empty array, or what Greenplum makes of one)
             return
         theirs = {stage: {unit["segment"]: own} for stage, own in zip(stages, sums)}
         if found["whose"]:
             for stage, segment, value in zip(found["whose"], found["segments"], found["value"]):
                 if segment != unit["segment"]:
-                    theirs[stage].setdefault(segment, []).append(value)
+                    theirs[stage].setdefault(segment, []).append(float(value))
         # in the order of the segments, whichever ended first: the same sums every time
-        reports = {stage: self.trainer.score(stages.index(stage), [
-            functools.reduce(operator.add, values)
-            for values in zip(*(own for _, own in sorted(theirs[stage].items())), strict=True)])
-            for stage in found["complete"]}
+        reports = {}
+        for stage in found["complete"]:
+            reports[stage] = yield from self.trainer.score(stages.index(stage), [
+                functools.reduce(operator.add, values)
+                for values in zip(*(own for _, own in sorted(theirs[stage].items())), strict=True)])
         for report in reports.values():
             values = [("loss", report["loss"]), *report["metrics"].items()]
             bad = [f"{name} is {'NaN' if value != value else 'infinite'}" for name, value in values
                    if not math.isfinite(value)]
             if bad and unit["finite"]:
                 raise_error(self.plpy, f"{bad[0]} on the {unit['dataset']} data", aggregate.CONFIGURATION_FAILED)
-        self.holder.query(f"SELECT {self.schema}.mop_note_metrics($1, $2, $3, $4, $5, $6, $7)",
-                          ["bigint", "integer[]", "text", "float8[]", "float8[]", "text[]", "text"],
-                          [unit["run_id"], list(reports), unit["dataset"],
-                           *([report[name] for report in reports.values()] for name in ("loss", "metric")),
-                           [finite_json(report["metrics"]) for report in reports.values()], self.ticket])
+        yield Query(f"SELECT {self.schema}.mop_note_metrics($1, $2, $3, $4, $5, $6, $7)",
+                    ("bigint", "integer[]", "text", "float8[]", "float8[]", "text[]", "text"),
+                    (unit["run_id"], list(reports), unit["dataset"],
+                     *([report[name] for report in reports.values()] for name in ("loss", "metric")),
+                     [finite_json(report["metrics"]) for report in reports.values()], self.ticket))
 
     def finish(self):
         """Note the models' results in their units' rows, and the sizes of their new states."""
@@ -242,10 +263,10 @@ class _Work:
                     "train_seconds": report["seconds"], "write_seconds": write_seconds,
                     "compilations": report.get("compilations"), "choice": report.get("choice")}
                    for model, report, size, read_seconds, write_seconds in self.done]
-        self.holder.query(f"SELECT {self.schema}.mop_finish_units($1, $2, $3, $4, $5, $6)",
-                          ["bigint", "integer", "text", "text", "json", "text"],
-                          [self.unit["run_id"], self.unit["segment"], self.unit["kind"], self.unit["dataset"],
-                           json.dumps(results), self.ticket])
+        yield Query(f"SELECT {self.schema}.mop_finish_units($1, $2, $3, $4, $5, $6)",
+                    ("bigint", "integer", "text", "text", "json", "text"),
+                    (self.unit["run_id"], self.unit["segment"], self.unit["kind"], self.unit["dataset"],
+                     json.dumps(results), self.ticket))
 
 
 def _number(value):
