@@ -32,6 +32,8 @@ def by_spi(holder, steps):
             query = steps.send(holder.query(query.sql, query.types, query.values, query.by_cursor))
     except StopIteration as end:
         return end.value
+    finally:
+        steps.close()
 
 
 def as_text(query):
