@@ -627,18 +627,6 @@ BEGIN
 END
 $$;
 
--- where a number is in a list
-CREATE FUNCTION @extschema@.mop_place_of(one integer, list integer[]) RETURNS integer LANGUAGE plpgsql IMMUTABLE AS $$
-BEGIN
-    FOR place IN 1 .. array_length(list, 1) LOOP
-        IF list[place] = one THEN
-            RETURN place;
-        END IF;
-    END LOOP;
-    RETURN NULL;
-END
-$$;
-
 -- Notes the results of units on a segment that went together, each with its stage and attempt; fails where the run has
 -- been taken from one. A unit of training, whose new state has been put into a generation, moves its stage's state on to
 -- the next version; nobody needs those of the stages that it releases.

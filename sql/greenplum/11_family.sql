@@ -116,6 +116,17 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION @extschema@.mop_place_of(one integer, list integer[]) RETURNS integer LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    FOR place IN 1 .. array_length(list, 1) LOOP
+        IF list[place] = one THEN
+            RETURN place;
+        END IF;
+    END LOOP;
+    RETURN NULL;
+END
+$$;
+
 -- (a setting goes to all segments, and then so does the COMMIT)
 CREATE FUNCTION @extschema@.mop_commit_soon() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN

@@ -102,6 +102,11 @@ BEGIN
 END
 $$;
 
+-- where a number is in a list
+CREATE FUNCTION @extschema@.mop_place_of(one integer, list integer[]) RETURNS integer LANGUAGE sql IMMUTABLE AS $$
+    SELECT pg_catalog.array_position($2, $1)
+$$;
+
 -- nobody waits for the disk that is to have this transaction
 CREATE FUNCTION @extschema@.mop_commit_soon() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
