@@ -59,3 +59,18 @@ def test_large_variables_are_never_copied():
         variables.put([np.ones(MOST_BYTES // 16, "float32")] * FEWEST)
         assert all((array == 1).all() for array in variables.take())
     assert variables._together is None
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_models_that_are_alike_keep_their_variables_apart(tmp_path, monkeypatch, kept):
+    if kept:
+        monkeypatch.setenv("PG_MOP_COMPILE_CACHE", f"100:{tmp_path}")
+    of = [Variables(keras.Variable(np.zeros(n + 1, "float32")) for n in range(FEWEST)) for _ in range(3)]
+    for number in range(PATIENCE // FEWEST + 3):
+        for own, variables in enumerate(of):
+            variables.put([np.full(n + 1, 100 * number + 10 * own + n / 100, "float32") for n in range(FEWEST)])
+        for own, variables in enumerate(of):
+            taken = variables.take()
+            assert all((array == np.float32(100 * number + 10 * own + n / 100)).all() for n, array in enumerate(taken))
+    assert all(variables._together is not None for variables in of)
+    assert len(list(tmp_path.glob("*.trace"))) == (2 if kept else 0)
