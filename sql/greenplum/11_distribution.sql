@@ -23,6 +23,6 @@ ALTER TABLE @extschema@.mop_limit ALTER who SET DEFAULT 0;
 
 DO LANGUAGE plpython3u $$
 import os
-plan = plpy.prepare("INSERT INTO @extschema@.mop_secret VALUES ($1)", ["bytea"])
+plan = plpy.prepare("""INSERT INTO @extschema@.mop_secret VALUES ($1)""", ["bytea"])
 plpy.execute(plan, [os.urandom(32)])
 $$;

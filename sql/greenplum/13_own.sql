@@ -20,8 +20,8 @@ CREATE FUNCTION @extschema@.mop_make_tickets(OUT ticket text, OUT backend text) 
 #python
 from pg_mop import tickets
 if not SD:
-    SD[0] = plpy.execute("SELECT '@extschema@.mop_secret'::pg_catalog.regclass::pg_catalog.int8 AS home")[0]["home"]
-return tickets.make(plpy, SD[0], "SELECT @extschema@.mop_learn_secret()")
+    SD[0] = plpy.execute("""SELECT '@extschema@.mop_secret'::pg_catalog.regclass::pg_catalog.int8 AS home""")[0]["home"]
+return tickets.make(plpy, SD[0], """SELECT @extschema@.mop_learn_secret()""")
 $$;
 
 CREATE OR REPLACE VIEW @extschema@.mop_tickets AS SELECT t.ticket, t.backend FROM @extschema@.mop_make_tickets() AS t;

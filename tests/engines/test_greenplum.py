@@ -748,6 +748,23 @@ def test_what_a_session_knows_of_an_extension_is_not_taken_for_that_of_the_next(
         made.close()
 
 
+def test_the_extensions_schema_may_need_quotes(db):
+    maker = greenplum.Client(greenplum.Coordinator(), "postgres")
+    maker.run("CREATE DATABASE pg_mop_quotes")
+    try:
+        client = greenplum.Client(greenplum.Coordinator(), "pg_mop_quotes")
+        client.run('CREATE SCHEMA "our $1 Nets"')
+        client.run("CREATE EXTENSION plpython3u")
+        client.run('CREATE EXTENSION pg_mop SCHEMA "our $1 Nets"')
+        own = client.value("SELECT oid::bigint FROM pg_roles WHERE rolname = current_user")
+        assert client.value('SELECT "our $1 Nets".mop_caller("our $1 Nets".mop_ticket())::bigint') == own
+        client.close()
+    finally:
+        eventually(lambda: maker.value("SELECT count(*) FROM pg_stat_activity WHERE datname = 'pg_mop_quotes'") == 0)
+        maker.run("DROP DATABASE pg_mop_quotes")
+        maker.close()
+
+
 def test_places_are_found_anew_where_some_are_missing(trained):
     before = trained.run("SELECT place FROM madlib.mop_place ORDER BY 1")
     trained.run("DELETE FROM madlib.mop_place WHERE place = 0")
