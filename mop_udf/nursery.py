@@ -139,18 +139,23 @@ def share(directory):
         os.close(opened)
         if _shares(folder) != directory:
             path = os.path.join(folder, SHARES)
-            with open(f"{path}.{os.getpid()}", "w") as file:
-                file.write(directory)
-            os.replace(file.name, path)
-    except OSError:
+            made = f"{path}.{os.getpid()}"
+            try:
+                with open(made, "wb") as file:
+                    file.write(os.fsencode(directory))
+                os.replace(made, path)
+            except BaseException:
+                os.unlink(made)
+                raise
+    except (OSError, ValueError):
         pass
 
 
 def _shares(folder):
     """The data directory that a folder names, or None."""
     try:
-        with open(os.path.join(folder, SHARES)) as file:
-            return file.read()
+        with open(os.path.join(folder, SHARES), "rb") as file:
+            return os.fsdecode(file.read())
     except FileNotFoundError:
         return None
 
@@ -163,22 +168,22 @@ def own_folder():
         raise FileNotFoundError(errno.ENOENT, "no server's own process")
     folder, opened = _folder(directory)
     try:
-        if (other := _shares(folder)) not in (None, directory):
-            running, shared = _server(other), _folder(other)
-            os.close(opened)
-            return *shared, running
+        if (other := _shares(folder)) not in (None, directory) and os.path.isabs(other):
+            running = _server(other)
+            # (the number may be another process's by now; a server is in its data directory)
+            if running != 1 and os.path.samefile(f"/proc/{running}/cwd", other):
+                shared = _folder(other)
+                os.close(opened)
+                return *shared, running
     except (OSError, ValueError):
         pass
     return folder, opened, server
 
 
 def _server(directory):
-    """The process id of the server of a data directory. Raises OSError where there is none of this user's."""
+    """The process id of the server of a data directory, as that says. Raises OSError where it says none."""
     with open(os.path.join(directory, "postmaster.pid"), "rb") as file:
-        pid = int(file.readline())
-    if os.stat(f"/proc/{pid}").st_uid != os.geteuid():
-        raise PermissionError(errno.EACCES, "another user's", directory)
-    return pid
+        return int(file.readline())
 
 
 def _folder(directory):
@@ -204,7 +209,7 @@ class _Name:
         self.home, self.keras_backend = home, keras_backend
         _, self._folder, self._server = own_folder()
         # (that would inherit the nursery, and take its end by a signal for a crash of its own)
-        if 1 in (os.getppid(), self._server):
+        if self._server == 1:
             raise FileNotFoundError(errno.ENOENT, "no server's own process")
         # paths of sockets are short
         self.path = f"/proc/self/fd/{self._folder}/nursery-{version(home, keras_backend)}"

@@ -8,7 +8,7 @@ import time
 from cluster import Cluster
 from conftest import Calling, Client, add_server, eventually
 from relay import Relay
-from workload import ADAM, assert_invariants, dense, load, make_data, selection
+from workload import ADAM, assert_invariants, dense, holding, load, make_data, selection
 
 CALL = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 3, FALSE, NULL, 1)"
 
@@ -36,13 +36,18 @@ class Servers:
         """Let a session train until something is done on the first worker: (what it is in, the run's number)."""
         self.db.run("DROP TABLE IF EXISTS models, models_info, models_summary")
         other = Client(self.coordinator, "postgres")
-        other.run(f"SET pg_mop.kernel = plain; SET pg_mop.seed = 5; {self.settings}; {settings}")
+        other.run(f"SET pg_mop.kernel = plain; SET pg_mop.seed = 5; SET pg_mop.lock_timeout = '60s'; {self.settings}; "
+                  f"{settings}")
         call = Calling(other, CALL)
         find = "SELECT max(run_id) FROM madlib.mop_run WHERE status = 'running'"
         done = ("SELECT count(*) FROM madlib.mop_unit JOIN madlib.mop_segment USING (run_id, dataset, segment) "
                 "WHERE run_id = %s AND server = 'w1' AND mop_unit.status = 'finished'")
         assert eventually(lambda: self.db.value(find) and self.db.value(done, [self.db.value(find)]) > 1, 120)
         return call, self.db.value(find)
+
+    def holding(self):
+        """Within it no unit begins on the second worker, so that a run that goes on does not end."""
+        return holding(Client(self.workers[1], "postgres"), "mop")
 
     def check(self, run_id, replay=False):
         """The run is whole: every unit once, and nothing of it is left on the workers. `replay`: the weights are those

@@ -1,6 +1,7 @@
 """Small data, architectures and calls that several test modules share."""
 
 import base64
+import contextlib
 import importlib.util
 import json
 import os
@@ -108,6 +109,17 @@ def runs_made(db, work):
     before = db.value(last)
     result = work()
     return result, db.value(last) - before
+
+
+@contextlib.contextmanager
+def holding(client, schema="madlib", table="mop_unit"):
+    """Within it nobody writes into a table of the catalog; so no unit begins, and no run that has some on that server
+    ends, however fast the machine is. Ends the session `client`."""
+    client.run(f"BEGIN; LOCK TABLE {schema}.{table} IN SHARE MODE")
+    try:
+        yield
+    finally:
+        client.close()
 
 
 def is_under_way(db, more_than=0):

@@ -57,10 +57,11 @@ def test_a_run_goes_on_without_a_server_that_was_killed(servers):
 
 def test_a_server_that_is_back_is_used_again(servers):
     call, run_id = servers.begin()
-    servers.workers[0].kill()
-    assert eventually(lambda: goes_without(servers, run_id), 30)
-    servers.workers[0].start()
-    assert eventually(lambda: not goes_without(servers, run_id), 30)
+    with servers.holding():
+        servers.workers[0].kill()
+        assert eventually(lambda: goes_without(servers, run_id), 30)
+        servers.workers[0].start()
+        assert eventually(lambda: not goes_without(servers, run_id), 30)
     assert call.end() is None
     assert f"run {run_id}: server w1 is back" in " ".join(call.client.connection.notices)
     servers.check(run_id, replay=True)
@@ -172,10 +173,12 @@ def test_a_server_that_was_away_when_a_run_began_is_used_once_it_is_back(servers
     compare(servers)
     servers.db.run("DROP TABLE IF EXISTS models, models_info, models_summary")
     servers.workers[0].kill()
-    call = begin(servers, CALL.replace("'mst', 3,", "'mst', 30,"), "SET pg_mop.reuse = off")  # (it must find it back)
-    servers.workers[0].start()
+    call = begin(servers, CALL, "SET pg_mop.reuse = off; SET pg_mop.lock_timeout = '60s'")
+    with servers.holding():
+        run_id = servers.db.value("SELECT max(run_id) FROM madlib.mop_run WHERE status = 'running'")
+        servers.workers[0].start()
+        assert eventually(lambda: not goes_without(servers, run_id), 30)
     assert call.end() is None
-    run_id = servers.db.value("SELECT max(run_id) FROM madlib.mop_run")
     assert f"run {run_id}: server w1 is back" in said(call.client)
     servers.check(run_id, replay=True)
 
@@ -259,13 +262,16 @@ def test_both_servers_are_lost_and_one_is_back(servers):
 def test_a_server_that_is_back_and_does_not_answer_holds_nobody_up(servers):
     """It answers its pulse, but nothing that is asked of it then: the run comes to its end without it."""
     call, run_id = servers.begin()
-    servers.workers[0].kill()
-    assert eventually(lambda: goes_without(servers, run_id), 30)
-    servers.relay.holds.set()
-    servers.workers[0].start()
-    worker = Client(servers.workers[0], "postgres")
-    worker.run("BEGIN; LOCK TABLE pg_extension")
-    servers.relay.holds.clear()
+    with servers.holding():
+        servers.workers[0].kill()
+        assert eventually(lambda: goes_without(servers, run_id), 30)
+        servers.relay.holds.set()
+        servers.workers[0].start()
+        worker = Client(servers.workers[0], "postgres")
+        worker.run("BEGIN; LOCK TABLE pg_extension")
+        servers.relay.holds.clear()
+        asked = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'pg_extension'::regclass"
+        assert eventually(lambda: worker.value(asked), 30)
     assert call.end() is None
     worker.run("ROLLBACK")
     worker.close()
@@ -295,14 +301,16 @@ def test_a_state_that_no_other_server_has_is_waited_for(servers):
 
 def test_other_rows_on_a_server_that_is_back_are_not_used(servers):
     call, run_id = servers.begin()
-    servers.workers[0].kill()
-    assert eventually(lambda: goes_without(servers, run_id), 30)
-    servers.relay.holds.set()  # the coordinator does not come there meanwhile
-    servers.workers[0].start()
-    worker = Client(servers.workers[0], "postgres")
-    worker.run("UPDATE flowers_packed_segment_0 SET buffer_id = buffer_id")
-    worker.close()
-    servers.relay.holds.clear()
+    with servers.holding():
+        servers.workers[0].kill()
+        assert eventually(lambda: goes_without(servers, run_id), 30)
+        servers.relay.holds.set()  # the coordinator does not come there meanwhile
+        servers.workers[0].start()
+        worker = Client(servers.workers[0], "postgres")
+        worker.run("UPDATE flowers_packed_segment_0 SET buffer_id = buffer_id")
+        worker.close()
+        servers.relay.holds.clear()
+        assert eventually(lambda: "the rows of segment" in servers.coordinator.said(), 30)
     assert call.end() is None
     servers.db.run("SELECT madlib.mop_drop_packed('flowers_packed')")
     servers.db.run("SET pg_mop.segments = 3; SET pg_mop.servers = 'w1, local, w2'; SET pg_mop.replicas = 2; "

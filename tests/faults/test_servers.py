@@ -7,6 +7,7 @@ from servers import Servers
 
 from conftest import Client, eventually
 from relay import Relay
+from workload import holding
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +115,21 @@ def test_the_coordinator_is_killed_and_what_others_have_committed_counts_once(se
     servers.revive()
     servers.db.run("SET pg_mop.threads = 1; SELECT madlib.mop_resume(%s)", [run_id])
     servers.check(run_id, replay=moment == 0)
+
+
+def test_what_the_coordinator_lost_of_begun_units_when_it_was_killed_does_not_matter(servers):
+    """It does not wait for the disk there; a server on which they have begun knows of them."""
+    call, run_id = servers.begin()
+    worker = Client(servers.workers[0], "postgres")
+    with holding(worker, "mop", "mop_model"):  # none is finished
+        looking = Client(servers.workers[0], "postgres")
+        assert eventually(lambda: looking.value("SELECT count(*) FROM mop.mop_unit WHERE status = 'running'"), 30)
+        servers.db.run("SELECT pg_cancel_backend(%s)", [call.client.connection.info.backend_pid])
+        assert call.end().pgcode == "57014"
+        looking.close()
+    servers.db.run("DELETE FROM madlib.mop_unit WHERE run_id = %s AND status <> 'finished'", [run_id])
+    servers.db.run("SELECT madlib.mop_resume(%s)", [run_id])
+    servers.check(run_id, replay=True)
 
 
 def fetches(servers):

@@ -6,7 +6,7 @@ import psycopg2
 import pytest
 
 from conftest import Calling, eventually
-from workload import ADAM, dense, last_run, load, make_data
+from workload import ADAM, dense, holding, last_run, load, make_data
 
 SPACE = ("{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'optimizer_params_list': [{'optimizer': "
          "['Adam'], 'lr': [0.001, 0.1, 'log']}], 'batch_size': [8, 16]}")
@@ -360,17 +360,19 @@ def test_what_people_add_wrongly_ends_no_run(db, data):
     db.run("SELECT madlib.load_model_selection_table('gone_arch', 'mst', ARRAY[1], ARRAY[%s], ARRAY['batch_size=1, "
            "epochs=100'])", [ADAM.format(0.01)])
     other = db.another()
+    other.run("SET pg_mop.lock_timeout = '60s'")
     call = Calling(other, "CALL madlib.mop_fit_multiple_model('flowers_packed', 'held', 'mst', 4, FALSE)")
     running = "SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'held' AND status = 'running'"
     assert eventually(lambda: db.value(running), 60)
     run_id = db.value(running)
-    db.run("SELECT madlib.mop_add_trial(%s, 1, %s, 'batch_size=Exponential(32, 1.5)', 60)",
-           [run_id, ADAM.format(0.02)])
-    assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_configuration WHERE run_id = %s",
-                                       [run_id]) == 2, 30)
-    db.run("DROP TABLE gone_arch; SELECT madlib.mop_add_trial(%s, 1, %s, 'batch_size=4', 1)",
-           [run_id, ADAM.format(0.02)])
-    assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_wish"), 30)
+    with holding(db.another()):
+        db.run("SELECT madlib.mop_add_trial(%s, 1, %s, 'batch_size=Exponential(32, 1.5)', 60)",
+               [run_id, ADAM.format(0.02)])
+        assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_configuration WHERE run_id = %s",
+                                           [run_id]) == 2, 30)
+        db.run("DROP TABLE gone_arch; SELECT madlib.mop_add_trial(%s, 1, %s, 'batch_size=4', 1)",
+               [run_id, ADAM.format(0.02)])
+        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_wish"), 30)
     assert call.end() is None
     assert db.value("SELECT count(*) FROM held") == 1
     other.close()

@@ -43,29 +43,41 @@ def test_those_that_nobody_uses_go(data):
     assert directory(role=11) and not os.path.exists(old)
 
 
-def test_segments_on_a_host_share_what_one_of_them_has(data, tmp_path_factory):
-    first, own = tmp_path_factory.mktemp("first"), directory()
-    (first / "postmaster.pid").write_text(f"{os.getpid()}\n")
+@pytest.fixture
+def other(tmp_path_factory):
+    """The data directory of another server on the host, which is up."""
+    path = tmp_path_factory.mktemp("größe")
+    with subprocess.Popen(["sleep", "60"], cwd=path) as process:
+        (path / "postmaster.pid").write_text(f"{process.pid}\n")
+        yield path, process.pid
+        process.kill()
+
+
+def test_segments_on_a_host_share_what_one_of_them_has(data, other):
+    (first, pid), own = other, directory()
     nursery.share(str(first))
     nursery.share(str(first))
     assert directory().startswith(f"{first}/") and os.path.basename(directory()) == os.path.basename(own)
     folder, opened, server = nursery.own_folder()
     os.close(opened)
-    assert folder == f"{first}/pgsql_tmp.pg_mop" and server == os.getpid()
+    assert folder == f"{first}/pgsql_tmp.pg_mop" and server == pid
     nursery.share(str(data))
     assert directory() == own
 
 
-@pytest.mark.parametrize("trouble", ["down", "gone", "open to others", "no folder"])
-def test_where_that_is_not_to_be_had_each_has_its_own(data, tmp_path_factory, trouble):
-    first, own = tmp_path_factory.mktemp("first"), directory()
+@pytest.mark.parametrize("trouble", ["down", "another process", "open to others", "empty", "no folder"])
+def test_where_that_is_not_to_be_had_each_has_its_own(data, other, trouble):
+    (first, _), own = other, directory()
     nursery.share(str(first))
     if trouble == "down":
         (first / "postmaster.pid").write_text("4194305\n")
-    elif trouble == "open to others":
+    elif trouble == "another process":  # which has the number that the server had
         (first / "postmaster.pid").write_text(f"{os.getpid()}\n")
+    elif trouble == "open to others":
         (first / "pgsql_tmp.pg_mop").mkdir()
         os.chmod(first / "pgsql_tmp.pg_mop", 0o755)
+    elif trouble == "empty":
+        (data / "pgsql_tmp.pg_mop" / "shares").write_text("")
     elif trouble == "no folder":
         shutil.rmtree(data / "pgsql_tmp.pg_mop")
         (data / "pgsql_tmp.pg_mop").touch()

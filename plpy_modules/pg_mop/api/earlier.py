@@ -40,8 +40,8 @@ class Earlier:
         self.averaging = self.function == "madlib_keras_fit" and self.settings.get("fit_strategy") == "averaging"
         self.read(journal)
 
-    def read(self, journal):
-        """Read what the run has done."""
+    def read(self, journal, guests=()):
+        """Read what the run has done; `guests`: its (Catalog, number) on other servers."""
         self.configurations = journal.run_configurations(self.run_id)
         self.stopped = {c["mst_key"] for c in self.configurations if c["reason"] is not None}
         self.segments = journal.run_segments(self.run_id)
@@ -54,16 +54,25 @@ class Earlier:
                 for key in row["mst_keys"] or ():
                     self.apart.setdefault(key, {})[row["iteration"]] = found[1]
         self.attempts, self.finished, self.order, self.kernels = {}, [], {}, {}
-        for row in journal.run_units(self.run_id):
-            unit = Unit(row["iteration"], row["stage"], row["kind"], row["dataset"], row["segment"])
-            if row["own"]:
-                self.attempts[unit] = max(row["attempt"], self.attempts.get(unit, 0))
+        units = self._begun(journal.run_units(self.run_id))
+        for catalog, run_id in guests:  # a coordinator's server that crashes loses what it noted last of begun units
+            self._begun(catalog.run_units(run_id))
+        for unit, row in units:
             if row["status"] == "finished":
                 if row["own"]:
                     self.finished.append(unit)
                 for key in keys[unit.stage] if unit.kind == "train" else ():
                     self.order.setdefault((key, unit.iteration), []).append(unit.segment)
                     self.kernels[key, unit.iteration, unit.segment] = row["kernel"]
+
+    def _begun(self, rows):
+        """Count the attempts that rows of units tell of: [(Unit, row)]."""
+        units = [(Unit(row["iteration"], row["stage"], row["kind"], row["dataset"], row["segment"]), row)
+                 for row in rows]
+        for unit, row in units:
+            if row["own"]:
+                self.attempts[unit] = max(row["attempt"], self.attempts.get(unit, 0))
+        return units
 
     def restore(self, plan):
         """Put the run's stages into an empty plan, under their numbers."""

@@ -144,7 +144,8 @@ class Guests(Planning):
                                     f"with the same object.", sqlstate="42704")
 
     def _reopen_guests(self):
-        """Take the guests of a run that goes on over from its earlier coordinator, and register what they have done."""
+        """Take the guests of a run that goes on over from its earlier coordinator, and register what they have done:
+        (Catalog, number) of each."""
         known, done = self.journal.guests(self.run_id), set(self.journal.finished_units(self.run_id))
         guests = [server for server in self._guests() if server.name in known]
         for server in guests:
@@ -161,6 +162,7 @@ class Guests(Planning):
                                                             here[stage]["version"])]
             if late:
                 server.catalog.release_states(server.run_id, late)
+        return [(server.catalog, server.run_id) for server in guests]
 
     def _open_guest(self, server):
         """Open a guest on another server where there is none yet; drop those of runs that are gone."""

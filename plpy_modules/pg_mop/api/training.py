@@ -133,8 +133,8 @@ class Training(Guests):
                 journal.reopen_run(self.run_id)
             try:
                 if resumes:
-                    self._reopen_guests()
-                    earlier.read(journal)  # once more: its last units may have ended only now
+                    # once more: its last units may have ended only now
+                    earlier.read(journal, self._reopen_guests())
                 self._make_plan(earlier)
                 if resumes:
                     self._start_paths(journal)
