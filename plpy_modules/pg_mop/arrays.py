@@ -7,15 +7,15 @@ stays so until its process ends, since its libraries cannot be loaded again.
 
 import _thread
 import contextlib
-import ctypes
 import importlib
 import os
 import signal
 import time
 
+from pg_mop.frames import ON_GREENPLUM
+
 THREADS = "OPENBLAS_NUM_THREADS"
 MOST_SECONDS = 60  # that such an import takes
-ON_GREENPLUM = hasattr(ctypes.CDLL(None), "cancel_pending_hook")
 
 
 def import_whole(name, in_thread=ON_GREENPLUM):

@@ -116,10 +116,11 @@ BEGIN
 END
 $$;
 
+-- (it runs on segments, in queries of the extension's owner: they have the path of the caller's session)
 CREATE FUNCTION @extschema@.mop_place_of(one integer, list integer[]) RETURNS integer LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
-    FOR place IN 1 .. array_length(list, 1) LOOP
-        IF list[place] = one THEN
+    FOR place IN 1 .. pg_catalog.array_length(list, 1) LOOP
+        IF list[place] OPERATOR(pg_catalog.=) one THEN
             RETURN place;
         END IF;
     END LOOP;

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import signal
+import time
 
 import greenplum
 import numpy as np
@@ -713,6 +714,47 @@ def test_a_cancel_or_a_lost_trainer_ends_predicting_and_the_next_call_does_it(pr
     client.run(PREDICT, ["many", "out_of_many"])
     assert client.value("SELECT count(DISTINCT id) FROM out_of_many") == 300000
     client.close()
+
+
+def test_a_cancel_amid_a_query_of_ours_does_no_harm_to_the_session(predicting):
+    """Most of these come as the coordinator tells segments of a savepoint, past Python."""
+    client = predicting.another()
+    client.run(SETTINGS)
+    session = client.value("SELECT pg_backend_pid()")
+    client.run("CREATE TABLE few AS SELECT i AS id, ARRAY[i % 3, 1, 2, 1]::real[] AS x "
+               "FROM generate_series(1, 101) AS i DISTRIBUTED BY (id)")
+    client.run("CREATE FUNCTION pg_temp.many(count integer) RETURNS void LANGUAGE plpython3u AS $$\n"
+               "from pg_mop.frames import careful\n"
+               "db = careful(plpy)\n"
+               "for _ in range(count):\n"
+               "    db.execute('SELECT 1')\n$$")
+    for number in range(20):
+        calling = Calling(client, "SELECT pg_temp.many(1000000)")
+        time.sleep(0.05 + 0.003 * number)
+        predicting.run("SELECT pg_cancel_backend(%s)", [session])
+        assert calling.end().pgcode in ("57014", "XX000")
+        if number % 10 == 0:
+            assert len(predicted(client, "few")) == 303
+    client.close()
+
+
+def test_users_run_nothing_as_the_owner_on_segments(db, ann):
+    """There a query of a function's owner has the path of the caller's session, not the function's."""
+    db.run("CREATE SCHEMA evil AUTHORIZATION ann")
+    ann.run("CREATE FUNCTION evil.array_length(integer[], integer) RETURNS integer LANGUAGE plpgsql AS $$ BEGIN "
+            "RAISE EXCEPTION 'as %%', current_user; END $$; CREATE FUNCTION evil.equal(integer, integer) RETURNS "
+            "boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'as %%', current_user; END $$; "
+            "CREATE OPERATOR evil.= (PROCEDURE = evil.equal, LEFTARG = integer, RIGHTARG = integer)", [])
+    try:
+        for path in ("evil", "evil, pg_catalog"):
+            other = ann.another()
+            other.run(f"SET search_path = {path}")
+            run_id = open_run(other)
+            train(other, run_id, 1, 0, 1)
+            evaluate(other, run_id, 1, 0, [1.0, 2.0])
+            other.close()
+    finally:
+        db.run("DROP SCHEMA evil CASCADE")
 
 
 def test_a_ticket_is_of_no_use_in_a_later_transaction(ann):

@@ -71,3 +71,10 @@ def test_where_a_query_fails_the_coroutine_ends():
     with pytest.raises(ValueError, match="it fails"):
         by_spi(Session(), steps())
     assert ended == [True]
+
+
+@pytest.mark.parametrize("value", [b"x", bytearray(b"x"), memoryview(b"x")])
+def test_bytes_are_not_taken_for_text(value):
+    for kind, values in (("bytea", value), ("bytea[]", [value])):
+        with pytest.raises(TypeError, match="bytes"):
+            as_text(Query("SELECT $1", (kind,), (values,)))

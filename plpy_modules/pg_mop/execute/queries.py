@@ -57,6 +57,8 @@ def _literal(kind, value):
 
 
 def _element(value):
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        raise TypeError("bytes do not go as text")
     if isinstance(value, float) and not math.isfinite(value):
         value = str(value).replace("inf", "Infinity")
     return quote_literal(str(value) if isinstance(value, (bool, float)) else value)
