@@ -112,10 +112,10 @@ def runs_made(db, work):
 
 
 @contextlib.contextmanager
-def holding(client, schema="madlib", table="mop_unit"):
-    """Within it nobody writes into a table of the catalog; so no unit begins, and no run that has some on that server
-    ends, however fast the machine is. Ends the session `client`."""
-    client.run(f"BEGIN; LOCK TABLE {schema}.{table} IN SHARE MODE")
+def holding(client, schema="madlib"):
+    """Within it no unit begins on a server, so that no run that has some there ends, however fast the machine is. Ends
+    the session `client`."""
+    client.run(f"BEGIN; LOCK TABLE {schema}.mop_unit IN SHARE MODE")
     try:
         yield
     finally:

@@ -4,8 +4,10 @@ PL/Python begins and ends each query with a savepoint, which the coordinator mak
 (a cancel comes in this very instant, or a segment has gone), PL/Python is not prepared for it: the error goes to who
 called Python as if there were no frames between. CPython 3.11 and 3.12 note where the frames are in a structure on C's
 stack, which is written over then; the next call of anything in Python ended the coordinator's process, and with it all
-sessions of the cluster. Other versions have no such thing there. So, for the time of a query, a copy stands in its
-place that stays where it is. What the frames held is kept until the session ends, and no `finally` of theirs is run.
+sessions of the cluster. So, for the time of a query, a copy stands in its place that stays where it is, and names no
+frame: what is called then has none before it. What the frames held is kept until the session ends, no `finally` of
+theirs is run, and what they were deep is lost of what Python allows. (3.10 has the like elsewhere and is as it was;
+before, and from 3.13 on, calls go on.)
 """
 
 import ctypes
@@ -31,11 +33,12 @@ def _is_known():
 
 
 def safely(function, *arguments):
-    """What `function(*arguments)` gives, past which an error may go."""
+    """What `function(*arguments)` gives, past which an error may go. It is one of C's (one in Python may be run without
+    a call in C, and then does not see the copy)."""
     place = _POINTER.from_address(_state() + _PLACE)
     before = place.value
-    # (without a call of anything in Python: it is to name this frame)
     copy = _Structure.from_buffer_copy(_Structure.from_address(before))
+    copy[_FRAME] = None  # (on the way to older frames there may be some on C's stack)
     place.value = ctypes.addressof(copy)
     try:
         return function(*arguments)

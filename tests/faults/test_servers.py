@@ -7,7 +7,6 @@ from servers import Servers
 
 from conftest import Client, eventually
 from relay import Relay
-from workload import holding
 
 
 @pytest.fixture(scope="module")
@@ -120,14 +119,16 @@ def test_the_coordinator_is_killed_and_what_others_have_committed_counts_once(se
 def test_what_the_coordinator_lost_of_begun_units_when_it_was_killed_does_not_matter(servers):
     """It does not wait for the disk there; a server on which they have begun knows of them."""
     call, run_id = servers.begin()
+    servers.db.run("SELECT pg_cancel_backend(%s)", [call.client.connection.info.backend_pid])
+    assert call.end().pgcode == "57014"
     worker = Client(servers.workers[0], "postgres")
-    with holding(worker, "mop", "mop_model"):  # none is finished
-        looking = Client(servers.workers[0], "postgres")
-        assert eventually(lambda: looking.value("SELECT count(*) FROM mop.mop_unit WHERE status = 'running'"), 30)
-        servers.db.run("SELECT pg_cancel_backend(%s)", [call.client.connection.info.backend_pid])
-        assert call.end().pgcode == "57014"
-        looking.close()
-    servers.db.run("DELETE FROM madlib.mop_unit WHERE run_id = %s AND status <> 'finished'", [run_id])
+    begun = worker.run(
+        "INSERT INTO mop.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, queued_at) "
+        "SELECT run_id, stage, iteration, 0, 'train', 'training', 1, 'cancelled', now() FROM mop.mop_stage s WHERE "
+        "NOT EXISTS (SELECT 1 FROM mop.mop_unit u WHERE (u.run_id, u.stage, u.segment, u.kind) = "
+        "(s.run_id, s.stage, 0, 'train')) RETURNING stage")
+    worker.close()
+    assert begun
     servers.db.run("SELECT madlib.mop_resume(%s)", [run_id])
     servers.check(run_id, replay=True)
 

@@ -163,12 +163,15 @@ def test_people_stop_and_add_configurations_of_a_fit_call(db, data):
     db.run("DROP TABLE IF EXISTS mst, mst_summary, fitted, fitted_info, fitted_summary")
     db.run("SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s, %s], ARRAY['batch_size=1, "
            "epochs=20'])", [ADAM.format(0.01), ADAM.format(0.02)])
+    other.run("SET pg_mop.lock_timeout = '60s'")
     call = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'fitted', 'mst', 4, FALSE)")
     running = "SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'fitted' AND status = 'running'"
     assert eventually(lambda: db.value(running), 60)
     run_id = db.value(running)
-    db.run("SELECT madlib.mop_stop_trial(%s, 1), madlib.mop_add_trial(%s, 2, %s, 'batch_size=4')",
-           [run_id, run_id, ADAM.format(0.02)])
+    with holding(db.another()):
+        db.run("SELECT madlib.mop_stop_trial(%s, 1), madlib.mop_add_trial(%s, 2, %s, 'batch_size=4')",
+               [run_id, run_id, ADAM.format(0.02)])
+        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_wish"), 30)
     assert call.end() is None
     rows = {r["mst_key"]: r for r in db.run("SELECT mst_key, model_id, iteration FROM fitted_info")}
     assert len(rows) == 3 and rows[2]["iteration"] == rows[3]["iteration"] == 4 and rows[3]["model_id"] == 2
