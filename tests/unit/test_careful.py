@@ -1,4 +1,4 @@
-"""Frames: Python is as before after what has run by `safely`."""
+"""pg_mop.frames: Python is as before after what has run by `safely`."""
 
 import functools
 import traceback
