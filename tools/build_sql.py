@@ -30,6 +30,11 @@ if getattr(sys.modules.get('mop_udf'), 'home', None) != '@HOME@':
         del sys.modules[module]
     import mop_udf
     mop_udf.home = '@HOME@'"""
+# what follows it on Greenplum, so that nothing of ours runs a query by another plpy
+GREENPLUM = """
+import plpy
+from pg_mop.frames import careful
+plpy = careful(plpy)"""
 
 
 def sources(family):
@@ -49,8 +54,9 @@ def main(home, into, *older, family="postgresql"):
     updates = (ROOT / "migrations").glob("*.sql") if family == "postgresql" else ()
     for path in [*updates, *map(pathlib.Path, older)]:
         scripts[path.name] = re.sub(r"(?m)^#functions$", lambda _: functions, path.read_text())
+    heading = HEADING.replace("@HOME@", home) + (GREENPLUM if family == "greenplum" else "")
     for name, text in scripts.items():
-        text = re.sub(r"(?m)^#python$", lambda _: HEADING.replace("@HOME@", home), text)
+        text = re.sub(r"(?m)^#python$", lambda _: heading, text)
         (pathlib.Path(into) / name).write_text(text)
 
 

@@ -12,7 +12,6 @@ import re
 from contextlib import contextmanager
 
 from mop_udf.errors import raise_error
-from pg_mop.frames import careful
 
 # of every session that a call opens: what its role or database has set must not change what our SQL means and gives
 SESSION_OPTIONS = ("-c search_path=pg_catalog,pg_temp -c client_min_messages=error -c client_encoding=UTF8 "
@@ -510,7 +509,6 @@ def sql_function(function, commits=False):
 
     @functools.wraps(function)
     def shim(plpy, *args):
-        plpy = careful(plpy)
         db = Database(plpy, extension_schema(plpy))
         try:
             if commits:

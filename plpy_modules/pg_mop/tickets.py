@@ -10,8 +10,6 @@ import os
 import re
 import struct
 
-from pg_mop.frames import careful
-
 _EPOCH = 946_684_800_000_000  # PostgreSQL counts from 2000
 
 _home = None
@@ -24,15 +22,14 @@ def secret(plpy, home):
     """The secret, which stays as it was made. For those alone who may read it of its table."""
     global _home, _secret, _known
     if _home != home:
-        found = careful(plpy).execute(f"SELECT s.secret FROM {_name(plpy, home)} s")[0]["secret"]
+        found = plpy.execute(f"SELECT s.secret FROM {_name(plpy, home)} s")[0]["secret"]
         _owned.clear()
         _home, _secret, _known = home, found, None
     return _secret
 
 
 def _name(plpy, home):
-    return careful(plpy).execute(
-        f"SELECT {int(home)}::pg_catalog.oid::pg_catalog.regclass::pg_catalog.text AS name")[0]["name"]
+    return plpy.execute(f"SELECT {int(home)}::pg_catalog.oid::pg_catalog.regclass::pg_catalog.text AS name")[0]["name"]
 
 
 def make(plpy, home, learn):
@@ -43,7 +40,7 @@ def make(plpy, home, learn):
     segments.)
     """
     if _home != home:
-        careful(plpy).execute(learn)
+        plpy.execute(learn)
     role, began, pid = _server("GetUserId", ctypes.c_uint32), _server(
         "GetCurrentTransactionStartTimestamp", ctypes.c_int64), os.getpid()
     return (f"{role} {_seal(b'caller', role, pid, struct.pack('>q', began))}",

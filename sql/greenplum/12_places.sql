@@ -199,8 +199,6 @@ CREATE FUNCTION @extschema@.mop_give_objects(at_place integer, functions text, m
 LANGUAGE plpython3u VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #python
 from pg_mop.execute import trainers
-from pg_mop.frames import careful
-db = careful(plpy)
-its = db.execute(db.prepare("""SELECT @extschema@.mop_caller($1) AS role""", ["text"]), [ticket])[0]
+its = plpy.execute(plpy.prepare("""SELECT @extschema@.mop_caller($1) AS role""", ["text"]), [ticket])[0]
 trainers.give_objects(plpy, at_place, functions, models, int(its["role"]))
 $$;

@@ -19,9 +19,8 @@ $$;
 CREATE FUNCTION @extschema@.mop_make_tickets(OUT ticket text, OUT backend text) LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop import tickets
-from pg_mop.frames import careful
 if not SD:
-    SD[0] = careful(plpy).execute("""SELECT '@extschema@.mop_secret'::pg_catalog.regclass::pg_catalog.int8 AS home""")[0]["home"]
+    SD[0] = plpy.execute("""SELECT '@extschema@.mop_secret'::pg_catalog.regclass::pg_catalog.int8 AS home""")[0]["home"]
 return tickets.make(plpy, SD[0], """SELECT @extschema@.mop_learn_secret()""")
 $$;
 

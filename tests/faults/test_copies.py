@@ -8,7 +8,7 @@ import pytest
 from servers import CALL, Servers
 
 from conftest import Calling, Client, eventually
-from workload import ADAM, assert_invariants, is_under_way
+from workload import ADAM, assert_invariants, holding, is_under_way
 
 REPLICAS = "SET pg_mop.replicas = 2"
 
@@ -346,15 +346,14 @@ def test_an_evaluation_goes_on_without_a_server(servers):
                    "'flowers_packed', 'model', 'arch', 1, $$" + ADAM.format(0.02) + "$$, 'batch_size=4', 1, FALSE)")
     evaluate = "SELECT madlib.madlib_keras_evaluate('model', 'flowers_packed', '{}', FALSE)"
     servers.db.run(evaluate.format("seen"))
-    worker = Client(servers.workers[0], "postgres")
-    worker.run("BEGIN; LOCK TABLE mop.mop_unit IN SHARE MODE")  # no unit begins there
-    client = Client(servers.coordinator, "postgres")
-    client.run(f"SET pg_mop.threads = 1; {REPLICAS}")
-    call = Calling(client, evaluate.format("unseen"))
-    looking = Client(servers.workers[0], "postgres")
-    assert eventually(lambda: looking.value("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = "
-                                            "'mop.mop_unit'::regclass"), 60)
-    without(servers, call)
+    with holding(Client(servers.workers[0], "postgres"), "mop"):
+        client = Client(servers.coordinator, "postgres")
+        client.run(f"SET pg_mop.threads = 1; {REPLICAS}")
+        call = Calling(client, evaluate.format("unseen"))
+        looking = Client(servers.workers[0], "postgres")
+        assert eventually(lambda: looking.value("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = "
+                                                "'mop.mop_unit'::regclass"), 60)
+        without(servers, call)
     assert servers.db.value("SELECT abs(a.loss - b.loss) < 1e-6 FROM seen a, unseen b")
 
 

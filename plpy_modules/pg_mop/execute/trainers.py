@@ -11,7 +11,6 @@ from mop_udf.errors import raise_error
 from pg_mop import object_table, settings
 from pg_mop.database import Database, MopError, extension_schema, quote_identifier, raising
 from pg_mop.execute.queries import Query
-from pg_mop.frames import careful
 from pg_mop.limits import Limits
 
 SMALL = 256 << 10  # bytes of a state that comes by way of the coordinator, together with others
@@ -244,7 +243,6 @@ def give_objects(plpy, place, functions, models, caller):
 
     `models`: JSON, [[compile parameters, digests as of object_table.digests], ...].
     """
-    plpy = careful(plpy)
     db, found = Database(plpy, extension_schema(plpy)), {}
     try:
         with db.pinned_path():

@@ -16,13 +16,11 @@ from pg_mop import object_table
 from pg_mop.database import Database, MopError, extension_schema, finite_json, quote_identifier
 from pg_mop.execute.queries import Query, as_text, by_spi, rows_of
 from pg_mop.execute.trainers import put_state, trainer_at
-from pg_mop.frames import careful
 from pg_mop.inference.model import Model
 
 
 def start_trainer(plpy, options):
     """Start this session's trainer, which imports Keras while the coordinator still plans."""
-    plpy = careful(plpy)
     holder, options = aggregate.session(plpy), json.loads(options)
     by_spi(holder, trainer_at(holder, _schema(plpy, holder), options.get("place")).start(options, True))
 
@@ -60,7 +58,6 @@ def next_statement(plpy, text, answer):
 
     `text`: the unit, with which it begins; then None, and `answer`, the last statement's row as JSON.
     """
-    plpy = careful(plpy)
     holder = aggregate.session(plpy)
     rows = None if text is not None else rows_of(answer)
     if text is not None:
