@@ -30,6 +30,7 @@ class Planning(Checks):
     preferred = None  # the run to go on from, if there are several
     segments = {}     # (dataset, key) -> Segment: read when the run begins
     reuses = False    # something that earlier runs had trained
+    searches = False  # asks for more by what comes of it
     experience = Experience()  # what earlier runs have measured
 
     def take_up(self, earlier):
@@ -118,7 +119,7 @@ class Planning(Checks):
         if self.engine.away:
             self.board.relocate({key: segment.at(self.servers).server for key, segment in self.segments.items()})
         self.board.count_by(self.sharing.key, lambda stage: epochs(stage.parameters[1]))
-        self.board.anywhere = self._may_train_anywhere()
+        self.board.anywhere, self.board.searched = self._may_train_anywhere(), self.searches
         self.board.serve(self.board.first_places(self.wanted))
         if earlier is not None and not earlier.replay:
             self.board.restore(earlier.finished)

@@ -85,6 +85,8 @@ def write_trials(training, table):
 class Search(Training):
     """Training of what a search procedure proposes."""
 
+    searches = True
+
     function = FUNCTION
     asks_for_all = False
     goal = "min"  # until the metric has been read

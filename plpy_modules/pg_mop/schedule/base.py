@@ -19,6 +19,7 @@ class Scheduler(ABC):
         """`alike`: a callable, stage number -> what is equal for stages that share a compiled model; None: unknown.
         `expected`: a callable, stage -> seconds that its units should take, or 0."""
         self.board, self.random, self.alike = board, Random(seed), alike or (lambda number: None)
+        self.expected = expected or (lambda stage: 0.0)
 
     def finished(self, unit, seconds):  # noqa: B027 (few need to know)
         """Take note of what a unit took, after the board has."""
@@ -56,7 +57,8 @@ class Scheduler(ABC):
 
 
 class Ranked(Scheduler):
-    """Evaluations first, as a stage waits for all of its own, then the idle stage of the least `rank`.
+    """Evaluations that somebody waits for first, then the idle stage of the least `rank`, at last other evaluations:
+    till then more of them are due, which read the rows once.
 
     A board's watcher. For every segment there is a heap of the stages that may visit it. An entry holds the rank that
     the stage had when it was put there; when it comes to the top, the rank is looked at again. So a unit costs some
@@ -79,7 +81,8 @@ class Ranked(Scheduler):
         self.homes = {}        # compiled model -> place
         # (segment, "at", home), and (segment, "like", compiled model) -> heap of (rank, at random, stage number)
         self.lanes = {}
-        self.evaluations = {}  # (dataset, segment, home) -> heap of (iteration, at random, stage number)
+        # (dataset, segment, home) -> heap of ((nobody waits for it, iteration), at random, stage number)
+        self.evaluations = {}
         self.took = {}         # (kind of unit, compiled model) -> the least seconds of a unit
         self.met = set()       # (place, compiled model) of all that was done
         self.evaluating = {}   # place -> the compiled model that it evaluates, or None
@@ -133,8 +136,9 @@ class Ranked(Scheduler):
     def may_evaluate(self, stage, keys):
         """A stage may be evaluated on these from now on."""
         tie, home = self.random.random(), self.homes.get(self.alike(stage.number)) if self.homes else None
+        rank = not self.board.is_awaited(stage), stage.iteration
         for key in keys:
-            heappush(self.evaluations.setdefault((*key, home), []), (stage.iteration, tie, stage.number))
+            heappush(self.evaluations.setdefault((*key, home), []), (rank, tie, stage.number))
 
     def finished(self, unit, seconds):
         if self.homes:
@@ -155,7 +159,7 @@ class Ranked(Scheduler):
         yield from order
 
     def choose(self, place):
-        unit = self.evaluation(place) or self.before_all(place) or self.kept(place) or self.train(place)
+        unit = self._best(place)
         if self.board.anywhere:
             key = None if unit is None else self.alike(unit.stage)
             self.evaluating[place] = None if key is None or unit.kind == "train" else key
@@ -165,21 +169,26 @@ class Ranked(Scheduler):
                     self.homes.setdefault(key, place)
         return unit
 
+    def _best(self, place):
+        return (self.evaluation(place, True) or self.before_all(place) or self.kept(place) or self.train(place)
+                or self.evaluation(place))
+
     def coming(self, place):
-        unit = self.evaluation(place)
+        unit = self.evaluation(place, True)
         if unit is None and self.before_all(place) is None:
-            unit = self.train(place)
+            unit = self.train(place) or self.evaluation(place)
         return unit
 
-    def evaluation(self, place):
-        """The evaluation to be begun at a place, of the earliest iteration; None where none is due."""
+    def evaluation(self, place, awaited=False):
+        """The evaluation to be begun at a place, of the earliest iteration; None where none is due. `awaited`: one that
+        somebody waits for."""
         best, at = None, None
         for key in self.board.served(place):
             for home in {None, *self.homes.values()}:
                 heap, left = self.evaluations.get((*key, home), ()), []
                 if self.own_alone and home not in (None, place) and key in self.board.served(home):
                     continue
-                while heap:
+                while heap and not (awaited and heap[0][0][0]):
                     if not self.board.may_evaluate(heap[0][2], *key):
                         heappop(heap)
                     elif self._leaves(heap[0][2], key, home, place):
@@ -233,8 +242,10 @@ class Ranked(Scheduler):
         return self.homes.get(self.alike(number), place) == place
 
     def following(self, place, segment):
+        if self.board.anywhere and (best := self._best(place)) and (place, self.alike(best.stage)) not in self.met:
+            return None  # what it has not met takes it longer: it is for whoever is idle first
         unit = super().following(place, segment)
-        if unit is None and not (self.evaluation(place) or self.before_all(place) or self.kept(place)):
+        if unit is None and not (self.evaluation(place, True) or self.before_all(place) or self.kept(place)):
             # what it serves besides is no better: of those whose turn it is, one that is on this segment, too
             wanted, other = self._least_of(place, [segment], (None, place)), self.train(place)
             if (wanted is not None and self._turn(wanted) <= self._turn(other)

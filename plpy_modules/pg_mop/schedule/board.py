@@ -49,6 +49,7 @@ class Board:
 
     shares_states = False  # a unit reads the states of other stages
     anywhere = False  # every place does all training segments of its server (to be set before `serve`)
+    searched = False  # what evaluations find decides what is asked for next (to be set before `watch`)
 
     def __init__(self, plan, segments, validation_segments=(), servers=None, others=()):
         self.plan, self.segments = plan, list(segments)
@@ -67,6 +68,7 @@ class Board:
         self._works = {}        # stage number -> _Work
         self.left = {}          # stage number -> Stage: wanted, not ended
         self.idle = set()       # numbers of the stages that may be trained and are not at work
+        self.training = set()   # of those that are being trained
         self._due = {key: {} for key in self.datasets}  # -> {stage number: None}, of the evaluations to be begun
         self._reserved, self._kept = {}, {}  # stage number -> place, and back
         self._wanted = {}       # stage number -> (key, passes) as counted
@@ -226,6 +228,10 @@ class Board:
     def may_evaluate(self, stage_number, dataset, segment):
         return stage_number in self._due[dataset, segment]
 
+    def is_awaited(self, stage):
+        """True where somebody waits for a stage to be evaluated: those below it, or a search."""
+        return self.searched or any(child.number in self.left for child in stage.children)
+
     def eligible(self, place):
         """The units that may start now at `place`, in a fixed order. Looks at all stages: for small runs."""
         serves, units = self.served(place), []
@@ -267,6 +273,7 @@ class Board:
             work.todo.remove(unit.segment)
             work.training = unit
             self.idle.discard(unit.stage)
+            self.training.add(unit.stage)
             self._kept.pop(self._reserved.pop(unit.stage, None), None)
         else:
             work.due.remove((unit.dataset, unit.segment))
@@ -293,11 +300,10 @@ class Board:
 
     def release(self, unit):
         """A unit was not done: it is to be run again."""
-        work = self._works.get(unit.stage)
+        work = self._at_work_no_more(unit)
         if work is None:
             return
         if unit.kind == "train":
-            work.training = None
             work.todo.add(unit.segment)
             if work.open:
                 self._offer(work, [unit.segment])
@@ -312,12 +318,11 @@ class Board:
     def finish(self, unit):
         """A unit has been done. Returns the stages that have ended by it: trained on all segments and, where somebody
         wants it, evaluated; none where nobody wants them."""
-        work, ended = self._works.get(unit.stage), []
+        work, ended = self._at_work_no_more(unit), []
         if work is None:
             return ended
         stage = work.stage
         if unit.kind == "train":
-            work.training = None
             self._pass(stage, unit.segment)
             if work.todo:
                 if work.open:
@@ -336,6 +341,15 @@ class Board:
                 self._close(stage)
                 self._end(stage, ended)
         return ended
+
+    def _at_work_no_more(self, unit):
+        """What is left of a unit's stage, but for what is being trained; None where that has failed meanwhile."""
+        work = self._works.get(unit.stage)
+        if unit.kind == "train":
+            self.training.discard(unit.stage)
+            if work is not None:
+                work.training = None
+        return work
 
     # --- what is known --------------------------------------------------------------------------------------------
     def is_running(self, stage_number):

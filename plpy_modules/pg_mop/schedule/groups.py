@@ -10,9 +10,11 @@ class Groups:
     """Chooses what a place does next, by a scheduler: one unit, or several.
 
     Evaluations on the same rows go together, so that these are read once; training units where what is around each,
-    some milliseconds, would weigh: those that are known to be short. A group takes no more of the idle stages than
-    leaves every other place as much (as in guided self-scheduling, Polychronopoulos and Kuck, IEEE Trans. Comput.
-    C-36(12), 1987, the share shrinks with what is left): a stage in a group waits for the others in it.
+    some milliseconds, would weigh: those that are known to be short, or expected to be by what earlier runs took. A
+    stage in a group waits for the others in it, and so may a place. So a group takes no more of the stages that can be
+    trained than there is for every place, and once more for the one that falls idle first (the share shrinks with what
+    is left, as in guided self-scheduling: Polychronopoulos and Kuck, IEEE Trans. Comput. C-36(12), 1987); and hardly
+    longer than so many units mostly do, or the dear ones, together, would hold up the others.
     """
 
     def __init__(self, board, scheduler, key_of, bytes_of):
@@ -22,6 +24,7 @@ class Groups:
         self.alone = set()  # units that are each done for themselves: one of a group was to blame
         self.seconds = {}   # (key, segment) -> what a training unit takes, about
         self.shares = {}    # training unit at work -> its share of its group's time, as a multiple of the mean
+        self.ended, self.took = 0, 0.0  # training units; and the seconds of all of them
 
     def choose(self, place):
         """The units to do now at an idle place, by stage; they have been started on the board. []: leave it idle."""
@@ -41,13 +44,22 @@ class Groups:
         seconds *= self.shares.pop(unit, 1.0)  # a dear one is not to be taken for a cheap one
         self.scheduler.finished(unit, seconds)
         if unit.kind == "train":
-            known = self._known(unit) or seconds
+            self.ended, self.took = self.ended + 1, self.took + seconds
+            known = self._known(unit) or self._foreseen(unit) or seconds
             # one that compiled, or was disturbed, tells little
             self.seconds[self.key_of(unit.stage), unit.segment] = min(seconds, (known + seconds) / 2)
 
     def _known(self, unit):
-        """Seconds that a training unit takes, about; None where nobody knows."""
+        """Seconds that a training unit has taken, about; None where nobody knows."""
         return self.seconds.get((self.key_of(unit.stage), unit.segment))
+
+    def _foreseen(self, unit):
+        """What it should take by what earlier runs took; 0 where nobody knows."""
+        return self.scheduler.expected(self.board.plan.stages[unit.stage])
+
+    def _expected(self, unit):
+        """Seconds that a training unit takes, about."""
+        return self._known(unit) or self._foreseen(unit) or SECONDS
 
     def _evaluations(self, place, unit):
         """An evaluation at a place and the others that are due on the same rows, as far as memory goes."""
@@ -66,22 +78,28 @@ class Groups:
     def _trainings(self, place, unit):
         """A training unit and those that the scheduler would have follow it, as long as they are short and can wait."""
         units, seconds, size = [], [], 0
-        most = max(1, min(MOST, len(self.board.idle) // len(self.board.places)))
+        most, longest = self._share()
         while True:
             self.board.start(unit)
             units.append(unit)
-            seconds.append(self._known(unit) or SECONDS)
+            seconds.append(self._expected(unit))
             size += self.bytes_of(unit.stage)
-            if len(units) >= most or sum(seconds) >= SECONDS or not self._may_wait(units[0]):
+            if len(units) >= most or sum(seconds) >= longest or not self._may_wait(units[0]):
                 break
             unit = self.scheduler.following(place, units[0].segment)
             if unit is None or not self._may_wait(unit) or (
-                    sum(seconds) + (self._known(unit) or SECONDS) > SECONDS
+                    sum(seconds) + self._expected(unit) > longest
                     or size + self.bytes_of(unit.stage) > TRAINED_BYTES):
                 break
         mean = sum(seconds) / len(seconds)
         self.shares.update({each: own / mean for each, own in zip(units, seconds)})
         return units
+
+    def _share(self):
+        """How many training units a place may take at once, and about how many seconds of them."""
+        board = self.board
+        most = max(1, min(MOST, (len(board.idle) + len(board.training)) // (len(board.places) + 1)))
+        return most, min(SECONDS, (most + 0.5) * self.took / self.ended) if self.ended else SECONDS
 
     def _may_wait(self, unit):
         """True where a training unit may wait for others that it goes with."""
