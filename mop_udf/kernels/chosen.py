@@ -110,7 +110,10 @@ class Piece:
 
     def train(self, name, start, stop):
         """Train on some of the batches `start` to `stop` by kernel `name`: (the kernel that did it, batches done)."""
+        hasty = False
         if start == self.full:
+            # beside what XLA has trained, as good as any: one batch is not worth what makes a loop faster
+            hasty = name == "xla" and start > 0
             name = self._of_short_batch(name)
         else:
             stop = min(stop, self.full)
@@ -120,7 +123,7 @@ class Piece:
         if name == "plain":
             return name, self._plain(start, stop)
         loop = self.loops[name]
-        loop.kept, loop.kept_as = self.columns, self._weighting
+        loop.kept, loop.kept_as, loop.hasty = self.columns, self._weighting, hasty
         try:
             return name, self._loop(name, start, stop)
         finally:

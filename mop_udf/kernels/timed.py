@@ -22,6 +22,7 @@ class Timed:
         self.compilations = 0
         # the columns at hand, which may keep what is cut of them, and what the keys of that begin with
         self.kept, self.kept_as = None, None
+        self.hasty = False  # it is to run soon, rather than fast
 
     def knows(self, data, batch_size):
         """True where the loop for such data has been compiled."""

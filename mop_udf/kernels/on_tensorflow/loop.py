@@ -73,6 +73,10 @@ class Loop(Timed):
     def _run(self, data, batch_size, start, stop):
         """Train on batches `start` to `stop`; on none, it compiles."""
         function = self.functions[self._key(data, batch_size)]
+        if self.hasty:
+            with traces.as_traced():
+                function(data, number(start), number(stop), number(batch_size))
+            return
         for piece, begin, end in self._pieces(data, self._piece_rows(data, batch_size), batch_size, start, stop) if (
                 self.jit_compile) else [(data, start, stop)]:
             function(piece, number(begin), number(end), number(batch_size))
