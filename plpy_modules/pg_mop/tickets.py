@@ -5,6 +5,7 @@ to the extension as it was made once: `home` is the number of its table mop_secr
 """
 
 import ctypes
+import functools
 import hashlib
 import os
 import re
@@ -41,17 +42,18 @@ def make(plpy, home, learn):
     """
     if _home != home:
         plpy.execute(learn)
-    role, began, pid = _server("GetUserId", ctypes.c_uint32), _server(
-        "GetCurrentTransactionStartTimestamp", ctypes.c_int64), os.getpid()
+    role, began, pid = _server("GetUserId", ctypes.c_uint32)(), _server(
+        "GetCurrentTransactionStartTimestamp", ctypes.c_int64)(), os.getpid()
     return (f"{role} {_seal(b'caller', role, pid, struct.pack('>q', began))}",
             f"{pid} {began + _EPOCH} {_seal(b'backend', role, pid, struct.pack('>q', began + _EPOCH))}")
 
 
+@functools.cache
 def _server(name, kind):
-    """What a function of the server's own, without arguments, gives."""
+    """A function of the server's own, without arguments; `kind`: what it gives."""
     function = getattr(ctypes.CDLL(None), name)
     function.restype = kind
-    return function()
+    return function
 
 
 def _seal(kind, role, pid, moment):

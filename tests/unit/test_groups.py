@@ -91,6 +91,72 @@ def test_what_is_not_known_yet_goes_alone():
     assert set(sizes(visits)) == {1}, "each configuration's seconds are its own here: nobody knows another's"
 
 
+def test_what_earlier_runs_have_found_short_goes_together_at_once():
+    board = Board(plan_of(40, 2), range(2))
+    scheduler = SCHEDULERS["randomized"](board, 1, expected=lambda stage: 0.002)
+    groups = Groups(board, scheduler, lambda number: number, lambda number: 1)
+    units = groups.choose(0)
+    assert len(units) > 4
+    for unit in units:
+        board.finish(unit)
+        groups.finished(unit, 0.05)  # of this, most is what compiles
+    assert all(0.02 < groups.seconds[unit.stage, 0] < 0.03 for unit in units)
+
+
+def test_of_what_a_place_has_not_met_it_takes_one_at_a_time_where_others_may_have_it():
+    board = Board(plan_of(24, 2), range(3))
+    board.anywhere = True
+    board.serve(range(3))
+    scheduler = SCHEDULERS["randomized"](board, 1, lambda number: number % 4, lambda stage: 0.002)
+    groups = Groups(board, scheduler, scheduler.alike, lambda number: 1)
+    visits = simulate(board, scheduler, lambda unit: 0.002, groups=groups, around=AROUND)
+    met, many = set(), 0
+    for _, together in itertools.groupby(sorted(visits, key=lambda v: (v.start, v.place)), lambda v: (v.start, v.place)):
+        models = [(v.place, scheduler.alike(v.unit.stage)) for v in together]
+        assert len({*models} - met) <= 1
+        many += len(models) > 3
+        met.update(models)
+    assert many and len(met) < 12, "not every place has compiled everything"
+
+
+@pytest.mark.parametrize("searched", [False, True])
+def test_evaluations_that_nobody_waits_for_come_when_their_iteration_has_been_trained(searched):
+    board = Board(plan_of(12, 2, [2]), range(3))
+    board.searched = searched
+    visits, _ = run(12, 3, 2, 0.002, board=board, alike=lambda number: 0)
+    trained = max(v.end for v in visits if v.unit.kind == "train")
+    begun = min(v.start for v in visits if v.unit.kind == "evaluate")
+    groups = {(v.place, v.start) for v in visits if v.unit.kind == "evaluate"}
+    if searched:
+        assert begun < 0.9 * trained
+    else:
+        assert begun > 0.8 * trained and len(groups) <= 9
+
+
+def test_a_configuration_that_ends_early_is_evaluated_before_later_iterations():
+    plan = Plan()
+    for key in range(1, 13):
+        last = 2 if key == 1 else 8
+        plan.ask(key, identity.root({"mst_key": key}), lambda iteration, key=key: ("", str(key)), last, [last])
+    visits, _ = run(12, 3, 0, 0.002, board=Board(plan, range(3)), alike=lambda number: 0)
+    own = [v for v in visits if v.unit.kind == "evaluate" and v.unit.iteration == 2]
+    assert len(own) == 3
+    assert max(v.start for v in own) < min(v.start for v in visits if v.unit.kind == "train" and v.unit.iteration == 5)
+
+
+def test_the_board_knows_what_is_being_trained():
+    board = Board(plan_of(3, 1), range(2))
+    units = [board.unit(number, "train", "training", 0) for number in (1, 2, 3)]
+    for unit in units:
+        board.start(unit)
+    assert board.training == {1, 2, 3} and not board.idle
+    board.release(units[0])
+    board.finish(units[1])
+    board.fail(3)
+    board.finish(units[2])  # its session learns of that later
+    assert board.training == set() and board.idle == {1, 2}
+
+
 @pytest.mark.parametrize("configurations", [1, 2, 3])
 def test_few_configurations_are_left_to_all_places(configurations):
     visits, _ = run(configurations, 2, 10, 0.002)

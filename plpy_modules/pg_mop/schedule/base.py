@@ -57,8 +57,8 @@ class Scheduler(ABC):
 
 
 class Ranked(Scheduler):
-    """Evaluations that somebody waits for first, then the idle stage of the least `rank`, at last other evaluations:
-    till then more of them are due, which read the rows once.
+    """Evaluations that somebody waits for first, then the idle stage of the least `rank`. Other evaluations come when
+    their iteration has been trained: by then more of them are due, which read the rows once.
 
     A board's watcher. For every segment there is a heap of the stages that may visit it. An entry holds the rank that
     the stage had when it was put there; when it comes to the top, the rank is looked at again. So a unit costs some
@@ -170,13 +170,18 @@ class Ranked(Scheduler):
         return unit
 
     def _best(self, place):
-        return (self.evaluation(place, True) or self.before_all(place) or self.kept(place) or self.train(place)
-                or self.evaluation(place))
+        return (self.evaluation(place, True) or self.before_all(place) or self.kept(place)
+                or self._train_or_evaluate(place))
+
+    def _train_or_evaluate(self, place):
+        """An evaluation that nobody waits for, once nothing is to be trained of its iteration, or of an earlier one."""
+        unit, late = self.train(place), self.evaluation(place)
+        return late if unit is None or late is not None and late.iteration < unit.iteration else unit
 
     def coming(self, place):
         unit = self.evaluation(place, True)
         if unit is None and self.before_all(place) is None:
-            unit = self.train(place) or self.evaluation(place)
+            unit = self._train_or_evaluate(place)
         return unit
 
     def evaluation(self, place, awaited=False):
