@@ -83,7 +83,7 @@ class Chosen:
         choice.busy.clear()
         trained, position, done = {}, 0, 0
         for columns in whole_batches(chunks, batch_size) if streams else chunks:
-            piece = Piece(self, columns, batch_size, inputs, class_weight, choice)
+            piece = Piece(self, columns, batch_size, inputs, class_weight, choice, rows < batch_size)
             end = min(-(-len(columns[0]) // batch_size), total - position)
             at = 0
             while at < end:
@@ -98,12 +98,12 @@ class Chosen:
 
 
 class Piece:
-    """Rows in memory: a whole number of batches, after which a short one may come."""
+    """Rows in memory: a whole number of batches, after which a short one may come; `few`: that is all of the pass."""
 
-    def __init__(self, kernels, columns, batch_size, inputs, class_weight, choice):
+    def __init__(self, kernels, columns, batch_size, inputs, class_weight, choice, few):
         self.plain, self.loops = kernels.plain, kernels.loops
         self.columns, self.batch_size, self.inputs, self.class_weight = columns, batch_size, inputs, class_weight
-        self.choice = choice
+        self.choice, self.few = choice, few
         self.full = len(columns[0]) // batch_size
         self._data = None
         self._weighting = inputs, str(class_weight)  # decides what is made of the rows
@@ -112,8 +112,8 @@ class Piece:
         """Train on some of the batches `start` to `stop` by kernel `name`: (the kernel that did it, batches done)."""
         hasty = False
         if start == self.full:
-            # beside what XLA has trained, as good as any: one batch is not worth what makes a loop faster
-            hasty = name == "xla" and start > 0
+            # beside what XLA trains, as good as any: one batch is not worth what makes a loop faster
+            hasty = name == "xla" and not self.few
             name = self._of_short_batch(name)
         else:
             stop = min(stop, self.full)
