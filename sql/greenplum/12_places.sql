@@ -75,16 +75,23 @@ $$;
 
 -- Gives a state to the session's trainer at a place, as of the stage `to_stage`: how many parts it has. `from_place`: where
 -- it is; what it does not have is looked for on all segments. A part that is there goes straight, one that is elsewhere
--- by a parameter that is read first.
+-- by a parameter that is read first. `alone`: it has one part, as far as is known.
 CREATE FUNCTION @extschema@.mop_give_state(run bigint, of_stage integer, at_version integer, generation integer,
-    from_place integer, to_place integer, to_stage integer, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS integer
+    from_place integer, to_place integer, to_stage integer, alone boolean, ticket text DEFAULT @extschema@.mop_ticket())
+RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    -- (to be told the place and the number of a part)
+    from_there text := format('SELECT @extschema@.mop_at_state(%s, (SELECT s.data FROM @extschema@.%I s WHERE s.stage = %s '
+                              'AND s.version = %s AND s.place = %%s AND s.part = %%s)) '
+                              'FROM @extschema@.mop_place p WHERE p.place = %s', to_stage,
+                              @extschema@.mop_generation_name(run, generation), of_stage, at_version, to_place);
     source text := format('FROM @extschema@.%I s WHERE s.stage = %s AND s.version = %s',
                           @extschema@.mop_generation_name(run, generation), of_stage, at_version);
     somewhere text;
     parts integer[];
     places integer[];
+    was_there boolean;
     given integer := 0;
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
@@ -92,6 +99,9 @@ BEGIN
         EXECUTE format('SELECT @extschema@.mop_at_state(%s, t.data) FROM (SELECT s.data %s AND s.place = %s '
                        'ORDER BY s.part) t', to_stage, source, from_place);
         GET DIAGNOSTICS given = ROW_COUNT;
+    ELSIF alone THEN
+        EXECUTE format(from_there, from_place, 0) INTO was_there;
+        given := coalesce(was_there, false)::integer;
     END IF;
     FOREACH somewhere IN ARRAY ARRAY[' AND s.place = ' || from_place, ''] LOOP
         EXIT WHEN given > 0;
@@ -99,8 +109,10 @@ BEGIN
         EXECUTE format('SELECT array_agg(s.part), array_agg(s.place) %s%s', source, somewhere) INTO parts, places;
         FOR i IN 1 .. coalesce(array_length(parts, 1), 0) LOOP
             -- (the parts of one state are at one place, from 0 on)
-            EXECUTE format('SELECT @extschema@.mop_at_state(%s, (SELECT s.data %s AND s.place = %s AND s.part = %s)) '
-                           'FROM @extschema@.mop_place p WHERE p.place = %s', to_stage, source, places[1], i - 1, to_place);
+            EXECUTE format(from_there, places[1], i - 1) INTO was_there;
+            IF was_there IS NOT TRUE THEN
+                RAISE EXCEPTION 'part % of the state of stage % is missing', i - 1, of_stage USING ERRCODE = 'XX001';
+            END IF;
             given := given + 1;
         END LOOP;
     END LOOP;

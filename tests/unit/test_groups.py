@@ -111,7 +111,11 @@ def test_of_what_a_place_has_not_met_it_takes_one_at_a_time_where_others_may_hav
     groups = Groups(board, scheduler, scheduler.alike, lambda number: 1)
     visits = simulate(board, scheduler, lambda unit: 0.002, groups=groups, around=AROUND)
     met, many = set(), 0
-    for _, together in itertools.groupby(sorted(visits, key=lambda v: (v.start, v.place)), lambda v: (v.start, v.place)):
+
+    def at(v):
+        return v.start, v.place
+
+    for _, together in itertools.groupby(sorted(visits, key=at), at):
         models = [(v.place, scheduler.alike(v.unit.stage)) for v in together]
         assert len({*models} - met) <= 1
         many += len(models) > 3

@@ -14,6 +14,7 @@ from pg_mop.execute.queries import Query
 from pg_mop.limits import Limits
 
 SMALL = 256 << 10  # bytes of a state that comes by way of the coordinator, together with others
+ALONE = 8 << 20    # of one that is a single row (trainer.PART_BYTES)
 
 
 def trainer_at(holder, schema, place, places=None, functions=None):
@@ -148,10 +149,10 @@ class There:
             if wanted in given:
                 continue
             parts = (yield Query(
-                f"SELECT {self.schema}.mop_give_state($1, $2, $3, $4, $5, $6, $7, $8) AS parts",
-                ("bigint", *["integer"] * 6, "text"),
+                f"SELECT {self.schema}.mop_give_state($1, $2, $3, $4, $5, $6, $7, $8, $9) AS parts",
+                ("bigint", *["integer"] * 6, "boolean", "text"),
                 (state["run_id"], state["stage"], state["version"], state["generation"], state["place"], self.place,
-                 wanted, state["ticket"])))[0]["parts"]
+                 wanted, (state["bytes"] or ALONE + 1) <= ALONE, state["ticket"])))[0]["parts"]
             if not parts:
                 raise_error(self.holder.plpy, f"the state of stage {wanted} at version {state['version']} is missing",
                             aggregate.SOURCE_CHANGED)
@@ -303,10 +304,10 @@ def at_begin(plpy, text):
 
 
 def at_state(plpy, stage, part):
-    """Give the trainer a part of a state of the unit that it was handed."""
+    """Give the trainer a part of a state of the unit that it was handed; None, what is not there: False."""
     holder = aggregate.working(plpy)
     if part is None:
-        raise_error(plpy, f"a part of the state of stage {stage} is missing", "XX001")
+        return False
     with aggregate.failures_as_sql(plpy, holder):
         holder.give(stage, part)
     return True
