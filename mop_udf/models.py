@@ -377,12 +377,13 @@ class ModelCache:
         """
         key = self.key(architecture, compile_params, objects, watched, dropout)
         optimizer = (compile_params["optimizer"], sorted(compile_params["optimizer_args"].items()))
-        if optimizer not in self.judged:
-            make_optimizer(*optimizer)
-            self.judged.append(optimizer)
-        if key not in self.models:
+        if key not in self.models:  # (it makes such an optimizer)
             self.models[key] = CompiledModel(architecture, compile_params, objects, self._learned, key, seed, watched,
                                              dropout)
+        elif optimizer not in self.judged:
+            make_optimizer(*optimizer)
+        if optimizer not in self.judged:
+            self.judged.append(optimizer)
         self.evaluators.setdefault(_key(architecture, compile_params, objects), key)
         return self._use(key)
 
