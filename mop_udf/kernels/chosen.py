@@ -127,7 +127,7 @@ class Piece:
         try:
             return name, self._loop(name, start, stop)
         finally:
-            loop.kept = None  # it is not to hold rows that others drop
+            loop.kept, loop.hasty = None, False  # it is not to hold rows that others drop
 
     def _of_short_batch(self, name):
         """The kernel for the short batch: none is compiled or tried for its sake where another will do."""

@@ -10,7 +10,7 @@ from pg_mop.plan import identity
 from pg_mop.plan.stages import Plan
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
-from pg_mop.schedule.groups import EVALUATED_BYTES, MOST, SECONDS, TRAINED_BYTES, Groups
+from pg_mop.schedule.groups import EVALUATED_BYTES, FORESEEN, MOST, SECONDS, TRAINED_BYTES, Groups
 from pg_mop.schedule.logged import Logged
 from pg_mop.schedule.simulator import makespan, simulate
 
@@ -96,11 +96,26 @@ def test_what_earlier_runs_have_found_short_goes_together_at_once():
     scheduler = SCHEDULERS["randomized"](board, 1, expected=lambda stage: 0.002)
     groups = Groups(board, scheduler, lambda number: number, lambda number: 1)
     units = groups.choose(0)
-    assert len(units) > 4
+    assert len(units) == FORESEEN
     for unit in units:
         board.finish(unit)
         groups.finished(unit, 0.05)  # of this, most is what compiles
     assert all(0.02 < groups.seconds[unit.stage, 0] < 0.03 for unit in units)
+
+
+@pytest.mark.parametrize("name", ["randomized", "longest-first"])
+def test_what_earlier_runs_have_found_much_shorter_goes_together_once_in_a_place(name):
+    board = Board(plan_of(64, 2), range(2))
+    scheduler = SCHEDULERS[name](board, 1, expected=lambda stage: 0.01)
+    groups = Groups(board, scheduler, lambda number: number, lambda number: 1)
+    visits = simulate(board, scheduler, lambda unit: 1.0, groups=groups, around=AROUND)
+    assert sorted(sizes(visits), reverse=True)[:3] == [FORESEEN, FORESEEN, 1]
+
+
+@pytest.mark.parametrize("configurations", [3, 8, 40])
+def test_a_place_that_is_alone_takes_what_there_is(configurations):
+    visits, _ = run(configurations, 1, 5, 0.002, alike=lambda number: 0)
+    assert Counter(sizes(visits)).most_common(1)[0][0] == min(configurations, MOST)
 
 
 def test_of_what_a_place_has_not_met_it_takes_one_at_a_time_where_others_may_have_it():
@@ -137,15 +152,40 @@ def test_evaluations_that_nobody_waits_for_come_when_their_iteration_has_been_tr
         assert begun > 0.8 * trained and len(groups) <= 9
 
 
-def test_a_configuration_that_ends_early_is_evaluated_before_later_iterations():
-    plan = Plan()
-    for key in range(1, 13):
-        last = 2 if key == 1 else 8
-        plan.ask(key, identity.root({"mst_key": key}), lambda iteration, key=key: ("", str(key)), last, [last])
-    visits, _ = run(12, 3, 0, 0.002, board=Board(plan, range(3)), alike=lambda number: 0)
-    own = [v for v in visits if v.unit.kind == "evaluate" and v.unit.iteration == 2]
-    assert len(own) == 3
-    assert max(v.start for v in own) < min(v.start for v in visits if v.unit.kind == "train" and v.unit.iteration == 5)
+def test_evaluations_do_not_wait_where_that_saves_little_or_another_server_waits_for_it():
+    for more, seconds in ({}, SECONDS), ({"servers": {("training", s): f"server {s}" for s in range(3)}}, 0.002):
+        visits, _ = run(12, 3, 2, seconds, board=Board(plan_of(12, 2, [2]), range(3), **more), alike=lambda number: 0)
+        trained = max(v.end for v in visits if v.unit.kind == "train")
+        assert min(v.start for v in visits if v.unit.kind == "evaluate") < 0.9 * trained
+
+
+def test_an_evaluation_does_not_wait_any_more_where_somebody_comes_who_waits_for_it():
+    plan = plan_of(20, 2, [2])
+    board = Board(plan, range(2))
+    scheduler = SCHEDULERS["randomized"](board, 1)
+    for stage in plan.path(1):
+        for segment in range(2):
+            unit = board.unit(stage.number, "train", "training", segment)
+            board.start(unit)
+            board.finish(unit)
+            scheduler.finished(unit, 0.002)
+    assert scheduler.choose(0).kind == "train"
+    board.add(plan.ask(21, identity.root({"mst_key": 1}), lambda iteration: ("", "1"), 6, [6]))
+    assert scheduler.choose(0) == board.unit(plan.path(1)[1].number, "evaluate", "training", 0)
+
+
+@pytest.mark.parametrize("name", ["randomized", "longest-first"])
+def test_a_configuration_that_ends_early_is_evaluated_before_later_iterations(name):
+    """Also where those are of paths that would outlast the rest of the run."""
+    for others in (8, 60):
+        plan = Plan()
+        for key in range(1, 13):
+            last = others if key <= 3 else 2
+            plan.ask(key, identity.root({"mst_key": key}), lambda iteration, key=key: ("", str(key)), last, [last])
+        visits, _ = run(12, 3, 0, 0.002, name=name, board=Board(plan, range(3)), alike=lambda number: 0)
+        early = [v for v in visits if v.unit.iteration == 2 and min(plan.stages[v.unit.stage].trials) > 3]
+        trained = max(v.end for v in early if v.unit.kind == "train")
+        assert max(v.start for v in early if v.unit.kind == "evaluate") < trained + 0.1
 
 
 def test_the_board_knows_what_is_being_trained():

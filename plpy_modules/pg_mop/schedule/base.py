@@ -6,6 +6,8 @@ from random import Random
 
 from pg_mop.plan.cost import Costs
 
+SHORT = 0.2  # seconds of a unit, from which on what is around it is little
+
 
 class Scheduler(ABC):
     """Chooses among the units that a :class:`~pg_mop.schedule.board.Board` allows. Seeded, without a clock: it is told
@@ -88,6 +90,7 @@ class Ranked(Scheduler):
         self.evaluating = {}   # place -> the compiled model that it evaluates, or None
         self.aside = {}        # stage number -> [(lane, at random), ...] of the entries that wait for it
         self.own_alone = False  # nobody takes from others' homes
+        self.units, self.seconds = 0, 0.0  # units that have ended, and what they took
         board.watch(self)
 
     @abstractmethod
@@ -136,11 +139,13 @@ class Ranked(Scheduler):
     def may_evaluate(self, stage, keys):
         """A stage may be evaluated on these from now on."""
         tie, home = self.random.random(), self.homes.get(self.alike(stage.number)) if self.homes else None
-        rank = not self.board.is_awaited(stage), stage.iteration
+        # (of several servers one does its own only when another has: none of these is to be late)
+        rank = not (self.board.last_alone or self.board.is_awaited(stage)), stage.iteration
         for key in keys:
             heappush(self.evaluations.setdefault((*key, home), []), (rank, tie, stage.number))
 
     def finished(self, unit, seconds):
+        self.units, self.seconds = self.units + 1, self.seconds + seconds
         if self.homes:
             key = unit.kind, self.alike(unit.stage)
             self.took[key] = min(seconds, self.took.get(key, seconds))
@@ -159,7 +164,10 @@ class Ranked(Scheduler):
         yield from order
 
     def choose(self, place):
-        unit = self._best(place)
+        return self._taken(place, self._best(place))
+
+    def _taken(self, place, unit):
+        """Note what a place does now: that unit."""
         if self.board.anywhere:
             key = None if unit is None else self.alike(unit.stage)
             self.evaluating[place] = None if key is None or unit.kind == "train" else key
@@ -170,18 +178,20 @@ class Ranked(Scheduler):
         return unit
 
     def _best(self, place):
-        return (self.evaluation(place, True) or self.before_all(place) or self.kept(place)
-                or self._train_or_evaluate(place))
+        return self.evaluation(place, True) or self._or_evaluate(
+            place, self.before_all(place) or self.kept(place) or self.train(place))
 
-    def _train_or_evaluate(self, place):
-        """An evaluation that nobody waits for, once nothing is to be trained of its iteration, or of an earlier one."""
-        unit, late = self.train(place), self.evaluation(place)
-        return late if unit is None or late is not None and late.iteration < unit.iteration else unit
+    def _or_evaluate(self, place, unit):
+        """In place of a training unit, or of none: an evaluation that nobody waits for, of an earlier iteration. Where
+        units are long it does not wait either: there is little around it then."""
+        late = self.evaluation(place)
+        return late if late is not None and (
+            unit is None or late.iteration < unit.iteration or self.seconds >= SHORT * self.units) else unit
 
     def coming(self, place):
         unit = self.evaluation(place, True)
         if unit is None and self.before_all(place) is None:
-            unit = self._train_or_evaluate(place)
+            unit = self._or_evaluate(place, self.train(place))
         return unit
 
     def evaluation(self, place, awaited=False):
@@ -247,16 +257,19 @@ class Ranked(Scheduler):
         return self.homes.get(self.alike(number), place) == place
 
     def following(self, place, segment):
-        if self.board.anywhere and (best := self._best(place)) and (place, self.alike(best.stage)) not in self.met:
-            return None  # what it has not met takes it longer: it is for whoever is idle first
-        unit = super().following(place, segment)
-        if unit is None and not (self.evaluation(place, True) or self.before_all(place) or self.kept(place)):
+        best = self._best(place)
+        if best is not None and best.kind == "train" and best.segment != segment and not (
+                self.before_all(place) or self.kept(place)):
             # what it serves besides is no better: of those whose turn it is, one that is on this segment, too
-            wanted, other = self._least_of(place, [segment], (None, place)), self.train(place)
-            if (wanted is not None and self._turn(wanted) <= self._turn(other)
+            wanted = self._least_of(place, [segment], (None, place))
+            if (wanted is not None and self._turn(wanted) <= self._turn(best)
                     and self.board.reserved(wanted.stage) in (None, place)):
-                return wanted
-        return unit
+                best = wanted
+        if best is None or (best.kind, best.segment) != ("train", segment) or (
+                # what it has not met takes it longer: it is for whoever is idle first
+                self.board.anywhere and (place, self.alike(best.stage)) not in self.met):
+            return None
+        return self._taken(place, best)
 
     def _turn(self, unit):
         return self.rank(self.board.plan.stages[unit.stage])

@@ -95,6 +95,9 @@ class Board:
         for stage in new:
             if stage.parent is None or stage.trained or stage.parent.ended:
                 self._open(stage)
+            elif due := [key for key in self.datasets if stage.parent.number in self._due[key]]:
+                for watcher in self._watchers:  # somebody waits for these evaluations now
+                    watcher.may_evaluate(stage.parent, due)
         return ended
 
     def withdraw(self, mst_key):

@@ -1,7 +1,11 @@
 """Which units go together: those of one segment that a place does as one command and one transaction."""
 
-SECONDS = 0.2    # of the units of a group that trains, about: what is around it is little beside that, none waits long
+from pg_mop.schedule.base import SHORT
+
+SECONDS = SHORT  # of the units of a group that trains, about: what is around it is little beside that, none waits long
 MOST = 16       # of its units
+FORESEEN = 4    # of those of which nothing is known but by earlier runs
+LEAST = 0.02    # seconds that a group may always have: what is around it would weigh
 TRAINED_BYTES = 16 << 20     # of its model states, which the trainer keeps until they are written
 EVALUATED_BYTES = 256 << 20  # of the states of models that are evaluated together
 
@@ -25,6 +29,7 @@ class Groups:
         self.seconds = {}   # (key, segment) -> what a training unit takes, about
         self.shares = {}    # training unit at work -> its share of its group's time, as a multiple of the mean
         self.ended, self.took = 0, 0.0  # training units; and the seconds of all of them
+        self.times = None   # what one took as a multiple of what it should by earlier runs: the least
 
     def choose(self, place):
         """The units to do now at an idle place, by stage; they have been started on the board. []: leave it idle."""
@@ -45,7 +50,10 @@ class Groups:
         self.scheduler.finished(unit, seconds)
         if unit.kind == "train":
             self.ended, self.took = self.ended + 1, self.took + seconds
-            known = self._known(unit) or self._foreseen(unit) or seconds
+            known, foreseen = self._known(unit), self._foreseen(unit)
+            if foreseen:
+                self.times = min(seconds / foreseen, self.times or seconds / foreseen)
+            known = known or foreseen or seconds
             # one that compiled, or was disturbed, tells little
             self.seconds[self.key_of(unit.stage), unit.segment] = min(seconds, (known + seconds) / 2)
 
@@ -59,7 +67,7 @@ class Groups:
 
     def _expected(self, unit):
         """Seconds that a training unit takes, about."""
-        return self._known(unit) or self._foreseen(unit) or SECONDS
+        return self._known(unit) or self._foreseen(unit) * max(1.0, self.times or 1.0) or SECONDS
 
     def _evaluations(self, place, unit):
         """An evaluation at a place and the others that are due on the same rows, as far as memory goes."""
@@ -83,6 +91,8 @@ class Groups:
             self.board.start(unit)
             units.append(unit)
             seconds.append(self._expected(unit))
+            if self._known(unit) is None:
+                most = min(most, FORESEEN)
             size += self.bytes_of(unit.stage)
             if len(units) >= most or sum(seconds) >= longest or not self._may_wait(units[0]):
                 break
@@ -97,9 +107,11 @@ class Groups:
 
     def _share(self):
         """How many training units a place may take at once, and about how many seconds of them."""
-        board = self.board
-        most = max(1, min(MOST, (len(board.idle) + len(board.training)) // (len(board.places) + 1)))
-        return most, min(SECONDS, (most + 0.5) * self.took / self.ended) if self.ended else SECONDS
+        trainable, places = len(self.board.idle) + len(self.board.training), len(self.board.places)
+        if places == 1:
+            return min(MOST, trainable), SECONDS
+        most = max(1, min(MOST, round(trainable / (places + 1))))
+        return most, min(SECONDS, max(LEAST, (most + 0.5) * self.took / self.ended)) if self.ended else SECONDS
 
     def _may_wait(self, unit):
         """True where a training unit may wait for others that it goes with."""

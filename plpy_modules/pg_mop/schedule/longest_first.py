@@ -53,8 +53,8 @@ class LongestFirst(Timed):
                 heapify(heap)
         return super().least(place, lanes)
 
-    def choose(self, place):
-        unit = super().choose(place)
+    def _taken(self, place, unit):
+        unit = super()._taken(place, unit)
         if unit is not None and unit.kind == "train":
             self.last[place] = self.alike(unit.stage)
         return unit
