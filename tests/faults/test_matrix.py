@@ -42,8 +42,9 @@ def prepare(db):
                EXECUTE FUNCTION wait_at_the_gate()""")
 
 
-def sql(output, packed="flowers_packed", validation="'val_packed'"):
-    return f"SELECT madlib.madlib_keras_fit_multiple_model('{packed}', '{output}', 'mst', 2, FALSE, {validation})"
+def sql(output, packed="flowers_packed", validation="'val_packed'", every=2):
+    return (f"SELECT madlib.madlib_keras_fit_multiple_model('{packed}', '{output}', 'mst', 2, FALSE, {validation}, "
+            f"{every})")
 
 
 class Call:
@@ -59,7 +60,8 @@ class Call:
             self.gate.run(f"SELECT pg_advisory_lock({GATE})")
         client.connection.notices.clear()
         self.pid = client.connection.info.backend_pid
-        self.calling = Calling(client, sql(output, packed))
+        # (evaluations that nothing waits for are the last units)
+        self.calling = Calling(client, sql(output, packed, every=1 if moment == "evaluation" else 2))
         if moment is None:
             return
         self.unit = eventually(lambda: self._there() or not self.calling.thread.is_alive(), 120)

@@ -316,7 +316,8 @@ def at_state(plpy, stage, part):
 def at_states(plpy, stages, parts):
     """Give the trainer parts of states of the unit that it was handed, in order."""
     for stage, part in zip(stages, parts, strict=True):
-        at_state(plpy, stage, part)
+        if not at_state(plpy, stage, part):
+            raise_error(plpy, f"a part of the state of stage {stage} is missing", "XX001")
     return True
 
 

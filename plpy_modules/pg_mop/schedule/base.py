@@ -59,8 +59,8 @@ class Scheduler(ABC):
 
 
 class Ranked(Scheduler):
-    """Evaluations that somebody waits for first, then the idle stage of the least `rank`. Other evaluations come when
-    their iteration has been trained: by then more of them are due, which read the rows once.
+    """Evaluations that somebody waits for first, then the idle stage of the least `rank`. Where units are short, on one
+    server, other evaluations come when their iteration has been trained: by then more are due, which read rows once.
 
     A board's watcher. For every segment there is a heap of the stages that may visit it. An entry holds the rank that
     the stage had when it was put there; when it comes to the top, the rank is looked at again. So a unit costs some

@@ -5,7 +5,7 @@ from pg_mop.schedule.base import SHORT
 SECONDS = SHORT  # of the units of a group that trains, about: what is around it is little beside that, none waits long
 MOST = 16       # of its units
 FORESEEN = 4    # of those of which nothing is known but by earlier runs
-LEAST = 0.02    # seconds that a group may always have: what is around it would weigh
+LEAST = 0.02    # seconds that a group may always have; and of units that had better be some more together
 TRAINED_BYTES = 16 << 20     # of its model states, which the trainer keeps until they are written
 EVALUATED_BYTES = 256 << 20  # of the states of models that are evaluated together
 
@@ -16,9 +16,9 @@ class Groups:
     Evaluations on the same rows go together, so that these are read once; training units where what is around each,
     some milliseconds, would weigh: those that are known to be short, or expected to be by what earlier runs took. A
     stage in a group waits for the others in it, and so may a place. So a group takes no more of the stages that can be
-    trained than there is for every place, and once more for the one that falls idle first (the share shrinks with what
-    is left, as in guided self-scheduling: Polychronopoulos and Kuck, IEEE Trans. Comput. C-36(12), 1987); and hardly
-    longer than so many units mostly do, or the dear ones, together, would hold up the others.
+    trained than there is for every place, about, and once more for the one that falls idle first (the share shrinks
+    with what is left, as in guided self-scheduling: Polychronopoulos and Kuck, IEEE Trans. Comput. C-36(12), 1987); and
+    hardly longer than so many units mostly do, or the dear ones, together, would hold up the others.
     """
 
     def __init__(self, board, scheduler, key_of, bytes_of):
@@ -46,7 +46,8 @@ class Groups:
 
     def finished(self, unit, seconds):
         """Take note of what a unit took, after the board has: the mean of its group."""
-        seconds *= self.shares.pop(unit, 1.0)  # a dear one is not to be taken for a cheap one
+        # (a dear one is not to be taken for a cheap one; and 0 is what nobody knows)
+        seconds = max(1e-6, seconds * self.shares.pop(unit, 1.0))
         self.scheduler.finished(unit, seconds)
         if unit.kind == "train":
             self.ended, self.took = self.ended + 1, self.took + seconds
@@ -110,8 +111,9 @@ class Groups:
         trainable, places = len(self.board.idle) + len(self.board.training), len(self.board.places)
         if places == 1:
             return min(MOST, trainable), SECONDS
-        most = max(1, min(MOST, round(trainable / (places + 1))))
-        return most, min(SECONDS, max(LEAST, (most + 0.5) * self.took / self.ended)) if self.ended else SECONDS
+        share, mean = trainable / (places + 1), self.took / self.ended if self.ended else None
+        most = max(1, min(MOST, round(share) if mean is not None and mean <= LEAST else int(share)))
+        return most, SECONDS if mean is None else min(SECONDS, max(LEAST, (most + 0.5) * mean))
 
     def _may_wait(self, unit):
         """True where a training unit may wait for others that it goes with."""
