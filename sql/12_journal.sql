@@ -761,6 +761,7 @@ DECLARE
     before integer := 0;
     one integer;
     its double precision[];
+    there integer[];  -- of a unit that is done again
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
     SELECT count(*) - 1 INTO others FROM @extschema@.mop_segment s WHERE s.run_id = run AND s.dataset = of_dataset;
@@ -773,12 +774,13 @@ BEGIN
     FOR one IN SELECT e.stage FROM unnest(of_stages) AS e (stage) ORDER BY 1 LOOP
         PERFORM @extschema@.mop_hold_model(run, one);
     END LOOP;
+    there := ARRAY(SELECT p.stage FROM @extschema@.mop_partial p
+                   WHERE (p.run_id, p.dataset, p.segment) = (run, of_dataset, of_segment) AND p.stage = ANY (of_stages));
     FOR i IN 1 .. coalesce(array_length(of_stages, 1), 0) LOOP
         one := of_stages[i];
         its := own[before + 1 : before + counts[i]];
         before := before + counts[i];
-        IF EXISTS (SELECT 1 FROM @extschema@.mop_partial p
-                   WHERE (p.run_id, p.stage, p.dataset, p.segment) = (run, one, of_dataset, of_segment)) THEN
+        IF one = ANY (there) THEN
             UPDATE @extschema@.mop_partial p SET sums = its
             WHERE (p.run_id, p.stage, p.dataset, p.segment) = (run, one, of_dataset, of_segment);
         ELSE
