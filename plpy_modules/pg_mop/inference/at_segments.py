@@ -21,6 +21,8 @@ from pg_mop.inference.prediction import Choice, Predictor, check_range, wires
 MODEL, ROW, END = 1, 2, 3  # what a row of the UNION ALL is
 PLAIN = ("smallint", "integer", "bigint", "numeric", "text", "uuid")  # types whose text no setting changes
 ASTRAY = "MOP05"           # SQLSTATE: the statement is carried out otherwise than we need
+INTERRUPTED = "KeyboardInterrupt"  # what Greenplum's PL/Python raises for a cancel
+AGAIN = 3                  # times that a statement is tried once more
 
 
 def insert(db, test, model, choice, output, places, options):
@@ -29,8 +31,8 @@ def insert(db, test, model, choice, output, places, options):
 
     `places`: those of mop_place, one on each segment; `options`: of the trainers there.
     """
-    told = {"token": secrets.token_hex(8), "architecture": model.architecture_text, "model": model.told(),
-            "pred_type": choice.pred_type, "inputs": test.inputs, "options": options}
+    told = {"architecture": model.architecture_text, "model": model.told(), "pred_type": choice.pred_type,
+            "inputs": test.inputs, "options": options}
     identifier = quote_identifier(test.identifier)
     identifier = f"{identifier}::text" if test.id_type in PLAIN else f"{db.extension}.mop_exact_text({identifier})"
     there = f"FROM {db.extension}.mop_place WHERE place IN ({', '.join(map(str, places))})"
@@ -50,7 +52,7 @@ def insert(db, test, model, choice, output, places, options):
         planner, problem = "off", MopError(str(error), sqlstate=ASTRAY)
     try:
         if problem is None:
-            output.take(source, ["text"], [json.dumps(told)])
+            _take(db, output, source, told)
     except db.plpy.SPIError as error:
         problem = _of_segment(error)
         if problem.sqlstate[:3] not in ("MOP", "220", "530"):  # what we raise there, and bad rows
@@ -61,6 +63,22 @@ def insert(db, test, model, choice, output, places, options):
     if planner != "off":
         db.execute(f"SET LOCAL optimizer = {planner}")
     return problem
+
+
+def _take(db, output, source, told):
+    """Have the statement carried out, which is told what there is to do (a dict).
+
+    A segment's process may still have an interrupt to raise of a statement before, which was cancelled or failed at
+    another segment: it is told to end several times, and raises one each time that it runs Python. That is not of this
+    statement, which is tried again. (Where it is, the coordinator's process ends with the cancel instead.)
+    """
+    for left in reversed(range(AGAIN + 1)):
+        try:
+            output.take(source, ["text"], [json.dumps({**told, "token": secrets.token_hex(8)})])
+            return
+        except db.plpy.SPIError as error:
+            if not left or INTERRUPTED not in str(error):
+                raise
 
 
 def _of_segment(error):
