@@ -11,6 +11,7 @@ import struct
 
 TICK_SECONDS = 0.1
 SMALL = 1 << 16  # bytes that are written, or read ahead, at once
+PART_BYTES = 8 << 20  # of a part of a model state, a row of its table (32 MB are new memory for malloc at each copy)
 
 
 class ChannelClosed(Exception):

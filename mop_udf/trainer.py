@@ -30,9 +30,9 @@ import signal
 import sys
 import time
 
+from mop_udf.channel import PART_BYTES
 from mop_udf.errors import first_line
 
-PART_BYTES = 8 << 20    # a row of the state table (blocks of 32 MB are new memory for malloc at each of many copies)
 EVALUATED_ROWS = 1024   # at least, of a piece of rows that are not kept
 F_SETSIG = 10           # Linux; Python's fcntl has no name for it
 

@@ -81,13 +81,11 @@ CREATE FUNCTION @extschema@.mop_give_state(run bigint, of_stage integer, at_vers
 RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    -- (to be told the place and the number of a part)
-    from_there text := format('SELECT @extschema@.mop_at_state(%s, (SELECT s.data FROM @extschema@.%I s WHERE s.stage = %s '
-                              'AND s.version = %s AND s.place = %%s AND s.part = %%s)) '
-                              'FROM @extschema@.mop_place p WHERE p.place = %s', to_stage,
-                              @extschema@.mop_generation_name(run, generation), of_stage, at_version, to_place);
     source text := format('FROM @extschema@.%I s WHERE s.stage = %s AND s.version = %s',
                           @extschema@.mop_generation_name(run, generation), of_stage, at_version);
+    -- (to be told the place and the number of a part)
+    from_there text := format('SELECT @extschema@.mop_at_state(%s, (SELECT s.data %s AND s.place = %%s AND s.part = %%s)) '
+                              'FROM @extschema@.mop_place p WHERE p.place = %s', to_stage, source, to_place);
     somewhere text;
     parts integer[];
     places integer[];

@@ -220,7 +220,7 @@ class Executor:
         """True where nobody will read the stage's state any more, but for its child `but_for`."""
         return (not self._is_read(stage, but_for)
                 # where paths part, or a search has halted once, another run may begin
-                and not ((len(stage.children) > 1 or stage.evaluated and self.steering.searches)
+                and not ((len(stage.children) > 1 or stage.evaluated and self.board.searched)
                          and self.states.live < self.kept_bytes))
 
     # --- the loop's steps -------------------------------------------------------------------------

@@ -13,8 +13,6 @@ class Searching(Steering):
     over brings a new procedure to the same point, which then makes the same proposals.
     """
 
-    searches = True
-
     def __init__(self, training, procedure, events=(), seconds=None, most=None):
         """`events`: the log of an earlier coordinator; `seconds`: after so many since the call began nothing more is
         begun; `most`: trials at most."""

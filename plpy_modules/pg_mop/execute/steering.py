@@ -20,7 +20,6 @@ class Steering:
     """
 
     done = True
-    searches = False
     executor = None  # until the run begins
 
     def __init__(self, training):

@@ -7,6 +7,7 @@ import itertools
 import json
 
 from mop_udf import aggregate, params
+from mop_udf.channel import PART_BYTES
 from mop_udf.errors import raise_error
 from pg_mop import object_table, settings
 from pg_mop.database import Database, MopError, extension_schema, quote_identifier, raising
@@ -14,7 +15,6 @@ from pg_mop.execute.queries import Query
 from pg_mop.limits import Limits
 
 SMALL = 256 << 10  # bytes of a state that comes by way of the coordinator, together with others
-ALONE = 8 << 20    # of one that is a single row (trainer.PART_BYTES)
 
 
 def trainer_at(holder, schema, place, places=None, functions=None):
@@ -152,7 +152,7 @@ class There:
                 f"SELECT {self.schema}.mop_give_state($1, $2, $3, $4, $5, $6, $7, $8, $9) AS parts",
                 ("bigint", *["integer"] * 6, "boolean", "text"),
                 (state["run_id"], state["stage"], state["version"], state["generation"], state["place"], self.place,
-                 wanted, (state["bytes"] or ALONE + 1) <= ALONE, state["ticket"])))[0]["parts"]
+                 wanted, (state["bytes"] or PART_BYTES + 1) <= PART_BYTES, state["ticket"])))[0]["parts"]
             if not parts:
                 raise_error(self.holder.plpy, f"the state of stage {wanted} at version {state['version']} is missing",
                             aggregate.SOURCE_CHANGED)
