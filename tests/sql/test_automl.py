@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from conftest import Calling, eventually
-from workload import ADAM, dense, last_run, load, make_data
+from workload import ADAM, dense, holding, last_run, load, make_data
 
 COMPILE = ("{'loss': ['categorical_crossentropy'], 'metrics': ['accuracy'], 'optimizer_params_list': ["
            "{'optimizer': ['Adam'], 'lr': [0.001, 0.1, 'log']}, {'optimizer': ['SGD'], 'lr': [0.01, 0.5, 'linear']}]}")
@@ -101,14 +101,17 @@ def test_only_what_went_on_trained_on_and_what_stopped_says_why(db):
 
 
 def test_people_stop_and_add_configurations_while_it_goes_on(db):
-    before = last_run(db)
-    call = Calling(db.another(), f"SELECT madlib.madlib_keras_automl('flowers_packed', 'p', 'arch', 'p_best', "
-                                 f"ARRAY[1], $${COMPILE}$$, $${FIT}$$, 'hyperband', 'R=3, eta=3')")
-    eventually(lambda: last_run(db) != before)
-    run = last_run(db)
-    assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_trials WHERE run_id = %s", [run]))
-    db.run("SELECT madlib.mop_add_trial(%s, 2, %s, 'batch_size=4', 3)", [run, ADAM.format(0.03)])
-    db.run("SELECT madlib.mop_stop_trial(%s, 1)", [run])
+    before, other = last_run(db), db.another()
+    other.run("SET pg_mop.lock_timeout = '60s'")
+    with holding(db.another()):
+        call = Calling(other, f"SELECT madlib.madlib_keras_automl('flowers_packed', 'p', 'arch', 'p_best', ARRAY[1], "
+                              f"$${COMPILE}$$, $${FIT}$$, 'hyperband', 'R=3, eta=3')")
+        assert eventually(lambda: last_run(db) != before, 60)
+        run = last_run(db)
+        assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_trials WHERE run_id = %s", [run]))
+        db.run("SELECT madlib.mop_add_trial(%s, 2, %s, 'batch_size=4', 3)", [run, ADAM.format(0.03)])
+        db.run("SELECT madlib.mop_stop_trial(%s, 1)", [run])
+        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_wish"), 30)
     assert call.end() is None
     added = db.run("SELECT * FROM p_info WHERE fit_params = 'batch_size=4'")[0]
     assert (added["model_id"], added["iteration"], added["metrics_iters"]) == (2, 3, [3])
