@@ -113,11 +113,13 @@ def runs_made(db, work):
 
 @contextlib.contextmanager
 def holding(client, schema="madlib"):
-    """Within it no unit begins on a server, so that no run that has some there ends, however fast the machine is. Ends
-    the session `client`."""
-    client.run(f"BEGIN; LOCK TABLE {schema}.mop_unit IN SHARE MODE")
+    """Within it no unit begins on a server, so that no run that has some there ends, however fast the machine is. Gives
+    a function that lets those begin which wait, and no other. Ends the session `client`; runs need a longer
+    pg_mop.lock_timeout than what is done within it takes."""
+    hold = f"BEGIN; LOCK TABLE {schema}.mop_unit IN SHARE MODE"
+    client.run(hold)
     try:
-        yield
+        yield lambda: client.run(f"COMMIT; {hold}")  # what waits has the table's lock before this waits for it
     finally:
         client.close()
 

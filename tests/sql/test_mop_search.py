@@ -29,6 +29,13 @@ def search(db, output="found", space=SPACE, procedure="asha", parameters="iterat
     return last_run(db)
 
 
+def its_run(db, output):
+    """The run of a call that makes `output`, once it has begun."""
+    running = f"SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = '{output}' AND status = 'running'"
+    assert eventually(lambda: db.value(running), 60)
+    return db.value(running)
+
+
 def told(db, run_id):
     """What the procedure was told, in order."""
     return [r["event"] for r in db.run("SELECT event FROM madlib.mop_search_log WHERE run_id = %s AND event ->> 0 = "
@@ -100,13 +107,16 @@ def test_a_grid_of_sequences_shares_its_beginnings(db, data):
 def test_a_cancelled_search_goes_on_as_if_nothing_had_happened(db, data):
     """What it was told before is told again; it makes the same proposals; no unit is done twice."""
     other = db.another()
-    other.run("DROP TABLE IF EXISTS halted, halted_info, halted_summary, halted_trials; SET pg_mop.seed = 7")
-    call = Calling(other, f"SELECT madlib.mop_search('flowers_packed', 'halted', 'arch', $s${SPACE}$s$, 'asha', "
-                          "'iterations=9, trials=12')")
-    running = "SELECT run_id, coordinator_pid FROM madlib.mop_run WHERE model_output_table = 'halted'"
-    assert eventually(lambda: db.run(running) and len(told(db, db.run(running)[0]["run_id"])) >= 5, 120)
-    run_id, pid = db.run(running)[0].values()
-    db.run("SELECT pg_cancel_backend(%s)", [pid])
+    other.run("DROP TABLE IF EXISTS halted, halted_info, halted_summary, halted_trials; SET pg_mop.seed = 7; "
+              "SET pg_mop.lock_timeout = '60s'")
+    with holding(db.another()) as let_some_begin:
+        call = Calling(other, f"SELECT madlib.mop_search('flowers_packed', 'halted', 'arch', $s${SPACE}$s$, 'asha', "
+                              "'iterations=9, trials=12')")
+        running = "SELECT run_id, coordinator_pid FROM madlib.mop_run WHERE model_output_table = 'halted'"
+        assert eventually(lambda: db.run(running), 60)
+        run_id, pid = db.run(running)[0].values()
+        assert eventually(lambda: len(told(db, run_id)) >= 5 or let_some_begin(), 120)
+        db.run("SELECT pg_cancel_backend(%s)", [pid])
     assert call.end().pgcode == "57014"
     before = told(db, run_id)
     assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "cancelled"
@@ -137,16 +147,17 @@ def test_the_same_call_again_goes_on_with_an_unfinished_search(db, data):
 
 def test_people_stop_trials_and_add_some(db, data):
     other = db.another()
-    other.run("DROP TABLE IF EXISTS hands, hands_info, hands_summary, hands_trials")
-    call = Calling(other, f"SELECT madlib.mop_search('flowers_packed', 'hands', 'arch', $s${SLOW}$s$, 'grid', "
-                          "'iterations=4')")
-    running = "SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'hands' AND status = 'running'"
-    assert eventually(lambda: db.value(running) and db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s",
-                                                             [db.value(running)]) > 0, 60)
-    run_id = db.value(running)
-    assert f"run {run_id} has no mst_key 99" in str(db.error("SELECT madlib.mop_stop_trial(%s, 99)", [run_id]))
-    db.run("SELECT madlib.mop_stop_trial(%s, 2), madlib.mop_add_trial(%s, 1, %s, 'batch_size=4', 2)",
-           [run_id, run_id, ADAM.format(0.02)])
+    other.run("DROP TABLE IF EXISTS hands, hands_info, hands_summary, hands_trials; SET pg_mop.lock_timeout = '60s'")
+    with holding(db.another()) as let_some_begin:
+        call = Calling(other, f"SELECT madlib.mop_search('flowers_packed', 'hands', 'arch', $s${SLOW}$s$, 'grid', "
+                              "'iterations=4')")
+        run_id = its_run(db, "hands")
+        assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND status = "
+                                           "'finished'", [run_id]) > 0 or let_some_begin(), 60)
+        assert f"run {run_id} has no mst_key 99" in str(db.error("SELECT madlib.mop_stop_trial(%s, 99)", [run_id]))
+        db.run("SELECT madlib.mop_stop_trial(%s, 2), madlib.mop_add_trial(%s, 1, %s, 'batch_size=4', 2)",
+               [run_id, run_id, ADAM.format(0.02)])
+        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_wish"), 30)
     assert call.end() is None
     trials = {t["mst_key"]: t for t in db.run("SELECT * FROM hands_trials")}
     assert len(trials) == 7 and trials[2]["status"] == "stopped" and trials[2]["reason"] == "stopped by postgres"
@@ -164,11 +175,10 @@ def test_people_stop_and_add_configurations_of_a_fit_call(db, data):
     db.run("SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s, %s], ARRAY['batch_size=1, "
            "epochs=20'])", [ADAM.format(0.01), ADAM.format(0.02)])
     other.run("SET pg_mop.lock_timeout = '60s'")
-    call = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'fitted', 'mst', 4, FALSE)")
-    running = "SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'fitted' AND status = 'running'"
-    assert eventually(lambda: db.value(running), 60)
-    run_id = db.value(running)
     with holding(db.another()):
+        call = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'fitted', 'mst', 4, "
+                              "FALSE)")
+        run_id = its_run(db, "fitted")
         db.run("SELECT madlib.mop_stop_trial(%s, 1), madlib.mop_add_trial(%s, 2, %s, 'batch_size=4')",
                [run_id, run_id, ADAM.format(0.02)])
         assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_wish"), 30)
@@ -196,14 +206,15 @@ def test_what_people_have_stopped_is_not_trained_when_the_run_goes_on(db, data, 
     db.run("SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s, %s, %s], ARRAY['batch_size=1, "
            "epochs=20'])", [ADAM.format(rate) for rate in (0.01, 0.02, 0.03)])
     sql = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'goes_on', 'mst', 5, FALSE, NULL, 5)"
-    call = Calling(other, sql)
-    running = "SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'goes_on' AND status = 'running'"
-    assert eventually(lambda: db.value(running), 60)
-    run_id = db.value(running)
-    db.run("SELECT madlib.mop_stop_trial(%s, k) FROM generate_series(2, 3) AS k", [run_id])
-    assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_configuration WHERE run_id = %s AND reason IS "
-                                       "NOT NULL", [run_id]) == 2, 60)
-    db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
+    other.run("SET pg_mop.lock_timeout = '60s'")
+    with holding(db.another()) as let_some_begin:
+        call = Calling(other, sql)
+        run_id = its_run(db, "goes_on")
+        let_some_begin()
+        db.run("SELECT madlib.mop_stop_trial(%s, k) FROM generate_series(2, 3) AS k", [run_id])
+        assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_configuration WHERE run_id = %s AND reason "
+                                           "IS NOT NULL", [run_id]) == 2, 60)
+        db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
     assert call.end() is not None
     other.run(sql if again == "the same call" else f"SELECT madlib.mop_resume({run_id})")
     assert db.run("SELECT mst_key, status, iterations < 5 AS less FROM madlib.mop_trials WHERE run_id = %s ORDER BY 1",
@@ -247,25 +258,27 @@ def test_who_comes_late_trains_anew_what_others_have_left_behind(db, data):
     db.run("DROP TABLE IF EXISTS mst, mst_summary, late, late_info, late_summary, later, later_info, later_summary")
     db.run("SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s], ARRAY['batch_size=4'])",
            [ADAM.format(0.01)])
-    other.run("SET pg_mop.reuse = off; SET pg_mop.kernel = plain")
-    call = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'late', 'mst', 60, FALSE)")
-    running = "SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'late' AND status = 'running'"
-    assert eventually(lambda: db.value(running) and db.value(
-        "SELECT count(*) FROM madlib.mop_stages WHERE run_id = %s AND units_done > 0", [db.value(running)]) > 3, 90)
-    run_id = db.value(running)
-    add = "SELECT madlib.mop_add_trial(%s, %s, %s, 'batch_size=4', %s)"
-    db.run(add, [run_id, 1, ADAM.format("[0.01, 0.01, 0.005]"), 3])
-    db.run(add, [run_id, 1, ADAM.format("0.01"), 2])  # ends where its twin has gone on
-    db.run(add, [run_id, 99, ADAM.format("0.01"), 2])
-    for wish, problem in (("mop_add_trial(%s, NULL, 'x', 'y')", "needs a model_id"),
-                          ("mop_add_trial(%s, 1, NULL, 'y')", "and compile_params"),
-                          ("mop_add_trial(%s, 1, 'x', 'y', 0)", "iterations must be from 1"),
-                          ("mop_stop_trial(%s, 9)", "no mst_key 9"),
-                          ("mop_add_wish(%s, '1')", "no wish"), ("mop_add_wish(%s, '{}')", "no wish")):
-        assert problem in str(db.error(f"SELECT madlib.{wish}", [run_id]))
+    other.run("SET pg_mop.reuse = off; SET pg_mop.kernel = plain; SET pg_mop.lock_timeout = '60s'")
+    with holding(db.another()) as let_some_begin:
+        call = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'late', 'mst', 9, "
+                              "FALSE)")
+        run_id = its_run(db, "late")
+        assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_stages WHERE run_id = %s AND units_done "
+                                           "> 0", [run_id]) > 3 or let_some_begin(), 90)
+        add = "SELECT madlib.mop_add_trial(%s, %s, %s, 'batch_size=4', %s)"
+        db.run(add, [run_id, 1, ADAM.format("[0.01, 0.01, 0.005]"), 3])
+        db.run(add, [run_id, 1, ADAM.format("0.01"), 2])  # ends where its twin has gone on
+        db.run(add, [run_id, 99, ADAM.format("0.01"), 2])
+        for wish, problem in (("mop_add_trial(%s, NULL, 'x', 'y')", "needs a model_id"),
+                              ("mop_add_trial(%s, 1, NULL, 'y')", "and compile_params"),
+                              ("mop_add_trial(%s, 1, 'x', 'y', 0)", "iterations must be from 1"),
+                              ("mop_stop_trial(%s, 9)", "no mst_key 9"),
+                              ("mop_add_wish(%s, '1')", "no wish"), ("mop_add_wish(%s, '{}')", "no wish")):
+            assert problem in str(db.error(f"SELECT madlib.{wish}", [run_id]))
+        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_wish"), 30)
     assert call.end() is None
     trials = {t["mst_key"]: t for t in db.run("SELECT * FROM madlib.mop_trials WHERE run_id = %s", [run_id])}
-    assert [trials[key]["iterations"] for key in (1, 2, 3)] == [60, 3, 2] and trials[4]["status"] == "failed"
+    assert [trials[key]["iterations"] for key in (1, 2, 3)] == [9, 3, 2] and trials[4]["status"] == "failed"
     db.run("SELECT madlib.mop_replay(%s, 'later')", [run_id])
     assert db.value("SELECT array_agg(a.model_weights = b.model_weights) FROM late a JOIN later b USING (mst_key)") == \
         [True] * 3
@@ -339,18 +352,19 @@ def test_more_of_a_search_brings_its_trials_up_to_date(db, data):
 @pytest.mark.parametrize("strategy", ["averaging", "sequential"])
 def test_who_trains_one_model_has_no_trials_to_add(db, data, strategy):
     other = db.another()
-    other.run(f"DROP TABLE IF EXISTS single, single_summary; SET pg_mop.fit_strategy = '{strategy}'")
-    call = Calling(other, "SELECT madlib.madlib_keras_fit('flowers_packed', 'single', 'arch', 1, "
-                          f"$s${ADAM.format(0.01)}$s$, 'batch_size=1, epochs=20', 3)")
-    running = "SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'single' AND status = 'running'"
-    assert eventually(lambda: db.value(running), 60)
-    run_id = db.value(running)
-    error = db.error("SELECT madlib.mop_add_trial(%s, 1, %s, 'batch_size=4')", [run_id, ADAM.format(0.02)])
-    assert "madlib_keras_fit, which trains one model" in str(error) and "pg_cancel_backend" in str(error)
-    if strategy == "averaging":
-        assert "trains one model" in str(db.error("SELECT madlib.mop_stop_trial(%s, 1)", [run_id]))
-    else:
-        db.run("SELECT madlib.mop_stop_trial(%s, 1)", [run_id])
+    other.run(f"DROP TABLE IF EXISTS single, single_summary; SET pg_mop.fit_strategy = '{strategy}'; "
+              "SET pg_mop.lock_timeout = '60s'")
+    with holding(db.another()) as let_some_begin:
+        call = Calling(other, "SELECT madlib.madlib_keras_fit('flowers_packed', 'single', 'arch', 1, "
+                              f"$s${ADAM.format(0.01)}$s$, 'batch_size=1, epochs=20', 3)")
+        run_id = its_run(db, "single")
+        error = db.error("SELECT madlib.mop_add_trial(%s, 1, %s, 'batch_size=4')", [run_id, ADAM.format(0.02)])
+        assert "madlib_keras_fit, which trains one model" in str(error) and "pg_cancel_backend" in str(error)
+        if strategy == "averaging":
+            assert "trains one model" in str(db.error("SELECT madlib.mop_stop_trial(%s, 1)", [run_id]))
+        else:
+            let_some_begin()
+            db.run("SELECT madlib.mop_stop_trial(%s, 1)", [run_id])
     assert call.end() is None
     assert db.value("SELECT count(*) FROM single") == 1
     other.close()
@@ -364,11 +378,9 @@ def test_what_people_add_wrongly_ends_no_run(db, data):
            "epochs=100'])", [ADAM.format(0.01)])
     other = db.another()
     other.run("SET pg_mop.lock_timeout = '60s'")
-    call = Calling(other, "CALL madlib.mop_fit_multiple_model('flowers_packed', 'held', 'mst', 4, FALSE)")
-    running = "SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = 'held' AND status = 'running'"
-    assert eventually(lambda: db.value(running), 60)
-    run_id = db.value(running)
     with holding(db.another()):
+        call = Calling(other, "CALL madlib.mop_fit_multiple_model('flowers_packed', 'held', 'mst', 4, FALSE)")
+        run_id = its_run(db, "held")
         db.run("SELECT madlib.mop_add_trial(%s, 1, %s, 'batch_size=Exponential(32, 1.5)', 60)",
                [run_id, ADAM.format(0.02)])
         assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_configuration WHERE run_id = %s",
@@ -391,9 +403,9 @@ def test_what_is_added_before_a_run_has_ended_is_trained(db, data):
         before = db.value("SELECT coalesce(max(run_id), 0) FROM madlib.mop_runs")
         call = Calling(other, f"SET pg_mop.reuse = off; SET pg_mop.seed = {attempt}; SELECT "
                               "madlib.madlib_keras_fit_multiple_model('flowers_packed', 'held', 'mst', 2, FALSE)")
-        running = f"SELECT max(run_id) FROM madlib.mop_runs WHERE run_id > {before} AND status = 'running'"
-        assert eventually(lambda sql=running: db.value(sql), 60)
-        run_id = db.value(f"SELECT max(run_id) FROM madlib.mop_runs WHERE run_id > {before}")
+        begun = f"SELECT max(run_id) FROM madlib.mop_runs WHERE run_id > {before}"
+        assert eventually(lambda sql=begun: db.value(sql), 60)
+        run_id = db.value(begun)
         with contextlib.suppress(psycopg2.errors.ObjectNotInPrerequisiteState):  # it has ended
             db.run("SELECT madlib.mop_add_trial(%s, 2, %s, 'batch_size=4')", [run_id, ADAM.format(0.02)])
         asked = db.value("SELECT clock_timestamp()")
