@@ -841,6 +841,23 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT 'mop_state_' || run || '_' || generation
 $$;
 
+-- Takes from everybody but its owner what rights on a relation there are, as by default privileges of the owner's; views may
+-- still be read.
+CREATE FUNCTION @extschema@.mop_take_rights(relation regclass) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    one record;
+BEGIN
+    FOR one IN SELECT DISTINCT a.grantee, c.relkind = 'v' AS is_view FROM pg_class c, aclexplode(c.relacl) a
+               WHERE c.oid = relation AND a.grantee <> c.relowner
+    LOOP
+        EXECUTE format('REVOKE %s ON %s FROM %s CASCADE',
+                       CASE WHEN one.is_view THEN 'INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER' ELSE 'ALL' END,
+                       relation, CASE one.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(one.grantee)) END);
+    END LOOP;
+END
+$$;
+
 CREATE FUNCTION @extschema@.mop_new_generation(run bigint, generation integer,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET default_tablespace = '' AS $$
@@ -857,6 +874,7 @@ BEGIN
     END IF;
     INSERT INTO @extschema@.mop_generation VALUES (run, generation);
     PERFORM @extschema@.mop_make_generation(name);
+    PERFORM @extschema@.mop_take_rights(('@extschema@.' || name)::regclass);
     -- floats do not compress
     EXECUTE 'ALTER TABLE @extschema@.' || name || ' ALTER COLUMN data SET STORAGE EXTERNAL';
     -- a member of the extension goes with it, and is not dumped

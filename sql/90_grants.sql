@@ -1,6 +1,15 @@
 -- (PostgreSQL reserves role names that begin with pg_.) GRANT mop_user TO analyst; is all that a user needs besides rights on his own tables.
 GRANT USAGE ON SCHEMA @extschema@ TO mop_user;
 
+-- The default privileges of whoever makes the extension are meant for tables of other kinds: who wrote these, or hung a
+-- trigger on them, would have the owner's rights, and who read them everybody's states.
+SELECT @extschema@.mop_take_rights(c.oid::pg_catalog.regclass)
+FROM pg_catalog.pg_depend d
+JOIN pg_catalog.pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_mop'
+JOIN pg_catalog.pg_class c ON c.oid = d.objid
+WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass
+AND d.deptype = 'e' AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S');
+
 DO $$
 DECLARE
     member record;
@@ -16,13 +25,18 @@ BEGIN
                    'mop_forget_outputs', 'mop_make_generation', 'mop_put_unit', 'mop_copy_state', 'mop_forget_sums',
                    'mop_delete_generations', 'mop_delete_run', 'mop_tables_of_runs', 'mop_at_objects', 'mop_at_host',
                    'mop_the_secret', 'mop_ticket_role', 'mop_standing', 'mop_know', 'mop_count_rows',
-                   'mop_commit_soon', 'mop_place_of') AS is_internal
+                   'mop_commit_soon', 'mop_place_of', 'mop_take_rights') AS is_internal,
+               (SELECT pg_catalog.string_agg(DISTINCT pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)), ', ')
+                FROM pg_catalog.aclexplode(p.proacl) a WHERE a.grantee NOT IN (0, p.proowner)) AS others
         FROM pg_catalog.pg_depend d
         JOIN pg_catalog.pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_mop'
         JOIN pg_catalog.pg_proc p ON p.oid = d.objid
         WHERE d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND d.deptype = 'e'
     LOOP
         EXECUTE pg_catalog.format('REVOKE ALL ON %s %s FROM PUBLIC', kind, member.name);
+        IF member.others IS NOT NULL AND (member.is_trigger OR member.is_internal) THEN
+            EXECUTE pg_catalog.format('REVOKE ALL ON %s %s FROM %s CASCADE', kind, member.name, member.others);
+        END IF;
         -- whoever may execute a trigger's function may make it a trigger of his own table
         IF NOT member.is_trigger AND NOT member.is_internal THEN
             EXECUTE pg_catalog.format('GRANT EXECUTE ON %s %s TO mop_user', kind, member.name);

@@ -2,7 +2,6 @@
 -- place is called there, in the process that the session has there; what it keeps in our modules stays until the session
 -- ends. The places are the numbers that packed tables have as __dist_key__.
 CREATE TABLE @extschema@.mop_place (place integer NOT NULL) DISTRIBUTED BY (place);
-GRANT SELECT ON @extschema@.mop_place TO PUBLIC;
 
 -- finds the smallest number that is on each segment: when the extension is made, and after the cluster has grown
 CREATE FUNCTION @extschema@.mop_find_places() RETURNS void

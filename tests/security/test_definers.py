@@ -5,8 +5,9 @@ import json
 import psycopg2
 import pytest
 
-from conftest import Calling, eventually, of_backend, trainers
+from conftest import Calling, Client, eventually, of_backend, trainers
 from forged import own_run
+from workload import ADAM, dense, fit, load, make_data, selection
 
 
 @pytest.fixture(scope="module")
@@ -366,3 +367,76 @@ def test_every_view_of_runs_is_a_barrier(db):
         "ON e.oid = d.refobjid AND e.extname = 'pg_mop' WHERE c.relkind = 'v' "
         "AND NOT coalesce(c.reloptions @> '{security_barrier=true}', false)")}
     assert others == {"mop_tickets", "mop_arrivals"}
+
+
+@pytest.fixture
+def generous(db):
+    """A database whose administrator gives everybody all rights on what he makes, and has made the extension then."""
+    for command in ("DROP DATABASE IF EXISTS generous", "DROP ROLE IF EXISTS reader", "CREATE ROLE reader LOGIN",
+                    "CREATE DATABASE generous"):
+        db.run(command)
+    client = Client(db.server, "generous")
+    client.run("ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO PUBLIC, reader; ALTER DEFAULT PRIVILEGES GRANT ALL ON "
+               "SEQUENCES TO reader; ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO reader; CREATE SCHEMA madlib; "
+               "CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; GRANT USAGE ON SCHEMA madlib TO reader")
+    yield client
+    client.close()
+    db.run("DROP DATABASE generous")
+    db.run("DROP ROLE reader")
+
+
+def test_an_administrators_default_privileges_open_nothing(generous):
+    """Neither the catalog, nor states, nor functions that act for the owner."""
+    make_data(generous)
+    load(generous, "arch", dense())
+    selection(generous, "mst", "arch", [(1, ADAM.format(0.01), "batch_size=8")])
+    fit(generous, "flowers_packed", "out", "mst", 1)
+    rights = generous.run(
+        "SELECT c.relname, a.privilege_type, a.grantee::regrole::text AS who FROM pg_class c, aclexplode(c.relacl) a "
+        "WHERE c.relnamespace = 'madlib'::regnamespace AND a.grantee <> c.relowner AND NOT (c.relkind = 'v' AND "
+        "a.privilege_type = 'SELECT')")
+    assert {r["who"] for r in rights} == {"mop_user"}
+    assert {(r["privilege_type"], r["relname"]) for r in rights if r["privilege_type"] != "SELECT"} == {
+        ("INSERT", "mop_arrivals")}
+    assert not [r for r in rights if r["relname"].startswith("mop_state")]
+    assert generous.value("SELECT count(*) FROM pg_class WHERE relname ~ '^mop_state_'") > 0
+    functions = {r["proname"] for r in generous.run(
+        "SELECT proname FROM pg_proc p WHERE pronamespace = 'madlib'::regnamespace AND has_function_privilege('reader', "
+        "p.oid, 'EXECUTE') AND NOT has_function_privilege('mop_user', p.oid, 'EXECUTE')")}
+    assert functions == set()
+
+
+@pytest.mark.parametrize("how", ["REINDEX TABLE mallory.lure", "REFRESH MATERIALIZED VIEW mallory.remembered",
+                                 "SELECT mallory.lent()"])
+def test_no_session_is_opened_where_nobody_may_reset_the_role(db, roles, how):
+    """As in maintenance by a superuser who has SET ROLE: the user's code in a worker session might RESET it."""
+    mallory, _ = roles
+    mallory.run("DROP TABLE IF EXISTS lure; CREATE TABLE lure (a integer); INSERT INTO lure VALUES (1); "
+                "SELECT set_config('search_path', 'mallory, madlib', false)")
+    make_data(mallory)
+    load(mallory, "arch", dense())
+    selection(mallory, "mst", "arch", [(1, ADAM.format(0.01), "batch_size=8")])
+    mallory.run("""
+        CREATE OR REPLACE FUNCTION train() RETURNS integer LANGUAGE plpgsql AS $$
+        BEGIN
+            IF session_user <> 'mallory' THEN
+                PERFORM madlib.madlib_keras_fit_multiple_model('mallory.flowers_packed', 'mallory.out', 'mallory.mst', 1,
+                    FALSE);
+            END IF;
+            RETURN 1;
+        END $$;
+        CREATE OR REPLACE FUNCTION f(integer) RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT mallory.train() * $1';
+        CREATE INDEX i ON lure (f(a));
+        CREATE OR REPLACE FUNCTION lent() RETURNS integer LANGUAGE sql SECURITY DEFINER AS 'SELECT mallory.train()';
+        DROP MATERIALIZED VIEW IF EXISTS remembered;
+        CREATE MATERIALIZED VIEW remembered AS SELECT mallory.train() WITH NO DATA""")
+    runs = "SELECT count(*) FROM madlib.mop_run"
+    before, careful = db.value(runs), db.another()
+    careful.run("SET ROLE mallory")
+    error = careful.error(how)
+    assert 'cannot set parameter "role" within security-' in str(error)
+    assert db.value(runs) == before
+    # and where he may, he trains
+    assert careful.value("SELECT mallory.train()") == 1
+    careful.close()
+    mallory.run("DROP TABLE mallory.lure, out, out_info, out_summary; SET search_path = mallory")

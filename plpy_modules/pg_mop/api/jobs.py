@@ -39,9 +39,6 @@ def mop_submit(db, command):
         raise MopError("there are no jobs where the server is process 1 of its container", sqlstate="0A000",
                        hint="Start the container with --init, or by tini.")
     way = ways.local(db)
-    # A command may RESET ROLE. So none is taken where PostgreSQL itself lets nobody do that: in a SECURITY DEFINER
-    # function, REFRESH MATERIALIZED VIEW, the expression of an index.
-    db.execute("SELECT set_config('role', current_setting('role'), true)")
     db.check_sql(command)
     given = settings.given(db)
     settings.parsed(given)  # which says what is wrong with them

@@ -79,15 +79,26 @@ def local(db):
     Where to is the administrator's to say (host, port and sslmode of the SERVER); the role's USER MAPPING gives
     nothing but the password, or anybody could have this server's operating-system user connect as a superuser.
     """
-    user = db.value("SELECT session_user::text")
-    if db.current_user() not in (user, db.setting("role")):
+    user, role = db.value("SELECT session_user::text"), db.current_user()
+    if role not in (user, db.setting("role")):
         raise MopError("training cannot be called within a SECURITY DEFINER function of another role",
                        detail=f"Worker sessions would connect as {quote_identifier(user)}, whose rights that "
                               "function must not have.", sqlstate="0A000")
+    if role != user:
+        # The role's code there may RESET ROLE. So there is no way where PostgreSQL itself lets nobody do that: in a
+        # SECURITY DEFINER function, REFRESH MATERIALIZED VIEW, the expression of an index.
+        try:
+            db.execute("SELECT set_config('role', current_setting('role'), true)")
+        except db.plpy.SPIError as error:
+            if error.sqlstate != "42501":
+                raise
+            raise MopError("no session can be opened where nobody may RESET ROLE", detail=str(error),
+                           hint=f"Call as role {quote_identifier(role)}, outside of SECURITY DEFINER functions, "
+                                "materialized views and indexes.", sqlstate="42501") from None
     parameters = {"dbname": db.value("SELECT current_database()::text"), "user": user}
     parameters["port"], sockets, address = listening()
     parameters["host"] = sockets or address or "127.0.0.1"
-    way = Way(None, parameters, db.current_user(), lacks=frozenset(db.lacking_settings(MAY_LACK)))
+    way = Way(None, parameters, role, lacks=frozenset(db.lacking_settings(MAY_LACK)))
     server = db.one("SELECT s.oid, s.srvoptions FROM pg_foreign_server s JOIN pg_foreign_data_wrapper w "
                     "ON w.oid = s.srvfdw WHERE s.srvname = $1 AND w.fdwname = $1", ["text"], [LOCAL])
     if server is None:
