@@ -619,8 +619,9 @@ class Catalog:
         return self.execute(
             f"SELECT q.mst_key, q.iteration, m.stage, m.dataset, m.loss, m.metric, m.metrics,"
             # (of all units of the run: not while it goes on)
-            f" CASE WHEN %(stages)s::integer[] IS NULL THEN extract(epoch FROM m.noted_at - coalesce((SELECT"
-            f" min(started_at) FROM {self.own}unit WHERE run_id = %(run_id)s), m.noted_at))::float8 END"
+            # (what an earlier run had evaluated was there when this one began)
+            f" CASE WHEN %(stages)s::integer[] IS NULL THEN greatest(0, extract(epoch FROM m.noted_at - coalesce(("
+            f"SELECT min(started_at) FROM {self.own}unit WHERE run_id = %(run_id)s), m.noted_at))::float8) END"
             f" AS seconds,"
             f" (SELECT sum(u.read_seconds + u.train_seconds) FROM {self.own}unit u WHERE u.run_id = m.run_id"
             f" AND u.stage = m.stage AND u.kind = 'evaluate' AND u.dataset = m.dataset AND u.status = 'finished')"

@@ -52,6 +52,22 @@ def test_the_same_again_returns_at_once_with_its_metrics(db, anew):
     assert weights(db, "replayed") == weights(db, "models")
 
 
+def test_arrays_have_the_iterations_that_the_summary_names(db, anew):
+    """Whatever else an earlier run has evaluated of one of the configurations."""
+    selection(db, "one", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
+    selection(db, "two", "arch", [(model, ADAM.format(0.05), "batch_size=8") for model in (1, 2)])
+    fit(db, "flowers_packed", "each", "one", iterations=3, frequency=1)
+    fit(db, "flowers_packed", "models", "two", iterations=6, frequency=2)
+    assert db.value("SELECT metrics_iters FROM models_summary") == [2, 4, 6]
+    for row in db.run("SELECT * FROM models_info"):
+        lists = [row[name] for name in ("training_loss", "training_metrics", "metrics_elapsed_time")]
+        assert [len(one) for one in lists] == [3] * 3 and row["training_loss_final"] == row["training_loss"][-1]
+        assert [len(one) for one in row["all_metrics"]["training"].values()] == [3]
+        assert min(row["metrics_elapsed_time"]) >= 0
+    assert db.run("SELECT i.training_loss[1] = e.training_loss[2] AS same FROM models_info i, each_info e WHERE "
+                  "i.mst_key = 1") == [{"same": True}]
+
+
 def test_what_was_taken_over_is_nothing_to_do(db, anew):
     """There are no units of it in this run, but where it is evaluated as it was not before."""
     fit(db, "flowers_packed", "models", "mst", iterations=2, frequency=2)

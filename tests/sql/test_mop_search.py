@@ -220,10 +220,14 @@ def test_what_people_have_stopped_is_not_trained_when_the_run_goes_on(db, data, 
     assert db.run("SELECT mst_key, status, iterations < 5 AS less FROM madlib.mop_trials WHERE run_id = %s ORDER BY 1",
                   [run_id]) == [{"mst_key": 1, "status": "finished", "less": False},
                                 *({"mst_key": key, "status": "stopped", "less": True} for key in (2, 3))]
-    asked = "SELECT q.stage FROM madlib.mop_request q WHERE q.run_id = u.run_id AND q.mst_key = s.mst_key"
-    assert db.value("SELECT count(*) FROM madlib.mop_unit u JOIN madlib.mop_stage s USING (run_id, stage) "
-                    "WHERE run_id = %s AND s.mst_key > 1 AND (u.kind = 'evaluate' "
-                    f"OR u.stage NOT IN ({asked}))", [run_id]) == 0
+    assert db.value("SELECT count(*) FROM madlib.mop_unit u WHERE run_id = %s AND NOT EXISTS (SELECT 1 FROM "
+                    "madlib.mop_request q WHERE (q.run_id, q.stage) = (u.run_id, u.stage))", [run_id]) == 0
+    # what is written of them is evaluated, and nothing else of them
+    assert [r["evaluated"] for r in db.run(
+        "SELECT array_agg(DISTINCT u.iteration) AS evaluated FROM madlib.mop_unit u JOIN madlib.mop_request q USING "
+        "(run_id, stage) WHERE run_id = %s AND u.kind = 'evaluate' GROUP BY q.mst_key ORDER BY q.mst_key", [run_id])] == [
+            [r["iteration"]] for r in db.run("SELECT iteration FROM goes_on_info WHERE iteration > 0 ORDER BY mst_key")]
+    assert db.value("SELECT count(*) FROM goes_on_info WHERE iteration > 0 AND training_loss_final IS NULL") == 0
     assert db.value("SELECT units_done = units_total FROM madlib.mop_progress WHERE run_id = %s LIMIT 1", [run_id])
     other.close()
 
@@ -421,7 +425,15 @@ def test_what_is_added_before_a_run_has_ended_is_trained(db, data):
 def test_time_is_up(db, data):
     run_id = search(db, space=SLOW, procedure="grid", parameters="iterations=1000", time_limit="2 s")
     trials = db.run("SELECT status, reason, iterations FROM found_trials")
-    assert {t["reason"] for t in trials} == {"the time was up"} and max(t["iterations"] for t in trials) < 1000
+    assert {t["reason"] for t in trials} == {"the time was up"} and 0 < max(t["iterations"] for t in trials) < 1000
+    # what there is has been evaluated as it is written, whatever iterations the procedure asked for
+    assert db.value("SELECT count(*) FROM found_trials WHERE iterations > 0 AND metric_final IS NULL") == 0
+    best = db.value("SELECT best_mst_key FROM found_summary")
+    assert best == db.value("SELECT mst_key FROM found_trials ORDER BY metric_final, mst_key LIMIT 1")
+    db.run("DROP TABLE IF EXISTS scores; SELECT madlib.madlib_keras_evaluate('found', 'flowers_packed', 'scores', FALSE, "
+           "%s)", [best])
+    assert db.value("SELECT loss FROM scores") == pytest.approx(
+        db.value("SELECT training_loss_final FROM found_info WHERE mst_key = %s", [best]), rel=1e-5)
     assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "finished"
     assert db.value("SELECT extract(epoch FROM finished_at - started_at) FROM madlib.mop_runs WHERE run_id = %s",
                     [run_id]) < 60

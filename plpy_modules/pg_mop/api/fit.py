@@ -58,7 +58,7 @@ def train(db, arguments, earlier=None):
         metrics = {"metrics_elapsed_time": None, "all_metrics": None, **{
             f"{dataset}_{what}": None for dataset in ("training", "validation")
             for what in ("metrics_final", "loss_final", "metrics", "loss")}}
-        metrics.update({k: v for k, (_, v) in training.metric_columns(1, absent=None).items()})
+        metrics.update({k: v for k, (_, v) in training.metric_columns(1, None, training.kept.get(1)).items()})
         source = training.source
         values = [
             ("source_table", "text", a["source_table"]), ("model", "text", a["model"]),

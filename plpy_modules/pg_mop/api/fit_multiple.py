@@ -179,4 +179,4 @@ def info_of(training, c, size):
         "model_type": ("text", "madlib_keras"), "model_size": ("float8", size and size / 1024),
         "metrics_type": ("text[]", compiled["metrics"] or None), "loss_type": ("text", compiled["loss"]),
         "error": ("text", c["error"]), "iteration": ("integer", c["iteration"] if size is not None else None),
-        **(training.metric_columns(key, absent=0.0) if size is not None else {})}  # 0 as in MADlib
+        **(training.metric_columns(key, 0.0, c["iteration"]) if size is not None else {})}  # 0 as in MADlib

@@ -63,24 +63,26 @@ def duration(seconds):
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def columns(rows, validated, absent, kept=None):
+def columns(rows, validated, absent, written=None, asked=None):
     """The metrics of one configuration as {column: (SQL type, value)}.
 
-    `validated`: there is a validation table; `absent`: stands for a metric that was not asked for; `kept`: the
-    iteration whose state is written (None: the last).
+    `validated`: there is a validation table; `absent`: stands for a metric that was not asked for; `written`: the
+    iteration whose state is written, which alone the finals are of (None: the last); `asked`: the iterations of which
+    the arrays are (None: all that there are), for rows may be of others, too: of what an earlier run has evaluated, and
+    of where somebody stopped it.
     """
     made, everything = {}, {}
     for dataset in ("training", "validation"):
-        here = [m for m in rows if m["dataset"] == dataset]
+        its = [m for m in rows if m["dataset"] == dataset]
+        for m in its if written is None else [m for m in its if m["iteration"] == written]:
+            made[f"{dataset}_metrics_final"] = "float8", absent if m["metric"] is None else m["metric"]
+            made[f"{dataset}_loss_final"] = "float8", m["loss"]
+        here = [m for m in its if asked is None or m["iteration"] in asked]
         if not here:
             continue
-        final = next((n for n, m in enumerate(here) if m["iteration"] == kept), -1)
         metrics = [absent if m["metric"] is None else m["metric"] for m in here]
-        losses = [m["loss"] for m in here]
-        made.update({f"{dataset}_metrics": ("float8[]", metrics if metrics[0] is not None else None),
-                     f"{dataset}_loss": ("float8[]", losses),
-                     f"{dataset}_metrics_final": ("float8", metrics[final]),
-                     f"{dataset}_loss_final": ("float8", losses[final])})
+        made[f"{dataset}_metrics"] = "float8[]", metrics if metrics[0] is not None else None
+        made[f"{dataset}_loss"] = "float8[]", [m["loss"] for m in here]
         everything[dataset] = {name: [m["metrics"].get(name) for m in here] for name in here[0]["metrics"] or ()}
         if dataset == ("validation" if validated else "training"):
             made["metrics_elapsed_time"] = ("float8[]", [m["seconds"] for m in here])

@@ -176,9 +176,8 @@ class Planning(Checks):
         for key in range(1, len(self._keys("training")) + 1) if self.averaging else [c["mst_key"]]:
             until, evaluated = self.num_iterations, self.metrics_iterations
             if self.earlier is not None and key in self.earlier.stopped | self.earlier.iterations.keys():
-                until = self.earlier.iterations[key]
-                if key not in self.earlier.stopped:  # one that somebody added has a number of its own
-                    evaluated = {*evaluated, until}
+                until = self.earlier.iterations[key]  # of one that was stopped, or added with a number of its own
+                evaluated = {*evaluated, until}
             self.ask(c, until, evaluated if key == 1 or not self.averaging else (), key)
 
     def ask(self, c, until, evaluated, key=None):

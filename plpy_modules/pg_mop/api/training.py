@@ -423,14 +423,14 @@ class Training(Guests):
         """Names a configuration in the INFO lines."""
         return f"mst_key={mst_key}: "
 
-    def metric_columns(self, mst_key, absent):
-        """The metrics of a configuration as {column: (SQL type, value)}; `absent`: a metric that was not asked for."""
+    def metric_columns(self, mst_key, absent, written=None):
+        """The metrics of a configuration as {column: (SQL type, value)}, see api.metrics.columns."""
         if self._by_key is None:
             self._by_key = {}
             for row in self.metrics:
                 self._by_key.setdefault(row["mst_key"], []).append(row)
-        return metrics.columns(self._by_key.get(mst_key, []), self.validation is not None, absent,
-                               self.kept.get(mst_key))
+        return metrics.columns(self._by_key.get(mst_key, []), self.validation is not None, absent, written,
+                               self.metrics_iterations if self.asks_for_all else None)
 
 
 def _outcome(error):

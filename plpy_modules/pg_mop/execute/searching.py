@@ -62,7 +62,8 @@ class Searching(Steering):
         for key, why in self.procedure.stopped().items():
             # what failed for its place's sake is not tried again: the procedure has been told
             if key in training.by_key and trials[key].state == "failed" and key not in training.misfits:
-                self.withdraw(key, why)
+                if self.executor.plan.path(key):
+                    self.executor.withdraw(key, why)
                 self.executor.give_up([key], why)
 
     def ended(self, stages):
@@ -90,7 +91,7 @@ class Searching(Steering):
     def _end_all(self):
         """The time is up: nothing more is begun."""
         for key, trial in sorted(self.procedure.trials.items()):
-            if trial.state == "running":
+            if trial.state == "running" and self.executor.plan.path(key):
                 self.withdraw(key, "the time was up")
 
     def stop(self, mst_key, reason):
@@ -111,7 +112,7 @@ class Searching(Steering):
             for key, why in self.procedure.stopped().items():
                 c = self.training.by_key.get(key)
                 if c is not None and not c.get("error") and key not in self.executor.failed:
-                    self.executor.withdraw(key, why)
+                    self.withdraw(key, why)
             proposals = [] if self.over else self.procedure.ask()
             if not proposals:
                 return

@@ -29,6 +29,7 @@ class Steering:
         self.seen = {}       # mst_key -> the last iteration that its watch has been told of
         self.kept = {}       # mst_key -> the stage whose state is kept as its best one
         self.values = {}     # (stage, dataset) -> row of metrics
+        self.stopped = set()  # mst_keys of those that go no further by a rule, or a wish
 
     def watch(self):
         """Watch the configurations that have rules, from what is known of them."""
@@ -61,7 +62,7 @@ class Steering:
             if c["fit"]["keep"] == "best" and watch.best[0] == stage.iteration:
                 executor.pin(stage.number, self.kept.get(mst_key))
                 self.kept[mst_key] = stage.number
-            if reason is not None:
+            if reason is not None and mst_key not in self.stopped:
                 self.stop(mst_key, reason)
                 return
 
@@ -98,9 +99,19 @@ class Steering:
                 self.training.db.warning(f"the configuration {reason} cannot be taken up: {error.message}")
 
     def withdraw(self, mst_key, reason):
-        """A configuration goes no further than the iteration that it is in. Returns the stages of which less is wanted
-        by that."""
-        return self.executor.withdraw(mst_key, reason) if self.executor.plan.path(mst_key) else []
+        """A configuration goes no further than the iteration that it is in, and is evaluated after that, for that is
+        what will be written of it. Returns the stages of which less is wanted by that."""
+        self.stopped.add(mst_key)
+        gone = self.executor.withdraw(mst_key, reason)
+        path = self.executor.plan.path(mst_key)
+        if path and not path[-1].failed:
+            stages, _ = self.training.ask(self.training.by_key[mst_key], len(path), (len(path),))
+            self.executor.ask([], stages, [])
+            self.expect(stages)
+        return gone
+
+    def expect(self, stages):
+        """These stages are to be done."""
 
 
 class Planned(Steering):
@@ -128,7 +139,7 @@ class Planned(Steering):
         self.tell()
 
     def stop(self, mst_key, reason):
-        for stage in self.withdraw(mst_key, reason):
+        for stage in self.withdraw(mst_key, reason) if self.executor.plan.path(mst_key) else ():
             if not stage.trials:
                 self._leave(stage)
 
@@ -160,7 +171,6 @@ class Planned(Steering):
         return (time.monotonic() - self.began) * left / self.passed if self.passed else None
 
     def expect(self, stages):
-        """These stages are to be done."""
         for stage in stages:
             if stage.trials and not stage.failed and not stage.ended:
                 self.left.setdefault(stage.iteration, set()).add(stage.number)
