@@ -302,6 +302,9 @@ BEGIN
     IF @extschema@.mop_status(its.status, its.coordinator_pid, its.coordinator_start, 'failed')
        IS DISTINCT FROM 'running' THEN
         RAISE EXCEPTION 'run % is not running', $1 USING ERRCODE = '55000';
+    ELSIF EXISTS (SELECT 1 FROM @extschema@.mop_wish w WHERE w.run_id = $1 AND (w.content -> 'end') IS NOT NULL) THEN
+        RAISE EXCEPTION 'run % takes no more wishes', $1 USING ERRCODE = '55000',
+            DETAIL = 'All that it was to train is trained, or its time is up.';
     END IF;
     IF NOT @extschema@.mop_trains(of) THEN
         RAISE EXCEPTION 'run % is of %, which trains nothing', $1, of USING ERRCODE = '0A000';
@@ -343,14 +346,18 @@ BEGIN
 END
 $$;
 
--- takes the wishes of a run, in the order in which they came
-CREATE FUNCTION @extschema@.mop_take_wishes(run bigint, run_epoch integer,
+-- takes the wishes of a run, in the order in which they came; `last`: where there are none, none is taken any more
+CREATE FUNCTION @extschema@.mop_take_wishes(run bigint, run_epoch integer, last boolean,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS SETOF json
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
-    RETURN QUERY WITH taken AS (DELETE FROM @extschema@.mop_wish w WHERE w.run_id = run RETURNING w.wish, w.content)
+    RETURN QUERY WITH taken AS (DELETE FROM @extschema@.mop_wish w WHERE w.run_id = run
+                                AND (w.content -> 'end') IS NULL RETURNING w.wish, w.content)
         SELECT t.content FROM taken t ORDER BY t.wish;
+    IF last AND NOT FOUND AND NOT EXISTS (SELECT 1 FROM @extschema@.mop_wish w WHERE w.run_id = run) THEN
+        INSERT INTO @extschema@.mop_wish (run_id, content) VALUES (run, '{"end": true}');
+    END IF;
 END
 $$;
 
@@ -382,6 +389,7 @@ BEGIN
     UPDATE @extschema@.mop_configuration c SET error = NULL, blame = NULL WHERE c.run_id = run AND c.blame = 'place';
     UPDATE @extschema@.mop_job j SET runs = j.runs || run
     WHERE j.session_pid = its.coordinator_pid AND j.session_start = its.coordinator_start AND run <> ALL (j.runs);
+    DELETE FROM @extschema@.mop_wish w WHERE w.run_id = run AND (w.content -> 'end') IS NOT NULL;
     UPDATE @extschema@.mop_run r SET status = 'running', error = NULL, finished_at = NULL,
         coordinator_pid = backend.pid, coordinator_start = backend.start, epoch = r.epoch + 1
     WHERE r.run_id = run RETURNING r.epoch INTO reached;
@@ -406,6 +414,7 @@ BEGIN
     END IF;
     UPDATE @extschema@.mop_unit u SET status = 'cancelled', finished_at = ended
     WHERE u.run_id = run AND u.status = 'running';
+    DELETE FROM @extschema@.mop_wish w WHERE w.run_id = run AND (w.content -> 'end') IS NOT NULL;
     UPDATE @extschema@.mop_run r SET status = outcome, error = message, finished_at = ended
     WHERE r.run_id = run;
 END

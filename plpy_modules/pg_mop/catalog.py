@@ -600,13 +600,14 @@ class Catalog:
         return [row["event"] for row in self.execute(
             f"SELECT event FROM {self.own}search_log WHERE run_id = %s ORDER BY number", (run_id,))]
 
-    def wishes(self, run_id):
-        """What people have wished of a run since the last look, in order; it is theirs who asked first."""
-        if not self.execute(f"SELECT EXISTS (SELECT 1 FROM {self.own}wish WHERE run_id = %s) AS some",
-                            (run_id,))[0]["some"]:
+    def wishes(self, run_id, last=False):
+        """What people have wished of a run since the last look, in order; it is theirs who asked first. `last`: where
+        there is nothing, who wishes from now on is refused."""
+        if not last and not self.execute(f"SELECT EXISTS (SELECT 1 FROM {self.own}wish WHERE run_id = %s) AS some",
+                                         (run_id,))[0]["some"]:
             return []
-        return [row["wish"] for row in self.execute(f"SELECT {self.schema}.mop_take_wishes(%s, %s) AS wish",
-                                                    (run_id, self.epoch))]
+        return [row["wish"] for row in self.execute(f"SELECT {self.schema}.mop_take_wishes(%s, %s, %s) AS wish",
+                                                    (run_id, self.epoch, last))]
 
     # --- results ----------------------------------------------------------------------------------
     def metrics(self, run_id, iteration=None, stages=None):

@@ -1,12 +1,13 @@
 """mop_search: what its procedures make of a real run, people's hands, what it resumes from, and what it refuses."""
 
 import contextlib
+import time
 
 import psycopg2
 import pytest
 
 from conftest import Calling, eventually
-from workload import ADAM, dense, holding, last_run, load, make_data
+from workload import ADAM, dense, holding, last_run, load, make_data, selection
 
 SPACE = ("{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'optimizer_params_list': [{'optimizer': "
          "['Adam'], 'lr': [0.001, 0.1, 'log']}], 'batch_size': [8, 16]}")
@@ -419,6 +420,36 @@ def test_what_is_added_before_a_run_has_ended_is_trained(db, data):
             assert db.value("SELECT count(*) FROM held") == 2
             in_time += 1
     assert in_time
+    other.close()
+
+
+@pytest.mark.parametrize("call", [
+    "madlib_keras_fit_multiple_model('flowers_packed', 'added', 'mst', 2, FALSE)",
+    f"mop_search('flowers_packed', 'added', 'arch', $s${SPACE}$s$, 'random', 'iterations=500, trials=2', "
+    "time_limit => '1 s')"])
+def test_what_is_accepted_is_trained_or_it_is_said_that_it_is_not(db, data, call):
+    """Whoever adds configurations up to a run's end, as fast as they are trained."""
+    db.run("DROP TABLE IF EXISTS mst, mst_summary, added, added_info, added_summary, added_trials")
+    selection(db, "mst", "arch", [(1, ADAM.format(0.01), "batch_size=4")])
+    other, before, accepted = db.another(), last_run(db) or 0, 0
+    other.run("SET pg_mop.reuse = off")
+    calling = Calling(other, f"SELECT madlib.{call}")
+    assert eventually(lambda: (last_run(db) or 0) > before, 60)
+    run_id, error = last_run(db), None
+    while accepted < 60 and error is None:
+        try:
+            db.run("SELECT madlib.mop_add_trial(%s, 2, %s, %s, 1)",
+                   [run_id, ADAM.format(0.02), f"batch_size={accepted + 1}"])
+            accepted += 1
+        except psycopg2.errors.ObjectNotInPrerequisiteState as refused:
+            error = refused
+        time.sleep(0.1)
+    assert calling.end() is None
+    late = sum("came too late" in notice for notice in other.connection.notices)
+    there = db.value("SELECT count(*) FROM madlib.mop_trials WHERE run_id = %s AND compile_params = %s",
+                     [run_id, ADAM.format(0.02)])
+    assert there + late == accepted > 0
+    assert db.value("SELECT count(*) FROM madlib.mop_wish") == 0
     other.close()
 
 

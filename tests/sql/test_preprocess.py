@@ -733,6 +733,19 @@ def test_convert_array_to_bytea_gives_the_bytes_of_a_buffer(db):
     assert "NULL element" in str(db.error("SELECT madlib.convert_array_to_bytea('{1,NULL}'::smallint[])"))
 
 
+def test_nothing_is_dropped_as_a_packed_table_but_one(db):
+    """Neither raw rows, nor a model table, nor what has a name that a summary might have."""
+    db.run("DROP TABLE IF EXISTS sales, sales_summary, sold, sold_summary; CREATE TABLE sales AS SELECT 1 AS id, "
+           "ARRAY[1.0] AS x, 'a'::text AS y; CREATE TABLE sales_summary AS SELECT count(*) FROM sales")
+    error = db.error("SELECT madlib.mop_drop_packed('sales')")
+    assert '"sales" is no packed table' in str(error) and "DROP TABLE" in error.diag.message_hint
+    assert db.value("SELECT count(*) FROM sales") == db.value("SELECT count(*) FROM sales_summary") == 1
+    db.run("SELECT madlib.training_preprocessor_dl('sales', 'sold', 'y', 'x'); DROP TABLE sold_summary; "
+           "CREATE TABLE sold_summary AS SELECT 1 AS one; SELECT madlib.mop_drop_packed('sold')")
+    assert db.run("SELECT to_regclass('sold') AS sold, one FROM sold_summary") == [{"sold": None, "one": 1}]
+    db.run("DROP TABLE sales, sales_summary, sold_summary")
+
+
 def test_convert_bytea_gives_flat_arrays(db):
     floats = np.array([1, -2.5, 0.1, 16777217, 3.4e38, 1e-45], "<f4")
     got = db.value("SELECT madlib.convert_bytea_to_real_array(%s)", [floats.tobytes()])

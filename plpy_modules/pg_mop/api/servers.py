@@ -104,6 +104,13 @@ def _connect(db, link, server, here, there):
             for role, to in sorted(rows.items())]
 
 
+def looks_packed(db, table):
+    """True where a table has the columns that preprocessors make, MADlib's included."""
+    columns = db.columns(table)
+    return table.kind != "v" and "buffer_id" in columns and any(
+        kind == "bytea" and f"{name}_shape" in columns for name, kind in columns.items())
+
+
 def _make_mapping(link, quoted, server, role, to):
     """Map a role on a server to the one that it is on another, unless it is mapped: what is still missing, or None.
     `to`: {role here: options of its mapping}, of those that are this one there."""
@@ -129,10 +136,17 @@ def mop_drop_packed(db, packed_table):
     """Drop a packed table, its summary, and what the preprocessor has made of it on other servers.
 
     What is on other servers goes at once, whatever becomes of this transaction. Raises MopError where there is no such
-    table or one of the servers cannot be reached: nothing is dropped then.
+    table, it is none of a preprocessor's, or one of the servers cannot be reached: nothing is dropped then.
     """
     table = db.input_table(packed_table, "packed table", rows=False)
     summary = db.find_table(db.suffixed(packed_table, "_summary"))
+    if not looks_packed(db, table):
+        raise MopError(f'"{packed_table}" is no packed table', hint=f"DROP TABLE {table};", sqlstate="42809",
+                       detail="No preprocessor has made it: it lacks the columns buffer_id and, of bytea, those with a "
+                              "shape. Nothing was dropped.")
+    if summary is not None and "independent_varname" not in db.columns(summary):
+        db.notice(f"{summary} stays: it is not the summary of a packed table")
+        summary = None
     copies = []
     if summary is not None and summary.kind == "r":  # (a view may run its owner's functions as who reads it)
         copies = copies_in(db.one(f"SELECT * FROM {summary}"), summary)

@@ -346,6 +346,9 @@ class Training(Guests):
                     self.journal.keep_checkpoints(self.run_id)
                 seal = self.journal.output_seal(self.run_id)
                 self.journal.close_run(self.run_id, "finished", listed(self.failed) or None)
+                for wish in self.journal.wishes(self.run_id):  # they came in the instant of the last look
+                    if "add" in wish:
+                        self.tell_of_late(f"added by {wish['by']}")
             catalog.note_output(self.db, self.run_id, seal)
         except BaseException as error:
             taken = name_taken(self.db, error, self.run_id, self.output_table)
@@ -353,6 +356,10 @@ class Training(Guests):
             if taken is not None:
                 raise taken from None
             raise
+
+    def tell_of_late(self, reason):
+        """Warn that a configuration came too late; `reason`: by whom."""
+        self.db.warning(f"a configuration {reason} came too late to be trained: run {self.run_id} was at its end")
 
     def abandon(self, error):
         """The output could not be written: say so in the run's row. Its states stay."""

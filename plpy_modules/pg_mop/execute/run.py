@@ -119,7 +119,7 @@ class Executor:
         """False once all is done, and nobody has wished for more since the last look; a run that had nothing to do has
         no sessions for that."""
         while self.board.done and self.steering.done:
-            wishes = self.catalog.wishes(self.run_id) if self.sessions.by_place else []
+            wishes = self.catalog.wishes(self.run_id, last=True) if self.sessions.by_place else []
             if not wishes:
                 return False
             self.steering.wishes(wishes)

@@ -86,6 +86,8 @@ class Searching(Steering):
             self.over = ended = True
             self._end_all()
         super().wishes(wishes)
+        while self.over and (late := self.training.journal.wishes(self.training.run_id, last=True)):
+            super().wishes(late)
         return ended
 
     def _end_all(self):
@@ -101,6 +103,9 @@ class Searching(Steering):
             self._go_on()
 
     def add(self, configuration, iterations, reason):
+        if self.over:
+            self.training.tell_of_late(reason)
+            return
         self.procedure.add(configuration, iterations)
         self._note(["add", list(configuration), iterations])
         self._go_on()
