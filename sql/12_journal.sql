@@ -229,10 +229,10 @@ BEGIN
                 s.evaluated
             FROM json_to_recordset(stages) AS s(stage integer, parent integer, iteration integer, identity text,
                 mst_key integer, compile_params text, fit_params text, evaluated boolean)
-            WHERE s.stage NOT IN (SELECT t.stage FROM @extschema@.mop_stage t WHERE t.run_id = run);
+            WHERE NOT EXISTS (SELECT 1 FROM @extschema@.mop_stage t WHERE (t.run_id, t.stage) = (run, s.stage));
             INSERT INTO @extschema@.mop_model (run_id, stage, version)
             SELECT run, s.stage, s.version FROM json_to_recordset(stages) AS s(stage integer, version integer)
-            WHERE s.stage NOT IN (SELECT m.stage FROM @extschema@.mop_model m WHERE m.run_id = run);
+            WHERE NOT EXISTS (SELECT 1 FROM @extschema@.mop_model m WHERE (m.run_id, m.stage) = (run, s.stage));
             INSERT INTO @extschema@.mop_request (run_id, mst_key, iteration, stage)
             SELECT run, r.mst_key, r.iteration, r.stage
             FROM json_to_recordset(requests) AS r(mst_key integer, iteration integer, stage integer)
@@ -955,20 +955,27 @@ $$;
 CREATE FUNCTION @extschema@.mop_keep_checkpoints(run bigint, run_epoch integer,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    one record;
+    spent double precision[];  -- by stage: what it has taken to train it and all before it
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    spent := array_fill(0::double precision, ARRAY[(
+        SELECT max(s.stage) FROM @extschema@.mop_stage s WHERE s.run_id = run)]);
+    -- (a parent's number is smaller; most of what was planned may never have been trained)
+    FOR one IN
+        SELECT s.stage, s.parent, coalesce(u.seconds, 0) AS seconds FROM @extschema@.mop_stage s LEFT JOIN (
+            SELECT t.run_id, t.stage, sum(t.train_seconds + t.write_seconds) AS seconds FROM @extschema@.mop_unit t
+            WHERE t.kind = 'train' AND t.status = 'finished' AND (t.run_id = run OR t.run_id IN (
+                SELECT f.source_run FROM @extschema@.mop_stage f WHERE f.run_id = run))
+            GROUP BY t.run_id, t.stage) u
+        ON u.run_id = coalesce(s.source_run, run) AND u.stage = coalesce(s.source_stage, s.stage)
+        WHERE s.run_id = run AND (u.stage IS NOT NULL OR s.source_run IS NOT NULL) ORDER BY s.stage
+    LOOP
+        spent[one.stage] := one.seconds + CASE WHEN one.parent IS NULL THEN 0 ELSE spent[one.parent] END;
+    END LOOP;
     INSERT INTO @extschema@.mop_checkpoint (run_id, stage, seconds)
-    WITH RECURSIVE spent AS (
-        SELECT s.stage, s.parent, coalesce((
-                   SELECT sum(u.train_seconds + u.write_seconds) FROM @extschema@.mop_unit u
-                   WHERE u.run_id = coalesce(s.source_run, run) AND u.stage = coalesce(s.source_stage, s.stage)
-                   AND u.kind = 'train' AND u.status = 'finished'), 0) AS seconds
-        FROM @extschema@.mop_stage s WHERE s.run_id = run
-    ), path AS (
-        SELECT s.stage, s.seconds FROM spent s WHERE s.parent IS NULL
-        UNION ALL SELECT s.stage, p.seconds + s.seconds FROM spent s JOIN path p ON p.stage = s.parent
-    )
-    SELECT run, m.stage, p.seconds FROM @extschema@.mop_model m JOIN path p USING (stage)
+    SELECT run, m.stage, spent[m.stage] FROM @extschema@.mop_model m
     WHERE m.run_id = run AND m.generation IS NOT NULL
     AND m.stage NOT IN (SELECT c.stage FROM @extschema@.mop_checkpoint c WHERE c.run_id = run);
 EXCEPTION WHEN unique_violation THEN
