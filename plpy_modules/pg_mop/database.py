@@ -251,7 +251,7 @@ class Database:
             yield self
         finally:
             self._before = None
-        self._set_path(self._caller_path)
+        self._set_path(before["search_path"])
         self._set_local({name: before[name] for name in _other(before)})
 
     def _pin(self):
@@ -283,8 +283,12 @@ class Database:
 
     @property
     def callers_path(self):
-        """The caller's own search_path, as text."""
+        """The search_path by which names are looked up, as text: the caller's own."""
         return self._caller_path
+
+    def look_up_as(self, path):
+        """From now on names are looked up by another search_path: a text, or None for the one that it is."""
+        self._caller_path = path or self._caller_path
 
     @contextmanager
     def undone(self):
@@ -327,11 +331,18 @@ class Database:
         return (parts[0], parts[1]) if len(parts) == 2 else (None, parts[0])
 
     def find_table(self, text):
-        """The relation that `text` names for the caller, or None."""
+        """The relation that `text` names for the caller, or None. Raises MopError where he may not look there."""
         schema, name = self.parse_name(text)
         quoted = ".".join(quote_identifier(p) for p in (schema, name) if p is not None)
         with self.caller_path():
-            oid = self.relation(quoted)
+            try:
+                oid = self.relation(quoted)
+            except self.plpy.SPIError as error:
+                if error.sqlstate != "42501" or schema is None:
+                    raise
+                raise MopError(f'permission denied for schema "{schema}" of "{text}"', sqlstate="42501",
+                               hint=f"GRANT USAGE ON SCHEMA {quote_identifier(schema)} TO "
+                                    f"{quote_identifier(self.current_user())};") from None
         if oid is None:
             return None
         row = self.one("SELECT n.nspname, c.relname, c.relkind FROM pg_class c JOIN pg_namespace n "

@@ -302,6 +302,24 @@ def test_a_trainer_that_cannot_be_had_is_asked_for_again(db, data):
     db.run("DELETE FROM madlib.mop_limit; DROP OWNED BY crowded CASCADE; DROP ROLE crowded")
 
 
+def test_names_are_looked_up_as_by_the_call_that_began_the_run(db, data):
+    """Whatever the search_path of whoever goes on with it; new tables are where he makes tables."""
+    db.run("CREATE SCHEMA results; CREATE SCHEMA elsewhere")
+    client = db.another()
+    client.run("SET search_path = results, public; BEGIN")
+    client.run(call("there", iterations=1))
+    run_id = last_run(db)
+    client.run("ROLLBACK; SET search_path = elsewhere")
+    client.run("SELECT madlib.mop_resume(%s)", [run_id])
+    client.run("SELECT madlib.mop_replay(%s, 'again')", [run_id])
+    client.run("SELECT madlib.mop_more(%s, 1, 1)", [run_id])
+    assert client.value("SHOW search_path") == "elsewhere"
+    assert db.value("SELECT count(*) FROM results.there") == db.value("SELECT count(*) FROM elsewhere.again") == 2
+    assert db.run("SELECT iteration FROM results.there_info ORDER BY mst_key") == [{"iteration": 2}, {"iteration": 1}]
+    client.close()
+    db.run("DROP SCHEMA results, elsewhere CASCADE")
+
+
 def test_a_unit_is_given_up_after_the_retries_that_are_set_and_resume_tries_it_again(db, data):
     client = db.another()
     client.run("SET pg_mop.unit_retries = 1")

@@ -508,6 +508,10 @@ BAD = [
     ({"procedure": "madlib-hyperband"}, "procedure of madlib_keras_automl alone", "Call madlib_keras_automl"),
     ({"parameters": "iterations=0"}, "iterations of asha must be an integer from 1", None),
     ({"parameters": "eta=3"}, "'eta' is no parameter of asha", None),
+    ({"procedure": "random", "parameters": "seed=1"}, "'seed' is no parameter of random", "random_state"),
+    ({"procedure": "random", "parameters": "goal=max"}, "'goal' is no parameter of random", "metric"),
+    ({"space": None}, "space must not be NULL", None),
+    ({"space": SPACE[:-1] + ", 'model_id': [True]}"}, "model_id True is not in", "SELECT model_id"),
     ({"procedure": "grid", "parameters": None}, "'lr' is a distribution", None),
     ({"metric": "auc"}, 'metric "auc" is not among the metrics', "Write 'metrics'"),
     ({"metric": "accuracy", "procedure": "grid", "parameters": "iterations=1", "space":

@@ -68,6 +68,8 @@ def check_list(model_ids):
     """Raises MopError where a caller's list of ids names none."""
     if not model_ids or None in model_ids:
         raise MopError("model_id_list must not be NULL, empty or have NULLs")
+    if any(isinstance(i, list) for i in model_ids):
+        raise MopError("model_id_list must be an array of one dimension", hint="For instance: ARRAY[1, 2]")
 
 
 def _check_columns(db, table, text):

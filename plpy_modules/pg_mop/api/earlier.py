@@ -37,6 +37,7 @@ class Earlier:
         self.arguments, self.settings = parameters["arguments"], parameters["settings"]
         self.sharing = self.settings.get("sharing", False)  # before 0.4.0 nothing was shared
         self.tables = parameters.get("tables", {})
+        self.path = parameters.get("search_path")  # by which its call looked names up; None: before 0.4.0
         self.averaging = self.function == "madlib_keras_fit" and self.settings.get("fit_strategy") == "averaging"
         self.read(journal)
 

@@ -110,8 +110,7 @@ def _refused(db, way, error, sqlstate, detail, hint):
         return way.refused(error)
     elif sqlstate == "53300":
         detail = detail or "A job has two sessions."
-        hint = hint or ("SELECT pid, usename, datname, application_name FROM pg_stat_activity; or, where it is the "
-                        f"role's limit, ALTER ROLE {quote_identifier(user)} CONNECTION LIMIT ...;")
+        hint = hint or ways.connections_hint(quote_identifier(user))
     elif sqlstate == "55P03":
         hint = hint or "SELECT pid, mode, relation::regclass FROM pg_locks WHERE granted; and call again."
     return MopError(error, detail=detail, hint=hint, sqlstate=sqlstate)

@@ -85,6 +85,7 @@ class More(Training):
                            hint=f"SELECT mst_key, status, reason FROM {db.extension}.mop_trials WHERE run_id = "
                                 f"{run_id};")
         before.output = run["model_output_table"]
+        db.look_up_as(before.path)
         self.info = self._table(db, db.suffixed(before.output, "_info"), key)
         self.tables = [str(self._table(db, before.output, key)), str(self.info)]
         if not db.value(f"SELECT model_arch::text = $1 FROM {self.tables[0]} WHERE mst_key = $2", ["text", "integer"],

@@ -34,6 +34,7 @@ def mop_resume(db, run_id):
                        hint=f"SELECT {db.extension}.mop_replay({earlier.tables['replay_of']}, ...); begins it anew.",
                        sqlstate="0A000")
     train, _ = TRAINS[run["function"]]
+    db.look_up_as(earlier.path)
     train(db, earlier.arguments, earlier)
 
 
@@ -55,6 +56,9 @@ def mop_replay(db, run_id, output_table):
                             f"the same results.", sqlstate="0A000")
     earlier.check_complete()
     train, output = TRAINS[run["function"]]
+    if earlier.path not in (None, db.callers_path):  # the new tables are where the caller makes tables
+        output_table = db.output_table(output_table)
+        db.look_up_as(earlier.path)
     train(db, {**earlier.arguments, output: output_table, "warm_start": False}, earlier)
 
 

@@ -196,7 +196,7 @@ class Search(Training):
         return Space(*several)
 
     def _check_ids(self, ids):
-        unknown = [i for i in ids if not isinstance(i, int) or i not in self.architectures]
+        unknown = [i for i in ids if not isinstance(i, int) or isinstance(i, bool) or i not in self.architectures]
         if unknown:
             raise MopError(f'model_id {unknown[0]!r} is not in "{self.arch_table_name}"',
                            hint=f"SELECT model_id, name FROM {self.arch};")
@@ -271,6 +271,13 @@ class Search(Training):
         elif c["weights_md5"] is not None:
             c["weights_sql"] = f"SELECT model_weights FROM {self.arch} WHERE model_id = {int(model_id)}"
         return c
+
+    def add(self, c, iterations):
+        problem = super().add(c, iterations)
+        if problem is None and self.metric not in ("loss", *c["compile"]["metrics"]):  # as a person's may
+            problem = f"it has no metric {self.metric!r}, by which this search judges"
+            self.misfits[c["mst_key"]] = c["error"] = problem
+        return problem
 
     def steering(self):
         self.procedure = self.create_procedure(self.space, self.proposal_seed)

@@ -257,7 +257,8 @@ class Training(Guests):
         configurations = [{**c, "error": self.misfits.get(c["mst_key"])} for c in self._noted()]
         self.run_id = self.servers[None].run_id = self.open_run_of(
             journal, self.function, output_name, configurations,
-            {"arguments": arguments, "settings": {**self.options, "seed": self.seed}, "tables": tables})
+            {"arguments": arguments, "settings": {**self.options, "seed": self.seed}, "tables": tables,
+             "search_path": self.db.callers_path})
 
     def _digests_of(self, mst_key):
         """Of the custom functions of a configuration, or of a replica of the one that there is."""

@@ -1,5 +1,6 @@
 """The way to a server: how a session gets there, and as whom."""
 
+import re
 from dataclasses import dataclass, field
 
 from pg_mop.database import MopError, listening, options_without, quote_identifier, quote_literal
@@ -60,7 +61,10 @@ class Way:
                                  f"or ALTER USER MAPPING.", sqlstate="08001")
         address = listening()[2]
         options = f" OPTIONS (host {quote_literal(address)})" if address else ""
-        if "password" in self.parameters:
+        # (of a connection that psycopg2 makes by itself the SQLSTATE is not known)
+        if getattr(error, "sqlstate", None) == "53300" or re.search("too many|connection slots", str(error)):
+            hint = connections_hint(user)
+        elif "password" in self.parameters:
             hint = ("The password is that of the role's user mapping: ALTER USER MAPPING FOR "
                     f"{user} SERVER pg_mop OPTIONS ({'SET' if self.parameters['password'] else 'ADD'} password "
                     f"'...');")
@@ -71,6 +75,12 @@ class Way:
                     f"CREATE USER MAPPING FOR {user} SERVER pg_mop OPTIONS (password '...');")
         return MopError(f"cannot open a worker session as role {user}", detail=str(error).strip(), hint=hint,
                         sqlstate="08001")
+
+
+def connections_hint(user):
+    """What helps where no more sessions can be had for a role (quoted)."""
+    return ("SELECT pid, usename, datname, application_name FROM pg_stat_activity; or, where it is the role's limit, "
+            f"ALTER ROLE {user} CONNECTION LIMIT ...;")
 
 
 def local(db):

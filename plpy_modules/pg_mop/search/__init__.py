@@ -41,4 +41,5 @@ def create(name, space, seed, goal="min", parameters=None):
     kind = find(name)
     if not isinstance(parameters, dict):
         parameters = read_parameters(parameters)
+    kind.check_names(parameters)  # (one of them may be called as an argument is)
     return kind(space, seed, goal, **parameters)

@@ -101,9 +101,7 @@ class Procedure(ABC):
         if goal not in ("min", "max"):
             raise SearchError(f"goal must be min or max, not {goal!r}")
         self.space, self.seed, self.goal, self.settings = space, seed, goal, SimpleNamespace()
-        for name in parameters:
-            if name not in self.PARAMETERS:
-                raise SearchError(f"{name!r} is no parameter of {self.name} ({', '.join(self.PARAMETERS) or 'none'})")
+        self.check_names(parameters)
         for name, parameter in self.PARAMETERS.items():
             value = parameters.get(name, parameter.default)
             value = value.lower() if isinstance(value, str) else value
@@ -117,6 +115,16 @@ class Procedure(ABC):
         self._queue, self._stopped = [], {}
         self._running = self._outside = 0  # trials of the procedure's own, and people's
         self._started = self._finished = False
+
+    @classmethod
+    def check_names(cls, names):
+        """Raises SearchError where one of the names is no parameter's."""
+        for name in names:
+            if name not in cls.PARAMETERS:
+                raise SearchError(f"{name!r} is no parameter of {cls.name} ({', '.join(cls.PARAMETERS) or 'none'})",
+                                  {"seed": "The seed of proposals is the argument random_state.",
+                                   "goal": "What is sought follows from the argument metric.",
+                                   "space": "The space is an argument of its own."}.get(name))
 
     # --- what the caller does ------------------------------------------------------------------
 

@@ -48,17 +48,19 @@ def parse_several(text, argument, keys):
 
 def _read(text, argument):
     """What a text of literals and sequences stands for. Raises GridError."""
+    if text is None:
+        raise GridError(f"{argument} must not be NULL")
     if text and len(text) > params.MOST_CHARACTERS:
         raise GridError(f"{argument} is longer than {params.MOST_CHARACTERS} characters")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python's remarks on odd spelling
-            grid = _literal(ast.parse((text or "").strip(), mode="eval").body)
+            grid = _literal(ast.parse(text.strip(), mode="eval").body)
         repr(grid)  # integers too long to print
     except GridError as error:
         raise GridError(f"{error} in {argument}") from None
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, ArithmeticError):
-        raise GridError(f"{argument} is not a Python dictionary of literals: {(text or '')[:200]!r}") from None
+        raise GridError(f"{argument} is not a Python dictionary of literals: {text[:200]!r}") from None
     return grid
 
 
