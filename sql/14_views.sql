@@ -27,6 +27,7 @@ FROM @extschema@.mop_seen_run r;
 CREATE VIEW @extschema@.mop_abandoned_runs WITH (security_barrier) AS
 SELECT r.run_id, owner, status, model_output_table, finished_at, state_bytes,
        CASE WHEN w.run_id IS NULL AND r.function <> 'guest'
+                 AND EXISTS (SELECT 1 FROM pg_catalog.pg_roles a WHERE a.rolname = r.owner)
             THEN 'SELECT @extschema@.mop_resume(' || r.run_id || ');' END AS to_go_on,
        'SELECT @extschema@.mop_drop_' || CASE WHEN w.run_id IS NULL THEN 'run(' ELSE 'states(' END || r.run_id || ');'
            AS to_drop

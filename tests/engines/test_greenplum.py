@@ -328,7 +328,7 @@ def test_what_people_want_of_a_run_reaches_it(ann):
     ann.run("SELECT madlib.mop_stop_trial(%s, 2)", [run_id])
     ann.run("SELECT madlib.mop_add_trial(%s, 1, 'c', 'f', 3)", [run_id])
     assert "has no mst_key 9" in str(ann.error("SELECT madlib.mop_stop_trial(%s, 9)", [run_id]))
-    assert [row["w"] for row in ann.run("SELECT madlib.mop_take_wishes(%s, 1) AS w", [run_id])] == [
+    assert [row["w"] for row in ann.run("SELECT madlib.mop_take_wishes(%s, 1, false) AS w", [run_id])] == [
         {"stop": 2, "by": "ann"}, {"add": [1, "c", "f"], "iterations": 3, "by": "ann"}]
     assert ann.run("SELECT madlib.mop_take_wishes(%s, 1)", [run_id]) == []
     ann.run("SELECT madlib.mop_set_sessions(%s, 3)", [run_id])

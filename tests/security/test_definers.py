@@ -401,8 +401,8 @@ def test_an_administrators_default_privileges_open_nothing(generous):
     assert not [r for r in rights if r["relname"].startswith("mop_state")]
     assert generous.value("SELECT count(*) FROM pg_class WHERE relname ~ '^mop_state_'") > 0
     functions = {r["proname"] for r in generous.run(
-        "SELECT proname FROM pg_proc p WHERE pronamespace = 'madlib'::regnamespace AND has_function_privilege('reader', "
-        "p.oid, 'EXECUTE') AND NOT has_function_privilege('mop_user', p.oid, 'EXECUTE')")}
+        "SELECT proname FROM pg_proc p WHERE pronamespace = 'madlib'::regnamespace AND has_function_privilege("
+        "'reader', p.oid, 'EXECUTE') AND NOT has_function_privilege('mop_user', p.oid, 'EXECUTE')")}
     assert functions == set()
 
 
@@ -420,8 +420,8 @@ def test_no_session_is_opened_where_nobody_may_reset_the_role(db, roles, how):
         CREATE OR REPLACE FUNCTION train() RETURNS integer LANGUAGE plpgsql AS $$
         BEGIN
             IF session_user <> 'mallory' THEN
-                PERFORM madlib.madlib_keras_fit_multiple_model('mallory.flowers_packed', 'mallory.out', 'mallory.mst', 1,
-                    FALSE);
+                PERFORM madlib.madlib_keras_fit_multiple_model(
+                    'mallory.flowers_packed', 'mallory.out', 'mallory.mst', 1, FALSE);
             END IF;
             RETURN 1;
         END $$;

@@ -224,10 +224,11 @@ def test_what_people_have_stopped_is_not_trained_when_the_run_goes_on(db, data, 
     assert db.value("SELECT count(*) FROM madlib.mop_unit u WHERE run_id = %s AND NOT EXISTS (SELECT 1 FROM "
                     "madlib.mop_request q WHERE (q.run_id, q.stage) = (u.run_id, u.stage))", [run_id]) == 0
     # what is written of them is evaluated, and nothing else of them
-    assert [r["evaluated"] for r in db.run(
-        "SELECT array_agg(DISTINCT u.iteration) AS evaluated FROM madlib.mop_unit u JOIN madlib.mop_request q USING "
-        "(run_id, stage) WHERE run_id = %s AND u.kind = 'evaluate' GROUP BY q.mst_key ORDER BY q.mst_key", [run_id])] == [
-            [r["iteration"]] for r in db.run("SELECT iteration FROM goes_on_info WHERE iteration > 0 ORDER BY mst_key")]
+    evaluated = db.run("SELECT array_agg(DISTINCT u.iteration) AS at FROM madlib.mop_unit u JOIN madlib.mop_request q "
+                       "USING (run_id, stage) WHERE run_id = %s AND u.kind = 'evaluate' GROUP BY q.mst_key "
+                       "ORDER BY q.mst_key", [run_id])
+    written = db.run("SELECT iteration FROM goes_on_info WHERE iteration > 0 ORDER BY mst_key")
+    assert [r["at"] for r in evaluated] == [[r["iteration"]] for r in written]
     assert db.value("SELECT count(*) FROM goes_on_info WHERE iteration > 0 AND training_loss_final IS NULL") == 0
     assert db.value("SELECT units_done = units_total FROM madlib.mop_progress WHERE run_id = %s LIMIT 1", [run_id])
     other.close()
@@ -461,8 +462,8 @@ def test_time_is_up(db, data):
     assert db.value("SELECT count(*) FROM found_trials WHERE iterations > 0 AND metric_final IS NULL") == 0
     best = db.value("SELECT best_mst_key FROM found_summary")
     assert best == db.value("SELECT mst_key FROM found_trials ORDER BY metric_final, mst_key LIMIT 1")
-    db.run("DROP TABLE IF EXISTS scores; SELECT madlib.madlib_keras_evaluate('found', 'flowers_packed', 'scores', FALSE, "
-           "%s)", [best])
+    db.run("DROP TABLE IF EXISTS scores; SELECT madlib.madlib_keras_evaluate('found', 'flowers_packed', 'scores', "
+           "FALSE, %s)", [best])
     assert db.value("SELECT loss FROM scores") == pytest.approx(
         db.value("SELECT training_loss_final FROM found_info WHERE mst_key = %s", [best]), rel=1e-5)
     assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "finished"
