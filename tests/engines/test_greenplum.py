@@ -330,7 +330,7 @@ def test_what_people_want_of_a_run_reaches_it(ann):
     assert "has no mst_key 9" in str(ann.error("SELECT madlib.mop_stop_trial(%s, 9)", [run_id]))
     assert [row["w"] for row in ann.run("SELECT madlib.mop_take_wishes(%s, 1, false) AS w", [run_id])] == [
         {"stop": 2, "by": "ann"}, {"add": [1, "c", "f"], "iterations": 3, "by": "ann"}]
-    assert ann.run("SELECT madlib.mop_take_wishes(%s, 1)", [run_id]) == []
+    assert ann.run("SELECT madlib.mop_take_wishes(%s, 1, false)", [run_id]) == []
     ann.run("SELECT madlib.mop_set_sessions(%s, 3)", [run_id])
     assert ann.value("SELECT sessions FROM madlib.mop_own_run WHERE run_id = %s", [run_id]) == 3
     ann.run("SELECT madlib.mop_log_search(%s, 1, 1, '[{\"a\": 1}, {\"b\": 2}]')", [run_id])

@@ -96,7 +96,7 @@ ACTS = {
     "seal": "madlib.mop_output_seal({run})", "ask": "madlib.mop_ask({run}, 1, '[]', '[]', '[]')",
     "withdraw": "madlib.mop_withdraw({run}, 1, 1, 0, 'x')", "log": "madlib.mop_log_search({run}, 1, 1, '[1]')",
     "wish": "madlib.mop_add_wish({run}, json_build_object('stop', 1, 'by', 'x'))",
-    "take wishes": "madlib.mop_take_wishes({run}, 1)",
+    "take wishes": "madlib.mop_take_wishes({run}, 1, false)",
     "release": "madlib.mop_release_states({run}, 1, '{{1}}')",
     "begin": "madlib.mop_begin_units({run}, 1, 0, 'train', 'training', '{{1}}', '{{2}}', '{{1}}', '{{0}}')",
     "fail": "madlib.mop_fail_unit({run}, 1, 1, 2, 0, 'train', 'training', 1, 0, 'x')",
