@@ -43,7 +43,8 @@ def test_what_units_have_cost_is_kept_and_used(db):
     assert db.value(expected, [first]) is None, "nobody knew"
     second, _ = train(db)
     assert db.value(expected, [second]) > 0
-    assert {row["runs"] for row in db.run(COSTS) if row["kernel"] == "loop"} == {2}
+    # (which kernel that is follows from what the first measured)
+    assert max(row["runs"] for row in db.run(COSTS)) == 2
 
 
 def test_the_best_kernel_of_earlier_runs_comes_first(db):
