@@ -60,6 +60,7 @@ def _update(db, table, key, columns):
 class More(Training):
     """The path of one configuration, longer than it was."""
 
+    listed_iterations = None  # also those of an earlier mop_more
     trials = None  # of mop_search: its table of trials, and its summary (quoted)
 
     def __init__(self, db, arguments, earlier=None):

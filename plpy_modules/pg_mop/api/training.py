@@ -431,6 +431,11 @@ class Training(Guests):
         """Names a configuration in the INFO lines."""
         return f"mst_key={mst_key}: "
 
+    @property
+    def listed_iterations(self):
+        """Those of which the output has lists of metrics; None: of all that there are."""
+        return self.metrics_iterations if self.asks_for_all else None
+
     def metric_columns(self, mst_key, absent, written=None):
         """The metrics of a configuration as {column: (SQL type, value)}, see api.metrics.columns."""
         if self._by_key is None:
@@ -438,7 +443,7 @@ class Training(Guests):
             for row in self.metrics:
                 self._by_key.setdefault(row["mst_key"], []).append(row)
         return metrics.columns(self._by_key.get(mst_key, []), self.validation is not None, absent, written,
-                               self.metrics_iterations if self.asks_for_all else None)
+                               self.listed_iterations)
 
 
 def _outcome(error):

@@ -136,7 +136,8 @@ class Executor:
             except (psycopg2.Error, MopError) as error:
                 if server.home or not self.copies.do_without(name, message_of(error)):
                     raise
-        for stage in self.adopt(stages):
+        for stage in self.adopt([stage for stage in stages if not self.board.is_running(stage.number)
+                                 and not self.has_trained(stage)]):
             self.versions[stage.number] = stage.iteration * self.visits
             self.states.adopted(stage.number)
         begun = [stage for stage in stages if stage.number not in self.versions]

@@ -106,6 +106,8 @@ class Steering:
         path = self.executor.plan.path(mst_key)
         if path and not path[-1].failed:
             stages, _ = self.training.ask(self.training.by_key[mst_key], len(path), (len(path),))
+            if stages and mst_key in self.seen:  # it may have ended without: its watch is to be told now
+                self.seen[mst_key] = min(self.seen[mst_key], len(path) - 1)
             self.executor.ask([], stages, [])
             self.expect(stages)
         return gone

@@ -437,7 +437,10 @@ class Board:
             work.due = set(self.datasets)
         if work.open is None:
             work.open = "evaluate"
-            self._announce(work, [key for key in self.datasets if key in work.due])
+            # (opened again, the last one may have to wait for others that are at work)
+            alone = {dataset for dataset, _ in work.due if self.last_alone and work.evaluating[dataset]
+                     and len(self._due_of(work, dataset)) == 1}
+            self._announce(work, [key for key in self.datasets if key in work.due and key[0] not in alone])
 
     def _close(self, stage):
         """None of the stage's units is to be begun."""
