@@ -131,6 +131,13 @@ class PackedTable:
         return dependent_dtype(self.summary) == "float32"
 
 
+def looks_packed(db, table):
+    """True where a table has the columns that preprocessors make, MADlib's included."""
+    columns = db.columns(table)
+    return table.kind != "v" and "buffer_id" in columns and any(
+        kind == "bytea" and f"{name}_shape" in columns for name, kind in columns.items())
+
+
 def dependent_dtype(summary):
     """'int16' or 'float32': how a summary (of a packed table, or of a model; a dict) says that outputs are packed."""
     return summary.get("dependent_dtype") or "int16"

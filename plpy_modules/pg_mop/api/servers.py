@@ -9,6 +9,7 @@ from pg_mop.database import MopError, extension_schema, quote_identifier, quote_
 from pg_mop.engines import ways
 from pg_mop.engines.postgres_fdw import Links, foreign_partitions
 from pg_mop.execute.sessions import SessionLost
+from pg_mop.packed import looks_packed
 from pg_mop.packing.places import is_of
 from pg_mop.packing.summary import copies_in
 
@@ -102,13 +103,6 @@ def _connect(db, link, server, here, there):
             rows.setdefault(here[role]["user"], {})[role] = there[role]
     return [{"on_server": on, "server": server, "role": role, "missing": _make_mapping(link, quoted, server, role, to)}
             for role, to in sorted(rows.items())]
-
-
-def looks_packed(db, table):
-    """True where a table has the columns that preprocessors make, MADlib's included."""
-    columns = db.columns(table)
-    return table.kind != "v" and "buffer_id" in columns and any(
-        kind == "bytea" and f"{name}_shape" in columns for name, kind in columns.items())
 
 
 def _make_mapping(link, quoted, server, role, to):
