@@ -61,7 +61,29 @@ def build(architecture, seed):
     if not model.built:
         raise ConfigurationError("the architecture does not say its input shape")
     framework.draw_from_state(model)
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.Normalization) and layer.input_mean is None:
+            _normalise_by_variables(layer)
     return model
+
+
+def _normalise_by_variables(layer):
+    """Let an adapted Normalization compute with the values that its variables have now.
+
+    Keras derives the mean and variance from the variables once, when a file is loaded, and holds them as constants.
+    Here variables change under compiled functions, so every call derives them.
+    """
+    call = layer.call
+
+    def current(inputs):
+        constants = layer.mean, layer.variance
+        layer.finalize_state()
+        try:
+            return call(inputs)
+        finally:  # a tensor of a graph must not outlive it
+            layer.mean, layer.variance = constants
+
+    layer.call = current
 
 
 def output_shapes(model):
@@ -206,6 +228,7 @@ class CompiledModel:
         self._metric = next(iter(compile_params["metrics"]), None)
         self._groups = {"weights": self.model.weights, "seeds": seed_variables(self.model),
                         "optimizer": self.optimizer.variables}
+        self._averages = self._moving_averages()
         self._shapes = {name: [tuple(v.shape) for v in group] for name, group in self._groups.items()}
         self._variables = framework.Variables(v for group in self._groups.values() for v in group)
         self.weights = framework.Variables(self.model.weights)
@@ -276,16 +299,17 @@ class CompiledModel:
 
     def average(self, states):
         """Put the average of replicas' weights in place of the model's. `states`: [(bytes of `save`, rows), ...]."""
-        self.weights.put(self.weights_of(states[0][0], False, states))
+        self.weights.put(self.weights_of(states[0][0], False, states, state.weights))
 
     def set_weights(self, data):
         """Put the model's weights (float32 bytes, contract 6) in place; raises ConfigurationError where they differ."""
         self.model.set_weights(self.weights_of(data, True))
 
-    def weights_of(self, data, plain, replicas=None):
+    def weights_of(self, data, plain, replicas=None, read=state.output_weights):
         """The weights in a model state (bytes of `save`) or, where it is `plain`, in float32 bytes: a list of arrays.
 
-        `replicas`: [(bytes of `save`, rows), ...], of which the average counts. Raises ConfigurationError.
+        `replicas`: [(bytes of `save`, rows), ...], of which the average counts; `read` gives those of a state: the
+        ones that users get, or (state.weights) the ones with which training goes on. Raises ConfigurationError.
         """
         shapes = [w.shape for w in self.model.weights]
         if plain:
@@ -293,9 +317,9 @@ class CompiledModel:
                 return state.weights_from_bytes(data, shapes)
             except state.StateError as error:
                 raise ConfigurationError(str(error)) from error
-        weights = state.unpack(data)["weights"]
+        weights = read(data)
         if replicas:
-            weights = state.average((state.unpack(own)["weights"] for own, _ in replicas), [n for _, n in replicas])
+            weights = state.average((read(own) for own, _ in replicas), [n for _, n in replicas])
         if [tuple(a.shape) for a in weights] != [tuple(s) for s in shapes]:
             raise ConfigurationError("the model state does not fit the architecture (weights)")
         return weights
@@ -303,7 +327,18 @@ class CompiledModel:
     def save(self):
         """The model's state as a list of buffers."""
         arrays = iter(self._variables.take())
-        return state.pack({name: list(itertools.islice(arrays, len(group))) for name, group in self._groups.items()})
+        return state.pack({name: list(itertools.islice(arrays, len(group))) for name, group in self._groups.items()},
+                          self._averages)
+
+    def _moving_averages(self):
+        """The moving averages that the optimizer keeps (`use_ema`), as state.pack takes their places."""
+        optimizer = self.model.optimizer
+        if not optimizer.use_ema:
+            return []
+        weights = {id(v): place for place, v in enumerate(self._groups["weights"])}
+        places = {id(v): place for place, v in enumerate(self._groups["optimizer"])}
+        return [(weights[id(v)], places[id(own)]) for v, own in zip(
+            optimizer._trainable_variables, optimizer._model_variables_moving_average) if own is not None]
 
     def _assign(self, groups):
         for name, shapes in self._shapes.items():

@@ -3,7 +3,8 @@
 Layout: ``b"pg_mop\\0" | u8 version | u32 header length | JSON header | arrays``. The header lists dtype (numpy's,
 or one of SHORT_FLOATS) and shape of the arrays, in order, in three groups: weights (`model.get_weights()` order), seeds
 (seed-generator states) and optimizer (`optimizer.variables` order: iterations, learning rate, moments). All
-little-endian, row-major, unpadded.
+little-endian, row-major, unpadded. Where the optimizer keeps moving averages of weights (`use_ema`), the header lists
+them under "averages": [place among the weights, place among the optimizer's arrays].
 """
 
 import functools
@@ -23,9 +24,14 @@ class StateError(ValueError):
     """The bytes are no model state, or one of a version that this code does not know."""
 
 
-def pack(groups):
-    """{"weights": [array, ...], "seeds": [...], "optimizer": [...]} -> list of buffers to be written in order."""
+def pack(groups, averages=()):
+    """{"weights": [array, ...], "seeds": [...], "optimizer": [...]} -> list of buffers to be written in order.
+
+    `averages`: [(place among the weights, place among the optimizer's arrays), ...] of moving averages of weights.
+    """
     header = {name: [[_dtype_name(a.dtype), list(a.shape)] for a in groups[name]] for name in GROUPS}
+    if averages:
+        header["averages"] = [list(pair) for pair in averages]
     text = json.dumps(header).encode()
     arrays = [np.ascontiguousarray(a) for name in GROUPS for a in groups[name]]
     return [MAGIC + bytes([VERSION]) + struct.pack("<I", len(text)) + text,
@@ -56,6 +62,28 @@ def parts(buffers, size):
 
 def unpack(data):
     """Bytes-like -> {"weights": [array, ...], ...}; the arrays are views of `data`. Raises StateError."""
+    return _unpack(data)[0]
+
+
+def weights(data):
+    """Bytes-like -> the weights with which training goes on: a list of arrays, views of `data`. Raises StateError."""
+    return unpack(data)["weights"]
+
+
+def output_weights(data):
+    """Bytes-like -> the weights that users get: a list of arrays, views of `data`. Raises StateError.
+
+    Where the optimizer keeps moving averages of weights, these are the result of training, as at the end of Keras'
+    `fit`; training itself goes on with the weights.
+    """
+    groups, averages = _unpack(data)
+    for weight, average_ in averages:
+        groups["weights"][weight] = groups["optimizer"][average_]
+    return groups["weights"]
+
+
+def _unpack(data):
+    """Bytes-like -> the groups of arrays, and the places of moving averages."""
     view = memoryview(data)
     fixed = len(MAGIC) + 5
     if len(view) < fixed or bytes(view[:len(MAGIC)]) != MAGIC:
@@ -75,11 +103,15 @@ def unpack(data):
                 array = np.frombuffer(view, kind, count, offset)
                 groups[name].append(array.reshape(shape))
                 offset += array.nbytes
+        averages = [(int(weight), int(average_)) for weight, average_ in header.get("averages", ())]
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError, SyntaxError) as error:
         raise StateError(f"damaged model state: {error}") from None
     if offset != len(view):
         raise StateError(f"damaged model state: {len(view)} bytes, not {offset}")
-    return groups
+    if any(not 0 <= weight < len(groups["weights"]) or not 0 <= average_ < len(groups["optimizer"])
+           or groups["weights"][weight].shape != groups["optimizer"][average_].shape for weight, average_ in averages):
+        raise StateError("damaged model state: averages of other arrays")
+    return groups, averages
 
 
 @functools.lru_cache(100)  # (numpy takes its time to find a name)

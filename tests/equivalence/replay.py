@@ -78,21 +78,32 @@ def encoded(weights):
     return base64.b64encode(b"".join(np.asarray(w, "<f4").tobytes() for w in weights)).decode()
 
 
+def finished(model):
+    """The model's weights as `fit` leaves them at its end."""
+    model.optimizer.finalize_variable_values(model.trainable_weights)
+    return model.get_weights()
+
+
 def weights_of(job, jit_compile):
     model = compiled(job, jit_compile)
     for visit in job["visits"]:
         train(model, job, visit)
-    return encoded(model.get_weights())
+    return encoded(finished(model))
 
 
 def average_of(job):
     replicas = [compiled(job, False) for _ in job["visits"]]
-    for _ in range(job["iterations"]):
+    for iteration in range(job["iterations"]):
         rows = [train(model, job, visit) for model, visit in zip(replicas, job["visits"])]
-        mean = [np.average(arrays, axis=0, weights=rows) for arrays in zip(*(m.get_weights() for m in replicas))]
+        if iteration == job["iterations"] - 1:
+            return encoded(mean(map(finished, replicas), rows))
+        weights = mean((model.get_weights() for model in replicas), rows)
         for model in replicas:
-            model.set_weights(mean)
-    return encoded(mean)
+            model.set_weights(weights)
+
+
+def mean(models, rows):
+    return [np.average(arrays, axis=0, weights=rows) for arrays in zip(*models)]
 
 
 jobs = json.load(sys.stdin)

@@ -10,6 +10,7 @@ from workload import buffers, dense, fit, load, make_data, replayed, selection
 
 CASES = {"SGD with momentum": (1, dense(), "SGD", {"learning_rate": 0.1, "momentum": 0.9}, 3),
          "Adam": (1, dense(), "Adam", {"learning_rate": 0.05}, 2),
+         "moving averages of weights": (1, dense(), "Adam", {"learning_rate": 0.05, "use_ema": True}, 3),
          "Dropout and BatchNormalization": (2, NOISY, "Adam", {"learning_rate": 0.05}, 2)}
 
 

@@ -30,6 +30,10 @@ CASES = {
     "dense net with Adam": (dense(), "flowers_packed", 1, 2, "Adam", {"learning_rate": 0.02}),
     "CNN with SGD and momentum": (CNN, "images_packed", 2, 1, "SGD", {"learning_rate": 0.05, "momentum": 0.9}),
     "Dropout and BatchNormalization": (NOISY, "flowers_packed", 3, 1, "Adam", {"learning_rate": 0.01}),
+    "moving averages of weights": (dense(), "flowers_packed", 1, 1, "Adam", {
+        "learning_rate": 0.02, "use_ema": True, "ema_momentum": 0.9}),
+    "moving averages put in place": (dense(), "flowers_packed", 1, 1, "SGD", {
+        "learning_rate": 0.05, "use_ema": True, "ema_overwrite_frequency": 3}),
     "soft labels": (dense(), "soft_packed", 1, 2, "Adam", {"learning_rate": 0.02}),
 }
 LOSS = "categorical_crossentropy"

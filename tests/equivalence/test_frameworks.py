@@ -36,6 +36,7 @@ KINDS = ("dense", "conv", "lstm", "batch normalization", "dropout with a seed", 
 # (on PyTorch Keras draws from a generator that is not the model's where a layer has no seed)
 SEEDED = NOISY.replace('"rate": 0.3', '"rate": 0.3, "seed": 7')
 MODELS = {"dense net with Adam": (1, "flowers_packed", "Adam", {"learning_rate": 0.02}),
+          "moving averages of weights": (1, "flowers_packed", "Adam", {"learning_rate": 0.02, "use_ema": True}),
           "CNN with momentum": (2, "images_packed", "SGD", {"learning_rate": 0.05, "momentum": 0.9}),
           "Dropout and BatchNormalization": (3, "flowers_packed", "Adam", {"learning_rate": 0.01}),
           "Dropout with a seed": (4, "flowers_packed", "Adam", {"learning_rate": 0.01})}

@@ -9,6 +9,7 @@ from workload import dense, fit, load, make_data, make_images, needs_jax, select
 CASES = {"dense net with Adam": (1, "flowers_packed", "Adam(lr=0.02)", ""),
          "CNN with momentum": (2, "images_packed", "SGD(lr=0.05, momentum=0.9)", ""),
          "Dropout and BatchNormalization": (3, "flowers_packed", "Adam(lr=0.01)", ""),
+         "moving averages of weights": (1, "flowers_packed", "Adam(lr=0.02, use_ema=True, ema_momentum=0.8)", ""),
          "class weights and a decay": (1, "flowers_packed", "SGD(lr=0.05, decay=0.01)",
                                        ", class_weight={0: 1, 1: 3, 2: 0.5}, epochs=3"),
          "shuffled, few steps": (1, "flowers_packed", "RMSprop(lr=0.01)",

@@ -124,7 +124,7 @@ class Single(Training):
     def weights(self):
         """The trained weights: of averaging, the average of the replicas, weighted by their segments' rows."""
         from pg_mop.arrays import state
-        states = (state.unpack(its)["weights"] for its in self.journal.states(
+        states = (state.output_weights(its) for its in self.journal.states(
             self.run_id, self.journal.outcome(self.run_id, self.kept)))
         if not self.averaging:
             return next(states)

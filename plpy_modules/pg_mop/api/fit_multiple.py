@@ -167,7 +167,7 @@ def weights_of(training, outcomes):
     """The weights (float32 bytes) of configurations' outcomes (dicts of Catalog.outcome), one after the other."""
     from pg_mop.arrays import state
     for its in training.journal.states(training.run_id, outcomes):
-        yield state.weights_to_bytes(state.unpack(its)["weights"])
+        yield state.weights_to_bytes(state.output_weights(its))
 
 
 def info_of(training, c, size):
