@@ -117,6 +117,10 @@ class Catalog:
                 psycopg2.errors.FeatureNotSupported, psycopg2.errors.InsufficientPrivilege):
             # not there, or there as another session's temporary table
             return None
+        except psycopg2.errors.InternalError_ as error:  # as PostgreSQL says it of a partitioned one
+            if "temporary relation" in str(error):
+                return None
+            raise
 
     # --- runs -------------------------------------------------------------------------------------
     def open_run(self, run, segments, configurations, plan, visits):

@@ -1,5 +1,8 @@
 """Packed tables as the consumers see them: the columns, what the summary says, and the checks on both."""
 
+import hashlib
+import json
+
 from pg_mop.database import MopError, quote_identifier, quote_literal
 from pg_mop.packing.summary import copies_in
 
@@ -89,6 +92,12 @@ class PackedTable:
     def class_values(self):
         """{output: list of class values, or None}, padding included, as the summary has them."""
         return {c: self.summary.get(c + "_class_values") for c in self.outputs}
+
+    def meaning(self):
+        """A text that changes when the summary says that the columns are to be read as something else."""
+        said = [self.inputs, self.outputs, [str(values) for values in self.class_values().values()],
+                dependent_dtype(self.summary), self.summary.get("normalizing_const")]
+        return hashlib.md5(json.dumps(said).encode()).hexdigest()
 
     def differs(self, summary):
         """How rows prepared as `summary` (of the training data, or of a model) says differ from these, or None.

@@ -1,11 +1,12 @@
 """What an earlier run has trained is not trained again: checkpoints, their budget, mop_more."""
 
+import json
 import time
 
 import pytest
 
 from conftest import Calling, eventually
-from workload import ADAM, dense, fit, load, make_data, selection
+from workload import ADAM, dense, fit, layer, load, make_data, selection
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +217,31 @@ def test_the_best_state_is_kept_of_what_is_taken_over_too(db, wild):
     assert db.value("SELECT iteration FROM again_info") == best["iteration"]
 
 
+STOPS = ["stop={'patience': 1, 'min_delta': 0.5}", "stop={'patience': 2, 'min_delta': 0.6}, keep='best'",
+         "stop={'target': 0.5, 'metric': 'accuracy'}"]
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("before", [["batch_size=8"], ["batch_size=8", "batch_size=8, {}"], ["batch_size=8, {}"]])
+def test_a_stop_rule_decides_alone_which_iteration_is_written(db, anew, stop, before):
+    """Whatever an earlier run has trained of the configuration, and whoever shares its iterations."""
+    def run(output, *fits, reuse="on", iterations=6):
+        selection(db, "mst2", "arch", [(1, ADAM.format(0.02), fit_params.format(stop)) for fit_params in fits])
+        db.run(f"DROP TABLE IF EXISTS {output}, {output}_info, {output}_summary; SET pg_mop.reuse = {reuse}")
+        fit(db, "one_packed", output, "mst2", iterations=iterations, frequency=1)
+        return (db.run(f"SELECT mst_key, iteration, training_loss FROM {output}_info ORDER BY 1"), weights(db, output))
+
+    make_data(db, "one", segments=1)  # (of several, the order of visits depends on who else trains)
+    wanted, expected = run("undisturbed", "batch_size=8, {}", reuse="off")
+    assert wanted[0]["iteration"] < 6, "it stops"
+    run("earlier", *before)
+    for name, iterations in (("alone", 6), ("again", 6), ("longer", 8)):
+        assert run(name, "batch_size=8, {}", iterations=iterations) == (wanted, expected)
+    rows, both = run("side_by_side", "batch_size=8", "batch_size=8, {}")
+    assert rows[0]["iteration"] == 6 and both[2] == expected[1] != both[1]
+    assert {**rows[1], "mst_key": 1} == wanted[0]
+
+
 def test_more_of_what_keeps_its_best_state(db, wild):
     before, best = weights(db, "kept"), db.value("SELECT iteration FROM kept_info")
     db.run("SELECT madlib.mop_more(%s, 1, 1)", [wild])
@@ -349,3 +375,53 @@ def test_two_roles_never_share(db, anew):
     assert bert.value(f"SELECT madlib.mop_adopt({own}, 1, '{stolen}')") is False
     bert.close()
     db.run("DROP OWNED BY bert; DROP ROLE bert")
+
+NAMES = "ALTER TABLE {0} RENAME {1} TO z; ALTER TABLE {0} RENAME {2} TO {1}; ALTER TABLE {0} RENAME z TO {2}; "
+SWAPS = {"columns renamed": "".join(NAMES.format("pairs_packed", "a" + more, "b" + more) for more in ("", "_shape")),
+         "the summary says so": "UPDATE pairs_packed_summary SET independent_varname = "
+                                "ARRAY[independent_varname[2], independent_varname[1]]"}
+
+
+@pytest.fixture
+def pairs(db, anew):
+    """A packed table of two inputs of one shape, an architecture that tells them apart; a function that trains it."""
+    db.run("DROP TABLE IF EXISTS pairs, pairs_packed, pairs_packed_summary, two, two_summary, pair_arch")
+    db.run("CREATE TABLE pairs AS SELECT i AS id, ARRAY[i % 7, i % 3]::real[] AS a, ARRAY[i % 5, 4]::real[] AS b, "
+           "i % 2 AS y FROM generate_series(1, 60) AS i; SET pg_mop.segments = 1")
+    db.run("SELECT madlib.training_preprocessor_dl('pairs', 'pairs_packed', 'y', 'a,b')")
+
+    def tensor(name):
+        return {"class_name": "__keras_tensor__", "config": {"shape": [None, 2], "dtype": "float32",
+                                                             "keras_history": [name, 0, 0]}}
+    made = {"module": "keras.src.models.functional", "class_name": "Functional", "registered_name": None, "config": {
+        "name": "pair", "trainable": True, "layers": [
+            *({**layer("InputLayer", name=name, batch_shape=[None, 2]), "name": name, "inbound_nodes": []}
+              for name in ("a", "b")),
+            {**layer("Concatenate", name="both"), "name": "both", "inbound_nodes": [
+                {"args": [[tensor("a"), tensor("b")]], "kwargs": {}}]},
+            {**layer("Dense", name="out", units=2, activation="softmax"), "name": "out", "inbound_nodes": [
+                {"args": [{**tensor("both"), "config": {**tensor("both")["config"], "shape": [None, 4]}}],
+                 "kwargs": {}}]}],
+        "input_layers": [["a", 0, 0], ["b", 0, 0]], "output_layers": [["out", 0, 0]]}}
+    load(db, "pair_arch", json.dumps(made))
+    selection(db, "two", "pair_arch", [(1, ADAM.format(0.05), "batch_size=8")])
+
+    def trained(db, reuse):
+        db.run(f"SET pg_mop.reuse = {reuse}")
+        fit(db, "pairs_packed", "paired", "two", iterations=2)
+        return weights(db, "paired")[1]
+    return trained
+
+
+@pytest.mark.parametrize("swap", SWAPS)
+def test_columns_are_what_they_hold_and_not_what_they_are_called(db, pairs, swap):
+    """Neither an earlier run's states nor the rows that a warm trainer keeps are taken for those of other columns."""
+    before = pairs(db, "on")
+    db.run(SWAPS[swap])
+    warm = [pairs(db, reuse) for reuse in ("on", "off")]
+    other = db.another()
+    other.run("SET pg_mop.kernel = plain; SET pg_mop.seed = 5; SET pg_mop.segments = 1")
+    assert warm == [pairs(other, "off")] * 2 and warm[0] != before
+    other.close()
+    db.run(SWAPS[swap])  # back again: it is known from before
+    assert pairs(db, "on") == before and units(db, db.value("SELECT max(run_id) FROM madlib.mop_runs")) == 0

@@ -291,6 +291,28 @@ def test_who_comes_late_trains_anew_what_others_have_left_behind(db, data):
     other.close()
 
 
+@pytest.mark.parametrize("fit_params", ["", ", 'stop': [{'patience': 1, 'min_delta': 0.4}]", ", 'keep': ['best']"])
+def test_what_an_earlier_run_has_trained_changes_no_search(db, data, fit_params):
+    """Neither when a trial stops, nor what the procedure hears, nor what is written: one trial goes at a time."""
+    space = GRID.replace("MultiStep(0.05, [1], 0.1)", "0.0001")[:-1] + fit_params + "}"
+    columns = "SELECT mst_key, status, iterations, metric, reason FROM {}_trials ORDER BY 1"
+    db.run("SET pg_mop.seed = 3; SET pg_mop.kernel = plain; SET pg_mop.reuse = off")
+    parameters = "iterations=5, parallel=1, others=1, grace=1"
+    run_id = search(db, "undisturbed", space, "median-stopping", parameters, metric="accuracy")
+    wanted, events = db.run(columns.format("undisturbed")), told(db, run_id)
+    assert any(row["iterations"] < 5 for row in wanted), "one stops"
+    # an earlier run that has trained them all to the end, and one that a search has kept states of
+    db.run("SET pg_mop.reuse = on; SELECT madlib.mop_drop_checkpoints()")
+    search(db, "whole", space.replace(fit_params, "") if fit_params else space, "grid", "iterations=5",
+           metric="accuracy")
+    for _ in range(2):
+        run_id = search(db, "again", space, "median-stopping", parameters, metric="accuracy")
+        assert db.run(columns.format("again")) == wanted and told(db, run_id) == events
+        assert db.value("SELECT bool_and(a.model_weights = b.model_weights) FROM again a JOIN undisturbed b "
+                        "USING (mst_key)")
+    db.run("RESET pg_mop.reuse; RESET pg_mop.kernel; RESET pg_mop.seed")
+
+
 def test_a_search_of_sequences_needs_no_state_that_is_gone(db, data):
     rates = "'lr': [0.01, [0.01, 0.01, 0.005], [0.01, 0.01, 0.01, 0.005], [0.01, 0.02]]"
     db.run("SET pg_mop.reuse = off")

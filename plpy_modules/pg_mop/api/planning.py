@@ -1,5 +1,6 @@
 """From checked configurations to a search plan and a board: what there is to do, and what has been done already."""
 
+import copy
 import functools
 import math
 import re
@@ -31,6 +32,7 @@ class Planning(Checks):
     segments = {}     # (dataset, key) -> Segment: read when the run begins
     reuses = False    # something that earlier runs had trained
     searches = False  # asks for more by what comes of it
+    stops_within_budget = False  # a search procedure may stop a trial before the iterations that it asked for
     experience = Experience()  # what earlier runs have measured
 
     def take_up(self, earlier):
@@ -71,9 +73,9 @@ class Planning(Checks):
         datasets = len({dataset for dataset, _ in self.segments})
         known = self.journal.known_stages(self.run_id, [stage.identity for stage in stages], datasets)
         found, kept = reuse.adoptable(stages, known, self.preferred) if known else [], set()
-        # what is the best of what is taken over is needed, if it is to be kept; without it less can be taken over
-        while (best := self._best_of(found)) - kept:
-            kept |= best
+        # the state that will be written of a configuration must be there; without it less can be taken over
+        while (needed := self._needed_of(found)) - kept:
+            kept |= needed
             found = reuse.adoptable(stages, known, self.preferred, kept)
         if not found or not self.journal.adopt(self.run_id, found):
             return []
@@ -84,27 +86,61 @@ class Planning(Checks):
         self.reuses = True
         return [stage for stage, _, state in found if state]
 
-    def _best_of(self, found):
-        """Of stages that are to be taken over (as plan.reuse gives them): the numbers of those that are the best on the
-        path of a configuration with keep='best', by what is known of their metrics."""
-        keeping = [c for c in self.configurations if "rule" in c and c["fit"]["keep"] == "best"]
-        places = {stage.number: of for stage, of, _ in found if of.scored} if keeping else {}
-        rows, best = {}, set()
+    def _needed_of(self, found):
+        """Of stages that are to be taken over (as plan.reuse gives them): the numbers of those whose states may be
+        written. A configuration may stop before the iterations that it was asked for, or keep its best state."""
+        places = {stage.number: of for stage, of, _ in found}
+        asking = {key for stage, *_ in found for key in stage.trials}
+        early = [c for c in self.configurations if c["mst_key"] in asking and self.may_end_early(c)]
+        rows = self._metrics_of({number: of for number, of in places.items() if of.scored}) if early else {}
+        return set().union(*(self._ends_within(c, places, rows) for c in early))
+
+    def _metrics_of(self, places):
+        """The metrics of stages that earlier runs have: {(stage number, dataset): row}; `places`: {number: Known}."""
+        rows = {}
         for run in {of.run for of in places.values()}:
             of_run = {of.stage: number for number, of in places.items() if of.run == run}
             for row in self.journal.metrics(run, stages=list(of_run)):
                 rows[of_run[row["stage"]], row["dataset"]] = row
-        for c in keeping:
-            metric, dataset, goal = c["rule"]
-            watch = Watch(goal)
-            for stage in self.plan.path(c["mst_key"]):
-                if stage.evaluated and (row := rows.get((stage.number, dataset))) is not None:
-                    watch.told(stage.iteration, metric_of(row, metric))
-                    if watch.best[0] == stage.iteration:
-                        number = stage.number
-            if watch.best is not None:
-                best.add(number)
-        return best
+        return rows
+
+    def _ends_within(self, c, places, rows):
+        """The numbers of the stages on a configuration's path that it may end with, or keep, of those that are to be
+        taken over: `places`, {number: Known}, with the metrics `rows`."""
+        path = [stage for stage in self.plan.path(c["mst_key"]) if stage.evaluated]
+        taken = [stage for stage in path if stage.number in places]
+        watch, seen = self._watch_of(c)
+        if watch is None or any(stage.iteration > seen and stage.number not in places for stage in path
+                                if taken and stage.iteration < taken[0].iteration):
+            return {stage.number for stage in taken}  # what is decided by others' results, or by ones still to come
+        metric, dataset, _ = c["rule"]
+        numbers, ends = {stage.iteration: stage.number for stage in taken}, set()
+        for place, stage in enumerate(taken):
+            row = rows.get((stage.number, dataset))
+            if row is None:
+                ends |= {later.number for later in taken[place:]}
+                break
+            if watch.told(stage.iteration, metric_of(row, metric)) is not None:
+                ends.add(stage.number)
+                break
+        if c["fit"]["keep"] == "best" and watch.best is not None and watch.best[0] in numbers:
+            ends.add(numbers[watch.best[0]])
+        return ends
+
+    def _watch_of(self, c):
+        """A copy of the Watch of a configuration, and the last iteration that it was told of; (None, 0) where more than
+        its own rule decides when it stops."""
+        if self.stops_within_budget or "rule" not in c:
+            return None, 0
+        steering = self.executor and self.executor.steering
+        if steering and (watch := steering.watches.get(c["mst_key"])):
+            return copy.deepcopy(watch), steering.seen.get(c["mst_key"], 0)
+        _, _, goal = c["rule"]
+        return Watch(goal, c["fit"]["stop"]), 0
+
+    def may_end_early(self, c):
+        """True where not the last state on a configuration's path may be the one that is written."""
+        return "rule" in c or self.stops_within_budget
 
     def _make_board(self, earlier):
         """By whom it is to be done, in which order: `board`, `scheduler`."""
@@ -189,7 +225,7 @@ class Planning(Checks):
             apart = self.earlier.apart.get(key)
         elif self.executor is not None:
             stages = self.plan.foresee(key, root, at, until)
-            shared = self.executor.shareable(stages, evaluated, c["fit"]["keep"] == "best")
+            shared = self.executor.shareable(stages, evaluated, self.may_end_early(c))
             if shared < len(stages):  # others have trained what comes next, and gone on: it is trained once more
                 apart = {before + shared + 1: key}
         stages = self.plan.ask(key, root, at, until, evaluated, apart)

@@ -143,6 +143,10 @@ class Search(Training):
         if failed := self.failed:
             warn_of_failures(self.db, failed, len(self.configurations), "trials", info)
 
+    @property
+    def stops_within_budget(self):
+        return search.find(self.name).STOPS_WITHIN_BUDGET
+
     def take_up(self, earlier):
         self.check([{**c, "error": None} for c in earlier.configurations], self.functions)
 

@@ -18,7 +18,7 @@ from pg_mop.engines import ways
 from pg_mop.engines.base import Segment
 from pg_mop.engines.postgresql import (
     ESTIMATES,
-    FINGERPRINT,
+    fingerprint,
     PostgreSQL,
     content_sql,
     fingerprint_sql,
@@ -201,12 +201,12 @@ class PostgresFdw(PostgreSQL):
 
     def _segments_there(self, packed, server, table):
         key = "__dist_key__" if packed.keyed else "0"
-        rows = self._read(packed, server, table,
-                          f"SELECT {key}, {sizes(packed)}, {FINGERPRINT} FROM {table} GROUP BY 1 ORDER BY 1")
+        rows = self._read(packed, server, table, f"SELECT {key}, {sizes(packed)}, {fingerprint(packed, table)} "
+                                                 f"FROM {table} GROUP BY 1 ORDER BY 1")
         if any(row[0] is None for row in rows):
             raise MopError(f'{packed.table} has buffers whose "__dist_key__" is NULL')
-        return [Segment(int(key), int(rows_), int(size), fingerprint, server, table,
-                        fingerprint_sql(packed, table, key)) for key, rows_, size, fingerprint in rows if rows_]
+        return [Segment(int(key), int(rows_), int(size), found, server, table,
+                        fingerprint_sql(packed, table, key)) for key, rows_, size, found in rows if rows_]
 
     def _read(self, packed, server, table, sql):
         """The rows (tuples) that some SQL gives of a table on a server. Raises MopError."""

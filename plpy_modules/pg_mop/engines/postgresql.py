@@ -46,7 +46,7 @@ class PostgreSQL(Engine):
             sums = db.one(f"SELECT {sizes(packed)} FROM {table} WHERE {packed.of_segment(key)}")
             if sums["rows"]:
                 found.append(Segment(int(key), int(sums["rows"]), int(sums["bytes"]), db.value(
-                    f"SELECT {FINGERPRINT} FROM {table} WHERE {packed.of_segment(key)}"), None, read,
+                    f"SELECT {fingerprint(packed, read)} FROM {table} WHERE {packed.of_segment(key)}"), None, read,
                     fingerprint_sql(packed, read, key)))
         return found
 
@@ -66,13 +66,25 @@ class PostgreSQL(Engine):
 
 # of a leaf partition, pg_class as c: rows, bytes, and what tells that it is the same table
 ESTIMATES = "greatest(c.reltuples, 0)::bigint AS rows, pg_relation_size(c.oid) AS bytes, c.oid::text AS fingerprint"
-FINGERPRINT = ("count(*) || ':' || coalesce(md5(string_agg(concat_ws(',', tableoid, ctid, xmin), ';' "
-               "ORDER BY tableoid, ctid)), '')")
+ROWS = ("count(*) || ':' || coalesce(md5(string_agg(concat_ws(',', tableoid, ctid, xmin), ';' "
+        "ORDER BY tableoid, ctid)), '')")
+
+
+def fingerprint(packed, table):
+    """SQL for what tells that rows of `table` are the same rows, read as the same inputs and outputs.
+
+    Columns count by their numbers, since two of them may change names; the summary says which of them are read as what.
+    """
+    names = ", ".join(quote_literal(c + more) for c in packed.columns for more in ("", "_shape"))
+    columns = (f"SELECT string_agg(attname || '=' || attnum || ' ' || atttypid, ',' ORDER BY attnum) "
+               f"FROM pg_catalog.pg_attribute WHERE attrelid = {quote_literal(table)}::regclass AND attname IN ({names})")
+    return f"{ROWS} || ':' || md5({quote_literal(packed.meaning())} || ({columns}))"
 
 
 def fingerprint_sql(packed, table, key):
-    """SQL for the fingerprint of a segment in `table`: it changes when anybody writes to the segment."""
-    return f"SELECT {FINGERPRINT} AS fingerprint FROM {table} WHERE {packed.of_segment(key)}"
+    """SQL for the fingerprint of a segment in `table`: it changes when anybody writes to the segment, and when its
+    columns are read as others."""
+    return f"SELECT {fingerprint(packed, table)} AS fingerprint FROM {table} WHERE {packed.of_segment(key)}"
 
 
 def content_sql(packed, table, key):

@@ -149,7 +149,7 @@ class Executor:
     def shareable(self, stages, evaluated, keeps=False):
         """Through how many of `stages` (as plan.foresee gives them) a path may lead: all, where it finds the states
         that it needs to end there or go on, with the metrics of iterations `evaluated`; else to the last with one.
-        `keeps`: it needs the states of all these iterations, one of which it will keep."""
+        `keeps`: it needs the states of all these iterations: it may end with any of them, or keep it."""
         going = {number for session in self.sessions.by_place.values() for *_, released in session.work
                  for number in released} | self.copies.going
         going |= {number for _, released, *_ in self.unknown.values() for number in released}
@@ -164,15 +164,16 @@ class Executor:
                 return there
         return there
 
-    def withdraw(self, mst_key, reason):
-        """Do nothing more for a configuration but to end the iteration that it is in. Returns the stages that it gives
-        up."""
+    def withdraw(self, mst_key, reason, until=None):
+        """Do nothing more for a configuration but to end the iteration that it is in; `until`: the iteration with which
+        it ends, where that is known. Returns the stages that it gives up."""
         before = self.plan.path(mst_key)
-        self.board.withdraw(mst_key)
+        self.board.withdraw(mst_key, until)
+        gone = before[len(self.plan.path(mst_key)):]
         self._need_no_parent(stage for stage in before if not stage.trials)
-        until = len(self.plan.path(mst_key))
-        self.catalog.withdraw(self.run_id, mst_key, until, reason)
-        return before[until:]
+        self._release(stage for stage in gone if stage.trained)
+        self.catalog.withdraw(self.run_id, mst_key, len(before) - len(gone), reason)
+        return gone
 
     def pin(self, stage, instead=None):
         """Keep a stage's state to the end, `instead` of another's (numbers)."""

@@ -4,6 +4,7 @@ import time
 
 from pg_mop.database import MopError
 from pg_mop.execute.steering import Steering
+from pg_mop.search.base import FAILED, STOPPED
 
 
 class Searching(Steering):
@@ -20,6 +21,7 @@ class Searching(Steering):
         self.procedure = procedure
         self.events, self.logged, self.seconds, self.most = list(events), len(events), seconds, most
         self.heard = {}       # mst_key -> the last iteration of which the procedure knows
+        self.halts = {}       # mst_key -> the iteration after which its own rule stops it; None: a person does
         self.over = False     # time is up
         self.taken = 0        # trials that the procedure has begun
 
@@ -96,8 +98,9 @@ class Searching(Steering):
             if trial.state == "running" and self.executor.plan.path(key):
                 self.withdraw(key, "the time was up")
 
-    def stop(self, mst_key, reason):
+    def stop(self, mst_key, reason, at=None):
         if mst_key in self.procedure.trials:
+            self.halts[mst_key] = at
             self.procedure.stop(mst_key, reason)
             self._note(["stop", mst_key, reason])
             self._go_on()
@@ -117,7 +120,7 @@ class Searching(Steering):
             for key, why in self.procedure.stopped().items():
                 c = self.training.by_key.get(key)
                 if c is not None and not c.get("error") and key not in self.executor.failed:
-                    self.withdraw(key, why)
+                    self.withdraw(key, why, self._end_of(key))
             proposals = [] if self.over else self.procedure.ask()
             if not proposals:
                 return
@@ -155,9 +158,18 @@ class Searching(Steering):
             if key in self.watches:  # of what others have trained for it already
                 self.look(key)
 
+    def _end_of(self, key):
+        """The iteration with which a trial ends that is stopped: of what others have trained for it, or an earlier run,
+        it has no more than the procedure, or its own rule, knew. None: what it has begun it ends."""
+        if key in self.halts:
+            return self.halts.pop(key)
+        at, path = self.heard.get(key), self.executor.plan.path(key)
+        return at if at and at <= len(path) and self.executor.states.has(path[at - 1].number) else None
+
     def _hear(self, key):
-        """Tell the procedure of the iterations of a trial that have been evaluated since."""
-        if key not in self.procedure.trials:
+        """Tell the procedure, and the trial's own rule, of its iterations that have been evaluated since."""
+        trial = self.procedure.trials.get(key)
+        if trial is None:
             return
         wanted = self.procedure.evaluates(key)
         for stage in self.executor.plan.path(key)[self.heard.get(key, 0):]:
@@ -165,6 +177,10 @@ class Searching(Steering):
                 return
             if stage.iteration in wanted:
                 self._tell(key, stage.iteration, self.row(stage, self.training.dataset))
+                if key in self.watches:
+                    self.look(key, stage.iteration)
+                if trial.state in (STOPPED, FAILED):
+                    return
 
     def _tell(self, key, iteration=None, row=None):
         """Tell the procedure of a trial's metrics after an iteration, or that it has failed."""

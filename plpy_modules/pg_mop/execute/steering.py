@@ -15,8 +15,8 @@ class Steering:
     was wanted, evaluated; `failed(mst_keys)`; `wishes(list)` of what people want (mop_stop_trial, mop_add_trial). It
     goes on until the board is done and so is this (`done`).
 
-    A subclass has these but `wishes`, and does what people and rules want: `stop(mst_key, reason)`;
-    `add(configuration, iterations, reason)`, the configuration as (model_id, compile_params, fit_params).
+    A subclass has these but `wishes`, and does what people and rules want: `stop(mst_key, reason, at)`, where a rule
+    says after which iteration; `add(configuration, iterations, reason)`, the configuration as (model_id, compile_params, fit_params).
     """
 
     done = True
@@ -45,13 +45,14 @@ class Steering:
             _, _, goal = c["rule"]
             self.watches[c["mst_key"]] = Watch(goal, c["fit"]["stop"])
 
-    def look(self, mst_key):
-        """Tell a configuration's watch what is known of its stages by now; stop it where the watch says so."""
+    def look(self, mst_key, until=None):
+        """Tell a configuration's watch what is known of its stages by now, or of those `until` an iteration; stop it
+        where the watch says so."""
         watch, executor = self.watches[mst_key], self.executor
         c = self.training.by_key[mst_key]
         metric, dataset, _ = c["rule"]
         path = executor.plan.path(mst_key)
-        for stage in path[self.seen.get(mst_key, 0):]:
+        for stage in path[self.seen.get(mst_key, 0):until]:
             if not stage.ended:
                 return
             self.seen[mst_key] = stage.iteration
@@ -63,7 +64,7 @@ class Steering:
                 executor.pin(stage.number, self.kept.get(mst_key))
                 self.kept[mst_key] = stage.number
             if reason is not None and mst_key not in self.stopped:
-                self.stop(mst_key, reason)
+                self.stop(mst_key, reason, stage.iteration)
                 return
 
     def row(self, stage, dataset):
@@ -98,11 +99,11 @@ class Steering:
             except MopError as error:  # the tables that it needs have changed
                 self.training.db.warning(f"the configuration {reason} cannot be taken up: {error.message}")
 
-    def withdraw(self, mst_key, reason):
-        """A configuration goes no further than the iteration that it is in, and is evaluated after that, for that is
-        what will be written of it. Returns the stages of which less is wanted by that."""
+    def withdraw(self, mst_key, reason, at=None):
+        """A configuration goes no further than the iteration that it is in, or than the iteration `at`, and is evaluated
+        after that, for that is what will be written of it. Returns the stages of which less is wanted by that."""
         self.stopped.add(mst_key)
-        gone = self.executor.withdraw(mst_key, reason)
+        gone = self.executor.withdraw(mst_key, reason, at)
         path = self.executor.plan.path(mst_key)
         if path and not path[-1].failed:
             stages, _ = self.training.ask(self.training.by_key[mst_key], len(path), (len(path),))
@@ -140,8 +141,8 @@ class Planned(Steering):
         self.unwanted()
         self.tell()
 
-    def stop(self, mst_key, reason):
-        for stage in self.withdraw(mst_key, reason) if self.executor.plan.path(mst_key) else ():
+    def stop(self, mst_key, reason, at=None):
+        for stage in self.withdraw(mst_key, reason, at) if self.executor.plan.path(mst_key) else ():
             if not stage.trials:
                 self._leave(stage)
 

@@ -14,13 +14,13 @@ def adoptable(stages, known, preferred=None, kept=()):
     run `preferred`, then the latest. A stage is taken over after the very parent that it was trained from (`origin` of
     the one is `before` of the other), so that a path has one history; where it, or one below it, has a state; with its
     metrics, where these are wanted and its state is gone; and with its state, where anybody will read that, or its
-    number is among `kept`. Sets nothing: who takes the stages over sets their `origin`.
+    number is among `kept`, since a path may end with it. Sets nothing: who takes the stages over sets their `origin`.
     """
     worth = {}  # (stage number, origin) -> stages that can be taken over from there on
     best = {}   # (stage number, where the parent was trained) -> Known
     for stage in reversed(stages):
         for found in known.get(stage.identity, ()):
-            if stage.evaluated and not found.scored and not found.state:
+            if not found.state and (stage.evaluated and not found.scored or stage.number in kept):
                 continue
             below = sum(worth[child.number, best[child.number, found.origin].origin] for child in stage.children
                         if (child.number, found.origin) in best)

@@ -124,15 +124,25 @@ class Plan:
         path = self._paths.get(mst_key)
         return bool(path) and path[-1].failed
 
-    def withdraw(self, mst_key, begun=None):
+    def withdraw(self, mst_key, begun=None, until=None):
         """The trial wants nothing more: its path ends with what has been trained, or failed, or where `begun(stage
         number)` says that it has begun.
+
+        `until`: the iteration after which it stops. Its path ends there although others, or an earlier run, have
+        trained what follows: so where it ends depends on its own results alone.
 
         Returns the stages of which it wants less now, by iteration. It may ask again, and goes on from there.
         """
         path, changed = self._paths.get(mst_key, []), []
-        while path and not path[-1].trained and not self._is_origin(path[-1]) and not (
-                begun is not None and begun(path[-1].number)):
+
+        def stays(stage):
+            if self._is_origin(stage):
+                return True
+            if until is not None and stage.iteration > until and (stage.trained or len(stage.trials) > 1):
+                return False
+            return stage.trained or begun is not None and begun(stage.number)
+
+        while path and not stays(path[-1]):
             stage = path.pop()
             stage.ends -= 1
             if path:

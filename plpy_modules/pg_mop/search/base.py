@@ -95,6 +95,7 @@ class Procedure(ABC):
 
     name: str
     PARAMETERS = {}
+    STOPS_WITHIN_BUDGET = False  # it may stop a trial at any iteration that it evaluates
 
     def __init__(self, space, seed, goal="min", **parameters):
         """Raises SearchError, naming the parameter and what it takes; GridError for a space that does not serve."""
