@@ -237,9 +237,13 @@ class Resolver:
     with mini-batches stays in them as its description; what has no effect is left out.
     """
 
-    def __init__(self, compile_params, fit_params):
-        """Parse both strings; raises ParameterError."""
+    def __init__(self, compile_params, fit_params, classes=None):
+        """Parse both strings; raises ParameterError. `classes(weights)` makes of class weights that may name labels, or
+        be 'balanced', those of class numbers; not given: they are such."""
         self.compile, self.fit = parse_compile_params(compile_params), parse_fit_params(fit_params)
+        self._classes, weights = classes or (lambda weights: weights), self.fit["class_weight"]
+        if weights is not None and not isinstance(weights, Sequence):
+            self.fit["class_weight"] = self._classes(weights)
         self._scalars = [(k, v) for k, v in sorted(self.compile["optimizer_args"].items())
                          if isinstance(v, Sequence) and v.per == "iteration"]
         self._fits = [(k, self.fit[k]) for k in SEQUENCE_KEYS if isinstance(self.fit[k], Sequence)]
@@ -281,7 +285,8 @@ class Resolver:
             scalars = [(k, s.at(step)) for k, s in self._scalars]
             fits = []
             for key, sequence in self._fits:
-                fits.append((key, _fit_value(key, sequence.at(step))))
+                value = _fit_value(key, sequence.at(step))
+                fits.append((key, self._classes(value) if key == "class_weight" else value))
             return scalars, fits
         except (sequences.SequenceError, ParameterError) as error:
             raise ParameterError(f"{key}, iteration {iteration}: {error}") from None
@@ -427,11 +432,20 @@ def _checked_batch_size(value):
 
 
 def _checked_class_weight(weights):
-    """{class: weight}, by class. Weights are floats, so that 1 and 1.0 are the same."""
+    """{class: weight}, by class: a number from 0, or a label. Weights are floats, so that 1 and 1.0 are the same.
+
+    Or 'balanced': :class:`Resolver` puts the weights in its place.
+    """
+    if weights == "balanced":
+        return weights
     if not (isinstance(weights, dict) and all(
-            _is_integer(k) and k >= 0 and _is_number(v) for k, v in weights.items())):
-        raise ParameterError(f"class_weight must be a dictionary of class numbers to weights, not {_short(weights)}")
-    return {k: float(v) + 0.0 for k, v in sorted(weights.items())}
+            (isinstance(k, (str, bool)) or _is_integer(k) and k >= 0) and _is_number(v) for k, v in weights.items())):
+        raise ParameterError(f"class_weight must be a dictionary of class numbers or labels to weights, or 'balanced', "
+                             f"not {_short(weights)}")
+    if negative := [k for k, v in weights.items() if v < 0]:
+        raise ParameterError(f"class_weight must not be below 0, as that of class {negative[0]!r} is in "
+                             f"{_short(weights)}")
+    return {k: float(v) + 0.0 for k, v in sorted(weights.items(), key=lambda item: (str(type(item[0])), item[0]))}
 
 
 def _checked_dropout(rates):

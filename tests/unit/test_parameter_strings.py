@@ -83,13 +83,16 @@ def test_fit_params_and_their_defaults():
         "steps_per_epoch": None, "callbacks": None, "dropout": None, "stop": None, "keep": "last"}
     parsed = parse_fit_params("batch_size=5, epochs=3,class_weight={0: 1, 1: 2.5}, initial_epoch=1, shuffle='batch'")
     assert (parsed["batch_size"], parsed["epochs"], parsed["class_weight"]) == (5, 3, {0: 1, 1: 2.5})
+    assert parse_fit_params("class_weight={'b': 1, 'a': 2, 0: 3}")["class_weight"] == {"b": 1, "a": 2, 0: 3}
+    assert parse_fit_params("class_weight='balanced'")["class_weight"] == "balanced"
     assert parse_fit_params('callbacks=[TensorBoard(log_dir="/tmp/x/", histogram_freq=1)]')["callbacks"] == {
         "log_dir": "/tmp/x/", "histogram_freq": 1}
 
 
 @pytest.mark.parametrize("text", [
     "batch_size=0", "batch_size=1.5", "batch_size=True", "epochs=-1", "initial_epoch=1", "steps_per_epoch=0",
-    "shuffle=2", "class_weight=[1]", "class_weight={'a': 1}", "validation_split=0.1", "validation_data=1",
+    "shuffle=2", "class_weight=[1]", "class_weight={0.5: 1}", "class_weight={'a': -1}",
+    "class_weight='even'", "validation_split=0.1", "validation_data=1",
     "sample_weight=[1]", "epochs=print(1)", "batch_size", "=3",
     "callbacks=[EarlyStopping()]", "callbacks=[TensorBoard()]",
     "callbacks=[TensorBoard(log_dir='/x', profile=1)]", "callbacks=[TensorBoard(log_dir=open('/etc/passwd'))]",

@@ -135,7 +135,7 @@ def test_bad_sequences_have_clear_errors(text, message):
     ("SGD()", "batch_size=Exponential(32, 2, per='batch')", "batch_size cannot change within an iteration"),
     ("SGD()", "batch_size=[{0: 1}, {0: 2}]", "batch_size must be an integer"),
     ("SGD()", "class_weight=[1, 2]", "class_weight must be a dictionary of class numbers"),
-    ("SGD()", "class_weight=[{'a': 1}, {0: 1}]", "class_weight must be a dictionary"),
+    ("SGD()", "class_weight=[{0.5: 1}, {0: 1}]", "class_weight must be a dictionary"),
     ("SGD()", "dropout=1", "dropout must be a rate from 0 to below 1"),
     ("SGD()", "dropout=[0.5, -0.1]", "dropout must be a rate from 0"),
     ("SGD()", "dropout={}", "dropout must name layers"), ("SGD()", "dropout={'a': 1}", "dropout must name layers"),

@@ -1,4 +1,4 @@
-"""Every layer that may be loaded computes with the weights that the model has now, as plain Keras does after loading."""
+"""Every layer that may be loaded computes with the weights that the model has now, as Keras does after loading."""
 
 import os
 
@@ -17,14 +17,16 @@ VECTOR = {"Activation": ["relu"], "ActivityRegularization": [], "AlphaDropout": 
           "CategoryEncoding": [4], "Dense": [3], "Dropout": [0.5], "ELU": [], "GaussianDropout": [0.5],
           "GaussianNoise": [0.1], "Identity": [], "LayerNormalization": [], "LeakyReLU": [], "Masking": [],
           "Normalization": [], "PReLU": [], "RMSNormalization": [], "ReLU": [], "RepeatVector": [2], "Rescaling": [0.5],
-          "Reshape": [(2, 2)], "Softmax": [], "SpectralNormalization": "Dense", "UnitNormalization": [], "Embedding": [9, 3]}
+          "Reshape": [(2, 2)], "Softmax": [], "SpectralNormalization": "Dense", "UnitNormalization": [],
+          "Embedding": [9, 3]}
 SEQUENCE = {"AveragePooling1D": [2], "Bidirectional": "GRU", "Conv1D": [3, 2], "Conv1DTranspose": [3, 2],
             "Cropping1D": [1], "EinsumDense": ["abc,cd->abd", (None, 3)], "Flatten": [], "GRU": [3],
             "GlobalAveragePooling1D": [], "GlobalMaxPooling1D": [], "GroupNormalization": [2], "LSTM": [3],
             "MaxPooling1D": [2], "Normalization": [], "Permute": [(2, 1)], "RNN": "LSTMCell", "SeparableConv1D": [3, 2],
             "SimpleRNN": [3], "SpatialDropout1D": [0.5], "TimeDistributed": "Normalization", "UpSampling1D": [2],
             "ZeroPadding1D": [1]}
-PICTURE = {"AveragePooling2D": [2], "CenterCrop": [3, 3], "Conv2D": [3, 2], "Conv2DTranspose": [3, 2], "ConvLSTM1D": [3, 2],
+PICTURE = {"AveragePooling2D": [2], "CenterCrop": [3, 3], "Conv2D": [3, 2], "Conv2DTranspose": [3, 2],
+           "ConvLSTM1D": [3, 2],
            "Cropping2D": [1], "DepthwiseConv2D": [2], "GlobalAveragePooling2D": [], "GlobalMaxPooling2D": [],
            "MaxPooling2D": [2], "Normalization": [], "RandomBrightness": [0.2], "RandomContrast": [0.2],
            "RandomCrop": [3, 3], "RandomFlip": [], "RandomRotation": [0.2], "RandomTranslation": [0.2, 0.2],
@@ -36,8 +38,8 @@ VOLUME = {"AveragePooling3D": [2], "Conv3D": [3, 2], "Conv3DTranspose": [3, 2], 
 SHAPES = {(4,): VECTOR, (6, 4): SEQUENCE, (6, 6, 4): PICTURE, (4, 6, 6, 2): VOLUME}
 PAIRS = ("Add", "Average", "Concatenate", "Maximum", "Minimum", "Multiply", "Subtract", "AdditiveAttention", "Attention")
 # these are parts of other layers, or are tried below
-OTHERS = {"InputLayer", "Dot", "MultiHeadAttention", "GroupQueryAttention", "GRUCell", "LSTMCell", "SimpleRNNCell",
-          "StackedRNNCells", "DepthwiseConv1D", "ConvLSTM3D", "LayerScale", "CustomScaleLayer"}
+OTHERS = {"InputLayer", "Dot", "MultiHeadAttention", "GroupQueryAttention", "GRUCell", "LSTMCell",
+          "SimpleRNNCell", "StackedRNNCells", "DepthwiseConv1D", "ConvLSTM3D", "LayerScale", "CustomScaleLayer"}
 
 
 def layer(name, arguments):

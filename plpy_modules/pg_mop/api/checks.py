@@ -1,7 +1,10 @@
 """What a training call asks for must be trainable: its configurations, their rules, and the data that they are for."""
 
+import functools
+
 from mop_udf import architecture, params
 from pg_mop import object_table
+from pg_mop.api.class_weights import ClassWeights
 from pg_mop.database import MopError
 from pg_mop.search.goals import goal
 
@@ -57,7 +60,7 @@ class Checks:
         if c.get("problem"):
             return c["problem"]
         try:
-            c["resolver"] = params.Resolver(c["compile_params"], c["fit_params"])
+            c["resolver"] = params.Resolver(c["compile_params"], c["fit_params"], self._class_weights)
             c["compile"], c["fit"] = c["resolver"].compile, c["resolver"].fit
             c["architecture"] = architecture.check(c["model_arch"])
             c["resolver"].check(iterations or self.num_iterations)
@@ -70,6 +73,10 @@ class Checks:
         if c["fit"]["callbacks"] and not self.db.is_superuser():
             return "only a superuser may use callbacks: they write files on the server"
         return self._read_rule(c)
+
+    @functools.cached_property
+    def _class_weights(self):
+        return ClassWeights(self.source, self.engine)
 
     def _read_rule(self, c):
         """Note in `c["rule"]` by which metric a configuration stops, or which of its states is the best: (name,

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from pg_mop import settings
-from pg_mop.database import MopError
+from pg_mop.database import MopError, quote_identifier
+
+AT_ONCE = 10  # buffers of labels that are fetched together
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,24 @@ class Engine(ABC):
         if row is None:
             raise MopError(f'"{packed.text}" is empty')
         return packed.shapes_of(row)
+
+    def class_counts(self, packed):
+        """How many rows of a packed table with one output have each class, in the order of the classes."""
+        from pg_mop.arrays import np
+        width, column = self.shapes(packed)[packed.outputs[0]][0], quote_identifier(packed.outputs[0])
+        counts = np.zeros(width, "i8")
+        for segment in self.segments(packed):
+            for labels in self._buffers(packed, segment, column):
+                counts += np.frombuffer(labels, packed.dtypes()[-1]).reshape(-1, width).sum(0, "i8")
+        return counts.tolist()
+
+    def _buffers(self, packed, segment, column):
+        """The buffers of one column (quoted) of a segment, one after the other."""
+        cursor = self.db.plpy.cursor(f"SELECT {column} AS data FROM {segment.table} "
+                                     f"WHERE {packed.of_segment(segment.key)}")
+        while rows := cursor.fetch(AT_ONCE):
+            yield from (row["data"] for row in rows)
+        cursor.close()
 
     def info(self, backend):
         """{"cores", "gpus"} of the coordinator's own server, where trainers are; `backend`: their framework."""

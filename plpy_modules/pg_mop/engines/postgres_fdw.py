@@ -18,9 +18,9 @@ from pg_mop.engines import ways
 from pg_mop.engines.base import Segment
 from pg_mop.engines.postgresql import (
     ESTIMATES,
-    fingerprint,
     PostgreSQL,
     content_sql,
+    fingerprint,
     fingerprint_sql,
     identity_sql,
     sizes,
@@ -198,6 +198,13 @@ class PostgresFdw(PostgreSQL):
                 session.close()  # (a cancel would wait for its server)
             raise
         return found
+
+    def _buffers(self, packed, segment, column):
+        if segment.server is None:
+            return super()._buffers(packed, segment, column)
+        return (bytes(data) for data, in self._read(
+            packed, segment.server, segment.table,
+            f"SELECT {column} FROM {segment.table} WHERE {packed.of_segment(segment.key)}"))
 
     def _segments_there(self, packed, server, table):
         key = "__dist_key__" if packed.keyed else "0"

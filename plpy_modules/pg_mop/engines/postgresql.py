@@ -76,8 +76,8 @@ def fingerprint(packed, table):
     Columns count by their numbers, since two of them may change names; the summary says which of them are read as what.
     """
     names = ", ".join(quote_literal(c + more) for c in packed.columns for more in ("", "_shape"))
-    columns = (f"SELECT string_agg(attname || '=' || attnum || ' ' || atttypid, ',' ORDER BY attnum) "
-               f"FROM pg_catalog.pg_attribute WHERE attrelid = {quote_literal(table)}::regclass AND attname IN ({names})")
+    columns = (f"SELECT string_agg(attname || '=' || attnum || ' ' || atttypid, ',' ORDER BY attnum) FROM "
+               f"pg_catalog.pg_attribute WHERE attrelid = {quote_literal(table)}::regclass AND attname IN ({names})")
     return f"{ROWS} || ':' || md5({quote_literal(packed.meaning())} || ({columns}))"
 
 

@@ -15,8 +15,9 @@ class Steering:
     was wanted, evaluated; `failed(mst_keys)`; `wishes(list)` of what people want (mop_stop_trial, mop_add_trial). It
     goes on until the board is done and so is this (`done`).
 
-    A subclass has these but `wishes`, and does what people and rules want: `stop(mst_key, reason, at)`, where a rule
-    says after which iteration; `add(configuration, iterations, reason)`, the configuration as (model_id, compile_params, fit_params).
+    A subclass has these but `wishes`, and does what people and rules want: `stop(mst_key, reason, at)`, at an iteration
+    if a rule wants it; `add(configuration, iterations, reason)`, the configuration as (model_id, compile_params,
+    fit_params).
     """
 
     done = True
@@ -100,8 +101,8 @@ class Steering:
                 self.training.db.warning(f"the configuration {reason} cannot be taken up: {error.message}")
 
     def withdraw(self, mst_key, reason, at=None):
-        """A configuration goes no further than the iteration that it is in, or than the iteration `at`, and is evaluated
-        after that, for that is what will be written of it. Returns the stages of which less is wanted by that."""
+        """A configuration goes no further than the iteration that it is in, or than `at`, and is evaluated after that,
+        for that is what will be written of it. Returns the stages of which less is wanted by that."""
         self.stopped.add(mst_key)
         gone = self.executor.withdraw(mst_key, reason, at)
         path = self.executor.plan.path(mst_key)

@@ -101,13 +101,14 @@ class Board:
         return ended
 
     def withdraw(self, mst_key, until=None):
-        """A trial is stopped: it ends the iteration that it has begun, or with `until` (see plan.withdraw); nothing else
-        that nobody else wants is run.
+        """A trial is stopped: it ends the iteration that it has begun, or with `until` (see plan.withdraw); nothing
+        else that nobody else wants is run.
 
         Returns the stages that have ended by it for others: they were trained, and only this one wanted their metrics.
         """
         ended = []
-        for stage in self.plan.withdraw(mst_key, lambda number: self.has_begun(number) or self.is_running(number), until):
+        for stage in self.plan.withdraw(
+                mst_key, lambda number: self.has_begun(number) or self.is_running(number), until):
             if not stage.trials:
                 self._forget(stage)
             elif stage.ended and stage.number in self.left:
