@@ -243,6 +243,10 @@ CREATE TABLE @extschema@.mop_job (
 CREATE INDEX mop_job_owner ON @extschema@.mop_job (owner);
 ALTER TABLE @extschema@.mop_job ENABLE ROW LEVEL SECURITY; -- nobody but the extension's owner reads it: mop_jobs
 
+-- states that went with their generation's table
+UPDATE @extschema@.mop_model m SET generation = NULL WHERE m.generation IS NOT NULL AND NOT EXISTS (
+    SELECT 1 FROM @extschema@.mop_generation g WHERE (g.run_id, g.generation) = (m.run_id, m.generation));
+
 -- functions that went, or whose arguments changed
 
 DROP FUNCTION @extschema@.mop_open_run(json, json, json, text),

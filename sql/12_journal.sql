@@ -111,7 +111,11 @@ RETURNS text LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, 
     SELECT CASE WHEN $1 = 'running' AND NOT EXISTS (
                     SELECT 1 FROM pg_stat_activity a WHERE a.pid = $2
                     -- (a role by itself sees since when its own sessions live, not others' that have the pid now)
-                    AND a.backend_start = $3) THEN $4 ELSE $1 END
+                    AND a.backend_start = $3
+                    -- a session that has ended its statement since could not say so: its role had lost the right
+                    AND NOT coalesce(a.state LIKE 'idle%' AND a.application_name NOT LIKE 'pg\_mop%' AND a.state_change > (
+                        SELECT max(r.started_at) FROM @extschema@.mop_run r WHERE r.status = 'running'
+                        AND r.coordinator_pid = $2 AND r.coordinator_start = $3), false)) THEN $4 ELSE $1 END
 $$;
 
 -- The least of what an administrator allows the login, the role that it has SET and the role whose rights are in force.
@@ -545,7 +549,6 @@ BEGIN
     END IF;
     PERFORM @extschema@.mop_delete_generations($1);
     DELETE FROM @extschema@.mop_checkpoint c WHERE c.run_id = $1;
-    UPDATE @extschema@.mop_model m SET generation = NULL WHERE m.run_id = $1;
     IF all_of_it THEN
         DELETE FROM @extschema@.mop_output o WHERE o.run_id = $1;
         PERFORM @extschema@.mop_delete_run($1);

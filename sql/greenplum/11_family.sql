@@ -178,6 +178,8 @@ DECLARE
     late integer;
     name text;
 BEGIN
+    UPDATE @extschema@.mop_model m SET generation = NULL
+    WHERE m.run_id = run AND m.generation IS NOT NULL AND (one IS NULL OR m.generation = one);
     FOR late IN SELECT g.generation FROM @extschema@.mop_generation g
                 WHERE g.run_id = run AND (one IS NULL OR g.generation = one) ORDER BY 1
     LOOP

@@ -150,6 +150,8 @@ $$;
 CREATE FUNCTION @extschema@.mop_delete_generations(run bigint, one integer DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
+    UPDATE @extschema@.mop_model m SET generation = NULL
+    WHERE m.run_id = run AND m.generation IS NOT NULL AND (one IS NULL OR m.generation = one);
     DELETE FROM @extschema@.mop_generation g WHERE g.run_id = run AND (one IS NULL OR g.generation = one);
 END
 $$;

@@ -5,7 +5,9 @@ import json
 import psycopg2
 import pytest
 
+from conftest import Calling, eventually
 from forged import own_run
+from workload import ADAM, dense, holding, load, make_data, selection
 
 
 def number_of(client):
@@ -179,3 +181,45 @@ def test_an_output_table_is_kept_for_oneself_by_those_who_may_make_it(db, nina):
         assert "permission denied for function" in str(nina.error(f"SELECT madlib.{internal}")), internal
     other.close()
     db.run("DROP SCHEMA private, common")
+
+
+@pytest.fixture
+def training(db):
+    """A session of a role that has what a training call needs, in a schema of its own; and the call."""
+    db.run("CREATE ROLE tina LOGIN; GRANT mop_user TO tina; CREATE SCHEMA tina AUTHORIZATION tina")
+    client = db.another("tina")
+    client.run("SET search_path = tina, madlib, public; SET pg_mop.lock_timeout = '60s'")
+    make_data(client, segments=2)
+    load(client, "arch", dense())
+    selection(client, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
+    yield client
+    client.close()
+    db.run("DELETE FROM madlib.mop_run; DROP OWNED BY tina; DROP ROLE tina")
+
+
+def test_a_run_whose_role_lost_its_rights_on_the_way_is_running_no_more(db, training):
+    """Although its session, which could not say so, goes on; once the rights are back, any session goes on with it."""
+    with holding(db.another()):
+        call = Calling(training, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 2, "
+                                 "FALSE)")
+        assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_runs WHERE status = 'running'"), 60)
+        db.run("REVOKE mop_user FROM tina")
+    assert "permission denied" in str(call.end())
+    assert db.run("SELECT status, owner FROM madlib.mop_runs") == [{"status": "failed", "owner": "tina"}]
+    db.run("GRANT mop_user TO tina")
+    other = db.another("tina")
+    other.run("SET search_path = tina, madlib, public")
+    other.run("SELECT madlib.mop_resume(%s)", [db.value("SELECT run_id FROM madlib.mop_runs")])
+    assert db.value("SELECT status FROM madlib.mop_runs") == "finished"
+    other.close()
+
+
+def test_views_of_states_work_after_a_call_has_dropped_those_of_another(db, training):
+    """A run of averaged replicas keeps no states once its output is there: the next call drops their table."""
+    training.run("SELECT madlib.madlib_keras_fit('flowers_packed', 'fitted', 'arch', 1, %s, 'batch_size=8', 1)",
+                 [ADAM.format(0.05)])
+    training.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 1, FALSE)")
+    assert db.value("SELECT count(*) FROM madlib.mop_generation") == 1, "that of the second call's checkpoint"
+    assert training.value("SELECT count(DISTINCT stage) FROM madlib.mop_departures") == 1
+    assert db.value("SELECT count(*) FROM madlib.mop_model m WHERE generation IS NOT NULL AND NOT EXISTS (SELECT 1 "
+                    "FROM madlib.mop_generation g WHERE (g.run_id, g.generation) = (m.run_id, m.generation))") == 0

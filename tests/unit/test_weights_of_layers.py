@@ -36,7 +36,8 @@ VOLUME = {"AveragePooling3D": [2], "Conv3D": [3, 2], "Conv3DTranspose": [3, 2], 
           "GlobalAveragePooling3D": [], "GlobalMaxPooling3D": [], "MaxPooling3D": [2], "Normalization": [],
           "SpatialDropout3D": [0.5], "UpSampling3D": [2], "ZeroPadding3D": [1]}
 SHAPES = {(4,): VECTOR, (6, 4): SEQUENCE, (6, 6, 4): PICTURE, (4, 6, 6, 2): VOLUME}
-PAIRS = ("Add", "Average", "Concatenate", "Maximum", "Minimum", "Multiply", "Subtract", "AdditiveAttention", "Attention")
+PAIRS = ("Add", "Average", "Concatenate", "Maximum", "Minimum", "Multiply", "Subtract", "AdditiveAttention",
+         "Attention")
 # these are parts of other layers, or are tried below
 OTHERS = {"InputLayer", "Dot", "MultiHeadAttention", "GroupQueryAttention", "GRUCell", "LSTMCell",
           "SimpleRNNCell", "StackedRNNCells", "DepthwiseConv1D", "ConvLSTM3D", "LayerScale", "CustomScaleLayer"}

@@ -41,6 +41,13 @@ class Earlier:
         self.averaging = self.function == "madlib_keras_fit" and self.settings.get("fit_strategy") == "averaging"
         self.read(journal)
 
+    def has_same_rows(self, fingerprints):
+        """True where its segments had these fingerprints: {(dataset, segment): fingerprint}."""
+        # before 0.4.0 they told of rows alone, not of the columns that are read
+        return self.segments.keys() == fingerprints.keys() and all(
+            fingerprint == before or before.count(":") == 1 and fingerprint.startswith(before + ":")
+            for before, fingerprint in ((self.segments[key], found) for key, found in fingerprints.items()))
+
     def read(self, journal, guests=()):
         """Read what the run has done; `guests`: its (Catalog, number) on other servers."""
         self.configurations = journal.run_configurations(self.run_id)

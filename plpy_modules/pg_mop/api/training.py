@@ -301,7 +301,7 @@ class Training(Guests):
             return None
         earlier = Earlier(journal, run)
         difference = self.differs(earlier)
-        if difference is None and self._fingerprints() != earlier.segments:
+        if difference is None and not earlier.has_same_rows(self._fingerprints()):
             difference = "the packed rows have changed since"
         if difference is not None:
             self.db.info(f"run {earlier.run_id} of the same call is unfinished, but {difference}: this begins anew")
@@ -316,7 +316,7 @@ class Training(Guests):
 
     def _check_unchanged(self, earlier):
         """The rows must be those that the earlier run was trained on."""
-        if self._fingerprints() != earlier.segments:
+        if not earlier.has_same_rows(self._fingerprints()):
             raise MopError(f'the packed rows of "{self.source.text}" or of its validation table have changed since run '
                            f"{earlier.run_id} began", detail="They were written to, packed anew or moved.",
                            hint=None if earlier.replay else
