@@ -263,6 +263,35 @@ DROP FUNCTION @extschema@.mop_open_run(json, json, json, text),
     @extschema@.mop_take_model(bigint, integer, integer, integer, boolean, text),
     @extschema@.mop_read_state(bigint, integer, integer, text),
     @extschema@.mop_put_state(bigint, integer, integer, integer, integer, bytea, text);
+-- (numbers are double precision now)
+DROP FUNCTION
+    @extschema@.training_preprocessor_dl(varchar, varchar, varchar, varchar, integer, real, integer[], text, text),
+    @extschema@.validation_preprocessor_dl(varchar, varchar, varchar, varchar, varchar, integer, text),
+    @extschema@.delete_keras_model(varchar, integer), @extschema@.delete_custom_function(varchar, integer),
+    @extschema@.load_top_k_accuracy_function(varchar, integer),
+    @extschema@.top_k_categorical_acc_pickled(integer, varchar),
+    @extschema@.load_model_selection_table(varchar, varchar, integer[], varchar[], varchar[], varchar),
+    @extschema@.generate_model_configs(varchar, varchar, integer[], varchar, varchar, varchar, integer, integer, varchar),
+    @extschema@.madlib_keras_fit_multiple_model(varchar, varchar, varchar, integer, boolean, varchar, integer, boolean,
+        varchar, varchar, boolean),
+    @extschema@.madlib_keras_fit(varchar, varchar, varchar, integer, varchar, varchar, integer, boolean, varchar,
+        integer, boolean, varchar, varchar, varchar),
+    @extschema@.mop_resume(bigint), @extschema@.mop_replay(bigint, varchar), @extschema@.mop_drop_run(bigint),
+    @extschema@.mop_drop_states(bigint), @extschema@.mop_set_sessions(bigint, integer),
+    @extschema@.madlib_keras_evaluate(varchar, varchar, varchar, boolean, integer),
+    @extschema@.madlib_keras_predict(varchar, varchar, varchar, varchar, varchar, varchar, boolean, integer),
+    @extschema@.madlib_keras_predict(varchar, varchar, varchar, varchar, varchar, integer, boolean, integer),
+    @extschema@.madlib_keras_predict(varchar, varchar, varchar, varchar, varchar, double precision, boolean, integer),
+    @extschema@.madlib_keras_predict_byom(varchar, integer, varchar, varchar, varchar, varchar, varchar, boolean, text[],
+        double precision, integer),
+    @extschema@.madlib_keras_predict_byom(varchar, integer, varchar, varchar, varchar, varchar, integer, boolean, text[],
+        double precision, integer),
+    @extschema@.madlib_keras_predict_byom(varchar, integer, varchar, varchar, varchar, varchar, double precision, boolean,
+        text[], double precision, integer),
+    @extschema@.mop_export_model(varchar, integer);
+DROP PROCEDURE @extschema@.mop_fit_multiple_model(varchar, varchar, varchar, integer, boolean, varchar, integer, boolean,
+    varchar, varchar, boolean);
+DROP VIEW @extschema@.mop_kernel_choices; -- two of its columns are jsonb now
 
 #functions
 

@@ -103,6 +103,18 @@ BEGIN
 END
 $$;
 
+-- The functions for users take numbers as double precision, to which PostgreSQL turns every number by itself: so that any
+-- driver's type will do, and calls that give 2 as smallint or numeric find them. An argument that is to be an integer:
+CREATE FUNCTION @extschema@.mop_integer(name text, value double precision) RETURNS bigint
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF value <> trunc(value) OR abs(value) > 9007199254740992 THEN
+        RAISE EXCEPTION '% must be an integer, not %', name, value USING ERRCODE = '22023';
+    END IF;
+    RETURN value::bigint;
+END
+$$;
+
 -- What a run's or unit's status is in truth: nobody can note it when the calling session is killed.
 -- (Of a row it is asked in a view of its own, mop_seen_run: a function over rows may be called on segments, which do
 -- not see the coordinator's sessions.)
@@ -330,8 +342,8 @@ BEGIN
         IF NOT EXISTS (SELECT 1 FROM @extschema@.mop_configuration c
                        WHERE c.run_id = $1 AND c.mst_key::text = content ->> 'stop') THEN
             RAISE EXCEPTION 'run % has no mst_key %', $1, coalesce(content ->> 'stop', 'NULL')
-                USING ERRCODE = '22023', HINT = format('SELECT mst_key, status FROM @extschema@.mop_trials WHERE '
-                                                       'run_id = %s;', $1);
+                USING ERRCODE = '22023', HINT = format('SELECT mst_key, status FROM %s.mop_trials WHERE '
+                                                       'run_id = %s;', '@extschema@', $1);
         END IF;
         content := json_build_object('stop', (content ->> 'stop')::integer, 'by', content ->> 'by');
     ELSE
@@ -556,12 +568,12 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_drop_run(run_id bigint) RETURNS void LANGUAGE sql VOLATILE AS $$
-    SELECT @extschema@.mop_drop($1, true)
+CREATE FUNCTION @extschema@.mop_drop_run(run_id double precision) RETURNS void LANGUAGE sql VOLATILE AS $$
+    SELECT @extschema@.mop_drop(@extschema@.mop_integer('run_id', $1), true)
 $$;
 
-CREATE FUNCTION @extschema@.mop_drop_states(run_id bigint) RETURNS void LANGUAGE sql VOLATILE AS $$
-    SELECT @extschema@.mop_drop($1, false)
+CREATE FUNCTION @extschema@.mop_drop_states(run_id double precision) RETURNS void LANGUAGE sql VOLATILE AS $$
+    SELECT @extschema@.mop_drop(@extschema@.mop_integer('run_id', $1), false)
 $$;
 
 CREATE FUNCTION @extschema@.mop_want_sessions(run_id bigint, sessions integer,
@@ -590,8 +602,10 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_set_sessions(run_id bigint, sessions integer) RETURNS void LANGUAGE sql VOLATILE AS $$
-    SELECT @extschema@.mop_want_sessions($1, $2)
+CREATE FUNCTION @extschema@.mop_set_sessions(run_id double precision, sessions double precision) RETURNS void
+LANGUAGE sql VOLATILE AS $$
+    SELECT @extschema@.mop_want_sessions(@extschema@.mop_integer('run_id', $1),
+                                         @extschema@.mop_integer('sessions', $2)::integer)
 $$;
 
 -- --- units -----------------------------------------------------------------------------------------
@@ -1164,8 +1178,9 @@ END
 $$;
 
 -- Drops the checkpoints of the calling role's runs, or of one of them.
-CREATE FUNCTION @extschema@.mop_drop_checkpoints(run_id bigint DEFAULT NULL) RETURNS void LANGUAGE sql VOLATILE AS $$
-    SELECT @extschema@.mop_forget_checkpoints($1)
+CREATE FUNCTION @extschema@.mop_drop_checkpoints(run_id double precision DEFAULT NULL) RETURNS void
+LANGUAGE sql VOLATILE AS $$
+    SELECT @extschema@.mop_forget_checkpoints(@extschema@.mop_integer('run_id', $1))
 $$;
 
 -- weights from which a path starts: version 0 of its first stage

@@ -59,7 +59,8 @@ SELECT u.run_id, s.mst_key, u.iteration, u.segment, u.kernel, u.compilations,
        (u.choice -> 'compile_seconds' ->> 'plain')::double precision AS plain_compile_seconds,
        (u.choice -> 'compile_seconds' ->> 'loop')::double precision AS loop_compile_seconds,
        (u.choice -> 'compile_seconds' ->> 'xla')::double precision AS xla_compile_seconds,
-       u.choice ->> 'forced' AS forced, u.choice -> 'refused' AS refused, u.choice -> 'prefix' AS prefix,
+       u.choice ->> 'forced' AS forced, (u.choice -> 'refused')::jsonb AS refused,
+       (u.choice -> 'prefix')::jsonb AS prefix,
        (u.choice -> 'batch_seconds' ->> 'vmap')::double precision AS vmap_seconds,
        (u.choice -> 'compile_seconds' ->> 'vmap')::double precision AS vmap_compile_seconds
 FROM @extschema@.mop_unit u JOIN @extschema@.mop_seen_run r USING (run_id)
@@ -88,7 +89,7 @@ JOIN @extschema@.mop_request q USING (run_id, stage) CROSS JOIN LATERAL (
 CREATE VIEW @extschema@.mop_metrics_wide WITH (security_barrier) AS
 SELECT q.run_id, q.mst_key, q.iteration, (SELECT k FROM json_object_keys(t.metrics) AS k LIMIT 1) AS metric,
        t.loss AS training_loss, t.metric AS training_metric, v.loss AS validation_loss, v.metric AS validation_metric,
-       t.metrics AS training_metrics, v.metrics AS validation_metrics,
+       t.metrics::jsonb AS training_metrics, v.metrics::jsonb AS validation_metrics,
        greatest(t.noted_at, v.noted_at) AS evaluated_at,
        extract(epoch FROM greatest(t.noted_at, v.noted_at) - r.started_at)::double precision AS seconds
 FROM @extschema@.mop_request q JOIN @extschema@.mop_seen_run r USING (run_id)

@@ -5,9 +5,9 @@ CREATE FUNCTION @extschema@.training_preprocessor_dl(
     output_table varchar,
     dependent_varname varchar,
     independent_varname varchar,
-    buffer_size integer DEFAULT NULL,
-    normalizing_const real DEFAULT 1.0,
-    num_classes integer[] DEFAULT NULL,
+    buffer_size double precision DEFAULT NULL,
+    normalizing_const double precision DEFAULT 1.0,
+    num_classes double precision[] DEFAULT NULL,
     distribution_rules text DEFAULT NULL,
     dependent_dtype text DEFAULT 'int16'
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
@@ -22,7 +22,7 @@ CREATE FUNCTION @extschema@.validation_preprocessor_dl(
     dependent_varname varchar,
     independent_varname varchar,
     training_preprocessor_table varchar,
-    buffer_size integer DEFAULT NULL,
+    buffer_size double precision DEFAULT NULL,
     distribution_rules text DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python

@@ -10,7 +10,32 @@ from pg_mop.api import architectures
 architectures.load_keras_model(plpy, *args)
 $$;
 
-CREATE FUNCTION @extschema@.delete_keras_model(keras_model_arch_table varchar, model_id integer)
+CREATE FUNCTION @extschema@.load_keras_model(
+    keras_model_arch_table varchar,
+    model_arch jsonb,
+    model_weights bytea DEFAULT NULL,
+    name text DEFAULT NULL,
+    description text DEFAULT NULL
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import architectures
+architectures.load_keras_model(plpy, *args)
+$$;
+
+-- (a literal without a type is a text: between json and jsonb PostgreSQL could not choose)
+CREATE FUNCTION @extschema@.load_keras_model(
+    keras_model_arch_table varchar,
+    model_arch text,
+    model_weights bytea DEFAULT NULL,
+    name text DEFAULT NULL,
+    description text DEFAULT NULL
+) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
+#python
+from pg_mop.api import architectures
+architectures.load_keras_model(plpy, *args)
+$$;
+
+CREATE FUNCTION @extschema@.delete_keras_model(keras_model_arch_table varchar, model_id double precision)
 RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import architectures

@@ -11,7 +11,7 @@ from pg_mop.api import objects
 objects.load_custom_function(plpy, *args)
 $$;
 
-CREATE FUNCTION @extschema@.delete_custom_function(object_table varchar, id integer)
+CREATE FUNCTION @extschema@.delete_custom_function(object_table varchar, id double precision)
 RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import objects
@@ -25,14 +25,14 @@ from pg_mop.api import objects
 objects.delete_custom_function(plpy, *args)
 $$;
 
-CREATE FUNCTION @extschema@.load_top_k_accuracy_function(object_table varchar, k integer)
+CREATE FUNCTION @extschema@.load_top_k_accuracy_function(object_table varchar, k double precision)
 RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import objects
 objects.load_top_k_accuracy_function(plpy, *args)
 $$;
 
-CREATE FUNCTION @extschema@.top_k_categorical_acc_pickled(n integer, fn_name varchar)
+CREATE FUNCTION @extschema@.top_k_categorical_acc_pickled(n double precision, fn_name varchar)
 RETURNS bytea LANGUAGE plpython3u VOLATILE STRICT AS $$
 #python
 from pg_mop.api import objects

@@ -1,7 +1,7 @@
 CREATE FUNCTION @extschema@.load_model_selection_table(
     model_arch_table varchar,
     model_selection_table varchar,
-    model_id_list integer[],
+    model_id_list double precision[],
     compile_params_list varchar[],
     fit_params_list varchar[],
     object_table varchar DEFAULT NULL
@@ -14,12 +14,12 @@ $$;
 CREATE FUNCTION @extschema@.generate_model_configs(
     model_arch_table varchar,
     model_selection_table varchar,
-    model_id_list integer[],
+    model_id_list double precision[],
     compile_params_grid varchar,
     fit_params_grid varchar,
     search_type varchar DEFAULT 'grid',
-    num_configs integer DEFAULT NULL,
-    random_state integer DEFAULT NULL,
+    num_configs double precision DEFAULT NULL,
+    random_state double precision DEFAULT NULL,
     object_table varchar DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python

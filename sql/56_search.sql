@@ -8,9 +8,9 @@ CREATE FUNCTION @extschema@.mop_search(
     metric varchar DEFAULT NULL,
     validation_table varchar DEFAULT NULL,
     time_limit interval DEFAULT NULL,
-    max_trials integer DEFAULT NULL,
-    continue_from bigint DEFAULT NULL,
-    random_state integer DEFAULT NULL,
+    max_trials double precision DEFAULT NULL,
+    continue_from double precision DEFAULT NULL,
+    random_state double precision DEFAULT NULL,
     use_gpus boolean DEFAULT FALSE,
     object_table varchar DEFAULT NULL,
     name varchar DEFAULT NULL,
@@ -26,16 +26,16 @@ CREATE FUNCTION @extschema@.madlib_keras_automl(
     model_output_table varchar,
     model_arch_table varchar,
     model_selection_table varchar,
-    model_id_list integer[],
+    model_id_list double precision[],
     compile_params_grid varchar,
     fit_params_grid varchar,
     automl_method varchar DEFAULT 'hyperband',
     automl_params varchar DEFAULT NULL,
-    random_state integer DEFAULT NULL,
+    random_state double precision DEFAULT NULL,
     object_table varchar DEFAULT NULL,
     use_gpus boolean DEFAULT FALSE,
     validation_table varchar DEFAULT NULL,
-    metrics_compute_frequency integer DEFAULT NULL,
+    metrics_compute_frequency double precision DEFAULT NULL,
     name varchar DEFAULT NULL,
     description varchar DEFAULT NULL,
     use_caching boolean DEFAULT FALSE
@@ -47,9 +47,9 @@ $$;
 
 CREATE FUNCTION @extschema@.hyperband_schedule(
     schedule_table varchar,
-    r integer,
-    eta integer DEFAULT 3,
-    skip_last integer DEFAULT 0
+    r double precision,
+    eta double precision DEFAULT 3,
+    skip_last double precision DEFAULT 0
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import automl
@@ -58,17 +58,20 @@ $$;
 
 -- What people may do to a run that goes on, from another session. Its coordinator looks twice a second.
 
-CREATE FUNCTION @extschema@.mop_stop_trial(run_id bigint, mst_key integer) RETURNS void LANGUAGE sql VOLATILE AS $$
-    SELECT @extschema@.mop_add_wish($1, pg_catalog.json_build_object('stop', $2, 'by', current_user))
+CREATE FUNCTION @extschema@.mop_stop_trial(run_id double precision, mst_key double precision) RETURNS void
+LANGUAGE sql VOLATILE AS $$
+    SELECT @extschema@.mop_add_wish(@extschema@.mop_integer('run_id', $1), pg_catalog.json_build_object(
+        'stop', @extschema@.mop_integer('mst_key', $2), 'by', current_user))
 $$;
 
-CREATE FUNCTION @extschema@.mop_add_trial(run_id bigint, model_id integer, compile_params varchar, fit_params varchar,
-    iterations integer DEFAULT NULL) RETURNS void LANGUAGE sql VOLATILE AS $$
-    SELECT @extschema@.mop_add_wish($1, pg_catalog.json_build_object(
-        'add', pg_catalog.json_build_array($2, $3, $4), 'iterations', $5, 'by', current_user))
+CREATE FUNCTION @extschema@.mop_add_trial(run_id double precision, model_id double precision, compile_params varchar,
+    fit_params varchar, iterations double precision DEFAULT NULL) RETURNS void LANGUAGE sql VOLATILE AS $$
+    SELECT @extschema@.mop_add_wish(@extschema@.mop_integer('run_id', $1), pg_catalog.json_build_object(
+        'add', pg_catalog.json_build_array(@extschema@.mop_integer('model_id', $2), $3, $4),
+        'iterations', @extschema@.mop_integer('iterations', $5), 'by', current_user))
 $$;
 
-CREATE FUNCTION @extschema@.mop_more(run_id bigint, mst_key integer, iterations integer)
+CREATE FUNCTION @extschema@.mop_more(run_id double precision, mst_key double precision, iterations double precision)
 RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import more

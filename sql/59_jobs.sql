@@ -79,15 +79,16 @@ END
 $$;
 
 -- Cancels a job as pg_cancel_backend does; false where nothing of its command runs.
-CREATE FUNCTION @extschema@.mop_cancel(job bigint) RETURNS boolean LANGUAGE sql VOLATILE AS $$
-    SELECT @extschema@.mop_cancel_job($1)
+CREATE FUNCTION @extschema@.mop_cancel(job double precision) RETURNS boolean LANGUAGE sql VOLATILE AS $$
+    SELECT @extschema@.mop_cancel_job(@extschema@.mop_integer('job', $1))
 $$;
 
 -- Waits until a job has ended, or until so long has passed: its status. Without a timeout it does not wait for a job
 -- that waits for it.
-CREATE FUNCTION @extschema@.mop_wait(job bigint, timeout interval DEFAULT NULL) RETURNS text
+CREATE FUNCTION @extschema@.mop_wait(job double precision, timeout interval DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    own bigint := @extschema@.mop_integer('job', job);
     until timestamptz := clock_timestamp() + timeout;
     reached text;
     before text := 'running';
@@ -95,18 +96,18 @@ DECLARE
     held integer;
 BEGIN
     IF current_setting('transaction_isolation') NOT LIKE 'read%committed' THEN
-        RAISE EXCEPTION 'this transaction does not see what others commit, such as the end of job %', $1
+        RAISE EXCEPTION 'this transaction does not see what others commit, such as the end of job %', own
             USING ERRCODE = '25001', HINT = 'COMMIT; and SET default_transaction_isolation = ''read committed'';';
     END IF;
-    IF timeout IS NULL AND EXISTS (SELECT 1 FROM @extschema@.mop_jobs j WHERE j.job = $1 AND j.status = 'running'
+    IF timeout IS NULL AND EXISTS (SELECT 1 FROM @extschema@.mop_jobs j WHERE j.job = own AND j.status = 'running'
                                    AND j.session_pid = pg_backend_pid()) THEN
-        RAISE EXCEPTION 'job % would wait for itself', $1 USING ERRCODE = '55006',
+        RAISE EXCEPTION 'job % would wait for itself', own USING ERRCODE = '55006',
             HINT = 'What is to come after its other commands comes after them in one job.';
     END IF;
     LOOP
-        reached := (SELECT j.status FROM @extschema@.mop_jobs j WHERE j.job = $1);
+        reached := (SELECT j.status FROM @extschema@.mop_jobs j WHERE j.job = own);
         IF reached IS NULL THEN
-            RAISE EXCEPTION 'there is no job % that role "%" may see', $1, current_user USING ERRCODE = '42501',
+            RAISE EXCEPTION 'there is no job % that role "%" may see', own, current_user USING ERRCODE = '42501',
                 HINT = 'SELECT job, status, command FROM @extschema@.mop_jobs;';
         END IF;
         -- (its session may have ended between what is noted and the look at sessions: the next look sees both)
@@ -114,11 +115,11 @@ BEGIN
         IF reached = 'running' THEN
             -- (seldom: it stops all who ask for locks; before PostgreSQL 9.6 nobody tells)
             IF timeout IS NULL AND looks % 10 = 5 AND current_setting('server_version_num')::integer >= 90600 THEN
-                held := (SELECT j.session_pid FROM @extschema@.mop_jobs j WHERE j.job = $1);
+                held := (SELECT j.session_pid FROM @extschema@.mop_jobs j WHERE j.job = own);
                 IF pg_backend_pid() = ANY (pg_blocking_pids(held)) THEN
-                    RAISE EXCEPTION 'job % waits for a lock that this transaction holds', $1 USING ERRCODE = '55006',
+                    RAISE EXCEPTION 'job % waits for a lock that this transaction holds', own USING ERRCODE = '55006',
                         DETAIL = 'It will not end before this transaction has.',
-                        HINT = 'COMMIT; and wait then, or wait with a timeout: SELECT @extschema@.mop_wait(' || $1
+                        HINT = 'COMMIT; and wait then, or wait with a timeout: SELECT @extschema@.mop_wait(' || own
                                || ', ''1 min'');';
                 END IF;
             END IF;

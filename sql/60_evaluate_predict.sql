@@ -3,7 +3,7 @@ CREATE FUNCTION @extschema@.madlib_keras_evaluate(
     test_table varchar,
     output_table varchar,
     use_gpus boolean DEFAULT FALSE,
-    mst_key integer DEFAULT NULL
+    mst_key double precision DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import evaluate
@@ -18,7 +18,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict(
     output_table varchar,
     pred_type varchar DEFAULT 'prob',
     use_gpus boolean DEFAULT FALSE,
-    mst_key integer DEFAULT NULL
+    mst_key double precision DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import predict
@@ -33,7 +33,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict(
     output_table varchar,
     pred_type integer,
     use_gpus boolean DEFAULT FALSE,
-    mst_key integer DEFAULT NULL
+    mst_key double precision DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import predict
@@ -48,7 +48,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict(
     output_table varchar,
     pred_type double precision,
     use_gpus boolean DEFAULT FALSE,
-    mst_key integer DEFAULT NULL
+    mst_key double precision DEFAULT NULL
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import predict
@@ -57,7 +57,7 @@ $$;
 
 CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
     model_arch_table varchar,
-    model_id integer,
+    model_id double precision,
     test_table varchar,
     id_col varchar,
     independent_varname varchar,
@@ -66,7 +66,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
     use_gpus boolean DEFAULT FALSE,
     class_values text[] DEFAULT NULL,
     normalizing_const double precision DEFAULT NULL,
-    dependent_count integer DEFAULT 1
+    dependent_count double precision DEFAULT 1
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import predict
@@ -75,7 +75,7 @@ $$;
 
 CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
     model_arch_table varchar,
-    model_id integer,
+    model_id double precision,
     test_table varchar,
     id_col varchar,
     independent_varname varchar,
@@ -84,7 +84,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
     use_gpus boolean DEFAULT FALSE,
     class_values text[] DEFAULT NULL,
     normalizing_const double precision DEFAULT NULL,
-    dependent_count integer DEFAULT 1
+    dependent_count double precision DEFAULT 1
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import predict
@@ -93,7 +93,7 @@ $$;
 
 CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
     model_arch_table varchar,
-    model_id integer,
+    model_id double precision,
     test_table varchar,
     id_col varchar,
     independent_varname varchar,
@@ -102,7 +102,7 @@ CREATE FUNCTION @extschema@.madlib_keras_predict_byom(
     use_gpus boolean DEFAULT FALSE,
     class_values text[] DEFAULT NULL,
     normalizing_const double precision DEFAULT NULL,
-    dependent_count integer DEFAULT 1
+    dependent_count double precision DEFAULT 1
 ) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import predict

@@ -1,6 +1,6 @@
 -- Models out of the database and into it; the GPUs of the server.
 
-CREATE FUNCTION @extschema@.mop_export_model(model_table varchar, mst_key integer)
+CREATE FUNCTION @extschema@.mop_export_model(model_table varchar, mst_key double precision)
 RETURNS bytea LANGUAGE plpython3u VOLATILE AS $$
 #python
 from pg_mop.api import files

@@ -43,7 +43,11 @@ def signatures(sql):
 
 
 def _call(verb, name, arguments):
-    """A call on one line or, where that is too long, a line for each argument."""
+    """A call on one line or, where that is too long, a line for each argument. Arguments that must be integers are
+    shown as such."""
+    from pg_mop.database import ALL_INTEGERS
+    arguments = [argument.replace("double precision", "integer") if argument.split()[0] in ALL_INTEGERS else argument
+                 for argument in arguments]
     line = f"{verb} madlib.{name}({', '.join(arguments)})"
     return line if len(line) <= 90 else f"{verb} madlib.{name}(\n    " + ",\n    ".join(arguments) + ")"
 

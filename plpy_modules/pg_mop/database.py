@@ -6,6 +6,7 @@ Every SQL function of the extension enters Python through :func:`sql_function`, 
 
 import ctypes
 import functools
+import inspect
 import json
 import math
 import re
@@ -511,10 +512,49 @@ def raising(plpy, function, *arguments):
     raise_error(plpy, problem.message, problem.sqlstate, problem.detail, problem.hint)
 
 
+# arguments of SQL functions that must be integers: they are double precision there, to which every number turns
+INTEGERS = frozenset("""
+buffer_size dependent_count eta id iterations k max_trials metrics_compute_frequency model_id mst_key num_configs
+num_iterations r random_state sessions skip_last
+""".split())
+LONG_INTEGERS = frozenset(("continue_from", "job", "run_id"))
+LISTS_OF_INTEGERS = frozenset(("model_id_list", "mst_keys", "num_classes"))
+ALL_INTEGERS = INTEGERS | LONG_INTEGERS | LISTS_OF_INTEGERS
+
+
+def as_integer(name, value):
+    """The integer that a number is which an SQL function was given as argument `name`. Raises MopError."""
+    if not isinstance(value, float):
+        return value
+    bits = 31 if name not in LONG_INTEGERS else 53
+    if value != value or abs(value) == float("inf") or value != int(value):
+        raise MopError(f"{name} must be an integer, not {value:g}")
+    if abs(value) >= 2**bits:
+        raise MopError(f"{name} is out of range: {value:.0f}", sqlstate="22003")
+    return int(value)
+
+
+def _with_integers(function, values):
+    """The arguments of an SQL function, `values`, with integers where they must be such."""
+    function = inspect.unwrap(function)
+    names = [name for name in inspect.signature(function).parameters if name not in ("db", "session")]
+    if names == ["values"]:
+        names = function.__globals__["ARGUMENTS"]
+    for name, value in zip(names, values):
+        if name in INTEGERS or name in LONG_INTEGERS:
+            yield as_integer(name, value)
+        elif name in LISTS_OF_INTEGERS and value is not None:
+            yield [as_integer(name, v) for v in value]
+        else:
+            yield value
+
+
 def sql_function(function, commits=False):
     """Make `function(db, *args)` callable from an SQL shim as ``function(plpy, *args)``.
 
-    MopError becomes a PostgreSQL error with its DETAIL and HINT, prefixed by the function's name as in MADlib.
+    Arguments that must be integers are (INTEGERS); a function that takes `*values` has their names in its module's
+    ARGUMENTS. MopError becomes a PostgreSQL error with its DETAIL and HINT, prefixed by the function's name as in
+    MADlib.
     `commits`: the shim is a procedure's, which ends its transaction at every tick.
     """
 
@@ -525,7 +565,7 @@ def sql_function(function, commits=False):
             if commits:
                 _begin_procedure(db)
             with db.pinned_path():
-                result = function(db, *args)
+                result = function(db, *_with_integers(function, args))
             if commits:
                 db.commit()
             return result

@@ -30,7 +30,7 @@ DECLARE
     reached integer;
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(@extschema@.mop_lock_number('run', run, 0));
-    EXECUTE format('SELECT r.epoch FROM @extschema@.mop_run r WHERE r.run_id = %L', run) INTO reached;
+    EXECUTE format('SELECT r.epoch FROM %s.mop_run r WHERE r.run_id = %L', '@extschema@', run) INTO reached;
     RETURN reached;
 END
 $$;
@@ -139,8 +139,8 @@ CREATE FUNCTION @extschema@.mop_put_unit(run bigint, stage integer, iteration in
     dataset text, attempt integer, backend integer, queued timestamptz, started timestamptz) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    EXECUTE format('INSERT INTO @extschema@.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, '
-                   'backend_pid, queued_at, started_at) VALUES (%L, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10)', run)
+    EXECUTE format('INSERT INTO %s.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, '
+                   'backend_pid, queued_at, started_at) VALUES (%L, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10)', '@extschema@', run)
         USING stage, iteration, segment, kind, dataset, attempt, 'running'::text, backend, queued, started;
 END
 $$;
@@ -158,8 +158,9 @@ CREATE FUNCTION @extschema@.mop_copy_state(source text, of_stage integer, at_ver
 DECLARE
     parts bigint;
 BEGIN
-    EXECUTE format('INSERT INTO @extschema@.%I SELECT %s, s.version, s.part, s.data, s.place FROM @extschema@.%I s '
-                   'WHERE s.stage = %s AND s.version = %s', target, to_stage, source, of_stage, at_version);
+    EXECUTE format('INSERT INTO %s.%I SELECT %s, s.version, s.part, s.data, s.place FROM %s.%I s '
+                   'WHERE s.stage = %s AND s.version = %s', '@extschema@', target, to_stage, '@extschema@', source,
+                   of_stage, at_version);
     GET DIAGNOSTICS parts = ROW_COUNT;
     RETURN parts;
 END

@@ -29,8 +29,8 @@ DECLARE
                                          WHERE s.role = 'p' AND s.content = segment)
                        ORDER BY f.content LIMIT 1);
 BEGIN
-    EXECUTE format('SELECT @extschema@.mop_at_host(%L) FROM @extschema@.mop_place p WHERE p.place = %s', directory,
-                   at_place);
+    EXECUTE format('SELECT %s.mop_at_host(%L) FROM %s.mop_place p WHERE p.place = %s', '@extschema@', directory,
+                   '@extschema@', at_place);
 END
 $$;
 
@@ -80,11 +80,12 @@ CREATE FUNCTION @extschema@.mop_give_state(run bigint, of_stage integer, at_vers
 RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    source text := format('FROM @extschema@.%I s WHERE s.stage = %s AND s.version = %s',
+    source text := format('FROM %s.%I s WHERE s.stage = %s AND s.version = %s', '@extschema@',
                           @extschema@.mop_generation_name(run, generation), of_stage, at_version);
     -- (to be told the place and the number of a part)
-    from_there text := format('SELECT @extschema@.mop_at_state(%s, (SELECT s.data %s AND s.place = %%s AND s.part = %%s)) '
-                              'FROM @extschema@.mop_place p WHERE p.place = %s', to_stage, source, to_place);
+    from_there text := format('SELECT %s.mop_at_state(%s, (SELECT s.data %s AND s.place = %%s AND s.part = %%s)) '
+                              'FROM %s.mop_place p WHERE p.place = %s', replace('@extschema@', '%', '%%'), to_stage,
+                              replace(source, '%', '%%'), replace('@extschema@', '%', '%%'), to_place);
     somewhere text;
     parts integer[];
     places integer[];
@@ -93,8 +94,8 @@ DECLARE
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
     IF from_place = to_place THEN
-        EXECUTE format('SELECT @extschema@.mop_at_state(%s, t.data) FROM (SELECT s.data %s AND s.place = %s '
-                       'ORDER BY s.part) t', to_stage, source, from_place);
+        EXECUTE format('SELECT %s.mop_at_state(%s, t.data) FROM (SELECT s.data %s AND s.place = %s '
+                       'ORDER BY s.part) t', '@extschema@', to_stage, source, from_place);
         GET DIAGNOSTICS given = ROW_COUNT;
     ELSIF alone THEN
         EXECUTE format(from_there, from_place, 0) INTO was_there;
@@ -144,7 +145,7 @@ BEGIN
               FROM generate_series(1, array_length(wanted, 1)) AS i GROUP BY 1, 2, 3, 4) g GROUP BY 1, 2
     LOOP
         rows := format('(SELECT unnest(CASE %s END) AS wanted, s.data FROM (SELECT s.stage, s.version, s.data '
-                       'FROM @extschema@.%I s WHERE s.place = %s AND (%s)) s) u', one.cases,
+                       'FROM %s.%I s WHERE s.place = %s AND (%s)) s) u', one.cases, '@extschema@',
                        @extschema@.mop_generation_name(run, one.generation), one.place, one.conditions);
         IF one.place = to_place THEN
             -- (no join, and no cursor: what is called at a place must be in a plan of one slice, in the process that
@@ -165,8 +166,8 @@ BEGIN
         END IF;
     END LOOP;
     IF stages <> '{}' THEN
-        EXECUTE format('SELECT @extschema@.mop_at_states($1, $2) FROM @extschema@.mop_place p WHERE p.place = %s',
-                       to_place) USING stages, datas;
+        EXECUTE format('SELECT %s.mop_at_states($1, $2) FROM %s.mop_place p WHERE p.place = %s', '@extschema@',
+                       '@extschema@', to_place) USING stages, datas;
     END IF;
     RETURN given || stages;
 END
@@ -182,12 +183,13 @@ DECLARE
 BEGIN
     PERFORM @extschema@.mop_own(run, ticket);
     FOR part IN EXECUTE format(
-        'INSERT INTO @extschema@.%I (stage, version, part, data, place) '
+        'INSERT INTO %s.%I (stage, version, part, data, place) '
         'SELECT t.stage, t.version, (t.s).part, (t.s).data, t.place FROM (SELECT v.place, v.stage, v.version, '
-        '@extschema@.mop_at_save(v.number) AS s FROM (SELECT p.place, unnest(%L::integer[]) AS stage, '
-        'unnest(%L::integer[]) AS version, unnest(%L::integer[]) AS number FROM @extschema@.mop_place p '
-        'WHERE p.place = %s) v) t RETURNING stage, octet_length(data) AS bytes',
-        @extschema@.mop_generation_name(run, target), of_stages, new_versions, numbers, at_place)
+        '%s.mop_at_save(v.number) AS s FROM (SELECT p.place, unnest(%L::integer[]) AS stage, '
+        'unnest(%L::integer[]) AS version, unnest(%L::integer[]) AS number FROM %s.mop_place p '
+        'WHERE p.place = %s) v) t RETURNING stage, octet_length(data) AS bytes', '@extschema@',
+        @extschema@.mop_generation_name(run, target), '@extschema@', of_stages, new_versions, numbers, '@extschema@',
+        at_place)
     LOOP
         FOR i IN 1 .. array_length(numbers, 1) LOOP
             IF of_stages[i] = part.stage THEN

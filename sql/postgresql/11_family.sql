@@ -139,8 +139,9 @@ CREATE FUNCTION @extschema@.mop_copy_state(source text, of_stage integer, at_ver
 DECLARE
     parts bigint;
 BEGIN
-    EXECUTE format('INSERT INTO @extschema@.%I SELECT %s, s.version, s.part, s.data FROM @extschema@.%I s '
-                   'WHERE s.stage = %s AND s.version = %s', target, to_stage, source, of_stage, at_version);
+    EXECUTE format('INSERT INTO %s.%I SELECT %s, s.version, s.part, s.data FROM %s.%I s '
+                   'WHERE s.stage = %s AND s.version = %s', '@extschema@', target, to_stage, '@extschema@', source,
+                   of_stage, at_version);
     GET DIAGNOSTICS parts = ROW_COUNT;
     RETURN parts;
 END

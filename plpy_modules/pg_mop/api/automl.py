@@ -224,10 +224,10 @@ def check_hyperband(most, eta, skip_last):
 
 
 @sql_function
-def hyperband_schedule(db, schedule_table, most, eta, skip_last):
+def hyperband_schedule(db, schedule_table, r, eta, skip_last):
     """Write MADlib's schedule of hyperband (contract 5, section 3) to a new table."""
-    check_hyperband(most, eta, skip_last)
+    check_hyperband(r, eta, skip_last)
     table = db.output_table(schedule_table)
     db.execute(f"CREATE TABLE {table} (s integer, i integer, n_i integer, r_i integer, UNIQUE (s, i))")
-    for row in hyperband.schedule(most, eta, skip_last, True):
+    for row in hyperband.schedule(r, eta, skip_last, True):
         db.execute(f"INSERT INTO {table} VALUES ($1, $2, $3, $4)", ["integer"] * 4, list(row))

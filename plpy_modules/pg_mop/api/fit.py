@@ -86,7 +86,7 @@ def train(db, arguments, earlier=None):
                        (f"{dataset}_metrics", "double precision[]", metrics[f"{dataset}_metrics"]),
                        (f"{dataset}_loss", "double precision[]", metrics[f"{dataset}_loss"])]
         values.append(("metrics_iters", "integer[]", training.metrics_iterations))
-        write_summary(db, source, summary, values, [("all_metrics", "json", metrics["all_metrics"])])
+        write_summary(db, source, summary, values, [("all_metrics", "jsonb", metrics["all_metrics"])])
 
 
 class Single(Training):

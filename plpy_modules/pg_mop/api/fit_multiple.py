@@ -143,7 +143,7 @@ def write_models(training, model, info, previous):
         fit_params text, model_type text, model_size float8, metrics_elapsed_time float8[], metrics_type text[],
         loss_type text, training_metrics_final float8, training_loss_final float8, training_metrics float8[],
         training_loss float8[], validation_metrics_final float8, validation_loss_final float8,
-        validation_metrics float8[], validation_loss float8[], error text, all_metrics json, iteration integer)""")
+        validation_metrics float8[], validation_loss float8[], error text, all_metrics jsonb, iteration integer)""")
     sizes, outcome = [], training.journal.outcome(training.run_id, training.kept)
     models = weights_of(training, [c for c in outcome if _is_trained(c)])
     for c in outcome:

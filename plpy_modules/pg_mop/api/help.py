@@ -6,7 +6,7 @@ The usage is read from the catalog, so that it is always that of the installed v
 import re
 
 from pg_mop import settings
-from pg_mop.database import MopError, sql_function
+from pg_mop.database import ALL_INTEGERS, MopError, sql_function
 
 # function -> (what it does, SQL of its example after the data of DATA, whether that needs trained models)
 FUNCTIONS = {
@@ -338,6 +338,8 @@ def _usage(db, name, schema):
         for form in forms:
             text = form[position].removeprefix("IN ").replace("character varying", "varchar").replace(" DEFAULT ", ", ")
             name_, kind = re.sub(r"::(varchar|text)", "", text).split(" ", 1)
+            if name_ in ALL_INTEGERS:
+                kind = kind.replace("double precision", "integer")  # of any type, see database.as_integer
             names[name_] = kinds[kind] = True
         argument = " or ".join(names) + ("," if position < len(forms[0]) - 1 else "")
         said = f": {ARGUMENTS[name_]}" if name_ in ARGUMENTS else ""

@@ -87,5 +87,5 @@ def columns(rows, validated, absent, written=None, asked=None):
         if dataset == ("validation" if validated else "training"):
             made["metrics_elapsed_time"] = ("float8[]", [m["seconds"] for m in here])
     if any(everything.values()):
-        made["all_metrics"] = ("json", json.dumps(everything))
+        made["all_metrics"] = ("jsonb", json.dumps(everything))
     return made

@@ -38,17 +38,17 @@ def top_k_categorical_acc_pickled(n, name):
 
 
 @sql_function
-def delete_custom_function(db, object_table, identifier):
+def delete_custom_function(db, object_table, id):
     """Delete a function by id (int) or name (str); the table goes with its last row."""
     _superuser_only(db)
-    if identifier is None:
+    if id is None:
         raise MopError("the id or name of a custom function must not be NULL")
     table = f"{db.extension}.{quote_identifier(table_name(db, object_table))}"
     found = db.input_table(table, "object table")
     _check_columns(db, found, object_table)
-    column, kind = ("id", "integer") if isinstance(identifier, int) else ("name", "text")
-    if not db.execute(f"DELETE FROM {table} WHERE {column} = $1 RETURNING 1 AS x", [kind], [identifier]):
-        raise MopError(f'object table "{object_table}" has no function whose {column} is {identifier!r}',
+    column, kind = ("id", "integer") if isinstance(id, int) else ("name", "text")
+    if not db.execute(f"DELETE FROM {table} WHERE {column} = $1 RETURNING 1 AS x", [kind], [id]):
+        raise MopError(f'object table "{object_table}" has no function whose {column} is {id!r}',
                        hint=f"SELECT id, name FROM {table};")
     if db.one(f"SELECT 1 AS x FROM {table} LIMIT 1") is None:
         db.execute(f"DROP TABLE {table}")

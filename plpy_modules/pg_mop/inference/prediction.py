@@ -91,7 +91,8 @@ class Choice:
                                f"not {pred_type!r}")
             if pred_type == "response":
                 self.most = 1
-        elif isinstance(pred_type, int):
+        elif isinstance(pred_type, int) or 1 <= pred_type < 2**31 and pred_type == int(pred_type):
+            pred_type = int(pred_type)  # (drivers give integers as other types)
             if pred_type < 1:
                 raise MopError(f"pred_type must be at least 1 as an integer, not {pred_type}")
             self.most = pred_type

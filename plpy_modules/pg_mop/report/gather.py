@@ -127,7 +127,9 @@ def _configurations(db, schema, run_id):
         own["metric"] = row["metric"]
         for dataset in DATASETS:
             if row[f"{dataset}_loss"] is not None:
-                values = {"loss": row[f"{dataset}_loss"], **json.loads(row[f"{dataset}_metrics"])}
+                metrics = json.loads(row[f"{dataset}_metrics"])
+                first = {row["metric"]: metrics[row["metric"]]} if row["metric"] in metrics else {}
+                values = {"loss": row[f"{dataset}_loss"], **first, **metrics}
                 own["last"].update({f"{dataset} {name}": rounded(value) for name, value in values.items()})
     for row in db.execute(
             f"SELECT mst_key, coalesce(sum(read_seconds + train_seconds + write_seconds) "
