@@ -300,7 +300,7 @@ class _Rewriter:
             if number == 0 and rewritten["class_name"] != "InputLayer" and shape is not None:
                 name = str(rewritten["config"].get("name", "first")) + "_input"
                 made.append(self._object("keras.layers", "InputLayer",
-                                         {"batch_shape": _plain(shape), "name": name, "dtype": "float32"}))
+                                         {"batch_shape": _any_batch(shape), "name": name, "dtype": "float32"}))
             made.append(rewritten)
         return made
 
@@ -373,6 +373,10 @@ class _Rewriter:
         config = node.get("config")
         if not isinstance(config, dict):
             raise ArchitectureError(f"layer {name} has no config")
+        if config.get("stateful"):
+            raise ArchitectureError(
+                f"layer {str(config.get('name', name))[:100]!r} is stateful: what it remembers of one batch would go "
+                f"to whatever rows come next (make the model with stateful=False, which has the same weights)")
         made = {}
         for key, value in config.items():
             if key in GONE.get(name, ()) or (key in GONE_EVERYWHERE and name != "InputLayer"
@@ -382,7 +386,7 @@ class _Rewriter:
                 key = "threshold"
             if key == "batch_input_shape":
                 key = "batch_shape"
-            made[_text(key)] = self._setting(name, key, value)
+            made[_text(key)] = _any_batch(value) if key == "batch_shape" else self._setting(name, key, value)
         made = self._object(OTHER_MODULES.get(name, "keras.layers"), name, made)
         if node.get("build_config") is not None and not self.old:
             # what Keras builds first draws its initial weights first
@@ -501,6 +505,12 @@ class _Rewriter:
 
     def _object(self, module, name, config):
         return {"module": module, "class_name": name, "config": config, "registered_name": None}
+
+
+def _any_batch(shape):
+    """The shape of an input, without a fixed number of rows: the configuration says how many a batch has."""
+    shape = _plain(shape)
+    return [None, *shape[1:]] if isinstance(shape, list) and shape else shape
 
 
 def _build_config(name, value):

@@ -104,7 +104,9 @@ def parse_compile_params(text):
     if not re.fullmatch(r"\w+", loss):
         raise ParameterError(f"loss {_short(loss)} is not a name")
     if loss.lower() in [r.lower() for r in REFUSED_LOSSES]:
-        raise ParameterError(f"loss {loss!r} is not supported")
+        dense = _dense(loss)
+        raise ParameterError(f"loss {loss!r} is not supported" + (
+            f": labels are packed one-hot, for which it is {dense!r}" if dense else ""))
     name, arguments = parse_optimizer(values["optimizer"])
     mode = values.get("sample_weight_mode")
     if mode not in (None, "None", "temporal"):
@@ -114,6 +116,12 @@ def parse_compile_params(text):
             "loss_weights": _loss_weights(values.get("loss_weights")),
             "weighted_metrics": _weighted_metrics(values.get("weighted_metrics")),
             "sample_weight_mode": None if mode == "None" else mode}
+
+
+def _dense(name):
+    """The loss or metric of one-hot labels that is `name` for numbers of classes; None where it is none of those."""
+    dense = re.sub("^sparse_|^Sparse", "", name)
+    return dense if dense != name else None
 
 
 def parse_fit_params(text):
@@ -589,7 +597,8 @@ def _metric(name):
     if not isinstance(name, str):
         raise ParameterError(f"metric {_short(name)} is not a name")
     if name.lower() in [r.lower() for r in REFUSED_METRICS]:
-        raise ParameterError(f"metric {name!r} is not supported")
+        raise ParameterError(f"metric {name!r} is not supported: labels are packed one-hot, for which it is "
+                             f"{_dense(name)!r}")
     return OLD_METRICS.get(name.lower()) or _canonical(name, METRICS) or name
 
 

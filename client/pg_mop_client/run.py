@@ -213,9 +213,10 @@ class Run:
                 connection.execute(text(f"DROP TABLE IF EXISTS pg_temp.{name}, pg_temp.{name}_out"))
         if str(pred_type) == "response" and found.class_name.nunique() == 1:
             if row.packed_as == "float32" and not self._is_of_classes(mst_key):
-                output = found.class_name.iloc[0]
-                found = found.pivot(index="id", columns="class_value", values="prob").rename_axis(columns=None)
-                values = found["0"].rename(output) if list(found) == ["0"] else found
+                if found.class_value.isna().all():  # one number
+                    values = found.set_index("id").prob.rename(found.class_name.iloc[0])
+                else:
+                    values = found.pivot(index="id", columns="class_value", values="prob").rename_axis(columns=None)
                 values.attrs["regression"] = True
             else:
                 values = _classes(found.class_value, row.types[0]).rename(found.class_name.iloc[0])

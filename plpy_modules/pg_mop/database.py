@@ -350,6 +350,19 @@ class Database:
                        "ON n.oid = c.relnamespace WHERE c.oid = $1", ["oid"], [oid])
         return Table(int(oid), row["nspname"], row["relname"], row["relkind"])
 
+    def _spelt_otherwise(self, text):
+        """The quoted name of a relation that differs from `text` by capitals alone, where the caller sees one."""
+        schema, name = self.parse_name(text)
+        with self.caller_path():
+            found = self.one(
+                "SELECT CASE WHEN $2::text IS NULL THEN '' ELSE pg_catalog.quote_ident(n.nspname) || '.' END || "
+                "pg_catalog.quote_ident(c.relname) AS name FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n "
+                "ON n.oid OPERATOR(pg_catalog.=) c.relnamespace WHERE pg_catalog.lower(c.relname) "
+                "OPERATOR(pg_catalog.=) pg_catalog.lower($1) AND c.relkind OPERATOR(pg_catalog.=) ANY ('{r,v,m,f,p}') "
+                "AND CASE WHEN $2::text IS NULL THEN pg_catalog.pg_table_is_visible(c.oid) ELSE "
+                "n.nspname OPERATOR(pg_catalog.=) $2 END ORDER BY 1 LIMIT 1", ["text", "text"], [name, schema])
+        return found and found["name"]
+
     def suffixed(self, text, suffix):
         """The name `text` as it is spelled, with `suffix`, inside its closing quote if any: '"My t"' -> '"My t_info"'.
 
@@ -373,7 +386,10 @@ class Database:
             raise MopError("NULL/empty input table name", detail=f"It is the {what}.", hint=hint)
         table = self.find_table(text)
         if table is None:
-            raise MopError(f"{what} '{text}' does not exist", hint=hint, sqlstate="42P01")  # quoted as by MADlib
+            alike = self._spelt_otherwise(text)
+            raise MopError(f"{what} '{text}' does not exist", sqlstate="42P01",  # quoted as by MADlib
+                           hint=f"There is {alike}: a name with capitals is written in quotes, '{alike}'." if alike else
+                           hint)
         if not self.value("SELECT has_schema_privilege($1, 'USAGE') AND has_any_column_privilege($2, 'SELECT')",
                           ["text", "oid"], [table.schema, table.oid]):
             raise MopError(f'permission denied for {what} "{text}"',

@@ -1,4 +1,4 @@
-"""Types of columns: domains undone, what may be compared with what, and how."""
+"""Types of columns: domains undone, of arrays' elements too, what may be compared with what, and how."""
 
 from pg_mop.database import quote_identifier
 
@@ -35,7 +35,9 @@ def kind_of(db, oid):
         "ON d.oid = b.t WHERE d.typtype = 'd') "
         "SELECT t.oid, format_type(t.oid, NULL) AS shown, format_type(t.oid, -1) AS sql, t.typtype::text, "
         "t.typarray <> 0 AS has_array, t.typcollation <> 0 AS collatable, t.typelem, "
-        "CASE WHEN t.typcategory = 'A' THEN format_type(t.typelem, NULL) END AS element "
+        "CASE WHEN t.typcategory = 'A' THEN (WITH RECURSIVE e AS (SELECT t.typelem AS t UNION ALL SELECT d.typbasetype "
+        "FROM e JOIN pg_type d ON d.oid = e.t WHERE d.typtype = 'd') SELECT format_type(e.t, NULL) FROM e JOIN "
+        "pg_type d ON d.oid = e.t WHERE d.typtype <> 'd') END AS element "
         "FROM b JOIN pg_type t ON t.oid = b.t WHERE t.typtype <> 'd'", ["oid"], [oid]))
 
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 
 from pg_mop.database import MopError, quote_identifier, quote_literal
+from pg_mop.kinds import NUMBERS
 from pg_mop.packing.summary import copies_in
 
 REPACK = "SELECT {schema}.training_preprocessor_dl(...) (or validation_preprocessor_dl) makes such a table."
@@ -128,6 +129,11 @@ class PackedTable:
         types = set(self.summary.get("dependent_vartype") or [])
         if not self.regression and types & {"real", "double precision", "numeric"}:
             hint += " Numbers that are to be predicted, and no classes, are packed with dependent_dtype => 'float32'."
+        elif not self.regression and any(values and len(values) == 2 for values in self.class_values().values()):
+            number = "as they are" if types & NUMBERS else 'as "column"::integer in a view'
+            hint += (" For two classes that is Dense(2, 'softmax') with categorical_crossentropy. For Dense(1, "
+                     f"'sigmoid') with binary_crossentropy, pack labels that are the numbers 0 and 1, {number}, with "
+                     "dependent_dtype => 'float32'.")
         return hint
 
     def dtypes(self):

@@ -128,6 +128,65 @@ def test_a_temporary_source_is_refused_with_a_hint(db, data):
     db.run("DROP TABLE temporary, temporary_summary")
 
 
+@pytest.mark.parametrize("statement", [
+    call(source="'pg_temp.packed'"), call(rest="1, FALSE, 'pg_temp.packed'"),
+    f"SELECT madlib.madlib_keras_fit('pg_temp.packed', 'models', 'arch', 1, $${ADAM.format(0.1)}$$, '', 1)"])
+def test_a_table_that_was_packed_as_a_temporary_one_is_refused_with_a_hint(db, data, statement):
+    db.run("DROP TABLE IF EXISTS pg_temp.packed, pg_temp.packed_summary; SET pg_mop.segments = 2; "
+           "SELECT madlib.training_preprocessor_dl('flowers', 'pg_temp.packed', 'y', 'x')")
+    before = state(db)
+    error = db.error(statement)
+    assert "is not visible to other sessions" in str(error) and "permanent" in error.diag.message_hint
+    nothing_is_left(db, before)
+    db.run("DROP TABLE pg_temp.packed, pg_temp.packed_summary")
+
+
+@pytest.mark.parametrize("column,number", [("yes", 'as "column"::integer in a view'), ("n", "as they are")])
+def test_the_net_of_tutorials_for_two_classes_has_a_hint_that_works(db, data, column, number):
+    """Dense(1, 'sigmoid') with binary_crossentropy, for integer labels and for booleans."""
+    load(db, "sigmoid", dense().replace('"units": 3', '"units": 1').replace("softmax", "sigmoid"))
+    selection(db, "mst_s", "sigmoid", [
+        (1, "loss='binary_crossentropy', optimizer='Adam(lr=0.05)', metrics=['accuracy']", "batch_size=8")])
+    db.run("DROP VIEW IF EXISTS numbered, halves; "
+           "DROP TABLE IF EXISTS two_classes, two_classes_summary, numbers, numbers_summary")
+    db.run("CREATE VIEW halves AS SELECT id, x, id % 3 = 0 AS yes, (id % 3 = 0)::integer AS n FROM flowers")
+    db.run(f"SELECT madlib.training_preprocessor_dl('halves', 'two_classes', '{column}', 'x')")
+    error = db.error(call(source="'two_classes'", mst="'mst_s'"))
+    hint = error.diag.message_hint
+    assert "outputs 1 classes but" in str(error) and number in hint and "dependent_dtype => 'float32'" in hint
+    if column == "yes":
+        error = db.error("SELECT madlib.training_preprocessor_dl('halves', 'numbers', 'yes', 'x', "
+                         "dependent_dtype => 'float32')")
+        db.run(error.diag.message_hint.removeprefix("Give it as a number: "))
+    source, label = ("numbered", "label") if column == "yes" else ("halves", "n")
+    db.run(f"SELECT madlib.training_preprocessor_dl('{source}', 'numbers', '{label}', 'x', "
+           "dependent_dtype => 'float32')")
+    db.run("DROP TABLE IF EXISTS models, models_info, models_summary, halved")
+    db.run(call(source="'numbers'", mst="'mst_s'"))
+    db.run(f"SELECT madlib.madlib_keras_predict('models', '{source}', 'id', 'x', 'halved', 'prob', FALSE, 1)")
+    rows = db.run("SELECT * FROM halved")
+    assert all(row["class_value"] is None and 0 <= row["prob"] <= 1 for row in rows) and rows
+    db.run("DROP VIEW IF EXISTS numbered; DROP VIEW halves; DROP TABLE models, models_info, models_summary, halved")
+
+
+@pytest.mark.parametrize("compile_params,text", [
+    ("loss='sparse_categorical_crossentropy', optimizer='SGD()'", "for which it is 'categorical_crossentropy'"),
+    ("loss='mse', optimizer='SGD()', metrics=['sparse_categorical_accuracy']", "which it is 'categorical_accuracy'")])
+def test_what_is_for_numbers_of_classes_has_a_name_for_one_hot_labels(db, data, compile_params, text):
+    assert text in str(db.error("SELECT madlib.load_model_selection_table('arch', 'never', ARRAY[1], ARRAY[%s], "
+                                "ARRAY['batch_size=8'])", [compile_params]))
+
+
+def test_a_name_with_capitals_is_told_in_quotes(db, data):
+    db.run('CREATE TABLE "Iris_New" AS SELECT id AS "Id", x AS "Features", y AS "Class" FROM flowers')
+    error = db.error("SELECT madlib.training_preprocessor_dl('Iris_New', 'iris', 'Class', 'Features')")
+    assert "'Iris_New' does not exist" in str(error) and """'"Iris_New"'""" in error.diag.message_hint
+    db.run("""SELECT madlib.training_preprocessor_dl('"Iris_New"', '"Iris_Packed"', 'Class', 'Features')""")
+    error = db.error(call(source="'public.Iris_packed'"))
+    assert """'public."Iris_Packed"'""" in error.diag.message_hint
+    db.run('DROP TABLE "Iris_New", "Iris_Packed", "Iris_Packed_summary"')
+
+
 def test_a_source_locked_by_the_caller_is_refused_at_once(db, data):
     before = state(db)
     db.run("BEGIN; LOCK TABLE flowers_packed IN ACCESS EXCLUSIVE MODE")

@@ -81,6 +81,13 @@ def test_the_answers_are_those_of_the_run(dashboard, run_id):
     assert all(r["seconds"] > 0 and r["units"] > 0 for r in time)
 
 
+def test_the_role_of_the_document_gets_reports_of_the_runs_that_it_sees(dashboard, run_id):
+    page = dashboard.value("SELECT madlib.mop_report(%s)", [run_id])
+    data = json.loads(dashboard.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
+    assert page.startswith("<!DOCTYPE html>") and {c["mst_key"] for c in data["configurations"]} == {1, 2, 3}
+    assert data["arguments"] == {} and data["settings"] == {}, "which are the owner's"
+
+
 def test_the_columns_that_stay_are_there(dashboard):
     rows = re.findall(r"^\| `(mop_\w+)` \| (.+) \|$", TEXT, re.M)
     assert {name for name, _ in rows} >= {f"mop_{n}" for n in ("runs", "trials", "metrics", "metrics_wide", "units")}
@@ -92,10 +99,11 @@ def test_the_columns_that_stay_are_there(dashboard):
 
 def test_the_role_of_the_document_reads_the_views_alone(db, dashboard, run_id):
     for sql in ('SELECT * FROM "models<script>"', "SELECT * FROM flowers_packed", "SELECT * FROM madlib.mop_run",
-                f"SELECT madlib.mop_drop_run({run_id})", "SELECT madlib.mop_report(1)"):
+                f"SELECT madlib.mop_drop_run({run_id})", "SELECT madlib.mop_resume(1)"):
         assert isinstance(dashboard.error(sql), psycopg2.errors.InsufficientPrivilege), sql
     db.run("REVOKE analyst FROM dashboard")
     assert dashboard.value("SELECT count(*) FROM madlib.mop_runs") == 0
+    assert "there is no run" in str(dashboard.error("SELECT madlib.mop_report(%s)", [run_id]))
     db.run("GRANT analyst TO dashboard")
 
 

@@ -68,7 +68,15 @@ def test_info_lines_tell_every_iteration_with_its_metrics(db, data):
     infos = [n for n in db.connection.notices if n.startswith("INFO")]
     assert len(infos) == 3
     assert all(f"iteration {i} of 3" in infos[i - 1] for i in (1, 2, 3))
-    assert "mst_key=1: metric=" not in infos[0] and "mst_key=1: metric=" in infos[1] and "loss=" in infos[2]
+    assert "mst_key=1: " not in infos[0] and "mst_key=1: accuracy=" in infos[1] and "loss=" in infos[2]
+
+
+def test_between_two_evaluations_at_most_ten_iterations_are_told(db, data):
+    selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=50")])
+    del db.connection.notices[:]
+    fit(db, data, "models", "mst", iterations=35)
+    infos = [n for n in db.connection.notices if n.startswith("INFO:  iteration")]
+    assert [int(n.split()[2]) for n in infos] == [4, 8, 12, 16, 20, 24, 28, 32, 35] and "accuracy=" in infos[-1]
 
 
 def test_of_many_configurations_the_lines_tell_the_best_five_and_the_failures(db, data):
@@ -78,7 +86,7 @@ def test_of_many_configurations_the_lines_tell_the_best_five_and_the_failures(db
     del db.connection.notices[:]
     fit(db, data, "models", "mst", iterations=2, frequency=1)
     infos = [n for n in db.connection.notices if n.startswith("INFO")]
-    assert len(infos) == 2 and all("the best 5 of 12 configurations by accuracy:" in n for n in infos)
+    assert len(infos) == 2 and all("the best 5 of 12 configurations by training accuracy:" in n for n in infos)
     assert all(n.count("mst_key=") == 6 and len(n.strip().splitlines()) == 8 for n in infos)
     assert "s left" in infos[0] and "left" not in infos[1]
     assert all("6 of 18 configurations failed, mst_key=13: " in n for n in infos)

@@ -689,7 +689,7 @@ def test_more_classes_than_an_output_can_have_are_an_error(db):
 
 def test_classes_that_changed_between_scans_are_an_error_not_damage(db):
     db.run("CREATE OR REPLACE VIEW restless AS SELECT ARRAY[1] AS x, random() AS y FROM generate_series(1, 3)")
-    assert "changed while" in str(db.error("SELECT madlib.training_preprocessor_dl('restless', 'never', 'y', 'x')"))
+    assert "gave other rows" in str(db.error("SELECT madlib.training_preprocessor_dl('restless', 'never', 'y', 'x')"))
 
 
 def test_column_names_too_long_for_their_shape_column_are_an_error(db):
@@ -784,3 +784,29 @@ def test_arguments_have_the_contract_names(db):
            "dependent_varname => 'y', independent_varname => 'x', training_preprocessor_table => 'named', "
            "buffer_size => 5, distribution_rules => 'all_segments')")
     assert summary(db, "named_v")["normalizing_const"] == 2.0
+
+
+@pytest.mark.parametrize("rows", [
+    "SELECT * FROM drawn ORDER BY random() LIMIT 50", "SELECT * FROM drawn WHERE random() < 0.5",
+    "SELECT * FROM drawn TABLESAMPLE BERNOULLI (50)"])
+def test_a_view_that_gives_other_rows_each_time_is_refused_with_a_hint_that_works(db, rows):
+    db.run("DROP TABLE IF EXISTS drawn, sampled_rows, stored, stored_summary CASCADE; "
+           "CREATE TABLE drawn AS SELECT i AS id, ARRAY[i]::real[] AS x, i AS y FROM generate_series(1, 100) AS i")
+    db.run(f"CREATE VIEW sampled AS {rows}")
+    error = db.error("SELECT madlib.training_preprocessor_dl('sampled', 'never', 'y', 'x')")
+    assert "gave other rows when it was read again" in str(error) and "random()" in error.diag.message_detail
+    db.run(error.diag.message_hint.removeprefix("Store its rows first: "))
+    db.run("SELECT madlib.training_preprocessor_dl('sampled_rows', 'stored', 'y', 'x')")
+    assert db.value("SELECT sum(x_shape[1]) FROM stored") == db.value("SELECT count(*) FROM sampled_rows")
+
+
+def test_arrays_of_domains_and_domains_of_arrays_are_arrays(db):
+    db.run("CREATE DOMAIN score AS real CHECK (VALUE >= 0); "
+           "CREATE DOMAIN embedding AS score[] CHECK (cardinality(VALUE) = 2)")
+    db.run("CREATE TABLE scores AS SELECT i AS id, ARRAY[i, 2 * i]::score[] AS x, ARRAY[i, 2 * i]::embedding AS e, "
+           "ARRAY[i % 2, 1 - i % 2]::score[] AS y, i % 2 AS k FROM generate_series(1, 20) AS i")
+    db.run("SELECT madlib.training_preprocessor_dl('scores', 'scores_packed', 'k', 'x,e', 20)")
+    assert unpack(db, "scores_packed", "x", "<f4").tolist() == unpack(db, "scores_packed", "e", "<f4").tolist()
+    assert sorted(unpack(db, "scores_packed", "x", "<f4").tolist()) == [[i, 2 * i] for i in range(1, 21)]
+    db.run("SELECT madlib.validation_preprocessor_dl('scores', 'scores_val', 'k', 'x,e', 'scores_packed')")
+    db.run("SELECT madlib.training_preprocessor_dl('scores', 'soft_scores', 'y', 'x', dependent_dtype => 'float32')")

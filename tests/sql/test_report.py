@@ -290,3 +290,21 @@ def test_the_report_of_a_large_run_is_sampled_and_says_so(db, run_id):
     for said in data["sampled"].values():
         assert said in shown
     assert data["sampled"].keys() == {"curves", "sessions", "stages"}
+
+
+def test_what_keeps_its_best_state_is_ranked_by_that(db, run_id):
+    """As in the output tables, whose finals are of the state that is written."""
+    wild = "loss='categorical_crossentropy', optimizer='Adam(lr=[0.05, 0.05, 3.0, 3.0])', metrics=['accuracy']"
+    selection(db, "mst_k", "arch", [(1, ADAM.format(0.001), "batch_size=8"), (1, wild, "batch_size=8, keep='best'"),
+                                    (1, wild, "batch_size=8")])
+    run = fit(db, "flowers_packed", "kept", "mst_k", 4, "flowers_packed", 1)
+    data = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run]))
+    told = {c["mst_key"]: c["last"] for c in data["configurations"]}
+    written = db.run("SELECT mst_key, iteration, training_loss_final AS training, validation_loss_final AS validation, "
+                     "validation_metrics_final AS accuracy FROM kept_info")
+    assert any(row["iteration"] < 4 for row in written)
+    for row in written:
+        assert told[row["mst_key"]]["training loss"] == pytest.approx(row["training"], rel=1e-3)
+        assert told[row["mst_key"]]["validation loss"] == pytest.approx(row["validation"], rel=1e-3)
+    best = max(written, key=lambda row: (row["accuracy"], -row["mst_key"]))["mst_key"]
+    assert data["measure"]["series"] == "validation accuracy" and data["configurations"][0]["mst_key"] == best

@@ -365,3 +365,30 @@ def test_a_thresholded_relu_keeps_its_threshold():
         layer("ThresholdedReLU", name="r", batch_input_shape=[None, 3], theta=0.5)]})
     model = keras.models.model_from_json(json.dumps(made))
     assert model.predict_on_batch(np.array([[-1, 0.4, 0.6]], "f4")).tolist() == [[0, 0, pytest.approx(0.6)]]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_stateful_layer_is_refused_and_a_fixed_batch_is_not(wrapped):
+    """What a stateful layer remembers would go to whatever rows come next."""
+    import keras
+    import numpy as np
+
+    from mop_udf import models
+
+    def made(stateful):
+        lstm = keras.layers.LSTM(4, stateful=stateful, name="memory")
+        x = keras.Input(batch_shape=(8, 5, 2))
+        return keras.Model(x, keras.layers.Dense(3)(keras.layers.Bidirectional(lstm)(x) if wrapped else lstm(x)))
+
+    with pytest.raises(ArchitectureError, match="is stateful: .* stateful=False"):
+        check(made(True).to_json())
+    plain = made(False)
+    ours = models.build(check(plain.to_json()), 1)
+    ours.set_weights(plain.get_weights())
+    rows = np.random.default_rng(0).random((8, 5, 2), "f4")
+    assert ours.input_shape == (None, 5, 2)
+    assert np.allclose(ours(rows[:3]), plain(rows)[:3], atol=1e-6)
+    old = {"class_name": "Sequential", "config": [
+        layer("LSTM", name="l", units=4, batch_input_shape=[8, 5, 3], stateful=False),
+        layer("Dense", name="o", units=2)]}
+    assert check(json.dumps(old))["config"]["layers"][0]["config"]["batch_shape"] == [None, 5, 3]

@@ -86,4 +86,4 @@ def test_an_iteration_that_was_evaluated_here_and_elsewhere_is_told():
     text = metrics.lines(2, 3, None, [{**row, "mst_key": 1, "stage": 1, "took": None},
                                       {**row, "mst_key": 2, "stage": 2, "took": 0.25},
                                       {**row, "mst_key": 3, "stage": 2, "took": 0.25}], "mst_key={}: ".format)
-    assert text.startswith("iteration 2 of 3: trained in 0.000 s\nTraining set (evaluated in 0.250 s):\n  mst_key=1: ")
+    assert text.startswith("iteration 2 of 3: trained in 0.000 s, evaluated in 0.250 s\n  mst_key=1: ")

@@ -5,7 +5,7 @@ import functools
 import itertools
 
 from pg_mop import search
-from pg_mop.api import architectures
+from pg_mop.api import architectures, metrics
 from pg_mop.api.fit_multiple import write_models
 from pg_mop.api.output import write_models_summary
 from pg_mop.api.search import Search, errors_of_search
@@ -206,7 +206,7 @@ class Automl(Search):
             self.db.info(f"bracket s={s}, round i={i}: {count} configurations, {last - first + 1} iterations")
 
     def tell_best(self, trial, row, trials):
-        self.db.info(f"best {self.dataset} loss so far: mst_key={trial}: metric={row['metric']}, loss={row['loss']}")
+        self.db.info(f"best {self.dataset} loss so far: mst_key={trial}: {metrics.described(row)}")
 
 
 def check_hyperband(most, eta, skip_last):

@@ -6,7 +6,7 @@ from mop_udf import architecture, params
 from pg_mop import object_table
 from pg_mop.api.class_weights import ClassWeights
 from pg_mop.database import MopError
-from pg_mop.search.goals import goal
+from pg_mop.search.goals import goal, parts
 
 MOST_STAGES = 1_000_000  # of a run, where all are asked for at its beginning
 
@@ -102,11 +102,8 @@ class Checks:
     def read_metric(self, text, direction=None):
         """(name, dataset, 'min' or 'max') of what a caller calls a metric: 'accuracy', 'validation_loss', 'mine max'.
         Raises MopError."""
-        name, _, given = text.strip().partition(" ")
-        dataset = "validation" if self.validation is not None else "training"
-        for prefix in ("validation", "training"):
-            if name.startswith(prefix + "_"):
-                name, dataset = name[len(prefix) + 1:], prefix
+        name, dataset, given = parts(text)
+        dataset = dataset or ("validation" if self.validation is not None else "training")
         if dataset == "validation" and self.validation is None:
             raise MopError(f"metric {text!r} needs a validation table",
                            hint=f"Give validation_table (validation_preprocessor_dl makes it), or take "
@@ -116,7 +113,7 @@ class Checks:
                 name = params.parse_compile_params(f"loss=mse,optimizer=SGD,metrics={name}")["metrics"][0]
             except (params.ParameterError, IndexError):
                 raise MopError(f"metric {text!r} is not the name of one") from None
-        direction = direction or given.strip().lower() or goal(name)
+        direction = direction or given or goal(name)
         if direction not in ("min", "max"):
             raise MopError(f'whether more or less of metric "{name}" is better is not known',
                            hint=f"Write '{name} max' or '{name} min'.")

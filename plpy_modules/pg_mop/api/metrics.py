@@ -7,41 +7,47 @@ import json
 
 from pg_mop.search.goals import goal
 
-FEW, BEST = 10, 5   # so many configurations have a line each, as in MADlib; of more there are lines of the best alone
+FEW, BEST = 8, 5   # so many configurations have a line each; of more there are lines of the best alone
 MOST_TEXT = 200     # characters of a failure's message
 
 
 def lines(iteration, iterations, seconds, rows, named, configurations=1, failed=None, left=None):
-    """The text of an iteration, which trained for `seconds`; `named(mst_key)` begins a configuration's line.
+    """The text of an iteration, which trained for `seconds`: at most ten lines. `named(mst_key)` begins a
+    configuration's line.
 
     What an earlier run has trained (None), or evaluated (`took` is None), took no time. `failed`: {mst_key: message};
     `left`: seconds to the end, as far as that can be told. They are told of where there are many `configurations`.
     """
-    seconds, many = seconds or 0.0, configurations > FEW
-    told = [f"iteration {iteration} of {iterations}: trained in {seconds:.3f} s"]
+    many, by_key = configurations > FEW, {}
+    told = [f"iteration {iteration} of {iterations}: trained in {seconds or 0.0:.3f} s"]
+    if rows:
+        took = {(r["stage"], r["dataset"]): r["took"] or 0.0 for r in rows}  # once for all that share it
+        told[0] += f", evaluated in {sum(took.values()):.3f} s"
     if many and left:
         told[0] += f", about {duration(left)} left"
-    judged = "validation" if any(r["dataset"] == "validation" for r in rows) else "training"
-    for dataset, title in (("training", "Training set"), ("validation", "Validation set")):
-        here = [r for r in rows if r["dataset"] == dataset]
-        if here:
-            took = {r["stage"]: r["took"] or 0.0 for r in here}  # once for all that share it
-            evaluated = f"evaluated in {sum(took.values()):.3f} s"
-            if many and dataset != judged:
-                told.append(f"{title} ({evaluated})")
-                continue
-            told.append(f"{title} ({evaluated}):")
-            if many:
-                count = len(here)
-                here, by = best(here)
-                told[-1] = f"{title} ({evaluated}), the best {len(here)} of {count} configurations by {by}:"
-            told += [f"  {named(r['mst_key'])}metric={r['metric']}, loss={r['loss']}" for r in here]
+    for row in rows:
+        by_key.setdefault(row["mst_key"], []).append(row)
+    keys = list(by_key)
+    if many and rows:
+        judged = "validation" if any(r["dataset"] == "validation" for r in rows) else "training"
+        here = [r for r in rows if r["dataset"] == judged]
+        found, by = best(here)
+        keys = [r["mst_key"] for r in found]
+        told.append(f"the best {len(keys)} of {len(here)} configurations by {judged} {by}:")
+    told += [f"  {named(key)}{'; '.join(map(described, by_key[key]))}" for key in keys]
     if many and failed:
         first = min(failed)
         message = " ".join(failed[first].split())
         told.append(f"{len(failed)} of {configurations} configurations failed, mst_key={first}: "
                     f"{message[:MOST_TEXT]}{'...' if len(message) > MOST_TEXT else ''}")
     return "\n".join(told)
+
+
+def described(row):
+    """The metrics of a row by their names, to four digits."""
+    values = {**(row.get("metrics") or {}), "loss": row["loss"]}
+    text = ", ".join(f"{name}={value:.4g}" for name, value in values.items() if value is not None)
+    return f"validation {text}" if row["dataset"] == "validation" else text
 
 
 def best(rows):

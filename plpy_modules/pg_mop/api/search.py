@@ -308,7 +308,7 @@ class Search(Training):
     def tell_best(self, trial, row, trials):
         """Tell of the best of so many trials by now; `row`: its metrics, as of Catalog.metrics."""
         self.db.info(f"best of {trials} trials so far: mst_key={trial} after {row['iteration']} iterations, "
-                     f"{self.dataset} {self.metric}={self.value(row)}")
+                     f"{self.dataset} {self.metric}={self.value(row):.4g}")
 
     def tell_asked(self, proposals):
         """Tell of what the procedure asks for now."""

@@ -5,6 +5,7 @@ write in the end.
 """
 
 import contextlib
+import math
 import secrets
 import time
 
@@ -30,6 +31,7 @@ from pg_mop.packed import PackedTable
 from pg_mop.plan.experience import Experience
 
 LAST_STAGES = 8  # of a net, whose units tell what it costs
+SILENT = 10  # INFO lines between two evaluations
 MOST_KEYS, MOST_FAILURES = 20, 5  # of configurations that failed, in a warning: named, and told why
 
 
@@ -419,7 +421,10 @@ class Training(Guests):
         return [self.segments["training", key].rows for key in self._keys("training")]
 
     def tell(self, iteration, left=None):
-        """The INFO line of an iteration, with the metrics where it has any; `left`: seconds to the end."""
+        """The INFO lines of an iteration, with the metrics where it has any; `left`: seconds to the end. Of iterations
+        without metrics at most SILENT are told between two that have some."""
+        if iteration not in self.metrics_iterations and iteration % math.ceil(self.frequency / SILENT):
+            return
         journal, rows = self.journal, []
         seconds = journal.training_seconds(self.run_id, iteration)
         if iteration in self.metrics_iterations:

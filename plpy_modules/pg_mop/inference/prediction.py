@@ -17,7 +17,8 @@ class Predictor:
     def __init__(self, trainer, model, choice):
         self.trainer, self.model, self.choice, self.classes = trainer, model, choice, []
         for values, units in zip(model.classes, model.outputs):
-            values = list(values) if values is not None else [str(k) for k in range(units)]
+            # (a number is of no class: 0 would read as the probability of class 0)
+            values = list(values) if values is not None else [str(k) for k in range(units)] if units > 1 else [None]
             self.classes.append((values + [None] * units)[:units] + [None])  # the last: of no class
         kept = sum(model.outputs) if choice.most is None else len(model.outputs) * choice.most
         size = (sum(int(np.prod(shape)) * 8 + 64 for shape in model.input_shapes) + 16 * sum(model.outputs)

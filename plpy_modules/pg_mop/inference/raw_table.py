@@ -28,7 +28,9 @@ class RawTable:
             kind = column_kind(db, self.table, column)
             if not kind.numeric_array:
                 raise MopError(f'invalid independent_varname: column "{column}" of test table "{text}" has type '
-                               f"{kind.shown}, not an array of numbers", hint=HINT)
+                               f"{kind.shown}, not an array of numbers",
+                               hint=HINT if f"{column}_shape" in columns else
+                               "Give a column of type real[], integer[] or the like.")
             self.inputs.append(column)
         db.check_readable(self.table, self.columns)
         if self.identifier in ("class_name", "class_value", "prob", "rank"):

@@ -5,6 +5,8 @@ from pg_mop.database import MopError, quote_identifier, split_names
 from pg_mop.kinds import NUMBERS, column_kind, equality
 from pg_mop.packing import buffers
 
+AS_NUMBER = "Give it as a number: CREATE VIEW numbered AS SELECT *, {0}::integer AS label FROM {1};"
+
 
 class Input:
     """An independent column: numeric arrays of the same dimensions in every row."""
@@ -101,7 +103,8 @@ def dependent(db, source, text, element):
             if kind.shown not in NUMBERS:
                 raise MopError(f'invalid dependent_varname: column "{name}" has type {kind.shown}, '
                                "neither a number nor an array of numbers",
-                               hint="Leave out dependent_dtype => 'float32' to have its values as classes.")
+                               hint=AS_NUMBER.format(quote_identifier(name), source) if kind.shown == "boolean" else
+                               "Leave out dependent_dtype => 'float32' to have its values as classes.")
             outputs.append(Output(name, kind, False, 1, element, scalar=True))
             continue
         if kind.element is not None or kind.typtype not in "ber" or not kind.has_array or not equality(db, kind):

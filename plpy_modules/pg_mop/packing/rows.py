@@ -129,7 +129,13 @@ def explain(db, source, columns, training):
 
 
 def changed(source):
-    """Raise the MopError of a source that is written to meanwhile."""
+    """Raise the MopError of a source whose rows are others when they are read again."""
+    if source.kind == "v":
+        raise MopError(f"view {source} gave other rows when it was read again", sqlstate="55000",
+                       detail="Its rows are read several times. A view that draws rows by random(), by TABLESAMPLE, or "
+                              "by LIMIT gives others each time; or somebody writes to its tables.",
+                       hint=f"Store its rows first: CREATE TABLE {quote_identifier(source.name + '_rows')} AS SELECT * "
+                            f"FROM {source};")
     raise MopError(f"the rows of {source} changed while they were being packed", sqlstate="40001",
                    hint="Try again, or use BEGIN ISOLATION LEVEL REPEATABLE READ.")
 

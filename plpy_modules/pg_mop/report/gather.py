@@ -7,11 +7,13 @@ import json
 import math
 import re
 
+from mop_udf import params
 from pg_mop import __version__
 from pg_mop.database import MopError, quote_literal
+from pg_mop.plan.watch import Watch
 from pg_mop.report.parameters import flat, varied
 from pg_mop.report.stages import tree
-from pg_mop.search.goals import goal
+from pg_mop.search.goals import goal, parts
 
 DATASETS = ("training", "validation")
 MOST_CURVES, MOST_POINTS = 60, 60
@@ -68,15 +70,17 @@ def gather(db, run_id, repeated=(), mst_keys=None):
                                   f"$2::timestamptz), 0)::float8 FROM {schema}.mop_units WHERE run_id = $1",
                                   ["bigint", "timestamptz"], [run_id, run["started_at"]])
     # (of another role's run, which a member of it sees, the arguments are its own)
+    # and a role that reads the views alone sees those of nobody
     own = "mop_own_run" if db.has_segments else "mop_run"
-    asked = db.value(f"SELECT parameters FROM {schema}.{own} WHERE run_id = $1", ["bigint"], [run_id])
+    asked = db.value(f"SELECT parameters FROM {schema}.{own} WHERE run_id = $1", ["bigint"], [run_id]) if db.value(
+        "SELECT has_table_privilege($1, 'SELECT')", ["text"], [f"{schema}.{own}"]) else None
     asked = json.loads(asked) if asked else {}
     arguments, settings = asked.get("arguments") or {}, asked.get("settings") or {}
     data = {"version": __version__, "run": run, "arguments": arguments, "settings": settings, "sampled": {},
             "schema": db.bare(schema), "sql": _sql(run, arguments, settings, repeated, db.bare(schema),
                                                   ":=" if db.has_segments else "=>"),
             "made_at": db.value("SELECT date_trunc('second', clock_timestamp())::text")}
-    data["configurations"] = _configurations(db, schema, run_id)
+    data["configurations"] = _configurations(db, schema, run, arguments)
     if run["function"] == "madlib_keras_fit":  # (the others are the replicas that are averaged)
         for replica in data["configurations"][1:]:
             for name in ("seconds", "failed_units"):
@@ -103,8 +107,10 @@ def gather(db, run_id, repeated=(), mst_keys=None):
     return data
 
 
-def _configurations(db, schema, run_id):
-    """A dict for each configuration: what was asked for, how far it came, its last metrics and its seconds."""
+def _configurations(db, schema, run, arguments):
+    """A dict for each configuration: what was asked for, how far it came, its metrics and its seconds. The metrics
+    ("last") are those of the state that is written: the last one, or the best where it keeps that."""
+    run_id = run["run_id"]
     rows = db.execute(
         f"SELECT mst_key, model_id, compile_params, fit_params, status, iterations, path, metrics_iterations, "
         f"training_loss, training_metric, validation_loss, validation_metric, left(reason, {MOST_TEXT}) AS reason "
@@ -117,8 +123,9 @@ def _configurations(db, schema, run_id):
                                  "seconds": 0.0, "failed_units": 0, "path": row["path"] or [],
                                  "metrics_iterations": row["metrics_iterations"] or []}
     # of each dataset the last one: of those that go on, or were ended, the newest may lack the validation rows' yet
-    last = [(key, i) for key, c in found.items()
-            for i in c["metrics_iterations"][-1 if _is_whole(c) else -LOOKED_BACK:]]
+    kept = _kept(db, schema, run, arguments, found)
+    last = [(key, i) for key, c in found.items() for i in (
+        [kept[key]] if key in kept else c["metrics_iterations"][-1 if _is_whole(c) else -LOOKED_BACK:])]
     for row in db.execute(
             f"SELECT w.* FROM {schema}.mop_metrics_wide w JOIN unnest($2, $3) AS l(mst_key, iteration) "
             f"USING (mst_key, iteration) WHERE run_id = $1 ORDER BY iteration", ["bigint", "integer[]", "integer[]"],
@@ -146,6 +153,29 @@ def _configurations(db, schema, run_id):
         if own["status"] != "finished":
             own["iterations"] = min(own["iterations"], len(own["path"]))
     return list(found.values())
+
+
+def _kept(db, schema, run, arguments, found):
+    """{mst_key: iteration} of the best states by now of configurations that keep theirs; `found`: {mst_key: a dict with
+    its strings}."""
+    rules, watches = {}, {}
+    for key, c in found.items():
+        try:
+            fit = params.parse_fit_params(c["fit_params"])
+        except params.ParameterError:  # it has failed
+            continue
+        if fit["keep"] == "best":
+            stop = fit["stop"] or {"metric": arguments.get("metric") or "loss", "mode": None}
+            name, dataset, direction = parts(stop["metric"])
+            rules[key] = (name, dataset or ("validation" if run["validation_table"] is not None else "training"))
+            watches[key] = Watch(stop["mode"] or direction or goal(name) or "min")
+    for row in db.execute(
+            f"SELECT m.mst_key, m.iteration, m.value FROM {schema}.mop_metrics m JOIN unnest($2, $3, $4) AS r(mst_key, "
+            f"name, dataset) USING (mst_key, name, dataset) WHERE m.run_id = $1 ORDER BY 2",
+            ["bigint", "integer[]", "text[]", "text[]"],
+            [run["run_id"], list(rules), *map(list, zip(*rules.values()))]) if rules else ():
+        watches[row["mst_key"]].told(row["iteration"], row["value"])
+    return {key: watch.best[0] for key, watch in watches.items() if watch.best is not None}
 
 
 def _is_whole(configuration):

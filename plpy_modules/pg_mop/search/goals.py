@@ -1,4 +1,4 @@
-"""Whether more of a metric is better, or less."""
+"""Which metric somebody means, and whether more of it is better, or less."""
 
 import re
 
@@ -13,3 +13,12 @@ def goal(metric):
     if LESS.search(metric):
         return "min"
     return "max" if MORE.search(metric) else None
+
+
+def parts(text):
+    """(name, dataset or None, 'min', 'max' or '') of what people write: 'accuracy', 'validation_loss', 'mine max'."""
+    name, _, direction = text.strip().partition(" ")
+    for dataset in ("validation", "training"):
+        if name.startswith(dataset + "_"):
+            return name[len(dataset) + 1:], dataset, direction.strip().lower()
+    return name, None, direction.strip().lower()
