@@ -141,34 +141,6 @@ def test_a_table_that_was_packed_as_a_temporary_one_is_refused_with_a_hint(db, d
     db.run("DROP TABLE pg_temp.packed, pg_temp.packed_summary")
 
 
-@pytest.mark.parametrize("column,number", [("yes", 'as "column"::integer in a view'), ("n", "as they are")])
-def test_the_net_of_tutorials_for_two_classes_has_a_hint_that_works(db, data, column, number):
-    """Dense(1, 'sigmoid') with binary_crossentropy, for integer labels and for booleans."""
-    load(db, "sigmoid", dense().replace('"units": 3', '"units": 1').replace("softmax", "sigmoid"))
-    selection(db, "mst_s", "sigmoid", [
-        (1, "loss='binary_crossentropy', optimizer='Adam(lr=0.05)', metrics=['accuracy']", "batch_size=8")])
-    db.run("DROP VIEW IF EXISTS numbered, halves; "
-           "DROP TABLE IF EXISTS two_classes, two_classes_summary, numbers, numbers_summary")
-    db.run("CREATE VIEW halves AS SELECT id, x, id % 3 = 0 AS yes, (id % 3 = 0)::integer AS n FROM flowers")
-    db.run(f"SELECT madlib.training_preprocessor_dl('halves', 'two_classes', '{column}', 'x')")
-    error = db.error(call(source="'two_classes'", mst="'mst_s'"))
-    hint = error.diag.message_hint
-    assert "outputs 1 classes but" in str(error) and number in hint and "dependent_dtype => 'float32'" in hint
-    if column == "yes":
-        error = db.error("SELECT madlib.training_preprocessor_dl('halves', 'numbers', 'yes', 'x', "
-                         "dependent_dtype => 'float32')")
-        db.run(error.diag.message_hint.removeprefix("Give it as a number: "))
-    source, label = ("numbered", "label") if column == "yes" else ("halves", "n")
-    db.run(f"SELECT madlib.training_preprocessor_dl('{source}', 'numbers', '{label}', 'x', "
-           "dependent_dtype => 'float32')")
-    db.run("DROP TABLE IF EXISTS models, models_info, models_summary, halved")
-    db.run(call(source="'numbers'", mst="'mst_s'"))
-    db.run(f"SELECT madlib.madlib_keras_predict('models', '{source}', 'id', 'x', 'halved', 'prob', FALSE, 1)")
-    rows = db.run("SELECT * FROM halved")
-    assert all(row["class_value"] is None and 0 <= row["prob"] <= 1 for row in rows) and rows
-    db.run("DROP VIEW IF EXISTS numbered; DROP VIEW halves; DROP TABLE models, models_info, models_summary, halved")
-
-
 @pytest.mark.parametrize("compile_params,text", [
     ("loss='sparse_categorical_crossentropy', optimizer='SGD()'", "for which it is 'categorical_crossentropy'"),
     ("loss='mse', optimizer='SGD()', metrics=['sparse_categorical_accuracy']", "which it is 'categorical_accuracy'")])

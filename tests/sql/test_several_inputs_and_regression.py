@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from workload import fit, layer, load, selection, sequential
+from workload import dense, fit, layer, load, make_data, selection, sequential
 
 
 def node(layer_, *inbound):
@@ -227,3 +227,32 @@ def test_a_table_of_the_other_type_is_refused(db, soft):
     for call in ("evaluate('soft_models', 'hard_packed', 'e', FALSE, 1)",
                  "fit_multiple_model('soft_packed', 'e', 'soft_mst', 1, FALSE, 'hard_packed')"):
         assert "dependent_dtype int16, not float32" in str(db.error("SELECT madlib.madlib_keras_" + call))
+
+
+@pytest.mark.parametrize("column,number", [("yes", 'as "column"::integer in a view'), ("n", "as they are")])
+def test_the_net_of_tutorials_for_two_classes_has_a_hint_that_works(db, column, number):
+    """Dense(1, 'sigmoid') with binary_crossentropy, for integer labels and for booleans."""
+    call = "SELECT madlib.madlib_keras_fit_multiple_model('{}', 'models_s', 'mst_s', 2, FALSE)"
+    make_data(db, segments=2)
+    load(db, "sigmoid", dense().replace('"units": 3', '"units": 1').replace("softmax", "sigmoid"))
+    selection(db, "mst_s", "sigmoid", [
+        (1, "loss='binary_crossentropy', optimizer='Adam(lr=0.05)', metrics=['accuracy']", "batch_size=8")])
+    db.run("DROP VIEW IF EXISTS numbered, halves; "
+           "DROP TABLE IF EXISTS two_classes, two_classes_summary, numbers, numbers_summary")
+    db.run("CREATE VIEW halves AS SELECT id, x, id % 3 = 0 AS yes, (id % 3 = 0)::integer AS n FROM flowers")
+    db.run(f"SELECT madlib.training_preprocessor_dl('halves', 'two_classes', '{column}', 'x')")
+    error = db.error(call.format("two_classes"))
+    hint = error.diag.message_hint
+    assert "outputs 1 classes but" in str(error) and number in hint and "dependent_dtype => 'float32'" in hint
+    if column == "yes":
+        error = db.error("SELECT madlib.training_preprocessor_dl('halves', 'numbers', 'yes', 'x', "
+                         "dependent_dtype => 'float32')")
+        db.run(error.diag.message_hint.removeprefix("Give it as a number: "))
+    source, label = ("numbered", "label") if column == "yes" else ("halves", "n")
+    db.run(f"SELECT madlib.training_preprocessor_dl('{source}', 'numbers', '{label}', 'x', "
+           "dependent_dtype => 'float32')")
+    db.run("DROP TABLE IF EXISTS models_s, models_s_info, models_s_summary, halved")
+    db.run(call.format("numbers"))
+    db.run(f"SELECT madlib.madlib_keras_predict('models_s', '{source}', 'id', 'x', 'halved', 'prob', FALSE, 1)")
+    rows = db.run("SELECT * FROM halved")
+    assert all(row["class_value"] is None and 0 <= row["prob"] <= 1 for row in rows) and rows
