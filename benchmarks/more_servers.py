@@ -2,8 +2,8 @@
 
     PYTHONPATH=plpy_modules:. python benchmarks/more_servers.py
 
-ImageNet as in Cerebro's platform (VLDB 2021): 16 configurations, 10 iterations; MOP took 21.6 hours on 8 workers, so
-that a configuration takes 21.6 h * 8 / (16 * 10) for all rows once.
+16 configurations, 10 iterations; MOP is assumed to take 21.6 hours on 8 workers, so that a configuration takes
+21.6 h * 8 / (16 * 10) for all rows once.
 """
 
 from pg_mop.plan.stages import Plan

@@ -233,12 +233,13 @@ def test_a_table_of_the_other_type_is_refused(db, soft):
 def test_the_net_of_tutorials_for_two_classes_has_a_hint_that_works(db, column, number):
     """Dense(1, 'sigmoid') with binary_crossentropy, for integer labels and for booleans."""
     call = "SELECT madlib.madlib_keras_fit_multiple_model('{}', 'models_s', 'mst_s', 2, FALSE)"
+    db.run("DROP VIEW IF EXISTS numbered, halves")
     make_data(db, segments=2)
     load(db, "sigmoid", dense().replace('"units": 3', '"units": 1').replace("softmax", "sigmoid"))
     selection(db, "mst_s", "sigmoid", [
         (1, "loss='binary_crossentropy', optimizer='Adam(lr=0.05)', metrics=['accuracy']", "batch_size=8")])
-    db.run("DROP VIEW IF EXISTS numbered, halves; "
-           "DROP TABLE IF EXISTS two_classes, two_classes_summary, numbers, numbers_summary")
+    db.run("DROP TABLE IF EXISTS two_classes, two_classes_summary, numbers, numbers_summary, models_s, models_s_info, "
+           "models_s_summary")
     db.run("CREATE VIEW halves AS SELECT id, x, id % 3 = 0 AS yes, (id % 3 = 0)::integer AS n FROM flowers")
     db.run(f"SELECT madlib.training_preprocessor_dl('halves', 'two_classes', '{column}', 'x')")
     error = db.error(call.format("two_classes"))

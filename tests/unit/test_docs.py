@@ -90,3 +90,11 @@ def test_the_search_document_names_every_procedure_with_its_parameters_and_defau
             wanted = known[parameter].default
             said = f"{wanted:.3g}" if isinstance(wanted, float) else "" if wanted is None else str(wanted)
             assert default == said, (name, parameter)
+
+
+def test_what_was_never_run_on_a_gpu_is_said_to_be_so():
+    """Until somebody has tried it: each paragraph that offers something for GPUs says that it was not tried."""
+    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for paragraph in re.split(r"\n\s*\n", path.read_text()):
+            if re.search(r"FRAMEWORK=cuda|compose\.gpu\.yaml|jax\[cuda|a Ray actor", paragraph):
+                assert re.search(r"not (been )?tried", paragraph), (path.name, paragraph)
