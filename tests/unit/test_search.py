@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from mop_udf.params import Resolver
 from pg_mop.search import MADLIB, PROCEDURES, SearchError, create
 from pg_mop.search.asha import Rung
 from pg_mop.search.grids import COMPILE_KEYS, FIT_KEYS, GridError, parse_several
@@ -572,6 +573,31 @@ def test_the_middle_of_a_population_does_not_wait_for_the_slow():
     assert [tuple(p) for p in procedure.ask()] == [(3, None, 4)]
     procedure.tell(3, 4, 0.01)  # it waits for the others there
     assert procedure.ask() == []
+
+
+@pytest.mark.parametrize("block", [
+    "'lr': [0.001, 0.5, 'log'], 'decay': [0.01]", "'lr': [0.1, 0.2], 'decay': [0.01, 0.1]",
+    "'lr': [0.1, 0.2], 'decay': [None, 0.1]", "'learning_rate': [0.1, 0.2, 0.3], 'decay': [0.001, 0.1, 'log']",
+    "'lr': [0.1, 0.2, Cosine(0.1, 10), MultiStep(0.2, [3], 0.1, per='batch')]",
+    "'lr': [0.1], 'momentum': [None, 0.5, 0.9, 0.0]", "'lr': [0.1], 'momentum': [0.0, 0.9], 'nesterov': [True, False]",
+    "'lr': [0.1], 'momentum': [0.1, 0.5, Warmup(0.1, 3, 0.5)], 'weight_decay': [None, 0.1, 0.2]"])
+def test_every_copy_of_a_population_has_parameters_that_can_be_read(block):
+    over = Space.of_texts([1], f"{{'loss': ['mse'], 'optimizer_params_list': [{{'optimizer': ['SGD'], {block}}}]}}",
+                          "{'batch_size': [8, 16, 32, MultiStep(8, [3], 2)], 'dropout': [None, 0.1, 0.2, {'a': 0.1}]}")
+    for seed in range(5):
+        study = Study(made("population", seed, over=over, iterations=6, fraction=0.5), order=seed).run()
+        copies = [c for c in study.configurations.values() if "=[" in c[1] + c[2]]
+        assert copies
+        for _, compile_params, fit_params in study.configurations.values():
+            Resolver(compile_params, fit_params).check(6)
+
+
+def test_a_population_that_can_change_nothing_says_so_before_it_begins():
+    over = Space.of_texts([1], "{'loss': ['mse'], 'optimizer_params_list': [{'optimizer': ['SGD'], 'lr': [0.1, 0.2], "
+                               "'decay': [0.1]}]}", "{'batch_size': [8]}")
+    with pytest.raises(SearchError, match="nothing to change in this space") as error:
+        made("population", over=over)
+    assert "leave decay out" in error.value.hint and ", decay," not in error.value.hint
 
 
 def test_distributions_are_perturbed_by_a_fifth_within_their_bounds():
