@@ -182,8 +182,8 @@ class Generation:
 
 
 def _changeable(dimension, branch=None, point=None):
-    """True where a dimension may change while a trial trains: of a branch, and of a point where that is given. Decay may
-    not, nor the learning rate beside it, which it changes by itself."""
+    """True where a dimension may change while a trial trains: of a branch, and of a point where that is given. Decay
+    may not, nor the learning rate beside it, which it changes by itself."""
     if not (dimension.open and dimension.key in CHANGEABLE and dimension.key != "decay" and (
             dimension.kind is not None or len(_numbers(dimension, None)) > 1)):
         return False
