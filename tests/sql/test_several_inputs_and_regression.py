@@ -160,6 +160,25 @@ def test_inputs_and_outputs_of_dictionaries_are_matched_by_name(db, two, tmp_pat
     assert error.diag.message_hint == "independent_varname => ARRAY['slim', 'wide']"
 
 
+def test_rows_whose_columns_have_another_order_are_not_taken_for_the_same(db, two):
+    """Both outputs have the same classes, and both inputs one shape: nothing but the names tells."""
+    db.run("CREATE TABLE pairs AS SELECT i AS id, ARRAY[i % 2, 1]::real[] AS p, ARRAY[i % 3, 1]::real[] AS q, "
+           "i % 2 AS r, i / 2 % 2 AS s FROM generate_series(1, 40) AS i")
+    for table, outputs, inputs in (("rs", "r, s", "p, q"), ("sr", "s, r", "p, q"), ("qp", "r, s", "q, p")):
+        db.run(f"SELECT madlib.training_preprocessor_dl('pairs', '{table}', '{outputs}', '{inputs}', 10)")
+    made = json.loads(two_in_two_out().replace("[null, 3]", "[null, 2]").replace("[null, 5]", "[null, 4]")
+                      .replace('"units": 3', '"units": 2'))
+    load(db, "equal", json.dumps(made))
+    selection(db, "equal_mst", "equal", [(1, "loss='categorical_crossentropy', optimizer='SGD()'", "")])
+    fit(db, "rs", "equal_models", "equal_mst", 1, "rs")
+    for table, said in (("sr", "dependent_varname s, r, not r, s"), ("qp", "independent_varname q, p, not p, q")):
+        error = db.error(f"SELECT madlib.madlib_keras_evaluate('equal_models', '{table}', 'never', FALSE, 1)")
+        assert f"it has {said}" in str(error)
+        error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('rs', 'never', 'equal_mst', 1, FALSE, "
+                         f"'{table}')")
+        assert f"it has {said}" in str(error)
+
+
 def test_a_brought_model_with_outputs_of_a_dictionary_is_refused(db, two):
     load(db, "brought", by_name({"wide": "b", "slim": "a"}, {"side": "side", "kind": "kind"}))
     db.run("UPDATE brought SET model_weights = (SELECT model_weights FROM models WHERE mst_key = 1)")
