@@ -593,11 +593,11 @@ def test_every_copy_of_a_population_has_parameters_that_can_be_read(block):
 
 
 def test_a_population_that_can_change_nothing_says_so_before_it_begins():
-    over = Space.of_texts([1], "{'loss': ['mse'], 'optimizer_params_list': [{'optimizer': ['SGD'], 'lr': [0.1, 0.2], "
-                               "'decay': [0.1]}]}", "{'batch_size': [8]}")
+    over = Space.of_texts([1], "{'loss': ['mse'], 'optimizer_params_list': [{'optimizer': ['SGD'], 'lr': [0.1], "
+                               "'decay': [0.1, 0.2]}]}", "{'batch_size': [8]}")
     with pytest.raises(SearchError, match="nothing to change in this space") as error:
         made("population", over=over)
-    assert "leave decay out" in error.value.hint and ", decay," not in error.value.hint
+    assert "decay" not in error.value.hint.replace("weight_decay", "")
 
 
 def test_distributions_are_perturbed_by_a_fifth_within_their_bounds():

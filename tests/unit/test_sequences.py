@@ -171,7 +171,10 @@ def test_nothing_is_given_twice(text, message):
 @pytest.mark.parametrize("compile_params,fit_params,message", [
     ("SGD(nesterov=[0, 1])", "", "optimizer argument nesterov cannot be a sequence, only learning_rate, momentum"),
     ("SGD(lr=0.1, decay=[1, 2])", "", "optimizer argument decay cannot be a sequence"),
-    ("SGD(lr=[0.1, 0.2], decay=1)", "", "decay, which changes the learning rate, cannot be given together"),
+    ("SGD(lr=Cosine(0.1, 5, per='batch'), decay=1)", "", "decay, which changes the learning rate with each mini-batch, "
+                                                         "cannot be given together"),
+    ("SGD(lr={'class_name': 'CosineDecay', 'config': {'initial_learning_rate': 1, 'decay_steps': 2}}, decay=1)", "",
+     "decay, which changes the learning rate with each mini-batch"),
     ("SGD(momentum=[0.9, 0])", "", "momentum must not change between zero and other signs"),
     ("SGD(momentum=Warmup(0, 3, 0.9))", "", "momentum must not change between zero"),
     ("SGD(momentum=Cosine(0.9, 5, -0.1))", "", "momentum must not change between zero"),

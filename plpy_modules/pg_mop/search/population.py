@@ -30,8 +30,7 @@ class Population(Procedure):
     one that it copies, so that copying trains nothing. Members are compared at the same iteration: who is certainly
     neither among the worst nor among the best goes on at once, the others when all have arrived; so the result depends
     on no order. One that failed is among the worst. Only numbers change that can while a model trains: the optimizer's
-    scalars, batch_size and dropout; beside decay the learning rate stays as it is. What is known from earlier gives up
-    to half of the first members, the best.
+    scalars, batch_size and dropout. What is known from earlier gives up to half of the first members, the best.
     """
 
     name = "population"
@@ -44,11 +43,9 @@ class Population(Procedure):
 
     def __init__(self, space, seed, goal="min", **parameters):
         super().__init__(space, seed, goal, **parameters)
-        if not any(_changeable(d, branch) for branch in space.branches for d in branch.dimensions):
-            rates = any(_changeable(d) for branch in space.branches for d in branch.dimensions)
+        if not any(_changeable(d) for branch in space.branches for d in branch.dimensions):
             raise SearchError("population-based training has nothing to change in this space",
-                              "Let one of these be chosen from: " + ", ".join(k for k in CHANGEABLE if k != "decay")
-                              + (". Learning rates beside decay do not change: leave decay out." if rates else ""))
+                              "Let one of these be chosen from: " + ", ".join(CHANGEABLE))
         self.source = sources.source(self.settings.sampler, space, seed)
         self.random = Random(f"explore {seed}")
         interval = self.settings.interval
@@ -137,11 +134,10 @@ class Population(Procedure):
         """A new trial that has been `trial` until the step, and explores from there."""
         until, member = self.steps[step], trial.data
         lists = {name: (values + values[-1:] * until)[:until] for name, values in member.lists.items()}
-        branch = self.space.branch_of(member.point)
-        for dimension in branch.dimensions:
+        for dimension in self.space.branch_of(member.point).dimensions:
             name = dimension.name
             past = lists.get(name) or [dimension.value(member.point[name])] * until
-            if _changeable(dimension, branch, member.point) and _is_number(past[-1]):
+            if _changeable(dimension) and _is_number(past[-1]):  # (a sequence goes on as it is)
                 lists[name] = [*past, self._explored(dimension, past[-1])]
         copy = self._new(self.space.configuration(member.point, lists))
         copy.at = until
@@ -181,18 +177,9 @@ class Generation:
         self.complete = False  # no more come; False again once it has been decided on
 
 
-def _changeable(dimension, branch=None, point=None):
-    """True where a dimension may change while a trial trains: of a branch, and of a point where that is given. Decay
-    may not, nor the learning rate beside it, which it changes by itself."""
-    if not (dimension.open and dimension.key in CHANGEABLE and dimension.key != "decay" and (
-            dimension.kind is not None or len(_numbers(dimension, None)) > 1)):
-        return False
-    if dimension.key not in ("lr", "learning_rate") or branch is None:
-        return True
-    decays = [d for d in branch.dimensions if d.key == "decay"]
-    if point is not None:
-        return all(d.value(point[d.name]) is None for d in decays)
-    return all(None in d.choices for d in decays)
+def _changeable(dimension):
+    return dimension.open and dimension.key in CHANGEABLE and (
+        dimension.kind is not None or len(_numbers(dimension, None)) > 1)
 
 
 def _is_number(value):
