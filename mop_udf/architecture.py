@@ -57,6 +57,7 @@ OLD_NAMES = {"Model": "Functional", "OrthogonalInitializer": "Orthogonal", "Iden
              "GlorotUniformV2": "GlorotUniform", "ThresholdedReLU": "ReLU"}
 # layers whose last dimension is `units`; and those whose output has their input's shape
 NO_VECTOR = "an output of the architecture must be a vector of a known width, not of shape"
+WHAT = {"input_layers": "inputs", "output_layers": "outputs"}
 WITH_UNITS = ("Dense",)
 KEEP_SHAPE = frozenset("""
 Activation ActivityRegularization AlphaDropout BatchNormalization Dropout ELU GaussianDropout GaussianNoise Identity
@@ -122,7 +123,7 @@ def input_shapes(architecture):
             shapes[str(layer["config"].get("name", number))] = shape[1:]
     if not shapes:
         raise ArchitectureError("the architecture does not state its input shape (batch_shape, batch_input_shape)")
-    order = _ends(architecture, "input_layers")
+    order = _ends(architecture, "input_layers")  # (of a dictionary by the sorted names)
     return [shapes[n] for n in order] if set(order) == set(shapes) else list(shapes.values())
 
 
@@ -137,6 +138,8 @@ def output_widths(architecture, outputs=1):
         ends = [len(config["layers"]) - 1]
     else:
         ends = config.get("output_layers")
+        if isinstance(ends, dict):
+            ends = [ends[name] for name in sorted(ends)]
         ends = [ends] if _is_reference(ends) else ends
         if not isinstance(ends, list) or not all(map(_is_reference, ends)):
             return [None] * outputs
@@ -144,6 +147,55 @@ def output_widths(architecture, outputs=1):
     if len(ends) != outputs:
         raise ArchitectureError(f"the architecture has {len(ends)} output{'s' if len(ends) > 1 else ''}, not {outputs}")
     return [_width(architecture, end) for end in ends]
+
+
+def named(architecture, key):
+    """The names of a model's inputs (key "input_layers") or outputs ("output_layers") where it has several in a
+    dictionary, in the order in which Keras takes and gives them: sorted. None: they are known by their place.
+
+    `architecture` as `check` gives it. Raises ArchitectureError for a dictionary that has, or is in, lists.
+    """
+    if architecture["class_name"] == "Sequential":
+        layers = architecture["config"]["layers"]
+        inner = layers[0 if key == "input_layers" else -1] if layers else None
+        return named(inner, key) if inner is not None and inner["class_name"] in MODELS else None
+    ends = architecture["config"].get(key)
+    if isinstance(ends, dict) and all(map(_is_reference, ends.values())):
+        return sorted(ends) if len(ends) > 1 else None
+    if _has_dictionary(ends):
+        raise ArchitectureError(f"the architecture has its {WHAT[key]} in a dictionary together with lists: give it a "
+                                f"dictionary, or a list, alone")
+    return None
+
+
+def by_place(architecture):
+    """An architecture whose inputs and outputs are lists where they were dictionaries, in Keras' order of these."""
+    config = dict(architecture["config"])
+    for key in WHAT:
+        if isinstance(config.get(key), dict) and all(map(_is_reference, config[key].values())):
+            ends = [config[key][name] for name in sorted(config[key])]
+            config[key] = ends if len(ends) > 1 else ends[0]
+    return {**architecture, "config": config}
+
+
+def name_misfit(architecture, key, columns):
+    """(why the inputs or outputs that an architecture has by name (see `named`) are not those of these columns, in this
+    order; what mends it); or None. Raises ArchitectureError as `named` does."""
+    names = named(architecture, key)
+    if names is None or names == list(columns):
+        return None
+    problem = (f"the architecture has its {WHAT[key]} in a dictionary, which Keras reads in the order "
+               f"{', '.join(names)}, and the columns are {', '.join(columns)}")
+    if sorted(columns) == names:
+        return problem, f"Give the columns in that order, when they are packed, too: ARRAY{names}."
+    end = WHAT[key][:-1]
+    of = f"[model.{end}[name] for name in {names}]"
+    made = f"{of}, model.output" if end == "input" else f"model.input, {of}"
+    return problem, f"A list is matched by place: keras.Model({made}), in the order of the columns."
+
+
+def _has_dictionary(value):
+    return isinstance(value, dict) or isinstance(value, list) and any(map(_has_dictionary, value))
 
 
 def with_dropout(architecture, dropout):
@@ -223,6 +275,8 @@ def _width(architecture, end):
 def _ends(architecture, key):
     """Names of the layers that a functional model lists under `key`: [[name, node, tensor], ...], or just one."""
     listed = architecture["config"].get(key) if isinstance(architecture.get("config"), dict) else None
+    if isinstance(listed, dict):
+        listed = [listed[name] for name in sorted(listed)]
     if isinstance(listed, list) and listed and isinstance(listed[0], str):
         listed = [listed]
     if not isinstance(listed, list):
@@ -562,6 +616,8 @@ def _with_tensors(value):
 
 def _from_zero(value, nested):
     """Lists of [layer, call, tensor, ...] in which calls of the layers `nested` are counted from 0, not 1."""
+    if isinstance(value, dict):
+        return {key: _from_zero(v, nested) for key, v in value.items()}
     if not isinstance(value, list):
         return value
     if len(value) > 1 and isinstance(value[0], str) and value[0] in nested and isinstance(value[1], int):

@@ -8,10 +8,12 @@ import io
 import json
 import os
 import tempfile
+import warnings
 import zipfile
 import zlib
 
 import h5py
+import keras
 import numpy as np
 
 from mop_udf import architecture, models, state
@@ -26,8 +28,17 @@ class FileError(ValueError):
     """The bytes are no model file that may be loaded."""
 
 
-def save(model):
-    """The bytes of a .keras file of `model`, which is not compiled: it predicts, and is trained after `compile`."""
+def save(model, described):
+    """The bytes of a .keras file of `model`, which is not compiled: it predicts, and is trained after `compile`. Its
+    inputs and outputs are dictionaries where those of `described` are: its architecture, by models.normalise."""
+    ends = [described["config"].get(key) for key in ("input_layers", "output_layers")]
+    if any(isinstance(own, dict) for own in ends):
+        taken, given = (dict(zip(sorted(own), tensors)) if isinstance(own, dict) else
+                        tensors if len(tensors) > 1 else tensors[0]
+                        for own, tensors in zip(ends, (model.inputs, model.outputs)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # (Keras would have the tensors called as the dictionary's names)
+            model = keras.Model(taken, given, name=model.name)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "model.keras")
         model.save(path)

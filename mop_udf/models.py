@@ -48,14 +48,15 @@ def initial_seed(seed, model_id, mst_key=None):
 
 
 def build(architecture, seed):
-    """A new Keras model from a normalised architecture (dict), its weights and random state drawn from `seed`.
+    """A new Keras model from a normalised architecture (dict), its weights and random state drawn from `seed`. It
+    takes and gives lists where the architecture has dictionaries.
 
     Raises ConfigurationError, before anything is allocated where it is for the size.
     """
     check_size(architecture)
     keras.utils.set_random_seed(seed)
     try:
-        model = keras.models.model_from_json(json.dumps(architecture))
+        model = keras.models.model_from_json(json.dumps(architectures.by_place(architecture)))
     except Exception as error:
         raise ConfigurationError(f"Keras refuses the architecture: {first_line(error)}") from error
     if not model.built:
@@ -137,6 +138,18 @@ def set_rates(model, dropout):
             layer.rate = 0.0
 
 
+def weights_by_place(loss_weights, architecture):
+    """The weights of the losses as a list where they and the outputs of an architecture are dictionaries. Raises
+    ConfigurationError where they have other names."""
+    names = architectures.named(architecture, "output_layers")
+    if names is None or not isinstance(loss_weights, dict):
+        return loss_weights
+    if unknown := sorted(set(map(str, loss_weights)) - set(names)):
+        raise ConfigurationError(f"loss_weights names {unknown[0]!r}, "
+                                 f"the architecture's outputs are {', '.join(names)}")
+    return [loss_weights.get(name, 1.0) for name in names]
+
+
 def make_optimizer(name, arguments):
     """A Keras optimizer from parsed compile parameters.
 
@@ -204,6 +217,8 @@ class CompiledModel:
         next; `watched`: metrics are computed in training, too; `dropout`: the rate of the dropout layers,
         {layer: rate}, or None for the architecture's own."""
         self.architecture = normalise(architecture, dropout)
+        compile_params = {**compile_params, "loss_weights": weights_by_place(
+            compile_params["loss_weights"], self.architecture)}
         functions = load_functions(objects)
         optimizer = functools.partial(make_optimizer, compile_params["optimizer"], compile_params["optimizer_args"])
         check_size(self.architecture, optimizer)

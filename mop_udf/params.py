@@ -207,9 +207,10 @@ def parse_optimizer(text):
         # Keras refuses lr=1: it wants a float
         arguments[key] = float(literal) if key in SCALARS and _is_integer(literal) else literal
     arguments = {key: value for key, value in arguments.items() if value is not None}
-    if "decay" in arguments and _is_sequence(arguments.get("learning_rate")):
-        raise ParameterError("decay, which changes the learning rate, cannot be given together with a sequence of "
-                             "learning rates: leave one of them out")
+    rate = arguments.get("learning_rate")
+    if "decay" in arguments and _is_sequence(rate) and rate.per == "batch":
+        raise ParameterError("decay, which changes the learning rate with each mini-batch, cannot be given together "
+                             "with learning rates that do so themselves: leave one of them out")
     return name, arguments
 
 

@@ -28,6 +28,7 @@ KINDS = {
     "Values": {"values": REQUIRED},
 }
 VALUES = ("value", "base", "max", "min", "start")  # arguments that are values of the sequence itself
+COUNTS = ("step_size_up", "step_size_down", "period", "steps")  # arguments that count iterations or mini-batches
 
 # Keras' schedules: the config of each, with Keras' own defaults
 SCHEDULES = {
@@ -213,7 +214,7 @@ def _sequence(node, depth):
 
 def _arguments(kind, node, depth):
     """({name: value as it was written}, per) of a call."""
-    names, given, per = list(KINDS[kind]), {}, "iteration"
+    names, given, per = list(KINDS[kind]), {}, None
     nodes = list(node.args)
     if kind == "CyclicLR" and len(nodes) > 3 and isinstance(nodes[3], ast.Constant) and isinstance(nodes[3].value, str):
         names.remove("step_size_down")  # a text in the fourth place is the mode
@@ -221,6 +222,8 @@ def _arguments(kind, node, depth):
         raise SequenceError(f"{kind} takes {', '.join(KINDS[kind])}, not {len(nodes)} values")
     for name, value in (*zip(names, nodes), *((k.arg, k.value) for k in node.keywords)):
         if name == "per":
+            if per is not None:
+                raise SequenceError(f"{kind} is given per twice")
             per = _plain(value)
             if per not in ("iteration", "batch"):
                 raise SequenceError(f"per of {kind} must be 'iteration' or 'batch', not {_short(per)}")
@@ -234,16 +237,16 @@ def _arguments(kind, node, depth):
             given[name] = _then(value, depth) if name == "then" else _plain(value)
     for name, default in KINDS[kind].items():
         if name not in given and default is REQUIRED:
-            raise SequenceError(f"{kind} needs {name}")
+            raise SequenceError(f"{_signature(kind)} needs {name}")
         given.setdefault(name, default)
-    return {name: given[name] for name in KINDS[kind]}, per
+    return {name: given[name] for name in KINDS[kind]}, per or "iteration"
 
 
 def _then(node, depth):
     if isinstance(node, (ast.List, ast.Call)):
         value = _sequence(node, depth + 1)
     else:
-        value = _number("Warmup", "then", _plain(node))
+        value = _number(_signature("Warmup"), "then", _plain(node))
     if isinstance(value, dict):
         raise SequenceError("Warmup needs numbers")
     return value if isinstance(value, Sequence) else constant(value)
@@ -255,13 +258,16 @@ def _made(kind, arguments, per):
         return _values(arguments["values"], per)
     if kind == "Constant":
         value = arguments["value"]
-        return _dictionary(value) if isinstance(value, dict) else _number(kind, "value", value)
+        return _dictionary(value) if isinstance(value, dict) else _number(_signature(kind), "value", value)
     milestones = arguments.pop("milestones", None)
     checked = {name: value if name in ("mode", "then") or value is None and name == "step_size_down"
-               else _number(kind, name, value) for name, value in arguments.items()}
-    for name in ("gamma", "step_size_up", "step_size_down", "period", "steps"):
-        if name in checked and checked[name] is not None and checked[name] <= 0:
-            raise SequenceError(f"{name} of {kind} must be above 0, not {_short(arguments[name])}")
+               else _number(_signature(kind), name, value) for name, value in arguments.items()}
+    for name in COUNTS:
+        if checked.get(name) is not None and not (checked[name] == int(checked[name]) and 1 <= checked[name] < 2**53):
+            raise SequenceError(f"{name} of {_signature(kind)} must be an integer of at least 1, "
+                                f"not {_short(arguments[name])}")
+    if "gamma" in checked and checked["gamma"] <= 0:
+        raise SequenceError(f"gamma of {_signature(kind)} must be above 0, not {_short(arguments['gamma'])}")
     if kind == "Exponential" and (checked["gamma"] == 1 or not checked["value"]):
         return checked["value"]
     if kind == "MultiStep":
@@ -271,7 +277,8 @@ def _made(kind, arguments, per):
         checked = {"value": checked["value"], "milestones": milestones, "gamma": checked["gamma"]}
     if kind == "CyclicLR":
         if checked["mode"] not in MODES:
-            raise SequenceError(f"mode of CyclicLR must be one of {', '.join(MODES)}, not {_short(checked['mode'])}")
+            raise SequenceError(f"mode of {_signature(kind)} must be one of {', '.join(MODES)}, "
+                                f"not {_short(checked['mode'])}")
         if checked["step_size_down"] is None:
             checked["step_size_down"] = checked["step_size_up"]
         if checked["mode"] != "exp_range":
@@ -282,7 +289,7 @@ def _made(kind, arguments, per):
             return checked["base"]
     if kind == "Cosine":
         if checked["gamma"] < 1:
-            raise SequenceError(f"gamma of Cosine must be at least 1, not {_short(arguments['gamma'])}")
+            raise SequenceError(f"gamma of {_signature(kind)} must be at least 1, not {_short(arguments['gamma'])}")
         if checked["gamma"] == 1:
             checked["gamma"] = None  # computed otherwise
         if checked["value"] == checked["min"]:
@@ -308,7 +315,7 @@ def _milestones(values):
     good = isinstance(values, list) and all(
         isinstance(v, (int, float)) and not isinstance(v, bool) and 1 <= v < 2**53 and v == int(v) for v in values)
     if not good or values != sorted(values):
-        raise SequenceError(f"milestones of MultiStep must be a rising list of integers of at least 1, "
+        raise SequenceError(f"milestones of {_signature('MultiStep')} must be a rising list of integers of at least 1, "
                             f"not {_short(values)}")
     return tuple(map(float, values))
 
@@ -360,7 +367,10 @@ def _plain(node):
     if isinstance(node, ast.List):
         return [_plain(n) for n in node.elts]
     if isinstance(node, ast.Dict) and None not in node.keys:
-        return {_key(k): _plain(v) for k, v in zip(node.keys, node.values)}
+        keys = list(map(_key, node.keys))
+        if twice := [key for i, key in enumerate(keys) if key in keys[:i]]:
+            raise SequenceError(f"{_code(node)} has the key {_short(twice[0])} twice")
+        return dict(zip(keys, map(_plain, node.values)))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
         value = _plain(node.operand)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -395,6 +405,11 @@ def _number(kind, name, value):
 
 def _kind(name):
     return next((kind for kind in KINDS if kind.lower() == name.lower()), None)
+
+
+def _signature(kind):
+    """The kind with its arguments in their order: for errors, since another order is what is often wrong."""
+    return f"{kind}({', '.join(KINDS[kind])})"
 
 
 def _text(kind, arguments, per):

@@ -138,6 +138,7 @@ class Server:
         self.trained = []      # the states of the last unit's models, for `save`: lists of buffers
         self.evaluated = []    # the CompiledModels of the last evaluation
         self.predictor = None  # the Forward of a model to predict with
+        self.described = None  # its architecture, as JSON
 
     def serve(self, idle_seconds):
         """Answer until the backend goes or nothing came for `idle_seconds`."""
@@ -422,7 +423,7 @@ class Server:
             self._check()
             model = self.models.build(self.models.normalise(header["architecture"]), 0)
             model.set_weights(self.state.weights_from_bytes(payloads[0], [w.shape for w in model.weights]))
-            self.predictor = self.forward(model)
+            self.predictor, self.described = self.forward(model), header["architecture"]
             self.channel.send({"outputs": self.models.output_shapes(model)})
         except Exception as error:
             self._refuse(error)
@@ -440,7 +441,7 @@ class Server:
     def on_export(self, header, payloads):
         try:
             from mop_udf import keras_file
-            self.channel.send({}, keras_file.save(self.predictor.model))
+            self.channel.send({}, keras_file.save(self.predictor.model, self.models.normalise(self.described)))
         except Exception as error:
             self._refuse(error)
 

@@ -3,6 +3,7 @@
 import argparse
 import importlib.metadata
 import io
+import re
 import sys
 import time
 
@@ -40,8 +41,18 @@ def main(arguments=None):
     return 1
 
 
+class _Parser(argparse.ArgumentParser):
+    """One that never writes what may be a connection's parameters, which an argument becomes that is not in quotes."""
+
+    def error(self, message):
+        if re.search(r"=|://", message):
+            message = ("an argument has = or ://, and is not shown; a connection's parameters are one argument, in "
+                       "quotes: -d 'host=... dbname=...'")
+        super().error(message)
+
+
 def _parser():
-    parser = argparse.ArgumentParser(prog="mop", description="Look at pg_mop's runs. It connects as psql does: PGHOST, "
+    parser = _Parser(prog="mop", description="Look at pg_mop's runs. It connects as psql does: PGHOST, "
                                      "PGSERVICE and the like, or -d.")
     parser.add_argument("-d", "--dsn", default="", help="a URI, or 'host=... dbname=...'")
     parser.add_argument("--schema", help="of the extension; it is found by itself")

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 import webbrowser
 from types import SimpleNamespace
 
@@ -33,7 +34,12 @@ PAGE = pathlib.Path(__file__).parent / "page"
 FILES = {"page.js": "text/javascript", "live.js": "text/javascript", "page.css": "text/css", "live.css": "text/css"}
 MOST_BESIDE = 6   # runs that are compared
 BEST_BESIDE = 20  # configurations of each
+RESUME_SECONDS = 20  # for a run that is resumed to begin
 LEAST_WEIGHED = 4  # configurations, to say how much a parameter matters
+
+
+class Unknown(ClientError):
+    """There is nothing of that number."""
 
 
 class Dashboard:
@@ -161,7 +167,7 @@ class Dashboard:
     # --- what is done ------------------------------------------------------------------------------------
     def cancel(self, request, _):
         """Cancel the call, or job, that runs the run."""
-        run = request.path_params["run"]
+        run, _ = self._seen(request)
         done = self._execute(f"SELECT pg_catalog.pg_cancel_backend(r.coordinator_pid) FROM {self.sql}.mop_run r "
                              f"JOIN {self.sql}.mop_runs s USING (run_id) WHERE r.run_id = :run "
                              f"AND s.status = 'running'", run=run)
@@ -171,29 +177,41 @@ class Dashboard:
 
     def resume(self, request, _):
         """Go on with a run as a job of the server, which needs nobody who is connected."""
-        run = request.path_params["run"]
-        if self._execute(f"SELECT status FROM {self.sql}.mop_runs WHERE run_id = :run", run=run) == "finished":
-            raise ClientError(f"run {run} is finished")
+        run, status = self._seen(request)
+        if status in ("finished", "running"):
+            raise ClientError(f"run {run} is {status}")
         command = f"SELECT {self.sql}.mop_resume({run})".replace("\\:", ":")
         job = self._execute(f"SELECT {self.sql}.mop_submit(:command)", command=command)
-        # what is wrong at once is said at once
-        if self._execute(f"SELECT {self.sql}.mop_wait(:job, interval '1 second')", job=job) == "failed":
-            raise ClientError(self._execute(f"SELECT error FROM {self.sql}.mop_jobs WHERE job = :job", job=job)
-                              or f"job {job} has failed")
-        return {"said": f"The run goes on as job {job}, whether this page is open or not."}
+        until = time.monotonic() + RESUME_SECONDS
+        while True:  # (that it goes on is said when it does)
+            done = self._execute(f"SELECT {self.sql}.mop_wait(:job, interval '0.5 seconds')", job=job)
+            if done in ("failed", "cancelled"):
+                raise ClientError(self._execute(f"SELECT error FROM {self.sql}.mop_jobs WHERE job = :job", job=job)
+                                  or f"job {job} is {done}")
+            if done == "finished" or self._seen(request)[1] in ("finished", "running"):
+                return {"said": f"The run goes on as job {job}, whether this page is open or not."}
+            if time.monotonic() > until:
+                return {"said": f"Job {job} is to go on with the run, and has not come to that yet: mop jobs {job}"}
 
     def stop(self, request, given):
         """Stop one configuration."""
-        key = _whole(given.get("mst_key"), "mst_key")
-        self._execute(f"SELECT {self.sql}.mop_stop_trial(:run, :key)", run=request.path_params["run"], key=key)
+        (run, _), key = self._seen(request), _whole(given.get("mst_key"), "mst_key")
+        self._execute(f"SELECT {self.sql}.mop_stop_trial(:run, :key)", run=run, key=key)
         return {"said": f"Configuration {key} is told to stop."}
 
     def sessions(self, request, given):
         """Set how many worker sessions a run has."""
-        count = _whole(given.get("sessions"), "sessions")
-        self._execute(f"SELECT {self.sql}.mop_set_sessions(:run, :count)", run=request.path_params["run"],
-                      count=count)
+        (run, _), count = self._seen(request), _whole(given.get("sessions"), "sessions")
+        self._execute(f"SELECT {self.sql}.mop_set_sessions(:run, :count)", run=run, count=count)
         return {"said": f"The run is told to work with {count} sessions."}
+
+    def _seen(self, request):
+        """(number, status) of the run that a request is about. Raises Unknown where the role may see none."""
+        run = request.path_params["run"]
+        status = self._execute(f"SELECT status FROM {self.sql}.mop_runs WHERE run_id = :run", run=run)
+        if status is None:
+            raise Unknown(f"there is no run {run} that the role may see")
+        return run, status
 
     def _execute(self, sql, **values):
         with connected(self.engine) as connection:
@@ -215,7 +233,8 @@ class Dashboard:
             except ServerError as error:
                 return _wrong(400, error.message, error.hint)
             except ClientError as error:
-                return _wrong(404 if request.method == "GET" else 409, error.message, error.hint)
+                unknown = request.method == "GET" or isinstance(error, Unknown)
+                return _wrong(404 if unknown else 409, error.message, error.hint)
         return endpoint
 
     async def _shell(self, request):
@@ -273,7 +292,7 @@ async def _body(request):
             raise ClientError("that is too long")
     try:
         read = json.loads(given or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         read = None
     if not isinstance(read, dict):
         raise ClientError("that is no JSON object")
@@ -297,11 +316,12 @@ def _download(content, kind, name):
 def _whole(value, name):
     """A whole number from 1 to 2^31 - 1. Raises ClientError."""
     try:
-        number = int(str(value)[:12])
+        number = int(str(value)[:12]) if isinstance(value, (int, str)) else 0
     except ValueError:
         number = 0
     if not 1 <= number < 1 << 31:
-        raise ClientError(f"{name} must be a whole number from 1, not {value!r}")
+        shown = repr(value) if value is None or isinstance(value, (int, float, str)) else type(value).__name__
+        raise ClientError(f"{name} must be a whole number from 1, not {shown}")
     return number
 
 

@@ -20,16 +20,73 @@ OLDEST = (0, 4)  # version of the extension that has what the client asks for
 def make_engine(where=""):
     """An SQLAlchemy engine for a URI or libpq's parameters ('': as the environment says); an engine stays as it is.
 
-    Its connections commit each statement. Raises ClientError for an engine of another driver than psycopg2.
+    Its connections commit each statement. Raises ClientError for an engine of another driver than psycopg2, or of fewer
+    connections than are needed, and for parameters that cannot be read, of which it says nothing.
     """
     if isinstance(where, sqlalchemy.Engine):
         if where.driver != "psycopg2":
             raise ClientError(f"the engine's driver is {where.driver}, not psycopg2",
                               hint="sqlalchemy.create_engine('postgresql+psycopg2://...'), or give the URI itself")
+        if _has_one(where.pool):
+            raise ClientError("the engine's pool has one connection, and calls and looking at them take two",
+                              hint="sqlalchemy.create_engine(..., pool_size=2), or give the URI itself")
         return where.execution_options(isolation_level="AUTOCOMMIT")
-    uri = re.sub(r"^postgres(ql)?\+psycopg2?:", "postgresql:", where)
+    if isinstance(where, sqlalchemy.URL):
+        where = where.render_as_string(hide_password=False)
+    if not isinstance(where, str):
+        raise ClientError(f"a connection is an SQLAlchemy engine, a URI or libpq's parameters, "
+                          f"and not {type(where).__name__}")
+    parameters = _parameters(where)
     return sqlalchemy.create_engine("postgresql+psycopg2://", isolation_level="AUTOCOMMIT", pool_pre_ping=True,
-                                    creator=lambda: psycopg2.connect(uri, application_name="pg_mop_client"))
+                                    creator=lambda: psycopg2.connect(**parameters))
+
+
+def _has_one(pool):
+    """True where an SQLAlchemy pool has no second connection beside one that is in use."""
+    if isinstance(pool, sqlalchemy.QueuePool):
+        return pool.size() == 1 and pool._max_overflow == 0
+    return isinstance(pool, (sqlalchemy.StaticPool, sqlalchemy.AssertionPool, sqlalchemy.SingletonThreadPool))
+
+
+def _parameters(where):
+    """libpq's parameters of a URI or of a text of them. Raises ClientError.
+
+    No message has any of it, nor has libpq's own one where it cannot be read or is split wrongly, as by a password with
+    an @: that might be the password.
+    """
+    text_, problem = where.strip(), None
+    driver = re.match(r"postgres(?:ql)?\+psycopg2?(?=://)", text_)
+    scheme = re.match(r"[A-Za-z][\w+.:-]*(?=://)", text_)
+    text_ = f"postgresql{text_[driver.end():]}" if driver else text_
+    is_uri = text_.startswith(("postgresql://", "postgres://"))
+    if scheme and not is_uri:
+        problem = f"the URI's scheme is {scheme[0]}, not postgresql", "postgresql://role@host/database"
+    else:
+        try:
+            parameters = None if "\0" in text_ else psycopg2.extensions.parse_dsn(text_)
+        except (psycopg2.Error, UnicodeError, ValueError, TypeError):
+            parameters = None
+        if parameters is None or is_uri and _is_split_wrongly(text_) or not _has_ports(parameters):
+            problem = ("the connection's parameters cannot be read; they are not shown, for they may have a password",
+                       "postgresql://role:password@host/database, where / ? # @ : % of the password are written as "
+                       "urllib.parse.quote(password, safe='') gives them; or host=... dbname=... password='...'"
+                       if is_uri else "host=... dbname=... password='...', or postgresql://role@host/database")
+    if problem:  # (outside of the except: not even __context__ has what libpq said)
+        raise ClientError(problem[0], hint=problem[1])
+    return {**parameters, "application_name": "pg_mop_client"}
+
+
+def _is_split_wrongly(uri):
+    """True where a URI has an @ in its host or database, as a password has it that was not quoted."""
+    rest = uri.partition("://")[2]
+    if "@" in rest.partition("/")[0]:  # (all before the first one is the role and its password)
+        rest = rest.partition("@")[2]
+    return "@" in rest.partition("?")[0]
+
+
+def _has_ports(parameters):
+    """True where the ports are numbers, as libpq would only find out, and say, when it connects."""
+    return all(re.fullmatch(r"\d{0,5}", port.strip()) for port in parameters.get("port", "").split(","))
 
 
 @contextlib.contextmanager
@@ -37,6 +94,9 @@ def told():
     """What the driver raises is raised as a ServerError, or a LostError, without SQLAlchemy's and pandas' words."""
     try:
         yield
+    except sqlalchemy.exc.TimeoutError:
+        raise ClientError("all connections of the engine's pool are in use",
+                          hint="sqlalchemy.create_engine(..., pool_size=5), or give the URI itself") from None
     except (sqlalchemy.exc.StatementError, pandas.errors.DatabaseError, psycopg2.Error) as raised:
         error = raised
         while error is not None and not isinstance(error, psycopg2.Error):

@@ -9,6 +9,7 @@ HEADERS = {"content-security-policy": POLICY, "cache-control": "no-store", "x-co
            "referrer-policy": "no-referrer", "cross-origin-opener-policy": "same-origin",
            "cross-origin-resource-policy": "same-origin", "x-frame-options": "DENY"}
 
+MOST_PATH = 200  # characters
 EMPTY = re.compile(r"/|/compare|/run/\d+|/static/[\w.]+")  # the page without anything of the database
 
 
@@ -45,6 +46,8 @@ class Guard:
 
     def _problem(self, scope, given):
         """Why a request is refused; None where it is not."""
+        if len(scope["path"]) > MOST_PATH:
+            return "this page has no path of that length"
         host = given.get("host", [])
         if len(host) != 1 or host[0] not in self.hosts:
             return "this page is not of that host"

@@ -1,6 +1,7 @@
 """Folders of pictures as rows: an array of pixels each, and the folder's name as the label."""
 
 import pathlib
+import re
 
 import numpy
 import pandas
@@ -9,6 +10,8 @@ from pg_mop_client.errors import ClientError, needed
 
 CHUNK_PIXELS = 4_000_000  # numbers in memory at a time, about
 MODES = {"RGB": 3, "RGBA": 4, "L": 1}
+OF_PARTS = ("MPO", "PSD")  # formats whose first frame is the picture, and the others are previews or layers of it
+DEEP = re.compile(r"(L|LA|RGB|RGBA|RGBX|CMYK);(1[0-6]|32|64)[A-Z]*")  # how Pillow calls such pixels in a file
 
 
 def chunks(folder, size=None, mode="RGB"):
@@ -17,7 +20,8 @@ def chunks(folder, size=None, mode="RGB"):
     are such folders; by the path within `folder` as index.
 
     `size`: (height, width), to which they are resized; None: all are of one size. `mode`: 'RGB', 'RGBA' or 'L' (grey).
-    Hidden files are passed over. Raises ClientError, also for a file that is no picture.
+    Hidden files are passed over. Raises ClientError, also for a file that is no picture, or is more than an array of
+    pixels has room for.
     """
     image = needed("PIL.Image", "images")
     if mode not in MODES:
@@ -48,9 +52,12 @@ def _read(image, paths, names, size, mode):
     for path, parts in zip(paths, names):
         try:
             with image.open(path) as opened:
-                if opened.mode.startswith("I") or opened.mode == "F":
-                    raise ClientError(f"{str(path)!r} has more than 8 bits a pixel, which would be cut off",
+                if _is_deep(opened, path):
+                    raise ClientError(f"{str(path)!r} has more than 8 bits a channel, which would be cut off",
                                       hint="pack((x, y), ...) takes arrays of any numbers.")
+                if (frames := getattr(opened, "n_frames", 1)) > 1 and opened.format not in OF_PARTS:
+                    raise ClientError(f"{str(path)!r} has {frames} frames, of which a row has room for one",
+                                      hint="A file for each frame (PIL.ImageSequence), or pack((x, y), ...)")
                 picture = needed("PIL.ImageOps", "images").exif_transpose(opened).convert(mode)
         except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
             raise ClientError(f"{str(path)!r} cannot be read as a picture: {error}") from None
@@ -68,6 +75,29 @@ def _read(image, paths, names, size, mode):
             rows = []
     if rows:
         yield _frame(rows)
+
+
+def _is_deep(opened, path):
+    """True where a channel has more than 8 bits: Pillow would cut off the rest, and says so of some formats alone."""
+    if opened.mode.startswith("I") or opened.mode == "F":
+        return True
+    if opened.format == "TIFF":
+        return max(opened.tag_v2.get(258, (1,))) > 8
+    if opened.format in ("JPEG2000", "AVIF"):
+        with open(path, "rb") as file:
+            head = file.read(1 << 16)
+        if opened.format == "AVIF":
+            at = head.find(b"av1C")
+            return at >= 0 and bool(head[at + 6] & 0x40)
+        at = head.find(b"\xff\x4f\xff\x51") + 40  # the marker SIZ: how many channels, and 3 bytes for each
+        return any((size & 0x7F) > 7 for size in head[at + 2:at + 2 + 3 * int.from_bytes(head[at:at + 2], "big"):3])
+    for decoder, _, _, given in opened.tile:
+        given = given if isinstance(given, tuple) else (given,)
+        if (isinstance(given[0], str) and DEEP.fullmatch(given[0]) or decoder == "SGI16"
+                or decoder == "sgi_rle" and given[-1] == 2
+                or decoder in ("ppm", "ppm_plain") and isinstance(given[-1], int) and given[-1] > 255):
+            return True
+    return False
 
 
 def _frame(rows):

@@ -17,6 +17,7 @@ from pg_mop_client.reading import ARRAYS, few
 
 # what is in a column of Python's objects that are numbers
 LARGEST = float(numpy.finfo("float32").max)  # of SQL's real
+SMALLEST = float(numpy.finfo("float32").smallest_subnormal) / 2  # what is not above it is 0 there, and refused
 NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal", "boolean")
 
 
@@ -118,7 +119,7 @@ def _sample(values):
 
 
 def _has_arrays(values):
-    return values.dtype == object and isinstance(_sample(values), ARRAYS)
+    return isinstance(_sample(values), ARRAYS)
 
 
 def _has_numbers(values):
@@ -186,7 +187,7 @@ class _Rows:
             if name not in chunk.columns or not _has_numbers(chunk[name]):
                 raise ClientError(f"column {name!r} has something that is no number, after row {self.count}")
         numbers = chunk[self.columns].to_numpy(dtype="float64", na_value=numpy.nan)
-        if (odd := ~(numpy.abs(numbers) <= LARGEST)).any():
+        if (odd := _odd(numbers)).any():
             row = int(odd.any(axis=1).argmax())
             column = int(odd[row].argmax())
             raise ClientError(f"column {self.columns[column]!r} has {_oddity(numbers[row, column])} in row "
@@ -201,21 +202,35 @@ class _Rows:
             if array.ndim != self.dimensions:
                 raise ClientError(f"column {self.columns[0]!r} has {array.ndim} dimensions in row {number}, and "
                                   f"{self.dimensions} in its first rows")
-            if array.dtype.kind == "f" and (odd := ~(numpy.abs(array) <= LARGEST)).any():
+            if array.dtype.kind == "f" and (odd := _odd(array)).any():
                 raise ClientError(f"column {self.columns[0]!r} has {_oddity(array[odd][0])} in row {number}")
             yield array.tolist()
 
     def _array(self, value, where):
+        if numpy.ma.is_masked(value):
+            raise ClientError(f"column {self.columns[0]!r} has masked values in {where}", hint="x.filled(...)")
         try:
             array = _nested(value)
+            if array.dtype.kind in "cmM":  # (of which numpy would make other numbers)
+                raise TypeError
             return array if array.dtype.kind in "iuf" else array.astype("float64")
         except (TypeError, ValueError):
             raise ClientError(f"column {self.columns[0]!r} has no array of numbers in {where}") from None
 
 
+def _odd(numbers):
+    """Which numbers have no place in SQL's real, and are not finite there or 0."""
+    sizes = numpy.abs(numbers)
+    return ~((sizes <= LARGEST) & ((sizes > SMALLEST) | (sizes == 0)))
+
+
 def _oddity(number):
     """What a number is that no feature can be."""
-    return "no number" if numpy.isnan(number) else "an infinity" if numpy.isinf(number) else f"{number:g}, beyond real"
+    if numpy.isnan(number):
+        return "no number"
+    if numpy.isinf(number):
+        return "an infinity"
+    return f"{number:g}, {'beyond' if abs(number) > 1 else 'too small for'} real"
 
 
 def _nested(value):
@@ -229,6 +244,8 @@ def _nested(value):
 def _field(value):
     """A value in COPY's text format."""
     if isinstance(value, ARRAYS):
+        if numpy.ma.is_masked(value):
+            raise ClientError("a class has masked values", hint="y.filled(...)")
         return str(numpy.asarray(value, "float64").tolist()).replace("[", "{").replace("]", "}")
     if pandas.isna(value):
         return "\\N"
@@ -237,6 +254,9 @@ def _field(value):
     value = str(value)
     if "\0" in value:
         raise ClientError(f"a class has a NUL character, {value[:20]!r}", hint=r"data[label].str.replace('\0', '')")
+    if re.search("[\ud800-\udfff]", value):
+        raise ClientError(f"a class has half a character (a lone surrogate), {value[:20]!r}",
+                          hint="data[label].str.encode('utf-8', 'replace').str.decode('utf-8')")
     for character, code in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
         value = value.replace(character, code)
     return value

@@ -47,7 +47,9 @@ def named(frame):
     if not frame.columns.is_unique:
         raise ClientError(f"two columns are called {frame.columns[frame.columns.duplicated()][0]!r}",
                           hint="data.columns = [...]")
-    return frame
+    lists = {name: object for name, kind in frame.dtypes.items()
+             if isinstance(kind, pandas.ArrowDtype) and re.search("list|tensor", str(kind.pyarrow_dtype))}
+    return frame.astype(lists) if lists else frame
 
 
 def whole(data, **pictures):
@@ -120,6 +122,8 @@ def _arrays(x, y):
             raise ClientError(f"{name} is a list of arrays: several inputs cannot be packed by pack",
                               hint="s.training_preprocessor_dl(table, output_table, label, ['one', 'two']) takes a "
                                    "table that has a column for each.")
+        if numpy.ma.is_masked(given) or isinstance(given, (list, tuple)) and any(map(numpy.ma.is_masked, given)):
+            raise ClientError(f"{name} has masked values", hint=f"{name}.filled(...), or the rows that have none")
         if numpy.ndim(given) == 0:
             raise ClientError(f"{name} is no array of rows")
     if len(x) != len(y):

@@ -111,6 +111,10 @@ class PackedTable:
         mine, theirs = self.summary.get("normalizing_const"), summary.get("normalizing_const")
         if mine is not None and theirs is not None and abs(mine - theirs) > 1e-6 * abs(theirs):
             return f"normalizing_const {mine:g}, not {theirs:g}"
+        for own, what in ((self.inputs, "independent_varname"), (self.outputs, "dependent_varname")):
+            theirs = list(summary.get(what) or ())
+            if own != theirs and sorted(own) == sorted(theirs):
+                return f"{what} {', '.join(own)}, not {', '.join(theirs)}"
         names = summary.get("dependent_varname") or []
         for own, other in zip(self.outputs, names):
             mine, theirs = self.summary.get(own + "_class_values"), summary.get(other + "_class_values")

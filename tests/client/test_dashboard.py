@@ -321,8 +321,12 @@ def test_runs_of_others_are_neither_shown_nor_touched(db, page, run_id):
             assert served.json("/api/runs")["runs"] == []
             for what in ("", "/report.html", "/leaderboard.csv", "/importance"):
                 assert served.call(f"/api/run/{running}{what}")[0] == 404
-            for what, given in (("cancel", {}), ("stop", {"mst_key": 1}), ("sessions", {"sessions": 1})):
-                assert served.post(f"/api/run/{running}/{what}", **given)[0] in (400, 409)
+            for what, given in (("cancel", {}), ("stop", {"mst_key": 1}), ("sessions", {"sessions": 1}),
+                                ("resume", {})):
+                for run in (running, run_id, 999999, 10**30):
+                    status, told = served.post(f"/api/run/{run}/{what}", **given)
+                    assert (status, told["error"]) == (404, f"there is no run {run} that the role may see")
+            assert db.value("SELECT count(*) FROM madlib.mop_jobs WHERE command LIKE '%mop_resume(999999)%'") == 0
             assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [running]) == "running"
         finally:
             served.end()
@@ -351,8 +355,31 @@ def test_a_run_is_steered_cancelled_and_resumed(db, page, run_id):
     assert page.post(f"/api/run/{running}/cancel")[0] == 200
     assert eventually(lambda: db.value("SELECT status FROM madlib.mop_jobs WHERE job = %s", [job]) != "running", 60)
     assert eventually(lambda: status() == "cancelled", 60)
-    code, told = page.post(f"/api/run/{run_id}/resume")  # which has finished
-    assert code in (200, 409)
+    assert page.post(f"/api/run/{run_id}/resume") == (409, {"error": f"run {run_id} is finished", "hint": None})
+
+
+def test_a_run_that_cannot_go_on_is_not_said_to(db, page):
+    with going_on(db, "gone") as running:
+        assert page.post(f"/api/run/{running}/resume") == (409, {"error": f"run {running} is running", "hint": None})
+        assert page.post(f"/api/run/{running}/cancel")[0] == 200
+        assert eventually(lambda: db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [running])
+                          == "cancelled", 60)
+    db.run("SELECT madlib.mop_drop_states(%s)", [running])
+    code, told = page.post(f"/api/run/{running}/resume")
+    assert code == 409 and told["error"] and "goes on" not in str(told)
+
+
+@pytest.mark.parametrize("body", [
+    b"[" * 999, b'{"mst_key": ' + b"[" * 480 + b"]" * 480 + b"}", b'{"a":' * 160, b"{" * 900, b"\xff\xfe{}", b"\0",
+    b'"x"', b"[]", b"null", b"1e999", b"NaN", b'{"mst_key": NaN, "sessions": Infinity}', b'{"mst_key": true}',
+    b'{"mst_key": {"a": 1}, "sessions": [1]}', b'{"mst_key": "1; DROP", "sessions": 1.5}', b'{"sessions": -1}',
+    b'{"mst_key": 99999999999999999999999, "sessions": 1e400}', b"x" * 1001, b'{"mst_key": "\\ud800"}'])
+def test_no_body_and_no_path_gives_a_traceback(page, run_id, body):
+    for what in ("stop", "sessions", "cancel", "resume"):
+        status, headers, text = page.call(f"/api/run/{run_id}/{what}", "POST", page.shown, body)
+        assert status in (400, 409), (what, text)
+        assert headers["content-type"] == "application/json" and json.loads(text)["error"]
+    assert page.call(f"/api/run/{'9' * 5000}/resume", "POST", page.shown, body)[0] == 403
 
 
 def test_a_connection_that_is_lost_is_said_and_made_again(db, page, run_id):

@@ -2,7 +2,11 @@
 
 import datetime
 import decimal
+import io
+import json
 import re
+import struct
+import zlib
 
 import numpy
 import pandas
@@ -366,6 +370,22 @@ def test_what_cannot_be_packed_is_said(s, tmp_path):
             ((numpy.array(1), numpy.array(2)), {}, "x is no array of rows"),
             (([[1.0]], [1]), {"label": "no"}, "there is no column 'no' for the label"),
             (frame.head(0), {"label": "a"}, "there are no rows"),
+            ((numpy.ma.masked_array(numpy.ones((3, 2)), mask=numpy.eye(3, 2) > 0), numpy.arange(3)), {},
+             "x has masked values"),
+            (([numpy.ma.masked_equal([1, 2], 2)] * 3, [0, 1, 2]), {}, "x has masked values"),
+            ((numpy.ones((3, 2)), numpy.ma.masked_equal([1, 2, 3], 2)), {}, "y has masked values"),
+            (pandas.DataFrame({"a": [[1, 2], numpy.ma.masked_equal([1.0, 2.0], 2)], "b": [0, 1]}), {"label": "b"},
+             "column 'a' has masked values in row 1"),
+            (pandas.DataFrame({"a": [1.0, 2.0], "v": [numpy.ma.masked_equal([1.0, 2.0], 2)] * 2}),
+             {"label": "v", "features": "a"}, "a class has masked values"),
+            ((numpy.ones((3, 2)) * 1j, numpy.arange(3)), {}, "column 'x' has no array of numbers in its first rows"),
+            ((numpy.zeros((3, 2), "M8[s]"), numpy.arange(3)), {}, "column 'x' has no array of numbers"),
+            (pandas.DataFrame({"a": [0.5, 1e-50], "c": 1.0, "b": [0, 1]}), {"label": "b"},
+             "column 'a' has 1e-50, too small for real in row 1"),
+            ((numpy.array([[1.0, -1e-46]]), [0]), {}, "column 'x' has -1e-46, too small for real in row 0"),
+            ((numpy.array([[1.0, 2.0], [1e39, 1.0]]), [0, 1]), {}, "column 'x' has 1e+39, beyond real in row 1"),
+            (frame.assign(word=pandas.Series(["a\ud800b"], dtype=object)), {"label": "word", "features": "a"},
+             r"a class has half a character (a lone surrogate), 'a\ud800b'"),
             ("nowhere.csv", {"label": "a"}, "there is no file 'nowhere.csv'\nHINT: The current directory is"),
             (([1], [1, 2]), {}, "x has 1 rows and y 2")):
         with pytest.raises(ClientError, match=re.escape(message)):
@@ -373,6 +393,31 @@ def test_what_cannot_be_packed_is_said(s, tmp_path):
     (tmp_path / "rows.txt").write_text("x")
     with pytest.raises(ClientError, match="is no .csv, .parquet or .npz file, and no folder"):
         s.pack(tmp_path / "rows.txt", "never", label="a")
+
+
+def test_the_least_and_the_largest_numbers_of_real_are_packed(db, s):
+    numbers = [1.4e-45, -1.4e-45, 8e-46, 0.0, -0.0, 3.4028234e38, -3.4028234e38]
+    assert all(numpy.isfinite(numpy.float32(n)) and (n == 0 or numpy.float32(n) != 0) for n in numbers)
+    s.pack(pandas.DataFrame({"a": numbers, "b": 0.5, "y": [0, 1] * 3 + [0]}), "extremes", "y", features=["a", "b"])
+    kept = [r["a"] for r in db.run("SELECT features[1]::float8 AS a FROM extremes ORDER BY id")]
+    assert numpy.array(kept, "f4").tolist() == numpy.array(numbers, "f4").tolist()
+    x = numpy.ma.masked_array([[1.0, 2.0], [3.0, 4.0]], mask=False)  # nothing is hidden
+    s.pack((x, [0, 1]), "unmasked")
+    assert [r["x"] for r in db.run("SELECT x FROM unmasked ORDER BY id")] == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("kind", ["list_(float32)", "large_list(float64)", "list_(float32,2)",
+                                  "fixed_shape_tensor(float32,[2])"])
+def test_arrow_s_lists_are_arrays(db, s, kind):
+    arrow = pytest.importorskip("pyarrow", reason="not run: Arrow's lists need pyarrow")
+    name, _, given = kind.rstrip(")").partition("(")
+    of, *size = given.split(",")
+    of = getattr(arrow, of)()
+    made = getattr(arrow, name)(of, *(json.loads(n) for n in size))
+    column = pandas.array([[1.0, 2.0], [3.0, 4.5]] * 6, dtype=pandas.ArrowDtype(made))
+    table = f"arrow_{name}_{len(size)}"
+    s.pack(pandas.DataFrame({"v": column, "y": pandas.array([0, 1] * 6, dtype="int64[pyarrow]")}), table, "y")
+    assert [r["v"] for r in db.run(f"SELECT v FROM {table} ORDER BY id")] == [[1.0, 2.0], [3.0, 4.5]] * 6
 
 
 def write_pictures(folder, source, size=(8, 6), each=12):
@@ -407,6 +452,61 @@ def test_a_folder_of_pictures_is_packed_and_predicted(db, s, tmp_path):
     assert {numpy.array(r["pixels"]).shape for r in db.run("SELECT pixels FROM small_grey")} == {(4, 5, 1)}
 
 
+def deep_png():
+    """A PNG of 16 bits a channel."""
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    rows = b"".join(b"\0" + struct.pack(">15H", *[300] * 15) for _ in range(4))
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 5, 4, 16, 2, 0, 0, 0))
+            + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+
+
+def deep_tiff():
+    """A TIFF of 16 bits a channel, not compressed."""
+    tags = [(256, 3, 1, 5), (257, 3, 1, 4), (258, 3, 3, 134), (259, 3, 1, 1), (262, 3, 1, 2), (273, 4, 1, 140),
+            (277, 3, 1, 3), (278, 3, 1, 4), (279, 4, 1, 120), (284, 3, 1, 1)]
+    head = struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags)
+    return head + struct.pack("<I3H", 0, 16, 16, 16) + struct.pack("<60H", *[300] * 60)
+
+
+def deep_jpeg2000():
+    """The head of a JPEG 2000 that says 12 bits a channel, of one that has 8."""
+    from PIL import Image
+    file = io.BytesIO()
+    Image.new("RGB", (5, 4)).save(file, "JPEG2000")
+    data = bytearray(file.getvalue())
+    at = data.index(b"\xff\x4f\xff\x51") + 42
+    data[at], data[at + 3], data[at + 6] = 11, 11, 11
+    return bytes(data)
+
+
+DEEP = {"a.png": deep_png, "a.tif": deep_tiff, "a.jp2": deep_jpeg2000,
+        "a.ppm": lambda: b"P6 5 4 65535\n" + struct.pack(">60H", *[300] * 60),
+        "b.ppm": lambda: b"P3 5 4 1000\n" + b"300 " * 60}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_pictures_of_more_than_8_bits_a_channel_are_refused(s, tmp_path, name):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / name).write_bytes(DEEP[name]())
+    with pytest.raises(ClientError, match=f"{name}' has more than 8 bits a channel, which would be cut off"):
+        s.pack(tmp_path, "never")
+
+
+@pytest.mark.parametrize("kind", ["gif", "png", "webp", "tiff"])
+def test_a_picture_of_several_frames_is_refused(db, s, tmp_path, kind):
+    from PIL import Image
+    (tmp_path / "a").mkdir()
+    frames = [Image.new("RGB", (5, 4), (grey,) * 3) for grey in (10, 200, 90)]
+    frames[0].save(tmp_path / "a" / f"1.{kind}", save_all=True, append_images=frames[1:])
+    with pytest.raises(ClientError, match=f"1.{kind}' has 3 frames, of which a row has room for one"):
+        s.pack(tmp_path, "never")
+    frames[0].save(tmp_path / "a" / f"1.{kind}", **({"lossless": True} if kind == "webp" else {}))
+    Image.new("P", (5, 4)).save(tmp_path / "a" / "2.png")
+    s.pack(tmp_path, f"one_{kind}", replace=True)
+    assert db.value(f"SELECT pixels[1][1][1] FROM one_{kind} ORDER BY id LIMIT 1") == 10
+
+
 def test_what_is_wrong_with_pictures_is_said(s, tmp_path):
     from PIL import Image
     folder = tmp_path / "bad"
@@ -426,7 +526,7 @@ def test_what_is_wrong_with_pictures_is_said(s, tmp_path):
         s.pack(folder, "never", size=(4, 4))
     (folder / "dark" / "aaa.png").unlink()
     Image.fromarray(numpy.arange(0, 48_000, 1000, dtype="uint16").reshape(8, 6)).save(folder / "dark" / "deep.png")
-    with pytest.raises(ClientError, match="deep.png' has more than 8 bits a pixel"):
+    with pytest.raises(ClientError, match="deep.png' has more than 8 bits a channel"):
         s.pack(folder, "never", size=(4, 4))
     (folder / "dark" / "deep.png").unlink()
     (folder / "linked").symlink_to(folder / "light", target_is_directory=True)

@@ -13,6 +13,7 @@ from workload import assert_invariants, buffers, dense, fit, last_run, load, mak
 ITERATIONS, SEED = 3, 11
 SGD = f"loss='{LOSS}', optimizer='SGD(lr={{}}, momentum=0.9)', metrics=['accuracy']"
 PER_BATCH = SGD.format("MultiStep(0.1, [7, 20], 0.5, per='batch')")
+DECAY = SGD.format("[0.1, 0.1, 0.2], decay=0.01")
 EVEN, UNEVEN = {0: 1, 1: 1, 2: 1}, {0: 1, 1: 3, 2: 0.5}
 
 
@@ -43,6 +44,10 @@ CASES = {
     "rates of dropout": (2, 5, [
         (SGD.format(0.1), "batch_size=8, dropout=0.3", each("dropout", 0.3, 0.3, 0.3)),
         (SGD.format(0.1), "batch_size=8, dropout=[0.3, 0.1, 0.0]", each("dropout", 0.3, 0.1, 0.0))]),
+    "rates that decay": (1, 5, [
+        (DECAY, "batch_size=8", rates(0.1, 0.1, 0.2)),
+        (DECAY.replace("0.2]", "0.05]"), "batch_size=8", rates(0.1, 0.1, 0.05)),
+        (DECAY.replace("[0.1, 0.1, 0.2]", "0.1"), "batch_size=8", rates(0.1, 0.1, 0.1))]),
     # of the first two the whole text of the rate is equal, of the third it is another
     "rates per mini-batch": (1, 8, [
         (PER_BATCH, f"batch_size=8, class_weight=[{EVEN}, {EVEN}, {UNEVEN}]",
@@ -98,6 +103,12 @@ def plain(db, run_id, case):
                     done = batches
                     batches += -(-sum(b["shape"][0] for b in visit["x"]) // 8)
                     visit["learning_rates"] = [0.1 * 0.5 ** ((n >= 7) + (n >= 20)) for n in range(done, batches)]
+                if "decay=0.01" in compile_params:
+                    rate = np.float32(visit.pop("arguments")["learning_rate"])
+                    done = batches
+                    batches += -(-sum(b["shape"][0] for b in visit["x"]) // 8)
+                    visit["learning_rates"] = [float(rate / (np.float32(1) + np.float32(0.01) * np.float32(n)))
+                                               for n in range(done, batches)]
                 visits.append(visit)
         jobs.append({"architecture": (dense(), NOISY)[model_id - 1], "optimizer": "SGD", "loss": LOSS, "epochs": 1,
                      "arguments": {"learning_rate": 0.1, "momentum": 0.9}, "metrics": ["accuracy"], "batch_size": 8,

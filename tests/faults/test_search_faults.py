@@ -51,7 +51,7 @@ def log(db, run_id):
 @pytest.mark.parametrize("procedure", [pytest.param(p, marks=pytest.mark.slice if p == "asha" else ())
                                        for p in PROCEDURES])
 def test_a_disturbed_search_comes_to_its_end(db, data, procedure):
-    if procedure in ("tpe", "bohb"):
+    if procedure == "tpe":
         pytest.importorskip("optuna", reason="not run: it needs Optuna")
     space = SPACE.replace("[0.001, 0.1, 'log']", "[0.01, 0.02, 0.05]") if procedure == "grid" else SPACE
     name = "d_" + procedure.replace("-", "_")

@@ -87,6 +87,9 @@ def test_after_a_wrong_password_the_hint_mends_it(locked, lodger):
     error = lodger.error(CALL)
     assert "password authentication failed" in (error.diag.message_detail or ""), str(error)
     assert WRONG not in str(error) + str(error.diag.message_hint) + str(error.diag.context)
+    job = lodger.error("SELECT madlib.mop_submit('SELECT 1')")
+    assert "password authentication failed" in (job.diag.message_detail or ""), str(job)
+    assert WRONG not in str(job) + str(job.diag.message_hint) + str(job.diag.context)
     follow(error.diag.message_hint, db, SECRET)
     lodger.run(CALL)
     assert lodger.value("SELECT count(*) FROM lodger.models") == 2

@@ -94,6 +94,103 @@ def test_what_needs_a_single_output_is_a_misfit(db, two):
     assert "has 2 outputs, not 1" in str(error)
 
 
+def by_name(inputs, outputs):
+    """The network of two inputs and outputs that has them in dictionaries: {name: layer}."""
+    made = json.loads(two_in_two_out())
+    for key, ends in (("input_layers", inputs), ("output_layers", outputs)):
+        made["config"][key] = {name: [end, 0, 0] for name, end in ends.items()}
+    return json.dumps(made)
+
+
+def test_inputs_and_outputs_of_dictionaries_are_matched_by_name(db, two, tmp_path):
+    """Keras has them in the order of their sorted names, whatever the order in which they are written."""
+    compiled = "loss='categorical_crossentropy', optimizer='Adam(lr=0.05)', metrics=['accuracy']"
+    db.run("SELECT madlib.training_preprocessor_dl('raw', 'sorted', 'kind, side', 'slim, wide', 10)")
+    db.run("SELECT madlib.training_preprocessor_dl('raw', 'backwards', 'side, kind', 'slim, wide', 10)")
+    load(db, "named", by_name({"wide": "b", "slim": "a"}, {"side": "side", "kind": "kind"}),
+         by_name({"wide": "b", "slim": "a"}, {"one": "kind", "two": "side"}))
+    selection(db, "named_mst", "named", [(1, compiled, "batch_size=8"), (2, compiled, "batch_size=8")])
+    said = "has its {} in a dictionary, which Keras reads in the order {}, and the columns are {}"
+    for table, first in (("packed", said.format("inputs", "slim, wide", "wide, slim")),
+                         ("backwards", said.format("outputs", "kind, side", "side, kind"))):
+        error = db.error(f"SELECT madlib.madlib_keras_fit_multiple_model('{table}', 'never', 'named_mst', 1, FALSE)")
+        assert first in error.diag.message_primary
+        assert "ARRAY[" in error.diag.message_hint or "keras.Model(" in error.diag.message_hint
+    fit(db, "sorted", "named_models", "named_mst", 6)
+    first, second = db.run("SELECT * FROM named_models_info ORDER BY mst_key")
+    assert first["error"] is None and first["training_metrics_final"] > 0.8
+    assert "order one, two" in second["error"]
+    assert "keras.Model(model.input, [model.output[name] for name in ['one', 'two']])" in second["error"]
+    db.run("SELECT madlib.madlib_keras_predict('named_models', 'raw', 'id', 'slim, wide', 'told', 'response', FALSE, "
+           "1)")
+    right = db.run("SELECT class_name, avg((class_value = CASE class_name WHEN 'kind' THEN kind::text ELSE side END)"
+                   "::integer) AS share FROM told JOIN raw USING (id) GROUP BY 1 ORDER BY 1")
+    assert np.mean([float(r["share"]) for r in right]) == pytest.approx(first["training_metrics_final"], abs=1e-6)
+    # a list of the same order gives the same, and by the file the dictionary is there again
+    listed = json.loads(two_in_two_out())
+    listed["config"]["input_layers"] = [["a", 0, 0], ["b", 0, 0]]
+    load(db, "listed", json.dumps(listed))
+    selection(db, "listed_mst", "listed", [(1, compiled, "batch_size=8")])
+    fit(db, "sorted", "listed_models", "listed_mst", 6)
+    assert db.value("SELECT n.model_weights = l.model_weights FROM named_models n, listed_models l "
+                    "WHERE n.mst_key = 1 AND l.mst_key = 1")
+    file = tmp_path / "model.keras"
+    file.write_bytes(bytes(db.value("SELECT madlib.mop_export_model('named_models', 1)")))
+    import keras
+    model = keras.models.load_model(file)
+    assert set(model.output) == {"kind", "side"} and set(model.input) == {"wide", "slim"}
+    rows = db.run("SELECT * FROM raw ORDER BY id")
+    given = model.predict({name: np.array([r[name] for r in rows], "f4") for name in ("wide", "slim")}, verbose=0)
+    kinds = db.run("SELECT class_value FROM told WHERE class_name = 'kind' ORDER BY id")
+    assert [int(r["class_value"]) for r in kinds] == given["kind"].argmax(1).tolist()
+    db.run("SELECT madlib.mop_import_model('named', %s, 'again')", [file.read_bytes()])
+    assert db.value("SELECT (model_arch->'config'->'output_layers')::text FROM named WHERE name = 'again'")[0] == "{"
+    selection(db, "weighted_mst", "named", [(1, compiled + ", loss_weights={'kind': 1, 'side': 0.5}", "batch_size=8"),
+                                            (1, compiled + ", loss_weights={'sides': 0.5}", "batch_size=8")])
+    selection(db, "listed_mst", "listed", [(1, compiled + ", loss_weights=[1, 0.5]", "batch_size=8")])
+    fit(db, "sorted", "weighted_models", "weighted_mst", 1)
+    fit(db, "sorted", "listed_models", "listed_mst", 1)
+    assert db.value("SELECT n.model_weights = l.model_weights FROM weighted_models n, listed_models l "
+                    "WHERE n.mst_key = 1 AND l.mst_key = 1")
+    assert "loss_weights names 'sides', the architecture's outputs are kind, side" in db.value(
+        "SELECT error FROM weighted_models_info WHERE mst_key = 2")
+    error = db.error("SELECT madlib.madlib_keras_predict('named_models', 'raw', 'id', 'wide, slim', 'no', 'response', "
+                     "FALSE, 1)")
+    assert "has its inputs in the order slim, wide, not wide, slim" in str(error)
+    assert error.diag.message_hint == "independent_varname => ARRAY['slim', 'wide']"
+
+
+def test_rows_whose_columns_have_another_order_are_not_taken_for_the_same(db, two):
+    """Both outputs have the same classes, and both inputs one shape: nothing but the names tells."""
+    db.run("CREATE TABLE pairs AS SELECT i AS id, ARRAY[i % 2, 1]::real[] AS p, ARRAY[i % 3, 1]::real[] AS q, "
+           "i % 2 AS r, i / 2 % 2 AS s FROM generate_series(1, 40) AS i")
+    for table, outputs, inputs in (("rs", "r, s", "p, q"), ("sr", "s, r", "p, q"), ("qp", "r, s", "q, p")):
+        db.run(f"SELECT madlib.training_preprocessor_dl('pairs', '{table}', '{outputs}', '{inputs}', 10)")
+    made = json.loads(two_in_two_out().replace("[null, 3]", "[null, 2]").replace("[null, 5]", "[null, 4]")
+                      .replace('"units": 3', '"units": 2'))
+    load(db, "equal", json.dumps(made))
+    selection(db, "equal_mst", "equal", [(1, "loss='categorical_crossentropy', optimizer='SGD()'", "")])
+    fit(db, "rs", "equal_models", "equal_mst", 1, "rs")
+    for table, said in (("sr", "dependent_varname s, r, not r, s"), ("qp", "independent_varname q, p, not p, q")):
+        error = db.error(f"SELECT madlib.madlib_keras_evaluate('equal_models', '{table}', 'never', FALSE, 1)")
+        assert f"it has {said}" in str(error)
+        error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('rs', 'never', 'equal_mst', 1, FALSE, "
+                         f"'{table}')")
+        assert f"it has {said}" in str(error)
+
+
+def test_a_brought_model_with_outputs_of_a_dictionary_is_refused(db, two):
+    load(db, "brought", by_name({"wide": "b", "slim": "a"}, {"side": "side", "kind": "kind"}))
+    db.run("UPDATE brought SET model_weights = (SELECT model_weights FROM models WHERE mst_key = 1)")
+    error = db.error("SELECT madlib.madlib_keras_predict_byom('brought', 1, 'raw', 'id', 'slim, wide', 'no', 'prob', "
+                     "FALSE, NULL, NULL, 2)")
+    assert "has its outputs in a dictionary, which Keras reads in the order kind, side" in str(error)
+    assert "keras.Model(model.input, [model.output[name] for name in ['kind', 'side']])" in error.diag.message_hint
+    error = db.error("SELECT madlib.madlib_keras_predict_byom('brought', 1, 'raw', 'id', 'wide, slim', 'no', 'prob', "
+                     "FALSE, NULL, NULL, 2)")
+    assert "has its inputs in a dictionary" in str(error) and "ARRAY['slim', 'wide']" in error.diag.message_hint
+
+
 # --- regression -------------------------------------------------------------------------------------
 
 

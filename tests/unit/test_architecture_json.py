@@ -392,3 +392,44 @@ def test_a_stateful_layer_is_refused_and_a_fixed_batch_is_not(wrapped):
         layer("LSTM", name="l", units=4, batch_input_shape=[8, 5, 3], stateful=False),
         layer("Dense", name="o", units=2)]}
     assert check(json.dumps(old))["config"]["layers"][0]["config"]["batch_shape"] == [None, 5, 3]
+
+
+def with_ends(inputs, outputs):
+    """A functional model of inputs p, q and outputs r, s with these ends."""
+    def tensor(name):
+        return {"class_name": "__keras_tensor__", "config": {"shape": [None, 2], "dtype": "float32",
+                                                             "keras_history": [name, 0, 0]}}
+    layers = [{"module": "keras.layers", "class_name": "InputLayer", "name": name, "inbound_nodes": [],
+               "config": {"batch_shape": [None, width], "name": name}} for name, width in (("p", 2), ("q", 3))]
+    layers += [{"module": "keras.layers", "class_name": "Dense", "name": name, "config": {"units": units, "name": name},
+                "inbound_nodes": [{"args": [tensor(of)], "kwargs": {}}]}
+               for name, units, of in (("r", 4, "p"), ("s", 5, "q"))]
+    return {"module": "keras.src.models.functional", "class_name": "Functional", "registered_name": None,
+            "config": {"name": "m", "layers": layers, "input_layers": inputs, "output_layers": outputs}}
+
+
+def test_inputs_and_outputs_of_dictionaries_have_the_order_that_keras_gives_them():
+    import keras
+    p, q, r, s = (["p", 0, 0], ["q", 0, 0], ["r", 0, 0], ["s", 0, 0])
+    for inputs, shapes in (([p, q], [[2], [3]]), ([q, p], [[3], [2]]), ({"b": p, "a": q}, [[3], [2]]),
+                           ({"a": p, "b": q}, [[2], [3]])):
+        for outputs, widths in (([s, r], [5, 4]), ({"z": r, "y": s}, [5, 4]), ({"y": r, "z": s}, [4, 5])):
+            made = architecture.check(with_ends(inputs, outputs))
+            assert architecture.input_shapes(made) == shapes and architecture.output_widths(made, 2) == widths
+            assert architecture.named(made, "input_layers") == (sorted(inputs) if isinstance(inputs, dict) else None)
+            assert architecture.named(made, "output_layers") == (["y", "z"] if isinstance(outputs, dict) else None)
+            model = keras.models.model_from_json(json.dumps(made))
+            assert [output.shape[1] for output in model.outputs] == widths
+            assert [list(i.shape[1:]) for i in model.inputs] == shapes
+
+
+def test_a_dictionary_of_one_is_its_only_one_and_of_lists_is_refused():
+    p, q, r, s = (["p", 0, 0], ["q", 0, 0], ["r", 0, 0], ["s", 0, 0])
+    one = architecture.check(with_ends([p, q], {"only": r}))
+    assert architecture.name_misfit(one, "output_layers", ["label"]) is None
+    assert architecture.output_widths(one, 1) == [4]
+    for outputs in ({"a": [r, s]}, [{"a": r, "b": s}], {"a": {"b": r, "c": s}}):
+        made = architecture.check(with_ends([p, q], outputs))
+        with pytest.raises(architecture.ArchitectureError, match="in a dictionary together with lists"):
+            architecture.name_misfit(made, "output_layers", ["a", "b"])
+    assert architecture.named(architecture.check(with_ends([p, q], [[r], [s]])), "output_layers") is None

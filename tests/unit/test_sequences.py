@@ -75,24 +75,26 @@ def test_a_value_that_the_text_names_is_that_value():
 
 
 @pytest.mark.parametrize("text,message", [
-    ("Linear(0.1)", "Linear"), ("Exponential(0.1)", "Exponential needs gamma"), ("MultiStep()", "needs value"),
+    ("Linear(0.1)", "Linear"), ("Exponential(0.1)", "Exponential(value, gamma) needs gamma"),
+    ("MultiStep()", "needs value"),
     ("Exponential(0.1, 0.9, 3)", "Exponential takes value, gamma, not 3"),
-    ("Exponential(0.1, gamma=0)", "gamma of Exponential must be above 0, not 0"),
+    ("Exponential(0.1, gamma=0)", "gamma of Exponential(value, gamma) must be above 0, not 0"),
     ("Exponential(0.1, 0.9, gamma=1)", "given gamma twice"), ("Exponential(*[1, 2])", "Exponential takes"),
     ("Exponential(**{'a': 1})", "None is no argument"),
     ("Exponential(0.1, rate=1)", "'rate' is no argument of Exponential (value, gamma, per)"),
-    ("Exponential('a', 0.9)", "value of Exponential must be a number, not 'a'"),
-    ("Exponential(1e999, 0.9)", "value of Exponential must be a number, not inf"),
+    ("Exponential('a', 0.9)", "value of Exponential(value, gamma) must be a number, not 'a'"),
+    ("Exponential(1e999, 0.9)", "value of Exponential(value, gamma) must be a number, not inf"),
     ("Exponential(0.1, __import__('os'))", "__import__('os') is no literal"),
-    ("MultiStep(0.1, 4)", "milestones of MultiStep must be a rising list of integers of at least 1, not 4"),
+    ("MultiStep(0.1, 4)", "milestones of MultiStep(value, milestones, gamma) must be a rising list of integers of at "
+                          "least 1, not 4"),
     ("MultiStep(0.1, [4, 2])", "rising"), ("MultiStep(0.1, [0])", "rising"), ("MultiStep(0.1, [True])", "rising"),
     ("MultiStep(0.1, [1.5])", "rising"),
-    ("CyclicLR(0, 1, 0)", "step_size_up of CyclicLR must be above 0"),
-    ("CyclicLR(0, 1, 2, mode='round')", "mode of CyclicLR must be one of triangular, triangular2, exp_range"),
-    ("Cosine(0.1, -3)", "period of Cosine must be above 0"),
-    ("Cosine(0.1, 3, gamma=0.5)", "gamma of Cosine must be at least 1, not 0.5"),
-    ("Warmup(0, 3)", "Warmup needs then"), ("Warmup(0, 0, 1)", "steps of Warmup must be above 0"),
-    ("Warmup(0, 3, 'x')", "then of Warmup must be a number, not 'x'"),
+    ("CyclicLR(0, 1, 0)", "must be an integer of at least 1, not 0"),
+    ("CyclicLR(0, 1, 2, mode='round')", "gamma) must be one of triangular, triangular2, exp_range, not 'round'"),
+    ("Cosine(0.1, -3)", "period of Cosine(value, period, min, gamma) must be an integer of at least 1, not -3"),
+    ("Cosine(0.1, 3, gamma=0.5)", "gamma of Cosine(value, period, min, gamma) must be at least 1, not 0.5"),
+    ("Warmup(0, 3)", "Warmup(start, steps, then) needs then"), ("Warmup(0, 0, 1)", "integer of at least 1, not 0"),
+    ("Warmup(0, 3, 'x')", "then of Warmup(start, steps, then) must be a number, not 'x'"),
     ("Warmup(0, 3, Cosine(1, 2, per='batch'))", "per belongs to the outermost sequence alone"),
     ("Warmup(0, 3, [{0: 1}, {0: 2}])", "must be numbers"),
     ("Warmup(0, 3, " * 12 + "1" + ")" * 12, "nested deeper than 10"),
@@ -118,10 +120,61 @@ def test_bad_sequences_have_clear_errors(text, message):
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize("count", ["0", "0.5", "2.5", "-1", "True", "nan", "1e999", "1e300", "'3'", "[3]", "None"])
+@pytest.mark.parametrize("text, name", [
+    ("Cosine(0.1, {})", "period of Cosine(value, period, min, gamma)"),
+    ("Cosine(0.1, period={}, gamma=2)", "period of Cosine(value, period, min, gamma)"),
+    ("Warmup(0, {}, 0.1)", "steps of Warmup(start, steps, then)"),
+    ("CyclicLR(0, 1, {})", "step_size_up of CyclicLR(base, max, step_size_up, step_size_down, mode, gamma)"),
+    ("CyclicLR(0, 1, 3, step_size_down={})", "step_size_down of CyclicLR("),
+    ("MultiStep(0.1, [{}])", "milestones of MultiStep(value, milestones, gamma)")])
+def test_numbers_of_iterations_are_integers_of_at_least_1(text, name, count):
+    if count == "None" and "step_size_down" in text:
+        assert sequences.parse(text.format(count)) == sequences.parse("CyclicLR(0, 1, 3)")
+        return
+    with pytest.raises(sequences.SequenceError) as error:
+        sequences.parse(text.format(count))
+    assert name in str(error.value) or "is no literal" in str(error.value)
+    assert sequences.parse(text.format("4.0")) == sequences.parse(text.format("4"))
+
+
+@pytest.mark.parametrize("text, message", [
+    ("Cosine(0.1, 0.001, 95, 1)", "period of Cosine(value, period, min, gamma) must be an integer of at least 1, "
+                                  "not 0.001"),
+    ("MultiStep([3, 5], 0.1)", "value of MultiStep(value, milestones, gamma) must be a number, not [3, 5]"),
+    ("MultiStep(0.1, 0.1, [3])", "gamma of MultiStep(value, milestones, gamma) must be a number, not [3]"),
+    ("Warmup(0.1, 0.01, 5)", "steps of Warmup(start, steps, then) must be an integer of at least 1, not 0.01"),
+    ("Warmup(5, Cosine(0.1, 3), 0)", "Cosine(0.1, 3) is no literal"),
+    ("CyclicLR(10, 0.1, 0.01)", "step_size_up of CyclicLR(base, max, step_size_up, step_size_down, mode, gamma) must")])
+def test_arguments_in_another_order_are_refused_with_the_right_one(text, message):
+    with pytest.raises(sequences.SequenceError) as error:
+        sequences.parse(text)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("text, message", [
+    ("Cosine(0.1, 5, per='iteration', per='batch')", "Cosine is given per twice"),
+    ("Cosine(0.1, 5, per='batch', per='batch')", "Cosine is given per twice"),
+    ("Values([1, 2], per='batch', per='batch')", "Values is given per twice"),
+    *((f"{call}, {argument})", "twice") for call, argument in (
+        ("Constant(1", "value=2"), ("Exponential(1, 0.5", "gamma=0.5"), ("MultiStep(1, [2], milestones=[3]", "gamma=1"),
+        ("CyclicLR(0, 1, 2, step_size_up=2", "gamma=1"), ("Cosine(1, 2", "value=1"), ("Warmup(0, 3, 1", "then=2"),
+        ("Values([1, 2]", "values=[3]"))),
+    ("[{0: 1, 0: 2}, {0: 1}]", "{0: 1, 0: 2} has the key 0 twice"),
+    ("{'class_name': 'CosineDecay', 'class_name': 'X', 'config': {}}", "has the key 'class_name' twice")])
+def test_nothing_is_given_twice(text, message):
+    with pytest.raises(sequences.SequenceError) as error:
+        sequences.parse(text)
+    assert message in str(error.value)
+
+
 @pytest.mark.parametrize("compile_params,fit_params,message", [
     ("SGD(nesterov=[0, 1])", "", "optimizer argument nesterov cannot be a sequence, only learning_rate, momentum"),
     ("SGD(lr=0.1, decay=[1, 2])", "", "optimizer argument decay cannot be a sequence"),
-    ("SGD(lr=[0.1, 0.2], decay=1)", "", "decay, which changes the learning rate, cannot be given together"),
+    ("SGD(lr=Cosine(0.1, 5, per='batch'), decay=1)", "", "decay, which changes the learning rate with each mini-batch, "
+                                                         "cannot be given together"),
+    ("SGD(lr={'class_name': 'CosineDecay', 'config': {'initial_learning_rate': 1, 'decay_steps': 2}}, decay=1)", "",
+     "decay, which changes the learning rate with each mini-batch"),
     ("SGD(momentum=[0.9, 0])", "", "momentum must not change between zero and other signs"),
     ("SGD(momentum=Warmup(0, 3, 0.9))", "", "momentum must not change between zero"),
     ("SGD(momentum=Cosine(0.9, 5, -0.1))", "", "momentum must not change between zero"),
@@ -245,14 +298,17 @@ NUMBERS = st.integers(-3, 300) | st.floats(-1e6, 1e6, allow_nan=False)
 POSITIVE = st.floats(1e-3, 1e3) | st.integers(1, 100)
 
 
+COUNTS = st.integers(1, 1000)
+
+
 def calls(inner):
     return (st.builds("Exponential({!r}, {!r})".format, NUMBERS, POSITIVE)
             | st.builds("MultiStep({!r}, {!r}, {!r})".format, NUMBERS, st.lists(st.integers(1, 20)).map(sorted),
                         POSITIVE)
-            | st.builds("CyclicLR({!r}, {!r}, {!r}, {!r}, '{}', {!r})".format, NUMBERS, NUMBERS, POSITIVE, POSITIVE,
+            | st.builds("CyclicLR({!r}, {!r}, {!r}, {!r}, '{}', {!r})".format, NUMBERS, NUMBERS, COUNTS, COUNTS,
                         st.sampled_from(sequences.MODES), POSITIVE)
-            | st.builds("Cosine({!r}, {!r}, {!r}, {!r})".format, NUMBERS, POSITIVE, NUMBERS, st.floats(1, 4))
-            | st.builds("Warmup({!r}, {!r}, {})".format, NUMBERS, POSITIVE, inner)
+            | st.builds("Cosine({!r}, {!r}, {!r}, {!r})".format, NUMBERS, COUNTS, NUMBERS, st.floats(1, 4))
+            | st.builds("Warmup({!r}, {!r}, {})".format, NUMBERS, COUNTS, inner)
             | st.lists(NUMBERS, min_size=1).map(repr) | NUMBERS.map(repr))
 
 

@@ -21,6 +21,7 @@ class Checks:
     """
 
     averaging = False
+    hint_to_fit = None  # where it is known better than by the data alone
     asks_for_all = True  # before anything is trained
 
     def check(self, configurations, functions):
@@ -147,7 +148,7 @@ class Checks:
             raise MopError(f'no configuration fits the data of "{source.text}": '
                            f"{next(iter(self.misfits.values()))}",
                            detail="\n".join(f"mst_key {k}: {m}" for k, m in list(self.misfits.items())[:20]),
-                           hint=self.source.hint_to_fit())
+                           hint=self.hint_to_fit or self.source.hint_to_fit())
 
     def _misfit(self, c):
         """Why an architecture does not fit the data, or None; the trainer says it of what its JSON does not tell."""
@@ -155,6 +156,10 @@ class Checks:
         try:
             inputs = architecture.input_shapes(c["architecture"])
             outputs = architecture.output_widths(c["architecture"], len(widths))
+            for key, columns in (("input_layers", self.source.inputs), ("output_layers", self.source.outputs)):
+                if misfit := architecture.name_misfit(c["architecture"], key, columns):
+                    self.hint_to_fit = misfit[1]
+                    return f"{misfit[0]} ({misfit[1]})"
         except architecture.ArchitectureError as error:
             return str(error)
         if c["fit"]["class_weight"] and len(widths) > 1:

@@ -1,6 +1,6 @@
 """Model tables as evaluate and predict read them."""
 
-from mop_udf import params
+from mop_udf import architecture, params
 from pg_mop.database import MopError, quote_identifier
 from pg_mop.inference.model import Model
 from pg_mop.packed import dependent_dtype
@@ -52,6 +52,14 @@ class StoredModel(Model):
         self._read_architecture(row["arch_text"], row["model_weights"], len(self.output_names), what)
         self.classes = [self._class_values(db, name) for name in self.output_names]
 
+    def check_names(self, inputs):
+        """Raises MopError where it has inputs by name, and these columns have the names in another order. (Those of a
+        test table may be called otherwise.)"""
+        names = architecture.named(self.architecture, "input_layers")
+        if names is not None and names != inputs and names == sorted(inputs):
+            raise MopError(f"{self.what} has its inputs in the order {', '.join(names)}, not {', '.join(inputs)}",
+                           hint=f"independent_varname => ARRAY{names}")
+
     def _one_of_several(self, db, text, table, mst_key):
         if mst_key is None:
             raise MopError(f'model table "{text}" holds several models: mst_key must be given',
@@ -83,6 +91,18 @@ class OwnModel(Model):
     """A model of an architecture table: bring your own (contract 4, section 4)."""
 
     given_classes = True
+
+    def check_names(self, inputs):
+        """Raises MopError where it has inputs or outputs by name that are not those of these columns, in their order.
+        (Class values, and the columns of predictions, are given by place.)"""
+        outputs = [f"output {i}" for i in range(len(self.output_names))]
+        try:
+            problem, hint = (architecture.name_misfit(self.architecture, "input_layers", inputs)
+                             or architecture.name_misfit(self.architecture, "output_layers", outputs) or (None, None))
+        except architecture.ArchitectureError as error:
+            problem, hint = str(error), None
+        if problem:
+            raise MopError(f"{self.what} cannot be used: {problem}", hint=hint)
 
     def __init__(self, db, text, model_id, class_values, normalizing_const, dependent_count):
         """Read model `model_id` of the architecture table that the caller calls `text`. Raises MopError."""

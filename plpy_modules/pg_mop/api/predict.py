@@ -45,6 +45,7 @@ def _write(db, session, function, model, test, output_table, choice, use_gpus):
         choice.all_in_order()
     if len(test.inputs) != len(model.input_shapes):
         raise MopError(f"the model takes {len(model.input_shapes)} inputs, not {len(test.inputs)}")
+    model.check_names(test.inputs)
     table = db.output_table(output_table)
     predicting = Predicting.on_segments(db, test, function, model, use_gpus, choice) if test.in_parts else None
     first = first_row(db, test, predicting)

@@ -58,7 +58,7 @@ class Searching(Steering):
             if c is not None and (c["model_id"], c["compile_params"], c["fit_params"] or "") != (
                     *trial.configuration[:2], trial.configuration[2] or ""):
                 raise MopError(f"run {training.run_id} cannot go on: its search proposes another mst_key {key} now",
-                               detail="Perhaps another version of Optuna is installed.",
+                               detail="Perhaps another version of Optuna or of pg_mop is installed.",
                                hint=f"Begin another with continue_from => {training.run_id}.", sqlstate="55000")
             self.taken += c is not None and not trial.outside
         for key, why in self.procedure.stopped().items():

@@ -56,5 +56,6 @@ class Model:
             checked = architecture.check(text)
             self.input_shapes = architecture.input_shapes(checked)
             self.outputs = architecture.output_widths(checked, outputs)
+            self.architecture = checked
         except architecture.ArchitectureError as error:
             raise MopError(f"{what} cannot be used: {error}") from None

@@ -28,8 +28,7 @@ class Asha(Procedure):
         super().__init__(space, seed, goal, **parameters)
         self.levels = tuple(rung_levels(self))
         self.rungs = [Rung(self.settings.reduction) for _ in self.levels]
-        many = {} if self.settings.sampler in ("random", "grid") else {"enough": 10}
-        self.source = sources.source(self.settings.sampler, space, seed, **many)
+        self.source = sources.source(self.settings.sampler, space, seed, budgets=True)
         self.left = self.settings.trials or (
             MOST_TRIALS if self.settings.sampler == "grid" else 3 * self.settings.reduction ** (len(self.levels) - 1))
 
@@ -45,6 +44,7 @@ class Asha(Procedure):
             if at and self.space.locate(configuration) is not None and self.source.take(configuration):
                 trial = self._new(configuration)
                 trial.at, trial.data = self.levels[at[-1]], at[-1]
+                self.source.goes_on(trial.number, configuration)
                 for rung in at:
                     self.rungs[rung].add(losses[self.levels[rung]], trial.number, promoted=rung != at[-1])
         self._fill()

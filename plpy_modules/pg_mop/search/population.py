@@ -135,9 +135,9 @@ class Population(Procedure):
         until, member = self.steps[step], trial.data
         lists = {name: (values + values[-1:] * until)[:until] for name, values in member.lists.items()}
         for dimension in self.space.branch_of(member.point).dimensions:
-            if _changeable(dimension):
-                name = dimension.name
-                past = lists.get(name) or [dimension.value(member.point[name])] * until
+            name = dimension.name
+            past = lists.get(name) or [dimension.value(member.point[name])] * until
+            if _changeable(dimension) and _is_number(past[-1]):  # (a sequence goes on as it is)
                 lists[name] = [*past, self._explored(dimension, past[-1])]
         copy = self._new(self.space.configuration(member.point, lists))
         copy.at = until
@@ -156,8 +156,6 @@ class Population(Procedure):
                     return other
             return value
         choices = _numbers(dimension, value)
-        if value not in choices:  # a sequence goes on as it is
-            return value
         if again:
             return self.random.choice(choices)
         at = choices.index(value)
@@ -184,6 +182,10 @@ def _changeable(dimension):
         dimension.kind is not None or len(_numbers(dimension, None)) > 1)
 
 
+def _is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def _short(dimension, value):
     """The number of a distribution with at most six digits, as it will be written many times."""
     if dimension.whole:
@@ -194,7 +196,7 @@ def _short(dimension, value):
 def _numbers(dimension, value):
     """The choices that are numbers, in order; for an optimizer's scalar other than the learning rate those of the sign
     of `value` (where it is not None), as Keras' optimizers have other variables for 0."""
-    numbers = sorted({c for c in dimension.choices if isinstance(c, (int, float)) and not isinstance(c, bool)})
+    numbers = sorted({c for c in dimension.choices if _is_number(c)})
     if value is None or dimension.key not in SCALARS or dimension.key == "learning_rate":
         return numbers
-    return [n for n in numbers if isinstance(value, (int, float)) and (n > 0) == (value > 0) and (n < 0) == (value < 0)]
+    return [n for n in numbers if (n > 0) == (value > 0) and (n < 0) == (value < 0)]

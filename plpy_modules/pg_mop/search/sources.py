@@ -9,7 +9,7 @@ MOST_TRIES = 1000  # random draws in a row that give nothing new
 MOST_LISTED = 1_000_000  # configurations of a space of which those that are left are listed
 
 SAMPLERS = ("random", "grid", "tpe", "cmaes")
-SAMPLER = choice(SAMPLERS, "random", "where configurations come from: random, grid (in order), Optuna's tpe or cmaes")
+SAMPLER = choice(SAMPLERS, "random", "where configurations come from: random, grid (in order), tpe or cmaes")
 
 
 class Source(ABC):
@@ -37,6 +37,9 @@ class Source(ABC):
 
     def knows(self, configuration, budget, loss):  # noqa: B027
         """What somebody else found out about a configuration."""
+
+    def goes_on(self, trial, configuration):  # noqa: B027
+        """The trial of that number, which was not drawn, goes on with a configuration that somebody else has begun."""
 
 
 class InOrder(Source):
@@ -79,13 +82,17 @@ class AtRandom(Source):
         return None
 
 
-def source(sampler, space, seed, **options):
-    """The Source of that name. Raises SearchError, and GridError where the space does not serve."""
+def source(sampler, space, seed, budgets=False):
+    """The Source of that name; `budgets`: losses of several are told. Raises SearchError, and GridError where the space
+    does not serve."""
     if sampler == "grid":
         return InOrder(space, seed)
     if sampler == "random":
         return AtRandom(space, seed)
     if sampler not in SAMPLERS:
         raise SearchError(f"there is no sampler {sampler!r} ({', '.join(SAMPLERS)})")
+    if sampler == "tpe" and budgets:
+        from pg_mop.search.densities import Densities
+        return Densities(space, seed)
     from pg_mop.search.optuna_sampler import OptunaSampler  # imports Optuna
-    return OptunaSampler(space, seed, sampler, **options)
+    return OptunaSampler(space, seed, sampler)

@@ -9,7 +9,7 @@ from mop_udf import params
 from pg_mop.search import grids
 
 # what may change while a configuration is trained, without another compiled model or another network
-CHANGEABLE = (*params.SCALARS, "lr", "batch_size", "dropout")
+CHANGEABLE = (*(name for name in params.SCALARS if name != "decay"), "lr", "batch_size", "dropout")
 
 
 class Dimension:

@@ -24,6 +24,7 @@ class Halving(Procedure):
             configuration = self.adoptable.pop()
             if self.source.take(configuration):
                 kept.append(self._new(configuration))
+                self.source.goes_on(kept[-1].number, configuration)
         while len(kept) < trials:
             point = self.source.draw(len(self.trials) + 1)
             if point is None:
