@@ -1,6 +1,7 @@
 #!/bin/sh
 # The checkout's embedded PostgreSQL: server.sh start | stop | psql [args] | dsn
 #
+# Its database demo has the extension of this checkout, in the schema madlib where it is in no other yet.
 # Everything is under .local: data/ (the cluster), port, password. The socket's directory is open to the
 # server's user only and trusts it; TCP listens on loopback and asks for the password.
 set -eu
@@ -13,10 +14,17 @@ database=demo
 socket=$local/socket
 [ "$(printf %s "$socket/.s.PGSQL.65535" | wc -c)" -lt 104 ] || socket=/tmp/pg_mop-$(printf %s "$PWD" | cksum | cut -d' ' -f1)
 
+client() { echo "$(tools/postgres.sh bin)/psql"; }
 running() { [ -f "$data/postmaster.pid" ] && $run "$(cat "$local/bindir")/pg_ctl" -D "$data" status > /dev/null 2>&1; }
 
 start() {
     bin=$(cat "$local/bindir")
+    now=$("$bin/postgres" -V | sed 's/[^0-9]*\([0-9]*\).*/\1/') was=$(cat "$data/PG_VERSION" 2> /dev/null || true)
+    if [ "${was:-$now}" != "$now" ]; then
+        echo ".local/data is a cluster of PostgreSQL $was, and this is PostgreSQL $now: make start PG=$was, or" \
+             'make clean, which removes it' >&2
+        exit 1
+    fi
     if ! [ -f "$data/PG_VERSION" ]; then
         umask 077
         user=$($run id -un) group=$($run id -gn)
@@ -46,9 +54,15 @@ for port in [*map(int, sys.argv[1:]), *range(54320, 54420)]:
             -o "-p $(cat "$local/port") -c listen_addresses=127.0.0.1 -k '$socket'" \
             || { tail -n 20 "$data/server.log" >&2; exit 1; }
     fi
-    query() { $run /usr/lib/postgresql/15/bin/psql -X -h "$socket" -p "$(cat "$local/port")" -U postgres -qAt "$@"; }
+    query() { $run "$(client)" -X -h "$socket" -p "$(cat "$local/port")" -U postgres -qAt "$@"; }
     [ -n "$(query -d postgres -c "SELECT 1 FROM pg_database WHERE datname = '$database'")" ] \
         || query -d postgres -c "CREATE DATABASE $database"
+    set_up() { query -d "$database" -v ON_ERROR_STOP=1 -c 'SET client_min_messages = warning' "$@"; }
+    if [ -z "$(query -d "$database" -c "SELECT 1 FROM pg_extension WHERE extname = 'pg_mop'")" ]; then
+        set_up -c 'CREATE SCHEMA IF NOT EXISTS madlib' -c 'CREATE EXTENSION pg_mop SCHEMA madlib CASCADE'
+    else
+        set_up -c 'ALTER EXTENSION pg_mop UPDATE' || echo "the extension in the database $database stays as it is" >&2
+    fi
 }
 
 need_server() { running || { echo 'the embedded server is not running: make start' >&2; exit 1; }; }
@@ -57,7 +71,7 @@ case ${1-} in
     start) start ;;
     stop) if running; then $run "$(cat "$local/bindir")/pg_ctl" -D "$data" -m fast -w stop > /dev/null; fi ;;
     psql) need_server; shift
-          exec "$run" /usr/lib/postgresql/15/bin/psql -h "$socket" -p "$(cat "$local/port")" -U postgres -d $database "$@" ;;
+          exec "$run" "$(client)" -h "$socket" -p "$(cat "$local/port")" -U postgres -d $database "$@" ;;
     dsn) [ -f "$local/port" ] || { echo 'there is no embedded server yet: make start' >&2; exit 1; }
          echo "postgresql://postgres:$(cat "$local/password")@127.0.0.1:$(cat "$local/port")/$database" ;;
     *) sed -n 2p "$0" >&2; exit 2 ;;
