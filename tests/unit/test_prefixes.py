@@ -202,8 +202,9 @@ def test_a_model_without_a_prefix_is_not_cut(name):
     assert parts(model(call, shape)) is None
 
 
-def test_a_batch_of_a_fixed_size_is_not_cut():
-    assert parts(model(lambda x, k: head(dense(4, k)(x), k), (6,), batch_size=8)) is None
+def test_a_model_that_was_made_for_batches_of_a_fixed_size_is_cut_as_another():
+    split = parts(model(lambda x, k: head(dense(4, k)(x), k), (6,), batch_size=8))
+    assert [o.shape for o in split.prefix.outputs] == [(None, 4)]
 
 
 def test_what_comes_last_is_the_cut():
