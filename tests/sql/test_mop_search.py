@@ -572,3 +572,23 @@ def test_another_role_neither_sees_nor_steers_a_search(db, data):
         assert "there is no run" in str(stranger.error(f"SELECT madlib.{call}", [run_id]))
     stranger.close()
     db.run("DROP OWNED BY stranger; DROP ROLE stranger")
+
+
+def test_copies_of_a_population_train_beside_decay(db, data):
+    space = SPACE.replace("['Adam']", "['SGD']").replace("'log']", "'log'], 'decay': [0.01, 0.1]")
+    run_id = search(db, "decaying", space, "population", "iterations=4, population=4, interval=1, fraction=0.5")
+    assert_search_invariants(db, run_id)
+    trials = db.run("SELECT mst_key, status, compile_params FROM decaying_trials ORDER BY 1")
+    assert len(trials) > 4 and {t["status"] for t in trials} <= {"finished", "stopped"}
+    assert all("decay=0." in t["compile_params"] for t in trials)
+    assert any("lr=[" in t["compile_params"] and t["status"] == "finished" for t in trials)
+
+
+@pytest.mark.parametrize("parameters", ["iterations=9, trials=20, sampler=tpe",
+                                        "iterations=9, trials=12, sampler=cmaes"])
+def test_asha_takes_samplers_that_learn(db, data, parameters):
+    if "cmaes" in parameters:
+        pytest.importorskip("cmaes", reason="not run: it needs cmaes")
+    run_id = search(db, "learning", procedure="asha", parameters=parameters, metric="accuracy")
+    assert_search_invariants(db, run_id)
+    assert db.value("SELECT count(*) FROM learning_trials") >= 12

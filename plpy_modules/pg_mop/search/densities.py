@@ -9,8 +9,8 @@ from pg_mop.search.sources import AtRandom
 AT_RANDOM = 1 / 3  # share of the proposals that the model does not make
 GOOD = 0.15        # share of a budget's trials that are good ones
 CANDIDATES = 64    # points near the good ones, of which the most promising is proposed
-EVERYWHERE = 0.1   # share of a density that is everywhere the same
 WIDER = 3          # bandwidth with which these are drawn, by the density's
+EVERYWHERE = 0.1   # share of a density that is everywhere the same
 MOST = 500         # points of a density
 
 

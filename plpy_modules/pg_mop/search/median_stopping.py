@@ -1,5 +1,6 @@
 """Median stopping (Golovin et al.: "Google Vizier: A Service for Black-Box Optimization", KDD 2017, section 3.2.2)."""
 
+import math
 from heapq import heappush, heappushpop
 
 from pg_mop.search.base import MOST_ITERATIONS, MOST_TRIALS, whole
@@ -23,6 +24,7 @@ class MedianStopping(Whole):
 
     def _begin(self):
         self.medians = {}  # iteration -> Median of running averages
+        self.worst = -math.inf  # loss of those that have ended
         for configuration, losses in self.known:
             if self.space.locate(configuration) is None:
                 continue
@@ -44,8 +46,13 @@ class MedianStopping(Whole):
         median.add(total / count)
         if self.settings.grace <= trial.at < self.most and others >= self.settings.others and best > bound:
             self._stop(trial, f"iteration {trial.at}: worse than the median of {others} others")
-            self.source.told(trial.number, 0, trial.loss)  # what is known of it is not good
+            # (to who proposes it is no better than any that has ended, whatever its loss was as early as this)
+            self.source.told(trial.number, 0, max(trial.loss, self.worst))
             self._fill()
+
+    def _reached(self, trial):
+        self.worst = max(self.worst, trial.loss)
+        super()._reached(trial)
 
     def _median(self, iteration):
         if iteration not in self.medians:
