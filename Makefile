@@ -11,16 +11,21 @@ GREENPLUM = $(wildcard $(shell $(PG_CONFIG) --includedir-server 2>/dev/null)/cdb
 
 # `make install` puts the packages, with what they need, into one directory per version; WITH=search also Optuna's,
 # WITH=jax JAX, WITH=torch PyTorch; FRAMEWORK=cuda the TensorFlow for NVIDIA's GPUs, in place of the one for processors
-PG_CONFIG ?= $(lastword $(sort $(wildcard /usr/lib/postgresql/*/bin/pg_config)) pg_config)
+ifeq ($(origin PG_CONFIG),undefined)
+PG_CONFIG := $(shell tools/postgres.sh pg_config)
+endif
 HOME_DIR  ?= $(shell $(PG_CONFIG) --pkglibdir)/pg_mop-$(MOP_VERSION)
 SYSTEM_PYTHON ?= /usr/bin/python3
 FRAMEWORK ?= tensorflow
+
+# in a virtual environment: where the packages of the Python of today lie
+LIB_PYTHON = $(shell $(SYSTEM_PYTHON) -c 'import sys; print("lib/python%d.%d/site-packages" % sys.version_info[:2])')
 
 LOCAL  = $(CURDIR)/.local
 VENV   = $(LOCAL)/venv
 SERVER = tools/server.sh
 
-.PHONY: debian docs help demo check test test-ray test-torch soak lint start stop psql dsn clean packages bench bench-peers screenshots image image-test
+.PHONY: debian docs help demo check test test-ray test-torch test-systems soak lint start stop psql dsn clean packages bench bench-peers screenshots image image-test
 
 help:
 	@echo 'make demo      install what is missing, start an embedded PostgreSQL, run the whole main job'
@@ -29,6 +34,7 @@ help:
 	@echo 'make test      the whole suite;  make test TESTS=tests/unit  one part of it'
 	@echo 'make test-ray  the tests of trainers on Ray, which it installs into .local/venv'
 	@echo 'make test-torch  the tests of Keras on PyTorch, likewise'
+	@echo 'make test-systems  on another Debian, which it makes in /srv/systems (as root);  SYSTEM=trixie, its name'
 	@echo 'make soak      small runs under random faults;  make soak SECONDS=300 SEED=7'
 	@echo 'make docs      the documents as a site, in build/site'
 	@echo 'make lint      ruff'
@@ -38,20 +44,25 @@ help:
 	@echo 'make install   the extension for the PostgreSQL of PG_CONFIG (as root);  make install FRAMEWORK=cuda  with GPUs'
 	@echo 'make clean     stop the embedded server and remove .local'
 
-# --- the checkout's own server ------------------------------------------------------------------
-$(LOCAL)/debian: tools/debian.sh
-	@mkdir -p $(LOCAL) && tools/debian.sh && touch $@
+# --- the checkout's own server: PG=16, of that major version of PostgreSQL (tools/postgres.sh) ----------------
+# which PostgreSQL and which Python: what is made for others is made anew
+$(LOCAL)/systems: FORCE
+	@mkdir -p $(LOCAL); now="$$(tools/postgres.sh version 2> /dev/null) $$($(SYSTEM_PYTHON) -V 2> /dev/null)"; \
+	  [ "$$now" = "$$(cat $@ 2> /dev/null)" ] || echo "$$now" > $@
+
+$(LOCAL)/debian: tools/debian.sh tools/postgres.sh $(LOCAL)/systems
+	@tools/debian.sh && touch $@
 
 # what the tests need besides: clocks that step back, a browser and what drives it
 $(LOCAL)/debian-tests: $(LOCAL)/debian
 	@tools/debian.sh libfaketime chromium chromium-driver && touch $@
 
-$(LOCAL)/packages: pyproject.toml client/pyproject.toml $(LOCAL)/debian
-	@test -x $(VENV)/bin/python || $(SYSTEM_PYTHON) -m venv $(VENV)
+$(LOCAL)/packages: pyproject.toml client/pyproject.toml tools/packages.sh $(LOCAL)/debian
+	@test -d $(VENV)/$(LIB_PYTHON) || { rm -rf $(VENV); $(SYSTEM_PYTHON) -m venv $(VENV); }
 	@echo 'installing the Python packages into .local/venv (about a minute)'
-	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[tensorflow,demo,test,search]' \
+	@tools/packages.sh $(VENV)/bin/python --editable '.[tensorflow,demo,test,search]' \
 	  --editable './client[plot,images,parquet,tensorboard,dashboard]'
-	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[jax]' || \
+	@tools/packages.sh $(VENV)/bin/python --editable '.[jax]' || \
 	  echo 'JAX cannot be installed here: the tests of Keras on JAX will be skipped, by name'
 	@touch $@
 
@@ -96,13 +107,18 @@ test: $(LOCAL)/packages $(LOCAL)/extension $(LOCAL)/debian-tests
 
 # heavy, and so not there by default
 test-ray: $(LOCAL)/packages $(LOCAL)/extension
-	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[ray]'
+	@tools/packages.sh $(VENV)/bin/python --editable '.[ray]'
 	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(PYTEST_ARGS) tests/engines/test_ray.py
 
 test-torch: $(LOCAL)/packages $(LOCAL)/extension
-	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[torch]'
+	@tools/packages.sh $(VENV)/bin/python --editable '.[torch]'
 	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(PYTEST_ARGS) tests/equivalence/test_frameworks.py \
 	  tests/unit/test_framework.py tests/unit/test_settings_of_machines.py
+
+SYSTEM ?= trixie
+# in a system of its own: the demo, `make check`, and what asks most of the server
+test-systems:
+	@tools/systems.sh $(SYSTEM)
 
 check: $(LOCAL)/packages $(LOCAL)/extension
 	@tools/as_server_user.sh $(VENV)/bin/python -B -m pytest $(SIDE_BY_SIDE) -m slice $(PYTEST_ARGS)
@@ -113,7 +129,7 @@ soak: $(LOCAL)/packages $(LOCAL)/extension
 	  $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults '$(FAULTS)')
 
 docs: $(LOCAL)/packages
-	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@tools/packages.sh $(VENV)/bin/python --editable '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet && echo build/site/index.html
 
 lint: $(LOCAL)/packages
@@ -122,8 +138,7 @@ lint: $(LOCAL)/packages
 # the peers use the packages of .local/venv, so that all run the same Keras
 $(LOCAL)/peers/installed: benchmarks/requirements.txt $(LOCAL)/packages
 	@rm -rf $(LOCAL)/peers && $(SYSTEM_PYTHON) -m venv $(LOCAL)/peers
-	@echo "import site; site.addsitedir('$$(echo $(VENV)/lib/python3*/site-packages)')" \
-	  > $$(echo $(LOCAL)/peers/lib/python3*/site-packages)/pg_mop.pth
+	@echo "import site; site.addsitedir('$(VENV)/$(LIB_PYTHON)')" > $(LOCAL)/peers/$(LIB_PYTHON)/pg_mop.pth
 	@$(LOCAL)/peers/bin/pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
 	@touch $@
 
@@ -145,8 +160,8 @@ image-test:
 	@docker/test.sh
 
 # --- the system's PostgreSQL (PGXS) -------------------------------------------------------------
-# (made anew each time: the path of PG_CONFIG's directory is in them)
 .PHONY: FORCE
+# (made anew each time: the path of PG_CONFIG's directory is in them)
 $(DATA_built) &: FORCE
 	@mkdir -p build && $(BUILD_SQL) $(if $(GREENPLUM),--greenplum) $(HOME_DIR) build
 
@@ -161,10 +176,10 @@ install-packages:
 	@rm -rf build/lib build/bdist.*  # modules of an earlier build would be installed with those of today
 	$(SYSTEM_PYTHON) -m venv $(DESTDIR)$(HOME_DIR)
 	@# two packages of the same modules: where the other one was there, none is left whole
-	@cd / && packages=$(DESTDIR)$(HOME_DIR)/lib/python3*/site-packages; \
+	@cd / && packages=$(DESTDIR)$(HOME_DIR)/$(LIB_PYTHON); \
 	  if ls -d $$packages/tensorflow$(if $(filter cuda,$(FRAMEWORK)),_cpu)-[0-9]*.dist-info > /dev/null 2>&1; then \
 	    $(DESTDIR)$(HOME_DIR)/bin/python -m pip uninstall --quiet --yes tensorflow tensorflow-cpu; fi
-	$(DESTDIR)$(HOME_DIR)/bin/python -m pip install --quiet --disable-pip-version-check '.[$(FRAMEWORK)$(WITH:%=,%)]'
+	tools/packages.sh $(DESTDIR)$(HOME_DIR)/bin/python '.[$(FRAMEWORK)$(WITH:%=,%)]'
 	@# the scripts are to run from where they will lie
 	@$(if $(DESTDIR),grep -rlI '$(DESTDIR)' $(DESTDIR)$(HOME_DIR)/bin | xargs -r sed -i 's|$(DESTDIR)||g')
 

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Build the image, by whichever of docker, podman and buildah works here: build.sh [the builder's options]
 #
-# IMAGE: its name; BASE: the image that it begins with, Debian 12.
+# IMAGE: its name; BASE: the image that it begins with, a Debian; PG: the major version of its PostgreSQL, if not the one
+# that the Debian has.
 set -eu
 cd "$(dirname "$0")/.."
 engine=$(docker/engine.sh)
@@ -11,4 +12,5 @@ case $engine in
     buildah) set -- buildah build --format docker --layers "$@" ;;
 esac
 echo "building ${IMAGE:-pg_mop} by $engine"
-exec "$@" --tag "${IMAGE:-pg_mop}" --build-arg BASE="${BASE:-debian:bookworm-slim}" --file docker/Dockerfile .
+exec "$@" --tag "${IMAGE:-pg_mop}" --build-arg BASE="${BASE:-debian:bookworm-slim}" \
+    --build-arg PG="${PG-}" --file docker/Dockerfile .

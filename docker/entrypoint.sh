@@ -9,8 +9,11 @@
 # are dealt out (pg_mop.servers); they need not be there yet.
 # demo [psql's options]: demo.sql on the server that PGHOST names; without it on a server of its own, which nobody else
 # can reach and which is removed in the end.
+# PGDATA: where the cluster is; by default a directory of the volume that is called as the major version.
 set -eu
-database=${POSTGRES_DB:-postgres}
+database=${POSTGRES_DB:-postgres} volume=/var/lib/postgresql/data
+number=$(postgres -V | sed 's/[^0-9]*\([0-9]*\).*/\1/')
+export PGDATA="${PGDATA:-$volume/$number}"
 
 say() { echo "pg_mop: $*" >&2; }
 fail() { say "$1"; [ -z "${2-}" ] || say "HINT: $2"; exit 1; }
@@ -116,6 +119,14 @@ case ${1-serve} in
     -*) ;;
     *) exec "$@" ;;
 esac
-[ -s "$PGDATA/PG_VERSION" ] || prepare
+if ! [ -s "$PGDATA/PG_VERSION" ]; then
+    # an empty cluster beside one of another version would look as if everything were lost
+    for other in "$volume"/[0-9][0-9]/PG_VERSION; do
+        [ "$PGDATA" != "$volume/$number" ] || ! [ -s "$other" ] || fail \
+            "the volume has a cluster of PostgreSQL $(cat "$other"), and this image has PostgreSQL $number" \
+            'dump it by an image of that version (make image PG=...) and restore it into a new volume; or name PGDATA'
+    done
+    prepare
+fi
 unset POSTGRES_PASSWORD POSTGRES_PASSWORD_FILE
 exec postgres -D "$PGDATA" ${PG_MOP_SOCKET_ONLY:+-c listen_addresses=} "$@"

@@ -327,7 +327,7 @@ def version(home, keras_backend):
         own = os.path.dirname(os.path.abspath(mop_udf.__file__))
         digest = hashlib.sha256(f"{home} {own}".encode())
         for path in sorted([*glob.glob(f"{own}/**/*.py", recursive=True),
-                            *glob.glob(f"{home}/lib/python3*/site-packages")]):
+                            *filter(os.path.isdir, [mop_udf.packages(home)])]):
             status = os.stat(path)
             digest.update(f"{path} {status.st_mtime_ns} {status.st_size}".encode())
         _versions[home, keras_backend] = f"{keras_backend}-{digest.hexdigest()[:16]}"

@@ -2,8 +2,7 @@
 --
 -- Users may not write to the tables: the sessions of a run, which are the caller's, write by the functions of
 -- 12_journal.sql. Row security keeps what a role reads to its own runs; where there is none, views of the same columns
--- do (greenplum/14_own_rows.sql). The views show a role its own runs and those
--- of the roles that it is a member of.
+-- do (greenplum/14_own_rows.sql). The views show a role its own runs and those of the roles that it may act as.
 
 \echo Use "CREATE EXTENSION pg_mop" to load this file. \quit
 

@@ -857,14 +857,24 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     one record;
 BEGIN
-    FOR one IN SELECT DISTINCT a.grantee, c.relkind = 'v' AS is_view FROM pg_class c, aclexplode(c.relacl) a
-               WHERE c.oid = relation AND a.grantee <> c.relowner
+    -- (by name, whatever rights the server knows: PostgreSQL 17 has one more)
+    FOR one IN SELECT a.grantee, string_agg(DISTINCT a.privilege_type, ', ') AS rights
+               FROM pg_class c, aclexplode(c.relacl) a
+               WHERE c.oid = relation AND a.grantee <> c.relowner AND (c.relkind <> 'v' OR a.privilege_type <> 'SELECT')
+               GROUP BY 1
     LOOP
-        EXECUTE format('REVOKE %s ON %s FROM %s CASCADE',
-                       CASE WHEN one.is_view THEN 'INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER' ELSE 'ALL' END,
-                       relation, CASE one.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(one.grantee)) END);
+        EXECUTE format('REVOKE %s ON %s FROM %s CASCADE', one.rights, relation,
+                       CASE one.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(one.grantee)) END);
     END LOOP;
 END
+$$;
+
+-- Whether the calling role may act as another: has its rights, or may SET ROLE to it. (Before PostgreSQL 16 that was what a
+-- member is; since then who has made a role is a member who may do neither.)
+CREATE FUNCTION @extschema@.mop_acts_as(role oid) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT pg_catalog.pg_has_role($1, CASE
+        WHEN pg_catalog.current_setting('server_version_num')::pg_catalog.int4 OPERATOR(pg_catalog.>=) 160000
+        THEN 'USAGE, SET' ELSE 'MEMBER' END)
 $$;
 
 CREATE FUNCTION @extschema@.mop_new_generation(run bigint, generation integer,

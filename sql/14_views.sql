@@ -1,4 +1,4 @@
--- What people read of the catalog: a role its own runs and those of the roles it is a member of, a superuser also those
+-- What people read of the catalog: a role its own runs and those of the roles that it may act as, a superuser also those
 -- of roles that are gone (mop_seen_run).
 
 CREATE VIEW @extschema@.mop_runs WITH (security_barrier) AS

@@ -37,6 +37,11 @@ def programs():
     return pathlib.Path((LOCAL / "bindir").read_text().strip())
 
 
+def client_program(name):
+    """The path of one of PostgreSQL's programs for clients: a checkout has none of its own."""
+    return f"{run_text(ROOT / 'tools' / 'postgres.sh', 'bin')}/{name}"
+
+
 def run_text(*command):
     """What a program writes."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

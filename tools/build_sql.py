@@ -21,15 +21,18 @@ ONCE = ("10_tables.sql", "11_row_security.sql", "19_row_triggers.sql", "19_trigg
 # What we keep is kept in our modules, never in GD, which is the users': what they pickle in PL/Python has it within
 HEADING = """import sys
 if getattr(sys.modules.get('mop_udf'), 'home', None) != '@HOME@':
-    import glob, site
-    before = list(sys.path)
-    for path in glob.glob('@HOME@/lib/python3*/site-packages'):
-        site.addsitedir(path)
+    import os, site
+    before, python = list(sys.path), '.'.join(map(str, sys.version_info[:2]))
+    packages = '@HOME@/lib/python' + python + '/site-packages'
+    if not os.path.isdir(packages):
+        plpy.error('there are no packages of pg_mop for Python ' + python + ', the server\\'s: no ' + packages@HINT@)
+    site.addsitedir(packages)
     sys.path[:] = [p for p in sys.path if p not in before] + before
     for module in [m for m in sys.modules if m.split('.')[0] in ('pg_mop', 'mop_udf')]:
         del sys.modules[module]
     import mop_udf
     mop_udf.home = '@HOME@'"""
+HINT = ", hint='sudo make install, in the sources of pg_mop'"  # (Greenplum's plpy.error takes a text alone)
 # what follows it on Greenplum, so that nothing of ours runs a query by another plpy
 GREENPLUM = """
 import plpy
@@ -46,6 +49,13 @@ def install_script(family):
     return "".join(f.read_text() for f in sources(family))
 
 
+def heading(home, family="postgresql"):
+    """What every PL/Python function begins with."""
+    greenplum = family == "greenplum"
+    return (HEADING.replace("@HOME@", home).replace("@HINT@", "" if greenplum else HINT)
+            + (GREENPLUM if greenplum else ""))
+
+
 def main(home, into, *older, family="postgresql"):
     version = re.search(r"default_version = '(.*)'", (ROOT / "pg_mop.control").read_text())[1]
     scripts = {f"pg_mop--{version}.sql": install_script(family)}
@@ -54,9 +64,8 @@ def main(home, into, *older, family="postgresql"):
     updates = (ROOT / "migrations").glob("*.sql") if family == "postgresql" else ()
     for path in [*updates, *map(pathlib.Path, older)]:
         scripts[path.name] = re.sub(r"(?m)^#functions$", lambda _: functions, path.read_text())
-    heading = HEADING.replace("@HOME@", home) + (GREENPLUM if family == "greenplum" else "")
     for name, text in scripts.items():
-        text = re.sub(r"(?m)^#python$", lambda _: heading, text)
+        text = re.sub(r"(?m)^#python$", lambda _: heading(home, family), text)
         (pathlib.Path(into) / name).write_text(text)
 
 

@@ -1,18 +1,28 @@
 #!/bin/sh
 # Install the Debian packages that the embedded server needs, and those named as arguments, where they are missing.
 set -eu
+cd "$(dirname "$0")/.."
+sudo=
+[ "$(id -u)" = 0 ] || sudo=sudo
+# (a system that is new may have no list of packages yet)
+postgres=$(tools/postgres.sh packages 2> /dev/null) || { $sudo apt-get update -qq; postgres=$(tools/postgres.sh packages); }
 missing=
-for package in postgresql-15 postgresql-plpython3-15 python3-venv "$@"; do
+for package in $postgres python3-venv "$@"; do
     dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
 done
 [ -n "$missing" ] || exit 0
-sudo=
-[ "$(id -u)" = 0 ] || sudo=sudo
 echo "installing$missing"
+$sudo apt-get update -qq
+for package in $missing; do
+    apt-cache show "$package" > /dev/null 2>&1 || {
+        echo "apt has no package $package; of PostgreSQL it has: $(
+            apt-cache search --names-only '^postgresql-plpython3-[0-9]+$' | sed 's/ .*//' | tr '\n' ' ')" >&2
+        exit 1
+    }
+done
 # the package would create and start a cluster of the system's: not wanted here
 $sudo sh -c "
     export DEBIAN_FRONTEND=noninteractive
-    apt-get update -qq
     if ! [ -e /etc/postgresql-common/createcluster.conf ]; then
         mkdir -p /etc/postgresql-common
         echo 'create_main_cluster = false' > /etc/postgresql-common/createcluster.conf

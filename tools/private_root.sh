@@ -6,10 +6,11 @@
 # this checkout is then visible to this checkout's servers only, and the system's PostgreSQL is not touched.
 set -eu
 root=$1
-config=$(ls -d /usr/lib/postgresql/15/bin/pg_config)
-bin=$(dirname "$config") share=$($config --sharedir) lib=$($config --pkglibdir)
+bin=$("$(dirname "$0")/postgres.sh" bin)
+config=$bin/pg_config
+share=$($config --sharedir) lib=$($config --pkglibdir)
 if ! [ -x "$root$bin/postgres" ] || [ "$bin/postgres" -nt "$root$bin/postgres" ]; then
-    rm -rf "$root"
+    rm -rf "$root$bin" "$root$share" "$root$lib"
     mkdir -p "$root$bin" "$root$share/extension"
     cp "$bin/postgres" "$bin/pg_ctl" "$bin/initdb" "$bin/pg_config" "$root$bin/"
     ln -s "$lib" "$root$lib"

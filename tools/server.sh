@@ -13,10 +13,17 @@ database=demo
 socket=$local/socket
 [ "$(printf %s "$socket/.s.PGSQL.65535" | wc -c)" -lt 104 ] || socket=/tmp/pg_mop-$(printf %s "$PWD" | cksum | cut -d' ' -f1)
 
+client() { echo "$(tools/postgres.sh bin)/psql"; }
 running() { [ -f "$data/postmaster.pid" ] && $run "$(cat "$local/bindir")/pg_ctl" -D "$data" status > /dev/null 2>&1; }
 
 start() {
     bin=$(cat "$local/bindir")
+    now=$("$bin/postgres" -V | sed 's/[^0-9]*\([0-9]*\).*/\1/') was=$(cat "$data/PG_VERSION" 2> /dev/null || true)
+    if [ "${was:-$now}" != "$now" ]; then
+        echo ".local/data is a cluster of PostgreSQL $was, and this is PostgreSQL $now: make start PG=$was, or" \
+             'make clean, which removes it' >&2
+        exit 1
+    fi
     if ! [ -f "$data/PG_VERSION" ]; then
         umask 077
         user=$($run id -un) group=$($run id -gn)
@@ -46,7 +53,7 @@ for port in [*map(int, sys.argv[1:]), *range(54320, 54420)]:
             -o "-p $(cat "$local/port") -c listen_addresses=127.0.0.1 -k '$socket'" \
             || { tail -n 20 "$data/server.log" >&2; exit 1; }
     fi
-    query() { $run /usr/lib/postgresql/15/bin/psql -X -h "$socket" -p "$(cat "$local/port")" -U postgres -qAt "$@"; }
+    query() { $run "$(client)" -X -h "$socket" -p "$(cat "$local/port")" -U postgres -qAt "$@"; }
     [ -n "$(query -d postgres -c "SELECT 1 FROM pg_database WHERE datname = '$database'")" ] \
         || query -d postgres -c "CREATE DATABASE $database"
 }
@@ -57,7 +64,7 @@ case ${1-} in
     start) start ;;
     stop) if running; then $run "$(cat "$local/bindir")/pg_ctl" -D "$data" -m fast -w stop > /dev/null; fi ;;
     psql) need_server; shift
-          exec "$run" /usr/lib/postgresql/15/bin/psql -h "$socket" -p "$(cat "$local/port")" -U postgres -d $database "$@" ;;
+          exec "$run" "$(client)" -h "$socket" -p "$(cat "$local/port")" -U postgres -d $database "$@" ;;
     dsn) [ -f "$local/port" ] || { echo 'there is no embedded server yet: make start' >&2; exit 1; }
          echo "postgresql://postgres:$(cat "$local/password")@127.0.0.1:$(cat "$local/port")/$database" ;;
     *) sed -n 2p "$0" >&2; exit 2 ;;

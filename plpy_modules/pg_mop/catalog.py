@@ -17,7 +17,7 @@ import psycopg2
 import psycopg2.extensions
 import psycopg2.extras
 
-from pg_mop.database import KEEPALIVES, SESSION_OPTIONS, MopError, has_lost_segment, quote_identifier
+from pg_mop.database import KEEPALIVES, SESSION_OPTIONS, MopError, first_sql, has_lost_segment
 from pg_mop.plan.reuse import Known
 from pg_mop.schedule.board import Unit
 
@@ -33,8 +33,7 @@ def connect(way, name):
             options=way.options(f"{SESSION_OPTIONS} {KEEPALIVES} -c statement_timeout=30000 -c lock_timeout=10000"))
         connection.autocommit = True
         with connection.cursor() as cursor:
-            # always: the login's own settings may say another
-            cursor.execute(f"SET ROLE {quote_identifier(way.role)}")
+            cursor.execute(first_sql(way))
         return connection
     except psycopg2.Error as error:
         raise way.refused(error) from None

@@ -17,7 +17,7 @@ from mop_udf.errors import raise_error
 SESSION_OPTIONS = ("-c search_path=pg_catalog,pg_temp -c client_min_messages=error -c client_encoding=UTF8 "
                    "-c extra_float_digits=3 -c row_security=on -c default_transaction_isolation=read\\ committed "
                    "-c default_transaction_read_only=off -c idle_in_transaction_session_timeout=0 "
-                   "-c idle_session_timeout=0")
+                   "-c idle_session_timeout=0 -c transaction_timeout=0")
 # a server must learn that the machine of who led a call has gone
 KEEPALIVES = "-c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 -c tcp_keepalives_count=3"
 MAX_NAME = 63  # bytes of an identifier
@@ -26,6 +26,14 @@ MAX_NAME = 63  # bytes of an identifier
 def options_without(lacks, text):
     """libpq's options (-c name=value ...) without those settings."""
     return re.sub(r"-c (\w+)=\S+ ?", lambda c: "" if c[1] in lacks else c[0], text)
+
+
+def first_sql(way):
+    """SQL, with a semicolon, that a session begins with: its role, always, for the login may have set another; and what
+    of SESSION_OPTIONS cannot be asked of another server, which may not know it."""
+    asked = ("SELECT pg_catalog.set_config(s.name, '0', false) FROM pg_catalog.pg_settings s "
+             "WHERE s.name OPERATOR(pg_catalog.=) 'transaction_timeout'; ")
+    return f"{'' if way.server is None else asked}SET ROLE {quote_identifier(way.role)}; "
 
 
 class MopError(Exception):

@@ -168,7 +168,7 @@ def main():
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     asked = json.loads(sys.stdin.readline())
     # (a Way, without the import of all engines)
-    way = types.SimpleNamespace(parameters=asked["parameters"], role=asked["role"], by_password=False,
+    way = types.SimpleNamespace(server=None, parameters=asked["parameters"], role=asked["role"], by_password=False,
                                 options=functools.partial(options_without, frozenset(asked["lacks"])))
     schema = asked["schema"].replace("%", "%%")
     try:

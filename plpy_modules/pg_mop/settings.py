@@ -69,7 +69,7 @@ def _home():
 
 def _distributions(name):
     """The installed packages of that name, which may have * in it."""
-    return glob.glob(f"{glob.escape(_home())}/lib/python3*/site-packages/{name}-[0-9]*.dist-info")
+    return glob.glob(f"{glob.escape(mop_udf.packages(_home()))}/{name}-[0-9]*.dist-info")
 
 
 def _is_for_processors(backend):

@@ -5,4 +5,4 @@ CREATE VIEW @extschema@.mop_seen_run WITH (security_barrier) AS
 SELECT @extschema@.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') AS now,
        @extschema@.mop_status('running', r.coordinator_pid, r.coordinator_start, 'failed') = 'running' AS alive, r.*
 FROM @extschema@.mop_run r
-WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));
+WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE @extschema@.mop_acts_as(o.who));

@@ -13,11 +13,10 @@ import time
 import psycopg2
 import pytest
 
-from cluster import Cluster
+from cluster import Cluster, client_program
 from conftest import Client, eventually, of_backend, trainers
 from workload import ADAM, assert_invariants, dense, fit, load, make_data, selection
 
-PROGRAMS = pathlib.Path("/usr/lib/postgresql/15/bin")
 OPTIONS = {"threads": 1, "keras_backend": "tensorflow", "cache_mb": 1, "idle_ms": 60000}
 
 
@@ -167,7 +166,7 @@ def test_the_folder_is_the_servers_users_alone_and_no_backup_takes_it(own, db, a
     for path in (folder(own), *folder(own).iterdir()):
         status = path.stat()
         assert status.st_uid == os.geteuid() and not status.st_mode & 0o077, path
-    done = subprocess.run([PROGRAMS / "pg_basebackup", "-h", own.host, "-p", str(own.port), "-U", "postgres", "-D",
+    done = subprocess.run([client_program("pg_basebackup"), "-h", own.host, "-p", str(own.port), "-U", "postgres", "-D",
                            tmp_path / "backup", "-c", "fast"], capture_output=True, text=True)
     assert done.returncode == 0 and "special file" not in done.stderr, done.stderr
     assert not (tmp_path / "backup" / folder(own).name).exists()

@@ -4,10 +4,10 @@ import subprocess
 
 import pytest
 
+from cluster import client_program
 from conftest import Client
 from places import DEFAULTS, job, outcome, prepare
 
-PROGRAMS = "/usr/lib/postgresql/15/bin/"
 LOGGED = ("mop_run", "mop_configuration", "mop_segment", "mop_unit")
 FIT = "SELECT madlib.madlib_keras_fit_multiple_model('lodger.packed', 'lodger.again', 'lodger.mst', 1, FALSE)"
 
@@ -46,7 +46,7 @@ def copy(full):
 def program(db, name, *arguments, database=None, forgive=None):
     """Run a program of PostgreSQL; it must not fail nor say anything but errors that have `forgive`."""
     dsn = db.server.dsn()
-    done = subprocess.run([PROGRAMS + name, "-h", dsn["host"], "-p", str(dsn["port"]), "-U", "postgres", "-d",
+    done = subprocess.run([client_program(name), "-h", dsn["host"], "-p", str(dsn["port"]), "-U", "postgres", "-d",
                            database or db.database, *arguments], capture_output=True, text=True)
     if forgive is not None:
         errors = [line for line in done.stderr.splitlines() if "error: " in line]
@@ -102,7 +102,7 @@ def test_restoring_with_clean_over_what_is_there(full, copy, tmp_path):
     restored = copy("restored_clean")
     program(full, "pg_restore", "--exit-on-error", file, database="restored_clean")
     restored.run("UPDATE lodger.models SET model_weights = NULL")
-    # PostgreSQL 15 says this of every partitioned table with a primary key, and goes on
+    # pg_restore says this of every partitioned table with a primary key, and goes on
     program(full, "pg_restore", "--clean", "--if-exists", file, database="restored_clean",
             forgive="cannot drop inherited constraint")
     restored.close()

@@ -11,7 +11,6 @@ import os
 import pathlib
 import random
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,7 +23,7 @@ import psycopg2
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from cluster import Cluster  # noqa: E402
+from cluster import Cluster, client_program  # noqa: E402
 from conftest import Client, connect, eventually, of_backend, trainers  # noqa: E402
 from workload import ADAM, assert_invariants, dense, load, make_data, selection  # noqa: E402
 
@@ -513,7 +512,7 @@ class Soak:
 
     def dump(self, job):
         restarts = self.restarts
-        program = shutil.which("pg_dump") or sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin/pg_dump"))[-1]
+        program = client_program("pg_dump")
 
         def go():
             for _ in range(3):

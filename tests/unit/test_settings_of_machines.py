@@ -1,5 +1,6 @@
 """What a machine has to train with, as far as files tell."""
 
+import pathlib
 import sys
 
 import pytest
@@ -12,7 +13,7 @@ from workload import dense, needs_jax, needs_torch
 
 
 def test_gpus_count_where_the_framework_that_is_installed_can_use_them(tmp_path, monkeypatch):
-    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    packages = pathlib.Path(mop_udf.packages(tmp_path))
     packages.mkdir(parents=True)
     monkeypatch.setattr(mop_udf, "home", str(tmp_path))
     devices = tmp_path / "dev"
@@ -38,7 +39,7 @@ def test_a_framework_that_is_not_installed_is_an_error_with_what_to_do(tmp_path,
         settings.check_installed(backend)
     assert f"make install WITH={backend}" in refused.value.hint
     assert f"{tmp_path}/bin/pip install {backend}" in refused.value.hint
-    (tmp_path / "lib" / "python3.11" / "site-packages" / f"{backend}-1.2.3.dist-info").mkdir(parents=True)
+    pathlib.Path(mop_udf.packages(tmp_path), f"{backend}-1.2.3.dist-info").mkdir(parents=True)
     settings.check_installed(backend)
 
 

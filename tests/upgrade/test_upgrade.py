@@ -158,7 +158,7 @@ def test_a_session_from_before_the_update_gets_the_new_versions_modules(db, tmp_
     tmp_path.chmod(0o755)
     home = tmp_path / "next"
     home.symlink_to(HOME)
-    heading = runpy.run_path(str(ROOT / "tools" / "build_sql.py"))["HEADING"].replace("@HOME@", str(home))
+    heading = runpy.run_path(str(ROOT / "tools" / "build_sql.py"))["heading"](str(home))
     client = db.another()
     assert client.value("SELECT madlib.training_preprocessor_dl()")
     client.run("DO LANGUAGE plpython3u $$\nimport mop_udf, pg_mop.database\npg_mop.database.before = True\n$$")

@@ -24,7 +24,8 @@ NOTHING = "optimizer='SGD()', loss='mse'"  # what a stage's parameters must say,
 class Applying(Training):
     """One call: `on_segments`, then `done`."""
 
-    orders_of = functools.partial(Orders, finite=False)  # what is measured is told, whatever it is
+    # what is measured is told, whatever it is (Python 3.14 binds a partial to the object that has it: static)
+    orders_of = staticmethod(functools.partial(Orders, finite=False))
 
     compares = False   # the rows that worker sessions see on this server with those that the caller sees
     copied = False

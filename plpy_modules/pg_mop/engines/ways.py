@@ -13,7 +13,7 @@ TAKEN = ("host", "hostaddr", "port", "dbname", "sslmode", "sslrootcert", "sslcrl
 # SQL: the foreign data wrapper w is postgres_fdw, whatever its schema
 IS_POSTGRES_FDW = "w.fdwhandler::regproc::text ~ '(^|\\.)postgres_fdw_handler$'"
 # of our sessions' settings: those that came after PostgreSQL 9.4, or that only Greenplum has
-MAY_LACK = ("row_security", "idle_in_transaction_session_timeout", "idle_session_timeout", "jit",
+MAY_LACK = ("row_security", "idle_in_transaction_session_timeout", "idle_session_timeout", "transaction_timeout", "jit",
             "client_connection_check_interval", "optimizer")
 REFUSED = ("service", "passfile", "sslkey", "sslcert", "sslpassword", "requirepeer", "options")
 
@@ -28,7 +28,7 @@ class Way:
     parameters: dict = field(repr=False)
     role: str
     by_password: bool = False
-    lacks: frozenset = frozenset({"optimizer"})
+    lacks: frozenset = frozenset({"optimizer", "transaction_timeout"})  # of a server that has not been asked
 
     def options(self, text):
         """libpq's `options` that give these settings (-c name=value ...), but for those that the server lacks."""

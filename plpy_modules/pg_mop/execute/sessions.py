@@ -9,7 +9,7 @@ import time
 import psycopg2
 import psycopg2.extensions
 
-from pg_mop.database import SESSION_OPTIONS, MopError, has_lost_segment, quote_identifier, quote_literal
+from pg_mop.database import SESSION_OPTIONS, MopError, first_sql, has_lost_segment, quote_literal
 from pg_mop.execute import libpq
 
 TICK_SECONDS = 0.1
@@ -62,7 +62,7 @@ class WorkerSession:
             libpq.set_verbosity(self.connection, libpq.VERBOSE)
         except psycopg2.Error as error:
             raise SessionLost(str(error).strip()) from None
-        self._role_sql = f"SET ROLE {quote_identifier(way.role)}; "  # always: the login's own settings may say another
+        self._first_sql = first_sql(way)
         self._connecting = True
 
     def fileno(self):
@@ -74,8 +74,8 @@ class WorkerSession:
 
     def begin(self, sql):
         """Send a command (only when ready). Raises SessionLost."""
-        if self._role_sql:
-            sql, self._role_sql = self._role_sql + sql, ""
+        if self._first_sql:
+            sql, self._first_sql = self._first_sql + sql, ""
         try:
             self._cursor = self.connection.cursor()
             self._cursor.execute(sql)

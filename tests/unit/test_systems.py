@@ -1,0 +1,118 @@
+"""What the checkout works with: one script picks PostgreSQL, and packages are those of the Python that runs."""
+
+import ast
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+import mop_udf
+from pg_mop import settings
+
+ROOT = pathlib.Path(__file__).parents[2]
+PICKER = ROOT / "tools" / "postgres.sh"
+# what is not ours to say, or says which were tried
+ELSEWHERE = {".git", ".local", ".ruff_cache", ".hypothesis", "build", "versions", "CHANGELOG.md"}
+
+
+def files():
+    """The texts of the checkout: (path, text)."""
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = [name for name in folders if name not in ELSEWHERE and not name.endswith((".egg-info", "cache__"))]
+        for path in (pathlib.Path(folder, name) for name in names if name not in ELSEWHERE):
+            data = path.read_bytes()
+            if b"\0" not in data:
+                yield path, data.decode()
+
+
+def picked(what, **environment):
+    done = subprocess.run([PICKER, *what.split()], capture_output=True, text=True,
+                          env={**{k: v for k, v in os.environ.items() if k != "PG"}, **environment})
+    return done.stdout.strip() if done.returncode == 0 else done.stderr.strip()
+
+
+def test_nothing_but_the_picker_names_a_major_version():
+    """Neither packages nor directories; a feature's first version may be said, and what was tried."""
+    named = re.compile(r"postgresql(-[a-z0-9]+)*-[0-9]{2}\b|postgresql/[0-9]{2}\b|\bpg[_-]?1[0-9]\b|psql-[0-9]{2}\b"
+                       r"|data/1[0-9]\b|\bPG\s*[:?]?=\s*1[0-9]\s*$", re.I | re.M)
+    found = {f"{path.relative_to(ROOT)}: {match[0]}" for path, text in files()
+             if path not in (PICKER, pathlib.Path(__file__)) for match in named.finditer(text)}
+    assert found == set()
+    assert named.search("postgresql-plpython3-15") and named.search("/usr/lib/postgresql/15/bin")
+
+
+def test_the_picker_takes_what_is_asked_for_else_the_newest_installed():
+    installed = [int(path.parts[4]) for path in pathlib.Path("/usr/lib/postgresql").glob("*/lib/plpython3.so")]
+    newest = str(max(installed))
+    assert picked("version") == newest and picked("bin") == f"/usr/lib/postgresql/{newest}/bin"
+    assert picked("packages") == f"postgresql-{newest} postgresql-plpython3-{newest}"
+    assert picked("packages dev").split()[2:] == [f"postgresql-server-dev-{newest}", "python3-venv"]
+    assert picked("version", PG="97") == "97" and picked("packages", PG="97").startswith("postgresql-97 ")
+    assert picked("pg_config", PG="97") == "/usr/lib/postgresql/97/bin/pg_config"
+    assert picked("bin", PG="97") == "PostgreSQL 97 is not installed: make debian PG=97"
+    for wrong in ("newest", "15.4", "-1"):
+        assert picked("version", PG=wrong) == f"PG must be a major version of PostgreSQL, not {wrong}"
+
+
+def test_no_class_has_a_partial_that_python_3_14_binds():
+    """There functools.partial is a descriptor, as functions are: as an attribute of a class it is given the object."""
+    for top in ("plpy_modules", "mop_udf", "client", "benchmarks", "tests"):
+        for path in (ROOT / top).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                for line in node.body if isinstance(node, ast.ClassDef) else ():
+                    value = line.value if isinstance(line, (ast.Assign, ast.AnnAssign)) else None
+                    assert not (isinstance(value, ast.Call) and ast.unparse(value.func).endswith("partial")), \
+                        (path, line.lineno)
+
+
+def test_packages_of_an_older_python_do_not_count(tmp_path, monkeypatch):
+    """They stay in a virtual environment when the system's Python becomes another one."""
+    monkeypatch.setattr(mop_udf, "home", str(tmp_path))
+    here = pathlib.Path(mop_udf.packages(tmp_path))
+    assert here == tmp_path / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    older = tmp_path / "lib" / "python3.1" / "site-packages" / "jax-0.5.0.dist-info"
+    older.mkdir(parents=True)
+    assert settings._distributions("jax") == []
+    (here / "jax-0.6.0.dist-info").mkdir(parents=True)
+    assert settings._distributions("jax") == [str(here / "jax-0.6.0.dist-info")]
+
+
+@pytest.mark.thorough
+def test_keras_nightly_in_the_folder_of_keras_is_told_of_and_removed(tmp_path):
+    """As a release candidate of TensorFlow brings it."""
+    def wheel(name, version, needs=()):
+        module = "tensorflow" if name == "tensorflow_cpu" else "keras"
+        about = f"{name}-{version}.dist-info"
+        files = {f"{module}/__init__.py": f"made_by = '{name}'\n", f"{module}/{name}.py": "",
+                 f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+                 f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+                                      + "".join(f"Requires-Dist: {need}\n" for need in needs)}
+        files[f"{about}/RECORD"] = "".join(f"{path},,\n" for path in [*files, f"{about}/RECORD"])
+        with zipfile.ZipFile(tmp_path / f"{name}-{version}-py3-none-any.whl", "w") as file:
+            for path, text in files.items():
+                file.writestr(path, text)
+
+    wheel("keras", "3.15.1")
+    wheel("keras_nightly", "3.16.0.dev1")
+    wheel("tensorflow_cpu", "2.22.0rc1", ["keras-nightly"])
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    own = {**{k: v for k, v in os.environ.items() if not k.startswith("PIP_")}, "PIP_CONFIG_FILE": os.devnull,
+           "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "HOME": str(tmp_path)}
+
+    def install(*packages):
+        return subprocess.run([ROOT / "tools" / "packages.sh", python, *packages], env=own, check=True,
+                              capture_output=True, text=True).stdout
+
+    assert install("keras") == ""
+    said = install("keras", "tensorflow-cpu")
+    assert re.fullmatch(r"TensorFlow 2\.22\.0rc1 for Python [\d.]+ brought keras-nightly 3\.16\.0\.dev1 into the "
+                        r"folder of keras: keras 3\.15\.1 is there in its place, .*\n", said), said
+    there = "import keras; from importlib.metadata import version; print(keras.made_by, version('tensorflow-cpu'))"
+    assert subprocess.run([python, "-c", there], check=True, capture_output=True,
+                          text=True).stdout.strip() == "keras 2.22.0rc1"
+    assert not list(pathlib.Path(mop_udf.packages(tmp_path / "venv")).glob("keras_nightly*"))

@@ -1,0 +1,71 @@
+#!/bin/sh
+# Try this checkout on another Debian: systems.sh [SUITE], trixie if none is named. Root alone can.
+#
+# The system is a debootstrapped one in SYSTEMS/SUITE, made once (4 GB with everything), and kept. What is mounted there,
+# and every process in it, ends with this script. Says of each step what came of it; status 1 where one failed.
+# PG: its PostgreSQL, if not that of the suite; STEPS: some of demo, check, suites; what a suite is: SUITES.
+set -eu
+cd "$(dirname "$0")/.."
+tree=$PWD suite=${1:-trixie} systems=${SYSTEMS:-/srv/systems}
+root=$systems/$suite
+cannot() { echo "not run on $suite: $1" >&2; exit 1; }
+[ "$(id -u)" = 0 ] || cannot 'only root can make another system (sudo make test-systems)'
+if [ -z "${IN_NAMESPACE-}" ]; then
+    command -v debootstrap > /dev/null || cannot 'there is no debootstrap (apt-get install debootstrap)'
+    unshare --mount --pid --fork true 2> /dev/null || cannot 'mounting is not allowed here'
+    IN_NAMESPACE=1 exec unshare --mount --pid --fork --kill-child "$0" "$suite"
+fi
+
+# --- the system ---------------------------------------------------------------------------------
+mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2> /dev/null \
+    | sed -nE 's,^(URIs:|deb( \[[^]]*\])?) *(https?://[^ ]*/debian)/?( .*)?$,\3,p' | head -n 1)
+if ! [ -e "$root/made" ]; then
+    echo "making $suite in $root"
+    mkdir -p "$systems"
+    debootstrap --variant=minbase --include=ca-certificates,make,sudo,procps,python3 "$suite" "$root" \
+        "${mirror:-}" > "$systems/$suite.log" 2>&1 \
+        || { tail -n 5 "$systems/$suite.log" >&2; cannot "debootstrap failed ($systems/$suite.log)"; }
+    touch "$root/made"
+fi
+mount -t proc none "$root/proc"
+mount --rbind /sys "$root/sys"
+mount --rbind /dev "$root/dev"
+# the network's and pip's settings are this machine's, with the certificates and directories that they name
+cp -L /etc/resolv.conf "$root/etc/resolv.conf"
+cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
+for file in /etc/pip.conf /etc/xdg/pip/pip.conf /etc/xdg/pip/constraints.txt "$HOME/.config/pip/pip.conf" "$HOME/.pip/pip.conf"; do
+    [ -e "$file" ] && install -D -m 644 "$file" "$root$file"
+done
+for place in $({ env | grep '^PIP_'; /usr/bin/python3 -m pip config list 2> /dev/null; } | tr "='\" " '\n\n\n\n' \
+               | sed -nE 's,^(file://)?(/.*),\2,; s,/simple/?$,,p; t; /^\//p' | sort -u); do
+    [ -d "$place" ] && mkdir -p "$root$place" && mount --bind -o ro "$place" "$root$place"
+done
+
+# the checkout as it is now, without what was built of it; what was built there stays
+into=$root/srv/pg_mop
+mkdir -p "$into"
+find "$into" -mindepth 1 -maxdepth 1 ! -name .local -exec rm -rf {} +
+tar -C "$tree" --exclude=./.git --exclude=./.local --exclude=./build --exclude=__pycache__ --exclude='*.egg-info' -cf - . \
+    | tar -C "$into" --no-same-owner -xf -
+
+# --- the steps ----------------------------------------------------------------------------------
+inside() { chroot "$root" /usr/bin/env HOME=/root ${PG:+PG=$PG} LANG=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin \
+    sh -c "cd /srv/pg_mop && $1"; }
+SUITES=${SUITES:-tests/security/test_definers.py tests/security/test_roles.py tests/living tests/upgrade}
+failed=0 said=
+for step in ${STEPS:-demo check suites}; do
+    case $step in
+        demo) command='make demo && make stop' ;;
+        check) command='make check' ;;
+        suites) command="make -s packages && tools/as_server_user.sh .local/venv/bin/python -B -m pytest -q $SUITES" ;;
+        *) cannot "there is no step $step" ;;
+    esac
+    echo "== $suite: $step"
+    if inside "$command" > "$systems/$suite-$step.log" 2>&1; then came=passed; else came=FAILED failed=1; fi
+    tail -n 3 "$systems/$suite-$step.log"
+    said="$said
+$step: $came, $(grep -E '^(=+ )?[0-9]+ (passed|failed|error)|^\[all' "$systems/$suite-$step.log" | tail -n 1 | tr -d =) ($systems/$suite-$step.log)"
+done
+echo "== $suite, PostgreSQL $(inside tools/postgres.sh\ version), $(inside '/usr/bin/python3 -V'), Keras $(
+    inside '.local/venv/bin/pip list 2> /dev/null' | grep -E '^(keras|tensorflow|tensorflow-cpu) ' | tr -s ' \n' ' ')$said"
+exit $failed
