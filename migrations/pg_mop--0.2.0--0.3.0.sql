@@ -61,6 +61,7 @@ CREATE POLICY own_runs ON @extschema@.mop_run FOR SELECT
         WHERE o.who OPERATOR(pg_catalog.=) pg_catalog.to_regrole(pg_catalog.quote_ident(current_user))));
 
 ALTER TABLE @extschema@.mop_limit ADD COLUMN who regrole;
+ALTER TABLE @extschema@.mop_limit REPLICA IDENTITY FULL; -- there may be a publication of all tables
 UPDATE @extschema@.mop_limit SET who = coalesce(pg_catalog.to_regrole(pg_catalog.quote_ident(role)), 0::regrole)
 WHERE role IS NOT NULL;
 

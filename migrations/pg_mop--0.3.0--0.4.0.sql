@@ -120,6 +120,15 @@ CREATE TABLE @extschema@.mop_copy (
 CREATE INDEX mop_copy_segment ON @extschema@.mop_copy (run_id, dataset, segment);
 ALTER TABLE @extschema@.mop_copy ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_copy FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_copy REPLICA IDENTITY FULL;
+ALTER TABLE @extschema@.mop_secret REPLICA IDENTITY FULL;
+ALTER TABLE @extschema@.mop_limit REPLICA IDENTITY FULL;
+
+-- (of tables that have no key for a while: there may be a publication of all)
+ALTER TABLE @extschema@.mop_unit REPLICA IDENTITY FULL;
+ALTER TABLE @extschema@.mop_metric REPLICA IDENTITY FULL;
+ALTER TABLE @extschema@.mop_partial REPLICA IDENTITY FULL;
+ALTER TABLE @extschema@.mop_model REPLICA IDENTITY FULL;
 
 -- Of runs from before, every iteration of every configuration is a stage of its own: their numbers by iteration.
 -- (No temporary tables: Citus cannot prepare a transaction that has some.)
@@ -224,6 +233,10 @@ BEGIN
 END
 $do$;
 DROP TABLE @extschema@.mop_chain, @extschema@.mop_model_before;
+ALTER TABLE @extschema@.mop_unit REPLICA IDENTITY DEFAULT;
+ALTER TABLE @extschema@.mop_metric REPLICA IDENTITY DEFAULT;
+ALTER TABLE @extschema@.mop_partial REPLICA IDENTITY DEFAULT;
+ALTER TABLE @extschema@.mop_model REPLICA IDENTITY DEFAULT;
 
 -- Calls that go on without their client (sql/59_jobs.sql), the last ones of each role; not dumped: what was asked stays with
 -- the runs.

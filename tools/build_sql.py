@@ -15,7 +15,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # what an update script writes out itself
-ONCE = ("10_tables.sql", "11_row_security.sql", "19_row_triggers.sql", "19_triggers.sql")
+ONCE = ("10_tables.sql", "11_replica_identity.sql", "11_row_security.sql", "19_row_triggers.sql", "19_triggers.sql")
 
 # find the packages of this very version, once per session; after an update, instead of those of the version before.
 # What we keep is kept in our modules, never in GD, which is the users': what they pickle in PL/Python has it within

@@ -27,6 +27,8 @@ if ! [ -e "$root/made" ]; then
         || { tail -n 5 "$systems/$suite.log" >&2; cannot "debootstrap failed ($systems/$suite.log)"; }
     touch "$root/made"
 fi
+exec 9> "$systems/$suite.lock"
+flock -n 9 || cannot 'it is being tried already'
 mount -t proc none "$root/proc"
 mount --rbind /sys "$root/sys"
 mount --rbind /dev "$root/dev"

@@ -308,6 +308,12 @@ class Database:
         finally:
             part.__exit__(Exception, None, None)  # rolls it back, as where one is raised
 
+    def identify_by_all(self, table):
+        """Of a new table (quoted) without a key: the whole row identifies it, or no row could be updated or deleted
+        where there is a publication of all tables."""
+        if not self.has_segments:  # (Greenplum has no publications)
+            self.execute(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
+
     def check_sql(self, sql):
         """Raise PostgreSQL's own error where some SQL cannot be run as it is written.
 

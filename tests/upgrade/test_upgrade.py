@@ -18,7 +18,7 @@ FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid AND d.refclassid = 'p
 WHERE d.deptype = 'e' AND e.extname = 'pg_mop' AND i.identity !~ 'mop_state_'
 """
 RELATION = """
-SELECT relkind, reloptions, relrowsecurity, coalesce(relacl, acldefault(
+SELECT relkind, reloptions, relrowsecurity, relreplident, coalesce(relacl, acldefault(
            CASE relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END, relowner))::text AS acl,
        CASE WHEN relkind = 'v' THEN pg_get_viewdef(c.oid) END AS view,
        ARRAY(SELECT concat_ws(' ', attname, format_type(atttypid, atttypmod), attnotnull, attstorage, attacl::text,

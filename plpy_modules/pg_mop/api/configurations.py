@@ -173,11 +173,13 @@ def _open_table(db, text, model_arch_table, functions):
 def _make_table(db, table):
     db.execute(f"CREATE TABLE {table} (mst_key serial, model_id integer, compile_params varchar, fit_params varchar, "
                f"UNIQUE (model_id, compile_params, fit_params))")
+    db.identify_by_all(table)  # (it has MADlib's columns, and people delete rows)
 
 
 def _make_summary(db, summary, model_arch_table, functions):
     schema = db.find_table(model_arch_table).schema
     db.execute(f"CREATE TABLE {summary} (model_arch_table varchar, object_table varchar, model_arch_schema varchar)")
+    db.identify_by_all(summary)
     db.execute(f"INSERT INTO {summary} VALUES ($1, $2, $3)", ["text", "text", "text"],
                [model_arch_table, functions and _readable(db, functions),
                 "pg_temp" if schema.startswith("pg_temp_") else schema])

@@ -137,7 +137,8 @@ class Selected(Training):
 def write_models(training, model, info, previous):
     """The model table and the info table (contract 3, sections 5.1 and 5.2). `previous`: of a warm start, or None."""
     db = training.db
-    db.execute(f"CREATE TABLE {model} (mst_key integer, model_weights bytea, model_arch json, __dist_key__ integer)")
+    db.execute(f"CREATE TABLE {model} (mst_key integer PRIMARY KEY, model_weights bytea, model_arch json, "
+               f"__dist_key__ integer)")
     db.execute(f"ALTER TABLE {model} ALTER COLUMN model_weights SET STORAGE EXTERNAL")
     db.execute(f"""CREATE TABLE {info} (mst_key integer PRIMARY KEY, model_id integer, compile_params text,
         fit_params text, model_type text, model_size float8, metrics_elapsed_time float8[], metrics_type text[],

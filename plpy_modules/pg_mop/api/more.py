@@ -57,6 +57,20 @@ def _update(db, table, key, columns):
                [kind for kind, _ in columns.values()] + ["integer"], [v for _, v in columns.values()] + [key])
 
 
+def _check_identity(db, table, column):
+    """Raises MopError where a publication forbids that a table is updated: one of an older version may have no key."""
+    if db.has_segments:  # no publications, and an UPDATE locks the table
+        return
+    try:
+        with db.undone():
+            db.execute(f"UPDATE {table} SET {column} = {column} WHERE false")
+    except db.plpy.SPIError as error:
+        if getattr(error, "sqlstate", None) != "55000":
+            raise
+        raise MopError(f"{table} cannot be updated: {error}", hint=f"ALTER TABLE {table} REPLICA IDENTITY FULL;",
+                       sqlstate="55000") from None
+
+
 class More(Training):
     """The path of one configuration, longer than it was."""
 
@@ -103,8 +117,9 @@ class More(Training):
         self.metric = before.tables.get("metric", before.arguments.get("metric")) or "loss"
         self.searched = before.tables.get("searched", before.function == "mop_search")
         if self.searched:
-            self.trials = [str(self._table(db, db.suffixed(before.output, "_trials"), key)),
-                           str(db.input_table(db.suffixed(before.output, "_summary"), "summary of the run"))]
+            summary = db.input_table(db.suffixed(before.output, "_summary"), "summary of the run")
+            _check_identity(db, summary, "best_mst_key")
+            self.trials = [str(self._table(db, db.suffixed(before.output, "_trials"), key)), str(summary)]
         self._adopt(before)
         self.preferred = run_id
         self.options["seed"] = before.seed
@@ -143,4 +158,5 @@ class More(Training):
             raise MopError(f"{table} has no row of mst_key {key}")
         if not db.value("SELECT has_table_privilege($1::oid, 'UPDATE')", ["oid"], [table.oid]):
             raise MopError(f"permission denied to update {table}", sqlstate="42501")
+        _check_identity(db, table, "mst_key")
         return table

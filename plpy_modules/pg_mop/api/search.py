@@ -50,6 +50,7 @@ def train(db, arguments, earlier=None):
             ("best_mst_key", "integer", best),
             ("object_table", "text", training.object_table),
             ("num_iterations", "integer", training.num_iterations)])
+        db.identify_by_all(summary)  # mop_more writes its best
     training.tell_of_failures(info)
 
 

@@ -18,6 +18,7 @@ def create(db, summary, inputs, outputs, places):
                f"normalizing_const real, num_classes integer[], distribution_rules {rules}, "
                f"__internal_gpu_config__ {rules}{', dependent_dtype text' if _is_regression(outputs) else ''}"
                f"{f', {COPIES} text' if copies else ''})")
+    db.identify_by_all(summary)
 
 
 def write(db, summary, source_table, output_table, inputs, outputs, constant, class_lists, places):
