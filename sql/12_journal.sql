@@ -869,14 +869,6 @@ BEGIN
 END
 $$;
 
--- Whether the calling role may act as another: has its rights, or may SET ROLE to it. (Before PostgreSQL 16 that was what a
--- member is; since then who has made a role is a member who may do neither.)
-CREATE FUNCTION @extschema@.mop_acts_as(role oid) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT pg_catalog.pg_has_role($1, CASE
-        WHEN pg_catalog.current_setting('server_version_num')::pg_catalog.int4 OPERATOR(pg_catalog.>=) 160000
-        THEN 'USAGE, SET' ELSE 'MEMBER' END)
-$$;
-
 CREATE FUNCTION @extschema@.mop_new_generation(run bigint, generation integer,
     ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET default_tablespace = '' AS $$

@@ -11,4 +11,4 @@ SELECT CASE WHEN r.status = 'running' AND s.session IS NULL THEN 'failed' ELSE r
        s.session IS NOT NULL AS alive, r.*
 FROM @extschema@.mop_run r LEFT JOIN @extschema@.mop_sessions() AS s(session)
      ON s.session = md5(r.coordinator_pid || ' ' || (extract(epoch FROM r.coordinator_start) * 1000000)::bigint)
-WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE @extschema@.mop_acts_as(o.who));
+WHERE r.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(o.who, 'MEMBER'));

@@ -14,4 +14,4 @@ LEFT JOIN (
     SELECT r.coordinator_pid, r.coordinator_start, array_agg(r.run_id ORDER BY r.run_id) AS runs
     FROM @extschema@.mop_run r WHERE @extschema@.mop_trains(r.function) GROUP BY 1, 2) m
     ON m.coordinator_pid = j.session_pid AND m.coordinator_start = j.session_start
-WHERE @extschema@.mop_acts_as(o.who);
+WHERE pg_has_role(o.who, 'MEMBER');

@@ -11,4 +11,5 @@ SELECT j.job, (SELECT coalesce(a.rolname, 'unknown (' || o.role || ')')::name FR
        j.messages, j.session_pid
 FROM @extschema@.mop_job j CROSS JOIN LATERAL (
     SELECT @extschema@.mop_status(j.status, j.session_pid, j.session_start, 'failed') AS status) t
-WHERE j.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE @extschema@.mop_acts_as(o.who));
+WHERE j.owner IN (SELECT o.owner FROM @extschema@.mop_owner o WHERE pg_has_role(
+    o.who, CASE WHEN current_setting('server_version_num')::integer >= 160000 THEN 'USAGE, SET' ELSE 'MEMBER' END));

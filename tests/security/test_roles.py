@@ -72,6 +72,32 @@ def test_members_of_a_renamed_role_see_its_runs(db, nina):
     db.run("DROP OWNED BY chief; DROP ROLE chief")
 
 
+def test_who_may_act_as_a_role_sees_its_runs_and_who_may_not_does_not(db, nina):
+    """Since PostgreSQL 16 a member may be one who neither inherits nor may SET ROLE, as is who has made the role."""
+    members = {"chief": ("", 1)} if db.connection.server_version < 160000 else {
+        "chief": ("", 1), "heir": (" WITH INHERIT TRUE, SET FALSE", 1), "actor": (" WITH INHERIT FALSE, SET TRUE", 1),
+        "keeper": (" WITH INHERIT FALSE, SET FALSE", 0)}
+    for role, (how, seen) in members.items():
+        db.run(f"DROP ROLE IF EXISTS {role}; CREATE ROLE {role} LOGIN; GRANT mop_user TO {role}; "
+               f"GRANT nina TO {role}{how}")
+        client = db.another(role)
+        assert number_of(client) == (0, seen), role
+        client.close()
+        db.run(f"DROP OWNED BY {role}; DROP ROLE {role}")
+    # who may make roles sees nothing of those that he makes: an administrator of roles is none of data
+    db.run("DROP ROLE IF EXISTS maker; CREATE ROLE maker LOGIN CREATEROLE; GRANT mop_user TO maker")
+    maker = db.another("maker")
+    maker.run("CREATE ROLE made LOGIN")
+    db.run("GRANT mop_user TO made")
+    made = db.another("made")
+    own_run(made)
+    assert number_of(made) == (1, 1) and number_of(maker) == (0, 0)
+    for client in (maker, made):
+        client.close()
+    db.run("DELETE FROM madlib.mop_run WHERE owner = (SELECT owner FROM madlib.mop_owner WHERE who = 'made'::regrole)")
+    db.run("DROP OWNED BY made; DROP ROLE made; DROP OWNED BY maker; DROP ROLE maker")
+
+
 def test_a_limit_stays_with_the_role_that_it_was_written_for(db, nina):
     db.run("INSERT INTO madlib.mop_limit (role, threads) VALUES ('nina', 2), ('later', 3)")
     threads = "SELECT threads FROM madlib.mop_limits()"

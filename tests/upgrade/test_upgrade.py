@@ -1,6 +1,7 @@
 """Every path of ALTER EXTENSION pg_mop UPDATE ends with the objects of a fresh install, and with the users' data."""
 
 import pathlib
+import re
 import runpy
 
 import psycopg2
@@ -133,7 +134,8 @@ def test_an_updated_extension_is_a_fresh_one_and_keeps_the_users_data(db, older)
         assert client.run("SELECT DISTINCT mst_key, status FROM madlib.mop_units WHERE run_id = 2 ORDER BY 1") == [
             {"mst_key": 1, "status": "finished"}, {"mst_key": 2, "status": "cancelled"}]
         client.run("DELETE FROM madlib.mop_run; DELETE FROM madlib.mop_limit; DROP VIEW dash; "
-                   "REVOKE ALL ON madlib.mop_runs FROM keeps; DROP ROLE ghost, keeps")
+                   "REVOKE ALL ON madlib.mop_runs FROM keeps")
+        client.run("DROP OWNED BY keeps; DROP ROLE ghost, keeps")  # (initial privileges name it since PostgreSQL 17)
     updated = objects(client)
     assert updated.keys() == fresh.keys()
     for key in fresh:
@@ -167,6 +169,21 @@ def test_a_session_from_before_the_update_gets_the_new_versions_modules(db, tmp_
     assert client.value("SELECT next_version()") == [str(home), "False"]
     client.run("DO LANGUAGE plpython3u $$\nimport pg_mop.database\npg_mop.database.before = True\n$$")
     assert client.value("SELECT next_version()") == [str(home), "True"], "once per session"
+    client.close()
+
+
+def test_packages_of_another_python_than_the_servers_are_told_of_and_not_imported(db, tmp_path):
+    """As after an upgrade of the system."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "lib" / "python3.1" / "site-packages" / "mop_udf").mkdir(parents=True)
+    heading = runpy.run_path(str(ROOT / "tools" / "build_sql.py"))["heading"](str(tmp_path))
+    client = db.another()
+    client.run(f"CREATE FUNCTION upgraded() RETURNS text LANGUAGE plpython3u AS $$\n{heading}\nreturn 'imported'\n$$")
+    for _ in range(2):
+        error = client.error("SELECT upgraded()")
+        assert re.search(r"there are no packages of pg_mop for Python 3\.\d+, the server's: no .*/lib/", str(error))
+        assert "sudo make install" in error.diag.message_hint
+    assert client.value("SELECT madlib.training_preprocessor_dl()"), "the session's own are found as before"
     client.close()
 
 
