@@ -29,7 +29,7 @@ SERVER = tools/server.sh
 
 help:
 	@echo 'make demo      install what is missing, start an embedded PostgreSQL, run the whole main job'
-	@echo 'make psql      psql on the embedded server;  make -s dsn  its URI;  make start, make stop'
+	@echo 'make psql      psql on the embedded server, which has the extension;  make -s dsn  its URI;  make start, make stop'
 	@echo 'make check     most unit tests and a slice of each suite: about three minutes'
 	@echo 'make test      the whole suite;  make test TESTS=tests/unit  one part of it'
 	@echo 'make test-ray  the tests of trainers on Ray, which it installs into .local/venv'
@@ -148,7 +148,6 @@ bench: start bench-peers
 	@benchmarks/run.sh $(WORKLOAD)
 
 screenshots: start $(LOCAL)/debian-tests
-	@$(SERVER) psql -q -c 'CREATE SCHEMA IF NOT EXISTS madlib' -c 'CREATE EXTENSION IF NOT EXISTS pg_mop SCHEMA madlib CASCADE'
 	@$(VENV)/bin/python -B tools/screenshots.py "$$($(SERVER) dsn)"
 
 # --- the image: IMAGE, its name; BASE, what it begins with; IMAGE_OPTIONS, the builder's own options ---------

@@ -1,6 +1,7 @@
 #!/bin/sh
 # The checkout's embedded PostgreSQL: server.sh start | stop | psql [args] | dsn
 #
+# Its database demo has the extension of this checkout, in the schema madlib where it is in no other yet.
 # Everything is under .local: data/ (the cluster), port, password. The socket's directory is open to the
 # server's user only and trusts it; TCP listens on loopback and asks for the password.
 set -eu
@@ -56,6 +57,12 @@ for port in [*map(int, sys.argv[1:]), *range(54320, 54420)]:
     query() { $run "$(client)" -X -h "$socket" -p "$(cat "$local/port")" -U postgres -qAt "$@"; }
     [ -n "$(query -d postgres -c "SELECT 1 FROM pg_database WHERE datname = '$database'")" ] \
         || query -d postgres -c "CREATE DATABASE $database"
+    set_up() { query -d "$database" -v ON_ERROR_STOP=1 -c 'SET client_min_messages = warning' "$@"; }
+    if [ -z "$(query -d "$database" -c "SELECT 1 FROM pg_extension WHERE extname = 'pg_mop'")" ]; then
+        set_up -c 'CREATE SCHEMA IF NOT EXISTS madlib' -c 'CREATE EXTENSION pg_mop SCHEMA madlib CASCADE'
+    else
+        set_up -c 'ALTER EXTENSION pg_mop UPDATE' || echo "the extension in the database $database stays as it is" >&2
+    fi
 }
 
 need_server() { running || { echo 'the embedded server is not running: make start' >&2; exit 1; }; }
