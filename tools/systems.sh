@@ -21,9 +21,11 @@ mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2> /dev/null \
     | sed -nE 's,^(URIs:|deb( \[[^]]*\])?) *(https?://[^ ]*/debian)/?( .*)?$,\3,p' | head -n 1)
 if ! [ -e "$root/made" ]; then
     echo "making $suite in $root"
+    script=  # (a suite that is newer than debootstrap is made as sid is)
+    [ -e "/usr/share/debootstrap/scripts/$suite" ] || script=sid
     mkdir -p "$systems"
     debootstrap --variant=minbase --include=ca-certificates,make,sudo,procps,python3 "$suite" "$root" \
-        "${mirror:-}" > "$systems/$suite.log" 2>&1 \
+        "${mirror:-}" $script > "$systems/$suite.log" 2>&1 \
         || { tail -n 5 "$systems/$suite.log" >&2; cannot "debootstrap failed ($systems/$suite.log)"; }
     touch "$root/made"
 fi
@@ -32,8 +34,9 @@ flock -n 9 || cannot 'it is being tried already'
 mount -t proc none "$root/proc"
 mount --rbind /sys "$root/sys"
 mount --rbind /dev "$root/dev"
-# the network's and pip's settings are this machine's, with the certificates and directories that they name
+# the network's, apt's and pip's settings are this machine's, with the certificates and directories that they name
 cp -L /etc/resolv.conf "$root/etc/resolv.conf"
+apt-config dump | grep -E '^Acquire::(Check-|Retries|https?::)' > "$root/etc/apt/apt.conf.d/99host" || true
 cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
 for file in /etc/pip.conf /etc/xdg/pip/pip.conf /etc/xdg/pip/constraints.txt "$HOME/.config/pip/pip.conf" "$HOME/.pip/pip.conf"; do
     [ -e "$file" ] && install -D -m 644 "$file" "$root$file"

@@ -233,9 +233,9 @@ def test_what_the_size_costs(holder):
     from mop_udf import models, sizes
     models.build(models.normalise(dense(name="warm")), 1)
     architecture = models.normalise(dense(width=9))
-    began = time.perf_counter()
+    began = time.thread_time()  # of the processor: others may be at work
     sizes.check(architecture, lambda: models.make_optimizer("Adam", {}))
-    assert time.perf_counter() - began < 0.1, "less than 30 ms, on a machine that has nothing else to do"
+    assert time.thread_time() - began < 0.1, "less than 30 ms, on a machine that has nothing else to do"
     before = sizes._variables.cache_info().misses
     first = models.build(architecture, 7).get_weights()
     sizes._variables.cache_clear()
