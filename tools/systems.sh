@@ -51,7 +51,7 @@ into=$root/srv/pg_mop
 mkdir -p "$into"
 find "$into" -mindepth 1 -maxdepth 1 ! -name .local -exec rm -rf {} +
 tar -C "$tree" --exclude=./.git --exclude=./.local --exclude=./build --exclude=__pycache__ --exclude='*.egg-info' -cf - . \
-    | tar -C "$into" --no-same-owner -xf -
+    | tar -C "$into" --no-same-owner --touch -xf -
 
 # --- the steps ----------------------------------------------------------------------------------
 inside() { chroot "$root" /usr/bin/env HOME=/root ${PG:+PG=$PG} LANG=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin \
@@ -62,7 +62,7 @@ for step in ${STEPS:-demo check suites}; do
     case $step in
         demo) command='make demo && make stop' ;;
         check) command='make check' ;;
-        suites) command="make -s packages && tools/as_server_user.sh .local/venv/bin/python -B -m pytest -q $SUITES" ;;
+        suites) command="make -s start && make -s stop && tools/as_server_user.sh .local/venv/bin/python -B -m pytest -q $SUITES" ;;
         *) cannot "there is no step $step" ;;
     esac
     echo "== $suite: $step"
