@@ -78,9 +78,9 @@ $(LOCAL)/extension: $(SQL) pg_mop.control $(MIGRATIONS) $(OLDER) $(LOCAL)/debian
 	@touch $@
 
 # (what is installed is compiled, too; a session may not write here, and would compile all that it imports)
-MODULES = plpy_modules mop_udf
-$(LOCAL)/bytecode: $(LOCAL)/packages $(shell find $(MODULES) -name '*.py')
-	@$(VENV)/bin/python -m compileall -q $(MODULES) && touch $@
+SOURCES = plpy_modules mop_udf
+$(LOCAL)/bytecode: $(LOCAL)/packages $(shell find $(SOURCES) -name '*.py')
+	@$(VENV)/bin/python -m compileall -q $(SOURCES) && touch $@
 
 start test test-ray test-torch check soak: $(LOCAL)/bytecode
 
