@@ -5,7 +5,7 @@
 # the newest one that apt knows with it. Nothing else names one.
 #   version    its number
 #   bin        the directory of its programs, which must be installed
-#   pg_config  that program: of PG or the newest installed version; where there is none, the one of the PATH
+#   pg_config  that program, of the same version if it is installed, else of the newest; where there is none, the PATH's
 #   packages   the Debian packages of a server with PL/Python; dev: with what `make install` needs
 set -eu
 fail() { echo "$1" >&2; exit 1; }
@@ -41,7 +41,7 @@ case ${1-} in
         [ -x "/usr/lib/postgresql/$number/bin/postgres" ] || fail "PostgreSQL $number is not installed: make debian PG=$number"
         echo "/usr/lib/postgresql/$number/bin" ;;
     pg_config)
-        number=${PG-}
+        number=${PG:-$(installed lib/plpython3.so | newest)}
         [ -n "$number" ] || number=$(installed bin/pg_config | newest)
         if [ -n "$number" ]; then echo "/usr/lib/postgresql/$number/bin/pg_config"; else echo pg_config; fi ;;
     packages)
