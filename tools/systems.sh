@@ -80,6 +80,6 @@ for step in ${STEPS:-demo check suites}; do
     said="$said
 $step: $came, $(grep -E '^(=+ )?[0-9]+ (passed|failed|error)|^\[all' "$systems/$suite-$step.log" | tail -n 1 | tr -d =) ($systems/$suite-$step.log)"
 done
-echo "== $suite, PostgreSQL $(inside tools/postgres.sh\ version), $(inside '/usr/bin/python3 -V'), Keras $(
-    inside '.local/venv/bin/pip list 2> /dev/null' | grep -E '^(keras|tensorflow|tensorflow-cpu) ' | tr -s ' \n' ' ')$said"
+echo "== $suite, PostgreSQL $(inside tools/postgres.sh\ version), $(inside '/usr/bin/python3 -V'), $(
+    inside '.local/venv/bin/pip list 2> /dev/null' | grep -E '^(keras|tensorflow|tensorflow.cpu) ' | tr -s ' \n' ' ')$said"
 exit $failed
