@@ -3,7 +3,9 @@
 #
 # The system is a debootstrapped one in SYSTEMS/SUITE, made once (4 GB with everything), and kept. What is mounted there,
 # and every process in it, ends with this script. Says of each step what came of it; status 1 where one failed.
-# PG: its PostgreSQL, if not that of the suite; STEPS: some of demo, check, suites; what a suite is: SUITES.
+# PG: its PostgreSQL, if not that of the suite; STEPS: some of demo, check, suites; SUITES: the tests of the last.
+# MIRROR: where it comes from, else this machine's own mirror of Debian; one that ends in /ubuntu is Ubuntu's:
+#   make test-systems SYSTEM=noble MIRROR=<a mirror of Ubuntu>/ubuntu
 set -eu
 cd "$(dirname "$0")/.."
 tree=$PWD suite=${1:-trixie} systems=${SYSTEMS:-/srv/systems}
@@ -17,15 +19,22 @@ if [ -z "${IN_NAMESPACE-}" ]; then
 fi
 
 # --- the system ---------------------------------------------------------------------------------
-mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2> /dev/null \
-    | sed -nE 's,^(URIs:|deb( \[[^]]*\])?) *(https?://[^ ]*/debian)/?( .*)?$,\3,p' | head -n 1)
+mirror=${MIRROR:-$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2> /dev/null \
+    | sed -nE 's,^(URIs:|deb( \[[^]]*\])?) *(https?://[^ ]*/debian)/?( .*)?$,\3,p' | head -n 1)}
+mirror=${mirror:-}
 if ! [ -e "$root/made" ]; then
+    # a suite that is newer than debootstrap is made as others are
+    case $mirror in
+        */ubuntu)
+            like=gutsy components=main,universe keyring=/usr/share/keyrings/ubuntu-archive-keyring.gpg
+            [ -e $keyring ] || cannot "there is no $keyring (the package ubuntu-keyring of Debian 13 has it)" ;;
+        *) like=sid components=main keyring= ;;
+    esac
+    [ ! -e "/usr/share/debootstrap/scripts/$suite" ] || like=
     echo "making $suite in $root"
-    script=  # (a suite that is newer than debootstrap is made as sid is)
-    [ -e "/usr/share/debootstrap/scripts/$suite" ] || script=sid
     mkdir -p "$systems"
-    debootstrap --variant=minbase --include=ca-certificates,make,sudo,procps,python3 "$suite" "$root" \
-        "${mirror:-}" $script > "$systems/$suite.log" 2>&1 \
+    debootstrap --variant=minbase --include=ca-certificates,make,sudo,procps,python3 --components=$components \
+        ${keyring:+--keyring=$keyring} "$suite" "$root" "$mirror" $like > "$systems/$suite.log" 2>&1 \
         || { tail -n 5 "$systems/$suite.log" >&2; cannot "debootstrap failed ($systems/$suite.log)"; }
     touch "$root/made"
 fi
@@ -71,6 +80,6 @@ for step in ${STEPS:-demo check suites}; do
     said="$said
 $step: $came, $(grep -E '^(=+ )?[0-9]+ (passed|failed|error)|^\[all' "$systems/$suite-$step.log" | tail -n 1 | tr -d =) ($systems/$suite-$step.log)"
 done
-echo "== $suite, PostgreSQL $(inside tools/postgres.sh\ version), $(inside '/usr/bin/python3 -V'), Keras $(
-    inside '.local/venv/bin/pip list 2> /dev/null' | grep -E '^(keras|tensorflow|tensorflow-cpu) ' | tr -s ' \n' ' ')$said"
+echo "== $suite, PostgreSQL $(inside tools/postgres.sh\ version), $(inside '/usr/bin/python3 -V'), $(
+    inside '.local/venv/bin/pip list 2> /dev/null' | grep -E '^(keras|tensorflow|tensorflow.cpu) ' | tr -s ' \n' ' ')$said"
 exit $failed

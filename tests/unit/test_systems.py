@@ -58,6 +58,13 @@ def test_the_picker_takes_what_is_asked_for_else_the_newest_installed():
         assert picked("version", PG=wrong) == f"PG must be a major version of PostgreSQL, not {wrong}"
 
 
+@pytest.mark.skipif(os.getuid() == 0, reason="not run: root may make other systems")
+def test_who_cannot_make_another_system_is_told_so():
+    done = subprocess.run([ROOT / "tools" / "systems.sh", "forky"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (
+        1, "not run on forky: only root can make another system (sudo make test-systems)\n")
+
+
 def test_no_class_has_a_partial_that_python_3_14_binds():
     """There functools.partial is a descriptor, as functions are: as an attribute of a class it is given the object."""
     for top in ("plpy_modules", "mop_udf", "client", "benchmarks", "tests"):
