@@ -239,6 +239,9 @@ def test_a_session_that_goes_leaves_its_run_to_the_next_which_shuts_it_out(ann):
     run_id = open_run(lost)
     train(lost, run_id, 1, 0, 1)
     lost.run(BEGIN.format(1, 1), [run_id])
+    busy = Calling(lost, "SELECT pg_sleep(600)")  # as the call that trains: a session that is idle runs nothing
+    assert eventually(lambda: ann.value("SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND state = 'active'",
+                                        [lost.connection.info.backend_pid]), 30)
     reopen = "SELECT madlib.mop_reopen_run(%s, (SELECT backend FROM madlib.mop_tickets))"
     assert f"run {run_id} is running" in str(ann.error(reopen, [run_id]))
     assert "is running" in str(ann.error("SELECT madlib.mop_drop_run(%s)", [run_id]))
@@ -247,6 +250,7 @@ def test_a_session_that_goes_leaves_its_run_to_the_next_which_shuts_it_out(ann):
     ann.run("SELECT pg_terminate_backend(%s)", [lost.connection.info.backend_pid])
     while ann.value("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [lost.connection.info.backend_pid]):
         pass
+    busy.end()
     assert ann.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "failed"
     assert ann.value("SELECT status FROM madlib.mop_units WHERE run_id = %s AND segment = 1 AND NOT shared",
                      [run_id]) == "cancelled"
