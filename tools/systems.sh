@@ -66,8 +66,8 @@ tar -C "$tree" --exclude=./.git --exclude=./.local --exclude=./build --exclude=_
 # --- the steps ----------------------------------------------------------------------------------
 # (in a chroot nobody may make a namespace of users, as tests do: so what is there is the root itself)
 inside() {
-    unshare --mount sh -c 'cd "$1" && pivot_root . mnt && umount -l mnt && cd /srv/pg_mop && exec /usr/bin/env HOME=/root \
-        LANG=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin ${PG:+PG=$PG} sh -c "$2"' sh "$root" "$1"
+    unshare --mount sh -c 'cd "$1" && pivot_root . mnt && umount -l mnt && cd /srv/pg_mop && exec /usr/bin/env -u MAKEFLAGS -u MAKELEVEL \
+        HOME=/root LANG=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin ${PG:+PG=$PG} sh -c "$2"' sh "$root" "$1"
 }
 SUITES=${SUITES:-tests/security/test_definers.py tests/security/test_roles.py tests/living tests/upgrade}
 failed=0 said=
