@@ -178,7 +178,9 @@ class Cluster:
 
     def set_clock(self, offset):
         """Set the server's clock off by `offset`, such as -2d."""
-        (self.home / "clock").write_text(offset + "\n")
+        new = self.home / "clock.new"  # (a process that reads half a file ends)
+        new.write_text(offset + "\n")
+        new.rename(self.home / "clock")
 
     def fill(self):
         """Fill the small disk up to its last byte; gives the path whose removal frees it."""
