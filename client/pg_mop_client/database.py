@@ -122,7 +122,8 @@ def find_extension(connection, schema=None):
         "SELECT n.nspname, e.extversion, current_database() AS database, current_user AS role, "
         "has_schema_privilege(n.oid, 'USAGE') AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_proc p WHERE p.pronamespace "
         "= n.oid AND p.proname = 'mop_functions' AND NOT has_function_privilege(p.oid, 'EXECUTE')) AS usable, "
-        "(SELECT pg_has_role(o.oid, 'MEMBER') FROM pg_roles o WHERE o.rolname = 'mop_user') AS member "
+        "(SELECT pg_has_role(o.oid, 'MEMBER') FROM pg_roles o WHERE o.rolname = 'mop_user') AS member, "
+        "current_setting('server_version_num')::integer >= 160000 AS inherits_by_grant "
         "FROM (SELECT 1) AS one "
         "LEFT JOIN pg_catalog.pg_extension e ON e.extname = 'pg_mop' "
         "LEFT JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace")).one()
@@ -133,9 +134,11 @@ def find_extension(connection, schema=None):
         raise ClientError(f'pg_mop is in schema "{found.nspname}", not in "{schema}"',
                           hint=f"schema={found.nspname!r}, or none at all: it is found.")
     if not found.usable:
-        raise ClientError(f'role "{found.role}" may not use pg_mop', hint=f"GRANT mop_user TO {quote(found.role)};"
-                          if not found.member else f"It is a member of mop_user, and does not inherit its rights: "
-                                                   f"ALTER ROLE {quote(found.role)} INHERIT;")
+        granted = f"GRANT mop_user TO {quote(found.role)}"
+        inherit = f"{granted} WITH INHERIT TRUE;" if found.inherits_by_grant else (
+            f"ALTER ROLE {quote(found.role)} INHERIT;")
+        raise ClientError(f'role "{found.role}" may not use pg_mop', hint=f"{granted};" if not found.member else
+                          f"It is a member of mop_user, and does not inherit its rights: {inherit}")
     version = tuple(map(int, found.extversion.split(".")[:2]))
     if version < OLDEST:
         raise ClientError(f"the server has pg_mop {found.extversion}, and this client needs "
