@@ -21,7 +21,7 @@ fi
 # --- the system ---------------------------------------------------------------------------------
 mirror=${MIRROR:-$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2> /dev/null \
     | sed -nE 's,^(URIs:|deb( \[[^]]*\])?) *(https?://[^ ]*/debian)/?( .*)?$,\3,p' | head -n 1)}
-mirror=${mirror:-}
+[ -n "$mirror" ] || cannot 'no mirror of Debian is known here (MIRROR=...)'
 if ! [ -e "$root/made" ]; then
     # a suite that is newer than debootstrap is made as others are
     case $mirror in
