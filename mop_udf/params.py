@@ -574,11 +574,11 @@ def _literal(key, text, kinds):
 def _metrics(text):
     """A list of names, or one name alone."""
     if text is not None and re.fullmatch(r"(?!None$)[A-Za-z]\w*", text):
-        return [_metric(text)]
+        return [metric_name(text)]
     metrics = _literal("metrics", text, (list, tuple, str)) if text is not None else None
     if isinstance(metrics, str):  # as in metrics=('accuracy')
         metrics = [metrics]
-    return list(dict.fromkeys(_metric(name) for name in metrics or ()))
+    return list(dict.fromkeys(metric_name(name) for name in metrics or ()))
 
 
 def _weighted_metrics(text):
@@ -587,13 +587,13 @@ def _weighted_metrics(text):
     if names is None:
         return None
     for name in names:
-        _metric(name)
+        metric_name(name)
         if not is_builtin_metric(name):
             raise ParameterError(f"weighted metric {_short(name)} is none of Keras' own")
-    return [_metric(name) for name in names]
+    return [metric_name(name) for name in names]
 
 
-def _metric(name):
+def metric_name(name):
     """Keras' spelling of a metric's name, or `name` itself where it is not Keras'."""
     if not isinstance(name, str):
         raise ParameterError(f"metric {_short(name)} is not a name")

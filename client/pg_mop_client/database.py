@@ -56,7 +56,7 @@ def _parameters(where):
     """
     text_, problem = where.strip(), None
     driver = re.match(r"postgres(?:ql)?\+psycopg2?(?=://)", text_)
-    scheme = re.match(r"[A-Za-z][\w+.:-]*(?=://)", text_)
+    scheme = re.match(r"(?:jdbc:)?[A-Za-z][\w+.-]*(?=://)", text_)
     text_ = f"postgresql{text_[driver.end():]}" if driver else text_
     is_uri = text_.startswith(("postgresql://", "postgres://"))
     if scheme and not is_uri:

@@ -91,6 +91,13 @@ def test_every_function_takes_numbers_of_every_type(db, data, kind):
     db.run("SET search_path = public, madlib")
 
 
+@pytest.mark.parametrize("given,rows", [("'2'", 2), ("'1'", 1), ("'0.999'", 0), ("'0'", 3), ("'2'::text", 2)])
+def test_a_number_without_a_type_chooses_classes_as_a_number_does(db, data, given, rows):
+    db.run("DROP TABLE IF EXISTS untyped")
+    db.run(f"SELECT madlib.madlib_keras_predict('models', 'flowers', 'id', 'x', 'untyped', {given}, FALSE, 1)")
+    assert db.value("SELECT count(*) FROM untyped") == rows * db.value("SELECT count(*) FROM flowers")
+
+
 def test_all_functions_with_numbers_are_tried(db):
     """Those for users, as the server lists them; others take numbers of our own calls alone."""
     taking = {row["name"] for row in db.run(

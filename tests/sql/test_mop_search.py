@@ -313,6 +313,36 @@ def test_what_an_earlier_run_has_trained_changes_no_search(db, data, fit_params)
     db.run("RESET pg_mop.reuse; RESET pg_mop.kernel; RESET pg_mop.seed")
 
 
+@pytest.mark.parametrize("procedure,parameters,stop", [
+    ("median-stopping", "iterations=5, trials=5, grace=1, others=2, parallel=1", "{'patience': 1, 'min_delta': 0.1}"),
+    ("successive-halving", "iterations=4, reduction=2, trials=8", "{'metric': 'accuracy', 'target': 0.6}"),
+    ("hyperband", "iterations=4, reduction=2", "{'metric': 'accuracy', 'target': 0.6}")])
+def test_a_trial_that_its_own_rule_stops_ends_there_whoever_has_trained_it(db, data, procedure, parameters, stop):
+    """And nobody who goes on depends on when its result came: of one segment, each trial's losses are the same."""
+    make_data(db, "alone", segments=1)
+    space = GRID.replace("[0.01, 0.05, MultiStep(0.05, [1], 0.1)]",
+                         "[0.001, 0.004, 0.008, 0.02, 0.03, 0.05, 0.08, 0.1]")
+    ruled = space[:-1] + f", 'stop': [{stop}]}}"
+    db.run("SET pg_mop.kernel = plain; SELECT madlib.mop_drop_checkpoints()")
+
+    def found(output, space, reuse, seed):
+        db.run(f"DROP TABLE IF EXISTS {output}, {output}_info, {output}_summary, {output}_trials; "
+               f"SET pg_mop.reuse = {reuse}; SET pg_mop.sharing = {reuse}; SET pg_mop.seed = {seed}")
+        db.run("SELECT madlib.mop_search('alone_packed', %s, 'arch', %s, %s, %s, metric => 'loss', random_state => %s)",
+               [output, space, procedure, parameters, seed])
+        # (of iterations that trials share, one has the metrics that another has asked for)
+        return db.run(f"SELECT mst_key, status, iterations, reason, metric_final FROM {output}_trials ORDER BY 1")
+
+    stopped = 0
+    for seed in (2, 4, 5):
+        alone = found("undisturbed", ruled, "off", seed)
+        found("earlier", space, "on", seed)
+        assert found("later", ruled, "on", seed) == alone
+        stopped += sum("target" in (row["reason"] or "") or "patience" in (row["reason"] or "") for row in alone)
+    assert stopped, "some stop by their own rule"
+    db.run("RESET pg_mop.reuse; RESET pg_mop.sharing; RESET pg_mop.kernel; RESET pg_mop.seed")
+
+
 def test_a_search_of_sequences_needs_no_state_that_is_gone(db, data):
     rates = "'lr': [0.01, [0.01, 0.01, 0.005], [0.01, 0.01, 0.01, 0.005], [0.01, 0.02]]"
     db.run("SET pg_mop.reuse = off")

@@ -73,3 +73,22 @@ def test_averaged_models_have_no_rules(db, data):
     error = db.error("SELECT madlib.madlib_keras_fit('flowers_packed', 'one', 'arch', 1, %s, %s, 2)",
                      [ADAM.format(0.05), "stop={'patience': 1}"])
     assert "not for averaged ones" in str(error)
+
+
+@pytest.mark.parametrize("reuse", ["on", "off"])
+def test_each_configuration_keeps_its_own_best_state_of_iterations_that_they_share(db, data, reuse):
+    """By the loss the best is another iteration than by the accuracy: what one gives up the other keeps."""
+    db.run(f"SET pg_mop.reuse = {reuse}")
+    for seed in range(3):
+        db.run(f"SET pg_mop.seed = {seed}")
+        keeps = "batch_size=8, keep='best', stop={{'metric': '{}', 'patience': 99}}"
+        selection(db, "mst", "arch", [(1, ADAM.format(rate), keeps.format(metric)) for rate in (0.2, 0.5)
+                                      for metric in ("loss", "accuracy", "loss min")])
+        fit(db, "flowers_packed", "models", "mst", iterations=6, frequency=1)
+        for row in db.run("SELECT * FROM models_info"):
+            by_loss = "accuracy" not in row["fit_params"]
+            values = row["training_loss"] if by_loss else row["training_metrics"]
+            best = min(values) if by_loss else max(values)
+            assert row["iteration"] == 1 + values.index(best), row["fit_params"]
+            assert (row["training_loss_final"] if by_loss else row["training_metrics_final"]) == best
+    db.run("RESET pg_mop.reuse; RESET pg_mop.seed")

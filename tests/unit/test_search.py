@@ -691,3 +691,25 @@ def test_without_optuna_the_error_says_how_to_install_it(monkeypatch):
     with pytest.raises(SearchError, match="the sampler 'tpe' needs the Python package optuna") as error:
         create("tpe", space(), 1)
     assert "pip install" in error.value.hint
+
+
+@pytest.mark.parametrize("name", ["successive-halving", "hyperband", "population"])
+def test_who_stops_by_a_rule_of_his_own_takes_no_place_whenever_that_is_told(name):
+    """The best of each first rung, or generation, does so: the others go on as in any other order."""
+    parameters = {"population": {"population": 4, "iterations": 4, "interval": 1, "fraction": 0.5}}.get(
+        name, {"iterations": 4, "reduction": 2})
+    results = []
+    for order in range(6):
+        procedure = create(name, flat(40), 3, "min", parameters)
+        went_on, ended = set(), set()
+        while running := [p for p in procedure.ask() if p.trial not in ended]:
+            first = [p for p in running if procedure.trials[p.trial].at == 0]
+            went_on |= {p.trial for p in running} - {p.trial for p in first}
+            told = sorted(running, key=lambda p: (p.trial * 7 + order * 5) % 11)
+            for proposal in told:
+                stops = proposal.trial in (1, 2) and proposal in first
+                procedure.tell(proposal.trial, proposal.budget, float(proposal.trial), stops and "its own rule" or None)
+                ended |= {proposal.trial} if stops else set()
+        assert not went_on & {1, 2} and procedure.best[0] == 1 and procedure.why[1] == "its own rule"
+        results.append((went_on, procedure.best))
+    assert all(result == results[0] for result in results)

@@ -187,9 +187,11 @@ class Automl(Search):
         db = self.db
         db.execute(f"CREATE TABLE {selection} (mst_key integer, model_id integer, compile_params varchar, "
                    f"fit_params varchar)")
+        db.identify_by_all(selection)
         db.execute(f"INSERT INTO {selection} SELECT mst_key, model_id, compile_params, fit_params FROM {info} "
                    f"WHERE error IS NULL ORDER BY {self.dataset}_loss_final, mst_key LIMIT 1")
         db.execute(f"CREATE TABLE {summary} (model_arch_table varchar, object_table varchar)")
+        db.identify_by_all(summary)
         db.execute(f"INSERT INTO {summary} VALUES ($1, $2)", ["text", "text"],
                    [a["model_arch_table"], self.object_table])
 
@@ -229,5 +231,6 @@ def hyperband_schedule(db, schedule_table, r, eta, skip_last):
     check_hyperband(r, eta, skip_last)
     table = db.output_table(schedule_table)
     db.execute(f"CREATE TABLE {table} (s integer, i integer, n_i integer, r_i integer, UNIQUE (s, i))")
+    db.identify_by_all(table)
     for row in hyperband.schedule(r, eta, skip_last, True):
         db.execute(f"INSERT INTO {table} VALUES ($1, $2, $3, $4)", ["integer"] * 4, list(row))

@@ -77,7 +77,7 @@ class Checks:
 
     @functools.cached_property
     def _class_weights(self):
-        return ClassWeights(self.source, self.engine)
+        return ClassWeights(self.db, self.source, self.engine)
 
     def _read_rule(self, c):
         """Note in `c["rule"]` by which metric a configuration stops, or which of its states is the best: (name,

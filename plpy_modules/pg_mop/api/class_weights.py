@@ -3,6 +3,7 @@
 import functools
 
 from mop_udf.params import ParameterError
+from pg_mop.database import quote_identifier
 
 SHOWN = 8  # classes in an error
 
@@ -11,45 +12,60 @@ class ClassWeights:
     """The classes of a packed table's output. Called with a configuration's class weights, as params.parse_fit_params
     gives them, it returns {class number: weight}; it raises ParameterError where they name what is no class."""
 
-    def __init__(self, packed, engine):
-        self.packed, self.engine = packed, engine
+    def __init__(self, db, packed, engine):
+        self.db, self.packed, self.engine = db, packed, engine
 
     def __call__(self, weights):
         if len(self.packed.outputs) > 1:  # refused where the architecture is looked at
             return weights if isinstance(weights, dict) else {}
         if weights == "balanced":
             return dict(self._balanced)
+        self._check_numbers([key for key in weights if isinstance(key, int) and not isinstance(key, bool)])
         numbers = {}
         for key, weight in weights.items():
             number = self._number(key)
             if number in numbers:
                 raise ParameterError(f"class_weight gives class {number} two weights")
             numbers[number] = weight
-        if len(numbers) == self._width > 1 and not any(numbers.values()):
+        if len(numbers) == max(2, self._width) and not any(numbers.values()):
             raise ParameterError("class_weight gives all classes the weight 0")
         return dict(sorted(numbers.items()))
 
     @functools.cached_property
     def _labels(self):
-        """The class values in the order of the classes; None where there are none."""
-        values = self.packed.class_values()[self.packed.outputs[0]]
-        return None if values is None else [_text(value) for value in values]
+        """The class values in the order of the classes, as PostgreSQL writes them; None where there are none. A single
+        number has the classes 0 and 1."""
+        name = self.packed.outputs[0]
+        if self.packed.class_values()[name] is not None:
+            return self.db.value(f"SELECT {quote_identifier(name + '_class_values')}::text[] "
+                                 f"FROM {self.packed.summary_table}")
+        return ["0", "1"] if self._width == 1 else None
 
     @functools.cached_property
     def _width(self):
         return self.engine.shapes(self.packed)[self.packed.outputs[0]][0]
 
+    def _check_numbers(self, keys):
+        """Raise ParameterError where a number is no class; or where all of them are labels, too, of other classes: then
+        nobody knows which is meant."""
+        labels, classes = self._labels or [], max(2, self._width)
+        for key in keys:
+            if key >= classes:
+                raise ParameterError(
+                    f"class_weight names class {key}, but \"{self.packed.text}\" has the classes 0 to {classes - 1}"
+                    + (f"; for the label {key}, write {{'{key}': ...}}" if str(key) in labels else ""))
+        others = [key for key in keys if str(key) in labels and labels.index(str(key)) != key]
+        if others and all(str(key) in labels for key in keys):
+            key = others[0]
+            raise ParameterError(
+                f"class_weight names {key}, which is the number of the class {labels[key]!r}, and the label of "
+                f"another: write {{'{key}': ...}} for the label, or {{{labels[key]!r}: ...}}")
+
     def _number(self, key):
         """The number of the class that a key names."""
         if isinstance(key, int) and not isinstance(key, bool):
-            # (of a single output, numbers are their own classes)
-            if key < self._width or self._width == 1:
-                return key
-            labelled = self._labels and str(key) in self._labels
-            raise ParameterError(
-                f"class_weight names class {key}, but \"{self.packed.text}\" has the classes 0 to {self._width - 1}"
-                + (f"; for the label {key}, write {{'{key}': ...}}" if labelled else ""))
-        text = _text(key)
+            return key
+        text = ("true" if key else "false") if isinstance(key, bool) else key
         if self._labels is None:
             raise ParameterError(f"class_weight names the label {text!r}, but the classes of \"{self.packed.text}\" "
                                  f"have numbers alone")
@@ -62,16 +78,9 @@ class ClassWeights:
     @functools.cached_property
     def _balanced(self):
         """Weights in inverse proportion to how many rows a class has, 1 on the mean of all rows."""
-        if self._width == 1 or self.packed.regression:
+        counts = None if self._width > 1 and self.packed.regression else self.engine.class_counts(self.packed)
+        if counts is None:
             raise ParameterError(f"class_weight='balanced' needs classes, but the output of \"{self.packed.text}\" is "
                                  f"numbers")
-        counts = self.engine.class_counts(self.packed)
         present = [count for count in counts if count]
         return {number: sum(present) / (len(present) * count) for number, count in enumerate(counts) if count}
-
-
-def _text(value):
-    """A class value as text; None for NULL."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return None if value is None else str(value)

@@ -47,6 +47,7 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
         report = alone(db, session, packed, model, wanted, use_gpus)
     db.execute(f"CREATE TABLE {output} (loss float8, metric float8, metrics_type text[], loss_type text, "
                f"all_metrics jsonb)")
+    db.identify_by_all(output)
     db.execute(f"INSERT INTO {output} VALUES ($1, $2, $3, $4, $5::jsonb)",
                ["float8", "float8", "text[]", "text", "text"], [
                    report["loss"], report["metric"], model.compile["metrics"] or None, model.compile["loss"],

@@ -52,6 +52,7 @@ def train(db, arguments, earlier=None):
         weights = state.weights_to_bytes(training.weights())
         c = training.configurations[0]
         db.execute(f"CREATE TABLE {table} (model_weights bytea, model_arch json)")
+        db.identify_by_all(table)
         db.execute(f"ALTER TABLE {table} ALTER COLUMN model_weights SET STORAGE EXTERNAL")
         insert(db, table, {"model_weights": ("bytea", weights), "model_arch": ("json", c["model_arch"])})
         tell_of_large(db, table, [len(weights)])

@@ -15,6 +15,7 @@ def gpu_configuration(db, output_table, source):
         raise MopError(f"source must be 'tensorflow' or 'nvidia', not {source!r}")
     output = db.output_table(output_table)
     db.execute(f"CREATE TABLE {output} (hostname text, gpu_descr text)")
+    db.identify_by_all(output)
     told = greenplum.gpus(db, source) if db.has_segments else {"localhost": descriptions(source)}
     for host, lines in told.items():
         db.execute(f"INSERT INTO {output} SELECT $1, unnest($2)", ["text", "text[]"], [host, lines])

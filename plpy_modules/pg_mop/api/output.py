@@ -56,6 +56,7 @@ def write_summary(db, source, table, values, after=()):
     selected = [typed(values), class_columns(source), *([typed(after)] if after else [])]
     # CREATE TABLE AS takes no parameters
     db.execute(f"CREATE TABLE {table} AS SELECT {', '.join(selected)} FROM {source.summary_table} AS s LIMIT 1")
+    db.identify_by_all(table)
 
 
 def write_models_summary(training, table, a, own, after=(), ended="timestamp"):

@@ -93,6 +93,7 @@ class Output:
         self.db, self.table, self.unknown = db, table, 0
         db.execute(f"CREATE TABLE {table} ({quote_identifier(test.identifier)} {test.id_type}, class_name text, "
                    f"class_value text, prob float8{', rank integer' if choice.rank else ''})")
+        db.identify_by_all(table)
         names = ["class_name", "class_value", "prob", *(["rank"] if choice.rank else [])]
         self.insert = f"INSERT INTO {table} SELECT (p.id)::{test.id_type}, {', '.join(f'p.{n}' for n in names)} FROM "
         self.insert_arrays = None

@@ -90,13 +90,19 @@ class Engine(ABC):
         return packed.shapes_of(row)
 
     def class_counts(self, packed):
-        """How many rows of a packed table with one output have each class, in the order of the classes."""
+        """How many rows of a packed table with one output have each class, in the order of the classes; of a single
+        number, how many are 0 and 1, or None where some are neither."""
         from pg_mop.arrays import np
         width, column = self.shapes(packed)[packed.outputs[0]][0], quote_identifier(packed.outputs[0])
-        counts = np.zeros(width, "i8")
+        counts = np.zeros(max(2, width), "i8")
         for segment in self.segments(packed):
-            for labels in self._buffers(packed, segment, column):
-                counts += np.frombuffer(labels, packed.dtypes()[-1]).reshape(-1, width).sum(0, "i8")
+            for data in self._buffers(packed, segment, column):
+                labels = np.frombuffer(data, packed.dtypes()[-1]).reshape(-1, width)
+                if width == 1:
+                    if not np.isin(labels, (0, 1)).all():
+                        return None
+                    labels = np.concatenate([labels == 0, labels == 1], axis=1)
+                counts += labels.sum(0, dtype="i8")
         return counts.tolist()
 
     def _buffers(self, packed, segment, column):

@@ -65,7 +65,7 @@ class Executor:
         self.reading = Counter()  # stage -> units at work that begin with its state
         self.groups = Groups(board, scheduler, lambda number: (
             orders.sharing.key(plan.stages[number]), plan.stages[number].parameters[1]), self.states.bytes)
-        self.pinned = set()     # stages whose states are kept whatever becomes of them
+        self.pinned = Counter()  # stage -> configurations for which its state is kept whatever becomes of it
         self._wait_for(plan.stages.values())
         self.coming = {}        # place -> the stage whose state its session reads ahead
         self.failed = {}        # mst_key -> message
@@ -176,10 +176,11 @@ class Executor:
         return gone
 
     def pin(self, stage, instead=None):
-        """Keep a stage's state to the end, `instead` of another's (numbers)."""
-        self.pinned.add(stage)
+        """Keep a stage's state to the end for a configuration, `instead` of the one that was kept for it (numbers).
+        Others may keep that one still."""
+        self.pinned[stage] += 1
         if instead is not None:
-            self.pinned.discard(instead)
+            self.pinned[instead] -= 1
             self._release([self.plan.stages[instead]])
 
     def _wait_for(self, stages):
@@ -215,7 +216,7 @@ class Executor:
 
     def _is_read(self, stage, but_for=None):
         """True where the stage's state will be read, not only by its child `but_for`."""
-        return (not stage.ended or stage.ends or stage.number in self.pinned
+        return (not stage.ended or stage.ends or self.pinned[stage.number]
                 or bool(self.waiting.get(stage.number, set()) - {but_for}))
 
     def _is_unneeded(self, stage, but_for=None):
@@ -513,7 +514,7 @@ class Executor:
         if len(self.servers) == 1:
             return
         self._bring_home([stage for stage in self.plan.stages.values()
-                          if stage.trained and (stage.ends or stage.number in self.pinned)])
+                          if stage.trained and (stage.ends or self.pinned[stage.number])])
 
     def _bring_home(self, stages):
         """Carry the states of stages to this server that are elsewhere."""

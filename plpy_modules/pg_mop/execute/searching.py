@@ -4,7 +4,7 @@ import time
 
 from pg_mop.database import MopError
 from pg_mop.execute.steering import Steering
-from pg_mop.search.base import FAILED, STOPPED
+from pg_mop.search.base import FAILED, PAUSED, RUNNING, STOPPED
 
 
 class Searching(Steering):
@@ -35,6 +35,11 @@ class Searching(Steering):
         if self.over:
             self._end_all()  # perhaps the coordinator before had no time for that
         self.watch()
+        # perhaps the coordinator before had no time to end what the procedure had stopped
+        ended = self.training.earlier.stopped if self.training.earlier is not None else ()
+        for key, trial in self.procedure.trials.items():
+            if trial.state == STOPPED and key not in ended and executor.plan.path(key):
+                self.withdraw(key, self.procedure.why.get(key), self._end_of(key))
         self._go_on()
 
     def _replay(self):
@@ -98,8 +103,17 @@ class Searching(Steering):
             if trial.state == "running" and self.executor.plan.path(key):
                 self.withdraw(key, "the time was up")
 
+    def judge(self, mst_key, until=None):
+        trial = self.procedure.trials.get(mst_key)
+        if trial is not None and trial.state in (STOPPED, FAILED) and mst_key not in self.stopped:
+            # it is about to end with what the procedure has heard
+            heard = self.heard.get(mst_key, 0)
+            until = heard if until is None else min(until, heard)
+        return super().judge(mst_key, until)
+
     def stop(self, mst_key, reason, at=None):
-        if mst_key in self.procedure.trials:
+        trial = self.procedure.trials.get(mst_key)
+        if trial is not None and trial.state in (RUNNING, PAUSED):
             self.halts[mst_key] = at
             self.procedure.stop(mst_key, reason)
             self._note(["stop", mst_key, reason])
@@ -175,20 +189,26 @@ class Searching(Steering):
         for stage in self.executor.plan.path(key)[self.heard.get(key, 0):]:
             if not stage.ended:
                 return
+            # its own rule first: who stops by that takes no place among those that go on
+            verdict = self.judge(key, stage.iteration) if key in self.watches else None
             if stage.iteration in wanted:
-                self._tell(key, stage.iteration, self.row(stage, self.training.dataset))
-                if key in self.watches:
-                    self.look(key, stage.iteration)
-                if trial.state in (STOPPED, FAILED):
-                    return
+                self._tell(key, stage.iteration, self.row(stage, self.training.dataset), verdict and verdict[0])
+            if verdict is not None:
+                if trial.state == STOPPED:
+                    self.halts[key] = verdict[1]
+                self.stop(key, *verdict)
+            if trial.state in (STOPPED, FAILED):
+                return
 
-    def _tell(self, key, iteration=None, row=None):
-        """Tell the procedure of a trial's metrics after an iteration, or that it has failed."""
+    def _tell(self, key, iteration=None, row=None, ends=None):
+        """Tell the procedure of a trial's metrics after an iteration, or that it has failed; `ends`: why it goes no
+        further, by a rule of its own."""
         value = None if row is None else self.training.value(row)
-        self._note(["tell", key, iteration, value])
+        ends = [ends] if ends else []
+        self._note(["tell", key, iteration, value, *ends])
         self.heard[key] = iteration or self.heard.get(key, 0)
         best = self.procedure.best
-        self.procedure.tell(key, iteration, value)
+        self.procedure.tell(key, iteration, value, *ends)
         if self.procedure.best != best:
             self.training.tell_best(key, row, len(self.procedure.trials))
 

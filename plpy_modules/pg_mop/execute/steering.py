@@ -46,16 +46,21 @@ class Steering:
             _, _, goal = c["rule"]
             self.watches[c["mst_key"]] = Watch(goal, c["fit"]["stop"])
 
-    def look(self, mst_key, until=None):
-        """Tell a configuration's watch what is known of its stages by now, or of those `until` an iteration; stop it
-        where the watch says so."""
+    def look(self, mst_key):
+        """Tell a configuration's watch what is known of its stages by now; stop it where the watch says so."""
+        if (verdict := self.judge(mst_key)) is not None:
+            self.stop(mst_key, *verdict)
+
+    def judge(self, mst_key, until=None):
+        """Tell a configuration's watch what is known of its stages by now, or of those `until` an iteration: (why it
+        stops, after which iteration), or None."""
         watch, executor = self.watches[mst_key], self.executor
         c = self.training.by_key[mst_key]
         metric, dataset, _ = c["rule"]
         path = executor.plan.path(mst_key)
         for stage in path[self.seen.get(mst_key, 0):until]:
             if not stage.ended:
-                return
+                return None
             self.seen[mst_key] = stage.iteration
             row = self.row(stage, dataset) if stage.evaluated else None
             if row is None:
@@ -65,8 +70,8 @@ class Steering:
                 executor.pin(stage.number, self.kept.get(mst_key))
                 self.kept[mst_key] = stage.number
             if reason is not None and mst_key not in self.stopped:
-                self.stop(mst_key, reason, stage.iteration)
-                return
+                return reason, stage.iteration
+        return None
 
     def row(self, stage, dataset):
         """The metrics of a stage that has been evaluated; None: not on this dataset."""

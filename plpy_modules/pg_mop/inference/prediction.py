@@ -1,11 +1,14 @@
 """Predictions for raw rows, chunk by chunk: in the caller's session, or in a worker session for a partition (a
 :class:`Reader` gets the rows), or where rows are handed in one by one (at_segments.py)."""
 
+import re
+
 from pg_mop.arrays import np
 from pg_mop.database import MopError, quote_identifier, quote_literal
 from pg_mop.packing import unfit
 from pg_mop.packing.buffers import decode
 
+NUMBER = re.compile(r"\s*[0-9]+(\.[0-9]*)?\s*")
 CHUNK_BYTES = 16 << 20
 PIECE_BYTES = 2 << 20
 ROW_BYTES = 300  # of a prediction on its way into the table: Python objects, then an array of SQL
@@ -86,6 +89,8 @@ class Choice:
     def __init__(self, pred_type):
         self.pred_type = pred_type = "prob" if pred_type is None else pred_type
         self.most = self.above = None
+        if isinstance(pred_type, str) and NUMBER.fullmatch(pred_type):
+            pred_type = float(pred_type)  # (as drivers give it that send no types)
         if isinstance(pred_type, str):
             if pred_type not in ("prob", "response"):
                 raise MopError(f"pred_type must be 'prob', 'response', an integer or a double precision number, "

@@ -167,6 +167,7 @@ def _kept(db, schema, run, arguments, found):
         if fit["keep"] == "best":
             stop = fit["stop"] or {"metric": arguments.get("metric") or "loss", "mode": None}
             name, dataset, direction = parts(stop["metric"])
+            name = name if name == "loss" else params.metric_name(name)
             rules[key] = (name, dataset or ("validation" if run["validation_table"] is not None else "training"))
             watches[key] = Watch(stop["mode"] or direction or goal(name) or "min")
     for row in db.execute(

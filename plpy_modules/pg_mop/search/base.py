@@ -139,8 +139,9 @@ class Procedure(ABC):
         return [self._given(p) for p in proposals
                 if self.trials[p.trial].state == RUNNING and self.trials[p.trial].budget == p.budget]
 
-    def tell(self, trial, iteration, value):
-        """The metric of a trial after an iteration; None or NaN: it has failed, and will not go on.
+    def tell(self, trial, iteration, value, ends=None):
+        """The metric of a trial after an iteration; None or NaN: it has failed, and will not go on. `ends`: why the
+        trial goes no further by a rule of its own, where it does not.
 
         What is known already, or comes after the trial's end, is left aside. Raises SearchError for an unknown trial.
         """
@@ -162,7 +163,9 @@ class Procedure(ABC):
         if not known.outside:
             self._told(known)
         if iteration == known.budget and known.state == RUNNING:
-            known.state = ENDED if known.outside or iteration >= self.most else PAUSED
+            known.state = ENDED if known.outside or iteration >= self.most else STOPPED if ends else PAUSED
+            if known.state == STOPPED:
+                self.why[known.number] = self._stopped[known.number] = ends
             if known.outside:
                 self._outside -= 1
             else:
@@ -246,7 +249,8 @@ class Procedure(ABC):
 
     @abstractmethod
     def _reached(self, trial):
-        """The trial has trained to its budget, and waits."""
+        """The trial has trained to its budget, and waits; or its state is STOPPED: it goes no further by a rule of its
+        own."""
 
     @abstractmethod
     def _lost(self, trial):

@@ -6,7 +6,7 @@ from random import Random
 
 from mop_udf.params import SCALARS
 from pg_mop.search import sources
-from pg_mop.search.base import FAILED, MOST_ITERATIONS, PAUSED, Procedure, SearchError, choice, number, whole
+from pg_mop.search.base import FAILED, MOST_ITERATIONS, PAUSED, STOPPED, Procedure, SearchError, choice, number, whole
 from pg_mop.search.rungs import ordinal
 from pg_mop.search.space import CHANGEABLE
 
@@ -79,6 +79,9 @@ class Population(Procedure):
         self._propose(trial, self.steps[step])
 
     def _reached(self, trial):
+        if trial.state == STOPPED:  # nobody goes on from it
+            self._lost(trial)
+            return
         step = trial.data.step
         generation = self.generations[step]
         generation.pending -= 1
