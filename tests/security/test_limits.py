@@ -147,15 +147,16 @@ def batches_of(count, *layers):
     lambda s, rows=100: layer("RNN", name="n", stateful=s["stateful"], cell=layer("StackedRNNCells", name="c", cells=[
         layer("LSTMCell", name="l", units=s["units"]), layer("SimpleRNNCell", name="m", units=4)])),
     lambda s, rows=100: json.loads(batches_of(rows, layer("SimpleRNN", **s)))])
-def test_a_layer_that_keeps_its_state_is_sized_like_every_other(wrapped, value):
-    """Its own variables, those of the layers after it, and the state itself."""
+def test_a_layer_that_keeps_its_state_is_refused_whatever_says_that_it_does(wrapped, value):
+    """One that does not is sized as every other, whatever number of rows it was made for."""
     from mop_udf import models, sizes
-    models.build(models.normalise(batches_of(100, wrapped(stateful(value, 3)))), 1)
+    with pytest.raises(models.ConfigurationError, match="is stateful"):
+        models.normalise(batches_of(100, wrapped(stateful(value, 3))))
+    models.build(models.normalise(batches_of(100, wrapped(stateful(False, 3)))), 1)
     sizes.limit_mb = 10
     try:
-        for text in (batches_of(100, wrapped(stateful(value, 5000))),
-                     batches_of(100, wrapped(stateful(value, 3)), layer("Dense", name="d", units=10**7)),
-                     batches_of(10**7, wrapped(stateful(value, 3), 10**7))):
+        for text in (batches_of(100, wrapped(stateful(False, 5000))),
+                     batches_of(100, wrapped(stateful(False, 3)), layer("Dense", name="d", units=10**7))):
             with pytest.raises(models.ConfigurationError, match="more than pg_mop.max_model_mb allows"):
                 models.build(models.normalise(text), 1)
     finally:

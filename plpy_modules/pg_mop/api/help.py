@@ -175,7 +175,7 @@ SELECT * FROM gpus;
 # what is done with runs, and has no help of its own: README's table says the same
 OF_RUNS = {
     "mop_resume": "Goes on with a run that was cancelled, failed or rolled back.",
-    "mop_replay": "Trains again as a finished run did, in its visit order, into new tables.",
+    "mop_replay": "Trains again as a finished run did, in its visit order, into new tables (not of searches).",
     "mop_report": "Gives a report of a run, one HTML file, or as 'json' its data; of all configurations, or of some.",
     "mop_submit": "Runs SQL in a session of its own that needs no client, and gives the number of the job at once.",
     "mop_cancel": "Cancels a job.",
