@@ -42,7 +42,7 @@ def main(arguments=None):
 
 
 class _Parser(argparse.ArgumentParser):
-    """One that never writes what may be a connection's parameters, which an argument becomes that is not in quotes."""
+    """A parser whose errors never show a password: a shell splits unquoted connection parameters into arguments."""
 
     def error(self, message):
         if re.search(r"=|://", message):

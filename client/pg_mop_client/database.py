@@ -20,8 +20,8 @@ OLDEST = (0, 4)  # version of the extension that has what the client asks for
 def make_engine(where=""):
     """An SQLAlchemy engine for a URI or libpq's parameters ('': as the environment says); an engine stays as it is.
 
-    Its connections commit each statement. Raises ClientError for an engine of another driver than psycopg2, or of fewer
-    connections than are needed, and for parameters that cannot be read, of which it says nothing.
+    Its connections commit each statement. Raises ClientError for an engine of another driver than psycopg2, for a
+    pool of too few connections, and for parameters that cannot be read; this last error does not show the parameters.
     """
     if isinstance(where, sqlalchemy.Engine):
         if where.driver != "psycopg2":
@@ -71,7 +71,7 @@ def _parameters(where):
                        "postgresql://role:password@host/database, where / ? # @ : % of the password are written as "
                        "urllib.parse.quote(password, safe='') gives them; or host=... dbname=... password='...'"
                        if is_uri else "host=... dbname=... password='...', or postgresql://role@host/database")
-    if problem:  # (outside of the except: not even __context__ has what libpq said)
+    if problem:  # (raised outside the except: libpq's message would be its __context__)
         raise ClientError(problem[0], hint=problem[1])
     return {**parameters, "application_name": "pg_mop_client"}
 

@@ -17,7 +17,7 @@ from pg_mop_client.reading import ARRAYS, few
 
 # what is in a column of Python's objects that are numbers
 LARGEST = float(numpy.finfo("float32").max)  # of SQL's real
-SMALLEST = float(numpy.finfo("float32").smallest_subnormal) / 2  # what is not above it is 0 there, and refused
+SMALLEST = float(numpy.finfo("float32").smallest_subnormal) / 2  # float32 rounds this, and less, to 0: refused
 NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal", "boolean")
 
 
@@ -211,7 +211,7 @@ class _Rows:
             raise ClientError(f"column {self.columns[0]!r} has masked values in {where}", hint="x.filled(...)")
         try:
             array = _nested(value)
-            if array.dtype.kind in "cmM":  # (of which numpy would make other numbers)
+            if array.dtype.kind in "cmM":  # (numpy would turn these into other numbers)
                 raise TypeError
             return array if array.dtype.kind in "iuf" else array.astype("float64")
         except (TypeError, ValueError):
