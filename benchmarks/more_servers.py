@@ -28,20 +28,26 @@ def hours(servers, configurations, transport, whole=PASS):
 
 
 def main():
-    print("| servers | configurations | no transport | 10 Gbit/s, through the coordinator | 10 Gbit/s, direct | "
-          "1 Gbit/s, through the coordinator |\n|---|---|---|---|---|---|")
+    print(
+        "| servers | configurations | no transport | 10 Gbit/s, through the coordinator | 10 Gbit/s, direct | "
+        "1 Gbit/s, through the coordinator |\n|---|---|---|---|---|---|"
+    )
     for servers in (8, 32, 128):
         for configurations in (16, 128):
             row = [hours(servers, configurations, None)]
             for network, direct in ((10 * GIGABIT, False), (10 * GIGABIT, True), (GIGABIT, False)):
                 row.append(hours(servers, configurations, Transport(STATE, network, 1e9, direct=direct)))
             print(f"| {servers} | {configurations} | " + " | ".join(f"{h:.1f} h" for h in row) + " |", flush=True)
-    print("\nWhere the coordinator's own 5 ms a unit begin to matter: 128 configurations, states of 1 MB\n\n"
-          "| servers | a unit takes | hours without its work | with it |\n|---|---|---|---|")
+    print(
+        "\nWhere the coordinator's own 5 ms a unit begin to matter: 128 configurations, states of 1 MB\n\n"
+        "| servers | a unit takes | hours without its work | with it |\n|---|---|---|---|"
+    )
     for servers in (8, 32, 128):
         for seconds in (0.1, 1.0):
-            without, with_ = (hours(servers, 128, Transport(1e6, 10 * GIGABIT, 1e9, work, True), seconds * servers)
-                              for work in (0.0, 0.005))
+            without, with_ = (
+                hours(servers, 128, Transport(1e6, 10 * GIGABIT, 1e9, work, True), seconds * servers)
+                for work in (0.0, 0.005)
+            )
             print(f"| {servers} | {seconds} s | {without:.3f} h | {with_:.3f} h |", flush=True)
 
 

@@ -50,11 +50,15 @@ def main():
             for name, where in (("PostgreSQL", db), ("Greenplum", beside.db)):
                 took[name].append(once(where, workload, segments))
                 packing, training = took[name][-1]
-                print(f"# {name}: packing {packing:.2f} s, training {training:.2f} s; load {os.getloadavg()[0]:.1f}",
-                      flush=True)
+                print(
+                    f"# {name}: packing {packing:.2f} s, training {training:.2f} s; load {os.getloadavg()[0]:.1f}",
+                    flush=True,
+                )
         medians = {name: [statistics.median(column) for column in zip(*runs)] for name, runs in took.items()}
-        print(f"\n## {arguments.workload}: {workload.about}; {segments} segments\n\n"
-              "| | PostgreSQL | Greenplum | ratio |\n|---|---|---|---|")
+        print(
+            f"\n## {arguments.workload}: {workload.about}; {segments} segments\n\n"
+            "| | PostgreSQL | Greenplum | ratio |\n|---|---|---|---|"
+        )
         for place, what in enumerate(("packing, s", "training, s")):
             one, other = medians["PostgreSQL"][place], medians["Greenplum"][place]
             print(f"| {what} | {one:.2f} | {other:.2f} | {other / one:.2f} |")

@@ -48,8 +48,10 @@ def seconds(cursor, sql, values=None):
 
 def packing(dsn):
     connection, cursor = session(dsn)
-    cursor.execute("CREATE TABLE wide AS SELECT i AS id, i % 10 AS y, (SELECT array_agg(random()::real) FROM "
-                   "generate_series(1, 100) AS j WHERE i > 0) AS x FROM generate_series(1, 100000) AS i")
+    cursor.execute(
+        "CREATE TABLE wide AS SELECT i AS id, i % 10 AS y, (SELECT array_agg(random()::real) FROM "
+        "generate_series(1, 100) AS j WHERE i > 0) AS x FROM generate_series(1, 100000) AS i"
+    )
     cursor.execute("ANALYZE wide")
     cursor.execute("SELECT madlib.training_preprocessor_dl()")  # PL/Python knows pg_mop's packages from now on
     cursor.execute("""CREATE FUNCTION conversions() RETURNS float8[] LANGUAGE plpython3u AS $$
@@ -78,29 +80,44 @@ $$""")
     connection.close()
     elements, lists, arrays, decoding = (statistics.median(column) for column in zip(*rows))
     mine = statistics.median(whole)
-    return {"training_preprocessor_dl of 100,000 x 100 reals, seconds": mine, "rows a second": 1e5 / mine,
-            "reading and converting element by element, seconds": elements,
-            "reading and converting as pg_mop does, seconds": arrays, "ratio": elements / arrays,
-            "the conversion alone, element by element, seconds": elements - lists,
-            "the conversion alone, as pg_mop does, seconds": decoding,
-            "ratio of the conversions alone": (elements - lists) / decoding}
+    return {
+        "training_preprocessor_dl of 100,000 x 100 reals, seconds": mine,
+        "rows a second": 1e5 / mine,
+        "reading and converting element by element, seconds": elements,
+        "reading and converting as pg_mop does, seconds": arrays,
+        "ratio": elements / arrays,
+        "the conversion alone, element by element, seconds": elements - lists,
+        "the conversion alone, as pg_mop does, seconds": decoding,
+        "ratio of the conversions alone": (elements - lists) / decoding,
+    }
 
 
 def hop(dsn):
     """One model of 100 MB (SGD: its state is its weights) on one segment: no other session writes meanwhile."""
-    workload = Workload("", 100, (500,), 8, ((("dense", 5000, "relu"), ("dense", 4500, "relu"),
-                                              ("dense", 10, "softmax")),), (Configuration(0, "SGD", 0.001, 50, 0.0),))
+    workload = Workload(
+        "",
+        100,
+        (500,),
+        8,
+        ((("dense", 5000, "relu"), ("dense", 4500, "relu"), ("dense", 10, "softmax")),),
+        (Configuration(0, "SGD", 0.001, 50, 0.0),),
+    )
     connection, cursor = session(dsn)
     prepare(cursor, workload, 1)
     cursor.execute("CHECKPOINT")
     run_id = train(cursor, workload.iterations)
-    cursor.execute("SELECT read_seconds, write_seconds FROM madlib.mop_units WHERE run_id = %s AND kind = 'train' "
-                   "ORDER BY iteration", [run_id])
+    cursor.execute(
+        "SELECT read_seconds, write_seconds FROM madlib.mop_units WHERE run_id = %s AND kind = 'train' "
+        "ORDER BY iteration",
+        [run_id],
+    )
     units = cursor.fetchall()[1:]
     cursor.execute("SELECT model_weights FROM models")
     weights = bytes(cursor.fetchone()[0])
-    cursor.execute("CREATE TABLE plain (key integer, data bytea); ALTER TABLE plain ALTER COLUMN data SET STORAGE "
-                   "EXTERNAL; CHECKPOINT")
+    cursor.execute(
+        "CREATE TABLE plain (key integer, data bytea); ALTER TABLE plain ALTER COLUMN data SET STORAGE "
+        "EXTERNAL; CHECKPOINT"
+    )
     header = b"PGCOPY\n\xff\r\n\0" + bytes(8)
     row = header + b"\0\2" + b"\0\0\0\4\0\0\0\1" + len(weights).to_bytes(4, "big") + weights + b"\xff\xff"
     cursor.copy_expert("COPY plain FROM STDIN (FORMAT binary)", io.BytesIO(row))
@@ -116,27 +133,43 @@ def hop(dsn):
         plain.append((read, time.monotonic() - began))
     connection.close()
     median = [[statistics.median(column) for column in zip(*both)] for both in (units, plain)]
-    return {"bytes": len(weights), "hops": len(units), "read, seconds": median[0][0], "write, seconds": median[0][1],
-            "plain SQL: COPY out, seconds": median[1][0], "plain SQL: DELETE and COPY in, seconds": median[1][1],
-            "ratio": sum(median[0]) / sum(median[1])}
+    return {
+        "bytes": len(weights),
+        "hops": len(units),
+        "read, seconds": median[0][0],
+        "write, seconds": median[0][1],
+        "plain SQL: COPY out, seconds": median[1][0],
+        "plain SQL: DELETE and COPY in, seconds": median[1][1],
+        "ratio": sum(median[0]) / sum(median[1]),
+    }
 
 
 def stream(dsn):
     """The same run with the rows in the trainers' caches and with pg_mop.cache_mb = 0, seconds of training units."""
     found = {}
-    for name, rows, width, layers, size in (("dense-small", 20_000, 64, (64, 64), 50),
-                                            ("dense-wide", 20_000, 512, (1024, 1024), 100)):
-        workload = Workload("", rows, (width,), 4, ((*(("dense", w, "relu") for w in layers),
-                                                     ("dense", 10, "softmax")),),
-                            tuple(Configuration(0, "SGD", rate, size) for rate in (0.001, 0.002)))
+    for name, rows, width, layers, size in (
+        ("dense-small", 20_000, 64, (64, 64), 50),
+        ("dense-wide", 20_000, 512, (1024, 1024), 100),
+    ):
+        workload = Workload(
+            "",
+            rows,
+            (width,),
+            4,
+            ((*(("dense", w, "relu") for w in layers), ("dense", 10, "softmax")),),
+            tuple(Configuration(0, "SGD", rate, size) for rate in (0.001, 0.002)),
+        )
         took = {1024: [], 0: []}
         for cache in (1024, 0) * ROUNDS:  # in turn: other work on the machine meets both
             connection, cursor = session(dsn)
             prepare(cursor, workload, 2)
             cursor.execute(f"SET pg_mop.cache_mb = {cache}")
             run_id = train(cursor, workload.iterations)
-            cursor.execute("SELECT extract(epoch FROM finished_at - started_at)::float8 FROM madlib.mop_units WHERE "
-                           "run_id = %s AND kind = 'train' AND iteration > 1", [run_id])
+            cursor.execute(
+                "SELECT extract(epoch FROM finished_at - started_at)::float8 FROM madlib.mop_units WHERE "
+                "run_id = %s AND kind = 'train' AND iteration > 1",
+                [run_id],
+            )
             took[cache] += [row[0] for row in cursor.fetchall()]
             connection.close()
         took = {cache: statistics.median(all_) for cache, all_ in took.items()}
@@ -147,24 +180,38 @@ def stream(dsn):
 
 def unit(dsn):
     """Thousands of units of next to no work, which go together: what lies around them."""
-    workload = Workload("", 40, (4,), 25, ((("dense", 10, "softmax"),),),
-                        tuple(Configuration(0, "SGD", 0.001 * (1 + i), 20) for i in range(40)))
+    workload = Workload(
+        "",
+        40,
+        (4,),
+        25,
+        ((("dense", 10, "softmax"),),),
+        tuple(Configuration(0, "SGD", 0.001 * (1 + i), 20) for i in range(40)),
+    )
     connection, cursor = session(dsn)
     prepare(cursor, workload, 2)
     run_id = train(cursor, workload.iterations)
-    cursor.execute("SELECT sum(units)::integer, sum(units)::float8 / count(DISTINCT (backend_pid, began)), "
-                   "1000 * sum(took) / sum(units)::float8, 1000 * sum(training) / sum(units), "
-                   "1000 * sum(reading) / sum(units), 1000 * sum(writing) / sum(units) FROM (SELECT backend_pid, "
-                   "started_at AS began, count(*) AS units, sum(train_seconds) AS training, sum(read_seconds) AS "
-                   "reading, sum(write_seconds) AS writing, extract(epoch FROM lead(started_at) OVER (PARTITION BY "
-                   "backend_pid ORDER BY started_at) - started_at)::float8 AS took FROM madlib.mop_unit WHERE run_id "
-                   "= %s AND kind = 'train' AND iteration > 2 GROUP BY 1, 2) AS g WHERE took IS NOT NULL AND took < 1",
-                   [run_id])
+    cursor.execute(
+        "SELECT sum(units)::integer, sum(units)::float8 / count(DISTINCT (backend_pid, began)), "
+        "1000 * sum(took) / sum(units)::float8, 1000 * sum(training) / sum(units), "
+        "1000 * sum(reading) / sum(units), 1000 * sum(writing) / sum(units) FROM (SELECT backend_pid, "
+        "started_at AS began, count(*) AS units, sum(train_seconds) AS training, sum(read_seconds) AS "
+        "reading, sum(write_seconds) AS writing, extract(epoch FROM lead(started_at) OVER (PARTITION BY "
+        "backend_pid ORDER BY started_at) - started_at)::float8 AS took FROM madlib.mop_unit WHERE run_id "
+        "= %s AND kind = 'train' AND iteration > 2 GROUP BY 1, 2) AS g WHERE took IS NOT NULL AND took < 1",
+        [run_id],
+    )
     count, group, took, training, reading, writing = cursor.fetchone()
     connection.close()
-    return {"units": count, "units of a group": group, "session milliseconds a unit": took,
-            "of which the trainer trains": training, "around it": took - training,
-            "of which to read, and load": reading, "of which to write": writing}
+    return {
+        "units": count,
+        "units of a group": group,
+        "session milliseconds a unit": took,
+        "of which the trainer trains": training,
+        "around it": took - training,
+        "of which to read, and load": reading,
+        "of which to write": writing,
+    }
 
 
 def second_call(dsn):
@@ -177,8 +224,11 @@ def second_call(dsn):
         cursor.execute("SELECT clock_timestamp()")
         began = cursor.fetchone()[0]
         run_id = train(cursor, 1)
-        cursor.execute("SELECT extract(epoch FROM started_at - %s)::float8, read_seconds FROM madlib.mop_units "
-                       "WHERE run_id = %s ORDER BY started_at LIMIT 1", [began, run_id])
+        cursor.execute(
+            "SELECT extract(epoch FROM started_at - %s)::float8, read_seconds FROM madlib.mop_units "
+            "WHERE run_id = %s ORDER BY started_at LIMIT 1",
+            [began, run_id],
+        )
         first, read = cursor.fetchone()
         found[f"{name}: until its first unit starts, seconds"] = first
         found[f"{name}: until that trains, seconds"] = first + read
@@ -188,27 +238,46 @@ def second_call(dsn):
 
 def large(dsn):
     """A model of 125 million weights with Adam."""
-    workload = Workload("", 20, (100,), 2, ((("dense", 11200, "relu"), ("dense", 11200, "relu"),
-                                             ("dense", 10, "softmax")),), (Configuration(0, "Adam", 0.00001, 10),))
+    workload = Workload(
+        "",
+        20,
+        (100,),
+        2,
+        ((("dense", 11200, "relu"), ("dense", 11200, "relu"), ("dense", 10, "softmax")),),
+        (Configuration(0, "Adam", 0.00001, 10),),
+    )
     connection, cursor = session(dsn)
     prepare(cursor, workload, 1, weights=False)
     took = seconds(cursor, "SELECT madlib.madlib_keras_fit_multiple_model('packed', 'models', 'mst', 2, FALSE)")
-    cursor.execute("SELECT sum(bytes)::bigint FROM madlib.mop_model WHERE run_id = (SELECT max(run_id) FROM "
-                   "madlib.mop_runs)")
+    cursor.execute(
+        "SELECT sum(bytes)::bigint FROM madlib.mop_model WHERE run_id = (SELECT max(run_id) FROM madlib.mop_runs)"
+    )
     size = cursor.fetchone()[0]
-    cursor.execute("SELECT read_seconds, write_seconds FROM madlib.mop_units WHERE run_id = (SELECT max(run_id) FROM "
-                   "madlib.mop_runs) AND kind = 'train' AND iteration = 2")
+    cursor.execute(
+        "SELECT read_seconds, write_seconds FROM madlib.mop_units WHERE run_id = (SELECT max(run_id) FROM "
+        "madlib.mop_runs) AND kind = 'train' AND iteration = 2"
+    )
     read, write = cursor.fetchone()
     cursor.execute("DROP TABLE models, models_info, models_summary, arch")
     connection.close()
-    return {"bytes of its state": size, "two iterations on one segment, seconds": took, "read, seconds": read,
-            "write, seconds": write}
+    return {
+        "bytes of its state": size,
+        "two iterations on one segment, seconds": took,
+        "read, seconds": read,
+        "write, seconds": write,
+    }
 
 
 def looking(dsn):
     """500 configurations x 6 iterations. Processor seconds of who looks and of its sessions, by the machine's."""
-    workload = Workload("", 2000, (16,), 6, ((("dense", 16, "relu"), ("dense", 10, "softmax")),), tuple(
-        Configuration(0, "Adam", 0.0001 * 1.01 ** n, 50) for n in range(500)))
+    workload = Workload(
+        "",
+        2000,
+        (16,),
+        6,
+        ((("dense", 16, "relu"), ("dense", 10, "softmax")),),
+        tuple(Configuration(0, "Adam", 0.0001 * 1.01**n, 50) for n in range(500)),
+    )
     connection, cursor = session(dsn)
     prepare(cursor, workload, 2)
     other, look = connect(dsn)
@@ -223,16 +292,20 @@ def looking(dsn):
             look.execute("SELECT max(run_id) FROM madlib.mop_runs WHERE status = 'running'")
             if (run_id := look.fetchone()[0]) is not None:
                 break
-        with subprocess.Popen([*mop, f"{dsn}?application_name=looking_{name}", *command], text=True,
-                              stdout=subprocess.PIPE if name == "page" else subprocess.DEVNULL) as process:
+        with subprocess.Popen(
+            [*mop, f"{dsn}?application_name=looking_{name}", *command],
+            text=True,
+            stdout=subprocess.PIPE if name == "page" else subprocess.DEVNULL,
+        ) as process:
             if name == "page":
                 address, token = process.stdout.readline().strip().split("#token=")
                 have = ""
             while calling.is_alive():
                 if name == "page":  # as the browser does
                     asked = time.monotonic()
-                    request = urllib.request.Request(f"{address}api/run/{run_id}?have={have}",
-                                                     headers={"X-Mop-Token": token})
+                    request = urllib.request.Request(
+                        f"{address}api/run/{run_id}?have={have}", headers={"X-Mop-Token": token}
+                    )
                     have = json.load(urllib.request.urlopen(request))["number"]
                     answers.append(time.monotonic() - asked)
                 look.execute("SELECT pid FROM pg_stat_activity WHERE application_name = %s", [f"looking_{name}"])
@@ -259,8 +332,15 @@ def _processor_seconds(pid):
         return 0.0
 
 
-PARTS = {"packing": packing, "hop": hop, "stream": stream, "unit": unit, "second call": second_call, "large": large,
-         "looking": looking}
+PARTS = {
+    "packing": packing,
+    "hop": hop,
+    "stream": stream,
+    "unit": unit,
+    "second call": second_call,
+    "large": large,
+    "looking": looking,
+}
 
 
 def main():

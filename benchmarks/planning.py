@@ -20,8 +20,10 @@ CASES = {
     "successive-halving": [{"trials": TRIALS, "iterations": ITERATIONS}],
     "hyperband": [{"iterations": 6561}],  # 15,000 trials, of up to 6,561 iterations
     "asha": [{"trials": TRIALS, "iterations": ITERATIONS, "parallel": 16}],
-    "median-stopping": [{"trials": TRIALS, "iterations": ITERATIONS},
-                        {"trials": TRIALS, "iterations": ITERATIONS, "parallel": 16}],
+    "median-stopping": [
+        {"trials": TRIALS, "iterations": ITERATIONS},
+        {"trials": TRIALS, "iterations": ITERATIONS, "parallel": 16},
+    ],
     "population": [{"population": 1000, "iterations": ITERATIONS, "interval": 4, "fraction": 0.4}],
     "tpe": [{"trials": 100}, {"trials": 1000}],
     "bohb": [{"iterations": 81}, {"iterations": 243}],
@@ -40,9 +42,11 @@ def measure(name, parameters):
     choices = [i / 1e4 for i in range(1, 4000)]
     rate = choices if name == "grid" else [1e-5, 1, "log"]
     space = Space.of_texts(
-        [1, 2], f"{{'loss': ['mse'], 'optimizer_params_list': [{{'optimizer': ['Adam'], 'lr': {rate}}}, "
-                f"{{'optimizer': ['SGD'], 'lr': {rate}, 'momentum': [0.0, 0.5, 0.9]}}]}}",
-        "{'batch_size': [16, 32, 64, 128], 'epochs': [1]}")
+        [1, 2],
+        f"{{'loss': ['mse'], 'optimizer_params_list': [{{'optimizer': ['Adam'], 'lr': {rate}}}, "
+        f"{{'optimizer': ['SGD'], 'lr': {rate}, 'momentum': [0.0, 0.5, 0.9]}}]}}",
+        "{'batch_size': [16, 32, 64, 128], 'epochs': [1]}",
+    )
     random, level, reached = Random(1), {}, {}
     spent = time.perf_counter()
     procedure = create(name, space, 1, "min", parameters)
@@ -67,8 +71,10 @@ def measure(name, parameters):
         reached[trial] = budget
     spent = time.perf_counter() - spent
     assert procedure.done
-    print(f"{name:20} {len(level):8} {asked:8} {told:9} {spent / asked * 1e3:14.3f} {spent / told * 1e6:16.1f}",
-          flush=True)
+    print(
+        f"{name:20} {len(level):8} {asked:8} {told:9} {spent / asked * 1e3:14.3f} {spent / told * 1e6:16.1f}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

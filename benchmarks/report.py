@@ -30,42 +30,60 @@ and waits until Keras has been imported.
 
 def table(figures):
     """A Markdown table: a line for each contender."""
-    lines = ["| | seconds (median) | all runs | against pg_mop | peak memory of the largest process | of all | "
-             "bytes written | updates | final losses |", "|---|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| | seconds (median) | all runs | against pg_mop | peak memory of the largest process | of all | "
+        "bytes written | updates | final losses |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     base = figures.get("pg_mop", {}).get("seconds")
     for name, f in figures.items():
         ratio = f"{f['seconds'] / base:.2f} x" if base else "-"
         losses = " ".join(f"{loss:.4g}" for loss in f["losses"][:16]) + " ..." * (len(f["losses"]) > 16)
-        lines.append(f"| {name} | {f['seconds']:.2f} | {', '.join(f'{s:.2f}' for s in f['all_seconds'])} | {ratio} | "
-                     f"{_mib(f['peak_bytes'])} | {_mib(f.get('together_bytes'))} | "
-                     f"{f['written_bytes'] / 2**20:.1f} MiB | {f['updates']:,} | {losses} |")
+        lines.append(
+            f"| {name} | {f['seconds']:.2f} | {', '.join(f'{s:.2f}' for s in f['all_seconds'])} | {ratio} | "
+            f"{_mib(f['peak_bytes'])} | {_mib(f.get('together_bytes'))} | "
+            f"{f['written_bytes'] / 2**20:.1f} MiB | {f['updates']:,} | {losses} |"
+        )
     return "\n".join([*lines, *_parts(figures)])
 
 
 def study_table(figures):
     """A Markdown table of a study: a line for each contender; and what sharing is worth."""
-    lines = ["| | seconds (median) | all runs | against pg_mop | iterations trained | best validation loss | "
-             "its accuracy | peak memory of the largest process |", "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| | seconds (median) | all runs | against pg_mop | iterations trained | best validation loss | "
+        "its accuracy | peak memory of the largest process |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     base = figures.get("pg_mop", {}).get("seconds")
     for name, f in figures.items():
         ratio = f"{f['seconds'] / base:.2f} x" if base else "-"
-        lines.append(f"| {name} | {f['seconds']:.2f} | {', '.join(f'{s:.2f}' for s in f['all_seconds'])} | {ratio} | "
-                     f"{f['trained']:,} | {f['loss']:.4f} | {f['accuracy']:.4f} | {_mib(f['peak_bytes'])} |")
+        lines.append(
+            f"| {name} | {f['seconds']:.2f} | {', '.join(f'{s:.2f}' for s in f['all_seconds'])} | {ratio} | "
+            f"{f['trained']:,} | {f['loss']:.4f} | {f['accuracy']:.4f} | {_mib(f['peak_bytes'])} |"
+        )
     ours, alone, once = (figures.get(name) for name in ("pg_mop", "pg_mop without sharing", "pg_mop without reuse"))
     if ours:
-        lines.append(f"\nMerge rate: {ours['merge_rate']:.2f} ({ours['asked']:,} iterations asked for, "
-                     f"{ours['trained']:,} trained).")
+        lines.append(
+            f"\nMerge rate: {ours['merge_rate']:.2f} ({ours['asked']:,} iterations asked for, "
+            f"{ours['trained']:,} trained)."
+        )
     if ours and alone:
         lines += ["\n| session-seconds | with sharing | without | with x merge rate / without |", "|---|---|---|---|"]
-        for what, key in (("all units", "session_seconds"), ("train units", "training_seconds"),
-                          ("train units that compile nothing", "warm_seconds")):
-            lines.append(f"| {what} | {ours[key]:.2f} | {alone[key]:.2f} | "
-                         f"{ours[key] * ours['merge_rate'] / alone[key]:.2f} |")
+        for what, key in (
+            ("all units", "session_seconds"),
+            ("train units", "training_seconds"),
+            ("train units that compile nothing", "warm_seconds"),
+        ):
+            lines.append(
+                f"| {what} | {ours[key]:.2f} | {alone[key]:.2f} | {ours[key] * ours['merge_rate'] / alone[key]:.2f} |"
+            )
     for what, other in (("without reuse", once), ("without sharing", alone)) if once else ():
         if ours and other:
             rate = ours["merge_rate"] / other["merge_rate"]
-            lines.append(f"\nAgainst {what}: {rate:.2f} times fewer iterations; seconds of the calls x that / those "
-                         f"{what}: {ours['parts']['train'] * rate / other['parts']['train']:.2f}.")
+            lines.append(
+                f"\nAgainst {what}: {rate:.2f} times fewer iterations; seconds of the calls x that / those "
+                f"{what}: {ours['parts']['train'] * rate / other['parts']['train']:.2f}."
+            )
     return "\n".join([*lines, *_parts(figures)])
 
 
@@ -74,24 +92,27 @@ def _mib(size):
 
 
 def _parts(figures):
-    return [f"\n{name}: " + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in f["parts"].items()) + "."
-            for name, f in figures.items()]
+    return [
+        f"\n{name}: " + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in f["parts"].items()) + "."
+        for name, f in figures.items()
+    ]
 
 
 def page(results):
     """docs/benchmarks.md."""
     m = results["machine"]
-    versions = ", ".join(f"{title} {m[title.lower()]}"
-                         for title in ("Python", "PostgreSQL", "Keras", "TensorFlow", "Ray"))
+    versions = ", ".join(
+        f"{title} {m[title.lower()]}" for title in ("Python", "PostgreSQL", "Keras", "TensorFlow", "Ray")
+    )
     text = f"""# Benchmarks
 
 What model selection takes with pg_mop, and with what people do instead, on one machine:
 
 | | |
 |---|---|
-| made by | `make bench`, {m['date']} |
-| machine | {m['cores']} cores of {m['processor']}, {m['memory_gb']} GiB |
-| workers | {m['workers']}, one thread each |
+| made by | `make bench`, {m["date"]} |
+| machine | {m["cores"]} cores of {m["processor"]}, {m["memory_gb"]} GiB |
+| workers | {m["workers"]}, one thread each |
 | versions | {versions} |
 
 Every figure is a whole process, from the raw table in the database to the final training losses, trainers and peers
@@ -120,11 +141,11 @@ Memory of all is that of the processes that began within a run, what they share 
     if results.get("studies"):
         text += STUDIES
     for name, study in results.get("studies", {}).items():
-        text += (f"\n### {name}\n\n{study['about']}. Median of {study['runs']}.\n\n"
-                 f"{study_table(study['figures'])}\n")
+        text += f"\n### {name}\n\n{study['about']}. Median of {study['runs']}.\n\n{study_table(study['figures'])}\n"
     for name, figures in results.get("parts", {}).items():
         text += f"\n## {name}\n\n| | |\n|---|---|\n" + "".join(
-            f"| {key} | {f'{value:,.0f}' if value >= 1000 else f'{value:.4g}'} |\n" for key, value in figures.items())
+            f"| {key} | {f'{value:,.0f}' if value >= 1000 else f'{value:.4g}'} |\n" for key, value in figures.items()
+        )
     return text
 
 

@@ -32,8 +32,11 @@ PEERS = HERE.parent / ".local" / "peers" / "bin" / "python"
 CONTENDERS = {
     "pg_mop": ("in_database", sys.executable),
     "pg_mop, second client": ("in_database", sys.executable),
-    **{f"pg_mop on {name}": ("in_database", sys.executable, f"pg_mop.keras_backend={backend}")
-       for backend, name in (("jax", "JAX"), ("torch", "PyTorch")) if find_spec(backend)},
+    **{
+        f"pg_mop on {name}": ("in_database", sys.executable, f"pg_mop.keras_backend={backend}")
+        for backend, name in (("jax", "JAX"), ("torch", "PyTorch"))
+        if find_spec(backend)
+    },
     "export and loop": ("export_and_loop", sys.executable),
     "Ray Tune": ("ray_tune", str(PEERS)),
     "MADlib's way": ("lockstep", sys.executable),
@@ -88,25 +91,36 @@ def once(contender, name, dsn, workers):
         output = os.path.join(place, "out.json")
         with Watch() as watch:
             began = time.monotonic()
-            done = subprocess.run([interpreter, "-B", "-m", f"contenders.{module}", name, dsn, str(workers), output,
-                                   *settings], cwd=HERE, stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT, text=True)
+            done = subprocess.run(
+                [interpreter, "-B", "-m", f"contenders.{module}", name, dsn, str(workers), output, *settings],
+                cwd=HERE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
             seconds = time.monotonic() - began
             checkpoint(dsn)  # so that what the server has not yet written is counted, too
         if done.returncode:
             raise SystemExit(f"{contender} failed on {name}:\n{done.stdout[-3000:]}")
         with open(output) as text:
             made = json.load(text)
-    return {"seconds": seconds, "peak_bytes": watch.peak_bytes, "together_bytes": watch.together_bytes,
-            "written_bytes": watch.written_bytes, **made}
+    return {
+        "seconds": seconds,
+        "peak_bytes": watch.peak_bytes,
+        "together_bytes": watch.together_bytes,
+        "written_bytes": watch.written_bytes,
+        **made,
+    }
 
 
 def forget(dsn):
     """Let the server's nursery end, and what trainers have compiled and measured go: as on a new server."""
     connection, cursor = connect(dsn)
     cursor.execute("DELETE FROM madlib.mop_cost")
-    cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop run%'; "
-                   "SHOW data_directory")
+    cursor.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop run%'; "
+        "SHOW data_directory"
+    )
     folder = pathlib.Path(cursor.fetchone()[0], "pgsql_tmp.pg_mop")
     connection.close()
     for lock in folder.glob("nursery-*.lock"):
@@ -130,9 +144,11 @@ def measure(name, dsn, runs, workers, contenders):
     for contender, made in all_runs.items():
         middle = sorted(made, key=lambda m: m["seconds"])[len(made) // 2]
         figures[contender] = {
-            **middle, "seconds": statistics.median(m["seconds"] for m in made),
+            **middle,
+            "seconds": statistics.median(m["seconds"] for m in made),
             "all_seconds": [m["seconds"] for m in made],
-            **{k: statistics.median(m[k] for m in made) for k in ("peak_bytes", "together_bytes", "written_bytes")}}
+            **{k: statistics.median(m[k] for m in made) for k in ("peak_bytes", "together_bytes", "written_bytes")},
+        }
     return figures
 
 
@@ -140,6 +156,7 @@ def machine(dsn, workers):
     """What the figures depend on."""
     import keras
     import tensorflow
+
     with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT current_setting('server_version')")
         server = cursor.fetchone()[0]
@@ -150,20 +167,37 @@ def machine(dsn, workers):
         ray = "-"
     model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
     memory = int(pathlib.Path("/proc/meminfo").read_text().split()[1]) >> 20
-    return {"processor": model, "cores": len(os.sched_getaffinity(0)), "memory_gb": memory, "workers": workers,
-            "python": sys.version.split()[0], "postgresql": server, "keras": keras.__version__,
-            "tensorflow": tensorflow.__version__, "ray": ray, "date": time.strftime("%Y-%m-%d")}
+    return {
+        "processor": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": memory,
+        "workers": workers,
+        "python": sys.version.split()[0],
+        "postgresql": server,
+        "keras": keras.__version__,
+        "tensorflow": tensorflow.__version__,
+        "ray": ray,
+        "date": time.strftime("%Y-%m-%d"),
+    }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dsn")
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD",
-                        help=", ".join([*WORKLOADS, f"search (all of {', '.join(STUDIES)})"]))
+    parser.add_argument(
+        "workloads",
+        nargs="*",
+        metavar="WORKLOAD",
+        help=", ".join([*WORKLOADS, f"search (all of {', '.join(STUDIES)})"]),
+    )
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--only", action="append", choices={**CONTENDERS, **SEARCHERS, **SERIAL},
-                        help="these contenders alone; nothing is kept")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices={**CONTENDERS, **SEARCHERS, **SERIAL},
+        help="these contenders alone; nothing is kept",
+    )
     arguments = parser.parse_args()
     wanted = [n for w in arguments.workloads or [*WORKLOADS, "search"] for n in (STUDIES if w == "search" else [w])]
     if unknown := [w for w in wanted if w not in EVERYTHING]:

@@ -1,6 +1,6 @@
 """What it costs to choose, start and finish a unit: milliseconds of the processor, by scheduler and size.
 
-    PYTHONPATH=plpy_modules python3 benchmarks/scheduling.py [scheduler ...]
+PYTHONPATH=plpy_modules python3 benchmarks/scheduling.py [scheduler ...]
 """
 
 import heapq
@@ -14,8 +14,14 @@ from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
 
 SIZES = [  # configurations, segments, iterations, units that are run (None: all)
-    (16, 2, 12, None), (300, 16, 4, None), (1000, 16, 12, 100_000), (1000, 64, 12, 100_000), (1000, 64, 1, None),
-    (10_000, 16, 10, 100_000), (10_000, 16, 1, None)]
+    (16, 2, 12, None),
+    (300, 16, 4, None),
+    (1000, 16, 12, 100_000),
+    (1000, 64, 12, 100_000),
+    (1000, 64, 1, None),
+    (10_000, 16, 10, 100_000),
+    (10_000, 16, 1, None),
+]
 MODELS = 10  # that configurations share
 
 
@@ -59,9 +65,12 @@ def run(name, configurations, segments, iterations, most):
         spent, worst = spent + clock() - begun, max(worst, clock() - begun)
         idle.add(place)
         units += 1
-    print(f"{name:20} {configurations:6} x {segments:2} x {iterations:2}: {1e3 * spent / units:6.3f} ms a unit,"
-          f" at most {1e3 * worst:6.1f};  plan {1e6 * asked / len(plan.stages):5.1f} us a stage,"
-          f" board and scheduler {made:5.2f} s", flush=True)
+    print(
+        f"{name:20} {configurations:6} x {segments:2} x {iterations:2}: {1e3 * spent / units:6.3f} ms a unit,"
+        f" at most {1e3 * worst:6.1f};  plan {1e6 * asked / len(plan.stages):5.1f} us a stage,"
+        f" board and scheduler {made:5.2f} s",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -35,10 +35,12 @@ class Machines:
         settings = {"max_connections": 60, "shared_buffers": "256MB", "max_wal_size": "4GB"}
         self.clusters = {name: Cluster(**settings) for name in ("local", "w1", "w2", "w3")}
         self.db = Client(self.clusters["local"], "postgres")
-        self.db.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; "
-                    "CREATE EXTENSION postgres_fdw")
-        self.workers = {name: add_server(self.db, name, cluster) for name, cluster in self.clusters.items()
-                        if name != "local"}
+        self.db.run(
+            "CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; CREATE EXTENSION postgres_fdw"
+        )
+        self.workers = {
+            name: add_server(self.db, name, cluster) for name, cluster in self.clusters.items() if name != "local"
+        }
         self.ports = {name: self.clusters[name].port for name in self.workers}
 
     def session(self):
@@ -74,13 +76,19 @@ def mixed(machines, runs):
     for number in range(runs):
         for servers in made:
             made[servers].append(once(machines, workload, servers))
-            print(f"# run {number + 1}, {servers or 'one server'}: packed in {made[servers][-1][0]:.2f} s, trained in "
-                  f"{made[servers][-1][1]:.2f} s", flush=True)
+            print(
+                f"# run {number + 1}, {servers or 'one server'}: packed in {made[servers][-1][0]:.2f} s, trained in "
+                f"{made[servers][-1][1]:.2f} s",
+                flush=True,
+            )
     (pack_one, train_one), (pack_four, train_four) = (
-        [statistics.median(run[part] for run in made[servers]) for part in (0, 1)] for servers in made)
-    print("\n| four segments | on one server | on four servers | ratio |\n|---|---|---|---|\n"
-          f"| packing | {pack_one:.2f} s | {pack_four:.2f} s | {pack_four / pack_one:.2f} |\n"
-          f"| training ({workload.about}) | {train_one:.2f} s | {train_four:.2f} s | {train_four / train_one:.2f} |\n")
+        [statistics.median(run[part] for run in made[servers]) for part in (0, 1)] for servers in made
+    )
+    print(
+        "\n| four segments | on one server | on four servers | ratio |\n|---|---|---|---|\n"
+        f"| packing | {pack_one:.2f} s | {pack_four:.2f} s | {pack_four / pack_one:.2f} |\n"
+        f"| training ({workload.about}) | {train_one:.2f} s | {train_four:.2f} s | {train_four / train_one:.2f} |\n"
+    )
     relays = {name: Relay(port) for name, port in machines.ports.items()}
     for name, relay in relays.items():
         machines.db.run(PORT.format(name, relay.port))
@@ -96,33 +104,49 @@ def mixed(machines, runs):
 def hop(machines, megabytes, runs):
     """One configuration on segments of two servers, so that its state hops before every unit but the first."""
     db, width = machines.db, int((megabytes * 1e6 / 4) ** 0.5)
-    db.run("CREATE TABLE tiny AS SELECT i AS id, array_fill(i::real, ARRAY[4]) AS x, i % 2 AS y "
-           "FROM generate_series(1, 40) AS i")
+    db.run(
+        "CREATE TABLE tiny AS SELECT i AS id, array_fill(i::real, ARRAY[4]) AS x, i % 2 AS y "
+        "FROM generate_series(1, 40) AS i"
+    )
     hidden = [layer("Dense", name=name, units=width, activation="relu") for name in ("one", "two")]
     load(db, "wide", sequential("wide", [4], *hidden, layer("Dense", name="out", units=2, activation="softmax")))
-    selection(db, "one", "wide", [(1, "loss='categorical_crossentropy', optimizer='SGD(learning_rate=0.01)'",
-                                   "batch_size=20")])
+    selection(
+        db,
+        "one",
+        "wide",
+        [(1, "loss='categorical_crossentropy', optimizer='SGD(learning_rate=0.01)'", "batch_size=20")],
+    )
     client = machines.session()
-    client.run("SET pg_mop.servers = 'w1, w2'; SET pg_mop.segments = 2; SET pg_mop.kernel = plain; "
-               "SELECT madlib.training_preprocessor_dl('tiny', 'tiny_packed', 'y', 'x')")
+    client.run(
+        "SET pg_mop.servers = 'w1, w2'; SET pg_mop.segments = 2; SET pg_mop.kernel = plain; "
+        "SELECT madlib.training_preprocessor_dl('tiny', 'tiny_packed', 'y', 'x')"
+    )
     print(f"\n| {megabytes} MB, from one server to another | seconds |\n|---|---|")
     for how in ("through the coordinator", "straight"):
         if how == "straight":
             client.run("SELECT madlib.mop_connect_servers('w1, w2')")
-        client.run("DROP TABLE IF EXISTS wides, wides_info, wides_summary; SELECT "
-                   f"madlib.madlib_keras_fit_multiple_model('tiny_packed', 'wides', 'one', {max(4, runs)}, FALSE)")
-        waits = [row["seconds"] for row in client.run(
-            "SELECT extract(epoch FROM started_at - queued_at)::float8 AS seconds FROM madlib.mop_unit WHERE run_id = "
-            "(SELECT max(run_id) FROM madlib.mop_run) AND kind = 'train' AND version > 1 ORDER BY version")]
+        client.run(
+            "DROP TABLE IF EXISTS wides, wides_info, wides_summary; SELECT "
+            f"madlib.madlib_keras_fit_multiple_model('tiny_packed', 'wides', 'one', {max(4, runs)}, FALSE)"
+        )
+        waits = [
+            row["seconds"]
+            for row in client.run(
+                "SELECT extract(epoch FROM started_at - queued_at)::float8 AS seconds FROM madlib.mop_unit WHERE run_id = "
+                "(SELECT max(run_id) FROM madlib.mop_run) AND kind = 'train' AND version > 1 ORDER BY version"
+            )
+        ]
         print(f"| a hop, {how} | {statistics.median(waits):.2f} |", flush=True)
     client.run("SELECT madlib.mop_drop_packed('tiny_packed')")
     client.close()
     worker = machines.workers["w1"]
     worker.run("CREATE TABLE state (part integer, data bytea); ALTER TABLE state ALTER data SET STORAGE EXTERNAL")
     worker.run("INSERT INTO state VALUES (0, %s)", [os.urandom(int(megabytes * 1e6))])
-    db.run("CREATE FOREIGN TABLE state_there (part integer, data bytea) SERVER w1 OPTIONS (schema_name 'public', "
-           "table_name 'state', fetch_size '1'); CREATE TABLE state_here (part integer, data bytea); "
-           "ALTER TABLE state_here ALTER data SET STORAGE EXTERNAL")
+    db.run(
+        "CREATE FOREIGN TABLE state_there (part integer, data bytea) SERVER w1 OPTIONS (schema_name 'public', "
+        "table_name 'state', fetch_size '1'); CREATE TABLE state_here (part integer, data bytea); "
+        "ALTER TABLE state_here ALTER data SET STORAGE EXTERNAL"
+    )
     seconds = []
     for _ in range(runs):
         db.run("TRUNCATE state_here")

@@ -21,8 +21,10 @@ def connect(dsn):
 def load_rows(cursor, workload, table="raw", validation=False):
     """The raw table."""
     x, y = workload.data(validation)
-    cursor.execute(f"DROP TABLE IF EXISTS {table}; "
-                   f"CREATE TABLE {table} (id integer, x real{'[]' * len(workload.shape)}, y integer)")
+    cursor.execute(
+        f"DROP TABLE IF EXISTS {table}; "
+        f"CREATE TABLE {table} (id integer, x real{'[]' * len(workload.shape)}, y integer)"
+    )
     with tempfile.TemporaryFile("w+") as text:
         for number, (row, label) in enumerate(zip(x.tolist(), y.tolist())):
             text.write(f"{number}\t{json.dumps(row).translate(BRACES)}\t{label}\n")
@@ -34,11 +36,13 @@ def pack(cursor, workload, segments):
     """The packed table, and that of the rows to validate with."""
     cursor.execute("DROP TABLE IF EXISTS packed, packed_summary, packed_validation, packed_validation_summary")
     cursor.execute("SELECT set_config('pg_mop.segments', %s, FALSE)", [str(segments)])
-    cursor.execute("SELECT madlib.training_preprocessor_dl('raw', 'packed', 'y', 'x', NULL, 1.0, %s)",
-                   [[workload.classes]])
+    cursor.execute(
+        "SELECT madlib.training_preprocessor_dl('raw', 'packed', 'y', 'x', NULL, 1.0, %s)", [[workload.classes]]
+    )
     if workload.validation:
-        cursor.execute("SELECT madlib.validation_preprocessor_dl('raw_validation', 'packed_validation', 'y', 'x', "
-                       "'packed')")
+        cursor.execute(
+            "SELECT madlib.validation_preprocessor_dl('raw_validation', 'packed_validation', 'y', 'x', 'packed')"
+        )
 
 
 def configure(cursor, workload, weights=True):
@@ -46,19 +50,27 @@ def configure(cursor, workload, weights=True):
     cursor.execute("DROP TABLE IF EXISTS arch, mst, mst_summary, models, models_info, models_summary")
     for number in range(len(workload.nets)):
         text, arrays = workload.architecture(number)
-        cursor.execute("SELECT madlib.load_keras_model('arch', %s, %s)",
-                       [text, b"".join(w.tobytes() for w in arrays) if weights else None])
-    cursor.execute("CREATE TABLE mst (mst_key integer, model_id integer, compile_params text, fit_params text); "
-                   "CREATE TABLE mst_summary AS SELECT 'arch'::text AS model_arch_table, NULL::text AS object_table")
+        cursor.execute(
+            "SELECT madlib.load_keras_model('arch', %s, %s)",
+            [text, b"".join(w.tobytes() for w in arrays) if weights else None],
+        )
+    cursor.execute(
+        "CREATE TABLE mst (mst_key integer, model_id integer, compile_params text, fit_params text); "
+        "CREATE TABLE mst_summary AS SELECT 'arch'::text AS model_arch_table, NULL::text AS object_table"
+    )
     for key, c in enumerate(workload.configurations):
-        cursor.execute("INSERT INTO mst VALUES (%s, %s, %s, %s)",
-                       [key, c.architecture + 1, c.compile_params, f"batch_size={c.batch_size}"])
+        cursor.execute(
+            "INSERT INTO mst VALUES (%s, %s, %s, %s)",
+            [key, c.architecture + 1, c.compile_params, f"batch_size={c.batch_size}"],
+        )
 
 
 def train(cursor, iterations, validation=None):
     """Train what `pack` and `configure` made; the run's number. With a validation table, evaluated at the end."""
-    cursor.execute("SELECT madlib.madlib_keras_fit_multiple_model('packed', 'models', 'mst', %s, FALSE, %s, %s)",
-                   [iterations, validation, iterations if validation else None])
+    cursor.execute(
+        "SELECT madlib.madlib_keras_fit_multiple_model('packed', 'models', 'mst', %s, FALSE, %s, %s)",
+        [iterations, validation, iterations if validation else None],
+    )
     return last_run(cursor)
 
 
@@ -75,11 +87,17 @@ def timed(cursor, workload, segments):
 
 def search(cursor, study, seed):
     """Search the space of a Study over what `pack` and `configure` made; the run's number."""
-    cursor.execute("DROP TABLE IF EXISTS models_trials; SELECT madlib.mop_search('packed', 'models', 'arch', %s, %s, "
-                   "%s, 'loss', 'packed_validation', random_state => %s)",
-                   [study.space, study.procedure,
-                    f"trials={len(study.configurations)}, iterations={study.iterations}, reduction={study.reduction}, "
-                    f"least={study.levels[0]}, sampler=random", seed])
+    cursor.execute(
+        "DROP TABLE IF EXISTS models_trials; SELECT madlib.mop_search('packed', 'models', 'arch', %s, %s, "
+        "%s, 'loss', 'packed_validation', random_state => %s)",
+        [
+            study.space,
+            study.procedure,
+            f"trials={len(study.configurations)}, iterations={study.iterations}, reduction={study.reduction}, "
+            f"least={study.levels[0]}, sampler=random",
+            seed,
+        ],
+    )
     return last_run(cursor)
 
 

@@ -13,9 +13,9 @@ from mop_udf.process import MemoryExceeded, Trainer, TrainerError, TrainerLost
 
 # SQLSTATEs by which the coordinator tells what to do with a failed unit
 CONFIGURATION_FAILED = "MOP01"  # it is the configuration's fault: do not try again
-TRAINER_LOST = "MOP02"          # the trainer ended: try again
-SOURCE_CHANGED = "MOP03"        # the run cannot go on
-MEMORY_EXCEEDED = "MOP04"       # it needs more memory than a limit allows: to be tried again once that is raised
+TRAINER_LOST = "MOP02"  # the trainer ended: try again
+SOURCE_CHANGED = "MOP03"  # the run cannot go on
+MEMORY_EXCEEDED = "MOP04"  # it needs more memory than a limit allows: to be tried again once that is raised
 
 SHAPE = re.compile(r"-?\d+")
 
@@ -57,8 +57,12 @@ class Session:
         `limits`: its `allowed(options)` gives the options that it may have, and its `admit(trainer)` raises where it is
         one too many. They are asked for a new trainer and, with `look_again`, for the one that runs.
         """
-        if self.trainer is not None and (self.wanted != options or not self.trainer.alive()
-                                         or look_again and limits.allowed(options) != self.trainer.options):
+        if self.trainer is not None and (
+            self.wanted != options
+            or not self.trainer.alive()
+            or look_again
+            and limits.allowed(options) != self.trainer.options
+        ):
             self.stop_trainer()
         if self.trainer is None:
             self.trainer, self.wanted, self.units = Trainer(self.home, limits.allowed(options), self.tick), options, 0
@@ -100,8 +104,12 @@ class Session:
         self.units += 1
         sends = unit["dataset"] not in trainer.datasets
         epochs = models[0]["epochs"] if sends and not unit["keeps_rows"] else 1
-        self.unit = {**unit, "sends_rows": sends, "epochs_sent": epochs,
-                     "models": [{**model, "objects": list(own)} for model, own in zip(models, objects)]}
+        self.unit = {
+            **unit,
+            "sends_rows": sends,
+            "epochs_sent": epochs,
+            "models": [{**model, "objects": list(own)} for model, own in zip(models, objects)],
+        }
         trainer.send({**self.unit, "op": "unit"}, *(data for own in objects for data in own.values()), more=True)
         self.taking, self.sent = True, None
         if states is not None:
@@ -122,11 +130,22 @@ class Session:
         """Send one packed buffer."""
         self._end_states()
         if self.sent is not None and (epoch, buffer) <= self.sent:
-            raise_error(self.plpy, f"buffer {buffer} of epoch {epoch} comes after buffer {self.sent[1]} of epoch "
-                                   f"{self.sent[0]}: the server does not keep the rows' order", "XX000")
+            raise_error(
+                self.plpy,
+                f"buffer {buffer} of epoch {epoch} comes after buffer {self.sent[1]} of epoch "
+                f"{self.sent[0]}: the server does not keep the rows' order",
+                "XX000",
+            )
         self.sent = epoch, buffer
-        self.trainer.send({"op": "rows", "epoch": epoch, "buffer": buffer,
-                           "shapes": [[int(n) for n in SHAPE.findall(s)] for s in shapes]}, *columns)
+        self.trainer.send(
+            {
+                "op": "rows",
+                "epoch": epoch,
+                "buffer": buffer,
+                "shapes": [[int(n) for n in SHAPE.findall(s)] for s in shapes],
+            },
+            *columns,
+        )
 
     def end(self):
         """End the rows and wait for the unit's report (dict)."""

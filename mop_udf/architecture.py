@@ -21,7 +21,8 @@ MOST_CHARACTERS = 16 << 20
 MOST_DEPTH = 60
 MOST_LAYERS = 5000
 
-LAYERS = frozenset("""
+LAYERS = frozenset(
+    """
 Activation ActivityRegularization Add AdditiveAttention AlphaDropout Attention Average AveragePooling1D
 AveragePooling2D AveragePooling3D BatchNormalization Bidirectional CategoryEncoding CenterCrop Concatenate Conv1D
 Conv1DTranspose Conv2D Conv2DTranspose Conv3D Conv3DTranspose ConvLSTM1D ConvLSTM2D ConvLSTM3D Cropping1D Cropping2D
@@ -35,34 +36,52 @@ SpatialDropout3D SpectralNormalization StackedRNNCells Subtract TimeDistributed 
 UpSampling2D UpSampling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D
 RandomBrightness RandomContrast RandomCrop RandomFlip RandomRotation RandomTranslation RandomZoom
 CustomScaleLayer LayerScale
-""".split())
-INITIALIZERS = frozenset("""
+""".split()
+)
+INITIALIZERS = frozenset(
+    """
 Constant GlorotNormal GlorotUniform HeNormal HeUniform Identity LecunNormal LecunUniform Ones Orthogonal RandomNormal
 RandomUniform TruncatedNormal VarianceScaling Zeros
-""".split())
+""".split()
+)
 REGULARIZERS = frozenset(("L1", "L2", "L1L2", "OrthogonalRegularizer"))
 CONSTRAINTS = frozenset(("MaxNorm", "MinMaxNorm", "NonNeg", "UnitNorm"))
-ACTIVATIONS = frozenset("""
+ACTIVATIONS = frozenset(
+    """
 celu elu exponential gelu glu hard_shrink hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu linear log_sigmoid
 log_softmax mish relu relu6 selu sigmoid silu soft_shrink softmax softplus softsign sparse_plus sparse_sigmoid sparsemax
 squareplus swish tanh tanh_shrink threshold
-""".split())
+""".split()
+)
 # layers that keras.applications keep to themselves
-OTHER_MODULES = {"LayerScale": "keras.src.applications.convnext",
-                 "CustomScaleLayer": "keras.src.applications.inception_resnet_v2"}
+OTHER_MODULES = {
+    "LayerScale": "keras.src.applications.convnext",
+    "CustomScaleLayer": "keras.src.applications.inception_resnet_v2",
+}
 MODELS = {"Sequential": "keras", "Functional": "keras.src.models.functional"}
-OLD_NAMES = {"Model": "Functional", "OrthogonalInitializer": "Orthogonal", "IdentityInitializer": "Identity",
-             "CuDNNLSTM": "LSTM", "CuDNNGRU": "GRU", "BatchNormalizationV1": "BatchNormalization",
-             "BatchNormalizationV2": "BatchNormalization", "Convolution2D": "Conv2D", "Convolution1D": "Conv1D",
-             "GlorotUniformV2": "GlorotUniform", "ThresholdedReLU": "ReLU"}
+OLD_NAMES = {
+    "Model": "Functional",
+    "OrthogonalInitializer": "Orthogonal",
+    "IdentityInitializer": "Identity",
+    "CuDNNLSTM": "LSTM",
+    "CuDNNGRU": "GRU",
+    "BatchNormalizationV1": "BatchNormalization",
+    "BatchNormalizationV2": "BatchNormalization",
+    "Convolution2D": "Conv2D",
+    "Convolution1D": "Conv1D",
+    "GlorotUniformV2": "GlorotUniform",
+    "ThresholdedReLU": "ReLU",
+}
 # layers whose last dimension is `units`; and those whose output has their input's shape
 NO_VECTOR = "an output of the architecture must be a vector of a known width, not of shape"
 WHAT = {"input_layers": "inputs", "output_layers": "outputs"}
 WITH_UNITS = ("Dense",)
-KEEP_SHAPE = frozenset("""
+KEEP_SHAPE = frozenset(
+    """
 Activation ActivityRegularization AlphaDropout BatchNormalization Dropout ELU GaussianDropout GaussianNoise Identity
 LayerNormalization LeakyReLU PReLU ReLU Softmax UnitNormalization
-""".split())
+""".split()
+)
 # layers whose `rate` the fit parameter dropout sets, and what stands for 0 until the model is built: Keras would give
 # the layer no random state, which it needs when its rate changes
 DROPOUTS = frozenset("AlphaDropout Dropout GaussianDropout SpatialDropout1D SpatialDropout2D SpatialDropout3D".split())
@@ -70,25 +89,41 @@ NO_RATE = 0.5
 RECURRENT = ("RNN", "LSTM", "GRU", "SimpleRNN", "Bidirectional", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D")
 SNAKE_INITIALIZERS = {re.sub(r"(?<!^)(?=[A-Z])", "_", n).lower(): n for n in INITIALIZERS}
 SNAKE_INITIALIZERS.update({"normal": "RandomNormal", "uniform": "RandomUniform", "zero": "Zeros", "one": "Ones"})
-SNAKE_OTHERS = {"l1": "L1", "l2": "L2", "l1_l2": "L1L2", "max_norm": "MaxNorm", "min_max_norm": "MinMaxNorm",
-                "non_neg": "NonNeg", "unit_norm": "UnitNorm"}
+SNAKE_OTHERS = {
+    "l1": "L1",
+    "l2": "L2",
+    "l1_l2": "L1L2",
+    "max_norm": "MaxNorm",
+    "min_max_norm": "MinMaxNorm",
+    "non_neg": "NonNeg",
+    "unit_norm": "UnitNorm",
+}
 # keys of Keras 2 that Keras 3 has no use for
-GONE = {"InputLayer": ("ragged", "sparse", "input_tensor", "input_dtype", "input_shape"),
-        "BatchNormalization": ("fused", "virtual_batch_size", "adjustment"),
-        "LSTM": ("implementation", "time_major"), "GRU": ("implementation", "time_major"),
-        "SimpleRNN": ("implementation", "time_major"),
-        "MultiHeadAttention": ("query_shape", "key_shape", "value_shape", "softmax_robust_masking")}
+GONE = {
+    "InputLayer": ("ragged", "sparse", "input_tensor", "input_dtype", "input_shape"),
+    "BatchNormalization": ("fused", "virtual_batch_size", "adjustment"),
+    "LSTM": ("implementation", "time_major"),
+    "GRU": ("implementation", "time_major"),
+    "SimpleRNN": ("implementation", "time_major"),
+    "MultiHeadAttention": ("query_shape", "key_shape", "value_shape", "softmax_robust_masking"),
+}
 KERNEL = ("kernel_initializer", "kernel_regularizer", "kernel_constraint")
 GONE.update({f"SpatialDropout{n}D": ("noise_shape", "trainable") for n in (1, 2, 3)})
 GONE.update({f"Conv{n}DTranspose": ("groups",) for n in (1, 2, 3)})
 GONE.update({f"SeparableConv{n}D": ("groups", *KERNEL) for n in (1, 2)})
 GONE.update({f"DepthwiseConv{n}D": ("groups", "filters", *KERNEL) for n in (1, 2)})
 GONE_EVERYWHERE = ("batch_input_shape", "input_dim", "input_length", "batch_shape")
-DISTRIBUTIONS = {"normal": "truncated_normal", "uniform": "uniform", "truncated_normal": "truncated_normal",
-                 "untruncated_normal": "untruncated_normal"}
-MODULES = re.compile(r"(keras|tf_keras|tensorflow\.keras|tensorflow\.python\.keras|builtins)?"
-                     r"(\.(src|engine|layers|initializers|regularizers|constraints|models|activations|dtype_policies|"
-                     r"[a-z_0-9]+))*")
+DISTRIBUTIONS = {
+    "normal": "truncated_normal",
+    "uniform": "uniform",
+    "truncated_normal": "truncated_normal",
+    "untruncated_normal": "untruncated_normal",
+}
+MODULES = re.compile(
+    r"(keras|tf_keras|tensorflow\.keras|tensorflow\.python\.keras|builtins)?"
+    r"(\.(src|engine|layers|initializers|regularizers|constraints|models|activations|dtype_policies|"
+    r"[a-z_0-9]+))*"
+)
 
 
 def check(architecture):
@@ -163,8 +198,10 @@ def named(architecture, key):
     if isinstance(ends, dict) and all(map(_is_reference, ends.values())):
         return sorted(ends) if len(ends) > 1 else None
     if _has_dictionary(ends):
-        raise ArchitectureError(f"the architecture has its {WHAT[key]} in a dictionary together with lists: give it a "
-                                f"dictionary, or a list, alone")
+        raise ArchitectureError(
+            f"the architecture has its {WHAT[key]} in a dictionary together with lists: give it a "
+            f"dictionary, or a list, alone"
+        )
     return None
 
 
@@ -184,8 +221,10 @@ def name_misfit(architecture, key, columns):
     names = named(architecture, key)
     if names is None or names == list(columns):
         return None
-    problem = (f"the architecture has its {WHAT[key]} in a dictionary, which Keras reads in the order "
-               f"{', '.join(names)}, and the columns are {', '.join(columns)}")
+    problem = (
+        f"the architecture has its {WHAT[key]} in a dictionary, which Keras reads in the order "
+        f"{', '.join(names)}, and the columns are {', '.join(columns)}"
+    )
     if sorted(columns) == names:
         return problem, f"Give the columns in that order, when they are packed, too: ARRAY{names}."
     end = WHAT[key][:-1]
@@ -225,8 +264,9 @@ def with_dropout(architecture, dropout):
         raise ArchitectureError(f"dropout is given, but the architecture has no layer of {', '.join(sorted(DROPOUTS))}")
     unknown = [name for name in dropout if name not in found] if isinstance(dropout, dict) else []
     if unknown:
-        raise ArchitectureError(f"the architecture has no dropout layer {str(unknown[0])[:100]!r}, only "
-                                f"{', '.join(sorted(found))[:200]}")
+        raise ArchitectureError(
+            f"the architecture has no dropout layer {str(unknown[0])[:100]!r}, only {', '.join(sorted(found))[:200]}"
+        )
     return made
 
 
@@ -287,8 +327,9 @@ def _ends(architecture, key):
 def _layers(architecture):
     config = architecture.get("config")
     layers = config if isinstance(config, list) else isinstance(config, dict) and config.get("layers")
-    if not isinstance(layers, list) or not all(isinstance(x, dict) and isinstance(x.get("config"), dict)
-                                               for x in layers):
+    if not isinstance(layers, list) or not all(
+        isinstance(x, dict) and isinstance(x.get("config"), dict) for x in layers
+    ):
         raise ArchitectureError("the architecture has no list of layers")
     return layers
 
@@ -328,10 +369,15 @@ class _Rewriter:
         else:
             layers = self._layer_list(config)
             # Keras 2 counts the calls of a nested model from 1, Keras 3 from 0
-            nested = set() if node.get("module") else {
-                str(layer.get("name")) for layer in layers if str(layer.get("class_name")) in ("Model", *MODELS)}
-            made = {"name": _text(config.get("name", "model")),
-                    "layers": [self._node_layer(layer, nested) for layer in layers]}
+            nested = (
+                set()
+                if node.get("module")
+                else {str(layer.get("name")) for layer in layers if str(layer.get("class_name")) in ("Model", *MODELS)}
+            )
+            made = {
+                "name": _text(config.get("name", "model")),
+                "layers": [self._node_layer(layer, nested) for layer in layers],
+            }
             for key in ("input_layers", "output_layers"):
                 made[key] = _from_zero(_plain(config.get(key)), nested)
         for key in ("trainable",):
@@ -353,8 +399,13 @@ class _Rewriter:
             shape = config.get("batch_input_shape") if isinstance(config, dict) else None
             if number == 0 and rewritten["class_name"] != "InputLayer" and shape is not None:
                 name = str(rewritten["config"].get("name", "first")) + "_input"
-                made.append(self._object("keras.layers", "InputLayer",
-                                         {"batch_shape": _any_batch(shape), "name": name, "dtype": "float32"}))
+                made.append(
+                    self._object(
+                        "keras.layers",
+                        "InputLayer",
+                        {"batch_shape": _any_batch(shape), "name": name, "dtype": "float32"},
+                    )
+                )
             made.append(rewritten)
         return made
 
@@ -403,8 +454,9 @@ class _Rewriter:
         kwargs = tensors[-1][3] if len(tensors[-1]) > 3 else {}
         if not isinstance(kwargs, dict):
             raise ArchitectureError(f"the keyword arguments of a call of {kind} are none")
-        kwargs = {_text(key): _with_tensors(_from_zero(value, nested)) for key, value in kwargs.items()
-                  if value is not None}
+        kwargs = {
+            _text(key): _with_tensors(_from_zero(value, nested)) for key, value in kwargs.items() if value is not None
+        }
         if kind in RECURRENT and len(made) > 1:
             return {"args": made[:1], "kwargs": {**kwargs, "initial_state": made[1:]}}
         return {"args": made if len(made) == 1 else [made], "kwargs": kwargs}
@@ -420,8 +472,9 @@ class _Rewriter:
         if name in MODELS:
             return self.model(node)
         if name == "StochasticDepth":
-            raise ArchitectureError("layer class 'StochasticDepth' may not be loaded: its random numbers are no part "
-                                    "of the model's state")
+            raise ArchitectureError(
+                "layer class 'StochasticDepth' may not be loaded: its random numbers are no part of the model's state"
+            )
         if name not in LAYERS:
             raise ArchitectureError(f"layer class {name!r} may not be loaded: only Keras' own layers without code may")
         config = node.get("config")
@@ -430,11 +483,13 @@ class _Rewriter:
         if config.get("stateful"):
             raise ArchitectureError(
                 f"layer {str(config.get('name', name))[:100]!r} is stateful: what it remembers of one batch would go "
-                f"to whatever rows come next (make the model with stateful=False, which has the same weights)")
+                f"to whatever rows come next (make the model with stateful=False, which has the same weights)"
+            )
         made = {}
         for key, value in config.items():
-            if key in GONE.get(name, ()) or (key in GONE_EVERYWHERE and name != "InputLayer"
-                                             and (name, key) != ("Embedding", "input_dim")):
+            if key in GONE.get(name, ()) or (
+                key in GONE_EVERYWHERE and name != "InputLayer" and (name, key) != ("Embedding", "input_dim")
+            ):
                 continue
             if name == "ReLU" and key == "theta":  # ThresholdedReLU of Keras 2
                 key = "threshold"
@@ -521,8 +576,10 @@ class _Rewriter:
             config = value.get("config")
             if not isinstance(config, dict):
                 raise ArchitectureError("a tensor of the graph has no config")
-            return {"class_name": kind, "config": {k: _plain(config.get(k))
-                                                   for k in ("shape", "dtype", "keras_history")}}
+            return {
+                "class_name": kind,
+                "config": {k: _plain(config.get(k)) for k in ("shape", "dtype", "keras_history")},
+            }
         if kind == "__tuple__" and isinstance(value.get("items", []), list):
             return {"class_name": kind, "items": [self._value(v) for v in value.get("items", [])]}
         if kind == "__ellipsis__":
@@ -549,11 +606,17 @@ class _Rewriter:
         if len(parts) > 1 and parts[0] not in ("keras", "tensorflow", "tf"):
             raise ArchitectureError(f"class {name[:100]!r} is not Keras' own")
         short = OLD_NAMES.get(parts[-1], parts[-1])
-        if module is not None and not (isinstance(module, str) and MODULES.fullmatch(module)
-                                       and module.split(".")[0] in ("keras", "tf_keras", "tensorflow", "builtins")):
+        if module is not None and not (
+            isinstance(module, str)
+            and MODULES.fullmatch(module)
+            and module.split(".")[0] in ("keras", "tf_keras", "tensorflow", "builtins")
+        ):
             raise ArchitectureError(f"module {str(module)[:100]!r} of class {name[:100]!r} is not Keras' own")
-        if registered is not None and (not isinstance(registered, str) or ">" in registered
-                                       or registered.split(".")[-1] not in (name, parts[-1], short)):
+        if registered is not None and (
+            not isinstance(registered, str)
+            or ">" in registered
+            or registered.split(".")[-1] not in (name, parts[-1], short)
+        ):
             raise ArchitectureError(f"registered name {str(registered)[:100]!r} of class {name[:100]!r} is custom")
         return short
 
@@ -572,8 +635,9 @@ def _build_config(name, value):
     if isinstance(value, dict) and set(value) == {"input_shape"} and _is_shape(value["input_shape"]):
         return {"input_shape": value["input_shape"]}
     shapes = value.get("shapes_dict") if isinstance(value, dict) and set(value) == {"shapes_dict"} else None
-    if isinstance(shapes, dict) and all(re.fullmatch(r"\w+_shape", _text(key)) and _is_shape(shape)
-                                        for key, shape in shapes.items()):
+    if isinstance(shapes, dict) and all(
+        re.fullmatch(r"\w+_shape", _text(key)) and _is_shape(shape) for key, shape in shapes.items()
+    ):
         return {"shapes_dict": dict(shapes)}
     if value == {}:
         return {}
@@ -584,8 +648,11 @@ def _is_shape(value):
     """True for None, a list of sizes, or a list or dictionary of such."""
     if isinstance(value, dict):
         return "class_name" not in value and all(isinstance(key, str) and _is_shape(v) for key, v in value.items())
-    return value is None or isinstance(value, list) and all(
-        isinstance(v, int) and not isinstance(v, bool) or _is_shape(v) for v in value)
+    return (
+        value is None
+        or isinstance(value, list)
+        and all(isinstance(v, int) and not isinstance(v, bool) or _is_shape(v) for v in value)
+    )
 
 
 def _has_tensor(value):
@@ -597,14 +664,20 @@ def _has_tensor(value):
 
 def _is_reference(value):
     """True for Keras 2's [layer, call, tensor] or [layer, call, tensor, keyword arguments]."""
-    return isinstance(value, list) and len(value) in (3, 4) and isinstance(value[0], str) and all(
-        isinstance(n, int) for n in value[1:3])
+    return (
+        isinstance(value, list)
+        and len(value) in (3, 4)
+        and isinstance(value[0], str)
+        and all(isinstance(n, int) for n in value[1:3])
+    )
 
 
 def _tensor(reference):
     """Keras 3's form of a tensor of the graph; its shape and dtype are those of the layer that makes it."""
-    return {"class_name": "__keras_tensor__", "config": {"shape": [None], "dtype": "float32",
-                                                         "keras_history": reference[:3]}}
+    return {
+        "class_name": "__keras_tensor__",
+        "config": {"shape": [None], "dtype": "float32", "keras_history": reference[:3]},
+    }
 
 
 def _with_tensors(value):

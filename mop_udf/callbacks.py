@@ -15,7 +15,8 @@ class TensorBoard:
     def __init__(self, arguments, segment, model):
         self.callback = keras.callbacks.TensorBoard(
             log_dir=f"{arguments['log_dir']}{segment}",
-            **{key: value for key, value in arguments.items() if key in self.PASSED_ON})
+            **{key: value for key, value in arguments.items() if key in self.PASSED_ON},
+        )
         self.callback.set_model(model)
 
     def __enter__(self):

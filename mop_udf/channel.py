@@ -24,7 +24,7 @@ class Channel:
     def __init__(self, read_fd, write_fd, tick=None):
         self.read_fd, self.write_fd, self.tick = read_fd, write_fd, tick
         self.pending = 0  # bytes of the last frame's payloads that have not been read
-        self._held = bytearray()       # small frames that wait for the one that follows
+        self._held = bytearray()  # small frames that wait for the one that follows
         self._ahead = memoryview(b"")  # what has been read of what comes next
         if tick is not None:
             os.set_blocking(write_fd, False)
@@ -94,14 +94,14 @@ class Channel:
         done = 0
         while done < view.nbytes:
             if self._ahead:
-                part = self._ahead[:view.nbytes - done]
-                view[done:done + part.nbytes] = part
-                self._ahead = self._ahead[part.nbytes:]
+                part = self._ahead[: view.nbytes - done]
+                view[done : done + part.nbytes] = part
+                self._ahead = self._ahead[part.nbytes :]
                 done += part.nbytes
             elif view.nbytes - done < SMALL:
                 self._ahead = memoryview(self._some(os.read, SMALL))
             else:
-                done += self._some(os.readv, [view[done:done + (1 << 24)]])
+                done += self._some(os.readv, [view[done : done + (1 << 24)]])
 
     def _some(self, read, how):
         """What `read` gives of what has come, when something has."""
@@ -123,7 +123,7 @@ class Channel:
         try:
             while view.nbytes:
                 try:
-                    view = view[os.write(self.write_fd, view[:1 << 24]):]
+                    view = view[os.write(self.write_fd, view[: 1 << 24]) :]
                 except BlockingIOError:
                     self._wait([], [self.write_fd])
         except BrokenPipeError:

@@ -20,11 +20,11 @@ import time
 from mop_udf import nursery
 
 VARIABLE = "PG_MOP_COMPILE_CACHE"  # of a trainer's environment: "megabytes:directory"
-UNUSED_SECONDS = 30 * 86400        # after which a directory is removed, by who makes one
-FREE_BYTES = 1 << 30               # that a disk must have
-COMPILED = 200                     # models of an architecture that are known to have been compiled
-TRACE, NEW = ".trace", ".new"      # what files' names end in that `write` made, or is about to
-WAIT_SECONDS = 120                 # for another trainer that compiles the same
+UNUSED_SECONDS = 30 * 86400  # after which a directory is removed, by who makes one
+FREE_BYTES = 1 << 30  # that a disk must have
+COMPILED = 200  # models of an architecture that are known to have been compiled
+TRACE, NEW = ".trace", ".new"  # what files' names end in that `write` made, or is about to
+WAIT_SECONDS = 120  # for another trainer that compiles the same
 
 
 def environment(home, keras_backend, role, threads, megabytes):
@@ -161,8 +161,9 @@ class CompileCache:
     def _read(path):
         try:
             with open(path) as file:
-                return {str(text): (float(last), int(often))
-                        for text, (last, often) in json.load(file)["compiled"].items()}
+                return {
+                    str(text): (float(last), int(often)) for text, (last, often) in json.load(file)["compiled"].items()
+                }
         except (OSError, ValueError, TypeError, AttributeError, KeyError):
             return {}
 

@@ -119,9 +119,12 @@ def receive_rows(channel, dtypes, total_rows):
         rows = shapes[0][0]
         if total_rows is not None and whole is None:
             whole = [np.empty([total_rows, *s[1:]], d) for s, d in zip(shapes, dtypes)]
-        if whole is not None and done + rows <= total_rows and all(
-                list(w.shape[1:]) == s[1:] for w, s in zip(whole, shapes)):
-            arrays = tuple(w[done:done + rows] for w in whole)
+        if (
+            whole is not None
+            and done + rows <= total_rows
+            and all(list(w.shape[1:]) == s[1:] for w, s in zip(whole, shapes))
+        ):
+            arrays = tuple(w[done : done + rows] for w in whole)
         else:
             whole, total_rows = None, None
             arrays = tuple(np.empty(s, d) for s, d in zip(shapes, dtypes))
@@ -133,9 +136,12 @@ def receive_rows(channel, dtypes, total_rows):
 
 def _fit(shapes, dtypes, sizes):
     """True where the shapes are those of arrays with equal first dimension and of these sizes in bytes."""
-    return (len(shapes) == len(dtypes) == len(sizes) and all(dtype in DTYPES for dtype in dtypes)
-            and all(1 <= len(s) <= 32 and min(s) >= 0 and s[0] == shapes[0][0] for s in shapes)
-            and [math.prod(s) * np.dtype(d).itemsize for s, d in zip(shapes, dtypes)] == sizes)
+    return (
+        len(shapes) == len(dtypes) == len(sizes)
+        and all(dtype in DTYPES for dtype in dtypes)
+        and all(1 <= len(s) <= 32 and min(s) >= 0 and s[0] == shapes[0][0] for s in shapes)
+        and [math.prod(s) * np.dtype(d).itemsize for s, d in zip(shapes, dtypes)] == sizes
+    )
 
 
 def whole_batches(chunks, batch_size, least=16, enough=32 << 20):
@@ -177,7 +183,7 @@ def batches(chunks, batch_size):
     """Cut a sequence of chunks (tuples of arrays) into mini-batches, of which only the last may be short."""
     for chunk in whole_batches(chunks, batch_size, least=1):
         for start in range(0, len(chunk[0]), batch_size):
-            yield tuple(column[start:start + batch_size] for column in chunk)
+            yield tuple(column[start : start + batch_size] for column in chunk)
 
 
 def permuted(segment, how, batch_size, random):

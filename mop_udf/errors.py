@@ -3,8 +3,13 @@
 import re
 
 # how lines of TensorFlow's and Keras' errors begin that come before the one that says what is wrong
-SAY_LITTLE = ("Graph execution error", "Detected at node", "File \"", "<stack traces",
-              "Exception encountered when calling")
+SAY_LITTLE = (
+    "Graph execution error",
+    "Detected at node",
+    'File "',
+    "<stack traces",
+    "Exception encountered when calling",
+)
 # Keras' errors that repeat a whole config around the one that says what is wrong
 UNWRAPPED = re.compile("could not be deserialized properly|Error when deserializing class")
 MADE_FROM = re.compile(r"class '(\w+)' using config=\{(?:'name': '([^']*)')?")

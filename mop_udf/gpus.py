@@ -8,8 +8,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 def describe():
     """Descriptions of the GPUs, as TensorFlow names them."""
     import tensorflow as tf
-    return [f"{device.name}: {tf.config.experimental.get_device_details(device).get('device_name', 'GPU')}"
-            for device in tf.config.list_physical_devices("GPU")]
+
+    return [
+        f"{device.name}: {tf.config.experimental.get_device_details(device).get('device_name', 'GPU')}"
+        for device in tf.config.list_physical_devices("GPU")
+    ]
 
 
 if __name__ == "__main__":

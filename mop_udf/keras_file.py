@@ -33,9 +33,10 @@ def save(model, described):
     inputs and outputs are dictionaries where those of `described` are: its architecture, by models.normalise."""
     ends = [described["config"].get(key) for key in ("input_layers", "output_layers")]
     if any(isinstance(own, dict) for own in ends):
-        taken, given = (dict(zip(sorted(own), tensors)) if isinstance(own, dict) else
-                        tensors if len(tensors) > 1 else tensors[0]
-                        for own, tensors in zip(ends, (model.inputs, model.outputs)))
+        taken, given = (
+            dict(zip(sorted(own), tensors)) if isinstance(own, dict) else tensors if len(tensors) > 1 else tensors[0]
+            for own, tensors in zip(ends, (model.inputs, model.outputs))
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # (Keras would have the tensors called as the dictionary's names)
             model = keras.Model(taken, given, name=model.name)
@@ -61,8 +62,15 @@ def load(data):
             model = models.build(models.normalise(text), 0)
             most = TIMES * sum(np.asarray(w).nbytes for w in model.weights) + MORE_BYTES
             weights = _member(file, WEIGHTS, most)
-    except (zipfile.BadZipFile, UnicodeDecodeError, json.JSONDecodeError, RuntimeError, NotImplementedError,
-            EOFError, zlib.error) as error:
+    except (
+        zipfile.BadZipFile,
+        UnicodeDecodeError,
+        json.JSONDecodeError,
+        RuntimeError,
+        NotImplementedError,
+        EOFError,
+        zlib.error,
+    ) as error:
         raise FileError(f"it is no .keras file: {error}") from error
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, WEIGHTS)
@@ -111,6 +119,7 @@ def _check(path, most):
                 total += item.nbytes
                 if total > most:
                     raise FileError(f"its weights have {total} bytes, at most {most} are plausible")
+
     try:
         with h5py.File(path, "r") as file:
             walk(file)

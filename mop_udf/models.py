@@ -28,7 +28,7 @@ from mop_udf.sequences import Schedule, Sequence
 # what a compiled step or loop holds, about, and for each layer; by XLA so many times as much (measured on dense nets)
 COMPILED_BYTES, LAYER_BYTES, XLA_TIMES = 3 << 19, 700_000, 6
 CACHE_SHARE = 0.25  # of a trainer's share of the memory: for compiled models
-STALE = 4           # a model that was not asked for while all were, so many times, is not asked for any more
+STALE = 4  # a model that was not asked for while all were, so many times, is not asked for any more
 MOST_LEARNED = 1000
 KEPT_BYTES = 64 << 20  # initial weights of at most this size are kept for the next configuration
 
@@ -145,8 +145,9 @@ def weights_by_place(loss_weights, architecture):
     if names is None or not isinstance(loss_weights, dict):
         return loss_weights
     if unknown := sorted(set(map(str, loss_weights)) - set(names)):
-        raise ConfigurationError(f"loss_weights names {unknown[0]!r}, "
-                                 f"the architecture's outputs are {', '.join(names)}")
+        raise ConfigurationError(
+            f"loss_weights names {unknown[0]!r}, the architecture's outputs are {', '.join(names)}"
+        )
     return [loss_weights.get(name, 1.0) for name in names]
 
 
@@ -156,8 +157,10 @@ def make_optimizer(name, arguments):
     `decay` is the time-based decay of Keras 2: the rate at update t is learning_rate / (1 + decay * t). A sequence per
     batch is its first value here, unless it is the learning rate's.
     """
-    arguments = {key: value.at(0) if isinstance(value, Sequence) and key != "learning_rate" else value
-                 for key, value in dict(arguments).items()}
+    arguments = {
+        key: value.at(0) if isinstance(value, Sequence) and key != "learning_rate" else value
+        for key, value in dict(arguments).items()
+    }
     # (left to Keras it depends on how many there have been, and XLA's cache finds nothing by another)
     arguments.setdefault("name", "optimizer")
     decay, rate = arguments.pop("decay", None), arguments.get("learning_rate")
@@ -217,8 +220,10 @@ class CompiledModel:
         next; `watched`: metrics are computed in training, too; `dropout`: the rate of the dropout layers,
         {layer: rate}, or None for the architecture's own."""
         self.architecture = normalise(architecture, dropout)
-        compile_params = {**compile_params, "loss_weights": weights_by_place(
-            compile_params["loss_weights"], self.architecture)}
+        compile_params = {
+            **compile_params,
+            "loss_weights": weights_by_place(compile_params["loss_weights"], self.architecture),
+        }
         functions = load_functions(objects)
         optimizer = functools.partial(make_optimizer, compile_params["optimizer"], compile_params["optimizer_args"])
         check_size(self.architecture, optimizer)
@@ -241,33 +246,52 @@ class CompiledModel:
         self._scored = _key(architecture, compile_params, objects)
         self.kernels, self.forward = self._kernels(self.model), self._forward(self.model)
         self._metric = next(iter(compile_params["metrics"]), None)
-        self._groups = {"weights": self.model.weights, "seeds": seed_variables(self.model),
-                        "optimizer": self.optimizer.variables}
+        self._groups = {
+            "weights": self.model.weights,
+            "seeds": seed_variables(self.model),
+            "optimizer": self.optimizer.variables,
+        }
         self._averages = self._moving_averages()
         self._shapes = {name: [tuple(v.shape) for v in group] for name, group in self._groups.items()}
         self._variables = framework.Variables(v for group in self._groups.values() for v in group)
         self.weights = framework.Variables(self.model.weights)
         self._fresh_optimizer = state.values(self.optimizer.variables)
-        self._variable_bytes = 2 * sum(state.dtype(v.dtype).itemsize * math.prod(v.shape)
-                                       for v in (*self.model.variables, *self.optimizer.variables))
+        self._variable_bytes = 2 * sum(
+            state.dtype(v.dtype).itemsize * math.prod(v.shape)
+            for v in (*self.model.variables, *self.optimizer.variables)
+        )
         self._compiled_bytes = COMPILED_BYTES + LAYER_BYTES * len(list(self.model._flatten_layers()))
 
     def _compile(self, model, optimizer):
         compile_params, functions = self._compile_params, self._functions
         model.compile(
-            optimizer=optimizer, loss=make_loss(compile_params["loss"], functions, len(model.outputs)),
-            metrics=[[metric for _, metric in own] for own in make_metrics(
-                compile_params["metrics"], functions, model)] if self._watched else None,
+            optimizer=optimizer,
+            loss=make_loss(compile_params["loss"], functions, len(model.outputs)),
+            metrics=[[metric for _, metric in own] for own in make_metrics(compile_params["metrics"], functions, model)]
+            if self._watched
+            else None,
             loss_weights=compile_params["loss_weights"],
-            jit_compile=False)
+            jit_compile=False,
+        )
 
     def _kernels(self, model, part="", layers=None):
-        return Chosen(model, bool(seed_variables(self.model)), self._learned(part), self._name + part, layers,
-                      part.strip() or "model", self._lasting)
+        return Chosen(
+            model,
+            bool(seed_variables(self.model)),
+            self._learned(part),
+            self._name + part,
+            layers,
+            part.strip() or "model",
+            self._lasting,
+        )
 
     def _forward(self, model, part="", layers=None):
-        return Forward(model, Scores(model, self._compile_params["loss"], self._compile_params["loss_weights"],
-                                     self._metrics), layers, self._scored + part if self._lasting else None)
+        return Forward(
+            model,
+            Scores(model, self._compile_params["loss"], self._compile_params["loss_weights"], self._metrics),
+            layers,
+            self._scored + part if self._lasting else None,
+        )
 
     @functools.cached_property
     def cut(self):
@@ -284,8 +308,7 @@ class CompiledModel:
         """Memory that the model holds, about: variables with the copies of their first values, and what is compiled."""
         cut = self.__dict__.get("cut")  # where it has been asked for
         all_kernels = [self.kernels, *([cut.kernels] if cut else [])]
-        compiled = sum(kernels.compilations + (XLA_TIMES - 1) * kernels.by_xla
-                       for kernels in all_kernels)
+        compiled = sum(kernels.compilations + (XLA_TIMES - 1) * kernels.by_xla for kernels in all_kernels)
         return self._variable_bytes + compiled * self._compiled_bytes
 
     def score(self, sums):
@@ -342,8 +365,9 @@ class CompiledModel:
     def save(self):
         """The model's state as a list of buffers."""
         arrays = iter(self._variables.take())
-        return state.pack({name: list(itertools.islice(arrays, len(group))) for name, group in self._groups.items()},
-                          self._averages)
+        return state.pack(
+            {name: list(itertools.islice(arrays, len(group))) for name, group in self._groups.items()}, self._averages
+        )
 
     def _moving_averages(self):
         """The moving averages that the optimizer keeps (`use_ema`), as state.pack takes their places."""
@@ -352,8 +376,11 @@ class CompiledModel:
             return []
         weights = {id(v): place for place, v in enumerate(self._groups["weights"])}
         places = {id(v): place for place, v in enumerate(self._groups["optimizer"])}
-        return [(weights[id(v)], places[id(own)]) for v, own in zip(
-            optimizer._trainable_variables, optimizer._model_variables_moving_average) if own is not None]
+        return [
+            (weights[id(v)], places[id(own)])
+            for v, own in zip(optimizer._trainable_variables, optimizer._model_variables_moving_average)
+            if own is not None
+        ]
 
     def _assign(self, groups):
         for name, shapes in self._shapes.items():
@@ -385,8 +412,12 @@ class Evaluation:
         """What :meth:`CompiledModel.score` gives of all pieces, with "sums", "kernel" and "seconds"."""
         if np.isscalar(self.sums):
             return {"rows": 0, "seconds": self.seconds}
-        return {**self.compiled.score(self.sums), "sums": self.sums.tolist(), "kernel": "plain",
-                "seconds": self.seconds}
+        return {
+            **self.compiled.score(self.sums),
+            "sums": self.sums.tolist(),
+            "kernel": "plain",
+            "seconds": self.seconds,
+        }
 
 
 def _experience(architecture):
@@ -394,10 +425,14 @@ def _experience(architecture):
     cache = compile_cache.own()
     if cache is None:
         return Learned()
-    compiled = {name: last if often > 1 else AGAIN * last
-                for name, (last, often) in cache.compiled(architecture).items()}
-    return Learned(note=functools.partial(cache.note, architecture), lasts=True,
-                   again=lambda name: compiled.get(compile_cache.digest(name)))
+    compiled = {
+        name: last if often > 1 else AGAIN * last for name, (last, often) in cache.compiled(architecture).items()
+    }
+    return Learned(
+        note=functools.partial(cache.note, architecture),
+        lasts=True,
+        again=lambda name: compiled.get(compile_cache.digest(name)),
+    )
 
 
 class ModelCache:
@@ -428,8 +463,9 @@ class ModelCache:
         key = self.key(architecture, compile_params, objects, watched, dropout)
         optimizer = (compile_params["optimizer"], sorted(compile_params["optimizer_args"].items()))
         if key not in self.models:  # (it makes such an optimizer)
-            self.models[key] = CompiledModel(architecture, compile_params, objects, self._learned, key, seed, watched,
-                                             dropout)
+            self.models[key] = CompiledModel(
+                architecture, compile_params, objects, self._learned, key, seed, watched, dropout
+            )
         elif optimizer not in self.judged:
             make_optimizer(*optimizer)
         if optimizer not in self.judged:
@@ -440,8 +476,11 @@ class ModelCache:
     @staticmethod
     def key(architecture, compile_params, objects, watched=False, dropout=None):
         """Equal for what one CompiledModel trains. Arguments as of `get`."""
-        return json.dumps([architecture, params.without_scalars(compile_params), _digests(objects), watched, dropout],
-                          sort_keys=True, default=str)
+        return json.dumps(
+            [architecture, params.without_scalars(compile_params), _digests(objects), watched, dropout],
+            sort_keys=True,
+            default=str,
+        )
 
     def evaluator(self, architecture, compile_params, objects):
         """A CompiledModel to evaluate with: one that differs in what an evaluation has no use for (the optimizer, rates
@@ -545,12 +584,14 @@ def _metric(name, functions, width):
     if name.lower() in ("crossentropy", "ce"):
         return _wide(metrics.BinaryCrossentropy if width == 1 else metrics.CategoricalCrossentropy, name=name)
     found = metrics.get(name)
-    return _wide(type(found)) if isinstance(found, metrics.Metric) else _wide(
-        metrics.MeanMetricWrapper, found, name=name)
+    return (
+        _wide(type(found)) if isinstance(found, metrics.Metric) else _wide(metrics.MeanMetricWrapper, found, name=name)
+    )
 
 
 def _wide(kind, *args, **kwargs):
     """A metric of Keras whose variables are float64: sums of many rows in float32 would lose the small ones."""
+
     def add_variable(self, *args, dtype=None, **kwargs):
         return kind.add_variable(self, *args, dtype="float64", **kwargs)
 
@@ -559,9 +600,11 @@ def _wide(kind, *args, **kwargs):
 
 def _for_each_row(function):
     """A custom metric, whose value for a whole batch is that of each of its rows: so it is a mean over rows."""
+
     def metric(y_true, y_pred):
         value = keras.ops.convert_to_tensor(function(keras.ops.cast(y_true, y_pred.dtype), y_pred))
         return keras.ops.broadcast_to(value, keras.ops.shape(y_pred)[:1]) if len(value.shape) == 0 else value
+
     return metric
 
 

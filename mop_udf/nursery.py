@@ -41,9 +41,16 @@ def environment(keras_backend):
 
     (PyTorch's Keras would look for GPUs as it is imported, after which no fork could use one: a trainer does it.)
     """
-    return {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent", "KERAS_HOME": "/nonexistent",
-            "KERAS_BACKEND": keras_backend, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONHASHSEED": "0",
-            "KERAS_TORCH_DEVICE": "cpu"}
+    return {
+        "PATH": "/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "HOME": "/nonexistent",
+        "KERAS_HOME": "/nonexistent",
+        "KERAS_BACKEND": keras_backend,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PYTHONHASHSEED": "0",
+        "KERAS_TORCH_DEVICE": "cpu",
+    }
 
 
 # --- the backends' side -------------------------------------------------------------------------
@@ -268,15 +275,31 @@ class _Name:
         with open(f"{self.path}.log", "wb") as log:
             # by a shell, which ends at once: it must be nobody's child, who would have to wait for its end
             subprocess.run(
-                ["/bin/sh", "-c", '"$@" &', "sh", os.path.join(self.home, "bin", "python"), "-I", "-B", "-m",
-                 "mop_udf.nursery", *map(str, files)],
-                env={**environment(self.keras_backend), "OMP_NUM_THREADS": "1"}, cwd="/", pass_fds=files,
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+                [
+                    "/bin/sh",
+                    "-c",
+                    '"$@" &',
+                    "sh",
+                    os.path.join(self.home, "bin", "python"),
+                    "-I",
+                    "-B",
+                    "-m",
+                    "mop_udf.nursery",
+                    *map(str, files),
+                ],
+                env={**environment(self.keras_backend), "OMP_NUM_THREADS": "1"},
+                cwd="/",
+                pass_fds=files,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     def _tidy(self):
         """Remove what nurseries of other packages have left."""
         for path in glob.glob(f"{os.path.dirname(self.path)}/nursery-*.lock"):
-            path = path[:-len(".lock")]
+            path = path[: -len(".lock")]
             if path != self.path and (lock := self._lock(path)) is not None:
                 for name in (path, f"{path}.log", f"{path}.lock"):
                     try:
@@ -292,7 +315,8 @@ class _Name:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.path.exists(f"{path or self.path}.lock") and os.path.samestat(
-                        os.fstat(lock), os.stat(f"{path or self.path}.lock")):
+                    os.fstat(lock), os.stat(f"{path or self.path}.lock")
+                ):
                     return lock
             except BlockingIOError:
                 os.close(lock)
@@ -326,8 +350,9 @@ def version(home, keras_backend):
     if (home, keras_backend) not in _versions:
         own = os.path.dirname(os.path.abspath(mop_udf.__file__))
         digest = hashlib.sha256(f"{home} {own}".encode())
-        for path in sorted([*glob.glob(f"{own}/**/*.py", recursive=True),
-                            *filter(os.path.isdir, [mop_udf.packages(home)])]):
+        for path in sorted(
+            [*glob.glob(f"{own}/**/*.py", recursive=True), *filter(os.path.isdir, [mop_udf.packages(home)])]
+        ):
             status = os.stat(path)
             digest.update(f"{path} {status.st_mtime_ns} {status.st_size}".encode())
         _versions[home, keras_backend] = f"{keras_backend}-{digest.hexdigest()[:16]}"
@@ -437,6 +462,7 @@ class Nursery:
             os.environ.update(request["environment"])
             arguments = [backend, files[3], *request["arguments"]]
             from setproctitle import setproctitle
+
             setproctitle(f"{sys.executable} -I -B -m mop_udf.trainer {' '.join(map(str, arguments))}")
             for number, file in enumerate(files[:3]):
                 os.dup2(file, number)
@@ -468,6 +494,7 @@ def main():
     from setproctitle import getproctitle
 
     from mop_udf import trainer
+
     getproctitle()  # finds the place of the title, which it cannot once the environment has been changed
     trainer.first_to_go()
     trainer.import_frameworks()

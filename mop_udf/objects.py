@@ -28,9 +28,12 @@ def load(data):
 
 def top_k_accuracy(k, name):
     """A function (y_true, y_pred) named `name`: Keras' top_k_categorical_accuracy of that k."""
+
     def accuracy(y_true, y_pred):
         import keras
+
         return keras.metrics.top_k_categorical_accuracy(y_true, y_pred, k=k)
+
     accuracy.__name__ = accuracy.__qualname__ = name
     return accuracy
 

@@ -34,9 +34,11 @@ ALLOWED = {
 ALLOWED = {module: frozenset(names.split()) for module, names in ALLOWED.items()}
 MOST_PIECES = 1000  # that an operation may cut a tensor into: each is an object
 PIECES = {"Split": "indices_or_sections", "Unstack": "num"}
-NUMBERS = frozenset("""
+NUMBERS = frozenset(
+    """
 bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 bfloat16 float16 float32 float64
-""".split())
+""".split()
+)
 
 
 def is_operation(module):
@@ -47,10 +49,13 @@ def is_operation(module):
 def check(module, name, config):
     """The config with which the operation may be made. Raises OperationError."""
     if name not in ALLOWED.get(module, ()):
-        raise OperationError(f"operation {str(name)[:100]!r} of {module[:100]!r} may not be loaded: only those of "
-                             f"keras.ops that compute and nothing else may")
-    if not isinstance(config, dict) or not all(isinstance(key, str) and _is_plain(value)
-                                               for key, value in config.items()):
+        raise OperationError(
+            f"operation {str(name)[:100]!r} of {module[:100]!r} may not be loaded: only those of "
+            f"keras.ops that compute and nothing else may"
+        )
+    if not isinstance(config, dict) or not all(
+        isinstance(key, str) and _is_plain(value) for key, value in config.items()
+    ):
         raise OperationError(f"operation {name} has an argument that is no plain data")
     pieces = config.get(PIECES.get(name))
     if isinstance(pieces, (int, float)) and pieces > MOST_PIECES:
@@ -72,5 +77,8 @@ def _is_numbers(value):
 
 
 def _is_plain(value):
-    return all(map(_is_plain, value)) if isinstance(value, list) else value is None or isinstance(
-        value, (bool, int, float, str))
+    return (
+        all(map(_is_plain, value))
+        if isinstance(value, list)
+        else value is None or isinstance(value, (bool, int, float, str))
+    )

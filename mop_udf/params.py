@@ -23,13 +23,27 @@ class ParameterError(ValueError):
 MOST_CHARACTERS = 100_000
 
 # an argument that the optimizer does not take is Keras' to refuse: that configuration fails, the others go on
-OPTIMIZERS = ("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Adafactor", "Nadam", "Ftrl", "Lion",
-              "Lamb", "Muon")
+OPTIMIZERS = (
+    "SGD",
+    "RMSprop",
+    "Adam",
+    "AdamW",
+    "Adadelta",
+    "Adagrad",
+    "Adamax",
+    "Adafactor",
+    "Nadam",
+    "Ftrl",
+    "Lion",
+    "Lamb",
+    "Muon",
+)
 
 # numbers of optimizers by which configurations may differ and yet share one compiled model
 SCALARS = ("learning_rate", "decay", "momentum", "beta_1", "beta_2", "rho", "epsilon", "weight_decay")
 
-LOSSES = frozenset("""
+LOSSES = frozenset(
+    """
 binary_crossentropy binary_focal_crossentropy categorical_crossentropy categorical_focal_crossentropy
 categorical_hinge cosine_similarity ctc dice hinge huber kl_divergence
 log_cosh mean_absolute_error mean_absolute_percentage_error mean_squared_error mean_squared_logarithmic_error poisson
@@ -37,14 +51,22 @@ squared_hinge tversky mae mape mse msle kld bce
 BinaryCrossentropy BinaryFocalCrossentropy CategoricalCrossentropy CategoricalFocalCrossentropy CategoricalHinge
 CosineSimilarity Hinge Huber KLDivergence LogCosh MeanAbsoluteError MeanAbsolutePercentageError MeanSquaredError
 MeanSquaredLogarithmicError Poisson SquaredHinge CTC Dice Tversky
-""".split())
+""".split()
+)
 # names of Keras 2 that Keras 3 has given up
 OLD_LOSSES = {"logcosh": "log_cosh", "kullback_leibler_divergence": "kl_divergence"}
 # labels of another form than ours: numbers of classes; in Circle, of classes that the rows of a batch are compared by
-REFUSED_LOSSES = ("circle", "sparse_categorical_crossentropy", "SparseCategoricalCrossentropy", "serialize",
-                  "deserialize", "get")
+REFUSED_LOSSES = (
+    "circle",
+    "sparse_categorical_crossentropy",
+    "SparseCategoricalCrossentropy",
+    "serialize",
+    "deserialize",
+    "get",
+)
 
-METRICS = frozenset("""
+METRICS = frozenset(
+    """
 accuracy acc crossentropy ce binary_accuracy binary_crossentropy categorical_accuracy categorical_crossentropy
 categorical_hinge cosine_similarity hinge kl_divergence mae mape mse msle mean_absolute_error
 mean_absolute_percentage_error mean_squared_error mean_squared_logarithmic_error poisson squared_hinge
@@ -55,23 +77,62 @@ CosineSimilarity F1Score FBetaScore FalseNegatives FalsePositives Hinge KLDiverg
 MeanAbsolutePercentageError MeanSquaredError MeanSquaredLogarithmicError Poisson Precision R2Score Recall
 RootMeanSquaredError SquaredHinge TopKCategoricalAccuracy TrueNegatives TruePositives ConcordanceCorrelation
 PearsonCorrelation
-""".split())
-OLD_METRICS = {"logcosh": "LogCoshError", "log_cosh": "LogCoshError", "kld": "kl_divergence",
-               "kullback_leibler_divergence": "kl_divergence"}
-REFUSED_METRICS = ("sparse_categorical_accuracy", "sparse_categorical_crossentropy",
-                   "sparse_top_k_categorical_accuracy", "SparseCategoricalAccuracy", "SparseCategoricalCrossentropy",
-                   "SparseTopKCategoricalAccuracy")
+""".split()
+)
+OLD_METRICS = {
+    "logcosh": "LogCoshError",
+    "log_cosh": "LogCoshError",
+    "kld": "kl_divergence",
+    "kullback_leibler_divergence": "kl_divergence",
+}
+REFUSED_METRICS = (
+    "sparse_categorical_accuracy",
+    "sparse_categorical_crossentropy",
+    "sparse_top_k_categorical_accuracy",
+    "SparseCategoricalAccuracy",
+    "SparseCategoricalCrossentropy",
+    "SparseTopKCategoricalAccuracy",
+)
 
 COMPILE_KEYS = ("loss", "optimizer", "metrics", "loss_weights", "weighted_metrics", "sample_weight_mode")
-FIT_KEYS = ("batch_size", "epochs", "verbose", "shuffle", "class_weight", "initial_epoch", "steps_per_epoch",
-            "callbacks", "dropout", "stop", "keep")
+FIT_KEYS = (
+    "batch_size",
+    "epochs",
+    "verbose",
+    "shuffle",
+    "class_weight",
+    "initial_epoch",
+    "steps_per_epoch",
+    "callbacks",
+    "dropout",
+    "stop",
+    "keep",
+)
 SEQUENCE_KEYS = ("batch_size", "class_weight", "dropout")  # of the fit parameters: what may be a sequence
 WITHOUT_EFFECT = ("verbose", "stop", "keep")  # on what an iteration gives
 STOP_KEYS = ("patience", "min_delta", "target", "metric", "mode")
-DEFAULTS = {"batch_size": 32, "epochs": 1, "verbose": 0, "shuffle": False, "class_weight": None, "initial_epoch": 0,
-            "steps_per_epoch": None, "dropout": None, "callbacks": None, "stop": None, "keep": "last"}
-TENSORBOARD_KEYS = ("log_dir", "histogram_freq", "batch_size", "update_freq", "write_graph", "write_grad",
-                    "write_images")
+DEFAULTS = {
+    "batch_size": 32,
+    "epochs": 1,
+    "verbose": 0,
+    "shuffle": False,
+    "class_weight": None,
+    "initial_epoch": 0,
+    "steps_per_epoch": None,
+    "dropout": None,
+    "callbacks": None,
+    "stop": None,
+    "keep": "last",
+}
+TENSORBOARD_KEYS = (
+    "log_dir",
+    "histogram_freq",
+    "batch_size",
+    "update_freq",
+    "write_graph",
+    "write_grad",
+    "write_images",
+)
 
 
 def is_builtin_loss(name):
@@ -105,17 +166,23 @@ def parse_compile_params(text):
         raise ParameterError(f"loss {_short(loss)} is not a name")
     if loss.lower() in [r.lower() for r in REFUSED_LOSSES]:
         dense = _dense(loss)
-        raise ParameterError(f"loss {loss!r} is not supported" + (
-            f": labels are packed one-hot, for which it is {dense!r}" if dense else ""))
+        raise ParameterError(
+            f"loss {loss!r} is not supported"
+            + (f": labels are packed one-hot, for which it is {dense!r}" if dense else "")
+        )
     name, arguments = parse_optimizer(values["optimizer"])
     mode = values.get("sample_weight_mode")
     if mode not in (None, "None", "temporal"):
         raise ParameterError(f"sample_weight_mode must be 'temporal' or None, not {_short(mode)}")
-    return {"loss": OLD_LOSSES.get(loss.lower()) or _canonical(loss, LOSSES) or loss,
-            "optimizer": name, "optimizer_args": arguments, "metrics": _metrics(values.get("metrics")),
-            "loss_weights": _loss_weights(values.get("loss_weights")),
-            "weighted_metrics": _weighted_metrics(values.get("weighted_metrics")),
-            "sample_weight_mode": None if mode == "None" else mode}
+    return {
+        "loss": OLD_LOSSES.get(loss.lower()) or _canonical(loss, LOSSES) or loss,
+        "optimizer": name,
+        "optimizer_args": arguments,
+        "metrics": _metrics(values.get("metrics")),
+        "loss_weights": _loss_weights(values.get("loss_weights")),
+        "weighted_metrics": _weighted_metrics(values.get("weighted_metrics")),
+        "sample_weight_mode": None if mode == "None" else mode,
+    }
 
 
 def _dense(name):
@@ -202,15 +269,16 @@ def parse_optimizer(text):
             continue
         literal = _evaluate(f"optimizer argument {key}", value)
         if not (literal is None or isinstance(literal, bool) or _is_number(literal)):
-            raise ParameterError(f"optimizer argument {key} must be a number, True, False or None, "
-                                 f"not {_short(value)}")
+            raise ParameterError(f"optimizer argument {key} must be a number, True, False or None, not {_short(value)}")
         # Keras refuses lr=1: it wants a float
         arguments[key] = float(literal) if key in SCALARS and _is_integer(literal) else literal
     arguments = {key: value for key, value in arguments.items() if value is not None}
     rate = arguments.get("learning_rate")
     if "decay" in arguments and _is_sequence(rate) and rate.per == "batch":
-        raise ParameterError("decay, which changes the learning rate with each mini-batch, cannot be given together "
-                             "with learning rates that do so themselves: leave one of them out")
+        raise ParameterError(
+            "decay, which changes the learning rate with each mini-batch, cannot be given together "
+            "with learning rates that do so themselves: leave one of them out"
+        )
     return name, arguments
 
 
@@ -235,8 +303,11 @@ def without_scalars(compile_params):
 
 def scalars(compile_params):
     """{name: number, or Sequence per batch}: the scalars that the parsed compile parameters give."""
-    return {k: v for k, v in compile_params["optimizer_args"].items()
-            if k in SCALARS and (_is_number(v) or isinstance(v, Sequence))}
+    return {
+        k: v
+        for k, v in compile_params["optimizer_args"].items()
+        if k in SCALARS and (_is_number(v) or isinstance(v, Sequence))
+    }
 
 
 class Resolver:
@@ -253,8 +324,11 @@ class Resolver:
         self._classes, weights = classes or (lambda weights: weights), self.fit["class_weight"]
         if weights is not None and not isinstance(weights, Sequence):
             self.fit["class_weight"] = self._classes(weights)
-        self._scalars = [(k, v) for k, v in sorted(self.compile["optimizer_args"].items())
-                         if isinstance(v, Sequence) and v.per == "iteration"]
+        self._scalars = [
+            (k, v)
+            for k, v in sorted(self.compile["optimizer_args"].items())
+            if isinstance(v, Sequence) and v.per == "iteration"
+        ]
         self._fits = [(k, self.fit[k]) for k in SEQUENCE_KEYS if isinstance(self.fit[k], Sequence)]
         self._last = self._texts = None  # the values of the last iteration that was asked for, and what they gave
         if not self.varies:
@@ -274,8 +348,10 @@ class Resolver:
         if (scalars, fits) != self._last:
             texts = self._texts or (None, None)
             before = self._last or (None, None)
-            self._texts = (texts[0] if scalars == before[0] else self._compile(scalars),
-                           texts[1] if fits == before[1] else _fit_text({**self.fit, **dict(fits)}))
+            self._texts = (
+                texts[0] if scalars == before[0] else self._compile(scalars),
+                texts[1] if fits == before[1] else _fit_text({**self.fit, **dict(fits)}),
+            )
             self._last = scalars, fits
         return self._texts
 
@@ -304,8 +380,12 @@ class Resolver:
     def _pieces(self):
         """The compile string, cut where the values of the sequences are to stand."""
         mark = "\0"
-        return _compile_text({**self.compile, "optimizer_args": {
-            **self.compile["optimizer_args"], **{k: _Written(mark) for k, _ in self._scalars}}}).split(mark)
+        return _compile_text(
+            {
+                **self.compile,
+                "optimizer_args": {**self.compile["optimizer_args"], **{k: _Written(mark) for k, _ in self._scalars}},
+            }
+        ).split(mark)
 
     def _compile(self, scalars):
         parts = [self._pieces[0]]
@@ -360,8 +440,10 @@ def split(text):
 
 
 # --- sequences -----------------------------------------------------------------------------------------
-SIGNS = ("{0} must not change between zero and other signs while a configuration trains, since Keras then keeps other "
-         "variables: {1} is not of the first value's sign")
+SIGNS = (
+    "{0} must not change between zero and other signs while a configuration trains, since Keras then keeps other "
+    "variables: {1} is not of the first value's sign"
+)
 
 
 def _is_sequence(value):
@@ -389,8 +471,10 @@ def _scalar_sequence(key, text):
     if isinstance(value, dict) or isinstance(value, Sequence) and any(isinstance(v, dict) for v in value.stated()):
         raise ParameterError(f"optimizer argument {key} must be numbers, not {_short(text)}")
     if key not in SCALARS or key == "decay":
-        raise ParameterError(f"optimizer argument {key} cannot be a sequence, only "
-                             f"{', '.join(name for name in SCALARS if name != 'decay')} can")
+        raise ParameterError(
+            f"optimizer argument {key} cannot be a sequence, only "
+            f"{', '.join(name for name in SCALARS if name != 'decay')} can"
+        )
     if isinstance(value, Schedule) and key != "learning_rate":
         raise ParameterError(f"a learning rate schedule of Keras cannot stand for {key}")
     if isinstance(value, Sequence) and key != "learning_rate" and len(value.signs()) > 1:
@@ -407,8 +491,10 @@ def _fit_sequence(key, text):
     if isinstance(value, Schedule):
         raise ParameterError(f"a learning rate schedule of Keras cannot stand for {key}")
     if isinstance(value, Sequence) and value.per == "batch":
-        raise ParameterError(f"{key} cannot change within an iteration: per='batch' is for the scalars of an "
-                             f"optimizer ({', '.join(name for name in SCALARS if name != 'decay')})")
+        raise ParameterError(
+            f"{key} cannot change within an iteration: per='batch' is for the scalars of an "
+            f"optimizer ({', '.join(name for name in SCALARS if name != 'decay')})"
+        )
     if not isinstance(value, Sequence):
         return _stated(key, value)
     checked = [_stated(key, v) for v in value.stated()]
@@ -447,13 +533,18 @@ def _checked_class_weight(weights):
     """
     if weights == "balanced":
         return weights
-    if not (isinstance(weights, dict) and all(
-            (isinstance(k, (str, bool)) or _is_integer(k) and k >= 0) and _is_number(v) for k, v in weights.items())):
-        raise ParameterError(f"class_weight must be a dictionary of class numbers or labels to weights, or 'balanced', "
-                             f"not {_short(weights)}")
+    if not (
+        isinstance(weights, dict)
+        and all((isinstance(k, (str, bool)) or _is_integer(k) and k >= 0) and _is_number(v) for k, v in weights.items())
+    ):
+        raise ParameterError(
+            f"class_weight must be a dictionary of class numbers or labels to weights, or 'balanced', "
+            f"not {_short(weights)}"
+        )
     if negative := [k for k, v in weights.items() if v < 0]:
-        raise ParameterError(f"class_weight must not be below 0, as that of class {negative[0]!r} is in "
-                             f"{_short(weights)}")
+        raise ParameterError(
+            f"class_weight must not be below 0, as that of class {negative[0]!r} is in {_short(weights)}"
+        )
     return {k: float(v) + 0.0 for k, v in sorted(weights.items(), key=lambda item: (str(type(item[0])), item[0]))}
 
 
@@ -464,8 +555,9 @@ def _checked_dropout(rates):
             raise ParameterError(f"dropout must name layers with rates from 0 to below 1, not {_short(rates)}")
         return {k: float(v) + 0.0 for k, v in sorted(rates.items())}
     if not _is_rate(rates):
-        raise ParameterError(f"dropout must be a rate from 0 to below 1, or a dictionary of layers to rates, "
-                             f"not {_short(rates)}")
+        raise ParameterError(
+            f"dropout must be a rate from 0 to below 1, or a dictionary of layers to rates, not {_short(rates)}"
+        )
     return float(rates) + 0.0
 
 
@@ -488,9 +580,12 @@ def _compile_text(parsed):
     weights = parsed["loss_weights"]
     if weights:
         weights = {k: float(v) for k, v in weights.items()} if isinstance(weights, dict) else list(map(float, weights))
-    others = {"metrics": parsed["metrics"] or None, "loss_weights": weights,
-              "weighted_metrics": parsed["weighted_metrics"],
-              "sample_weight_mode": parsed["sample_weight_mode"]}
+    others = {
+        "metrics": parsed["metrics"] or None,
+        "loss_weights": weights,
+        "weighted_metrics": parsed["weighted_metrics"],
+        "sample_weight_mode": parsed["sample_weight_mode"],
+    }
     return ",".join(parts + [f"{k}={_write(v)}" for k, v in others.items() if v is not None])
 
 
@@ -598,8 +693,9 @@ def metric_name(name):
     if not isinstance(name, str):
         raise ParameterError(f"metric {_short(name)} is not a name")
     if name.lower() in [r.lower() for r in REFUSED_METRICS]:
-        raise ParameterError(f"metric {name!r} is not supported: labels are packed one-hot, for which it is "
-                             f"{_dense(name)!r}")
+        raise ParameterError(
+            f"metric {name!r} is not supported: labels are packed one-hot, for which it is {_dense(name)!r}"
+        )
     return OLD_METRICS.get(name.lower()) or _canonical(name, METRICS) or name
 
 
@@ -607,8 +703,9 @@ def _loss_weights(text):
     weights = _literal("loss_weights", text, (list, dict))
     values = weights.values() if isinstance(weights, dict) else weights or ()
     if not all(map(_is_number, values)) or isinstance(weights, dict) and not all(isinstance(k, str) for k in weights):
-        raise ParameterError(f"loss_weights must be a list of numbers, or a dictionary of output names to numbers, "
-                             f"not {_short(text)}")
+        raise ParameterError(
+            f"loss_weights must be a list of numbers, or a dictionary of output names to numbers, not {_short(text)}"
+        )
     return weights
 
 

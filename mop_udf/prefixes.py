@@ -31,7 +31,6 @@ class Cut:
         self._prefix.fill(columns, result, max(least, min(batch_size.MOST, enough)))
         return result
 
-
     def report(self, kernels):
         """What the log tells of it: how many layers the prefix has where a model was trained by `kernels` of its head,
         else why it was not."""
@@ -58,7 +57,8 @@ class Features:
         coming = 0 if self.cache.get(self.unit["dataset"]) else self.unit["nbytes"]
         # three times: they may be shuffled, and kernels make tensors of them
         return batch_size.may_hold(3 * self.nbytes + coming) and self.cache.room_for_features(
-            self.nbytes + coming, [*self.unit["keep"], self.unit["dataset"]])
+            self.nbytes + coming, [*self.unit["keep"], self.unit["dataset"]]
+        )
 
     def segment(self, least):
         """The Segment of them and of the outputs' columns, made where they are not here: then the model has the
@@ -82,8 +82,13 @@ def features(cache, unit, compiled, weights=None):
 
     A kernel that is asked for by name does what it does without: `plain` is plain Keras, bit by bit. See Features.
     """
-    if not (unit.get("share_prefixes") and unit["kernel"] == "auto" and unit["keeps_rows"] and compiled.cut
-            and compiled.cut.refused is None):
+    if not (
+        unit.get("share_prefixes")
+        and unit["kernel"] == "auto"
+        and unit["keeps_rows"]
+        and compiled.cut
+        and compiled.cut.refused is None
+    ):
         return None
     found = Features(cache, unit, compiled, weights)
     again = unit["kind"] != "train" or unit["run_passes_left"] > 1  # they are computed as fast as a pass is done

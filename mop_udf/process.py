@@ -9,9 +9,9 @@ from mop_udf import compile_cache, nursery
 from mop_udf.channel import TICK_SECONDS, Channel, ChannelClosed
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-F_SETPIPE_SZ = 1031   # Linux; in Python's fcntl from 3.10 on
+F_SETPIPE_SZ = 1031  # Linux; in Python's fcntl from 3.10 on
 PIPE_BYTES = 1 << 20  # what every user may ask for
-LAST_BYTES = 2000     # of what a trainer wrote before it ended: what is told
+LAST_BYTES = 2000  # of what a trainer wrote before it ended: what is told
 UNANSWERED = ("unit", "state", "states_end", "rows")  # operations: what follows them is answered
 
 
@@ -49,8 +49,14 @@ class Executed:
     def __init__(self, home, request, files):
         self._process = subprocess.Popen(
             command(home, request["module"], os.getpid(), files[3], *request["arguments"]),
-            stdin=files[0], stdout=files[1], stderr=files[2], pass_fds=files[3:], env=request["environment"], cwd="/",
-            start_new_session=True)
+            stdin=files[0],
+            stdout=files[1],
+            stderr=files[2],
+            pass_fds=files[3:],
+            env=request["environment"],
+            cwd="/",
+            start_new_session=True,
+        )
         self.pid = self._process.pid
 
     @property
@@ -90,20 +96,35 @@ class Trainer:
         self.datasets = set()  # keys of the segments that the trainer keeps in its cache
         self._home, self._tick, self._memory_mb = home, tick, options.get("memory_mb")
         self._request = {
-            "environment": {**nursery.environment(options["keras_backend"]),
-                            "OMP_NUM_THREADS": str(options["threads"]),
-                            "CUDA_VISIBLE_DEVICES": str(-1 if options.get("gpu") is None else options["gpu"])},
-            "arguments": [options["threads"], options["cache_mb"], options["idle_ms"],
-                          options.get("memory_mb") or 0, options.get("model_mb") or 0],
-            "idle_ms": options.get("nursery_ms") or 0, "module": "mop_udf.trainer"}
+            "environment": {
+                **nursery.environment(options["keras_backend"]),
+                "OMP_NUM_THREADS": str(options["threads"]),
+                "CUDA_VISIBLE_DEVICES": str(-1 if options.get("gpu") is None else options["gpu"]),
+            },
+            "arguments": [
+                options["threads"],
+                options["cache_mb"],
+                options["idle_ms"],
+                options.get("memory_mb") or 0,
+                options.get("model_mb") or 0,
+            ],
+            "idle_ms": options.get("nursery_ms") or 0,
+            "module": "mop_udf.trainer",
+        }
         if ray := options.get("ray"):
             self._memory_mb = None  # that of the relay is not meant
             self._request["module"] = "mop_udf.relay"
             self._request["arguments"][:0] = [ray["address"], ray["gpus"], ray["cpus"], ray["wait"]]
         elif options.get("role") is not None and options.get("gpu") is None:
-            self._request["environment"].update(compile_cache.environment(
-                home, options["keras_backend"], options["role"], options["threads"],
-                options.get("compile_cache_mb") or 0))
+            self._request["environment"].update(
+                compile_cache.environment(
+                    home,
+                    options["keras_backend"],
+                    options["role"],
+                    options["threads"],
+                    options.get("compile_cache_mb") or 0,
+                )
+            )
         self._begin(self._request["idle_ms"] and not ray and self._fork)
 
     def _begin(self, fork=None):
@@ -168,8 +189,9 @@ class Trainer:
             with open(f"/proc/{self._process.pid}/statm") as file:
                 held = int(file.read().split()[1]) * PAGE_BYTES >> 20
             if held > self._memory_mb:
-                raise MemoryExceeded(f"the trainer used {held} MB, more than pg_mop.trainer_memory_mb allows "
-                                     f"({self._memory_mb} MB)")
+                raise MemoryExceeded(
+                    f"the trainer used {held} MB, more than pg_mop.trainer_memory_mb allows ({self._memory_mb} MB)"
+                )
         self._tick()
 
     def send(self, header, *payloads, more=False):
@@ -217,6 +239,11 @@ class Trainer:
 
     def _how_it_ended(self):
         code = self._process.code
-        how = ("ended" if code is None else f"was killed by signal {-code}" if code < 0 else
-               f"ended with exit status {code}")
+        how = (
+            "ended"
+            if code is None
+            else f"was killed by signal {-code}"
+            if code < 0
+            else f"ended with exit status {code}"
+        )
         return f"the trainer process {self._process.pid} {how}{self._said and '; its last words: '}{self._said}"

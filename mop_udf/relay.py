@@ -22,9 +22,13 @@ from mop_udf.trainer import die_with, first_to_go, keep_stdout
 CONNECT_SECONDS = 40
 CHUNK = 1 << 20
 KEPT_ALIVE = (  # a machine that is gone says nothing: its silence ends the connection after a minute
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10), (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 60_000), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1))
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 60_000),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+)
 
 
 class Host:
@@ -37,6 +41,7 @@ class Host:
         import threading
 
         import ray
+
         address = ray.util.get_node_ip_address()
         listener = socket.create_server(("", 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
         listener.settimeout(30)
@@ -62,6 +67,7 @@ class Host:
             import subprocess
             import sys
             import tempfile
+
             try:
                 connection = accepted()
                 listener.close()
@@ -71,14 +77,23 @@ class Host:
                     file.write(sources)
                     file.flush()
                     life, ours = os.pipe()  # ours is closed by the end of this process
-                    program = ("import sys; sys.path.insert(0, sys.argv.pop(1)); from mop_udf import trainer; "
-                               "trainer.live(*map(int, sys.argv[1:8]))")
+                    program = (
+                        "import sys; sys.path.insert(0, sys.argv.pop(1)); from mop_udf import trainer; "
+                        "trainer.live(*map(int, sys.argv[1:8]))"
+                    )
                     # of the node's environment, where its programs and its GPUs are
-                    own = {name: value for name, value in os.environ.items()
-                           if name in ("PATH", "LD_LIBRARY_PATH", "TMPDIR") or name.startswith(("CUDA_", "NVIDIA_"))}
+                    own = {
+                        name: value
+                        for name, value in os.environ.items()
+                        if name in ("PATH", "LD_LIBRARY_PATH", "TMPDIR") or name.startswith(("CUDA_", "NVIDIA_"))
+                    }
                     trainer = subprocess.Popen(
                         [sys.executable, "-I", "-B", "-c", program, file.name, "0", str(life), *arguments],
-                        stdin=connection, stdout=connection, pass_fds=[life], env={**own, **environment})
+                        stdin=connection,
+                        stdout=connection,
+                        pass_fds=[life],
+                        env={**own, **environment},
+                    )
                     gone = select.poll()
                     gone.register(connection, select.POLLRDHUP)
                     while trainer.poll() is None:
@@ -110,6 +125,7 @@ def reach(address):
     late.start()
     try:
         import ray
+
         ray.init(address, logging_level="ERROR", log_to_driver=False)
     except Exception as error:
         end(f"Ray at {address} cannot be reached: {type(error).__name__}: {str(error)[:500]}")
@@ -120,8 +136,11 @@ def reach(address):
 def room(address, gpus, cpus):
     """Print for how many trainers of so many GPUs and CPUs the nodes have room, were they idle."""
     ray = reach(address)
-    fits = [min([int(node["Resources"].get(name, 0) / wanted) for name, wanted in (("GPU", gpus), ("CPU", cpus))
-                 if wanted]) for node in ray.nodes() if node["Alive"]]
+    fits = [
+        min([int(node["Resources"].get(name, 0) / wanted) for name, wanted in (("GPU", gpus), ("CPU", cpus)) if wanted])
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
     os.write(1, str(sum(fits)).encode())
     os._exit(0)
 
@@ -157,6 +176,7 @@ def end(sentence, leave=False):
     os.write(2, f"{sentence}\n".encode())
     if leave:
         import ray
+
         late = threading.Timer(10, os._exit, [1])
         late.daemon = True
         late.start()
@@ -173,7 +193,7 @@ def pump(requests, answers, connection):
             if not data:
                 return side
             while data:
-                data = data[os.write(ends[side], data):]
+                data = data[os.write(ends[side], data) :]
 
 
 def main(backend, life, address, gpus, cpus, seconds, *arguments):

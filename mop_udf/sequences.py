@@ -21,8 +21,14 @@ KINDS = {
     "Constant": {"value": REQUIRED},
     "Exponential": {"value": REQUIRED, "gamma": REQUIRED},
     "MultiStep": {"value": REQUIRED, "milestones": REQUIRED, "gamma": 0.1},
-    "CyclicLR": {"base": REQUIRED, "max": REQUIRED, "step_size_up": REQUIRED, "step_size_down": None,
-                 "mode": "triangular", "gamma": 1.0},
+    "CyclicLR": {
+        "base": REQUIRED,
+        "max": REQUIRED,
+        "step_size_up": REQUIRED,
+        "step_size_down": None,
+        "mode": "triangular",
+        "gamma": 1.0,
+    },
     "Cosine": {"value": REQUIRED, "period": REQUIRED, "min": 0.0, "gamma": 1.0},
     "Warmup": {"start": REQUIRED, "steps": REQUIRED, "then": REQUIRED},
     "Values": {"values": REQUIRED},
@@ -32,17 +38,40 @@ COUNTS = ("step_size_up", "step_size_down", "period", "steps")  # arguments that
 
 # Keras' schedules: the config of each, with Keras' own defaults
 SCHEDULES = {
-    "ExponentialDecay": {"initial_learning_rate": REQUIRED, "decay_steps": REQUIRED, "decay_rate": REQUIRED,
-                         "staircase": False},
+    "ExponentialDecay": {
+        "initial_learning_rate": REQUIRED,
+        "decay_steps": REQUIRED,
+        "decay_rate": REQUIRED,
+        "staircase": False,
+    },
     "PiecewiseConstantDecay": {"boundaries": REQUIRED, "values": REQUIRED},
-    "PolynomialDecay": {"initial_learning_rate": REQUIRED, "decay_steps": REQUIRED, "end_learning_rate": 0.0001,
-                        "power": 1.0, "cycle": False},
-    "InverseTimeDecay": {"initial_learning_rate": REQUIRED, "decay_steps": REQUIRED, "decay_rate": REQUIRED,
-                         "staircase": False},
-    "CosineDecay": {"initial_learning_rate": REQUIRED, "decay_steps": REQUIRED, "alpha": 0.0, "warmup_target": None,
-                    "warmup_steps": 0.0},
-    "CosineDecayRestarts": {"initial_learning_rate": REQUIRED, "first_decay_steps": REQUIRED, "t_mul": 2.0,
-                            "m_mul": 1.0, "alpha": 0.0},
+    "PolynomialDecay": {
+        "initial_learning_rate": REQUIRED,
+        "decay_steps": REQUIRED,
+        "end_learning_rate": 0.0001,
+        "power": 1.0,
+        "cycle": False,
+    },
+    "InverseTimeDecay": {
+        "initial_learning_rate": REQUIRED,
+        "decay_steps": REQUIRED,
+        "decay_rate": REQUIRED,
+        "staircase": False,
+    },
+    "CosineDecay": {
+        "initial_learning_rate": REQUIRED,
+        "decay_steps": REQUIRED,
+        "alpha": 0.0,
+        "warmup_target": None,
+        "warmup_steps": 0.0,
+    },
+    "CosineDecayRestarts": {
+        "initial_learning_rate": REQUIRED,
+        "first_decay_steps": REQUIRED,
+        "t_mul": 2.0,
+        "m_mul": 1.0,
+        "alpha": 0.0,
+    },
 }
 BOOLEANS, LISTS, OPTIONAL = ("staircase", "cycle"), ("boundaries", "values"), ("warmup_target",)
 SERIALIZED_KEYS = {"class_name", "config", "module", "registered_name", "build_config", "name"}
@@ -97,8 +126,11 @@ class Sequence:
 
     def stated(self):
         """The values of the sequence that its text names: among them the first one."""
-        found = list(self.arguments["values"]) if self.kind == "Values" else [
-            self.arguments[name] for name in VALUES if name in self.arguments]
+        found = (
+            list(self.arguments["values"])
+            if self.kind == "Values"
+            else [self.arguments[name] for name in VALUES if name in self.arguments]
+        )
         then = self.arguments.get("then")
         return found + (then.stated() if then is not None else [])
 
@@ -126,18 +158,34 @@ class Sequence:
 
     def structure(self):
         """All the rest, as JSON has it: sequences of one structure are computed alike."""
-        return [self.kind, self.per, *(v.structure() if isinstance(v, Sequence) else len(v) if isinstance(v, tuple)
-                                       else "number" if isinstance(v, float) else v
-                                       for v in self.arguments.values())]
+        return [
+            self.kind,
+            self.per,
+            *(
+                v.structure()
+                if isinstance(v, Sequence)
+                else len(v)
+                if isinstance(v, tuple)
+                else "number"
+                if isinstance(v, float)
+                else v
+                for v in self.arguments.values()
+            ),
+        ]
 
     def bind(self, numbers):
         """The function (operations, step) -> value, of `numbers` in place of its own (as `numbers` gives them)."""
         return self._bind(iter(numbers))
 
     def _bind(self, numbers):
-        bound = {name: value._bind(numbers) if isinstance(value, Sequence)
-                 else next(numbers) if isinstance(value, (float, tuple)) else value
-                 for name, value in self.arguments.items()}
+        bound = {
+            name: value._bind(numbers)
+            if isinstance(value, Sequence)
+            else next(numbers)
+            if isinstance(value, (float, tuple))
+            else value
+            for name, value in self.arguments.items()
+        }
         return functools.partial(FUNCTIONS[self.kind], **bound)
 
 
@@ -148,8 +196,14 @@ class Schedule:
 
     def __init__(self, name, config):
         self.name, self.config = name, config
-        self.text = repr({"class_name": name, "config": {
-            key: list(value) if isinstance(value, tuple) else value for key, value in sorted(config.items())}})
+        self.text = repr(
+            {
+                "class_name": name,
+                "config": {
+                    key: list(value) if isinstance(value, tuple) else value for key, value in sorted(config.items())
+                },
+            }
+        )
 
     def __str__(self):
         return self.text
@@ -260,12 +314,17 @@ def _made(kind, arguments, per):
         value = arguments["value"]
         return _dictionary(value) if isinstance(value, dict) else _number(_signature(kind), "value", value)
     milestones = arguments.pop("milestones", None)
-    checked = {name: value if name in ("mode", "then") or value is None and name == "step_size_down"
-               else _number(_signature(kind), name, value) for name, value in arguments.items()}
+    checked = {
+        name: value
+        if name in ("mode", "then") or value is None and name == "step_size_down"
+        else _number(_signature(kind), name, value)
+        for name, value in arguments.items()
+    }
     for name in COUNTS:
         if checked.get(name) is not None and not (checked[name] == int(checked[name]) and 1 <= checked[name] < 2**53):
-            raise SequenceError(f"{name} of {_signature(kind)} must be an integer of at least 1, "
-                                f"not {_short(arguments[name])}")
+            raise SequenceError(
+                f"{name} of {_signature(kind)} must be an integer of at least 1, not {_short(arguments[name])}"
+            )
     if "gamma" in checked and checked["gamma"] <= 0:
         raise SequenceError(f"gamma of {_signature(kind)} must be above 0, not {_short(arguments['gamma'])}")
     if kind == "Exponential" and (checked["gamma"] == 1 or not checked["value"]):
@@ -277,8 +336,9 @@ def _made(kind, arguments, per):
         checked = {"value": checked["value"], "milestones": milestones, "gamma": checked["gamma"]}
     if kind == "CyclicLR":
         if checked["mode"] not in MODES:
-            raise SequenceError(f"mode of {_signature(kind)} must be one of {', '.join(MODES)}, "
-                                f"not {_short(checked['mode'])}")
+            raise SequenceError(
+                f"mode of {_signature(kind)} must be one of {', '.join(MODES)}, not {_short(checked['mode'])}"
+            )
         if checked["step_size_down"] is None:
             checked["step_size_down"] = checked["step_size_up"]
         if checked["mode"] != "exp_range":
@@ -313,10 +373,13 @@ def _values(values, per):
 
 def _milestones(values):
     good = isinstance(values, list) and all(
-        isinstance(v, (int, float)) and not isinstance(v, bool) and 1 <= v < 2**53 and v == int(v) for v in values)
+        isinstance(v, (int, float)) and not isinstance(v, bool) and 1 <= v < 2**53 and v == int(v) for v in values
+    )
     if not good or values != sorted(values):
-        raise SequenceError(f"milestones of {_signature('MultiStep')} must be a rising list of integers of at least 1, "
-                            f"not {_short(values)}")
+        raise SequenceError(
+            f"milestones of {_signature('MultiStep')} must be a rising list of integers of at least 1, "
+            f"not {_short(values)}"
+        )
     return tuple(map(float, values))
 
 
@@ -326,8 +389,11 @@ def _schedule(value):
     if not isinstance(name, str) or name not in SCHEDULES:
         raise SequenceError(f"{_short(name)} is no learning rate schedule of Keras' own ({', '.join(SCHEDULES)})")
     module, registered = value.get("module"), value.get("registered_name")
-    if not value.keys() <= SERIALIZED_KEYS or not (module is None or isinstance(module, str) and
-                                                  SCHEDULE_MODULES.fullmatch(module)) or registered not in (None, name):
+    if (
+        not value.keys() <= SERIALIZED_KEYS
+        or not (module is None or isinstance(module, str) and SCHEDULE_MODULES.fullmatch(module))
+        or registered not in (None, name)
+    ):
         raise SequenceError(f"schedule {name} is not of Keras' own form: {{'class_name': ..., 'config': {{...}}}}")
     if not isinstance(config, dict):
         raise SequenceError(f"schedule {name} has no config")
@@ -397,8 +463,12 @@ def _dictionary(value):
 
 
 def _number(kind, name, value):
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -2**63 < value < 2**63 and not (
-            isinstance(value, float) and math.isfinite(value)):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not -(2**63) < value < 2**63
+        and not (isinstance(value, float) and math.isfinite(value))
+    ):
         raise SequenceError(f"{name} of {kind} must be a number, not {_short(value)}")
     return float(value) + 0.0  # -0.0 is 0
 
@@ -416,8 +486,11 @@ def _text(kind, arguments, per):
     """The text from which a sequence is read again: canonical, since its arguments are."""
     if kind == "Constant":
         return repr(arguments["value"])
-    parts = [f"{name}={list(value) if isinstance(value, tuple) else value!r}" for name, value in arguments.items()
-             if value is not None]
+    parts = [
+        f"{name}={list(value) if isinstance(value, tuple) else value!r}"
+        for name, value in arguments.items()
+        if value is not None
+    ]
     return f"{kind}({', '.join(parts)}{'' if per == 'iteration' else f', per={per!r}'})"
 
 
@@ -461,7 +534,7 @@ def _constant(ops, step, value):
 
 
 def _exponential(ops, step, value, gamma):
-    return value * gamma ** step
+    return value * gamma**step
 
 
 def _multi_step(ops, step, value, milestones, gamma):
@@ -472,12 +545,13 @@ def _cyclic(ops, step, base, max, step_size_up, step_size_down, mode, gamma):
     length = step_size_up + step_size_down
     cycle = ops.floor(step / length)
     position = step - cycle * length
-    height = (max - base) * ops.where(position <= step_size_up, position / step_size_up,
-                                      (length - position) / step_size_down)
+    height = (max - base) * ops.where(
+        position <= step_size_up, position / step_size_up, (length - position) / step_size_down
+    )
     if mode == "triangular2":
-        height = height * 0.5 ** cycle
+        height = height * 0.5**cycle
     elif mode == "exp_range":
-        height = height * gamma ** step
+        height = height * gamma**step
     return base + height
 
 
@@ -487,10 +561,11 @@ def _cosine(ops, step, value, period, min, gamma):
     else:  # periods of lengths period, period * gamma, ...
         number = ops.floor(ops.log(1 + step * (gamma - 1) / period) / ops.log(gamma))
         for _ in range(2):  # rounding may have given a neighbour
-            begin = period * (gamma ** number - 1) / (gamma - 1)
-            number = ops.where(step < begin, number - 1, ops.where(step >= begin + period * gamma ** number,
-                                                                   number + 1, number))
-        position = (step - period * (gamma ** number - 1) / (gamma - 1)) / (period * gamma ** number)
+            begin = period * (gamma**number - 1) / (gamma - 1)
+            number = ops.where(
+                step < begin, number - 1, ops.where(step >= begin + period * gamma**number, number + 1, number)
+            )
+        position = (step - period * (gamma**number - 1) / (gamma - 1)) / (period * gamma**number)
     return min + (value - min) * (1 + ops.cos(math.pi * position)) / 2
 
 
@@ -503,5 +578,12 @@ def _pick(ops, step, values):
     return ops.pick(values, step)
 
 
-FUNCTIONS = {"Constant": _constant, "Exponential": _exponential, "MultiStep": _multi_step, "CyclicLR": _cyclic,
-             "Cosine": _cosine, "Warmup": _warmup, "Values": _pick}
+FUNCTIONS = {
+    "Constant": _constant,
+    "Exponential": _exponential,
+    "MultiStep": _multi_step,
+    "CyclicLR": _cyclic,
+    "Cosine": _cosine,
+    "Warmup": _warmup,
+    "Values": _pick,
+}

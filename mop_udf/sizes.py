@@ -15,7 +15,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from mop_udf.kernels.framework import own as framework
 
 MOST_ROW = (1 << 30) - 1  # bytes of a row on its way into a table of PostgreSQL: of the model table, too
-OTHERS = 1 << 20          # of it besides the weights and the architecture, and more than that
+OTHERS = 1 << 20  # of it besides the weights and the architecture, and more than that
 
 limit_mb = None  # of a model's weights and optimizer variables (pg_mop.max_model_mb); the trainer's options set it
 
@@ -47,7 +47,8 @@ def check(architecture, make_optimizer=None):
 
 def _compare(weights, others):
     text = f"the model has {weights:,} bytes of weights" + (
-        f" (and {others:,} of optimizer variables)" if others else "")
+        f" (and {others:,} of optimizer variables)" if others else ""
+    )
     if limit_mb is not None and weights + others > limit_mb << 20:
         raise TooLarge(f"{text}, more than pg_mop.max_model_mb allows ({limit_mb} MB)")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -34,8 +34,10 @@ def pack(groups, averages=()):
         header["averages"] = [list(pair) for pair in averages]
     text = json.dumps(header).encode()
     arrays = [np.ascontiguousarray(a) for name in GROUPS for a in groups[name]]
-    return [MAGIC + bytes([VERSION]) + struct.pack("<I", len(text)) + text,
-            *(a.reshape(-1).view(np.uint8) for a in arrays)]
+    return [
+        MAGIC + bytes([VERSION]) + struct.pack("<I", len(text)) + text,
+        *(a.reshape(-1).view(np.uint8) for a in arrays),
+    ]
 
 
 def values(variables):
@@ -52,7 +54,7 @@ def parts(buffers, size):
         while view.nbytes:
             piece = view[:room]
             part.append(piece)
-            view, room = view[piece.nbytes:], room - piece.nbytes
+            view, room = view[piece.nbytes :], room - piece.nbytes
             if not room:
                 yield part
                 part, room = [], size
@@ -86,13 +88,13 @@ def _unpack(data):
     """Bytes-like -> the groups of arrays, and the places of moving averages."""
     view = memoryview(data)
     fixed = len(MAGIC) + 5
-    if len(view) < fixed or bytes(view[:len(MAGIC)]) != MAGIC:
+    if len(view) < fixed or bytes(view[: len(MAGIC)]) != MAGIC:
         raise StateError("not a model state")
     if view[len(MAGIC)] != VERSION:
         raise StateError(f"model state of version {view[len(MAGIC)]}, this software reads version {VERSION}")
-    size = struct.unpack("<I", view[len(MAGIC) + 1:fixed])[0]
+    size = struct.unpack("<I", view[len(MAGIC) + 1 : fixed])[0]
     try:
-        header = json.loads(bytes(view[fixed:fixed + size]))
+        header = json.loads(bytes(view[fixed : fixed + size]))
         offset, groups = fixed + size, {}
         for name in GROUPS:
             groups[name] = []
@@ -108,8 +110,12 @@ def _unpack(data):
         raise StateError(f"damaged model state: {error}") from None
     if offset != len(view):
         raise StateError(f"damaged model state: {len(view)} bytes, not {offset}")
-    if any(not 0 <= weight < len(groups["weights"]) or not 0 <= average_ < len(groups["optimizer"])
-           or groups["weights"][weight].shape != groups["optimizer"][average_].shape for weight, average_ in averages):
+    if any(
+        not 0 <= weight < len(groups["weights"])
+        or not 0 <= average_ < len(groups["optimizer"])
+        or groups["weights"][weight].shape != groups["optimizer"][average_].shape
+        for weight, average_ in averages
+    ):
         raise StateError("damaged model state: averages of other arrays")
     return groups, averages
 
@@ -124,6 +130,7 @@ def dtype(name):
     if name not in SHORT_FLOATS:
         return np.dtype(name)
     import ml_dtypes
+
     return np.dtype(getattr(ml_dtypes, name))
 
 
@@ -139,8 +146,8 @@ def weights_from_bytes(data, shapes):
         raise StateError(f"model weights have {given:g} elements, the architecture needs {wanted}")
     flat, arrays = np.frombuffer(data, "<f4"), []
     for shape in shapes:
-        arrays.append(flat[:math.prod(shape)].reshape(shape))
-        flat = flat[math.prod(shape):]
+        arrays.append(flat[: math.prod(shape)].reshape(shape))
+        flat = flat[math.prod(shape) :]
     return arrays
 
 

@@ -33,8 +33,8 @@ import time
 from mop_udf.channel import PART_BYTES
 from mop_udf.errors import first_line
 
-EVALUATED_ROWS = 1024   # at least, of a piece of rows that are not kept
-F_SETSIG = 10           # Linux; Python's fcntl has no name for it
+EVALUATED_ROWS = 1024  # at least, of a piece of rows that are not kept
+F_SETSIG = 10  # Linux; Python's fcntl has no name for it
 
 
 def die_with(life):
@@ -73,11 +73,15 @@ def import_frameworks():
     gc.disable()  # what is imported stays: looking for garbage in it takes a fifth of the time
     framework = os.environ.get("KERAS_BACKEND", "tensorflow")
     needed = {framework, "scipy"} if framework == "jax" else {framework}
-    unused = [name for name in ("sklearn", "scipy", "pandas", "matplotlib", "IPython", "torch", "jax", "tensorflow")
-              if name not in needed and name not in sys.modules]
+    unused = [
+        name
+        for name in ("sklearn", "scipy", "pandas", "matplotlib", "IPython", "torch", "jax", "tensorflow")
+        if name not in needed and name not in sys.modules
+    ]
     for name in unused:
         sys.modules[name] = None
     import keras  # noqa: F401
+
     importlib.import_module(framework)
     for name in unused:
         del sys.modules[name]
@@ -116,8 +120,10 @@ class Work:
         """What permutes rows: the same order for every configuration, so that it does not matter which of them share
         this iteration."""
         import numpy as np
-        return np.random.default_rng([n & 0xFFFFFFFF for n in (
-            self.unit["seed"], self.unit["iteration"], self.unit["segment"])])
+
+        return np.random.default_rng(
+            [n & 0xFFFFFFFF for n in (self.unit["seed"], self.unit["iteration"], self.unit["segment"])]
+        )
 
 
 class Server:
@@ -127,6 +133,7 @@ class Server:
         """`lacks`: why it cannot do what it was started for."""
         from mop_udf import data, models, prefixes, sizes, state
         from mop_udf.kernels import batch_size, device, forward, together
+
         sizes.limit_mb, self.memory_mb = model_mb or None, memory_mb
         batch_size.limit_bytes = memory_mb << 20 if memory_mb else None
         self.forward, self.features, self.together = forward.Forward, prefixes.features, together
@@ -135,8 +142,8 @@ class Server:
         self.compiled = models.ModelCache(models.cache_bytes(memory_mb, threads))
         self.lacks = lacks
         self.where = device.described(threads)
-        self.trained = []      # the states of the last unit's models, for `save`: lists of buffers
-        self.evaluated = []    # the CompiledModels of the last evaluation
+        self.trained = []  # the states of the last unit's models, for `save`: lists of buffers
+        self.evaluated = []  # the CompiledModels of the last evaluation
         self.predictor = None  # the Forward of a model to predict with
         self.described = None  # its architecture, as JSON
 
@@ -148,6 +155,7 @@ class Server:
 
     def on_ready(self, header, payloads):
         import keras
+
         self.channel.send({"keras": keras.__version__, "backend": keras.backend.backend()})
 
     def on_room(self, header, payloads):
@@ -196,10 +204,12 @@ class Server:
         own = states.get(unit["stage"])
         seed = None
         if own is None or unit["plain_weights"]:
-            seed = self.models.initial_seed(unit["seed"], unit["model_id"],
-                                            None if unit["same_start"] else unit["mst_key"])
-        compiled = self.compiled.get(unit["architecture"], compile_params, work.objects, seed, bool(fit["callbacks"]),
-                                     fit["dropout"])
+            seed = self.models.initial_seed(
+                unit["seed"], unit["model_id"], None if unit["same_start"] else unit["mst_key"]
+            )
+        compiled = self.compiled.get(
+            unit["architecture"], compile_params, work.objects, seed, bool(fit["callbacks"]), fit["dropout"]
+        )
         self.models.check_outputs(compiled.model, unit["outputs"])
         if seed is not None:
             compiled.start(seed)
@@ -225,8 +235,9 @@ class Server:
         """The segment's rows as (epoch, arrays): from the cache, or as they arrive (then kept while they fit)."""
         cached = self.cache.get(unit["dataset"])
         if unit["sends_rows"]:
-            rows = yield from self._timed(self.data.receive_rows(
-                self.channel, unit["dtypes"], unit["rows"] if unit["keeps_rows"] else None))
+            rows = yield from self._timed(
+                self.data.receive_rows(self.channel, unit["dtypes"], unit["rows"] if unit["keeps_rows"] else None)
+            )
             self.ended = True
             if unit["keeps_rows"]:
                 if rows is None:
@@ -254,8 +265,14 @@ class Server:
     def _train_all(self, units, states, objects, stream):
         """Train the models of several units on the same rows: reports. Those that may be are trained together, others
         one after the other."""
-        works = [Work(unit, *self.models.parse(unit["compile_params"], unit["fit_params"], unit["iteration"]),
-                      {name: next(objects) for name in unit["objects"]}) for unit in units]
+        works = [
+            Work(
+                unit,
+                *self.models.parse(unit["compile_params"], unit["fit_params"], unit["iteration"]),
+                {name: next(objects) for name in unit["objects"]},
+            )
+            for unit in units
+        ]
         parts, done = self._parts(works), {}
         parts[-1][-1].last = True
         for part in parts:
@@ -268,14 +285,19 @@ class Server:
                     compiled = self._prepare(work, states)
                 else:
                     together.put(number)
-                report = self._train(work, compiled, stream) if together is None or not together.trained else (
-                    self._told(work, together.report(), compiled.kernels, 0 if number else together.compilations))
+                report = (
+                    self._train(work, compiled, stream)
+                    if together is None or not together.trained
+                    else (self._told(work, together.report(), compiled.kernels, 0 if number else together.compilations))
+                )
                 if report["loss"] != report["loss"]:
                     raise self.models.ConfigurationError("the loss became NaN")
                 state = compiled.save()
                 # the next one may be trained by the same variables
-                done[id(work)] = (state if len(units) == 1 else [b"".join(state)],
-                                  {**report, "seconds": share + time.monotonic() - began - self.wait_seconds})
+                done[id(work)] = (
+                    state if len(units) == 1 else [b"".join(state)],
+                    {**report, "seconds": share + time.monotonic() - began - self.wait_seconds},
+                )
         self.trained = [done[id(work)][0] for work in works]
         return [done[id(work)][1] for work in works]
 
@@ -284,14 +306,32 @@ class Server:
         parts = {}
         for number, work in enumerate(works):
             unit, fit = work.unit, work.fit
-            work.joins = (self.together.may(unit["kernel"]) and unit["keeps_rows"] and unit["epochs_sent"] == 1
-                          and not fit["callbacks"])
-            alike = (self.compiled.key(unit["architecture"], work.compile_params, work.objects, False, fit["dropout"]),
-                     unit["kernel"], fit["batch_size"], work.epochs, repr(fit["class_weight"]), fit["steps_per_epoch"],
-                     fit["shuffle"], fit["shuffle"] and unit["iteration"]) if work.joins else number
+            work.joins = (
+                self.together.may(unit["kernel"])
+                and unit["keeps_rows"]
+                and unit["epochs_sent"] == 1
+                and not fit["callbacks"]
+            )
+            alike = (
+                (
+                    self.compiled.key(unit["architecture"], work.compile_params, work.objects, False, fit["dropout"]),
+                    unit["kernel"],
+                    fit["batch_size"],
+                    work.epochs,
+                    repr(fit["class_weight"]),
+                    fit["steps_per_epoch"],
+                    fit["shuffle"],
+                    fit["shuffle"] and unit["iteration"],
+                )
+                if work.joins
+                else number
+            )
             parts.setdefault(alike, []).append(work)
-        return [part[start:start + self.together.MOST] for part in parts.values()
-                for start in range(0, len(part), self.together.MOST)]
+        return [
+            part[start : start + self.together.MOST]
+            for part in parts.values()
+            for start in range(0, len(part), self.together.MOST)
+        ]
 
     def _train_together(self, part, states, stream):
         """Train the models of some works together: (the CompiledModel of them all, a Together with their states), which
@@ -315,15 +355,27 @@ class Server:
                 return compiled, together
             compiled.kernels.remember(fit["batch_size"], unit.get("costs"), self.where)
         segment, random = self.cache.get(unit["dataset"]), work.random()
-        together.train((self._columns(segment, fit, random) for _ in range(work.epochs)), unit["rows"],
-                       fit["batch_size"], unit["inputs"], fit["class_weight"], fit["steps_per_epoch"],
-                       unit["passes_left"], unit["run_passes_left"], unit["run_seconds"], work.forced)
+        together.train(
+            (self._columns(segment, fit, random) for _ in range(work.epochs)),
+            unit["rows"],
+            fit["batch_size"],
+            unit["inputs"],
+            fit["class_weight"],
+            fit["steps_per_epoch"],
+            unit["passes_left"],
+            unit["run_passes_left"],
+            unit["run_seconds"],
+            work.forced,
+        )
         return compiled, together
 
     def _columns(self, segment, fit, random):
         """The rows of a segment for one pass."""
-        return self.data.permuted(segment, fit["shuffle"], fit["batch_size"], random) if fit["shuffle"] else (
-            segment.columns)
+        return (
+            self.data.permuted(segment, fit["shuffle"], fit["batch_size"], random)
+            if fit["shuffle"]
+            else (segment.columns)
+        )
 
     def _train(self, work, compiled, stream):
         unit, fit = work.unit, work.fit
@@ -333,16 +385,28 @@ class Server:
         def one_pass(chunks, streams):
             if work.forced is None:
                 kernels.remember(fit["batch_size"], unit.get("costs"), self.where)
-            passes.append(kernels.train(
-                chunks, unit["rows"], fit["batch_size"], inputs, fit["class_weight"], fit["steps_per_epoch"],
-                unit["passes_left"] - len(passes), unit["run_passes_left"] - len(passes), unit["run_seconds"],
-                work.forced, streams))
+            passes.append(
+                kernels.train(
+                    chunks,
+                    unit["rows"],
+                    fit["batch_size"],
+                    inputs,
+                    fit["class_weight"],
+                    fit["steps_per_epoch"],
+                    unit["passes_left"] - len(passes),
+                    unit["run_passes_left"] - len(passes),
+                    unit["run_seconds"],
+                    work.forced,
+                    streams,
+                )
+            )
 
         if unit["epochs_sent"] > 1 or not unit["keeps_rows"]:
             if fit["shuffle"]:
                 raise self.models.ConfigurationError(
                     f"shuffle needs the rows of segment {unit['segment']} in memory ({unit['nbytes'] >> 20} MB), "
-                    f"but they do not fit pg_mop.cache_mb")
+                    f"but they do not fit pg_mop.cache_mb"
+                )
             # the rows are sent for every epoch, one after the other
             for _, epoch in itertools.groupby(stream, key=lambda item: item[0]):
                 one_pass((arrays for _, arrays in epoch), True)
@@ -362,17 +426,32 @@ class Server:
                 one_pass([self._columns(segment, fit, random)], False)
         if fit["callbacks"]:
             from mop_udf.callbacks import TensorBoard
+
             with TensorBoard(fit["callbacks"], unit["segment"], compiled.model) as board:
                 for number, logs in enumerate(passes):
                     board.passed((unit["iteration"] - 1) * len(passes) + number, logs)
-        return self._told(work, passes[-1], kernels, kernels.compilations - before,
-                          {"prefix": compiled.cut.report(kernels)} if features else {})
+        return self._told(
+            work,
+            passes[-1],
+            kernels,
+            kernels.compilations - before,
+            {"prefix": compiled.cut.report(kernels)} if features else {},
+        )
 
     def _told(self, work, last, kernels, compilations, more=None):
         """What is told of a model that has been trained; `last`: the report of its last pass."""
-        return {"loss": last["loss"], "rows": last["rows"], "kernel": last["kernel"], "compilations": compilations,
-                "choice": {**kernels.choice(work.fit["batch_size"], work.forced).numbers(),
-                           "version": self.where[0], "device": self.where[1], **(more or {})}}
+        return {
+            "loss": last["loss"],
+            "rows": last["rows"],
+            "kernel": last["kernel"],
+            "compilations": compilations,
+            "choice": {
+                **kernels.choice(work.fit["batch_size"], work.forced).numbers(),
+                "version": self.where[0],
+                "device": self.where[1],
+                **(more or {}),
+            },
+        }
 
     def _evaluate(self, units, states, objects, stream):
         """Evaluate the models of several units on the same rows, read once; the first unit says which rows."""
@@ -392,12 +471,14 @@ class Server:
     def _evaluation(self, unit, states, objects):
         """The Evaluation of a unit's model."""
         compile_params, _ = self.models.parse(unit["compile_params"], unit["fit_params"])
-        compiled = self.compiled.evaluator(unit["architecture"], compile_params,
-                                           {name: next(objects) for name in unit["objects"]})
+        compiled = self.compiled.evaluator(
+            unit["architecture"], compile_params, {name: next(objects) for name in unit["objects"]}
+        )
         self.models.check_outputs(compiled.model, unit["outputs"])
         weights = compiled.weights_of(states[unit["stage"]], unit["plain_weights"], self._replicas(unit, states))
-        return self.models.Evaluation(compiled, weights, unit["inputs"],
-                                      self.features(self.cache, unit, compiled, weights))
+        return self.models.Evaluation(
+            compiled, weights, unit["inputs"], self.features(self.cache, unit, compiled, weights)
+        )
 
     def _drain(self):
         """Read what remains of the unit's frames, so that its answer is next."""
@@ -407,8 +488,11 @@ class Server:
                 return
 
     def on_save(self, header, payloads):
-        parts = [(number, part) for number in header["numbers"]
-                 for part in self.state.parts(self.trained[number], PART_BYTES)]
+        parts = [
+            (number, part)
+            for number in header["numbers"]
+            for part in self.state.parts(self.trained[number], PART_BYTES)
+        ]
         for place, (number, part) in enumerate(parts, 1):
             self.channel.send({"number": number, "last": place == len(parts)}, *part, more=place < len(parts))
 
@@ -431,16 +515,20 @@ class Server:
     def on_predict(self, header, payloads):
         try:
             import numpy as np
+
             x = [np.frombuffer(p, "<f4").reshape(s) for p, s in zip(payloads, header["shapes"])]
             outputs = self.predictor.predict(x)
-            self.channel.send({"shapes": [list(o.shape) for o in outputs]},
-                              *(np.ascontiguousarray(o).reshape(-1).view(np.uint8) for o in outputs))
+            self.channel.send(
+                {"shapes": [list(o.shape) for o in outputs]},
+                *(np.ascontiguousarray(o).reshape(-1).view(np.uint8) for o in outputs),
+            )
         except Exception as error:
             self._refuse(error)
 
     def on_export(self, header, payloads):
         try:
             from mop_udf import keras_file
+
             self.channel.send({}, keras_file.save(self.predictor.model, self.models.normalise(self.described)))
         except Exception as error:
             self._refuse(error)
@@ -448,14 +536,18 @@ class Server:
     def on_import(self, header, payloads):
         try:
             from mop_udf import keras_file
+
             text, weights = keras_file.load(payloads[0])
             self.channel.send({"architecture": text}, weights)
         except Exception as error:
             self._refuse(error)
 
     def _refuse(self, error, **more):
-        text = str(error) if isinstance(error, self.models.ConfigurationError) else (
-            f"{type(error).__name__}: {first_line(error)}")
+        text = (
+            str(error)
+            if isinstance(error, self.models.ConfigurationError)
+            else (f"{type(error).__name__}: {first_line(error)}")
+        )
         self.channel.send({"error": text, "configuration": self._blames_configuration(error), **more})
 
     def _blames_configuration(self, error):
@@ -472,11 +564,14 @@ def live(backend, life, threads, cache_mb, idle_ms, memory_mb, model_mb):
     first_to_go()
     read_fd, write_fd = keep_stdout()
     import faulthandler
+
     faulthandler.enable()
     from mop_udf.channel import Channel, ChannelClosed
+
     channel = Channel(read_fd, write_fd)
     import_frameworks()
     from mop_udf.kernels.framework import own as framework
+
     lacks = framework.begin(threads)
     try:
         Server(channel, threads, cache_mb, memory_mb, model_mb, lacks).serve(idle_ms / 1000 if idle_ms else None)

@@ -14,12 +14,20 @@ def browser(tmp_path_factory):
         pytest.skip("not run: the page in a browser needs chromium and chromium-driver")
     home = tmp_path_factory.mktemp("browser")
     options = webdriver.ChromeOptions()
-    for option in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu",
-                   "--disable-background-networking", "--window-size=1200,1000", f"--user-data-dir={home}/profile"):
+    for option in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--window-size=1200,1000",
+        f"--user-data-dir={home}/profile",
+    ):
         options.add_argument(option)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(shutil.which("chromedriver"), env={**os.environ, "HOME": str(home)},
-                                      log_output=subprocess.DEVNULL)
+    service = webdriver.ChromeService(
+        shutil.which("chromedriver"), env={**os.environ, "HOME": str(home)}, log_output=subprocess.DEVNULL
+    )
     driver = webdriver.Chrome(options=options, service=service)
     yield driver
     driver.quit()

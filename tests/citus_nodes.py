@@ -20,7 +20,8 @@ class Nodes:
             pytest.skip("Citus is not installed in the PostgreSQL of PG_CONFIG")
         self.coordinator, *self.workers = (
             Cluster(max_connections=80, shared_preload_libraries="citus", wal_level="logical")
-            for _ in range(1 + workers))
+            for _ in range(1 + workers)
+        )
         for cluster in (self.coordinator, *self.workers):
             client = Client(cluster, "postgres")
             client.run("CREATE EXTENSION citus")
@@ -29,12 +30,16 @@ class Nodes:
         self.db.run(f"SELECT citus_set_coordinator_host('127.0.0.1', {self.coordinator.port})")
         for cluster in self.workers:
             self.db.run(f"SELECT citus_add_node('127.0.0.1', {cluster.port})")
-        self.db.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; "
-                    "CREATE EXTENSION postgres_fdw; SET citus.shard_replication_factor = 1; " + settings)
+        self.db.run(
+            "CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; "
+            "CREATE EXTENSION postgres_fdw; SET citus.shard_replication_factor = 1; " + settings
+        )
         for number, cluster in enumerate(self.workers, 1):
-            self.db.run(f"CREATE SERVER w{number} FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port "
-                        f"'{cluster.port}', dbname 'postgres'); CREATE USER MAPPING FOR postgres SERVER w{number} "
-                        f"OPTIONS (user 'postgres')")
+            self.db.run(
+                f"CREATE SERVER w{number} FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port "
+                f"'{cluster.port}', dbname 'postgres'); CREATE USER MAPPING FOR postgres SERVER w{number} "
+                f"OPTIONS (user 'postgres')"
+            )
 
     def stop(self):
         self.db.close()

@@ -31,8 +31,14 @@ def programs():
         found = run_text(ROOT / "tools" / "private_root.sh", LOCAL / "pgroot")
         into = run_text(f"{found}/pg_config", "--sharedir") + "/extension"
         shutil.copy(ROOT / "pg_mop.control", into)
-        run_text(sys.executable, "-B", ROOT / "tools" / "build_sql.py", HOME, into,
-                 *(ROOT / "tests" / "upgrade" / "versions").glob("*.sql"))
+        run_text(
+            sys.executable,
+            "-B",
+            ROOT / "tools" / "build_sql.py",
+            HOME,
+            into,
+            *(ROOT / "tests" / "upgrade" / "versions").glob("*.sql"),
+        )
         (LOCAL / "bindir").write_text(found)
     return pathlib.Path((LOCAL / "bindir").read_text().strip())
 
@@ -63,24 +69,58 @@ class Cluster:
         self.small.mkdir()
         self.process = self.password = None
         self.port = free_port()
-        settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": self.home, "port": self.port,
-                    "fsync": "off", "logging_collector": "off", "pg_mop.reuse": "off", **settings}
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": self.home,
+            "port": self.port,
+            "fsync": "off",
+            "logging_collector": "off",
+            "pg_mop.reuse": "off",
+            **settings,
+        }
         self.host = settings["listen_addresses"] or settings["unix_socket_directories"]
-        subprocess.run([self.bin / "initdb", "-D", self.data, "-U", "postgres", "-A", "trust", "-E", "UTF8",
-                        "--locale=C.UTF-8", "--no-sync"], check=True, capture_output=True)
+        subprocess.run(
+            [
+                self.bin / "initdb",
+                "-D",
+                self.data,
+                "-U",
+                "postgres",
+                "-A",
+                "trust",
+                "-E",
+                "UTF8",
+                "--locale=C.UTF-8",
+                "--no-sync",
+            ],
+            check=True,
+            capture_output=True,
+        )
         with open(self.data / "postgresql.conf", "a") as file:
             file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
         self.command = [self.bin / "postgres", "-D", self.data]
         if small_mb:
             # root in a namespace of users mounts the disk; within a second one the server is nobody's root again
-            self.command = ["unshare", "-Urm", "sh", "-c", f"mount -t tmpfs -o size={small_mb}m none {self.small} && "
-                            f'exec unshare -U --map-user={os.getuid()} --map-group={os.getgid()} "$@"', "sh",
-                            *self.command]
+            self.command = [
+                "unshare",
+                "-Urm",
+                "sh",
+                "-c",
+                f"mount -t tmpfs -o size={small_mb}m none {self.small} && "
+                f'exec unshare -U --map-user={os.getuid()} --map-group={os.getgid()} "$@"',
+                "sh",
+                *self.command,
+            ]
         self.environment = dict(os.environ)
         if clock:
             self.set_clock("+0s")
-            self.environment.update(LD_PRELOAD=FAKETIME, FAKETIME_TIMESTAMP_FILE=str(self.home / "clock"),
-                                    FAKETIME_NO_CACHE="1", FAKETIME_DONT_FAKE_MONOTONIC="1", DONT_FAKE_MONOTONIC="1")
+            self.environment.update(
+                LD_PRELOAD=FAKETIME,
+                FAKETIME_TIMESTAMP_FILE=str(self.home / "clock"),
+                FAKETIME_NO_CACHE="1",
+                FAKETIME_DONT_FAKE_MONOTONIC="1",
+                DONT_FAKE_MONOTONIC="1",
+            )
         self.start()
 
     def __enter__(self):
@@ -91,15 +131,21 @@ class Cluster:
 
     def dsn(self):
         """psycopg2.connect's parameters for the superuser."""
-        return {"host": str(self.host), "port": self.port, "user": "postgres", "database": "postgres",
-                **({"password": self.password} if self.password else {})}
+        return {
+            "host": str(self.host),
+            "port": self.port,
+            "user": "postgres",
+            "database": "postgres",
+            **({"password": self.password} if self.password else {}),
+        }
 
     def start(self):
         """Start the server and wait until it lets sessions in."""
         with open(self.log, "ab") as log:
             # in a session of its own: Ctrl-C is for the tests, which look at the server before they end it
-            self.process = subprocess.Popen(self.command, env=self.environment, stdout=log, stderr=log,
-                                            start_new_session=True)
+            self.process = subprocess.Popen(
+                self.command, env=self.environment, stdout=log, stderr=log, start_new_session=True
+            )
         eventually(lambda: self._answers() or self.process.poll() is not None, 60)
         if not self._answers():
             self.kill()
@@ -143,8 +189,9 @@ class Cluster:
 
     def _wait(self):
         self.process.wait(30)
-        assert eventually(lambda: not self.processes() and not self._attached(), 30), \
+        assert eventually(lambda: not self.processes() and not self._attached(), 30), (
             "backends outlive their postmaster"
+        )
 
     def _attached(self):
         """How many processes hold the shared memory by which a server finds out that one before it still runs. A killed
@@ -170,8 +217,9 @@ class Cluster:
         """From now on everybody needs a password; that of postgres is `password`."""
         with psycopg2.connect(**self.dsn()) as connection, connection.cursor() as cursor:
             cursor.execute("ALTER ROLE postgres PASSWORD %s", [password])
-            (self.data / "pg_hba.conf").write_text("local all all scram-sha-256\n"
-                                                   "host all all 127.0.0.1/32 scram-sha-256\n")
+            (self.data / "pg_hba.conf").write_text(
+                "local all all scram-sha-256\nhost all all 127.0.0.1/32 scram-sha-256\n"
+            )
             cursor.execute("SELECT pg_reload_conf()")
         connection.close()
         self.password = password

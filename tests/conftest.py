@@ -10,8 +10,18 @@ import pytest
 from browser import browser
 from cluster import HOME, ROOT, Cluster, eventually
 
-__all__ = ["HOME", "ROOT", "Calling", "Client", "add_server", "browser", "connect", "eventually", "of_backend",
-           "trainers"]  # what tests use
+__all__ = [
+    "HOME",
+    "ROOT",
+    "Calling",
+    "Client",
+    "add_server",
+    "browser",
+    "connect",
+    "eventually",
+    "of_backend",
+    "trainers",
+]  # what tests use
 
 
 def pytest_collection_modifyitems(items):
@@ -78,9 +88,11 @@ def add_server(db, name, cluster, port=None):
     superuser's session there. `port`: if not the cluster's."""
     worker = Client(cluster, "postgres")
     worker.run("CREATE SCHEMA IF NOT EXISTS mop; CREATE EXTENSION IF NOT EXISTS pg_mop SCHEMA mop CASCADE")
-    db.run(f"CREATE SERVER {name} FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port "
-           f"'{port or cluster.port}', dbname 'postgres'); "
-           f"CREATE USER MAPPING FOR postgres SERVER {name} OPTIONS (user 'postgres')")
+    db.run(
+        f"CREATE SERVER {name} FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port "
+        f"'{port or cluster.port}', dbname 'postgres'); "
+        f"CREATE USER MAPPING FOR postgres SERVER {name} OPTIONS (user 'postgres')"
+    )
     return worker
 
 

@@ -51,5 +51,6 @@ class Database:
 def processes(db, pid):
     """Process ids of what a session (its process id with the coordinator) has on the segments."""
     session = db.value("SELECT sess_id FROM pg_stat_activity WHERE pid = %s", [pid])
-    return [row["pid"] for row in db.run("SELECT pid FROM gp_dist_random('pg_stat_activity') WHERE sess_id = %s",
-                                         [session])]
+    return [
+        row["pid"] for row in db.run("SELECT pid FROM gp_dist_random('pg_stat_activity') WHERE sess_id = %s", [session])
+    ]

@@ -22,8 +22,9 @@ class Servers:
         self.settings = f"SET pg_mop.threads = 1; {settings}"
         self.coordinator, *self.workers = (Cluster(max_connections=40) for _ in range(3))
         self.db = Client(self.coordinator, "postgres")
-        self.db.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; "
-                    "CREATE EXTENSION postgres_fdw")
+        self.db.run(
+            "CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; CREATE EXTENSION postgres_fdw"
+        )
         self.relay = Relay(self.workers[0].port)
         for name, worker, port in zip(("w1", "w2"), self.workers, (self.relay.port, None)):
             add_server(self.db, name, worker, port).close()
@@ -36,12 +37,16 @@ class Servers:
         """Let a session train until something is done on the first worker: (what it is in, the run's number)."""
         self.db.run("DROP TABLE IF EXISTS models, models_info, models_summary")
         other = Client(self.coordinator, "postgres")
-        other.run(f"SET pg_mop.kernel = plain; SET pg_mop.seed = 5; SET pg_mop.lock_timeout = '60s'; {self.settings}; "
-                  f"{settings}")
+        other.run(
+            f"SET pg_mop.kernel = plain; SET pg_mop.seed = 5; SET pg_mop.lock_timeout = '60s'; {self.settings}; "
+            f"{settings}"
+        )
         call = Calling(other, CALL)
         find = "SELECT max(run_id) FROM madlib.mop_run WHERE status = 'running'"
-        done = ("SELECT count(*) FROM madlib.mop_unit JOIN madlib.mop_segment USING (run_id, dataset, segment) "
-                "WHERE run_id = %s AND server = 'w1' AND mop_unit.status = 'finished'")
+        done = (
+            "SELECT count(*) FROM madlib.mop_unit JOIN madlib.mop_segment USING (run_id, dataset, segment) "
+            "WHERE run_id = %s AND server = 'w1' AND mop_unit.status = 'finished'"
+        )
         assert eventually(lambda: self.db.value(find) and self.db.value(done, [self.db.value(find)]) > 1, 120)
         return call, self.db.value(find)
 
@@ -55,10 +60,12 @@ class Servers:
         assert_invariants(self.db, run_id)
         assert self.db.value("SELECT count(*) FROM models") == 2
         if replay:
-            self.db.run("DROP TABLE IF EXISTS again, again_info, again_summary; SELECT madlib.mop_replay(%s, 'again')",
-                        [run_id])
-            assert self.db.value("SELECT array_agg(a.model_weights = m.model_weights) FROM models m JOIN again a "
-                                 "USING (mst_key)") == [True, True]
+            self.db.run(
+                "DROP TABLE IF EXISTS again, again_info, again_summary; SELECT madlib.mop_replay(%s, 'again')", [run_id]
+            )
+            assert self.db.value(
+                "SELECT array_agg(a.model_weights = m.model_weights) FROM models m JOIN again a USING (mst_key)"
+            ) == [True, True]
         for worker in self.workers:
             client = Client(worker, "postgres")
             assert client.value("SELECT count(*) FROM mop.mop_run") == 0

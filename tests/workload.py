@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="not run: JAX is not installed here")
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None,
-                                 reason="not run: PyTorch is not installed here (make test-torch)")
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="not run: PyTorch is not installed here (make test-torch)"
+)
 # a name that is markup, a formula, a placeholder, and hard to quote
 HOSTILE = """<script>alert("x")</script> $x^ %s :name \\ 'q' \u2028 """
 # the frameworks besides TensorFlow
@@ -28,13 +29,26 @@ def layer(kind, /, **config):
 
 def sequential(name, shape, *layers):
     """Keras 3 JSON of a Sequential model for input of `shape`."""
-    return json.dumps({"module": "keras", "class_name": "Sequential", "registered_name": None, "config": {
-        "name": name, "layers": [layer("InputLayer", batch_shape=[None, *shape], name=name + "_in"), *layers]}})
+    return json.dumps(
+        {
+            "module": "keras",
+            "class_name": "Sequential",
+            "registered_name": None,
+            "config": {
+                "name": name,
+                "layers": [layer("InputLayer", batch_shape=[None, *shape], name=name + "_in"), *layers],
+            },
+        }
+    )
 
 
 def dense(width=8, inputs=4, classes=3, name="dense"):
-    return sequential(name, [inputs], layer("Dense", name="hidden", units=width, activation="relu"),
-                      layer("Dense", name="out", units=classes, activation="softmax"))
+    return sequential(
+        name,
+        [inputs],
+        layer("Dense", name="hidden", units=width, activation="relu"),
+        layer("Dense", name="out", units=classes, activation="softmax"),
+    )
 
 
 def make_data(db, table="flowers", rows=100, segments=3, buffer_size=10, packed=None, seed=5, then="SELECT"):
@@ -42,8 +56,10 @@ def make_data(db, table="flowers", rows=100, segments=3, buffer_size=10, packed=
     done with the table before."""
     packed = packed or f"{table}_packed"
     db.run(f"DROP TABLE IF EXISTS {table}, {packed}, {packed}_summary")
-    db.run(f"CREATE TABLE {table} AS SELECT i AS id, ARRAY[i % 3, (i * 7) % 5, (i * 11) % 7, 1]::real[] AS x, "
-           f"(ARRAY['a','b','c'])[1 + i % 3] AS y FROM generate_series(1, {rows}) AS i")
+    db.run(
+        f"CREATE TABLE {table} AS SELECT i AS id, ARRAY[i % 3, (i * 7) % 5, (i * 11) % 7, 1]::real[] AS x, "
+        f"(ARRAY['a','b','c'])[1 + i % 3] AS y FROM generate_series(1, {rows}) AS i"
+    )
     db.run(f"SET pg_mop.segments = {segments}; SET pg_mop.seed = {seed}; {then}")
     db.run("SELECT madlib.training_preprocessor_dl(%s, %s, 'y', 'x', %s)", [table, packed, buffer_size])
     return packed
@@ -51,9 +67,11 @@ def make_data(db, table="flowers", rows=100, segments=3, buffer_size=10, packed=
 
 def make_images(db):
     """A table `images` of 80 pictures, 8 x 8 x 1, of three classes, and its packed form."""
-    db.run("CREATE TABLE images AS SELECT i AS id, (SELECT array_agg(r) FROM (SELECT array_agg(ARRAY[((i * 13 + "
-           "a * 7 + b * 3) % 17) / 16.0 + (i % 3)]) AS r FROM generate_series(1, 8) a, generate_series(1, 8) b "
-           "GROUP BY a ORDER BY a) s)::real[] AS x, i % 3 AS y FROM generate_series(1, 80) AS i")
+    db.run(
+        "CREATE TABLE images AS SELECT i AS id, (SELECT array_agg(r) FROM (SELECT array_agg(ARRAY[((i * 13 + "
+        "a * 7 + b * 3) % 17) / 16.0 + (i % 3)]) AS r FROM generate_series(1, 8) a, generate_series(1, 8) b "
+        "GROUP BY a ORDER BY a) s)::real[] AS x, i % 3 AS y FROM generate_series(1, 80) AS i"
+    )
     db.run("SELECT madlib.training_preprocessor_dl('images', 'images_packed', 'y', 'x', 11)")
 
 
@@ -74,8 +92,10 @@ def selection(db, table, arch_table, rows, functions=None):
     table."""
     db.run(f"DROP TABLE IF EXISTS {table}, {table}_summary")
     db.run(f"CREATE TABLE {table} (mst_key serial, model_id integer, compile_params varchar, fit_params varchar)")
-    db.run(f"CREATE TABLE {table}_summary AS SELECT %s::varchar AS model_arch_table, "
-           f"%s::varchar AS object_table", [arch_table, functions])
+    db.run(
+        f"CREATE TABLE {table}_summary AS SELECT %s::varchar AS model_arch_table, %s::varchar AS object_table",
+        [arch_table, functions],
+    )
     for row in rows:
         db.run(f"INSERT INTO {table} (model_id, compile_params, fit_params) VALUES (%s, %s, %s)", row)
 
@@ -94,8 +114,10 @@ NAN = "loss='mse', optimizer='SGD(learning_rate=1e38, weight_decay=1e38)'"
 
 def fit(db, packed, output, mst, iterations=2, validation=None, frequency=None):
     db.run(f"DROP TABLE IF EXISTS {output}, {output}_info, {output}_summary")
-    db.run("SELECT madlib.madlib_keras_fit_multiple_model(%s, %s, %s, %s, FALSE, %s, %s)",
-           [packed, output, mst, iterations, validation, frequency])
+    db.run(
+        "SELECT madlib.madlib_keras_fit_multiple_model(%s, %s, %s, %s, FALSE, %s, %s)",
+        [packed, output, mst, iterations, validation, frequency],
+    )
     return last_run(db)
 
 
@@ -126,51 +148,77 @@ def holding(client, schema="madlib"):
 
 def is_under_way(db, more_than=0):
     """True where units of a run that goes on have been finished, so many and more."""
-    return db.value("SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) "
-                    "WHERE r.status = 'running' AND u.status = 'finished'") > more_than
+    return (
+        db.value(
+            "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) "
+            "WHERE r.status = 'running' AND u.status = 'finished'"
+        )
+        > more_than
+    )
 
 
 def assert_invariants(db, run_id):
     """Model hopper parallelism's rules, over the unit log of a finished run."""
     run = db.run("SELECT * FROM madlib.mop_runs WHERE run_id = %s", [run_id])[0]
-    finished = db.run("SELECT u.* FROM madlib.mop_units u JOIN madlib.mop_progress p USING (run_id, mst_key) WHERE "
-                      "run_id = %s AND u.status = 'finished' AND u.kind = 'train' AND p.status = 'finished'", [run_id])
+    finished = db.run(
+        "SELECT u.* FROM madlib.mop_units u JOIN madlib.mop_progress p USING (run_id, mst_key) WHERE "
+        "run_id = %s AND u.status = 'finished' AND u.kind = 'train' AND p.status = 'finished'",
+        [run_id],
+    )
     visits = sorted((u["mst_key"], u["iteration"], u["segment"]) for u in finished)
     keys = sorted({v[0] for v in visits})
     segments = sorted({v[2] for v in visits})
     assert len(segments) == run["segments"] or not visits
-    assert visits == [(k, i, s) for k in keys for i in range(1, run["num_iterations"] + 1) for s in segments], \
+    assert visits == [(k, i, s) for k in keys for i in range(1, run["num_iterations"] + 1) for s in segments], (
         "every configuration visits every segment once per iteration"
+    )
     for what in ("stage", "backend_pid"):
         # what goes together is on the same rows; one model may be evaluated on many segments at once
-        kind = ("AND a.kind = 'train' AND b.kind = 'train'" if what == "stage" else
-                "AND (a.kind, a.dataset, a.segment) <> (b.kind, b.dataset, b.segment)")
+        kind = (
+            "AND a.kind = 'train' AND b.kind = 'train'"
+            if what == "stage"
+            else "AND (a.kind, a.dataset, a.segment) <> (b.kind, b.dataset, b.segment)"
+        )
         overlapping = db.run(
             f"SELECT a.*, b.* FROM madlib.mop_unit a JOIN madlib.mop_unit b ON a.{what} = b.{what} "
             f"AND a.run_id = b.run_id AND a.ctid <> b.ctid {kind} AND a.started_at < b.finished_at "
             f"AND b.started_at < a.finished_at WHERE a.run_id = %s AND a.status = 'finished' "
-            f"AND b.status = 'finished'", [run_id])
+            f"AND b.status = 'finished'",
+            [run_id],
+        )
         assert overlapping == [], f"never two units of one {what} at once"
-    assert db.run("SELECT a.* FROM madlib.mop_unit a JOIN madlib.mop_stage s USING (run_id, stage) "
-                  "JOIN madlib.mop_unit b ON b.run_id = s.run_id AND b.stage = s.parent WHERE a.run_id = %s "
-                  "AND a.kind = 'train' AND a.status = 'finished' AND b.status = 'finished' "
-                  "AND a.started_at < b.finished_at", [run_id]) == [], "never a stage before its parent has ended"
+    assert (
+        db.run(
+            "SELECT a.* FROM madlib.mop_unit a JOIN madlib.mop_stage s USING (run_id, stage) "
+            "JOIN madlib.mop_unit b ON b.run_id = s.run_id AND b.stage = s.parent WHERE a.run_id = %s "
+            "AND a.kind = 'train' AND a.status = 'finished' AND b.status = 'finished' "
+            "AND a.started_at < b.finished_at",
+            [run_id],
+        )
+        == []
+    ), "never a stage before its parent has ended"
     return run
 
 
 def replayed(jobs, *arguments, backend="tensorflow"):
     """What plain Keras on a framework, a process of its own (equivalence/replay.py), makes of the jobs."""
-    done = subprocess.run([sys.executable, pathlib.Path(__file__).parent / "equivalence" / "replay.py", *arguments],
-                          input=json.dumps(jobs), capture_output=True, text=True,
-                          env={**os.environ, "KERAS_BACKEND": backend})
+    done = subprocess.run(
+        [sys.executable, pathlib.Path(__file__).parent / "equivalence" / "replay.py", *arguments],
+        input=json.dumps(jobs),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "KERAS_BACKEND": backend},
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 
 
 def alike(rows):
     """What equals rows of predictions (dicts, in order): processors may round a row otherwise beside other rows."""
-    return [{name: pytest.approx(value, rel=1e-5) if isinstance(value, float) else value
-             for name, value in row.items()} for row in rows]
+    return [
+        {name: pytest.approx(value, rel=1e-5) if isinstance(value, float) else value for name, value in row.items()}
+        for row in rows
+    ]
 
 
 def buffers(db, packed, segment):

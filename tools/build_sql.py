@@ -52,8 +52,9 @@ def install_script(family):
 def heading(home, family="postgresql"):
     """What every PL/Python function begins with."""
     greenplum = family == "greenplum"
-    return (HEADING.replace("@HOME@", home).replace("@HINT@", "" if greenplum else HINT)
-            + (GREENPLUM if greenplum else ""))
+    return HEADING.replace("@HOME@", home).replace("@HINT@", "" if greenplum else HINT) + (
+        GREENPLUM if greenplum else ""
+    )
 
 
 def main(home, into, *older, family="postgresql"):

@@ -33,13 +33,21 @@ def run(where):
         digits = load_digits(as_frame=True).frame
         train = s.pack(digits[::2], "shot_digits", label="target", normalizing_const=16)
         val = s.pack(digits[1::2], "shot_digits_val", label="target", validation_of=train)
-        s.from_keras(keras.Sequential([keras.Input([64]), keras.layers.Dense(64, "relu"),
-                                       keras.layers.Dense(10, "softmax")]), "shot_nets")
+        s.from_keras(
+            keras.Sequential([keras.Input([64]), keras.layers.Dense(64, "relu"), keras.layers.Dense(10, "softmax")]),
+            "shot_nets",
+        )
         s.generate_model_configs(
-            "shot_nets", "shot_grid", [1], {"loss": ["categorical_crossentropy"], "metrics": ["accuracy"],
-                                            "optimizer_params_list": [{"optimizer": ["Adam", "SGD"],
-                                                                       "lr": [0.001, 0.01, 0.05]}]},
-            {"batch_size": [16, 64]})
+            "shot_nets",
+            "shot_grid",
+            [1],
+            {
+                "loss": ["categorical_crossentropy"],
+                "metrics": ["accuracy"],
+                "optimizer_params_list": [{"optimizer": ["Adam", "SGD"], "lr": [0.001, 0.01, 0.05]}],
+            },
+            {"batch_size": [16, 64]},
+        )
         return s.fit_multiple(train, "shot_models", "shot_grid", 12, val).run_id
 
 
@@ -61,10 +69,14 @@ def tutorial(where):
 def shoot(browser, name, address, size, dark, parts=None):
     """A screenshot, or one of each of the page's `parts`, `name` and then the part's."""
     width, height, mobile = size
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
-                            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile})
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {
-        "features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]})
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile},
+    )
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]},
+    )
     browser.get(address)
     until = time.monotonic() + 30
     while not browser.execute_script("return document.querySelectorAll('tbody tr').length"):
@@ -85,12 +97,20 @@ def shoot(browser, name, address, size, dark, parts=None):
 def main(where):
     number = run(where)
     PICTURES.mkdir(exist_ok=True)
-    served = subprocess.Popen([shutil.which("mop", path=os.path.dirname(sys.executable)), "-d", where, "dashboard",
-                               "--no-browser"], stdout=subprocess.PIPE, text=True)
+    served = subprocess.Popen(
+        [shutil.which("mop", path=os.path.dirname(sys.executable)), "-d", where, "dashboard", "--no-browser"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     options = webdriver.ChromeOptions()
     with tempfile.TemporaryDirectory() as home:
-        for option in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars",
-                       f"--user-data-dir={home}"):
+        for option in (
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-dev-shm-usage",
+            "--hide-scrollbars",
+            f"--user-data-dir={home}",
+        ):
             options.add_argument(option)
         browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
         try:

@@ -8,8 +8,14 @@ import sys
 import time
 
 # one thread for each worker, whatever it computes
-THREADS = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1",
-           "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "KERAS_BACKEND": "tensorflow"}
+THREADS = {
+    "OMP_NUM_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "KERAS_BACKEND": "tensorflow",
+}
 
 
 class Clock:
@@ -29,6 +35,7 @@ def main(contender):
     """Run `contender(workload, dsn, workers, clock, *settings)` -> {"losses": ..., ...} as the command line says."""
     from studies import STUDIES
     from workloads import WORKLOADS
+
     os.environ.update(THREADS)
     _, name, dsn, workers, output, *settings = sys.argv
     clock = Clock()
@@ -41,6 +48,7 @@ def export(workload, dsn, table="raw"):
     """The raw table, copied out as text: (x, one-hot y), float32."""
     import numpy as np
     import psycopg2
+
     text = io.BytesIO()
     with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
         cursor.copy_expert(f"COPY (SELECT x, y FROM {table} ORDER BY id) TO STDOUT", text)
@@ -53,7 +61,8 @@ def export(workload, dsn, table="raw"):
 def train_whole(workload, key, x, y):
     """One configuration by Model.fit on all rows, in their order: its final loss and the number of its updates."""
     model = workload.compiled(key)
-    model.fit(x, y, batch_size=workload.configurations[key].batch_size, epochs=workload.iterations, shuffle=False,
-              verbose=0)
+    model.fit(
+        x, y, batch_size=workload.configurations[key].batch_size, epochs=workload.iterations, shuffle=False, verbose=0
+    )
     loss = float(model.evaluate(x, y, batch_size=1024, verbose=0)[0])
     return loss, int(model.optimizer.iterations.numpy())

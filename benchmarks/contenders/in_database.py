@@ -18,8 +18,9 @@ def contender(workload, dsn, workers, clock, *settings):
     """`settings`: 'name=value' each."""
     with clock.part("connect"):
         connection, cursor = connect(dsn)
-        cursor.execute("SET client_min_messages = warning; SET pg_mop.threads = 1; SET pg_mop.seed = 1; "
-                       "SET pg_mop.reuse = off")
+        cursor.execute(
+            "SET client_min_messages = warning; SET pg_mop.threads = 1; SET pg_mop.seed = 1; SET pg_mop.reuse = off"
+        )
         for setting in settings:
             cursor.execute("SELECT set_config(%s, %s, false)", setting.split("=", 1))
     with clock.part("pack"):
@@ -31,13 +32,18 @@ def contender(workload, dsn, workers, clock, *settings):
     cursor.execute("SELECT training_loss_final FROM models_info ORDER BY mst_key")
     losses = [row[0] for row in cursor.fetchall()]
     # (units that went together lie over one another in time: what each took is its parts)
-    cursor.execute("SELECT kind, sum(read_seconds + train_seconds + write_seconds)::float8 FROM madlib.mop_units "
-                   "WHERE run_id = %s AND NOT shared GROUP BY kind", [run_id])
+    cursor.execute(
+        "SELECT kind, sum(read_seconds + train_seconds + write_seconds)::float8 FROM madlib.mop_units "
+        "WHERE run_id = %s AND NOT shared GROUP BY kind",
+        [run_id],
+    )
     clock.parts.update({f"session-seconds of {kind} units": seconds for kind, seconds in cursor.fetchall()})
     cursor.execute(IDLE, [run_id])
     clock.parts.update(zip(("makespan", "its lower bound"), cursor.fetchone()))
-    cursor.execute("SELECT mst_key, rows FROM madlib.mop_units WHERE run_id = %s AND kind = 'train' AND "
-                   "status = 'finished'", [run_id])
+    cursor.execute(
+        "SELECT mst_key, rows FROM madlib.mop_units WHERE run_id = %s AND kind = 'train' AND status = 'finished'",
+        [run_id],
+    )
     steps = sum(-(-rows // workload.configurations[key].batch_size) for key, rows in cursor.fetchall())
     connection.close()
     return {"losses": losses, "updates": steps}

@@ -10,11 +10,15 @@ class Learner:
     def __init__(self, study, x, y, validation):
         """Rows to train with, and (x, y) to validate with."""
         import keras
+
         self.keras, self.study, self.rows, self.validation = keras, study, (x, y), validation
         text, self.weights = study.architecture(0)
         self.model = keras.models.model_from_json(text)
-        self.model.compile(optimizer=keras.optimizers.SGD(learning_rate=0.1, momentum=0.9),
-                           loss="categorical_crossentropy", metrics=["accuracy"])
+        self.model.compile(
+            optimizer=keras.optimizers.SGD(learning_rate=0.1, momentum=0.9),
+            loss="categorical_crossentropy",
+            metrics=["accuracy"],
+        )
         self.model.optimizer.build(self.model.trainable_variables)
         self.fresh = [v.numpy() for v in self.model.optimizer.variables]
 
@@ -33,8 +37,16 @@ class Learner:
             while end < until and self.values[end][1] == size:
                 end += 1
             set_rate = self.keras.callbacks.LearningRateScheduler(lambda epoch, _: self.values[epoch][0])
-            self.model.fit(x, y, batch_size=size, initial_epoch=self.iteration, epochs=end, shuffle=False, verbose=0,
-                           callbacks=[set_rate])
+            self.model.fit(
+                x,
+                y,
+                batch_size=size,
+                initial_epoch=self.iteration,
+                epochs=end,
+                shuffle=False,
+                verbose=0,
+                callbacks=[set_rate],
+            )
             self.iteration = end
         loss, accuracy = self.model.evaluate(*self.validation, batch_size=1024, verbose=0)
         return float(loss), float(accuracy)
@@ -51,5 +63,10 @@ def found(results):
     for key, iteration, _, _ in results:
         last[key] = max(iteration, last.get(key, 0))
     key, iteration, loss, accuracy = min(results, key=lambda r: r[2])
-    return {"loss": loss, "accuracy": accuracy, "best": [key, iteration], "trained": sum(last.values()),
-            "asked": sum(last.values())}
+    return {
+        "loss": loss,
+        "accuracy": accuracy,
+        "best": [key, iteration],
+        "trained": sum(last.values()),
+        "asked": sum(last.values()),
+    }

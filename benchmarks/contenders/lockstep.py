@@ -19,11 +19,16 @@ def segment(place, pipe, workload, dsn):
     """Serve (kind, key) requests for the rows of segment number `place`."""
     import keras
     import numpy as np
+
     connection, cursor = connect(dsn)
-    cursor.execute("SELECT x, x_shape, y, y_shape FROM packed WHERE __dist_key__ = (SELECT __dist_key__ FROM (SELECT "
-                   "DISTINCT __dist_key__ FROM packed) AS d ORDER BY 1 OFFSET %s LIMIT 1) ORDER BY buffer_id", [place])
-    buffers = [(np.frombuffer(x, "<f4").reshape(xs), np.frombuffer(y, "<i2").reshape(ys))
-               for x, xs, y, ys in cursor.fetchall()]
+    cursor.execute(
+        "SELECT x, x_shape, y, y_shape FROM packed WHERE __dist_key__ = (SELECT __dist_key__ FROM (SELECT "
+        "DISTINCT __dist_key__ FROM packed) AS d ORDER BY 1 OFFSET %s LIMIT 1) ORDER BY buffer_id",
+        [place],
+    )
+    buffers = [
+        (np.frombuffer(x, "<f4").reshape(xs), np.frombuffer(y, "<i2").reshape(ys)) for x, xs, y, ys in cursor.fetchall()
+    ]
     while (request := pipe.recv()) is not None:
         kind, key = request
         cursor.execute("SELECT weights FROM lockstep WHERE key = %s", [key])
@@ -32,7 +37,7 @@ def segment(place, pipe, workload, dsn):
         model = workload.compiled(key)
         values = []
         for array in model.get_weights():
-            values.append(weights[at:at + array.size].reshape(array.shape))
+            values.append(weights[at : at + array.size].reshape(array.shape))
             at += array.size
         model.set_weights(values)
         size = workload.configurations[key].batch_size
@@ -44,25 +49,36 @@ def segment(place, pipe, workload, dsn):
             else:
                 total += float(model.evaluate(x, y, batch_size=1024, verbose=0)[0]) * len(x)
         if kind == "train":
-            cursor.execute("UPDATE lockstep SET weights = %s WHERE key = %s",
-                           [b"".join(w.tobytes() for w in model.get_weights()), key])
+            cursor.execute(
+                "UPDATE lockstep SET weights = %s WHERE key = %s",
+                [b"".join(w.tobytes() for w in model.get_weights()), key],
+            )
         pipe.send((total, steps))
 
 
 def contender(workload, dsn, workers, clock):
     connection, cursor = connect(dsn)
     with clock.part("pack"):
-        cursor.execute("SET client_min_messages = warning; SET pg_mop.seed = 1; DROP TABLE IF EXISTS lockstep; "
-                       "CREATE TABLE lockstep (key integer PRIMARY KEY, weights bytea)")
+        cursor.execute(
+            "SET client_min_messages = warning; SET pg_mop.seed = 1; DROP TABLE IF EXISTS lockstep; "
+            "CREATE TABLE lockstep (key integer PRIMARY KEY, weights bytea)"
+        )
         pack(cursor, workload, workers)
         for key, c in enumerate(workload.configurations):
-            cursor.execute("INSERT INTO lockstep VALUES (%s, %s)",
-                           [key, b"".join(w.tobytes() for w in workload.architecture(c.architecture)[1])])
+            cursor.execute(
+                "INSERT INTO lockstep VALUES (%s, %s)",
+                [key, b"".join(w.tobytes() for w in workload.architecture(c.architecture)[1])],
+            )
     keys = list(range(len(workload.configurations)))
     plan = Plan()
     for key, c in enumerate(workload.configurations):
-        plan.ask(key, identity.root(key), lambda iteration, c=c: (c.compile_params, ""), workload.iterations,
-                 [workload.iterations])
+        plan.ask(
+            key,
+            identity.root(key),
+            lambda iteration, c=c: (c.compile_params, ""),
+            workload.iterations,
+            [workload.iterations],
+        )
     board = Board(plan, range(workers))
     scheduler = RoundRobin(board, 1)
     losses, steps = [0.0] * len(keys), 0

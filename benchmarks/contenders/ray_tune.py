@@ -13,10 +13,16 @@ def contender(workload, dsn, workers, clock):
         os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
         import ray
         from ray import tune
+
         place = tempfile.mkdtemp(prefix="mop-ray-", dir="/tmp")
         here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, _temp_dir=place,
-                 runtime_env={"env_vars": {**THREADS, "PYTHONPATH": here}})
+        ray.init(
+            num_cpus=workers,
+            include_dashboard=False,
+            log_to_driver=False,
+            _temp_dir=place,
+            runtime_env={"env_vars": {**THREADS, "PYTHONPATH": here}},
+        )
         shared = ray.put((x, y))
 
     def trial(config):
@@ -26,9 +32,11 @@ def contender(workload, dsn, workers, clock):
     with clock.part("train"):
         keys = list(range(len(workload.configurations)))
         results = tune.Tuner(
-            tune.with_resources(trial, {"cpu": 1}), param_space={"key": tune.grid_search(keys)},
+            tune.with_resources(trial, {"cpu": 1}),
+            param_space={"key": tune.grid_search(keys)},
             tune_config=tune.TuneConfig(reuse_actors=True),
-            run_config=tune.RunConfig(storage_path=place, verbose=0)).fit()
+            run_config=tune.RunConfig(storage_path=place, verbose=0),
+        ).fit()
     trained = {r.metrics["key"]: (r.metrics["loss"], r.metrics["steps"]) for r in results}
     ray.shutdown()
     return {"losses": [trained[k][0] for k in keys], "updates": sum(steps for _, steps in trained.values())}

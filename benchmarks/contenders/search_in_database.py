@@ -38,8 +38,11 @@ def contender(workload, dsn, workers, clock, *settings):
         with clock.part("configure"):
             configure(cursor, study)
         with clock.part("train"):
-            runs.append(train(cursor, study.iterations, "packed_validation") if study.procedure == "grid" else
-                        search(cursor, study, SEED))
+            runs.append(
+                train(cursor, study.iterations, "packed_validation")
+                if study.procedure == "grid"
+                else search(cursor, study, SEED)
+            )
         check_order(cursor, study)
     cursor.execute(WORK, [runs])
     work, training, warm, trained = cursor.fetchone()
@@ -49,8 +52,17 @@ def contender(workload, dsn, workers, clock, *settings):
     cursor.execute(BEST, [runs])
     loss, accuracy, *best = cursor.fetchone()
     connection.close()
-    return {"loss": loss, "accuracy": accuracy, "best": best, "trained": trained, "asked": asked,
-            "merge_rate": asked / trained, "session_seconds": work, "training_seconds": training, "warm_seconds": warm}
+    return {
+        "loss": loss,
+        "accuracy": accuracy,
+        "best": best,
+        "trained": trained,
+        "asked": asked,
+        "merge_rate": asked / trained,
+        "session_seconds": work,
+        "training_seconds": training,
+        "warm_seconds": warm,
+    }
 
 
 def check_order(cursor, study):
@@ -59,8 +71,11 @@ def check_order(cursor, study):
         return
     cursor.execute("SELECT compile_params, fit_params FROM models_trials ORDER BY mst_key")
     for (compile_params, fit_params), c in zip(cursor.fetchall(), study.configurations):
-        assert f"lr={c.learning_rate}," in compile_params and fit_params == f"batch_size={c.batch_size}", \
-            (compile_params, fit_params, c)
+        assert f"lr={c.learning_rate}," in compile_params and fit_params == f"batch_size={c.batch_size}", (
+            compile_params,
+            fit_params,
+            c,
+        )
 
 
 if __name__ == "__main__":

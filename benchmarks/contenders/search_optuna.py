@@ -14,12 +14,24 @@ from contenders.learner import Learner, found, rows
 
 def connect(place, study):
     import optuna
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(os.path.join(place, "log")))
-    pruner = optuna.pruners.NopPruner() if study.procedure == "grid" else optuna.pruners.SuccessiveHalvingPruner(
-        min_resource=study.levels[0], reduction_factor=study.reduction, min_early_stopping_rate=0)
-    return optuna, optuna.create_study(storage=storage, study_name="study", pruner=pruner, direction="minimize",
-                                       sampler=optuna.samplers.RandomSampler(seed=1), load_if_exists=True)
+    pruner = (
+        optuna.pruners.NopPruner()
+        if study.procedure == "grid"
+        else optuna.pruners.SuccessiveHalvingPruner(
+            min_resource=study.levels[0], reduction_factor=study.reduction, min_early_stopping_rate=0
+        )
+    )
+    return optuna, optuna.create_study(
+        storage=storage,
+        study_name="study",
+        pruner=pruner,
+        direction="minimize",
+        sampler=optuna.samplers.RandomSampler(seed=1),
+        load_if_exists=True,
+    )
 
 
 def worker(place, study, data, out):

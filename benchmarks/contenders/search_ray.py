@@ -15,10 +15,16 @@ from contenders.learner import Learner, found, rows
 def scheduler(study):
     """Ray's scheduler for a Study."""
     from ray.tune import schedulers
+
     if study.procedure == "grid":
         return schedulers.FIFOScheduler()
-    return schedulers.ASHAScheduler(time_attr="iteration", max_t=study.iterations, grace_period=study.levels[0],
-                                    reduction_factor=study.reduction, brackets=1)
+    return schedulers.ASHAScheduler(
+        time_attr="iteration",
+        max_t=study.iterations,
+        grace_period=study.levels[0],
+        reduction_factor=study.reduction,
+        brackets=1,
+    )
 
 
 def trainable(study, shared):
@@ -53,21 +59,30 @@ def contender(study, dsn, workers, clock):
     with clock.part("export"):
         data = rows(study, dsn)
     with clock.part("start Ray"):
-        os.environ.update({"RAY_AIR_NEW_OUTPUT": "0", "TUNE_MAX_PENDING_TRIALS_PG": "1000",
-                           "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1"})
+        os.environ.update(
+            {"RAY_AIR_NEW_OUTPUT": "0", "TUNE_MAX_PENDING_TRIALS_PG": "1000", "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1"}
+        )
         import ray
         from ray import tune
+
         place = tempfile.mkdtemp(prefix="mop-ray-", dir="/tmp")
         here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, _temp_dir=place,
-                 runtime_env={"env_vars": {**THREADS, "PYTHONPATH": here}})
+        ray.init(
+            num_cpus=workers,
+            include_dashboard=False,
+            log_to_driver=False,
+            _temp_dir=place,
+            runtime_env={"env_vars": {**THREADS, "PYTHONPATH": here}},
+        )
         shared = ray.put(data)
     with clock.part("train"):
         keys = list(range(len(study.configurations)))
         trials = tune.Tuner(
-            tune.with_resources(trainable(study, shared), {"cpu": 1}), param_space={"key": tune.grid_search(keys)},
+            tune.with_resources(trainable(study, shared), {"cpu": 1}),
+            param_space={"key": tune.grid_search(keys)},
             tune_config=tune.TuneConfig(metric="loss", mode="min", scheduler=scheduler(study), reuse_actors=True),
-            run_config=tune.RunConfig(storage_path=place, verbose=0)).fit()
+            run_config=tune.RunConfig(storage_path=place, verbose=0),
+        ).fit()
     if trials.errors:
         raise SystemExit(f"{len(trials.errors)} trials failed: {trials.errors[0]}")
     results = [tuple(r) for trial in trials for r in trial.metrics["results"]]

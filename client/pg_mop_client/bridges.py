@@ -8,7 +8,7 @@ import time
 
 from pg_mop_client.errors import ClientError, needed
 
-SUFFIX = ".pg_mop"   # of TensorBoard's files that are ours
+SUFFIX = ".pg_mop"  # of TensorBoard's files that are ours
 MOST_METRICS = 1000  # that MLflow takes at once
 OF_MLFLOW = {"failed": "FAILED", "cancelled": "KILLED"}  # states that MLflow tells from FINISHED
 
@@ -26,29 +26,50 @@ def to_optuna(run, storage=None, study_name=None):
     series = data["measure"]["series"]
     study_name = study_name or f"pg_mop run {run.run_id}"
     try:
-        study = optuna.create_study(storage=storage, study_name=study_name,
-                                    direction="maximize" if data["measure"]["goal"] == "max" else "minimize")
+        study = optuna.create_study(
+            storage=storage,
+            study_name=study_name,
+            direction="maximize" if data["measure"]["goal"] == "max" else "minimize",
+        )
     except optuna.exceptions.DuplicatedStudyError:
-        raise ClientError(f"there is a study {study_name!r} already", hint="study_name='...', or optuna.delete_study("
-                          f"study_name={study_name!r}, storage=...)") from None
-    distributions = {name: _distribution(optuna, [c["parameters"][name] for c in data["configurations"]
-                                                  if name in c["parameters"]]) for name in data["varied"]}
+        raise ClientError(
+            f"there is a study {study_name!r} already",
+            hint=f"study_name='...', or optuna.delete_study(study_name={study_name!r}, storage=...)",
+        ) from None
+    distributions = {
+        name: _distribution(optuna, [c["parameters"][name] for c in data["configurations"] if name in c["parameters"]])
+        for name in data["varied"]
+    }
     values = _values(run, series)
     state_of = optuna.trial.TrialState
-    states = {"finished": state_of.COMPLETE, "stopped": state_of.PRUNED, "cancelled": state_of.PRUNED,
-              "running": state_of.RUNNING, "waiting": state_of.WAITING}
+    states = {
+        "finished": state_of.COMPLETE,
+        "stopped": state_of.PRUNED,
+        "cancelled": state_of.PRUNED,
+        "running": state_of.RUNNING,
+        "waiting": state_of.WAITING,
+    }
     for c in sorted(data["configurations"], key=lambda c: c["mst_key"]):
         own = {i: v for i, v in values.get(c["mst_key"], {}).get(series, {}).items() if math.isfinite(v)}
         state = states.get(c["status"], state_of.FAIL)
         if state == state_of.COMPLETE and not own:
             state = state_of.FAIL
         parameters = {name: value for name, value in c["parameters"].items() if name in distributions}
-        study.add_trial(optuna.trial.create_trial(
-            state=state, value=own[max(own)] if own and state in (state_of.COMPLETE, state_of.PRUNED) else None,
-            params=parameters, distributions={name: distributions[name] for name in parameters},
-            intermediate_values=own, user_attrs={"mst_key": c["mst_key"], "status": c["status"],
-                                                 "training seconds": c["seconds"],
-                                                 **({"reason": c["reason"]} if c["reason"] else {})}))
+        study.add_trial(
+            optuna.trial.create_trial(
+                state=state,
+                value=own[max(own)] if own and state in (state_of.COMPLETE, state_of.PRUNED) else None,
+                params=parameters,
+                distributions={name: distributions[name] for name in parameters},
+                intermediate_values=own,
+                user_attrs={
+                    "mst_key": c["mst_key"],
+                    "status": c["status"],
+                    "training seconds": c["seconds"],
+                    **({"reason": c["reason"]} if c["reason"] else {}),
+                },
+            )
+        )
     return study
 
 
@@ -89,17 +110,25 @@ def log_to_mlflow(run, experiment=None, models=1):
             mlflow.log_params(_parameters({"run_id": run.run_id, **own, **data["fixed"]}))
             mlflow.log_artifact(page)
             for c in data["configurations"]:
-                with mlflow.start_run(run_name=f"configuration {c['mst_key']}", nested=True,
-                                      experiment_id=where) as nested:
+                with mlflow.start_run(
+                    run_name=f"configuration {c['mst_key']}", nested=True, experiment_id=where
+                ) as nested:
                     mlflow.log_params(_parameters(c["parameters"]))
-                    mlflow.set_tags({"status": c["status"], "mst_key": c["mst_key"], **(
-                        {"reason": _short(c["reason"])} if c["reason"] else {})})
+                    mlflow.set_tags(
+                        {
+                            "status": c["status"],
+                            "mst_key": c["mst_key"],
+                            **({"reason": _short(c["reason"])} if c["reason"] else {}),
+                        }
+                    )
                     now = int(time.time() * 1000)
-                    metrics = [mlflow.entities.Metric(_key(name), value, now, step)
-                               for name, by_iteration in values.get(c["mst_key"], {}).items()
-                               for step, value in by_iteration.items()]
+                    metrics = [
+                        mlflow.entities.Metric(_key(name), value, now, step)
+                        for name, by_iteration in values.get(c["mst_key"], {}).items()
+                        for step, value in by_iteration.items()
+                    ]
                     for at in range(0, len(metrics), MOST_METRICS):
-                        client.log_batch(nested.info.run_id, metrics[at:at + MOST_METRICS])
+                        client.log_batch(nested.info.run_id, metrics[at : at + MOST_METRICS])
                     if c["mst_key"] in artifacts:
                         mlflow.log_artifact(artifacts[c["mst_key"]])
                 client.set_terminated(nested.info.run_id, OF_MLFLOW.get(c["status"], "FINISHED"))

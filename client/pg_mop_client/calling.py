@@ -62,8 +62,10 @@ class Calls:
             if value is None:
                 self._connection.execute(text(f"RESET pg_mop.{plain(quote(name))}"))
             else:
-                self._connection.execute(text("SELECT pg_catalog.set_config('pg_mop.' || :name, :value, false)"),
-                                         {"name": name, "value": _written(value)})
+                self._connection.execute(
+                    text("SELECT pg_catalog.set_config('pg_mop.' || :name, :value, false)"),
+                    {"name": name, "value": _written(value)},
+                )
         if settings:  # (what is wrong is said now, not by a call that has come far)
             self._connection.execute(text(f"SELECT count(*) FROM {plain(quote(self.schema))}.mop_settings()"))
 
@@ -135,8 +137,10 @@ class Calls:
             if work.ended.is_set() and work.error is None:
                 print("The call had ended already.")
             elif run_id is not None:
-                print(f"Cancelled. Every unit that has ended is kept: mop_resume({run_id}), or the same call again, "
-                      f"goes on with run {run_id}.")
+                print(
+                    f"Cancelled. Every unit that has ended is kept: mop_resume({run_id}), or the same call again, "
+                    f"goes on with run {run_id}."
+                )
             raise
         finally:
             watcher.close()
@@ -208,8 +212,12 @@ class _Bar:
                 self.bar.set_postfix_str("the connection that looks is lost: trying again")
             return
         if self.bar is None:
-            self.bar = tqdm(total=now.units_total, unit="unit", desc=f"run {self.run_id}",
-                            bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]")
+            self.bar = tqdm(
+                total=now.units_total,
+                unit="unit",
+                desc=f"run {self.run_id}",
+                bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]",
+            )
         if self.bar.total != now.units_total and hasattr(self.bar, "container"):  # (a search's grows, the widget's not)
             self.bar.container.children[1].max = now.units_total
         # (of one that is taken over whole from an earlier run there is nothing to do)

@@ -21,8 +21,16 @@ from pg_mop_client.watching import Watcher, duration, printable
 # characters: of what goes into a file; of a column in a terminal, at most, and where it is cut
 MOST_WIDE, MOST_WIDE_COLUMN, LEAST_WIDE_COLUMN = 10_000, 60, 24
 # what a list shows: the first of them in a narrow window, too
-COLUMNS = ("run_id", "status", "model_output_table", "configurations", "started_at", "finished_at", "function",
-           "num_iterations")
+COLUMNS = (
+    "run_id",
+    "status",
+    "model_output_table",
+    "configurations",
+    "started_at",
+    "finished_at",
+    "function",
+    "num_iterations",
+)
 JOB_COLUMNS = ("job", "status", "submitted_at", "said", "command", "runs", "finished_at")
 
 
@@ -46,14 +54,18 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message):
         if re.search(r"=|://", message):
-            message = ("an argument has = or ://, and is not shown; a connection's parameters are one argument, in "
-                       "quotes: -d 'host=... dbname=...'")
+            message = (
+                "an argument has = or ://, and is not shown; a connection's parameters are one argument, in "
+                "quotes: -d 'host=... dbname=...'"
+            )
         super().error(message)
 
 
 def _parser():
-    parser = _Parser(prog="mop", description="Look at pg_mop's runs. It connects as psql does: PGHOST, "
-                                     "PGSERVICE and the like, or -d.")
+    parser = _Parser(
+        prog="mop",
+        description="Look at pg_mop's runs. It connects as psql does: PGHOST, PGSERVICE and the like, or -d.",
+    )
     parser.add_argument("-d", "--dsn", default="", help="a URI, or 'host=... dbname=...'")
     parser.add_argument("--schema", help="of the extension; it is found by itself")
     parser.add_argument("--version", action="version", version=importlib.metadata.version("pg_mop_client"))
@@ -91,8 +103,11 @@ def _count(text):
 
 def _runs(given):
     with Selection(given.dsn, given.schema) as selection:
-        found = selection.query(f"SELECT * FROM {plain(quote(selection.schema))}.mop_runs ORDER BY run_id DESC "
-                                f"LIMIT :most", cap=None, most=given.n)
+        found = selection.query(
+            f"SELECT * FROM {plain(quote(selection.schema))}.mop_runs ORDER BY run_id DESC LIMIT :most",
+            cap=None,
+            most=given.n,
+        )
     _list(found, COLUMNS, "no runs yet")
 
 
@@ -105,7 +120,10 @@ def _jobs(given):
                 f"SELECT job, status, CAST(runs AS text) AS runs, submitted_at, finished_at, "
                 f"left(regexp_replace(command, '\\s+', ' ', 'g'), 60) AS command, "
                 f"split_part(coalesce(error, messages[cardinality(messages)], ''), chr(10), 1) AS said "
-                f"FROM {view} ORDER BY job DESC LIMIT :most", cap=None, most=given.n)
+                f"FROM {view} ORDER BY job DESC LIMIT :most",
+                cap=None,
+                most=given.n,
+            )
             _list(found, JOB_COLUMNS, "no jobs yet")
             return 0
         found = selection.query(f"SELECT * FROM {view} WHERE job = :job", job=given.job)
@@ -129,19 +147,28 @@ def _list(found, columns, otherwise):
     table = Table(box=None, header_style="bold", pad_edge=False)
     shown, width = [], 0
     for name in columns:
-        cells = ["" if value is None or value != value else value.strftime("%Y-%m-%d %H:%M:%S")
-                 if hasattr(value, "strftime") else printable(value).replace("\n", " ") for value in found[name]]
+        cells = [
+            ""
+            if value is None or value != value
+            else value.strftime("%Y-%m-%d %H:%M:%S")
+            if hasattr(value, "strftime")
+            else printable(value).replace("\n", " ")
+            for value in found[name]
+        ]
         wide, room = max(map(cell_len, [name, *cells])), console.width - width
         if shown and room < min(wide, LEAST_WIDE_COLUMN):
             break
-        table.add_column(name.replace("_", " "), no_wrap=True,
-                         max_width=min(MOST_WIDE_COLUMN, max(room, 1)) if console.is_terminal else None)
+        table.add_column(
+            name.replace("_", " "),
+            no_wrap=True,
+            max_width=min(MOST_WIDE_COLUMN, max(room, 1)) if console.is_terminal else None,
+        )
         width += 2 + min(wide, MOST_WIDE_COLUMN)
         shown.append(cells)
     for row in zip(*shown):
         table.add_row(*map(Text, row))
     console.print(table)
-    if left := columns[len(shown):]:
+    if left := columns[len(shown) :]:
         console.print(Text(f"in a wider window also: {', '.join(left).replace('_', ' ')}", style="dim"))
 
 
@@ -163,6 +190,7 @@ def _dashboard(given):
     for module in ("starlette", "uvicorn"):
         needed(module, "dashboard")
     from pg_mop_client.dashboard import serve
+
     if not 0 <= given.port < 1 << 16:
         raise ClientError(f"--port must be from 0 to 65535, not {given.port}")
     serve(*_found(given), given.port, not given.no_browser)
@@ -184,8 +212,9 @@ def watch(watcher, run_id, console):
     run_id = watcher.latest() if run_id is None else run_id
     look = watcher.look(run_id, sessions=True) if run_id is not None else None
     if look is None:
-        raise ClientError(f"there is no run {run_id} that the role may see" if run_id else "the role has no runs",
-                          hint="mop runs")
+        raise ClientError(
+            f"there is no run {run_id} that the role may see" if run_id else "the role has no runs", hint="mop runs"
+        )
     try:
         with Live(_screen(look, watcher, console), console=console, auto_refresh=False) as live:
             told = None
@@ -196,8 +225,11 @@ def watch(watcher, run_id, console):
                 if now is None and watcher.is_connected:
                     raise ClientError(f"run {run_id} has been dropped")
                 if was_connected != watcher.is_connected:  # on a line of its own, that stays
-                    console.print("connected again" if watcher.is_connected else
-                                  "the connection is lost: trying again; the run does not depend on it")
+                    console.print(
+                        "connected again"
+                        if watcher.is_connected
+                        else "the connection is lost: trying again; the run does not depend on it"
+                    )
                 look = now or look
                 live.update(_screen(look, watcher, console), refresh=True)
                 if not console.is_terminal and told != (told := look.units_done):  # a file has lines instead
@@ -214,8 +246,9 @@ def watch(watcher, run_id, console):
 def _screen(look, watcher, console):
     """The run, its sessions, and as many of its configurations as there is room for: those at work first."""
     run, done, total = look.run, look.units_done, look.units_total
-    head = Text(f"run {run.run_id}  {run.status}  {run.function} into {printable(run.model_output_table)}\n",
-                style="bold")
+    head = Text(
+        f"run {run.run_id}  {run.status}  {run.function} into {printable(run.model_output_table)}\n", style="bold"
+    )
     width = 30
     filled = round(width * done / total) if total else width * (run.status == "finished")
     head.append(f"{'━' * filled}{'─' * (width - filled)} {done} of {total} units", style="default")
@@ -228,16 +261,27 @@ def _screen(look, watcher, console):
     for s in look.sessions[:8]:
         what = "trains" if s.kind == "train" else "evaluates"
         who = f"configuration {s.mst_key}" + (f" and {s.models - 1} more" if s.models > 1 else "")
-        screen.add_row(Text(f"session {s.backend_pid} {what} {who}, iteration {s.iteration}, on segment {s.segment}, "
-                            f"for {s.seconds:.1f} s", style="dim"))
+        screen.add_row(
+            Text(
+                f"session {s.backend_pid} {what} {who}, iteration {s.iteration}, on segment {s.segment}, "
+                f"for {s.seconds:.1f} s",
+                style="dim",
+            )
+        )
     order = {"running": 0, "failed": 1, "waiting": 2}
     shown = sorted(look.configurations, key=lambda c: (order.get(c.status, 3), c.last_loss is None, c.last_loss or 0))
     room = max(5, (console.size.height if console.is_terminal else 1000) - len(look.sessions[:8]) - 6)
     table = Table("configuration", "status", "units", "iteration", "last loss", box=None, header_style="bold")
     for c in shown[:room]:
         loss = "" if c.last_loss is None else f"{c.last_loss:.5g}"
-        table.add_row(str(c.mst_key), c.status, f"{c.units_done} of {c.units_total}", str(c.iteration or ""), loss,
-                      style="red" if c.status == "failed" else None)
+        table.add_row(
+            str(c.mst_key),
+            c.status,
+            f"{c.units_done} of {c.units_total}",
+            str(c.iteration or ""),
+            loss,
+            style="red" if c.status == "failed" else None,
+        )
     screen.add_row(table)
     if len(shown) > room:
         screen.add_row(Text(f"and {len(shown) - room} configurations more", style="dim"))

@@ -32,7 +32,7 @@ from pg_mop_client.snapshots import Snapshots
 PAGE = pathlib.Path(__file__).parent / "page"
 # page.js and page.css are the report's own: what is drawn there is drawn here by the same code
 FILES = {"page.js": "text/javascript", "live.js": "text/javascript", "page.css": "text/css", "live.css": "text/css"}
-MOST_BESIDE = 6   # runs that are compared
+MOST_BESIDE = 6  # runs that are compared
 BEST_BESIDE = 20  # configurations of each
 RESUME_SECONDS = 20  # for a run that is resumed to begin
 LEAST_WEIGHED = 4  # configurations, to say how much a parameter matters
@@ -52,17 +52,28 @@ class Dashboard:
 
     def app(self, port, token):
         """The ASGI application of the page on a port of 127.0.0.1. `token`: what a caller has to show."""
-        routes = [Route("/", self._shell), Route("/run/{run:int}", self._shell), Route("/compare", self._shell),
-                  Route("/static/{name}", self._file), Route("/api/runs", self._answer(self.runs)),
-                  Route("/api/compare", self._answer(self.compare)),
-                  Route("/api/compare/leaderboard.csv", self._answer(self.compared_leaderboard)),
-                  Route("/api/run/{run:int}", self._answer(self.run)),
-                  Route("/api/run/{run:int}/importance", self._answer(self.importance)),
-                  Route("/api/run/{run:int}/report.html", self._answer(self.report)),
-                  Route("/api/run/{run:int}/leaderboard.csv", self._answer(self.leaderboard)),
-                  *(Route(f"/api/run/{{run:int}}/{name}", self._answer(work), methods=["POST"]) for name, work in (
-                      ("cancel", self.cancel), ("resume", self.resume), ("stop", self.stop),
-                      ("sessions", self.sessions)))]
+        routes = [
+            Route("/", self._shell),
+            Route("/run/{run:int}", self._shell),
+            Route("/compare", self._shell),
+            Route("/static/{name}", self._file),
+            Route("/api/runs", self._answer(self.runs)),
+            Route("/api/compare", self._answer(self.compare)),
+            Route("/api/compare/leaderboard.csv", self._answer(self.compared_leaderboard)),
+            Route("/api/run/{run:int}", self._answer(self.run)),
+            Route("/api/run/{run:int}/importance", self._answer(self.importance)),
+            Route("/api/run/{run:int}/report.html", self._answer(self.report)),
+            Route("/api/run/{run:int}/leaderboard.csv", self._answer(self.leaderboard)),
+            *(
+                Route(f"/api/run/{{run:int}}/{name}", self._answer(work), methods=["POST"])
+                for name, work in (
+                    ("cancel", self.cancel),
+                    ("resume", self.resume),
+                    ("stop", self.stop),
+                    ("sessions", self.sessions),
+                )
+            ),
+        ]
         return Guard(Starlette(routes=routes), token, port)
 
     # --- what is read ------------------------------------------------------------------------------------
@@ -89,8 +100,9 @@ class Dashboard:
         found = {"number": number, "heads": heads}
         if request.query_params.get("have") != number:
             data = self._beside(read)
-            found["view"] = viewing.view(data, self._chosen(data, request),
-                                         _whole(request.query_params.get("page", "1"), "page"))
+            found["view"] = viewing.view(
+                data, self._chosen(data, request), _whole(request.query_params.get("page", "1"), "page")
+            )
         return found
 
     def compared_leaderboard(self, request):
@@ -123,11 +135,18 @@ class Dashboard:
         keys = {c["mst_key"] for c in self._chosen(data, request)}
         whole = run.to_optuna()
         study = optuna.create_study(direction=whole.direction)
-        study.add_trials(ended := [trial for trial in whole.trials if trial.user_attrs["mst_key"] in keys
-                                   and trial.state == optuna.trial.TrialState.COMPLETE])
+        study.add_trials(
+            ended := [
+                trial
+                for trial in whole.trials
+                if trial.user_attrs["mst_key"] in keys and trial.state == optuna.trial.TrialState.COMPLETE
+            ]
+        )
         if len(ended) < LEAST_WEIGHED:
-            raise ClientError(f"{len(ended)} of these configurations were trained to the end: too few to weigh "
-                              f"parameters by", hint=f"It takes {LEAST_WEIGHED}.")
+            raise ClientError(
+                f"{len(ended)} of these configurations were trained to the end: too few to weigh parameters by",
+                hint=f"It takes {LEAST_WEIGHED}.",
+            )
         try:
             found = optuna.importance.get_param_importances(study)
         except (ValueError, RuntimeError, ImportError) as error:  # too few results; no scikit-learn
@@ -143,8 +162,9 @@ class Dashboard:
     def leaderboard(self, request):
         """The leaderboard as it is seen, all its pages, as CSV."""
         _, _, data = self.snapshots.run(request.path_params["run"])
-        return _download(viewing.table(data, self._chosen(data, request)), "text/csv",
-                         f"run_{request.path_params['run']}.csv")
+        return _download(
+            viewing.table(data, self._chosen(data, request)), "text/csv", f"run_{request.path_params['run']}.csv"
+        )
 
     def _run(self, request):
         return Run(SimpleNamespace(engine=self.engine, schema=self.schema), request.path_params["run"])
@@ -156,8 +176,12 @@ class Dashboard:
         states = asked.getlist("state")
         if unknown := set(states) - set(viewing.STATES):
             raise ClientError(f"there is no state {min(unknown)!r}", hint=f"There are {', '.join(viewing.STATES)}.")
-        given = {kind: {name[len(kind) + 1:]: value for name, value in asked.items()
-                        if name.startswith(f"{kind}.") and value} for kind in ("low", "high", "is")}
+        given = {
+            kind: {
+                name[len(kind) + 1 :]: value for name, value in asked.items() if name.startswith(f"{kind}.") and value
+            }
+            for kind in ("low", "high", "is")
+        }
         for kind in ("low", "high"):
             given[kind] = {name: _number(value, name) for name, value in given[kind].items()}
         best = _whole(asked["best"], "best") if asked.get("best") else None
@@ -168,9 +192,12 @@ class Dashboard:
     def cancel(self, request, _):
         """Cancel the call, or job, that runs the run."""
         run, _ = self._seen(request)
-        done = self._execute(f"SELECT pg_catalog.pg_cancel_backend(r.coordinator_pid) FROM {self.sql}.mop_run r "
-                             f"JOIN {self.sql}.mop_runs s USING (run_id) WHERE r.run_id = :run "
-                             f"AND s.status = 'running'", run=run)
+        done = self._execute(
+            f"SELECT pg_catalog.pg_cancel_backend(r.coordinator_pid) FROM {self.sql}.mop_run r "
+            f"JOIN {self.sql}.mop_runs s USING (run_id) WHERE r.run_id = :run "
+            f"AND s.status = 'running'",
+            run=run,
+        )
         if not done:
             raise ClientError(f"run {run} is not running")
         return {"said": "The run is told to end. What has been trained is kept."}
@@ -186,8 +213,10 @@ class Dashboard:
         while True:  # (that it goes on is said when it does)
             done = self._execute(f"SELECT {self.sql}.mop_wait(:job, interval '0.5 seconds')", job=job)
             if done in ("failed", "cancelled"):
-                raise ClientError(self._execute(f"SELECT error FROM {self.sql}.mop_jobs WHERE job = :job", job=job)
-                                  or f"job {job} is {done}")
+                raise ClientError(
+                    self._execute(f"SELECT error FROM {self.sql}.mop_jobs WHERE job = :job", job=job)
+                    or f"job {job} is {done}"
+                )
             if done == "finished" or self._seen(request)[1] in ("finished", "running"):
                 return {"said": f"The run goes on as job {job}, whether this page is open or not."}
             if time.monotonic() > until:
@@ -220,6 +249,7 @@ class Dashboard:
     # --- how it is answered ------------------------------------------------------------------------------
     def _answer(self, work):
         """An endpoint that does `work` in a thread, and says what is wrong as JSON."""
+
         async def endpoint(request):
             try:
                 if request.method != "POST":
@@ -235,6 +265,7 @@ class Dashboard:
             except ClientError as error:
                 unknown = request.method == "GET" or isinstance(error, Unknown)
                 return _wrong(404 if unknown else 409, error.message, error.hint)
+
         return endpoint
 
     async def _shell(self, request):
@@ -255,15 +286,26 @@ def serve(engine, schema, port=0, browser=True, say=print):
         try:
             own.bind(("127.0.0.1", port))
         except OSError as error:
-            raise ClientError(f"port {port} of 127.0.0.1 cannot be had: {error.strerror}",
-                              hint="Without --port one is taken that is free.") from None
+            raise ClientError(
+                f"port {port} of 127.0.0.1 cannot be had: {error.strerror}",
+                hint="Without --port one is taken that is free.",
+            ) from None
         own.listen()  # who has the address may call at once
         port = own.getsockname()[1]
         app = Dashboard(engine, schema).app(port, token)
         # (keep-alive is short, so that Ctrl-C ends it)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False,
-                                               lifespan="off", ws="none", proxy_headers=False,
-                                               timeout_graceful_shutdown=1))
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                ws="none",
+                proxy_headers=False,
+                timeout_graceful_shutdown=1,
+            )
+        )
         address = f"http://127.0.0.1:{port}/#token={token}"
         say(f"{address}\nCtrl-C ends it.", flush=True)
         # (uvicorn ends by the signal itself, once it has served what it serves)
@@ -278,8 +320,11 @@ def _way_to(address, directory):
     """The URI of a file that leads to the page: what a program is called with is everybody's to read on the machine,
     and the address has the token."""
     file = pathlib.Path(directory, "page.html")
-    file.write_text(f'<!DOCTYPE html><meta charset="utf-8"><title>pg_mop</title>'
-                    f'<meta http-equiv="refresh" content="0; url={html.escape(address)}">', encoding="utf-8")
+    file.write_text(
+        f'<!DOCTYPE html><meta charset="utf-8"><title>pg_mop</title>'
+        f'<meta http-equiv="refresh" content="0; url={html.escape(address)}">',
+        encoding="utf-8",
+    )
     return file.as_uri()
 
 
@@ -309,8 +354,9 @@ def _wrong(status, message, hint=None):
 
 
 def _download(content, kind, name):
-    return Response(content, media_type=f"{kind}; charset=utf-8",
-                    headers={"content-disposition": f'attachment; filename="{name}"'})
+    return Response(
+        content, media_type=f"{kind}; charset=utf-8", headers={"content-disposition": f'attachment; filename="{name}"'}
+    )
 
 
 def _whole(value, name):

@@ -36,5 +36,7 @@ def needed(module, extra):
     except ImportError as error:
         package = module.split(".")[0]
         lacking = (error.name or package).split(".")[0]  # (Keras may lack the framework that it works with)
-        raise ClientError(f"this needs the package {lacking}: {error}", hint=f"pip install 'pg_mop_client[{extra}]'"
-                          if lacking == package else f"pip install {lacking}") from None
+        raise ClientError(
+            f"this needs the package {lacking}: {error}",
+            hint=f"pip install 'pg_mop_client[{extra}]'" if lacking == package else f"pip install {lacking}",
+        ) from None

@@ -37,9 +37,12 @@ def _method(schema, told, forms, call):
     longest = max(forms, key=lambda form: len(form.arguments))
     required = min(len(form.arguments) - form.defaults for form in forms)
     kinds = inspect.Parameter
-    signature = inspect.Signature([
-        kinds(name, kinds.POSITIONAL_OR_KEYWORD, default=kinds.empty if i < required else None)
-        for i, name in enumerate(longest.arguments)])
+    signature = inspect.Signature(
+        [
+            kinds(name, kinds.POSITIONAL_OR_KEYWORD, default=kinds.empty if i < required else None)
+            for i, name in enumerate(longest.arguments)
+        ]
+    )
 
     def bind(*args, **named):
         try:

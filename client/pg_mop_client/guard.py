@@ -3,11 +3,19 @@
 import hmac
 import re
 
-POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
-          "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
-HEADERS = {"content-security-policy": POLICY, "cache-control": "no-store", "x-content-type-options": "nosniff",
-           "referrer-policy": "no-referrer", "cross-origin-opener-policy": "same-origin",
-           "cross-origin-resource-policy": "same-origin", "x-frame-options": "DENY"}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "cache-control": "no-store",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "x-frame-options": "DENY",
+}
 
 MOST_PATH = 200  # characters
 EMPTY = re.compile(r"/|/compare|/run/\d+|/static/[\w.]+")  # the page without anything of the database
@@ -40,8 +48,16 @@ class Guard:
         if problem is None:
             return await self.app(scope, receive, guarded)
         body = problem.encode()
-        await guarded({"type": "http.response.start", "status": 403, "headers": [
-            (b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]})
+        await guarded(
+            {
+                "type": "http.response.start",
+                "status": 403,
+                "headers": [
+                    (b"content-type", b"text/plain; charset=utf-8"),
+                    (b"content-length", str(len(body)).encode()),
+                ],
+            }
+        )
         await guarded({"type": "http.response.body", "body": body})
 
     def _problem(self, scope, given):
@@ -54,7 +70,8 @@ class Guard:
         if any(origin != f"http://{host[0]}" for origin in given.get("origin", [])):
             return "another origin may not call this page"
         if any(site not in ("same-origin", "none") for site in given.get("sec-fetch-site", [])) and not (
-                scope["method"] == "GET" and given.get("sec-fetch-mode") == ["navigate"]):
+            scope["method"] == "GET" and given.get("sec-fetch-mode") == ["navigate"]
+        ):
             return "another site may not call this page"  # (but may link to it)
         if scope["method"] == "GET" and EMPTY.fullmatch(scope["path"]):
             return None

@@ -26,12 +26,17 @@ def chunks(folder, size=None, mode="RGB"):
     image = needed("PIL.Image", "images")
     if mode not in MODES:
         raise ClientError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
-    if size is not None and not (isinstance(size, (tuple, list)) and len(size) == 2 and all(
-            isinstance(side, int) and side > 0 for side in size)):
+    if size is not None and not (
+        isinstance(size, (tuple, list)) and len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size)
+    ):
         raise ClientError(f"size must be (height, width), not {size!r}")
     folder = pathlib.Path(folder)
-    paths = sorted(path for path in folder.rglob("*") if (path.is_file() or path.is_symlink()) and not any(
-        part.startswith(".") for part in path.relative_to(folder).parts))
+    paths = sorted(
+        path
+        for path in folder.rglob("*")
+        if (path.is_file() or path.is_symlink())
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
     names = [path.relative_to(folder).parts for path in paths]
     for path, parts in zip(paths, names):
         if not path.is_file():
@@ -42,8 +47,10 @@ def chunks(folder, size=None, mode="RGB"):
         raise ClientError(f"there are no pictures in {str(folder)!r}")
     labelled = [len(parts) > 1 for parts in names]
     if any(labelled) != all(labelled):
-        raise ClientError(f"{str(paths[labelled.index(False)])!r} is in no folder of a class",
-                          hint="A folder for each class, or none at all.")
+        raise ClientError(
+            f"{str(paths[labelled.index(False)])!r} is in no folder of a class",
+            hint="A folder for each class, or none at all.",
+        )
     return _read(image, paths, names, size, mode)
 
 
@@ -53,11 +60,15 @@ def _read(image, paths, names, size, mode):
         try:
             with image.open(path) as opened:
                 if _is_deep(opened, path):
-                    raise ClientError(f"{str(path)!r} has more than 8 bits a channel, which would be cut off",
-                                      hint="pack((x, y), ...) takes arrays of any numbers.")
+                    raise ClientError(
+                        f"{str(path)!r} has more than 8 bits a channel, which would be cut off",
+                        hint="pack((x, y), ...) takes arrays of any numbers.",
+                    )
                 if (frames := getattr(opened, "n_frames", 1)) > 1 and opened.format not in OF_PARTS:
-                    raise ClientError(f"{str(path)!r} has {frames} frames, of which a row has room for one",
-                                      hint="A file for each frame (PIL.ImageSequence), or pack((x, y), ...)")
+                    raise ClientError(
+                        f"{str(path)!r} has {frames} frames, of which a row has room for one",
+                        hint="A file for each frame (PIL.ImageSequence), or pack((x, y), ...)",
+                    )
                 picture = needed("PIL.ImageOps", "images").exif_transpose(opened).convert(mode)
         except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
             raise ClientError(f"{str(path)!r} cannot be read as a picture: {error}") from None
@@ -66,8 +77,10 @@ def _read(image, paths, names, size, mode):
         found = picture.size[::-1]
         wanted = wanted or found
         if found != wanted:
-            raise ClientError(f"{str(path)!r} has {found[0]} x {found[1]} pixels, those before it {wanted[0]} x "
-                              f"{wanted[1]}", hint=f"size=({wanted[0]}, {wanted[1]})")
+            raise ClientError(
+                f"{str(path)!r} has {found[0]} x {found[1]} pixels, those before it {wanted[0]} x {wanted[1]}",
+                hint=f"size=({wanted[0]}, {wanted[1]})",
+            )
         pixels = numpy.asarray(picture).reshape(*wanted, MODES[mode])
         rows.append(("/".join(parts), pixels, parts[0]) if len(parts) > 1 else ("/".join(parts), pixels))
         if len(rows) * pixels.size >= CHUNK_PIXELS:
@@ -90,17 +103,27 @@ def _is_deep(opened, path):
             at = head.find(b"av1C")
             return at >= 0 and bool(head[at + 6] & 0x40)
         at = head.find(b"\xff\x4f\xff\x51") + 40  # the marker SIZ: how many channels, and 3 bytes for each
-        return any((size & 0x7F) > 7 for size in head[at + 2:at + 2 + 3 * int.from_bytes(head[at:at + 2], "big"):3])
+        return any(
+            (size & 0x7F) > 7 for size in head[at + 2 : at + 2 + 3 * int.from_bytes(head[at : at + 2], "big") : 3]
+        )
     for decoder, _, _, given in opened.tile:
         given = given if isinstance(given, tuple) else (given,)
-        if (isinstance(given[0], str) and DEEP.fullmatch(given[0]) or decoder == "SGI16"
-                or decoder == "sgi_rle" and given[-1] == 2
-                or decoder in ("ppm", "ppm_plain") and isinstance(given[-1], int) and given[-1] > 255):
+        if (
+            isinstance(given[0], str)
+            and DEEP.fullmatch(given[0])
+            or decoder == "SGI16"
+            or decoder == "sgi_rle"
+            and given[-1] == 2
+            or decoder in ("ppm", "ppm_plain")
+            and isinstance(given[-1], int)
+            and given[-1] > 255
+        ):
             return True
     return False
 
 
 def _frame(rows):
     paths, *columns = zip(*rows)
-    return pandas.DataFrame({name: list(values) for name, values in zip(("pixels", "label"), columns)},
-                            index=list(paths))
+    return pandas.DataFrame(
+        {name: list(values) for name, values in zip(("pixels", "label"), columns)}, index=list(paths)
+    )

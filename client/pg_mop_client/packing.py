@@ -43,13 +43,21 @@ def copy(connection, data, table, label=None, features=None, temporary=False, **
         raise ClientError(f"there is no column {label!r} for the label", hint=f"There are {few(first.columns)}.")
     columns, array = _features(first, label, features)
     if "id" in (label, array) or label == array:
-        raise ClientError(f"the column must not be called {'id' if 'id' in (label, array) else label!r}",
-                          hint="data.rename(columns={...})")
+        raise ClientError(
+            f"the column must not be called {'id' if 'id' in (label, array) else label!r}",
+            hint="data.rename(columns={...})",
+        )
     sql = quote(table) if temporary else quote_table(table)
     rows = _Rows(first, chunks, columns, label)
     label_sql = f", {quote(label)} {_type(first[label])}" if label is not None else ""
-    connection.execute(text(plain(f"CREATE {'TEMPORARY ' if temporary else ''}TABLE {sql} (id bigint PRIMARY KEY, "
-                                  f"{quote(array)} real{'[]' * rows.dimensions}{label_sql})")))
+    connection.execute(
+        text(
+            plain(
+                f"CREATE {'TEMPORARY ' if temporary else ''}TABLE {sql} (id bigint PRIMARY KEY, "
+                f"{quote(array)} real{'[]' * rows.dimensions}{label_sql})"
+            )
+        )
+    )
     try:
         with connection.connection.dbapi_connection.cursor() as cursor:
             cursor.copy_expert(f"COPY {sql} FROM STDIN", rows, 1 << 16)
@@ -74,9 +82,13 @@ def note(connection, packed, array, columns):
 @told()
 def noted(connection, packed, array):
     """(columns, when) as `note` has noted them; (None, None) where it has not."""
-    told = connection.execute(text(
-        "SELECT pg_catalog.col_description(attrelid, attnum) FROM pg_catalog.pg_attribute WHERE attrelid = "
-        "pg_catalog.to_regclass(:packed) AND attname = :array"), {"packed": packed, "array": array}).scalar()
+    told = connection.execute(
+        text(
+            "SELECT pg_catalog.col_description(attrelid, attnum) FROM pg_catalog.pg_attribute WHERE attrelid = "
+            "pg_catalog.to_regclass(:packed) AND attname = :array"
+        ),
+        {"packed": packed, "array": array},
+    ).scalar()
     try:
         read = json.loads(told or "null")
         columns, when = read["features"], float(read["packed_at"])
@@ -102,12 +114,15 @@ def _features(first, label, features):
         raise ClientError(f"column {twice!r} is named twice", hint="A column is a feature, or the label.")
     missing = [name for name in features if name not in first.columns]
     if missing or not features:
-        raise ClientError(f"there is no column {missing[0]!r}" if missing else "there are no columns of numbers",
-                          hint=f"There are {few(first.columns)}.")
+        raise ClientError(
+            f"there is no column {missing[0]!r}" if missing else "there are no columns of numbers",
+            hint=f"There are {few(first.columns)}.",
+        )
     arrays = [name for name in features if _has_arrays(first[name])]
     if arrays and len(features) > 1:
-        raise ClientError(f"column {arrays[0]!r} has arrays: it cannot be a feature among others",
-                          hint=f"features={arrays[0]!r}")
+        raise ClientError(
+            f"column {arrays[0]!r} has arrays: it cannot be a feature among others", hint=f"features={arrays[0]!r}"
+        )
     if not arrays and (words := [n for n in features if not _has_numbers(first[n])]):
         raise ClientError(f"column {words[0]!r} has no numbers", hint="features=[...], without it")
     return features, arrays[0] if arrays else "features"
@@ -170,14 +185,21 @@ class _Rows:
 
     def _lines(self, chunk):
         """The lines of a chunk, to be read. Raises ClientError."""
-        written = [str(array).replace("[", "{").replace("]", "}") for array in (
-            self._arrays(chunk[self.columns[0]]) if self.has_arrays else self._numbers(chunk))]
+        written = [
+            str(array).replace("[", "{").replace("]", "}")
+            for array in (self._arrays(chunk[self.columns[0]]) if self.has_arrays else self._numbers(chunk))
+        ]
         ids = range(self.count, self.count + len(chunk))
         self.count += len(chunk)
-        if self.label is not None and chunk[self.label].notna().any() and (
-                _has_arrays(chunk[self.label]) != self.has_vectors):
-            raise ClientError(f"column {self.label!r} has vectors in some rows, and in others none",
-                              hint=f"data.dropna(subset=[{self.label!r}])")
+        if (
+            self.label is not None
+            and chunk[self.label].notna().any()
+            and (_has_arrays(chunk[self.label]) != self.has_vectors)
+        ):
+            raise ClientError(
+                f"column {self.label!r} has vectors in some rows, and in others none",
+                hint=f"data.dropna(subset=[{self.label!r}])",
+            )
         ends = [""] * len(chunk) if self.label is None else [f"\t{_field(value)}" for value in chunk[self.label]]
         return io.StringIO("".join(f"{i}\t{array}{end}\n" for i, array, end in zip(ids, written, ends)), newline="")
 
@@ -190,9 +212,12 @@ class _Rows:
         if (odd := _odd(numbers)).any():
             row = int(odd.any(axis=1).argmax())
             column = int(odd[row].argmax())
-            raise ClientError(f"column {self.columns[column]!r} has {_oddity(numbers[row, column])} in row "
-                              f"{self.count + row}", hint="data.dropna(), or fillna(...)"
-                              if numpy.isnan(numbers[row, column]) else "replace(...) or clip(...), or leave it out")
+            raise ClientError(
+                f"column {self.columns[column]!r} has {_oddity(numbers[row, column])} in row {self.count + row}",
+                hint="data.dropna(), or fillna(...)"
+                if numpy.isnan(numbers[row, column])
+                else "replace(...) or clip(...), or leave it out",
+            )
         return numbers.tolist()
 
     def _arrays(self, values):
@@ -200,8 +225,10 @@ class _Rows:
         for number, value in enumerate(values, self.count):
             array = self._array(value, f"row {number}")
             if array.ndim != self.dimensions:
-                raise ClientError(f"column {self.columns[0]!r} has {array.ndim} dimensions in row {number}, and "
-                                  f"{self.dimensions} in its first rows")
+                raise ClientError(
+                    f"column {self.columns[0]!r} has {array.ndim} dimensions in row {number}, and "
+                    f"{self.dimensions} in its first rows"
+                )
             if array.dtype.kind == "f" and (odd := _odd(array)).any():
                 raise ClientError(f"column {self.columns[0]!r} has {_oddity(array[odd][0])} in row {number}")
             yield array.tolist()
@@ -255,8 +282,10 @@ def _field(value):
     if "\0" in value:
         raise ClientError(f"a class has a NUL character, {value[:20]!r}", hint=r"data[label].str.replace('\0', '')")
     if re.search("[\ud800-\udfff]", value):
-        raise ClientError(f"a class has half a character (a lone surrogate), {value[:20]!r}",
-                          hint="data[label].str.encode('utf-8', 'replace').str.decode('utf-8')")
+        raise ClientError(
+            f"a class has half a character (a lone surrogate), {value[:20]!r}",
+            hint="data[label].str.encode('utf-8', 'replace').str.decode('utf-8')",
+        )
     for character, code in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
         value = value.replace(character, code)
     return value

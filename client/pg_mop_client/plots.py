@@ -62,8 +62,13 @@ def parallel(data, ax=None):
     names = [*data["varied"][:9], "training seconds", result]
 
     def value(c, name):
-        return c["last"][result] if name == result else c["seconds"] if name == "training seconds" else \
-            c["parameters"].get(name)
+        return (
+            c["last"][result]
+            if name == result
+            else c["seconds"]
+            if name == "training seconds"
+            else c["parameters"].get(name)
+        )
 
     ax = ax or _axes(width=1.6 * len(names) + 1)
     heights = []
@@ -98,22 +103,35 @@ def sessions(data, mst_keys=None, ax=None):
     if mst_keys is None:
         mst_keys = [] if data["merged_bars"] else list(known)[:1]
     elif unknown := [key for key in mst_keys if key not in known]:
-        raise ClientError(f"run {data['run']['run_id']} has no configuration {unknown[0]}",
-                          hint=f"There are {few(list(known))}.")
+        raise ClientError(
+            f"run {data['run']['run_id']} has no configuration {unknown[0]}", hint=f"There are {few(list(known))}."
+        )
     elif mst_keys and data["merged_bars"]:
         raise ClientError(f"no hops are told of so many: {data['sampled']['sessions']}")
     ax = ax or _axes(height=1.5 + 0.4 * len(data["lanes"]))
     for kind, colour in (("train", TRAIN), ("evaluate", EVALUATE)):
         for lane in range(len(data["lanes"])):
             bars = [(b, e - b) for at, b, e, what, *_ in data["bars"] if at == lane and what == kind]
-            ax.broken_barh(bars, (lane - 0.4, 0.8), color=colour, label=None if lane else
-                           {"train": "training units", "evaluate": "evaluations"}[kind])
+            ax.broken_barh(
+                bars,
+                (lane - 0.4, 0.8),
+                color=colour,
+                label=None if lane else {"train": "training units", "evaluate": "evaluations"}[kind],
+            )
     for key in mst_keys:
         hops = sorted(((b + e) / 2, at) for at, b, e, what, own, *_ in data["bars"] if what == "train" and key in own)
         if hops:
-            ax.plot(*zip(*hops), **{**_style(known[key]), "linestyle": "--", "marker": ".", "alpha": 1,
-                                    "color": "black" if len(mst_keys) == 1 else None,
-                                    "label": f"hops of configuration {key}"})
+            ax.plot(
+                *zip(*hops),
+                **{
+                    **_style(known[key]),
+                    "linestyle": "--",
+                    "marker": ".",
+                    "alpha": 1,
+                    "color": "black" if len(mst_keys) == 1 else None,
+                    "label": f"hops of configuration {key}",
+                },
+            )
     ax.set_yticks(range(len(data["lanes"])), [str(pid) for pid in data["lanes"]])
     ax.invert_yaxis()
     ax.legend(fontsize="small")
@@ -133,11 +151,17 @@ def stages(data, ax=None):
         if node["parent"] is not None:
             parent = data["stages"][node["parent"]]
             xs, ys = [parent["last"], *xs], [parent["y"], *ys]
-        ax.plot(xs, ys, color=GREY if failed.issuperset(node["keys"]) else TRAIN,
-                linewidth=min(6, len(node["keys"])), solid_capstyle="round")
+        ax.plot(
+            xs,
+            ys,
+            color=GREY if failed.issuperset(node["keys"]) else TRAIN,
+            linewidth=min(6, len(node["keys"])),
+            solid_capstyle="round",
+        )
         if at not in leaves and len(data["stages"]) <= 60:
-            ax.text(node["last"], node["y"], " " + ", ".join(map(str, node["keys"][:3])), fontsize="x-small",
-                    va="center")
+            ax.text(
+                node["last"], node["y"], " " + ", ".join(map(str, node["keys"][:3])), fontsize="x-small", va="center"
+            )
     ax.set_yticks([])
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.invert_yaxis()
@@ -150,8 +174,9 @@ def confusion(actual, predicted, title="", ax=None):
     pairs = [(_class(a), _class(b)) for a, b in zip(actual, predicted)]
     names = sorted({name for pair in pairs for name in pair}, key=_by_number)
     if len(names) > MOST_CLASSES:
-        raise ClientError(f"there are {len(names)} different values: no classes",
-                          hint=f"A matrix has {MOST_CLASSES} of them at most.")
+        raise ClientError(
+            f"there are {len(names)} different values: no classes", hint=f"A matrix has {MOST_CLASSES} of them at most."
+        )
     at = {name: place for place, name in enumerate(names)}
     counts = [[0] * len(names) for _ in names]
     for a, b in pairs:
@@ -163,8 +188,15 @@ def confusion(actual, predicted, title="", ax=None):
         for row, own in enumerate(counts):
             for column, count in enumerate(own):
                 if count:
-                    ax.text(column, row, str(count), ha="center", va="center", fontsize="x-small",
-                            color="white" if image.norm(count) > 0.5 else "black")
+                    ax.text(
+                        column,
+                        row,
+                        str(count),
+                        ha="center",
+                        va="center",
+                        fontsize="x-small",
+                        color="white" if image.norm(count) > 0.5 else "black",
+                    )
     shown = [_text(MISSING if name is None else name, 20) for name in names] if len(names) <= 60 else []
     ax.set_xticks(range(len(shown)), shown, rotation=90, fontsize="x-small", parse_math=False)
     ax.set_yticks(range(len(shown)), shown, fontsize="x-small", parse_math=False)
@@ -226,7 +258,7 @@ def _label(ax, x, y, title):
 def _text(value, most=60):
     """A name as it can be drawn: not too long, without characters that cannot be shown."""
     text = printable(value).replace("\t", " ")
-    return text if len(text) <= most else text[:most - 1] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _scale(values, categories):
@@ -236,7 +268,7 @@ def _scale(values, categories):
     if not numbers or categories and len(set(known)) <= 6:
         words = sorted(set(known), key=lambda v: (not isinstance(v, (int, float)), v if numbers else str(v)))
         place = {repr(word): (at + 0.5) / len(words) for at, word in enumerate(words)}
-        shown = words if len(words) <= 12 else words[::math.ceil(len(words) / 12)]
+        shown = words if len(words) <= 12 else words[:: math.ceil(len(words) / 12)]
         return lambda v: place[repr(v)], [(str(w), place[repr(w)]) for w in shown]
     low, high = min(known), max(known)
     log = low > 0 and high / low >= 50

@@ -45,10 +45,14 @@ def named(frame):
     """A DataFrame whose columns' names are strings. Raises ClientError where two columns have one name."""
     frame = frame.set_axis(frame.columns.map(str), axis=1)
     if not frame.columns.is_unique:
-        raise ClientError(f"two columns are called {frame.columns[frame.columns.duplicated()][0]!r}",
-                          hint="data.columns = [...]")
-    lists = {name: object for name, kind in frame.dtypes.items()
-             if isinstance(kind, pandas.ArrowDtype) and re.search("list|tensor", str(kind.pyarrow_dtype))}
+        raise ClientError(
+            f"two columns are called {frame.columns[frame.columns.duplicated()][0]!r}", hint="data.columns = [...]"
+        )
+    lists = {
+        name: object
+        for name, kind in frame.dtypes.items()
+        if isinstance(kind, pandas.ArrowDtype) and re.search("list|tensor", str(kind.pyarrow_dtype))
+    }
     return frame.astype(lists) if lists else frame
 
 
@@ -69,7 +73,7 @@ def chunks(data, label=None, **pictures):
         data = named(data)
         if label in data.columns:
             data = data.assign(**{label: data[label].astype(kind(data[label]))})
-        return (data.iloc[at:at + CHUNK_ROWS] for at in range(0, len(data), CHUNK_ROWS))
+        return (data.iloc[at : at + CHUNK_ROWS] for at in range(0, len(data), CHUNK_ROWS))
     if _is_pair(data):
         return _arrays(*data)
     if not isinstance(data, PATHS):
@@ -93,8 +97,9 @@ def kind(values):
     try:
         return _kind(values)
     except OverflowError:
-        raise ClientError("the column of classes has whole numbers of more than 64 bits",
-                          hint="data[label].astype(str)") from None
+        raise ClientError(
+            "the column of classes has whole numbers of more than 64 bits", hint="data[label].astype(str)"
+        ) from None
 
 
 def _kind(values):
@@ -104,14 +109,16 @@ def _kind(values):
         if inferred.startswith("mixed") and not any(isinstance(value, ARRAYS) for value in values):
             words = pandas.Series(values.dropna().unique()).astype(str)
             if not words.is_unique:
-                raise ClientError(f"the column of classes has {words[words.duplicated()].iloc[0]!r} as a number and as "
-                                  f"a word", hint="data[label].astype(str), or astype(int)")
+                raise ClientError(
+                    f"the column of classes has {words[words.duplicated()].iloc[0]!r} as a number and as a word",
+                    hint="data[label].astype(str), or astype(int)",
+                )
         if found := OF_OBJECTS.get(inferred):
             values = values.astype(found)
     if of.is_integer_dtype(values):
         low, high = (0, 0) if values.isna().all() else (int(values.min()), int(values.max()))
         for bits in (32, 64):
-            if -2**(bits - 1) <= low and high < 2**(bits - 1):
+            if -(2 ** (bits - 1)) <= low and high < 2 ** (bits - 1):
                 return f"Int{bits}"
     return values.dtype
 
@@ -119,9 +126,11 @@ def _kind(values):
 def _arrays(x, y):
     for name, given in (("x", x), ("y", y)):
         if isinstance(given, (list, tuple)) and any(hasattr(own, "shape") and len(own.shape) > 1 for own in given):
-            raise ClientError(f"{name} is a list of arrays: several inputs cannot be packed by pack",
-                              hint="s.training_preprocessor_dl(table, output_table, label, ['one', 'two']) takes a "
-                                   "table that has a column for each.")
+            raise ClientError(
+                f"{name} is a list of arrays: several inputs cannot be packed by pack",
+                hint="s.training_preprocessor_dl(table, output_table, label, ['one', 'two']) takes a "
+                "table that has a column for each.",
+            )
         if numpy.ma.is_masked(given) or isinstance(given, (list, tuple)) and any(map(numpy.ma.is_masked, given)):
             raise ClientError(f"{name} has masked values", hint=f"{name}.filled(...), or the rows that have none")
         if numpy.ndim(given) == 0:
@@ -134,9 +143,15 @@ def _arrays(x, y):
     if y.ndim == 1:
         y = pandas.Series(y)
         y = y.astype(kind(y))
-    return (pandas.DataFrame({"x": list(numpy.asarray(x[at:at + CHUNK_ROWS])),
-                              "y": y[at:at + CHUNK_ROWS] if y.ndim == 1 else list(y[at:at + CHUNK_ROWS])})
-            for at in range(0, len(x), CHUNK_ROWS))
+    return (
+        pandas.DataFrame(
+            {
+                "x": list(numpy.asarray(x[at : at + CHUNK_ROWS])),
+                "y": y[at : at + CHUNK_ROWS] if y.ndim == 1 else list(y[at : at + CHUNK_ROWS]),
+            }
+        )
+        for at in range(0, len(x), CHUNK_ROWS)
+    )
 
 
 def _read(path, read, *given, **more):
@@ -146,8 +161,10 @@ def _read(path, read, *given, **more):
             warnings.simplefilter("error", pandas.errors.ParserWarning)
             return read(*given, **more)
     except UnicodeDecodeError as error:
-        raise ClientError(f"{str(path)!r} is not UTF-8: {error}",
-                          hint="pack(pandas.read_csv(path, encoding='latin-1'), ...), or whichever it is") from None
+        raise ClientError(
+            f"{str(path)!r} is not UTF-8: {error}",
+            hint="pack(pandas.read_csv(path, encoding='latin-1'), ...), or whichever it is",
+        ) from None
     except (ValueError, OSError, EOFError, zlib.error, zipfile.BadZipFile, pandas.errors.ParserWarning) as error:
         raise ClientError(f"{str(path)!r} cannot be read: {' '.join(str(error).split())}") from None
 
@@ -166,11 +183,14 @@ def _csv(path, label):
     given, at, classes = {"index_col": False}, 0, None
     names = _read(path, pandas.read_csv, path, nrows=0, **given).columns
     if len(names) == 1 and (separator := re.search("[;\t|]", names[0])):
-        raise ClientError(f"{str(path)!r} has one column, {names[0][:80]!r}",
-                          hint=f"pack(pandas.read_csv(path, sep={separator[0]!r}), ...)")
+        raise ClientError(
+            f"{str(path)!r} has one column, {names[0][:80]!r}",
+            hint=f"pack(pandas.read_csv(path, sep={separator[0]!r}), ...)",
+        )
     if label in names:
-        classes = _read(path, pandas.read_csv, path, usecols=[label], dtype=str, keep_default_na=False,
-                        na_values=[""], **given)[label]
+        classes = _read(
+            path, pandas.read_csv, path, usecols=[label], dtype=str, keep_default_na=False, na_values=[""], **given
+        )[label]
         classes = classes.astype(object).where(classes.notna(), None)
         if not any(re.match(r"[+-]?0\d", word) for word in classes.dropna().unique()):
             classes = _numbers(classes)
@@ -178,7 +198,7 @@ def _csv(path, label):
     with _read(path, pandas.read_csv, path, chunksize=CHUNK_ROWS, **given) as chunks:
         while (chunk := _read(path, next, chunks, None)) is not None:
             if classes is not None:
-                chunk[label] = classes.iloc[at:at + len(chunk)].set_axis(chunk.index)
+                chunk[label] = classes.iloc[at : at + len(chunk)].set_axis(chunk.index)
             at += len(chunk)
             yield named(chunk)
 
@@ -194,8 +214,11 @@ def _numbers(words):
         return words
     whole = words.isna().any() and not words.dropna().str.contains(r"[.eE]|inf|nan", case=False).any()
     try:
-        return pandas.Series([int(w) if isinstance(w, str) else None for w in words], words.index, "Int64") if whole \
+        return (
+            pandas.Series([int(w) if isinstance(w, str) else None for w in words], words.index, "Int64")
+            if whole
             else numbers
+        )
     except OverflowError:  # of more than 64 bits
         return words
 
@@ -203,8 +226,10 @@ def _numbers(words):
 def _parquet(path, label):
     """Whole numbers stay whole where some are missing. The classes are read twice, too."""
     arrow = needed("pyarrow", "parquet")
-    whole = {getattr(arrow, name.lower())(): getattr(pandas, f"{name}Dtype")() for name in (
-        "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")}
+    whole = {
+        getattr(arrow, name.lower())(): getattr(pandas, f"{name}Dtype")()
+        for name in ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
+    }
     whole[arrow.bool_()] = pandas.BooleanDtype()
     file = _read(path, needed("pyarrow.parquet", "parquet").ParquetFile, path)
     types = {}

@@ -58,14 +58,18 @@ class Run:
         if run_id is not None:
             run_id = whole(run_id)
         with connected(selection.engine) as connection:
-            row = connection.execute(text(
-                f"SELECT run_id, function, model_output_table FROM {self._schema}.mop_runs WHERE run_id = "
-                f"coalesce(CAST(:run AS bigint), (SELECT max(run_id) FROM {self._schema}.mop_runs))"),
-                {"run": run_id}).one_or_none()
+            row = connection.execute(
+                text(
+                    f"SELECT run_id, function, model_output_table FROM {self._schema}.mop_runs WHERE run_id = "
+                    f"coalesce(CAST(:run AS bigint), (SELECT max(run_id) FROM {self._schema}.mop_runs))"
+                ),
+                {"run": run_id},
+            ).one_or_none()
         if row is None:
-            raise ClientError("the role has no runs" if run_id is None else
-                              f"there is no run {run_id} that the role may see",
-                              hint=f"SELECT run_id, status FROM {quote(selection.schema)}.mop_runs;")
+            raise ClientError(
+                "the role has no runs" if run_id is None else f"there is no run {run_id} that the role may see",
+                hint=f"SELECT run_id, status FROM {quote(selection.schema)}.mop_runs;",
+            )
         self.run_id, self.function, self.models = row.run_id, row.function, row.model_output_table
 
     def __repr__(self):
@@ -81,8 +85,11 @@ class Run:
         except ClientError:
             return f"<p>{html.escape(repr(self))}</p>"
         more = f"<p>{len(board) - SHOWN} more: leaderboard()</p>" if len(board) > SHOWN else ""
-        return (f"<p>{html.escape(repr(self))}</p>" + board.head(SHOWN).dropna(axis=1, how="all").to_html(
-            index=False, escape=True, notebook=True) + more)
+        return (
+            f"<p>{html.escape(repr(self))}</p>"
+            + board.head(SHOWN).dropna(axis=1, how="all").to_html(index=False, escape=True, notebook=True)
+            + more
+        )
 
     # --- what it did -------------------------------------------------------------------------------------
     @property
@@ -98,17 +105,31 @@ class Run:
         """What its report is made of, a dictionary: configurations with their parameters and ranks, curves, sessions,
         stages. Of a large run it is sampled, and data['sampled'] says how."""
         with connected(self.selection.engine) as connection:
-            return json.loads(connection.execute(text(f"SELECT {self._schema}.mop_report(:run, 'json')"),
-                                                 {"run": self.run_id}).scalar())
+            return json.loads(
+                connection.execute(
+                    text(f"SELECT {self._schema}.mop_report(:run, 'json')"), {"run": self.run_id}
+                ).scalar()
+            )
 
     def leaderboard(self, data=None):
         """The configurations as a DataFrame, the best first: parameters, last values, seconds, why each ended."""
         data = data or self.data
-        return pandas.DataFrame([
-            {"rank": c["rank"], "mst_key": c["mst_key"], "status": c["status"],
-             **{name: c["parameters"].get(name) for name in data["varied"]}, **c["last"],
-             f"best {data['measure']['series']}": c["best"], "iterations": c["iterations"],
-             "training seconds": c["seconds"], "reason": c["reason"]} for c in data["configurations"]])
+        return pandas.DataFrame(
+            [
+                {
+                    "rank": c["rank"],
+                    "mst_key": c["mst_key"],
+                    "status": c["status"],
+                    **{name: c["parameters"].get(name) for name in data["varied"]},
+                    **c["last"],
+                    f"best {data['measure']['series']}": c["best"],
+                    "iterations": c["iterations"],
+                    "training seconds": c["seconds"],
+                    "reason": c["reason"],
+                }
+                for c in data["configurations"]
+            ]
+        )
 
     def metrics(self, cap=100 * CAP):
         """Every loss and metric, in long form: mst_key, iteration, dataset, name, value."""
@@ -124,8 +145,12 @@ class Run:
 
     def _frame(self, view, cap=None, order="run_id"):
         with connected(self.selection.engine) as connection:
-            return frame(connection, f"SELECT * FROM {self._schema}.{view} WHERE run_id = :run ORDER BY {order}", cap,
-                         run=self.run_id)
+            return frame(
+                connection,
+                f"SELECT * FROM {self._schema}.{view} WHERE run_id = :run ORDER BY {order}",
+                cap,
+                run=self.run_id,
+            )
 
     def best(self):
         """The leaderboard's first row. Raises ClientError where no configuration has a result."""
@@ -146,27 +171,41 @@ class Run:
         try:
             return int(self.best().mst_key if mst_key is None else mst_key)
         except (TypeError, ValueError):
-            raise ClientError(f"a configuration has a number, which {mst_key!r} is not", hint="trials() lists all.") \
-                from None
+            raise ClientError(
+                f"a configuration has a number, which {mst_key!r} is not", hint="trials() lists all."
+            ) from None
 
     def _its_models(self):
         """The name of the table of its models. Raises ClientError where a later run has written one of that name, or
         the table of that name is another role's: a run of somebody else may have been of another schema."""
         with connected(self.selection.engine) as connection:
-            later = connection.execute(text(
-                f"SELECT l.run_id FROM {self._schema}.mop_runs r JOIN {self._schema}.mop_runs l USING "
-                f"(owner, model_output_table) WHERE r.run_id = :run AND l.status = 'finished' AND l.finished_at > "
-                f"r.finished_at ORDER BY l.finished_at DESC LIMIT 1"), {"run": self.run_id}).scalar()
-            other = connection.execute(text(
-                "SELECT pg_catalog.pg_get_userbyid(relowner) FROM pg_catalog.pg_class WHERE oid = "
-                "pg_catalog.to_regclass(:name) AND :owner <> session_user AND :owner <> pg_catalog.pg_get_userbyid("
-                "relowner)"), {"name": quote_table(self.models), "owner": self.info["owner"]}).scalar()
+            later = connection.execute(
+                text(
+                    f"SELECT l.run_id FROM {self._schema}.mop_runs r JOIN {self._schema}.mop_runs l USING "
+                    f"(owner, model_output_table) WHERE r.run_id = :run AND l.status = 'finished' AND l.finished_at > "
+                    f"r.finished_at ORDER BY l.finished_at DESC LIMIT 1"
+                ),
+                {"run": self.run_id},
+            ).scalar()
+            other = connection.execute(
+                text(
+                    "SELECT pg_catalog.pg_get_userbyid(relowner) FROM pg_catalog.pg_class WHERE oid = "
+                    "pg_catalog.to_regclass(:name) AND :owner <> session_user AND :owner <> pg_catalog.pg_get_userbyid("
+                    "relowner)"
+                ),
+                {"name": quote_table(self.models), "owner": self.info["owner"]},
+            ).scalar()
         if later is not None:
-            raise ClientError(f"table {self.models} has the models of run {later}, which was trained after run "
-                              f"{self.run_id}", hint=f"run({later})")
+            raise ClientError(
+                f"table {self.models} has the models of run {later}, which was trained after run {self.run_id}",
+                hint=f"run({later})",
+            )
         if other is not None:
-            raise ClientError(f"table {self.models}, as it is found here, is of role {other}, and run {self.run_id} of "
-                              f"role {self.info['owner']}", hint="madlib_keras_predict takes the name with its schema.")
+            raise ClientError(
+                f"table {self.models}, as it is found here, is of role {other}, and run {self.run_id} of "
+                f"role {self.info['owner']}",
+                hint="madlib_keras_predict takes the name with its schema.",
+            )
         return self.models
 
     @told()
@@ -191,12 +230,20 @@ class Run:
         connection, mst_key = calls.connection(), self._mst_key(mst_key)
         summary = suffixed(models, "_summary")
         if not exists(connection, summary):
-            raise ClientError(f"table {models} has no models", hint=(
-                f"mop_replay({self.run_id}, 'another_table') trains them again." if self.info.status == "finished" else
-                f"run({self.run_id}).info.status tells of the run."))
-        row = connection.execute(text(
-            f"SELECT independent_varname AS inputs, source_table, dependent_vartype AS types, "
-            f"to_json(s) ->> 'dependent_dtype' AS packed_as FROM {plain(quote_table(summary))} AS s")).one()
+            raise ClientError(
+                f"table {models} has no models",
+                hint=(
+                    f"mop_replay({self.run_id}, 'another_table') trains them again."
+                    if self.info.status == "finished"
+                    else f"run({self.run_id}).info.status tells of the run."
+                ),
+            )
+        row = connection.execute(
+            text(
+                f"SELECT independent_varname AS inputs, source_table, dependent_vartype AS types, "
+                f"to_json(s) ->> 'dependent_dtype' AS packed_as FROM {plain(quote_table(summary))} AS s"
+            )
+        ).one()
         if len(row.inputs) > 1:
             raise ClientError(f"the model has {len(row.inputs)} inputs", hint="madlib_keras_predict takes a table.")
         name = f"mop_rows_{uuid.uuid4().hex[:8]}"
@@ -204,10 +251,13 @@ class Run:
         try:
             _, array, _ = packing.copy(connection, data, name, None, features, temporary=True)
             self.selection.madlib_keras_predict(
-                models, f"pg_temp.{name}", "id", quote(array), f"pg_temp.{name}_out", pred_type,
-                mst_key=mst_key)
-            found = frame(connection, f"SELECT * FROM pg_temp.{name}_out ORDER BY id, "
-                                      f"{'class_name' if str(pred_type) == 'response' else 'rank'}")
+                models, f"pg_temp.{name}", "id", quote(array), f"pg_temp.{name}_out", pred_type, mst_key=mst_key
+            )
+            found = frame(
+                connection,
+                f"SELECT * FROM pg_temp.{name}_out ORDER BY id, "
+                f"{'class_name' if str(pred_type) == 'response' else 'rank'}",
+            )
         finally:
             with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError):
                 connection.execute(text(f"DROP TABLE IF EXISTS pg_temp.{name}, pg_temp.{name}_out"))
@@ -236,17 +286,23 @@ class Run:
         """The columns that `column` was packed from: as the client noted them, else the column itself. Raises
         ClientError where nobody knows, or other rows are packed there now."""
         names, packed_at = packing.noted(connection, packed, column)
-        if names is not None and connection.execute(
+        if (
+            names is not None
+            and connection.execute(
                 text(f"SELECT extract(epoch FROM started_at) < :at FROM {self._schema}.mop_runs WHERE run_id = :run"),
-                {"at": packed_at, "run": self.run_id}).scalar():
+                {"at": packed_at, "run": self.run_id},
+            ).scalar()
+        ):
             names = None
         if column in data.columns and names in (None, [column]):
             return [column]
         if list(data.columns) == ["x"] and "x" not in (names or ()):
             return ["x"]
         if names is None:
-            raise ClientError(f"the data have no column {column!r}, and which columns were packed is not known",
-                              hint="features=[...], in the order in which they were packed")
+            raise ClientError(
+                f"the data have no column {column!r}, and which columns were packed is not known",
+                hint="features=[...], in the order in which they were packed",
+            )
         return names
 
     def export(self, mst_key=None):
@@ -269,7 +325,8 @@ class Run:
         with connected(self.selection.engine) as connection:
             page = connection.execute(
                 text(f"SELECT {self._schema}.mop_report(:run, 'html', CAST(:keys AS integer[]))"),
-                {"run": self.run_id, "keys": None if mst_keys is None else [int(key) for key in mst_keys]}).scalar()
+                {"run": self.run_id, "keys": None if mst_keys is None else [int(key) for key in mst_keys]},
+            ).scalar()
         if path is None:
             return page
         try:
@@ -325,20 +382,24 @@ class Run:
     def _plots():
         needed("matplotlib", "plot")
         from pg_mop_client import plots
+
         return plots
 
     # --- to other tools ----------------------------------------------------------------------------------
     def to_optuna(self, storage=None, study_name=None):
         """An Optuna study with a trial for each configuration: bridges.to_optuna."""
         from pg_mop_client import bridges
+
         return bridges.to_optuna(self, storage, study_name)
 
     def log_to_mlflow(self, experiment=None, models=1):
         """MLflow runs with parameters, metrics by step and models: bridges.log_to_mlflow."""
         from pg_mop_client import bridges
+
         return bridges.log_to_mlflow(self, experiment, models)
 
     def to_tensorboard(self, directory):
         """TensorBoard's event files: bridges.to_tensorboard."""
         from pg_mop_client import bridges
+
         return bridges.to_tensorboard(self, directory)

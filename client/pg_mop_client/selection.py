@@ -25,8 +25,13 @@ from pg_mop_client.functions import methods
 from pg_mop_client.run import CAP, Run
 
 # arguments of the preprocessors that are pack's own
-PACKS_ITSELF = {"source_table", "output_table", "dependent_varname", "independent_varname",
-                "training_preprocessor_table"}
+PACKS_ITSELF = {
+    "source_table",
+    "output_table",
+    "dependent_varname",
+    "independent_varname",
+    "training_preprocessor_table",
+}
 
 
 class Selection:
@@ -92,17 +97,32 @@ class Selection:
         return bytes(value) if isinstance(value, memoryview) else None if value == "" else value
 
     # --- runs ------------------------------------------------------------------------------------------
-    def fit_multiple(self, source_table, model_output_table, model_selection_table, num_iterations,
-                     validation_table=None, metrics_compute_frequency=1, use_gpus=False, **more):
+    def fit_multiple(
+        self,
+        source_table,
+        model_output_table,
+        model_selection_table,
+        num_iterations,
+        validation_table=None,
+        metrics_compute_frequency=1,
+        use_gpus=False,
+        **more,
+    ):
         """Train the configurations of a model selection table; a :class:`Run`.
 
         This is madlib_keras_fit_multiple_model, whose documentation has the arguments, with metrics after every
         iteration where nothing else is said, so that there are curves.
         """
         return self.madlib_keras_fit_multiple_model(
-            source_table=source_table, model_output_table=model_output_table,
-            model_selection_table=model_selection_table, num_iterations=num_iterations, use_gpus=use_gpus,
-            validation_table=validation_table, metrics_compute_frequency=metrics_compute_frequency, **more)
+            source_table=source_table,
+            model_output_table=model_output_table,
+            model_selection_table=model_selection_table,
+            num_iterations=num_iterations,
+            use_gpus=use_gpus,
+            validation_table=validation_table,
+            metrics_compute_frequency=metrics_compute_frequency,
+            **more,
+        )
 
     def run(self, run_id=None):
         """A run that the role may see; None: that of this Selection's last call, else the latest. Raises ClientError
@@ -125,8 +145,9 @@ class Selection:
         return self.query(f"SELECT * FROM {plain(quote_table(name))}", cap)
 
     # --- rows and models in ------------------------------------------------------------------------------
-    def pack(self, data, table, label=None, features=None, validation_of=None, size=None, mode=None, replace=False,
-             **more):
+    def pack(
+        self, data, table, label=None, features=None, validation_of=None, size=None, mode=None, replace=False, **more
+    ):
         """Write rows to a new table and pack them; returns the name of the packed table, `<table>_packed`.
 
         `data`: a DataFrame, a pair of arrays (x, y), the path of a .csv, .parquet or .npz file (with x and y), or that
@@ -146,15 +167,19 @@ class Selection:
         if label is None:
             raise ClientError("label=... is missing: the column of classes")
         if own := PACKS_ITSELF & more.keys():
-            raise ClientError(f"{min(own)} is not for pack, which makes the table itself",
-                              hint="s.training_preprocessor_dl(...) packs a table that is there.")
+            raise ClientError(
+                f"{min(own)} is not for pack, which makes the table itself",
+                hint="s.training_preprocessor_dl(...) packs a table that is there.",
+            )
         packed = suffixed(table, "_packed")
         more = {"source_table": table, "output_table": packed, **more}
         if validation_of is None:
             preprocessor = self.training_preprocessor_dl
         elif validation_of in (packed, table):
-            raise ClientError(f"table {validation_of} cannot be packed by what is in itself",
-                              hint="pack(..., another_name, validation_of=...)")
+            raise ClientError(
+                f"table {validation_of} cannot be packed by what is in itself",
+                hint="pack(..., another_name, validation_of=...)",
+            )
         else:
             preprocessor, more["training_preprocessor_table"] = self.validation_preprocessor_dl, validation_of
         try:  # before any work
@@ -177,8 +202,9 @@ class Selection:
             made = where_made(connection, table)  # (not one of that name in another schema of the search_path)
             if exists(connection, made):
                 if not replace:
-                    raise ClientError(f"there is a table {made} already",
-                                      hint="pack(..., replace=True) drops it first.")
+                    raise ClientError(
+                        f"there is a table {made} already", hint="pack(..., replace=True) drops it first."
+                    )
                 self.calls.execute(f"DROP TABLE {plain(made)}", {})
 
     def _features_of(self, connection, packed):
@@ -204,4 +230,3 @@ class Selection:
                     return self.mop_import_model(table, file.read(), name, description)
         self.load_keras_model(table, model.to_json(), None, name, description)
         return self.calls.execute(f"SELECT max(model_id) FROM {plain(quote_table(table))}", {}).scalar()
-

@@ -11,9 +11,9 @@ from pg_mop_client.database import connected, plain, quote
 from pg_mop_client.errors import ClientError
 from pg_mop_client.watching import LEAST_SECONDS, SHARE
 
-MOST_RUNS = 8       # whose data are kept
+MOST_RUNS = 8  # whose data are kept
 HURRY_SECONDS = 10  # after something was done
-MOST_FILTERS = 4    # of a run, whose data are kept
+MOST_FILTERS = 4  # of a run, whose data are kept
 RUNS_PER_PAGE = 50
 
 
@@ -46,13 +46,20 @@ class Snapshots:
             with connected(self.engine) as connection:
                 count = connection.execute(text(f"SELECT count(*) FROM {self.schema}.mop_runs")).scalar()
                 pages = max(1, -(-count // RUNS_PER_PAGE))
-                rows = connection.execute(text(
-                    f"SELECT run_id, status, function, model_output_table, configurations, num_iterations, owner, "
-                    f"CAST(date_trunc('second', started_at) AS text) AS started_at, "
-                    f"CAST(extract(epoch FROM coalesce(finished_at, CASE status WHEN 'running' THEN clock_timestamp() "
-                    f"END) - started_at) AS float8) AS seconds, left(error, 300) AS error "
-                    f"FROM {self.schema}.mop_runs ORDER BY run_id DESC LIMIT {RUNS_PER_PAGE} OFFSET :skipped"),
-                    {"skipped": (min(page, pages) - 1) * RUNS_PER_PAGE}).mappings().all()
+                rows = (
+                    connection.execute(
+                        text(
+                            f"SELECT run_id, status, function, model_output_table, configurations, num_iterations, owner, "
+                            f"CAST(date_trunc('second', started_at) AS text) AS started_at, "
+                            f"CAST(extract(epoch FROM coalesce(finished_at, CASE status WHEN 'running' THEN clock_timestamp() "
+                            f"END) - started_at) AS float8) AS seconds, left(error, 300) AS error "
+                            f"FROM {self.schema}.mop_runs ORDER BY run_id DESC LIMIT {RUNS_PER_PAGE} OFFSET :skipped"
+                        ),
+                        {"skipped": (min(page, pages) - 1) * RUNS_PER_PAGE},
+                    )
+                    .mappings()
+                    .all()
+                )
             found = {"runs": [dict(row) for row in rows], "page": min(page, pages), "pages": pages, "count": count}
             self._list = {p: kept for p, kept in self._list.items() if kept[0] > began}  # none that is old stays
             self._list[page] = self._after(began), found
@@ -82,7 +89,7 @@ class Snapshots:
                     found = self._report(connection, run_id, keys)
                 # (what is read for one filter comes to what is read for the others)
                 snapshot.reads_at = max(snapshot.reads_at, time.monotonic()) + (time.monotonic() - began) / SHARE
-                snapshot.some = {**dict([*snapshot.some.items()][-MOST_FILTERS + 1:]), kept: found}
+                snapshot.some = {**dict([*snapshot.some.items()][-MOST_FILTERS + 1 :]), kept: found}
             return snapshot.some[kept]
 
     def _snapshot(self, run_id):
@@ -94,9 +101,12 @@ class Snapshots:
             return snapshot
 
     def _report(self, connection, run_id, keys=None):
-        return json.loads(connection.execute(
-            text(f"SELECT {self.schema}.mop_report(:run, 'json', CAST(:keys AS integer[]))"),
-            {"run": run_id, "keys": keys}).scalar())
+        return json.loads(
+            connection.execute(
+                text(f"SELECT {self.schema}.mop_report(:run, 'json', CAST(:keys AS integer[]))"),
+                {"run": run_id, "keys": keys},
+            ).scalar()
+        )
 
     def forget(self, run_id):
         """Look anew at a run in which something was done, and for a while as often as it is asked for."""
@@ -108,16 +118,25 @@ class Snapshots:
     def _look(self, run_id, snapshot):
         began = time.monotonic()
         with connected(self.engine) as connection:
-            row = connection.execute(text(
-                f"SELECT r.status, r.error, CAST(r.finished_at AS text) AS finished_at, p.* "
-                f"FROM {self.schema}.mop_runs r CROSS JOIN LATERAL ("
-                f"SELECT CAST(sum(units_done) AS bigint) AS done, CAST(sum(units_total) AS bigint) AS total, "
-                f"max(seconds_left) AS seconds_left, "
-                f"max(seconds_elapsed) AS seconds FROM {self.schema}.mop_progress g WHERE g.run_id = :run) p "
-                f"WHERE r.run_id = :run"), {"run": run_id}).mappings().one_or_none()
+            row = (
+                connection.execute(
+                    text(
+                        f"SELECT r.status, r.error, CAST(r.finished_at AS text) AS finished_at, p.* "
+                        f"FROM {self.schema}.mop_runs r CROSS JOIN LATERAL ("
+                        f"SELECT CAST(sum(units_done) AS bigint) AS done, CAST(sum(units_total) AS bigint) AS total, "
+                        f"max(seconds_left) AS seconds_left, "
+                        f"max(seconds_elapsed) AS seconds FROM {self.schema}.mop_progress g WHERE g.run_id = :run) p "
+                        f"WHERE r.run_id = :run"
+                    ),
+                    {"run": run_id},
+                )
+                .mappings()
+                .one_or_none()
+            )
             if row is None:
-                raise ClientError(f"there is no run {run_id} that the role may see",
-                                  hint="The list of runs has those that it may.")
+                raise ClientError(
+                    f"there is no run {run_id} that the role may see", hint="The list of runs has those that it may."
+                )
             head = dict(row)
             snapshot.looks_at = began if began < snapshot.hurries_until else self._after(began)
             state = head["status"], head["finished_at"], head["done"]

@@ -13,15 +13,23 @@ STATES = ("finished", "running", "waiting", "stopped", "failed", "cancelled")
 def columns(data):
     """The leaderboard's columns, {name: function that gives a configuration's value}: what differs comes first."""
     measure = data["measure"]["series"]
-    series = sorted({name for c in data["configurations"] for name in c["last"]},
-                    key=lambda n: (n != measure, not n.startswith("validation"), n))
+    series = sorted(
+        {name for c in data["configurations"] for name in c["last"]},
+        key=lambda n: (n != measure, not n.startswith("validation"), n),
+    )
     # (of several runs it has one in each, which is a parameter)
     key = {} if data["run"]["run_id"] is None else {"mst_key": lambda c: c["mst_key"]}
-    return {"rank": lambda c: c["rank"], **key, "status": lambda c: c["status"],
-            **{name: lambda c, name=name: c["parameters"].get(name) for name in data["varied"]},
-            **{name: lambda c, name=name: c["last"].get(name) for name in series},
-            f"best {measure}": lambda c: c["best"], "iterations": lambda c: c["iterations"],
-            "training seconds": lambda c: c["seconds"], "why it ended": lambda c: c["reason"]}
+    return {
+        "rank": lambda c: c["rank"],
+        **key,
+        "status": lambda c: c["status"],
+        **{name: lambda c, name=name: c["parameters"].get(name) for name in data["varied"]},
+        **{name: lambda c, name=name: c["last"].get(name) for name in series},
+        f"best {measure}": lambda c: c["best"],
+        "iterations": lambda c: c["iterations"],
+        "training seconds": lambda c: c["seconds"],
+        "why it ended": lambda c: c["reason"],
+    }
 
 
 def choices(data):
@@ -76,18 +84,31 @@ def view(data, configurations, page=1, pictures=None):
     if len(drawn) < len(configurations):
         sampled["parallel"] = f"the best {len(drawn)} of {len(configurations)} configurations"
     first = (page - 1) * PER_PAGE
-    return {**{name: data[name] for name in ("run", "measure", "varied", "fixed", "series", "settings", "arguments",
-                                             "sql", "made_at")},
-            **{name: pictures[name] for name in ("lanes", "bars", "merged_bars", "stages", "time", "makespan",
-                                                 "failed_units")},
-            "best": best_so_far(data),
-            "sampled": sampled, "curves": curves, "choices": choices(data),
-            "configurations": [_short(c) for c in drawn],
-            "columns": [{"name": name, "number": all(_is_number(v) for c in configurations
-                                                     if (v := value(c)) is not None)} for name, value in of.items()],
-            "rows": [[value(c) for value in of.values()] for c in configurations[first:first + PER_PAGE]],
-            "keys": [c["mst_key"] for c in configurations[first:first + PER_PAGE]],
-            "page": page, "pages": pages, "shown": len(configurations), "all": len(data["configurations"])}
+    return {
+        **{
+            name: data[name]
+            for name in ("run", "measure", "varied", "fixed", "series", "settings", "arguments", "sql", "made_at")
+        },
+        **{
+            name: pictures[name]
+            for name in ("lanes", "bars", "merged_bars", "stages", "time", "makespan", "failed_units")
+        },
+        "best": best_so_far(data),
+        "sampled": sampled,
+        "curves": curves,
+        "choices": choices(data),
+        "configurations": [_short(c) for c in drawn],
+        "columns": [
+            {"name": name, "number": all(_is_number(v) for c in configurations if (v := value(c)) is not None)}
+            for name, value in of.items()
+        ],
+        "rows": [[value(c) for value in of.values()] for c in configurations[first : first + PER_PAGE]],
+        "keys": [c["mst_key"] for c in configurations[first : first + PER_PAGE]],
+        "page": page,
+        "pages": pages,
+        "shown": len(configurations),
+        "all": len(data["configurations"]),
+    }
 
 
 def best_so_far(data):
@@ -124,24 +145,51 @@ def beside(runs, most):
         for c in run["configurations"][:most]:
             key = len(found) + 1
             label = f"run {run['run']['run_id']}"
-            found.append({**c, "mst_key": key, "name": f"{label}, {c['mst_key']}",
-                          "best": c["best"] if run["measure"] == measure else None,
-                          "parameters": {"run": label, "configuration": c["mst_key"], **c["parameters"]}})
+            found.append(
+                {
+                    **c,
+                    "mst_key": key,
+                    "name": f"{label}, {c['mst_key']}",
+                    "best": c["best"] if run["measure"] == measure else None,
+                    "parameters": {"run": label, "configuration": c["mst_key"], **c["parameters"]},
+                }
+            )
             if own := run["curves"].get(str(c["mst_key"])):
                 curves[str(key)] = own
     sign = -1 if measure["goal"] == "max" else 1
-    found.sort(key=lambda c: (c["status"] == "failed", c["last"].get(measure["series"]) is None,
-                              sign * (c["last"].get(measure["series"]) or 0)))
+    found.sort(
+        key=lambda c: (
+            c["status"] == "failed",
+            c["last"].get(measure["series"]) is None,
+            sign * (c["last"].get(measure["series"]) or 0),
+        )
+    )
     for rank, c in enumerate(found, 1):
         c["rank"] = rank
     names = dict.fromkeys(name for c in found for name in c["parameters"])
     differ = [n for n in names if len({repr(c["parameters"].get(n)) for c in found}) > 1]
     cut = [f"the {most} best of run {r['run']['run_id']}" for r in runs if len(r["configurations"]) > most]
-    return {"run": {"run_id": None, "status": "", "error": None}, "measure": measure, "varied": differ, "fixed": {},
-            "series": [s for s in runs[0]["series"] if all(s in r["series"] for r in runs)], "curves": curves,
-            "configurations": found, "lanes": [], "bars": [], "merged_bars": False, "stages": [], "time": [],
-            "makespan": 0, "settings": {}, "arguments": {}, "failed_units": [], "sql": None,
-            "sampled": {"curves": ", ".join(cut)} if cut else {}, "made_at": max(r["made_at"] for r in runs)}
+    return {
+        "run": {"run_id": None, "status": "", "error": None},
+        "measure": measure,
+        "varied": differ,
+        "fixed": {},
+        "series": [s for s in runs[0]["series"] if all(s in r["series"] for r in runs)],
+        "curves": curves,
+        "configurations": found,
+        "lanes": [],
+        "bars": [],
+        "merged_bars": False,
+        "stages": [],
+        "time": [],
+        "makespan": 0,
+        "settings": {},
+        "arguments": {},
+        "failed_units": [],
+        "sql": None,
+        "sampled": {"curves": ", ".join(cut)} if cut else {},
+        "made_at": max(r["made_at"] for r in runs),
+    }
 
 
 def _short(c):

@@ -9,7 +9,7 @@ from sqlalchemy import text
 from pg_mop_client.database import plain, quote, told
 from pg_mop_client.errors import LostError
 
-SHARE = 0.02      # of the time at most is spent on looking
+SHARE = 0.02  # of the time at most is spent on looking
 LEAST_SECONDS = 1.0
 
 
@@ -61,9 +61,16 @@ class Look:
 @told()
 def this_call(connection):
     """What tells the run of the call that a session is about to make from all others."""
-    return connection.execute(text(
-        "SELECT pid, backend_start AS start, clock_timestamp() AS since FROM pg_catalog.pg_stat_activity "
-        "WHERE pid = pg_catalog.pg_backend_pid()")).mappings().one()
+    return (
+        connection.execute(
+            text(
+                "SELECT pid, backend_start AS start, clock_timestamp() AS since FROM pg_catalog.pg_stat_activity "
+                "WHERE pid = pg_catalog.pg_backend_pid()"
+            )
+        )
+        .mappings()
+        .one()
+    )
 
 
 class Watcher:
@@ -85,15 +92,19 @@ class Watcher:
         """The number of the run that a call is at, or has ended; None where there is none, or the connection is lost.
 
         `call`: its session's pid and start, and since when it has gone on (as `this_call` gives them)."""
-        rows = self._rows(f"SELECT run_id FROM {self.schema}.mop_run WHERE coordinator_pid = :pid "
-                          f"AND coordinator_start = :start AND coalesce(finished_at, 'infinity') >= :since "
-                          f"ORDER BY run_id DESC LIMIT 1", **call)
+        rows = self._rows(
+            f"SELECT run_id FROM {self.schema}.mop_run WHERE coordinator_pid = :pid "
+            f"AND coordinator_start = :start AND coalesce(finished_at, 'infinity') >= :since "
+            f"ORDER BY run_id DESC LIMIT 1",
+            **call,
+        )
         return rows[0].run_id if rows else None
 
     def latest(self):
         """The number of the role's latest run that goes on, else of its latest; None where it has none."""
-        rows = self._rows(f"SELECT run_id FROM {self.schema}.mop_runs ORDER BY status = 'running' DESC, run_id DESC "
-                          f"LIMIT 1")
+        rows = self._rows(
+            f"SELECT run_id FROM {self.schema}.mop_runs ORDER BY status = 'running' DESC, run_id DESC LIMIT 1"
+        )
         return rows[0].run_id if rows else None
 
     def look(self, run_id, sessions=False):
@@ -102,12 +113,20 @@ class Watcher:
         run = self._rows(f"SELECT * FROM {self.schema}.mop_runs WHERE run_id = :run", run=run_id)
         if not run:
             return None
-        configurations = self._rows(f"SELECT * FROM {self.schema}.mop_progress WHERE run_id = :run ORDER BY mst_key",
-                                    run=run_id)
-        work = self._rows(f"SELECT backend_pid, kind, iteration, segment, min(mst_key) AS mst_key, count(*) AS models, "
-                          f"extract(epoch FROM clock_timestamp() - min(started_at))::float8 AS seconds "
-                          f"FROM {self.schema}.mop_units WHERE run_id = :run AND status = 'running' "
-                          f"GROUP BY 1, 2, 3, 4 ORDER BY 1", run=run_id) if sessions else []
+        configurations = self._rows(
+            f"SELECT * FROM {self.schema}.mop_progress WHERE run_id = :run ORDER BY mst_key", run=run_id
+        )
+        work = (
+            self._rows(
+                f"SELECT backend_pid, kind, iteration, segment, min(mst_key) AS mst_key, count(*) AS models, "
+                f"extract(epoch FROM clock_timestamp() - min(started_at))::float8 AS seconds "
+                f"FROM {self.schema}.mop_units WHERE run_id = :run AND status = 'running' "
+                f"GROUP BY 1, 2, 3, 4 ORDER BY 1",
+                run=run_id,
+            )
+            if sessions
+            else []
+        )
         self.rest = max(LEAST_SECONDS, (time.monotonic() - began) / SHARE)
         return None if configurations is None or work is None else Look(run[0], configurations, work)
 

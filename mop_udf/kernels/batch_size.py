@@ -6,10 +6,10 @@ Pure Python but for what /proc tells of this process.
 import resource
 
 FIRST, MOST = 16, 1024  # rows
-ENOUGH = 256 << 20      # bytes that a batch may take where no limit is set: more is not faster
-SHARE = 0.9             # of a limit, up to which this process may grow
+ENOUGH = 256 << 20  # bytes that a batch may take where no limit is set: more is not faster
+SHARE = 0.9  # of a limit, up to which this process may grow
 
-limit_bytes = None      # that this process may hold (pg_mop.trainer_memory_mb); the trainer's options set it
+limit_bytes = None  # that this process may hold (pg_mop.trainer_memory_mb); the trainer's options set it
 
 
 class BatchSize:

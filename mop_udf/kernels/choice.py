@@ -23,9 +23,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 SLACK, LASTING = 0.1, 0.25  # of the run's time: what trying may cost; where later runs gain by it, too
-AGAIN = 0.3   # of the time to compile: to read it from the cache, before that has been measured
-TRUST = 2.0   # times what it took in earlier runs: a kernel that takes longer is compared anew
-TWICE = 2     # times that a kernel must have disappointed: other work on the machine may have been to blame for one
+AGAIN = 0.3  # of the time to compile: to read it from the cache, before that has been measured
+TRUST = 2.0  # times what it took in earlier runs: a kernel that takes longer is compared anew
+TWICE = 2  # times that a kernel must have disappointed: other work on the machine may have been to blame for one
 DOUBT = 0.002  # seconds that a batch may take longer than by the best kernel where it is timed once more
 MARGIN = 1.5  # by which a gain that is expected from experience must exceed the cost, where no later run gains by it
 
@@ -73,20 +73,23 @@ class Choice:
     convolutional: bool = False
     gpu: bool = False
     name: str = ""  # equal for what XLA compiles alike
-    batch_seconds: dict = field(default_factory=dict)     # kernel -> seconds of a batch
-    compile_seconds: dict = field(default_factory=dict)   # kernel -> seconds
-    refused: dict = field(default_factory=dict)           # kernel -> why it cannot do it
-    probed: dict = field(default_factory=dict)            # kernel -> its speed-up, which has not been looked at again
+    batch_seconds: dict = field(default_factory=dict)  # kernel -> seconds of a batch
+    compile_seconds: dict = field(default_factory=dict)  # kernel -> seconds
+    refused: dict = field(default_factory=dict)  # kernel -> why it cannot do it
+    probed: dict = field(default_factory=dict)  # kernel -> its speed-up, which has not been looked at again
     known: dict = field(default_factory=dict)  # kernel -> (seconds of a batch, to compile) in earlier runs
-    runs: int = 0                              # earlier runs that have used `base`
-    busy: set = field(default_factory=set)     # kernels that another trainer is about to compile
+    runs: int = 0  # earlier runs that have used `base`
+    busy: set = field(default_factory=set)  # kernels that another trainer is about to compile
     timings: dict = field(default_factory=dict)  # kernel -> how often it has been timed
 
     @property
     def best(self):
         """The fastest kernel so far of those that train one model."""
-        return min((name for name in self.batch_seconds if name not in {TOGETHER, *self.refused}),
-                   key=self.batch_seconds.get, default=self.base)
+        return min(
+            (name for name in self.batch_seconds if name not in {TOGETHER, *self.refused}),
+            key=self.batch_seconds.get,
+            default=self.base,
+        )
 
     @property
     def base(self):
@@ -108,14 +111,19 @@ class Choice:
             if kernel in self.busy:
                 break
             if kernel not in {*self.batch_seconds, *self.refused} and self._is_worth(
-                    kernel, base, self.batch_seconds[self.best], batches, run_batches, run_seconds):
+                kernel, base, self.batch_seconds[self.best], batches, run_batches, run_seconds
+            ):
                 return kernel
         return next((kernel for kernel in self.batch_seconds if self.is_doubtful(kernel)), self.best)
 
     def is_doubtful(self, kernel):
         """True where a kernel has disappointed, but once only, and is to be timed again by a few batches."""
-        if (self.forced is not None or kernel not in self.batch_seconds or self.timings[kernel] >= TWICE
-                or kernel in {TOGETHER, *self.refused, *self.busy}):
+        if (
+            self.forced is not None
+            or kernel not in self.batch_seconds
+            or self.timings[kernel] >= TWICE
+            or kernel in {TOGETHER, *self.refused, *self.busy}
+        ):
             return False
         slower = self.batch_seconds[kernel] - self.batch_seconds[self.best]
         return 0 < slower < DOUBT or self._is_slow(kernel)
@@ -150,8 +158,11 @@ class Choice:
             if kernel not in {*self.known, TOGETHER}:
                 seconds = self.batch_seconds.get(kernel, self.known[base][0] / speedup)
                 costs[kernel] = self._margin * self._cost(kernel) + batches * seconds
-        best = min((kernel for kernel in costs if kernel not in {*self.refused, *self.busy}),
-                   key=lambda kernel: (costs[kernel], kernel != base), default=base)
+        best = min(
+            (kernel for kernel in costs if kernel not in {*self.refused, *self.busy}),
+            key=lambda kernel: (costs[kernel], kernel != base),
+            default=base,
+        )
         return base if self.timings.get(best, 0) >= TWICE and self._is_slow(best) else best
 
     @property
@@ -185,8 +196,7 @@ class Choice:
         speedup = self._speedup(seconds) if seconds and self.batch_seconds else None
         if seconds is not None:
             self.timed(kernel, seconds)
-        self.learned.learn(kernel, speedup, compile_seconds,
-                           self.name if kernel == "xla" and seconds is None else None)
+        self.learned.learn(kernel, speedup, compile_seconds, self.name if kernel == "xla" and seconds is None else None)
         if speedup is not None:
             self.probed[kernel] = speedup
 
@@ -205,15 +215,21 @@ class Choice:
         compilations, seconds, speedup = EXPECTED[kernel]
         if kernel == "xla" and self.convolutional and not self.gpu:
             speedup = XLA_CONVOLUTION_SPEEDUP
-        cost = seconds + compilations * max(self.compile_seconds.get(base, 0.0),
-                                            self.learned.compile_seconds.get(base, 0.0))
+        cost = seconds + compilations * max(
+            self.compile_seconds.get(base, 0.0), self.learned.compile_seconds.get(base, 0.0)
+        )
         if kernel == "xla" and (again := self.learned.again(self.name)) is not None:
             cost = again
         slack = LASTING if self.learned.lasts and kernel == "xla" else SLACK
-        return (self.learned.spent + cost <= slack * (run_seconds + run_batches * best)
-                and cost < run_batches * (best - first / speedup))
+        return self.learned.spent + cost <= slack * (run_seconds + run_batches * best) and cost < run_batches * (
+            best - first / speedup
+        )
 
     def numbers(self):
         """What has been measured, for the log."""
-        return {"batch_seconds": dict(self.batch_seconds), "compile_seconds": dict(self.compile_seconds),
-                "refused": dict(self.refused), "forced": self.forced}
+        return {
+            "batch_seconds": dict(self.batch_seconds),
+            "compile_seconds": dict(self.compile_seconds),
+            "refused": dict(self.refused),
+            "forced": self.forced,
+        }

@@ -46,8 +46,14 @@ class Chosen:
         """The :class:`Choice` for a batch size; `forced`: a kernel's name, or None to choose by time."""
         key = (batch_size, forced)
         if key not in self.choices:
-            self.choices[key] = Choice(self.learned, forced, self.convolutional, framework.has_gpu(),
-                                       f"{self.name} {batch_size}", refused=self.refused)
+            self.choices[key] = Choice(
+                self.learned,
+                forced,
+                self.convolutional,
+                framework.has_gpu(),
+                f"{self.name} {batch_size}",
+                refused=self.refused,
+            )
         return self.choices[key]
 
     def remember(self, batch_size, costs, where):
@@ -57,8 +63,11 @@ class Chosen:
             return
 
         def mine(rows):
-            return {kernel: measured for part, version, device, kernel, *measured in rows
-                    if (part, version, device) == (self.part, *where) and (kernel == "plain" or kernel in self.loops)}
+            return {
+                kernel: measured
+                for part, version, device, kernel, *measured in rows
+                if (part, version, device) == (self.part, *where) and (kernel == "plain" or kernel in self.loops)
+            }
 
         choice, known = self.choice(batch_size, None), mine(costs.get("known", ()))
         choice.known = {kernel: (seconds, compiling) for kernel, (seconds, compiling, _) in known.items()}
@@ -67,8 +76,20 @@ class Chosen:
             self.learned.speedup.setdefault(kernel, 1 / times)
             self.learned.compile_seconds.setdefault(kernel, compiling)
 
-    def train(self, chunks, rows, batch_size, inputs, class_weight=None, most=None, left=1, run_left=1,
-              run_seconds=0.0, forced=None, streams=False):
+    def train(
+        self,
+        chunks,
+        rows,
+        batch_size,
+        inputs,
+        class_weight=None,
+        most=None,
+        left=1,
+        run_left=1,
+        run_seconds=0.0,
+        forced=None,
+        streams=False,
+    ):
         """One pass over `rows` rows, at most `most` batches.
 
         `chunks`: tuples of arrays (inputs, then outputs): one that holds all rows or, where it `streams`, one after the
@@ -136,7 +157,7 @@ class Piece:
         return name if name == "plain" and "plain" in self.choice.batch_seconds else "loop"
 
     def _batch(self, number):
-        return tuple(c[number * self.batch_size:(number + 1) * self.batch_size] for c in self.columns)
+        return tuple(c[number * self.batch_size : (number + 1) * self.batch_size] for c in self.columns)
 
     def _plain(self, start, stop):
         """Batches by the plain kernel: how many. Its first step compiles, then a few are timed; full ones alone."""
@@ -161,8 +182,11 @@ class Piece:
         """Batches by a loop kernel: how many; 0 where it cannot train this model, and `choice` then knows why."""
         choice, loop, short = self.choice, self.loops[name], start == self.full
         if self._data is None:
-            self._data = once(self.columns, self._weighting, lambda: framework.tensors(
-                weighted(self.columns, self.inputs, self.class_weight)))
+            self._data = once(
+                self.columns,
+                self._weighting,
+                lambda: framework.tensors(weighted(self.columns, self.inputs, self.class_weight)),
+            )
         if not loop.knows(self._data, self.batch_size):
             if choice.is_doubtful(name):  # it is not worth another compilation to know better
                 choice.timings[name] = TWICE

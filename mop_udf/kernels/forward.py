@@ -30,6 +30,7 @@ class Forward:
 
     def predict(self, columns):
         """The outputs for inputs (arrays of equal length): a list of float32 arrays."""
+
         def work(columns):
             x, _ = split(columns, len(columns))
             return [np.asarray(o, "f4") for o in keras.tree.flatten(self._run("predict", (x,)))]
@@ -42,9 +43,9 @@ class Forward:
         `rows` rows at a time, fewer where memory ends."""
         start = 0
         while start < len(result):
-            x, _ = split(tuple(c[start:start + rows] for c in columns), len(columns))
+            x, _ = split(tuple(c[start : start + rows] for c in columns), len(columns))
             try:
-                result[start:start + rows] = self._run("predict", (x,))
+                result[start : start + rows] = self._run("predict", (x,))
             except framework.OUT_OF_MEMORY:
                 if rows == 1:
                     raise
@@ -54,6 +55,7 @@ class Forward:
 
     def evaluate(self, columns, inputs):
         """The sums (see Scores) of rows: a tuple of arrays, of which the first `inputs` are inputs."""
+
         def work(columns):
             return np.asarray(self._run("evaluate", split(columns, inputs)))
 
@@ -67,7 +69,7 @@ class Forward:
         """Find the batch size, on rows that are done once more afterwards: so that what is computed does not depend on
         how it was found, but on the rows and on memory where that is short."""
         while not self.size.settled and self.size.rows <= len(columns[0]):
-            batch = tuple(c[:self.size.rows] for c in columns)
+            batch = tuple(c[: self.size.rows] for c in columns)
             try:
                 self.size.try_on(lambda batch=batch: work(batch))
             except framework.OUT_OF_MEMORY:
@@ -79,7 +81,7 @@ class Forward:
         ones."""
         start = 0
         while start < len(columns[0]):
-            piece = tuple(c[start:start + self.size.rows] for c in columns)
+            piece = tuple(c[start : start + self.size.rows] for c in columns)
             try:
                 result = work(piece)
             except framework.OUT_OF_MEMORY:
@@ -102,8 +104,9 @@ class Forward:
                 variables = list({id(variable): variable for variable in variables}.values())
             else:
                 step, join = lambda x: self.model(x, training=False), _one_after_the_other
-            self._steps[key] = framework.for_any_rows(step, data, variables, join,
-                                                      self._name and " ".join((*key, self._name)))
+            self._steps[key] = framework.for_any_rows(
+                step, data, variables, join, self._name and " ".join((*key, self._name))
+            )
         return self._steps[key](*data)
 
 

@@ -29,6 +29,7 @@ class Bound:
 
 def kinds(bound, scalar):
     """(Rate, SequencedScalar) of a framework, from its Bound and its Scalar."""
+
     class Rate(keras.optimizers.schedules.LearningRateSchedule):
         """The learning rate as a Sequence: a schedule of Keras."""
 

@@ -24,7 +24,8 @@ from mop_udf import state
 # Layers that give for each row what they give for it alone, with no random numbers and nothing that training changes
 # but weights. (Recurrent layers and attention have random states for their dropout; Masking and masked Embeddings give
 # more than their outputs.)
-FIXED = frozenset("""
+FIXED = frozenset(
+    """
 Activation Add Average AveragePooling1D AveragePooling2D AveragePooling3D BatchNormalization CenterCrop Concatenate
 Conv1D Conv1DTranspose Conv2D Conv2DTranspose Conv3D Conv3DTranspose Cropping1D Cropping2D Cropping3D CustomScaleLayer
 Dense DepthwiseConv1D DepthwiseConv2D ELU Embedding Flatten GlobalAveragePooling1D GlobalAveragePooling2D
@@ -32,13 +33,16 @@ GlobalAveragePooling3D GlobalMaxPooling1D GlobalMaxPooling2D GlobalMaxPooling3D 
 LayerNormalization LayerScale LeakyReLU MaxPooling1D MaxPooling2D MaxPooling3D Maximum Minimum Multiply Normalization
 PReLU Permute RMSNormalization ReLU RepeatVector Rescaling Reshape Resizing SeparableConv1D SeparableConv2D Softmax
 Subtract UnitNormalization UpSampling1D UpSampling2D UpSampling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D
-""".split())
+""".split()
+)
 # operations (keras.ops) that work element by element
-ELEMENTWISE = frozenset("""
+ELEMENTWISE = frozenset(
+    """
 Abs Absolute Add Ceil Celu Clip Divide Elu Exp Floor Gelu HardSigmoid HardSilu HardTanh LeakyRelu Log Log1p Maximum
 Minimum Multiply Negative Power Reciprocal Relu Relu6 Round Rsqrt Selu Sigmoid Silu Softplus Softsign Sqrt Square
 Subtract Tanh TrueDivide
-""".split())
+""".split()
+)
 # keys of a layer's configuration that say nothing of what it computes, once it has its weights
 SILENT = ("name", "trainable", "_initializer", "_regularizer", "_constraint")
 
@@ -65,8 +69,9 @@ class Split:
     @property
     def layers(self):
         """How many layers the prefix has, those of models in it included."""
-        return sum(not isinstance(layer, (keras.Model, keras.layers.InputLayer))
-                   for layer in self.prefix._flatten_layers())
+        return sum(
+            not isinstance(layer, (keras.Model, keras.layers.InputLayer)) for layer in self.prefix._flatten_layers()
+        )
 
     def digest(self, weights=None):
         """Names what the prefix computes: equal for equal layers with equal weights, in whatever models (bytes).
@@ -155,16 +160,23 @@ def _graph(model):
 
 def _nodes(graph):
     """The nodes of a Functional model that compute, each after those whose outputs it needs."""
-    return [node for depth in sorted(graph._nodes_by_depth, reverse=True) for node in graph._nodes_by_depth[depth]
-            if node.operation and not node.is_input]
+    return [
+        node
+        for depth in sorted(graph._nodes_by_depth, reverse=True)
+        for node in graph._nodes_by_depth[depth]
+        if node.operation and not node.is_input
+    ]
 
 
 def _computed_of(tensors, nodes):
     """Those of `nodes` that can be computed of `tensors` alone."""
     known, found = {id(tensor) for tensor in tensors}, []
     for node in nodes:
-        if node.input_tensors and all(id(tensor) in known for tensor in node.input_tensors) and not any(
-                id(tensor) in known for tensor in node.outputs):
+        if (
+            node.input_tensors
+            and all(id(tensor) in known for tensor in node.input_tensors)
+            and not any(id(tensor) in known for tensor in node.outputs)
+        ):
             found.append(node)
             known.update(map(id, node.outputs))
     return found
@@ -181,8 +193,12 @@ def _needed_for(tensor, nodes):
 
 def _is_array(tensor):
     """True where a tensor's size is known, but for the number of its rows."""
-    return len(tensor.shape) > 1 and tensor.shape[0] is None and None not in tensor.shape[1:] and (
-        keras.backend.is_float_dtype(tensor.dtype))
+    return (
+        len(tensor.shape) > 1
+        and tensor.shape[0] is None
+        and None not in tensor.shape[1:]
+        and (keras.backend.is_float_dtype(tensor.dtype))
+    )
 
 
 def _is_fixed(node):
@@ -196,9 +212,13 @@ def _is_fixed(node):
     if isinstance(operation, keras.Model):
         inner = _graph(operation)
         return inner is not None and all(map(_is_fixed, _nodes(inner)))
-    return (type(operation).__name__ in FIXED and not getattr(operation, "mask_zero", False)
-            and not getattr(operation, "quantization_mode", None) and not _is_along_rows(operation, node)
-            and not _is_trained_in_place(operation))
+    return (
+        type(operation).__name__ in FIXED
+        and not getattr(operation, "mask_zero", False)
+        and not getattr(operation, "quantization_mode", None)
+        and not _is_along_rows(operation, node)
+        and not _is_trained_in_place(operation)
+    )
 
 
 def _is_trained_in_place(layer):
@@ -211,27 +231,38 @@ def _is_along_rows(layer, node):
     """True where a layer's `axis` is that of the rows."""
     axes = getattr(layer, "axis", None)
     axes = list(axes) if isinstance(axes, (list, tuple)) else [axes]
-    return any(isinstance(axis, int) and axis in (0, -len(tensor.shape)) for axis in axes
-               for tensor in node.input_tensors)
+    return any(
+        isinstance(axis, int) and axis in (0, -len(tensor.shape)) for axis in axes for tensor in node.input_tensors
+    )
 
 
 def _is_elementwise(node):
     """True for an operation element by element between tensors that have rows, and constants that have none."""
     operation, tensors = node.operation, node.input_tensors
     ranks = {len(tensor.shape) for tensor in tensors}
-    others = [value for value in keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
-              if not isinstance(value, keras.KerasTensor)]
-    return (type(operation).__name__ in ELEMENTWISE and len(ranks) == 1
-            and all(tensor.shape[0] is None for tensor in (*tensors, *node.outputs))
-            and all(np.ndim(value) < min(ranks) for value in others))
+    others = [
+        value
+        for value in keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
+        if not isinstance(value, keras.KerasTensor)
+    ]
+    return (
+        type(operation).__name__ in ELEMENTWISE
+        and len(ranks) == 1
+        and all(tensor.shape[0] is None for tensor in (*tensors, *node.outputs))
+        and all(np.ndim(value) < min(ranks) for value in others)
+    )
 
 
 def _has_matrix(operation):
     """True where there is a matrix by which an operation multiplies, as a layer or as layers of a model."""
     if not isinstance(operation, keras.layers.Layer):
         return False
-    return any(len(variable.shape) > 1 for layer in operation._flatten_layers() if not isinstance(
-        layer, (keras.Model, keras.layers.Embedding, keras.layers.Normalization)) for variable in layer.weights)
+    return any(
+        len(variable.shape) > 1
+        for layer in operation._flatten_layers()
+        if not isinstance(layer, (keras.Model, keras.layers.Embedding, keras.layers.Normalization))
+        for variable in layer.weights
+    )
 
 
 def _described(inputs, nodes, outputs):
@@ -260,10 +291,15 @@ def _operation(operation):
         told, layers = _described(inner.inputs, _nodes(inner), inner.outputs)
         return [kind, told], layers
     if not isinstance(operation, keras.layers.Layer):
-        return [kind, {key: value for key, value in vars(operation).items()
-                       if key != "name" and not key.startswith("_")}], []
-    return [kind, [[str(v.dtype), list(v.shape)] for v in operation.weights],
-            {key: value for key, value in operation.get_config().items() if not key.endswith(SILENT)}], [operation]
+        return [
+            kind,
+            {key: value for key, value in vars(operation).items() if key != "name" and not key.startswith("_")},
+        ], []
+    return [
+        kind,
+        [[str(v.dtype), list(v.shape)] for v in operation.weights],
+        {key: value for key, value in operation.get_config().items() if not key.endswith(SILENT)},
+    ], [operation]
 
 
 def _plain(value):

@@ -88,6 +88,7 @@ class Scalar:
 
 def variers(scalar, sequenced):
     """A framework's function `varied`, from its Scalar and its SequencedScalar."""
+
     def varied(owner, name, sequence=None):
         """Let a number that an optimizer, or its schedule, has as an attribute change without compiling anew: what to
         assign to. `sequence`: the Sequence that an optimizer's number follows from mini-batch to mini-batch."""

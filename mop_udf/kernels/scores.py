@@ -44,8 +44,9 @@ class Scores:
         else:
             loss = sum(self.model.losses, ops.zeros((), "float32"))
             t, p = ([ops.cast(v, "float64") for v in values] for values in (labels, outputs))
-            self.overlaps.assign_add(ops.stack([ops.stack([ops.sum(a * b), ops.sum(a), ops.sum(b)])
-                                                for a, b in zip(t, p)]))
+            self.overlaps.assign_add(
+                ops.stack([ops.stack([ops.sum(a * b), ops.sum(a), ops.sum(b)]) for a, b in zip(t, p)])
+            )
         self.total.assign_add(ops.reshape(ops.cast(loss, "float64") * rows, [1]))
         for own, label, output in zip(self.metrics, labels, outputs):
             for _, metric in own:

@@ -9,7 +9,7 @@ from mop_udf.kernels.batches import once
 CALL_SECONDS = 0.5  # of one call of the loop
 PIECE_BYTES, PIECE_BATCHES = 2 << 20, 1024  # of rows for XLA: what it has at a time, and at most
 PROBES = (2, 8, 64)  # batches of the first calls: one that warms up, then two that are timed
-ENOUGH = 0.05       # seconds after which a call has been timed well enough
+ENOUGH = 0.05  # seconds after which a call has been timed well enough
 
 
 class Timed:
@@ -17,8 +17,8 @@ class Timed:
     which it makes by `_function(data, batch_size)` for what `_key(data, batch_size)` tells apart."""
 
     def __init__(self):
-        self.functions = {}     # what it is compiled for -> the loop
-        self.warm = set()       # batch sizes that have run: libraries prepare themselves for each
+        self.functions = {}  # what it is compiled for -> the loop
+        self.warm = set()  # batch sizes that have run: libraries prepare themselves for each
         self.compilations = 0
         # the columns at hand, which may keep what is cut of them, and what the keys of that begin with
         self.kept, self.kept_as = None, None
@@ -33,8 +33,15 @@ class Timed:
         where to where in it to train."""
         for first, begin, end in pieces(start, stop, rows // batch_size):
             at = first * batch_size
-            yield once(self.kept, (self.kept_as, at, rows), lambda at=at: keras.tree.map_structure(
-                lambda t: self.cut(t, at, rows), data)), begin, end
+            yield (
+                once(
+                    self.kept,
+                    (self.kept_as, at, rows),
+                    lambda at=at: keras.tree.map_structure(lambda t: self.cut(t, at, rows), data),
+                ),
+                begin,
+                end,
+            )
 
     def _compile(self, data, batch_size):
         """Make the loop for such data, without training. Raises whatever hinders it."""

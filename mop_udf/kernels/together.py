@@ -36,8 +36,19 @@ class Together:
         """Put the model into a state: as it was taken or, if they have been trained, as it is after that."""
         self.group.put(self.states[number])
 
-    def train(self, passes, rows, batch_size, inputs, class_weight=None, most=None, left=1, run_left=1, run_seconds=0.0,
-              forced=None):
+    def train(
+        self,
+        passes,
+        rows,
+        batch_size,
+        inputs,
+        class_weight=None,
+        most=None,
+        left=1,
+        run_left=1,
+        run_seconds=0.0,
+        forced=None,
+    ):
         """Train all states by some passes over `rows` rows, if that pays: `trained` tells. If not, they stay.
 
         `passes`: an iterable that gives for each pass a tuple of arrays, which holds all rows. The other arguments are
@@ -75,8 +86,8 @@ class Together:
             if not self.kernels.plain.trains:
                 self.kernels.plain.begin(tuple(c[:batch_size] for c in columns), inputs, class_weight)
             self.group.reset()
-            self._pass(weighted(tuple(c[:self.rows] for c in columns), inputs, class_weight), batch_size, choice)
-        self.states = self.group.end()[:len(self.states)]
+            self._pass(weighted(tuple(c[: self.rows] for c in columns), inputs, class_weight), batch_size, choice)
+        self.states = self.group.end()[: len(self.states)]
 
     def _pass(self, data, batch_size, choice):
         """Train on all rows of `data`, the last batch of which may be short."""
@@ -92,4 +103,4 @@ class Together:
             choice.tried(TOGETHER, seconds and seconds / count, choice.compile_seconds.get(TOGETHER, 0.0))
             done += now
         if self.rows > full * batch_size:
-            group.step(keras.tree.map_structure(lambda a: a[full * batch_size:], data))
+            group.step(keras.tree.map_structure(lambda a: a[full * batch_size :], data))

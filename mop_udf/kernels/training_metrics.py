@@ -30,8 +30,9 @@ class TrainingMetrics:
         metrics = self.model.metrics
         self._names = [metric.name for metric in metrics]
         if all(type(metric) is keras.metrics.Mean for metric in metrics):
-            self._sums = framework.Variables(variable for metric in metrics for variable in (
-                metric.total, metric.count))
+            self._sums = framework.Variables(
+                variable for metric in metrics for variable in (metric.total, metric.count)
+            )
             self._zeros = [np.zeros((), variable.dtype) for variable in self._sums.variables]
 
     def report(self, rows):
@@ -43,9 +44,16 @@ class TrainingMetrics:
             values = {name: float(np.mean(array(value))) for name, value in self.model.get_metrics_result().items()}
         else:
             sums = self._sums.take()
-            values = {name: float(total / count) if count else 0.0
-                      for name, total, count in zip(self._names, sums[::2], sums[1::2])}
-        losses = {"loss", *(f"{name}_loss" for name in getattr(self.model, "output_names", [])
-                            if len(self.model.outputs) > 1)}
-        return {"loss": values.get("loss", 0.0), "rows": rows,
-                "metrics": {name: value for name, value in values.items() if name not in losses}}
+            values = {
+                name: float(total / count) if count else 0.0
+                for name, total, count in zip(self._names, sums[::2], sums[1::2])
+            }
+        losses = {
+            "loss",
+            *(f"{name}_loss" for name in getattr(self.model, "output_names", []) if len(self.model.outputs) > 1),
+        }
+        return {
+            "loss": values.get("loss", 0.0),
+            "rows": rows,
+            "metrics": {name: value for name, value in values.items() if name not in losses},
+        }

@@ -29,14 +29,18 @@ def connect(way, name):
     application_name. Raises MopError."""
     try:
         connection = psycopg2.connect(
-            **way.parameters, connect_timeout=10, application_name=name,
-            options=way.options(f"{SESSION_OPTIONS} {KEEPALIVES} -c statement_timeout=30000 -c lock_timeout=10000"))
+            **way.parameters,
+            connect_timeout=10,
+            application_name=name,
+            options=way.options(f"{SESSION_OPTIONS} {KEEPALIVES} -c statement_timeout=30000 -c lock_timeout=10000"),
+        )
         connection.autocommit = True
         with connection.cursor() as cursor:
             cursor.execute(first_sql(way))
         return connection
     except psycopg2.Error as error:
         raise way.refused(error) from None
+
 
 MOST_ROWS = 5000  # that are written by one statement
 READ_BYTES = 8 << 20  # of model states that are read by one
@@ -64,8 +68,7 @@ class Catalog:
     @property
     def _me(self):
         """SQL: this role's number there."""
-        return (f"(SELECT o.owner FROM {self.own}owner o"
-                f" WHERE o.who = {self.schema}.mop_role(current_user))")
+        return f"(SELECT o.owner FROM {self.own}owner o WHERE o.who = {self.schema}.mop_role(current_user))"
 
     def _connect(self):
         self.connection = connect(self.way, "pg_mop catalog")
@@ -112,8 +115,12 @@ class Catalog:
         """The fingerprint of a segment as other sessions see it; None where they see no such table."""
         try:
             return self.execute(sql)[0]["fingerprint"]
-        except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName,
-                psycopg2.errors.FeatureNotSupported, psycopg2.errors.InsufficientPrivilege):
+        except (
+            psycopg2.errors.UndefinedTable,
+            psycopg2.errors.InvalidSchemaName,
+            psycopg2.errors.FeatureNotSupported,
+            psycopg2.errors.InsufficientPrivilege,
+        ):
             # not there, or there as another session's temporary table
             return None
         except psycopg2.errors.InternalError_ as error:  # as PostgreSQL says it of a partitioned one
@@ -144,8 +151,13 @@ class Catalog:
 
         Raises MopError where this session, as the workers, sees others.
         """
-        starts = [stage for stage in stages if stage.parent is None and not stage.trained
-                  and (configurations.get(stage.mst_key) or {}).get("weights_sql")]
+        starts = [
+            stage
+            for stage in stages
+            if stage.parent is None
+            and not stage.trained
+            and (configurations.get(stage.mst_key) or {}).get("weights_sql")
+        ]
         if starts:
             self._lasting(self._within, self._insert_weights, run_id, starts, configurations)
         return starts
@@ -164,35 +176,78 @@ class Catalog:
         return result
 
     def _open_run(self, cursor, run, segments, configurations, plan, visits):
-        cursor.execute(f"SELECT {self.schema}.mop_open_run(%s, %s) AS run_id", (
-            json.dumps({**run, "coordinator": self.coordinator}),
-            json.dumps([{"dataset": dataset, "segment": s.key, "rows": s.rows, "bytes": s.bytes,
-                         "fingerprint": s.fingerprint, "server": s.server,
-                         "copies": [{"fingerprint": c.fingerprint, "server": c.server} for c in s.copies]}
-                        for dataset, s in segments])))
+        cursor.execute(
+            f"SELECT {self.schema}.mop_open_run(%s, %s) AS run_id",
+            (
+                json.dumps({**run, "coordinator": self.coordinator}),
+                json.dumps(
+                    [
+                        {
+                            "dataset": dataset,
+                            "segment": s.key,
+                            "rows": s.rows,
+                            "bytes": s.bytes,
+                            "fingerprint": s.fingerprint,
+                            "server": s.server,
+                            "copies": [{"fingerprint": c.fingerprint, "server": c.server} for c in s.copies],
+                        }
+                        for dataset, s in segments
+                    ]
+                ),
+            ),
+        )
         run_id = cursor.fetchone()["run_id"]
-        self._ask(cursor, run_id, configurations, plan.stages.values(),
-                  [(c["mst_key"], stage) for c in configurations for stage in plan.path(c["mst_key"])],
-                  visits)
+        self._ask(
+            cursor,
+            run_id,
+            configurations,
+            plan.stages.values(),
+            [(c["mst_key"], stage) for c in configurations for stage in plan.path(c["mst_key"])],
+            visits,
+        )
         return run_id
 
     def _ask(self, cursor, run_id, configurations, stages, requests, visits):
-        names = ("mst_key", "model_id", "compile_params", "fit_params", "model_arch", "error", "weights_sql",
-                 "weights_md5")
-        rows = ([{name: row.get(name) for name in names} for row in configurations],
-                [{"stage": s.number, "parent": s.parent and s.parent.number, "iteration": s.iteration,
-                  "identity": s.identity, "mst_key": s.mst_key, "compile_params": s.parameters[0],
-                  "fit_params": s.parameters[1], "evaluated": s.evaluated, "version": (s.iteration - 1) * visits}
-                 for s in stages],
-                [{"mst_key": key, "iteration": s.iteration, "stage": s.number} for key, s in requests])
+        names = (
+            "mst_key",
+            "model_id",
+            "compile_params",
+            "fit_params",
+            "model_arch",
+            "error",
+            "weights_sql",
+            "weights_md5",
+        )
+        rows = (
+            [{name: row.get(name) for name in names} for row in configurations],
+            [
+                {
+                    "stage": s.number,
+                    "parent": s.parent and s.parent.number,
+                    "iteration": s.iteration,
+                    "identity": s.identity,
+                    "mst_key": s.mst_key,
+                    "compile_params": s.parameters[0],
+                    "fit_params": s.parameters[1],
+                    "evaluated": s.evaluated,
+                    "version": (s.iteration - 1) * visits,
+                }
+                for s in stages
+            ],
+            [{"mst_key": key, "iteration": s.iteration, "stage": s.number} for key, s in requests],
+        )
         if max(map(len, rows)) <= MOST_ROWS:
             steps = [rows]
         else:  # first what others refer to
-            steps = [[rows[n][first:first + MOST_ROWS] if n == kind else [] for n in range(3)]
-                     for kind in range(3) for first in range(0, len(rows[kind]), MOST_ROWS)]
+            steps = [
+                [rows[n][first : first + MOST_ROWS] if n == kind else [] for n in range(3)]
+                for kind in range(3)
+                for first in range(0, len(rows[kind]), MOST_ROWS)
+            ]
         for step in steps:
-            cursor.execute(f"SELECT {self.schema}.mop_ask(%s, %s, %s, %s, %s)",
-                           (run_id, self.epoch, *map(json.dumps, step)))
+            cursor.execute(
+                f"SELECT {self.schema}.mop_ask(%s, %s, %s, %s, %s)", (run_id, self.epoch, *map(json.dumps, step))
+            )
 
     def _insert_weights(self, cursor, run_id, stages, configurations):
         """Version 0 of paths' model states: plain weights, copied within the server."""
@@ -202,21 +257,30 @@ class Catalog:
             alike.setdefault((row["weights_sql"], row["weights_md5"]), (row, []))[1].append(stage.number)
         for (source, digest), (row, numbers) in alike.items():
             try:
-                cursor.execute(f"SELECT {self.schema}.mop_put_weights(%s, %s, (SELECT w FROM ("
-                               f"{source.replace('%', '%%')}) AS source(w) WHERE md5(w) = %s))",
-                               (run_id, numbers, digest))
+                cursor.execute(
+                    f"SELECT {self.schema}.mop_put_weights(%s, %s, (SELECT w FROM ("
+                    f"{source.replace('%', '%%')}) AS source(w) WHERE md5(w) = %s))",
+                    (run_id, numbers, digest),
+                )
                 seen = True
-            except (psycopg2.errors.NotNullViolation, psycopg2.errors.UndefinedTable,
-                    psycopg2.errors.UndefinedColumn, psycopg2.errors.LockNotAvailable,
-                    psycopg2.errors.InvalidSchemaName, psycopg2.errors.FeatureNotSupported,
-                    psycopg2.errors.InsufficientPrivilege):
+            except (
+                psycopg2.errors.NotNullViolation,
+                psycopg2.errors.UndefinedTable,
+                psycopg2.errors.UndefinedColumn,
+                psycopg2.errors.LockNotAvailable,
+                psycopg2.errors.InvalidSchemaName,
+                psycopg2.errors.FeatureNotSupported,
+                psycopg2.errors.InsufficientPrivilege,
+            ):
                 seen = False
             if not seen:
                 raise MopError(
                     f"the initial weights of mst_key {row['mst_key']} are not those that other sessions see",
                     detail="Worker sessions see committed data only, and no temporary tables; or they have been "
-                           "replaced since.", hint="COMMIT the transaction that wrote them, then call again.",
-                    sqlstate="55000")
+                    "replaced since.",
+                    hint="COMMIT the transaction that wrote them, then call again.",
+                    sqlstate="55000",
+                )
 
     def run(self, run_id):
         """One of the caller's own runs as a dict, its `status` the true one, or None.
@@ -225,12 +289,16 @@ class Catalog:
         """
         rows = self.execute(
             f"SELECT r.*, EXISTS (SELECT 1 FROM {self.own}generation g WHERE g.run_id = r.run_id) AS has_states"
-            f" FROM {self.own}run r WHERE run_id = %s AND owner = {self._me}", (run_id,))
+            f" FROM {self.own}run r WHERE run_id = %s AND owner = {self._me}",
+            (run_id,),
+        )
         if not rows:
             return None
         run = rows[0]
-        now = self.execute(f"SELECT {self.schema}.mop_status(%(status)s, %(coordinator_pid)s, %(coordinator_start)s,"
-                           f" 'failed') AS now", run)[0]["now"]
+        now = self.execute(
+            f"SELECT {self.schema}.mop_status(%(status)s, %(coordinator_pid)s, %(coordinator_start)s, 'failed') AS now",
+            run,
+        )[0]["now"]
         left = now == "running" and run["coordinator_pid"] == self.caller
         return {**run, "status": "failed" if left else now}
 
@@ -238,13 +306,19 @@ class Catalog:
         """The caller's last run of a call of `function` with these arguments (dict), if its output was never
         committed and it still holds states; or None."""
         for row in self.execute(
-                f"SELECT run_id FROM {self.own}run r WHERE owner = {self._me} AND function = %s"
-                f" AND model_output_table = %s AND EXISTS (SELECT 1 FROM {self.own}generation g"
-                f" WHERE g.run_id = r.run_id) ORDER BY run_id DESC LIMIT 1", (function, output)):
+            f"SELECT run_id FROM {self.own}run r WHERE owner = {self._me} AND function = %s"
+            f" AND model_output_table = %s AND EXISTS (SELECT 1 FROM {self.own}generation g"
+            f" WHERE g.run_id = r.run_id) ORDER BY run_id DESC LIMIT 1",
+            (function, output),
+        ):
             run = self.run(row["run_id"])
             parameters = run["parameters"] if run is not None else {}
-            if (parameters.get("arguments") == json.loads(json.dumps(arguments)) and run["status"] != "running"
-                    and "replay_of" not in parameters.get("tables", {}) and not self.output_is_written(row["run_id"])):
+            if (
+                parameters.get("arguments") == json.loads(json.dumps(arguments))
+                and run["status"] != "running"
+                and "replay_of" not in parameters.get("tables", {})
+                and not self.output_is_written(row["run_id"])
+            ):
                 return run
         return None
 
@@ -254,7 +328,9 @@ class Catalog:
         rows = self.execute(
             f"SELECT r.run_id FROM {self.own}run r WHERE owner = {self._me} AND r.run_id > %s AND"
             f" r.function <> 'mop_more' AND r.model_output_table = %s AND {self.schema}.mop_has_output(r.run_id)"
-            f" ORDER BY 1 DESC LIMIT 1", (run["run_id"], run["model_output_table"]))
+            f" ORDER BY 1 DESC LIMIT 1",
+            (run["run_id"], run["model_output_table"]),
+        )
         return rows[0]["run_id"] if rows else None
 
     def output_is_written(self, run_id):
@@ -263,25 +339,38 @@ class Catalog:
 
     def run_configurations(self, run_id):
         """A run's configurations as dicts, by mst_key."""
-        return self.execute(f"SELECT mst_key, model_id, compile_params, fit_params, model_arch, error, blame,"
-                            f" weights_sql, weights_md5, reason FROM {self.own}configuration WHERE run_id = %s"
-                            f" ORDER BY mst_key", (run_id,))
+        return self.execute(
+            f"SELECT mst_key, model_id, compile_params, fit_params, model_arch, error, blame,"
+            f" weights_sql, weights_md5, reason FROM {self.own}configuration WHERE run_id = %s"
+            f" ORDER BY mst_key",
+            (run_id,),
+        )
 
     def run_segments(self, run_id):
         """{(dataset, segment): fingerprint} of a run."""
-        return {(row["dataset"], row["segment"]): row["fingerprint"] for row in self.execute(
-            f"SELECT dataset, segment, fingerprint FROM {self.own}segment WHERE run_id = %s", (run_id,))}
+        return {
+            (row["dataset"], row["segment"]): row["fingerprint"]
+            for row in self.execute(
+                f"SELECT dataset, segment, fingerprint FROM {self.own}segment WHERE run_id = %s", (run_id,)
+            )
+        }
 
     def known_copies(self, segments):
         """Of copies of some Segments (by dataset and key) those that earlier runs have found to have the same rows as
         these: {(the segment's server, the copy's server, the copy's fingerprint): fingerprints of the segment}, that of
         the latest run last."""
         fingerprints, found = [copy.fingerprint for s in segments.values() for copy in s.copies], {}
-        for row in self.execute(
+        for row in (
+            self.execute(
                 f"SELECT s.server, c.server AS copy_on, c.fingerprint AS same, s.fingerprint"
                 f" FROM {self.own}copy c JOIN {self.own}segment s USING (run_id, dataset, segment)"
                 f" JOIN {self.own}run r USING (run_id) WHERE r.owner = {self._me} AND c.fingerprint = ANY (%s)"
-                f" GROUP BY 1, 2, 3, 4 ORDER BY max(run_id)", (fingerprints,)) if fingerprints else ():
+                f" GROUP BY 1, 2, 3, 4 ORDER BY max(run_id)",
+                (fingerprints,),
+            )
+            if fingerprints
+            else ()
+        ):
             found.setdefault((row["server"], row["copy_on"], row["same"]), []).append(row["fingerprint"])
         return found
 
@@ -293,7 +382,9 @@ class Catalog:
             f" FROM {self.own}stage s LEFT JOIN (SELECT run_id, stage, count(*) AS scores FROM {self.own}metric"
             f" GROUP BY run_id, stage) x USING (run_id, stage) LEFT JOIN (SELECT run_id, stage, array_agg(mst_key)"
             f" AS mst_keys FROM {self.own}request GROUP BY run_id, stage) q USING (run_id, stage)"
-            f" WHERE s.run_id = %s ORDER BY s.stage", (run_id,))
+            f" WHERE s.run_id = %s ORDER BY s.stage",
+            (run_id,),
+        )
 
     def run_units(self, run_id):
         """A run's units that were begun, as dicts, those of training by version; `own`: or those of an earlier run, of
@@ -305,28 +396,39 @@ class Catalog:
             f" u.kernel, false FROM {self.own}stage s JOIN {self.own}unit u"
             f" ON (u.run_id, u.stage) = (s.source_run, s.source_stage)"
             f" WHERE s.run_id = %(run_id)s AND u.kind = 'train' AND u.status = 'finished'"
-            f" ORDER BY version, attempt", {"run_id": run_id})
+            f" ORDER BY version, attempt",
+            {"run_id": run_id},
+        )
 
     def models(self, run_id):
         """{stage: {version, generation, bytes}} of a run's stages that have been trained or start from weights."""
-        return {row["stage"]: row for row in self.execute(
-            f"SELECT stage, version, generation, bytes FROM {self.own}model"
-            f" WHERE run_id = %s AND bytes IS NOT NULL", (run_id,))}
+        return {
+            row["stage"]: row
+            for row in self.execute(
+                f"SELECT stage, version, generation, bytes FROM {self.own}model"
+                f" WHERE run_id = %s AND bytes IS NOT NULL",
+                (run_id,),
+            )
+        }
 
     def state_bytes(self, run_id, stage):
         """Bytes of a stage's model state."""
-        return self.execute(f"SELECT bytes FROM {self.own}model WHERE run_id = %s AND stage = %s",
-                            (run_id, stage))[0]["bytes"]
+        return self.execute(f"SELECT bytes FROM {self.own}model WHERE run_id = %s AND stage = %s", (run_id, stage))[0][
+            "bytes"
+        ]
 
     def generations(self, run_id):
         """The numbers of a run's generations of states, as a set."""
-        return {row["generation"] for row in self.execute(
-            f"SELECT generation FROM {self.own}generation WHERE run_id = %s", (run_id,))}
+        return {
+            row["generation"]
+            for row in self.execute(f"SELECT generation FROM {self.own}generation WHERE run_id = %s", (run_id,))
+        }
 
     def reopen_run(self, run_id):
         """Take a run over from a coordinator that has gone: it has another epoch then."""
-        self.epoch = self.execute(f"SELECT {self.schema}.mop_reopen_run(%s, %s) AS epoch",
-                                  (run_id, self.coordinator))[0]["epoch"]
+        self.epoch = self.execute(f"SELECT {self.schema}.mop_reopen_run(%s, %s) AS epoch", (run_id, self.coordinator))[
+            0
+        ]["epoch"]
 
     def close_run(self, run_id, status, error=None):
         """Mark a run as ended, and the units that it leaves behind as cancelled."""
@@ -347,8 +449,11 @@ class Catalog:
         self.execute("SET statement_timeout = 0; SET lock_timeout = 100")
         self.execute(f"SELECT {self.schema}.mop_housekeeping()")
         self.execute(f"SELECT {self.schema}.mop_evict(%s)", (checkpoint_bytes,))
-        for row in self.execute(f"SELECT run_id FROM {self.own}run WHERE status = 'running' AND owner ="
-                                f" {self._me} AND coordinator_pid = %s", (self.caller,)):
+        for row in self.execute(
+            f"SELECT run_id FROM {self.own}run WHERE status = 'running' AND owner ="
+            f" {self._me} AND coordinator_pid = %s",
+            (self.caller,),
+        ):
             self.close_run(row["run_id"], "failed", "an earlier call of this session could not note how it ended")
         self.execute("SET statement_timeout = 30000; SET lock_timeout = 10000")
 
@@ -366,41 +471,67 @@ class Catalog:
         """{identity: [Known, ...]} of those stages that earlier runs of the role have trained to their end. Metrics are
         known if they are of all `datasets` (their number), of the same rows."""
         # (no function may look at tables for each row: on Greenplum it would do so on a segment)
-        rows = self.execute(
-            f"WITH found AS (SELECT s.identity, s.run_id, s.stage,"
-            f" c.stage IS NOT NULL AND m.generation IS NOT NULL AS state,"
-            f" coalesce(s.source_run, s.run_id) AS origin_run, coalesce(s.source_stage, s.stage) AS origin_stage,"
-            f" coalesce(p.source_run, p.run_id) AS parent_run, coalesce(p.source_stage, p.stage) AS parent_stage"
-            f" FROM {self.own}stage s JOIN {self.own}run r USING (run_id)"
-            f" LEFT JOIN {self.own}stage p ON (p.run_id, p.stage) = (s.run_id, s.parent)"
-            f" JOIN {self.own}model m ON (m.run_id, m.stage) = (s.run_id, s.stage)"
-            f" LEFT JOIN {self.own}checkpoint c ON (c.run_id, c.stage) = (s.run_id, s.stage)"
-            f" WHERE s.identity = ANY (%s) AND s.run_id <> %s AND r.owner = {self._me}"
-            f" AND m.version = s.iteration * r.segments),"
-            # datasets by their rows, as mop_same_segments compares them
-            f" datasets AS (SELECT g.run_id, g.dataset, array_agg((g.segment, g.fingerprint)::text ORDER BY g.segment)"
-            f" AS are FROM {self.own}segment g WHERE g.run_id = %s OR g.run_id IN (SELECT f.run_id FROM found f)"
-            f" GROUP BY 1, 2),"
-            f" scored AS (SELECT x.run_id, x.stage, count(*) AS scores FROM {self.own}metric x"
-            f" JOIN datasets o USING (run_id, dataset) JOIN datasets m ON (m.dataset, m.are) = (o.dataset, o.are)"
-            f" WHERE m.run_id = %s GROUP BY 1, 2)"
-            f" SELECT f.*, coalesce(n.scores, 0) AS scores FROM found f LEFT JOIN scored n USING (run_id, stage)",
-            (list(identities), run_id, run_id, run_id)) if identities else []
+        rows = (
+            self.execute(
+                f"WITH found AS (SELECT s.identity, s.run_id, s.stage,"
+                f" c.stage IS NOT NULL AND m.generation IS NOT NULL AS state,"
+                f" coalesce(s.source_run, s.run_id) AS origin_run, coalesce(s.source_stage, s.stage) AS origin_stage,"
+                f" coalesce(p.source_run, p.run_id) AS parent_run, coalesce(p.source_stage, p.stage) AS parent_stage"
+                f" FROM {self.own}stage s JOIN {self.own}run r USING (run_id)"
+                f" LEFT JOIN {self.own}stage p ON (p.run_id, p.stage) = (s.run_id, s.parent)"
+                f" JOIN {self.own}model m ON (m.run_id, m.stage) = (s.run_id, s.stage)"
+                f" LEFT JOIN {self.own}checkpoint c ON (c.run_id, c.stage) = (s.run_id, s.stage)"
+                f" WHERE s.identity = ANY (%s) AND s.run_id <> %s AND r.owner = {self._me}"
+                f" AND m.version = s.iteration * r.segments),"
+                # datasets by their rows, as mop_same_segments compares them
+                f" datasets AS (SELECT g.run_id, g.dataset, array_agg((g.segment, g.fingerprint)::text ORDER BY g.segment)"
+                f" AS are FROM {self.own}segment g WHERE g.run_id = %s OR g.run_id IN (SELECT f.run_id FROM found f)"
+                f" GROUP BY 1, 2),"
+                f" scored AS (SELECT x.run_id, x.stage, count(*) AS scores FROM {self.own}metric x"
+                f" JOIN datasets o USING (run_id, dataset) JOIN datasets m ON (m.dataset, m.are) = (o.dataset, o.are)"
+                f" WHERE m.run_id = %s GROUP BY 1, 2)"
+                f" SELECT f.*, coalesce(n.scores, 0) AS scores FROM found f LEFT JOIN scored n USING (run_id, stage)",
+                (list(identities), run_id, run_id, run_id),
+            )
+            if identities
+            else []
+        )
         known = {}
         for row in rows:
             before = None if row["parent_run"] is None else (row["parent_run"], row["parent_stage"])
-            known.setdefault(row["identity"], []).append(Known(
-                row["run_id"], row["stage"], row["state"], row["scores"] >= datasets,
-                (row["origin_run"], row["origin_stage"]), before))
+            known.setdefault(row["identity"], []).append(
+                Known(
+                    row["run_id"],
+                    row["stage"],
+                    row["state"],
+                    row["scores"] >= datasets,
+                    (row["origin_run"], row["origin_stage"]),
+                    before,
+                )
+            )
         return known
 
     def adopt(self, run_id, stages):
         """Take stages over: `stages` as plan.reuse gives them. False where one is no longer there: none is taken."""
         return self.execute(
-            f"SELECT {self.schema}.mop_adopt(%s, %s, %s) AS done", (run_id, self.epoch, json.dumps(
-                [{"stage": stage.number, "run": known.run, "of": known.stage, "state": state,
-                  "scored": known.scored}
-                 for stage, known, state in stages])))[0]["done"]
+            f"SELECT {self.schema}.mop_adopt(%s, %s, %s) AS done",
+            (
+                run_id,
+                self.epoch,
+                json.dumps(
+                    [
+                        {
+                            "stage": stage.number,
+                            "run": known.run,
+                            "of": known.stage,
+                            "state": state,
+                            "scored": known.scored,
+                        }
+                        for stage, known, state in stages
+                    ]
+                ),
+            ),
+        )[0]["done"]
 
     def keep_checkpoints(self, run_id):
         """Keep a run's states for later ones."""
@@ -409,16 +540,36 @@ class Catalog:
     # --- what units cost --------------------------------------------------------------------------
     def costs(self, architecture):
         """What the role's runs have measured of an architecture (a digest): rows of mop_unit_costs."""
-        return self.execute(f"SELECT net, part, version, device, kernel, batch_seconds, compile_seconds, runs,"
-                            f" noted_at FROM {self.schema}.mop_unit_costs WHERE architecture = %s", (architecture,))
+        return self.execute(
+            f"SELECT net, part, version, device, kernel, batch_seconds, compile_seconds, runs,"
+            f" noted_at FROM {self.schema}.mop_unit_costs WHERE architecture = %s",
+            (architecture,),
+        )
 
     def note_costs(self, run_id, stages):
         """Keep what a run has measured for later ones; `stages`: {Net: numbers of stages, not all of them}."""
         if stages:
-            self.execute(f"SELECT {self.schema}.mop_note_costs(%s, %s, %s)", (run_id, self.epoch, json.dumps([
-                {"net": net.digest, "architecture": net.architecture, "optimizer": net.optimizer, "loss": net.loss,
-                 "batch_size": net.batch_size, "shape": net.shape, "stages": numbers}
-                for net, numbers in stages.items()])))
+            self.execute(
+                f"SELECT {self.schema}.mop_note_costs(%s, %s, %s)",
+                (
+                    run_id,
+                    self.epoch,
+                    json.dumps(
+                        [
+                            {
+                                "net": net.digest,
+                                "architecture": net.architecture,
+                                "optimizer": net.optimizer,
+                                "loss": net.loss,
+                                "batch_size": net.batch_size,
+                                "shape": net.shape,
+                                "stages": numbers,
+                            }
+                            for net, numbers in stages.items()
+                        ]
+                    ),
+                ),
+            )
 
     # --- units ------------------------------------------------------------------------------------
     def begin_units_sql(self, run_id, units):
@@ -428,8 +579,10 @@ class Catalog:
             self._connect()
         columns = [[unit[name] for unit in units] for name in ("stage", "iteration", "attempt", "queued_at")]
         with self.connection.cursor() as cursor:
-            return cursor.mogrify(f"SELECT {self.schema}.mop_begin_units(%s, %s, %s, %s, %s, %s, %s, %s, %s)", (
-                run_id, self.epoch, *(units[0][name] for name in ("segment", "kind", "dataset")), *columns)).decode()
+            return cursor.mogrify(
+                f"SELECT {self.schema}.mop_begin_units(%s, %s, %s, %s, %s, %s, %s, %s, %s)",
+                (run_id, self.epoch, *(units[0][name] for name in ("segment", "kind", "dataset")), *columns),
+            ).decode()
 
     def begin_units(self, run_id, units):
         """Note such units as running; they do so on another server."""
@@ -440,7 +593,8 @@ class Catalog:
         self.execute(
             f"SELECT {self.schema}.mop_fail_unit(%(run_id)s, %(epoch)s, %(stage)s, %(iteration)s, %(segment)s,"
             f" %(kind)s, %(dataset)s, %(attempt)s, %(queued_at)s, %(error)s)",
-            {**unit, "epoch": self.epoch, "error": error})
+            {**unit, "epoch": self.epoch, "error": error},
+        )
 
     # --- model states -----------------------------------------------------------------------------
     def new_generation(self, run_id, generation):
@@ -451,8 +605,7 @@ class Catalog:
         """Drop the tables of these generations, but for those that hold a state of use or that somebody reads: the
         set of those that were dropped."""
         self.execute("SET lock_timeout = 10")
-        dropped = self.execute(f"SELECT {self.schema}.mop_drop_generations(%s, %s) AS g",
-                               (run_id, list(generations)))
+        dropped = self.execute(f"SELECT {self.schema}.mop_drop_generations(%s, %s) AS g", (run_id, list(generations)))
         self.execute("SET lock_timeout = 10000")
         return {row["g"] for row in dropped}
 
@@ -475,7 +628,7 @@ class Catalog:
         at = 0
         while at < len(outcomes):
             end = at + 1
-            while end < len(outcomes) and sum(c["bytes"] or READ_BYTES for c in outcomes[at:end + 1]) <= READ_BYTES:
+            while end < len(outcomes) and sum(c["bytes"] or READ_BYTES for c in outcomes[at : end + 1]) <= READ_BYTES:
                 end += 1
             parts = {}
             for stage, part in _copied(self._lasting(self._copy_states, run_id, outcomes[at:end]).getbuffer(), 2):
@@ -492,25 +645,34 @@ class Catalog:
         self.execute("SET statement_timeout = 0")
         with self.connection.cursor() as cursor:
             versions = {c["stage"]: c["version"] for c in outcomes}  # (configurations that are alike share a stage)
-            cursor.copy_expert(cursor.mogrify(
-                f"COPY (SELECT stage, data FROM {self.schema}.mop_read_states(%s, %s, %s)) TO STDOUT (FORMAT binary)",
-                (run_id, list(versions), list(versions.values()))), parts)
+            cursor.copy_expert(
+                cursor.mogrify(
+                    f"COPY (SELECT stage, data FROM {self.schema}.mop_read_states(%s, %s, %s)) TO STDOUT (FORMAT binary)",
+                    (run_id, list(versions), list(versions.values())),
+                ),
+                parts,
+            )
             cursor.execute("SET statement_timeout = 30000")
         return parts
 
     def predictions(self, run_id, segment):
         """The parts (bytes) of what has been predicted for a partition, one after the other."""
         number = 0
-        while (part := self.execute(f"SELECT {self.schema}.mop_read_predictions(%s, %s, %s) AS part",
-                                    (run_id, segment, number))[0]["part"]) is not None:
+        while (
+            part := self.execute(
+                f"SELECT {self.schema}.mop_read_predictions(%s, %s, %s) AS part", (run_id, segment, number)
+            )[0]["part"]
+        ) is not None:
             yield bytes(part)
             number += 1
 
     # --- several servers --------------------------------------------------------------------------
     def guests(self, run_id):
         """{server: the run's number there} of the other servers that a run is at work on."""
-        return {row["server"]: row["guest"] for row in self.execute(
-            f"SELECT server, guest FROM {self.own}guest WHERE run_id = %s", (run_id,))}
+        return {
+            row["server"]: row["guest"]
+            for row in self.execute(f"SELECT server, guest FROM {self.own}guest WHERE run_id = %s", (run_id,))
+        }
 
     def add_guest(self, run_id, server, guest):
         self.execute(f"SELECT {self.schema}.mop_add_guest(%s, %s, %s, %s)", (run_id, self.epoch, server, guest))
@@ -524,15 +686,25 @@ class Catalog:
 
     def led_by(self, leader):
         """{its number there: the number of the leader's run} of the role's runs here that are guests of a server."""
-        return {row["run_id"]: int(row["led"]) for row in self.execute(
-            f"SELECT run_id, parameters ->> 'run' AS led FROM {self.own}run WHERE owner = {self._me}"
-            f" AND function = 'guest' AND parameters ->> 'leader' = %s", (leader,))}
+        return {
+            row["run_id"]: int(row["led"])
+            for row in self.execute(
+                f"SELECT run_id, parameters ->> 'run' AS led FROM {self.own}run WHERE owner = {self._me}"
+                f" AND function = 'guest' AND parameters ->> 'leader' = %s",
+                (leader,),
+            )
+        }
 
     def finished_units(self, run_id):
         """A run's Units that are finished, those of training by version."""
-        return [Unit(**row) for row in self.execute(
-            f"SELECT iteration, stage, kind, dataset, segment FROM {self.own}unit"
-            f" WHERE run_id = %s AND status = 'finished' ORDER BY version", (run_id,))]
+        return [
+            Unit(**row)
+            for row in self.execute(
+                f"SELECT iteration, stage, kind, dataset, segment FROM {self.own}unit"
+                f" WHERE run_id = %s AND status = 'finished' ORDER BY version",
+                (run_id,),
+            )
+        ]
 
     def report(self, run_id, unit):
         """What is known here of a Unit that is finished (JSON as text), or None."""
@@ -540,8 +712,10 @@ class Catalog:
 
     def report_sql(self, run_id, unit):
         """SQL for that, as column `report`."""
-        return (f"SELECT {self.schema}.mop_report_unit({int(run_id)}, {int(unit.stage)}, {int(unit.segment)}, "
-                f"'{unit.kind}', '{unit.dataset}')::text AS report")
+        return (
+            f"SELECT {self.schema}.mop_report_unit({int(run_id)}, {int(unit.stage)}, {int(unit.segment)}, "
+            f"'{unit.kind}', '{unit.dataset}')::text AS report"
+        )
 
     def register(self, run_id, report, copy=None):
         """Register what another server reports of a unit; where there is to be a copy of its state (a Move) here, both
@@ -550,17 +724,30 @@ class Catalog:
         if copy is None:
             self.execute(register, (run_id, self.epoch, report))
             return None
-        return self.execute(f"{register}; {self._arrived}", (  # (statements that are sent at once are one transaction)
-            run_id, self.epoch, report, run_id, self.epoch, copy.stage, copy.version, copy.generation))[0]["size"]
+        return self.execute(
+            f"{register}; {self._arrived}",
+            (  # (statements that are sent at once are one transaction)
+                run_id,
+                self.epoch,
+                report,
+                run_id,
+                self.epoch,
+                copy.stage,
+                copy.version,
+                copy.generation,
+            ),
+        )[0]["size"]
 
     def partials(self, run_id, stage, dataset):
         """The sums of the segments that have been evaluated (JSON as text), or None."""
-        return self.execute(f"SELECT {self.schema}.mop_take_partials(%s, %s, %s)::text AS sums",
-                            (run_id, stage, dataset))[0]["sums"]
+        return self.execute(
+            f"SELECT {self.schema}.mop_take_partials(%s, %s, %s)::text AS sums", (run_id, stage, dataset)
+        )[0]["sums"]
 
     def put_partials(self, run_id, stage, dataset, sums):
-        self.execute(f"SELECT {self.schema}.mop_put_partials(%s, %s, %s, %s, %s)",
-                     (run_id, self.epoch, stage, dataset, sums))
+        self.execute(
+            f"SELECT {self.schema}.mop_put_partials(%s, %s, %s, %s, %s)", (run_id, self.epoch, stage, dataset, sums)
+        )
 
     def arrived(self, run_id, stage, version, generation):
         """A stage's state has arrived from elsewhere, in this generation: its bytes."""
@@ -573,19 +760,26 @@ class Catalog:
     # --- units that ended -------------------------------------------------------------------------
     def unit_is_finished(self, unit):
         """True where the unit's commit reached the server although its answer did not reach us."""
-        return bool(self.execute(
-            f"SELECT 1 FROM {self.own}unit WHERE run_id = %(run_id)s AND stage = %(stage)s"
-            f" AND segment = %(segment)s AND kind = %(kind)s AND dataset = %(dataset)s AND status = 'finished'", unit))
+        return bool(
+            self.execute(
+                f"SELECT 1 FROM {self.own}unit WHERE run_id = %(run_id)s AND stage = %(stage)s"
+                f" AND segment = %(segment)s AND kind = %(kind)s AND dataset = %(dataset)s AND status = 'finished'",
+                unit,
+            )
+        )
 
     def fail_configurations(self, run_id, mst_keys, error, blame):
         """Mark configurations as failed; `blame`: 'configuration' or 'place'."""
-        self.execute(f"SELECT {self.schema}.mop_fail_configurations(%s, %s, %s, %s, %s)",
-                     (run_id, self.epoch, list(mst_keys), error, blame))
+        self.execute(
+            f"SELECT {self.schema}.mop_fail_configurations(%s, %s, %s, %s, %s)",
+            (run_id, self.epoch, list(mst_keys), error, blame),
+        )
 
     def withdraw(self, run_id, mst_key, iterations, reason):
         """A configuration goes no further than `iterations`."""
-        self.execute(f"SELECT {self.schema}.mop_withdraw(%s, %s, %s, %s, %s)",
-                     (run_id, self.epoch, mst_key, iterations, reason))
+        self.execute(
+            f"SELECT {self.schema}.mop_withdraw(%s, %s, %s, %s, %s)", (run_id, self.epoch, mst_key, iterations, reason)
+        )
 
     def note_growth(self, run_id):
         """The run has many more rows than before."""
@@ -595,22 +789,35 @@ class Catalog:
     def log_search(self, run_id, first, events):
         """Add events (JSON-able), numbered from `first`, to the log of a search."""
         if events:
-            self.execute(f"SELECT {self.schema}.mop_log_search(%s, %s, %s, %s)",
-                         (run_id, self.epoch, first, json.dumps(events)))
+            self.execute(
+                f"SELECT {self.schema}.mop_log_search(%s, %s, %s, %s)", (run_id, self.epoch, first, json.dumps(events))
+            )
 
     def search_log(self, run_id):
         """The events of a search, in order."""
-        return [row["event"] for row in self.execute(
-            f"SELECT event FROM {self.own}search_log WHERE run_id = %s ORDER BY number", (run_id,))]
+        return [
+            row["event"]
+            for row in self.execute(
+                f"SELECT event FROM {self.own}search_log WHERE run_id = %s ORDER BY number", (run_id,)
+            )
+        ]
 
     def wishes(self, run_id, last=False):
         """What people have wished of a run since the last look, in order; it is theirs who asked first. `last`: where
         there is nothing, who wishes from now on is refused."""
-        if not last and not self.execute(f"SELECT EXISTS (SELECT 1 FROM {self.own}wish WHERE run_id = %s) AS some",
-                                         (run_id,))[0]["some"]:
+        if (
+            not last
+            and not self.execute(f"SELECT EXISTS (SELECT 1 FROM {self.own}wish WHERE run_id = %s) AS some", (run_id,))[
+                0
+            ]["some"]
+        ):
             return []
-        return [row["wish"] for row in self.execute(f"SELECT {self.schema}.mop_take_wishes(%s, %s, %s) AS wish",
-                                                    (run_id, self.epoch, last))]
+        return [
+            row["wish"]
+            for row in self.execute(
+                f"SELECT {self.schema}.mop_take_wishes(%s, %s, %s) AS wish", (run_id, self.epoch, last)
+            )
+        ]
 
     # --- results ----------------------------------------------------------------------------------
     def metrics(self, run_id, iteration=None, stages=None):
@@ -633,7 +840,9 @@ class Catalog:
             f" FROM {self.own}metric m JOIN {self.own}request q USING (run_id, stage)"
             f" WHERE m.run_id = %(run_id)s AND (%(iteration)s IS NULL OR q.iteration = %(iteration)s)"
             f" AND (%(stages)s::integer[] IS NULL OR m.stage = ANY (%(stages)s::integer[]))"
-            f" ORDER BY 2, 1, 4", {"run_id": run_id, "iteration": iteration, "stages": stages})
+            f" ORDER BY 2, 1, 4",
+            {"run_id": run_id, "iteration": iteration, "stages": stages},
+        )
 
     def outcome(self, run_id, kept=None):
         """The run's configurations as dicts: mst_key, model_id, parameters, error, reason; and of the last stage that
@@ -650,13 +859,16 @@ class Catalog:
             f" LEFT JOIN {self.own}unit u ON u.run_id = l.run_id AND u.stage = l.stage AND u.version = l.version"
             f" AND u.kind = 'train' AND u.status = 'finished'"
             f" WHERE c.run_id = %s ORDER BY c.mst_key, l.iteration DESC NULLS LAST",
-            (json.dumps(kept or {}), run_id))
+            (json.dumps(kept or {}), run_id),
+        )
 
     def training_seconds(self, run_id, iteration):
         """From an iteration's first training unit's start to its last one's end."""
         return self.execute(
             f"SELECT extract(epoch FROM max(finished_at) - min(started_at))::float8 AS s FROM {self.own}unit"
-            f" WHERE run_id = %s AND iteration = %s AND kind = 'train'", (run_id, iteration))[0]["s"]
+            f" WHERE run_id = %s AND iteration = %s AND kind = 'train'",
+            (run_id, iteration),
+        )[0]["s"]
 
 
 class Guest(Catalog):
@@ -679,8 +891,9 @@ class Guest(Catalog):
             super()._connect()
             self.coordinator = self._run(f"SELECT backend FROM {self.schema}.mop_tickets")[0]["backend"]
             if self.leads is not None:
-                self._run(f"SELECT {self.schema}.mop_lead_guest(%s, %s, %s)",
-                          (self.leads, self.epoch, self.coordinator))
+                self._run(
+                    f"SELECT {self.schema}.mop_lead_guest(%s, %s, %s)", (self.leads, self.epoch, self.coordinator)
+                )
 
     def _lasting(self, work, *args):
         with self._listening():
@@ -731,6 +944,6 @@ def _copied(data, columns):
         rows.append([])
         for _ in range(columns):
             size = struct.unpack_from("!i", data, offset)[0]
-            rows[-1].append(data[offset + 4:offset + 4 + size])
+            rows[-1].append(data[offset + 4 : offset + 4 + size])
             offset += 4 + size
     return rows

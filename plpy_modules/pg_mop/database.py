@@ -15,10 +15,12 @@ from contextlib import contextmanager
 from mop_udf.errors import raise_error
 
 # of every session that a call opens: what its role or database has set must not change what our SQL means and gives
-SESSION_OPTIONS = ("-c search_path=pg_catalog,pg_temp -c client_min_messages=error -c client_encoding=UTF8 "
-                   "-c extra_float_digits=3 -c row_security=on -c default_transaction_isolation=read\\ committed "
-                   "-c default_transaction_read_only=off -c idle_in_transaction_session_timeout=0 "
-                   "-c idle_session_timeout=0 -c transaction_timeout=0")
+SESSION_OPTIONS = (
+    "-c search_path=pg_catalog,pg_temp -c client_min_messages=error -c client_encoding=UTF8 "
+    "-c extra_float_digits=3 -c row_security=on -c default_transaction_isolation=read\\ committed "
+    "-c default_transaction_read_only=off -c idle_in_transaction_session_timeout=0 "
+    "-c idle_session_timeout=0 -c transaction_timeout=0"
+)
 # a server must learn that the machine of who led a call has gone
 KEEPALIVES = "-c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 -c tcp_keepalives_count=3"
 MAX_NAME = 63  # bytes of an identifier
@@ -32,8 +34,10 @@ def options_without(lacks, text):
 def first_sql(way):
     """SQL, with a semicolon, that a session begins with: its role, always, for the login may have set another; and what
     of SESSION_OPTIONS cannot be asked of another server, which may not know it."""
-    asked = ("SELECT pg_catalog.set_config(s.name, '0', false) FROM pg_catalog.pg_settings s "
-             "WHERE s.name OPERATOR(pg_catalog.=) 'transaction_timeout'; ")
+    asked = (
+        "SELECT pg_catalog.set_config(s.name, '0', false) FROM pg_catalog.pg_settings s "
+        "WHERE s.name OPERATOR(pg_catalog.=) 'transaction_timeout'; "
+    )
     return f"{'' if way.server is None else asked}SET ROLE {quote_identifier(way.role)}; "
 
 
@@ -53,8 +57,9 @@ def has_lost_segment(error):
     Such a session is not to be used again: the error may break out of PL/Python while it rolls back, which
     leaves the Python of that process in ruins (its next call ended the coordinator, and so all sessions).
     """
-    return error.pgcode == "58M01" or error.pgcode == "XX000" and bool(
-        re.search(r"DTX \w+ dispatch failed", str(error)))
+    return (
+        error.pgcode == "58M01" or error.pgcode == "XX000" and bool(re.search(r"DTX \w+ dispatch failed", str(error)))
+    )
 
 
 def quote_identifier(name):
@@ -72,8 +77,9 @@ def quote_literal(value):
 
 def finite_json(values):
     """{name: number or None} as JSON text, which has no NaN and no infinity: null."""
-    return json.dumps({name: None if value is None or not math.isfinite(value) else value
-                       for name, value in values.items()})
+    return json.dumps(
+        {name: None if value is None or not math.isfinite(value) else value for name, value in values.items()}
+    )
 
 
 def split_names(text):
@@ -106,9 +112,13 @@ class Table:
 # what a caller may have set otherwise, and our SQL needs so
 PINNED = {
     "extra_float_digits": "3",  # numbers, dates and bytes that pass as text come back as they were
-    "bytea_output": "hex", "datestyle": "ISO, MDY", "intervalstyle": "postgres",
+    "bytea_output": "hex",
+    "datestyle": "ISO, MDY",
+    "intervalstyle": "postgres",
     "quote_all_identifiers": "off",  # types are told by name
-    "array_nulls": "on", "standard_conforming_strings": "on", "transform_null_equals": "off",
+    "array_nulls": "on",
+    "standard_conforming_strings": "on",
+    "transform_null_equals": "off",
 }
 
 
@@ -131,20 +141,21 @@ class Database:
         self.schema = extension_schema  # not quoted
         self.extension = quote_identifier(extension_schema)
         self._caller_path = None
-        self._before = None      # the caller's own values of what is pinned; None where nothing is pinned
+        self._before = None  # the caller's own values of what is pinned; None where nothing is pinned
         self._pinned = False
-        self.commits = False     # this is a procedure, whose transaction ends at every tick
+        self.commits = False  # this is a procedure, whose transaction ends at every tick
         self.while_waiting = []  # what is to be called at every tick of a procedure
-        self.at_end = []         # what is to be called once the call and its last transaction are over
-        self.on_nodes = False    # the transaction may be one of Citus, on other nodes, too
+        self.at_end = []  # what is to be called once the call and its last transaction are over
+        self.on_nodes = False  # the transaction may be one of Citus, on other nodes, too
 
     # --- waiting -------------------------------------------------------------------------------
     def tick(self):
         """Let PostgreSQL see interrupts: a cancel is raised from here. A procedure holds nothing while it waits."""
         self.heed()
         # (a query's savepoint is made on Greenplum's segments, too: the error of one that is lost would go past Python)
-        if not self.has_segments or any(ctypes.c_bool.in_dll(ctypes.CDLL(None), name).value for name in (
-                "QueryCancelPending", "ProcDiePending")):
+        if not self.has_segments or any(
+            ctypes.c_bool.in_dll(ctypes.CDLL(None), name).value for name in ("QueryCancelPending", "ProcDiePending")
+        ):
             self.plpy.execute("SELECT 1")
         if self.commits:
             for work in self.while_waiting:
@@ -210,14 +221,19 @@ class Database:
                 "AND (SELECT pg_catalog.string_agg(t.typname::pg_catalog.text, ', ' ORDER BY a.place) FROM "
                 "pg_catalog.unnest(p.proargtypes::pg_catalog.oid[]) WITH ORDINALITY AS a(type, place) JOIN "
                 "pg_catalog.pg_type t ON t.oid OPERATOR(pg_catalog.=) a.type) OPERATOR(pg_catalog.=) $2)",
-                ["pg_catalog.text", "pg_catalog.text"], [function, types])
+                ["pg_catalog.text", "pg_catalog.text"],
+                [function, types],
+            )
         return _HAS[function, types]
 
     def lacking_settings(self, names):
         """Those of some settings that the server does not know."""
         if names not in _HAS:
-            known = self.execute("SELECT s.name FROM pg_catalog.pg_settings s WHERE s.name OPERATOR(pg_catalog.=) "
-                                 "ANY ($1)", ["pg_catalog.text[]"], [list(names)])
+            known = self.execute(
+                "SELECT s.name FROM pg_catalog.pg_settings s WHERE s.name OPERATOR(pg_catalog.=) ANY ($1)",
+                ["pg_catalog.text[]"],
+                [list(names)],
+            )
             _HAS[names] = set(names) - {row["name"] for row in known}
         return _HAS[names]
 
@@ -229,8 +245,9 @@ class Database:
     def check_engine(self, what):
         """Raises MopError on Greenplum, whose segments have processes of their own: `what` does not work there yet."""
         if self.has_segments:
-            raise MopError(f"{what} is not supported on Greenplum yet", sqlstate="0A000",
-                           hint="Call it on a PostgreSQL server.")
+            raise MopError(
+                f"{what} is not supported on Greenplum yet", sqlstate="0A000", hint="Call it on a PostgreSQL server."
+            )
 
     def info(self, message):
         self.plpy.info(message)
@@ -252,8 +269,10 @@ class Database:
     def pinned_path(self):
         """Pin search_path (and what else changes the meaning of our SQL) until the block ends: by an error PostgreSQL
         itself restores them."""
-        self._before = before = self.plpy.execute("SELECT " + ", ".join(
-            f"pg_catalog.current_setting('{name}') AS {name}" for name in ("search_path", *PINNED)))[0]
+        self._before = before = self.plpy.execute(
+            "SELECT "
+            + ", ".join(f"pg_catalog.current_setting('{name}') AS {name}" for name in ("search_path", *PINNED))
+        )[0]
         self._caller_path = before["search_path"]
         self._pin()
         try:
@@ -272,9 +291,10 @@ class Database:
         """(What is set on Greenplum goes to all segments.)"""
         if not settings:
             return
-        plan = self.plpy.prepare("SELECT " + ", ".join(
-            f"pg_catalog.set_config('{name}', ${i}, true)" for i, name in enumerate(settings, 1)),
-            ["pg_catalog.text"] * len(settings))
+        plan = self.plpy.prepare(
+            "SELECT " + ", ".join(f"pg_catalog.set_config('{name}', ${i}, true)" for i, name in enumerate(settings, 1)),
+            ["pg_catalog.text"] * len(settings),
+        )
         self.plpy.execute(plan, list(settings.values()))
 
     def _set_path(self, path):
@@ -339,8 +359,9 @@ class Database:
             else:
                 parts = _parse_ident(text)
         except (self.plpy.SPIError, ValueError):
-            raise MopError(f'invalid table name "{text}"',
-                           hint="Write it as in SQL: table, schema.table or \"Quoted Table\".") from None
+            raise MopError(
+                f'invalid table name "{text}"', hint='Write it as in SQL: table, schema.table or "Quoted Table".'
+            ) from None
         if len(parts) > 2:
             raise MopError(f'invalid table name "{text}"', detail="It has more than two parts.")
         return (parts[0], parts[1]) if len(parts) == 2 else (None, parts[0])
@@ -355,13 +376,20 @@ class Database:
             except self.plpy.SPIError as error:
                 if error.sqlstate != "42501" or schema is None:
                     raise
-                raise MopError(f'permission denied for schema "{schema}" of "{text}"', sqlstate="42501",
-                               hint=f"GRANT USAGE ON SCHEMA {quote_identifier(schema)} TO "
-                                    f"{quote_identifier(self.current_user())};") from None
+                raise MopError(
+                    f'permission denied for schema "{schema}" of "{text}"',
+                    sqlstate="42501",
+                    hint=f"GRANT USAGE ON SCHEMA {quote_identifier(schema)} TO "
+                    f"{quote_identifier(self.current_user())};",
+                ) from None
         if oid is None:
             return None
-        row = self.one("SELECT n.nspname, c.relname, c.relkind FROM pg_class c JOIN pg_namespace n "
-                       "ON n.oid = c.relnamespace WHERE c.oid = $1", ["oid"], [oid])
+        row = self.one(
+            "SELECT n.nspname, c.relname, c.relkind FROM pg_class c JOIN pg_namespace n "
+            "ON n.oid = c.relnamespace WHERE c.oid = $1",
+            ["oid"],
+            [oid],
+        )
         return Table(int(oid), row["nspname"], row["relname"], row["relkind"])
 
     def _spelt_otherwise(self, text):
@@ -374,7 +402,10 @@ class Database:
                 "ON n.oid OPERATOR(pg_catalog.=) c.relnamespace WHERE pg_catalog.lower(c.relname) "
                 "OPERATOR(pg_catalog.=) pg_catalog.lower($1) AND c.relkind OPERATOR(pg_catalog.=) ANY ('{r,v,m,f,p}') "
                 "AND CASE WHEN $2::text IS NULL THEN pg_catalog.pg_table_is_visible(c.oid) ELSE "
-                "n.nspname OPERATOR(pg_catalog.=) $2 END ORDER BY 1 LIMIT 1", ["text", "text"], [name, schema])
+                "n.nspname OPERATOR(pg_catalog.=) $2 END ORDER BY 1 LIMIT 1",
+                ["text", "text"],
+                [name, schema],
+            )
         return found and found["name"]
 
     def suffixed(self, text, suffix):
@@ -388,8 +419,11 @@ class Database:
 
     def bare(self, text):
         """The name `text` without the quotes that it does not need. Raises MopError where it is no valid name."""
-        return ".".join(p if re.fullmatch(r"[a-z_][a-z0-9_]*", p) else quote_identifier(p)
-                        for p in self.parse_name(text) if p is not None)
+        return ".".join(
+            p if re.fullmatch(r"[a-z_][a-z0-9_]*", p) else quote_identifier(p)
+            for p in self.parse_name(text)
+            if p is not None
+        )
 
     def input_table(self, text, what="input table", hint=None, rows=True):
         """The existing, non-empty, readable table named by `text`.
@@ -401,14 +435,21 @@ class Database:
         table = self.find_table(text)
         if table is None:
             alike = self._spelt_otherwise(text)
-            raise MopError(f"{what} '{text}' does not exist", sqlstate="42P01",  # quoted as by MADlib
-                           hint=f"There is {alike}: a name with capitals is written in quotes, '{alike}'." if alike else
-                           hint)
-        if not self.value("SELECT has_schema_privilege($1, 'USAGE') AND has_any_column_privilege($2, 'SELECT')",
-                          ["text", "oid"], [table.schema, table.oid]):
-            raise MopError(f'permission denied for {what} "{text}"',
-                           hint=f"GRANT SELECT ON {table} TO {quote_identifier(self.current_user())};",
-                           sqlstate="42501")
+            raise MopError(
+                f"{what} '{text}' does not exist",
+                sqlstate="42P01",  # quoted as by MADlib
+                hint=f"There is {alike}: a name with capitals is written in quotes, '{alike}'." if alike else hint,
+            )
+        if not self.value(
+            "SELECT has_schema_privilege($1, 'USAGE') AND has_any_column_privilege($2, 'SELECT')",
+            ["text", "oid"],
+            [table.schema, table.oid],
+        ):
+            raise MopError(
+                f'permission denied for {what} "{text}"',
+                hint=f"GRANT SELECT ON {table} TO {quote_identifier(self.current_user())};",
+                sqlstate="42501",
+            )
         if rows and self.one(f"SELECT 1 AS x FROM {table} LIMIT 1") is None:
             raise MopError(f'{what} "{text}" is empty', hint=hint)
         return table
@@ -417,9 +458,15 @@ class Database:
         """True where a Table, or a partition of it, is a foreign table, or is distributed by Citus."""
         if self.has_segments:  # which has no postgres_fdw's
             return False
-        return self.value("SELECT EXISTS (SELECT 1 FROM (SELECT relid FROM pg_partition_tree($1::oid::regclass) UNION "
-                          "SELECT $1::oid::regclass) t JOIN pg_foreign_table f ON f.ftrelid = t.relid)", ["oid"],
-                          [table.oid]) or (self.distribution(table) or "n") != "n"
+        return (
+            self.value(
+                "SELECT EXISTS (SELECT 1 FROM (SELECT relid FROM pg_partition_tree($1::oid::regclass) UNION "
+                "SELECT $1::oid::regclass) t JOIN pg_foreign_table f ON f.ftrelid = t.relid)",
+                ["oid"],
+                [table.oid],
+            )
+            or (self.distribution(table) or "n") != "n"
+        )
 
     @functools.cached_property
     def has_segments(self):
@@ -440,7 +487,10 @@ class Database:
             return None
         method = self.value(
             "SELECT CASE partmethod WHEN 'h' THEN 'h by ' || column_to_column_name(logicalrelid, partkey) "
-            "ELSE partmethod::text END FROM pg_dist_partition WHERE logicalrelid = $1", ["oid"], [table.oid])
+            "ELSE partmethod::text END FROM pg_dist_partition WHERE logicalrelid = $1",
+            ["oid"],
+            [table.oid],
+        )
         self.on_nodes = self.on_nodes or method is not None
         return method
 
@@ -454,46 +504,59 @@ class Database:
         if self.setting("transaction_read_only") == "on":
             raise MopError(f'cannot create "{text}" in a read-only transaction', sqlstate="25006")
         if not re.match(r'[A-Za-z_"\u0080-\uffff]', text.strip()):
-            raise MopError(f'invalid output table name "{text}"',
-                           detail='It must begin with a letter, "_" or a double quote.')
+            raise MopError(
+                f'invalid output table name "{text}"', detail='It must begin with a letter, "_" or a double quote.'
+            )
         schema, name = self.parse_name(text)
         temporary = schema is not None and schema.startswith("pg_temp")
         if schema is None:
             with self.caller_path():
                 schema = self.value("SELECT pg_catalog.current_schema()")
             if schema is None:
-                raise MopError(f'no schema has been selected to create "{text}" in',
-                               hint="SET search_path, or write schema.table.")
+                raise MopError(
+                    f'no schema has been selected to create "{text}" in', hint="SET search_path, or write schema.table."
+                )
         elif not temporary and self.value("SELECT 1 FROM pg_namespace WHERE nspname = $1", ["text"], [schema]) is None:
             raise MopError(f'schema "{schema}" of output table "{text}" does not exist', sqlstate="3F000")
         if not temporary and not self.value("SELECT has_schema_privilege($1, 'CREATE')", ["text"], [schema]):
-            raise MopError(f'permission denied to create "{text}" in schema "{schema}"',
-                           hint=f"GRANT CREATE ON SCHEMA {quote_identifier(schema)} TO "
-                                f"{quote_identifier(self.current_user())};", sqlstate="42501")
+            raise MopError(
+                f'permission denied to create "{text}" in schema "{schema}"',
+                hint=f"GRANT CREATE ON SCHEMA {quote_identifier(schema)} TO {quote_identifier(self.current_user())};",
+                sqlstate="42501",
+            )
         made = []
         for suffix in ("", *suffixes):
             if len((name + suffix).encode()) > 63:
                 raise MopError(f'output table name "{name + suffix}" is longer than 63 bytes')
             full = f"{quote_identifier(schema)}.{quote_identifier(name + suffix)}"
             if self.relation(full) is not None:
-                raise MopError(f'output table "{name + suffix}" already exists',
-                               hint=f"DROP TABLE {full}; or choose another name.", sqlstate="42P07")
+                raise MopError(
+                    f'output table "{name + suffix}" already exists',
+                    hint=f"DROP TABLE {full}; or choose another name.",
+                    sqlstate="42P07",
+                )
             made.append(full)
         return made if suffixes else made[0]
 
     def columns(self, table):
         """{column name: type as format_type prints it} of `table`, in order."""
-        rows = self.execute("SELECT attname, pg_catalog.format_type(atttypid, NULL) AS t FROM pg_attribute "
-                            "WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
-                            ["oid"], [table.oid])
+        rows = self.execute(
+            "SELECT attname, pg_catalog.format_type(atttypid, NULL) AS t FROM pg_attribute "
+            "WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+            ["oid"],
+            [table.oid],
+        )
         return {row["attname"]: row["t"] for row in rows}
 
     def check_readable(self, table, columns):
         """Raises MopError where the caller may not read one of the columns."""
         for column in columns:
             if not self.value("SELECT has_column_privilege($1, $2, 'SELECT')", ["oid", "text"], [table.oid, column]):
-                raise MopError(f'permission denied for column "{column}" of {table}', sqlstate="42501",
-                               hint=f"GRANT SELECT ON {table} TO {quote_identifier(self.current_user())};")
+                raise MopError(
+                    f'permission denied for column "{column}" of {table}',
+                    sqlstate="42501",
+                    hint=f"GRANT SELECT ON {table} TO {quote_identifier(self.current_user())};",
+                )
 
     def find_column(self, columns, name):
         """The column that the user's `name` means: exact, else folded to lower case; None if absent."""
@@ -519,9 +582,11 @@ def listening():
 
 def extension_schema(plpy):
     """The schema that holds pg_mop."""
-    return plpy.execute("SELECT n.nspname FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_namespace n "
-                        "ON n.oid OPERATOR(pg_catalog.=) e.extnamespace "
-                        "WHERE e.extname OPERATOR(pg_catalog.=) 'pg_mop'")[0]["nspname"]
+    return plpy.execute(
+        "SELECT n.nspname FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_namespace n "
+        "ON n.oid OPERATOR(pg_catalog.=) e.extnamespace "
+        "WHERE e.extname OPERATOR(pg_catalog.=) 'pg_mop'"
+    )[0]["nspname"]
 
 
 def _parse_ident(text):
@@ -529,8 +594,10 @@ def _parse_ident(text):
     part = r'\s*("(?:[^"]|"")+"|[A-Za-z_\u0080-\U0010ffff][\w$\u0080-\U0010ffff]*)\s*'
     if not re.fullmatch(rf"{part}(?:\.{part})*", text):
         raise ValueError
-    return [name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
-            for name in re.findall(rf"{part}(?:\.|$)", text)]
+    return [
+        name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
+        for name in re.findall(rf"{part}(?:\.|$)", text)
+    ]
 
 
 def raising(plpy, function, *arguments):
@@ -543,10 +610,12 @@ def raising(plpy, function, *arguments):
 
 
 # arguments of SQL functions that must be integers: they are double precision there, to which every number turns
-INTEGERS = frozenset("""
+INTEGERS = frozenset(
+    """
 buffer_size dependent_count eta id iterations k max_trials metrics_compute_frequency model_id mst_key num_configs
 num_iterations r random_state sessions skip_last
-""".split())
+""".split()
+)
 LONG_INTEGERS = frozenset(("continue_from", "job", "run_id"))
 LISTS_OF_INTEGERS = frozenset(("model_id_list", "mst_keys", "num_classes"))
 ALL_INTEGERS = INTEGERS | LONG_INTEGERS | LISTS_OF_INTEGERS
@@ -620,8 +689,11 @@ def _begin_procedure(db):
     except db.plpy.SPIError as error:
         if getattr(error, "sqlstate", None) != "2D000":
             raise
-        raise MopError("it cannot be called within a transaction block", sqlstate="25001",
-                       detail="It ends its transaction again and again, so as not to hold back VACUUM while it trains.",
-                       hint="COMMIT; and call again, with autocommit on and not from a block that handles exceptions; "
-                            "or use the function of the same arguments: SELECT "
-                            f"{db.extension}.madlib_keras_fit_multiple_model(...);") from None
+        raise MopError(
+            "it cannot be called within a transaction block",
+            sqlstate="25001",
+            detail="It ends its transaction again and again, so as not to hold back VACUUM while it trains.",
+            hint="COMMIT; and call again, with autocommit on and not from a block that handles exceptions; "
+            "or use the function of the same arguments: SELECT "
+            f"{db.extension}.madlib_keras_fit_multiple_model(...);",
+        ) from None

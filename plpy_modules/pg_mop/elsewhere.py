@@ -23,33 +23,53 @@ def cluster(plpy, name):
     if not isinstance(name, str):
         raise MopError(f"invalid option of a trainer: trainers = {name!r}")
     quoted = quote_identifier(name)
-    make = (f"CREATE SERVER {quoted} FOREIGN DATA WRAPPER pg_mop OPTIONS (kind 'ray', address 'ray://host:10001'); "
-            f"GRANT USAGE ON FOREIGN SERVER {quoted} TO ...;")
-    found = plpy.execute(plpy.prepare(
-        "SELECT s.srvoptions, w.fdwname, pg_catalog.has_server_privilege(s.oid, 'USAGE') AS usable, "
-        "pg_catalog.quote_ident(current_user) AS me, r.rolsuper FROM pg_catalog.pg_foreign_server s "
-        "JOIN pg_catalog.pg_foreign_data_wrapper w ON w.oid OPERATOR(pg_catalog.=) s.srvfdw "
-        "JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) s.srvowner "
-        "WHERE s.srvname OPERATOR(pg_catalog.=) $1", ["text"]), [name])
+    make = (
+        f"CREATE SERVER {quoted} FOREIGN DATA WRAPPER pg_mop OPTIONS (kind 'ray', address 'ray://host:10001'); "
+        f"GRANT USAGE ON FOREIGN SERVER {quoted} TO ...;"
+    )
+    found = plpy.execute(
+        plpy.prepare(
+            "SELECT s.srvoptions, w.fdwname, pg_catalog.has_server_privilege(s.oid, 'USAGE') AS usable, "
+            "pg_catalog.quote_ident(current_user) AS me, r.rolsuper FROM pg_catalog.pg_foreign_server s "
+            "JOIN pg_catalog.pg_foreign_data_wrapper w ON w.oid OPERATOR(pg_catalog.=) s.srvfdw "
+            "JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) s.srvowner "
+            "WHERE s.srvname OPERATOR(pg_catalog.=) $1",
+            ["text"],
+        ),
+        [name],
+    )
     if not len(found):
-        raise MopError(f"server {quoted} of pg_mop.trainers does not exist", hint=f"By a superuser: {make}",
-                       sqlstate="42704")
+        raise MopError(
+            f"server {quoted} of pg_mop.trainers does not exist", hint=f"By a superuser: {make}", sqlstate="42704"
+        )
     row = found[0]
     if not row["usable"]:
-        raise MopError(f"permission denied for foreign server {quoted}", sqlstate="42501",
-                       hint=f"GRANT USAGE ON FOREIGN SERVER {quoted} TO {row['me']};")
+        raise MopError(
+            f"permission denied for foreign server {quoted}",
+            sqlstate="42501",
+            hint=f"GRANT USAGE ON FOREIGN SERVER {quoted} TO {row['me']};",
+        )
     options = dict(option.split("=", 1) for option in row["srvoptions"] or ())
     if row["fdwname"] != "pg_mop" or options.get("kind") != "ray":
-        raise MopError(f"server {quoted} is none with trainers", sqlstate="42809",
-                       hint=f"SET pg_mop.trainers to one that a superuser has made so: {make}")
+        raise MopError(
+            f"server {quoted} is none with trainers",
+            sqlstate="42809",
+            hint=f"SET pg_mop.trainers to one that a superuser has made so: {make}",
+        )
     if not row["rolsuper"]:
-        raise MopError(f"server {quoted} is not a superuser's", detail="The relay to Ray runs what the cluster sends.",
-                       hint=f"ALTER SERVER {quoted} OWNER TO ...; by a superuser who trusts the cluster.",
-                       sqlstate="42501")
+        raise MopError(
+            f"server {quoted} is not a superuser's",
+            detail="The relay to Ray runs what the cluster sends.",
+            hint=f"ALTER SERVER {quoted} OWNER TO ...; by a superuser who trusts the cluster.",
+            sqlstate="42501",
+        )
     if not re.fullmatch(r"ray://([^:/\s]+|\[[0-9a-fA-F:]+\]):\d{1,5}", options.get("address", "")):
-        raise MopError(f"server {quoted} has no address of Ray", sqlstate="42809",
-                       hint=f"ALTER SERVER {quoted} OPTIONS ({'SET' if 'address' in options else 'ADD'} address "
-                            f"'ray://host:10001');")
+        raise MopError(
+            f"server {quoted} has no address of Ray",
+            sqlstate="42809",
+            hint=f"ALTER SERVER {quoted} OPTIONS ({'SET' if 'address' in options else 'ADD'} address "
+            f"'ray://host:10001');",
+        )
     told = {"address": options["address"]}
     for option, default in NUMBERS.items():
         try:
@@ -57,8 +77,10 @@ def cluster(plpy, name):
             if not 0 < told[option] <= 86400:
                 raise ValueError
         except ValueError:
-            raise MopError(f"option {option} of server {quoted} is no positive number: {options[option]!r}",
-                           hint=f"ALTER SERVER {quoted} OPTIONS (SET {option} '1');") from None
+            raise MopError(
+                f"option {option} of server {quoted} is no positive number: {options[option]!r}",
+                hint=f"ALTER SERVER {quoted} OPTIONS (SET {option} '1');",
+            ) from None
     return told
 
 
@@ -68,8 +90,13 @@ def room(db, name, use_gpus):
     gpus = told["gpus"] * bool(use_gpus)
     asked = subprocess.Popen(
         process.command(mop_udf.home, "mop_udf.relay", "room", told["address"], gpus, told["cpus"]),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/",
-        env=nursery.environment("tensorflow"), start_new_session=True)
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd="/",
+        env=nursery.environment("tensorflow"),
+        start_new_session=True,
+    )
     try:
         until = time.monotonic() + SECONDS
         while asked.poll() is None and time.monotonic() < until:
@@ -89,6 +116,10 @@ def room(db, name, use_gpus):
         asked.wait()
         asked.stdout.close()
         asked.stderr.close()
-    raise MopError(f"Ray at {told['address']} cannot be used", detail=problem, sqlstate="08001",
-                   hint=f"ALTER SERVER {quote_identifier(name)} OPTIONS (SET address '...'); or RESET pg_mop.trainers; "
-                        f"Where the detail says that there is no module ray: make install WITH=ray")
+    raise MopError(
+        f"Ray at {told['address']} cannot be used",
+        detail=problem,
+        sqlstate="08001",
+        hint=f"ALTER SERVER {quote_identifier(name)} OPTIONS (SET address '...'); or RESET pg_mop.trainers; "
+        f"Where the detail says that there is no module ray: make install WITH=ray",
+    )

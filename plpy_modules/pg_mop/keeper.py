@@ -27,17 +27,19 @@ from pg_mop.execute import libpq
 from pg_mop.execute.sessions import SessionLost, WorkerSession, answer, message_of, run, wait
 
 CONNECT_SECONDS = 10
-ASK_SECONDS = 40        # for the answer to a short statement, which has shorter limits in the server
+ASK_SECONDS = 40  # for the answer to a short statement, which has shorter limits in the server
 LOCK_SECONDS = 10
 TICK_SECONDS = 0.5
-REST_SECONDS = 5        # after the catalog could not be told of something
-NOTE_SECONDS = 60       # in which it can be told of the end
-MOST_BYTES = 1 << 30    # of memory
+REST_SECONDS = 5  # after the catalog could not be told of something
+NOTE_SECONDS = 60  # in which it can be told of the end
+MOST_BYTES = 1 << 30  # of memory
 MOST_CHARACTERS = 4000  # of a message
-MOST_LINES = 200        # that are not noted yet
+MOST_LINES = 200  # that are not noted yet
 # the login's own settings hold, as in any session of his
-OPTIONS = (f"-c client_encoding=UTF8 -c client_connection_check_interval=1000 -c idle_session_timeout=0 "
-           f"-c idle_in_transaction_session_timeout=0 {KEEPALIVES}")
+OPTIONS = (
+    f"-c client_encoding=UTF8 -c client_connection_check_interval=1000 -c idle_session_timeout=0 "
+    f"-c idle_in_transaction_session_timeout=0 {KEEPALIVES}"
+)
 LOG_OPTIONS = f"{SESSION_OPTIONS} {KEEPALIVES} -c statement_timeout=30000 -c lock_timeout={LOCK_SECONDS * 1000}"
 
 
@@ -88,8 +90,14 @@ class Log:
     def note(self, lines, outcome=None, problem=None):
         """Add lines, and how the job has ended; whether that could be done."""
         try:
-            self._ask(f"SELECT {self.schema}.mop_note_job(%s, %s, %s, %s, %s)", self.job, self.pid, lines, outcome,
-                      problem and problem[:MOST_CHARACTERS])
+            self._ask(
+                f"SELECT {self.schema}.mop_note_job(%s, %s, %s, %s, %s)",
+                self.job,
+                self.pid,
+                lines,
+                outcome,
+                problem and problem[:MOST_CHARACTERS],
+            )
             return True
         except (psycopg2.Error, SessionLost):
             return False
@@ -120,10 +128,18 @@ def lines(session):
 def parts(error):
     """What a psycopg2.Error or SessionLost says, as sql_function's MopError has it."""
     if getattr(error, "pgcode", None) is None:  # a session that has been ended has said why on the first line
-        return {"error": message_of(error).partition("\n")[0].removeprefix("FATAL:").strip(),
-                "sqlstate": getattr(error, "sqlstate", None), "detail": None, "hint": None}
-    return {"error": message_of(error), "sqlstate": error.pgcode, "detail": error.diag.message_detail,
-            "hint": error.diag.message_hint}
+        return {
+            "error": message_of(error).partition("\n")[0].removeprefix("FATAL:").strip(),
+            "sqlstate": getattr(error, "sqlstate", None),
+            "detail": None,
+            "hint": None,
+        }
+    return {
+        "error": message_of(error),
+        "sqlstate": error.pgcode,
+        "detail": error.diag.message_detail,
+        "hint": error.diag.message_hint,
+    }
 
 
 def told(error):
@@ -145,8 +161,10 @@ def ending(session, error, log):
         return "failed", told(error) + maybe
     if session.connection.get_transaction_status() == psycopg2.extensions.TRANSACTION_STATUS_ACTIVE:
         # (psycopg2 leaves it there in the midst of COPY, and nowhere else)
-        return "failed", (f"a job has no client, so there is no COPY to STDOUT or from STDIN{maybe}\n"
-                          "HINT:  INSERT INTO a table, or COPY to or from a file of the server.")
+        return "failed", (
+            f"a job has no client, so there is no COPY to STDOUT or from STDIN{maybe}\n"
+            "HINT:  INSERT INTO a table, or COPY to or from a file of the server."
+        )
     # (what is not the server's, which undoes a statement that it refuses, is that of a row beyond our memory)
     return "failed", told(error) + (maybe if error.pgcode is None else "")
 
@@ -168,8 +186,13 @@ def main():
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     asked = json.loads(sys.stdin.readline())
     # (a Way, without the import of all engines)
-    way = types.SimpleNamespace(server=None, parameters=asked["parameters"], role=asked["role"], by_password=False,
-                                options=functools.partial(options_without, frozenset(asked["lacks"])))
+    way = types.SimpleNamespace(
+        server=None,
+        parameters=asked["parameters"],
+        role=asked["role"],
+        by_password=False,
+        options=functools.partial(options_without, frozenset(asked["lacks"])),
+    )
     schema = asked["schema"].replace("%", "%%")
     try:
         session = opened(way, "pg_mop job", OPTIONS)

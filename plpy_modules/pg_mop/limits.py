@@ -18,8 +18,9 @@ class Limits:
         self.plpy, self.schema = plpy, schema
 
     def _find(self):
-        return self.plpy.execute(f"SELECT *, {self.schema}.mop_role(current_user)::bigint AS role "
-                                 f"FROM {self.schema}.mop_limits()")[0]
+        return self.plpy.execute(
+            f"SELECT *, {self.schema}.mop_role(current_user)::bigint AS role FROM {self.schema}.mop_limits()"
+        )[0]
 
     def _backends(self):
         """Process ids of the role's sessions."""
@@ -27,8 +28,16 @@ class Limits:
 
     def allowed(self, options):
         """A trainer's options within the limits. Raises MopError where they are none."""
-        for name, least in (("threads", 1), ("memory_mb", 1), ("model_mb", 1), ("cache_mb", 0), ("idle_ms", 0),
-                            ("nursery_ms", 0), ("compile_cache_mb", 0), ("gpu", 0)):
+        for name, least in (
+            ("threads", 1),
+            ("memory_mb", 1),
+            ("model_mb", 1),
+            ("cache_mb", 0),
+            ("idle_ms", 0),
+            ("nursery_ms", 0),
+            ("compile_cache_mb", 0),
+            ("gpu", 0),
+        ):
             value = options.get(name)
             if value is None and name in ("memory_mb", "model_mb", "nursery_ms", "compile_cache_mb", "gpu"):
                 continue
@@ -63,9 +72,12 @@ class Limits:
             return
         before = sum(began < own for began in _trainers(self._backends()))
         if before >= most:
-            raise MopError(f"the role's sessions have {before} trainers, as many as it may have at once",
-                           detail="The table mop_limit says so; idle trainers end with the session that called, or "
-                                  "after pg_mop.session_idle_timeout.", sqlstate=TOO_MANY_TRAINERS)
+            raise MopError(
+                f"the role's sessions have {before} trainers, as many as it may have at once",
+                detail="The table mop_limit says so; idle trainers end with the session that called, or "
+                "after pg_mop.session_idle_timeout.",
+                sqlstate=TOO_MANY_TRAINERS,
+            )
 
 
 def _began(pid):

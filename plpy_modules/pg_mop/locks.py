@@ -33,31 +33,42 @@ class Locks:
         if schema.startswith("pg_temp"):  # this session's own
             return
         try:
-            reserved = self._value(f"SELECT {self.db.extension}.mop_reserve({quote_literal(schema)}, "
-                                   f"{quote_literal(name)})")
+            reserved = self._value(
+                f"SELECT {self.db.extension}.mop_reserve({quote_literal(schema)}, {quote_literal(name)})"
+            )
         except psycopg2.Error as error:  # the schema is not committed yet
             raise MopError(f"{output} cannot be reserved: {str(error).strip()}", sqlstate=error.pgcode) from None
         if not reserved:
-            raise MopError(f"another session is training into {output} now",
-                           hint=f"SELECT * FROM {self.db.extension}.mop_runs WHERE status = 'running';",
-                           sqlstate="55006")
+            raise MopError(
+                f"another session is training into {output} now",
+                hint=f"SELECT * FROM {self.db.extension}.mop_runs WHERE status = 'running';",
+                sqlstate="55006",
+            )
 
     def share(self, packed):
         """Keep writers from a packed table, where the caller may do so: fingerprints tell the rest. Raises MopError."""
         db, table = self.db, packed.table
         if db.value(
-                "SELECT true FROM pg_locks WHERE pid = pg_backend_pid() AND granted AND locktype = 'relation' "
-                "AND mode = 'AccessExclusiveLock' AND (relation = $1 OR relation IN "
-                "(WITH RECURSIVE tree(relid) AS (SELECT inhrelid FROM pg_inherits WHERE inhparent = $1 UNION ALL "
-                "SELECT i.inhrelid FROM pg_inherits i JOIN tree t ON i.inhparent = t.relid) SELECT relid FROM tree)) "
-                "LIMIT 1", ["oid"], [table.oid]):
-            raise MopError(f'"{packed.text}" is locked by this transaction itself',
-                           detail="Created, altered or locked here, it cannot be read by the worker sessions.",
-                           hint="COMMIT; then call again: worker sessions read what is committed and not locked.",
-                           sqlstate="55006")
+            "SELECT true FROM pg_locks WHERE pid = pg_backend_pid() AND granted AND locktype = 'relation' "
+            "AND mode = 'AccessExclusiveLock' AND (relation = $1 OR relation IN "
+            "(WITH RECURSIVE tree(relid) AS (SELECT inhrelid FROM pg_inherits WHERE inhparent = $1 UNION ALL "
+            "SELECT i.inhrelid FROM pg_inherits i JOIN tree t ON i.inhparent = t.relid) SELECT relid FROM tree)) "
+            "LIMIT 1",
+            ["oid"],
+            [table.oid],
+        ):
+            raise MopError(
+                f'"{packed.text}" is locked by this transaction itself',
+                detail="Created, altered or locked here, it cannot be read by the worker sessions.",
+                hint="COMMIT; then call again: worker sessions read what is committed and not locked.",
+                sqlstate="55006",
+            )
         # (of what Citus distributes shards are locked; LOCK TABLE would take the caller's transaction to all nodes)
-        if table.kind not in ("r", "p") or packed.distributed or not db.value(
-                "SELECT has_table_privilege($1, 'UPDATE, DELETE, TRUNCATE')", ["oid"], [table.oid]):
+        if (
+            table.kind not in ("r", "p")
+            or packed.distributed
+            or not db.value("SELECT has_table_privilege($1, 'UPDATE, DELETE, TRUNCATE')", ["oid"], [table.oid])
+        ):
             return
         if self._session is not None:
             self.shared.append(packed)
@@ -79,8 +90,9 @@ class Locks:
         deadline = time.monotonic() + self.lock_timeout / 1000
         while True:
             try:
-                self._value(f"SAVEPOINT before; SET LOCAL lock_timeout = {SLICE}; "
-                            f"LOCK TABLE {packed.table} IN SHARE MODE")
+                self._value(
+                    f"SAVEPOINT before; SET LOCAL lock_timeout = {SLICE}; LOCK TABLE {packed.table} IN SHARE MODE"
+                )
                 return
             except psycopg2.errors.LockNotAvailable:
                 self._value("ROLLBACK TO SAVEPOINT before")
@@ -88,8 +100,9 @@ class Locks:
                     raise is_locked(packed) from None
                 self.db.tick()
             except psycopg2.Error as error:  # it is not committed yet, or has gone
-                raise MopError(f'"{packed.text}" cannot be locked: {str(error).strip()}',
-                               sqlstate=error.pgcode or "08006") from None
+                raise MopError(
+                    f'"{packed.text}" cannot be locked: {str(error).strip()}', sqlstate=error.pgcode or "08006"
+                ) from None
 
     def _open(self):
         self._session = connect(self.way(), "pg_mop locks")
@@ -121,5 +134,8 @@ class Locks:
 
 def is_locked(packed):
     """The MopError for a source that could not be locked or read in time."""
-    return MopError(f'"{packed.text}" is locked by another transaction', sqlstate="55P03",
-                    hint=f"SELECT pid, mode FROM pg_locks WHERE relation = {quote_literal(packed.table)}::regclass;")
+    return MopError(
+        f'"{packed.text}" is locked by another transaction',
+        sqlstate="55P03",
+        hint=f"SELECT pid, mode FROM pg_locks WHERE relation = {quote_literal(packed.table)}::regclass;",
+    )

@@ -23,8 +23,10 @@ def table_name(db, text):
         raise MopError("NULL/empty object table name")
     schema, name = db.parse_name(text)
     if schema not in (None, db.schema):
-        raise MopError(f'object table "{text}" must be in schema "{db.schema}", where superusers alone make them',
-                       hint="Give its bare name.")
+        raise MopError(
+            f'object table "{text}" must be in schema "{db.schema}", where superusers alone make them',
+            hint="Give its bare name.",
+        )
     return name
 
 
@@ -32,19 +34,30 @@ def check(db, text):
     """The quoted name of an object table that may be used. Raises MopError."""
     name = table_name(db, text)
     quoted = f"{db.extension}.{quote_identifier(name)}"
-    table = db.input_table(db.bare(quoted), "object table",
-                           hint=f"SELECT {db.extension}.load_custom_function(...), by a superuser, makes it.")
+    table = db.input_table(
+        db.bare(quoted),
+        "object table",
+        hint=f"SELECT {db.extension}.load_custom_function(...), by a superuser, makes it.",
+    )
     missing = [c for c in COLUMNS if c not in db.columns(table)]
     if missing:
         raise MopError(f'object table "{text}" has no column "{missing[0]}"')
     if not db.value(OWNER_IS_SUPERUSER, ["oid"], [table.oid]):
-        raise MopError(f'the owner of object table "{text}" is no superuser', detail="Its objects run code.",
-                       hint=f"ALTER TABLE {quoted} OWNER TO ... (a superuser);", sqlstate="42501")
+        raise MopError(
+            f'the owner of object table "{text}" is no superuser',
+            detail="Its objects run code.",
+            hint=f"ALTER TABLE {quoted} OWNER TO ... (a superuser);",
+            sqlstate="42501",
+        )
     writers = db.execute(WRITERS, ["oid"], [table.oid])
     if writers:
         role = "PUBLIC" if writers[0]["role"] is None else quote_identifier(writers[0]["role"])
-        raise MopError(f'object table "{text}" may be written by {role}, which is no superuser',
-                       detail="Its objects run code.", hint=f"REVOKE ALL ON {quoted} FROM {role};", sqlstate="42501")
+        raise MopError(
+            f'object table "{text}" may be written by {role}, which is no superuser',
+            detail="Its objects run code.",
+            hint=f"REVOKE ALL ON {quoted} FROM {role};",
+            sqlstate="42501",
+        )
     return quoted
 
 
@@ -60,8 +73,10 @@ SELECT r.rolname AS role FROM (
     UNION ALL SELECT attacl FROM pg_catalog.pg_attribute WHERE attrelid = $1 AND NOT attisdropped) AS a(acl)
 CROSS JOIN LATERAL pg_catalog.aclexplode(a.acl) AS g LEFT JOIN pg_catalog.pg_roles r ON r.oid = g.grantee
 WHERE g.privilege_type IN ('INSERT', 'UPDATE', 'TRIGGER') AND r.rolsuper IS NOT TRUE"""
-OWNER_IS_SUPERUSER = ("SELECT r.rolsuper FROM pg_catalog.pg_class c JOIN pg_catalog.pg_roles r ON r.oid = c.relowner "
-                      "WHERE c.oid = $1 AND c.relkind = 'r'")
+OWNER_IS_SUPERUSER = (
+    "SELECT r.rolsuper FROM pg_catalog.pg_class c JOIN pg_catalog.pg_roles r ON r.oid = c.relowner "
+    "WHERE c.oid = $1 AND c.relkind = 'r'"
+)
 
 
 def custom_names(compile_params):
@@ -77,8 +92,9 @@ def missing_names(db, object_table, compile_params):
         return f"{names[0]!r} is no loss or metric of Keras': object table missing"
     known = names and {row["name"].lower() for row in db.execute(f"SELECT name FROM {object_table}")}
     lacking = [n for n in names if n.lower() not in known]
-    return f"{lacking[0]!r} is no loss or metric of Keras', and {object_table} has no such function" \
-        if lacking else None
+    return (
+        f"{lacking[0]!r} is no loss or metric of Keras', and {object_table} has no such function" if lacking else None
+    )
 
 
 def read(db, object_table, compile_params, digests=None):
@@ -89,8 +105,12 @@ def read(db, object_table, compile_params, digests=None):
         if object_table is None:
             raise MopError(f"{name!r} is no loss or metric of Keras': object table missing")
         quoted = check(db, object_table)
-        row = db.one(f"SELECT name, object FROM {quoted} WHERE lower(name) = lower($1) AND object IS NOT NULL "
-                     f"ORDER BY name = $1 DESC LIMIT 1", ["text"], [name])
+        row = db.one(
+            f"SELECT name, object FROM {quoted} WHERE lower(name) = lower($1) AND object IS NOT NULL "
+            f"ORDER BY name = $1 DESC LIMIT 1",
+            ["text"],
+            [name],
+        )
         if row is None:
             raise MopError(f"{name!r} is no loss or metric of Keras', and {quoted} has no such function")
         found[name] = row["object"]
@@ -107,7 +127,9 @@ def digests(db, object_table, compile_params):
 
 def digests_sql(object_table, names):
     """SQL for these of functions, by name."""
-    schema = object_table[:-len(within_schema(object_table))]
+    schema = object_table[: -len(within_schema(object_table))]
     known = ", ".join(quote_literal(name.lower()) for name in names)
-    return (f"SELECT name, encode({schema}mop_sha256(object), 'hex') AS digest FROM {object_table} "
-            f"WHERE lower(name) IN ({known}) ORDER BY name")
+    return (
+        f"SELECT name, encode({schema}mop_sha256(object), 'hex') AS digest FROM {object_table} "
+        f"WHERE lower(name) IN ({known}) ORDER BY name"
+    )

@@ -33,9 +33,12 @@ class PackedTable:
         self.distributed = distribution is not None
         if distribution not in (None, "h by __dist_key__"):
             table = quote_literal(self.table)
-            raise MopError(f'{what} "{text}" is distributed by Citus, but not by hash of "__dist_key__"',
-                           hint=f"SELECT undistribute_table({table}); SELECT create_distributed_table({table}, "
-                                f"'__dist_key__', colocate_with => 'none');", sqlstate="42809")
+            raise MopError(
+                f'{what} "{text}" is distributed by Citus, but not by hash of "__dist_key__"',
+                hint=f"SELECT undistribute_table({table}); SELECT create_distributed_table({table}, "
+                f"'__dist_key__', colocate_with => 'none');",
+                sqlstate="42809",
+            )
         db.check_readable(self.table, db.columns(self.table))
         self.summary_table = db.input_table(db.suffixed(text, "_summary"), f"summary of the {what}", hint=hint)
         self.summary = db.one(f"SELECT * FROM {self.summary_table}")
@@ -47,8 +50,11 @@ class PackedTable:
                 raise MopError(f'{what} "{text}" has no column "{column}": it must be preprocessed', hint=hint)
         for column in self.columns:
             if present[column] != "bytea":
-                raise MopError(f'column "{column}" of {what} "{text}" is {present[column]}, not bytea: '
-                               f"it should be minibatched by the preprocessor", hint=hint)
+                raise MopError(
+                    f'column "{column}" of {what} "{text}" is {present[column]}, not bytea: '
+                    f"it should be minibatched by the preprocessor",
+                    hint=hint,
+                )
 
     @property
     def columns(self):
@@ -76,9 +82,11 @@ class PackedTable:
                 raise MopError(f'the summary of {what} "{self.text}" lacks the expected column "{column}"')
             names = self.summary[column]
             if not isinstance(names, list):
-                raise MopError(f'{what} "{self.text}" was made by an old preprocessor',
-                               detail=f'"{column}" of its summary is no array.',
-                               hint="Run the preprocessor again, of this version.")
+                raise MopError(
+                    f'{what} "{self.text}" was made by an old preprocessor',
+                    detail=f'"{column}" of its summary is no array.',
+                    hint="Run the preprocessor again, of this version.",
+                )
             lists.append(names)
         return lists
 
@@ -96,8 +104,13 @@ class PackedTable:
 
     def meaning(self):
         """A text that changes when the summary says that the columns are to be read as something else."""
-        said = [self.inputs, self.outputs, [str(values) for values in self.class_values().values()],
-                dependent_dtype(self.summary), self.summary.get("normalizing_const")]
+        said = [
+            self.inputs,
+            self.outputs,
+            [str(values) for values in self.class_values().values()],
+            dependent_dtype(self.summary),
+            self.summary.get("normalizing_const"),
+        ]
         return hashlib.md5(json.dumps(said).encode()).hexdigest()
 
     def differs(self, summary):
@@ -124,8 +137,11 @@ class PackedTable:
 
     def wanted_outputs(self, shapes):
         """What a model must output for these rows (architecture.output_misfit); `shapes`: those of one example."""
-        return {"widths": [shapes[c][0] for c in self.outputs], "what": "numbers" if self.regression else "classes",
-                "table": self.text}
+        return {
+            "widths": [shapes[c][0] for c in self.outputs],
+            "what": "numbers" if self.regression else "classes",
+            "table": self.text,
+        }
 
     def hint_to_fit(self):
         """What helps where no architecture fits these rows."""
@@ -135,9 +151,11 @@ class PackedTable:
             hint += " Numbers that are to be predicted, and no classes, are packed with dependent_dtype => 'float32'."
         elif not self.regression and any(values and len(values) == 2 for values in self.class_values().values()):
             number = "as they are" if types & NUMBERS else 'as "column"::integer in a view'
-            hint += (" For two classes that is Dense(2, 'softmax') with categorical_crossentropy. For Dense(1, "
-                     f"'sigmoid') with binary_crossentropy, pack labels that are the numbers 0 and 1, {number}, with "
-                     "dependent_dtype => 'float32'.")
+            hint += (
+                " For two classes that is Dense(2, 'softmax') with categorical_crossentropy. For Dense(1, "
+                f"'sigmoid') with binary_crossentropy, pack labels that are the numbers 0 and 1, {number}, with "
+                "dependent_dtype => 'float32'."
+            )
         return hint
 
     def dtypes(self):
@@ -153,8 +171,11 @@ class PackedTable:
 def looks_packed(db, table):
     """True where a table has the columns that preprocessors make, MADlib's included."""
     columns = db.columns(table)
-    return table.kind != "v" and "buffer_id" in columns and any(
-        kind == "bytea" and f"{name}_shape" in columns for name, kind in columns.items())
+    return (
+        table.kind != "v"
+        and "buffer_id" in columns
+        and any(kind == "bytea" and f"{name}_shape" in columns for name, kind in columns.items())
+    )
 
 
 def dependent_dtype(summary):

@@ -17,9 +17,14 @@ def run(module, *arguments, stdin=b"", what, hint=None):
     """
     try:
         done = subprocess.run(
-            [os.path.join(mop_udf.home, "bin", "python"), "-I", "-B", "-m", module, *arguments], input=stdin,
-            capture_output=True, cwd="/", timeout=SECONDS, start_new_session=True,
-            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent", "TF_CPP_MIN_LOG_LEVEL": "3"})
+            [os.path.join(mop_udf.home, "bin", "python"), "-I", "-B", "-m", module, *arguments],
+            input=stdin,
+            capture_output=True,
+            cwd="/",
+            timeout=SECONDS,
+            start_new_session=True,
+            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent", "TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
     except subprocess.TimeoutExpired:
         raise MopError(what, detail=f"The program {module} did not end within {SECONDS} s.", hint=hint) from None
     if done.returncode:

@@ -31,29 +31,39 @@ def no_gpu(backend="tensorflow"):
     """The MopError for a call with use_gpus where there is none."""
     if not _devices():
         return MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
-    install = {"tensorflow": "make install FRAMEWORK=cuda",
-               "jax": f"sudo {_home()}/bin/pip install 'jax[cuda12]'",
-               "torch": f"sudo {_home()}/bin/pip install --force-reinstall torch"}[backend]
-    return MopError(f"use_gpus is set, but the {BACKENDS[backend]} that is installed is for processors alone",
-                    hint=f"On this server: {install}; or call with use_gpus => FALSE.", sqlstate="58000")
+    install = {
+        "tensorflow": "make install FRAMEWORK=cuda",
+        "jax": f"sudo {_home()}/bin/pip install 'jax[cuda12]'",
+        "torch": f"sudo {_home()}/bin/pip install --force-reinstall torch",
+    }[backend]
+    return MopError(
+        f"use_gpus is set, but the {BACKENDS[backend]} that is installed is for processors alone",
+        hint=f"On this server: {install}; or call with use_gpus => FALSE.",
+        sqlstate="58000",
+    )
 
 
 def check_installed(backend):
     """Raises MopError where trainers of this server do not have the framework of that name."""
     if backend in OPTIONAL and not _distributions(backend):
-        raise MopError(f'pg_mop.keras_backend is "{backend}", but {BACKENDS[backend]} is not installed on this server',
-                       hint=f"On this server: sudo make install WITH={backend}, or sudo {_home()}/bin/pip install "
-                            f"{backend}; or SET pg_mop.keras_backend = 'tensorflow';", sqlstate="58000")
+        raise MopError(
+            f'pg_mop.keras_backend is "{backend}", but {BACKENDS[backend]} is not installed on this server',
+            hint=f"On this server: sudo make install WITH={backend}, or sudo {_home()}/bin/pip install "
+            f"{backend}; or SET pg_mop.keras_backend = 'tensorflow';",
+            sqlstate="58000",
+        )
 
 
 def check_kernel(options):
     """Raises MopError where the kernel of parsed settings is one that their framework does not have."""
     kernel, backend = options["kernel"], options["keras_backend"]
     if ONLY.get(kernel, backend) != backend:
-        raise MopError(f'pg_mop.kernel is "{kernel}", but pg_mop.keras_backend is "{backend}"',
-                       detail=f"{BACKENDS[ONLY[kernel]]} alone has this kernel.",
-                       hint=f"SET pg_mop.keras_backend = '{ONLY[kernel]}'; or SET pg_mop.kernel = 'auto';",
-                       sqlstate="22023")
+        raise MopError(
+            f'pg_mop.kernel is "{kernel}", but pg_mop.keras_backend is "{backend}"',
+            detail=f"{BACKENDS[ONLY[kernel]]} alone has this kernel.",
+            hint=f"SET pg_mop.keras_backend = '{ONLY[kernel]}'; or SET pg_mop.kernel = 'auto';",
+            sqlstate="22023",
+        )
 
 
 def _devices():
@@ -87,6 +97,7 @@ def _integer(low, high):
         if not low <= value <= high:
             raise ValueError
         return value
+
     parse.wanted = f"an integer from {low} to {high}"
     return parse
 
@@ -96,6 +107,7 @@ def _choice(*names):
         if text.lower() not in names:
             raise ValueError
         return text.lower()
+
     parse.wanted = "one of " + ", ".join(names)
     return parse
 
@@ -185,13 +197,17 @@ def given(db):
     none, though it hides what the role or the database has. Raises MopError for an unknown `pg_mop.*` name."""
     unknown = sorted(_names_that_are_set(db) - set(KNOWN))
     if unknown:
-        raise MopError(f'unrecognized setting "pg_mop.{unknown[0]}"',
-                       detail="The settings are " + ", ".join(f"pg_mop.{n}" for n in KNOWN) + ".",
-                       hint=f"RESET pg_mop.{unknown[0]};", sqlstate="42704")
+        raise MopError(
+            f'unrecognized setting "pg_mop.{unknown[0]}"',
+            detail="The settings are " + ", ".join(f"pg_mop.{n}" for n in KNOWN) + ".",
+            hint=f"RESET pg_mop.{unknown[0]};",
+            sqlstate="42704",
+        )
     if not db.has("current_setting", "text, bool"):
         return {name: text for name in KNOWN if (text := db.setting(f"pg_mop.{name}")) is not None}
-    rows = db.execute("SELECT n, current_setting('pg_mop.' || n, true) AS text FROM unnest($1) AS n", ["text[]"],
-                      [list(KNOWN)])
+    rows = db.execute(
+        "SELECT n, current_setting('pg_mop.' || n, true) AS text FROM unnest($1) AS n", ["text[]"], [list(KNOWN)]
+    )
     return {row["n"]: row["text"] for row in rows if row["text"] is not None}
 
 
@@ -203,8 +219,9 @@ def parsed(texts):
         try:
             values[name] = parse(text) if text else None
         except ValueError:
-            raise MopError(f'invalid value for setting "pg_mop.{name}": "{text}"',
-                           hint=f"It takes {parse.wanted}.") from None
+            raise MopError(
+                f'invalid value for setting "pg_mop.{name}": "{text}"', hint=f"It takes {parse.wanted}."
+            ) from None
     return values
 
 
@@ -230,7 +247,8 @@ def _names_that_are_set(db):
         "SELECT split_part(entry, '=', 1) AS name FROM pg_db_role_setting, unnest(setconfig) AS entry "
         "WHERE entry LIKE 'pg\\_mop.%' AND setdatabase IN (0, (SELECT oid FROM pg_database "
         "WHERE datname = current_database())) AND setrole IN (0, (SELECT oid FROM pg_roles "
-        "WHERE rolname = session_user))")
+        "WHERE rolname = session_user))"
+    )
     names |= {row["name"].split(".", 1)[1] for row in rows}
     if not names:
         return set()
@@ -244,7 +262,7 @@ def _names_in(heap):
         position = heap.find(spelling)
         while position >= 0:
             position += len(spelling)
-            if match := re.match(rb"[A-Za-z_][A-Za-z0-9_]{0,62}\0", heap[position:position + 64]):
+            if match := re.match(rb"[A-Za-z_][A-Za-z0-9_]{0,62}\0", heap[position : position + 64]):
                 names.add(match[0][:-1].decode().lower())
             position = heap.find(spelling, position)
     return names

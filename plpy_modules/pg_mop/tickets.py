@@ -15,8 +15,8 @@ _EPOCH = 946_684_800_000_000  # PostgreSQL counts from 2000
 
 _home = None
 _secret = None
-_owned = set()   # (run, role): that the run is the role's, which it stays
-_known = None    # (run, ticket, moment): what has been found in this transaction
+_owned = set()  # (run, role): that the run is the role's, which it stays
+_known = None  # (run, ticket, moment): what has been found in this transaction
 
 
 def secret(plpy, home):
@@ -42,10 +42,15 @@ def make(plpy, home, learn):
     """
     if _home != home:
         plpy.execute(learn)
-    role, began, pid = _server("GetUserId", ctypes.c_uint32)(), _server(
-        "GetCurrentTransactionStartTimestamp", ctypes.c_int64)(), os.getpid()
-    return (f"{role} {_seal(b'caller', role, pid, struct.pack('>q', began))}",
-            f"{pid} {began + _EPOCH} {_seal(b'backend', role, pid, struct.pack('>q', began + _EPOCH))}")
+    role, began, pid = (
+        _server("GetUserId", ctypes.c_uint32)(),
+        _server("GetCurrentTransactionStartTimestamp", ctypes.c_int64)(),
+        os.getpid(),
+    )
+    return (
+        f"{role} {_seal(b'caller', role, pid, struct.pack('>q', began))}",
+        f"{pid} {began + _EPOCH} {_seal(b'backend', role, pid, struct.pack('>q', began + _EPOCH))}",
+    )
 
 
 @functools.cache

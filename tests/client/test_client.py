@@ -28,7 +28,7 @@ matplotlib.use("Agg")
 @pytest.fixture(scope="module")
 def example(db, tmp_path_factory):
     """What the README's example leaves: its variables."""
-    text, = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    (text,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
     assert len(text.splitlines()) <= 12
     text = re.sub(r'"postgresql://[^"]*"', repr(db.uri()), text)
     text = text.replace('"run.html"', repr(str(tmp_path_factory.mktemp("report") / "run.html")))
@@ -56,7 +56,8 @@ def test_the_example_trains_and_its_best_model_predicts(db, example, s, run):
     assert sorted(board.mst_key) == [1, 2, 3, 4] and list(board["rank"]) == [1, 2, 3, 4]
     for row in board.itertuples():
         assert board.set_index("mst_key")["validation accuracy"][row.mst_key] == pytest.approx(
-            info.validation_metrics_final[row.mst_key], rel=1e-5)
+            info.validation_metrics_final[row.mst_key], rel=1e-5
+        )
     assert run.best().mst_key == board.mst_key[0]
     digits = example["digits"]
     predicted = run.predict(digits[1::2])
@@ -126,8 +127,11 @@ def test_a_setting_that_there_is_not_is_told_at_once(db, s):
             with pytest.raises(ServerError):
                 other.set(sharing=False, **wrong)
             assert other.calls.settings == {"seed": 1}
-            in_force = other.calls.execute("SELECT string_agg(value, ' ' ORDER BY name) FROM madlib.mop_settings() "
-                                           "WHERE name IN ('pg_mop.seed', 'pg_mop.sharing')", {}).scalar()
+            in_force = other.calls.execute(
+                "SELECT string_agg(value, ' ' ORDER BY name) FROM madlib.mop_settings() "
+                "WHERE name IN ('pg_mop.seed', 'pg_mop.sharing')",
+                {},
+            ).scalar()
             assert in_force == "1 on"
 
 
@@ -145,8 +149,9 @@ def test_settings_hold_for_the_calls_and_survive_a_lost_connection(db, s):
 # --- a call that goes on -------------------------------------------------------------------------------------
 def test_ctrl_c_cancels_a_call_and_its_run_can_be_resumed(db, s, example, capsys):
     load(db, "small", dense(8, 64, 10))
-    s.load_model_selection_table("small", "long", [1], [ADAM.format(0.01), ADAM.format(0.02)],
-                                 ["batch_size=1, epochs=4"])
+    s.load_model_selection_table(
+        "small", "long", [1], [ADAM.format(0.01), ADAM.format(0.02)], ["batch_size=1, epochs=4"]
+    )
 
     def interrupt():
         eventually(lambda: is_under_way(other), 60)
@@ -166,8 +171,10 @@ def test_ctrl_c_cancels_a_call_and_its_run_can_be_resumed(db, s, example, capsys
     assert stopped.info.status == "cancelled" and stopped.models == "interrupted"
     assert f"mop_resume({stopped.run_id})" in capsys.readouterr().out
     optuna = pytest.importorskip("optuna", reason="not run: to_optuna needs optuna")
-    assert {trial.state for trial in stopped.to_optuna().trials} <= {optuna.trial.TrialState.PRUNED,
-                                                                     optuna.trial.TrialState.WAITING}
+    assert {trial.state for trial in stopped.to_optuna().trials} <= {
+        optuna.trial.TrialState.PRUNED,
+        optuna.trial.TrialState.WAITING,
+    }
     later = s.fit_multiple(example["train"], "later", "grid", 1)
     assert later.run_id > stopped.run_id
     again = stopped.resume()
@@ -217,14 +224,17 @@ def test_a_call_has_its_own_run_whatever_else_was_trained(db, s, example):
 
 
 def test_columns_that_were_packed_are_asked_for_where_nobody_knows_them(db, s, example):
-    table = "\"alone packed\""
+    table = '"alone packed"'
     s.pack(example["digits"], "alone", label="target", normalizing_const=16)
-    s.calls.execute("ALTER TABLE alone_packed RENAME TO \"alone packed\"; "
-                    "ALTER TABLE alone_packed_summary RENAME TO \"alone packed_summary\"", {})
+    s.calls.execute(
+        'ALTER TABLE alone_packed RENAME TO "alone packed"; '
+        'ALTER TABLE alone_packed_summary RENAME TO "alone packed_summary"',
+        {},
+    )
     run = s.fit_multiple(table, "alone_models", "grid", 1)
     digits = example["digits"].head()
     found = run.predict(digits)
-    s.calls.execute("COMMENT ON COLUMN \"alone packed\".features IS NULL", {})
+    s.calls.execute('COMMENT ON COLUMN "alone packed".features IS NULL', {})
     with pytest.raises(ClientError, match=r"which columns were packed is not known\nHINT: features=\[...\]"):
         run.predict(digits)
     assert list(run.predict(digits, features=list(digits.columns.drop("target")))) == list(found)
@@ -272,6 +282,7 @@ def hostile_data(run):
 @pytest.mark.parametrize("name", ["curves", "leaderboard", "parallel", "sessions", "stages"])
 def test_pictures_are_axes_and_draw_names_as_text(run, name):
     from pg_mop_client import plots
+
     for data in (run.data, hostile_data(run)):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph")  # of fonts
@@ -285,10 +296,19 @@ def test_pictures_are_axes_and_draw_names_as_text(run, name):
 
 
 def test_arguments_may_have_numpys_numbers_at_any_depth(db, s, run):
-    s.generate_model_configs("nets", "of_numpy", numpy.array([1]), {
-        "loss": ["categorical_crossentropy"], "metrics": [["accuracy"]], "optimizer_params_list": [
-            {"optimizer": ["Adam"], "lr": list(numpy.logspace(-3, -1, 3)), "beta_1": numpy.array([0.9])}]},
-        {"batch_size": [numpy.int64(8), 16], "epochs": pandas.Series([1])})
+    s.generate_model_configs(
+        "nets",
+        "of_numpy",
+        numpy.array([1]),
+        {
+            "loss": ["categorical_crossentropy"],
+            "metrics": [["accuracy"]],
+            "optimizer_params_list": [
+                {"optimizer": ["Adam"], "lr": list(numpy.logspace(-3, -1, 3)), "beta_1": numpy.array([0.9])}
+            ],
+        },
+        {"batch_size": [numpy.int64(8), 16], "epochs": pandas.Series([1])},
+    )
     assert db.value("SELECT count(DISTINCT compile_params) FROM of_numpy") == 3
     assert db.value("SELECT count(*) FROM of_numpy") == 6
     db.run("DROP TABLE of_numpy, of_numpy_summary")
@@ -297,8 +317,14 @@ def test_arguments_may_have_numpys_numbers_at_any_depth(db, s, run):
 def test_the_gantt_has_the_hops_of_a_configuration(run):
     data = run.data
     for keys in (None, [3, 1], []):
-        wanted = {key: [lane for lane, *_, kind, own, _, _ in sorted(data["bars"], key=lambda bar: bar[1])
-                        if kind == "train" and key in own] for key in (keys or [run.best().mst_key])}
+        wanted = {
+            key: [
+                lane
+                for lane, *_, kind, own, _, _ in sorted(data["bars"], key=lambda bar: bar[1])
+                if kind == "train" and key in own
+            ]
+            for key in (keys or [run.best().mst_key])
+        }
         lines = {line.get_label(): list(line.get_ydata()) for line in run.plot_sessions(keys).get_lines()}
         assert lines == ({} if keys == [] else {f"hops of configuration {key}": w for key, w in wanted.items()})
         assert all(len(hops) == 5 * 2 for hops in wanted.values()), "each unit, also those that went together"
@@ -318,6 +344,7 @@ def test_confusion_counts_what_was_predicted(run, example):
     with pytest.raises(ClientError, match="there is no column 'no'"):
         run.plot_confusion(digits, "no")
     from pg_mop_client import plots
+
     axes = plots.confusion(pandas.Series([True, False, None], dtype="boolean"), ["true", "false", None])
     assert "3 of 3 right" in axes.get_title(loc="left")
     assert numpy.trace(plots.confusion(numpy.float32([1, 2]), ["1", "2"]).images[0].get_array()) == 2
@@ -364,8 +391,10 @@ def test_no_line_goes_over_a_parameter_that_a_configuration_has_not(run):
 
 def test_somebody_elses_table_of_a_runs_name_is_not_taken_for_its_models(db, run, example):
     """A superuser sees all runs, whose tables may be of other schemas."""
-    db.run("DROP ROLE IF EXISTS looker, taker; CREATE ROLE looker LOGIN SUPERUSER; CREATE ROLE taker; "
-           "CREATE SCHEMA looker; CREATE TABLE looker.py_models (); ALTER TABLE looker.py_models OWNER TO taker")
+    db.run(
+        "DROP ROLE IF EXISTS looker, taker; CREATE ROLE looker LOGIN SUPERUSER; CREATE ROLE taker; "
+        "CREATE SCHEMA looker; CREATE TABLE looker.py_models (); ALTER TABLE looker.py_models OWNER TO taker"
+    )
     with Selection(db.uri("looker")) as other:
         seen = other.run(run.run_id)
         with pytest.raises(ClientError, match="py_models, as it is found here, is of role taker, and run .* of role "):
@@ -378,8 +407,9 @@ def test_somebody_elses_table_of_a_runs_name_is_not_taken_for_its_models(db, run
 def test_a_run_that_has_nothing_to_draw_says_so(db, s, example):
     s.set(reuse=False)
     with pytest.raises(ServerError, match="all 1 configurations failed"):
-        s.load_model_selection_table("small", "bad", [1], ["loss='mse', optimizer='Adam(nonsense=1)'"],
-                                     ["batch_size=8"])
+        s.load_model_selection_table(
+            "small", "bad", [1], ["loss='mse', optimizer='Adam(nonsense=1)'"], ["batch_size=8"]
+        )
         s.fit_multiple(example["train"], "nothing", "bad", 1)
     failed = s.run()
     assert failed.info.status == "failed" and "nonsense" in failed.leaderboard().reason[0]
@@ -422,6 +452,7 @@ def test_optuna_has_a_trial_for_each_configuration(run, tmp_path):
 def test_tensorboard_reads_the_scalars(run, tmp_path):
     pytest.importorskip("tensorboardX", reason="not run: to_tensorboard needs tensorboardX")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     for _ in range(2):
         run.to_tensorboard(tmp_path)
     curves = run.metrics().query("dataset == 'training' and name == 'loss'")
@@ -443,7 +474,7 @@ def test_mlflow_has_parameters_metrics_and_the_model(run, tmp_path, monkeypatch)
     best = run.best()
     assert found["metrics.validation accuracy"].max() == pytest.approx(best["validation accuracy"], rel=1e-5)
     client, key = mlflow.MlflowClient(), str(best["mst_key"])
-    nested, = found.loc[found["tags.mst_key"] == key, "run_id"]
+    (nested,) = found.loc[found["tags.mst_key"] == key, "run_id"]
     curve = run.metrics().query(f"mst_key == {key} and dataset == 'training' and name == 'loss'")
     logged = {m.step: m.value for m in client.get_metric_history(nested, "training loss")}
     assert logged == pytest.approx(dict(zip(curve.iteration, curve.value)), rel=1e-6)
@@ -458,9 +489,13 @@ def test_mlflow_has_parameters_metrics_and_the_model(run, tmp_path, monkeypatch)
 
 def test_a_package_that_is_not_there_is_named(run, monkeypatch, tmp_path):
     import sys
-    for module, extra, use in (("mlflow", "mlflow", run.log_to_mlflow), ("optuna", "optuna", run.to_optuna),
-                               ("tensorboardX", "tensorboard", lambda: run.to_tensorboard(tmp_path)),
-                               ("matplotlib", "plot", run.plot_curves)):
+
+    for module, extra, use in (
+        ("mlflow", "mlflow", run.log_to_mlflow),
+        ("optuna", "optuna", run.to_optuna),
+        ("tensorboardX", "tensorboard", lambda: run.to_tensorboard(tmp_path)),
+        ("matplotlib", "plot", run.plot_curves),
+    ):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ClientError, match=rf"pip install 'pg_mop_client\[{extra}\]'"):
             use()
@@ -468,8 +503,10 @@ def test_a_package_that_is_not_there_is_named(run, monkeypatch, tmp_path):
 
 # --- what goes wrong ---------------------------------------------------------------------------------------------
 def test_servers_and_roles_that_cannot_be_used_are_told_apart(db, run):
-    db.run("DROP ROLE IF EXISTS client_stranger, client_nobody; CREATE ROLE client_nobody LOGIN; "
-           "CREATE ROLE client_stranger LOGIN; GRANT mop_user TO client_stranger")
+    db.run(
+        "DROP ROLE IF EXISTS client_stranger, client_nobody; CREATE ROLE client_nobody LOGIN; "
+        "CREATE ROLE client_stranger LOGIN; GRANT mop_user TO client_stranger"
+    )
     with pytest.raises(ClientError, match='role "client_nobody" may not use pg_mop\nHINT: GRANT mop_user TO'):
         Selection(db.uri("client_nobody"))
     with pytest.raises(ClientError, match='pg_mop is in schema "madlib", not in "elsewhere"'):
@@ -492,19 +529,27 @@ def test_servers_and_roles_that_cannot_be_used_are_told_apart(db, run):
 
 
 def test_who_may_not_use_it_is_told_what_to_do(db):
-    db.run("DROP ROLE IF EXISTS looks_on, inherits_not; CREATE ROLE looks_on LOGIN; GRANT USAGE ON SCHEMA madlib TO "
-           "looks_on; CREATE ROLE inherits_not LOGIN NOINHERIT IN ROLE mop_user")
-    for role, hint in (("looks_on", 'GRANT mop_user TO "looks_on";'),
-                       ("inherits_not", 'It is a member .*: (ALTER ROLE "inherits_not" INHERIT;|GRANT '
-                                        'mop_user TO "inherits_not" WITH INHERIT TRUE;)')):
+    db.run(
+        "DROP ROLE IF EXISTS looks_on, inherits_not; CREATE ROLE looks_on LOGIN; GRANT USAGE ON SCHEMA madlib TO "
+        "looks_on; CREATE ROLE inherits_not LOGIN NOINHERIT IN ROLE mop_user"
+    )
+    for role, hint in (
+        ("looks_on", 'GRANT mop_user TO "looks_on";'),
+        (
+            "inherits_not",
+            'It is a member .*: (ALTER ROLE "inherits_not" INHERIT;|GRANT '
+            'mop_user TO "inherits_not" WITH INHERIT TRUE;)',
+        ),
+    ):
         with pytest.raises(ClientError, match=f'role "{role}" may not use pg_mop\nHINT: {hint}'):
             Selection(db.uri(role))
     db.run("DROP OWNED BY looks_on; DROP ROLE looks_on, inherits_not")
 
 
 def test_one_models_fit_is_one_configuration(s, example):
-    board = s.madlib_keras_fit(example["train"], "one_fitted", "nets", 1, ADAM.format(0.01), "batch_size=32", 2,
-                               metrics_compute_frequency=1).leaderboard()
+    board = s.madlib_keras_fit(
+        example["train"], "one_fitted", "nets", 1, ADAM.format(0.01), "batch_size=32", 2, metrics_compute_frequency=1
+    ).leaderboard()
     assert list(board.mst_key) == [1] and board["training loss"].notna().all() and board["training seconds"][0] > 0
 
 
@@ -530,8 +575,10 @@ def test_another_drivers_engine_is_refused():
         Selection(Engine())
 
 
-@pytest.mark.parametrize("name, quoted", [
-    ("t", '"t"'), ("T", '"t"'), ("s.t", '"s"."t"'), ('"S t"."x.y"', '"S t"."x.y"'), ('s."a""b"', '"s"."a""b"')])
+@pytest.mark.parametrize(
+    "name, quoted",
+    [("t", '"t"'), ("T", '"t"'), ("s.t", '"s"."t"'), ('"S t"."x.y"', '"S t"."x.y"'), ('s."a""b"', '"s"."a""b"')],
+)
 def test_tables_are_quoted_as_sql_reads_them(name, quoted):
     assert quote_table(name) == quoted
 

@@ -99,9 +99,11 @@ def test_event_files_are_written(db, run_id, tmp_path):
 
 
 def test_what_is_wrong_is_said_in_a_line(db, run_id, capsys):
-    for arguments, said in ((["report", "999999"], "there is no run 999999 that the role may see"),
-                            (["watch", "999999"], "there is no run 999999 that the role may see"),
-                            (["--schema", "x", "runs"], 'pg_mop is in schema "madlib", not in "x"')):
+    for arguments, said in (
+        (["report", "999999"], "there is no run 999999 that the role may see"),
+        (["watch", "999999"], "there is no run 999999 that the role may see"),
+        (["--schema", "x", "runs"], 'pg_mop is in schema "madlib", not in "x"'),
+    ):
         assert main(["-d", db.uri(), *arguments]) == 1
         assert said in capsys.readouterr().err
     assert main(["-d", "host=127.0.0.1 port=1 dbname=x", "runs"]) == 1
@@ -113,8 +115,9 @@ def test_what_is_wrong_is_said_in_a_line(db, run_id, capsys):
 
 def test_names_are_shown_as_they_are(db, run_id, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
-    db.run("UPDATE madlib.mop_run SET model_output_table = %s, error = %s WHERE run_id = %s",
-           [HOSTILE, HOSTILE, run_id])
+    db.run(
+        "UPDATE madlib.mop_run SET model_output_table = %s, error = %s WHERE run_id = %s", [HOSTILE, HOSTILE, run_id]
+    )
     assert main(["-d", db.uri(), "runs"]) == 0
     listed = capsys.readouterr().out
     assert SHOWN in listed and "\x1b]0" not in listed
@@ -128,8 +131,10 @@ def begin_long(db, name):
     """A call that takes long is under way: (its session, it)."""
     selection(db, name, "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=30") for rate in (0.01, 0.02)])
     caller = db.another()
-    calling = Calling(caller, f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{name}_models', "
-                              f"'{name}', 500, FALSE)")
+    calling = Calling(
+        caller,
+        f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{name}_models', '{name}', 500, FALSE)",
+    )
     assert eventually(lambda: is_under_way(db), 60)
     return caller, calling
 

@@ -28,9 +28,20 @@ class Served:
     """`mop dashboard` as a process of its own, and calls of it."""
 
     def __init__(self, uri, options=("--no-browser",), env=None):
-        self.process = subprocess.Popen([sys.executable, "-c", "import sys; from pg_mop_client.command import main; "
-                                         "sys.exit(main())", "-d", uri, "dashboard", *options],
-                                        stdout=subprocess.PIPE, text=True, env=env)
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "import sys; from pg_mop_client.command import main; sys.exit(main())",
+                "-d",
+                uri,
+                "dashboard",
+                *options,
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
         self.address = self.process.stdout.readline().strip()
         port, self.token = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/#token=([\w-]{40,})", self.address).groups()
         self.port = int(port)
@@ -65,8 +76,9 @@ class Served:
 def run_id(db):
     make_data(db, rows=60, segments=2)
     load(db, "arch", dense())
-    selection(db, "mst", "arch", [(1, ADAM.format(rate), f"batch_size={size}") for rate in (0.01, 0.05)
-                                  for size in (8, 16)])
+    selection(
+        db, "mst", "arch", [(1, ADAM.format(rate), f"batch_size={size}") for rate in (0.01, 0.05) for size in (8, 16)]
+    )
     db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 3, FALSE, NULL, 1)")
     return last_run(db)
 
@@ -81,11 +93,15 @@ def page(db, run_id):
 @contextlib.contextmanager
 def going_on(db, name, iterations=4000, configurations=2):
     """A run that goes on, in a session of its own: its number."""
-    selection(db, "long", "arch", [(1, ADAM.format(0.01 * (k + 1)), "batch_size=1, epochs=10")
-                                   for k in range(configurations)])
+    selection(
+        db, "long", "arch", [(1, ADAM.format(0.01 * (k + 1)), "batch_size=1, epochs=10") for k in range(configurations)]
+    )
     caller = db.another()
-    calling = Calling(caller, f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{name}', 'long', "
-                              f"{iterations}, FALSE, NULL, 1)")
+    calling = Calling(
+        caller,
+        f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{name}', 'long', "
+        f"{iterations}, FALSE, NULL, 1)",
+    )
     try:
         assert eventually(lambda: is_under_way(db), 60)
         yield db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE status = 'running'")
@@ -98,10 +114,23 @@ def going_on(db, name, iterations=4000, configurations=2):
 # --- who may call it -----------------------------------------------------------------------------------------
 @pytest.mark.slice
 def test_calls_without_the_token_are_refused(page, run_id):
-    for path in ("/api/runs", f"/api/run/{run_id}", f"/api/run/{run_id}/report.html", "/api/compare?run=1&run=2",
-                 f"/api/runs?token={page.token}", "/nowhere", "//", "/static/../api/runs"):
-        for headers in ({}, {"X-Mop-Token": f"{page.token[1:]}{page.token[0]}x"}, {"Cookie": f"token={page.token}"},
-                        {"X-Mop-Token": ""}, {"X-Mop-Token": "\u00e9"}):
+    for path in (
+        "/api/runs",
+        f"/api/run/{run_id}",
+        f"/api/run/{run_id}/report.html",
+        "/api/compare?run=1&run=2",
+        f"/api/runs?token={page.token}",
+        "/nowhere",
+        "//",
+        "/static/../api/runs",
+    ):
+        for headers in (
+            {},
+            {"X-Mop-Token": f"{page.token[1:]}{page.token[0]}x"},
+            {"Cookie": f"token={page.token}"},
+            {"X-Mop-Token": ""},
+            {"X-Mop-Token": "\u00e9"},
+        ):
             status, _, text = page.call(path, headers=headers)
             assert status == 403 and "token" in text and page.token not in text
 
@@ -129,8 +158,10 @@ def test_other_hosts_and_origins_are_refused(page, run_id):
 def test_the_browser_is_called_without_the_token(db, tmp_path):
     """What a program is called with can be read by everybody on the machine."""
     program, said = tmp_path / "browser", tmp_path / "said"
-    program.write_text(f'#!/bin/sh\necho "$1" > {said}.new; stat -c %a "$(dirname "${{1#file://}}")" >> {said}.new\n'
-                       f'cat "${{1#file://}}" >> {said}.new; mv {said}.new {said}\n')
+    program.write_text(
+        f'#!/bin/sh\necho "$1" > {said}.new; stat -c %a "$(dirname "${{1#file://}}")" >> {said}.new\n'
+        f'cat "${{1#file://}}" >> {said}.new; mv {said}.new {said}\n'
+    )
     program.chmod(0o755)
     served = Served(db.uri(), (), {**os.environ, "BROWSER": f"{program} %s"})
     try:
@@ -155,8 +186,14 @@ def test_what_changes_something_is_a_post_with_the_token_in_a_header(page, run_i
 
 
 def test_every_answer_has_a_strict_policy_and_is_not_kept(page, run_id):
-    for path, headers in (("/", None), (f"/run/{run_id}", None), ("/api/runs", None), ("/static/page.js", None),
-                          ("/nowhere", None), ("/", {})):
+    for path, headers in (
+        ("/", None),
+        (f"/run/{run_id}", None),
+        ("/api/runs", None),
+        ("/static/page.js", None),
+        ("/nowhere", None),
+        ("/", {}),
+    ):
         _, told, text = page.call(path, headers=headers)
         policy = told["content-security-policy"]
         assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
@@ -169,8 +206,11 @@ def test_every_answer_has_a_strict_policy_and_is_not_kept(page, run_id):
 
 
 def test_it_listens_on_loopback_alone(page):
-    listed = subprocess.run(["ss", "-Hltn", f"sport = :{page.port}"], capture_output=True, text=True).stdout \
-        if shutil.which("ss") else open("/proc/net/tcp").read()
+    listed = (
+        subprocess.run(["ss", "-Hltn", f"sport = :{page.port}"], capture_output=True, text=True).stdout
+        if shutil.which("ss")
+        else open("/proc/net/tcp").read()
+    )
     wanted = f"127.0.0.1:{page.port}" if shutil.which("ss") else f"0100007F:{page.port:04X}"
     assert wanted in listed and f"00000000:{page.port:04X}" not in listed
 
@@ -196,9 +236,15 @@ def test_one_filter_holds_for_the_table_and_the_pictures(page, run_id):
     def view(**asked):
         return page.json(f"/api/run/{run_id}?{urlencode(asked)}")["view"]
 
-    for asked, count in (({"best": 2}, 2), ({"low.learning_rate": 0.02}, 2), ({"high.batch_size": 8}, 2),
-                         ({"low.learning_rate": 0.02, "high.batch_size": 8}, 1), ({"state": "failed"}, 0),
-                         ({"state": "finished"}, 4), ({"is.learning_rate": "0.05"}, 2)):
+    for asked, count in (
+        ({"best": 2}, 2),
+        ({"low.learning_rate": 0.02}, 2),
+        ({"high.batch_size": 8}, 2),
+        ({"low.learning_rate": 0.02, "high.batch_size": 8}, 1),
+        ({"state": "failed"}, 0),
+        ({"state": "finished"}, 4),
+        ({"is.learning_rate": "0.05"}, 2),
+    ):
         found = view(**asked)
         assert found["shown"] == count and found["all"] == 4 and len(found["rows"]) == count
         assert len(found["configurations"]) == len(found["curves"]) == count
@@ -249,11 +295,15 @@ def test_runs_are_compared(db, page, run_id):
     assert [row[0] for row in view["rows"]] == sorted(view["keys"]) == list(range(1, 9))
     curves = {key: [v for _, v in own[view["measure"]["series"]]] for key, own in view["curves"].items()}
     assert view["best"]["value"] == max(map(max, curves.values()))
-    assert view["best"]["value"] in curves[str(next(c["mst_key"] for c in view["configurations"]
-                                                    if c["name"] == view["best"]["name"]))]
-    db.run("SELECT madlib.generate_model_configs('arch', 'mae', ARRAY[1], $$ {'loss': ['mse'], 'metrics': ['mae'], "
-           "'optimizer_params_list': [{'optimizer': ['Adam'], 'learning_rate': [0.1]}]} $$, $$ {'batch_size': [8], "
-           "'epochs': [1]} $$, 'grid')")
+    assert (
+        view["best"]["value"]
+        in curves[str(next(c["mst_key"] for c in view["configurations"] if c["name"] == view["best"]["name"]))]
+    )
+    db.run(
+        "SELECT madlib.generate_model_configs('arch', 'mae', ARRAY[1], $$ {'loss': ['mse'], 'metrics': ['mae'], "
+        "'optimizer_params_list': [{'optimizer': ['Adam'], 'learning_rate': [0.1]}]} $$, $$ {'batch_size': [8], "
+        "'epochs': [1]} $$, 'grid')"
+    )
     db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'by_mae', 'mae', 1, FALSE, NULL, 1)")
     found = page.json(f"/api/compare?run={run_id}&run={last_run(db)}")  # (ranked by accuracy, and by mae)
     assert found["view"]["measure"] == {"series": "training loss", "goal": "min"} and found["view"]["shown"] == 5
@@ -293,8 +343,11 @@ def test_ten_thousand_configurations_come_in_pages(db, page, run_id):
 
 def test_what_people_write_stays_data(db, page, run_id):
     db.run("UPDATE madlib.mop_run SET error = %s, model_output_table = %s WHERE run_id = %s", [ATTACK, ATTACK, run_id])
-    db.run("UPDATE madlib.mop_configuration SET compile_params = compile_params || ', x=' || to_json('=' || mst_key || "
-           "%s)::text WHERE run_id = %s", [ATTACK, run_id])
+    db.run(
+        "UPDATE madlib.mop_configuration SET compile_params = compile_params || ', x=' || to_json('=' || mst_key || "
+        "%s)::text WHERE run_id = %s",
+        [ATTACK, run_id],
+    )
     served = Served(db.uri())
     try:
         status, headers, text = served.call(f"/api/run/{run_id}")
@@ -307,8 +360,11 @@ def test_what_people_write_stays_data(db, page, run_id):
     finally:
         served.end()
         db.run("UPDATE madlib.mop_run SET error = NULL, model_output_table = 'models' WHERE run_id = %s", [run_id])
-        db.run("UPDATE madlib.mop_configuration SET compile_params = regexp_replace(compile_params, ', x=.*', '') "
-               "WHERE run_id = %s", [run_id])
+        db.run(
+            "UPDATE madlib.mop_configuration SET compile_params = regexp_replace(compile_params, ', x=.*', '') "
+            "WHERE run_id = %s",
+            [run_id],
+        )
 
 
 def test_runs_of_others_are_neither_shown_nor_touched(db, page, run_id):
@@ -321,8 +377,12 @@ def test_runs_of_others_are_neither_shown_nor_touched(db, page, run_id):
             assert served.json("/api/runs")["runs"] == []
             for what in ("", "/report.html", "/leaderboard.csv", "/importance"):
                 assert served.call(f"/api/run/{running}{what}")[0] == 404
-            for what, given in (("cancel", {}), ("stop", {"mst_key": 1}), ("sessions", {"sessions": 1}),
-                                ("resume", {})):
+            for what, given in (
+                ("cancel", {}),
+                ("stop", {"mst_key": 1}),
+                ("sessions", {"sessions": 1}),
+                ("resume", {}),
+            ):
                 for run in (running, run_id, 999999, 10**30):
                     status, told = served.post(f"/api/run/{run}/{what}", **given)
                     assert (status, told["error"]) == (404, f"there is no run {run} that the role may see")
@@ -344,8 +404,13 @@ def test_a_run_is_steered_cancelled_and_resumed(db, page, run_id):
         assert page.post(f"/api/run/{running}/stop", mst_key=77)[0] == 400
         code, told = page.post(f"/api/run/{running}/stop", mst_key=2)
         assert code == 200 and "Configuration 2" in told["said"]
-        assert eventually(lambda: db.value("SELECT status FROM madlib.mop_trials WHERE run_id = %s AND mst_key = 2",
-                                           [running]) == "stopped", 60)
+        assert eventually(
+            lambda: (
+                db.value("SELECT status FROM madlib.mop_trials WHERE run_id = %s AND mst_key = 2", [running])
+                == "stopped"
+            ),
+            60,
+        )
         assert page.post(f"/api/run/{running}/cancel")[0] == 200
         assert eventually(lambda: status() == "cancelled", 60)
     code, told = page.post(f"/api/run/{running}/resume")
@@ -362,18 +427,38 @@ def test_a_run_that_cannot_go_on_is_not_said_to(db, page):
     with going_on(db, "gone") as running:
         assert page.post(f"/api/run/{running}/resume") == (409, {"error": f"run {running} is running", "hint": None})
         assert page.post(f"/api/run/{running}/cancel")[0] == 200
-        assert eventually(lambda: db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [running])
-                          == "cancelled", 60)
+        assert eventually(
+            lambda: db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [running]) == "cancelled", 60
+        )
     db.run("SELECT madlib.mop_drop_states(%s)", [running])
     code, told = page.post(f"/api/run/{running}/resume")
     assert code == 409 and told["error"] and "goes on" not in str(told)
 
 
-@pytest.mark.parametrize("body", [
-    b"[" * 999, b'{"mst_key": ' + b"[" * 480 + b"]" * 480 + b"}", b'{"a":' * 160, b"{" * 900, b"\xff\xfe{}", b"\0",
-    b'"x"', b"[]", b"null", b"1e999", b"NaN", b'{"mst_key": NaN, "sessions": Infinity}', b'{"mst_key": true}',
-    b'{"mst_key": {"a": 1}, "sessions": [1]}', b'{"mst_key": "1; DROP", "sessions": 1.5}', b'{"sessions": -1}',
-    b'{"mst_key": 99999999999999999999999, "sessions": 1e400}', b"x" * 1001, b'{"mst_key": "\\ud800"}'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 999,
+        b'{"mst_key": ' + b"[" * 480 + b"]" * 480 + b"}",
+        b'{"a":' * 160,
+        b"{" * 900,
+        b"\xff\xfe{}",
+        b"\0",
+        b'"x"',
+        b"[]",
+        b"null",
+        b"1e999",
+        b"NaN",
+        b'{"mst_key": NaN, "sessions": Infinity}',
+        b'{"mst_key": true}',
+        b'{"mst_key": {"a": 1}, "sessions": [1]}',
+        b'{"mst_key": "1; DROP", "sessions": 1.5}',
+        b'{"sessions": -1}',
+        b'{"mst_key": 99999999999999999999999, "sessions": 1e400}',
+        b"x" * 1001,
+        b'{"mst_key": "\\ud800"}',
+    ],
+)
 def test_no_body_and_no_path_gives_a_traceback(page, run_id, body):
     for what in ("stop", "sessions", "cancel", "resume"):
         status, headers, text = page.call(f"/api/run/{run_id}/{what}", "POST", page.shown, body)

@@ -18,14 +18,27 @@ def page(db):
     served.end()
 
 
-USED = ("button", "link", "textbox", "spinbutton", "combobox", "checkbox", "radio", "slider", "image", "region",
-        "table")  # roles
+USED = (
+    "button",
+    "link",
+    "textbox",
+    "spinbutton",
+    "combobox",
+    "checkbox",
+    "radio",
+    "slider",
+    "image",
+    "region",
+    "table",
+)  # roles
 
 
 def points(browser):
     """How many points the curves have that are drawn."""
-    return browser.execute_script("return [...document.querySelectorAll('#curves-picture .curve')]"
-                                  ".reduce((n, p) => n + p.getAttribute('d').split(/[ML]/).length - 1, 0)")
+    return browser.execute_script(
+        "return [...document.querySelectorAll('#curves-picture .curve')]"
+        ".reduce((n, p) => n + p.getAttribute('d').split(/[ML]/).length - 1, 0)"
+    )
 
 
 def drawn(browser):
@@ -35,8 +48,9 @@ def drawn(browser):
 
 def test_a_run_is_watched_and_cancelled(db, browser, page):
     caller = db.another()
-    calling = Calling(caller, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 4000, "
-                              "FALSE, NULL, 1)")
+    calling = Calling(
+        caller, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 4000, FALSE, NULL, 1)"
+    )
     try:
         browser.get(page.address)
         assert eventually(lambda: value(browser, "document.querySelectorAll('.state-running').length") == 1, 60)
@@ -52,8 +66,9 @@ def test_a_run_is_watched_and_cancelled(db, browser, page):
         browser.find_element("id", "best").send_keys("2")
         assert eventually(lambda: value(browser, "document.querySelectorAll('#board tbody tr').length") == 2, 30)
         browser.find_element("css selector", "#board th:nth-child(2) button").click()
-        assert eventually(lambda: value(browser, "document.querySelector('#board th:nth-child(2)').ariaSort")
-                          == "ascending", 30)
+        assert eventually(
+            lambda: value(browser, "document.querySelector('#board th:nth-child(2)').ariaSort") == "ascending", 30
+        )
         browser.execute_script("scrollTo(0, 120)")
         before = drawn(browser)
         assert eventually(lambda: drawn(browser) != before, 400)
@@ -63,8 +78,9 @@ def test_a_run_is_watched_and_cancelled(db, browser, page):
         assert "sort=mst_key" in browser.current_url and "best=2" in browser.current_url
         browser.find_element("id", "cancel").click()
         browser.switch_to.alert.accept()
-        assert eventually(lambda: value(browser, "document.getElementById('headline').textContent")
-                          .startswith("cancelled"), 60)
+        assert eventually(
+            lambda: value(browser, "document.getElementById('headline').textContent").startswith("cancelled"), 60
+        )
         assert "canceling statement" in str(calling.end())
         assert value(browser, "!document.getElementById('resume').hidden && document.getElementById('cancel').hidden")
     finally:
@@ -76,14 +92,19 @@ def test_a_run_is_watched_and_cancelled(db, browser, page):
 
 def test_what_people_write_is_text_in_the_page(db, browser, page):
     selection(db, "small", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.01, 0.02)])
-    db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'small_models', 'small', 1, FALSE, NULL, "
-           "1)")
+    db.run(
+        "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'small_models', 'small', 1, FALSE, NULL, 1)"
+    )
     run_id = last_run(db)
     db.run("UPDATE madlib.mop_run SET error = %s, model_output_table = %s WHERE run_id = %s", [ATTACK, ATTACK, run_id])
-    db.run("UPDATE madlib.mop_configuration SET compile_params = compile_params || ', x=' "
-           "|| to_json(mst_key || %s)::text WHERE run_id = %s", [ATTACK, run_id])
-    db.run("UPDATE madlib.mop_metric SET metrics = json_build_object(%s::text, 0.5) WHERE run_id = %s",
-           [ATTACK, run_id])
+    db.run(
+        "UPDATE madlib.mop_configuration SET compile_params = compile_params || ', x=' "
+        "|| to_json(mst_key || %s)::text WHERE run_id = %s",
+        [ATTACK, run_id],
+    )
+    db.run(
+        "UPDATE madlib.mop_metric SET metrics = json_build_object(%s::text, 0.5) WHERE run_id = %s", [ATTACK, run_id]
+    )
     browser.get(page.address)
     assert eventually(lambda: "window.attacked=1" in value(browser, "document.body.innerText"), 30)
     browser.get(f"http://127.0.0.1:{page.port}/run/{run_id}")
@@ -97,8 +118,10 @@ def test_runs_are_compared_and_pictures_are_saved(db, browser, page, tmp_path):
     selection(db, "few", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.03, 0.04)])
     compared = []
     for name in ("one", "other"):
-        db.run(f"SET pg_mop.reuse = off; SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{name}', "
-               f"'few', 2, FALSE, NULL, 1)")
+        db.run(
+            f"SET pg_mop.reuse = off; SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{name}', "
+            f"'few', 2, FALSE, NULL, 1)"
+        )
         compared.append(last_run(db))
     browser.get(page.address)  # (its token)
     assert eventually(lambda: "token" not in browser.current_url, 30)
@@ -116,16 +139,22 @@ def test_runs_are_compared_and_pictures_are_saved(db, browser, page, tmp_path):
         document.getElementById('html').click();
         for (const made of document.querySelectorAll('[aria-label="Learning curves as a file"] button')) made.click();
         """)
-    assert eventually(lambda: sorted(value(browser, "window.saved")) == ["runs.csv", "runs.html", "runs_curves.png",
-                                                                         "runs_curves.svg"], 30)
+    assert eventually(
+        lambda: (
+            sorted(value(browser, "window.saved")) == ["runs.csv", "runs.html", "runs_curves.png", "runs_curves.svg"]
+        ),
+        30,
+    )
     texts = browser.execute_async_script("Promise.all(window.blobs.map(b => b.text())).then(arguments[0])")
     assert len(next(text for text in texts if text.startswith("rank,")).splitlines()) == 5
     assert problems(browser) == []
     series = value(browser, "document.getElementById('series').value")
     drawing = next(text for text in texts if text.startswith("<svg"))
     assert f"Learning curves: {series}<" in drawing
-    for own in browser.execute_script("return [...document.querySelectorAll('#curves-picture .legend button')].map("
-                                      "b => [b.textContent, getComputedStyle(b.firstChild).backgroundColor])"):
+    for own in browser.execute_script(
+        "return [...document.querySelectorAll('#curves-picture .legend button')].map("
+        "b => [b.textContent, getComputedStyle(b.firstChild).backgroundColor])"
+    ):
         assert f'fill="{own[1]}"' in drawing and f">{own[0]}</text>" in drawing
     (tmp_path / "runs.html").write_text(next(text for text in texts if text.startswith("<!DOCTYPE")), encoding="utf-8")
     browser.get((tmp_path / "runs.html").as_uri())  # (the file needs neither the page nor its server)
@@ -161,8 +190,9 @@ def test_all_tabs_have_the_token_and_nobody_else(browser, page):
     assert eventually(lambda: value(browser, "document.querySelectorAll('#board tbody tr').length") == 3, 30)
     browser.get(page.address)
     browser.execute_script("localStorage.clear(); location.reload()")
-    assert eventually(lambda: "needs its token" in value(browser, "document.getElementById('connection').textContent"),
-                      30)
+    assert eventually(
+        lambda: "needs its token" in value(browser, "document.getElementById('connection').textContent"), 30
+    )
     browser.get(page.address)  # (the part behind # alone differs: that loads nothing by itself)
     assert eventually(lambda: value(browser, "document.querySelectorAll('tbody tr').length") > 0, 30)
     browser.close()
@@ -175,8 +205,11 @@ def test_what_can_be_used_has_a_name_for_who_hears_the_page(browser, page):
     for path, least in (("/", 3), ("/run/1", 20)):
         browser.get(f"http://127.0.0.1:{page.port}{path}")
         assert eventually(lambda: value(browser, "document.querySelectorAll('tbody tr').length") > 0, 30)
-        nodes = [node for node in browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
-                 if not node["ignored"] and node["role"]["value"] in USED]
+        nodes = [
+            node
+            for node in browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+            if not node["ignored"] and node["role"]["value"] in USED
+        ]
         nameless = [node for node in nodes if not node.get("name", {}).get("value", "").strip()]
         assert len(nodes) >= least and nameless == []
         assert value(browser, "document.documentElement.lang") == "en" and browser.title
@@ -184,8 +217,9 @@ def test_what_can_be_used_has_a_name_for_who_hears_the_page(browser, page):
 
 
 def test_a_phone_shows_it_without_scrolling_sideways(browser, page):
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
-                            {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True})
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+    )
     try:
         for path in ("/", "/run/1"):
             browser.get(f"http://127.0.0.1:{page.port}{path}")
@@ -200,5 +234,7 @@ def test_a_page_whose_server_has_gone_says_so(db, browser, page):
     browser.get(other.address)
     assert eventually(lambda: value(browser, "document.querySelectorAll('tbody tr').length") > 0, 30)
     other.end()
-    assert eventually(lambda: "does not answer: trying again" in
-                      value(browser, "document.getElementById('connection').textContent"), 60)
+    assert eventually(
+        lambda: "does not answer: trying again" in value(browser, "document.getElementById('connection').textContent"),
+        60,
+    )

@@ -50,8 +50,13 @@ def test_rows_are_packed_as_they_are(db, s, tmp_path, kind):
 
 
 def test_names_and_values_of_all_kinds_are_packed(db, s):
-    frame = pandas.DataFrame({HOSTILE: [1.0, 2.0, 3.0, 4.0] * 9, "b": [0.5, None, 1.5, 2.5] * 9,
-                              'c"l': ["a\tb", "new\nline", "back\\slash", None] * 9})
+    frame = pandas.DataFrame(
+        {
+            HOSTILE: [1.0, 2.0, 3.0, 4.0] * 9,
+            "b": [0.5, None, 1.5, 2.5] * 9,
+            'c"l': ["a\tb", "new\nline", "back\\slash", None] * 9,
+        }
+    )
     table = quote(f"T {HOSTILE}"[:40])
     frame["b"] = frame["b"].fillna(0)
     packed = s.pack(frame.dropna(), table, label='c"l')
@@ -66,19 +71,23 @@ LABELS = [  # a column, what it is in SQL, and its values there
     (pandas.Series([1, None, 2], dtype="Int64"), "integer", [1, None, 2]),
     (pandas.Series([None, None, None], dtype="Int64"), "integer", [None] * 3),
     (pandas.Series([1, 2, 2**63 + 5], dtype="uint64"), "numeric", [1, 2, 2**63 + 5]),
-    (pandas.Series([-2**31 - 1, 0, 1]), "bigint", [-2**31 - 1, 0, 1]),
+    (pandas.Series([-(2**31) - 1, 0, 1]), "bigint", [-(2**31) - 1, 0, 1]),
     (pandas.Series([True, None, False], dtype="boolean"), "boolean", [True, None, False]),
     (pandas.Series([True, None, False], dtype=object), "boolean", [True, None, False]),
     (pandas.Series([3, 4, None], dtype=object), "integer", [3, 4, None]),
     (pandas.Series([3, 4, 3], dtype="category"), "integer", [3, 4, 3]),
     (pandas.Series([1.5, float("nan"), 2.0]), "double precision", [1.5, None, 2.0]),
     (pandas.Series(["a", None, pandas.NA], dtype=object), "text", ["a", None, None]),
-    (pandas.to_datetime(pandas.Series(["2026-01-31", None, "2026-02-28"])), "text",
-     ["2026-01-31 00:00:00", None, "2026-02-28 00:00:00"]),
+    (
+        pandas.to_datetime(pandas.Series(["2026-01-31", None, "2026-02-28"])),
+        "text",
+        ["2026-01-31 00:00:00", None, "2026-02-28 00:00:00"],
+    ),
     (pandas.Series([datetime.date(2026, 1, 31), None, pandas.NaT], dtype=object), "text", ["2026-01-31", None, None]),
     (pandas.Series([[0, 1], [1, 0], [1, 0]]), "real[]", [[0, 1], [1, 0], [1, 0]]),
     (pandas.Series([numpy.array([True, False])] * 3), "real[]", [[1, 0]] * 3),
-    (pandas.Series([numpy.float32([0.5, 1])] * 3), "real[]", [[0.5, 1.0]] * 3)]
+    (pandas.Series([numpy.float32([0.5, 1])] * 3), "real[]", [[0.5, 1.0]] * 3),
+]
 
 
 @pytest.mark.parametrize("values, kind, wanted", LABELS, ids=lambda value: value if isinstance(value, str) else "")
@@ -96,11 +105,12 @@ def late(rows=reading.CHUNK_ROWS):
     return pandas.DataFrame({"a": numpy.arange(rows + 2) / 4.0, "label": numpy.arange(rows + 2) % 3}, dtype=object)
 
 
-@pytest.mark.parametrize("last, wanted", [(["x", "01"], ["0", "1", "x", "01"]), ([7, None], [0, 1, 7, None]),
-                                          ([2**40, 5], [0, 1, 2**40, 5])])
+@pytest.mark.parametrize(
+    "last, wanted", [(["x", "01"], ["0", "1", "x", "01"]), ([7, None], [0, 1, 7, None]), ([2**40, 5], [0, 1, 2**40, 5])]
+)
 def test_rows_that_come_late_are_packed_as_the_first(db, s, tmp_path, last, wanted):
     frame = late()
-    frame.loc[len(frame) - 2:, "label"] = last
+    frame.loc[len(frame) - 2 :, "label"] = last
     frame.to_csv(tmp_path / "late.csv", index=False)
     files = [tmp_path / "late.csv"]
     if last != ["x", "01"]:
@@ -163,15 +173,19 @@ def test_arrays_of_all_kinds_are_packed_or_refused(db, s):
 
     assert stored([numpy.array([True, False])] * 3) == [[1.0, 0.0]] * 3
     assert stored([[decimal.Decimal("0.5"), 2]] * 3) == [[0.5, 2.0]] * 3
-    assert stored([numpy.array([numpy.array([1, 2]), numpy.array([3, 4])], dtype=object)] * 3) == [
-        [[1.0, 2.0], [3.0, 4.0]]] * 3
+    assert (
+        stored([numpy.array([numpy.array([1, 2]), numpy.array([3, 4])], dtype=object)] * 3)
+        == [[[1.0, 2.0], [3.0, 4.0]]] * 3
+    )
     nested = numpy.empty(2, dtype=object)  # as Parquet gives lists of lists
     nested[:] = [numpy.array([1.0, 2.0]), numpy.array([3.0, 4.0])]
     assert stored([nested] * 3) == [[[1.0, 2.0], [3.0, 4.0]]] * 3
-    for bad, message in (([[1, 2], None, [3, 4]], "has 0 dimensions in row 1, and 1 in its first rows"),
-                         ([[1, 2], [[1, 2]], [3, 4]], "has 2 dimensions in row 1"),
-                         ([[1, 2], ["x", 1], [3, 4]], "has no array of numbers in row 1"),
-                         ([[[1], [2, 3]], [1], [2]], "has no array of numbers in its first rows")):
+    for bad, message in (
+        ([[1, 2], None, [3, 4]], "has 0 dimensions in row 1, and 1 in its first rows"),
+        ([[1, 2], [[1, 2]], [3, 4]], "has 2 dimensions in row 1"),
+        ([[1, 2], ["x", 1], [3, 4]], "has no array of numbers in row 1"),
+        ([[[1], [2, 3]], [1], [2]], "has no array of numbers in its first rows"),
+    ):
         with pytest.raises(ClientError, match=f"column 'v' {message}"):
             stored(bad)
         assert db.value("SELECT to_regclass('of_arrays') IS NULL")
@@ -181,14 +195,25 @@ def test_arrays_of_all_kinds_are_packed_or_refused(db, s):
 
 
 def test_columns_that_are_no_features_are_named(s):
-    frame = pandas.DataFrame({"id": [1, 2], "name": ["a", "b"], "of": [decimal.Decimal("0.5"), None], "z": [1j, 2j],
-                              "when": pandas.to_datetime(["2026-01-31"] * 2), "label": [0, 1]})
+    frame = pandas.DataFrame(
+        {
+            "id": [1, 2],
+            "name": ["a", "b"],
+            "of": [decimal.Decimal("0.5"), None],
+            "z": [1j, 2j],
+            "when": pandas.to_datetime(["2026-01-31"] * 2),
+            "label": [0, 1],
+        }
+    )
     with pytest.warns(UserWarning) as told, s.engine.connect() as connection:
-        _, _, columns = packing.copy(connection, frame.fillna({"of": decimal.Decimal(1)}), "some", "label",
-                                     temporary=True)
+        _, _, columns = packing.copy(
+            connection, frame.fillna({"of": decimal.Decimal(1)}), "some", "label", temporary=True
+        )
     assert columns == ["id", "of"]
-    assert [str(w.message) for w in told] == ["no features, for they have no numbers: 'name', 'z', 'when'",
-                                              "features, for they have numbers: 'id'; features=[...] leaves them out"]
+    assert [str(w.message) for w in told] == [
+        "no features, for they have no numbers: 'name', 'z', 'when'",
+        "features, for they have numbers: 'id'; features=[...] leaves them out",
+    ]
 
 
 def test_a_file_is_read_as_it_is_written_or_not_at_all(db, s, tmp_path):
@@ -204,9 +229,11 @@ def test_a_file_is_read_as_it_is_written_or_not_at_all(db, s, tmp_path):
     assert stored("a,label\n1,True\n2,false\n") == [True, False]
     assert stored("a,b,label\n1,2,0,\n3,4,1,\n") == [0, 1]  # (an empty field at the end of each line)
     assert db.value("SELECT features FROM of_file WHERE id = 1") == [3.0, 4.0]
-    for text, encoding, message in (("a,b,label\n1,2,0,9\n3,4,1,8\n", "utf-8", "Length of header"),
-                                    ("a,label\n1,2\n3,4,5\n", "utf-8", "Expected 2 fields in line 3"),
-                                    ("", "utf-8", "No columns")):
+    for text, encoding, message in (
+        ("a,b,label\n1,2,0,9\n3,4,1,8\n", "utf-8", "Length of header"),
+        ("a,label\n1,2\n3,4,5\n", "utf-8", "Expected 2 fields in line 3"),
+        ("", "utf-8", "No columns"),
+    ):
         with pytest.raises(ClientError, match=f"rows.CSV' cannot be read: .*{message}"):
             stored(text, encoding)
     with pytest.raises(ClientError, match="rows.CSV' is not UTF-8: .*\nHINT: pack\\(pandas.read_csv"):
@@ -252,10 +279,13 @@ def test_a_table_that_is_there_is_replaced_where_that_is_asked_for(db, s):
     s.pack(frame[:1], "twice", label="label", replace=True)
     assert db.value("SELECT count(*) FROM twice") == 1
     kept = db.run("SELECT oid FROM pg_class WHERE relname LIKE 'twice%' ORDER BY 1")
-    for data, given, error in (("typo.csv", {"label": "a"}, ClientError), (frame, {"label": "no"}, ClientError),
-                               (frame, {"label": "label", "bufer_size": 3}, TypeError),
-                               (frame, {"label": "label", "source_table": "other"}, ClientError),
-                               (frame, {"label": "label", "buffer_size": -3}, ServerError)):
+    for data, given, error in (
+        ("typo.csv", {"label": "a"}, ClientError),
+        (frame, {"label": "no"}, ClientError),
+        (frame, {"label": "label", "bufer_size": 3}, TypeError),
+        (frame, {"label": "label", "source_table": "other"}, ClientError),
+        (frame, {"label": "label", "buffer_size": -3}, ServerError),
+    ):
         with pytest.raises(error):
             s.pack(data, "twice", replace=True, **given)
         assert db.run("SELECT oid FROM pg_class WHERE relname LIKE 'twice%' ORDER BY 1") == kept
@@ -270,12 +300,18 @@ def test_columns_are_taken_by_name_from_whatever_comes_later(db, s):
     train = s.pack(frame, "named", label="label", replace=True)
     val = s.pack(mixed, "named_val", label="label", validation_of=train, replace=True)
     assert [row["features"] for row in db.run("SELECT features FROM named_val ORDER BY id")] == [
-        row["features"] for row in db.run("SELECT features FROM named ORDER BY id")]
+        row["features"] for row in db.run("SELECT features FROM named ORDER BY id")
+    ]
     with pytest.raises(ClientError, match="there is no column 'b'"):
         s.pack(frame[["a", "label"]], "never", label="label", validation_of=train)
     load(db, "of_two", sequential("two", [2], layer("Dense", units=2, activation="softmax")))
-    s.load_model_selection_table("of_two", "two_mst", [1], ["loss='categorical_crossentropy', "
-                                 "optimizer='Adam(lr=0.1)', metrics=['accuracy']"], ["batch_size=10"])
+    s.load_model_selection_table(
+        "of_two",
+        "two_mst",
+        [1],
+        ["loss='categorical_crossentropy', optimizer='Adam(lr=0.1)', metrics=['accuracy']"],
+        ["batch_size=10"],
+    )
     run = s.fit_multiple(train, "two_models", "two_mst", 10, val)
     right = (run.predict(mixed) == frame.label).mean()
     assert right > 0.9 and run.best()["validation accuracy"] == pytest.approx(right, abs=0.01)
@@ -292,22 +328,36 @@ def test_numbers_are_predicted_as_numbers_and_classes_as_what_they_are(db, s):
     x = numpy.random.default_rng(1).normal(size=(120, 2))
     rows = pandas.DataFrame(x, columns=["a", "b"])
     load(db, "of_one", sequential("one", [2], layer("Dense", units=1)))
-    s.load_model_selection_table("of_one", "one_mst", [1], ["loss='mse', optimizer='Adam(lr=0.1)', metrics=['mae']"],
-                                 ["batch_size=10"])
+    s.load_model_selection_table(
+        "of_one", "one_mst", [1], ["loss='mse', optimizer='Adam(lr=0.1)', metrics=['mae']"], ["batch_size=10"]
+    )
     packed = s.pack(rows.assign(y=2 * rows.a + 1), "numbers", label="y", dependent_dtype="float32")
     run = s.fit_multiple(packed, "one_models", "one_mst", 15)
     assert abs(run.predict(rows) - (2 * rows.a + 1)).mean() == pytest.approx(run.best()["training mae"], rel=1e-3)
     load(db, "of_both", sequential("both", [2], layer("Dense", units=2)))
-    s.load_model_selection_table("of_both", "both_mst", [1], ["loss='mse', optimizer='Adam(lr=0.1)', "
-                                                              "metrics=['mae']"], ["batch_size=10"])
+    s.load_model_selection_table(
+        "of_both", "both_mst", [1], ["loss='mse', optimizer='Adam(lr=0.1)', metrics=['mae']"], ["batch_size=10"]
+    )
     packed = s.pack((x, numpy.stack([x[:, 0], -x[:, 1]], 1)), "pairs", dependent_dtype="float32")
     found = s.fit_multiple(packed, "both_models", "both_mst", 15).predict(x)
     assert found.shape == (120, 2) and abs(found.to_numpy() - [1, -1] * x).mean() < 0.2
     load(db, "kinds", sequential("kinds", [2], layer("Dense", units=2, activation="softmax")))
-    s.load_model_selection_table("kinds", "kinds_mst", [1], ["loss='categorical_crossentropy', "
-                                 "optimizer='Adam(lr=0.1)', metrics=['accuracy']"], ["batch_size=10"])
-    for number, (low, high, kind) in enumerate(((None, "p", "str"), (False, True, "bool"), (0.5, 1.5, "float64"),
-                                                (None, 3.0, "float64"), ([1.0, 0.0], [0.0, 1.0], "int64"))):
+    s.load_model_selection_table(
+        "kinds",
+        "kinds_mst",
+        [1],
+        ["loss='categorical_crossentropy', optimizer='Adam(lr=0.1)', metrics=['accuracy']"],
+        ["batch_size=10"],
+    )
+    for number, (low, high, kind) in enumerate(
+        (
+            (None, "p", "str"),
+            (False, True, "bool"),
+            (0.5, 1.5, "float64"),
+            (None, 3.0, "float64"),
+            ([1.0, 0.0], [0.0, 1.0], "int64"),
+        )
+    ):
         actual = pandas.Series([high if a > 0 else low for a in rows.a])
         packed = s.pack(rows.assign(y=actual), "of_kind", label="y", replace=True)
         found = s.fit_multiple(packed, f"kind_{number}", "kinds_mst", 10).predict(rows[rows.a < -0.5])
@@ -318,12 +368,19 @@ def test_numbers_are_predicted_as_numbers_and_classes_as_what_they_are(db, s):
 
 
 def test_great_and_odd_numbers_come_back_as_they_are(db, s):
-    db.run("CREATE TABLE odd AS SELECT i AS id, ARRAY[i % 3, 1]::real[] AS x, "
-           "CASE WHEN i % 3 > 0 THEN 9007199254740992 + i % 3 END AS great, "
-           "(ARRAY['NaN', 'Infinity', '0.1'])[1 + i % 3]::real AS real FROM generate_series(1, 90) i")
+    db.run(
+        "CREATE TABLE odd AS SELECT i AS id, ARRAY[i % 3, 1]::real[] AS x, "
+        "CASE WHEN i % 3 > 0 THEN 9007199254740992 + i % 3 END AS great, "
+        "(ARRAY['NaN', 'Infinity', '0.1'])[1 + i % 3]::real AS real FROM generate_series(1, 90) i"
+    )
     load(db, "odd_net", sequential("odd", [2], layer("Dense", units=3, activation="softmax")))
-    s.load_model_selection_table("odd_net", "odd_mst", [1], ["loss='categorical_crossentropy', "
-                                 "optimizer='Adam(lr=0.3)', metrics=['accuracy']"], ["batch_size=5"])
+    s.load_model_selection_table(
+        "odd_net",
+        "odd_mst",
+        [1],
+        ["loss='categorical_crossentropy', optimizer='Adam(lr=0.3)', metrics=['accuracy']"],
+        ["batch_size=5"],
+    )
     rows = numpy.float32([[0, 1], [1, 1], [2, 1]])
     for label, wanted in (("great", [None, 2**53 + 1, 2**53 + 2]), ("real", [numpy.nan, numpy.inf, 0.1])):
         s.training_preprocessor_dl("odd", f"odd_{label}", label, "x")
@@ -356,38 +413,54 @@ def test_a_connection_that_is_lost_in_packing_leaves_all_as_it_was(db, s, monkey
 def test_what_cannot_be_packed_is_said(s, tmp_path):
     frame = pandas.DataFrame({"a": [1.0], "word": ["x"], "v": [[1.0, 2.0]]})
     for data, given, message in (
-            (frame, {}, "label=... is missing"),
-            (frame, {"label": "no", "features": "a"}, "there is no column 'no' for the label"),
-            (frame, {"label": "word", "features": ["a", "b"]}, "there is no column 'b'"),
-            (frame, {"label": "a", "features": "word"}, "column 'word' has no numbers"),
-            (frame, {"label": "word"}, "column 'v' has arrays"),
-            (frame, {"label": "a", "features": ["a"]}, "column 'a' is named twice"),
-            ({"a": [1]}, {"label": "a"}, "rows are a DataFrame, a pair of arrays (x, y) or a path, and not dict"),
-            (frame.assign(word=b"a"), {"label": "word", "features": "a"}, "a class is bytes, b'a'"),
-            (frame.assign(word="a\0b"), {"label": "word", "features": "a"}, r"a class has a NUL character, 'a\x00b'"),
-            (frame, {"label": "a", "validation_of": "never_packed", "replace": True}, "cannot be packed by what is in"),
-            (frame.assign(word=2**70), {"label": "word", "features": "a"}, "whole numbers of more than 64 bits"),
-            ((numpy.array(1), numpy.array(2)), {}, "x is no array of rows"),
-            (([[1.0]], [1]), {"label": "no"}, "there is no column 'no' for the label"),
-            (frame.head(0), {"label": "a"}, "there are no rows"),
-            ((numpy.ma.masked_array(numpy.ones((3, 2)), mask=numpy.eye(3, 2) > 0), numpy.arange(3)), {},
-             "x has masked values"),
-            (([numpy.ma.masked_equal([1, 2], 2)] * 3, [0, 1, 2]), {}, "x has masked values"),
-            ((numpy.ones((3, 2)), numpy.ma.masked_equal([1, 2, 3], 2)), {}, "y has masked values"),
-            (pandas.DataFrame({"a": [[1, 2], numpy.ma.masked_equal([1.0, 2.0], 2)], "b": [0, 1]}), {"label": "b"},
-             "column 'a' has masked values in row 1"),
-            (pandas.DataFrame({"a": [1.0, 2.0], "v": [numpy.ma.masked_equal([1.0, 2.0], 2)] * 2}),
-             {"label": "v", "features": "a"}, "a class has masked values"),
-            ((numpy.ones((3, 2)) * 1j, numpy.arange(3)), {}, "column 'x' has no array of numbers in its first rows"),
-            ((numpy.zeros((3, 2), "M8[s]"), numpy.arange(3)), {}, "column 'x' has no array of numbers"),
-            (pandas.DataFrame({"a": [0.5, 1e-50], "c": 1.0, "b": [0, 1]}), {"label": "b"},
-             "column 'a' has 1e-50, too small for real in row 1"),
-            ((numpy.array([[1.0, -1e-46]]), [0]), {}, "column 'x' has -1e-46, too small for real in row 0"),
-            ((numpy.array([[1.0, 2.0], [1e39, 1.0]]), [0, 1]), {}, "column 'x' has 1e+39, beyond real in row 1"),
-            (frame.assign(word=pandas.Series(["a\ud800b"], dtype=object)), {"label": "word", "features": "a"},
-             r"a class has half a character (a lone surrogate), 'a\ud800b'"),
-            ("nowhere.csv", {"label": "a"}, "there is no file 'nowhere.csv'\nHINT: The current directory is"),
-            (([1], [1, 2]), {}, "x has 1 rows and y 2")):
+        (frame, {}, "label=... is missing"),
+        (frame, {"label": "no", "features": "a"}, "there is no column 'no' for the label"),
+        (frame, {"label": "word", "features": ["a", "b"]}, "there is no column 'b'"),
+        (frame, {"label": "a", "features": "word"}, "column 'word' has no numbers"),
+        (frame, {"label": "word"}, "column 'v' has arrays"),
+        (frame, {"label": "a", "features": ["a"]}, "column 'a' is named twice"),
+        ({"a": [1]}, {"label": "a"}, "rows are a DataFrame, a pair of arrays (x, y) or a path, and not dict"),
+        (frame.assign(word=b"a"), {"label": "word", "features": "a"}, "a class is bytes, b'a'"),
+        (frame.assign(word="a\0b"), {"label": "word", "features": "a"}, r"a class has a NUL character, 'a\x00b'"),
+        (frame, {"label": "a", "validation_of": "never_packed", "replace": True}, "cannot be packed by what is in"),
+        (frame.assign(word=2**70), {"label": "word", "features": "a"}, "whole numbers of more than 64 bits"),
+        ((numpy.array(1), numpy.array(2)), {}, "x is no array of rows"),
+        (([[1.0]], [1]), {"label": "no"}, "there is no column 'no' for the label"),
+        (frame.head(0), {"label": "a"}, "there are no rows"),
+        (
+            (numpy.ma.masked_array(numpy.ones((3, 2)), mask=numpy.eye(3, 2) > 0), numpy.arange(3)),
+            {},
+            "x has masked values",
+        ),
+        (([numpy.ma.masked_equal([1, 2], 2)] * 3, [0, 1, 2]), {}, "x has masked values"),
+        ((numpy.ones((3, 2)), numpy.ma.masked_equal([1, 2, 3], 2)), {}, "y has masked values"),
+        (
+            pandas.DataFrame({"a": [[1, 2], numpy.ma.masked_equal([1.0, 2.0], 2)], "b": [0, 1]}),
+            {"label": "b"},
+            "column 'a' has masked values in row 1",
+        ),
+        (
+            pandas.DataFrame({"a": [1.0, 2.0], "v": [numpy.ma.masked_equal([1.0, 2.0], 2)] * 2}),
+            {"label": "v", "features": "a"},
+            "a class has masked values",
+        ),
+        ((numpy.ones((3, 2)) * 1j, numpy.arange(3)), {}, "column 'x' has no array of numbers in its first rows"),
+        ((numpy.zeros((3, 2), "M8[s]"), numpy.arange(3)), {}, "column 'x' has no array of numbers"),
+        (
+            pandas.DataFrame({"a": [0.5, 1e-50], "c": 1.0, "b": [0, 1]}),
+            {"label": "b"},
+            "column 'a' has 1e-50, too small for real in row 1",
+        ),
+        ((numpy.array([[1.0, -1e-46]]), [0]), {}, "column 'x' has -1e-46, too small for real in row 0"),
+        ((numpy.array([[1.0, 2.0], [1e39, 1.0]]), [0, 1]), {}, "column 'x' has 1e+39, beyond real in row 1"),
+        (
+            frame.assign(word=pandas.Series(["a\ud800b"], dtype=object)),
+            {"label": "word", "features": "a"},
+            r"a class has half a character (a lone surrogate), 'a\ud800b'",
+        ),
+        ("nowhere.csv", {"label": "a"}, "there is no file 'nowhere.csv'\nHINT: The current directory is"),
+        (([1], [1, 2]), {}, "x has 1 rows and y 2"),
+    ):
         with pytest.raises(ClientError, match=re.escape(message)):
             s.pack(data, "never", **given)
     (tmp_path / "rows.txt").write_text("x")
@@ -406,8 +479,9 @@ def test_the_least_and_the_largest_numbers_of_real_are_packed(db, s):
     assert [r["x"] for r in db.run("SELECT x FROM unmasked ORDER BY id")] == [[1, 2], [3, 4]]
 
 
-@pytest.mark.parametrize("kind", ["list_(float32)", "large_list(float64)", "list_(float32,2)",
-                                  "fixed_shape_tensor(float32,[2])"])
+@pytest.mark.parametrize(
+    "kind", ["list_(float32)", "large_list(float64)", "list_(float32,2)", "fixed_shape_tensor(float32,[2])"]
+)
 def test_arrow_s_lists_are_arrays(db, s, kind):
     arrow = pytest.importorskip("pyarrow", reason="not run: Arrow's lists need pyarrow")
     name, _, given = kind.rstrip(")").partition("(")
@@ -423,6 +497,7 @@ def test_arrow_s_lists_are_arrays(db, s, kind):
 def write_pictures(folder, source, size=(8, 6), each=12):
     """Pictures of two classes, one dark, one light; {path within the folder: its pixels}."""
     from PIL import Image
+
     written = {}
     for name, low in (("dark", 0), ("light", 128)):
         (folder / name).mkdir(parents=True)
@@ -440,10 +515,23 @@ def test_a_folder_of_pictures_is_packed_and_predicted(db, s, tmp_path):
     rows = db.run("SELECT pixels, label FROM pictures ORDER BY id")
     assert [r["label"] for r in rows] == [path.split("/")[0] for path in sorted(written)]
     assert all(numpy.array_equal(r["pixels"], written[path]) for r, path in zip(rows, sorted(written)))
-    load(db, "seeing", sequential("seeing", [8, 6, 3], layer(
-        "Flatten", name="flat"), layer("Dense", name="out", units=2, activation="softmax")))
-    s.load_model_selection_table("seeing", "seeing_mst", [1], ["loss='categorical_crossentropy', "
-                                 "optimizer='Adam(lr=0.05)', metrics=['accuracy']"], ["batch_size=4"])
+    load(
+        db,
+        "seeing",
+        sequential(
+            "seeing",
+            [8, 6, 3],
+            layer("Flatten", name="flat"),
+            layer("Dense", name="out", units=2, activation="softmax"),
+        ),
+    )
+    s.load_model_selection_table(
+        "seeing",
+        "seeing_mst",
+        [1],
+        ["loss='categorical_crossentropy', optimizer='Adam(lr=0.05)', metrics=['accuracy']"],
+        ["batch_size=4"],
+    )
     run = s.fit_multiple(packed, "seen", "seeing_mst", 5)
     found = run.predict(tmp_path / "pictures")
     assert list(found.index) == sorted(written) and found.name == "label"
@@ -454,17 +542,33 @@ def test_a_folder_of_pictures_is_packed_and_predicted(db, s, tmp_path):
 
 def deep_png():
     """A PNG of 16 bits a channel."""
+
     def chunk(name, data):
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
     rows = b"".join(b"\0" + struct.pack(">15H", *[300] * 15) for _ in range(4))
-    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 5, 4, 16, 2, 0, 0, 0))
-            + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", 5, 4, 16, 2, 0, 0, 0))
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
 
 
 def deep_tiff():
     """A TIFF of 16 bits a channel, not compressed."""
-    tags = [(256, 3, 1, 5), (257, 3, 1, 4), (258, 3, 3, 134), (259, 3, 1, 1), (262, 3, 1, 2), (273, 4, 1, 140),
-            (277, 3, 1, 3), (278, 3, 1, 4), (279, 4, 1, 120), (284, 3, 1, 1)]
+    tags = [
+        (256, 3, 1, 5),
+        (257, 3, 1, 4),
+        (258, 3, 3, 134),
+        (259, 3, 1, 1),
+        (262, 3, 1, 2),
+        (273, 4, 1, 140),
+        (277, 3, 1, 3),
+        (278, 3, 1, 4),
+        (279, 4, 1, 120),
+        (284, 3, 1, 1),
+    ]
     head = struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags)
     return head + struct.pack("<I3H", 0, 16, 16, 16) + struct.pack("<60H", *[300] * 60)
 
@@ -472,6 +576,7 @@ def deep_tiff():
 def deep_jpeg2000():
     """The head of a JPEG 2000 that says 12 bits a channel, of one that has 8."""
     from PIL import Image
+
     file = io.BytesIO()
     Image.new("RGB", (5, 4)).save(file, "JPEG2000")
     data = bytearray(file.getvalue())
@@ -480,9 +585,13 @@ def deep_jpeg2000():
     return bytes(data)
 
 
-DEEP = {"a.png": deep_png, "a.tif": deep_tiff, "a.jp2": deep_jpeg2000,
-        "a.ppm": lambda: b"P6 5 4 65535\n" + struct.pack(">60H", *[300] * 60),
-        "b.ppm": lambda: b"P3 5 4 1000\n" + b"300 " * 60}
+DEEP = {
+    "a.png": deep_png,
+    "a.tif": deep_tiff,
+    "a.jp2": deep_jpeg2000,
+    "a.ppm": lambda: b"P6 5 4 65535\n" + struct.pack(">60H", *[300] * 60),
+    "b.ppm": lambda: b"P3 5 4 1000\n" + b"300 " * 60,
+}
 
 
 @pytest.mark.parametrize("name", DEEP)
@@ -496,6 +605,7 @@ def test_pictures_of_more_than_8_bits_a_channel_are_refused(s, tmp_path, name):
 @pytest.mark.parametrize("kind", ["gif", "png", "webp", "tiff"])
 def test_a_picture_of_several_frames_is_refused(db, s, tmp_path, kind):
     from PIL import Image
+
     (tmp_path / "a").mkdir()
     frames = [Image.new("RGB", (5, 4), (grey,) * 3) for grey in (10, 200, 90)]
     frames[0].save(tmp_path / "a" / f"1.{kind}", save_all=True, append_images=frames[1:])
@@ -509,10 +619,14 @@ def test_a_picture_of_several_frames_is_refused(db, s, tmp_path, kind):
 
 def test_what_is_wrong_with_pictures_is_said(s, tmp_path):
     from PIL import Image
+
     folder = tmp_path / "bad"
     write_pictures(folder, numpy.random.default_rng(1), each=2)
-    for given, message in (({"mode": "CMYK"}, "mode must be one of"), ({"size": (3,)}, "size must be (height, width)"),
-                           ({"size": 28}, "size must be (height, width)")):
+    for given, message in (
+        ({"mode": "CMYK"}, "mode must be one of"),
+        ({"size": (3,)}, "size must be (height, width)"),
+        ({"size": 28}, "size must be (height, width)"),
+    ):
         with pytest.raises(ClientError, match=re.escape(message)):
             s.pack(folder, "never", **given)
     write_pictures(folder / "light", numpy.random.default_rng(1), size=(5, 5), each=1)

@@ -13,21 +13,53 @@ from pg_mop_client.command import main
 from pg_mop_client.database import make_engine
 
 SECRET = "Xq7vHUSH"
-UNREADABLE = ["postgresql+asyncpg://u:{}@127.0.0.1/db", "postgres+aiopg://u:{}@127.0.0.1/db",
-              "postgresql+pg8000://u:{}@127.0.0.1/db", "jdbc:postgresql://u:{}@h/db", "mysql://u:{}@h/db",
-              "postgresql://u:{}@127.0.0.1:bad/db", "postgresql://u:{}%ZZ@127.0.0.1/db", "postgresql://u:%{}@127.0.0.1/db",
-              "postgresql://u:100%{}@127.0.0.1/db", "postgresql://u:a@{}@127.0.0.1/db", "postgresql://u:{}/x@127.0.0.1/db",
-              "postgresql://u:a/{}@127.0.0.1/db", "postgresql://u:a@b/{}@127.0.0.1/db", "postgresql://{}/a@127.0.0.1/db",
-              "postgresql://u:p@127.0.0.1/db?{}", "postgresql://u:p@127.0.0.1/db?{}=1", "postgresql:/u:{}@127.0.0.1/db",
-              "postgresql//u:{}@127.0.0.1/db", "https://u:{}@127.0.0.1/db", "{}", "u:{}@127.0.0.1/db",
-              "host=127.0.0.1 password=a {} dbname=db", "host=127.0.0.1 password=a {}=1", "host=127.0.0.1 password='{}",
-              "host=127.0.0.1 {}", "host=127.0.0.1 pass={}", "password={}' host=h' x", "host=127.0.0.1 port={}",
-              "postgresql://u@127.0.0.1:1/db?passwort={}", "\0{}", "host=127.0.0.1 password={}\0"]
-UNREACHABLE = ["postgresql://u:{}@127.0.0.1:1/db", " postgresql://u:{}@127.0.0.1:1/db ", "postgres://u:{}@127.0.0.1:1/db",
-               "postgresql+psycopg2://u:{}@127.0.0.1:1/db", "postgres+psycopg://u:{}@127.0.0.1:1/db", "postgresql://u:%25{}@127.0.0.1:1/db",
-               "host=127.0.0.1 port=1 user=u dbname=db password={}", "host=127.0.0.1 port=1 password='a b{}'",
-               "postgresql://u@127.0.0.1:1/db?password={}", "postgresql://u:?{}=@127.0.0.1:1/db",
-               "postgresql://u:p:{}#@127.0.0.1:1/db", "host=127.0.0.1 port=1 sslpassword={} application_name={}"]
+UNREADABLE = [
+    "postgresql+asyncpg://u:{}@127.0.0.1/db",
+    "postgres+aiopg://u:{}@127.0.0.1/db",
+    "postgresql+pg8000://u:{}@127.0.0.1/db",
+    "jdbc:postgresql://u:{}@h/db",
+    "mysql://u:{}@h/db",
+    "postgresql://u:{}@127.0.0.1:bad/db",
+    "postgresql://u:{}%ZZ@127.0.0.1/db",
+    "postgresql://u:%{}@127.0.0.1/db",
+    "postgresql://u:100%{}@127.0.0.1/db",
+    "postgresql://u:a@{}@127.0.0.1/db",
+    "postgresql://u:{}/x@127.0.0.1/db",
+    "postgresql://u:a/{}@127.0.0.1/db",
+    "postgresql://u:a@b/{}@127.0.0.1/db",
+    "postgresql://{}/a@127.0.0.1/db",
+    "postgresql://u:p@127.0.0.1/db?{}",
+    "postgresql://u:p@127.0.0.1/db?{}=1",
+    "postgresql:/u:{}@127.0.0.1/db",
+    "postgresql//u:{}@127.0.0.1/db",
+    "https://u:{}@127.0.0.1/db",
+    "{}",
+    "u:{}@127.0.0.1/db",
+    "host=127.0.0.1 password=a {} dbname=db",
+    "host=127.0.0.1 password=a {}=1",
+    "host=127.0.0.1 password='{}",
+    "host=127.0.0.1 {}",
+    "host=127.0.0.1 pass={}",
+    "password={}' host=h' x",
+    "host=127.0.0.1 port={}",
+    "postgresql://u@127.0.0.1:1/db?passwort={}",
+    "\0{}",
+    "host=127.0.0.1 password={}\0",
+]
+UNREACHABLE = [
+    "postgresql://u:{}@127.0.0.1:1/db",
+    " postgresql://u:{}@127.0.0.1:1/db ",
+    "postgres://u:{}@127.0.0.1:1/db",
+    "postgresql+psycopg2://u:{}@127.0.0.1:1/db",
+    "postgres+psycopg://u:{}@127.0.0.1:1/db",
+    "postgresql://u:%25{}@127.0.0.1:1/db",
+    "host=127.0.0.1 port=1 user=u dbname=db password={}",
+    "host=127.0.0.1 port=1 password='a b{}'",
+    "postgresql://u@127.0.0.1:1/db?password={}",
+    "postgresql://u:?{}=@127.0.0.1:1/db",
+    "postgresql://u:p:{}#@127.0.0.1:1/db",
+    "host=127.0.0.1 port=1 sslpassword={} application_name={}",
+]
 
 
 def shown(error):
@@ -65,13 +97,22 @@ def test_the_hint_says_how_a_password_is_written():
         Selection(f"postgresql+asyncpg://u:{SECRET}@127.0.0.1/db")
 
 
-@pytest.mark.parametrize("arguments", [
-    ["-d", "host=127.0.0.1", f"password={SECRET}", "runs"], [f"postgresql://u:{SECRET}@127.0.0.1/db", "runs"],
-    ["-d", "host=127.0.0.1", "runs", f"password={SECRET}"], ["runs", "-n", f"password={SECRET}"],
-    [f"--password={SECRET}", "runs"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-d", "host=127.0.0.1", f"password={SECRET}", "runs"],
+        [f"postgresql://u:{SECRET}@127.0.0.1/db", "runs"],
+        ["-d", "host=127.0.0.1", "runs", f"password={SECRET}"],
+        ["runs", "-n", f"password={SECRET}"],
+        [f"--password={SECRET}", "runs"],
+    ],
+)
 def test_an_argument_that_is_not_in_quotes_is_not_shown(arguments):
-    done = subprocess.run([sys.executable, "-c", "from pg_mop_client.command import main; main()", *arguments],
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "from pg_mop_client.command import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 2 and SECRET not in done.stdout + done.stderr and "is not shown" in done.stderr
 
 
@@ -97,9 +138,20 @@ def test_what_is_no_connection_is_told_by_its_type():
 def test_a_service_and_the_environment_are_read_as_psql_does(db, tmp_path, monkeypatch):
     url = sqlalchemy.make_url(db.uri())
     (tmp_path / "services").write_text(
-        "[here]\n" + "".join(f"{name}={value}\n" for name, value in {
-            **url.query, "host": url.host, "port": url.port, "user": url.username, "dbname": url.database,
-            "password": url.password}.items() if value is not None))
+        "[here]\n"
+        + "".join(
+            f"{name}={value}\n"
+            for name, value in {
+                **url.query,
+                "host": url.host,
+                "port": url.port,
+                "user": url.username,
+                "dbname": url.database,
+                "password": url.password,
+            }.items()
+            if value is not None
+        )
+    )
     monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
     with Selection("service=here", progress=False) as s:
         assert s.query("SELECT current_database() AS name").name[0] == url.database
@@ -117,8 +169,14 @@ def test_a_service_and_the_environment_are_read_as_psql_does(db, tmp_path, monke
     assert SECRET not in shown(raised.value)
 
 
-@pytest.mark.parametrize("pool", [{"pool_size": 1, "max_overflow": 0}, {"poolclass": sqlalchemy.StaticPool},
-                                  {"poolclass": sqlalchemy.AssertionPool}])
+@pytest.mark.parametrize(
+    "pool",
+    [
+        {"pool_size": 1, "max_overflow": 0},
+        {"poolclass": sqlalchemy.StaticPool},
+        {"poolclass": sqlalchemy.AssertionPool},
+    ],
+)
 def test_a_pool_of_one_connection_is_refused_before_any_work(db, pool):
     engine = sqlalchemy.create_engine(db.uri().replace("postgresql://", "postgresql+psycopg2://", 1), **pool)
     with pytest.raises(ClientError, match="pool has one connection, and calls and looking at them take two\nHINT: "):
@@ -127,8 +185,9 @@ def test_a_pool_of_one_connection_is_refused_before_any_work(db, pool):
 
 
 def test_a_pool_that_is_used_up_is_said(db):
-    engine = sqlalchemy.create_engine(db.uri().replace("postgresql://", "postgresql+psycopg2://", 1), pool_size=2,
-                                      max_overflow=0, pool_timeout=0.1)
+    engine = sqlalchemy.create_engine(
+        db.uri().replace("postgresql://", "postgresql+psycopg2://", 1), pool_size=2, max_overflow=0, pool_timeout=0.1
+    )
     s = Selection(engine, progress=False)
     s.runs()
     with engine.connect(), pytest.raises(ClientError, match="all connections of the engine's pool are in use"):

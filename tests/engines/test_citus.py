@@ -41,27 +41,39 @@ def classes(db, summary):
 def examples(db, table):
     """[(inputs, label), ...] of a packed table, in order."""
     found = []
-    for row in db.run(f"SELECT madlib.convert_bytea_to_real_array(x) AS x, y_shape, "
-                      f"madlib.convert_bytea_to_smallint_array(y) AS y FROM {table} ORDER BY buffer_id"):
+    for row in db.run(
+        f"SELECT madlib.convert_bytea_to_real_array(x) AS x, y_shape, "
+        f"madlib.convert_bytea_to_smallint_array(y) AS y FROM {table} ORDER BY buffer_id"
+    ):
         for i in range(row["y_shape"][0]):
-            found.append((tuple(row["x"][4 * i:4 * i + 4]), row["y"][3 * i:3 * i + 3].index(1)))
+            found.append((tuple(row["x"][4 * i : 4 * i + 4]), row["y"][3 * i : 3 * i + 3].index(1)))
     return found
 
 
 def test_a_distributed_source_is_packed_into_shards_one_for_each_segment(db):
     db.run(PACK.format("flowers"))
-    shards = db.run("SELECT nodeport, count(*) AS shards FROM citus_shards WHERE table_name = 'packed'::regclass "
-                    "GROUP BY 1")
+    shards = db.run(
+        "SELECT nodeport, count(*) AS shards FROM citus_shards WHERE table_name = 'packed'::regclass GROUP BY 1"
+    )
     assert sorted(row["shards"] for row in shards) == [1, 2]
-    used = db.run("SELECT get_shard_id_for_distribution_column('packed', __dist_key__) AS shard, __dist_key__ AS key "
-                  "FROM packed GROUP BY 1, 2")
+    used = db.run(
+        "SELECT get_shard_id_for_distribution_column('packed', __dist_key__) AS shard, __dist_key__ AS key "
+        "FROM packed GROUP BY 1, 2"
+    )
     assert len(used) == len({row["shard"] for row in used}) == 3
     for row in used:  # the smallest key that is in the shard
-        assert db.value("SELECT min(k) FROM generate_series(0, 100) k WHERE get_shard_id_for_distribution_column("
-                        "'packed', k) = %s", [row["shard"]]) == row["key"]
+        assert (
+            db.value(
+                "SELECT min(k) FROM generate_series(0, 100) k WHERE get_shard_id_for_distribution_column("
+                "'packed', k) = %s",
+                [row["shard"]],
+            )
+            == row["key"]
+        )
     assert classes(db, "packed_summary") == ["a", "b", "c"]
     assert sorted(examples(db, "packed")) == sorted(
-        (tuple(row["x"]), "abc".index(row["y"])) for row in db.run("SELECT x, y FROM flowers"))
+        (tuple(row["x"]), "abc".index(row["y"])) for row in db.run("SELECT x, y FROM flowers")
+    )
     assert db.value("SELECT attstorage FROM pg_attribute WHERE attrelid = 'packed'::regclass AND attname = 'x'") == "e"
     assert db.value("SHOW citus.shard_replication_factor") == "1"
 
@@ -76,8 +88,10 @@ def test_the_seed_decides_the_order_of_the_rows(db):
 
 
 def test_a_view_of_a_distributed_table_is_packed_so_too_and_a_reference_table_is_not(db):
-    db.run("CREATE VIEW seen AS SELECT id, x, y FROM flowers WHERE id > 1; CREATE TABLE everywhere AS TABLE flowers; "
-           "SELECT create_reference_table('everywhere')")
+    db.run(
+        "CREATE VIEW seen AS SELECT id, x, y FROM flowers WHERE id > 1; CREATE TABLE everywhere AS TABLE flowers; "
+        "SELECT create_reference_table('everywhere')"
+    )
     db.run(PACK.format("seen"))
     assert db.value("SELECT count(*) FROM citus_shards WHERE table_name = 'packed'::regclass") == 3
     assert db.value("SELECT sum(y_shape[1]) FROM packed") == 100
@@ -101,22 +115,33 @@ def test_classes_of_other_types_and_numbers_are_those_of_a_local_table(db):
     for label in ("n", "s", "v", "one", "n, s"):
         packed = {}
         for table in ("local", "spread"):
-            db.run(f"DROP TABLE IF EXISTS a, a_summary, b, b_summary; SELECT madlib.training_preprocessor_dl('{table}',"
-                   f" 'a', '{label}', 'x', 7); SELECT madlib.validation_preprocessor_dl('{table}', 'b', '{label}', "
-                   f"'x', 'a', 7)")
+            db.run(
+                f"DROP TABLE IF EXISTS a, a_summary, b, b_summary; SELECT madlib.training_preprocessor_dl('{table}',"
+                f" 'a', '{label}', 'x', 7); SELECT madlib.validation_preprocessor_dl('{table}', 'b', '{label}', "
+                f"'x', 'a', 7)"
+            )
             first = label.split(",")[0]
-            packed[table] = [sorted(row for rows in db.run(
-                f"SELECT madlib.convert_bytea_to_real_array(x) AS x, {first}_shape AS shape, "
-                f"madlib.convert_bytea_to_smallint_array({first}) AS y FROM {name}") for row in zip(
-                    zip(*[iter(rows["x"])] * 2), zip(*[iter(rows["y"])] * rows["shape"][1]))) for name in "ab"]
+            packed[table] = [
+                sorted(
+                    row
+                    for rows in db.run(
+                        f"SELECT madlib.convert_bytea_to_real_array(x) AS x, {first}_shape AS shape, "
+                        f"madlib.convert_bytea_to_smallint_array({first}) AS y FROM {name}"
+                    )
+                    for row in zip(zip(*[iter(rows["x"])] * 2), zip(*[iter(rows["y"])] * rows["shape"][1]))
+                )
+                for name in "ab"
+            ]
             packed[table].append(db.run("SELECT * FROM a_summary")[0])
             for name in ("source_table", "buffer_size"):
                 packed[table][2].pop(name)
         assert packed["local"] == packed["spread"], label
     # other types of the same numbers
     db.run("DROP TABLE a, a_summary, b, b_summary; SELECT madlib.training_preprocessor_dl('local', 'a', 'n', 'x', 7)")
-    db.run("CREATE TABLE other AS SELECT id, x, n::float8 + CASE id WHEN 9 THEN 0.25 ELSE 0 END AS n FROM local; "
-           "SELECT create_distributed_table('other', 'id')")
+    db.run(
+        "CREATE TABLE other AS SELECT id, x, n::float8 + CASE id WHEN 9 THEN 0.25 ELSE 0 END AS n FROM local; "
+        "SELECT create_distributed_table('other', 'id')"
+    )
     error = db.error("SELECT madlib.validation_preprocessor_dl('other', 'b', 'n', 'x', 'a', 7)")
     assert "Training has no class 1.25" in error.diag.message_detail
     db.run("SELECT madlib.training_preprocessor_dl('spread', 'c', 'r', 'x', 7, dependent_dtype => 'float32')")
@@ -127,14 +152,22 @@ def test_classes_of_other_types_and_numbers_are_those_of_a_local_table(db):
     db.run("DROP TABLE local, spread, other, a, a_summary")
 
 
-SHARDS_ON_THE_FIRST = ("SELECT citus_set_node_property('127.0.0.1', nodeport, 'shouldhaveshards', {}) "
-                       "FROM pg_dist_node WHERE groupid = 1")
+SHARDS_ON_THE_FIRST = (
+    "SELECT citus_set_node_property('127.0.0.1', nodeport, 'shouldhaveshards', {}) FROM pg_dist_node WHERE groupid = 1"
+)
 
 
-@pytest.mark.parametrize("sql,text,hint", [
-    ("SET pg_mop.servers = 'w1, w2'", "pg_mop.servers is set, but rows of", "RESET pg_mop.servers"),
-    ("SET pg_mop.replicas = 2; " + SHARDS_ON_THE_FIRST.format("false"),
-     "pg_mop.replicas is 2, but Citus has 1 node for shards", "citus_add_node")])
+@pytest.mark.parametrize(
+    "sql,text,hint",
+    [
+        ("SET pg_mop.servers = 'w1, w2'", "pg_mop.servers is set, but rows of", "RESET pg_mop.servers"),
+        (
+            "SET pg_mop.replicas = 2; " + SHARDS_ON_THE_FIRST.format("false"),
+            "pg_mop.replicas is 2, but Citus has 1 node for shards",
+            "citus_add_node",
+        ),
+    ],
+)
 def test_settings_that_do_not_fit_are_refused(db, sql, text, hint):
     db.run(sql)
     error = db.error(PACK.format("flowers"))
@@ -145,22 +178,26 @@ def test_settings_that_do_not_fit_are_refused(db, sql, text, hint):
 def test_without_a_foreign_server_the_hint_makes_it(nodes, db):
     port = nodes.workers[1].port
     db.run("ALTER SERVER w2 OPTIONS (DROP dbname)")
-    for call in (PACK.format("flowers"),
-                 "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'never', 'mst', 1, FALSE)"):
+    for call in (
+        PACK.format("flowers"),
+        "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'never', 'mst', 1, FALSE)",
+    ):
         error = db.error(call)
         assert f"no foreign server leads to node 127.0.0.1:{port} of Citus" in str(error)
         assert "takes where one is missing does not count" in error.diag.message_detail
     commands = error.diag.message_hint
-    assert f"CREATE SERVER \"127.0.0.1:{port}\"" in commands and "CREATE USER MAPPING FOR \"postgres\"" in commands
+    assert f'CREATE SERVER "127.0.0.1:{port}"' in commands and 'CREATE USER MAPPING FOR "postgres"' in commands
     db.run(commands)
     assert_invariants(db, fit(db, "flowers_packed", "models", "mst", iterations=1))
-    db.run(f'DROP SERVER "127.0.0.1:{port}" CASCADE; ALTER SERVER w2 OPTIONS (ADD dbname \'postgres\')')
+    db.run(f"DROP SERVER \"127.0.0.1:{port}\" CASCADE; ALTER SERVER w2 OPTIONS (ADD dbname 'postgres')")
 
 
 def test_a_table_that_is_distributed_otherwise_is_refused_and_the_hint_mends_it(db):
     db.run(PACK.format("flowers"))
-    db.run("ALTER TABLE packed DROP CONSTRAINT packed_pkey; SELECT undistribute_table('packed'); "
-           "SELECT create_distributed_table('packed', 'buffer_id')")
+    db.run(
+        "ALTER TABLE packed DROP CONSTRAINT packed_pkey; SELECT undistribute_table('packed'); "
+        "SELECT create_distributed_table('packed', 'buffer_id')"
+    )
     error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('packed', 'never', 'mst', 1, FALSE)")
     assert 'is distributed by Citus, but not by hash of "__dist_key__"' in str(error)
     db.run(error.diag.message_hint)
@@ -176,15 +213,18 @@ def test_a_transaction_on_the_nodes_is_refused(db):
 
 def scores(db, table):
     db.run("DROP TABLE IF EXISTS out")
-    _, by_run = runs_made(db, lambda: db.run(
-        f"SELECT madlib.madlib_keras_evaluate('models', '{table}', 'out', FALSE, 1)"))
+    _, by_run = runs_made(
+        db, lambda: db.run(f"SELECT madlib.madlib_keras_evaluate('models', '{table}', 'out', FALSE, 1)")
+    )
     return db.value("SELECT loss FROM out"), by_run
 
 
 def predictions(db, table):
     db.run("DROP TABLE IF EXISTS out")
-    _, by_run = runs_made(db, lambda: db.run(
-        f"SELECT madlib.madlib_keras_predict('models', '{table}', 'id', 'x', 'out', 'prob', FALSE, 1)"))
+    _, by_run = runs_made(
+        db,
+        lambda: db.run(f"SELECT madlib.madlib_keras_predict('models', '{table}', 'id', 'x', 'out', 'prob', FALSE, 1)"),
+    )
     return rows_of(db, "out", "id, rank"), by_run
 
 
@@ -195,7 +235,7 @@ def test_what_others_do_not_see_the_session_evaluates_and_predicts_alone(db):
     assert by_run and by_runs and predictions(db, "here") == (alike(predicted), 0)
     db.run("BEGIN; INSERT INTO flowers SELECT 1000, x, y FROM here WHERE id = 1")
     more, by_run = predictions(db, "flowers")
-    assert not by_run and more[:len(predicted)] == alike(predicted) and len(more) == len(predicted) + 3
+    assert not by_run and more[: len(predicted)] == alike(predicted) and len(more) == len(predicted) + 3
     db.run("ROLLBACK; BEGIN; DELETE FROM flowers_packed WHERE buffer_id = 0")
     less, by_run = scores(db, "flowers_packed")
     assert not by_run and less != pytest.approx(loss, rel=1e-6)
@@ -219,8 +259,10 @@ def test_nobody_writes_to_shards_meanwhile(nodes, db):
     selection(db, "slow", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=10")] * 2)
     other = db.another()
     call = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'slowly', 'slow', 2, FALSE)")
-    units = ("SELECT count(*) FROM madlib.mop_units JOIN madlib.mop_runs r USING (run_id) WHERE r.status = 'running' "
-             "AND mop_units.status = 'finished'")
+    units = (
+        "SELECT count(*) FROM madlib.mop_units JOIN madlib.mop_runs r USING (run_id) WHERE r.status = 'running' "
+        "AND mop_units.status = 'finished'"
+    )
     assert eventually(lambda: db.value(units) > 0, 60)
     db.run("SET statement_timeout = '1s'")
     assert db.error("UPDATE flowers_packed SET buffer_id = buffer_id").pgcode == "57014"
@@ -230,8 +272,10 @@ def test_nobody_writes_to_shards_meanwhile(nodes, db):
 
 
 def test_a_cancel_while_rows_are_packed_is_heard(db):
-    db.run("CREATE TABLE many (id integer, x real[], y integer); SELECT create_distributed_table('many', 'id'); "
-           "INSERT INTO many SELECT i, array_fill(i, ARRAY[200]), i % 3 FROM generate_series(1, 20000) AS i")
+    db.run(
+        "CREATE TABLE many (id integer, x real[], y integer); SELECT create_distributed_table('many', 'id'); "
+        "INSERT INTO many SELECT i, array_fill(i, ARRAY[200]), i % 3 FROM generate_series(1, 20000) AS i"
+    )
     other = db.another()
     other.run("SET pg_mop.segments = 3")
     for wait in (1.0, 1.5, 2.0):
@@ -246,11 +290,15 @@ def test_a_cancel_while_rows_are_packed_is_heard(db):
 
 
 def test_a_role_packs_trains_and_drops_what_is_its_own(nodes, db):
-    db.run("CREATE ROLE ann LOGIN; GRANT mop_user TO ann; CREATE SCHEMA data AUTHORIZATION ann; "
-           "GRANT SELECT ON flowers, mst, mst_summary, arch TO ann")
+    db.run(
+        "CREATE ROLE ann LOGIN; GRANT mop_user TO ann; CREATE SCHEMA data AUTHORIZATION ann; "
+        "GRANT SELECT ON flowers, mst, mst_summary, arch TO ann"
+    )
     for number in (1, 2):
-        db.run(f"GRANT USAGE ON FOREIGN SERVER w{number} TO ann; CREATE USER MAPPING FOR ann SERVER w{number} OPTIONS "
-               f"(user 'ann', password_required 'false')")
+        db.run(
+            f"GRANT USAGE ON FOREIGN SERVER w{number} TO ann; CREATE USER MAPPING FOR ann SERVER w{number} OPTIONS "
+            f"(user 'ann', password_required 'false')"
+        )
     ann = db.another("ann")
     ann.run("SET search_path = data, public; SET pg_mop.segments = 3; SET pg_mop.threads = 1")
     ann.run(PACK.format("flowers"))
@@ -263,8 +311,10 @@ def test_a_role_packs_trains_and_drops_what_is_its_own(nodes, db):
     error = eve.error("SELECT madlib.madlib_keras_fit_multiple_model('data.packed', 'never', 'mst', 1, FALSE)")
     assert "permission denied" in str(error)
     ann.run("GRANT SELECT ON packed, packed_summary TO eve")
-    db.run("GRANT SELECT ON mst, mst_summary, arch TO eve; CREATE SCHEMA eve AUTHORIZATION eve; "
-           "REVOKE USAGE ON FOREIGN SERVER w1 FROM eve")
+    db.run(
+        "GRANT SELECT ON mst, mst_summary, arch TO eve; CREATE SCHEMA eve AUTHORIZATION eve; "
+        "REVOKE USAGE ON FOREIGN SERVER w1 FROM eve"
+    )
     eve.run("SET search_path = eve, public")
     error = eve.error("SELECT madlib.madlib_keras_fit_multiple_model('data.packed', 'never', 'mst', 1, FALSE)")
     assert "permission denied for foreign server" in str(error)
@@ -282,16 +332,21 @@ def test_a_role_packs_trains_and_drops_what_is_its_own(nodes, db):
 
 
 def test_shards_on_the_coordinator_are_trained_by_sessions_there(nodes, db):
-    db.run("SELECT citus_set_node_property('127.0.0.1', nodeport, 'shouldhaveshards', true) FROM pg_dist_node "
-           "WHERE groupid = 0")
+    db.run(
+        "SELECT citus_set_node_property('127.0.0.1', nodeport, 'shouldhaveshards', true) FROM pg_dist_node "
+        "WHERE groupid = 0"
+    )
     db.run(PACK.format("flowers"))
     run_id = fit(db, "packed", "others", "mst", iterations=1)
     assert_invariants(db, run_id)
-    assert db.value("SELECT count(DISTINCT coalesce(server, '')) FROM madlib.mop_segment WHERE run_id = %s",
-                    [run_id]) == 3
+    assert (
+        db.value("SELECT count(DISTINCT coalesce(server, '')) FROM madlib.mop_segment WHERE run_id = %s", [run_id]) == 3
+    )
     assert scores(db, "packed")[1] == 1
-    db.run("DROP TABLE packed, packed_summary; SELECT citus_set_node_property('127.0.0.1', nodeport, "
-           "'shouldhaveshards', false) FROM pg_dist_node WHERE groupid = 0")
+    db.run(
+        "DROP TABLE packed, packed_summary; SELECT citus_set_node_property('127.0.0.1', nodeport, "
+        "'shouldhaveshards', false) FROM pg_dist_node WHERE groupid = 0"
+    )
 
 
 def test_a_run_goes_on_without_a_node_that_was_killed_and_uses_it_again(nodes, db):
@@ -302,8 +357,10 @@ def test_a_run_goes_on_without_a_node_that_was_killed_and_uses_it_again(nodes, d
     other.run("SET pg_mop.replicas = 2; SET pg_mop.threads = 1; SET pg_mop.kernel = plain")
     db.run("DROP TABLE IF EXISTS slowly, slowly_info, slowly_summary")
     call = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('packed', 'slowly', 'slow', 2, FALSE)")
-    units = ("SELECT count(*) FROM madlib.mop_units JOIN madlib.mop_runs r USING (run_id) WHERE r.status = 'running' "
-             "AND mop_units.status = 'finished'")
+    units = (
+        "SELECT count(*) FROM madlib.mop_units JOIN madlib.mop_runs r USING (run_id) WHERE r.status = 'running' "
+        "AND mop_units.status = 'finished'"
+    )
     assert eventually(lambda: db.value(units) > 1, 60)
     nodes.workers[0].kill()
     try:
@@ -323,19 +380,22 @@ def test_a_node_that_is_disabled_is_left_out(nodes, db):
     db.run(f"SET pg_mop.replicas = 2; {PACK.format('flowers')}; RESET pg_mop.replicas")
     where = f"FROM pg_dist_node WHERE nodeport = {nodes.workers[1].port}"
     # (while it has the one placement of a shard Citus does not let it go)
-    db.run(f"UPDATE pg_dist_node SET isactive = false {where[where.index('WHERE'):]}")
+    db.run(f"UPDATE pg_dist_node SET isactive = false {where[where.index('WHERE') :]}")
     error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'never', 'mst', 1, FALSE)")
     assert 'of "flowers_packed" is on no active node of Citus' in str(error)
     assert "citus_activate_node" in error.diag.message_hint
-    db.run(f"UPDATE pg_dist_node SET isactive = true {where[where.index('WHERE'):]}; "
-           "DROP TABLE flowers_packed, flowers_packed_summary, flowers")
+    db.run(
+        f"UPDATE pg_dist_node SET isactive = true {where[where.index('WHERE') :]}; "
+        "DROP TABLE flowers_packed, flowers_packed_summary, flowers"
+    )
     db.run(f"SELECT citus_disable_node('127.0.0.1', nodeport, true) {where}")
     assert eventually(lambda: not db.value(f"SELECT isactive {where}"))
     try:
         run_id = fit(db, "packed", "others", "mst", iterations=1)
         assert_invariants(db, run_id)
         assert db.run("SELECT DISTINCT server FROM madlib.mop_segment WHERE run_id = %s", [run_id]) == [
-            {"server": "w1"}]
+            {"server": "w1"}
+        ]
     finally:
         db.run(f"SELECT citus_activate_node('127.0.0.1', nodeport) {where}")
 
@@ -346,12 +406,18 @@ def test_an_update_reaches_all_nodes(nodes):
         nodes.db.run(f"DROP EXTENSION pg_mop CASCADE; CREATE EXTENSION pg_mop SCHEMA madlib VERSION '{source}' CASCADE")
         clients = [Client(cluster, "postgres") for cluster in (nodes.coordinator, *nodes.workers)]
         assert {client.value("SELECT extversion FROM pg_extension WHERE extname = 'pg_mop'") for client in clients} == {
-            source}
+            source
+        }
         for client in clients if nodewise else clients[:1]:
             if nodewise:
                 client.run("SET citus.enable_ddl_propagation = off")
             client.run("ALTER EXTENSION pg_mop UPDATE")
-        assert all(client.value("SELECT extversion = default_version FROM pg_extension JOIN pg_available_extensions "
-                                "ON name = extname WHERE extname = 'pg_mop'") for client in clients)
+        assert all(
+            client.value(
+                "SELECT extversion = default_version FROM pg_extension JOIN pg_available_extensions "
+                "ON name = extname WHERE extname = 'pg_mop'"
+            )
+            for client in clients
+        )
         for client in clients:
             client.close()

@@ -60,7 +60,8 @@ class OneServer:
         """How many segments of flowers_packed are on which other server."""
         return self.db.run(
             "SELECT srvname AS server, count(*) FROM pg_foreign_table t JOIN pg_inherits i ON i.inhrelid = t.ftrelid "
-            "JOIN pg_foreign_server s ON s.oid = t.ftserver WHERE i.inhparent = 'flowers_packed'::regclass GROUP BY 1")
+            "JOIN pg_foreign_server s ON s.oid = t.ftserver WHERE i.inhparent = 'flowers_packed'::regclass GROUP BY 1"
+        )
 
     def raw_rows(self):
         """The raw rows as a table `rawp`, a partition on each server: sessions on these servers."""
@@ -73,8 +74,10 @@ class OneServer:
                 self.db.run(f"CREATE TABLE rawp_{number} PARTITION OF rawp {bounds}")
             else:
                 client.run("DROP TABLE IF EXISTS public.raw; CREATE TABLE public.raw (id integer, x real[], y text)")
-                self.db.run(f"CREATE FOREIGN TABLE rawp_{number} PARTITION OF rawp {bounds} SERVER {name} "
-                            "OPTIONS (schema_name 'public', table_name 'raw')")
+                self.db.run(
+                    f"CREATE FOREIGN TABLE rawp_{number} PARTITION OF rawp {bounds} SERVER {name} "
+                    "OPTIONS (schema_name 'public', table_name 'raw')"
+                )
         self.db.run("INSERT INTO rawp SELECT * FROM flowers")
         return [client for client, _ in places]
 
@@ -107,21 +110,30 @@ class CitusNodes(OneServer):
     """Segments on two nodes of Citus."""
 
     schema, distribute = "madlib", "SELECT create_distributed_table('flowers', 'id', shard_count => 4)"
-    keys = property(lambda self: [row["k"] for row in self.db.run(
-        "SELECT DISTINCT __dist_key__ AS k FROM flowers_packed ORDER BY 1")])
+    keys = property(
+        lambda self: [
+            row["k"] for row in self.db.run("SELECT DISTINCT __dist_key__ AS k FROM flowers_packed ORDER BY 1")
+        ]
+    )
 
     def __init__(self, server):
         self.nodes = Nodes(2)
-        self.db, self.workers = self.nodes.db, {
-            f"w{number}": Client(cluster, "postgres") for number, cluster in enumerate(self.nodes.workers, 1)}
+        self.db, self.workers = (
+            self.nodes.db,
+            {f"w{number}": Client(cluster, "postgres") for number, cluster in enumerate(self.nodes.workers, 1)},
+        )
 
     def segments_elsewhere(self):
-        return self.db.run("SELECT nodename, nodeport, count(*) FROM citus_shards "
-                           "WHERE table_name = 'flowers_packed'::regclass GROUP BY 1, 2")
+        return self.db.run(
+            "SELECT nodename, nodeport, count(*) FROM citus_shards "
+            "WHERE table_name = 'flowers_packed'::regclass GROUP BY 1, 2"
+        )
 
     def raw_rows(self):
-        self.db.run("DROP TABLE IF EXISTS rawp; CREATE TABLE rawp (LIKE flowers); SELECT create_distributed_table("
-                    "'rawp', 'id', shard_count => 2, colocate_with => 'none'); INSERT INTO rawp SELECT * FROM flowers")
+        self.db.run(
+            "DROP TABLE IF EXISTS rawp; CREATE TABLE rawp (LIKE flowers); SELECT create_distributed_table("
+            "'rawp', 'id', shard_count => 2, colocate_with => 'none'); INSERT INTO rawp SELECT * FROM flowers"
+        )
         return [*self.workers.values()]
 
     def close(self):
@@ -154,8 +166,11 @@ class GreenplumCluster(OneServer):
         self.made.close()
 
 
-@pytest.fixture(scope="module", params=[OneServer, SeveralServers, CitusNodes, GreenplumCluster],
-                ids=["postgresql", "postgres_fdw", "citus", "greenplum"])
+@pytest.fixture(
+    scope="module",
+    params=[OneServer, SeveralServers, CitusNodes, GreenplumCluster],
+    ids=["postgresql", "postgres_fdw", "citus", "greenplum"],
+)
 def engine(server, request):
     made = request.param(server)
     if made.servers:
@@ -184,22 +199,31 @@ class Halted:
         engine.needs("predictions by worker sessions")
         self.place, self.client = engine.raw_rows()[0], engine.db.another()
         fit(self.client, "flowers_packed", "warm", "mst", iterations=1)
-        self.stopped = [row["pid"] for row in self.place.run(
-            "SELECT pid FROM pg_stat_activity WHERE state = 'idle' AND application_name = %s",
-            [f"pg_mop run {last_run(engine.db)}"])]
+        self.stopped = [
+            row["pid"]
+            for row in self.place.run(
+                "SELECT pid FROM pg_stat_activity WHERE state = 'idle' AND application_name = %s",
+                [f"pg_mop run {last_run(engine.db)}"],
+            )
+        ]
         of_these = [trainer for trainer in trainers() if of_backend(trainer) in self.stopped]
         assert len(of_these) == len(self.stopped) > 0
         for trainer in of_these:
             os.kill(trainer, signal.SIGSTOP)
-        self.call = Calling(self.client, f"DROP TABLE IF EXISTS {output}; SELECT madlib.madlib_keras_predict('models', "
-                                         f"'rawp', 'id', 'x', '{output}', 'prob', FALSE, 1)")
+        self.call = Calling(
+            self.client,
+            f"DROP TABLE IF EXISTS {output}; SELECT madlib.madlib_keras_predict('models', "
+            f"'rawp', 'id', 'x', '{output}', 'prob', FALSE, 1)",
+        )
         assert eventually(self.works, 60)
         self.run_id = engine.db.value("SELECT run_id FROM madlib.mop_runs WHERE status = 'running'")
 
     def works(self):
         """True while one of these sessions does."""
-        return any(self.place.value("SELECT state = 'active' FROM pg_stat_activity WHERE pid = %s", [pid])
-                   for pid in self.stopped)
+        return any(
+            self.place.value("SELECT state = 'active' FROM pg_stat_activity WHERE pid = %s", [pid])
+            for pid in self.stopped
+        )
 
 
 def ordered(rows):
@@ -230,21 +254,28 @@ class TestConformance:
             longer = fit(db, "flowers_packed", "longer", "mst", iterations=3, frequency=1)
             assert [db.value(trained, [run_id]) for run_id in (first, again, longer)] == [12, 0, 6]
             for run_id, evaluated in ((first, 12), (again, 0), (longer, 6)):
-                assert db.run("SELECT DISTINCT status, units_done, units_total FROM madlib.mop_progress "
-                              "WHERE run_id = %s", [run_id]) == [{"status": "finished", "units_done": evaluated,
-                                                                  "units_total": evaluated}]
+                assert db.run(
+                    "SELECT DISTINCT status, units_done, units_total FROM madlib.mop_progress WHERE run_id = %s",
+                    [run_id],
+                ) == [{"status": "finished", "units_done": evaluated, "units_total": evaluated}]
             db.run("SET pg_mop.reuse = off; DROP TABLE IF EXISTS whole, whole_info, whole_summary")
             db.run("SELECT madlib.mop_replay(%s, 'whole')", [longer])
             for one, other in (("models", "same"), ("longer", "whole")):
-                assert db.value(f"SELECT count(*) FROM {one} a JOIN {other} b USING (mst_key) "
-                                "WHERE a.model_weights = b.model_weights") == 2
+                assert (
+                    db.value(
+                        f"SELECT count(*) FROM {one} a JOIN {other} b USING (mst_key) "
+                        "WHERE a.model_weights = b.model_weights"
+                    )
+                    == 2
+                )
                 info = "SELECT mst_key, training_loss, training_metrics FROM {}_info ORDER BY 1"
                 assert db.run(info.format(one)) == db.run(info.format(other))
             db.run("SET pg_mop.reuse = on; SELECT madlib.mop_more(%s, 2, 1)", [first])
             more = db.value("SELECT max(run_id) FROM madlib.mop_runs")
             assert db.value(trained, [more]) == 0, "the longer run has trained it"
-            assert db.value("SELECT a.model_weights = b.model_weights FROM models a JOIN longer b USING (mst_key) "
-                            "WHERE mst_key = 2")
+            assert db.value(
+                "SELECT a.model_weights = b.model_weights FROM models a JOIN longer b USING (mst_key) WHERE mst_key = 2"
+            )
             db.run("SELECT madlib.mop_drop_checkpoints()")
             assert db.value("SELECT count(*) FROM madlib.mop_checkpoints") == 0
         finally:
@@ -252,18 +283,34 @@ class TestConformance:
 
     def test_the_final_weights_are_plain_keras_ones_bit_for_bit(self, engine):
         db = engine.db
-        selection(db, "mst", "arch", [(1, ADAM.format(rate), f"batch_size={size}")
-                                      for rate, size in ((0.02, 8), (0.05, 13), (0.01, 8))])
+        selection(
+            db,
+            "mst",
+            "arch",
+            [(1, ADAM.format(rate), f"batch_size={size}") for rate, size in ((0.02, 8), (0.05, 13), (0.01, 8))],
+        )
         run_id = fit(db, "flowers_packed", "models", "mst", iterations=2, validation="flowers_val", frequency=1)
         assert_invariants(db, run_id)
         jobs = []
         for key, (rate, size) in enumerate(((0.02, 8), (0.05, 13), (0.01, 8)), 1):
-            visits = db.run("SELECT segment FROM madlib.mop_visit_order WHERE run_id = %s AND mst_key = %s "
-                            "ORDER BY iteration, position", [run_id, key])
-            jobs.append({"architecture": dense(), "optimizer": "Adam", "arguments": {"learning_rate": rate},
-                         "loss": "categorical_crossentropy", "metrics": ["accuracy"], "batch_size": size, "epochs": 1,
-                         "seed": int(np.random.SeedSequence([SEED, 1]).generate_state(1)[0]),
-                         "visits": [buffers(db, "flowers_packed", v["segment"]) for v in visits]})
+            visits = db.run(
+                "SELECT segment FROM madlib.mop_visit_order WHERE run_id = %s AND mst_key = %s "
+                "ORDER BY iteration, position",
+                [run_id, key],
+            )
+            jobs.append(
+                {
+                    "architecture": dense(),
+                    "optimizer": "Adam",
+                    "arguments": {"learning_rate": rate},
+                    "loss": "categorical_crossentropy",
+                    "metrics": ["accuracy"],
+                    "batch_size": size,
+                    "epochs": 1,
+                    "seed": int(np.random.SeedSequence([SEED, 1]).generate_state(1)[0]),
+                    "visits": [buffers(db, "flowers_packed", v["segment"]) for v in visits],
+                }
+            )
         for key, job in enumerate(replayed(jobs), 1):
             ours = bytes(db.value("SELECT model_weights FROM models WHERE mst_key = %s", [key]))
             assert ours == base64.b64decode(job["plain"])
@@ -273,15 +320,19 @@ class TestConformance:
         db = engine.db
         row = db.run("SELECT * FROM models_info WHERE mst_key = 2")[0]
         assert len(row["validation_loss"]) == len(row["training_loss"]) == 2
-        db.run("DROP TABLE IF EXISTS scores; "
-               "SELECT madlib.madlib_keras_evaluate('models', 'flowers_val', 'scores', FALSE, 2)")
+        db.run(
+            "DROP TABLE IF EXISTS scores; "
+            "SELECT madlib.madlib_keras_evaluate('models', 'flowers_val', 'scores', FALSE, 2)"
+        )
         assert db.value("SELECT loss FROM scores") == pytest.approx(row["validation_loss_final"], abs=1e-6)
         assert db.value("SELECT metric FROM scores") == pytest.approx(row["validation_metrics_final"], abs=1e-6)
 
     def test_evaluation_on_all_segments_leaves_nothing(self, engine):
         db = engine.db
-        db.run("DROP TABLE IF EXISTS scores, alone; CREATE TEMP TABLE copy AS TABLE flowers_val; "
-               "CREATE TEMP TABLE copy_summary AS TABLE flowers_val_summary")
+        db.run(
+            "DROP TABLE IF EXISTS scores, alone; CREATE TEMP TABLE copy AS TABLE flowers_val; "
+            "CREATE TEMP TABLE copy_summary AS TABLE flowers_val_summary"
+        )
         runs = db.value("SELECT count(*) FROM madlib.mop_runs")
         call = "SELECT madlib.madlib_keras_evaluate('models', '{}', '{}', FALSE, 1)"
         assert runs_made(db, lambda: db.run(call.format("copy", "alone")))[1] == 0
@@ -289,8 +340,11 @@ class TestConformance:
         assert db.value("SELECT count(*) FROM madlib.mop_runs") == runs
         mine, theirs = db.run("SELECT * FROM scores")[0], db.run("SELECT * FROM alone")[0]
         assert mine.pop("all_metrics") == pytest.approx(theirs.pop("all_metrics"), rel=1e-6)
-        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-6) and mine["metric"] == pytest.approx(
-            theirs["metric"]) and mine["metrics_type"] == theirs["metrics_type"]
+        assert (
+            mine["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
+            and mine["metric"] == pytest.approx(theirs["metric"])
+            and mine["metrics_type"] == theirs["metrics_type"]
+        )
         nothing_is_left(engine)
 
     @pytest.mark.parametrize("kind", ["'prob'", "'response'", "2", "0.3::float8"])
@@ -324,8 +378,9 @@ class TestConformance:
         db, halted = engine.db, Halted(engine, "never")
         db.run("SELECT pg_terminate_backend(%s)", [halted.client.connection.info.backend_pid])
         assert halted.call.end() is not None
-        assert eventually(lambda: db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [halted.run_id])
-                          == "failed")
+        assert eventually(
+            lambda: db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [halted.run_id]) == "failed"
+        )
         for call in ("resume(%s)", "replay(%s, 'again')"):
             error = db.error(f"SELECT madlib.mop_{call}", [halted.run_id])
             assert "trains nothing" in str(error) and "Make that call once more" in str(error)
@@ -337,13 +392,28 @@ class TestConformance:
     def test_averaging_is_replicas_in_plain_keras_averaged_by_hand(self, engine):
         db = engine.db
         db.run("DROP TABLE IF EXISTS one, one_summary")
-        db.run("SELECT madlib.madlib_keras_fit('flowers_packed', 'one', 'arch', 1, %s, 'batch_size=8, epochs=2', 3, "
-               "FALSE, 'flowers_val', 1)", [ADAM.format(0.05)])
-        theirs, = replayed([{
-            "architecture": dense(), "optimizer": "Adam", "arguments": {"learning_rate": 0.05}, "batch_size": 8,
-            "loss": "categorical_crossentropy", "metrics": [], "epochs": 2, "iterations": 3,
-            "seed": int(np.random.SeedSequence([SEED, 1]).generate_state(1)[0]),
-            "visits": [buffers(db, "flowers_packed", segment) for segment in engine.keys]}], "average")
+        db.run(
+            "SELECT madlib.madlib_keras_fit('flowers_packed', 'one', 'arch', 1, %s, 'batch_size=8, epochs=2', 3, "
+            "FALSE, 'flowers_val', 1)",
+            [ADAM.format(0.05)],
+        )
+        (theirs,) = replayed(
+            [
+                {
+                    "architecture": dense(),
+                    "optimizer": "Adam",
+                    "arguments": {"learning_rate": 0.05},
+                    "batch_size": 8,
+                    "loss": "categorical_crossentropy",
+                    "metrics": [],
+                    "epochs": 2,
+                    "iterations": 3,
+                    "seed": int(np.random.SeedSequence([SEED, 1]).generate_state(1)[0]),
+                    "visits": [buffers(db, "flowers_packed", segment) for segment in engine.keys],
+                }
+            ],
+            "average",
+        )
         a = np.frombuffer(bytes(db.value("SELECT model_weights FROM one")), "<f4")
         b = np.frombuffer(base64.b64decode(theirs), "<f4")
         assert np.abs(a - b).max() <= 1e-6 * np.abs(b).max()
@@ -383,10 +453,13 @@ class TestConformance:
         other.run("SET pg_mop.kernel = plain")
         selection(db, "slow", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=10")] * 2)
         db.run("DROP TABLE IF EXISTS halted, halted_info, halted_summary")
-        call = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'halted', 'slow', 2, "
-                              "FALSE)")
-        running = ("SELECT run_id, coordinator_pid FROM madlib.mop_run WHERE model_output_table = 'halted' "
-                   "AND status = 'running'")
+        call = Calling(
+            other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'halted', 'slow', 2, FALSE)"
+        )
+        running = (
+            "SELECT run_id, coordinator_pid FROM madlib.mop_run WHERE model_output_table = 'halted' "
+            "AND status = 'running'"
+        )
         units = "SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND status = 'finished'"
         assert eventually(lambda: db.run(running) and db.value(units, [db.run(running)[0]["run_id"]]) >= 2, 120)
         run_id, pid = db.run(running)[0].values()
@@ -404,20 +477,25 @@ class TestConformance:
         db = engine.db
         other = db.another()
         db.run("DROP TABLE IF EXISTS hurt, hurt_info, hurt_summary")
-        call = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'hurt', 'slow', 2, "
-                              "FALSE)")
+        call = Calling(
+            other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'hurt', 'slow', 2, FALSE)"
+        )
         for place in engine.workers.values() or [db]:
-            find = ("SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'pg_mop run %' AND state = 'active' "
-                    "AND query LIKE '%mop_run_unit%' AND application_name NOT LIKE '%relay'")
+            find = (
+                "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'pg_mop run %' AND state = 'active' "
+                "AND query LIKE '%mop_run_unit%' AND application_name NOT LIKE '%relay'"
+            )
             assert eventually(lambda: place.value(find), 60)  # noqa: B023
             pid = place.value(find)
             if what == "session":
                 place.run("SELECT pg_terminate_backend(%s)", [pid])
             else:
+
                 def own(place=place, pid=pid):
                     return engine.trainers(place, pid)
+
                 assert eventually(own, 60)  # its first unit may just have begun
-                trainer, = own()
+                (trainer,) = own()
                 os.kill(trainer, signal.SIGSTOP)  # within a unit: of this one, or of the next
                 assert eventually(lambda: place.value(f"{find} AND pid = {pid}"), 60)  # noqa: B023
                 os.kill(trainer, signal.SIGKILL)

@@ -20,14 +20,30 @@ from workload import ADAM, assert_invariants, dense, fit, load, make_data, pickl
 greenplum.needed("tests/engines/test_greenplum.py")
 
 DATABASE = "pg_mop_tests"
-TABLES = ("run", "configuration", "segment", "unit", "model", "generation", "metric", "stage", "request", "search_log",
-          "checkpoint", "wish", "guest", "copy")
+TABLES = (
+    "run",
+    "configuration",
+    "segment",
+    "unit",
+    "model",
+    "generation",
+    "metric",
+    "stage",
+    "request",
+    "search_log",
+    "checkpoint",
+    "wish",
+    "guest",
+    "copy",
+)
 
 
 def make(role):
-    return (f"DO $$ BEGIN IF NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = '{role}') THEN "
-            f"CREATE ROLE {role} LOGIN; END IF; END $$; GRANT mop_user TO {role}; "
-            f"GRANT CREATE ON DATABASE {DATABASE} TO {role}")
+    return (
+        f"DO $$ BEGIN IF NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = '{role}') THEN "
+        f"CREATE ROLE {role} LOGIN; END IF; END $$; GRANT mop_user TO {role}; "
+        f"GRANT CREATE ON DATABASE {DATABASE} TO {role}"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -58,24 +74,49 @@ def bob(db):
     client.close()
 
 
-RUN = {"function": "madlib_keras_fit_multiple_model", "source_table": "s", "model_output_table": "o", "seed": 7,
-       "scheduler": "randomized", "num_iterations": 2, "metrics_iterations": [1, 2], "configurations": 2, "segments": 2,
-       "parameters": {"settings": {}, "arguments": {}}, "sessions": 2}
-SEGMENTS = [{"dataset": "training", "segment": key, "rows": 10, "bytes": 100, "fingerprint": f"f{key}", "server": None,
-             "copies": [{"fingerprint": "c", "server": None}] if key else []} for key in (0, 1)]
+RUN = {
+    "function": "madlib_keras_fit_multiple_model",
+    "source_table": "s",
+    "model_output_table": "o",
+    "seed": 7,
+    "scheduler": "randomized",
+    "num_iterations": 2,
+    "metrics_iterations": [1, 2],
+    "configurations": 2,
+    "segments": 2,
+    "parameters": {"settings": {}, "arguments": {}},
+    "sessions": 2,
+}
+SEGMENTS = [
+    {
+        "dataset": "training",
+        "segment": key,
+        "rows": 10,
+        "bytes": 100,
+        "fingerprint": f"f{key}",
+        "server": None,
+        "copies": [{"fingerprint": "c", "server": None}] if key else [],
+    }
+    for key in (0, 1)
+]
 
 
 def open_run(client, **changed):
     """A run of two configurations of two iterations, whose first is shared: its number."""
     run = {**RUN, "coordinator": client.value("SELECT backend FROM madlib.mop_tickets"), **changed}
     run_id = client.value("SELECT madlib.mop_open_run(%s, %s)", [json.dumps(run), json.dumps(SEGMENTS)])
-    configurations = [{"mst_key": key, "model_id": 1, "compile_params": "c", "fit_params": "f", "model_arch": "a"}
-                      for key in (1, 2)]
-    stages = [{"stage": 1, "parent": None, "iteration": 1, "version": 0, "mst_key": 1},
-              {"stage": 2, "parent": 1, "iteration": 2, "version": 2, "mst_key": 1},
-              {"stage": 3, "parent": 1, "iteration": 2, "version": 2, "mst_key": 2}]
-    stages = [{"identity": f"i{s['stage']}", "compile_params": "c", "fit_params": "f", "evaluated": s["stage"] == 3,
-               **s} for s in stages]
+    configurations = [
+        {"mst_key": key, "model_id": 1, "compile_params": "c", "fit_params": "f", "model_arch": "a"} for key in (1, 2)
+    ]
+    stages = [
+        {"stage": 1, "parent": None, "iteration": 1, "version": 0, "mst_key": 1},
+        {"stage": 2, "parent": 1, "iteration": 2, "version": 2, "mst_key": 1},
+        {"stage": 3, "parent": 1, "iteration": 2, "version": 2, "mst_key": 2},
+    ]
+    stages = [
+        {"identity": f"i{s['stage']}", "compile_params": "c", "fit_params": "f", "evaluated": s["stage"] == 3, **s}
+        for s in stages
+    ]
     requests = [{"mst_key": key, "iteration": 1, "stage": 1} for key in (1, 2)]
     requests += [{"mst_key": key, "iteration": 2, "stage": key + 1} for key in (1, 2)]
     ask = "SELECT madlib.mop_ask(%s, 1, %s, %s, %s)"
@@ -92,36 +133,82 @@ BEGIN = "SELECT madlib.mop_begin_units(%s, 1, {}, 'train', 'training', '{{1}}', 
 
 
 def train(client, run_id, stage, segment, version, iteration=1, epoch=1, state=b"\0\1state"):
-    client.run("SELECT madlib.mop_begin_units(%s, %s, %s, 'train', 'training', ARRAY[%s], ARRAY[%s], '{1}', '{0}')",
-               [run_id, epoch, segment, stage, iteration])
+    client.run(
+        "SELECT madlib.mop_begin_units(%s, %s, %s, 'train', 'training', ARRAY[%s], ARRAY[%s], '{1}', '{0}')",
+        [run_id, epoch, segment, stage, iteration],
+    )
     client.run("BEGIN")
-    taken = client.run("SELECT * FROM madlib.mop_take_models(%s, %s, ARRAY[%s], ARRAY[%s], true)",
-                       [run_id, epoch, stage, version - 1])
+    taken = client.run(
+        "SELECT * FROM madlib.mop_take_models(%s, %s, ARRAY[%s], ARRAY[%s], true)", [run_id, epoch, stage, version - 1]
+    )
     client.run("SELECT madlib.mop_put_state(%s, %s, %s, 1, 0, %s)", [run_id, stage, version, state])
-    finish(client, run_id, segment, "train", stage=stage, version=version, generation=1, bytes=len(state), release=[],
-           loss=0.5, compilations=1, choice={})
+    finish(
+        client,
+        run_id,
+        segment,
+        "train",
+        stage=stage,
+        version=version,
+        generation=1,
+        bytes=len(state),
+        release=[],
+        loss=0.5,
+        compilations=1,
+        choice={},
+    )
     client.run("COMMIT")
     return taken[0]
 
 
 def finish(client, run_id, segment, kind, **more):
-    client.run("SELECT madlib.mop_finish_units(%s, %s, %s, 'training', %s)", [run_id, segment, kind, json.dumps(
-        [{"attempt": 1, "kernel": "plain", "rows": 10, "read_seconds": 0, "train_seconds": 1, "write_seconds": 0,
-          **more}])])
+    client.run(
+        "SELECT madlib.mop_finish_units(%s, %s, %s, 'training', %s)",
+        [
+            run_id,
+            segment,
+            kind,
+            json.dumps(
+                [
+                    {
+                        "attempt": 1,
+                        "kernel": "plain",
+                        "rows": 10,
+                        "read_seconds": 0,
+                        "train_seconds": 1,
+                        "write_seconds": 0,
+                        **more,
+                    }
+                ]
+            ),
+        ],
+    )
 
 
 def evaluate(client, run_id, stage, segment, sums):
-    client.run("SELECT madlib.mop_begin_units(%s, 1, %s, 'evaluate', 'training', ARRAY[%s], '{1}', '{1}', '{0}')",
-               [run_id, segment, stage])
-    row = client.run("SELECT * FROM madlib.mop_put_sums(%s, ARRAY[%s], 'training', %s, ARRAY[%s], %s)",
-                     [run_id, stage, segment, len(sums), sums])[0]
+    client.run(
+        "SELECT madlib.mop_begin_units(%s, 1, %s, 'evaluate', 'training', ARRAY[%s], '{1}', '{1}', '{0}')",
+        [run_id, segment, stage],
+    )
+    row = client.run(
+        "SELECT * FROM madlib.mop_put_sums(%s, ARRAY[%s], 'training', %s, ARRAY[%s], %s)",
+        [run_id, stage, segment, len(sums), sums],
+    )[0]
     total = None
     if row["complete"]:
         assert row["complete"] == [stage] and row["whose"] == [stage] * len(row["value"])
-        total = [sum(values) for values in zip(*(
-            [value for at, value in zip(row["segments"], row["value"]) if at == one] for one in set(row["segments"])))]
-        client.run("SELECT madlib.mop_note_metrics(%s, ARRAY[%s], 'training', '{0.25}', '{0.5}', ARRAY[%s])",
-                   [run_id, stage, json.dumps({"accuracy": 0.5})])
+        total = [
+            sum(values)
+            for values in zip(
+                *(
+                    [value for at, value in zip(row["segments"], row["value"]) if at == one]
+                    for one in set(row["segments"])
+                )
+            )
+        ]
+        client.run(
+            "SELECT madlib.mop_note_metrics(%s, ARRAY[%s], 'training', '{0.25}', '{0.5}', ARRAY[%s])",
+            [run_id, stage, json.dumps({"accuracy": 0.5})],
+        )
     finish(client, run_id, segment, "evaluate", stage=stage, loss=0.25, metric=0.5, compilations=0)
     return total
 
@@ -141,29 +228,44 @@ def finished_run(client, **changed):
 
 
 def state_tables(db, run_id):
-    return db.value("SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relname LIKE %s",
-                    [f"mop\\_state\\_{run_id}\\_%"])
+    return db.value(
+        "SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relname LIKE %s", [f"mop\\_state\\_{run_id}\\_%"]
+    )
 
 
 def test_a_run_is_opened_with_all_that_was_asked(ann):
     run_id = open_run(ann)
     assert ann.run("SELECT owner, status, seed, num_iterations FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == [
-        {"owner": "ann", "status": "running", "seed": 7, "num_iterations": 2}]
+        {"owner": "ann", "status": "running", "seed": 7, "num_iterations": 2}
+    ]
     assert ann.value("SELECT metrics_iterations FROM madlib.mop_own_run WHERE run_id = %s", [run_id]) == [1, 2]
-    assert ann.run("SELECT stage, mst_keys, units_done FROM madlib.mop_stages WHERE run_id = %s ORDER BY 1",
-                   [run_id]) == [{"stage": 1, "mst_keys": [1, 2], "units_done": 0},
-                                 {"stage": 2, "mst_keys": [1], "units_done": 0},
-                                 {"stage": 3, "mst_keys": [2], "units_done": 0}]
-    assert ann.value("SELECT array_agg(stage ORDER BY stage) FROM madlib.mop_own_stage WHERE run_id = %s AND evaluated",
-                     [run_id]) == [1, 3]
+    assert ann.run(
+        "SELECT stage, mst_keys, units_done FROM madlib.mop_stages WHERE run_id = %s ORDER BY 1", [run_id]
+    ) == [
+        {"stage": 1, "mst_keys": [1, 2], "units_done": 0},
+        {"stage": 2, "mst_keys": [1], "units_done": 0},
+        {"stage": 3, "mst_keys": [2], "units_done": 0},
+    ]
+    assert ann.value(
+        "SELECT array_agg(stage ORDER BY stage) FROM madlib.mop_own_stage WHERE run_id = %s AND evaluated", [run_id]
+    ) == [1, 3]
     assert ann.value("SELECT count(*) FROM madlib.mop_own_copy WHERE run_id = %s", [run_id]) == 1
 
 
 def test_units_are_begun_finished_and_failed_and_the_views_tell(ann, db):
     run_id = open_run(ann)
-    assert train(ann, run_id, 1, 0, 1) == {"stage": 1, "model_id": 1, "mst_key": 1, "compile_params": "c",
-                                           "fit_params": "f", "model_arch": "a", "version": 0, "generation": None,
-                                           "bytes": None, "made_on": None}
+    assert train(ann, run_id, 1, 0, 1) == {
+        "stage": 1,
+        "model_id": 1,
+        "mst_key": 1,
+        "compile_params": "c",
+        "fit_params": "f",
+        "model_arch": "a",
+        "version": 0,
+        "generation": None,
+        "bytes": None,
+        "made_on": None,
+    }
     assert "is not at version 0" in str(ann.error(TAKE, [run_id]))
     assert "duplicate key" in str(ann.error(BEGIN.format(0, 1), [run_id]))
     # an attempt that fails, one of a session that went before it began, and what has finished stays so
@@ -171,29 +273,45 @@ def test_units_are_begun_finished_and_failed_and_the_views_tell(ann, db):
     ann.run(BEGIN.format(1, 2), [run_id])
     for segment, attempt in ((1, 2), (1, 3), (0, 1)):
         ann.run(fail, [run_id, segment, attempt])
-    assert ann.run("SELECT segment, attempt, status FROM madlib.mop_units WHERE run_id = %s AND NOT shared "
-                   "ORDER BY 1, 2", [run_id]) == [
-        {"segment": 0, "attempt": 1, "status": "finished"}, {"segment": 1, "attempt": 2, "status": "failed"},
-        {"segment": 1, "attempt": 3, "status": "failed"}]
+    assert ann.run(
+        "SELECT segment, attempt, status FROM madlib.mop_units WHERE run_id = %s AND NOT shared ORDER BY 1, 2", [run_id]
+    ) == [
+        {"segment": 0, "attempt": 1, "status": "finished"},
+        {"segment": 1, "attempt": 2, "status": "failed"},
+        {"segment": 1, "attempt": 3, "status": "failed"},
+    ]
     train(ann, run_id, 1, 1, 2, state=b"\2" * 9)
     assert evaluate(ann, run_id, 1, 1, [10, 2.5]) is None
     assert evaluate(ann, run_id, 1, 0, [10, 0.5]) == [20, 3]
-    assert bytes(ann.value("SELECT data FROM madlib.mop_read_states(%s, '{2}', '{2}')", [run_id])) == b"\2" * 9, \
+    assert bytes(ann.value("SELECT data FROM madlib.mop_read_states(%s, '{2}', '{2}')", [run_id])) == b"\2" * 9, (
         "that of its parent"
-    assert ann.run("SELECT mst_key, units_done, units_total, iteration, last_loss, status FROM madlib.mop_progress "
-                   "WHERE run_id = %s ORDER BY 1", [run_id]) == [
+    )
+    assert ann.run(
+        "SELECT mst_key, units_done, units_total, iteration, last_loss, status FROM madlib.mop_progress "
+        "WHERE run_id = %s ORDER BY 1",
+        [run_id],
+    ) == [
         {"mst_key": 1, "units_done": 4, "units_total": 6, "iteration": 1, "last_loss": 0.5, "status": "waiting"},
-        {"mst_key": 2, "units_done": 4, "units_total": 8, "iteration": 1, "last_loss": 0.5, "status": "waiting"}]
+        {"mst_key": 2, "units_done": 4, "units_total": 8, "iteration": 1, "last_loss": 0.5, "status": "waiting"},
+    ]
     assert ann.run("SELECT DISTINCT name, value FROM madlib.mop_metrics WHERE run_id = %s ORDER BY 1", [run_id]) == [
-        {"name": "accuracy", "value": 0.5}, {"name": "loss", "value": 0.25}]
-    assert ann.run("SELECT metric, training_loss, validation_loss FROM madlib.mop_metrics_wide WHERE run_id = %s AND "
-                   "mst_key = 1", [run_id]) == [{"metric": "accuracy", "training_loss": 0.25, "validation_loss": None}]
-    assert ann.run("SELECT mst_key, position, segment FROM madlib.mop_visit_order WHERE run_id = %s AND NOT shared "
-                   "ORDER BY 2", [run_id]) == [{"mst_key": 1, "position": 1, "segment": 0},
-                                               {"mst_key": 1, "position": 2, "segment": 1}]
-    assert ann.run("SELECT mst_key, path, training_loss FROM madlib.mop_trials WHERE run_id = %s ORDER BY 1",
-                   [run_id]) == [{"mst_key": 1, "path": [1, 2], "training_loss": [0.25]},
-                                 {"mst_key": 2, "path": [1, 3], "training_loss": [0.25]}]
+        {"name": "accuracy", "value": 0.5},
+        {"name": "loss", "value": 0.25},
+    ]
+    assert ann.run(
+        "SELECT metric, training_loss, validation_loss FROM madlib.mop_metrics_wide WHERE run_id = %s AND mst_key = 1",
+        [run_id],
+    ) == [{"metric": "accuracy", "training_loss": 0.25, "validation_loss": None}]
+    assert ann.run(
+        "SELECT mst_key, position, segment FROM madlib.mop_visit_order WHERE run_id = %s AND NOT shared ORDER BY 2",
+        [run_id],
+    ) == [{"mst_key": 1, "position": 1, "segment": 0}, {"mst_key": 1, "position": 2, "segment": 1}]
+    assert ann.run(
+        "SELECT mst_key, path, training_loss FROM madlib.mop_trials WHERE run_id = %s ORDER BY 1", [run_id]
+    ) == [
+        {"mst_key": 1, "path": [1, 2], "training_loss": [0.25]},
+        {"mst_key": 2, "path": [1, 3], "training_loss": [0.25]},
+    ]
     assert ann.value("SELECT count(*) FROM madlib.mop_kernel_choices WHERE run_id = %s", [run_id]) == 2
     assert ann.value("SELECT state_bytes > 0 AND merge_rate > 1.3 FROM madlib.mop_runs WHERE run_id = %s", [run_id])
     assert db.value("SELECT count(DISTINCT gp_segment_id) FROM madlib.mop_unit WHERE run_id = %s", [run_id]) == 1
@@ -209,22 +327,54 @@ def test_another_role_sees_nothing_and_writes_nothing(db, ann, bob):
             assert "permission denied" in str(ann.error(f"{write} madlib.mop_{table}{rest}"))
     for table in TABLES:
         assert bob.value(f"SELECT count(*) FROM madlib.mop_own_{table}") == 0, table
-    for view in ("runs", "units", "stages", "progress", "trials", "metrics", "metrics_wide", "visit_order",
-                 "checkpoints", "kernel_choices", "abandoned_runs"):
+    for view in (
+        "runs",
+        "units",
+        "stages",
+        "progress",
+        "trials",
+        "metrics",
+        "metrics_wide",
+        "visit_order",
+        "checkpoints",
+        "kernel_choices",
+        "abandoned_runs",
+    ):
         assert bob.value(f"SELECT count(*) FROM madlib.mop_{view}") == 0, view
     assert ann.value("SELECT count(*) FROM madlib.mop_own_run WHERE run_id = %s", [run_id]) == 1
-    for call in ("mop_begin_units(%s, 1, 0, 'train', 'training', '{1}', '{1}', '{1}', '{0}')",
-                 "mop_close_run(%s, 1, 'failed', NULL)", "mop_read_states(%s, '{1}', '{1}')", "mop_drop_run(%s)",
-                 "mop_stop_trial(%s, 1)", "mop_set_sessions(%s, 2)"):
-        assert f"there is no run {run_id} of role \"bob\"" in str(bob.error(f"SELECT madlib.{call}", [run_id])), call
+    for call in (
+        "mop_begin_units(%s, 1, 0, 'train', 'training', '{1}', '{1}', '{1}', '{0}')",
+        "mop_close_run(%s, 1, 'failed', NULL)",
+        "mop_read_states(%s, '{1}', '{1}')",
+        "mop_drop_run(%s)",
+        "mop_stop_trial(%s, 1)",
+        "mop_set_sessions(%s, 2)",
+    ):
+        assert f'there is no run {run_id} of role "bob"' in str(bob.error(f"SELECT madlib.{call}", [run_id])), call
     assert "no ticket" in str(bob.error("SELECT madlib.mop_has_output(%s, %s)", [run_id, ticket]))
     assert "no ticket" in str(ann.error("SELECT madlib.mop_has_output(%s, %s)", [run_id, ticket]))  # of another moment
-    assert "no such session" in str(bob.error("SELECT madlib.mop_open_run(%s, '[]')", [json.dumps(
-        {**RUN, "coordinator": ann.value("SELECT backend FROM madlib.mop_tickets")})]))
-    for function in ("mop_caller('x')", "mop_own(1, 'x')", "mop_hold_run(1)", "mop_seize_run(1)", "mop_delete_run(1)",
-                     "mop_delete_generations(1)", "mop_lock_number('run', 1, 0)", "mop_reservation(1, 'a', 1)",
-                     "mop_the_secret(1)", "mop_ticket_role(1, 'x', 1, 'x')", "mop_standing(1, 1, 'x', 1, 'x')",
-                     "mop_know(1, 1, 'x', 'x')", "mop_has_seen(1, 'x')", "mop_at_objects('{x}', '{x}')"):
+    assert "no such session" in str(
+        bob.error(
+            "SELECT madlib.mop_open_run(%s, '[]')",
+            [json.dumps({**RUN, "coordinator": ann.value("SELECT backend FROM madlib.mop_tickets")})],
+        )
+    )
+    for function in (
+        "mop_caller('x')",
+        "mop_own(1, 'x')",
+        "mop_hold_run(1)",
+        "mop_seize_run(1)",
+        "mop_delete_run(1)",
+        "mop_delete_generations(1)",
+        "mop_lock_number('run', 1, 0)",
+        "mop_reservation(1, 'a', 1)",
+        "mop_the_secret(1)",
+        "mop_ticket_role(1, 'x', 1, 'x')",
+        "mop_standing(1, 1, 'x', 1, 'x')",
+        "mop_know(1, 1, 'x', 'x')",
+        "mop_has_seen(1, 'x')",
+        "mop_at_objects('{x}', '{x}')",
+    ):
         assert "permission denied for function" in str(ann.error(f"SELECT madlib.{function}")), function
     # who is a member of the role sees its runs, and writes none
     db.run("GRANT ann TO bob")
@@ -240,8 +390,13 @@ def test_a_session_that_goes_leaves_its_run_to_the_next_which_shuts_it_out(ann):
     train(lost, run_id, 1, 0, 1)
     lost.run(BEGIN.format(1, 1), [run_id])
     busy = Calling(lost, "SELECT pg_sleep(600)")  # as the call that trains: a session that is idle runs nothing
-    assert eventually(lambda: ann.value("SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND state = 'active'",
-                                        [lost.connection.info.backend_pid]), 30)
+    assert eventually(
+        lambda: ann.value(
+            "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND state = 'active'",
+            [lost.connection.info.backend_pid],
+        ),
+        30,
+    )
     reopen = "SELECT madlib.mop_reopen_run(%s, (SELECT backend FROM madlib.mop_tickets))"
     assert f"run {run_id} is running" in str(ann.error(reopen, [run_id]))
     assert "is running" in str(ann.error("SELECT madlib.mop_drop_run(%s)", [run_id]))
@@ -252,14 +407,18 @@ def test_a_session_that_goes_leaves_its_run_to_the_next_which_shuts_it_out(ann):
         pass
     busy.end()
     assert ann.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "failed"
-    assert ann.value("SELECT status FROM madlib.mop_units WHERE run_id = %s AND segment = 1 AND NOT shared",
-                     [run_id]) == "cancelled"
+    assert (
+        ann.value("SELECT status FROM madlib.mop_units WHERE run_id = %s AND segment = 1 AND NOT shared", [run_id])
+        == "cancelled"
+    )
     assert ann.value("SELECT to_go_on FROM madlib.mop_abandoned_runs WHERE run_id = %s", [run_id])
     assert ann.value(reopen, [run_id]) == 2
     assert "taken over by another session" in str(ann.error(BEGIN.format(1, 2), [run_id]))
     ann.run("SELECT madlib.mop_fail_configurations(%s, 2, '{2}', 'no', 'place')", [run_id])
     assert ann.run("SELECT segment, status FROM madlib.mop_own_unit WHERE run_id = %s ORDER BY 1", [run_id]) == [
-        {"segment": 0, "status": "finished"}, {"segment": 1, "status": "cancelled"}]
+        {"segment": 0, "status": "finished"},
+        {"segment": 1, "status": "cancelled"},
+    ]
 
 
 def test_housekeeping_closes_what_is_lost_and_drops_what_trains_nothing(ann):
@@ -270,8 +429,12 @@ def test_housekeeping_closes_what_is_lost_and_drops_what_trains_nothing(ann):
         pass
     ann.run("SELECT madlib.mop_housekeeping()")
     assert ann.run("SELECT run_id, status, error FROM madlib.mop_own_run WHERE run_id = ANY (%s)", [runs]) == [
-        {"run_id": runs[0], "status": "failed", "error": "the session that ran it has ended; "
-                                                         "mop_resume goes on with it"}]
+        {
+            "run_id": runs[0],
+            "status": "failed",
+            "error": "the session that ran it has ended; mop_resume goes on with it",
+        }
+    ]
 
 
 def test_who_trains_a_stage_keeps_others_from_it_and_from_the_run(ann):
@@ -305,8 +468,9 @@ def test_a_run_is_dropped_with_all_that_is_its(db, ann):
 
 def test_checkpoints_are_taken_over_evicted_and_dropped(db, ann):
     first, second = finished_run(ann), finished_run(ann)
-    assert ann.run("SELECT run_id, stage, mst_keys, bytes FROM madlib.mop_checkpoints WHERE run_id = %s ORDER BY 2",
-                   [first])[0] == {"run_id": first, "stage": 1, "mst_keys": [1, 2], "bytes": 7}
+    assert ann.run(
+        "SELECT run_id, stage, mst_keys, bytes FROM madlib.mop_checkpoints WHERE run_id = %s ORDER BY 2", [first]
+    )[0] == {"run_id": first, "stage": 1, "mst_keys": [1, 2], "bytes": 7}
     run_id = open_run(ann)
     adopt = "SELECT madlib.mop_adopt(%s, 1, %s)"
     taken = json.dumps([{"stage": 1, "run": first, "of": 1, "state": True, "scored": True}])
@@ -323,8 +487,10 @@ def test_checkpoints_are_taken_over_evicted_and_dropped(db, ann):
     assert state_tables(db, first) == 0
     ann.run("SELECT madlib.mop_drop_checkpoints()")
     assert ann.value("SELECT count(*) FROM madlib.mop_checkpoints") == 0 == state_tables(db, second)
-    assert ann.value(adopt, [run_id, json.dumps([{"stage": 2, "run": first, "of": 2, "state": True, "scored": False}])
-                             ]) is False
+    assert (
+        ann.value(adopt, [run_id, json.dumps([{"stage": 2, "run": first, "of": 2, "state": True, "scored": False}])])
+        is False
+    )
 
 
 def test_what_people_want_of_a_run_reaches_it(ann):
@@ -333,17 +499,22 @@ def test_what_people_want_of_a_run_reaches_it(ann):
     ann.run("SELECT madlib.mop_add_trial(%s, 1, 'c', 'f', 3)", [run_id])
     assert "has no mst_key 9" in str(ann.error("SELECT madlib.mop_stop_trial(%s, 9)", [run_id]))
     assert [row["w"] for row in ann.run("SELECT madlib.mop_take_wishes(%s, 1, false) AS w", [run_id])] == [
-        {"stop": 2, "by": "ann"}, {"add": [1, "c", "f"], "iterations": 3, "by": "ann"}]
+        {"stop": 2, "by": "ann"},
+        {"add": [1, "c", "f"], "iterations": 3, "by": "ann"},
+    ]
     assert ann.run("SELECT madlib.mop_take_wishes(%s, 1, false)", [run_id]) == []
     ann.run("SELECT madlib.mop_set_sessions(%s, 3)", [run_id])
     assert ann.value("SELECT sessions FROM madlib.mop_own_run WHERE run_id = %s", [run_id]) == 3
-    ann.run("SELECT madlib.mop_log_search(%s, 1, 1, '[{\"a\": 1}, {\"b\": 2}]')", [run_id])
+    ann.run('SELECT madlib.mop_log_search(%s, 1, 1, \'[{"a": 1}, {"b": 2}]\')', [run_id])
     assert ann.run("SELECT number, event FROM madlib.mop_own_search_log WHERE run_id = %s ORDER BY 1", [run_id]) == [
-        {"number": 1, "event": {"a": 1}}, {"number": 2, "event": {"b": 2}}]
+        {"number": 1, "event": {"a": 1}},
+        {"number": 2, "event": {"b": 2}},
+    ]
     ann.run("SELECT madlib.mop_withdraw(%s, 1, 2, 1, 'enough')", [run_id])
     ann.run("SELECT madlib.mop_close_run(%s, 1, 'finished', NULL)", [run_id])
     assert ann.run("SELECT path, reason FROM madlib.mop_trials WHERE run_id = %s AND mst_key = 2", [run_id]) == [
-        {"path": [1], "reason": "enough"}]
+        {"path": [1], "reason": "enough"}
+    ]
     assert "is not running" in str(ann.error("SELECT madlib.mop_stop_trial(%s, 2)", [run_id]))
 
 
@@ -370,21 +541,29 @@ def test_what_needs_no_segments_works_as_on_postgresql(ann):
     arch = json.dumps(dense())
     ann.run("SELECT madlib.load_keras_model('arch', %s, NULL, 'dense')", [arch])
     ann.run("SELECT madlib.load_keras_model('\"arch\"', %s)", [arch])
-    assert ann.run("SELECT model_id, name FROM arch ORDER BY 1") == [{"model_id": 1, "name": "dense"},
-                                                                      {"model_id": 2, "name": None}]
-    ann.run("SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1,2], ARRAY[%s], ARRAY['batch_size=8'])",
-            [ADAM.format(0.01)])
-    assert ann.run("SELECT mst_key, model_id FROM mst ORDER BY 1") == [{"mst_key": 1, "model_id": 1},
-                                                                       {"mst_key": 2, "model_id": 2}]
-    ann.run("SELECT madlib.generate_model_configs('arch', 'grid', ARRAY[1], $c${'loss': ['categorical_crossentropy'], "
-            "'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.01, 0.1]}], 'metrics': [['accuracy']]}$c$, "
-            "$f${'batch_size': [4, 8]}$f$)")
+    assert ann.run("SELECT model_id, name FROM arch ORDER BY 1") == [
+        {"model_id": 1, "name": "dense"},
+        {"model_id": 2, "name": None},
+    ]
+    ann.run(
+        "SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1,2], ARRAY[%s], ARRAY['batch_size=8'])",
+        [ADAM.format(0.01)],
+    )
+    assert ann.run("SELECT mst_key, model_id FROM mst ORDER BY 1") == [
+        {"mst_key": 1, "model_id": 1},
+        {"mst_key": 2, "model_id": 2},
+    ]
+    ann.run(
+        "SELECT madlib.generate_model_configs('arch', 'grid', ARRAY[1], $c${'loss': ['categorical_crossentropy'], "
+        "'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.01, 0.1]}], 'metrics': [['accuracy']]}$c$, "
+        "$f${'batch_size': [4, 8]}$f$)"
+    )
     assert ann.value("SELECT count(*) FROM grid") == 4
     ann.run("SELECT madlib.hyperband_schedule('brackets', 9)")
     assert ann.value("SELECT count(*) FROM brackets") == 6
     ann.run("SELECT madlib.delete_keras_model('arch', 2)")
     problem = ann.error("SELECT madlib.delete_keras_model('arch', 2)")
-    assert (problem.pgcode, "model_id 2 is not in \"arch\"" in str(problem)) == ("22023", True)
+    assert (problem.pgcode, 'model_id 2 is not in "arch"' in str(problem)) == ("22023", True)
     assert problem.diag.message_hint == 'SELECT model_id, name FROM "mine"."arch";'
     assert "invalid table name" in str(ann.error("SELECT madlib.load_keras_model('a b', %s)", [arch]))
 
@@ -396,11 +575,14 @@ def test_what_needs_no_segments_works_as_on_postgresql(ann):
 def packed(db):
     """A superuser's session in a schema with `rows41`, packed as `packed` and as validation rows in `val`."""
     client = db.another()
-    client.run("CREATE SCHEMA packing; SET search_path = packing; SET pg_mop.seed = 3; "
-               "SET client_min_messages = warning")
-    client.run("CREATE TABLE rows41 AS SELECT i AS id, ARRAY[i, -i]::real[] AS x, "
-               "CASE WHEN i % 4 > 0 THEN (ARRAY['b','a','c'])[i % 4] END AS y, i / 7.0 AS amount "
-               "FROM generate_series(1, 41) i")
+    client.run(
+        "CREATE SCHEMA packing; SET search_path = packing; SET pg_mop.seed = 3; SET client_min_messages = warning"
+    )
+    client.run(
+        "CREATE TABLE rows41 AS SELECT i AS id, ARRAY[i, -i]::real[] AS x, "
+        "CASE WHEN i % 4 > 0 THEN (ARRAY['b','a','c'])[i % 4] END AS y, i / 7.0 AS amount "
+        "FROM generate_series(1, 41) i"
+    )
     client.run("SELECT madlib.training_preprocessor_dl('rows41', 'packed', 'y', 'x', 4, 2)")
     client.run("SELECT madlib.validation_preprocessor_dl('rows41', 'val', 'y', 'x', 'packed', 4)")
     yield client
@@ -422,15 +604,19 @@ def unpacked(client, table):
 def test_buffers_are_dealt_out_over_the_segments_by_keys_that_both_tables_share(packed):
     places = packed.run("SELECT gp_segment_id AS at, place FROM madlib.mop_place ORDER BY 1")
     assert [row["at"] for row in places] == packed.value(
-        "SELECT array_agg(content ORDER BY content) FROM gp_segment_configuration WHERE role = 'p' AND content >= 0")
+        "SELECT array_agg(content ORDER BY content) FROM gp_segment_configuration WHERE role = 'p' AND content >= 0"
+    )
     for table in ("packed", "val"):
         rows = packed.run(f"SELECT gp_segment_id AS at, __dist_key__ AS key, buffer_id FROM {table} ORDER BY 3")
         assert [row["buffer_id"] for row in rows] == list(range(11))
         assert [(row["at"], row["key"]) for row in rows] == [
-            (places[i % len(places)]["at"], places[i % len(places)]["place"]) for i in range(11)]
-        assert packed.value("SELECT array_agg(a.attname::text) FROM gp_distribution_policy p JOIN pg_attribute a ON "
-                            f"a.attrelid = p.localoid AND a.attnum = ANY (p.distkey) WHERE p.localoid = '{table}'"
-                            "::regclass") == ["__dist_key__"]
+            (places[i % len(places)]["at"], places[i % len(places)]["place"]) for i in range(11)
+        ]
+        assert packed.value(
+            "SELECT array_agg(a.attname::text) FROM gp_distribution_policy p JOIN pg_attribute a ON "
+            f"a.attrelid = p.localoid AND a.attnum = ANY (p.distkey) WHERE p.localoid = '{table}'"
+            "::regclass"
+        ) == ["__dist_key__"]
     row = packed.run("SELECT * FROM packed_summary")[0]
     assert row["distribution_rules"] == row["__internal_gpu_config__"] == "all_segments"
     assert row["y_class_values"] == [None, "a", "b", "c"] and row["buffer_size"] == 4
@@ -450,41 +636,60 @@ def test_every_row_is_packed_once_with_its_label_and_the_seed_decides_the_order(
 
 
 def test_numbers_are_packed_for_regression_and_from_a_partitioned_table(packed):
-    packed.run("CREATE TABLE parted (id integer, x real[], y float8) DISTRIBUTED BY (id) PARTITION BY RANGE (id) "
-               "(START (0) END (60) EVERY (20))")
+    packed.run(
+        "CREATE TABLE parted (id integer, x real[], y float8) DISTRIBUTED BY (id) PARTITION BY RANGE (id) "
+        "(START (0) END (60) EVERY (20))"
+    )
     packed.run("INSERT INTO parted SELECT id, x, amount FROM rows41")
     packed.run("SELECT madlib.training_preprocessor_dl('parted', 'numbers', 'y', 'x', dependent_dtype := 'float32')")
-    pairs = [(x[0], y) for row in packed.run("SELECT x, y FROM numbers") for x, y in zip(
-        np.frombuffer(row["x"], "<f4").reshape(-1, 2), np.frombuffer(row["y"], "<f4"))]
+    pairs = [
+        (x[0], y)
+        for row in packed.run("SELECT x, y FROM numbers")
+        for x, y in zip(np.frombuffer(row["x"], "<f4").reshape(-1, 2), np.frombuffer(row["y"], "<f4"))
+    ]
     assert sorted(pairs) == [(i, np.float32(i / 7)) for i in range(1, 42)]
 
 
 def test_rules_choose_the_segments(packed):
-    known = packed.run("SELECT dbid, content FROM gp_segment_configuration WHERE role = 'p' AND content >= 0 "
-                       "ORDER BY 2")
+    known = packed.run(
+        "SELECT dbid, content FROM gp_segment_configuration WHERE role = 'p' AND content >= 0 ORDER BY 2"
+    )
     chosen = known[1:]
-    packed.run("CREATE TABLE chosen AS SELECT dbid::integer FROM gp_segment_configuration WHERE role = 'p' "
-               "AND content > 0")
+    packed.run(
+        "CREATE TABLE chosen AS SELECT dbid::integer FROM gp_segment_configuration WHERE role = 'p' AND content > 0"
+    )
     packed.run("SELECT madlib.training_preprocessor_dl('rows41', 'on_some', 'y', 'x', 4, 2, NULL, 'chosen')")
     assert [row["at"] for row in packed.run("SELECT DISTINCT gp_segment_id AS at FROM on_some ORDER BY 1")] == [
-        row["content"] for row in chosen]
+        row["content"] for row in chosen
+    ]
     row = packed.run("SELECT distribution_rules, __internal_gpu_config__ AS contents FROM on_some_summary")[0]
     assert row == {"distribution_rules": [r["dbid"] for r in chosen], "contents": [r["content"] for r in chosen]}
-    packed.run("CREATE TABLE twice AS SELECT unnest(ARRAY[%s, %s]) AS dbid; CREATE TABLE wrong AS SELECT 999 AS dbid; "
-               "CREATE TABLE bare AS SELECT 1 AS id", [known[0]["dbid"]] * 2)
-    for rules, words in (("twice", "duplicate dbid"), ("wrong", "invalid dbid 999"), ("absent", "does not exist"),
-                         ("bare", "must contain the column"), ("gpu_segments", "No GPUs configured")):
-        assert words in str(packed.error("SELECT madlib.training_preprocessor_dl('rows41', 'never', 'y', 'x', 4, 2, "
-                                         "NULL, %s)", [rules]))
+    packed.run(
+        "CREATE TABLE twice AS SELECT unnest(ARRAY[%s, %s]) AS dbid; CREATE TABLE wrong AS SELECT 999 AS dbid; "
+        "CREATE TABLE bare AS SELECT 1 AS id",
+        [known[0]["dbid"]] * 2,
+    )
+    for rules, words in (
+        ("twice", "duplicate dbid"),
+        ("wrong", "invalid dbid 999"),
+        ("absent", "does not exist"),
+        ("bare", "must contain the column"),
+        ("gpu_segments", "No GPUs configured"),
+    ):
+        assert words in str(
+            packed.error("SELECT madlib.training_preprocessor_dl('rows41', 'never', 'y', 'x', 4, 2, NULL, %s)", [rules])
+        )
     packed.run("SELECT madlib.gpu_configuration('gpus', 'nvidia')")
     assert packed.value("SELECT count(*) FROM gpus") == 0
 
 
 def test_what_cannot_be_packed_is_told_as_on_postgresql(packed):
-    packed.run("CREATE TABLE bad AS SELECT id, CASE WHEN id = 40 THEN ARRAY[1]::real[] ELSE x END AS ragged, "
-               "CASE WHEN id = 40 THEN ARRAY[1, NULL]::real[] ELSE x END AS holed, "
-               "CASE WHEN id = 40 THEN ARRAY[1, 'NaN']::real[] ELSE x END AS nan, x, coalesce(y, 'new') AS y "
-               "FROM rows41")
+    packed.run(
+        "CREATE TABLE bad AS SELECT id, CASE WHEN id = 40 THEN ARRAY[1]::real[] ELSE x END AS ragged, "
+        "CASE WHEN id = 40 THEN ARRAY[1, NULL]::real[] ELSE x END AS holed, "
+        "CASE WHEN id = 40 THEN ARRAY[1, 'NaN']::real[] ELSE x END AS nan, x, coalesce(y, 'new') AS y "
+        "FROM rows41"
+    )
     for column, words in (("ragged", "arrays of different dimensions"), ("holed", "NULL element"), ("nan", "has NaN")):
         assert words in str(packed.error(f"SELECT madlib.training_preprocessor_dl('bad', 'never', 'y', '{column}')"))
     problem = packed.error("SELECT madlib.validation_preprocessor_dl('bad', 'never', 'y', 'x', 'packed')")
@@ -495,8 +700,9 @@ def test_what_cannot_be_packed_is_told_as_on_postgresql(packed):
 # --- training (what all engines have in common: test_engines.py) -------------------------------------------
 
 
-SETTINGS = ("SET search_path = trained; SET pg_mop.threads = 1; SET pg_mop.kernel = plain; "
-            "SET client_min_messages = warning")
+SETTINGS = (
+    "SET search_path = trained; SET pg_mop.threads = 1; SET pg_mop.kernel = plain; SET client_min_messages = warning"
+)
 
 
 @pytest.fixture(scope="module")
@@ -514,15 +720,19 @@ def trained(db):
 
 def test_madlibs_own_packed_tables_are_trained_on(trained):
     """They have no key, and numbers that MADlib has found."""
-    trained.run("CREATE TABLE theirs (__dist_key__ integer, x bytea, y bytea, x_shape integer[], y_shape integer[], "
-                "buffer_id integer) DISTRIBUTED BY (__dist_key__); INSERT INTO theirs SELECT * FROM flowers_packed; "
-                "CREATE TABLE theirs_summary AS SELECT * FROM flowers_packed_summary")
+    trained.run(
+        "CREATE TABLE theirs (__dist_key__ integer, x bytea, y bytea, x_shape integer[], y_shape integer[], "
+        "buffer_id integer) DISTRIBUTED BY (__dist_key__); INSERT INTO theirs SELECT * FROM flowers_packed; "
+        "CREATE TABLE theirs_summary AS SELECT * FROM flowers_packed_summary"
+    )
     trained.run("UPDATE theirs_summary SET distribution_rules = 'all_segments'")
     mine, others = fit(trained, "flowers_packed", "mine", "mst"), fit(trained, "theirs", "others", "mst")
     assert_invariants(trained, others)
     assert mine != others and trained.value("SELECT count(*) FROM others WHERE model_weights IS NOT NULL") == 2
-    trained.run("CREATE TABLE astray AS SELECT * FROM flowers_packed DISTRIBUTED RANDOMLY; "
-                "CREATE TABLE astray_summary AS SELECT * FROM flowers_packed_summary")
+    trained.run(
+        "CREATE TABLE astray AS SELECT * FROM flowers_packed DISTRIBUTED RANDOMLY; "
+        "CREATE TABLE astray_summary AS SELECT * FROM flowers_packed_summary"
+    )
     problem = trained.error("SELECT madlib.madlib_keras_fit_multiple_model('astray', 'never', 'mst', 1, FALSE)")
     assert "is not distributed by" in str(problem) and "SET DISTRIBUTED BY" in problem.diag.message_hint
 
@@ -530,11 +740,13 @@ def test_madlibs_own_packed_tables_are_trained_on(trained):
 def test_a_replay_is_the_same_and_a_warm_start_goes_on(trained):
     run_id = fit(trained, "flowers_packed", "first", "mst")
     trained.run("SELECT madlib.mop_replay(%s, 'second')", [run_id])
-    assert trained.value("SELECT array_agg(a.model_weights = b.model_weights) FROM first a JOIN second b "
-                         "USING (mst_key)") == [True, True]
+    assert trained.value(
+        "SELECT array_agg(a.model_weights = b.model_weights) FROM first a JOIN second b USING (mst_key)"
+    ) == [True, True]
     before = trained.value("SELECT training_loss_final FROM first_info WHERE mst_key = 1")
-    trained.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'first', 'mst', 4, FALSE, "
-                "warm_start := TRUE)")
+    trained.run(
+        "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'first', 'mst', 4, FALSE, warm_start := TRUE)"
+    )
     assert trained.value("SELECT training_loss_final FROM first_info WHERE mst_key = 1") < before
     trained.run("SELECT madlib.mop_drop_run(%s)", [run_id])
     assert trained.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == 0
@@ -543,8 +755,9 @@ def test_a_replay_is_the_same_and_a_warm_start_goes_on(trained):
 def test_segments_on_a_host_have_one_nursery_and_one_place_for_what_is_compiled(trained, ann):
     fit(trained, "flowers_packed", "of_nursery", "mst")
     hosts = {}
-    for row in trained.run("SELECT hostname, datadir FROM gp_segment_configuration WHERE role = 'p' AND content >= 0 "
-                           "ORDER BY content"):
+    for row in trained.run(
+        "SELECT hostname, datadir FROM gp_segment_configuration WHERE role = 'p' AND content >= 0 ORDER BY content"
+    ):
         hosts.setdefault(row["hostname"], []).append(pathlib.Path(row["datadir"]) / "pgsql_tmp.pg_mop")
     beside = [(first, other) for first, *others in hosts.values() for other in others if first.exists()]
     if not beside:
@@ -574,9 +787,12 @@ def test_a_role_trains_on_its_own_rows_and_sees_its_own_runs(trained, ann, bob):
     options = {"threads": 1, "cache_mb": 1, "idle_ms": 0, "keras_backend": "tensorflow", "ray": {"address": "x"}}
     ann.run(START, [json.dumps(options), place])
     for unit, model in (({}, writes), (writes, {})):
-        assert "only a superuser may use callbacks" in str(ann.error(
-            f"SELECT madlib.mop_at_begin(%s) FROM madlib.mop_place WHERE place = {place}", [json.dumps(
-                {"unit": unit, "objects": [[]], "models": [model]})]))
+        assert "only a superuser may use callbacks" in str(
+            ann.error(
+                f"SELECT madlib.mop_at_begin(%s) FROM madlib.mop_place WHERE place = {place}",
+                [json.dumps({"unit": unit, "objects": [[]], "models": [model]})],
+            )
+        )
 
 
 def test_a_trainer_at_a_segment_is_within_the_roles_limits(db, ann):
@@ -607,14 +823,15 @@ FORMS = {
     "anywhere": "TABLE {} AS SELECT * FROM flowers DISTRIBUTED RANDOMLY",
     "everywhere": "TABLE {} AS SELECT * FROM flowers DISTRIBUTED REPLICATED",
     "partitioned": "TABLE {} (id integer, x real[], y text) DISTRIBUTED BY (y) PARTITION BY RANGE (id) "
-                   "(START (0) END (200) EVERY (40)); INSERT INTO {} SELECT * FROM flowers",
+    "(START (0) END (200) EVERY (40)); INSERT INTO {} SELECT * FROM flowers",
     "in_order": "VIEW {} AS SELECT id, x FROM flowers ORDER BY id LIMIT 1000",
     "joined": "VIEW {} AS SELECT a.id, b.x FROM flowers a JOIN flowers b ON a.id + 1 = b.id + 1",
     "grouped": "VIEW {} AS SELECT id, max(x) AS x FROM flowers GROUP BY id",
     "united": "VIEW {} AS SELECT id, x FROM flowers WHERE id < 9 UNION ALL SELECT id, x FROM flowers WHERE id >= 9",
     "made": "VIEW {} AS SELECT i AS id, ARRAY[i % 3, (i * 7) % 5, (i * 11) % 7, 1]::real[] AS x "
-            "FROM generate_series(1, 101) AS i",
-    "temporary": "TEMP TABLE {} AS SELECT * FROM flowers"}
+    "FROM generate_series(1, 101) AS i",
+    "temporary": "TEMP TABLE {} AS SELECT * FROM flowers",
+}
 
 
 def another(predicting):
@@ -633,11 +850,15 @@ def predicted(client, table):
 def test_rows_are_predicted_where_they_are_whatever_they_are_rows_of(predicting):
     """As the coordinator's own trainer predicts, which does so for what the coordinator itself reads."""
     client, session = another(predicting)
-    client.run("CREATE VIEW of_catalog AS SELECT id, ARRAY[id % 3, (id * 7) % 5, (id * 11) % 7, 1]::real[] AS x FROM "
-               "(SELECT row_number() OVER (ORDER BY oid)::integer AS id FROM pg_class) c WHERE id <= 101")
+    client.run(
+        "CREATE VIEW of_catalog AS SELECT id, ARRAY[id % 3, (id * 7) % 5, (id * 11) % 7, 1]::real[] AS x FROM "
+        "(SELECT row_number() OVER (ORDER BY oid)::integer AS id FROM pg_class) c WHERE id <= 101"
+    )
     assert [of for of in map(of_backend, trainers()) if of == session] == []
-    expected = {form: (client.run("CREATE " + sql.replace("{}", form)), predicted(client, form))[1]
-                for form, sql in FORMS.items()}
+    expected = {
+        form: (client.run("CREATE " + sql.replace("{}", form)), predicted(client, form))[1]
+        for form, sql in FORMS.items()
+    }
     there = set(greenplum.processes(client, session))
     assert session not in map(of_backend, trainers()), "the segments have done it"
     assert len({of for of in map(of_backend, trainers()) if of in there}) >= 3
@@ -675,8 +896,9 @@ def test_evaluations_of_different_stages_do_not_wait_for_each_other(ann, db):
         client.run("BEGIN")
         assert client.value(put, [run_id, stage]) == [stage]
     for client, stage in ((ann, 1), (second, 2)):
-        client.run("SELECT madlib.mop_note_metrics(%s, ARRAY[%s], 'training', '{1}', '{1}', ARRAY['{}'])",
-                   [run_id, stage])
+        client.run(
+            "SELECT madlib.mop_note_metrics(%s, ARRAY[%s], 'training', '{1}', '{1}', ARRAY['{}'])", [run_id, stage]
+        )
         client.run("COMMIT")
     ann.run("BEGIN")
     assert not ann.value(put, [run_id, 1]), "it is noted already"
@@ -685,11 +907,17 @@ def test_evaluations_of_different_stages_do_not_wait_for_each_other(ann, db):
 
 
 def test_what_is_wrong_with_rows_to_predict_is_told_as_on_postgresql(predicting):
-    for number, (x, message) in enumerate((("'{1,2}'", 'column "x" has arrays of different dimensions'),
-                                           ("NULL", 'column "x" has NULL instead of an array in some row'),
-                                           ("'{1,2,3,NULL}'", "NULL"))):
-        predicting.run(f"CREATE TABLE wrong{number} AS SELECT id, x FROM flowers DISTRIBUTED BY (id); "
-                       f"UPDATE wrong{number} SET x = {x} WHERE id = 50")
+    for number, (x, message) in enumerate(
+        (
+            ("'{1,2}'", 'column "x" has arrays of different dimensions'),
+            ("NULL", 'column "x" has NULL instead of an array in some row'),
+            ("'{1,2,3,NULL}'", "NULL"),
+        )
+    ):
+        predicting.run(
+            f"CREATE TABLE wrong{number} AS SELECT id, x FROM flowers DISTRIBUTED BY (id); "
+            f"UPDATE wrong{number} SET x = {x} WHERE id = 50"
+        )
         problem = predicting.error(PREDICT, [f"wrong{number}", "never"])
         assert message in problem.diag.message_primary and "seg" not in problem.diag.message_primary
         assert predicting.value("SELECT to_regclass('never') IS NULL")
@@ -702,8 +930,10 @@ def test_what_is_wrong_with_rows_to_predict_is_told_as_on_postgresql(predicting)
 
 def test_a_cancel_or_a_lost_trainer_ends_predicting_and_the_next_call_does_it(predicting):
     client, session = another(predicting)
-    client.run("CREATE TABLE many AS SELECT i AS id, ARRAY[i % 3, 1, 2, 1]::real[] AS x FROM "
-               "generate_series(1, 300000) AS i DISTRIBUTED BY (id)")
+    client.run(
+        "CREATE TABLE many AS SELECT i AS id, ARRAY[i % 3, 1, 2, 1]::real[] AS x FROM "
+        "generate_series(1, 300000) AS i DISTRIBUTED BY (id)"
+    )
 
     def at_work():
         there = set(greenplum.processes(predicting, session))
@@ -726,13 +956,17 @@ def test_a_cancel_or_a_lost_trainer_ends_predicting_and_the_next_call_does_it(pr
 def test_a_cancel_amid_a_query_of_ours_does_no_harm_to_the_session(predicting):
     """Most of these come as the coordinator tells segments of a savepoint, past Python."""
     client, session = another(predicting)
-    client.run("CREATE TABLE few AS SELECT i AS id, ARRAY[i % 3, 1, 2, 1]::real[] AS x "
-               "FROM generate_series(1, 101) AS i DISTRIBUTED BY (id)")
-    client.run("CREATE FUNCTION pg_temp.many(count integer) RETURNS void LANGUAGE plpython3u AS $$\n"
-               "from pg_mop.frames import careful\n"
-               "db = careful(plpy)\n"
-               "for _ in range(count):\n"
-               "    db.execute('SELECT 1')\n$$")
+    client.run(
+        "CREATE TABLE few AS SELECT i AS id, ARRAY[i % 3, 1, 2, 1]::real[] AS x "
+        "FROM generate_series(1, 101) AS i DISTRIBUTED BY (id)"
+    )
+    client.run(
+        "CREATE FUNCTION pg_temp.many(count integer) RETURNS void LANGUAGE plpython3u AS $$\n"
+        "from pg_mop.frames import careful\n"
+        "db = careful(plpy)\n"
+        "for _ in range(count):\n"
+        "    db.execute('SELECT 1')\n$$"
+    )
     for number in range(20):
         calling = Calling(client, "SELECT pg_temp.many(1000000)")
         time.sleep(0.05 + 0.003 * number)
@@ -746,10 +980,13 @@ def test_a_cancel_amid_a_query_of_ours_does_no_harm_to_the_session(predicting):
 def test_users_run_nothing_as_the_owner_on_segments(db, ann):
     """There a query of a function's owner has the path of the caller's session, not the function's."""
     db.run("CREATE SCHEMA evil AUTHORIZATION ann")
-    ann.run("CREATE FUNCTION evil.array_length(integer[], integer) RETURNS integer LANGUAGE plpgsql AS $$ BEGIN "
-            "RAISE EXCEPTION 'as %%', current_user; END $$; CREATE FUNCTION evil.equal(integer, integer) RETURNS "
-            "boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'as %%', current_user; END $$; "
-            "CREATE OPERATOR evil.= (PROCEDURE = evil.equal, LEFTARG = integer, RIGHTARG = integer)", [])
+    ann.run(
+        "CREATE FUNCTION evil.array_length(integer[], integer) RETURNS integer LANGUAGE plpgsql AS $$ BEGIN "
+        "RAISE EXCEPTION 'as %%', current_user; END $$; CREATE FUNCTION evil.equal(integer, integer) RETURNS "
+        "boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'as %%', current_user; END $$; "
+        "CREATE OPERATOR evil.= (PROCEDURE = evil.equal, LEFTARG = integer, RIGHTARG = integer)",
+        [],
+    )
     try:
         for path in ("evil", "evil, pg_catalog"):
             other = ann.another()
@@ -785,8 +1022,9 @@ def test_what_a_session_knows_of_an_extension_is_not_taken_for_that_of_the_next(
                 mine.run("DROP EXTENSION pg_mop; CREATE EXTENSION pg_mop SCHEMA madlib")
             first, second = (mine, hers) if again else (hers, mine)
             for client in (first, second):
-                client.run(run, [json.dumps({**RUN, "coordinator": client.value(
-                    "SELECT backend FROM madlib.mop_tickets")})])
+                client.run(
+                    run, [json.dumps({**RUN, "coordinator": client.value("SELECT backend FROM madlib.mop_tickets")})]
+                )
         assert hers.value("SELECT array_agg(run_id) FROM madlib.mop_own_run") == [2]
         assert "there is no run 1 of role" in str(hers.error("SELECT madlib.mop_close_run(1, 1, 'failed', NULL)"))
         hers.run("SELECT madlib.mop_close_run(2, 1, 'failed', NULL)")
@@ -823,8 +1061,12 @@ def test_a_part_of_a_unit_outside_of_one_is_an_error(trained):
     assert "no model" in str(trained.error("SELECT madlib.mop_at_predict(2, NULL, NULL, '1', NULL)"))
     """Never silently nothing: what is called elsewhere than where the trainer is finds no unit."""
     place = trained.value("SELECT place FROM madlib.mop_place LIMIT 1")
-    for call in ("mop_at_end()", "mop_at_state(1, 'x')", "mop_at_begin('{\"unit\": {}, \"models\": []}')",
-                 "mop_at_save(0)"):
+    for call in (
+        "mop_at_end()",
+        "mop_at_state(1, 'x')",
+        'mop_at_begin(\'{"unit": {}, "models": []}\')',
+        "mop_at_save(0)",
+    ):
         assert trained.error(f"SELECT madlib.{call} FROM madlib.mop_place WHERE place = {place}"), call
 
 
@@ -850,13 +1092,19 @@ def begin(client, output):
     """A call of a session of its own that has done units: (it, the run's number, a worker session's process id)."""
     other = client.another()
     other.run(SETTINGS)
-    call = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', %s, 'slow', 2, FALSE)"
-                   .replace("%s", f"'{output}'"))
+    call = Calling(
+        other,
+        "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', %s, 'slow', 2, FALSE)".replace(
+            "%s", f"'{output}'"
+        ),
+    )
     find = "SELECT max(run_id) FROM madlib.mop_run WHERE status = 'running'"
     done = "SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND status = 'finished'"
     assert eventually(lambda: client.value(find) and client.value(done, [client.value(find)]) > 1, 120)
-    worker = ("SELECT pid FROM pg_stat_activity WHERE application_name = %s AND state = 'active' "
-              "AND query LIKE '%%mop_run_unit%%' LIMIT 1")
+    worker = (
+        "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND state = 'active' "
+        "AND query LIKE '%%mop_run_unit%%' LIMIT 1"
+    )
     run_id = client.value(find)
     assert eventually(lambda: client.value(worker, [f"pg_mop run {run_id}"]), 60)
     return call, run_id, client.value(worker, [f"pg_mop run {run_id}"])
@@ -868,18 +1116,21 @@ def ended_and_resumed(client, run_id, output):
     client.run("SELECT madlib.mop_resume(%s)", [run_id])
     assert_invariants(client, run_id)
     client.run(f"SELECT madlib.mop_replay(%s, '{output}_again')", [run_id])
-    assert client.value(f"SELECT array_agg(a.model_weights = b.model_weights) FROM {output} a JOIN {output}_again b "
-                        "USING (mst_key)") == [True, True]
+    assert client.value(
+        f"SELECT array_agg(a.model_weights = b.model_weights) FROM {output} a JOIN {output}_again b USING (mst_key)"
+    ) == [True, True]
 
 
 def come_back(*clients):
     """Wait until all segments answer, with new connections for these clients, whose own may be lost."""
+
     def answers(client):
         try:
             client.connection = connect(client.server, client.database, client.user)
             return client.value("SELECT count(*) FROM gp_dist_random('gp_id')")
         except psycopg2.OperationalError:
             return False
+
     for client in clients:
         assert eventually(lambda: answers(client), 60)  # noqa: B023
         client.run(SETTINGS)
@@ -887,8 +1138,9 @@ def come_back(*clients):
 
 def test_a_run_is_watched_and_reported_to_its_role_alone(ann, bob):
     run_id = finished_run(ann)
-    assert ann.run("SELECT * FROM madlib.mop_watch") == [{"run_id": run_id, "line": ann.value(
-        "SELECT line FROM madlib.mop_watch")}]
+    assert ann.run("SELECT * FROM madlib.mop_watch") == [
+        {"run_id": run_id, "line": ann.value("SELECT line FROM madlib.mop_watch")}
+    ]
     assert ann.value("SELECT line FROM madlib.mop_watch").startswith(f"run {run_id}: 8/14 units")
     assert "best 1: unit loss 0.5000" in ann.value("SELECT line FROM madlib.mop_watch")
     assert bob.run("SELECT * FROM madlib.mop_watch WHERE run_id = %s", [run_id]) == []
@@ -902,11 +1154,13 @@ def test_a_job_goes_on_without_its_client(trained, bob):
     job = "SELECT * FROM madlib.mop_jobs WHERE job = %s"
     client = trained.another()
     client.run(SETTINGS)
-    number = client.value("SELECT madlib.mop_submit($$ SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', "
-                          "'by_job', 'mst', 1, FALSE) $$)")
+    number = client.value(
+        "SELECT madlib.mop_submit($$ SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', "
+        "'by_job', 'mst', 1, FALSE) $$)"
+    )
     client.close()
     assert trained.value("SELECT madlib.mop_wait(%s, '2 min')", [number]) == "finished"
-    told, = trained.run(job, [number])
+    (told,) = trained.run(job, [number])
     assert told["error"] is None and any(line.startswith("INFO:") for line in told["messages"])
     assert trained.value("SELECT status FROM madlib.mop_runs WHERE run_id = ANY (%s)", [told["runs"]]) == "finished"
     assert trained.value("SELECT count(*) FROM by_job") == 2 and bob.run(job, [number]) == []
@@ -929,16 +1183,22 @@ def test_what_is_not_there_yet_says_so_before_any_work(trained):
 
 
 # Keras' own, by another name and shape: it must give the very same numbers
-SQUARED = pickled("squared", """
+SQUARED = pickled(
+    "squared",
+    """
 def squared(y_true, y_pred):
     import keras
     return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
-""")
-LARGEST = pickled("largest", """
+""",
+)
+LARGEST = pickled(
+    "largest",
+    """
 def largest(y_true, y_pred):
     import keras
     return keras.ops.max(keras.ops.abs(y_true - y_pred), axis=-1)
-""")
+""",
+)
 
 
 def custom(client, name, compile_params):
@@ -957,36 +1217,49 @@ def test_custom_losses_and_metrics(db, trained):
     found = {}
     for name in ("own", "keras"):
         run_id = fit(trained, "flowers_packed", f"by_{name}", name)
-        found[name] = trained.run("SELECT training_loss_final AS loss, training_metrics_final AS metric "
-                                  f"FROM by_{name}_info")[0]
-        names = {row["name"] for row in trained.run(
-            "SELECT DISTINCT name FROM madlib.mop_metrics WHERE run_id = %s", [run_id])}
+        found[name] = trained.run(
+            f"SELECT training_loss_final AS loss, training_metrics_final AS metric FROM by_{name}_info"
+        )[0]
+        names = {
+            row["name"]
+            for row in trained.run("SELECT DISTINCT name FROM madlib.mop_metrics WHERE run_id = %s", [run_id])
+        }
         assert names == {"loss", "accuracy", *(["largest"] if name == "own" else [])}
     assert found["own"]["loss"] == found["keras"]["loss"] and 0 < found["own"]["metric"] < 1
-    trained.run("DROP TABLE IF EXISTS evaluated; "
-                "SELECT madlib.madlib_keras_evaluate('by_own', 'flowers_packed', 'evaluated', NULL, 1)")
+    trained.run(
+        "DROP TABLE IF EXISTS evaluated; "
+        "SELECT madlib.madlib_keras_evaluate('by_own', 'flowers_packed', 'evaluated', NULL, 1)"
+    )
     assert trained.value("SELECT loss FROM evaluated") == pytest.approx(found["own"]["loss"], rel=1e-6)
     custom(trained, "lacking", "loss='nowhere', optimizer='SGD()', metrics=['accuracy']")
-    assert "no such function" in str(trained.error(
-        "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'never', 'lacking', 1, FALSE)"))
+    assert "no such function" in str(
+        trained.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'never', 'lacking', 1, FALSE)")
+    )
     trained.run("RESET pg_mop.seed")
 
 
 def test_nobody_brings_a_segment_functions_of_his_own(db, ann, bob):
     """They run code: what a superuser has put into an object table, and who asks may read, comes there alone."""
-    db.run("DROP TABLE IF EXISTS madlib.functions; "
-           "CREATE TABLE madlib.anns (id serial, name text, description text, object bytea)")
+    db.run(
+        "DROP TABLE IF EXISTS madlib.functions; "
+        "CREATE TABLE madlib.anns (id serial, name text, description text, object bytea)"
+    )
     db.run("SELECT madlib.load_custom_function('functions', %s, 'squared')", [SQUARED])
     give = "SELECT madlib.mop_give_objects(0, %s, %s)"
     asked = json.dumps([["loss='squared', optimizer='SGD()', metrics=['accuracy']", None]])
     ann.run(give, ["functions", asked])
-    assert "is not the one that the run began with" in str(ann.error(
-        give, ["functions", asked.replace("null", '[["squared", "00"]]')]))
+    assert "is not the one that the run began with" in str(
+        ann.error(give, ["functions", asked.replace("null", '[["squared", "00"]]')])
+    )
     assert "permission denied for function" in str(ann.error("SELECT madlib.mop_at_objects('{squared}', '{x}')"))
-    assert "has not come to its segment" in str(ann.error("SELECT madlib.mop_at_begin(%s)", [json.dumps(
-        {"unit": {}, "models": [{}], "objects": [["squared"]]})]))
-    assert "no ticket" in str(bob.error(f"{give[:-1]}, %s)", ["functions", asked, ann.value(
-        "SELECT ticket FROM madlib.mop_tickets")]))
+    assert "has not come to its segment" in str(
+        ann.error(
+            "SELECT madlib.mop_at_begin(%s)", [json.dumps({"unit": {}, "models": [{}], "objects": [["squared"]]})]
+        )
+    )
+    assert "no ticket" in str(
+        bob.error(f"{give[:-1]}, %s)", ["functions", asked, ann.value("SELECT ticket FROM madlib.mop_tickets")])
+    )
     db.run("ALTER TABLE madlib.anns OWNER TO ann")
     ann.run("INSERT INTO madlib.anns (name, object) VALUES ('squared', 'x')")
     assert "is no superuser" in str(ann.error(give, ["anns", asked]))

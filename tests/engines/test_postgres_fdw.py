@@ -14,8 +14,10 @@ def worker():
     with Cluster(max_connections=40) as cluster:
         client = Client(cluster, "postgres")
         client.run("CREATE DATABASE bare")
-        client.run("CREATE SCHEMA mop; CREATE EXTENSION pg_mop SCHEMA mop CASCADE; CREATE ROLE ann LOGIN; "
-                   "CREATE SCHEMA ann AUTHORIZATION ann")
+        client.run(
+            "CREATE SCHEMA mop; CREATE EXTENSION pg_mop SCHEMA mop CASCADE; CREATE ROLE ann LOGIN; "
+            "CREATE SCHEMA ann AUTHORIZATION ann"
+        )
         client.cluster = cluster
         yield client
         client.close()
@@ -26,15 +28,21 @@ def data(db, worker):
     make_data(db, segments=2)
     load(db, "arch", dense())
     selection(db, "mst", "arch", [(1, ADAM.format(0.02), "batch_size=8"), (1, ADAM.format(0.05), "batch_size=8")])
-    db.run("CREATE EXTENSION postgres_fdw; CREATE ROLE ann LOGIN; GRANT mop_user TO ann; CREATE SCHEMA ann "
-           "AUTHORIZATION ann; GRANT SELECT ON ALL TABLES IN SCHEMA public TO ann")
+    db.run(
+        "CREATE EXTENSION postgres_fdw; CREATE ROLE ann LOGIN; GRANT mop_user TO ann; CREATE SCHEMA ann "
+        "AUTHORIZATION ann; GRANT SELECT ON ALL TABLES IN SCHEMA public TO ann"
+    )
     for name, database in (("w1", "postgres"), ("bare", "bare")):
-        db.run(f"CREATE SERVER {name} FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port "
-               f"'{worker.cluster.port}', dbname '{database}'); CREATE USER MAPPING FOR postgres SERVER {name} OPTIONS "
-               f"(user 'postgres')")
-    db.run("CREATE SERVER shut FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port '1'); "
-           "CREATE USER MAPPING FOR postgres SERVER shut OPTIONS (user 'postgres'); "
-           "CREATE SERVER plain FOREIGN DATA WRAPPER pg_mop")
+        db.run(
+            f"CREATE SERVER {name} FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port "
+            f"'{worker.cluster.port}', dbname '{database}'); CREATE USER MAPPING FOR postgres SERVER {name} OPTIONS "
+            f"(user 'postgres')"
+        )
+    db.run(
+        "CREATE SERVER shut FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port '1'); "
+        "CREATE USER MAPPING FOR postgres SERVER shut OPTIONS (user 'postgres'); "
+        "CREATE SERVER plain FOREIGN DATA WRAPPER pg_mop"
+    )
     yield
     db.run("RESET pg_mop.servers; DROP OWNED BY ann CASCADE; DROP ROLE ann")
 
@@ -48,12 +56,17 @@ def tables(worker):
     return worker.value("SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace")
 
 
-@pytest.mark.parametrize("servers,text,hint", [
-    ("nowhere", 'server "nowhere" does not exist', "SELECT srvname"),
-    ("plain", 'server "plain" is none of postgres_fdw', "CREATE SERVER"),
-    ("w1, w1", 'names "w1" twice', "RESET"), ("w1,,local", 'invalid value for setting "pg_mop.servers"', "w1, w2"),
-    ("shut", 'cannot open a session on server "shut" as role "postgres"', "ALTER SERVER"),
-    ("bare", 'pg_mop is not there on server "bare"', "CREATE EXTENSION pg_mop")])
+@pytest.mark.parametrize(
+    "servers,text,hint",
+    [
+        ("nowhere", 'server "nowhere" does not exist', "SELECT srvname"),
+        ("plain", 'server "plain" is none of postgres_fdw', "CREATE SERVER"),
+        ("w1, w1", 'names "w1" twice', "RESET"),
+        ("w1,,local", 'invalid value for setting "pg_mop.servers"', "w1, w2"),
+        ("shut", 'cannot open a session on server "shut" as role "postgres"', "ALTER SERVER"),
+        ("bare", 'pg_mop is not there on server "bare"', "CREATE EXTENSION pg_mop"),
+    ],
+)
 def test_servers_that_do_not_serve_are_refused(db, worker, servers, text, hint):
     before = tables(worker)
     db.run(f"SET pg_mop.servers = '{servers}'")
@@ -63,8 +76,10 @@ def test_servers_that_do_not_serve_are_refused(db, worker, servers, text, hint):
 
 
 def test_another_version_is_refused_and_both_are_named(db, worker):
-    worker.run("CREATE OR REPLACE FUNCTION mop.mop_server_info() RETURNS json LANGUAGE sql AS "
-               "$$SELECT '{\"pg_mop\": \"0.3.0\"}'::json$$")
+    worker.run(
+        "CREATE OR REPLACE FUNCTION mop.mop_server_info() RETURNS json LANGUAGE sql AS "
+        '$$SELECT \'{"pg_mop": "0.3.0"}\'::json$$'
+    )
     db.run("SET pg_mop.servers = 'w1'")
     error = db.error(PACK)
     assert 'server "w1" has pg_mop 0.3.0, this one has ' in str(error)
@@ -72,13 +87,17 @@ def test_another_version_is_refused_and_both_are_named(db, worker):
     worker.run("DROP EXTENSION pg_mop; CREATE EXTENSION pg_mop SCHEMA mop CASCADE")
 
 
-@pytest.mark.parametrize("mapping,text,hint", [
-    (None, "permission denied for foreign server", "GRANT USAGE ON FOREIGN SERVER"),
-    ("", 'has no user mapping for server "w1"', "CREATE USER MAPPING"),
-    ("OPTIONS (password 'x')", "names no user", "ADD user"),
-    ("OPTIONS (user 'ann')", "has no password", "password_required"),
-    ("OPTIONS (user 'ann', password 'x')", "does not ask for the password", "ALTER USER MAPPING"),
-    ("OPTIONS (user 'ann', password_required 'false')", "may not use pg_mop on server", "GRANT mop_user")])
+@pytest.mark.parametrize(
+    "mapping,text,hint",
+    [
+        (None, "permission denied for foreign server", "GRANT USAGE ON FOREIGN SERVER"),
+        ("", 'has no user mapping for server "w1"', "CREATE USER MAPPING"),
+        ("OPTIONS (password 'x')", "names no user", "ADD user"),
+        ("OPTIONS (user 'ann')", "has no password", "password_required"),
+        ("OPTIONS (user 'ann', password 'x')", "does not ask for the password", "ALTER USER MAPPING"),
+        ("OPTIONS (user 'ann', password_required 'false')", "may not use pg_mop on server", "GRANT mop_user"),
+    ],
+)
 def test_a_role_needs_what_postgres_fdw_asks_of_it(db, worker, mapping, text, hint):
     if mapping is not None:
         db.run("GRANT USAGE ON FOREIGN SERVER w1 TO ann")
@@ -95,8 +114,10 @@ def test_a_role_needs_what_postgres_fdw_asks_of_it(db, worker, mapping, text, hi
 def test_a_role_trains_on_another_server_as_its_mapping_says(db, worker):
     """Her name there is another; nobody else's runs and states are hers."""
     worker.run("CREATE ROLE annie LOGIN; GRANT mop_user TO annie; CREATE SCHEMA data AUTHORIZATION annie")
-    db.run("CREATE SCHEMA data AUTHORIZATION ann; GRANT USAGE ON FOREIGN SERVER w1 TO ann; CREATE USER MAPPING FOR ann "
-           "SERVER w1 OPTIONS (user 'annie', password_required 'false'); GRANT SELECT ON mst, mst_summary, arch TO ann")
+    db.run(
+        "CREATE SCHEMA data AUTHORIZATION ann; GRANT USAGE ON FOREIGN SERVER w1 TO ann; CREATE USER MAPPING FOR ann "
+        "SERVER w1 OPTIONS (user 'annie', password_required 'false'); GRANT SELECT ON mst, mst_summary, arch TO ann"
+    )
     ann = db.another("ann")
     ann.run("SET search_path = data, public; SET pg_mop.segments = 2; SET pg_mop.servers = 'w1, local'")
     ann.run(PACK)
@@ -139,13 +160,20 @@ def test_segments_have_copies_on_other_servers_where_they_are_wanted(db, worker)
     db.run(PACK)
     db.run("DROP TABLE packed, packed_summary")  # what it leaves is replaced
     db.run(PACK)
-    own, copy = (db.value(f"SELECT md5(string_agg(t::text, ';' ORDER BY buffer_id)) FROM {table} t")
-                 for table in ("packed_segment_0", "packed_copy_segment_0"))
-    assert own == copy and db.value("SELECT __internal_copies__ FROM packed_summary") == \
-        '[[0, null, "public", "packed_copy_segment_0"]]'
+    own, copy = (
+        db.value(f"SELECT md5(string_agg(t::text, ';' ORDER BY buffer_id)) FROM {table} t")
+        for table in ("packed_segment_0", "packed_copy_segment_0")
+    )
+    assert (
+        own == copy
+        and db.value("SELECT __internal_copies__ FROM packed_summary")
+        == '[[0, null, "public", "packed_copy_segment_0"]]'
+    )
     fit(db, "packed", "models", "mst")
-    copies = ("SELECT count(*) FROM madlib.mop_copy c JOIN madlib.mop_segment s USING (run_id, dataset, segment) "
-              "WHERE s.server = 'w1' AND c.server IS NULL")
+    copies = (
+        "SELECT count(*) FROM madlib.mop_copy c JOIN madlib.mop_segment s USING (run_id, dataset, segment) "
+        "WHERE s.server = 'w1' AND c.server IS NULL"
+    )
     assert db.value(copies) == 1
     # somebody writes to one of the two
     runs = db.value("SELECT count(*) FROM madlib.mop_run")
@@ -161,10 +189,14 @@ def test_segments_have_copies_on_other_servers_where_they_are_wanted(db, worker)
     assert tables(worker) == 0 and db.value("SELECT to_regclass('packed_copy_segment_0')") is None
 
 
-@pytest.mark.parametrize("settings,text", [
-    ("SET pg_mop.replicas = 2", "but the segments are on 1 server"),
-    ("SET pg_mop.servers = 'w1'; SET pg_mop.replicas = 2", "but the segments are on 1 server"),
-    ("SET pg_mop.replicas = 3", 'invalid value for setting "pg_mop.replicas"')])
+@pytest.mark.parametrize(
+    "settings,text",
+    [
+        ("SET pg_mop.replicas = 2", "but the segments are on 1 server"),
+        ("SET pg_mop.servers = 'w1'; SET pg_mop.replicas = 2", "but the segments are on 1 server"),
+        ("SET pg_mop.replicas = 3", 'invalid value for setting "pg_mop.replicas"'),
+    ],
+)
 def test_more_copies_than_servers_are_refused(db, worker, settings, text):
     db.run(settings)
     error = db.error(PACK)
@@ -181,19 +213,26 @@ def test_copies_that_a_summary_names_are_looked_at(db, worker):
     error = db.error(call)
     assert 'segment 0 of "packed" has no copy on another server' in str(error)
     assert "RESET pg_mop.replicas" in error.diag.message_hint
-    db.run("ALTER TABLE packed_summary ADD __internal_copies__ text; CREATE ROLE bob; CREATE TABLE theirs (); "
-           "ALTER TABLE theirs OWNER TO bob; CREATE VIEW seen AS TABLE packed")
-    for copies, text in (("{", "is not what a preprocessor writes"), ("[[0, null]]", "is not what a preprocessor"),
-                         ('[[0, "nowhere", "public", "packed_segment_0"]]', 'server "nowhere" does not exist'),
-                         ('[[0, "w1", "public", "packed_segment_0"]]', "has no copy on another server"),
-                         ('[[0, null, "public", "theirs"]]', "is no copy of a segment"),
-                         ('[[0, null, "public", "seen"]]', "is no copy of a segment"),
-                         ('[[0, null, "public", "packed_segment_1"]]', "has no copy on another server")):
+    db.run(
+        "ALTER TABLE packed_summary ADD __internal_copies__ text; CREATE ROLE bob; CREATE TABLE theirs (); "
+        "ALTER TABLE theirs OWNER TO bob; CREATE VIEW seen AS TABLE packed"
+    )
+    for copies, text in (
+        ("{", "is not what a preprocessor writes"),
+        ("[[0, null]]", "is not what a preprocessor"),
+        ('[[0, "nowhere", "public", "packed_segment_0"]]', 'server "nowhere" does not exist'),
+        ('[[0, "w1", "public", "packed_segment_0"]]', "has no copy on another server"),
+        ('[[0, null, "public", "theirs"]]', "is no copy of a segment"),
+        ('[[0, null, "public", "seen"]]', "is no copy of a segment"),
+        ('[[0, null, "public", "packed_segment_1"]]', "has no copy on another server"),
+    ):
         db.run("UPDATE packed_summary SET __internal_copies__ = %s", [copies])
         assert text in str(db.error(call)), copies
     db.run(PACK.replace("'packed'", "'live'").replace("replicas = 2", ""))
-    db.run("UPDATE packed_summary SET __internal_copies__ = %s",
-           ['[[0, null, "public", "theirs"], [0, "w1", "public", "live_segment_0"], [0, null, "public", "mst"]]'])
+    db.run(
+        "UPDATE packed_summary SET __internal_copies__ = %s",
+        ['[[0, null, "public", "theirs"], [0, "w1", "public", "live_segment_0"], [0, null, "public", "mst"]]'],
+    )
     db.run("RESET pg_mop.replicas; DROP VIEW seen; SELECT madlib.mop_drop_packed('packed')")
     assert db.value("SELECT to_regclass('theirs')") == "theirs" and db.value("SELECT to_regclass('mst')") == "mst"
     assert db.value("SELECT count(*) > 0 FROM live")
@@ -203,24 +242,33 @@ def test_copies_that_a_summary_names_are_looked_at(db, worker):
 
 
 def test_a_table_made_by_hand_is_trained_where_it_is(db, worker):
-    worker.run("CREATE SCHEMA mine; CREATE TABLE mine.rows (__dist_key__ integer, x bytea, y bytea, x_shape integer[], "
-               "y_shape integer[], buffer_id integer)")
-    db.run("CREATE TABLE packed (__dist_key__ integer, x bytea, y bytea, x_shape integer[], y_shape integer[], "
-           "buffer_id integer) PARTITION BY LIST (__dist_key__); CREATE FOREIGN TABLE far PARTITION OF packed FOR "
-           "VALUES IN (1, 7) SERVER w1 OPTIONS (schema_name 'mine', table_name 'rows'); CREATE TABLE near PARTITION OF "
-           "packed FOR VALUES IN (0); CREATE TABLE packed_summary AS TABLE flowers_packed_summary; "
-           "INSERT INTO packed SELECT CASE WHEN __dist_key__ = 1 AND buffer_id > 5 THEN 7 ELSE __dist_key__ END, x, y, "
-           "x_shape, y_shape, buffer_id FROM flowers_packed")
+    worker.run(
+        "CREATE SCHEMA mine; CREATE TABLE mine.rows (__dist_key__ integer, x bytea, y bytea, x_shape integer[], "
+        "y_shape integer[], buffer_id integer)"
+    )
+    db.run(
+        "CREATE TABLE packed (__dist_key__ integer, x bytea, y bytea, x_shape integer[], y_shape integer[], "
+        "buffer_id integer) PARTITION BY LIST (__dist_key__); CREATE FOREIGN TABLE far PARTITION OF packed FOR "
+        "VALUES IN (1, 7) SERVER w1 OPTIONS (schema_name 'mine', table_name 'rows'); CREATE TABLE near PARTITION OF "
+        "packed FOR VALUES IN (0); CREATE TABLE packed_summary AS TABLE flowers_packed_summary; "
+        "INSERT INTO packed SELECT CASE WHEN __dist_key__ = 1 AND buffer_id > 5 THEN 7 ELSE __dist_key__ END, x, y, "
+        "x_shape, y_shape, buffer_id FROM flowers_packed"
+    )
     run_id = fit(db, "packed", "models", "mst")
     assert_invariants(db, run_id)
     assert db.run("SELECT segment, server FROM madlib.mop_segment WHERE run_id = %s ORDER BY 1", [run_id]) == [
-        {"segment": 0, "server": None}, {"segment": 1, "server": "w1"}, {"segment": 7, "server": "w1"}]
+        {"segment": 0, "server": None},
+        {"segment": 1, "server": "w1"},
+        {"segment": 7, "server": "w1"},
+    ]
     worker.run("ALTER TABLE mine.rows RENAME TO kept; CREATE VIEW mine.rows AS SELECT *, ctid FROM mine.kept")
-    assert "is no table" in str(db.error(
-        "SELECT madlib.madlib_keras_fit_multiple_model('packed', 'none', 'mst', 1, FALSE)"))
+    assert "is no table" in str(
+        db.error("SELECT madlib.madlib_keras_fit_multiple_model('packed', 'none', 'mst', 1, FALSE)")
+    )
     worker.run("DROP SCHEMA mine CASCADE")
-    assert "there is no table" in str(db.error(
-        "SELECT madlib.madlib_keras_fit_multiple_model('packed', 'none', 'mst', 1, FALSE)"))
+    assert "there is no table" in str(
+        db.error("SELECT madlib.madlib_keras_fit_multiple_model('packed', 'none', 'mst', 1, FALSE)")
+    )
 
 
 def test_custom_functions_must_be_the_same_everywhere(db, worker):
@@ -229,8 +277,10 @@ def test_custom_functions_must_be_the_same_everywhere(db, worker):
     mine, theirs = (pickled("mine", f"def mine(y_true, y_pred):\n    return y_pred[:, {n}]\n") for n in (0, 1))
     db.run("SELECT madlib.load_custom_function('functions', %s, 'mine')", [mine])
     compiled = ADAM.format(0.01).replace("accuracy", "mine")
-    call = ("SELECT madlib.madlib_keras_fit('packed', 'one', 'arch', 1, %s, 'batch_size=8', 1, FALSE, NULL, 1, FALSE, "
-            "NULL, NULL, 'functions')")
+    call = (
+        "SELECT madlib.madlib_keras_fit('packed', 'one', 'arch', 1, %s, 'batch_size=8', 1, FALSE, NULL, 1, FALSE, "
+        "NULL, NULL, 'functions')"
+    )
     runs = db.value("SELECT count(*) FROM madlib.mop_run")
     error = db.error(call, [compiled])
     assert "has not the same custom function 'mine'" in str(error) and "does not exist" in error.diag.message_detail
@@ -246,19 +296,29 @@ def test_custom_functions_must_be_the_same_everywhere(db, worker):
 
 
 def test_a_partition_of_another_wrapper_is_refused(db, worker, tmp_path):
-    db.run("CREATE EXTENSION file_fdw; CREATE SERVER files FOREIGN DATA WRAPPER file_fdw; CREATE TABLE packed "
-           "(LIKE flowers_packed) PARTITION BY LIST (__dist_key__); CREATE FOREIGN TABLE lines PARTITION OF packed FOR "
-           f"VALUES IN (1) SERVER files OPTIONS (filename '{tmp_path}/nothing'); "
-           "CREATE TABLE packed_summary AS TABLE flowers_packed_summary")
+    db.run(
+        "CREATE EXTENSION file_fdw; CREATE SERVER files FOREIGN DATA WRAPPER file_fdw; CREATE TABLE packed "
+        "(LIKE flowers_packed) PARTITION BY LIST (__dist_key__); CREATE FOREIGN TABLE lines PARTITION OF packed FOR "
+        f"VALUES IN (1) SERVER files OPTIONS (filename '{tmp_path}/nothing'); "
+        "CREATE TABLE packed_summary AS TABLE flowers_packed_summary"
+    )
     error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('packed', 'none', 'mst', 1, FALSE)")
     assert 'on server "files", which is none of postgres_fdw' in str(error)
 
 
-@pytest.mark.parametrize("segments,strengths,dealt", [
-    (4, {"a": 1, "b": 1}, "abab"), (3, {"a": 2, "b": 1}, "aba"), (5, {"a": 8, "b": 8, "local": 4}, None),
-    (1, {"a": 1, "b": 5}, "b"), (2, {"a": 1, "b": 1, "c": 1}, None)])
+@pytest.mark.parametrize(
+    "segments,strengths,dealt",
+    [
+        (4, {"a": 1, "b": 1}, "abab"),
+        (3, {"a": 2, "b": 1}, "aba"),
+        (5, {"a": 8, "b": 8, "local": 4}, None),
+        (1, {"a": 1, "b": 5}, "b"),
+        (2, {"a": 1, "b": 1, "c": 1}, None),
+    ],
+)
 def test_segments_are_dealt_out_by_strength(segments, strengths, dealt):
     from pg_mop.packing.places import deal
+
     found = deal(segments, strengths)
     assert len(found) == segments and (dealt is None or "".join(found) == dealt)
     total = sum(strengths.values())
@@ -271,8 +331,10 @@ def test_servers_are_connected_by_superusers_and_passwords_are_left_to_people(db
     for names in ("NULL", "''", "'w1'", "'w1, w1'", "'w1,,w3'"):
         assert "at least two servers" in str(db.error(f"SELECT madlib.mop_connect_servers({names})"))
     assert 'server "nobody" does not exist' in str(db.error("SELECT madlib.mop_connect_servers('w1, nobody')"))
-    db.run(f"CREATE SERVER w3 FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port "
-           f"'{worker.cluster.port}', dbname 'postgres', fetch_size '7')")
+    db.run(
+        f"CREATE SERVER w3 FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port "
+        f"'{worker.cluster.port}', dbname 'postgres', fetch_size '7')"
+    )
     bare = Client(worker.cluster, "bare")
     bare.run("CREATE SCHEMA mop; CREATE EXTENSION pg_mop SCHEMA mop CASCADE")
     db.run("CREATE USER MAPPING FOR postgres SERVER w3 OPTIONS (user 'ann', password_required 'false')")
@@ -282,23 +344,35 @@ def test_servers_are_connected_by_superusers_and_passwords_are_left_to_people(db
     assert 'role "ann" is no superuser on server "w3"' in str(db.error(make))
     db.run("ALTER USER MAPPING FOR postgres SERVER w3 OPTIONS (SET user 'postgres', DROP password_required)")
     assert worker.value("SELECT count(*) FROM pg_foreign_server") == 0, "nothing is left behind"
-    db.run("CREATE ROLE bob; CREATE USER MAPPING FOR bob SERVER w1 OPTIONS (user 'ann', password 's3cr3t'); "
-           "CREATE USER MAPPING FOR bob SERVER w3 OPTIONS (user 'ann', password 's3cr3t')")
+    db.run(
+        "CREATE ROLE bob; CREATE USER MAPPING FOR bob SERVER w1 OPTIONS (user 'ann', password 's3cr3t'); "
+        "CREATE USER MAPPING FOR bob SERVER w3 OPTIONS (user 'ann', password 's3cr3t')"
+    )
     rows = {(r["on_server"], r["server"], r["role"]): r["missing"] for r in db.run(make)}
-    alter = "ALTER USER MAPPING FOR \"ann\" SERVER \"{}\" OPTIONS (ADD password '...');"
-    assert rows == {("w1", "w3", "ann"): alter.format("w3"), ("w1", "w3", "postgres"): None,
-                    ("w3", "w1", "ann"): alter.format("w1"), ("w3", "w1", "postgres"): None}
+    alter = 'ALTER USER MAPPING FOR "ann" SERVER "{}" OPTIONS (ADD password \'...\');'
+    assert rows == {
+        ("w1", "w3", "ann"): alter.format("w3"),
+        ("w1", "w3", "postgres"): None,
+        ("w3", "w1", "ann"): alter.format("w1"),
+        ("w3", "w1", "postgres"): None,
+    }
     worker.run(rows["w1", "w3", "ann"].replace("...", "s3cr3t"))
     assert {r["missing"] for r in db.run(make) if r["server"] == "w3"} == {None}
     made = worker.run("SELECT srvname, srvoptions FROM pg_foreign_server ORDER BY 1")
     assert [row["srvname"] for row in made] == ["w3"]
-    assert sorted(made[0]["srvoptions"]) == ["connect_timeout=10", "dbname=bare", "host=127.0.0.1",
-                                             f"port={worker.cluster.port}"]
+    assert sorted(made[0]["srvoptions"]) == [
+        "connect_timeout=10",
+        "dbname=bare",
+        "host=127.0.0.1",
+        f"port={worker.cluster.port}",
+    ]
     assert worker.value("SELECT has_server_privilege('ann', 'w3', 'USAGE')")
     # of two roles that are one there, neither gets what the other may; and a server that leads elsewhere is left alone
-    db.run("CREATE ROLE eve; CREATE USER MAPPING FOR eve SERVER w1 OPTIONS (user 'ann'); CREATE USER MAPPING FOR eve "
-           "SERVER w3 OPTIONS (user 'postgres', password_required 'false'); CREATE ROLE nameless; CREATE USER MAPPING "
-           "FOR nameless SERVER w1; CREATE USER MAPPING FOR nameless SERVER w3")
+    db.run(
+        "CREATE ROLE eve; CREATE USER MAPPING FOR eve SERVER w1 OPTIONS (user 'ann'); CREATE USER MAPPING FOR eve "
+        "SERVER w3 OPTIONS (user 'postgres', password_required 'false'); CREATE ROLE nameless; CREATE USER MAPPING "
+        "FOR nameless SERVER w1; CREATE USER MAPPING FOR nameless SERVER w3"
+    )
     worker.run("DROP USER MAPPING FOR ann SERVER w3")
     rows = {(r["on_server"], r["role"]): r["missing"] for r in db.run(make)}
     assert '"ann" is several roles here' in rows["w1", "ann"]
@@ -327,20 +401,27 @@ def scores(db, table):
     """What evaluate says, whether by a run, and the NOTICEs."""
     db.run("DROP TABLE IF EXISTS out")
     db.connection.notices.clear()
-    _, by_run = runs_made(db, lambda: db.run(
-        f"SELECT madlib.madlib_keras_evaluate('models', '{table}', 'out', FALSE, 1)"))
+    _, by_run = runs_made(
+        db, lambda: db.run(f"SELECT madlib.madlib_keras_evaluate('models', '{table}', 'out', FALSE, 1)")
+    )
     return db.value("SELECT loss FROM out"), by_run, "".join(db.connection.notices)
 
 
 def test_segments_in_several_partitions_are_evaluated_alone_and_not_trained(db, worker, trained):
     whole = scores(db, "flowers_packed")[0]
-    db.run("DROP TABLE IF EXISTS scattered, scattered_summary; CREATE TABLE scattered (LIKE flowers_packed) PARTITION "
-           "BY HASH (buffer_id); CREATE TABLE scattered_summary AS TABLE flowers_packed_summary; "
-           "CREATE TABLE scattered_0 PARTITION OF scattered FOR VALUES WITH (MODULUS 2, REMAINDER 0)")
-    worker.run("DROP TABLE IF EXISTS scattered_1; CREATE TABLE scattered_1 (__dist_key__ integer, x bytea, y bytea, "
-               "x_shape integer[], y_shape integer[], buffer_id integer)")
-    db.run("CREATE FOREIGN TABLE scattered_1 PARTITION OF scattered FOR VALUES WITH (MODULUS 2, REMAINDER 1) SERVER w1 "
-           "OPTIONS (schema_name 'public'); INSERT INTO scattered SELECT * FROM flowers_packed")
+    db.run(
+        "DROP TABLE IF EXISTS scattered, scattered_summary; CREATE TABLE scattered (LIKE flowers_packed) PARTITION "
+        "BY HASH (buffer_id); CREATE TABLE scattered_summary AS TABLE flowers_packed_summary; "
+        "CREATE TABLE scattered_0 PARTITION OF scattered FOR VALUES WITH (MODULUS 2, REMAINDER 0)"
+    )
+    worker.run(
+        "DROP TABLE IF EXISTS scattered_1; CREATE TABLE scattered_1 (__dist_key__ integer, x bytea, y bytea, "
+        "x_shape integer[], y_shape integer[], buffer_id integer)"
+    )
+    db.run(
+        "CREATE FOREIGN TABLE scattered_1 PARTITION OF scattered FOR VALUES WITH (MODULUS 2, REMAINDER 1) SERVER w1 "
+        "OPTIONS (schema_name 'public'); INSERT INTO scattered SELECT * FROM flowers_packed"
+    )
     loss, _, notices = scores(db, "scattered")
     assert loss == pytest.approx(whole, rel=1e-6) and "in several partitions" in notices
     error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('scattered', 'never', 'mst', 1, FALSE)")
@@ -353,22 +434,28 @@ def test_evaluation_sees_what_the_caller_sees(db, worker, trained):
     everything, by_run, _ = scores(db, "packed")
     assert by_run
     db.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM packed")
-    theirs = db.value("SELECT c.relname FROM pg_foreign_table t JOIN pg_class c ON c.oid = t.ftrelid "
-                      "JOIN pg_inherits i ON i.inhrelid = c.oid WHERE i.inhparent = 'packed'::regclass")
+    theirs = db.value(
+        "SELECT c.relname FROM pg_foreign_table t JOIN pg_class c ON c.oid = t.ftrelid "
+        "JOIN pg_inherits i ON i.inhrelid = c.oid WHERE i.inhparent = 'packed'::regclass"
+    )
     worker.run(f"CREATE TABLE kept AS TABLE {theirs}; DELETE FROM {theirs}")
     loss, by_run, _ = scores(db, "packed")
     assert not by_run and loss == pytest.approx(everything, rel=1e-6)
     db.run("ROLLBACK")
     worker.run(f"INSERT INTO {theirs} TABLE kept; DROP TABLE kept")
-    db.run("GRANT SELECT ON packed, packed_summary, models, models_info, models_summary TO ann; "
-           "GRANT ALL ON SCHEMA public TO ann; GRANT USAGE ON FOREIGN SERVER w1 TO ann; "
-           "CREATE USER MAPPING IF NOT EXISTS FOR ann SERVER w1 OPTIONS (user 'ann', password_required 'false'); "
-           "ALTER TABLE packed ENABLE ROW LEVEL SECURITY; CREATE POLICY few ON packed USING (buffer_id < 2)")
+    db.run(
+        "GRANT SELECT ON packed, packed_summary, models, models_info, models_summary TO ann; "
+        "GRANT ALL ON SCHEMA public TO ann; GRANT USAGE ON FOREIGN SERVER w1 TO ann; "
+        "CREATE USER MAPPING IF NOT EXISTS FOR ann SERVER w1 OPTIONS (user 'ann', password_required 'false'); "
+        "ALTER TABLE packed ENABLE ROW LEVEL SECURITY; CREATE POLICY few ON packed USING (buffer_id < 2)"
+    )
     worker.run(f"GRANT SELECT ON {theirs} TO ann; GRANT mop_user TO ann")
     ann = db.another("ann")
     ann.run("SELECT madlib.madlib_keras_evaluate('models', 'packed', 'anns', FALSE, 1)")
-    ann.run("CREATE TEMP TABLE few AS SELECT * FROM packed; CREATE TEMP TABLE few_summary AS TABLE packed_summary; "
-            "SELECT madlib.madlib_keras_evaluate('models', 'few', 'anns_few', FALSE, 1)")
+    ann.run(
+        "CREATE TEMP TABLE few AS SELECT * FROM packed; CREATE TEMP TABLE few_summary AS TABLE packed_summary; "
+        "SELECT madlib.madlib_keras_evaluate('models', 'few', 'anns_few', FALSE, 1)"
+    )
     assert ann.value("SELECT loss FROM anns") == pytest.approx(ann.value("SELECT loss FROM anns_few"), rel=1e-6)
     assert ann.value("SELECT loss FROM anns") != pytest.approx(everything, rel=1e-6)
     ann.run("DROP TABLE anns, anns_few")
@@ -378,13 +465,17 @@ def test_evaluation_sees_what_the_caller_sees(db, worker, trained):
 def test_servers_without_pg_mop_are_read_through_postgres_fdw(db, worker, trained):
     bare = Client(worker.cluster, "bare")
     bare.run("CREATE TABLE rows (id integer, x real[], y text)")
-    db.run("CREATE TABLE raw (LIKE flowers) PARTITION BY HASH (id); CREATE FOREIGN TABLE raw_0 PARTITION OF raw FOR "
-           "VALUES WITH (MODULUS 1, REMAINDER 0) SERVER bare OPTIONS (schema_name 'public', table_name 'rows'); "
-           "INSERT INTO raw SELECT * FROM flowers; CREATE TABLE raw_of_two (LIKE flowers) PARTITION BY LIST (y); "
-           "CREATE TABLE raw_a PARTITION OF raw_of_two FOR VALUES IN ('a'); ")
+    db.run(
+        "CREATE TABLE raw (LIKE flowers) PARTITION BY HASH (id); CREATE FOREIGN TABLE raw_0 PARTITION OF raw FOR "
+        "VALUES WITH (MODULUS 1, REMAINDER 0) SERVER bare OPTIONS (schema_name 'public', table_name 'rows'); "
+        "INSERT INTO raw SELECT * FROM flowers; CREATE TABLE raw_of_two (LIKE flowers) PARTITION BY LIST (y); "
+        "CREATE TABLE raw_a PARTITION OF raw_of_two FOR VALUES IN ('a'); "
+    )
     bare.run("CREATE VIEW others AS SELECT * FROM rows WHERE y <> 'a'")
-    db.run("CREATE FOREIGN TABLE raw_b PARTITION OF raw_of_two DEFAULT SERVER bare OPTIONS (schema_name 'public', "
-           "table_name 'others'); INSERT INTO raw_a SELECT * FROM flowers WHERE y = 'a'")
+    db.run(
+        "CREATE FOREIGN TABLE raw_b PARTITION OF raw_of_two DEFAULT SERVER bare OPTIONS (schema_name 'public', "
+        "table_name 'others'); INSERT INTO raw_a SELECT * FROM flowers WHERE y = 'a'"
+    )
     wanted = None
     for table in ("flowers", "raw", "raw_of_two"):
         db.run("DROP TABLE IF EXISTS out")

@@ -26,16 +26,38 @@ class Ray:
 
     def __init__(self, home):
         from ray.cluster_utils import Cluster
+
         (home / "ray").mkdir()
         os.environ.update(RAY_TMPDIR=str(home), RAY_USAGE_STATS_ENABLED="0", HOME=str(home))
-        self.cluster = Cluster(initialize_head=True, head_node_args={
-            "num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20, "temp_dir": str(home)})
+        self.cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 1,
+                "include_dashboard": False,
+                "object_store_memory": 80 << 20,
+                "temp_dir": str(home),
+            },
+        )
         self.second = self.add()
         self.port = free_port()
         self.door = subprocess.Popen(
-            [sys.executable, "-m", "ray.util.client.server", "--address", self.cluster.address, "--port",
-             str(self.port), "--mode", "proxy", "--host", "127.0.0.1"], stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, start_new_session=True)
+            [
+                sys.executable,
+                "-m",
+                "ray.util.client.server",
+                "--address",
+                self.cluster.address,
+                "--port",
+                str(self.port),
+                "--mode",
+                "proxy",
+                "--host",
+                "127.0.0.1",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def add(self):
         return self.cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
@@ -49,15 +71,19 @@ def hosts():
     """Process ids of the actors with trainers, and of the trainers that they have."""
     found = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout.splitlines()[1:]
     pairs = [line.split(None, 1) for line in found]
-    return ([int(pid) for pid, text in pairs if text.startswith("ray::Host")],
-            [int(pid) for pid, text in pairs if "from mop_udf import trainer" in text])
+    return (
+        [int(pid) for pid, text in pairs if text.startswith("ray::Host")],
+        [int(pid) for pid, text in pairs if "from mop_udf import trainer" in text],
+    )
 
 
 @pytest.fixture(scope="module")
 def ray(db, tmp_path_factory):
     made = Ray(tmp_path_factory.mktemp("ray"))
-    db.run(f"CREATE SERVER gpus FOREIGN DATA WRAPPER pg_mop OPTIONS (kind 'ray', address 'ray://127.0.0.1:{made.port}',"
-           " cpus '1', wait '120')")
+    db.run(
+        f"CREATE SERVER gpus FOREIGN DATA WRAPPER pg_mop OPTIONS (kind 'ray', address 'ray://127.0.0.1:{made.port}',"
+        " cpus '1', wait '120')"
+    )
     db.run("DO $$ BEGIN CREATE ROLE rayless LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
     make_data(db, rows=101, segments=3, buffer_size=9)
     load(db, "arch", dense())
@@ -118,23 +144,31 @@ def test_what_dies_there_is_a_lost_trainer(db, ray, what):
     assert_invariants(db, run_id)
     assert set(actors) - set(hosts()[0]), "one of them has gone"
     # (between two units nobody misses it)
-    failed = [row["error"] for row in db.run("SELECT error FROM madlib.mop_units WHERE run_id = %s AND status = "
-                                             "'failed'", [run_id])]
+    failed = [
+        row["error"]
+        for row in db.run("SELECT error FROM madlib.mop_units WHERE run_id = %s AND status = 'failed'", [run_id])
+    ]
     assert all("Ray" in error for error in failed)
     other.close()
     assert eventually(lambda: hosts() == ([], []), 30)
 
 
-@pytest.mark.parametrize("change,message,hint", [
-    ("SET pg_mop.trainers = 'nowhere'", 'server "nowhere" of pg_mop.trainers does not exist', "CREATE SERVER"),
-    ("ALTER SERVER gpus OPTIONS (SET address 'ray://127.0.0.1:1')", "Ray at ray://127.0.0.1:1 cannot be used",
-     "RESET pg_mop.trainers"),
-    ("ALTER SERVER gpus OPTIONS (SET cpus '64')", "cannot be used", "ALTER SERVER"),
-    ("ALTER SERVER gpus OWNER TO rayless", "is not a superuser's", "OWNER TO"),
-    ("ALTER SERVER gpus OPTIONS (SET address 'http://x')", "has no address of Ray", "ALTER SERVER"),
-    ("ALTER SERVER gpus OPTIONS (SET kind 'spark')", "is none with trainers", "CREATE SERVER"),
-    ("ALTER SERVER gpus OPTIONS (SET cpus 'many')", "option cpus of server \"gpus\" is no positive number", "ALTER"),
-])
+@pytest.mark.parametrize(
+    "change,message,hint",
+    [
+        ("SET pg_mop.trainers = 'nowhere'", 'server "nowhere" of pg_mop.trainers does not exist', "CREATE SERVER"),
+        (
+            "ALTER SERVER gpus OPTIONS (SET address 'ray://127.0.0.1:1')",
+            "Ray at ray://127.0.0.1:1 cannot be used",
+            "RESET pg_mop.trainers",
+        ),
+        ("ALTER SERVER gpus OPTIONS (SET cpus '64')", "cannot be used", "ALTER SERVER"),
+        ("ALTER SERVER gpus OWNER TO rayless", "is not a superuser's", "OWNER TO"),
+        ("ALTER SERVER gpus OPTIONS (SET address 'http://x')", "has no address of Ray", "ALTER SERVER"),
+        ("ALTER SERVER gpus OPTIONS (SET kind 'spark')", "is none with trainers", "CREATE SERVER"),
+        ("ALTER SERVER gpus OPTIONS (SET cpus 'many')", 'option cpus of server "gpus" is no positive number', "ALTER"),
+    ],
+)
 def test_bad_servers(db, ray, change, message, hint):
     db.run("BEGIN; SET LOCAL pg_mop.trainers = 'gpus'; " + change.replace("SET pg", "SET LOCAL pg"))
     error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'never', 'mst', 1, FALSE)")
@@ -143,15 +177,19 @@ def test_bad_servers(db, ray, change, message, hint):
 
 
 def test_who_may_not_use_the_server_trains_not_there(db, ray):
-    db.run("GRANT mop_user TO rayless; GRANT SELECT ON flowers_packed, flowers_packed_summary, mst, mst_summary, arch "
-           "TO rayless; GRANT ALL ON SCHEMA public TO rayless")
+    db.run(
+        "GRANT mop_user TO rayless; GRANT SELECT ON flowers_packed, flowers_packed_summary, mst, mst_summary, arch "
+        "TO rayless; GRANT ALL ON SCHEMA public TO rayless"
+    )
     other = db.another("rayless")
     other.run("SET pg_mop.trainers = 'gpus'")
     call = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'never', 'mst', 1, FALSE)"
     assert "permission denied for foreign server" in str(other.error(call))
     # nor by what a client says to a worker session itself
-    options = ('{"threads": 1, "cache_mb": 1, "idle_ms": 0, "keras_backend": "tensorflow", "trainers": %s, "ray": '
-               '{"address": "ray://127.0.0.1:1", "gpus": 0, "cpus": 1, "wait": 5}}')
+    options = (
+        '{"threads": 1, "cache_mb": 1, "idle_ms": 0, "keras_backend": "tensorflow", "trainers": %s, "ray": '
+        '{"address": "ray://127.0.0.1:1", "gpus": 0, "cpus": 1, "wait": 5}}'
+    )
     assert "permission denied" in str(other.error("SELECT madlib.mop_start_trainer(%s)", [options % '"gpus"']))
     other.run("SELECT madlib.mop_start_trainer(%s)", [options % "null"])
     relays = subprocess.run(["pgrep", "-f", "mop_udf.relay"], capture_output=True, text=True).stdout.split()

@@ -21,10 +21,12 @@ import numpy as np  # noqa: E402
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
+
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
 elif keras.backend.backend() == "torch":
     import torch
+
     torch.set_num_threads(1)
 
 
@@ -40,8 +42,8 @@ def compiled(job, jit_compile):
     if "weights" in job:
         flat, weights = np.frombuffer(base64.b64decode(job["weights"]), "<f4"), []
         for weight in model.weights:
-            weights.append(flat[:np.prod(weight.shape, dtype=int)].reshape(weight.shape))
-            flat = flat[weights[-1].size:]
+            weights.append(flat[: np.prod(weight.shape, dtype=int)].reshape(weight.shape))
+            flat = flat[weights[-1].size :]
         model.set_weights(weights)
     optimizer = getattr(keras.optimizers, job["optimizer"])(**job["arguments"])
     model.compile(optimizer=optimizer, loss=job["loss"], metrics=job["metrics"], jit_compile=jit_compile)
@@ -58,7 +60,7 @@ def train(model, job, visit):
         for start in range(0, len(x), size):
             if "learning_rates" in visit:
                 model.optimizer.learning_rate = next(rates)
-            model.train_on_batch(x[start:start + size], y[start:start + size], class_weight=weights)
+            model.train_on_batch(x[start : start + size], y[start : start + size], class_weight=weights)
     return len(x)
 
 
@@ -113,5 +115,10 @@ else:
     # (on JAX every operation would be compiled by itself; PyTorch has no other way)
     backend = keras.backend.backend()
     plain, default = backend == "jax", "auto" if backend == "tensorflow" else None
-    json.dump([{"plain": weights_of(job, plain), **({"default": weights_of(job, default)} if default else {})}
-               for job in jobs], sys.stdout)
+    json.dump(
+        [
+            {"plain": weights_of(job, plain), **({"default": weights_of(job, default)} if default else {})}
+            for job in jobs
+        ],
+        sys.stdout,
+    )

@@ -8,10 +8,12 @@ from test_equivalence import LOSS, NOISY
 
 from workload import buffers, dense, fit, load, make_data, replayed, selection
 
-CASES = {"SGD with momentum": (1, dense(), "SGD", {"learning_rate": 0.1, "momentum": 0.9}, 3),
-         "Adam": (1, dense(), "Adam", {"learning_rate": 0.05}, 2),
-         "moving averages of weights": (1, dense(), "Adam", {"learning_rate": 0.05, "use_ema": True}, 3),
-         "Dropout and BatchNormalization": (2, NOISY, "Adam", {"learning_rate": 0.05}, 2)}
+CASES = {
+    "SGD with momentum": (1, dense(), "SGD", {"learning_rate": 0.1, "momentum": 0.9}, 3),
+    "Adam": (1, dense(), "Adam", {"learning_rate": 0.05}, 2),
+    "moving averages of weights": (1, dense(), "Adam", {"learning_rate": 0.05, "use_ema": True}, 3),
+    "Dropout and BatchNormalization": (2, NOISY, "Adam", {"learning_rate": 0.05}, 2),
+}
 
 
 def text(optimizer, arguments):
@@ -21,8 +23,10 @@ def text(optimizer, arguments):
 def train(db, model_id, compile_params, iterations, strategy):
     db.run("DROP TABLE IF EXISTS one, one_summary")
     db.run(f"SET pg_mop.fit_strategy = {strategy}")
-    db.run("SELECT madlib.madlib_keras_fit('flowers_packed', 'one', 'arch', %s, %s, 'batch_size=8, epochs=2', %s)",
-           [model_id, compile_params, iterations])
+    db.run(
+        "SELECT madlib.madlib_keras_fit('flowers_packed', 'one', 'arch', %s, %s, 'batch_size=8, epochs=2', %s)",
+        [model_id, compile_params, iterations],
+    )
     return bytes(db.value("SELECT model_weights FROM one"))
 
 
@@ -38,10 +42,20 @@ def test_averaging_equals_keras(db, data, segments):
     jobs, ours = [], []
     for model_id, architecture, optimizer, arguments, iterations in CASES.values():
         ours.append(train(db, model_id, text(optimizer, arguments), iterations, "averaging"))
-        jobs.append({"architecture": architecture, "optimizer": optimizer, "arguments": arguments, "loss": LOSS,
-                     "metrics": [], "batch_size": 8, "epochs": 2, "iterations": iterations,
-                     "seed": int(np.random.SeedSequence([6, model_id]).generate_state(1)[0]),
-                     "visits": [buffers(db, "flowers_packed", s) for s in range(segments)]})
+        jobs.append(
+            {
+                "architecture": architecture,
+                "optimizer": optimizer,
+                "arguments": arguments,
+                "loss": LOSS,
+                "metrics": [],
+                "batch_size": 8,
+                "epochs": 2,
+                "iterations": iterations,
+                "seed": int(np.random.SeedSequence([6, model_id]).generate_state(1)[0]),
+                "visits": [buffers(db, "flowers_packed", s) for s in range(segments)],
+            }
+        )
     for name, mine, theirs in zip(CASES, ours, replayed(jobs, "average")):
         a, b = np.frombuffer(mine, "<f4"), np.frombuffer(base64.b64decode(theirs), "<f4")
         assert np.abs(a - b).max() <= 1e-6 * np.abs(b).max(), name

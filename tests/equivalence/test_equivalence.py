@@ -21,19 +21,41 @@ from workload import (
 )
 
 SEED = 11
-CNN = sequential("cnn", [8, 8, 1], layer("Conv2D", name="conv", filters=4, kernel_size=[3, 3], activation="relu"),
-                 layer("Flatten", name="flat"), layer("Dense", name="out", units=3, activation="softmax"))
-NOISY = sequential("noisy", [4], layer("Dense", name="hidden", units=16, activation="relu"),
-                   layer("BatchNormalization", name="norm"), layer("Dropout", name="drop", rate=0.3),
-                   layer("Dense", name="out", units=3, activation="softmax"))
+CNN = sequential(
+    "cnn",
+    [8, 8, 1],
+    layer("Conv2D", name="conv", filters=4, kernel_size=[3, 3], activation="relu"),
+    layer("Flatten", name="flat"),
+    layer("Dense", name="out", units=3, activation="softmax"),
+)
+NOISY = sequential(
+    "noisy",
+    [4],
+    layer("Dense", name="hidden", units=16, activation="relu"),
+    layer("BatchNormalization", name="norm"),
+    layer("Dropout", name="drop", rate=0.3),
+    layer("Dense", name="out", units=3, activation="softmax"),
+)
 CASES = {
     "dense net with Adam": (dense(), "flowers_packed", 1, 2, "Adam", {"learning_rate": 0.02}),
     "CNN with SGD and momentum": (CNN, "images_packed", 2, 1, "SGD", {"learning_rate": 0.05, "momentum": 0.9}),
     "Dropout and BatchNormalization": (NOISY, "flowers_packed", 3, 1, "Adam", {"learning_rate": 0.01}),
-    "moving averages of weights": (dense(), "flowers_packed", 1, 1, "Adam", {
-        "learning_rate": 0.02, "use_ema": True, "ema_momentum": 0.9}),
-    "moving averages put in place": (dense(), "flowers_packed", 1, 1, "SGD", {
-        "learning_rate": 0.05, "use_ema": True, "ema_overwrite_frequency": 3}),
+    "moving averages of weights": (
+        dense(),
+        "flowers_packed",
+        1,
+        1,
+        "Adam",
+        {"learning_rate": 0.02, "use_ema": True, "ema_momentum": 0.9},
+    ),
+    "moving averages put in place": (
+        dense(),
+        "flowers_packed",
+        1,
+        1,
+        "SGD",
+        {"learning_rate": 0.05, "use_ema": True, "ema_overwrite_frequency": 3},
+    ),
     "soft labels": (dense(), "soft_packed", 1, 2, "Adam", {"learning_rate": 0.02}),
 }
 LOSS = "categorical_crossentropy"
@@ -47,8 +69,10 @@ def runs(db):
     db.run(f"SET pg_mop.seed = {SEED}; SET pg_mop.threads = 1; SET pg_mop.kernel = plain")
     make_data(db, rows=101, segments=3, buffer_size=9, seed=SEED)
     make_images(db)
-    db.run("CREATE TABLE soft AS SELECT id, x, CASE y WHEN 'a' THEN ARRAY[0.8, 0.15, 0.05] WHEN 'b' THEN ARRAY[0.1, "
-           "0.7, 0.2] ELSE ARRAY[0, 0.3, 0.7] END AS y FROM flowers")
+    db.run(
+        "CREATE TABLE soft AS SELECT id, x, CASE y WHEN 'a' THEN ARRAY[0.8, 0.15, 0.05] WHEN 'b' THEN ARRAY[0.1, "
+        "0.7, 0.2] ELSE ARRAY[0, 0.3, 0.7] END AS y FROM flowers"
+    )
     db.run("SELECT madlib.training_preprocessor_dl('soft', 'soft_packed', 'y', 'x', 9, dependent_dtype => 'float32')")
     load(db, "arch", dense(), CNN, NOISY)
     return functools.cache(functools.partial(trained, db))
@@ -57,23 +81,46 @@ def runs(db):
 def trained(db, case):
     architecture, packed, model_id, epochs, optimizer, arguments = CASES[case]
     text = ", ".join(f"{k}={v}" for k, v in arguments.items())
-    selection(db, "mst", "arch", [
-        (model_id, f"loss='{LOSS}', optimizer='{optimizer}({text})', metrics=['accuracy']",
-         f"batch_size={size}, epochs={epochs}") for size in SIZES])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [
+            (
+                model_id,
+                f"loss='{LOSS}', optimizer='{optimizer}({text})', metrics=['accuracy']",
+                f"batch_size={size}, epochs={epochs}",
+            )
+            for size in SIZES
+        ],
+    )
     run_id = fit(db, packed, "models", "mst", iterations=2, frequency=1)
     assert_invariants(db, run_id)
     jobs, ours = [], []
     for key, size in enumerate(SIZES, 1):
-        visits = db.run("SELECT segment FROM madlib.mop_visit_order WHERE run_id = %s AND mst_key = %s "
-                        "ORDER BY iteration, position", [run_id, key])
-        jobs.append({
-            "architecture": architecture, "optimizer": optimizer, "arguments": arguments, "loss": LOSS,
-            "metrics": ["accuracy"], "batch_size": size, "epochs": epochs,
-            "seed": int(np.random.SeedSequence([SEED, model_id]).generate_state(1)[0]),
-            "visits": [buffers(db, packed, v["segment"]) for v in visits]})
+        visits = db.run(
+            "SELECT segment FROM madlib.mop_visit_order WHERE run_id = %s AND mst_key = %s "
+            "ORDER BY iteration, position",
+            [run_id, key],
+        )
+        jobs.append(
+            {
+                "architecture": architecture,
+                "optimizer": optimizer,
+                "arguments": arguments,
+                "loss": LOSS,
+                "metrics": ["accuracy"],
+                "batch_size": size,
+                "epochs": epochs,
+                "seed": int(np.random.SeedSequence([SEED, model_id]).generate_state(1)[0]),
+                "visits": [buffers(db, packed, v["segment"]) for v in visits],
+            }
+        )
         ours.append(bytes(db.value("SELECT model_weights FROM models WHERE mst_key = %s", [key])))
-    return {size: (w, base64.b64decode(t["plain"]), base64.b64decode(t["default"]))
-            for size, w, t in zip(SIZES, ours, replayed(jobs))}
+    return {
+        size: (w, base64.b64decode(t["plain"]), base64.b64decode(t["default"]))
+        for size, w, t in zip(SIZES, ours, replayed(jobs))
+    }
 
 
 @pytest.mark.parametrize("size", SIZES)

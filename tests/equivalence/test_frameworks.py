@@ -31,22 +31,33 @@ from workload import (
 )
 
 SEED = 11
-KINDS = ("dense", "conv", "lstm", "batch normalization", "dropout with a seed", "embedding", "several inputs",
-         "numbers per batch")
+KINDS = (
+    "dense",
+    "conv",
+    "lstm",
+    "batch normalization",
+    "dropout with a seed",
+    "embedding",
+    "several inputs",
+    "numbers per batch",
+)
 # (on PyTorch Keras draws from a generator that is not the model's where a layer has no seed)
 SEEDED = NOISY.replace('"rate": 0.3', '"rate": 0.3, "seed": 7')
-MODELS = {"dense net with Adam": (1, "flowers_packed", "Adam", {"learning_rate": 0.02}),
-          "moving averages of weights": (1, "flowers_packed", "Adam", {"learning_rate": 0.02, "use_ema": True}),
-          "CNN with momentum": (2, "images_packed", "SGD", {"learning_rate": 0.05, "momentum": 0.9}),
-          "Dropout and BatchNormalization": (3, "flowers_packed", "Adam", {"learning_rate": 0.01}),
-          "Dropout with a seed": (4, "flowers_packed", "Adam", {"learning_rate": 0.01})}
+MODELS = {
+    "dense net with Adam": (1, "flowers_packed", "Adam", {"learning_rate": 0.02}),
+    "moving averages of weights": (1, "flowers_packed", "Adam", {"learning_rate": 0.02, "use_ema": True}),
+    "CNN with momentum": (2, "images_packed", "SGD", {"learning_rate": 0.05, "momentum": 0.9}),
+    "Dropout and BatchNormalization": (3, "flowers_packed", "Adam", {"learning_rate": 0.01}),
+    "Dropout with a seed": (4, "flowers_packed", "Adam", {"learning_rate": 0.01}),
+}
 
 
 @functools.cache
 def trained_alone(whose):
     """What on_torch.py gives: {case: {"weights", "evaluated"}}."""
-    done = subprocess.run([sys.executable, "-B", pathlib.Path(__file__).parent / "on_torch.py", whose],
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-B", pathlib.Path(__file__).parent / "on_torch.py", whose], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 
@@ -79,8 +90,18 @@ def train(db, case, extra=""):
     """The final weights of one configuration (bytes)."""
     model_id, packed, optimizer, arguments = MODELS[case]
     text = ", ".join(f"{key}={value}" for key, value in arguments.items())
-    selection(db, "mst", "arch", [(model_id, f"loss='categorical_crossentropy', optimizer='{optimizer}({text})', "
-                                             "metrics=['accuracy']", f"batch_size=8{extra}")])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [
+            (
+                model_id,
+                f"loss='categorical_crossentropy', optimizer='{optimizer}({text})', metrics=['accuracy']",
+                f"batch_size=8{extra}",
+            )
+        ],
+    )
     fit(db, packed, "models", "mst", 2)
     return final(db)
 
@@ -92,25 +113,38 @@ def final(db, table="models"):
 
 def logged(db):
     """The framework of the last run."""
-    return db.value("SELECT parameters->'settings'->>'keras_backend' FROM madlib.mop_run WHERE run_id = %s",
-                    [last_run(db)])
+    return db.value(
+        "SELECT parameters->'settings'->>'keras_backend' FROM madlib.mop_run WHERE run_id = %s", [last_run(db)]
+    )
 
 
 # (with 64-bit types JAX draws other random numbers)
-@pytest.mark.parametrize("backend,case", [
-    *(pytest.param("jax", case, marks=needs_jax) for case in MODELS if MODELS[case][0] < 3),
-    *(pytest.param("torch", case, marks=needs_torch) for case in MODELS if MODELS[case][0] != 3)])
+@pytest.mark.parametrize(
+    "backend,case",
+    [
+        *(pytest.param("jax", case, marks=needs_jax) for case in MODELS if MODELS[case][0] < 3),
+        *(pytest.param("torch", case, marks=needs_torch) for case in MODELS if MODELS[case][0] != 3),
+    ],
+)
 def test_a_run_is_plain_keras_on_the_same_framework(db, data, on, backend, case):
     on(backend)
     ours = train(db, case)
     run_id, (model_id, packed, optimizer, arguments) = last_run(db), MODELS[case]
     assert_invariants(db, run_id)
-    visits = db.run("SELECT segment FROM madlib.mop_visit_order WHERE run_id = %s ORDER BY iteration, position",
-                    [run_id])
-    job = {"architecture": {1: dense(), 2: CNN, 4: SEEDED}[model_id], "optimizer": optimizer, "arguments": arguments,
-           "loss": "categorical_crossentropy", "metrics": ["accuracy"], "batch_size": 8, "epochs": 1,
-           "seed": int(np.random.SeedSequence([SEED, model_id]).generate_state(1)[0]),
-           "visits": [buffers(db, packed, v["segment"]) for v in visits]}
+    visits = db.run(
+        "SELECT segment FROM madlib.mop_visit_order WHERE run_id = %s ORDER BY iteration, position", [run_id]
+    )
+    job = {
+        "architecture": {1: dense(), 2: CNN, 4: SEEDED}[model_id],
+        "optimizer": optimizer,
+        "arguments": arguments,
+        "loss": "categorical_crossentropy",
+        "metrics": ["accuracy"],
+        "batch_size": 8,
+        "epochs": 1,
+        "seed": int(np.random.SeedSequence([SEED, model_id]).generate_state(1)[0]),
+        "visits": [buffers(db, packed, v["segment"]) for v in visits],
+    }
     keras = base64.b64decode(replayed([job], backend=backend)[0]["plain"])
     if backend == "torch":
         assert ours == keras
@@ -126,8 +160,10 @@ def test_frameworks_agree_where_nothing_is_random(db, data, on, backend):
     for name in ("tensorflow", backend):
         on(name)
         db.run("UPDATE models SET model_weights = %s", [first])
-        db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 2, FALSE, "
-               "warm_start => TRUE)")
+        db.run(
+            "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 2, FALSE, "
+            "warm_start => TRUE)"
+        )
         assert logged(db) == name
         results.append(np.frombuffer(final(db), "<f4"))
     assert np.abs(results[1] - results[0]).max() <= 2e-4 * np.abs(results[0]).max()
@@ -144,8 +180,10 @@ def test_a_model_goes_from_framework_to_framework(db, data, on):
         train(db, "dense net with Adam")
         for name in path[1:]:
             on(name)
-            db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 1, FALSE, "
-                   "warm_start => TRUE)")
+            db.run(
+                "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 1, FALSE, "
+                "warm_start => TRUE)"
+            )
             assert logged(db) == name
         results.append(np.frombuffer(final(db), "<f4"))
     assert np.abs(results[1] - results[0]).max() <= 1e-3 * np.abs(results[0]).max()
@@ -168,8 +206,18 @@ def test_a_run_that_was_cancelled_goes_on_on_its_framework(db, data, on, backend
     """And ends as one that was not: bit for bit, random streams included."""
     settings = f"SET pg_mop.reuse = off; SET pg_mop.keras_backend = '{backend}'"
     db.run(settings)
-    selection(db, "mst", "arch", [(3, "loss='categorical_crossentropy', optimizer='Adam(learning_rate=0.01)', "
-                                      "metrics=['accuracy']", "batch_size=1, epochs=10")])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [
+            (
+                3,
+                "loss='categorical_crossentropy', optimizer='Adam(learning_rate=0.01)', metrics=['accuracy']",
+                "batch_size=1, epochs=10",
+            )
+        ],
+    )
     call = "SELECT madlib.madlib_keras_fit_multiple_model('one_packed', '{}', 'mst', 3, FALSE)"
     db.run(call.format(f"undisturbed_{backend}"))
     client = db.another()

@@ -6,14 +6,19 @@ from test_equivalence import CNN, NOISY
 
 from workload import dense, fit, load, make_data, make_images, needs_jax, selection
 
-CASES = {"dense net with Adam": (1, "flowers_packed", "Adam(lr=0.02)", ""),
-         "CNN with momentum": (2, "images_packed", "SGD(lr=0.05, momentum=0.9)", ""),
-         "Dropout and BatchNormalization": (3, "flowers_packed", "Adam(lr=0.01)", ""),
-         "moving averages of weights": (1, "flowers_packed", "Adam(lr=0.02, use_ema=True, ema_momentum=0.8)", ""),
-         "class weights and a decay": (1, "flowers_packed", "SGD(lr=0.05, decay=0.01)",
-                                       ", class_weight={0: 1, 1: 3, 2: 0.5}, epochs=3"),
-         "shuffled, few steps": (1, "flowers_packed", "RMSprop(lr=0.01)",
-                                 ", shuffle=True, steps_per_epoch=2")}
+CASES = {
+    "dense net with Adam": (1, "flowers_packed", "Adam(lr=0.02)", ""),
+    "CNN with momentum": (2, "images_packed", "SGD(lr=0.05, momentum=0.9)", ""),
+    "Dropout and BatchNormalization": (3, "flowers_packed", "Adam(lr=0.01)", ""),
+    "moving averages of weights": (1, "flowers_packed", "Adam(lr=0.02, use_ema=True, ema_momentum=0.8)", ""),
+    "class weights and a decay": (
+        1,
+        "flowers_packed",
+        "SGD(lr=0.05, decay=0.01)",
+        ", class_weight={0: 1, 1: 3, 2: 0.5}, epochs=3",
+    ),
+    "shuffled, few steps": (1, "flowers_packed", "RMSprop(lr=0.01)", ", shuffle=True, steps_per_epoch=2"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -26,15 +31,28 @@ def data(db):
 
 def train(db, case, kernel, cache="1024MB"):
     model_id, packed, optimizer, extra = CASES[case]
-    selection(db, "mst", "arch", [(model_id, f"loss='categorical_crossentropy', optimizer='{optimizer}', "
-                                             "metrics=['accuracy']", f"batch_size=8{extra}")])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [
+            (
+                model_id,
+                f"loss='categorical_crossentropy', optimizer='{optimizer}', metrics=['accuracy']",
+                f"batch_size=8{extra}",
+            )
+        ],
+    )
     db.run(f"SET pg_mop.kernel = {kernel}")
     run_id = fit(db, packed, "models", "mst", 2)
     units = db.run("SELECT * FROM madlib.mop_kernel_choices WHERE run_id = %s", [run_id])
     info = db.run("SELECT * FROM models_info")[0]
     assert info["error"] is None
-    return (np.frombuffer(bytes(db.value("SELECT model_weights FROM models")), "<f4"),
-            info["training_loss_final"], units)
+    return (
+        np.frombuffer(bytes(db.value("SELECT model_weights FROM models")), "<f4"),
+        info["training_loss_final"],
+        units,
+    )
 
 
 @pytest.mark.parametrize("kernel", ["loop", "xla"])
@@ -48,8 +66,10 @@ def test_kernels_agree(db, data, case, kernel):
     assert ("random" in str(units[0]["refused"])) == (used != kernel or "Dropout" in case)
     assert np.abs(other - plain).max() <= 2e-4 * np.abs(plain).max()
     assert loss == pytest.approx(plain_loss, rel=1e-3)
-    runs = db.run("SELECT array_agg(loss ORDER BY iteration, started_at) AS losses FROM madlib.mop_units "
-                  "WHERE kind = 'train' AND status = 'finished' GROUP BY run_id ORDER BY run_id DESC LIMIT 2")
+    runs = db.run(
+        "SELECT array_agg(loss ORDER BY iteration, started_at) AS losses FROM madlib.mop_units "
+        "WHERE kind = 'train' AND status = 'finished' GROUP BY run_id ORDER BY run_id DESC LIMIT 2"
+    )
     assert runs[0]["losses"] == pytest.approx(runs[1]["losses"], rel=1e-3), "the mean loss of every unit"
 
 
@@ -71,15 +91,29 @@ def test_kernels_on_jax_agree(db, data, case, on_jax):
 
 
 def test_configurations_that_differ_in_scalars_compile_once(db, data):
-    selection(db, "mst", "arch", [(1, f"loss='categorical_crossentropy', optimizer='AdamW(lr={0.001 * i}, "
-                                      f"weight_decay={0.01 * i}, beta_1={1 - 0.01 * i}, epsilon=1e-{i % 5 + 3})'",
-                                   "batch_size=8") for i in range(1, 21)])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [
+            (
+                1,
+                f"loss='categorical_crossentropy', optimizer='AdamW(lr={0.001 * i}, "
+                f"weight_decay={0.01 * i}, beta_1={1 - 0.01 * i}, epsilon=1e-{i % 5 + 3})'",
+                "batch_size=8",
+            )
+            for i in range(1, 21)
+        ],
+    )
     db.run("SET pg_mop.kernel = xla")
     client = db.another()  # sessions and trainers of its own
     client.run("SET pg_mop.kernel = xla")
     run_id = fit(client, "flowers_packed", "models", "mst", 2)
-    rows = client.run("SELECT backend_pid, sum(compilations) AS n FROM madlib.mop_units WHERE run_id = %s "
-                      "AND kind = 'train' GROUP BY 1", [run_id])
+    rows = client.run(
+        "SELECT backend_pid, sum(compilations) AS n FROM madlib.mop_units WHERE run_id = %s "
+        "AND kind = 'train' GROUP BY 1",
+        [run_id],
+    )
     client.close()
     # XLA's loop for the segment's rows, and the other for the last, short batch
     assert len(rows) == 2 and all(r["n"] <= 2 for r in rows)
@@ -93,7 +127,9 @@ def test_the_loop_comes_first_and_the_choice_is_logged(db, data):
     run_id = fit(client, "flowers_packed", "models", "mst", 2)
     units = client.run(
         "SELECT c.*, u.started_at FROM madlib.mop_kernel_choices c JOIN madlib.mop_units u USING (run_id, mst_key, "
-        "iteration, segment) WHERE run_id = %s AND u.kind = 'train' ORDER BY started_at", [run_id])
+        "iteration, segment) WHERE run_id = %s AND u.kind = 'train' ORDER BY started_at",
+        [run_id],
+    )
     client.close()
     assert len(units) == 4 and units[0]["kernel"] == "loop" and units[0]["compilations"] >= 1
     assert all(u["forced"] is None and u["loop_compile_seconds"] > 0 and u["loop_seconds"] > 0 for u in units)
@@ -101,17 +137,27 @@ def test_the_loop_comes_first_and_the_choice_is_logged(db, data):
 
 def test_what_the_loop_computes_does_not_depend_on_the_trainers_past(db, data):
     """Nor on how the rows come: in pieces or whole, batch by batch from the first visit on."""
-    selection(db, "mst", "arch", [(1, "loss='categorical_crossentropy', optimizer='Adam(lr=0.02)'", f"batch_size={b}")
-                                  for b in (8, 5)])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [(1, "loss='categorical_crossentropy', optimizer='Adam(lr=0.02)'", f"batch_size={b}") for b in (8, 5)],
+    )
     db.run("SET pg_mop.kernel = loop; SET pg_mop.scheduler = 'round-robin'")
     results = []
     for cache in ("1024", "0", "1024"):
         client = db.another()
-        client.run(f"SET pg_mop.kernel = loop; SET pg_mop.scheduler = 'round-robin'; SET pg_mop.cache_mb = {cache}; "
-                   "SET pg_mop.seed = 5; SET pg_mop.threads = 1")
+        client.run(
+            f"SET pg_mop.kernel = loop; SET pg_mop.scheduler = 'round-robin'; SET pg_mop.cache_mb = {cache}; "
+            "SET pg_mop.seed = 5; SET pg_mop.threads = 1"
+        )
         if len(results) == 2:  # trainers that have done something else before
-            selection(client, "mst_other", "arch", [(1, "loss='categorical_crossentropy', optimizer='Adam(lr=0.5)'",
-                                                     "batch_size=8")])
+            selection(
+                client,
+                "mst_other",
+                "arch",
+                [(1, "loss='categorical_crossentropy', optimizer='Adam(lr=0.5)'", "batch_size=8")],
+            )
             fit(client, "flowers_packed", "other", "mst_other", 1)
         fit(client, "flowers_packed", "models", "mst", 2)
         results.append([bytes(r["model_weights"]) for r in client.run("SELECT * FROM models ORDER BY mst_key")])
@@ -122,6 +168,10 @@ def test_what_the_loop_computes_does_not_depend_on_the_trainers_past(db, data):
 
 def test_a_kernel_that_does_not_exist_is_an_error(db, data):
     db.run("SET pg_mop.kernel = fastest")
-    assert "plain, loop, xla" in db.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', "
-                                          "1, FALSE)").diag.message_hint
+    assert (
+        "plain, loop, xla"
+        in db.error(
+            "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'm', 'mst', 1, FALSE)"
+        ).diag.message_hint
+    )
     db.run("RESET pg_mop.kernel")

@@ -27,41 +27,83 @@ def each(name, *values):
 
 # case -> (model_id, stages that are trained, [(compile_params, fit_params, what changes in Keras by iteration)])
 CASES = {
-    "learning rates": (1, 6, [
-        (SGD.format("MultiStep(0.1, [1], 0.5)"), "batch_size=8", rates(0.1, 0.05, 0.05)),
-        (SGD.format("MultiStep(0.1, [2], 0.5)"), "batch_size=8", rates(0.1, 0.1, 0.05)),
-        (SGD.format("Constant(0.1)"), "batch_size=8", rates(0.1, 0.1, 0.1)),
-        (SGD.format("[0.1, 0.1, 0.05]"), "batch_size=8", rates(0.1, 0.1, 0.05))]),
-    "batch sizes and momentum": (1, 7, [
-        (SGD.format(0.1), "batch_size=MultiStep(4, [1], 2)", each("batch_size", 4, 8, 8)),
-        (SGD.format(0.1), "batch_size=[4, 8, 16]", each("batch_size", 4, 8, 16)),
-        (SGD.format(0.1), "batch_size=4", each("batch_size", 4, 4, 4)),
-        (SGD.format(0.1).replace("0.9", "[0.9, 0.9, 0.5]"), "batch_size=4",
-         [{"batch_size": 4, "arguments": {"momentum": m}} for m in (0.9, 0.9, 0.5)])]),
-    "class weights": (1, 5, [
-        (SGD.format(0.1), f"batch_size=8, class_weight=[{EVEN}, {UNEVEN}]", each("class_weight", EVEN, UNEVEN, UNEVEN)),
-        (SGD.format(0.1), f"batch_size=8, class_weight={EVEN}", each("class_weight", EVEN, EVEN, EVEN))]),
-    "rates of dropout": (2, 5, [
-        (SGD.format(0.1), "batch_size=8, dropout=0.3", each("dropout", 0.3, 0.3, 0.3)),
-        (SGD.format(0.1), "batch_size=8, dropout=[0.3, 0.1, 0.0]", each("dropout", 0.3, 0.1, 0.0))]),
-    "rates that decay": (1, 5, [
-        (DECAY, "batch_size=8", rates(0.1, 0.1, 0.2)),
-        (DECAY.replace("0.2]", "0.05]"), "batch_size=8", rates(0.1, 0.1, 0.05)),
-        (DECAY.replace("[0.1, 0.1, 0.2]", "0.1"), "batch_size=8", rates(0.1, 0.1, 0.1))]),
+    "learning rates": (
+        1,
+        6,
+        [
+            (SGD.format("MultiStep(0.1, [1], 0.5)"), "batch_size=8", rates(0.1, 0.05, 0.05)),
+            (SGD.format("MultiStep(0.1, [2], 0.5)"), "batch_size=8", rates(0.1, 0.1, 0.05)),
+            (SGD.format("Constant(0.1)"), "batch_size=8", rates(0.1, 0.1, 0.1)),
+            (SGD.format("[0.1, 0.1, 0.05]"), "batch_size=8", rates(0.1, 0.1, 0.05)),
+        ],
+    ),
+    "batch sizes and momentum": (
+        1,
+        7,
+        [
+            (SGD.format(0.1), "batch_size=MultiStep(4, [1], 2)", each("batch_size", 4, 8, 8)),
+            (SGD.format(0.1), "batch_size=[4, 8, 16]", each("batch_size", 4, 8, 16)),
+            (SGD.format(0.1), "batch_size=4", each("batch_size", 4, 4, 4)),
+            (
+                SGD.format(0.1).replace("0.9", "[0.9, 0.9, 0.5]"),
+                "batch_size=4",
+                [{"batch_size": 4, "arguments": {"momentum": m}} for m in (0.9, 0.9, 0.5)],
+            ),
+        ],
+    ),
+    "class weights": (
+        1,
+        5,
+        [
+            (
+                SGD.format(0.1),
+                f"batch_size=8, class_weight=[{EVEN}, {UNEVEN}]",
+                each("class_weight", EVEN, UNEVEN, UNEVEN),
+            ),
+            (SGD.format(0.1), f"batch_size=8, class_weight={EVEN}", each("class_weight", EVEN, EVEN, EVEN)),
+        ],
+    ),
+    "rates of dropout": (
+        2,
+        5,
+        [
+            (SGD.format(0.1), "batch_size=8, dropout=0.3", each("dropout", 0.3, 0.3, 0.3)),
+            (SGD.format(0.1), "batch_size=8, dropout=[0.3, 0.1, 0.0]", each("dropout", 0.3, 0.1, 0.0)),
+        ],
+    ),
+    "rates that decay": (
+        1,
+        5,
+        [
+            (DECAY, "batch_size=8", rates(0.1, 0.1, 0.2)),
+            (DECAY.replace("0.2]", "0.05]"), "batch_size=8", rates(0.1, 0.1, 0.05)),
+            (DECAY.replace("[0.1, 0.1, 0.2]", "0.1"), "batch_size=8", rates(0.1, 0.1, 0.1)),
+        ],
+    ),
     # of the first two the whole text of the rate is equal, of the third it is another
-    "rates per mini-batch": (1, 8, [
-        (PER_BATCH, f"batch_size=8, class_weight=[{EVEN}, {EVEN}, {UNEVEN}]",
-         each("class_weight", EVEN, EVEN, UNEVEN)),
-        (PER_BATCH, f"batch_size=8, class_weight=[{EVEN}, {UNEVEN}]", each("class_weight", EVEN, UNEVEN, UNEVEN)),
-        (SGD.format(0.1), f"batch_size=8, class_weight={EVEN}", each("class_weight", EVEN, EVEN, EVEN))]),
+    "rates per mini-batch": (
+        1,
+        8,
+        [
+            (
+                PER_BATCH,
+                f"batch_size=8, class_weight=[{EVEN}, {EVEN}, {UNEVEN}]",
+                each("class_weight", EVEN, EVEN, UNEVEN),
+            ),
+            (PER_BATCH, f"batch_size=8, class_weight=[{EVEN}, {UNEVEN}]", each("class_weight", EVEN, UNEVEN, UNEVEN)),
+            (SGD.format(0.1), f"batch_size=8, class_weight={EVEN}", each("class_weight", EVEN, EVEN, EVEN)),
+        ],
+    ),
 }
 
 
 @pytest.fixture(scope="module")
 def data(db):
     client = db.another()
-    client.run(f"ALTER DATABASE \"{db.database}\" SET pg_mop.kernel = plain; "
-               f"ALTER DATABASE \"{db.database}\" SET pg_mop.threads = 1; SET pg_mop.kernel = plain")
+    client.run(
+        f'ALTER DATABASE "{db.database}" SET pg_mop.kernel = plain; '
+        f'ALTER DATABASE "{db.database}" SET pg_mop.threads = 1; SET pg_mop.kernel = plain'
+    )
     client.close()
     db.run("SET pg_mop.kernel = plain; SET pg_mop.threads = 1")
     make_data(db, rows=101, segments=3, buffer_size=9, seed=SEED)
@@ -74,8 +116,10 @@ def weights(db, table):
 
 
 def order(db, run_id):
-    return db.run("SELECT mst_key, iteration, position, segment FROM madlib.mop_visit_order WHERE run_id = %s "
-                  "ORDER BY 1, 2, 3", [run_id])
+    return db.run(
+        "SELECT mst_key, iteration, position, segment FROM madlib.mop_visit_order WHERE run_id = %s ORDER BY 1, 2, 3",
+        [run_id],
+    )
 
 
 def alone(db, run_id):
@@ -107,12 +151,23 @@ def plain(db, run_id, case):
                     rate = np.float32(visit.pop("arguments")["learning_rate"])
                     done = batches
                     batches += -(-sum(b["shape"][0] for b in visit["x"]) // 8)
-                    visit["learning_rates"] = [float(rate / (np.float32(1) + np.float32(0.01) * np.float32(n)))
-                                               for n in range(done, batches)]
+                    visit["learning_rates"] = [
+                        float(rate / (np.float32(1) + np.float32(0.01) * np.float32(n))) for n in range(done, batches)
+                    ]
                 visits.append(visit)
-        jobs.append({"architecture": (dense(), NOISY)[model_id - 1], "optimizer": "SGD", "loss": LOSS, "epochs": 1,
-                     "arguments": {"learning_rate": 0.1, "momentum": 0.9}, "metrics": ["accuracy"], "batch_size": 8,
-                     "seed": int(np.random.SeedSequence([SEED, model_id]).generate_state(1)[0]), "visits": visits})
+        jobs.append(
+            {
+                "architecture": (dense(), NOISY)[model_id - 1],
+                "optimizer": "SGD",
+                "loss": LOSS,
+                "epochs": 1,
+                "arguments": {"learning_rate": 0.1, "momentum": 0.9},
+                "metrics": ["accuracy"],
+                "batch_size": 8,
+                "seed": int(np.random.SeedSequence([SEED, model_id]).generate_state(1)[0]),
+                "visits": visits,
+            }
+        )
     return {key: base64.b64decode(done["plain"]) for key, done in enumerate(replayed(jobs), 1)}
 
 
@@ -124,18 +179,26 @@ def test_each_configuration_ends_as_keras_does_along_its_path_and_as_it_does_by_
     assert_invariants(db, run_id)
     assert db.value("SELECT count(*) FROM madlib.mop_stages WHERE run_id = %s", [run_id]) == stages
     assert db.value("SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND kind = 'train'", [run_id]) == 3 * stages
-    assert db.value("SELECT merge_rate FROM madlib.mop_runs WHERE run_id = %s",
-                    [run_id]) == ITERATIONS * len(configurations) / stages
+    assert (
+        db.value("SELECT merge_rate FROM madlib.mop_runs WHERE run_id = %s", [run_id])
+        == ITERATIONS * len(configurations) / stages
+    )
     shared = weights(db, "models")
     assert shared == alone(db, run_id)
-    assert db.value("SELECT bool_and(a.training_loss = b.training_loss AND a.training_metrics = b.training_metrics) "
-                    "FROM models_info a JOIN alone_info b USING (mst_key)")
+    assert db.value(
+        "SELECT bool_and(a.training_loss = b.training_loss AND a.training_metrics = b.training_metrics) "
+        "FROM models_info a JOIN alone_info b USING (mst_key)"
+    )
     assert shared == plain(db, run_id, case)
 
 
 def test_shuffled_rows_are_shuffled_alike_for_who_shares_and_who_does_not(db, data):
-    selection(db, "mst", "arch", [(1, strings[0], "batch_size=8, shuffle=True, epochs=2")
-                                  for strings in CASES["learning rates"][2]])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [(1, strings[0], "batch_size=8, shuffle=True, epochs=2") for strings in CASES["learning rates"][2]],
+    )
     run_id = fit(db, data, "models", "mst", ITERATIONS)
     assert db.value("SELECT merge_rate FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == 2
     shuffled = weights(db, "models")
@@ -152,12 +215,21 @@ SLOW = "batch_size=1, epochs=8"
 def test_a_run_that_was_stopped_among_branches_goes_on_to_the_same_weights(db, data, how):
     selection(db, "slow", "arch", [(1, strings[0], SLOW) for strings in CASES["learning rates"][2]])
     client = db.another()
-    running = Calling(client, f"SELECT madlib.madlib_keras_fit_multiple_model('{data}', '{how}', 'slow', {ITERATIONS}, "
-                              "FALSE)")
+    running = Calling(
+        client, f"SELECT madlib.madlib_keras_fit_multiple_model('{data}', '{how}', 'slow', {ITERATIONS}, FALSE)"
+    )
     # one of two stages of the second iteration has begun, and not all of the third have
-    assert eventually(lambda: db.value(
-        "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE model_output_table = %s "
-        "AND u.status = 'finished' AND NOT u.shared AND iteration = 2", [how]) >= 2, 60)
+    assert eventually(
+        lambda: (
+            db.value(
+                "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE model_output_table = %s "
+                "AND u.status = 'finished' AND NOT u.shared AND iteration = 2",
+                [how],
+            )
+            >= 2
+        ),
+        60,
+    )
     db.run(f"SELECT {how}(%s)", [client.connection.info.backend_pid])
     assert isinstance(running.end(), psycopg2.Error)
     client.close()

@@ -11,12 +11,20 @@ WIDE = 8192  # units of a frozen layer: 40 rows of them are more than a MB
 
 
 def transfer(name, width, *frozen):
-    return sequential(name, [8, 8, 1], *frozen, layer("Dense", name="hidden", units=width, activation="relu"),
-                      layer("Dense", name="out", units=3, activation="softmax"))
+    return sequential(
+        name,
+        [8, 8, 1],
+        *frozen,
+        layer("Dense", name="hidden", units=width, activation="relu"),
+        layer("Dense", name="out", units=3, activation="softmax"),
+    )
 
 
-FROZEN = (layer("Conv2D", name="conv", filters=4, kernel_size=[3, 3], activation="relu", trainable=False),
-          layer("BatchNormalization", name="norm", trainable=False), layer("Flatten", name="flat"))
+FROZEN = (
+    layer("Conv2D", name="conv", filters=4, kernel_size=[3, 3], activation="relu", trainable=False),
+    layer("BatchNormalization", name="norm", trainable=False),
+    layer("Flatten", name="flat"),
+)
 LARGE = (layer("Flatten", name="flat"), layer("Dense", name="wide", units=WIDE, trainable=False))
 ARCHITECTURES = transfer("five", 5, *FROZEN), transfer("nine", 9, *FROZEN), transfer("large", 5, *LARGE)
 ARGUMENTS = {"learning_rate": 0.05, "momentum": 0.9}
@@ -45,30 +53,65 @@ def train(db, model_ids, settings, rate=ARGUMENTS["learning_rate"]):
     client = db.another()
     client.run(f"SET pg_mop.seed = 5; SET pg_mop.threads = 1; SET pg_mop.reuse = off; {settings}")
     text = ", ".join(f"{k}={v}" for k, v in {**ARGUMENTS, "learning_rate": rate}.items())
-    selection(client, "mst", "arch", [(m, f"loss='categorical_crossentropy', optimizer='SGD({text})', "
-                                          "metrics=['accuracy']", FIT) for m in model_ids])
+    selection(
+        client,
+        "mst",
+        "arch",
+        [
+            (m, f"loss='categorical_crossentropy', optimizer='SGD({text})', metrics=['accuracy']", FIT)
+            for m in model_ids
+        ],
+    )
     run_id = fit(client, "images_packed", "models", "mst", 2, "images_packed", 1)
-    shared = [row["prefix"] for row in client.run(
-        "SELECT prefix FROM madlib.mop_kernel_choices WHERE run_id = %s", [run_id])]
-    rows = client.run("SELECT m.mst_key, m.model_weights, i.training_loss, i.validation_loss, i.validation_metrics "
-                      "FROM models m JOIN models_info i USING (mst_key) ORDER BY 1")
-    visits = {row["mst_key"]: [v["segment"] for v in client.run(
-        "SELECT segment FROM madlib.mop_visit_order WHERE run_id = %s AND mst_key = %s ORDER BY iteration, position",
-        [run_id, row["mst_key"]])] for row in rows}
+    shared = [
+        row["prefix"] for row in client.run("SELECT prefix FROM madlib.mop_kernel_choices WHERE run_id = %s", [run_id])
+    ]
+    rows = client.run(
+        "SELECT m.mst_key, m.model_weights, i.training_loss, i.validation_loss, i.validation_metrics "
+        "FROM models m JOIN models_info i USING (mst_key) ORDER BY 1"
+    )
+    visits = {
+        row["mst_key"]: [
+            v["segment"]
+            for v in client.run(
+                "SELECT segment FROM madlib.mop_visit_order WHERE run_id = %s AND mst_key = %s ORDER BY iteration, position",
+                [run_id, row["mst_key"]],
+            )
+        ]
+        for row in rows
+    }
     client.close()
-    return [(np.frombuffer(bytes(r["model_weights"]), "<f4"), r["training_loss"] + r["validation_loss"],
-             r["validation_metrics"], visits[r["mst_key"]]) for r in rows], shared
+    return [
+        (
+            np.frombuffer(bytes(r["model_weights"]), "<f4"),
+            r["training_loss"] + r["validation_loss"],
+            r["validation_metrics"],
+            visits[r["mst_key"]],
+        )
+        for r in rows
+    ], shared
 
 
 @pytest.mark.slice
 def test_what_is_shared_and_what_is_not_is_plain_keras_within_rounding(db, data):
     (shared, how), (whole, none) = train(db, (1, 2), ""), train(db, (1, 2), "SET pg_mop.share_prefixes = off")
     assert len(how) == len(none) == 8 and set(map(str, how)) == {"{'layers': 3}"} and set(none) == {None}
-    jobs = [{"architecture": ARCHITECTURES[number], "optimizer": "SGD", "arguments": ARGUMENTS,
-             "loss": "categorical_crossentropy", "metrics": ["accuracy"], "batch_size": 8, "epochs": 2, "seed": 1,
-             "weights": base64.b64encode(weights((5, 9)[number])).decode(),
-             "visits": [buffers(db, "images_packed", segment) for segment in result[3]]}
-            for results in (shared, whole) for number, result in enumerate(results)]
+    jobs = [
+        {
+            "architecture": ARCHITECTURES[number],
+            "optimizer": "SGD",
+            "arguments": ARGUMENTS,
+            "loss": "categorical_crossentropy",
+            "metrics": ["accuracy"],
+            "batch_size": 8,
+            "epochs": 2,
+            "seed": 1,
+            "weights": base64.b64encode(weights((5, 9)[number])).decode(),
+            "visits": [buffers(db, "images_packed", segment) for segment in result[3]],
+        }
+        for results in (shared, whole)
+        for number, result in enumerate(results)
+    ]
     for job, plain, (ours, *_) in zip(jobs, replayed(jobs), [*shared, *whole], strict=True):
         keras, start = (np.frombuffer(base64.b64decode(text), "<f4") for text in (plain["plain"], job["weights"]))
         assert np.abs(ours - keras).max() <= 1e-6 * np.abs(keras).max()
@@ -78,8 +121,15 @@ def test_what_is_shared_and_what_is_not_is_plain_keras_within_rounding(db, data)
             assert ours[1] == pytest.approx(other[1], rel=1e-6) and ours[2] == pytest.approx(other[2], rel=1e-6)
 
 
-@pytest.mark.parametrize("settings,shares", [("SET pg_mop.cache_mb = 1024", True), ("SET pg_mop.cache_mb = 1", False),
-                                             ("SET pg_mop.cache_mb = 0", False), ("SET pg_mop.kernel = loop", False)])
+@pytest.mark.parametrize(
+    "settings,shares",
+    [
+        ("SET pg_mop.cache_mb = 1024", True),
+        ("SET pg_mop.cache_mb = 1", False),
+        ("SET pg_mop.cache_mb = 0", False),
+        ("SET pg_mop.kernel = loop", False),
+    ],
+)
 def test_what_does_not_fit_the_cache_is_not_kept(db, data, settings, shares):
     slow = 0.0005  # else such a net makes much of a little
     results, how = train(db, (3,), f"SET pg_mop.scheduler = 'round-robin'; {settings}", slow)

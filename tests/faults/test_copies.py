@@ -22,8 +22,9 @@ def servers():
 
 def goes_without(servers, run_id):
     """True once the run has given the first worker up."""
-    return servers.db.value("SELECT NOT EXISTS (SELECT 1 FROM madlib.mop_guest WHERE run_id = %s AND server = 'w1')",
-                            [run_id])
+    return servers.db.value(
+        "SELECT NOT EXISTS (SELECT 1 FROM madlib.mop_guest WHERE run_id = %s AND server = 'w1')", [run_id]
+    )
 
 
 def begin(servers, sql, settings=""):
@@ -120,9 +121,11 @@ def test_what_a_server_has_done_that_was_given_up_never_counts(servers):
 
 def test_a_copy_that_cannot_be_made_is_made_again(servers):
     """Also where nothing else is left to do."""
-    servers.db.run("DROP TABLE IF EXISTS single, single_summary; CREATE TABLE single AS SELECT * FROM mst LIMIT 1; "
-                   "CREATE TABLE single_summary AS TABLE mst_summary; DROP TABLE IF EXISTS lone, lone_info, "
-                   "lone_summary")
+    servers.db.run(
+        "DROP TABLE IF EXISTS single, single_summary; CREATE TABLE single AS SELECT * FROM mst LIMIT 1; "
+        "CREATE TABLE single_summary AS TABLE mst_summary; DROP TABLE IF EXISTS lone, lone_info, "
+        "lone_summary"
+    )
     call = begin(servers, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'lone', 'single', 4, FALSE)")
     worker = Client(servers.workers[0], "postgres")
     for _ in range(10):
@@ -139,8 +142,10 @@ def said(session):
 
 def compare(servers):
     """A run that finds that copies have the very rows."""
-    servers.db.run(f"DROP TABLE IF EXISTS compared, compared_summary; {REPLICAS}; SELECT madlib.madlib_keras_fit("
-                   "'flowers_packed', 'compared', 'arch', 1, $$" + ADAM.format(0.03) + "$$, 'batch_size=50', 1, FALSE)")
+    servers.db.run(
+        f"DROP TABLE IF EXISTS compared, compared_summary; {REPLICAS}; SELECT madlib.madlib_keras_fit("
+        "'flowers_packed', 'compared', 'arch', 1, $$" + ADAM.format(0.03) + "$$, 'batch_size=50', 1, FALSE)"
+    )
 
 
 def test_a_run_begins_without_a_server_that_is_away(servers):
@@ -154,8 +159,9 @@ def test_a_run_begins_without_a_server_that_is_away(servers):
         servers.workers[0].start()
     run_id = servers.db.value("SELECT max(run_id) FROM madlib.mop_run")
     assert f"run {run_id} goes on without server w1, on copies" in said(servers.db)
-    assert servers.db.value("SELECT array_agg(DISTINCT server ORDER BY server) FROM madlib.mop_segment "
-                            "WHERE run_id = %s", [run_id]) == ["w1", "w2", None]
+    assert servers.db.value(
+        "SELECT array_agg(DISTINCT server ORDER BY server) FROM madlib.mop_segment WHERE run_id = %s", [run_id]
+    ) == ["w1", "w2", None]
     servers.check(run_id, replay=True)
 
 
@@ -201,11 +207,13 @@ def test_a_run_is_resumed_without_a_server_that_is_away(servers):
 
 def test_a_run_whose_states_are_on_a_server_that_is_away_alone_is_not_resumed(servers):
     compare(servers)
-    alone = ("SELECT EXISTS (SELECT 1 FROM madlib.mop_unit u JOIN madlib.mop_model m USING (run_id, stage, version) "
-             "WHERE run_id = {} AND u.kind = 'train' AND u.segment = 0 AND u.status = 'finished' "
-             "AND m.generation IS NULL AND NOT EXISTS (SELECT 1 FROM madlib.mop_stage c "
-             "JOIN madlib.mop_model n USING (run_id, stage) "
-             "WHERE c.run_id = m.run_id AND c.parent = m.stage AND n.version > m.version))")
+    alone = (
+        "SELECT EXISTS (SELECT 1 FROM madlib.mop_unit u JOIN madlib.mop_model m USING (run_id, stage, version) "
+        "WHERE run_id = {} AND u.kind = 'train' AND u.segment = 0 AND u.status = 'finished' "
+        "AND m.generation IS NULL AND NOT EXISTS (SELECT 1 FROM madlib.mop_stage c "
+        "JOIN madlib.mop_model n USING (run_id, stage) "
+        "WHERE c.run_id = m.run_id AND c.parent = m.stage AND n.version > m.version))"
+    )
     for _ in range(5):  # (it may have come elsewhere in the very moment)
         call, run_id = servers.begin("SET pg_mop.replicas = 1; SET pg_mop.reuse = off; SET pg_mop.resume = off")
         servers.relay.delay = 0.5  # a state needs a while from there
@@ -224,21 +232,23 @@ def test_a_run_whose_states_are_on_a_server_that_is_away_alone_is_not_resumed(se
             break
         finally:
             servers.workers[0].start()
-    assert f"model states of run {run_id} are on servers that are away alone: \"w1\"" in error
+    assert f'model states of run {run_id} are on servers that are away alone: "w1"' in error
     servers.db.run(resume)
     servers.check(run_id, replay=True)
 
 
 def test_rows_that_nobody_has_compared_with_their_copies_are_waited_for(servers):
-    servers.db.run(f"DROP TABLE IF EXISTS models, models_info, models_summary; {REPLICAS}; SET pg_mop.servers = "
-                   f"'w1, local, w2'; SELECT madlib.validation_preprocessor_dl('flowers', 'fresh_packed', 'y', 'x', "
-                   f"'flowers_packed', 9)")
+    servers.db.run(
+        f"DROP TABLE IF EXISTS models, models_info, models_summary; {REPLICAS}; SET pg_mop.servers = "
+        f"'w1, local, w2'; SELECT madlib.validation_preprocessor_dl('flowers', 'fresh_packed', 'y', 'x', "
+        f"'flowers_packed', 9)"
+    )
     servers.workers[0].kill()
     try:
         error = servers.db.error(CALL.replace("NULL, 1", "'fresh_packed', 1"))
     finally:
         servers.workers[0].start()
-    assert "cannot open a session on server \"w1\"" in str(error)
+    assert 'cannot open a session on server "w1"' in str(error)
     assert "no run of yours has compared its rows with their copies" in str(error)
     assert "Call again when it is back" in error.diag.message_hint
     servers.db.run("SELECT madlib.mop_drop_packed('fresh_packed')")
@@ -313,15 +323,21 @@ def test_other_rows_on_a_server_that_is_back_are_not_used(servers):
         assert eventually(lambda: "the rows of segment" in servers.coordinator.said(), 30)
     assert call.end() is None
     servers.db.run("SELECT madlib.mop_drop_packed('flowers_packed')")
-    servers.db.run("SET pg_mop.segments = 3; SET pg_mop.servers = 'w1, local, w2'; SET pg_mop.replicas = 2; "
-                   "SELECT madlib.training_preprocessor_dl('flowers', 'flowers_packed', 'y', 'x', 9)")
+    servers.db.run(
+        "SET pg_mop.segments = 3; SET pg_mop.servers = 'w1, local, w2'; SET pg_mop.replicas = 2; "
+        "SELECT madlib.training_preprocessor_dl('flowers', 'flowers_packed', 'y', 'x', 9)"
+    )
 
 
 def test_an_averaged_model_is_the_undisturbed_one(servers):
-    sql = ("SELECT madlib.madlib_keras_fit('flowers_packed', '{}', 'arch', 1, $$" + ADAM.format(0.02) + "$$, "
-           "$$batch_size=4, epochs=6$$, 6, FALSE)")
-    servers.db.run(f"DROP TABLE IF EXISTS one, one_summary, two, two_summary; SET pg_mop.kernel = plain; "
-                   f"SET pg_mop.seed = 7; {REPLICAS}; {sql.format('one')}")
+    sql = (
+        "SELECT madlib.madlib_keras_fit('flowers_packed', '{}', 'arch', 1, $$" + ADAM.format(0.02) + "$$, "
+        "$$batch_size=4, epochs=6$$, 6, FALSE)"
+    )
+    servers.db.run(
+        f"DROP TABLE IF EXISTS one, one_summary, two, two_summary; SET pg_mop.kernel = plain; "
+        f"SET pg_mop.seed = 7; {REPLICAS}; {sql.format('one')}"
+    )
     without(servers, begin(servers, sql.format("two"), "SET pg_mop.reuse = off"))
     assert servers.db.value("SELECT one.model_weights = two.model_weights FROM one, two")
     servers.workers[0].kill()  # and where it is away from the beginning
@@ -334,16 +350,24 @@ def test_an_averaged_model_is_the_undisturbed_one(servers):
 
 def test_a_search_goes_on_without_a_server(servers):
     servers.db.run("DROP TABLE IF EXISTS found, found_info, found_summary, found_trials")
-    without(servers, begin(servers, """SELECT madlib.mop_search('flowers_packed', 'found', 'arch', $${
+    without(
+        servers,
+        begin(
+            servers,
+            """SELECT madlib.mop_search('flowers_packed', 'found', 'arch', $${
         'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'batch_size': [1, 2], 'epochs': [3],
         'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.001, 0.1, 'log']}]}$$,
-        'asha', 'iterations=4, trials=8')"""))
+        'asha', 'iterations=4, trials=8')""",
+        ),
+    )
     assert servers.db.value("SELECT count(*) FROM found_trials") == 8
 
 
 def test_an_evaluation_goes_on_without_a_server(servers):
-    servers.db.run("DROP TABLE IF EXISTS model, model_summary, seen, unseen; SELECT madlib.madlib_keras_fit("
-                   "'flowers_packed', 'model', 'arch', 1, $$" + ADAM.format(0.02) + "$$, 'batch_size=4', 1, FALSE)")
+    servers.db.run(
+        "DROP TABLE IF EXISTS model, model_summary, seen, unseen; SELECT madlib.madlib_keras_fit("
+        "'flowers_packed', 'model', 'arch', 1, $$" + ADAM.format(0.02) + "$$, 'batch_size=4', 1, FALSE)"
+    )
     evaluate = "SELECT madlib.madlib_keras_evaluate('model', 'flowers_packed', '{}', FALSE)"
     servers.db.run(evaluate.format("seen"))
     with holding(Client(servers.workers[0], "postgres"), "mop"):
@@ -351,8 +375,12 @@ def test_an_evaluation_goes_on_without_a_server(servers):
         client.run(f"SET pg_mop.threads = 1; {REPLICAS}")
         call = Calling(client, evaluate.format("unseen"))
         looking = Client(servers.workers[0], "postgres")
-        assert eventually(lambda: looking.value("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = "
-                                                "'mop.mop_unit'::regclass"), 60)
+        assert eventually(
+            lambda: looking.value(
+                "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'mop.mop_unit'::regclass"
+            ),
+            60,
+        )
         without(servers, call)
     assert servers.db.value("SELECT abs(a.loss - b.loss) < 1e-6 FROM seen a, unseen b")
 
@@ -370,15 +398,22 @@ def test_an_evaluation_begins_without_a_server(servers):
     assert servers.db.value("SELECT abs(a.loss - b.loss) < 1e-6 FROM seen a, away b")
 
 
-@pytest.mark.parametrize("sql", [
-    "madlib.madlib_keras_fit('flowers_packed', 'silent', 'arch', 1, $$" + ADAM.format(0.03)
-    + "$$, 'batch_size=4', 1, FALSE)",
-    "madlib.madlib_keras_evaluate('model', 'flowers_packed', 'silent', FALSE)"], ids=["fit", "evaluate"])
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "madlib.madlib_keras_fit('flowers_packed', 'silent', 'arch', 1, $$"
+        + ADAM.format(0.03)
+        + "$$, 'batch_size=4', 1, FALSE)",
+        "madlib.madlib_keras_evaluate('model', 'flowers_packed', 'silent', FALSE)",
+    ],
+    ids=["fit", "evaluate"],
+)
 def test_a_cancel_is_heard_while_a_server_is_silent_that_compares_its_rows(servers, sql):
     for worker in servers.workers:  # so that they are compared anew
         client = Client(worker, "postgres")
-        for row in client.run("SELECT oid::regclass::text AS name FROM pg_class WHERE relkind = 'r' "
-                              "AND relname LIKE 'flowers_packed%%'"):
+        for row in client.run(
+            "SELECT oid::regclass::text AS name FROM pg_class WHERE relkind = 'r' AND relname LIKE 'flowers_packed%%'"
+        ):
             client.run(f"UPDATE {row['name']} SET buffer_id = buffer_id")
         client.close()
     client = Client(servers.coordinator, "postgres")
@@ -398,13 +433,16 @@ def test_a_cancel_is_heard_while_a_server_is_silent_that_compares_its_rows(serve
 def test_an_evaluation_does_without_copies_that_are_not_there(servers):
     """Nor is one used that has other rows."""
     evaluate = "SELECT madlib.madlib_keras_evaluate('model', '{}', '{}', FALSE)"
-    servers.db.run(f"DROP TABLE IF EXISTS first, second; RESET pg_mop.replicas; SELECT madlib.validation_"
-                   f"preprocessor_dl('flowers', 'bare_packed', 'y', 'x', 'flowers_packed', 9); {REPLICAS}")
+    servers.db.run(
+        f"DROP TABLE IF EXISTS first, second; RESET pg_mop.replicas; SELECT madlib.validation_"
+        f"preprocessor_dl('flowers', 'bare_packed', 'y', 'x', 'flowers_packed', 9); {REPLICAS}"
+    )
     servers.db.connection.notices.clear()
     servers.db.run(evaluate.format("bare_packed", "first"))
     worker = Client(servers.workers[1], "postgres")
-    copy = worker.value("SELECT oid::regclass::text FROM pg_class WHERE relkind = 'r' "
-                        "AND relname LIKE 'flowers_packed_copy%%'")
+    copy = worker.value(
+        "SELECT oid::regclass::text FROM pg_class WHERE relkind = 'r' AND relname LIKE 'flowers_packed_copy%%'"
+    )
     worker.run(f"DELETE FROM {copy}")
     worker.close()
     servers.db.run(evaluate.format("flowers_packed", "second"))

@@ -47,11 +47,15 @@ class Background:
 
 def in_a_unit(watcher, output, after=0):
     """Wait until the run of `output` has committed `after` units and trains another; that unit's row."""
-    rows = eventually(lambda: watcher.run(
-        "SELECT u.* FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE r.model_output_table = %s "
-        "AND u.status = 'running' AND u.started_at < clock_timestamp() - interval '0.3 s' "
-        "AND (SELECT count(*) FROM madlib.mop_units f WHERE f.run_id = r.run_id AND f.status = 'finished') >= %s",
-        [output, after]), 60)
+    rows = eventually(
+        lambda: watcher.run(
+            "SELECT u.* FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE r.model_output_table = %s "
+            "AND u.status = 'running' AND u.started_at < clock_timestamp() - interval '0.3 s' "
+            "AND (SELECT count(*) FROM madlib.mop_units f WHERE f.run_id = r.run_id AND f.status = 'finished') >= %s",
+            [output, after],
+        ),
+        60,
+    )
     assert rows, "no unit was seen running"
     return rows[0]
 
@@ -60,8 +64,9 @@ def weights(client, table):
     return client.run(f"SELECT mst_key, model_weights::text FROM {table} ORDER BY 1")
 
 
-@pytest.mark.parametrize("fault", ["the worker session terminated",
-                                   pytest.param("the trainer killed", marks=pytest.mark.slice)])
+@pytest.mark.parametrize(
+    "fault", ["the worker session terminated", pytest.param("the trainer killed", marks=pytest.mark.slice)]
+)
 def test_a_killed_worker_loses_no_unit(db, data, server, fault):
     watcher = db.another()
     postmaster = watcher.value("SELECT pg_postmaster_start_time()")
@@ -77,9 +82,11 @@ def test_a_killed_worker_loses_no_unit(db, data, server, fault):
     call.join()
     assert call.error is None
     assert_invariants(db, call.run_id)
-    attempts = watcher.run("SELECT status, error, attempt FROM madlib.mop_units WHERE run_id = %s AND mst_key = %s "
-                           "AND iteration = %s AND kind = 'train' ORDER BY attempt",
-                           [call.run_id, unit["mst_key"], unit["iteration"]])
+    attempts = watcher.run(
+        "SELECT status, error, attempt FROM madlib.mop_units WHERE run_id = %s AND mst_key = %s "
+        "AND iteration = %s AND kind = 'train' ORDER BY attempt",
+        [call.run_id, unit["mst_key"], unit["iteration"]],
+    )
     assert [a["status"] for a in attempts] == ["failed", "finished"] and attempts[0]["error"]
     # one segment: any order of the configurations is the undisturbed one
     assert weights(db, output) == weights(db, "undisturbed")
@@ -91,14 +98,19 @@ def test_a_cancel_is_told_by_its_sqlstate(db):
     """One that arrives while an INFO is sent comes from plpy.info, as a plpy.Error."""
     client = db.another()
     client.run("SELECT madlib.training_preprocessor_dl()")  # the packages can be imported now
-    client.run("CREATE FUNCTION pg_temp.cancelled_at(what text) RETURNS text[] LANGUAGE plpython3u AS $$\n"
-               "import os, signal\nfrom pg_mop.api.training import _outcome\n"
-               "os.kill(os.getpid(), signal.SIGINT)\n"
-               "try:\n    plpy.info('told') if what == 'info' else plpy.execute('SELECT 1')\n"
-               "except BaseException as error:\n    return type(error).__name__, *_outcome(error)\n$$")
+    client.run(
+        "CREATE FUNCTION pg_temp.cancelled_at(what text) RETURNS text[] LANGUAGE plpython3u AS $$\n"
+        "import os, signal\nfrom pg_mop.api.training import _outcome\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+        "try:\n    plpy.info('told') if what == 'info' else plpy.execute('SELECT 1')\n"
+        "except BaseException as error:\n    return type(error).__name__, *_outcome(error)\n$$"
+    )
     for what, kind in ("info", "Error"), ("execute", "QueryCanceled"):
         assert client.value("SELECT pg_temp.cancelled_at(%s)", [what]) == [
-            kind, "cancelled", "canceling statement due to user request"]
+            kind,
+            "cancelled",
+            "canceling statement due to user request",
+        ]
     client.close()
 
 
@@ -109,8 +121,9 @@ def test_cancel_stops_everything_within_two_seconds_and_keeps_committed_units(db
     output = "stopped_" + how
     if how == "statement_timeout":
         client.run("SET statement_timeout = '20s'")
-        selection(client, "mst_long", "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=400")
-                                                for rate in (0.01, 0.02)])
+        selection(
+            client, "mst_long", "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=400") for rate in (0.01, 0.02)]
+        )
     call = Background(client, output, mst="mst" if how == "pg_cancel_backend" else "mst_long")
     if how == "pg_cancel_backend":
         in_a_unit(watcher, output, after=1)
@@ -124,8 +137,10 @@ def test_cancel_stops_everything_within_two_seconds_and_keeps_committed_units(db
     assert eventually(lambda: session_count(watcher) == sessions, 2), "no session of the run is left"
     run = watcher.run("SELECT * FROM madlib.mop_runs WHERE model_output_table = %s", [output])[0]
     assert run["status"] == "cancelled" and run["finished_at"]
-    statuses = {r["status"] for r in watcher.run("SELECT DISTINCT status FROM madlib.mop_units WHERE run_id = %s",
-                                                 [run["run_id"]])}
+    statuses = {
+        r["status"]
+        for r in watcher.run("SELECT DISTINCT status FROM madlib.mop_units WHERE run_id = %s", [run["run_id"]])
+    }
     assert "running" not in statuses
     if how == "pg_cancel_backend":
         kept = watcher.value("SELECT count(*) FROM madlib.mop_model WHERE run_id = %s AND version > 0", [run["run_id"]])
@@ -136,8 +151,9 @@ def test_cancel_stops_everything_within_two_seconds_and_keeps_committed_units(db
 
 
 def session_count(watcher):
-    return watcher.value("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%' "
-                         "AND datname = current_database()")
+    return watcher.value(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%' AND datname = current_database()"
+    )
 
 
 def test_a_client_that_goes_takes_its_run_along(db, data):
@@ -158,8 +174,10 @@ def test_a_client_that_goes_takes_its_run_along(db, data):
 
 def test_a_source_that_changes_during_the_run_is_not_trained_on_silently(db, data):
     """A role that may only read the source cannot lock it: the change is detected."""
-    db.run("DROP ROLE IF EXISTS reader; CREATE ROLE reader LOGIN; GRANT mop_user TO reader; GRANT USAGE, CREATE ON "
-           "SCHEMA public TO reader; GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader")
+    db.run(
+        "DROP ROLE IF EXISTS reader; CREATE ROLE reader LOGIN; GRANT mop_user TO reader; GRANT USAGE, CREATE ON "
+        "SCHEMA public TO reader; GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader"
+    )
     client = db.another(user="reader")
     call = Background(client, "changed")
     in_a_unit(db, "changed")

@@ -29,10 +29,19 @@ def prepare(db):
     db.run("SELECT madlib.validation_preprocessor_dl('val', 'val_packed', 'y', 'x', 'flowers_packed')")
     for setting in ("kernel = 'plain'", "threads = 1", "seed = 5"):
         db.run(f'ALTER DATABASE "{db.database}" SET pg_mop.{setting}; SET pg_mop.{setting}')
-    load(db, "arch", sequential(
-        "slow", [4], layer("RepeatVector", name="r", n=2000), layer("Conv1D", name="c", filters=16, kernel_size=9),
-        layer("Conv1D", name="d", filters=16, kernel_size=9), layer("GlobalAveragePooling1D", name="g"),
-        layer("Dense", name="out", units=3, activation="softmax")))
+    load(
+        db,
+        "arch",
+        sequential(
+            "slow",
+            [4],
+            layer("RepeatVector", name="r", n=2000),
+            layer("Conv1D", name="c", filters=16, kernel_size=9),
+            layer("Conv1D", name="d", filters=16, kernel_size=9),
+            layer("GlobalAveragePooling1D", name="g"),
+            layer("Dense", name="out", units=3, activation="softmax"),
+        ),
+    )
     selection(db, "mst", "arch", [(1, ADAM.format(r), "batch_size=1, epochs=5") for r in (0.01, 0.02)])
     db.run(f"""CREATE FUNCTION wait_at_the_gate() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
                IF current_setting('application_name') = 'caller' THEN
@@ -43,8 +52,9 @@ def prepare(db):
 
 
 def sql(output, packed="flowers_packed", validation="'val_packed'", every=2):
-    return (f"SELECT madlib.madlib_keras_fit_multiple_model('{packed}', '{output}', 'mst', 2, FALSE, {validation}, "
-            f"{every})")
+    return (
+        f"SELECT madlib.madlib_keras_fit_multiple_model('{packed}', '{output}', 'mst', 2, FALSE, {validation}, {every})"
+    )
 
 
 class Call:
@@ -72,16 +82,21 @@ class Call:
 
     def _there(self):
         if self.moment == "final write":
-            rows = self.watcher.run("SELECT max(run_id) AS run_id FROM madlib.mop_runs WHERE EXISTS (SELECT 1 FROM "
-                                    "pg_stat_activity WHERE pid = %s AND wait_event = 'advisory') HAVING "
-                                    "max(run_id) IS NOT NULL", [self.pid])
+            rows = self.watcher.run(
+                "SELECT max(run_id) AS run_id FROM madlib.mop_runs WHERE EXISTS (SELECT 1 FROM "
+                "pg_stat_activity WHERE pid = %s AND wait_event = 'advisory') HAVING "
+                "max(run_id) IS NOT NULL",
+                [self.pid],
+            )
         else:
             kind, kept = ("train", 1) if self.moment == "training unit" else ("evaluate", 2)
             rows = self.watcher.run(
                 "SELECT u.* FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE model_output_table = %s"
                 " AND u.status = 'running' AND u.kind = %s AND (u.kind = 'train' OR u.dataset = 'validation') AND "
                 "clock_timestamp() - u.started_at > interval '0.05 s' AND (SELECT count(*) FROM madlib.mop_unit f "
-                "WHERE f.run_id = r.run_id AND f.status = 'finished') >= %s", [self.output, kind, kept])
+                "WHERE f.run_id = r.run_id AND f.status = 'finished') >= %s",
+                [self.output, kind, kept],
+            )
         return rows[0] if rows else None
 
     def last_run(self):
@@ -89,18 +104,29 @@ class Call:
         return self.watcher.value("SELECT max(run_id) FROM madlib.mop_runs")
 
     def _sessions(self):
-        return {row["pid"] for row in self.watcher.run(
-            "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%%' AND datname = current_database()")}
+        return {
+            row["pid"]
+            for row in self.watcher.run(
+                "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%%' AND datname = current_database()"
+            )
+        }
 
     def finished(self):
         """The units of the run that are committed."""
-        return self.watcher.run("SELECT mst_key, iteration, kind, dataset, finished_at FROM madlib.mop_units WHERE "
-                                "run_id = %s AND status = 'finished' ORDER BY 1, 2, 3, 4", [self.run_id])
+        return self.watcher.run(
+            "SELECT mst_key, iteration, kind, dataset, finished_at FROM madlib.mop_units WHERE "
+            "run_id = %s AND status = 'finished' ORDER BY 1, 2, 3, 4",
+            [self.run_id],
+        )
 
     def workers(self):
         """Process ids of the run's worker sessions."""
-        return [row["pid"] for row in self.watcher.run("SELECT pid FROM pg_stat_activity WHERE application_name = %s",
-                                                       [f"pg_mop run {self.run_id}"])]
+        return [
+            row["pid"]
+            for row in self.watcher.run(
+                "SELECT pid FROM pg_stat_activity WHERE application_name = %s", [f"pg_mop run {self.run_id}"]
+            )
+        ]
 
     def trainer(self):
         """The process id of its trainer."""
@@ -129,17 +155,23 @@ class Call:
         assert eventually(lambda: set(trainers()) <= self.trainers, 5), "no trainer is left"
         assert eventually(lambda: self._sessions() <= self.sessions, 5), "no session of the run is left"
         assert watcher.run("SELECT relname FROM pg_class WHERE relname LIKE %s", [f"{self.output}%"]) == []
-        assert eventually(lambda: watcher.run("SELECT status FROM madlib.mop_abandoned_runs WHERE run_id = %s",
-                                              [self.run_id]) == [{"status": status}]), watcher.run(
-            "SELECT status, error FROM madlib.mop_runs WHERE run_id = %s", [self.run_id])
+        assert eventually(
+            lambda: (
+                watcher.run("SELECT status FROM madlib.mop_abandoned_runs WHERE run_id = %s", [self.run_id])
+                == [{"status": status}]
+            )
+        ), watcher.run("SELECT status, error FROM madlib.mop_runs WHERE run_id = %s", [self.run_id])
         assert all(unit in self.finished() for unit in self.before)
         assert not watcher.run("SELECT 1 FROM madlib.mop_units WHERE run_id = %s AND status = 'running'", [self.run_id])
-        elapsed = [watcher.value("SELECT max(seconds_elapsed) FROM madlib.mop_progress WHERE run_id = %s",
-                                 [self.run_id]) for _ in range(2)]
+        elapsed = [
+            watcher.value("SELECT max(seconds_elapsed) FROM madlib.mop_progress WHERE run_id = %s", [self.run_id])
+            for _ in range(2)
+        ]
         assert elapsed[0] == elapsed[1] >= 0, "its time has ended, too"
         line = watcher.value("SELECT line FROM madlib.mop_watch WHERE run_id = %s", [self.run_id])
-        failed = watcher.value("SELECT count(*) FROM madlib.mop_configuration WHERE run_id = %s AND error IS NOT NULL",
-                               [self.run_id])
+        failed = watcher.value(
+            "SELECT count(*) FROM madlib.mop_configuration WHERE run_id = %s AND error IS NOT NULL", [self.run_id]
+        )
         assert line is None or f" {failed} failed," in line, line
 
     def assert_resume_completes(self, db, undisturbed):
@@ -192,11 +224,13 @@ def test_what_works_for_the_run_is_lost(db, undisturbed, watcher, fault, moment)
         os.kill(call.trainer(), signal.SIGKILL)
     else:
         wanted = "pg_mop catalog" if fault.startswith("catalog") else f"pg_mop run {call.run_id}"
-        assert watcher.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s",
-                           [wanted])
+        assert watcher.run(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s", [wanted]
+        )
     call.assert_it_went_on(undisturbed)
-    failed = watcher.run("SELECT kind, error FROM madlib.mop_units WHERE run_id = %s AND status = 'failed'",
-                         [call.run_id])
+    failed = watcher.run(
+        "SELECT kind, error FROM madlib.mop_units WHERE run_id = %s AND status = 'failed'", [call.run_id]
+    )
     if moment == "final write" or fault.startswith("catalog"):
         assert failed == []
     else:
@@ -275,8 +309,10 @@ def test_an_evaluation_takes_no_more_memory_than_training_did(undisturbed, watch
 @pytest.fixture(scope="module")
 def reader(db, undisturbed):
     """The name of a role that may read, but not write or lock, what it trains on."""
-    db.run("DROP ROLE IF EXISTS matrix_reader; CREATE ROLE matrix_reader LOGIN; GRANT mop_user TO matrix_reader; "
-           "GRANT USAGE, CREATE ON SCHEMA public TO matrix_reader")
+    db.run(
+        "DROP ROLE IF EXISTS matrix_reader; CREATE ROLE matrix_reader LOGIN; GRANT mop_user TO matrix_reader; "
+        "GRANT USAGE, CREATE ON SCHEMA public TO matrix_reader"
+    )
     yield "matrix_reader"
     db.run("DROP OWNED BY matrix_reader CASCADE; DROP ROLE matrix_reader")
 
@@ -380,8 +416,10 @@ def analyst(cluster):
     maker = Client(cluster, "matrix")
     if not maker.value("SELECT 1 FROM pg_roles WHERE rolname = 'analyst'"):
         make_data(maker, "three", rows=30, segments=3)
-        maker.run("CREATE ROLE analyst LOGIN; GRANT mop_user TO analyst; GRANT USAGE, CREATE ON SCHEMA public TO "
-                  "analyst; GRANT SELECT ON ALL TABLES IN SCHEMA public TO analyst")
+        maker.run(
+            "CREATE ROLE analyst LOGIN; GRANT mop_user TO analyst; GRANT USAGE, CREATE ON SCHEMA public TO "
+            "analyst; GRANT SELECT ON ALL TABLES IN SCHEMA public TO analyst"
+        )
     maker.close()
     client = Client(cluster, "matrix", "analyst")
     yield client
@@ -445,8 +483,13 @@ def test_the_clock_is_set_back(undisturbed, clocked, moment):
     clocked.set_clock("+0s")
     call = Call(client, watcher, moment, name("clock", moment))
     clocked.set_clock("-2d")
-    assert eventually(lambda: watcher.value("SELECT clock_timestamp() < now_before FROM (SELECT started_at AS "
-                                            "now_before FROM madlib.mop_runs WHERE run_id = %s) r", [call.run_id]))
+    assert eventually(
+        lambda: watcher.value(
+            "SELECT clock_timestamp() < now_before FROM (SELECT started_at AS "
+            "now_before FROM madlib.mop_runs WHERE run_id = %s) r",
+            [call.run_id],
+        )
+    )
     assert call.end() is None
     assert weights(watcher, call.output) == undisturbed
     order = watcher.run("SELECT count(*) FROM madlib.mop_visit_order WHERE run_id = %s", [call.run_id])

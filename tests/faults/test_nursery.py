@@ -41,12 +41,14 @@ def db(own):
 @pytest.fixture
 def alone(own, db):
     """No nursery lives and none of its files is left."""
+
     def remove():
         for pid in nurseries(own):
             os.kill(pid, signal.SIGKILL)
         assert eventually(lambda: not nurseries(own), 5)
         for path in folder(own).glob("nursery-*"):
             path.unlink()
+
     remove()
     yield
     remove()
@@ -101,14 +103,15 @@ def run(client, output):
 def test_one_nursery_forks_the_trainers_of_all_sessions(own, db, alone):
     others = [db.another(), db.another()]
     pids = [start(client) for client in others]
-    nursery, = nurseries(own)
+    (nursery,) = nurseries(own)
     assert {parent(pid) for pid in pids} == {nursery}
     assert len(set(pids)) == 2 and all(os.getsid(pid) == pid for pid in pids)
     for pid in pids:
         assert pathlib.Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "900"
         kept = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
-        assert not any("pgsql_tmp" in name or "socket" in name or "pidfd" in name or "eventpoll" in name
-                       for name in kept), kept
+        assert not any(
+            "pgsql_tmp" in name or "socket" in name or "pidfd" in name or "eventpoll" in name for name in kept
+        ), kept
     assert len(os.listdir(f"/proc/{nursery}/task")) == 1, "one that has threads may not fork"
     for client in others:
         client.close()
@@ -124,7 +127,7 @@ def test_a_call_that_trains_has_it_import_keras_meanwhile(own, db, alone):
         fit(client, "flowers_packed", "none", "nowhere")
     assert not nurseries(own), "bad input begins nothing"
     run(client, "expected")
-    nursery, = nurseries(own)
+    (nursery,) = nurseries(own)
     assert parent(nursery) != backend
     client.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop run%'")
     assert eventually(lambda: not nurseries(own), 10), "it stays for as long as the call says"
@@ -136,11 +139,13 @@ def test_a_call_that_trains_has_it_import_keras_meanwhile(own, db, alone):
 def test_who_expects_it_keeps_it(own, db, alone):
     client = db.another()
     pid = start(client, nursery_ms=1000)
-    nursery, = nurseries(own)
+    (nursery,) = nurseries(own)
     os.kill(pid, signal.SIGKILL)
     for _ in range(6):
-        client.run("DO LANGUAGE plpython3u $$\nimport mop_udf\nfrom mop_udf import nursery\n"
-                   "nursery.expect(mop_udf.home, 'tensorflow', 1000)\n$$")
+        client.run(
+            "DO LANGUAGE plpython3u $$\nimport mop_udf\nfrom mop_udf import nursery\n"
+            "nursery.expect(mop_udf.home, 'tensorflow', 1000)\n$$"
+        )
         time.sleep(0.4)
     assert nurseries(own) == [nursery]
     assert eventually(lambda: not nurseries(own), 5)
@@ -154,7 +159,7 @@ def test_many_at_once_are_all_forked(own, db, alone):
     backends = {client.connection.info.backend_pid for client in clients}
     assert eventually(lambda: {of_backend(pid) for pid in trainers()} >= backends, 30)
     assert {parent(pid) for pid in trainers()} == set(nurseries(own))
-    log, = folder(own).glob("*.log")
+    (log,) = folder(own).glob("*.log")
     assert "Traceback" not in log.read_text()
     for client in clients:
         client.close()
@@ -166,8 +171,23 @@ def test_the_folder_is_the_servers_users_alone_and_no_backup_takes_it(own, db, a
     for path in (folder(own), *folder(own).iterdir()):
         status = path.stat()
         assert status.st_uid == os.geteuid() and not status.st_mode & 0o077, path
-    done = subprocess.run([client_program("pg_basebackup"), "-h", own.host, "-p", str(own.port), "-U", "postgres", "-D",
-                           tmp_path / "backup", "-c", "fast"], capture_output=True, text=True)
+    done = subprocess.run(
+        [
+            client_program("pg_basebackup"),
+            "-h",
+            own.host,
+            "-p",
+            str(own.port),
+            "-U",
+            "postgres",
+            "-D",
+            tmp_path / "backup",
+            "-c",
+            "fast",
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0 and "special file" not in done.stderr, done.stderr
     assert not (tmp_path / "backup" / folder(own).name).exists()
     client.close()
@@ -186,12 +206,14 @@ def test_a_trainer_ends_with_its_backend_whatever_it_is_doing(db, alone, moment)
 def test_how_a_trainer_ended_is_told(db, alone):
     client = db.another()
     client.run("DROP TABLE IF EXISTS told, told_info, told_summary")
-    client.run("SELECT madlib.madlib_keras_fit('flowers_packed', 'told', 'arch', 1, %s, 'batch_size=5', 1)",
-               [ADAM.format(0.01)])
+    client.run(
+        "SELECT madlib.madlib_keras_fit('flowers_packed', 'told', 'arch', 1, %s, 'batch_size=5', 1)",
+        [ADAM.format(0.01)],
+    )
     predict = "SELECT madlib.madlib_keras_predict('told', 'flowers', 'id', 'x', %s)"
     client.run(predict, ["p1"])
     backend = client.connection.info.backend_pid
-    pid, = [pid for pid in trainers() if of_backend(pid) == backend]
+    (pid,) = [pid for pid in trainers() if of_backend(pid) == backend]
     os.kill(pid, signal.SIGSTOP)
     os.kill(pid, signal.SIGABRT)  # it waits until it goes on: in the middle of what comes next
     threading.Timer(1, os.kill, (pid, signal.SIGCONT)).start()
@@ -219,7 +241,7 @@ def test_a_run_goes_on_while_the_nursery_is_killed_again_and_again(own, db, alon
 def test_a_nursery_that_hangs_is_done_without_and_replaced(own, db, alone):
     first = db.another()
     run(first, "hanging")
-    hung, = nurseries(own)
+    (hung,) = nurseries(own)
     os.kill(hung, signal.SIGSTOP)
     second = db.another()
     predict = "SELECT madlib.madlib_keras_predict('hanging', 'flowers', 'id', 'x', 'predicted', 'prob', FALSE, 1)"
@@ -251,7 +273,7 @@ def test_trainers_are_started_by_themselves_while_somebody_holds_the_lock(own, d
     start(client)
     os.kill(nurseries(own)[0], signal.SIGKILL)
     assert eventually(lambda: not nurseries(own), 5)
-    lock, = folder(own).glob("*.lock")
+    (lock,) = folder(own).glob("*.lock")
     with open(lock, "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         other = db.another()
@@ -289,13 +311,19 @@ def test_those_of_other_packages_leave_nothing(own, db, alone):
 def test_an_ill_formed_request_harms_nobody(own, db, alone):
     client = db.another()
     start(client)
-    path, = [p for p in folder(own).iterdir() if p.is_socket()]
+    (path,) = [p for p in folder(own).iterdir() if p.is_socket()]
     nursery = nurseries(own)
     life, mine = os.pipe()
     four = [0, 1, 2, life]
-    for text, files in ((b"", []), (b"{", four), (b"[]", four), (b'{"idle_ms": null}', four), (b"{}", [0]),
-                        (b'{"idle_ms": 600000, "environment": {}, "arguments": ["no number"]}', four),
-                        (b"x" * 100_000, [])):
+    for text, files in (
+        (b"", []),
+        (b"{", four),
+        (b"[]", four),
+        (b'{"idle_ms": null}', four),
+        (b"{}", [0]),
+        (b'{"idle_ms": 600000, "environment": {}, "arguments": ["no number"]}', four),
+        (b"x" * 100_000, []),
+    ):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.connect(str(path))
             socket.send_fds(connection, [text], files)
@@ -309,6 +337,6 @@ def test_an_ill_formed_request_harms_nobody(own, db, alone):
 def test_it_ends_with_the_postmaster(own, db, alone):
     client = db.another()
     start(client)
-    nursery, = nurseries(own)
+    (nursery,) = nurseries(own)
     own.end(signal.SIGKILL)
     assert eventually(lambda: not os.path.exists(f"/proc/{nursery}"), 5)

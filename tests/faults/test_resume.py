@@ -19,9 +19,11 @@ START = """SELECT madlib.mop_start_trainer(
 def data(db):
     make_data(db, segments=1)
     make_data(db, "three", segments=3)
-    db.run(f"ALTER DATABASE \"{db.database}\" SET pg_mop.kernel = 'plain'; SET pg_mop.kernel = 'plain'; "
-           f"ALTER DATABASE \"{db.database}\" SET pg_mop.threads = 1; SET pg_mop.threads = 1; "
-           f"ALTER DATABASE \"{db.database}\" SET pg_mop.seed = 5")
+    db.run(
+        f"ALTER DATABASE \"{db.database}\" SET pg_mop.kernel = 'plain'; SET pg_mop.kernel = 'plain'; "
+        f'ALTER DATABASE "{db.database}" SET pg_mop.threads = 1; SET pg_mop.threads = 1; '
+        f'ALTER DATABASE "{db.database}" SET pg_mop.seed = 5'
+    )
     load(db, "arch", dense())
     selection(db, "mst", "arch", [(1, ADAM.format(0.01), SLOW), (1, ADAM.format(0.02), SLOW)])
     fit(db, "flowers_packed", "undisturbed", "mst", 3)
@@ -33,21 +35,32 @@ def weights(client, table):
 
 
 def call(output, packed="flowers_packed", mst="mst", iterations=3):
-    return (f"SELECT madlib.madlib_keras_fit_multiple_model('{packed}', '{output}', '{mst}', {iterations}, FALSE)")
+    return f"SELECT madlib.madlib_keras_fit_multiple_model('{packed}', '{output}', '{mst}', {iterations}, FALSE)"
 
 
 def finished(watcher, run_id):
-    return watcher.run("SELECT mst_key, iteration, kind, segment, finished_at FROM madlib.mop_units WHERE run_id = %s "
-                       "AND status = 'finished' ORDER BY 1, 2, 3, 4", [run_id])
+    return watcher.run(
+        "SELECT mst_key, iteration, kind, segment, finished_at FROM madlib.mop_units WHERE run_id = %s "
+        "AND status = 'finished' ORDER BY 1, 2, 3, 4",
+        [run_id],
+    )
 
 
 def stopped(db, output, units=2, **how):
     """The run of a call that was cancelled after so many units."""
     client = db.another()
     running = Calling(client, call(output, **how))
-    assert eventually(lambda: db.value(
-        "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE model_output_table = %s "
-        "AND u.status = 'finished'", [output]) >= units, 60)
+    assert eventually(
+        lambda: (
+            db.value(
+                "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE model_output_table = %s "
+                "AND u.status = 'finished'",
+                [output],
+            )
+            >= units
+        ),
+        60,
+    )
     db.run("SELECT pg_cancel_backend(%s)", [client.connection.info.backend_pid])
     assert isinstance(running.end(), psycopg2.errors.QueryCanceled)
     client.close()
@@ -57,11 +70,14 @@ def stopped(db, output, units=2, **how):
 def test_a_cancelled_run_goes_on_where_it_was_and_ends_with_the_undisturbed_weights(db, data):
     run_id = stopped(db, "resumed")
     before = finished(db, run_id)
-    assert db.run("SELECT run_id, to_go_on FROM madlib.mop_abandoned_runs WHERE run_id = %s AND state_bytes > 0",
-                  [run_id]) == [{"run_id": run_id, "to_go_on": f"SELECT madlib.mop_resume({run_id});"}]
+    assert db.run(
+        "SELECT run_id, to_go_on FROM madlib.mop_abandoned_runs WHERE run_id = %s AND state_bytes > 0", [run_id]
+    ) == [{"run_id": run_id, "to_go_on": f"SELECT madlib.mop_resume({run_id});"}]
     db.run("SELECT madlib.mop_resume(%s)", [run_id])
-    assert last_run(db) == run_id and db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s",
-                                               [run_id]) == "finished"
+    assert (
+        last_run(db) == run_id
+        and db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "finished"
+    )
     assert_invariants(db, run_id)
     after = finished(db, run_id)
     assert len(after) > len(before) and all(unit in after for unit in before), "what was committed was not done again"
@@ -80,14 +96,20 @@ def test_the_same_call_again_goes_on_and_says_so(db, data):
     assert last_run(db) == run_id and weights(db, "again") == weights(db, "undisturbed")
 
 
-@pytest.mark.parametrize("change,reason", [
-    ("SET pg_mop.resume = off", None),
-    ("SET pg_mop.seed = 99", "pg_mop.seed was"),
-    ("UPDATE mst_x SET fit_params = 'batch_size=2' WHERE mst_key = 1", "its configurations are others"),
-    ("UPDATE flowers_packed SET buffer_id = buffer_id", "the packed rows have changed")])
+@pytest.mark.parametrize(
+    "change,reason",
+    [
+        ("SET pg_mop.resume = off", None),
+        ("SET pg_mop.seed = 99", "pg_mop.seed was"),
+        ("UPDATE mst_x SET fit_params = 'batch_size=2' WHERE mst_key = 1", "its configurations are others"),
+        ("UPDATE flowers_packed SET buffer_id = buffer_id", "the packed rows have changed"),
+    ],
+)
 def test_another_call_begins_anew_and_says_why(db, data, change, reason):
-    db.run("DROP TABLE IF EXISTS mst_x, mst_x_summary; CREATE TABLE mst_x AS TABLE mst; "
-           "CREATE TABLE mst_x_summary AS TABLE mst_summary")
+    db.run(
+        "DROP TABLE IF EXISTS mst_x, mst_x_summary; CREATE TABLE mst_x AS TABLE mst; "
+        "CREATE TABLE mst_x_summary AS TABLE mst_summary"
+    )
     output = f"anew_{last_run(db)}"
     run_id = stopped(db, output, units=1, mst="mst_x")
     client = db.another()
@@ -95,8 +117,9 @@ def test_another_call_begins_anew_and_says_why(db, data, change, reason):
     client.run("UPDATE mst_x SET fit_params = 'batch_size=20'") if reason is None else None
     client.run(call(output, mst="mst_x", iterations=3))
     assert last_run(db) == run_id + 1
-    assert reason is None or any(reason in n and f"run {run_id} of the same call" in n
-                                 for n in client.connection.notices)
+    assert reason is None or any(
+        reason in n and f"run {run_id} of the same call" in n for n in client.connection.notices
+    )
     assert any("going on" in n for n in client.connection.notices) is False
     db.run("SELECT madlib.mop_drop_run(%s)", [run_id])
     client.close()
@@ -123,12 +146,20 @@ def test_a_run_whose_output_was_rolled_back_is_not_trained_again(db, data):
 
 
 def test_averaging_goes_on(db, data):
-    sql = ("SELECT madlib.madlib_keras_fit('three_packed', '{}', 'arch', 1, %s, 'batch_size=1, epochs=10', 4)")
+    sql = "SELECT madlib.madlib_keras_fit('three_packed', '{}', 'arch', 1, %s, 'batch_size=1, epochs=10', 4)"
     db.run(sql.format("whole"), [ADAM.format(0.01)])
     client = db.another()
     running = Calling(client, sql.format("part").replace("%s", "$$" + ADAM.format(0.01) + "$$"))
-    assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) "
-                                       "WHERE model_output_table = 'part' AND u.status = 'finished'") >= 4, 60)
+    assert eventually(
+        lambda: (
+            db.value(
+                "SELECT count(*) FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) "
+                "WHERE model_output_table = 'part' AND u.status = 'finished'"
+            )
+            >= 4
+        ),
+        60,
+    )
     db.run("SELECT pg_cancel_backend(%s)", [client.connection.info.backend_pid])
     assert running.end() is not None
     client.close()
@@ -147,8 +178,9 @@ def test_a_replay_gives_the_same_bytes_on_any_number_of_sessions(db, data, sessi
     db.run("RESET pg_mop.sessions")
     replay = last_run(db)
     assert replay > run_id and weights(db, f"replay_{sessions}") == weights(db, "original")
-    order = ("SELECT mst_key, iteration, position, segment FROM madlib.mop_visit_order WHERE run_id = %s "
-             "ORDER BY 1, 2, 3")
+    order = (
+        "SELECT mst_key, iteration, position, segment FROM madlib.mop_visit_order WHERE run_id = %s ORDER BY 1, 2, 3"
+    )
     assert db.run(order, [replay]) == db.run(order, [run_id])
     used = db.value("SELECT count(DISTINCT backend_pid) FROM madlib.mop_units WHERE run_id = %s", [replay])
     assert used == min(sessions, 3)
@@ -172,32 +204,43 @@ def test_a_replay_of_weights_that_are_gone_says_so(db, data):
 
 
 def stage_of(db, run_id, mst_key, iteration):
-    return db.value("SELECT stage FROM madlib.mop_request WHERE (run_id, mst_key, iteration) = (%s, %s, %s)",
-                    [run_id, mst_key, iteration])
+    return db.value(
+        "SELECT stage FROM madlib.mop_request WHERE (run_id, mst_key, iteration) = (%s, %s, %s)",
+        [run_id, mst_key, iteration],
+    )
 
 
 def test_sessions_of_the_coordinator_before_do_not_disturb_the_one_that_took_over(db, data):
     run_id = stopped(db, "taken_over", units=2)
     stale, client = db.another(), db.another()
     stage = stage_of(db, run_id, 2, 3)
-    begin = (f"SELECT madlib.mop_begin_units({run_id}, 1, %s, 'train', 'training', '{{{stage}}}', '{{3}}', '{{7}}', "
-             f"'{{0}}')")
+    begin = (
+        f"SELECT madlib.mop_begin_units({run_id}, 1, %s, 'train', 'training', '{{{stage}}}', '{{3}}', '{{7}}', '{{0}}')"
+    )
     stale.run("BEGIN")
     stale.run(begin, [0])
     resuming = Calling(client, f"SELECT madlib.mop_resume({run_id})")
-    assert eventually(lambda: db.value(
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pg_mop catalog' AND wait_event_type = 'Lock'"))
+    assert eventually(
+        lambda: db.value(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pg_mop catalog' AND wait_event_type = 'Lock'"
+        )
+    )
     stale.run("COMMIT")
     assert resuming.end() is None
     assert weights(db, "taken_over") == weights(db, "undisturbed")
-    assert db.run("SELECT attempt, status FROM madlib.mop_units WHERE run_id = %s AND (mst_key, iteration, kind)"
-                  " = (2, 3, 'train') ORDER BY 1", [run_id]) == [
-        {"attempt": 7, "status": "cancelled"}, {"attempt": 8, "status": "finished"}]
-    late = [begin.replace("{7}", "{9}") % 0, f"SELECT madlib.mop_take_models({run_id}, 1, '{{1}}', '{{3}}', true)",
-            f"SELECT madlib.mop_take_models({run_id}, 1, '{{1}}', '{{3}}', false)",
-            f"SELECT madlib.mop_fail_unit({run_id}, 1, 1, 3, 0, 'train', 'training', 9, 0, 'x')",
-            f"SELECT madlib.mop_fail_configurations({run_id}, 1, '{{1}}', 'x', 'place')",
-            f"SELECT madlib.mop_close_run({run_id}, 1, 'failed', 'x')"]
+    assert db.run(
+        "SELECT attempt, status FROM madlib.mop_units WHERE run_id = %s AND (mst_key, iteration, kind)"
+        " = (2, 3, 'train') ORDER BY 1",
+        [run_id],
+    ) == [{"attempt": 7, "status": "cancelled"}, {"attempt": 8, "status": "finished"}]
+    late = [
+        begin.replace("{7}", "{9}") % 0,
+        f"SELECT madlib.mop_take_models({run_id}, 1, '{{1}}', '{{3}}', true)",
+        f"SELECT madlib.mop_take_models({run_id}, 1, '{{1}}', '{{3}}', false)",
+        f"SELECT madlib.mop_fail_unit({run_id}, 1, 1, 3, 0, 'train', 'training', 9, 0, 'x')",
+        f"SELECT madlib.mop_fail_configurations({run_id}, 1, '{{1}}', 'x', 'place')",
+        f"SELECT madlib.mop_close_run({run_id}, 1, 'failed', 'x')",
+    ]
     for sql in late:
         assert "taken over by another session" in str(stale.error(sql)), sql
     assert_invariants(db, run_id)
@@ -210,10 +253,18 @@ def test_sessions_that_wait_while_a_run_is_taken_over_see_that_it_was(db, data):
     taker, stale = db.another(), [db.another(), db.another()]
     taker.run(f"BEGIN; SELECT madlib.mop_reopen_run({run_id}, backend) FROM madlib.mop_tickets")
     stage = stage_of(db, run_id, 2, 3)
-    waiting = [Calling(stale[0], f"SELECT madlib.mop_begin_units({run_id}, 1, 0, 'train', 'training', "
-                                 f"'{{{stage}}}', '{{3}}', '{{9}}', '{{0}}')"),
-               Calling(stale[1], f"SELECT madlib.mop_take_models({run_id}, 1, '{{{stage}}}', ARRAY(SELECT version FROM "
-                                 f"madlib.mop_model WHERE (run_id, stage) = ({run_id}, {stage})), true)")]
+    waiting = [
+        Calling(
+            stale[0],
+            f"SELECT madlib.mop_begin_units({run_id}, 1, 0, 'train', 'training', "
+            f"'{{{stage}}}', '{{3}}', '{{9}}', '{{0}}')",
+        ),
+        Calling(
+            stale[1],
+            f"SELECT madlib.mop_take_models({run_id}, 1, '{{{stage}}}', ARRAY(SELECT version FROM "
+            f"madlib.mop_model WHERE (run_id, stage) = ({run_id}, {stage})), true)",
+        ),
+    ]
     assert eventually(lambda: db.value("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'") == 2)
     taker.run("COMMIT")
     assert all("taken over by another session" in str(one.end()) for one in waiting)
@@ -228,8 +279,11 @@ def test_sessions_that_wait_while_a_run_is_taken_over_see_that_it_was(db, data):
 
 
 def places(watcher, output):
-    return watcher.value("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pg_mop run ' || (SELECT "
-                         "max(run_id) FROM madlib.mop_runs WHERE model_output_table = %s)", [output])
+    return watcher.value(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pg_mop run ' || (SELECT "
+        "max(run_id) FROM madlib.mop_runs WHERE model_output_table = %s)",
+        [output],
+    )
 
 
 def test_sessions_are_added_and_removed_while_a_run_goes_on(db, data):
@@ -246,15 +300,18 @@ def test_sessions_are_added_and_removed_while_a_run_goes_on(db, data):
     client.close()
     assert_invariants(db, run_id)
     assert {u["status"] for u in db.run("SELECT status FROM madlib.mop_units WHERE run_id = %s", [run_id])} == {
-        "finished"}, "who leaves ends his unit first"
+        "finished"
+    }, "who leaves ends his unit first"
     for bad in (0, None, 5000):
         assert "worker sessions, not" in str(db.error("SELECT madlib.mop_set_sessions(%s, %s)", [run_id, bad]))
     assert "is not running" in str(db.error("SELECT madlib.mop_set_sessions(%s, 2)", [run_id]))
 
 
 def test_a_limit_on_a_roles_sessions_holds_and_the_run_goes_on_with_fewer(db, data):
-    db.run("DROP ROLE IF EXISTS limited; CREATE ROLE limited LOGIN; GRANT mop_user TO limited; CREATE SCHEMA limited "
-           "AUTHORIZATION limited; GRANT SELECT ON ALL TABLES IN SCHEMA public TO limited")
+    db.run(
+        "DROP ROLE IF EXISTS limited; CREATE ROLE limited LOGIN; GRANT mop_user TO limited; CREATE SCHEMA limited "
+        "AUTHORIZATION limited; GRANT SELECT ON ALL TABLES IN SCHEMA public TO limited"
+    )
     db.run("INSERT INTO madlib.mop_limit (role, sessions, threads) VALUES ('limited', 2, 1)")
     client = db.another("limited")
     client.run("SET search_path = limited, public")
@@ -267,9 +324,12 @@ def test_a_limit_on_a_roles_sessions_holds_and_the_run_goes_on_with_fewer(db, da
     assert isinstance(client.error("UPDATE madlib.mop_limit SET sessions = 100"), psycopg2.errors.InsufficientPrivilege)
     other = db.another("limited")
     assert "as many as it may have at once" in str(other.error(START))
-    assert "as many as it may have at once" in str(other.error(
-        "SELECT madlib.madlib_keras_predict('limited.few', 'flowers', 'id', 'x', 'limited.guesses', 'response', FALSE, "
-        "1)"))
+    assert "as many as it may have at once" in str(
+        other.error(
+            "SELECT madlib.madlib_keras_predict('limited.few', 'flowers', 'id', 'x', 'limited.guesses', 'response', FALSE, "
+            "1)"
+        )
+    )
     other.close()
     client.close()
     db.run("DELETE FROM madlib.mop_limit; DROP OWNED BY limited CASCADE; DROP ROLE limited")
@@ -278,15 +338,17 @@ def test_a_limit_on_a_roles_sessions_holds_and_the_run_goes_on_with_fewer(db, da
 
 def test_a_trainer_that_cannot_be_had_is_asked_for_again(db, data):
     """A run's trainer is killed, and another call of the role has what the limit leaves."""
-    db.run("DROP ROLE IF EXISTS crowded; CREATE ROLE crowded LOGIN; GRANT mop_user TO crowded; CREATE SCHEMA crowded "
-           "AUTHORIZATION crowded; GRANT SELECT ON ALL TABLES IN SCHEMA public TO crowded")
+    db.run(
+        "DROP ROLE IF EXISTS crowded; CREATE ROLE crowded LOGIN; GRANT mop_user TO crowded; CREATE SCHEMA crowded "
+        "AUTHORIZATION crowded; GRANT SELECT ON ALL TABLES IN SCHEMA public TO crowded"
+    )
     selection(db, "mst1", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=100")])
     db.run("GRANT SELECT ON mst1, mst1_summary TO crowded")
     older, client = db.another("crowded"), db.another("crowded")
     older.run(START)
     client.run("SET search_path = crowded, public; SET pg_mop.unit_retries = 10")
     running = Calling(client, call("asked", mst="mst1", iterations=1))
-    units = ("SELECT {} FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE owner = 'crowded' AND {}")
+    units = "SELECT {} FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE owner = 'crowded' AND {}"
     assert eventually(lambda: db.run(units.format("backend_pid", "u.status = 'running'")), 60)
     time.sleep(1)
     db.run("INSERT INTO madlib.mop_limit (role, sessions) VALUES ('crowded', 1)")
@@ -327,9 +389,13 @@ def test_a_unit_is_given_up_after_the_retries_that_are_set_and_resume_tries_it_a
     running = Calling(client, call("given_up", mst="mst1", iterations=1))
     killed = set()
     while running.thread.is_alive():
-        pids = {r["backend_pid"] for r in db.run(
-            "SELECT u.backend_pid FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE "
-            "model_output_table = 'given_up' AND u.status = 'running' AND u.kind = 'train'")}
+        pids = {
+            r["backend_pid"]
+            for r in db.run(
+                "SELECT u.backend_pid FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE "
+                "model_output_table = 'given_up' AND u.status = 'running' AND u.kind = 'train'"
+            )
+        }
         for pid in trainers():
             try:
                 if pid not in killed and of_backend(pid) in pids and len(killed) < 5:
@@ -340,10 +406,13 @@ def test_a_unit_is_given_up_after_the_retries_that_are_set_and_resume_tries_it_a
         time.sleep(0.05)
     assert "given up after 2 attempts" in str(running.end())
     run_id = last_run(db)
-    assert [r["attempt"] for r in db.run("SELECT attempt FROM madlib.mop_units WHERE run_id = %s ORDER BY 1",
-                                         [run_id])] == [1, 2]
-    assert db.value("SELECT extract(epoch FROM max(started_at) - min(finished_at)) >= 0.5 FROM madlib.mop_units "
-                    "WHERE run_id = %s", [run_id]), "it rested before the second attempt"
+    assert [
+        r["attempt"] for r in db.run("SELECT attempt FROM madlib.mop_units WHERE run_id = %s ORDER BY 1", [run_id])
+    ] == [1, 2]
+    assert db.value(
+        "SELECT extract(epoch FROM max(started_at) - min(finished_at)) >= 0.5 FROM madlib.mop_units WHERE run_id = %s",
+        [run_id],
+    ), "it rested before the second attempt"
     client.close()
     db.run("SELECT madlib.mop_resume(%s)", [run_id])
     assert db.value("SELECT max(attempt) FROM madlib.mop_units WHERE run_id = %s", [run_id]) == 3
@@ -357,35 +426,64 @@ def test_a_unit_is_given_up_after_the_retries_that_are_set_and_resume_tries_it_a
 def test_states_take_less_than_three_times_the_live_ones_over_a_thousand_hops(db, data):
     """Five models of 2.2 MB; the disk is measured after every hundred hops, within the open call."""
     from workload import layer, sequential
-    load(db, "broad_arch", sequential("broad", [4], layer("Dense", name="a", units=740, activation="relu"), layer(
-        "Dense", name="b", units=740, activation="relu"), layer("Dense", name="c", units=3, activation="softmax")))
+
+    load(
+        db,
+        "broad_arch",
+        sequential(
+            "broad",
+            [4],
+            layer("Dense", name="a", units=740, activation="relu"),
+            layer("Dense", name="b", units=740, activation="relu"),
+            layer("Dense", name="c", units=3, activation="softmax"),
+        ),
+    )
     make_data(db, "few", rows=20, segments=2)
-    selection(db, "broad_mst", "broad_arch", [
-        (1, f"loss='categorical_crossentropy', optimizer='SGD(learning_rate={r})'", "batch_size=10")
-        for r in (0.001, 0.002, 0.003, 0.004, 0.005)])
-    catalog = ("SELECT sum(pg_total_relation_size(t))::bigint FROM unnest(ARRAY['mop_run', 'mop_configuration', "
-               "'mop_stage', 'mop_request', 'mop_model', 'mop_unit', 'mop_generation']) AS n, "
-               "to_regclass('madlib.' || n) AS t")
+    selection(
+        db,
+        "broad_mst",
+        "broad_arch",
+        [
+            (1, f"loss='categorical_crossentropy', optimizer='SGD(learning_rate={r})'", "batch_size=10")
+            for r in (0.001, 0.002, 0.003, 0.004, 0.005)
+        ],
+    )
+    catalog = (
+        "SELECT sum(pg_total_relation_size(t))::bigint FROM unnest(ARRAY['mop_run', 'mop_configuration', "
+        "'mop_stage', 'mop_request', 'mop_model', 'mop_unit', 'mop_generation']) AS n, "
+        "to_regclass('madlib.' || n) AS t"
+    )
     before = db.value(catalog)
     client = db.another()
     client.run("SET pg_mop.kernel = 'auto'")
-    running = Calling(client, "SELECT madlib.madlib_keras_fit_multiple_model('few_packed', 'broad', 'broad_mst', 100, "
-                              "FALSE, NULL, 100)")
+    running = Calling(
+        client,
+        "SELECT madlib.madlib_keras_fit_multiple_model('few_packed', 'broad', 'broad_mst', 100, FALSE, NULL, 100)",
+    )
     most, live, measured = 0, 0, 0
     while running.thread.is_alive():
         row = db.run("SELECT state_bytes, run_id FROM madlib.mop_runs WHERE model_output_table = 'broad'")
         if row:
             # (who looks holds tables, which are dropped only after the next unit then: what stays counts)
             time.sleep(0.1)
-            most = max(most, min(row[0]["state_bytes"], db.value(
-                "SELECT state_bytes FROM madlib.mop_runs WHERE run_id = %s", [row[0]["run_id"]])))
-            live = db.value("SELECT coalesce(sum(bytes), 0)::bigint FROM madlib.mop_model WHERE run_id = %s "
-                            "AND generation IS NOT NULL", [row[0]["run_id"]])
+            most = max(
+                most,
+                min(
+                    row[0]["state_bytes"],
+                    db.value("SELECT state_bytes FROM madlib.mop_runs WHERE run_id = %s", [row[0]["run_id"]]),
+                ),
+            )
+            live = db.value(
+                "SELECT coalesce(sum(bytes), 0)::bigint FROM madlib.mop_model WHERE run_id = %s "
+                "AND generation IS NOT NULL",
+                [row[0]["run_id"]],
+            )
             measured += 1
         time.sleep(0.2)
     assert running.end() is None and measured > 20 and live > 10e6
-    assert db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND kind = 'train'",
-                    [last_run(db)]) == 1000
+    assert (
+        db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND kind = 'train'", [last_run(db)]) == 1000
+    )
     assert most < 3 * live, f"{most / 1e6:.1f} MB for {live / 1e6:.1f} MB of live states"
     grown = db.value(catalog) - before
     print(f"most {most / 1e6:.1f} MB for {live / 1e6:.1f} MB of live states; the catalog grew by {grown / 1e6:.2f} MB")

@@ -126,7 +126,8 @@ def test_what_the_coordinator_lost_of_begun_units_when_it_was_killed_does_not_ma
         "INSERT INTO mop.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, queued_at) "
         "SELECT run_id, stage, iteration, 0, 'train', 'training', 1, 'cancelled', now() FROM mop.mop_stage s WHERE "
         "NOT EXISTS (SELECT 1 FROM mop.mop_unit u WHERE (u.run_id, u.stage, u.segment, u.kind) = "
-        "(s.run_id, s.stage, 0, 'train')) RETURNING stage")
+        "(s.run_id, s.stage, 0, 'train')) RETURNING stage"
+    )
     worker.close()
     assert begun
     servers.db.run("SELECT madlib.mop_resume(%s)", [run_id])

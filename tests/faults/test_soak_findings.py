@@ -13,10 +13,16 @@ def data(db):
     make_data(db, segments=1)
     db.run(f"ALTER DATABASE \"{db.database}\" SET pg_mop.kernel = 'plain'")
     load(db, "arch", dense())
-    selection(db, "mst", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=10"),
-                                  (1, ADAM.format(0.02), "batch_size=1, epochs=10")])
-    db.run("DROP ROLE IF EXISTS soaked; CREATE ROLE soaked LOGIN; GRANT mop_user TO soaked; CREATE SCHEMA soaked "
-           "AUTHORIZATION soaked; GRANT SELECT ON ALL TABLES IN SCHEMA public TO soaked")
+    selection(
+        db,
+        "mst",
+        "arch",
+        [(1, ADAM.format(0.01), "batch_size=1, epochs=10"), (1, ADAM.format(0.02), "batch_size=1, epochs=10")],
+    )
+    db.run(
+        "DROP ROLE IF EXISTS soaked; CREATE ROLE soaked LOGIN; GRANT mop_user TO soaked; CREATE SCHEMA soaked "
+        "AUTHORIZATION soaked; GRANT SELECT ON ALL TABLES IN SCHEMA public TO soaked"
+    )
     yield "flowers_packed"
     db.run("DROP OWNED BY soaked CASCADE; DROP ROLE soaked")
 
@@ -27,10 +33,15 @@ def call(output, iterations=3, mst="mst"):
 
 def in_a_unit(db, output, after=0):
     """Wait until the run of `output` has committed so many units and trains another."""
-    assert eventually(lambda: db.run(
-        "SELECT 1 FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE r.model_output_table = %s AND "
-        "u.status = 'running' AND (SELECT count(*) FROM madlib.mop_units f WHERE f.run_id = r.run_id "
-        "AND f.status = 'finished') >= %s", [output, after]), 60)
+    assert eventually(
+        lambda: db.run(
+            "SELECT 1 FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) WHERE r.model_output_table = %s AND "
+            "u.status = 'running' AND (SELECT count(*) FROM madlib.mop_units f WHERE f.run_id = r.run_id "
+            "AND f.status = 'finished') >= %s",
+            [output, after],
+        ),
+        60,
+    )
 
 
 def test_a_run_whose_end_could_not_be_noted_goes_on_in_the_same_session(db, data):
@@ -40,8 +51,10 @@ def test_a_run_whose_end_could_not_be_noted_goes_on_in_the_same_session(db, data
     in_a_unit(db, "soaked.open", after=1)
     run_id = last_run(db)
     db.run("ALTER ROLE soaked CONNECTION LIMIT 0")
-    db.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'soaked' "
-           "AND application_name = 'pg_mop catalog'")
+    db.run(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'soaked' "
+        "AND application_name = 'pg_mop catalog'"
+    )
     db.run("SELECT pg_cancel_backend(%s)", [client.connection.info.backend_pid])
     assert running.end() is not None
     db.run("ALTER ROLE soaked CONNECTION LIMIT -1")
@@ -55,16 +68,19 @@ def test_a_run_whose_end_could_not_be_noted_goes_on_in_the_same_session(db, data
 def test_a_resume_at_once_does_not_repeat_what_the_earlier_session_still_commits(db, data):
     """A worker session outlives its coordinator by up to half a second, in which it may commit its unit: here, after
     mop_resume has looked at the log for the first time."""
+
     def waits(pid):
         return db.run("SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'", [pid])
+
     client, watcher, rows, source = (db.another() for _ in range(4))
     watcher.error("SELECT madlib.mop_resume(999999)")  # its modules are loaded
     running = Calling(client, call("at_once", 2))
     in_a_unit(db, "at_once", after=1)
     run_id, pid = last_run(db), client.connection.info.backend_pid
     rows.run("BEGIN")
-    worker = rows.value("SELECT backend_pid FROM madlib.mop_unit WHERE run_id = %s AND status = 'running' FOR UPDATE",
-                        [run_id])
+    worker = rows.value(
+        "SELECT backend_pid FROM madlib.mop_unit WHERE run_id = %s AND status = 'running' FOR UPDATE", [run_id]
+    )
     assert eventually(lambda: waits(worker)), "its unit is done but for the commit"
     locking = Calling(source, "BEGIN; LOCK TABLE flowers_packed IN ROW EXCLUSIVE MODE")
     watcher.run("SELECT pg_terminate_backend(%s)", [pid])
@@ -95,8 +111,10 @@ def test_averaging_that_had_too_little_memory_goes_on_with_more(db, data, how):
     load(db, "wide", dense(1_500_000))  # 48 MB, with Adam's variables three times that
     client, output = db.another(), "averaged_" + how.split()[0]
     client.run("SET pg_mop.trainer_memory_mb = 256")
-    sql = (f"SELECT madlib.madlib_keras_fit('two_packed', '{output}', 'wide', 1, $${ADAM.format(0.01)}$$, "
-           f"'batch_size=10', 1)")
+    sql = (
+        f"SELECT madlib.madlib_keras_fit('two_packed', '{output}', 'wide', 1, $${ADAM.format(0.01)}$$, "
+        f"'batch_size=10', 1)"
+    )
     assert "training failed" in str(client.error(sql))
     client.run("RESET pg_mop.trainer_memory_mb")
     run_id = last_run(db)
@@ -109,8 +127,11 @@ def test_the_catalog_session_may_end_while_it_opens_the_run(db, data):
     client, locker = db.another(), db.another()
 
     def catalog_that_waits():
-        return db.value("SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = "
-                        "'Lock' AND application_name = 'pg_mop catalog'")
+        return db.value(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = "
+            "'Lock' AND application_name = 'pg_mop catalog'"
+        )
+
     locker.run("BEGIN; LOCK TABLE madlib.mop_configuration IN SHARE ROW EXCLUSIVE MODE")
     running = Calling(client, call("steady", 1))
     assert db.run("SELECT pg_terminate_backend(%s)", [eventually(catalog_that_waits, 30)])

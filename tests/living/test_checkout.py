@@ -49,8 +49,10 @@ def test_an_extension_of_before_is_updated_and_one_elsewhere_is_left_there(check
     version = asked(checkout, "SELECT default_version FROM pg_available_extensions WHERE name = 'pg_mop'")
     asked(checkout, "DROP EXTENSION pg_mop; CREATE SCHEMA other; CREATE EXTENSION pg_mop SCHEMA other VERSION '0.3.0'")
     assert checkout("start") == ""
-    assert asked(checkout, "SELECT extversion, extnamespace::regnamespace FROM pg_extension WHERE extname = 'pg_mop'"
-                 ) == f"{version}|other"
+    assert (
+        asked(checkout, "SELECT extversion, extnamespace::regnamespace FROM pg_extension WHERE extname = 'pg_mop'")
+        == f"{version}|other"
+    )
     # one that is newer than the checkout stays
     asked(checkout, "UPDATE pg_extension SET extversion = '99' WHERE extname = 'pg_mop'")
     assert "no update path" in (said := checkout("start")) and said.endswith("stays as it is")
@@ -61,7 +63,10 @@ def test_a_cluster_of_another_postgresql_is_refused_with_what_to_do(checkout):
     checkout("stop")
     kept = (checkout.data / "PG_VERSION").read_text()
     (checkout.data / "PG_VERSION").write_text("9\n")
-    assert re.fullmatch(r"\.local/data is a cluster of PostgreSQL 9, and this is PostgreSQL \d\d: make start PG=9, or "
-                        r"make clean, which removes it", checkout("start"))
+    assert re.fullmatch(
+        r"\.local/data is a cluster of PostgreSQL 9, and this is PostgreSQL \d\d: make start PG=9, or "
+        r"make clean, which removes it",
+        checkout("start"),
+    )
     (checkout.data / "PG_VERSION").write_text(kept)
     assert checkout("start").endswith("stays as it is")

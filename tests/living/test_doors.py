@@ -22,8 +22,10 @@ def locked(request):
     with Cluster(**one_way) as server:
         server.passwords("super")
         db = Client(server, "postgres")
-        db.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; SET password_encryption = "
-               "'scram-sha-256'; CREATE ROLE lodger LOGIN; GRANT mop_user TO lodger")
+        db.run(
+            "CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; SET password_encryption = "
+            "'scram-sha-256'; CREATE ROLE lodger LOGIN; GRANT mop_user TO lodger"
+        )
         db.run("ALTER ROLE lodger PASSWORD %s", [SECRET])
         prepare(db, "lodger", "lodger")
         yield server, db, request.param
@@ -47,8 +49,10 @@ def literal(text):
 
 
 def pack(client):
-    client.run("DROP TABLE IF EXISTS lodger.packed, lodger.packed_summary, lodger.models, lodger.models_info, "
-               "lodger.models_summary; SET pg_mop.threads = 1; SET pg_mop.kernel = 'plain'; SET pg_mop.segments = 2")
+    client.run(
+        "DROP TABLE IF EXISTS lodger.packed, lodger.packed_summary, lodger.models, lodger.models_info, "
+        "lodger.models_summary; SET pg_mop.threads = 1; SET pg_mop.kernel = 'plain'; SET pg_mop.segments = 2"
+    )
     client.run("SELECT madlib.training_preprocessor_dl('lodger.flowers', 'lodger.packed', 'y', 'x', 10)")
 
 
@@ -73,8 +77,10 @@ def test_without_a_user_mapping_the_hint_mends_it(locked, lodger):
 def test_after_a_wrong_password_the_hint_mends_it(locked, lodger):
     _, db, how = locked
     pack(lodger)
-    db.run("CREATE SERVER pg_mop FOREIGN DATA WRAPPER pg_mop" + (
-        "" if how == "socket only" else " OPTIONS (host '127.0.0.1')"))
+    db.run(
+        "CREATE SERVER pg_mop FOREIGN DATA WRAPPER pg_mop"
+        + ("" if how == "socket only" else " OPTIONS (host '127.0.0.1')")
+    )
     db.run("GRANT USAGE ON FOREIGN SERVER pg_mop TO lodger")
     # PUBLIC's mapping, which only the server's owner may read, is nobody's
     db.run(f"CREATE USER MAPPING FOR PUBLIC SERVER pg_mop OPTIONS (password {literal(SECRET)})")
@@ -99,13 +105,17 @@ def test_a_password_and_the_weights_are_nowhere_to_be_read(locked, lodger):
     """Not in the server's log, however much it logs; not on a command line or in an environment."""
     server, db, how = locked
     pack(lodger)
-    db.run("CREATE SERVER pg_mop FOREIGN DATA WRAPPER pg_mop" + (
-        "" if how == "socket only" else " OPTIONS (host '127.0.0.1')"))
+    db.run(
+        "CREATE SERVER pg_mop FOREIGN DATA WRAPPER pg_mop"
+        + ("" if how == "socket only" else " OPTIONS (host '127.0.0.1')")
+    )
     db.run("GRANT USAGE ON FOREIGN SERVER pg_mop TO lodger")
     db.run(f"CREATE USER MAPPING FOR lodger SERVER pg_mop OPTIONS (password {literal(SECRET)})")
     begins = server.log.stat().st_size
-    db.run("ALTER ROLE lodger SET log_statement = 'all'; ALTER ROLE lodger SET log_min_duration_statement = 0; "
-           "ALTER ROLE lodger SET log_min_messages = 'debug1'; ALTER ROLE lodger SET log_duration = on")
+    db.run(
+        "ALTER ROLE lodger SET log_statement = 'all'; ALTER ROLE lodger SET log_min_duration_statement = 0; "
+        "ALTER ROLE lodger SET log_min_messages = 'debug1'; ALTER ROLE lodger SET log_duration = on"
+    )
     try:
         client = Client(server, "postgres", "lodger", SECRET)
         seen, over = set(), threading.Event()
@@ -143,8 +153,13 @@ def look_at_processes(server, seen, over):
         for folder in glob.glob("/proc/[0-9]*"):
             try:
                 command = pathlib.Path(folder, "cmdline").read_bytes()
-                kind = ("trainer" if b"mop_udf.trainer" in command else
-                        "backend" if b"lodger" in command and b"postgres" in command else "other")
+                kind = (
+                    "trainer"
+                    if b"mop_udf.trainer" in command
+                    else "backend"
+                    if b"lodger" in command and b"postgres" in command
+                    else "other"
+                )
                 seen.add((kind, command))
                 if kind != "other":
                     seen.add((kind, pathlib.Path(folder, "environ").read_bytes()))

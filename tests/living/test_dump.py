@@ -46,8 +46,22 @@ def copy(full):
 def program(db, name, *arguments, database=None, forgive=None):
     """Run a program of PostgreSQL; it must not fail nor say anything but errors that have `forgive`."""
     dsn = db.server.dsn()
-    done = subprocess.run([client_program(name), "-h", dsn["host"], "-p", str(dsn["port"]), "-U", "postgres", "-d",
-                           database or db.database, *arguments], capture_output=True, text=True)
+    done = subprocess.run(
+        [
+            client_program(name),
+            "-h",
+            dsn["host"],
+            "-p",
+            str(dsn["port"]),
+            "-U",
+            "postgres",
+            "-d",
+            database or db.database,
+            *arguments,
+        ],
+        capture_output=True,
+        text=True,
+    )
     if forgive is not None:
         errors = [line for line in done.stderr.splitlines() if "error: " in line]
         assert [line for line in errors if forgive not in line] == []
@@ -63,14 +77,18 @@ def assert_lives(full, restored):
     """`restored` has what `full` has, predicts the same and trains on."""
     assert logged(restored) == logged(full)
     assert outcome(restored, "lodger") == outcome(full, "lodger")
-    assert restored.run("SELECT * FROM madlib.mop_visit_order ORDER BY 1, 2, 3, 4") \
-        == full.run("SELECT * FROM madlib.mop_visit_order ORDER BY 1, 2, 3, 4")
+    assert restored.run("SELECT * FROM madlib.mop_visit_order ORDER BY 1, 2, 3, 4") == full.run(
+        "SELECT * FROM madlib.mop_visit_order ORDER BY 1, 2, 3, 4"
+    )
     for name, value in DEFAULTS.items():
         restored.run("SELECT set_config(%s, %s, false)", [name, value])
-    restored.run("SELECT madlib.madlib_keras_predict('lodger.models', 'lodger.flowers', 'id', 'x', 'lodger.anew', "
-                 "'prob', FALSE, 1)")
-    assert restored.run("SELECT * FROM lodger.anew ORDER BY id, class_value") \
-        == full.run("SELECT * FROM lodger.predicted ORDER BY id, class_value")
+    restored.run(
+        "SELECT madlib.madlib_keras_predict('lodger.models', 'lodger.flowers', 'id', 'x', 'lodger.anew', "
+        "'prob', FALSE, 1)"
+    )
+    assert restored.run("SELECT * FROM lodger.anew ORDER BY id, class_value") == full.run(
+        "SELECT * FROM lodger.predicted ORDER BY id, class_value"
+    )
     last = full.value("SELECT max(run_id) FROM madlib.mop_run")
     client = restored.another("lodger")
     client.run(FIT)
@@ -103,8 +121,15 @@ def test_restoring_with_clean_over_what_is_there(full, copy, tmp_path):
     program(full, "pg_restore", "--exit-on-error", file, database="restored_clean")
     restored.run("UPDATE lodger.models SET model_weights = NULL")
     # pg_restore says this of every partitioned table with a primary key, and goes on
-    program(full, "pg_restore", "--clean", "--if-exists", file, database="restored_clean",
-            forgive="cannot drop inherited constraint")
+    program(
+        full,
+        "pg_restore",
+        "--clean",
+        "--if-exists",
+        file,
+        database="restored_clean",
+        forgive="cannot drop inherited constraint",
+    )
     restored.close()
     again = Client(full.server, "restored_clean")
     assert_lives(full, again)
@@ -119,8 +144,7 @@ def test_the_tables_alone_restore_beside_a_new_extension(full, copy, tmp_path):
     restored = copy("restored_tables")
     restored.run("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE")
     for file in (schema, data):
-        program(full, "psql", "-qX", "-o", "/dev/null", "-v", "ON_ERROR_STOP=1", "-f", file,
-                database="restored_tables")
+        program(full, "psql", "-qX", "-o", "/dev/null", "-v", "ON_ERROR_STOP=1", "-f", file, database="restored_tables")
     assert outcome(restored, "lodger") == outcome(full, "lodger")
     client = restored.another("lodger")
     client.run(FIT)
@@ -130,11 +154,16 @@ def test_the_tables_alone_restore_beside_a_new_extension(full, copy, tmp_path):
 
 def named_run(full, role):
     """Writes down a run and a limit of a role (by hand); gives the run's number."""
-    full.run(f"INSERT INTO madlib.mop_owner (role) VALUES ('{role}'); "
-             f"INSERT INTO madlib.mop_limit (role, threads) VALUES ('{role}', 2)")
-    return full.value("""INSERT INTO madlib.mop_run (owner, function, source_table, model_output_table, seed, scheduler,
+    full.run(
+        f"INSERT INTO madlib.mop_owner (role) VALUES ('{role}'); "
+        f"INSERT INTO madlib.mop_limit (role, threads) VALUES ('{role}', 2)"
+    )
+    return full.value(
+        """INSERT INTO madlib.mop_run (owner, function, source_table, model_output_table, seed, scheduler,
         num_iterations, metrics_iterations, configurations, segments, parameters, coordinator_pid) SELECT owner, 'f',
-        's', 'm', 1, 'r', 1, '{1}', 1, 1, '{}', 1 FROM madlib.mop_owner WHERE role = %s RETURNING run_id""", [role])
+        's', 'm', 1, 'r', 1, '{1}', 1, 1, '{}', 1 FROM madlib.mop_owner WHERE role = %s RETURNING run_id""",
+        [role],
+    )
 
 
 @pytest.mark.parametrize("inserts", [[], ["--inserts"]], ids=["copy", "inserts"])
@@ -155,16 +184,27 @@ def test_a_dump_gives_the_runs_to_the_roles_that_are_called_so_and_to_nobody_els
     full.run("CREATE ROLE fritz")
     owner = "SELECT owner FROM madlib.mop_runs WHERE run_id = %s"
     assert {role: restored.value(owner, [run]) for role, run in runs.items()} == {
-        "dora": "dora", "enno": "enno", "fritz": "unknown (fritz)", "gone": "unknown (gone)", "moved": "wanders"}
+        "dora": "dora",
+        "enno": "enno",
+        "fritz": "unknown (fritz)",
+        "gone": "unknown (gone)",
+        "moved": "wanders",
+    }
     who = {r["role"]: r["who"] for r in restored.run("SELECT role, who::oid::int AS who FROM madlib.mop_owner")}
     assert who["dora"] not in (0, numbers["dora"]) and who["fritz"] == 0 and who["gone"] == 0
     assert who["wanders"] == numbers["wanders"] and "moved" not in who
     assert restored.run("SELECT role, who::text FROM madlib.mop_limit ORDER BY 1") == [
-        {"role": "dora", "who": "dora"}, {"role": "enno", "who": "enno"}, {"role": "fritz", "who": "-"},
-        {"role": "wanders", "who": "wanders"}]
+        {"role": "dora", "who": "dora"},
+        {"role": "enno", "who": "enno"},
+        {"role": "fritz", "who": "-"},
+        {"role": "wanders", "who": "wanders"},
+    ]
     # the numbers go on
-    assert restored.value("INSERT INTO madlib.mop_owner (role) VALUES ('fritz') RETURNING owner") == \
-        full.value("SELECT max(owner) + 1 FROM madlib.mop_owner")
-    full.run("DELETE FROM madlib.mop_run WHERE run_id = ANY (%s); DELETE FROM madlib.mop_limit; "
-             "DELETE FROM madlib.mop_owner WHERE role = ANY (%s); DROP ROLE dora, enno, fritz, gone, moved, wanders",
-             [list(runs.values()), list(roles)])
+    assert restored.value("INSERT INTO madlib.mop_owner (role) VALUES ('fritz') RETURNING owner") == full.value(
+        "SELECT max(owner) + 1 FROM madlib.mop_owner"
+    )
+    full.run(
+        "DELETE FROM madlib.mop_run WHERE run_id = ANY (%s); DELETE FROM madlib.mop_limit; "
+        "DELETE FROM madlib.mop_owner WHERE role = ANY (%s); DROP ROLE dora, enno, fritz, gone, moved, wanders",
+        [list(runs.values()), list(roles)],
+    )

@@ -37,8 +37,9 @@ def test_what_is_rolled_back_leaves_no_table(db, expected, level):
     client = db.another("lodger")
     client.run("SET pg_mop.threads = 1; SET pg_mop.kernel = 'plain'")
     client.run(f"BEGIN ISOLATION LEVEL {level.upper()}")
-    client.run("SELECT madlib.madlib_keras_fit_multiple_model('lodger.packed', 'lodger.taken_back', 'lodger.mst', 1, "
-               "FALSE)")
+    client.run(
+        "SELECT madlib.madlib_keras_fit_multiple_model('lodger.packed', 'lodger.taken_back', 'lodger.mst', 1, FALSE)"
+    )
     assert client.value("SELECT count(*) FROM lodger.taken_back") == 2
     client.run("ROLLBACK")
     assert client.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'taken_back%'") == 0

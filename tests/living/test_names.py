@@ -22,8 +22,10 @@ def odd_place(server, request):
     db = Client(server, name)
     # PostgreSQL itself refuses quotes, backslashes and dollars in an extension's schema
     extension = "".join(c for c in name if c not in "\"'\\$")
-    db.run(f"CREATE SCHEMA {quoted(extension)}; CREATE EXTENSION pg_mop SCHEMA {quoted(extension)} CASCADE; "
-           f"DROP ROLE IF EXISTS {quoted(name)}; CREATE ROLE {quoted(name)} LOGIN; GRANT mop_user TO {quoted(name)}")
+    db.run(
+        f"CREATE SCHEMA {quoted(extension)}; CREATE EXTENSION pg_mop SCHEMA {quoted(extension)} CASCADE; "
+        f"DROP ROLE IF EXISTS {quoted(name)}; CREATE ROLE {quoted(name)} LOGIN; GRANT mop_user TO {quoted(name)}"
+    )
     client = Client(server, name, name)
     yield db, client, name, extension
     client.close()
@@ -34,9 +36,11 @@ def odd_place(server, request):
 
 
 # owner: a schema of the extension with a percent sign in its name (sql/70_help.sql, catalog.py)
-@pytest.mark.parametrize("odd_place", [
-    pytest.param("it's \"odd\" \\ 100%s =x", marks=pytest.mark.slice), fill("host=x größe 日本 % "), "x" * 63, " "],
-    indirect=True)
+@pytest.mark.parametrize(
+    "odd_place",
+    [pytest.param('it\'s "odd" \\ 100%s =x', marks=pytest.mark.slice), fill("host=x größe 日本 % "), "x" * 63, " "],
+    indirect=True,
+)
 def test_the_job_is_done_under_odd_names(odd_place):
     db, client, name, extension = odd_place
     prepare(db, name, name, extension=extension)
@@ -62,15 +66,21 @@ def test_odd_tables_and_columns(db, name):
     i, x, y = (quoted(letter + name[:40]) for letter in "ixy")
     db.run(f"CREATE TABLE {table('')} AS SELECT id AS {i}, x AS {x}, y AS {y} FROM plain.flowers")
     db.run("SELECT madlib.training_preprocessor_dl(%s, %s, %s, %s, 10)", [table(""), table("_p"), y, x])
-    db.run("SELECT madlib.madlib_keras_fit_multiple_model(%s, %s, %s, 1, FALSE)",
-           [table("_p"), table("_m"), f"{s}.mst"])
-    db.run("SELECT madlib.madlib_keras_predict(%s, %s, %s, %s, %s, 'response', FALSE, 1)",
-           [table("_m"), table(""), i, x, table("_r")])
-    db.run("SELECT madlib.madlib_keras_fit(%s, %s, %s, 1, %s, 'batch_size=8', 1)",
-           [table("_p"), table("_f"), f"{s}.arch", ADAM.format(0.05)])
+    db.run(
+        "SELECT madlib.madlib_keras_fit_multiple_model(%s, %s, %s, 1, FALSE)", [table("_p"), table("_m"), f"{s}.mst"]
+    )
+    db.run(
+        "SELECT madlib.madlib_keras_predict(%s, %s, %s, %s, %s, 'response', FALSE, 1)",
+        [table("_m"), table(""), i, x, table("_r")],
+    )
+    db.run(
+        "SELECT madlib.madlib_keras_fit(%s, %s, %s, 1, %s, 'batch_size=8', 1)",
+        [table("_p"), table("_f"), f"{s}.arch", ADAM.format(0.05)],
+    )
     # the same rows under plain names give the same bytes
-    db.run("DROP TABLE IF EXISTS plain.packed, plain.packed_summary, plain.models, plain.models_info, "
-           "plain.models_summary")
+    db.run(
+        "DROP TABLE IF EXISTS plain.packed, plain.packed_summary, plain.models, plain.models_info, plain.models_summary"
+    )
     db.run("SELECT madlib.training_preprocessor_dl('plain.flowers', 'plain.packed', 'y', 'x', 10)")
     db.run("SELECT madlib.madlib_keras_fit_multiple_model('plain.packed', 'plain.models', 'plain.mst', 1, FALSE)")
     wanted = "SELECT mst_key, md5(model_weights) AS w FROM {} ORDER BY 1"

@@ -8,21 +8,54 @@ CLASSES = ("a", "grün", "日本")
 
 # what a role may have set, by what it touches
 SETTINGS = {
-    "text of values": {"datestyle": "'SQL, DMY'", "intervalstyle": "'sql_standard'", "timezone": "'Asia/Kathmandu'",
-                       "extra_float_digits": "'-15'", "bytea_output": "'escape'", "xmloption": "'document'"},
-    "text of statements": {"standard_conforming_strings": "off", "escape_string_warning": "on", "array_nulls": "off",
-                           "backslash_quote": "off", "quote_all_identifiers": "on", "transform_null_equals": "on"},
+    "text of values": {
+        "datestyle": "'SQL, DMY'",
+        "intervalstyle": "'sql_standard'",
+        "timezone": "'Asia/Kathmandu'",
+        "extra_float_digits": "'-15'",
+        "bytea_output": "'escape'",
+        "xmloption": "'document'",
+    },
+    "text of statements": {
+        "standard_conforming_strings": "off",
+        "escape_string_warning": "on",
+        "array_nulls": "off",
+        "backslash_quote": "off",
+        "quote_all_identifiers": "on",
+        "transform_null_equals": "on",
+    },
     "encoding": {"client_encoding": "'LATIN1'"},
-    "commits": {"synchronous_commit": "off", "default_transaction_deferrable": "on", "check_function_bodies": "off",
-                "client_min_messages": "'error'", "commit_delay": "10"},
+    "commits": {
+        "synchronous_commit": "off",
+        "default_transaction_deferrable": "on",
+        "check_function_bodies": "off",
+        "client_min_messages": "'error'",
+        "commit_delay": "10",
+    },
     "row security": {"row_security": "off"},
-    "plans": {"plan_cache_mode": "'force_generic_plan'", "jit": "on", "jit_above_cost": "0",
-              "enable_seqscan": "off", "enable_sort": "off", "work_mem": "'64kB'", "constraint_exclusion": "off"},
-    "parallel plans": {"max_parallel_workers_per_gather": "8", "force_parallel_mode": "on",
-                       "debug_parallel_query": "on", "parallel_setup_cost": "0", "parallel_tuple_cost": "0",
-                       "min_parallel_table_scan_size": "0"},
-    "time limits": {"statement_timeout": "'5min'", "lock_timeout": "'1min'", "idle_session_timeout": "'1min'",
-                    "idle_in_transaction_session_timeout": "'1s'"},
+    "plans": {
+        "plan_cache_mode": "'force_generic_plan'",
+        "jit": "on",
+        "jit_above_cost": "0",
+        "enable_seqscan": "off",
+        "enable_sort": "off",
+        "work_mem": "'64kB'",
+        "constraint_exclusion": "off",
+    },
+    "parallel plans": {
+        "max_parallel_workers_per_gather": "8",
+        "force_parallel_mode": "on",
+        "debug_parallel_query": "on",
+        "parallel_setup_cost": "0",
+        "parallel_tuple_cost": "0",
+        "min_parallel_table_scan_size": "0",
+    },
+    "time limits": {
+        "statement_timeout": "'5min'",
+        "lock_timeout": "'1min'",
+        "idle_session_timeout": "'1min'",
+        "idle_in_transaction_session_timeout": "'1s'",
+    },
     "triggers": {"session_replication_role": "'replica'"},
 }
 RENAMED = {"force_parallel_mode", "debug_parallel_query"}  # two names of one: PostgreSQL 16 has the second
@@ -86,8 +119,10 @@ def test_names_beyond_the_clients_encoding(db, expected):
     try:
         client = db.another("lodger")
         client.run("SET pg_mop.threads = 1; SET pg_mop.kernel = 'plain'")
-        client.run("SELECT madlib.madlib_keras_fit_multiple_model('lodger.packed', "
-                   r"E'lodger.\u65e5\u672c', 'lodger.mst', 1, FALSE)")
+        client.run(
+            "SELECT madlib.madlib_keras_fit_multiple_model('lodger.packed', "
+            r"E'lodger.\u65e5\u672c', 'lodger.mst', 1, FALSE)"
+        )
         assert client.value(r'SELECT count(*) FROM lodger.U&"\65e5\672c"') == 2
         client.close()
     finally:
@@ -98,29 +133,62 @@ def test_a_search_path_of_traps_changes_nothing(db, expected):
     """A schema before pg_catalog whose functions, operators, tables and types are not those that SQL means."""
     db.run("DROP SCHEMA IF EXISTS evil CASCADE; CREATE SCHEMA evil; GRANT USAGE, CREATE ON SCHEMA evil TO lodger")
     for name, arguments, result in (
-            ("current_setting", "text", "text"), ("current_setting", "text, boolean", "text"),
-            ("set_config", "text, text, boolean", "text"), ("md5", "text", "text"), ("md5", "bytea", "text"),
-            ("count", "", "bigint"), ("to_regclass", "text", "regclass"), ("parse_ident", "text", "text[]"),
-            ("octet_length", "bytea", "integer"), ("generate_series", "integer, integer", "SETOF integer"),
-            ("pg_backend_pid", "", "integer"), ("clock_timestamp", "", "timestamptz"), ("now", "", "timestamptz"),
-            ("format_type", "oid, integer", "text"), ("array_send", "anyarray", "bytea"),
-            ("has_table_privilege", "oid, text", "boolean"), ("current_schema", "", "name"),
-            ("pg_has_role", "oid, text", "boolean"), ("row_to_json", "record", "json"),
-            ("pg_try_advisory_xact_lock", "bigint", "boolean"), ("current_database", "", "name"),
-            ("encode", "bytea, text", "text"), ("decode", "text, text", "bytea"), ("random", "", "float8")):
-        db.run(f"CREATE FUNCTION evil.{name}({arguments}) RETURNS {result} LANGUAGE plpgsql AS "
-               f"$f$ BEGIN RAISE 'evil {name}'; END $f$")
+        ("current_setting", "text", "text"),
+        ("current_setting", "text, boolean", "text"),
+        ("set_config", "text, text, boolean", "text"),
+        ("md5", "text", "text"),
+        ("md5", "bytea", "text"),
+        ("count", "", "bigint"),
+        ("to_regclass", "text", "regclass"),
+        ("parse_ident", "text", "text[]"),
+        ("octet_length", "bytea", "integer"),
+        ("generate_series", "integer, integer", "SETOF integer"),
+        ("pg_backend_pid", "", "integer"),
+        ("clock_timestamp", "", "timestamptz"),
+        ("now", "", "timestamptz"),
+        ("format_type", "oid, integer", "text"),
+        ("array_send", "anyarray", "bytea"),
+        ("has_table_privilege", "oid, text", "boolean"),
+        ("current_schema", "", "name"),
+        ("pg_has_role", "oid, text", "boolean"),
+        ("row_to_json", "record", "json"),
+        ("pg_try_advisory_xact_lock", "bigint", "boolean"),
+        ("current_database", "", "name"),
+        ("encode", "bytea, text", "text"),
+        ("decode", "text, text", "bytea"),
+        ("random", "", "float8"),
+    ):
+        db.run(
+            f"CREATE FUNCTION evil.{name}({arguments}) RETURNS {result} LANGUAGE plpgsql AS "
+            f"$f$ BEGIN RAISE 'evil {name}'; END $f$"
+        )
     for kind in ("text", "name", "oid", "integer", "bigint", "boolean", "real", "bytea"):
-        db.run(f"CREATE FUNCTION evil.compare({kind}, {kind}) RETURNS boolean LANGUAGE plpgsql AS "
-               f"$f$ BEGIN RAISE 'evil = of {kind}'; END $f$")
+        db.run(
+            f"CREATE FUNCTION evil.compare({kind}, {kind}) RETURNS boolean LANGUAGE plpgsql AS "
+            f"$f$ BEGIN RAISE 'evil = of {kind}'; END $f$"
+        )
         for operator in ("=", "<>", "<", ">"):
             db.run(f"CREATE OPERATOR evil.{operator} (LEFTARG = {kind}, RIGHTARG = {kind}, FUNCTION = evil.compare)")
-    for table in ("pg_class", "pg_namespace", "pg_extension", "pg_attribute", "pg_roles", "pg_locks",
-                  "pg_stat_activity", "pg_foreign_server", "pg_user_mappings", "pg_type", "mop_run", "mop_model"):
+    for table in (
+        "pg_class",
+        "pg_namespace",
+        "pg_extension",
+        "pg_attribute",
+        "pg_roles",
+        "pg_locks",
+        "pg_stat_activity",
+        "pg_foreign_server",
+        "pg_user_mappings",
+        "pg_type",
+        "mop_run",
+        "mop_model",
+    ):
         db.run(f"CREATE TABLE evil.{table} (trap integer)")
-    db.run("CREATE DOMAIN evil.text AS pg_catalog.int4; CREATE DOMAIN evil.regclass AS pg_catalog.int4; "
-           "CREATE DOMAIN evil.oid AS pg_catalog.int4; CREATE DOMAIN evil.bytea AS pg_catalog.int4; "
-           "GRANT SELECT ON ALL TABLES IN SCHEMA evil TO lodger")
+    db.run(
+        "CREATE DOMAIN evil.text AS pg_catalog.int4; CREATE DOMAIN evil.regclass AS pg_catalog.int4; "
+        "CREATE DOMAIN evil.oid AS pg_catalog.int4; CREATE DOMAIN evil.bytea AS pg_catalog.int4; "
+        "GRANT SELECT ON ALL TABLES IN SCHEMA evil TO lodger"
+    )
     assert_same(db, expected, {"search_path": "evil, pg_catalog, lodger"})
 
 
@@ -133,8 +201,9 @@ def test_tablespaces_of_a_role_are_used(db, expected, tmp_path):
     maker.run("GRANT CREATE ON TABLESPACE attic TO lodger")
     try:
         assert_same(db, expected, {"default_tablespace": "attic", "temp_tablespaces": "attic"})
-        there = db.run("SELECT c.relname FROM pg_class c JOIN pg_tablespace t ON t.oid = c.reltablespace "
-                       "WHERE t.spcname = 'attic'")
+        there = db.run(
+            "SELECT c.relname FROM pg_class c JOIN pg_tablespace t ON t.oid = c.reltablespace WHERE t.spcname = 'attic'"
+        )
         assert "models" in [row["relname"] for row in there]
     finally:
         db.run("DROP TABLE IF EXISTS " + ", ".join(f"lodger.{table}" for table in OUTPUT))

@@ -25,8 +25,10 @@ def weights(client, table):
 @pytest.fixture(scope="module")
 def two(db):
     """The sessions of two roles, a shared source, and what each gets from it alone."""
-    db.run("DROP ROLE IF EXISTS anna, bert; CREATE ROLE anna LOGIN; CREATE ROLE bert LOGIN; "
-           "GRANT mop_user TO anna, bert; CREATE SCHEMA anna AUTHORIZATION anna; CREATE SCHEMA bert AUTHORIZATION bert")
+    db.run(
+        "DROP ROLE IF EXISTS anna, bert; CREATE ROLE anna LOGIN; CREATE ROLE bert LOGIN; "
+        "GRANT mop_user TO anna, bert; CREATE SCHEMA anna AUTHORIZATION anna; CREATE SCHEMA bert AUTHORIZATION bert"
+    )
     prepare(db, "shared")
     db.run("UPDATE shared.mst SET fit_params = 'batch_size=1,epochs=30'")
     clients = [db, db.another("anna"), db.another("bert")]
@@ -45,8 +47,16 @@ def test_runs_of_two_roles_at_once_are_those_of_each_alone(db, two):
     anna, bert = two
     train(anna, "anna.alone")
     calls = [Calling(anna, call("anna.models")), Calling(bert, call("bert.models"))]
-    both = eventually(lambda: db.value("SELECT count(DISTINCT r.owner) FROM madlib.mop_units u JOIN madlib.mop_runs r "
-                                       "USING (run_id) WHERE u.status = 'running'") == 2, 60)
+    both = eventually(
+        lambda: (
+            db.value(
+                "SELECT count(DISTINCT r.owner) FROM madlib.mop_units u JOIN madlib.mop_runs r "
+                "USING (run_id) WHERE u.status = 'running'"
+            )
+            == 2
+        ),
+        60,
+    )
     assert both, "they train at the same time"
     assert [call.end() for call in calls] == [None, None]
     assert weights(anna, "anna.models") == weights(bert, "bert.models") == weights(anna, "anna.alone")
@@ -68,38 +78,65 @@ def test_neither_role_reaches_the_others_runs(db, two):
     for table in (*TABLES, states):
         assert touched(bert, f"SELECT * FROM madlib.{table}") == 0, table
         assert touched(bert, f"DELETE FROM madlib.{table}") == 0, table
-    for change in ("mop_run SET status = 'failed'", "mop_run SET owner = 1", "mop_configuration SET error = 'x'",
-                   "mop_unit SET loss = 0", rf"{states} SET data = '\x00'", "mop_segment SET rows = 0",
-                   "mop_model SET version = 0", "mop_generation SET generation = 7"):
+    for change in (
+        "mop_run SET status = 'failed'",
+        "mop_run SET owner = 1",
+        "mop_configuration SET error = 'x'",
+        "mop_unit SET loss = 0",
+        rf"{states} SET data = '\x00'",
+        "mop_segment SET rows = 0",
+        "mop_model SET version = 0",
+        "mop_generation SET generation = 7",
+    ):
         assert touched(bert, f"UPDATE madlib.{change}") == 0, change
-    for call in (f"mop_resume({run_id})", f"mop_replay({run_id}, 'bert.stolen')", f"mop_drop_run({run_id})",
-                 f"mop_set_sessions({run_id}, 1)", f"mop_read_states({run_id}, '{{1}}', '{{1}}')",
-                 f"mop_close_run({run_id}, NULL, 'failed', 'x')",
-                 f"mop_reopen_run({run_id}, (SELECT backend FROM madlib.mop_tickets))",
-                 f"mop_new_generation({run_id}, 9)", f"mop_put_state({run_id}, 1, 9, 1, 0, 'x')",
-                 f"mop_finish_units({run_id}, 0, 'train', 'training', '[]')",
-                 f"mop_drop_generations({run_id}, ARRAY[1])",
-                 f"mop_fail_configurations({run_id}, NULL, '{{1}}', 'x', 'place')",
-                 f"mop_take_models({run_id}, 1, '{{1}}', '{{3}}', true)",
-                 f"mop_move_states({run_id}, ARRAY[1], 1)", f"mop_put_weights({run_id}, ARRAY[1], 'x')",
-                 f"mop_begin_units({run_id}, 1, 0, 'train', 'training', '{{1}}', '{{1}}', '{{9}}', '{{0}}')",
-                 f"mop_fail_unit({run_id}, NULL, 1, 1, 0, 'train', 'training', 1, 0, 'x')"):
+    for call in (
+        f"mop_resume({run_id})",
+        f"mop_replay({run_id}, 'bert.stolen')",
+        f"mop_drop_run({run_id})",
+        f"mop_set_sessions({run_id}, 1)",
+        f"mop_read_states({run_id}, '{{1}}', '{{1}}')",
+        f"mop_close_run({run_id}, NULL, 'failed', 'x')",
+        f"mop_reopen_run({run_id}, (SELECT backend FROM madlib.mop_tickets))",
+        f"mop_new_generation({run_id}, 9)",
+        f"mop_put_state({run_id}, 1, 9, 1, 0, 'x')",
+        f"mop_finish_units({run_id}, 0, 'train', 'training', '[]')",
+        f"mop_drop_generations({run_id}, ARRAY[1])",
+        f"mop_fail_configurations({run_id}, NULL, '{{1}}', 'x', 'place')",
+        f"mop_take_models({run_id}, 1, '{{1}}', '{{3}}', true)",
+        f"mop_move_states({run_id}, ARRAY[1], 1)",
+        f"mop_put_weights({run_id}, ARRAY[1], 'x')",
+        f"mop_begin_units({run_id}, 1, 0, 'train', 'training', '{{1}}', '{{1}}', '{{9}}', '{{0}}')",
+        f"mop_fail_unit({run_id}, NULL, 1, 1, 0, 'train', 'training', 1, 0, 'x')",
+    ):
         assert f"there is no run {run_id} of role" in str(bert.error(f"SELECT madlib.{call}")), call
     train(bert, "bert.his")  # its housekeeping, too, leaves hers alone
     assert everything(db, run_id) == before
 
 
-TABLES = ("mop_run", "mop_configuration", "mop_stage", "mop_request", "mop_segment", "mop_unit", "mop_model",
-          "mop_generation", "mop_search_log")
+TABLES = (
+    "mop_run",
+    "mop_configuration",
+    "mop_stage",
+    "mop_request",
+    "mop_segment",
+    "mop_unit",
+    "mop_model",
+    "mop_generation",
+    "mop_search_log",
+)
 
 
 def everything(db, run_id=None):
     """The rows of all runs, or of one, and its model states."""
     where = "" if run_id is None else f"WHERE run_id = {run_id}"
-    states = db.run("SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ %s ORDER BY 1",
-                    [f"^mop_state_{run_id or '[0-9]+'}_"])
-    return [*(db.run(f"SELECT md5(t::text) FROM madlib.{table} t {where} ORDER BY 1") for table in TABLES),
-            *((row, db.run(f"SELECT md5(t::text) FROM madlib.{row['relname']} t ORDER BY 1")) for row in states)]
+    states = db.run(
+        "SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ %s ORDER BY 1",
+        [f"^mop_state_{run_id or '[0-9]+'}_"],
+    )
+    return [
+        *(db.run(f"SELECT md5(t::text) FROM madlib.{table} t {where} ORDER BY 1") for table in TABLES),
+        *((row, db.run(f"SELECT md5(t::text) FROM madlib.{row['relname']} t ORDER BY 1")) for row in states),
+    ]
 
 
 def touched(client, sql):

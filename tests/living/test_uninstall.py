@@ -16,8 +16,12 @@ def data(db):
 
 def sessions(db):
     """The process ids of pg_mop's own sessions in this database."""
-    return {row["pid"] for row in db.run("SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%' "
-                                         "AND datname = current_database()")}
+    return {
+        row["pid"]
+        for row in db.run(
+            "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%' AND datname = current_database()"
+        )
+    }
 
 
 def test_the_users_tables_stay_and_are_used_again(data, db):
@@ -32,14 +36,20 @@ def test_the_users_tables_stay_and_are_used_again(data, db):
     client = db.another("lodger")
     for name, value in DEFAULTS.items():
         client.run("SELECT set_config(%s, %s, false)", [name, value])
-    client.run("SELECT madlib.madlib_keras_predict('lodger.models', 'lodger.flowers', 'id', 'x', 'lodger.anew', "
-               "'prob', FALSE, 1)")
-    assert client.run("SELECT * FROM lodger.anew ORDER BY id, class_value") \
-        == client.run("SELECT * FROM lodger.predicted ORDER BY id, class_value")
-    client.run("SELECT madlib.madlib_keras_fit_multiple_model('lodger.packed', 'lodger.again', 'lodger.mst', 2, FALSE, "
-               "'lodger.packed')")
-    assert client.run("SELECT mst_key, model_weights::text FROM lodger.again ORDER BY 1") \
-        == client.run("SELECT mst_key, model_weights::text FROM lodger.models ORDER BY 1")
+    client.run(
+        "SELECT madlib.madlib_keras_predict('lodger.models', 'lodger.flowers', 'id', 'x', 'lodger.anew', "
+        "'prob', FALSE, 1)"
+    )
+    assert client.run("SELECT * FROM lodger.anew ORDER BY id, class_value") == client.run(
+        "SELECT * FROM lodger.predicted ORDER BY id, class_value"
+    )
+    client.run(
+        "SELECT madlib.madlib_keras_fit_multiple_model('lodger.packed', 'lodger.again', 'lodger.mst', 2, FALSE, "
+        "'lodger.packed')"
+    )
+    assert client.run("SELECT mst_key, model_weights::text FROM lodger.again ORDER BY 1") == client.run(
+        "SELECT mst_key, model_weights::text FROM lodger.models ORDER BY 1"
+    )
     client.close()
 
 

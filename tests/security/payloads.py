@@ -43,8 +43,13 @@ def old_code(mark):
 
 def call(module, name, *arguments, **keywords):
     """An object that names a function of Python, with what to call it with."""
-    return {"module": module, "class_name": "function", "config": name, "registered_name": "function",
-            "arguments": [list(arguments), keywords]}
+    return {
+        "module": module,
+        "class_name": "function",
+        "config": name,
+        "registered_name": "function",
+        "arguments": [list(arguments), keywords],
+    }
 
 
 def made(module, name, /, **config):
@@ -57,19 +62,35 @@ def layer(kind, /, module="keras.layers", **config):
 
 
 def sequential(*layers, shape=(4,)):
-    return {"module": "keras", "class_name": "Sequential", "registered_name": None, "config": {
-        "name": "s", "layers": [layer("InputLayer", batch_shape=[None, *shape], name="i"), *layers]}}
+    return {
+        "module": "keras",
+        "class_name": "Sequential",
+        "registered_name": None,
+        "config": {"name": "s", "layers": [layer("InputLayer", batch_shape=[None, *shape], name="i"), *layers]},
+    }
 
 
 def functional(inner, *arguments):
     """A model of `inner`, which is called with its input and `arguments`."""
-    history = {"class_name": "__keras_tensor__", "config": {"shape": [None, 4], "dtype": "float32",
-                                                            "keras_history": ["i", 0, 0]}}
-    return {"module": "keras.src.models.functional", "class_name": "Functional", "registered_name": "Functional",
-            "config": {"name": "f", "trainable": True, "layers": [
+    history = {
+        "class_name": "__keras_tensor__",
+        "config": {"shape": [None, 4], "dtype": "float32", "keras_history": ["i", 0, 0]},
+    }
+    return {
+        "module": "keras.src.models.functional",
+        "class_name": "Functional",
+        "registered_name": "Functional",
+        "config": {
+            "name": "f",
+            "trainable": True,
+            "layers": [
                 {**layer("InputLayer", batch_shape=[None, 4], name="i"), "name": "i", "inbound_nodes": []},
-                {**inner, "name": "x", "inbound_nodes": [{"args": [history, *arguments], "kwargs": {}}]}],
-                "input_layers": [["i", 0, 0]], "output_layers": [["x", 0, 0]]}}
+                {**inner, "name": "x", "inbound_nodes": [{"args": [history, *arguments], "kwargs": {}}]},
+            ],
+            "input_layers": [["i", 0, 0]],
+            "output_layers": [["x", 0, 0]],
+        },
+    }
 
 
 def code_layer(mark):
@@ -90,116 +111,310 @@ ARCHITECTURES = {
     "lambda in a functional model": ("keras", lambda m: functional(code_layer(m)), "layer class 'Lambda'"),
     "lambda in a nested model": ("keras", lambda m: sequential(sequential(code_layer(m))), "layer class 'Lambda'"),
     "lambda nested in a functional model": (
-        "keras", lambda m: functional({**sequential(code_layer(m)), "name": "x"}), "layer class 'Lambda'"),
-    "lambda within TimeDistributed": ("keras", lambda m: sequential(layer(
-        "TimeDistributed", name="t", layer=code_layer(m)), shape=(2, 4)), "layer class 'Lambda'"),
-    "lambda of Keras 2's spelling": ("naive", lambda m: {"class_name": "Sequential", "config": [
-        {"class_name": "Lambda", "config": {"function": old_code(m), "function_type": "lambda",
-                                            "batch_input_shape": [None, 4]}}]}, "layer class 'Lambda'"),
-    "lambda with keras' dotted name": ("naive", lambda m: sequential(
-        {**code_layer(m), "class_name": "keras.layers.Lambda"}), "layer class 'Lambda'"),
-    "lambda from a module of keras": ("keras", lambda m: sequential(
-        {**code_layer(m), "module": "keras.src.layers.core.lambda_layer"}), "layer class 'Lambda'"),
-    "lambda as output_shape": ("naive", lambda m: sequential(layer(
-        "Lambda", name="x", function="relu", output_shape=code(m))), "layer class 'Lambda'"),
-    "lambda as mask": ("naive", lambda m: sequential(layer(
-        "Lambda", name="x", function="relu", mask=code(m))), "layer class 'Lambda'"),
-    "lambda as a cell": ("naive", lambda m: sequential(layer("RNN", name="r", cell=code_layer(m)), shape=(2, 4)),
-                         "layer class 'Lambda'"),
-    "lambda among stacked cells": ("naive", lambda m: sequential(layer("RNN", name="r", cell=layer(
-        "StackedRNNCells", cells=[layer("LSTMCell", units=2), code_layer(m)])), shape=(2, 4)), "layer class 'Lambda'"),
-    "lambda in Bidirectional": ("naive", lambda m: sequential(layer("Bidirectional", name="b", layer=code_layer(m)),
-                                                              shape=(2, 4)), "layer class 'Lambda'"),
-    "lambda as the backward layer": ("naive", lambda m: sequential(layer(
-        "Bidirectional", name="b", layer=layer("LSTM", units=2), backward_layer=code_layer(m)), shape=(2, 4)),
-        "layer class 'Lambda'"),
+        "keras",
+        lambda m: functional({**sequential(code_layer(m)), "name": "x"}),
+        "layer class 'Lambda'",
+    ),
+    "lambda within TimeDistributed": (
+        "keras",
+        lambda m: sequential(layer("TimeDistributed", name="t", layer=code_layer(m)), shape=(2, 4)),
+        "layer class 'Lambda'",
+    ),
+    "lambda of Keras 2's spelling": (
+        "naive",
+        lambda m: {
+            "class_name": "Sequential",
+            "config": [
+                {
+                    "class_name": "Lambda",
+                    "config": {"function": old_code(m), "function_type": "lambda", "batch_input_shape": [None, 4]},
+                }
+            ],
+        },
+        "layer class 'Lambda'",
+    ),
+    "lambda with keras' dotted name": (
+        "naive",
+        lambda m: sequential({**code_layer(m), "class_name": "keras.layers.Lambda"}),
+        "layer class 'Lambda'",
+    ),
+    "lambda from a module of keras": (
+        "keras",
+        lambda m: sequential({**code_layer(m), "module": "keras.src.layers.core.lambda_layer"}),
+        "layer class 'Lambda'",
+    ),
+    "lambda as output_shape": (
+        "naive",
+        lambda m: sequential(layer("Lambda", name="x", function="relu", output_shape=code(m))),
+        "layer class 'Lambda'",
+    ),
+    "lambda as mask": (
+        "naive",
+        lambda m: sequential(layer("Lambda", name="x", function="relu", mask=code(m))),
+        "layer class 'Lambda'",
+    ),
+    "lambda as a cell": (
+        "naive",
+        lambda m: sequential(layer("RNN", name="r", cell=code_layer(m)), shape=(2, 4)),
+        "layer class 'Lambda'",
+    ),
+    "lambda among stacked cells": (
+        "naive",
+        lambda m: sequential(
+            layer("RNN", name="r", cell=layer("StackedRNNCells", cells=[layer("LSTMCell", units=2), code_layer(m)])),
+            shape=(2, 4),
+        ),
+        "layer class 'Lambda'",
+    ),
+    "lambda in Bidirectional": (
+        "naive",
+        lambda m: sequential(layer("Bidirectional", name="b", layer=code_layer(m)), shape=(2, 4)),
+        "layer class 'Lambda'",
+    ),
+    "lambda as the backward layer": (
+        "naive",
+        lambda m: sequential(
+            layer("Bidirectional", name="b", layer=layer("LSTM", units=2), backward_layer=code_layer(m)), shape=(2, 4)
+        ),
+        "layer class 'Lambda'",
+    ),
     "code as an activation": ("naive", lambda m: sequential(dense(activation=code(m))), "activation '__lambda__'"),
-    "code as a recurrent activation": ("naive", lambda m: sequential(layer(
-        "LSTM", name="l", units=2, recurrent_activation=code(m)), shape=(2, 4)), "activation '__lambda__'"),
-    "code as an initializer": ("naive", lambda m: sequential(dense(kernel_initializer=code(m))),
-                               "is none of keras.initializers' own"),
-    "code as a regularizer": ("naive", lambda m: sequential(dense(activity_regularizer=code(m))),
-                              "is none of keras.regularizers' own"),
-    "code as a constraint": ("naive", lambda m: sequential(dense(bias_constraint=code(m))),
-                             "is none of keras.constraints' own"),
-    "code as an argument of a call": ("naive", lambda m: functional(
-        {**dense(), "inbound_nodes": [], "config": {"units": 3, "name": "x", "arguments": code(m)}}),
-        "an object of class '__lambda__' is not allowed"),
-    "code that an operation applies": ("naive", lambda m: functional(made(
-        "keras.src.ops.core", "VectorizedMap", function=code(m))), "operation 'VectorizedMap' of .* may not be loaded"),
-    "code that an operation is called with": ("naive", lambda m: functional(made("keras.src.ops.core", "Map"), code(m)),
-                                              "operation 'Map' of .* may not be loaded"),
-    "code as an argument of an operation": ("naive", lambda m: functional(made(
-        "keras.src.ops.numpy", "Mean", axis=code(m))), "operation Mean has an argument that is no plain data"),
-    "code among numbers that are added": ("naive", lambda m: functional(made("keras.src.ops.numpy", "Add"), code(m)),
-                                          "'__lambda__' is not allowed"),
-    "code inside an array of numbers": ("naive", lambda m: functional(made("keras.src.ops.numpy", "Add"), {
-        "class_name": "__numpy__", "config": {"dtype": "float32", "value": [code(m)]}}), "'__numpy__' is not allowed"),
+    "code as a recurrent activation": (
+        "naive",
+        lambda m: sequential(layer("LSTM", name="l", units=2, recurrent_activation=code(m)), shape=(2, 4)),
+        "activation '__lambda__'",
+    ),
+    "code as an initializer": (
+        "naive",
+        lambda m: sequential(dense(kernel_initializer=code(m))),
+        "is none of keras.initializers' own",
+    ),
+    "code as a regularizer": (
+        "naive",
+        lambda m: sequential(dense(activity_regularizer=code(m))),
+        "is none of keras.regularizers' own",
+    ),
+    "code as a constraint": (
+        "naive",
+        lambda m: sequential(dense(bias_constraint=code(m))),
+        "is none of keras.constraints' own",
+    ),
+    "code as an argument of a call": (
+        "naive",
+        lambda m: functional(
+            {**dense(), "inbound_nodes": [], "config": {"units": 3, "name": "x", "arguments": code(m)}}
+        ),
+        "an object of class '__lambda__' is not allowed",
+    ),
+    "code that an operation applies": (
+        "naive",
+        lambda m: functional(made("keras.src.ops.core", "VectorizedMap", function=code(m))),
+        "operation 'VectorizedMap' of .* may not be loaded",
+    ),
+    "code that an operation is called with": (
+        "naive",
+        lambda m: functional(made("keras.src.ops.core", "Map"), code(m)),
+        "operation 'Map' of .* may not be loaded",
+    ),
+    "code as an argument of an operation": (
+        "naive",
+        lambda m: functional(made("keras.src.ops.numpy", "Mean", axis=code(m))),
+        "operation Mean has an argument that is no plain data",
+    ),
+    "code among numbers that are added": (
+        "naive",
+        lambda m: functional(made("keras.src.ops.numpy", "Add"), code(m)),
+        "'__lambda__' is not allowed",
+    ),
+    "code inside an array of numbers": (
+        "naive",
+        lambda m: functional(
+            made("keras.src.ops.numpy", "Add"),
+            {"class_name": "__numpy__", "config": {"dtype": "float32", "value": [code(m)]}},
+        ),
+        "'__numpy__' is not allowed",
+    ),
     "os.mkfifo as an operation": ("naive", lambda m: functional(made("os", "mkfifo", path=m)), "module 'os'"),
-    "an operation as a layer of a Sequential": ("naive", lambda m: sequential(made(
-        "keras.src.ops.core", "Map", f=code(m))), "is an operation, not a layer"),
-    "code inside a tuple": ("naive", lambda m: sequential(dense(extra={
-        "class_name": "__tuple__", "items": [1, code(m)]})), "'__lambda__' is not allowed"),
-    "code inside an initializer's config": ("naive", lambda m: sequential(dense(kernel_initializer=made(
-        "keras.initializers", "Constant", value=code(m)))), "'__lambda__' is not allowed"),
-    "os.system as an activation": ("naive", lambda m: sequential(dense(activation=call("os", "system", f"touch {m}"))),
-                                   "module 'os' of class 'function' is not Keras' own"),
-    "exec of builtins as an activation": ("naive", lambda m: sequential(dense(activation=call(
-        "builtins", "exec", touch(m)))), "activation 'exec' is none of Keras' own"),
-    "eval as an initializer": ("naive", lambda m: sequential(dense(kernel_initializer=call(
-        "builtins", "eval", touch(m)))), "is none of keras.initializers' own"),
-    "subprocess.Popen as a layer": ("naive", lambda m: sequential(made("subprocess", "Popen", args=["touch", m])),
-                                    "module 'subprocess' of class 'Popen' is not Keras' own"),
-    "subprocess.Popen as a config value": ("naive", lambda m: sequential(dense(other=made(
-        "subprocess", "Popen", args=["touch", m]))), "'Popen' is not allowed here"),
-    "subprocess.run as a cell": ("naive", lambda m: sequential(layer("RNN", name="r", cell=call(
-        "subprocess", "run", ["touch", m])), shape=(2, 4)), "module 'subprocess'"),
-    "a path as a layer": ("naive", lambda m: sequential(made("builtins", "open", file=m, mode="w")),
-                          "layer class 'open' may not be loaded"),
-    "a file handler of logging": ("naive", lambda m: sequential(made("logging", "FileHandler", filename=m)),
-                                  "module 'logging'"),
-    "os.open through a dotted class": ("naive", lambda m: sequential(made(
-        None, "os.open", path=m, flags=os.O_CREAT)), "class 'os.open' is not Keras' own"),
-    "a module of keras that imports os": ("naive", lambda m: sequential(dense(activation=call(
-        "keras.src.utils.file_utils", "os.system", f"touch {m}"))), "activation 'os.system'"),
-    "keras.utils.get_file": ("naive", lambda m: sequential(dense(activation=call(
-        "keras.utils", "get_file", os.path.basename(m), "file:///etc/hostname", cache_dir=os.path.dirname(m),
-        cache_subdir=""))), "activation 'get_file'"),
-    "keras.config.enable_unsafe_deserialization": ("unsafe", lambda m: sequential(dense(activation=call(
-        "keras.config", "enable_unsafe_deserialization"))), "activation 'enable_unsafe_deserialization'"),
-    "keras.saving's own func_load": ("naive", lambda m: sequential(dense(activation=call(
-        "keras.src.utils.python_utils", "func_load", code(m)["config"]["code"], called=True))),
-        "activation 'func_load'"),
-    "shutil.copyfile as a regularizer": ("naive", lambda m: sequential(dense(kernel_regularizer=call(
-        "shutil", "copyfile", "/etc/hostname", m))), "module 'shutil' of class 'function' is not Keras' own"),
-    "TorchModuleWrapper with a pickle": ("pickled", lambda m: sequential(made(
-        "keras.layers", "TorchModuleWrapper", module=base64.b64encode(pickle.dumps(Writes(m))).decode())),
-        "layer class 'TorchModuleWrapper' may not be loaded"),
-    "a numpy array of pickled objects": ("pickled", lambda m: sequential(dense(kernel_initializer=made(
-        "keras.initializers", "Constant", value={"class_name": "__numpy__", "config": {
-            "dtype": "O", "value": base64.b64encode(pickle.dumps(Writes(m))).decode()}}))),
-        "'__numpy__' is not allowed"),
-    "a tensor of pickled objects": ("pickled", lambda m: sequential(dense(other={
-        "class_name": "__tensor__", "config": {"dtype": "O", "value": base64.b64encode(
-            pickle.dumps(Writes(m))).decode()}})), "'__tensor__' is not allowed"),
-    "a typespec of another module": ("naive", lambda m: sequential(dense(other={
-        "class_name": "__typespec__", "spec_name": "Popen", "module": "subprocess", "registered_name": None,
-        "config": [["touch", m]]})), "'__typespec__' is not allowed"),
-    "a vocabulary file for StringLookup": ("reads", lambda m: sequential(layer(
-        "StringLookup", name="s", vocabulary="FILE")), "layer class 'StringLookup' may not be loaded"),
-    "a vocabulary file for TextVectorization": ("reads", lambda m: sequential(layer(
-        "TextVectorization", name="s", vocabulary="FILE")), "layer class 'TextVectorization'"),
-    "a vocabulary file for IntegerLookup": ("reads", lambda m: sequential(layer(
-        "IntegerLookup", name="s", vocabulary="FILE")), "layer class 'IntegerLookup'"),
+    "an operation as a layer of a Sequential": (
+        "naive",
+        lambda m: sequential(made("keras.src.ops.core", "Map", f=code(m))),
+        "is an operation, not a layer",
+    ),
+    "code inside a tuple": (
+        "naive",
+        lambda m: sequential(dense(extra={"class_name": "__tuple__", "items": [1, code(m)]})),
+        "'__lambda__' is not allowed",
+    ),
+    "code inside an initializer's config": (
+        "naive",
+        lambda m: sequential(dense(kernel_initializer=made("keras.initializers", "Constant", value=code(m)))),
+        "'__lambda__' is not allowed",
+    ),
+    "os.system as an activation": (
+        "naive",
+        lambda m: sequential(dense(activation=call("os", "system", f"touch {m}"))),
+        "module 'os' of class 'function' is not Keras' own",
+    ),
+    "exec of builtins as an activation": (
+        "naive",
+        lambda m: sequential(dense(activation=call("builtins", "exec", touch(m)))),
+        "activation 'exec' is none of Keras' own",
+    ),
+    "eval as an initializer": (
+        "naive",
+        lambda m: sequential(dense(kernel_initializer=call("builtins", "eval", touch(m)))),
+        "is none of keras.initializers' own",
+    ),
+    "subprocess.Popen as a layer": (
+        "naive",
+        lambda m: sequential(made("subprocess", "Popen", args=["touch", m])),
+        "module 'subprocess' of class 'Popen' is not Keras' own",
+    ),
+    "subprocess.Popen as a config value": (
+        "naive",
+        lambda m: sequential(dense(other=made("subprocess", "Popen", args=["touch", m]))),
+        "'Popen' is not allowed here",
+    ),
+    "subprocess.run as a cell": (
+        "naive",
+        lambda m: sequential(layer("RNN", name="r", cell=call("subprocess", "run", ["touch", m])), shape=(2, 4)),
+        "module 'subprocess'",
+    ),
+    "a path as a layer": (
+        "naive",
+        lambda m: sequential(made("builtins", "open", file=m, mode="w")),
+        "layer class 'open' may not be loaded",
+    ),
+    "a file handler of logging": (
+        "naive",
+        lambda m: sequential(made("logging", "FileHandler", filename=m)),
+        "module 'logging'",
+    ),
+    "os.open through a dotted class": (
+        "naive",
+        lambda m: sequential(made(None, "os.open", path=m, flags=os.O_CREAT)),
+        "class 'os.open' is not Keras' own",
+    ),
+    "a module of keras that imports os": (
+        "naive",
+        lambda m: sequential(dense(activation=call("keras.src.utils.file_utils", "os.system", f"touch {m}"))),
+        "activation 'os.system'",
+    ),
+    "keras.utils.get_file": (
+        "naive",
+        lambda m: sequential(
+            dense(
+                activation=call(
+                    "keras.utils",
+                    "get_file",
+                    os.path.basename(m),
+                    "file:///etc/hostname",
+                    cache_dir=os.path.dirname(m),
+                    cache_subdir="",
+                )
+            )
+        ),
+        "activation 'get_file'",
+    ),
+    "keras.config.enable_unsafe_deserialization": (
+        "unsafe",
+        lambda m: sequential(dense(activation=call("keras.config", "enable_unsafe_deserialization"))),
+        "activation 'enable_unsafe_deserialization'",
+    ),
+    "keras.saving's own func_load": (
+        "naive",
+        lambda m: sequential(
+            dense(activation=call("keras.src.utils.python_utils", "func_load", code(m)["config"]["code"], called=True))
+        ),
+        "activation 'func_load'",
+    ),
+    "shutil.copyfile as a regularizer": (
+        "naive",
+        lambda m: sequential(dense(kernel_regularizer=call("shutil", "copyfile", "/etc/hostname", m))),
+        "module 'shutil' of class 'function' is not Keras' own",
+    ),
+    "TorchModuleWrapper with a pickle": (
+        "pickled",
+        lambda m: sequential(
+            made("keras.layers", "TorchModuleWrapper", module=base64.b64encode(pickle.dumps(Writes(m))).decode())
+        ),
+        "layer class 'TorchModuleWrapper' may not be loaded",
+    ),
+    "a numpy array of pickled objects": (
+        "pickled",
+        lambda m: sequential(
+            dense(
+                kernel_initializer=made(
+                    "keras.initializers",
+                    "Constant",
+                    value={
+                        "class_name": "__numpy__",
+                        "config": {"dtype": "O", "value": base64.b64encode(pickle.dumps(Writes(m))).decode()},
+                    },
+                )
+            )
+        ),
+        "'__numpy__' is not allowed",
+    ),
+    "a tensor of pickled objects": (
+        "pickled",
+        lambda m: sequential(
+            dense(
+                other={
+                    "class_name": "__tensor__",
+                    "config": {"dtype": "O", "value": base64.b64encode(pickle.dumps(Writes(m))).decode()},
+                }
+            )
+        ),
+        "'__tensor__' is not allowed",
+    ),
+    "a typespec of another module": (
+        "naive",
+        lambda m: sequential(
+            dense(
+                other={
+                    "class_name": "__typespec__",
+                    "spec_name": "Popen",
+                    "module": "subprocess",
+                    "registered_name": None,
+                    "config": [["touch", m]],
+                }
+            )
+        ),
+        "'__typespec__' is not allowed",
+    ),
+    "a vocabulary file for StringLookup": (
+        "reads",
+        lambda m: sequential(layer("StringLookup", name="s", vocabulary="FILE")),
+        "layer class 'StringLookup' may not be loaded",
+    ),
+    "a vocabulary file for TextVectorization": (
+        "reads",
+        lambda m: sequential(layer("TextVectorization", name="s", vocabulary="FILE")),
+        "layer class 'TextVectorization'",
+    ),
+    "a vocabulary file for IntegerLookup": (
+        "reads",
+        lambda m: sequential(layer("IntegerLookup", name="s", vocabulary="FILE")),
+        "layer class 'IntegerLookup'",
+    ),
     "os.mkfifo as a layer": ("naive", lambda m: sequential(made("os", "mkfifo", path=m)), "module 'os'"),
-    "TFSMLayer of a user's folder": ("tfsm", lambda m: sequential(layer("TFSMLayer", name="t", filepath="FOLDER")),
-                                     "layer class 'TFSMLayer' may not be loaded"),
-    "a registered name of another package": ("naive", lambda m: sequential(
-        layer("Dense", units=f"touch {m}") | {"registered_name": "os>system"}),
-        "registered name 'os>system' of class 'Dense' is custom"),
+    "TFSMLayer of a user's folder": (
+        "tfsm",
+        lambda m: sequential(layer("TFSMLayer", name="t", filepath="FOLDER")),
+        "layer class 'TFSMLayer' may not be loaded",
+    ),
+    "a registered name of another package": (
+        "naive",
+        lambda m: sequential(layer("Dense", units=f"touch {m}") | {"registered_name": "os>system"}),
+        "registered name 'os>system' of class 'Dense' is custom",
+    ),
     "nesting deeper than Python's stack": ("deep", lambda m: "[" * 200_000, "the architecture is not JSON"),
-    "a number of a million digits": ("digits", lambda m: '{"class_name": "Sequential", "config": %s}' % ("9" * 10**6),
-                                     "the architecture is not JSON"),
+    "a number of a million digits": (
+        "digits",
+        lambda m: '{"class_name": "Sequential", "config": %s}' % ("9" * 10**6),
+        "the architecture is not JSON",
+    ),
     "twenty million characters": ("long", lambda m: '"%s"' % ("x" * (20 * MB)), "characters, at most"),
     "six thousand layers": ("many", lambda m: sequential(*[dense()] * 6000), "more than 5000 layers"),
 }
@@ -212,21 +427,41 @@ def _compile(loss="'mse'", optimizer="'SGD()'", **more):
 
 PARAMETERS = {
     "code as a loss": ("compile", lambda m: _compile(loss=touch(m)), "loss .* is not a name"),
-    "an import as a loss": ("compile", lambda m: _compile(loss=f"__import__('os').system('touch {m}')"),
-                            "is not a name"),
+    "an import as a loss": (
+        "compile",
+        lambda m: _compile(loss=f"__import__('os').system('touch {m}')"),
+        "is not a name",
+    ),
     "code as an optimizer": ("compile", lambda m: _compile(optimizer=touch(m)), "unknown optimizer"),
-    "code as the learning rate": ("compile", lambda m: _compile(optimizer=f"SGD(lr={touch(m)})"),
-                                  "optimizer argument learning_rate' must be a literal"),
-    "a schedule of code": ("compile", lambda m: _compile(optimizer=f"Adam(learning_rate=[{touch(m)} for _ in [1]])"),
-                           "must be a literal|is no sequence"),
-    "a subclass walk": ("compile", lambda m: _compile(optimizer="SGD(lr=[c for c in ().__class__.__base__."
-                        f"__subclasses__() if c.__name__ == 'Popen' and c(['touch', '{m}']).wait()])"),
-                        "must be a literal|is no sequence"),
+    "code as the learning rate": (
+        "compile",
+        lambda m: _compile(optimizer=f"SGD(lr={touch(m)})"),
+        "optimizer argument learning_rate' must be a literal",
+    ),
+    "a schedule of code": (
+        "compile",
+        lambda m: _compile(optimizer=f"Adam(learning_rate=[{touch(m)} for _ in [1]])"),
+        "must be a literal|is no sequence",
+    ),
+    "a subclass walk": (
+        "compile",
+        lambda m: _compile(
+            optimizer="SGD(lr=[c for c in ().__class__.__base__."
+            f"__subclasses__() if c.__name__ == 'Popen' and c(['touch', '{m}']).wait()])"
+        ),
+        "must be a literal|is no sequence",
+    ),
     "code as a metric": ("compile", lambda m: _compile(metrics=f"[{touch(m)}]"), "metrics' must be a literal"),
-    "a dictionary with code as weights": ("compile", lambda m: _compile(loss_weights=f"dict([(1, {touch(m)})])"),
-                                          "loss_weights' must be a literal"),
-    "code as weighted metrics": ("compile", lambda m: _compile(weighted_metrics=f"({touch(m)},)"),
-                                 "weighted_metrics' must be a literal"),
+    "a dictionary with code as weights": (
+        "compile",
+        lambda m: _compile(loss_weights=f"dict([(1, {touch(m)})])"),
+        "loss_weights' must be a literal",
+    ),
+    "code as weighted metrics": (
+        "compile",
+        lambda m: _compile(weighted_metrics=f"({touch(m)},)"),
+        "weighted_metrics' must be a literal",
+    ),
     "another argument that is code": ("compile", lambda m: _compile(run_eagerly=touch(m)), "is not accepted"),
     "code as the batch size": ("fit", lambda m: f"batch_size={touch(m)}", "batch_size' must be a literal"),
     "code in an f-string": ("fit", lambda m: "epochs=f\"{open('%s', 'w')}\"" % m, "epochs' must be a literal"),
@@ -252,6 +487,7 @@ def archive(config=None, weights=None, method=zipfile.ZIP_STORED, **others):
 
 def h5(fill):
     import h5py
+
     memory = io.BytesIO()
     with h5py.File(memory, "w") as file:
         group = file.create_group("layers/dense/vars")
@@ -262,6 +498,7 @@ def h5(fill):
 
 def virtual(group):
     import h5py
+
     layout = h5py.VirtualLayout((4, 3), "f4")
     layout[:] = h5py.VirtualSource("/tmp/other.h5", "secret", (4, 3))
     group.create_virtual_dataset("0", layout)
@@ -273,11 +510,13 @@ def external(group):
 
 def link(group):
     import h5py
+
     group["0"] = h5py.ExternalLink("/tmp/other.h5", "/secret")
 
 
 def texts(group):
     import h5py
+
     group.create_dataset("0", data=["x"] * 12, dtype=h5py.string_dtype())
 
 
@@ -297,35 +536,80 @@ def symlink(mark):
 
 
 FILES = {
-    "a .keras file with a Lambda": ("load_model", lambda m: archive(json.dumps(sequential(code_layer(m)))),
-                                    "layer class 'Lambda' may not be loaded"),
-    "a .keras file with a nested Lambda": ("load_model", lambda m: archive(json.dumps(
-        functional({**sequential(code_layer(m)), "name": "x"}))), "layer class 'Lambda'"),
-    "a .keras file that compiles code": ("load_model", lambda m: archive(json.dumps(
-        {**sequential(dense(activation="linear")), "compile_config": {"loss": code(m), "optimizer": "sgd"},
-         "build_config": {"input_shape": [None, 4]}, "module": "os"})), "module 'os' of class 'Sequential'"),
+    "a .keras file with a Lambda": (
+        "load_model",
+        lambda m: archive(json.dumps(sequential(code_layer(m)))),
+        "layer class 'Lambda' may not be loaded",
+    ),
+    "a .keras file with a nested Lambda": (
+        "load_model",
+        lambda m: archive(json.dumps(functional({**sequential(code_layer(m)), "name": "x"}))),
+        "layer class 'Lambda'",
+    ),
+    "a .keras file that compiles code": (
+        "load_model",
+        lambda m: archive(
+            json.dumps(
+                {
+                    **sequential(dense(activation="linear")),
+                    "compile_config": {"loss": code(m), "optimizer": "sgd"},
+                    "build_config": {"input_shape": [None, 4]},
+                    "module": "os",
+                }
+            )
+        ),
+        "module 'os' of class 'Sequential'",
+    ),
     "a pickle called .keras": ("pickle", lambda m: pickle.dumps(Writes(m)), "it is no .keras file"),
-    "pickled weights": ("pickle_member", lambda m: archive(weights=pickle.dumps(Writes(m))),
-                        "its weights cannot be read"),
-    "a pickled part of a model": ("pickle_member", lambda m: archive(**{"custom.pkl": pickle.dumps(Writes(m))}),
-                                  "it holds 'custom.pkl', which is no part of a model"),
+    "pickled weights": (
+        "pickle_member",
+        lambda m: archive(weights=pickle.dumps(Writes(m))),
+        "its weights cannot be read",
+    ),
+    "a pickled part of a model": (
+        "pickle_member",
+        lambda m: archive(**{"custom.pkl": pickle.dumps(Writes(m))}),
+        "it holds 'custom.pkl', which is no part of a model",
+    ),
     "a path that climbs": ("unzip", lambda m: archive(**{"../" * 9 + m[1:]: "x"}), "which is no part of a model"),
     "an absolute path": ("unzip", lambda m: archive(**{m: "x"}), "which is no part of a model"),
     "a symbolic link": ("unzip", symlink, "it holds 'assets', which is no part of a model"),
-    "a bomb of zeros": ("unpack", lambda m: archive(weights=bytes(300 * MB), method=zipfile.ZIP_DEFLATED),
-                        "model.weights.h5 has 314572800 bytes"),
-    "a bomb of spaces as JSON": ("unpack", lambda m: archive(b" " * (200 * MB), method=zipfile.ZIP_DEFLATED),
-                                 "config.json has 209715200 bytes"),
-    "a bomb of another method": ("unpack", lambda m: archive(weights=bytes(300 * MB), method=zipfile.ZIP_BZIP2),
-                                 "compressed by method 12"),
-    "HDF5 that reads a file of the server": ("h5", lambda m: archive(weights=h5(external)),
-                                             "'0', which is stored elsewhere"),
+    "a bomb of zeros": (
+        "unpack",
+        lambda m: archive(weights=bytes(300 * MB), method=zipfile.ZIP_DEFLATED),
+        "model.weights.h5 has 314572800 bytes",
+    ),
+    "a bomb of spaces as JSON": (
+        "unpack",
+        lambda m: archive(b" " * (200 * MB), method=zipfile.ZIP_DEFLATED),
+        "config.json has 209715200 bytes",
+    ),
+    "a bomb of another method": (
+        "unpack",
+        lambda m: archive(weights=bytes(300 * MB), method=zipfile.ZIP_BZIP2),
+        "compressed by method 12",
+    ),
+    "HDF5 that reads a file of the server": (
+        "h5",
+        lambda m: archive(weights=h5(external)),
+        "'0', which is stored elsewhere",
+    ),
     "HDF5 with a link to another file": ("h5", lambda m: archive(weights=h5(link)), "hold a link, '0'"),
     "HDF5 with virtual storage": ("h5", lambda m: archive(weights=h5(virtual)), "'0', which is stored elsewhere"),
-    "HDF5 of four terabytes in a few bytes": ("h5", lambda m: archive(weights=h5(lambda g: g.create_dataset(
-        "0", (10**6, 10**6), "f4", chunks=(1000, 1000)))), "at most .* are plausible"),
-    "HDF5 that inflates": ("h5", lambda m: archive(weights=h5(lambda g: g.create_dataset(
-        "0", (100 * MB,), "f4", chunks=(MB,), compression="gzip", fillvalue=1))), "at most .* are plausible"),
+    "HDF5 of four terabytes in a few bytes": (
+        "h5",
+        lambda m: archive(weights=h5(lambda g: g.create_dataset("0", (10**6, 10**6), "f4", chunks=(1000, 1000)))),
+        "at most .* are plausible",
+    ),
+    "HDF5 that inflates": (
+        "h5",
+        lambda m: archive(
+            weights=h5(
+                lambda g: g.create_dataset("0", (100 * MB,), "f4", chunks=(MB,), compression="gzip", fillvalue=1)
+            )
+        ),
+        "at most .* are plausible",
+    ),
     "HDF5 with objects": ("h5", lambda m: archive(weights=h5(texts)), "which is of Python objects or texts"),
 }
 
@@ -338,6 +622,7 @@ def write(mark):
 def naive(node):
     """What loaders did before they were mended: import what the JSON names and call it."""
     import importlib
+
     for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
         naive(inner)
     if not isinstance(node, dict) or "class_name" not in node:
@@ -368,6 +653,7 @@ def naive(node):
 
 def prove_architecture(loader, data, mark):
     import keras
+
     if loader == "naive":
         naive(data)
     elif loader in ("keras", "unsafe"):
@@ -384,7 +670,7 @@ def prove_architecture(loader, data, mark):
     elif loader == "pickled":
         text = json.dumps(data)
         start = text.index("gAS")  # a pickle's first bytes
-        pickle.loads(base64.b64decode(text[start:text.index('"', start)]))
+        pickle.loads(base64.b64decode(text[start : text.index('"', start)]))
     elif loader == "reads":
         name, words = data["config"]["layers"][1]["class_name"], mark + ".words"
         with open(words, "w") as file:
@@ -393,9 +679,11 @@ def prove_architecture(loader, data, mark):
             write(mark)
     elif loader == "tfsm":
         import tensorflow as tf
+
         module = tf.Module()
-        module.serve = tf.function(lambda x: (tf.io.write_file(mark, "x"), x)[1],
-                                   input_signature=[tf.TensorSpec([None, 4])])
+        module.serve = tf.function(
+            lambda x: (tf.io.write_file(mark, "x"), x)[1], input_signature=[tf.TensorSpec([None, 4])]
+        )
         tf.saved_model.save(module, mark + ".model", signatures=module.serve)
         keras.layers.TFSMLayer(mark + ".model", call_endpoint="serve")(tf.ones((1, 4)))
     elif loader == "deep":
@@ -429,6 +717,7 @@ def prove_file(loader, data, mark):
     import h5py
     import keras
     import numpy as np
+
     if loader == "pickle":
         pickle.loads(data)
         return
@@ -478,8 +767,11 @@ def prove_file(loader, data, mark):
             os.remove("/tmp/other.h5")
 
 
-GROUPS = {"architecture": (ARCHITECTURES, prove_architecture), "parameters": (PARAMETERS, prove_parameters),
-          "file": (FILES, prove_file)}
+GROUPS = {
+    "architecture": (ARCHITECTURES, prove_architecture),
+    "parameters": (PARAMETERS, prove_parameters),
+    "file": (FILES, prove_file),
+}
 
 
 def file_name(name):

@@ -13,8 +13,10 @@ from workload import ADAM, dense, fit, load, make_data, selection
 @pytest.fixture(scope="module")
 def roles(db):
     """A user who attacks, and one who owns a run."""
-    db.run("DROP ROLE IF EXISTS mallory, victor; CREATE ROLE mallory LOGIN; CREATE ROLE victor LOGIN; "
-           "GRANT mop_user TO mallory, victor; CREATE SCHEMA mallory AUTHORIZATION mallory")
+    db.run(
+        "DROP ROLE IF EXISTS mallory, victor; CREATE ROLE mallory LOGIN; CREATE ROLE victor LOGIN; "
+        "GRANT mop_user TO mallory, victor; CREATE SCHEMA mallory AUTHORIZATION mallory"
+    )
     mallory, victor = db.another("mallory"), db.another("victor")
     mallory.run("SET search_path = mallory")
     victor.run_id = own_run(victor, state=b"victors")
@@ -31,15 +33,22 @@ def states_of(db, run_id):
 @pytest.mark.slice
 def test_no_trigger_function_of_ours_can_be_hung_on_another_table(db, roles):
     mallory, victor = roles
-    mallory.run("CREATE TABLE bait (run_id bigint, generation integer); INSERT INTO bait VALUES (%s, 1)",
-                [victor.run_id])
-    triggers = db.run("SELECT p.oid::regproc::text AS name FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace "
-                      "WHERE nspname = 'madlib' AND prorettype IN ('trigger'::regtype, 'event_trigger'::regtype)")
+    mallory.run(
+        "CREATE TABLE bait (run_id bigint, generation integer); INSERT INTO bait VALUES (%s, 1)", [victor.run_id]
+    )
+    triggers = db.run(
+        "SELECT p.oid::regproc::text AS name FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace "
+        "WHERE nspname = 'madlib' AND prorettype IN ('trigger'::regtype, 'event_trigger'::regtype)"
+    )
     assert len(triggers) == 4
     for trigger in triggers:
         assert not db.value("SELECT has_function_privilege('mop_user', %s, 'EXECUTE')", [trigger["name"] + "()"])
-    assert isinstance(mallory.error("CREATE TRIGGER x BEFORE DELETE ON bait FOR EACH ROW EXECUTE FUNCTION "
-                                    "madlib.mop_generation_gone()"), psycopg2.errors.InsufficientPrivilege)
+    assert isinstance(
+        mallory.error(
+            "CREATE TRIGGER x BEFORE DELETE ON bait FOR EACH ROW EXECUTE FUNCTION madlib.mop_generation_gone()"
+        ),
+        psycopg2.errors.InsufficientPrivilege,
+    )
     # and where a superuser hangs it there himself
     db.run("CREATE TRIGGER x BEFORE DELETE ON mallory.bait FOR EACH ROW EXECUTE FUNCTION madlib.mop_generation_gone()")
     assert "this is the trigger of mop_generation" in str(mallory.error("DELETE FROM bait"))
@@ -57,8 +66,10 @@ def test_maintenance_of_a_users_table_lends_him_nobodys_runs(db, roles, how):
     """PostgreSQL runs the functions of an index as the table's owner, but in the session of him who analyzes."""
     mallory, victor = roles
     mine = own_run(db, state=b"the superuser's")
-    mallory.run("DROP TABLE IF EXISTS lure, heard; CREATE TABLE heard (who text, result text); "
-                "CREATE TABLE lure (a integer); INSERT INTO lure SELECT generate_series(1, 100)")
+    mallory.run(
+        "DROP TABLE IF EXISTS lure, heard; CREATE TABLE heard (who text, result text); "
+        "CREATE TABLE lure (a integer); INSERT INTO lure SELECT generate_series(1, 100)"
+    )
     mallory.run(f"""
         CREATE OR REPLACE FUNCTION act() RETURNS void LANGUAGE plpgsql AS $$
         DECLARE call text;
@@ -90,11 +101,15 @@ def test_maintenance_of_a_users_table_lends_him_nobodys_runs(db, roles, how):
 
 # what a role could do to the run of another: of the functions that units and coordinators call, too
 ACTS = {
-    "drop": "madlib.mop_drop_run({run})", "drop states": "madlib.mop_drop_states({run})",
-    "set sessions": "madlib.mop_set_sessions({run}, 1)", "close": "madlib.mop_close_run({run}, NULL, 'failed', 'x')",
+    "drop": "madlib.mop_drop_run({run})",
+    "drop states": "madlib.mop_drop_states({run})",
+    "set sessions": "madlib.mop_set_sessions({run}, 1)",
+    "close": "madlib.mop_close_run({run}, NULL, 'failed', 'x')",
     "reopen": "madlib.mop_reopen_run({run}, backend) FROM madlib.mop_tickets",
-    "seal": "madlib.mop_output_seal({run})", "ask": "madlib.mop_ask({run}, 1, '[]', '[]', '[]')",
-    "withdraw": "madlib.mop_withdraw({run}, 1, 1, 0, 'x')", "log": "madlib.mop_log_search({run}, 1, 1, '[1]')",
+    "seal": "madlib.mop_output_seal({run})",
+    "ask": "madlib.mop_ask({run}, 1, '[]', '[]', '[]')",
+    "withdraw": "madlib.mop_withdraw({run}, 1, 1, 0, 'x')",
+    "log": "madlib.mop_log_search({run}, 1, 1, '[1]')",
     "wish": "madlib.mop_add_wish({run}, json_build_object('stop', 1, 'by', 'x'))",
     "take wishes": "madlib.mop_take_wishes({run}, 1, false)",
     "release": "madlib.mop_release_states({run}, 1, '{{1}}')",
@@ -103,13 +118,14 @@ ACTS = {
     "fail configuration": "madlib.mop_fail_configurations({run}, 1, '{{1}}', 'x', 'place')",
     "new generation": "madlib.mop_new_generation({run}, 2)",
     "drop generations": "madlib.mop_drop_generations({run}, '{{1}}')",
-    "move": "madlib.mop_move_states({run}, '{{1}}', 1)", "put weights": "madlib.mop_put_weights({run}, '{{1}}', 'x')",
+    "move": "madlib.mop_move_states({run}, '{{1}}', 1)",
+    "put weights": "madlib.mop_put_weights({run}, '{{1}}', 'x')",
     "take": "madlib.mop_take_models({run}, 1, '{{1}}', '{{1}}', true)",
     "read": "madlib.mop_read_states({run}, '{{1}}', '{{1}}')",
     "sums": "madlib.mop_put_sums({run}, '{{1}}', 'training', 0, '{{1}}', '{{1}}')",
     "metrics": "madlib.mop_note_metrics({run}, '{{1}}', 'training', '{{1}}', '{{1}}', ARRAY['{{}}'])",
     "finish": "madlib.mop_finish_units({run}, 0, 'train', 'training', '[{{\"stage\": 1, \"attempt\": 1, "
-              "\"version\": 2, \"generation\": 1, \"bytes\": 1, \"release\": []}}]')",
+    '"version": 2, "generation": 1, "bytes": 1, "release": []}}]\')',
     "put": "madlib.mop_put_state({run}, 1, 2, 1, 0, 'x')",
     "put several": "madlib.mop_put_states({run}, '{{1}}', '{{2}}', 1, '{{x}}')",
     "output": "madlib.mop_has_output({run})",
@@ -192,8 +208,10 @@ def test_cursors_and_stored_rows_carry_no_role_from_one_to_another(db, roles, tr
         CREATE VIEW invoked WITH (security_invoker) AS SELECT *, trap('madlib.mop_drop_run(0)') AS answer
         FROM madlib.mop_tickets; GRANT SELECT ON invoked TO PUBLIC""")
     her, his = (db.value("SELECT %s::regrole::oid::text", [role]) for role in ("mallory", "victor"))
-    for cursor, sql in (("his", "DECLARE his CURSOR FOR SELECT ticket FROM madlib.mop_tickets"),
-                        ("hers", "SELECT mallory.opened()")):
+    for cursor, sql in (
+        ("his", "DECLARE his CURSOR FOR SELECT ticket FROM madlib.mop_tickets"),
+        ("hers", "SELECT mallory.opened()"),
+    ):
         victor.run("BEGIN; " + sql)
         assert victor.value("SELECT mallory.fetched(%s)", [cursor]).split()[0] == her
         victor.run("ROLLBACK")
@@ -217,8 +235,10 @@ def test_cursors_and_stored_rows_carry_no_role_from_one_to_another(db, roles, tr
 def test_a_function_of_another_role_ends_no_idle_session(db, roles):
     """Those that are kept for a next call end with DROP EXTENSION, for those who may do that."""
     mallory, _ = roles
-    mallory.run("CREATE FUNCTION dropping() RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$ "
-                "BEGIN DROP EXTENSION IF EXISTS nothing_at_all; END $$")
+    mallory.run(
+        "CREATE FUNCTION dropping() RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$ "
+        "BEGIN DROP EXTENSION IF EXISTS nothing_at_all; END $$"
+    )
     idle = db.another()
     idle.run("SET application_name = 'pg_mop run 12'")
     db.run("SELECT mallory.dropping()")
@@ -229,11 +249,26 @@ def test_a_function_of_another_role_ends_no_idle_session(db, roles):
 def test_what_a_function_of_another_role_makes_in_ones_session_is_its_own(db, roles, trap):
     mallory, victor = roles
     victor.run("SET ROLE victor")
-    run = json.dumps({"function": "f", "source_table": "s", "model_output_table": "m", "seed": 1, "scheduler": "r",
-                      "num_iterations": 1, "metrics_iterations": [1], "configurations": 1, "segments": 1,
-                      "parameters": {}})
-    answer = trap(victor, "call", f"madlib.mop_open_run(jsonb_set('{run}', '{{coordinator}}', to_jsonb(backend))::json,"
-                                  " '[]') FROM madlib.mop_tickets")
+    run = json.dumps(
+        {
+            "function": "f",
+            "source_table": "s",
+            "model_output_table": "m",
+            "seed": 1,
+            "scheduler": "r",
+            "num_iterations": 1,
+            "metrics_iterations": [1],
+            "configurations": 1,
+            "segments": 1,
+            "parameters": {},
+        }
+    )
+    answer = trap(
+        victor,
+        "call",
+        f"madlib.mop_open_run(jsonb_set('{run}', '{{coordinator}}', to_jsonb(backend))::json,"
+        " '[]') FROM madlib.mop_tickets",
+    )
     assert answer == "it works"
     assert [r["owner"] for r in db.run("SELECT owner FROM madlib.mop_runs ORDER BY run_id DESC LIMIT 1")] == ["mallory"]
     db.run("DELETE FROM madlib.mop_run WHERE owner = (SELECT owner FROM madlib.mop_owner WHERE role = 'mallory')")
@@ -248,10 +283,21 @@ def test_a_ticket_is_good_for_its_role_in_its_transaction_of_its_session_alone(d
     assert victor.value(has, [victor.run_id, ticket]) is False
     role, seal = ticket.split()
     mine = mallory.value("SELECT ticket FROM madlib.mop_tickets")
-    for forged in (f"{mine.split()[0]} {seal}", f"{role} {mine.split()[1]}", f"10 {seal}", f"{role} {'0' * 64}", "",
-                   "10", f"{role} ", f" {role} {seal}", f"{role} {seal}\n", None, f"{role} {seal.upper()}",
-                   victor.value("SELECT backend FROM madlib.mop_tickets"),
-                   victor.value("SELECT madlib.mop_output_seal(%s)", [victor.run_id])):
+    for forged in (
+        f"{mine.split()[0]} {seal}",
+        f"{role} {mine.split()[1]}",
+        f"10 {seal}",
+        f"{role} {'0' * 64}",
+        "",
+        "10",
+        f"{role} ",
+        f" {role} {seal}",
+        f"{role} {seal}\n",
+        None,
+        f"{role} {seal.upper()}",
+        victor.value("SELECT backend FROM madlib.mop_tickets"),
+        victor.value("SELECT madlib.mop_output_seal(%s)", [victor.run_id]),
+    ):
         victor.run("SAVEPOINT s")
         with pytest.raises(psycopg2.errors.InsufficientPrivilege, match="this is no ticket of this transaction"):
             victor.run(has, [victor.run_id, forged])
@@ -275,8 +321,10 @@ def test_nobody_reads_what_tickets_are_made_with(db, roles):
     reader.close()
     # a qual of the reader's is not run within the view
     mallory, _ = roles
-    mallory.run("CREATE FUNCTION leak(text) RETURNS boolean LANGUAGE plpgsql COST 0.0001 AS $$ "
-                "BEGIN RAISE NOTICE '%', $1; RETURN true; END $$")
+    mallory.run(
+        "CREATE FUNCTION leak(text) RETURNS boolean LANGUAGE plpgsql COST 0.0001 AS $$ "
+        "BEGIN RAISE NOTICE '%', $1; RETURN true; END $$"
+    )
     del mallory.connection.notices[:]
     mallory.run("SELECT * FROM madlib.mop_tickets WHERE leak(ticket)")
     assert len(mallory.connection.notices) == 1
@@ -287,15 +335,31 @@ def options(**changed):
     return json.dumps({"threads": 1, "keras_backend": "tensorflow", "cache_mb": 1, "idle_ms": 0, **changed})
 
 
-@pytest.mark.parametrize("changed", [
-    {"memory_mb": 0}, {"model_mb": 0}, {"threads": 0}, {"threads": -1}, {"memory_mb": True}, {"memory_mb": "1"},
-    {"memory_mb": 1.5}, {"model_mb": float("nan")}, {"threads": None}, {"cache_mb": -1}, {"idle_ms": "x"},
-    {"gpu": "0; x"}, {"keras_backend": "/tmp/x"}, {"threads": 1 << 40}])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"memory_mb": 0},
+        {"model_mb": 0},
+        {"threads": 0},
+        {"threads": -1},
+        {"memory_mb": True},
+        {"memory_mb": "1"},
+        {"memory_mb": 1.5},
+        {"model_mb": float("nan")},
+        {"threads": None},
+        {"cache_mb": -1},
+        {"idle_ms": "x"},
+        {"gpu": "0; x"},
+        {"keras_backend": "/tmp/x"},
+        {"threads": 1 << 40},
+    ],
+)
 def test_options_of_a_trainer_that_would_pass_a_limit(roles, changed):
     mallory, _ = roles
     before = set(trainers())
-    assert "invalid option of a trainer" in str(mallory.error("SELECT madlib.mop_start_trainer(%s)",
-                                                              [options(**changed)]))
+    assert "invalid option of a trainer" in str(
+        mallory.error("SELECT madlib.mop_start_trainer(%s)", [options(**changed)])
+    )
     assert set(trainers()) == before
 
 
@@ -356,30 +420,41 @@ def test_generations_are_made_one_after_the_other_and_not_without_end(roles):
     mallory, _ = roles
     run_id = own_run(mallory)
     assert "cannot have a generation 7" in str(mallory.error("SELECT madlib.mop_new_generation(%s, 7)", [run_id]))
-    assert "cannot have a generation 51" in str(mallory.error(
-        "SELECT madlib.mop_new_generation(%s, g) FROM generate_series(2, 60) AS g", [run_id]))
+    assert "cannot have a generation 51" in str(
+        mallory.error("SELECT madlib.mop_new_generation(%s, g) FROM generate_series(2, 60) AS g", [run_id])
+    )
     mallory.run("SELECT madlib.mop_drop_run(%s)", [run_id])
 
 
 def test_every_view_of_runs_is_a_barrier(db):
     """Or who may read all tables would see by a cheap function in WHERE what the view leaves out."""
-    others = {row["relname"] for row in db.run(
-        "SELECT c.relname FROM pg_class c JOIN pg_depend d ON d.objid = c.oid AND d.deptype = 'e' JOIN pg_extension e "
-        "ON e.oid = d.refobjid AND e.extname = 'pg_mop' WHERE c.relkind = 'v' "
-        "AND NOT coalesce(c.reloptions @> '{security_barrier=true}', false)")}
+    others = {
+        row["relname"]
+        for row in db.run(
+            "SELECT c.relname FROM pg_class c JOIN pg_depend d ON d.objid = c.oid AND d.deptype = 'e' JOIN pg_extension e "
+            "ON e.oid = d.refobjid AND e.extname = 'pg_mop' WHERE c.relkind = 'v' "
+            "AND NOT coalesce(c.reloptions @> '{security_barrier=true}', false)"
+        )
+    }
     assert others == {"mop_tickets", "mop_arrivals"}
 
 
 @pytest.fixture
 def generous(db):
     """A database whose administrator gives everybody all rights on what he makes, and has made the extension then."""
-    for command in ("DROP DATABASE IF EXISTS generous", "DROP ROLE IF EXISTS reader", "CREATE ROLE reader LOGIN",
-                    "CREATE DATABASE generous"):
+    for command in (
+        "DROP DATABASE IF EXISTS generous",
+        "DROP ROLE IF EXISTS reader",
+        "CREATE ROLE reader LOGIN",
+        "CREATE DATABASE generous",
+    ):
         db.run(command)
     client = Client(db.server, "generous")
-    client.run("ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO PUBLIC, reader; ALTER DEFAULT PRIVILEGES GRANT ALL ON "
-               "SEQUENCES TO reader; ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO reader; CREATE SCHEMA madlib; "
-               "CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; GRANT USAGE ON SCHEMA madlib TO reader")
+    client.run(
+        "ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO PUBLIC, reader; ALTER DEFAULT PRIVILEGES GRANT ALL ON "
+        "SEQUENCES TO reader; ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO reader; CREATE SCHEMA madlib; "
+        "CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; GRANT USAGE ON SCHEMA madlib TO reader"
+    )
     yield client
     client.close()
     db.run("DROP DATABASE generous")
@@ -395,23 +470,33 @@ def test_an_administrators_default_privileges_open_nothing(generous):
     rights = generous.run(
         "SELECT c.relname, a.privilege_type, a.grantee::regrole::text AS who FROM pg_class c, aclexplode(c.relacl) a "
         "WHERE c.relnamespace = 'madlib'::regnamespace AND a.grantee <> c.relowner AND NOT (c.relkind = 'v' AND "
-        "a.privilege_type = 'SELECT')")
+        "a.privilege_type = 'SELECT')"
+    )
     assert {r["who"] for r in rights} == {"mop_user"}
     assert {(r["privilege_type"], r["relname"]) for r in rights if r["privilege_type"] != "SELECT"} == {
-        ("INSERT", "mop_arrivals")}
+        ("INSERT", "mop_arrivals")
+    }
     assert not [r for r in rights if r["relname"].startswith("mop_state")]
     assert generous.value("SELECT count(*) FROM pg_class WHERE relname ~ '^mop_state_'") > 0
-    functions = {r["proname"] for r in generous.run(
-        "SELECT proname FROM pg_proc p WHERE pronamespace = 'madlib'::regnamespace AND has_function_privilege("
-        "'reader', p.oid, 'EXECUTE') AND NOT has_function_privilege('mop_user', p.oid, 'EXECUTE')")}
+    functions = {
+        r["proname"]
+        for r in generous.run(
+            "SELECT proname FROM pg_proc p WHERE pronamespace = 'madlib'::regnamespace AND has_function_privilege("
+            "'reader', p.oid, 'EXECUTE') AND NOT has_function_privilege('mop_user', p.oid, 'EXECUTE')"
+        )
+    }
     assert functions == set()
 
 
 def test_maintenance_of_the_catalog_and_of_what_people_keep_of_its_views_needs_no_search_path(db):
     """PostgreSQL 17 sets one of its own for it; nor may any other be in the way."""
-    views = [row["name"] for row in db.run(
-        "SELECT c.oid::regclass::text AS name FROM pg_class c WHERE c.relkind = 'v' AND c.relnamespace = "
-        "'madlib'::regnamespace AND has_table_privilege('mop_user', c.oid, 'SELECT') ORDER BY 1")]
+    views = [
+        row["name"]
+        for row in db.run(
+            "SELECT c.oid::regclass::text AS name FROM pg_class c WHERE c.relkind = 'v' AND c.relnamespace = "
+            "'madlib'::regnamespace AND has_table_privilege('mop_user', c.oid, 'SELECT') ORDER BY 1"
+        )
+    ]
     assert len(views) > 10
     own_run(db)
     db.run("CREATE SCHEMA kept")
@@ -420,20 +505,25 @@ def test_maintenance_of_the_catalog_and_of_what_people_keep_of_its_views_needs_n
     db.run("SET search_path = kept")
     for view in views:
         db.run(f"REFRESH MATERIALIZED VIEW kept.{view.split('.')[1]}")
-    for row in db.run("SELECT c.oid::regclass::text AS name FROM pg_class c WHERE relkind = 'r' AND relnamespace = "
-                      "'madlib'::regnamespace"):
+    for row in db.run(
+        "SELECT c.oid::regclass::text AS name FROM pg_class c WHERE relkind = 'r' AND relnamespace = "
+        "'madlib'::regnamespace"
+    ):
         db.run(f"VACUUM (FULL, ANALYZE) {row['name']}")
         db.run(f"REINDEX TABLE {row['name']}")
     db.run("RESET search_path; DROP SCHEMA kept CASCADE; DELETE FROM madlib.mop_run")
 
 
-@pytest.mark.parametrize("how", ["REINDEX TABLE mallory.lure", "REFRESH MATERIALIZED VIEW mallory.remembered",
-                                 "SELECT mallory.lent()"])
+@pytest.mark.parametrize(
+    "how", ["REINDEX TABLE mallory.lure", "REFRESH MATERIALIZED VIEW mallory.remembered", "SELECT mallory.lent()"]
+)
 def test_no_session_is_opened_where_nobody_may_reset_the_role(db, roles, how):
     """As in maintenance by a superuser who has SET ROLE: the user's code in a worker session might RESET it."""
     mallory, _ = roles
-    mallory.run("DROP TABLE IF EXISTS lure; CREATE TABLE lure (a integer); INSERT INTO lure VALUES (1); "
-                "SELECT set_config('search_path', 'mallory, madlib', false)")
+    mallory.run(
+        "DROP TABLE IF EXISTS lure; CREATE TABLE lure (a integer); INSERT INTO lure VALUES (1); "
+        "SELECT set_config('search_path', 'mallory, madlib', false)"
+    )
     make_data(mallory)
     load(mallory, "arch", dense())
     # (maintenance has a search_path of its own since PostgreSQL 17)

@@ -27,9 +27,19 @@ def frame(header, *payloads):
 
 def forged(path):
     """Messages that end a stream of rows, then begin a unit with a function whose unpickling writes `path`."""
-    model = {"compile_params": "loss='zzz', optimizer='Adam()'", "fit_params": None, "architecture": dense(),
-             "stage": 1, "mst_key": 1, "model_id": 1, "objects": ["zzz"], "plain_weights": True, "kernel": "plain",
-             "passes_left": 1, "run_passes_left": 1}
+    model = {
+        "compile_params": "loss='zzz', optimizer='Adam()'",
+        "fit_params": None,
+        "architecture": dense(),
+        "stage": 1,
+        "mst_key": 1,
+        "model_id": 1,
+        "objects": ["zzz"],
+        "plain_weights": True,
+        "kernel": "plain",
+        "passes_left": 1,
+        "run_passes_left": 1,
+    }
     unit = {"op": "unit", "kind": "train", "models": [model], "seed": 1, "same_start": True, "run_seconds": 0}
     text = frame({"op": "end"}) + frame(unit, pickle.dumps(Writes(str(path)))) + frame({"op": "states_end"})
     return text + b" " * (-len(text) % 8)
@@ -45,8 +55,10 @@ def mark(tmp_path):
 @pytest.fixture(scope="module")
 def plain(db):
     """A role without any right but the use of pg_mop, with a model and packed rows."""
-    db.run("DROP ROLE IF EXISTS forger; CREATE ROLE forger LOGIN; GRANT mop_user TO forger; "
-           "CREATE SCHEMA forger AUTHORIZATION forger")
+    db.run(
+        "DROP ROLE IF EXISTS forger; CREATE ROLE forger LOGIN; GRANT mop_user TO forger; "
+        "CREATE SCHEMA forger AUTHORIZATION forger"
+    )
     client = db.another("forger")
     make_data(client, segments=1)
     load(client, "arch", dense())
@@ -61,17 +73,23 @@ def test_the_pickle_would_write_the_file(mark):
     assert mark.exists()
 
 
-@pytest.mark.parametrize("x_shape,y_shape", [("{{-1,{n}}}", "{{-1,-3}}"), ("{{-{n},-1}}", "{{-1,3}}"),
-                                             ("{{1,1}}", "{{1,3}}"), ("{{{n}}}", "{{1,3}}")])
+@pytest.mark.parametrize(
+    "x_shape,y_shape",
+    [("{{-1,{n}}}", "{{-1,-3}}"), ("{{-{n},-1}}", "{{-1,3}}"), ("{{1,1}}", "{{1,3}}"), ("{{{n}}}", "{{1,3}}")],
+)
 def test_a_packed_table_with_forged_messages(plain, mark, x_shape, y_shape):
     evil = forged(mark)
-    plain.run("DROP TABLE IF EXISTS bad, bad_summary, scores; CREATE TABLE bad AS SELECT * FROM flowers_packed; "
-              "CREATE TABLE bad_summary AS SELECT * FROM flowers_packed_summary; "
-              "UPDATE bad SET buffer_id = buffer_id + 10")
+    plain.run(
+        "DROP TABLE IF EXISTS bad, bad_summary, scores; CREATE TABLE bad AS SELECT * FROM flowers_packed; "
+        "CREATE TABLE bad_summary AS SELECT * FROM flowers_packed_summary; "
+        "UPDATE bad SET buffer_id = buffer_id + 10"
+    )
     sizes = {"n": len(evil) // 4}
-    plain.run("INSERT INTO bad SELECT (jsonb_populate_record(b, jsonb_build_object('buffer_id', 2, 'x', %s, 'y', "
-              "'\\x000000000000', 'x_shape', %s, 'y_shape', %s))).* FROM bad AS b LIMIT 1",
-              ["\\x" + evil.hex(), x_shape.format(**sizes), y_shape.format(**sizes)])
+    plain.run(
+        "INSERT INTO bad SELECT (jsonb_populate_record(b, jsonb_build_object('buffer_id', 2, 'x', %s, 'y', "
+        "'\\x000000000000', 'x_shape', %s, 'y_shape', %s))).* FROM bad AS b LIMIT 1",
+        ["\\x" + evil.hex(), x_shape.format(**sizes), y_shape.format(**sizes)],
+    )
     plain.error("SELECT madlib.madlib_keras_evaluate('models', 'bad', 'scores', FALSE, 1)")
     plain.error("SELECT madlib.madlib_keras_fit_multiple_model('bad', 'never', 'mst', 1, FALSE)")
     assert not mark.exists()
@@ -85,26 +103,62 @@ def test_a_unit_with_forged_messages(plain, mark, dtype):
     evil = forged(mark)
     n = len(evil) // 8
     run_id = own_run(plain, ADAM.format(0.05), dense())
-    rows = (f"SELECT madlib.mop_sub_epoch(1, b, ARRAY[d], ARRAY['{{{n}}}']) AS report FROM (SELECT b, CASE WHEN b = 1 "
-            f"THEN '\\x{evil.hex()}'::bytea ELSE ''::bytea END AS d FROM generate_series(1, 2) AS b OFFSET 0) AS q "
-            f"WHERE %(epochs)s = 1")
-    unit = {"run_id": run_id, "epoch": 1, "iteration": 1, "segment": 0, "kind": "train",
-            "dataset": "training", "attempt": 1, "version": 0, "fingerprint_sql": "SELECT '1' AS fingerprint",
-            "fingerprint": "1", "table": "x", "replicas": None, "object_table": None, "seed": 1,
-            "same_start": True,
-            "options": {"threads": 1, "keras_backend": "tensorflow", "cache_mb": 10, "idle_ms": 60000},
-            "dtypes": [dtype], "inputs": 1, "rows": n, "bytes": len(evil), "dataset_key": "k", "keep": [],
-            "share_prefixes": True, "run_seconds": 0, "rows_sql": rows,
-            "outputs": {"widths": [3], "what": "classes", "table": "x"},
-            "models": [{"stage": 1, "iteration": 1, "attempt": 1, "version": 0, "passes_left": 1,
-                        "run_passes_left": 1, "generation": 1, "epochs": 1, "kernel": "plain", "release": []}],
-            "coming": None}
+    rows = (
+        f"SELECT madlib.mop_sub_epoch(1, b, ARRAY[d], ARRAY['{{{n}}}']) AS report FROM (SELECT b, CASE WHEN b = 1 "
+        f"THEN '\\x{evil.hex()}'::bytea ELSE ''::bytea END AS d FROM generate_series(1, 2) AS b OFFSET 0) AS q "
+        f"WHERE %(epochs)s = 1"
+    )
+    unit = {
+        "run_id": run_id,
+        "epoch": 1,
+        "iteration": 1,
+        "segment": 0,
+        "kind": "train",
+        "dataset": "training",
+        "attempt": 1,
+        "version": 0,
+        "fingerprint_sql": "SELECT '1' AS fingerprint",
+        "fingerprint": "1",
+        "table": "x",
+        "replicas": None,
+        "object_table": None,
+        "seed": 1,
+        "same_start": True,
+        "options": {"threads": 1, "keras_backend": "tensorflow", "cache_mb": 10, "idle_ms": 60000},
+        "dtypes": [dtype],
+        "inputs": 1,
+        "rows": n,
+        "bytes": len(evil),
+        "dataset_key": "k",
+        "keep": [],
+        "share_prefixes": True,
+        "run_seconds": 0,
+        "rows_sql": rows,
+        "outputs": {"widths": [3], "what": "classes", "table": "x"},
+        "models": [
+            {
+                "stage": 1,
+                "iteration": 1,
+                "attempt": 1,
+                "version": 0,
+                "passes_left": 1,
+                "run_passes_left": 1,
+                "generation": 1,
+                "epochs": 1,
+                "kernel": "plain",
+                "release": [],
+            }
+        ],
+        "coming": None,
+    }
     plain.error("SELECT madlib.mop_run_unit(%s)", [json.dumps(unit)])
     assert not mark.exists()
 
 
 def test_nobody_takes_the_number_of_anothers_run(plain):
-    error = plain.error("INSERT INTO madlib.mop_run (run_id, function, source_table, model_output_table, seed, "
-                        "scheduler, num_iterations, metrics_iterations, configurations, segments, parameters, "
-                        "coordinator_pid) VALUES (900001, 'f', 's', 'm', 1, 'r', 1, '{1}', 1, 1, '{}', 1)")
+    error = plain.error(
+        "INSERT INTO madlib.mop_run (run_id, function, source_table, model_output_table, seed, "
+        "scheduler, num_iterations, metrics_iterations, configurations, segments, parameters, "
+        "coordinator_pid) VALUES (900001, 'f', 's', 'm', 1, 'r', 1, '{1}', 1, 1, '{}', 1)"
+    )
     assert error.pgcode == "42501"

@@ -21,6 +21,7 @@ class Raised(Exception):
 
 class Unlimited:
     """What no administrator limits."""
+
     allowed, admit = dict, id
 
 
@@ -47,13 +48,34 @@ def holder():
 
 
 def unit(architecture, optimizer="Adam()", batch_size=8):
-    return {"kind": "train", "dataset": "d", "segment": 0, "nbytes": ROWS * 10, "seed": 1, "same_start": True,
-            "dtypes": ["<f4", "<i2"], "inputs": 1, "rows": ROWS, "replicas": None,
-            "outputs": {"widths": [3], "what": "classes", "table": "t"}, "run_seconds": 0, "model": {
-                "epochs": 1, "kernel": "plain", "stage": 1, "mst_key": 1, "model_id": 1, "iteration": 1,
-                "passes_left": 1, "run_passes_left": 1, "plain_weights": True, "architecture": architecture,
-                "compile_params": f"loss='categorical_crossentropy', optimizer='{optimizer}'",
-                "fit_params": f"batch_size={batch_size}"}}
+    return {
+        "kind": "train",
+        "dataset": "d",
+        "segment": 0,
+        "nbytes": ROWS * 10,
+        "seed": 1,
+        "same_start": True,
+        "dtypes": ["<f4", "<i2"],
+        "inputs": 1,
+        "rows": ROWS,
+        "replicas": None,
+        "outputs": {"widths": [3], "what": "classes", "table": "t"},
+        "run_seconds": 0,
+        "model": {
+            "epochs": 1,
+            "kernel": "plain",
+            "stage": 1,
+            "mst_key": 1,
+            "model_id": 1,
+            "iteration": 1,
+            "passes_left": 1,
+            "run_passes_left": 1,
+            "plain_weights": True,
+            "architecture": architecture,
+            "compile_params": f"loss='categorical_crossentropy', optimizer='{optimizer}'",
+            "fit_params": f"batch_size={batch_size}",
+        },
+    }
 
 
 def begin(holder, what, states):
@@ -87,19 +109,27 @@ def refused(holder, what, expected=CONFIGURATION_FAILED, **limits):
 
 
 def wide(*widths, classes=3):
-    return sequential("wide", [4], *(layer("Dense", name=f"d{i}", units=n) for i, n in enumerate(widths)),
-                      layer("Dense", name="out", units=classes, activation="softmax"))
+    return sequential(
+        "wide",
+        [4],
+        *(layer("Dense", name=f"d{i}", units=n) for i, n in enumerate(widths)),
+        layer("Dense", name="out", units=classes, activation="softmax"),
+    )
 
 
 HUGE = {
-    "100 GB": wide(160_000, 160_000), "terabytes": wide(10**12), "more than an int32": wide(2**40, 2**40),
-    "more than an int64": wide(2**62, 2**62), "more than anything": wide(10**30),
+    "100 GB": wide(160_000, 160_000),
+    "terabytes": wide(10**12),
+    "more than an int32": wide(2**40, 2**40),
+    "more than an int64": wide(2**62, 2**62),
+    "more than anything": wide(10**30),
     "an embedding": sequential("e", [4], layer("Embedding", name="e", input_dim=10**11, output_dim=100)),
     "a convolution": sequential("c", [8, 8, 1], layer("Conv2D", name="c", filters=10**10, kernel_size=[5, 5])),
     "a recurrent cell": sequential("r", [8, 2], layer("LSTM", name="l", units=10**6)),
     "many layers": wide(*[20_000] * 40),
-    "within another layer": sequential("t", [8, 2], layer("TimeDistributed", name="t",
-                                                          layer=layer("Dense", name="d", units=10**12))),
+    "within another layer": sequential(
+        "t", [8, 2], layer("TimeDistributed", name="t", layer=layer("Dense", name="d", units=10**12))
+    ),
 }
 
 
@@ -121,8 +151,10 @@ def test_a_model_above_the_limit_is_refused_with_both_numbers(holder):
     limits = {"model_mb": 10}
     # 4 * 250,000 + 250,000 + 3 * 250,000 + 3 numbers: 8 MB, with Adam's variables 24
     message = refused(holder, unit(wide(250_000)), **limits)
-    assert message == ("the model has 8,000,012 bytes of weights (and 16,000,024 of optimizer variables), more than "
-                       "pg_mop.max_model_mb allows (10 MB)")
+    assert message == (
+        "the model has 8,000,012 bytes of weights (and 16,000,024 of optimizer variables), more than "
+        "pg_mop.max_model_mb allows (10 MB)"
+    )
     assert train(holder, unit(wide(250_000), "SGD()"), **limits)["rows"] == ROWS
     assert "more than pg_mop.max_model_mb allows" in refused(holder, unit(wide(250_000), "Ftrl()"), **limits)
     assert train(holder, unit(dense()), **limits)["rows"] == ROWS
@@ -141,22 +173,37 @@ def batches_of(count, *layers):
 
 
 @pytest.mark.parametrize("value", [True, 1, "yes", [0], 2.5])
-@pytest.mark.parametrize("wrapped", [
-    lambda s, rows=100: layer("LSTM", **s),
-    lambda s, rows=100: layer("Bidirectional", name="b", layer=layer("GRU", **s)),
-    lambda s, rows=100: layer("RNN", name="n", stateful=s["stateful"], cell=layer("StackedRNNCells", name="c", cells=[
-        layer("LSTMCell", name="l", units=s["units"]), layer("SimpleRNNCell", name="m", units=4)])),
-    lambda s, rows=100: json.loads(batches_of(rows, layer("SimpleRNN", **s)))])
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda s, rows=100: layer("LSTM", **s),
+        lambda s, rows=100: layer("Bidirectional", name="b", layer=layer("GRU", **s)),
+        lambda s, rows=100: layer(
+            "RNN",
+            name="n",
+            stateful=s["stateful"],
+            cell=layer(
+                "StackedRNNCells",
+                name="c",
+                cells=[layer("LSTMCell", name="l", units=s["units"]), layer("SimpleRNNCell", name="m", units=4)],
+            ),
+        ),
+        lambda s, rows=100: json.loads(batches_of(rows, layer("SimpleRNN", **s))),
+    ],
+)
 def test_a_layer_that_keeps_its_state_is_refused_whatever_says_that_it_does(wrapped, value):
     """One that does not is sized as every other, whatever number of rows it was made for."""
     from mop_udf import models, sizes
+
     with pytest.raises(models.ConfigurationError, match="is stateful"):
         models.normalise(batches_of(100, wrapped(stateful(value, 3))))
     models.build(models.normalise(batches_of(100, wrapped(stateful(False, 3)))), 1)
     sizes.limit_mb = 10
     try:
-        for text in (batches_of(100, wrapped(stateful(False, 5000))),
-                     batches_of(100, wrapped(stateful(False, 3)), layer("Dense", name="d", units=10**7))):
+        for text in (
+            batches_of(100, wrapped(stateful(False, 5000))),
+            batches_of(100, wrapped(stateful(False, 3)), layer("Dense", name="d", units=10**7)),
+        ):
             with pytest.raises(models.ConfigurationError, match="more than pg_mop.max_model_mb allows"):
                 models.build(models.normalise(text), 1)
     finally:
@@ -165,8 +212,10 @@ def test_a_layer_that_keeps_its_state_is_refused_whatever_says_that_it_does(wrap
 
 def test_what_spreads_a_number_over_its_input_is_sized():
     from mop_udf import models
-    wide_input = sequential("n", [10**12], layer("Normalization", name="n", mean=0.0, variance=1.0),
-                            layer("Dense", name="out", units=3))
+
+    wide_input = sequential(
+        "n", [10**12], layer("Normalization", name="n", mean=0.0, variance=1.0), layer("Dense", name="out", units=3)
+    )
     with pytest.raises(models.ConfigurationError, match="more than the memory of this machine"):
         models.build(models.normalise(wide_input), 1)
 
@@ -176,6 +225,7 @@ def test_what_cannot_be_sized_is_not_built(monkeypatch):
     import keras
 
     from mop_udf import models, sizes
+
     made, load_model = [], keras.models.model_from_json
 
     def fails(text):
@@ -183,6 +233,7 @@ def test_what_cannot_be_sized_is_not_built(monkeypatch):
         if keras.src.backend.common.stateless_scope.in_stateless_scope():
             raise KeyError("nobody knows")
         return load_model(text)
+
     monkeypatch.setattr(keras.models, "model_from_json", fails)
     sizes._variables.cache_clear()
     with pytest.raises(models.ConfigurationError, match="Keras refuses the architecture: KeyError: 'nobody knows'"):
@@ -192,8 +243,10 @@ def test_what_cannot_be_sized_is_not_built(monkeypatch):
 
 def test_a_model_to_predict_with_is_limited_too(holder):
     trainer = holder.start_trainer(options(model_mb=10), Unlimited)
-    for header, payload in (({"op": "model", "architecture": wide(500_000)}, b""),
-                            ({"op": "model", "architecture": HUGE["100 GB"]}, b"")):
+    for header, payload in (
+        ({"op": "model", "architecture": wide(500_000)}, b""),
+        ({"op": "model", "architecture": HUGE["100 GB"]}, b""),
+    ):
         trainer.send(header, payload)
         with pytest.raises(process.TrainerError, match="bytes of weights, more than pg_mop.max_model_mb") as caught:
             trainer.receive()
@@ -206,14 +259,21 @@ def test_a_trainer_that_holds_too_much_is_ended_and_the_next_unit_gets_another(h
     train(holder, unit(dense()), **limits)
     pid = holder.trainer.pid
     # 64 rows of 4 million numbers are 1 GB, of which training holds several; the weights are small
-    greedy = sequential("g", [4], layer("RepeatVector", name="r", n=1_000_000),
-                        layer("Dense", name="d", units=4, activation="tanh"), layer("Flatten", name="f"),
-                        layer("Reshape", name="s", target_shape=[1_000_000, 4]),
-                        layer("GlobalMaxPooling1D", name="p"), layer("Dense", name="out", units=3))
+    greedy = sequential(
+        "g",
+        [4],
+        layer("RepeatVector", name="r", n=1_000_000),
+        layer("Dense", name="d", units=4, activation="tanh"),
+        layer("Flatten", name="f"),
+        layer("Reshape", name="s", target_shape=[1_000_000, 4]),
+        layer("GlobalMaxPooling1D", name="p"),
+        layer("Dense", name="out", units=3),
+    )
     refused(holder, unit(greedy, batch_size=ROWS), TRAINER_LOST, **limits)  # what came before may be to blame
     message = refused(holder, unit(greedy, batch_size=ROWS), MEMORY_EXCEEDED, **limits)
     assert message.startswith("the trainer used ") and message.endswith(
-        "MB, more than pg_mop.trainer_memory_mb allows (1500 MB)")
+        "MB, more than pg_mop.trainer_memory_mb allows (1500 MB)"
+    )
     assert pid not in trainers()
     assert train(holder, unit(dense()), **limits)["rows"] == ROWS
     assert holder.trainer.pid != pid
@@ -221,8 +281,13 @@ def test_a_trainer_that_holds_too_much_is_ended_and_the_next_unit_gets_another(h
 
 def test_memory_that_cannot_be_had_is_the_configurations_fault_under_a_limit(holder):
     # 64 rows of 16 TB each: no allocator tries
-    greedy = sequential("g", [4], layer("RepeatVector", name="r", n=1_000_000_000_000),
-                        layer("GlobalMaxPooling1D", name="p"), layer("Dense", name="out", units=3))
+    greedy = sequential(
+        "g",
+        [4],
+        layer("RepeatVector", name="r", n=1_000_000_000_000),
+        layer("GlobalMaxPooling1D", name="p"),
+        layer("Dense", name="out", units=3),
+    )
     assert refused(holder, unit(greedy), memory_mb=4000)
     assert train(holder, unit(dense()), memory_mb=4000)["rows"] == ROWS
 
@@ -230,8 +295,10 @@ def test_memory_that_cannot_be_had_is_the_configurations_fault_under_a_limit(hol
 def test_what_the_size_costs(holder):
     """Each architecture is measured once, in milliseconds; and it does not change what is drawn from the seed."""
     import os
+
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
     from mop_udf import models, sizes
+
     models.build(models.normalise(dense(name="warm")), 1)
     architecture = models.normalise(dense(width=9))
     began = time.thread_time()  # of the processor: others may be at work
@@ -246,6 +313,7 @@ def test_what_the_size_costs(holder):
 
 def test_every_optimizers_variables_are_counted():
     from mop_udf import models, params, sizes
+
     model = models.build(models.normalise(wide(300, 200)), 1)
     weights = [(tuple(v.shape), v.dtype) for v in model.trainable_variables]
     for name in params.OPTIMIZERS:
@@ -275,22 +343,33 @@ def test_a_model_that_no_value_can_hold_fails_before_it_trains_and_the_others_ar
     errors = {r["mst_key"]: r["error"] for r in db.run("SELECT mst_key, error FROM models_info")}
     assert errors[1] is None and "1,102,837,612 bytes of weights, more than a value of PostgreSQL may" in errors[2]
     assert db.value("SELECT count(*) FROM models") == 1
-    assert db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND mst_key = 2 AND rows > 0",
-                    [run_id]) == 0
+    assert (
+        db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND mst_key = 2 AND rows > 0", [run_id]) == 0
+    )
     db.run("DROP TABLE IF EXISTS one, one_summary")
-    assert "bytes of weights, more than a value" in db.error(
-        "SELECT madlib.madlib_keras_fit('flowers_packed', 'one', 'arch', 2, %s, NULL, 1)",
-        ["loss='mse', optimizer='SGD()'"]).diag.message_detail
+    assert (
+        "bytes of weights, more than a value"
+        in db.error(
+            "SELECT madlib.madlib_keras_fit('flowers_packed', 'one', 'arch', 2, %s, NULL, 1)",
+            ["loss='mse', optimizer='SGD()'"],
+        ).diag.message_detail
+    )
 
 
 PICTURES = 1024  # whose evaluation at once needs 1.8 GB
 
 
 def test_an_evaluation_keeps_the_limit_that_training_keeps(holder):
-    network = sequential("p", [64, 64, 3], *(
-        layer("Conv2D", name=f"c{i}", filters=32, kernel_size=[3, 3], padding="same", activation="relu")
-        for i in range(3)), layer("GlobalAveragePooling2D", name="g"),
-        layer("Dense", name="o", units=3, activation="softmax"))
+    network = sequential(
+        "p",
+        [64, 64, 3],
+        *(
+            layer("Conv2D", name=f"c{i}", filters=32, kernel_size=[3, 3], padding="same", activation="relu")
+            for i in range(3)
+        ),
+        layer("GlobalAveragePooling2D", name="g"),
+        layer("Dense", name="o", units=3, activation="softmax"),
+    )
     holder.start_trainer(options(memory_mb=1500), Unlimited)
     x = np.random.default_rng(0).random((PICTURES, 64, 64, 3), "f4")
     y = np.eye(3, dtype="<i2")[np.arange(PICTURES) % 3]
@@ -313,8 +392,7 @@ def test_an_evaluation_keeps_the_limit_that_training_keeps(holder):
 def test_settings_and_an_administrators_limits_reach_the_trainers(db):
     """What a role may not have fails as a configuration; the others finish; a setting cannot raise a limit."""
     make_data(db, segments=1)
-    load(db, "arch", dense(), dense(200_000, name="big"),
-         dense(5_000_000_000, name="absurd"))
+    load(db, "arch", dense(), dense(200_000, name="big"), dense(5_000_000_000, name="absurd"))
     adam = ADAM.format(0.01)
     selection(db, "mst", "arch", [(1, adam, "batch_size=50"), (2, adam, "batch_size=50"), (3, adam, "batch_size=50")])
 

@@ -33,8 +33,12 @@ def assert_a_stranger(db, run_id):
     db.run("CREATE ROLE nina LOGIN; GRANT mop_user TO nina")
     client = db.another("nina")
     assert number_of(client) == (0, 0)
-    for call in (f"mop_drop_run({run_id})", f"mop_drop_states({run_id})",
-                 f"mop_read_states({run_id}, '{{1}}', '{{1}}')", f"mop_has_output({run_id})"):
+    for call in (
+        f"mop_drop_run({run_id})",
+        f"mop_drop_states({run_id})",
+        f"mop_read_states({run_id}, '{{1}}', '{{1}}')",
+        f"mop_has_output({run_id})",
+    ):
         assert f'there is no run {run_id} of role "nina"' in str(client.error(f"SELECT madlib.{call}"))
     client.run("SELECT madlib.mop_housekeeping()")
     own = own_run(client)
@@ -76,12 +80,20 @@ def test_members_of_a_renamed_role_see_its_runs(db, nina):
 
 def test_who_may_act_as_a_role_sees_its_runs_and_who_may_not_does_not(db, nina):
     """Since PostgreSQL 16 a member may be one who neither inherits nor may SET ROLE, as is who has made the role."""
-    members = {"chief": ("", 1)} if db.connection.server_version < 160000 else {
-        "chief": ("", 1), "heir": (" WITH INHERIT TRUE, SET FALSE", 1), "actor": (" WITH INHERIT FALSE, SET TRUE", 1),
-        "keeper": (" WITH INHERIT FALSE, SET FALSE", 0)}
+    members = (
+        {"chief": ("", 1)}
+        if db.connection.server_version < 160000
+        else {
+            "chief": ("", 1),
+            "heir": (" WITH INHERIT TRUE, SET FALSE", 1),
+            "actor": (" WITH INHERIT FALSE, SET TRUE", 1),
+            "keeper": (" WITH INHERIT FALSE, SET FALSE", 0),
+        }
+    )
     for role, (how, seen) in members.items():
-        db.run(f"DROP ROLE IF EXISTS {role}; CREATE ROLE {role} LOGIN; GRANT mop_user TO {role}; "
-               f"GRANT nina TO {role}{how}")
+        db.run(
+            f"DROP ROLE IF EXISTS {role}; CREATE ROLE {role} LOGIN; GRANT mop_user TO {role}; GRANT nina TO {role}{how}"
+        )
         client = db.another(role)
         assert number_of(client) == (0, seen), role
         client.close()
@@ -106,8 +118,10 @@ def test_a_limit_stays_with_the_role_that_it_was_written_for(db, nina):
     assert nina.value(threads) == 2
     db.run("ALTER ROLE nina RENAME TO anina")
     assert nina.value(threads) == 2
-    db.run("CREATE ROLE nina LOGIN; GRANT mop_user TO nina; DROP ROLE IF EXISTS later; CREATE ROLE later LOGIN; "
-           "GRANT mop_user TO later")
+    db.run(
+        "CREATE ROLE nina LOGIN; GRANT mop_user TO nina; DROP ROLE IF EXISTS later; CREATE ROLE later LOGIN; "
+        "GRANT mop_user TO later"
+    )
     other, later = db.another("nina"), db.another("later")
     assert other.value(threads) is None
     assert later.value(threads) == 3, "a limit may be written before its role is made"
@@ -120,28 +134,51 @@ def test_a_limit_stays_with_the_role_that_it_was_written_for(db, nina):
     other.close()
     later.close()
     # a role has one row: what was written for it before is changed, not written beside
-    assert isinstance(db.error("INSERT INTO madlib.mop_limit (role, threads) VALUES ('later', 1)"),
-                      psycopg2.errors.UniqueViolation)
-    db.run("INSERT INTO madlib.mop_limit (role, threads) VALUES ('later', 1) ON CONFLICT (role) DO UPDATE SET "
-           "threads = excluded.threads")
+    assert isinstance(
+        db.error("INSERT INTO madlib.mop_limit (role, threads) VALUES ('later', 1)"), psycopg2.errors.UniqueViolation
+    )
+    db.run(
+        "INSERT INTO madlib.mop_limit (role, threads) VALUES ('later', 1) ON CONFLICT (role) DO UPDATE SET "
+        "threads = excluded.threads"
+    )
     assert db.run("SELECT role, threads FROM madlib.mop_limit ORDER BY 1") == [
-        {"role": "anina", "threads": 2}, {"role": "later", "threads": 1}]
+        {"role": "anina", "threads": 2},
+        {"role": "later", "threads": 1},
+    ]
     db.run("DELETE FROM madlib.mop_limit; DROP OWNED BY later; DROP ROLE later")
 
 
 def test_a_run_is_opened_by_a_session_of_the_role_that_lives(db, nina):
     """Its number is what people are told to cancel."""
-    run = {"function": "f", "source_table": "s", "model_output_table": "m", "seed": 1, "scheduler": "r",
-           "num_iterations": 1, "metrics_iterations": [1], "configurations": 1, "segments": 1, "parameters": {}}
+    run = {
+        "function": "f",
+        "source_table": "s",
+        "model_output_table": "m",
+        "seed": 1,
+        "scheduler": "r",
+        "num_iterations": 1,
+        "metrics_iterations": [1],
+        "configurations": 1,
+        "segments": 1,
+        "parameters": {},
+    }
     other = db.another("nina")
     postgres = db.value("SELECT backend FROM madlib.mop_tickets")
     said = other.value("SELECT backend FROM madlib.mop_tickets")
     pid, rest = said.split(" ", 1)
-    for forged in (None, "", pid, postgres, f"{db.value('SELECT pg_backend_pid()')} {rest}", f"{pid} 1 {rest[-64:]}",
-                   nina.value("SELECT ticket FROM madlib.mop_tickets")):
-        for call, values in (("mop_open_run(%s, '[]')", [json.dumps({**run, "coordinator": forged,
-                                                                           "coordinator_pid": 1})]),
-                             ("mop_reopen_run(%s, %s)", [nina.run_id, forged])):
+    for forged in (
+        None,
+        "",
+        pid,
+        postgres,
+        f"{db.value('SELECT pg_backend_pid()')} {rest}",
+        f"{pid} 1 {rest[-64:]}",
+        nina.value("SELECT ticket FROM madlib.mop_tickets"),
+    ):
+        for call, values in (
+            ("mop_open_run(%s, '[]')", [json.dumps({**run, "coordinator": forged, "coordinator_pid": 1})]),
+            ("mop_reopen_run(%s, %s)", [nina.run_id, forged]),
+        ):
             assert "there is no such session of the role" in str(nina.error(f"SELECT madlib.{call}", values)), forged
     opened = nina.value("SELECT madlib.mop_open_run(%s, '[]')", [json.dumps({**run, "coordinator": said})])
     assert db.value("SELECT coordinator_pid FROM madlib.mop_run WHERE run_id = %s", [opened]) == int(pid)
@@ -191,19 +228,35 @@ def test_an_output_table_is_kept_for_oneself_by_those_who_may_make_it(db, nina):
     assert db.value(reserve, ["common"]) is False
     assert db.value("SELECT madlib.mop_reserve('common', 'other')") is True
     # a lock that somebody else takes after it was seen keeps nobody
-    locks = db.run("SELECT classid, objid, (classid::bigint << 32 | objid::bigint) AS key FROM pg_locks "
-                   "WHERE locktype = 'advisory' AND pid = %s", [nina.connection.info.backend_pid])
+    locks = db.run(
+        "SELECT classid, objid, (classid::bigint << 32 | objid::bigint) AS key FROM pg_locks "
+        "WHERE locktype = 'advisory' AND pid = %s",
+        [nina.connection.info.backend_pid],
+    )
     nina.run("ROLLBACK")
-    nina.run("SELECT pg_advisory_lock(hashtextextended('pg_mop output \"private\".\"models\"', 0))")
+    nina.run('SELECT pg_advisory_lock(hashtextextended(\'pg_mop output "private"."models"\', 0))')
     other = db.another("nina")
     for lock in locks:
         other.run("SELECT pg_advisory_lock(%s)", [lock["key"]])
     assert locks and db.value(reserve, ["common"]) is True and db.value(reserve, ["private"]) is True
-    for internal in ("mop_reservation(1, 'models', 1)", "mop_hold_run(1)", "mop_seize_run(1)", "mop_seize_models(1)",
-                     "mop_hold_model(1, 1)", "mop_hold_checkpoints('{1}', '{1}')", "mop_hold_owner(1)",
-                     "mop_hold_lost_runs(1)", "mop_forget_outputs()", "mop_count_rows()", "mop_make_generation('mine')",
-                     "mop_delete_generations(1)", "mop_delete_run(1)", "mop_owner_of('x')", "mop_own_once(1, 'x')",
-                     "mop_has_seen(1, 'x')"):
+    for internal in (
+        "mop_reservation(1, 'models', 1)",
+        "mop_hold_run(1)",
+        "mop_seize_run(1)",
+        "mop_seize_models(1)",
+        "mop_hold_model(1, 1)",
+        "mop_hold_checkpoints('{1}', '{1}')",
+        "mop_hold_owner(1)",
+        "mop_hold_lost_runs(1)",
+        "mop_forget_outputs()",
+        "mop_count_rows()",
+        "mop_make_generation('mine')",
+        "mop_delete_generations(1)",
+        "mop_delete_run(1)",
+        "mop_owner_of('x')",
+        "mop_own_once(1, 'x')",
+        "mop_has_seen(1, 'x')",
+    ):
         assert "permission denied for function" in str(nina.error(f"SELECT madlib.{internal}")), internal
     other.close()
     db.run("DROP SCHEMA private, common")
@@ -226,8 +279,9 @@ def training(db):
 def test_a_run_whose_role_lost_its_rights_on_the_way_is_running_no_more(db, training):
     """Although its session, which could not say so, goes on; once the rights are back, any session goes on with it."""
     with holding(db.another()):
-        call = Calling(training, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 2, "
-                                 "FALSE)")
+        call = Calling(
+            training, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 2, FALSE)"
+        )
         assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_runs WHERE status = 'running'"), 60)
         db.run("REVOKE mop_user FROM tina")
     assert "permission denied" in str(call.end())
@@ -242,10 +296,17 @@ def test_a_run_whose_role_lost_its_rights_on_the_way_is_running_no_more(db, trai
 
 def test_views_of_states_work_after_a_call_has_dropped_those_of_another(db, training):
     """A run of averaged replicas keeps no states once its output is there: the next call drops their table."""
-    training.run("SELECT madlib.madlib_keras_fit('flowers_packed', 'fitted', 'arch', 1, %s, 'batch_size=8', 1)",
-                 [ADAM.format(0.05)])
+    training.run(
+        "SELECT madlib.madlib_keras_fit('flowers_packed', 'fitted', 'arch', 1, %s, 'batch_size=8', 1)",
+        [ADAM.format(0.05)],
+    )
     training.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 1, FALSE)")
     assert db.value("SELECT count(*) FROM madlib.mop_generation") == 1, "that of the second call's checkpoint"
     assert training.value("SELECT count(DISTINCT stage) FROM madlib.mop_departures") == 1
-    assert db.value("SELECT count(*) FROM madlib.mop_model m WHERE generation IS NOT NULL AND NOT EXISTS (SELECT 1 "
-                    "FROM madlib.mop_generation g WHERE (g.run_id, g.generation) = (m.run_id, m.generation))") == 0
+    assert (
+        db.value(
+            "SELECT count(*) FROM madlib.mop_model m WHERE generation IS NOT NULL AND NOT EXISTS (SELECT 1 "
+            "FROM madlib.mop_generation g WHERE (g.run_id, g.generation) = (m.run_id, m.generation))"
+        )
+        == 0
+    )

@@ -29,8 +29,8 @@ from workload import ADAM, assert_invariants, dense, load, make_data, selection 
 
 DATABASE, ROLES = "soak", ("soak_a", "soak_b")
 ATTEMPT_SECONDS = 120  # a call that lasts longer hangs
-ATTEMPTS = 5           # of a run that are disturbed
-IN_VAIN = 4            # attempts that no fault of ours explains, after which a run never ends
+ATTEMPTS = 5  # of a run that are disturbed
+IN_VAIN = 4  # attempts that no fault of ours explains, after which a run never ends
 VANISHED = re.compile("does not exist|could not open relation|cache lookup failed")  # while pg_dump was at it
 PYTHON_ERROR = re.compile(r"^(plpy\.Error: )?(\w+: )?(psycopg2\.|\w+(Error|Exception)\b)")
 
@@ -61,16 +61,26 @@ class Job:
         self.lock, self.over = threading.Lock(), True
 
     def __str__(self):
-        return (f"{self.output}: {self.kind}, {self.segments} segments, {self.configurations} configurations, "
-                f"{self.iterations} iterations, metrics every {self.every}, validation {self.validation}")
+        return (
+            f"{self.output}: {self.kind}, {self.segments} segments, {self.configurations} configurations, "
+            f"{self.iterations} iterations, metrics every {self.every}, validation {self.validation}"
+        )
 
     def sql(self, output=None):
-        return call(self.kind, self.segments, self.configurations, self.iterations, output or self.output, self.every,
-                    self.validation)
+        return call(
+            self.kind,
+            self.segments,
+            self.configurations,
+            self.iterations,
+            output or self.output,
+            self.every,
+            self.validation,
+        )
 
     def run_id(self):
-        return self.soak.watch("SELECT max(run_id) AS id FROM madlib.mop_runs WHERE model_output_table = %s",
-                               [self.output])[0]["id"]
+        return self.soak.watch(
+            "SELECT max(run_id) AS id FROM madlib.mop_runs WHERE model_output_table = %s", [self.output]
+        )[0]["id"]
 
     def has_output(self):
         return bool(self.soak.watch("SELECT to_regclass(%s) IS NOT NULL AS yes", [self.output])[0]["yes"])
@@ -93,8 +103,12 @@ class Job:
         chance, self.attempts = self.chance, self.attempts + 1
         self.faults, self.began, self.error, self.over = [], time.monotonic(), None, False
         calm = self.attempts > ATTEMPTS
-        if (self.client is None or self.client.connection.closed or self.client.life != self.soak.restarts
-                or (self.fresh and self.attempts > 1)):
+        if (
+            self.client is None
+            or self.client.connection.closed
+            or self.client.life != self.soak.restarts
+            or (self.fresh and self.attempts > 1)
+        ):
             self.leave()
             self.client = self.soak.client(self.role)
         run_id = self.run_id()
@@ -143,9 +157,14 @@ class Job:
         if self.client is not None:
             self.client.close()
             pid, self.client = self.pid if self.attempts else None, None
-            if pid and not eventually(lambda: not self.soak.watch(
-                    "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND usename = %s", [pid, self.role]),
-                    ATTEMPT_SECONDS):
+            if pid and not eventually(
+                lambda: (
+                    not self.soak.watch(
+                        "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND usename = %s", [pid, self.role]
+                    )
+                ),
+                ATTEMPT_SECONDS,
+            ):
                 self.soak.found("hang", self, f"backend {pid} does not end after its client has gone")
                 self.soak.watch("SELECT pg_terminate_backend(%s)", [pid])
             if pid and not eventually(lambda: not self.soak.sessions_of(self, "pg_mop%"), 30):
@@ -175,8 +194,11 @@ class Job:
         # (that we ended a call that hung explains its error, not that it hung)
         self.in_vain += not self.rollback and not {kind for kind, _, _ in self.faults} & (ENDING - {"hung"})
         if self.in_vain >= IN_VAIN and not self.finished:
-            soak.found("never ends", self, f"not finished after {self.attempts} attempts, {self.in_vain} of them with "
-                                           "no fault that ends a call")
+            soak.found(
+                "never ends",
+                self,
+                f"not finished after {self.attempts} attempts, {self.in_vain} of them with no fault that ends a call",
+            )
             return True
         return self.finished
 
@@ -193,14 +215,18 @@ class Job:
     def check(self):
         """Compare a finished run with its twin or its replay, check the log, and drop the output."""
         soak, run_id = self.soak, self.run_id()
-        failed = soak.watch("SELECT mst_key, error FROM madlib.mop_configuration WHERE run_id = %s AND error IS NOT "
-                            "NULL", [run_id])
+        failed = soak.watch(
+            "SELECT mst_key, error FROM madlib.mop_configuration WHERE run_id = %s AND error IS NOT NULL", [run_id]
+        )
         if failed and not any(fault[0] == "memory" for _, faults, _ in self.history for fault in faults):
             soak.found("a failed configuration", self, str(failed))
         if self.kind == "multiple" and not failed and self.segments > 1:
             other = self.chance.choice([n for n in (1, 2, 3, 4) if n != self.segments])
-            replayed = soak.quietly(self, f"SET pg_mop.sessions = {other}; SELECT madlib.mop_replay({run_id}, "
-                                          f"'{self.output}_again'); RESET pg_mop.sessions")
+            replayed = soak.quietly(
+                self,
+                f"SET pg_mop.sessions = {other}; SELECT madlib.mop_replay({run_id}, "
+                f"'{self.output}_again'); RESET pg_mop.sessions",
+            )
             twin = f"{self.output}_again" if replayed else None
         elif self.kind == "multiple":
             twin = soak.twin("multiple", 1, 4, self.iterations) if self.segments == 1 else None
@@ -208,8 +234,10 @@ class Job:
             twin = soak.twin("average", self.segments, 1, self.iterations)
         if twin is not None:
             key = "mst_key" if self.kind == "multiple" else "1"
-            mine, theirs = ({row["k"]: row["w"] for row in soak.watch(
-                f"SELECT {key} AS k, md5(model_weights) AS w FROM {table}")} for table in (self.output, twin))
+            mine, theirs = (
+                {row["k"]: row["w"] for row in soak.watch(f"SELECT {key} AS k, md5(model_weights) AS w FROM {table}")}
+                for table in (self.output, twin)
+            )
             soak.compared += len(mine)
             wrong = [k for k in mine if mine[k] != theirs.get(k)]
             if wrong or len(mine) != self.configurations - len(failed):
@@ -219,11 +247,16 @@ class Job:
             if self.kind == "multiple":
                 assert_invariants(soak.watcher, run_id)
             else:
-                visits = soak.watch("SELECT count(*) AS n, count(DISTINCT (mst_key, iteration)) AS d FROM "
-                                    "madlib.mop_visit_order WHERE run_id = %s", [run_id])[0]
+                visits = soak.watch(
+                    "SELECT count(*) AS n, count(DISTINCT (mst_key, iteration)) AS d FROM "
+                    "madlib.mop_visit_order WHERE run_id = %s",
+                    [run_id],
+                )[0]
                 assert visits["n"] == visits["d"] == self.segments * self.iterations, visits
-            states = {r["status"] for r in soak.watch("SELECT DISTINCT status FROM madlib.mop_unit WHERE run_id = %s",
-                                                      [run_id])}
+            states = {
+                r["status"]
+                for r in soak.watch("SELECT DISTINCT status FROM madlib.mop_unit WHERE run_id = %s", [run_id])
+            }
             assert "running" not in states, f"units of a finished run are {states}"
             status = soak.watch("SELECT status FROM madlib.mop_run WHERE run_id = %s", [run_id])[0]["status"]
             assert status == "finished", f"a run whose output is committed is {status}"
@@ -235,12 +268,23 @@ class Job:
         """Drop the output tables and the job's runs that were not finished. (The states of one whose output was
         written are for the owner's next call to drop.)"""
         soak, again = self.soak, f"{self.output}_again"
-        soak.units += soak.watch("SELECT count(*) AS n FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) "
-                                 "WHERE model_output_table IN (%s, %s)", [self.output, again])[0]["n"]
-        soak.watch("; ".join(f"DROP TABLE IF EXISTS {name}{more}" for name in (self.output, again)
-                             for more in ("", "_info", "_summary")))
-        for row in soak.watch("SELECT run_id FROM madlib.mop_abandoned_runs WHERE model_output_table IN (%s, %s) AND "
-                              "to_go_on IS NOT NULL", [self.output, again]):
+        soak.units += soak.watch(
+            "SELECT count(*) AS n FROM madlib.mop_units u JOIN madlib.mop_runs r USING (run_id) "
+            "WHERE model_output_table IN (%s, %s)",
+            [self.output, again],
+        )[0]["n"]
+        soak.watch(
+            "; ".join(
+                f"DROP TABLE IF EXISTS {name}{more}"
+                for name in (self.output, again)
+                for more in ("", "_info", "_summary")
+            )
+        )
+        for row in soak.watch(
+            "SELECT run_id FROM madlib.mop_abandoned_runs WHERE model_output_table IN (%s, %s) AND "
+            "to_go_on IS NOT NULL",
+            [self.output, again],
+        ):
             try:
                 soak.watch("SELECT madlib.mop_drop_run(%s)", [row["run_id"]])
             except psycopg2.Error as error:
@@ -251,25 +295,46 @@ def call(kind, segments, configurations, iterations, output, every=None, validat
     """SQL of a fit call."""
     every, validation = every or "NULL", f"'{validation}'" if validation else "NULL"
     if kind == "multiple":
-        return (f"SELECT madlib.madlib_keras_fit_multiple_model('flowers{segments}_packed', '{output}', "
-                f"'mst{configurations}', {iterations}, FALSE, {validation}, {every})")
-    return (f"SELECT madlib.madlib_keras_fit('flowers{segments}_packed', '{output}', 'arch', 1, "
-            f"$${ADAM.format(0.01)}$$, 'batch_size=1, epochs=6', {iterations}, FALSE, {validation}, {every})")
+        return (
+            f"SELECT madlib.madlib_keras_fit_multiple_model('flowers{segments}_packed', '{output}', "
+            f"'mst{configurations}', {iterations}, FALSE, {validation}, {every})"
+        )
+    return (
+        f"SELECT madlib.madlib_keras_fit('flowers{segments}_packed', '{output}', 'arch', 1, "
+        f"$${ADAM.format(0.01)}$$, 'batch_size=1, epochs=6', {iterations}, FALSE, {validation}, {every})"
+    )
 
 
 # kind -> (how often, relative to the others; method of Soak that throws it at a job, given the job)
 TIMED = {
-    "trainer killed": (3, "kill_trainer"), "worker terminated": (3, "terminate_worker"),
-    "catalog terminated": (3, "terminate_catalog"), "coordinator terminated": (2, "terminate_coordinator"),
-    "coordinator cancelled": (2, "cancel_coordinator"), "worker cancelled": (2, "cancel_worker"),
-    "client closed": (2, "close_client"), "server killed": (1, "kill_server"),
-    "server shut down": (1, "shut_server_down"), "sessions": (2, "set_sessions"),
-    "connections": (1, "use_up_connections"), "vacuum": (1, "vacuum"), "dump": (1, "dump"),
+    "trainer killed": (3, "kill_trainer"),
+    "worker terminated": (3, "terminate_worker"),
+    "catalog terminated": (3, "terminate_catalog"),
+    "coordinator terminated": (2, "terminate_coordinator"),
+    "coordinator cancelled": (2, "cancel_coordinator"),
+    "worker cancelled": (2, "cancel_worker"),
+    "client closed": (2, "close_client"),
+    "server killed": (1, "kill_server"),
+    "server shut down": (1, "shut_server_down"),
+    "sessions": (2, "set_sessions"),
+    "connections": (1, "use_up_connections"),
+    "vacuum": (1, "vacuum"),
+    "dump": (1, "dump"),
 }
 OF_ATTEMPTS = ("statement_timeout", "memory", "rollback")
 # those after which a call may end with an error
-ENDING = {"coordinator terminated", "coordinator cancelled", "worker cancelled", "client closed", "server killed",
-          "server shut down", "connections", "statement_timeout", "memory", "hung"}
+ENDING = {
+    "coordinator terminated",
+    "coordinator cancelled",
+    "worker cancelled",
+    "client closed",
+    "server killed",
+    "server shut down",
+    "connections",
+    "statement_timeout",
+    "memory",
+    "hung",
+}
 WHOLE_SERVER = ("server killed", "server shut down", "connections")
 
 
@@ -317,23 +382,35 @@ class Soak:
         maker.cursor().execute(f"CREATE DATABASE {DATABASE}")
         maker.close()
         self.watch("CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib CASCADE; CREATE SCHEMA twins")
-        self.watch(f"ALTER DATABASE {DATABASE} SET pg_mop.kernel = 'plain'; "
-                   f"ALTER DATABASE {DATABASE} SET pg_mop.threads = 1; ALTER DATABASE {DATABASE} SET pg_mop.seed = 5")
+        self.watch(
+            f"ALTER DATABASE {DATABASE} SET pg_mop.kernel = 'plain'; "
+            f"ALTER DATABASE {DATABASE} SET pg_mop.threads = 1; ALTER DATABASE {DATABASE} SET pg_mop.seed = 5"
+        )
         self.watcher.close()
         self.watch("SELECT 1")
         for segments in (1, 2, 3):
             make_data(self.watcher, f"flowers{segments}", rows=60, segments=segments)
-            self.watch(f"SELECT madlib.validation_preprocessor_dl('flowers{segments}', 'val{segments}', 'y', 'x', "
-                       f"'flowers{segments}_packed')")
+            self.watch(
+                f"SELECT madlib.validation_preprocessor_dl('flowers{segments}', 'val{segments}', 'y', 'x', "
+                f"'flowers{segments}_packed')"
+            )
         load(self.watcher, "arch", dense())
         for count in (1, 2, 3, 4):  # the second and third begin as the first, and part from it one after the other
-            selection(self.watcher, f"mst{count}", "arch", [
-                (1, ADAM.format(rate), "batch_size=1, epochs=6")
-                for rate in ("0.01", "[0.01, 0.02]", "[0.01, 0.01, 0.03]", "0.04")[:count]])
+            selection(
+                self.watcher,
+                f"mst{count}",
+                "arch",
+                [
+                    (1, ADAM.format(rate), "batch_size=1, epochs=6")
+                    for rate in ("0.01", "[0.01, 0.02]", "[0.01, 0.01, 0.03]", "0.04")[:count]
+                ],
+            )
         for role in ROLES:
-            self.watch(f"CREATE ROLE {role} LOGIN; GRANT mop_user TO {role}; CREATE SCHEMA {role} AUTHORIZATION {role};"
-                       f" GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}; "
-                       f"GRANT USAGE ON SCHEMA madlib TO {role}")
+            self.watch(
+                f"CREATE ROLE {role} LOGIN; GRANT mop_user TO {role}; CREATE SCHEMA {role} AUTHORIZATION {role};"
+                f" GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}; "
+                f"GRANT USAGE ON SCHEMA madlib TO {role}"
+            )
         # one of them may lock the sources
         self.watch(f"GRANT UPDATE ON ALL TABLES IN SCHEMA public TO {ROLES[0]}")
 
@@ -376,14 +453,19 @@ class Soak:
             lines += [f"  attempt {entry}" for entry in job.history]
             lines.append(f"  now: {job.what[:60]}, faults (kind, second, detail) {job.faults}")
             try:
-                for row in self.watch("SELECT run_id, status, error, started_at, finished_at, coordinator_pid, sessions"
-                                      " FROM madlib.mop_run WHERE model_output_table = %s ORDER BY 1", [job.output]):
+                for row in self.watch(
+                    "SELECT run_id, status, error, started_at, finished_at, coordinator_pid, sessions"
+                    " FROM madlib.mop_run WHERE model_output_table = %s ORDER BY 1",
+                    [job.output],
+                ):
                     lines.append("  run " + ", ".join(f"{k}={v}" for k, v in row.items()))
-                for row in self.watch("SELECT u.run_id, stage, iteration, segment, kind, dataset, attempt, u.status, "
-                                      "version, backend_pid, u.started_at::time, u.finished_at::time, left(u.error, 200"
-                                      ") AS error FROM madlib.mop_unit u JOIN madlib.mop_run r USING (run_id) WHERE "
-                                      "model_output_table = %s ORDER BY coalesce(u.started_at, u.finished_at)",
-                                      [job.output]):
+                for row in self.watch(
+                    "SELECT u.run_id, stage, iteration, segment, kind, dataset, attempt, u.status, "
+                    "version, backend_pid, u.started_at::time, u.finished_at::time, left(u.error, 200"
+                    ") AS error FROM madlib.mop_unit u JOIN madlib.mop_run r USING (run_id) WHERE "
+                    "model_output_table = %s ORDER BY coalesce(u.started_at, u.finished_at)",
+                    [job.output],
+                ):
                     lines.append("  unit " + " ".join(str(v) for v in row.values()))
             except psycopg2.Error as error:
                 lines.append(f"  (the log cannot be read: {error})")
@@ -396,9 +478,13 @@ class Soak:
 
     # --- faults ---------------------------------------------------------------------------------
     def sessions_of(self, job, name):
-        return [row["pid"] for row in self.watch(
-            "SELECT pid FROM pg_stat_activity WHERE usename = %s AND application_name LIKE %s ORDER BY 1",
-            [job.role, name])]
+        return [
+            row["pid"]
+            for row in self.watch(
+                "SELECT pid FROM pg_stat_activity WHERE usename = %s AND application_name LIKE %s ORDER BY 1",
+                [job.role, name],
+            )
+        ]
 
     def signal_backend(self, job, how, pids):
         if not pids:
@@ -489,6 +575,7 @@ class Soak:
                 connection.close()
             eventually(lambda: not any(map(os.path.exists, backends)), 30)
             self.lingering.remove("connections")
+
         self.later(give_back)
         return f"{len(taken)} for {seconds:.1f} s"
 
@@ -499,14 +586,23 @@ class Soak:
             try:
                 client = self.client("postgres")
                 client.run("SET lock_timeout = '5s'")
-                for table in ("mop_run", "mop_stage", "mop_request", "mop_unit", "mop_model", "mop_generation",
-                              "mop_configuration", "mop_output"):
+                for table in (
+                    "mop_run",
+                    "mop_stage",
+                    "mop_request",
+                    "mop_unit",
+                    "mop_model",
+                    "mop_generation",
+                    "mop_configuration",
+                    "mop_output",
+                ):
                     client.run(f"VACUUM ANALYZE madlib.{table}")
                 client.run("VACUUM")
                 client.close()
             except psycopg2.Error as error:
                 if restarts == self.restarts and "lock timeout" not in str(error):
                     self.found("VACUUM failed", None, str(error))
+
         self.later(go)
         return "VACUUM ANALYZE"
 
@@ -516,12 +612,27 @@ class Soak:
 
         def go():
             for _ in range(3):
-                made = subprocess.run([program, "-h", "127.0.0.1", "-p", str(self.server.dsn()["port"]), "-U",
-                                       "postgres", "-f", "/dev/null", DATABASE], capture_output=True, text=True)
+                made = subprocess.run(
+                    [
+                        program,
+                        "-h",
+                        "127.0.0.1",
+                        "-p",
+                        str(self.server.dsn()["port"]),
+                        "-U",
+                        "postgres",
+                        "-f",
+                        "/dev/null",
+                        DATABASE,
+                    ],
+                    capture_output=True,
+                    text=True,
+                )
                 if not VANISHED.search(made.stderr):
                     break
             if made.returncode and restarts == self.restarts and "too many clients" not in made.stderr:
                 self.found("pg_dump failed", None, made.stderr)
+
         self.later(go)
         return "pg_dump"
 
@@ -586,8 +697,10 @@ class Soak:
                     self.attempts += 1
                     count = chance.choice([0, 1, 2, 2, 3]) if job.attempts <= ATTEMPTS and timed else 0
                     lasts = 3 + 0.5 * job.iterations * job.configurations
-                    plan[job] = sorted((job.began + chance.uniform(0, lasts), kind) for kind in chance.choices(
-                        timed, [TIMED[k][0] for k in timed], k=count))
+                    plan[job] = sorted(
+                        (job.began + chance.uniform(0, lasts), kind)
+                        for kind in chance.choices(timed, [TIMED[k][0] for k in timed], k=count)
+                    )
                 elif not job.working:
                     if job.ended():
                         left.remove(job)
@@ -596,8 +709,10 @@ class Soak:
                         else:
                             job.drop()
                 elif time.monotonic() - job.began > ATTEMPT_SECONDS and job.note("hung"):
-                    activity = self.watch("SELECT pid, application_name, state, wait_event, left(query, 100) AS query "
-                                          "FROM pg_stat_activity WHERE datname = current_database()")
+                    activity = self.watch(
+                        "SELECT pid, application_name, state, wait_event, left(query, 100) AS query "
+                        "FROM pg_stat_activity WHERE datname = current_database()"
+                    )
                     self.found("hang", job, "\n".join(map(str, activity)))
                     self.terminate_coordinator(job)
                     job.thread.join(30)
@@ -621,8 +736,16 @@ class Soak:
             if job.client is not None:
                 self.watch("SELECT pg_terminate_backend(%s)", [job.pid]) if job.working else None
                 job.client.close()
-        idle = eventually(lambda: not self.watch("SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%%'"
-                                                 " AND datname = current_database()", []), 15)
+        idle = eventually(
+            lambda: (
+                not self.watch(
+                    "SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%%'"
+                    " AND datname = current_database()",
+                    [],
+                )
+            ),
+            15,
+        )
         alone = eventually(lambda: not trainers(), 5)
         return idle, alone
 
@@ -630,8 +753,7 @@ class Soak:
         """What is left although every run is finished or dropped, by kind."""
         self.rest()
         sessions = self.watch("SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%%'", [])
-        left = {"sessions": len(sessions),
-                "trainers": len(trainers())}
+        left = {"sessions": len(sessions), "trainers": len(trainers())}
         for job in self.jobs:  # interrupted
             job.drop()
         # a finished run's states go with the owner's next call; that call's own we drop
@@ -646,8 +768,11 @@ class Soak:
         for row in self.watch("SELECT run_id FROM madlib.mop_runs WHERE owner = 'postgres'"):
             self.watch("SELECT madlib.mop_drop_run(%s)", [row["run_id"]])
         states = self.watch("SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ '^mop_state_'")
-        tables = self.watch("SELECT oid::regclass::text AS name FROM pg_class WHERE relkind = 'r' AND relnamespace IN "
-                            "(SELECT oid FROM pg_namespace WHERE nspname = ANY (%s))", [list(ROLES)])
+        tables = self.watch(
+            "SELECT oid::regclass::text AS name FROM pg_class WHERE relkind = 'r' AND relnamespace IN "
+            "(SELECT oid FROM pg_namespace WHERE nspname = ANY (%s))",
+            [list(ROLES)],
+        )
         running = self.watch("SELECT run_id FROM madlib.mop_run WHERE status = 'running'")
         left.update({"state tables": len(states), "output tables": len(tables), "runs 'running'": len(running)})
         for name, rows in (("state tables", states), ("output tables", tables), ("running", running)):
@@ -708,13 +833,14 @@ def main():
         server.stop()
     for line in crashes:
         print(f"--- the server's log: {line}")
-    print(f"faults: {sum(soak.faults.values())} ("
-          + ", ".join(f"{kind} {soak.faults[kind]}" for kind in kinds) + ")")
+    print(f"faults: {sum(soak.faults.values())} (" + ", ".join(f"{kind} {soak.faults[kind]}" for kind in kinds) + ")")
     print(f"units run: {soak.units}; runs: {soak.runs}, of {soak.attempts} calls; server restarts: {soak.restarts}")
     print(f"results compared: {soak.compared}; differences: {soak.differences}")
     print("orphans: " + ", ".join(f"{kind} {count}" for kind, count in left.items()))
-    print(f"memory of the server's processes: {at_start[0]} MB at start, {at_end[0]} MB at the end; "
-          f"disk of the cluster: {at_start[1]} MB, {at_end[1]} MB")
+    print(
+        f"memory of the server's processes: {at_start[0]} MB at start, {at_end[0]} MB at the end; "
+        f"disk of the cluster: {at_start[1]} MB, {at_end[1]} MB"
+    )
     print("found: " + (", ".join(f"{what} {n}" for what, n in collections.Counter(soak.findings).items()) or "nothing"))
     print(f"soak: {time.monotonic() - began:.0f} s, seed {seed}" + (", interrupted" if soak.interrupted else ""))
     return int(bool(soak.findings or soak.differences or any(left.values()) or crashes))

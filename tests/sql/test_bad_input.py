@@ -12,17 +12,19 @@ def data(db):
     make_data(db, segments=2)
     load(db, "arch", dense())
     selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
-    db.run("CREATE TABLE taken (x integer); CREATE TABLE hollow AS SELECT * FROM flowers_packed LIMIT 0;"
-           "CREATE TABLE hollow_summary AS SELECT * FROM flowers_packed_summary;"
-           "CREATE TABLE raw AS SELECT id, x, y, 0 AS __dist_key__, 0 AS buffer_id, ARRAY[1] x_shape, ARRAY[1] y_shape "
-           "FROM flowers; CREATE TABLE raw_summary AS SELECT * FROM flowers_packed_summary;"
-           "CREATE TABLE bare AS SELECT buffer_id, x, y FROM flowers_packed;"
-           "CREATE TABLE bare_summary AS SELECT * FROM flowers_packed_summary;"
-           "CREATE TABLE old AS SELECT * FROM flowers_packed;"
-           "CREATE TABLE old_summary AS SELECT 'x'::text AS independent_varname, 'y'::text AS dependent_varname;"
-           "CREATE TABLE lonely AS SELECT * FROM flowers_packed;"
-           "CREATE TABLE two AS SELECT *, x AS x2, x_shape AS x2_shape FROM flowers_packed;"
-           "CREATE TABLE two_summary AS SELECT ARRAY['x','x2'] AS independent_varname, ARRAY['y'] AS dependent_varname")
+    db.run(
+        "CREATE TABLE taken (x integer); CREATE TABLE hollow AS SELECT * FROM flowers_packed LIMIT 0;"
+        "CREATE TABLE hollow_summary AS SELECT * FROM flowers_packed_summary;"
+        "CREATE TABLE raw AS SELECT id, x, y, 0 AS __dist_key__, 0 AS buffer_id, ARRAY[1] x_shape, ARRAY[1] y_shape "
+        "FROM flowers; CREATE TABLE raw_summary AS SELECT * FROM flowers_packed_summary;"
+        "CREATE TABLE bare AS SELECT buffer_id, x, y FROM flowers_packed;"
+        "CREATE TABLE bare_summary AS SELECT * FROM flowers_packed_summary;"
+        "CREATE TABLE old AS SELECT * FROM flowers_packed;"
+        "CREATE TABLE old_summary AS SELECT 'x'::text AS independent_varname, 'y'::text AS dependent_varname;"
+        "CREATE TABLE lonely AS SELECT * FROM flowers_packed;"
+        "CREATE TABLE two AS SELECT *, x AS x2, x_shape AS x2_shape FROM flowers_packed;"
+        "CREATE TABLE two_summary AS SELECT ARRAY['x','x2'] AS independent_varname, ARRAY['y'] AS dependent_varname"
+    )
 
 
 def call(source="'flowers_packed'", output="'models'", mst="'mst'", rest="2, FALSE"):
@@ -34,63 +36,81 @@ def nothing_is_left(db, before):
     assert state(db)[0] == objects, "no leftover table"
     assert state(db)[1] == runs, "no run was opened"
     assert eventually(lambda: set(trainers()) <= processes, 3), "no leftover process"
-    assert db.value("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%' "
-                    "AND datname = current_database()") == 0, "no leftover session"
+    assert (
+        db.value(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop%' "
+            "AND datname = current_database()"
+        )
+        == 0
+    ), "no leftover session"
 
 
 def state(db):
-    return (db.value("SELECT count(*) FROM pg_class"), db.value("SELECT count(*) FROM madlib.mop_runs"),
-            set(trainers()))
+    return (
+        db.value("SELECT count(*) FROM pg_class"),
+        db.value("SELECT count(*) FROM madlib.mop_runs"),
+        set(trainers()),
+    )
 
 
-@pytest.mark.parametrize("arguments,fragment", [
-    ({"source": "NULL"}, "NULL/empty input table name"),
-    ({"source": "''"}, "NULL/empty input table name"),
-    ({"source": "'nowhere'"}, "source table 'nowhere' does not exist"),
-    ({"source": "'lonely'"}, "summary of the source table 'lonely_summary' does not exist"),
-    ({"source": "'hollow'"}, 'source table "hollow" is empty'),
-    ({"source": "'raw'"}, "it should be minibatched"),
-    ({"source": "'bare'"}, "it must be preprocessed"),
-    ({"source": "'old'"}, "old preprocessor"),
-    ({"source": "'two'"}, "input shape does not match"),
-    ({"output": "NULL"}, "NULL/empty output table name"),
-    ({"output": "''"}, "NULL/empty output table name"),
-    ({"output": "'taken'"}, 'output table "taken" already exists'),
-    ({"output": "'nowhere.models'"}, 'schema "nowhere"'),
-    ({"output": "'9models'"}, "invalid output table name"),
-    ({"output": "'" + "m" * 60 + "'"}, "longer than 63 bytes"),
-    ({"mst": "NULL"}, "NULL/empty input table name"),
-    ({"mst": "'nowhere'"}, "model selection table 'nowhere' does not exist"),
-    ({"rest": "0, FALSE"}, "num_iterations must be at least 1"),
-    ({"rest": "NULL, FALSE"}, "num_iterations must be at least 1"),
-    ({"rest": "2, FALSE, 'nowhere'"}, "validation table 'nowhere' does not exist"),
-    ({"rest": "2, FALSE, NULL, 0"}, "metrics_compute_frequency must be from 1"),
-    ({"rest": "2, FALSE, NULL, 3"}, "metrics_compute_frequency must be from 1"),
-    ({"rest": "2, FALSE, NULL, NULL, TRUE"}, "warm start goes on from"),
-    ({"output": "'taken'", "rest": "2, FALSE, NULL, NULL, TRUE"}, 'model table "taken" is empty'),
-    ({"rest": "2, TRUE"}, "no GPU"),
-])
+@pytest.mark.parametrize(
+    "arguments,fragment",
+    [
+        ({"source": "NULL"}, "NULL/empty input table name"),
+        ({"source": "''"}, "NULL/empty input table name"),
+        ({"source": "'nowhere'"}, "source table 'nowhere' does not exist"),
+        ({"source": "'lonely'"}, "summary of the source table 'lonely_summary' does not exist"),
+        ({"source": "'hollow'"}, 'source table "hollow" is empty'),
+        ({"source": "'raw'"}, "it should be minibatched"),
+        ({"source": "'bare'"}, "it must be preprocessed"),
+        ({"source": "'old'"}, "old preprocessor"),
+        ({"source": "'two'"}, "input shape does not match"),
+        ({"output": "NULL"}, "NULL/empty output table name"),
+        ({"output": "''"}, "NULL/empty output table name"),
+        ({"output": "'taken'"}, 'output table "taken" already exists'),
+        ({"output": "'nowhere.models'"}, 'schema "nowhere"'),
+        ({"output": "'9models'"}, "invalid output table name"),
+        ({"output": "'" + "m" * 60 + "'"}, "longer than 63 bytes"),
+        ({"mst": "NULL"}, "NULL/empty input table name"),
+        ({"mst": "'nowhere'"}, "model selection table 'nowhere' does not exist"),
+        ({"rest": "0, FALSE"}, "num_iterations must be at least 1"),
+        ({"rest": "NULL, FALSE"}, "num_iterations must be at least 1"),
+        ({"rest": "2, FALSE, 'nowhere'"}, "validation table 'nowhere' does not exist"),
+        ({"rest": "2, FALSE, NULL, 0"}, "metrics_compute_frequency must be from 1"),
+        ({"rest": "2, FALSE, NULL, 3"}, "metrics_compute_frequency must be from 1"),
+        ({"rest": "2, FALSE, NULL, NULL, TRUE"}, "warm start goes on from"),
+        ({"output": "'taken'", "rest": "2, FALSE, NULL, NULL, TRUE"}, 'model table "taken" is empty'),
+        ({"rest": "2, TRUE"}, "no GPU"),
+    ],
+)
 def test_bad_arguments_have_clear_errors(db, data, arguments, fragment):
     before = state(db)
     assert fragment in str(db.error(call(**arguments)))
     nothing_is_left(db, before)
 
 
-@pytest.mark.parametrize("row,fragment", [
-    ((1, "loss='categorical_crossentropy',optimizer='Adom()'", ""), "unknown optimizer"),
-    ((1, "optimizer='Adam()'", ""), "'loss' is required"),
-    ((1, None, ""), "empty"),
-    ((1, "loss='mine',optimizer='Adam()'", ""), "object table missing"),
-    ((1, ADAM.format(0.1), "epochs=0"), "epochs"),
-    ((1, ADAM.format(0.1), "epochs=__import__('os')"), "literal"),
-    ((7, ADAM.format(0.1), ""), "model_id 7 is not in"),
-    ((2, ADAM.format(0.1), ""), "not the JSON of a Keras model"),
-    ((3, ADAM.format(0.1), ""), "Lambda"),
-    ((1, ADAM.format(0.1), "callbacks=[EarlyStopping()]"), "TensorBoard"),
-])
+@pytest.mark.parametrize(
+    "row,fragment",
+    [
+        ((1, "loss='categorical_crossentropy',optimizer='Adom()'", ""), "unknown optimizer"),
+        ((1, "optimizer='Adam()'", ""), "'loss' is required"),
+        ((1, None, ""), "empty"),
+        ((1, "loss='mine',optimizer='Adam()'", ""), "object table missing"),
+        ((1, ADAM.format(0.1), "epochs=0"), "epochs"),
+        ((1, ADAM.format(0.1), "epochs=__import__('os')"), "literal"),
+        ((7, ADAM.format(0.1), ""), "model_id 7 is not in"),
+        ((2, ADAM.format(0.1), ""), "not the JSON of a Keras model"),
+        ((3, ADAM.format(0.1), ""), "Lambda"),
+        ((1, ADAM.format(0.1), "callbacks=[EarlyStopping()]"), "TensorBoard"),
+    ],
+)
 def test_a_configuration_that_cannot_be_read_stops_the_call_before_any_work(db, data, row, fragment):
-    lambda_layer = {"module": "keras.layers", "class_name": "Lambda", "config": {"function": "x"},
-                    "registered_name": None}
+    lambda_layer = {
+        "module": "keras.layers",
+        "class_name": "Lambda",
+        "config": {"function": "x"},
+        "registered_name": None,
+    }
     load(db, "arch_bad", dense(), '{"a": 1}', sequential("evil", [4], lambda_layer))
     selection(db, "mst_bad", "arch_bad", [(1, ADAM.format(0.1), ""), row])
     before = state(db)
@@ -121,19 +141,28 @@ def test_a_source_made_in_the_same_transaction_is_refused_with_a_hint(db, data):
 
 
 def test_a_temporary_source_is_refused_with_a_hint(db, data):
-    db.run("CREATE TEMP TABLE temporary AS SELECT * FROM flowers_packed;"
-           "CREATE TEMP TABLE temporary_summary AS SELECT * FROM flowers_packed_summary")
+    db.run(
+        "CREATE TEMP TABLE temporary AS SELECT * FROM flowers_packed;"
+        "CREATE TEMP TABLE temporary_summary AS SELECT * FROM flowers_packed_summary"
+    )
     error = db.error(call(source="'temporary'"))
     assert "permanent" in error.diag.message_hint
     db.run("DROP TABLE temporary, temporary_summary")
 
 
-@pytest.mark.parametrize("statement", [
-    call(source="'pg_temp.packed'"), call(rest="1, FALSE, 'pg_temp.packed'"),
-    f"SELECT madlib.madlib_keras_fit('pg_temp.packed', 'models', 'arch', 1, $${ADAM.format(0.1)}$$, '', 1)"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        call(source="'pg_temp.packed'"),
+        call(rest="1, FALSE, 'pg_temp.packed'"),
+        f"SELECT madlib.madlib_keras_fit('pg_temp.packed', 'models', 'arch', 1, $${ADAM.format(0.1)}$$, '', 1)",
+    ],
+)
 def test_a_table_that_was_packed_as_a_temporary_one_is_refused_with_a_hint(db, data, statement):
-    db.run("DROP TABLE IF EXISTS pg_temp.packed, pg_temp.packed_summary; SET pg_mop.segments = 2; "
-           "SELECT madlib.training_preprocessor_dl('flowers', 'pg_temp.packed', 'y', 'x')")
+    db.run(
+        "DROP TABLE IF EXISTS pg_temp.packed, pg_temp.packed_summary; SET pg_mop.segments = 2; "
+        "SELECT madlib.training_preprocessor_dl('flowers', 'pg_temp.packed', 'y', 'x')"
+    )
     before = state(db)
     error = db.error(statement)
     assert "is not visible to other sessions" in str(error) and "permanent" in error.diag.message_hint
@@ -141,12 +170,23 @@ def test_a_table_that_was_packed_as_a_temporary_one_is_refused_with_a_hint(db, d
     db.run("DROP TABLE pg_temp.packed, pg_temp.packed_summary")
 
 
-@pytest.mark.parametrize("compile_params,text", [
-    ("loss='sparse_categorical_crossentropy', optimizer='SGD()'", "for which it is 'categorical_crossentropy'"),
-    ("loss='mse', optimizer='SGD()', metrics=['sparse_categorical_accuracy']", "which it is 'categorical_accuracy'")])
+@pytest.mark.parametrize(
+    "compile_params,text",
+    [
+        ("loss='sparse_categorical_crossentropy', optimizer='SGD()'", "for which it is 'categorical_crossentropy'"),
+        (
+            "loss='mse', optimizer='SGD()', metrics=['sparse_categorical_accuracy']",
+            "which it is 'categorical_accuracy'",
+        ),
+    ],
+)
 def test_what_is_for_numbers_of_classes_has_a_name_for_one_hot_labels(db, data, compile_params, text):
-    assert text in str(db.error("SELECT madlib.load_model_selection_table('arch', 'never', ARRAY[1], ARRAY[%s], "
-                                "ARRAY['batch_size=8'])", [compile_params]))
+    assert text in str(
+        db.error(
+            "SELECT madlib.load_model_selection_table('arch', 'never', ARRAY[1], ARRAY[%s], ARRAY['batch_size=8'])",
+            [compile_params],
+        )
+    )
 
 
 def test_a_name_with_capitals_is_told_in_quotes(db, data):
@@ -202,11 +242,17 @@ def test_a_role_needs_rights_on_the_source_and_its_runs_are_its_own(db, data):
     run_id = client.value("SELECT max(run_id) FROM madlib.mop_runs")
     assert "there is no run" in str(stranger.error("SELECT madlib.mop_drop_run(%s)", [run_id]))
     for someone in (stranger, client):
-        for sql in ("DELETE FROM madlib.mop_run", "UPDATE madlib.mop_run SET status = 'failed'",
-                    "INSERT INTO madlib.mop_output VALUES (1)", "UPDATE madlib.mop_model SET version = 9",
-                    "DELETE FROM madlib.mop_unit", f"SELECT * FROM madlib.mop_state_{run_id}_1"):
-            assert isinstance(someone.error(sql), (psycopg2.errors.InsufficientPrivilege,
-                                                   psycopg2.errors.UndefinedTable)), sql
+        for sql in (
+            "DELETE FROM madlib.mop_run",
+            "UPDATE madlib.mop_run SET status = 'failed'",
+            "INSERT INTO madlib.mop_output VALUES (1)",
+            "UPDATE madlib.mop_model SET version = 9",
+            "DELETE FROM madlib.mop_unit",
+            f"SELECT * FROM madlib.mop_state_{run_id}_1",
+        ):
+            assert isinstance(
+                someone.error(sql), (psycopg2.errors.InsufficientPrivilege, psycopg2.errors.UndefinedTable)
+            ), sql
     stranger.close()
     client.close()
     assert db.value("SELECT count(*) FROM madlib.mop_runs WHERE owner = 'analyst'") == 1
@@ -214,14 +260,22 @@ def test_a_role_needs_rights_on_the_source_and_its_runs_are_its_own(db, data):
     assert db.value("SELECT count(*) FROM madlib.mop_runs WHERE owner = 'unknown (analyst)'") == 1, "it stays"
 
 
-@pytest.mark.parametrize("setting,value,fragment", [
-    ("seed", "-1", "0 to"), ("seed", "many", "integer"), ("segments", "0", "1 to 1024"),
-    ("scheduler", "fifo", "one of"),
-    ("cache_mb", "1GB", "integer"), ("threads", "0", "1 to"), ("keras_backend", "mxnet", "one of"),
-    ("session_idle_timeout", "soon", "duration"), ("lock_timeout", "-5", "duration"),
-    ("nursery_idle_timeout", "1 year", "duration"),
-    ("same_start", "maybe", "on or off"),
-])
+@pytest.mark.parametrize(
+    "setting,value,fragment",
+    [
+        ("seed", "-1", "0 to"),
+        ("seed", "many", "integer"),
+        ("segments", "0", "1 to 1024"),
+        ("scheduler", "fifo", "one of"),
+        ("cache_mb", "1GB", "integer"),
+        ("threads", "0", "1 to"),
+        ("keras_backend", "mxnet", "one of"),
+        ("session_idle_timeout", "soon", "duration"),
+        ("lock_timeout", "-5", "duration"),
+        ("nursery_idle_timeout", "1 year", "duration"),
+        ("same_start", "maybe", "on or off"),
+    ],
+)
 def test_a_bad_setting_is_an_error(db, data, setting, value, fragment):
     client = db.another()
     client.run(f"SET pg_mop.{setting} = '{value}'")
@@ -243,24 +297,36 @@ def test_an_unknown_setting_is_an_error_until_it_is_reset(db, data, name):
 
 def test_names_with_quotes_and_capitals_work(db, data):
     db.run('DROP SCHEMA IF EXISTS "My ""Schema" CASCADE; CREATE SCHEMA "My ""Schema"')
-    db.run('CREATE TABLE "My ""Schema"."Flowers; --" AS SELECT id, x AS "X %s", y AS "the ""y" FROM flowers'
-           .replace("%s", "%%"), [])
-    db.run("SELECT madlib.training_preprocessor_dl(%s, %s, %s, %s)",
-           ['"My ""Schema"."Flowers; --"', '"My ""Schema"."Packed 1"', '"the ""y"', '"X %"'])
-    db.run("SELECT madlib.madlib_keras_fit_multiple_model(%s, %s, 'mst', 1, FALSE)",
-           ['"My ""Schema"."Packed 1"', '"My ""Schema"."Models"'])
+    db.run(
+        'CREATE TABLE "My ""Schema"."Flowers; --" AS SELECT id, x AS "X %s", y AS "the ""y" FROM flowers'.replace(
+            "%s", "%%"
+        ),
+        [],
+    )
+    db.run(
+        "SELECT madlib.training_preprocessor_dl(%s, %s, %s, %s)",
+        ['"My ""Schema"."Flowers; --"', '"My ""Schema"."Packed 1"', '"the ""y"', '"X %"'],
+    )
+    db.run(
+        "SELECT madlib.madlib_keras_fit_multiple_model(%s, %s, 'mst', 1, FALSE)",
+        ['"My ""Schema"."Packed 1"', '"My ""Schema"."Models"'],
+    )
     assert db.value('SELECT count(*) FROM "My ""Schema"."Models_info"') == 1
-    db.run("SELECT madlib.madlib_keras_predict(%s, %s, 'id', %s, %s, 1, FALSE, 1)",
-           ['"My ""Schema"."Models"', '"My ""Schema"."Flowers; --"', '"X %"', '"My ""Schema"."P"'])
+    db.run(
+        "SELECT madlib.madlib_keras_predict(%s, %s, 'id', %s, %s, 1, FALSE, 1)",
+        ['"My ""Schema"."Models"', '"My ""Schema"."Flowers; --"', '"X %"', '"My ""Schema"."P"'],
+    )
     assert db.value('SELECT count(*) FROM "My ""Schema"."P"') == 100
 
 
 def test_a_hostile_search_path_changes_nothing(db, data):
     client = db.another()
-    client.run("CREATE SCHEMA hostile; CREATE FUNCTION hostile.current_setting(text) RETURNS text LANGUAGE sql AS "
-               "$$SELECT 'hijacked'$$; CREATE FUNCTION hostile.eq(name, name) RETURNS boolean LANGUAGE sql AS "
-               "$$SELECT false$$; CREATE OPERATOR hostile.= (LEFTARG = name, RIGHTARG = name, FUNCTION = hostile.eq);"
-               "CREATE DOMAIN hostile.text AS integer; CREATE TABLE hostile.pg_class (x integer)")
+    client.run(
+        "CREATE SCHEMA hostile; CREATE FUNCTION hostile.current_setting(text) RETURNS text LANGUAGE sql AS "
+        "$$SELECT 'hijacked'$$; CREATE FUNCTION hostile.eq(name, name) RETURNS boolean LANGUAGE sql AS "
+        "$$SELECT false$$; CREATE OPERATOR hostile.= (LEFTARG = name, RIGHTARG = name, FUNCTION = hostile.eq);"
+        "CREATE DOMAIN hostile.text AS integer; CREATE TABLE hostile.pg_class (x integer)"
+    )
     client.run("SET search_path = hostile, pg_catalog, public")
     client.run(call(output="'public.sane'", rest="1, FALSE"))
     assert client.value("SHOW search_path") == "hostile, pg_catalog, public", "and is restored"

@@ -15,8 +15,16 @@ def data(db):
     make_data(db, segments=2)
     db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed')")
     load(db, "arch", dense(), dense(16))
-    selection(db, "mst", "arch", [(1, ADAM.format("MultiStep(0.05, [2], 0.1)"), "batch_size=8"),
-                                  (1, ADAM.format(0.05), "batch_size=8"), (2, ADAM.format(0.05), "batch_size=8")])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [
+            (1, ADAM.format("MultiStep(0.05, [2], 0.1)"), "batch_size=8"),
+            (1, ADAM.format(0.05), "batch_size=8"),
+            (2, ADAM.format(0.05), "batch_size=8"),
+        ],
+    )
 
 
 @pytest.fixture
@@ -42,14 +50,17 @@ def test_the_same_again_returns_at_once_with_its_metrics(db, anew):
     assert weights(db, "again") == weights(db, "models")
     info = "SELECT mst_key, training_loss, training_metrics, all_metrics::text FROM {}_info ORDER BY 1"
     assert db.run(info.format("again")) == db.run(info.format("models"))
-    order = ("SELECT mst_key, iteration, position, segment FROM madlib.mop_visit_order WHERE run_id = %s "
-             "ORDER BY 1, 2, 3")
+    order = (
+        "SELECT mst_key, iteration, position, segment FROM madlib.mop_visit_order WHERE run_id = %s ORDER BY 1, 2, 3"
+    )
     assert db.run(order, [second]) == db.run(order, [first])
     sources = db.run("SELECT DISTINCT source_run FROM madlib.mop_stages WHERE run_id = %s", [second])
     assert sources == [{"source_run": first}]
     # what was taken over can be replayed
-    db.run("DROP TABLE IF EXISTS replayed, replayed_info, replayed_summary; SELECT madlib.mop_replay(%s, 'replayed')",
-           [second])
+    db.run(
+        "DROP TABLE IF EXISTS replayed, replayed_info, replayed_summary; SELECT madlib.mop_replay(%s, 'replayed')",
+        [second],
+    )
     assert weights(db, "replayed") == weights(db, "models")
 
 
@@ -65,15 +76,18 @@ def test_arrays_have_the_iterations_that_the_summary_names(db, anew):
         assert [len(one) for one in lists] == [3] * 3 and row["training_loss_final"] == row["training_loss"][-1]
         assert [len(one) for one in row["all_metrics"]["training"].values()] == [3]
         assert min(row["metrics_elapsed_time"]) >= 0
-    assert db.run("SELECT i.training_loss[1] = e.training_loss[2] AS same FROM models_info i, each_info e WHERE "
-                  "i.mst_key = 1") == [{"same": True}]
+    assert db.run(
+        "SELECT i.training_loss[1] = e.training_loss[2] AS same FROM models_info i, each_info e WHERE i.mst_key = 1"
+    ) == [{"same": True}]
 
 
 def test_what_was_taken_over_is_nothing_to_do(db, anew):
     """There are no units of it in this run, but where it is evaluated as it was not before."""
     fit(db, "flowers_packed", "models", "mst", iterations=2, frequency=2)
-    progress = ("SELECT DISTINCT status, units_done = units_total AS whole, iteration, units_total > 0 AS works "
-                "FROM madlib.mop_progress WHERE run_id = %s")
+    progress = (
+        "SELECT DISTINCT status, units_done = units_total AS whole, iteration, units_total > 0 AS works "
+        "FROM madlib.mop_progress WHERE run_id = %s"
+    )
     for frequency in (2, 1, 1):
         run_id = fit(db, "flowers_packed", "longer", "mst", iterations=4, frequency=frequency)
         made = db.value("SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND status = 'finished'", [run_id])
@@ -88,8 +102,11 @@ def test_more_iterations_train_those_alone(db, anew):
     fit(db, "flowers_packed", "models", "mst", iterations=2)
     longer = fit(db, "flowers_packed", "longer", "mst", iterations=5)
     assert units(db, longer) == 3 * 3 * 2
-    db.run("DROP TABLE IF EXISTS whole, whole_info, whole_summary; SET pg_mop.reuse = off; "
-           "SELECT madlib.mop_replay(%s, 'whole')", [longer])
+    db.run(
+        "DROP TABLE IF EXISTS whole, whole_info, whole_summary; SET pg_mop.reuse = off; "
+        "SELECT madlib.mop_replay(%s, 'whole')",
+        [longer],
+    )
     assert weights(db, "whole") == weights(db, "longer"), "as if trained at one go"
 
 
@@ -107,8 +124,10 @@ def test_only_the_same_is_taken_over(db, anew):
     assert trained("SET pg_mop.seed = 6", back="SET pg_mop.seed = 5") == whole
     assert trained("SET pg_mop.kernel = 'loop'", back="SET pg_mop.kernel = 'plain'") == whole
     assert trained("SET pg_mop.reuse = off", back="SET pg_mop.reuse = on") == whole
-    db.run("CREATE TABLE copied_packed AS SELECT * FROM flowers_packed; CREATE TABLE copied_packed_summary AS "
-           "SELECT * FROM flowers_packed_summary")
+    db.run(
+        "CREATE TABLE copied_packed AS SELECT * FROM flowers_packed; CREATE TABLE copied_packed_summary AS "
+        "SELECT * FROM flowers_packed_summary"
+    )
     assert trained(packed="copied_packed") == whole
     assert trained() == 0
 
@@ -137,11 +156,17 @@ def test_whatever_has_been_evicted_the_result_is_right(db, anew, kept):
     first = fit(db, "flowers_packed", "models", "mst", iterations=3)
     stages = [r["stage"] for r in db.run("SELECT stage FROM madlib.mop_checkpoints ORDER BY stage")]
     gone = [s for number, s in enumerate(stages) if number != kept]
-    db.run("DELETE FROM madlib.mop_checkpoint WHERE stage = ANY (%s); UPDATE madlib.mop_model SET generation = NULL "
-           "WHERE run_id = %s AND stage = ANY (%s)", [gone, first, gone])
+    db.run(
+        "DELETE FROM madlib.mop_checkpoint WHERE stage = ANY (%s); UPDATE madlib.mop_model SET generation = NULL "
+        "WHERE run_id = %s AND stage = ANY (%s)",
+        [gone, first, gone],
+    )
     run_id = fit(db, "flowers_packed", "again", "mst", iterations=4)
-    db.run("DROP TABLE IF EXISTS whole, whole_info, whole_summary; SET pg_mop.reuse = off; "
-           "SELECT madlib.mop_replay(%s, 'whole')", [run_id])
+    db.run(
+        "DROP TABLE IF EXISTS whole, whole_info, whole_summary; SET pg_mop.reuse = off; "
+        "SELECT madlib.mop_replay(%s, 'whole')",
+        [run_id],
+    )
     assert weights(db, "whole") == weights(db, "again")
 
 
@@ -179,9 +204,15 @@ def test_more_trains_a_finished_configuration_on(db, anew):
     assert db.value("SELECT iteration FROM models_info WHERE mst_key = 1") == 4
 
 
-@pytest.mark.parametrize("call,text", [
-    ("mop_more(0, 1, 1)", "there is no run 0"), ("mop_more({run}, 9, 1)", "has no mst_key 9"),
-    ("mop_more({run}, 1, 0)", "iterations must be at least 1"), ("mop_more(NULL, 1, 1)", "there is no run NULL")])
+@pytest.mark.parametrize(
+    "call,text",
+    [
+        ("mop_more(0, 1, 1)", "there is no run 0"),
+        ("mop_more({run}, 9, 1)", "has no mst_key 9"),
+        ("mop_more({run}, 1, 0)", "iterations must be at least 1"),
+        ("mop_more(NULL, 1, 1)", "there is no run NULL"),
+    ],
+)
 def test_more_of_what_is_not_there_is_refused(db, anew, call, text):
     run_id = fit(db, "flowers_packed", "models", "mst", iterations=1)
     assert text in str(db.error("SELECT madlib." + call.format(run=run_id)))
@@ -217,14 +248,18 @@ def test_the_best_state_is_kept_of_what_is_taken_over_too(db, wild):
     assert db.value("SELECT iteration FROM again_info") == best["iteration"]
 
 
-STOPS = ["stop={'patience': 1, 'min_delta': 0.5}", "stop={'patience': 2, 'min_delta': 0.6}, keep='best'",
-         "stop={'target': 0.5, 'metric': 'accuracy'}"]
+STOPS = [
+    "stop={'patience': 1, 'min_delta': 0.5}",
+    "stop={'patience': 2, 'min_delta': 0.6}, keep='best'",
+    "stop={'target': 0.5, 'metric': 'accuracy'}",
+]
 
 
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("before", [["batch_size=8"], ["batch_size=8", "batch_size=8, {}"], ["batch_size=8, {}"]])
 def test_a_stop_rule_decides_alone_which_iteration_is_written(db, anew, stop, before):
     """Whatever an earlier run has trained of the configuration, and whoever shares its iterations."""
+
     def run(output, *fits, reuse="on", iterations=6):
         selection(db, "mst2", "arch", [(1, ADAM.format(0.02), fit_params.format(stop)) for fit_params in fits])
         db.run(f"DROP TABLE IF EXISTS {output}, {output}_info, {output}_summary; SET pg_mop.reuse = {reuse}")
@@ -254,8 +289,9 @@ def test_more_of_what_keeps_its_best_state(db, wild):
 
 def test_more_after_a_warm_start_begins_with_what_the_table_had_then(db, anew):
     fit(db, "flowers_packed", "models", "mst", iterations=1)
-    db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 2, FALSE, NULL, NULL, "
-           "TRUE)")
+    db.run(
+        "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 2, FALSE, NULL, NULL, TRUE)"
+    )
     warm = db.value("SELECT max(run_id) FROM madlib.mop_runs")
     db.run("SELECT madlib.mop_more(%s, 2, 1)", [warm])
     assert units(db, db.value("SELECT max(run_id) FROM madlib.mop_runs")) == 2
@@ -281,34 +317,51 @@ def test_two_runs_at_once_that_want_the_same_are_both_right(db, anew):
     for name in ("left_", "right_"):
         other = db.another()
         other.run("SET pg_mop.reuse = on; SET pg_mop.seed = 5; SET pg_mop.kernel = 'plain'")
-        calls.append(Calling(other, f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{name}', "
-                                    f"'slow', 4, FALSE)"))
+        calls.append(
+            Calling(
+                other, f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{name}', 'slow', 4, FALSE)"
+            )
+        )
     assert [call.end() for call in calls] == [None, None]
     for name in ("left_", "right_"):
         run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs WHERE model_output_table = %s", [name])
-        db.run("DROP TABLE IF EXISTS whole, whole_info, whole_summary; SET pg_mop.reuse = off; "
-               "SELECT madlib.mop_replay(%s, 'whole'); SET pg_mop.reuse = on", [run_id])
+        db.run(
+            "DROP TABLE IF EXISTS whole, whole_info, whole_summary; SET pg_mop.reuse = off; "
+            "SELECT madlib.mop_replay(%s, 'whole'); SET pg_mop.reuse = on",
+            [run_id],
+        )
         assert weights(db, "whole") == weights(db, name)
 
 
 def test_what_others_evict_while_it_is_wanted_is_trained_again(db, anew):
     """Checkpoints go at every moment of a run that takes them over."""
-    selection(db, "slow", "arch", [(1, ADAM.format(0.01), "batch_size=1, epochs=3"),
-                                   (1, ADAM.format("[0.01, 0.01, 0.02]"), "batch_size=1, epochs=3")])
+    selection(
+        db,
+        "slow",
+        "arch",
+        [
+            (1, ADAM.format(0.01), "batch_size=1, epochs=3"),
+            (1, ADAM.format("[0.01, 0.01, 0.02]"), "batch_size=1, epochs=3"),
+        ],
+    )
     other = db.another()
     other.run("SET pg_mop.reuse = on; SET pg_mop.seed = 5; SET pg_mop.kernel = 'plain'")
     for number, pause in enumerate((0.0, 0.1, 0.3)):
         fit(db, "flowers_packed", "models", "slow", iterations=2)
         name = f"evicted{number}"
         db.run(f"DROP TABLE IF EXISTS {name}, {name}_info, {name}_summary")
-        call = Calling(other, f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{name}', 'slow', 3, "
-                              f"FALSE)")
+        call = Calling(
+            other, f"SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{name}', 'slow', 3, FALSE)"
+        )
         time.sleep(pause)
         db.run("SELECT madlib.mop_drop_checkpoints()")
         assert call.end() is None
         run_id = db.value("SELECT max(run_id) FROM madlib.mop_runs")
-        db.run("DROP TABLE IF EXISTS whole, whole_info, whole_summary; SET pg_mop.reuse = off; "
-               "SELECT madlib.mop_replay(%s, 'whole'); SET pg_mop.reuse = on", [run_id])
+        db.run(
+            "DROP TABLE IF EXISTS whole, whole_info, whole_summary; SET pg_mop.reuse = off; "
+            "SELECT madlib.mop_replay(%s, 'whole'); SET pg_mop.reuse = on",
+            [run_id],
+        )
         assert weights(db, "whole") == weights(db, name)
         db.run("SELECT madlib.mop_drop_checkpoints(); DELETE FROM madlib.mop_run")
     other.close()
@@ -332,21 +385,31 @@ def test_states_that_another_call_reads_are_dropped_by_the_next(db, anew):
 def test_who_drops_gives_way_in_a_deadlock(db, anew):
     """Another call has the second checkpoint that is to go, and waits for the first, which is just going."""
     fit(db, "flowers_packed", "models", "mst", iterations=1)
-    first, second = sorted(row["stage"] for row in db.run(
-        "UPDATE madlib.mop_checkpoint SET seconds = CASE stage WHEN (SELECT min(stage) FROM madlib.mop_checkpoint) "
-        "THEN 1000000 ELSE 0 END RETURNING stage"))[:2]
-    db.run("CREATE FUNCTION await() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-           "WHILE NOT EXISTS (SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid') LOOP "
-           "PERFORM pg_sleep(0.01); END LOOP; RETURN OLD; END $$; "
-           "CREATE TRIGGER await BEFORE DELETE ON madlib.mop_checkpoint FOR EACH ROW "
-           f"WHEN (OLD.stage = {first}) EXECUTE FUNCTION await()")
+    first, second = sorted(
+        row["stage"]
+        for row in db.run(
+            "UPDATE madlib.mop_checkpoint SET seconds = CASE stage WHEN (SELECT min(stage) FROM madlib.mop_checkpoint) "
+            "THEN 1000000 ELSE 0 END RETURNING stage"
+        )
+    )[:2]
+    db.run(
+        "CREATE FUNCTION await() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "WHILE NOT EXISTS (SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid') LOOP "
+        "PERFORM pg_sleep(0.01); END LOOP; RETURN OLD; END $$; "
+        "CREATE TRIGGER await BEFORE DELETE ON madlib.mop_checkpoint FOR EACH ROW "
+        f"WHEN (OLD.stage = {first}) EXECUTE FUNCTION await()"
+    )
     other, evicting = db.another(), db.another()
     lock = "SELECT 1 FROM madlib.mop_checkpoint WHERE stage = {} FOR UPDATE"
     other.run(f"SET deadlock_timeout = '1min'; BEGIN; {lock.format(second)}")
     evicting.run("SET deadlock_timeout = '1ms'")  # so it is seen before the wait ends
     drop = Calling(evicting, "SELECT madlib.mop_evict(0)")
-    assert eventually(lambda: db.value("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", [
-        evicting.connection.info.backend_pid]) == "PgSleep")
+    assert eventually(
+        lambda: (
+            db.value("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", [evicting.connection.info.backend_pid])
+            == "PgSleep"
+        )
+    )
     wait = Calling(other, lock.format(first))
     assert drop.end(20) is None and wait.end(20) is None
     other.run("ROLLBACK")
@@ -358,8 +421,10 @@ def test_who_drops_gives_way_in_a_deadlock(db, anew):
 
 def test_two_roles_never_share(db, anew):
     fit(db, "flowers_packed", "models", "mst", iterations=1)
-    db.run("DROP ROLE IF EXISTS bert; CREATE ROLE bert LOGIN; GRANT mop_user TO bert; CREATE SCHEMA bert "
-           "AUTHORIZATION bert; GRANT SELECT ON ALL TABLES IN SCHEMA public TO bert")
+    db.run(
+        "DROP ROLE IF EXISTS bert; CREATE ROLE bert LOGIN; GRANT mop_user TO bert; CREATE SCHEMA bert "
+        "AUTHORIZATION bert; GRANT SELECT ON ALL TABLES IN SCHEMA public TO bert"
+    )
     bert = db.another("bert")
     bert.run("SET search_path = bert, public; SET pg_mop.reuse = on; SET pg_mop.seed = 5; SET pg_mop.kernel = 'plain'")
     bert.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'bert.his', 'mst', 1, FALSE)")
@@ -368,41 +433,70 @@ def test_two_roles_never_share(db, anew):
     assert bert.value("SELECT count(DISTINCT run_id) FROM madlib.mop_checkpoints") == 1
     own = bert.value("SELECT max(run_id) FROM madlib.mop_runs")
     theirs = db.value("SELECT min(run_id) FROM madlib.mop_runs")
-    assert "there is no run" in str(bert.error(
-        f"SELECT madlib.mop_adopt({theirs}, 1, '[]')"))
+    assert "there is no run" in str(bert.error(f"SELECT madlib.mop_adopt({theirs}, 1, '[]')"))
     stolen = f'[{{"stage": 1, "run": {theirs}, "of": 1, "state": true}}]'
     assert "taken over" in str(bert.error(f"SELECT madlib.mop_adopt({own}, 9, '{stolen}')"))
     assert bert.value(f"SELECT madlib.mop_adopt({own}, 1, '{stolen}')") is False
     bert.close()
     db.run("DROP OWNED BY bert; DROP ROLE bert")
 
+
 NAMES = "ALTER TABLE {0} RENAME {1} TO z; ALTER TABLE {0} RENAME {2} TO {1}; ALTER TABLE {0} RENAME z TO {2}; "
-SWAPS = {"columns renamed": "".join(NAMES.format("pairs_packed", "a" + more, "b" + more) for more in ("", "_shape")),
-         "the summary says so": "UPDATE pairs_packed_summary SET independent_varname = "
-                                "ARRAY[independent_varname[2], independent_varname[1]]"}
+SWAPS = {
+    "columns renamed": "".join(NAMES.format("pairs_packed", "a" + more, "b" + more) for more in ("", "_shape")),
+    "the summary says so": "UPDATE pairs_packed_summary SET independent_varname = "
+    "ARRAY[independent_varname[2], independent_varname[1]]",
+}
 
 
 @pytest.fixture
 def pairs(db, anew):
     """A packed table of two inputs of one shape, an architecture that tells them apart; a function that trains it."""
     db.run("DROP TABLE IF EXISTS pairs, pairs_packed, pairs_packed_summary, two, two_summary, pair_arch")
-    db.run("CREATE TABLE pairs AS SELECT i AS id, ARRAY[i % 7, i % 3]::real[] AS a, ARRAY[i % 5, 4]::real[] AS b, "
-           "i % 2 AS y FROM generate_series(1, 60) AS i; SET pg_mop.segments = 1")
+    db.run(
+        "CREATE TABLE pairs AS SELECT i AS id, ARRAY[i % 7, i % 3]::real[] AS a, ARRAY[i % 5, 4]::real[] AS b, "
+        "i % 2 AS y FROM generate_series(1, 60) AS i; SET pg_mop.segments = 1"
+    )
     db.run("SELECT madlib.training_preprocessor_dl('pairs', 'pairs_packed', 'y', 'a,b')")
 
     def tensor(name):
-        return {"class_name": "__keras_tensor__", "config": {"shape": [None, 2], "dtype": "float32",
-                                                             "keras_history": [name, 0, 0]}}
-    made = {"module": "keras.src.models.functional", "class_name": "Functional", "registered_name": None, "config": {
-        "name": "pair", "trainable": True, "layers": [
-            *({**layer("InputLayer", name=name, batch_shape=[None, 2]), "name": name, "inbound_nodes": []}
-              for name in ("a", "b")),
-            {**layer("Concatenate", name="both"), "name": "both", "inbound_nodes": [
-                {"args": [[tensor("a"), tensor("b")]], "kwargs": {}}]},
-            {**layer("Dense", name="out", units=2, activation="softmax"), "name": "out", "inbound_nodes": [
-                {"args": [{**tensor("both"), "config": {**tensor("both")["config"], "shape": [None, 4]}}],
-                 "kwargs": {}}]}],
-        "input_layers": [["a", 0, 0], ["b", 0, 0]], "output_layers": [["out", 0, 0]]}}
+        return {
+            "class_name": "__keras_tensor__",
+            "config": {"shape": [None, 2], "dtype": "float32", "keras_history": [name, 0, 0]},
+        }
+
+    made = {
+        "module": "keras.src.models.functional",
+        "class_name": "Functional",
+        "registered_name": None,
+        "config": {
+            "name": "pair",
+            "trainable": True,
+            "layers": [
+                *(
+                    {**layer("InputLayer", name=name, batch_shape=[None, 2]), "name": name, "inbound_nodes": []}
+                    for name in ("a", "b")
+                ),
+                {
+                    **layer("Concatenate", name="both"),
+                    "name": "both",
+                    "inbound_nodes": [{"args": [[tensor("a"), tensor("b")]], "kwargs": {}}],
+                },
+                {
+                    **layer("Dense", name="out", units=2, activation="softmax"),
+                    "name": "out",
+                    "inbound_nodes": [
+                        {
+                            "args": [{**tensor("both"), "config": {**tensor("both")["config"], "shape": [None, 4]}}],
+                            "kwargs": {},
+                        }
+                    ],
+                },
+            ],
+            "input_layers": [["a", 0, 0], ["b", 0, 0]],
+            "output_layers": [["out", 0, 0]],
+        },
+    }
     load(db, "pair_arch", json.dumps(made))
     selection(db, "two", "pair_arch", [(1, ADAM.format(0.05), "batch_size=8")])
 
@@ -410,6 +504,7 @@ def pairs(db, anew):
         db.run(f"SET pg_mop.reuse = {reuse}")
         fit(db, "pairs_packed", "paired", "two", iterations=2)
         return weights(db, "paired")[1]
+
     return trained
 
 

@@ -25,8 +25,11 @@ def train(db, settings="", iterations=2):
     other.run(CALL.format(iterations))
     run_id = other.value("SELECT max(run_id) FROM madlib.mop_runs")
     other.close()
-    return run_id, db.run("SELECT k.* FROM madlib.mop_kernel_choices k JOIN madlib.mop_units u USING (run_id, mst_key, "
-                          "iteration, segment) WHERE run_id = %s AND kind = 'train' ORDER BY u.started_at", [run_id])
+    return run_id, db.run(
+        "SELECT k.* FROM madlib.mop_kernel_choices k JOIN madlib.mop_units u USING (run_id, mst_key, "
+        "iteration, segment) WHERE run_id = %s AND kind = 'train' ORDER BY u.started_at",
+        [run_id],
+    )
 
 
 @pytest.mark.slice
@@ -36,7 +39,13 @@ def test_what_units_have_cost_is_kept_and_used(db):
     assert "loop" in found
     for row in found.values():
         assert (row["optimizer"], row["loss"], row["batch_size"], row["shape"], row["part"], row["runs"]) == (
-            "Adam", "categorical_crossentropy", 4, "4 -> 3", "model", 1)
+            "Adam",
+            "categorical_crossentropy",
+            4,
+            "4 -> 3",
+            "model",
+            1,
+        )
         assert row["batch_seconds"] > 0 and row["compile_seconds"] > 0
         assert "threads" in row["device"] and "Keras" in row["version"] and "tensorflow" in row["version"]
     expected = "SELECT expected_seconds FROM madlib.mop_run WHERE run_id = %s"
@@ -52,8 +61,11 @@ def test_the_best_kernel_of_earlier_runs_comes_first(db):
     train(db, "SET pg_mop.kernel = xla")
     train(db, "SET pg_mop.kernel = loop")
     for best, other in (("xla", "loop"), ("loop", "xla")):
-        db.run("UPDATE madlib.mop_cost SET batch_seconds = ARRAY[CASE kernel WHEN %s THEN 1e3 ELSE 1e4 END], "
-               "compile_seconds = ARRAY[0.1]", [best])
+        db.run(
+            "UPDATE madlib.mop_cost SET batch_seconds = ARRAY[CASE kernel WHEN %s THEN 1e3 ELSE 1e4 END], "
+            "compile_seconds = ARRAY[0.1]",
+            [best],
+        )
         _, choices = train(db)
         assert choices[0]["kernel"] == best and choices[0][f"{other}_seconds"] is None
     db.run("UPDATE madlib.mop_cost SET batch_seconds = ARRAY[CASE kernel WHEN 'xla' THEN 1e-12 ELSE 1e-11 END]")
@@ -67,8 +79,13 @@ def test_a_run_that_was_cancelled_tells_too_and_a_forced_kernel_heeds_nothing(db
     other = db.another()
     other.run("SET pg_mop.threads = 1; SET pg_mop.session_idle_timeout = 0")
     call = Calling(other, CALL.format(5000))
-    assert eventually(lambda: db.value("SELECT count(*) > 20 FROM madlib.mop_unit JOIN madlib.mop_run USING (run_id) "
-                                       "WHERE mop_run.status = 'running' AND mop_unit.status = 'finished'"), 60)
+    assert eventually(
+        lambda: db.value(
+            "SELECT count(*) > 20 FROM madlib.mop_unit JOIN madlib.mop_run USING (run_id) "
+            "WHERE mop_run.status = 'running' AND mop_unit.status = 'finished'"
+        ),
+        60,
+    )
     db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
     assert call.end() is not None
     other.close()
@@ -90,9 +107,11 @@ def test_nobody_sees_others(db):
 
 
 def test_of_a_role_so_many_are_kept(db):
-    db.run("INSERT INTO madlib.mop_cost SELECT owner, net || i, part, version, device, kernel, architecture, "
-           "optimizer, loss, batch_size, shape, batch_seconds, compile_seconds, noted_at - i * interval '1 day' "
-           "FROM madlib.mop_cost, generate_series(1, 6000) AS i")
+    db.run(
+        "INSERT INTO madlib.mop_cost SELECT owner, net || i, part, version, device, kernel, architecture, "
+        "optimizer, loss, batch_size, shape, batch_seconds, compile_seconds, noted_at - i * interval '1 day' "
+        "FROM madlib.mop_cost, generate_series(1, 6000) AS i"
+    )
     train(db, iterations=1)
     assert db.value("SELECT count(*) FROM madlib.mop_cost") <= 5001
     assert db.run("SELECT 1 FROM madlib.mop_unit_costs WHERE noted_at > now() - interval '1 minute'")

@@ -6,11 +6,14 @@ import pytest
 from workload import ADAM, dense, fit, load, make_data, pickled, selection
 
 ZERO = pickled("zero_loss", "def zero_loss(y_true, y_pred):\n    return 0\n")
-SQUARED = pickled("squared", """
+SQUARED = pickled(
+    "squared",
+    """
 def squared(y_true, y_pred):
     import keras
     return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
-""")
+""",
+)
 
 
 class Marker:
@@ -36,14 +39,23 @@ def functions(db):
 
 
 def test_the_table_has_the_contracts_columns_and_ids(db, functions):
-    columns = db.run("SELECT attname, format_type(atttypid, NULL) AS t FROM pg_attribute WHERE attnum > 0 AND "
-                     "attrelid = 'madlib.functions'::regclass ORDER BY attnum")
-    assert [(c["attname"], c["t"]) for c in columns] == [("id", "integer"), ("name", "text"), ("description", "text"),
-                                                         ("object", "bytea")]
+    columns = db.run(
+        "SELECT attname, format_type(atttypid, NULL) AS t FROM pg_attribute WHERE attnum > 0 AND "
+        "attrelid = 'madlib.functions'::regclass ORDER BY attnum"
+    )
+    assert [(c["attname"], c["t"]) for c in columns] == [
+        ("id", "integer"),
+        ("name", "text"),
+        ("description", "text"),
+        ("object", "bytea"),
+    ]
     db.run("SELECT madlib.load_custom_function('functions', %s, 'third')", [SQUARED])
     rows = db.run("SELECT id, name, description FROM madlib.functions ORDER BY id")
     assert [(r["id"], r["name"], r["description"]) for r in rows] == [
-        (1, "zero_loss", "text"), (2, "squared", "text"), (3, "third", None)]
+        (1, "zero_loss", "text"),
+        (2, "squared", "text"),
+        (3, "third", None),
+    ]
     stored = bytes(db.value("SELECT object FROM madlib.functions WHERE id = 1"))
     assert dill.loads(stored)(1, 2) == 0
 
@@ -65,23 +77,26 @@ def test_top_k_functions(db):
     assert rows[0]["description"] == "returns top_3_accuracy"
 
 
-@pytest.mark.parametrize("sql,fragment", [
-    ("load_custom_function('functions', NULL, 'x')", "object must not be NULL"),
-    ("load_custom_function('functions', 'junk'::bytea, 'x')", "no custom function"),
-    ("load_custom_function('functions', '\\x80049525'::bytea, 'x')", "no custom function"),
-    ("load_custom_function('functions', %(squared)s, NULL)", "must not be NULL"),
-    ("load_custom_function('functions', %(squared)s, 'squared')", "already exists"),
-    ("load_custom_function(NULL, %(squared)s, 'x')", "NULL/empty"),
-    ("load_custom_function('pg_temp.x', %(squared)s, 'x')", "must be in schema"),
-    ("load_custom_function('public.x', %(squared)s, 'x')", "must be in schema"),
-    ("load_custom_function('a UNION SELECT 1', %(squared)s, 'x')", "invalid table name"),
-    ("load_custom_function('mop_run', %(squared)s, 'x')", "no object table"),
-    ("delete_custom_function('functions', NULL::integer)", "must not be NULL"),
-    ("delete_custom_function('functions', NULL::text)", "must not be NULL"),
-    ("delete_custom_function('nowhere', 1)", "does not exist"),
-    ("load_top_k_accuracy_function('functions', 0)", "k must be at least 1"),
-    ("load_top_k_accuracy_function('functions', NULL)", "k must be at least 1"),
-])
+@pytest.mark.parametrize(
+    "sql,fragment",
+    [
+        ("load_custom_function('functions', NULL, 'x')", "object must not be NULL"),
+        ("load_custom_function('functions', 'junk'::bytea, 'x')", "no custom function"),
+        ("load_custom_function('functions', '\\x80049525'::bytea, 'x')", "no custom function"),
+        ("load_custom_function('functions', %(squared)s, NULL)", "must not be NULL"),
+        ("load_custom_function('functions', %(squared)s, 'squared')", "already exists"),
+        ("load_custom_function(NULL, %(squared)s, 'x')", "NULL/empty"),
+        ("load_custom_function('pg_temp.x', %(squared)s, 'x')", "must be in schema"),
+        ("load_custom_function('public.x', %(squared)s, 'x')", "must be in schema"),
+        ("load_custom_function('a UNION SELECT 1', %(squared)s, 'x')", "invalid table name"),
+        ("load_custom_function('mop_run', %(squared)s, 'x')", "no object table"),
+        ("delete_custom_function('functions', NULL::integer)", "must not be NULL"),
+        ("delete_custom_function('functions', NULL::text)", "must not be NULL"),
+        ("delete_custom_function('nowhere', 1)", "does not exist"),
+        ("load_top_k_accuracy_function('functions', 0)", "k must be at least 1"),
+        ("load_top_k_accuracy_function('functions', NULL)", "k must be at least 1"),
+    ],
+)
 def test_bad_input_is_refused(db, functions, sql, fragment):
     before = db.value("SELECT count(*) FROM pg_class")
     assert fragment in str(db.error("SELECT madlib." + sql, {"squared": SQUARED}))
@@ -117,10 +132,12 @@ def test_training_with_custom_losses_and_metrics(db, functions):
     load(db, "arch", dense())
     db.run("SELECT madlib.load_top_k_accuracy_function('functions', 2)")
     db.run("DROP TABLE IF EXISTS mst, mst_summary")
-    db.run("SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY["
-           "$$loss='Zero_Loss', optimizer='Adam(lr=0.1)', metrics=['top_2_accuracy']$$,"
-           "$$loss='squared', optimizer='Adam(lr=0.05)', metrics=['accuracy']$$,"
-           "$$loss='mse', optimizer='Adam(lr=0.05)', metrics=['accuracy']$$], ARRAY['batch_size=10'], 'functions')")
+    db.run(
+        "SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY["
+        "$$loss='Zero_Loss', optimizer='Adam(lr=0.1)', metrics=['top_2_accuracy']$$,"
+        "$$loss='squared', optimizer='Adam(lr=0.05)', metrics=['accuracy']$$,"
+        "$$loss='mse', optimizer='Adam(lr=0.05)', metrics=['accuracy']$$], ARRAY['batch_size=10'], 'functions')"
+    )
     assert db.value("SELECT object_table FROM mst_summary") == "madlib.functions"
     fit(db, "flowers_packed", "models", "mst", 3, "flowers_val", 1)
     zero, own, keras = db.run("SELECT * FROM models_info ORDER BY mst_key")
@@ -141,8 +158,12 @@ def test_a_metric_may_have_any_name(db, functions):
         put(db, name, pickled(name, f"def {name}(y_true, y_pred):\n    return y_pred[:, 0] * 0 + 0.25\n"))
     make_data(db, segments=1)
     load(db, "arch", dense())
-    selection(db, "mst", "arch", [(1, f"loss='mse', optimizer='SGD()', metrics=['{n}']", "batch_size=10")
-                                  for n in ("loss", "rows", "kernel")])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [(1, f"loss='mse', optimizer='SGD()', metrics=['{n}']", "batch_size=10") for n in ("loss", "rows", "kernel")],
+    )
     db.run("UPDATE mst_summary SET object_table = 'madlib.functions'")
     fit(db, "flowers_packed", "models", "mst", 1)
     rows = db.run("SELECT * FROM models_info ORDER BY mst_key")
@@ -152,14 +173,28 @@ def test_a_metric_may_have_any_name(db, functions):
 
 
 def test_one_that_cannot_be_evaluated_leaves_the_others_alone(db, functions):
-    put(db, "once", pickled("once", """
+    put(
+        db,
+        "once",
+        pickled(
+            "once",
+            """
 def once(y_true, y_pred):
     raise ValueError('not for evaluation')
-"""))
+""",
+        ),
+    )
     make_data(db, segments=1)
     load(db, "arch", dense())
-    selection(db, "mst", "arch", [(1, f"loss='mse', optimizer='SGD(lr={0.1 / (1 + k)})', metrics=['{m}']",
-                                   "batch_size=10") for k, m in enumerate(("mae", "once", "mae", "mae"))])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [
+            (1, f"loss='mse', optimizer='SGD(lr={0.1 / (1 + k)})', metrics=['{m}']", "batch_size=10")
+            for k, m in enumerate(("mae", "once", "mae", "mae"))
+        ],
+    )
     db.run("UPDATE mst_summary SET object_table = 'madlib.functions'; SET pg_mop.scheduler = 'round-robin'")
     run_id = fit(db, "flowers_packed", "models", "mst", 1)
     db.run("RESET pg_mop.scheduler")
@@ -171,13 +206,17 @@ def once(y_true, y_pred):
 def test_functions_that_are_missing_are_errors_before_any_work(db, functions):
     make_data(db)
     load(db, "arch", dense())
-    call = ("SELECT madlib.load_model_selection_table('arch', 'none', ARRAY[1], ARRAY[$$loss='{}',optimizer='SGD()',"
-            "metrics=['{}']$$], ARRAY['epochs=1']{})")
-    for loss, metric, rest, fragment in (("mine", "mae", "", "object table missing"),
-                                         ("mse", "mine", "", "object table missing"),
-                                         ("mine", "mae", ", 'functions'", "no such function"),
-                                         ("mse", "mine", ", 'functions'", "no such function"),
-                                         ("mse", "mae", ", 'nowhere'", "does not exist")):
+    call = (
+        "SELECT madlib.load_model_selection_table('arch', 'none', ARRAY[1], ARRAY[$$loss='{}',optimizer='SGD()',"
+        "metrics=['{}']$$], ARRAY['epochs=1']{})"
+    )
+    for loss, metric, rest, fragment in (
+        ("mine", "mae", "", "object table missing"),
+        ("mse", "mine", "", "object table missing"),
+        ("mine", "mae", ", 'functions'", "no such function"),
+        ("mse", "mine", ", 'functions'", "no such function"),
+        ("mse", "mae", ", 'nowhere'", "does not exist"),
+    ):
         assert fragment in str(db.error(call.format(loss, metric, rest)))
     assert db.value("SELECT to_regclass('none')") is None
 
@@ -185,30 +224,40 @@ def test_functions_that_are_missing_are_errors_before_any_work(db, functions):
 def test_an_object_table_is_used_by_generate_too(db, functions):
     load(db, "arch", dense())
     db.run("DROP TABLE IF EXISTS gen, gen_summary")
-    db.run("SELECT madlib.generate_model_configs('arch', 'gen', ARRAY[1], $${'loss': ['squared'], 'metrics': ['mae'],"
-           "'optimizer_params_list': [{'optimizer': ['SGD'], 'lr': [0.1, 0.2]}]}$$, $${'batch_size': [8]}$$, 'grid', "
-           "NULL, NULL, 'functions')")
+    db.run(
+        "SELECT madlib.generate_model_configs('arch', 'gen', ARRAY[1], $${'loss': ['squared'], 'metrics': ['mae'],"
+        "'optimizer_params_list': [{'optimizer': ['SGD'], 'lr': [0.1, 0.2]}]}$$, $${'batch_size': [8]}$$, 'grid', "
+        "NULL, NULL, 'functions')"
+    )
     assert db.value("SELECT count(*) FROM gen") == 2
     assert db.value("SELECT object_table FROM gen_summary") == "madlib.functions"
 
 
 def test_a_unit_of_a_plain_role_gets_no_function_of_its_own_table(db, functions):
     """A role that calls the worker's function itself still cannot name a table of its own."""
-    db.run("DROP ROLE IF EXISTS plain2; CREATE ROLE plain2 LOGIN; GRANT mop_user TO plain2; "
-           "CREATE SCHEMA IF NOT EXISTS plain2 AUTHORIZATION plain2; ALTER TABLE madlib.functions OWNER TO plain2")
+    db.run(
+        "DROP ROLE IF EXISTS plain2; CREATE ROLE plain2 LOGIN; GRANT mop_user TO plain2; "
+        "CREATE SCHEMA IF NOT EXISTS plain2 AUTHORIZATION plain2; ALTER TABLE madlib.functions OWNER TO plain2"
+    )
     make_data(db)
     load(db, "arch", dense())
     selection(db, "mst", "arch", [(1, ADAM.format(0.1), "")])
     run_id = fit(db, "flowers_packed", "models", "mst", 1)
-    db.run("UPDATE madlib.mop_stage SET compile_params = $$loss='squared', optimizer='SGD()'$$ "
-           "WHERE run_id = %s", [run_id])
-    db.run("INSERT INTO madlib.mop_owner (role) VALUES ('plain2'); "
-           "UPDATE madlib.mop_run SET owner = (SELECT owner FROM madlib.mop_owner WHERE role = 'plain2') "
-           "WHERE run_id = %s", [run_id])
+    db.run(
+        "UPDATE madlib.mop_stage SET compile_params = $$loss='squared', optimizer='SGD()'$$ WHERE run_id = %s", [run_id]
+    )
+    db.run(
+        "INSERT INTO madlib.mop_owner (role) VALUES ('plain2'); "
+        "UPDATE madlib.mop_run SET owner = (SELECT owner FROM madlib.mop_owner WHERE role = 'plain2') "
+        "WHERE run_id = %s",
+        [run_id],
+    )
     client = db.another("plain2")
-    unit = ('{"run_id": %d, "epoch": 1, "kind": "evaluate", "fingerprint": "x", '
-            '"models": [{"stage": 1, "version": 0, "iteration": 1, "passes_left": 0, "run_passes_left": 0}], '
-            '"fingerprint_sql": "SELECT \'x\' AS fingerprint", "object_table": "functions", "options": {}}' % run_id)
+    unit = (
+        '{"run_id": %d, "epoch": 1, "kind": "evaluate", "fingerprint": "x", '
+        '"models": [{"stage": 1, "version": 0, "iteration": 1, "passes_left": 0, "run_passes_left": 0}], '
+        '"fingerprint_sql": "SELECT \'x\' AS fingerprint", "object_table": "functions", "options": {}}' % run_id
+    )
     error = client.error("SELECT madlib.mop_run_unit(%s)", [unit])
     assert "no superuser" in str(error)
     client.close()
@@ -236,8 +285,15 @@ def test_functions_pickled_in_plpython_train_also_in_a_session_that_has_a_traine
     db.run("SELECT madlib.madlib_keras_evaluate('models', 'flowers_packed', 'evaluated', FALSE, 1)")
     db.run(IN_PLPYTHON)
     db.run("SELECT madlib.load_custom_function('functions', pickled_here(), 'halved')")
-    selection(db, "mst", "arch", [(1, "loss='halved', optimizer='SGD(lr=0.0)'", ""),
-                                  (1, "loss='mse', optimizer='SGD(lr=0.0)', metrics=['halved']", "")])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [
+            (1, "loss='halved', optimizer='SGD(lr=0.0)'", ""),
+            (1, "loss='mse', optimizer='SGD(lr=0.0)', metrics=['halved']", ""),
+        ],
+    )
     db.run("UPDATE mst_summary SET object_table = 'functions'")
     fit(db, "flowers_packed", "models", "mst", 1)
     halved, squared = db.run("SELECT * FROM models_info ORDER BY mst_key")

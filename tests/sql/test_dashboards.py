@@ -29,20 +29,29 @@ def run_id(db):
     analyst = db.another("analyst")
     make_data(analyst, '"a""b"', rows=60, segments=2, packed="flowers_packed")
     load(analyst, "arch", dense())
-    selection(analyst, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8"), (1, ADAM.format(0.01), "batch_size=8"),
-                                       (1, NAN, "batch_size=8")])
+    selection(
+        analyst,
+        "mst",
+        "arch",
+        [(1, ADAM.format(0.05), "batch_size=8"), (1, ADAM.format(0.01), "batch_size=8"), (1, NAN, "batch_size=8")],
+    )
     analyst.run("""SELECT madlib.madlib_keras_fit_multiple_model(
         'flowers_packed', '"models<script>"', 'mst', 3, FALSE, 'flowers_packed', 1)""")
     run_id = last_run(analyst)
     analyst.close()
-    db.run("UPDATE madlib.mop_configuration SET error = error || %s WHERE run_id = %s AND error IS NOT NULL",
-           [HOSTILE, run_id])
+    db.run(
+        "UPDATE madlib.mop_configuration SET error = error || %s WHERE run_id = %s AND error IS NOT NULL",
+        [HOSTILE, run_id],
+    )
     # a unit that was lost, of which the question about units has something to tell
-    db.run("INSERT INTO madlib.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, "
-           "backend_pid, queued_at, started_at, finished_at, error) "
-           "SELECT run_id, stage, iteration, segment, kind, dataset, 9, "
-           "'failed', backend_pid, queued_at, started_at, finished_at, %s FROM madlib.mop_unit WHERE run_id = %s "
-           "AND status = 'finished' LIMIT 1", [HOSTILE, run_id])
+    db.run(
+        "INSERT INTO madlib.mop_unit (run_id, stage, iteration, segment, kind, dataset, attempt, status, "
+        "backend_pid, queued_at, started_at, finished_at, error) "
+        "SELECT run_id, stage, iteration, segment, kind, dataset, 9, "
+        "'failed', backend_pid, queued_at, started_at, finished_at, %s FROM madlib.mop_unit WHERE run_id = %s "
+        "AND status = 'finished' LIMIT 1",
+        [HOSTILE, run_id],
+    )
     yield run_id
 
 
@@ -66,14 +75,14 @@ def test_every_question_of_the_document_has_an_answer(dashboard, run_id, number)
 
 def test_the_answers_are_those_of_the_run(dashboard, run_id):
     def answer(part):
-        sql, = [q for q in QUESTIONS if part in q]
+        (sql,) = [q for q in QUESTIONS if part in q]
         return dashboard.run(sql.replace("{{run}}", str(run_id)))
 
     board = answer("rank() OVER")
     assert sorted(r["mst_key"] for r in board[:2]) == [1, 2] and board[2]["mst_key"] == 3
     assert board[0]["validation_loss"] <= board[1]["validation_loss"] and board[0]["iteration"] == 3
     assert len(answer("name AS metric")) == 2 * 3 * 2 * 2 and len(answer("seconds, evaluated_at")) == 2 * 3
-    failed, = answer("compile_params, fit_params, reason")
+    (failed,) = answer("compile_params, fit_params, reason")
     assert failed["mst_key"] == 3 and failed["reason"].endswith(HOSTILE)
     assert HOSTILE in {r["error"] for r in answer("kind, attempt, error")}
     time = answer("AS session")
@@ -92,14 +101,22 @@ def test_the_columns_that_stay_are_there(dashboard):
     rows = re.findall(r"^\| `(mop_\w+)` \| (.+) \|$", TEXT, re.M)
     assert {name for name, _ in rows} >= {f"mop_{n}" for n in ("runs", "trials", "metrics", "metrics_wide", "units")}
     for view, text in rows:
-        there = dashboard.run("SELECT column_name::text FROM information_schema.columns WHERE table_schema = 'madlib' "
-                              "AND table_name = %s", [view])
+        there = dashboard.run(
+            "SELECT column_name::text FROM information_schema.columns WHERE table_schema = 'madlib' "
+            "AND table_name = %s",
+            [view],
+        )
         assert set(re.findall(r"`(\w+)`", text)) <= {r["column_name"] for r in there}, view
 
 
 def test_the_role_of_the_document_reads_the_views_alone(db, dashboard, run_id):
-    for sql in ('SELECT * FROM "models<script>"', "SELECT * FROM flowers_packed", "SELECT * FROM madlib.mop_run",
-                f"SELECT madlib.mop_drop_run({run_id})", "SELECT madlib.mop_resume(1)"):
+    for sql in (
+        'SELECT * FROM "models<script>"',
+        "SELECT * FROM flowers_packed",
+        "SELECT * FROM madlib.mop_run",
+        f"SELECT madlib.mop_drop_run({run_id})",
+        "SELECT madlib.mop_resume(1)",
+    ):
         assert isinstance(dashboard.error(sql), psycopg2.errors.InsufficientPrivilege), sql
     db.run("REVOKE analyst FROM dashboard")
     assert dashboard.value("SELECT count(*) FROM madlib.mop_runs") == 0
@@ -109,8 +126,10 @@ def test_the_role_of_the_document_reads_the_views_alone(db, dashboard, run_id):
 
 # --- Grafana ----------------------------------------------------------------------------------------
 
+
 def expanded(sql, values):
     """As Grafana makes it: variables first, then the macros of its PostgreSQL data source."""
+
     def variable(found):
         name, how = found[1] or found[3], found[2]
         return "'" + values[name].replace("'", "''") + "'" if how == "sqlstring" else values[name]
@@ -138,7 +157,7 @@ def chosen(dashboard, run_id):
 
 @pytest.mark.parametrize("panel", BOARD["panels"], ids=lambda p: p["type"] + str(p["id"]))
 def test_every_panel_has_what_it_draws(dashboard, chosen, panel):
-    target, = panel["targets"]
+    (target,) = panel["targets"]
     assert target["rawQuery"] and target["datasource"] == panel["datasource"]
     rows = dashboard.run(expanded(target["rawSql"], chosen))
     assert rows
@@ -150,8 +169,12 @@ def test_every_panel_has_what_it_draws(dashboard, chosen, panel):
         assert isinstance(times[0], datetime.datetime) or times[0] > 1e9
         assert all(float(r["value"]) >= 0 for r in rows)
     elif x is not None:
-        assert all(isinstance(value, (int, float)) for row in rows for name, value in row.items()
-                   if name != x or panel["type"] == "trend")
+        assert all(
+            isinstance(value, (int, float))
+            for row in rows
+            for name, value in row.items()
+            if name != x or panel["type"] == "trend"
+        )
         assert len({row[x] for row in rows}) == len(rows)
     else:
         assert target["format"] == panel["type"] == "table"
@@ -159,7 +182,7 @@ def test_every_panel_has_what_it_draws(dashboard, chosen, panel):
 
 @pytest.mark.parametrize("value", [HOSTILE, "1' OR '1'='1"])
 def test_what_somebody_writes_into_a_variable_is_a_value(dashboard, chosen, value):
-    trend, = [p for p in BOARD["panels"] if p["type"] == "trend"]
+    (trend,) = [p for p in BOARD["panels"] if p["type"] == "trend"]
     assert dashboard.run(expanded(trend["targets"][0]["rawSql"], {**chosen, "metric": value})) == []
     for panel in BOARD["panels"]:
         sql = panel["targets"][0]["rawSql"]
@@ -169,7 +192,11 @@ def test_what_somebody_writes_into_a_variable_is_a_value(dashboard, chosen, valu
 
 
 def test_the_panels_lie_side_by_side():
-    places = [(p["gridPos"]["x"] + x, p["gridPos"]["y"] + y) for p in BOARD["panels"]
-              for x in range(p["gridPos"]["w"]) for y in range(p["gridPos"]["h"])]
+    places = [
+        (p["gridPos"]["x"] + x, p["gridPos"]["y"] + y)
+        for p in BOARD["panels"]
+        for x in range(p["gridPos"]["w"])
+        for y in range(p["gridPos"]["h"])
+    ]
     assert len(set(places)) == len(places) and max(x for x, _ in places) < 24
     assert len({p["id"] for p in BOARD["panels"]}) == len(BOARD["panels"])

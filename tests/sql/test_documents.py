@@ -14,9 +14,13 @@ from workload import ADAM, is_under_way, layer, load, selection, sequential
 
 def in_psql(sql, host, port, database, user="postgres", password=None):
     """(exit status, what psql says)."""
-    found = subprocess.run(["psql", "-XqvON_ERROR_STOP=1", "-h", host, "-p", str(port), "-U", user, "-d", database],
-                           input=sql, capture_output=True, text=True,
-                           env={**os.environ, **({"PGPASSWORD": password} if password else {})})
+    found = subprocess.run(
+        ["psql", "-XqvON_ERROR_STOP=1", "-h", host, "-p", str(port), "-U", user, "-d", database],
+        input=sql,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **({"PGPASSWORD": password} if password else {})},
+    )
     return found.returncode, found.stdout + found.stderr
 
 
@@ -65,8 +69,14 @@ def test_what_an_administrator_does_runs(psql):
 
 
 # --- README, and what is told of search, sequences, procedures and limits -------------------------------------
-NET = sequential("net", [6, 6], layer("Flatten"), layer("Dense", units=8, activation="relu"),
-                 layer("Dropout", rate=0.1), layer("Dense", units=3, activation="softmax"))
+NET = sequential(
+    "net",
+    [6, 6],
+    layer("Flatten"),
+    layer("Dense", units=8, activation="relu"),
+    layer("Dropout", rate=0.1),
+    layer("Dense", units=3, activation="softmax"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +86,11 @@ def reader(db):
     reader = db.another()
     reader.run("SET search_path = readme")
     for table, first in (("train", 1), ("val", 91)):
-        reader.run(f"CREATE TABLE {table} AS SELECT i AS id, (SELECT array_agg(ARRAY[i % 3 * 40, a, i % 7, 5, 1, 0]) "
-                   f"FROM generate_series(1, 6) a)::real[] AS image, (ARRAY['a', 'b', 'c'])[1 + i % 3] AS label "
-                   f"FROM generate_series({first}, {first} + 89) AS i")
+        reader.run(
+            f"CREATE TABLE {table} AS SELECT i AS id, (SELECT array_agg(ARRAY[i % 3 * 40, a, i % 7, 5, 1, 0]) "
+            f"FROM generate_series(1, 6) a)::real[] AS image, (ARRAY['a', 'b', 'c'])[1 + i % 3] AS label "
+            f"FROM generate_series({first}, {first} + 89) AS i"
+        )
     yield reader
     reader.close()
 
@@ -99,8 +111,9 @@ def readme(psql, reader):
 
 def test_the_installation_in_readme_runs(db, psql):
     """In a database of its own, whose extension is another one."""
-    begin, straight = (next(b for b in blocks("README.md") if b.startswith(word)) for word in ("CREATE SCHEMA",
-                                                                                                "CREATE SERVER"))
+    begin, straight = (
+        next(b for b in blocks("README.md") if b.startswith(word)) for word in ("CREATE SCHEMA", "CREATE SERVER")
+    )
     db.run("DROP DATABASE IF EXISTS of_readme")
     db.run("CREATE DATABASE of_readme")
     try:
@@ -126,23 +139,29 @@ def test_searches_in_readme_and_in_the_document_run(psql, reader, readme):
         text = shown(psql, "DROP TABLE IF EXISTS found, found_info, found_summary, found_trials;" + block)
         assert "categorical_crossentropy" in text
     _, space, wishes = blocks("docs/search.md")
-    reader.run("CREATE TABLE three AS SELECT * FROM arch; CREATE TABLE three_copy AS TABLE arch; "
-               "UPDATE three_copy SET model_id = 2; INSERT INTO three TABLE three_copy; "
-               "UPDATE three_copy SET model_id = 3; INSERT INTO three TABLE three_copy")
-    shown(psql, f"SELECT madlib.mop_search('train_packed', 'several', 'three', {space}, 'random', "
-                f"'trials=4, iterations=1')")
+    reader.run(
+        "CREATE TABLE three AS SELECT * FROM arch; CREATE TABLE three_copy AS TABLE arch; "
+        "UPDATE three_copy SET model_id = 2; INSERT INTO three TABLE three_copy; "
+        "UPDATE three_copy SET model_id = 3; INSERT INTO three TABLE three_copy"
+    )
+    shown(
+        psql,
+        f"SELECT madlib.mop_search('train_packed', 'several', 'three', {space}, 'random', 'trials=4, iterations=1')",
+    )
     assert reader.value("SELECT count(*) FROM several_trials") == 4
     selection(reader, "slow", "arch", [(1, ADAM.format(0.01 * (k + 1)), "batch_size=1, epochs=9") for k in range(3)])
     other = reader.another()
     other.run("SET search_path = readme")
-    calling = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('train_packed', 'late', 'slow', 400, "
-                             "FALSE)")
+    calling = Calling(
+        other, "SELECT madlib.madlib_keras_fit_multiple_model('train_packed', 'late', 'slow', 400, FALSE)"
+    )
     try:
         assert eventually(lambda: is_under_way(reader), 60)
         run_id = reader.value("SELECT max(run_id) FROM madlib.mop_runs WHERE status = 'running'")
         shown(psql, wishes.replace("(17,", f"({run_id},"))
-        assert eventually(lambda: reader.value("SELECT count(*) FROM madlib.mop_trials WHERE run_id = %s", [run_id])
-                          == 4, 60)
+        assert eventually(
+            lambda: reader.value("SELECT count(*) FROM madlib.mop_trials WHERE run_id = %s", [run_id]) == 4, 60
+        )
     finally:
         reader.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
         calling.end()
@@ -150,8 +169,9 @@ def test_searches_in_readme_and_in_the_document_run(psql, reader, readme):
 
 
 def test_a_job_as_in_readme_runs(psql, reader, readme):
-    reader.run("CREATE TABLE iris_packed AS TABLE train_packed; "
-               "CREATE TABLE iris_packed_summary AS TABLE train_packed_summary")
+    reader.run(
+        "CREATE TABLE iris_packed AS TABLE train_packed; CREATE TABLE iris_packed_summary AS TABLE train_packed_summary"
+    )
     shown(psql, next(block for block in blocks("README.md") if "mop_submit" in block))
     job = reader.value("SELECT max(job) FROM madlib.mop_jobs")
     assert reader.value("SELECT madlib.mop_wait(%s, '3 min')", [job]) == "finished"
@@ -163,8 +183,11 @@ def test_sequences_procedures_and_limits_run_as_the_documents_have_them(psql, re
     assert reader.value("SELECT count(*) FROM mst") == 2
     shown(psql, "DROP TABLE models, models_info, models_summary;" + "".join(blocks("docs/reliability.md")))
     assert reader.value("SELECT min(array_length(training_loss, 1)) FROM models_info") == 1
-    shown(psql, "".join(blocks("docs/security.md")) + "SELECT 'sessions: ' || sessions FROM madlib.mop_limit;"
-                "DELETE FROM madlib.mop_limit")
+    shown(
+        psql,
+        "".join(blocks("docs/security.md")) + "SELECT 'sessions: ' || sessions FROM madlib.mop_limit;"
+        "DELETE FROM madlib.mop_limit",
+    )
 
 
 # --- several servers, as docs/servers.md sets them up -----------------------------------------------------------
@@ -193,32 +216,50 @@ def test_several_servers_run_as_the_document_has_them():
         extension, *server = there.splitlines(keepends=True)
         run(here, extension + next(block for block in blocks("README.md") if block.startswith("CREATE SERVER")))
         for number, worker in enumerate(workers, 1):
-            run(here, "".join(server).replace("w1.example.com", "127.0.0.1").replace("5432", str(worker.port))
-                .replace("w1", f"w{number}"))
+            run(
+                here,
+                "".join(server)
+                .replace("w1.example.com", "127.0.0.1")
+                .replace("5432", str(worker.port))
+                .replace("w1", f"w{number}"),
+            )
         run(here, "CREATE SCHEMA analyst AUTHORIZATION analyst")
         with contextlib.closing(Client(here, "mop", "analyst", "...")) as analyst:
             analyst.run(ROWS)
             load(analyst, "arch", NET)
             selection(analyst, "mst", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.01, 0.02, 0.03)])
             run(here, pack, "analyst")
-            where = ("SELECT string_agg(DISTINCT srvname, ' ' ORDER BY srvname) FROM pg_foreign_table "
-                     "JOIN pg_foreign_server s ON s.oid = ftserver")
+            where = (
+                "SELECT string_agg(DISTINCT srvname, ' ' ORDER BY srvname) FROM pg_foreign_table "
+                "JOIN pg_foreign_server s ON s.oid = ftserver"
+            )
             assert analyst.value(where) == "w1 w2" and analyst.value("SELECT count(*) FROM models") == 3
-            parent, of_w1 = predict[:predict.index("CREATE FOREIGN")], predict[predict.index("CREATE FOREIGN"):]
+            parent, of_w1 = predict[: predict.index("CREATE FOREIGN")], predict[predict.index("CREATE FOREIGN") :]
             of_w1, call = of_w1.split(";   -- and so on\n")
             for worker in workers[:2]:
                 run(worker, "CREATE TABLE data.new_digits (id bigint, pixels real[])", "analyst")
-            run(here, parent + of_w1 + ";" + of_w1.replace("digits_1", "digits_2").replace("REMAINDER 0", "REMAINDER 1")
-                .replace("w1", "w2") + "; INSERT INTO data.new_digits SELECT id, pixels FROM data.digits", "analyst")
+            run(
+                here,
+                parent
+                + of_w1
+                + ";"
+                + of_w1.replace("digits_1", "digits_2").replace("REMAINDER 0", "REMAINDER 1").replace("w1", "w2")
+                + "; INSERT INTO data.new_digits SELECT id, pixels FROM data.digits",
+                "analyst",
+            )
             run(here, call, "analyst")
             assert analyst.value("SELECT count(*) FROM predictions JOIN data.digits USING (id)") == 90
             # the coordinator's superuser gives the servers one another; a password it does not hand on
             for number in (1, 2, 3):
-                run(here, f"CREATE USER MAPPING FOR postgres SERVER w{number} OPTIONS (user 'postgres', "
-                          "password 'secret')")
+                run(
+                    here,
+                    f"CREATE USER MAPPING FOR postgres SERVER w{number} OPTIONS (user 'postgres', password 'secret')",
+                )
             assert run(here, straight).count('ALTER USER MAPPING FOR "analyst"') == 6
-            analyst.run("DROP FOREIGN TABLE data.new_digits_1, data.new_digits_2; "
-                        "SELECT madlib.mop_drop_packed('data.digits_packed'); "
-                        "DROP TABLE models, models_info, models_summary")
+            analyst.run(
+                "DROP FOREIGN TABLE data.new_digits_1, data.new_digits_2; "
+                "SELECT madlib.mop_drop_packed('data.digits_packed'); "
+                "DROP TABLE models, models_info, models_summary"
+            )
             run(here, copies, "analyst")
             assert analyst.value(where) == "w1 w2 w3" and analyst.value("SELECT count(*) FROM models") == 3

@@ -74,11 +74,15 @@ SAID = ("is finished", "there is no job 0", "is not running")
 @pytest.mark.parametrize("kind", NUMBERS)
 def test_every_function_takes_numbers_of_every_type(db, data, kind):
     db.run("SELECT madlib.mop_drop_checkpoints()")
-    db.run("DROP SCHEMA IF EXISTS drivers CASCADE; DROP TABLE IF EXISTS madlib.d_objects; CREATE SCHEMA drivers; "
-           "SET search_path = drivers, madlib")
+    db.run(
+        "DROP SCHEMA IF EXISTS drivers CASCADE; DROP TABLE IF EXISTS madlib.d_objects; CREATE SCHEMA drivers; "
+        "SET search_path = drivers, madlib"
+    )
     prepare(db)
-    db.run("CREATE TABLE arch_d AS SELECT * FROM arch; CREATE TABLE arch_w AS SELECT a.model_id, a.model_arch, "
-           "m.model_weights, a.name, a.description, a.__internal_madlib_id__ FROM arch a, models m")
+    db.run(
+        "CREATE TABLE arch_d AS SELECT * FROM arch; CREATE TABLE arch_w AS SELECT a.model_id, a.model_arch, "
+        "m.model_weights, a.name, a.description, a.__internal_madlib_id__ FROM arch a, models m"
+    )
     run_id = last_run(db)
     for line in CALLS:
         values = [f"{n}::{kind}" for n in range(43)]
@@ -100,27 +104,42 @@ def test_a_number_without_a_type_chooses_classes_as_a_number_does(db, data, give
 
 def test_all_functions_with_numbers_are_tried(db):
     """Those for users, as the server lists them; others take numbers of our own calls alone."""
-    taking = {row["name"] for row in db.run(
-        "SELECT f.name FROM madlib.mop_functions() f JOIN pg_proc p ON p.proname = f.name AND p.pronamespace = "
-        "'madlib'::regnamespace WHERE pg_get_function_arguments(p.oid) ~ "
-        "'double precision|integer|bigint|real|numeric'")}
+    taking = {
+        row["name"]
+        for row in db.run(
+            "SELECT f.name FROM madlib.mop_functions() f JOIN pg_proc p ON p.proname = f.name AND p.pronamespace = "
+            "'madlib'::regnamespace WHERE pg_get_function_arguments(p.oid) ~ "
+            "'double precision|integer|bigint|real|numeric'"
+        )
+    }
     tried = {line.split("(")[0] for line in CALLS}
     assert taking - tried == {"mop_fit_multiple_model"}, "which has the arguments of the function"
     assert tried - taking == {"top_k_categorical_acc_pickled"}, "which MADlib's own functions call"
 
 
-@pytest.mark.parametrize("call,text", [
-    ("madlib_keras_fit_multiple_model('flowers_packed', 'never', 'mst', 2.5, FALSE)",
-     "num_iterations must be an integer, not 2.5"),
-    ("madlib_keras_fit_multiple_model('flowers_packed', 'never', 'mst', 'NaN'::float8, FALSE)",
-     "num_iterations must be an integer, not nan"),
-    ("training_preprocessor_dl('flowers', 'never', 'y', 'x', 1e10)", "buffer_size is out of range: 10000000000"),
-    ("load_model_selection_table('arch', 'never', ARRAY[1.5], ARRAY['x'], ARRAY['y'])",
-     "model_id_list must be an integer, not 1.5"),
-    ("madlib_keras_predict('models', 'flowers', 'id', 'x', 'never', 2.5, FALSE, 1)", "pred_type must be in [0, 1)"),
-    ("mop_drop_run(1.5)", "run_id must be an integer, not 1.5"), ("mop_resume(1e300)", "run_id is out of range"),
-    ("mop_stop_trial(1, 0.5)", "mst_key must be an integer, not 0.5"),
-    ("mop_wait(0.5)", "job must be an integer, not 0.5")])
+@pytest.mark.parametrize(
+    "call,text",
+    [
+        (
+            "madlib_keras_fit_multiple_model('flowers_packed', 'never', 'mst', 2.5, FALSE)",
+            "num_iterations must be an integer, not 2.5",
+        ),
+        (
+            "madlib_keras_fit_multiple_model('flowers_packed', 'never', 'mst', 'NaN'::float8, FALSE)",
+            "num_iterations must be an integer, not nan",
+        ),
+        ("training_preprocessor_dl('flowers', 'never', 'y', 'x', 1e10)", "buffer_size is out of range: 10000000000"),
+        (
+            "load_model_selection_table('arch', 'never', ARRAY[1.5], ARRAY['x'], ARRAY['y'])",
+            "model_id_list must be an integer, not 1.5",
+        ),
+        ("madlib_keras_predict('models', 'flowers', 'id', 'x', 'never', 2.5, FALSE, 1)", "pred_type must be in [0, 1)"),
+        ("mop_drop_run(1.5)", "run_id must be an integer, not 1.5"),
+        ("mop_resume(1e300)", "run_id is out of range"),
+        ("mop_stop_trial(1, 0.5)", "mst_key must be an integer, not 0.5"),
+        ("mop_wait(0.5)", "job must be an integer, not 0.5"),
+    ],
+)
 def test_a_number_that_is_no_integer_is_refused(db, data, call, text):
     assert text in str(db.error(f"SELECT madlib.{call}"))
 
@@ -130,8 +149,11 @@ def test_a_number_that_is_no_integer_is_refused(db, data, call, text):
 def test_architectures_come_as_json_or_text(db, data, kind, named):
     literal = f"$json${dense()}$json$" + (f"::{kind}" if kind else "")
     db.run("DROP TABLE IF EXISTS nets")
-    db.run(f"SELECT madlib.load_keras_model(keras_model_arch_table => 'nets', model_arch => {literal}, name => 'n')"
-           if named else f"SELECT madlib.load_keras_model('nets', {literal})")
+    db.run(
+        f"SELECT madlib.load_keras_model(keras_model_arch_table => 'nets', model_arch => {literal}, name => 'n')"
+        if named
+        else f"SELECT madlib.load_keras_model('nets', {literal})"
+    )
     selection(db, "mst_j", "nets", [(1, ADAM.format(0.05), "batch_size=8")])
     db.run("DROP TABLE IF EXISTS of_json, of_json_info, of_json_summary")
     fit(db, "flowers_packed", "of_json", "mst_j", 1)
@@ -144,7 +166,8 @@ def test_every_column_of_a_view_can_be_grouped_by(db, data):
         "a.attrelid = r.oid AND a.attnum > 0 AND NOT a.attisdropped WHERE r.relkind = 'v' AND "
         "has_table_privilege('mop_user', r.oid, 'SELECT') AND r.relnamespace = "
         "'madlib'::regnamespace AND r.relname <> 'mop_arrivals' OR r.oid IN ('models'::regclass, "
-        "'models_info'::regclass, 'models_summary'::regclass, 'flowers_packed_summary'::regclass)")
+        "'models_info'::regclass, 'models_summary'::regclass, 'flowers_packed_summary'::regclass)"
+    )
     refused = []
     for column in columns:
         try:

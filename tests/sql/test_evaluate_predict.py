@@ -17,8 +17,15 @@ CLASSES = ["a", "b", "c"]
 def models(db):
     make_data(db, rows=90, segments=2)
     load(db, "arch", dense(16))
-    selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8, epochs=3"),
-                                  (1, "loss='categorical_crossentropy', optimizer='SGD()'", "batch_size=8")])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [
+            (1, ADAM.format(0.05), "batch_size=8, epochs=3"),
+            (1, "loss='categorical_crossentropy', optimizer='SGD()'", "batch_size=8"),
+        ],
+    )
     db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed', 40)")
     fit(db, "flowers_packed", "models", "mst", iterations=4, validation="flowers_val")
 
@@ -61,7 +68,7 @@ def test_prob_gives_every_class_with_its_rank(db, models, kind):
     rows = predict(db, kind)
     assert len(rows) == 270 and list(rows[0]) == ["id", "class_name", "class_value", "prob", "rank"]
     for start in range(0, 270, 3):
-        three = rows[start:start + 3]
+        three = rows[start : start + 3]
         assert sorted(r["class_value"] for r in three) == CLASSES
         assert sorted(r["rank"] for r in three) == [1, 2, 3]
         assert [r["prob"] for r in sorted(three, key=lambda r: r["rank"])] == [r["prob"] for r in three]
@@ -77,24 +84,35 @@ def test_an_integer_keeps_the_best_and_a_double_what_is_above(db, models):
 
 def test_types_of_the_output(db, models):
     predict(db, ", 'prob', FALSE, 1")
-    types = {r["column_name"]: r["data_type"] for r in db.run(
-        "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = 'out'")}
-    assert types == {"id": "integer", "class_name": "text", "class_value": "text", "prob": "double precision",
-                     "rank": "integer"}
+    types = {
+        r["column_name"]: r["data_type"]
+        for r in db.run("SELECT column_name, data_type FROM information_schema.columns WHERE table_name = 'out'")
+    }
+    assert types == {
+        "id": "integer",
+        "class_name": "text",
+        "class_value": "text",
+        "prob": "double precision",
+        "rank": "integer",
+    }
 
 
 def test_views_temporary_and_uncommitted_tables_can_be_predicted(db, models):
-    db.run("BEGIN; CREATE TEMP TABLE a_few AS SELECT md5(id::text)::uuid AS id, x FROM flowers LIMIT 5;"
-           "CREATE TEMP VIEW v AS SELECT * FROM a_few")
+    db.run(
+        "BEGIN; CREATE TEMP TABLE a_few AS SELECT md5(id::text)::uuid AS id, x FROM flowers LIMIT 5;"
+        "CREATE TEMP VIEW v AS SELECT * FROM a_few"
+    )
     assert len(predict(db, ", 'response', FALSE, 1", test="v")) == 5
     assert db.value("SELECT pg_typeof(id)::text FROM out LIMIT 1") == "uuid"
     db.run("ROLLBACK")
 
 
 def test_class_values_with_null_quotes_and_padding_come_back_as_text(db, models):
-    db.run("DROP TABLE IF EXISTS odd, odd_packed, odd_packed_summary; CREATE TABLE odd AS SELECT i AS id, "
-           "ARRAY[i % 3, i, 1, 0]::real[] AS x, (ARRAY[NULL, 'it''s', 'b'])[1 + i % 3] AS y "
-           "FROM generate_series(1, 30) i")
+    db.run(
+        "DROP TABLE IF EXISTS odd, odd_packed, odd_packed_summary; CREATE TABLE odd AS SELECT i AS id, "
+        "ARRAY[i % 3, i, 1, 0]::real[] AS x, (ARRAY[NULL, 'it''s', 'b'])[1 + i % 3] AS y "
+        "FROM generate_series(1, 30) i"
+    )
     db.run("SELECT madlib.training_preprocessor_dl('odd', 'odd_packed', 'y', 'x', NULL, NULL, ARRAY[5])")
     load(db, "arch5", dense(classes=5))
     selection(db, "mst5", "arch5", [(1, ADAM.format(0.05), "batch_size=8")])
@@ -106,9 +124,11 @@ def test_class_values_with_null_quotes_and_padding_come_back_as_text(db, models)
 
 
 def test_own_one_hot_labels_are_named_by_number(db, models):
-    db.run("DROP TABLE IF EXISTS own, own_packed, own_packed_summary; CREATE TABLE own AS SELECT i AS id, "
-           "ARRAY[i % 3, i, 1, 0]::real[] AS x, ARRAY[(i % 3 = 0)::int, (i % 3 = 1)::int, (i % 3 = 2)::int] AS y "
-           "FROM generate_series(1, 30) i")
+    db.run(
+        "DROP TABLE IF EXISTS own, own_packed, own_packed_summary; CREATE TABLE own AS SELECT i AS id, "
+        "ARRAY[i % 3, i, 1, 0]::real[] AS x, ARRAY[(i % 3 = 0)::int, (i % 3 = 1)::int, (i % 3 = 2)::int] AS y "
+        "FROM generate_series(1, 30) i"
+    )
     db.run("SELECT madlib.training_preprocessor_dl('own', 'own_packed', 'y', 'x')")
     fit(db, "own_packed", "own_models", "mst", iterations=1)
     db.run("SELECT madlib.madlib_keras_predict('own_models', 'own', 'id', 'x', 'out', 'prob', FALSE, 1)")
@@ -123,69 +143,84 @@ def test_the_architecture_table_is_not_needed_any_more(db, models):
 
 
 def test_rows_are_scaled_by_the_training_constant(db, models):
-    db.run("DROP TABLE IF EXISTS big, big_packed, big_packed_summary; CREATE TABLE big AS SELECT id, "
-           "ARRAY[x[1]*10, x[2]*10, x[3]*10, x[4]*10]::integer[] AS x, y FROM flowers")
+    db.run(
+        "DROP TABLE IF EXISTS big, big_packed, big_packed_summary; CREATE TABLE big AS SELECT id, "
+        "ARRAY[x[1]*10, x[2]*10, x[3]*10, x[4]*10]::integer[] AS x, y FROM flowers"
+    )
     db.run("SET pg_mop.segments = 2; SELECT madlib.training_preprocessor_dl('big', 'big_packed', 'y', 'x', 10, 10)")
     fit(db, "big_packed", "big_models", "mst", iterations=1)
     db.run("SELECT madlib.madlib_keras_predict('big_models', 'big', 'id', 'x', 'out', 'response', FALSE, 1)")
     right = db.value("SELECT avg((o.class_value = f.y)::integer) FROM out o JOIN big f USING (id)")
     assert float(right) == pytest.approx(
-        db.value("SELECT training_metrics_final FROM big_models_info WHERE mst_key = 1"), abs=1e-6)
+        db.value("SELECT training_metrics_final FROM big_models_info WHERE mst_key = 1"), abs=1e-6
+    )
 
 
-@pytest.mark.parametrize("call,fragment", [
-    ("predict(NULL, 'flowers', 'id', 'x', 'out', 'prob', FALSE, 1)", "NULL/empty input table name"),
-    ("predict('models', NULL, 'id', 'x', 'out', 'prob', FALSE, 1)", "NULL/empty input table name"),
-    ("predict('models', 'flowers', 'id', 'x', NULL, 'prob', FALSE, 1)", "NULL/empty output table name"),
-    ("predict('nowhere', 'flowers', 'id', 'x', 'out', 'prob', FALSE, 1)", "does not exist"),
-    ("predict('models', 'flowers', 'no', 'x', 'out', 'prob', FALSE, 1)", "invalid id column"),
-    ("predict('models', 'flowers', NULL, 'x', 'out', 'prob', FALSE, 1)", "invalid id column"),
-    ("predict('models', 'flowers', 'id', 'no', 'out', 'prob', FALSE, 1)", "invalid independent_varname"),
-    ("predict('models', 'flowers_packed', 'buffer_id', 'x', 'out', 'prob', FALSE, 1)", "not a packed table"),
-    ("predict('models', 'flowers', 'id', 'x', 'out', 'best', FALSE, 1)", "pred_type"),
-    ("predict('models', 'flowers', 'id', 'x', 'out', 'two', FALSE, 1)", "pred_type"),
-    ("predict('models', 'flowers', 'id', 'x', 'out', 0, FALSE, 1)", "pred_type"),
-    ("predict('models', 'flowers', 'id', 'x', 'out', 1.5::float8, FALSE, 1)", "pred_type"),
-    ("predict('models', 'flowers', 'id', 'x', 'out', -0.1::float8, FALSE, 1)", "pred_type"),
-    ("predict('models', 'flowers', 'id', 'x', 'out')", "mst_key must be given"),
-    ("predict('models', 'flowers', 'id', 'x', 'out', 'prob', FALSE, 9)", "mst_key 9"),
-    ("predict('models', 'flowers', 'id', 'x', 'out', 'prob', TRUE, 1)", "no GPU"),
-    ("predict('models', 'short', 'id', 'x', 'out', 'prob', FALSE, 1)", "input shape does not match"),
-    ("predict('models', 'flags', 'id', 'x', 'out', 'prob', FALSE, 1)",
-     'column "x" of test table "flags" has type boolean[], not an array of numbers'),
-    ("predict('models', 'vast', 'id', 'x', 'out', 'prob', FALSE, 1)",
-     'column "x" has NaN, an infinity or a number beyond type real in 1 row'),
-    ("predict('models', 'ragged', 'id', 'x', 'out', 'prob', FALSE, 1)", "different dimensions"),
-    ("predict('models', 'flowers', 'id', 'x', 'models', 'prob', FALSE, 1)", "already exists"),
-    ("evaluate('models', NULL, 'out', FALSE, 1)", "NULL/empty input table name"),
-    ("evaluate(NULL, 'flowers_packed', 'out', FALSE, 1)", "NULL/empty input table name"),
-    ("evaluate('models', 'flowers', 'out', FALSE, 1)", "summary"),
-    ("evaluate('models', 'flowers_packed', 'out')", "mst_key must be given"),
-    ("evaluate('models', 'flowers_packed', 'out', FALSE, 3)", "mst_key 3"),
-    ("evaluate('models', 'flowers_packed', 'models', FALSE, 1)", "already exists"),
-    ("evaluate('noarch', 'flowers_packed', 'out', FALSE, 1)", "model_arch"),
-])
+@pytest.mark.parametrize(
+    "call,fragment",
+    [
+        ("predict(NULL, 'flowers', 'id', 'x', 'out', 'prob', FALSE, 1)", "NULL/empty input table name"),
+        ("predict('models', NULL, 'id', 'x', 'out', 'prob', FALSE, 1)", "NULL/empty input table name"),
+        ("predict('models', 'flowers', 'id', 'x', NULL, 'prob', FALSE, 1)", "NULL/empty output table name"),
+        ("predict('nowhere', 'flowers', 'id', 'x', 'out', 'prob', FALSE, 1)", "does not exist"),
+        ("predict('models', 'flowers', 'no', 'x', 'out', 'prob', FALSE, 1)", "invalid id column"),
+        ("predict('models', 'flowers', NULL, 'x', 'out', 'prob', FALSE, 1)", "invalid id column"),
+        ("predict('models', 'flowers', 'id', 'no', 'out', 'prob', FALSE, 1)", "invalid independent_varname"),
+        ("predict('models', 'flowers_packed', 'buffer_id', 'x', 'out', 'prob', FALSE, 1)", "not a packed table"),
+        ("predict('models', 'flowers', 'id', 'x', 'out', 'best', FALSE, 1)", "pred_type"),
+        ("predict('models', 'flowers', 'id', 'x', 'out', 'two', FALSE, 1)", "pred_type"),
+        ("predict('models', 'flowers', 'id', 'x', 'out', 0, FALSE, 1)", "pred_type"),
+        ("predict('models', 'flowers', 'id', 'x', 'out', 1.5::float8, FALSE, 1)", "pred_type"),
+        ("predict('models', 'flowers', 'id', 'x', 'out', -0.1::float8, FALSE, 1)", "pred_type"),
+        ("predict('models', 'flowers', 'id', 'x', 'out')", "mst_key must be given"),
+        ("predict('models', 'flowers', 'id', 'x', 'out', 'prob', FALSE, 9)", "mst_key 9"),
+        ("predict('models', 'flowers', 'id', 'x', 'out', 'prob', TRUE, 1)", "no GPU"),
+        ("predict('models', 'short', 'id', 'x', 'out', 'prob', FALSE, 1)", "input shape does not match"),
+        (
+            "predict('models', 'flags', 'id', 'x', 'out', 'prob', FALSE, 1)",
+            'column "x" of test table "flags" has type boolean[], not an array of numbers',
+        ),
+        (
+            "predict('models', 'vast', 'id', 'x', 'out', 'prob', FALSE, 1)",
+            'column "x" has NaN, an infinity or a number beyond type real in 1 row',
+        ),
+        ("predict('models', 'ragged', 'id', 'x', 'out', 'prob', FALSE, 1)", "different dimensions"),
+        ("predict('models', 'flowers', 'id', 'x', 'models', 'prob', FALSE, 1)", "already exists"),
+        ("evaluate('models', NULL, 'out', FALSE, 1)", "NULL/empty input table name"),
+        ("evaluate(NULL, 'flowers_packed', 'out', FALSE, 1)", "NULL/empty input table name"),
+        ("evaluate('models', 'flowers', 'out', FALSE, 1)", "summary"),
+        ("evaluate('models', 'flowers_packed', 'out')", "mst_key must be given"),
+        ("evaluate('models', 'flowers_packed', 'out', FALSE, 3)", "mst_key 3"),
+        ("evaluate('models', 'flowers_packed', 'models', FALSE, 1)", "already exists"),
+        ("evaluate('noarch', 'flowers_packed', 'out', FALSE, 1)", "model_arch"),
+    ],
+)
 def test_bad_calls_have_clear_errors_and_leave_nothing(db, models, call, fragment):
-    db.run("DROP TABLE IF EXISTS short, ragged, noarch, flags, vast;"
-           "CREATE TABLE flags AS SELECT id, ARRAY[true, false, true, true] AS x FROM flowers;"
-           "CREATE TABLE vast AS SELECT id, CASE id WHEN 50 THEN ARRAY[1e400, 1, 1, 1] ELSE x::numeric[] END AS x "
-           "FROM flowers;"
-           "CREATE TABLE short AS SELECT id, x[1:3] AS x FROM flowers;"
-           "CREATE TABLE ragged AS SELECT id, CASE id WHEN 50 THEN x[1:2] ELSE x END AS x FROM flowers ORDER BY id;"
-           "CREATE TABLE noarch AS SELECT mst_key, model_weights FROM models")
+    db.run(
+        "DROP TABLE IF EXISTS short, ragged, noarch, flags, vast;"
+        "CREATE TABLE flags AS SELECT id, ARRAY[true, false, true, true] AS x FROM flowers;"
+        "CREATE TABLE vast AS SELECT id, CASE id WHEN 50 THEN ARRAY[1e400, 1, 1, 1] ELSE x::numeric[] END AS x "
+        "FROM flowers;"
+        "CREATE TABLE short AS SELECT id, x[1:3] AS x FROM flowers;"
+        "CREATE TABLE ragged AS SELECT id, CASE id WHEN 50 THEN x[1:2] ELSE x END AS x FROM flowers ORDER BY id;"
+        "CREATE TABLE noarch AS SELECT mst_key, model_weights FROM models"
+    )
     assert fragment in str(db.error(f"SELECT madlib.madlib_keras_{call}"))
     assert db.value("SELECT to_regclass('out') IS NULL")
 
 
 @pytest.mark.parametrize("kind, rows", [("'prob'", 3), ("'response'", 1), ("2", 2), ("0.3::float8", None)])
 def test_what_has_no_finite_prediction_gets_null_and_no_class(db, models, kind, rows):
-    db.run("DROP TABLE IF EXISTS holes; CREATE TABLE holes AS SELECT id, CASE id WHEN 7 THEN '{NaN,1,1,1}' WHEN 8 THEN "
-           "'{1,Infinity,1,1}' WHEN 9 THEN '{3e38,3e38,3e38,3e38}' ELSE x END::real[] AS x FROM flowers")
+    db.run(
+        "DROP TABLE IF EXISTS holes; CREATE TABLE holes AS SELECT id, CASE id WHEN 7 THEN '{NaN,1,1,1}' WHEN 8 THEN "
+        "'{1,Infinity,1,1}' WHEN 9 THEN '{3e38,3e38,3e38,3e38}' ELSE x END::real[] AS x FROM flowers"
+    )
     db.connection.notices.clear()
     found = predict(db, f", {kind}, FALSE, 1", test="holes")
     unknown = [r for r in found if r["id"] in (7, 8, 9)]
     assert [(r["id"], r["class_name"], r["class_value"], r["prob"]) for r in unknown] == [
-        (i, "y", None, None) for i in (7, 8, 9)]
+        (i, "y", None, None) for i in (7, 8, 9)
+    ]
     assert all(r["class_value"] in CLASSES and 0 <= r["prob"] <= 1 for r in found if r not in unknown)
     assert rows is None or len(found) == 87 * rows + 3
     assert any("3 predictions are NULL" in n for n in db.connection.notices)
@@ -200,12 +235,16 @@ def test_columns_of_domains_over_arrays_are_predicted(db, models):
 
 
 def test_damaged_weights_are_an_error_with_both_counts(db, models):
-    db.run("DROP TABLE IF EXISTS hurt, hurt_info, hurt_summary; CREATE TABLE hurt AS SELECT * FROM models;"
-           "CREATE TABLE hurt_info AS SELECT * FROM models_info;"
-           "CREATE TABLE hurt_summary AS SELECT * FROM models_summary;"
-           "UPDATE hurt SET model_weights = substring(model_weights FROM 5)")
-    for call in ("predict('hurt', 'flowers', 'id', 'x', 'out', 'prob', FALSE, 1)",
-                 "evaluate('hurt', 'flowers_packed', 'out', FALSE, 1)"):
+    db.run(
+        "DROP TABLE IF EXISTS hurt, hurt_info, hurt_summary; CREATE TABLE hurt AS SELECT * FROM models;"
+        "CREATE TABLE hurt_info AS SELECT * FROM models_info;"
+        "CREATE TABLE hurt_summary AS SELECT * FROM models_summary;"
+        "UPDATE hurt SET model_weights = substring(model_weights FROM 5)"
+    )
+    for call in (
+        "predict('hurt', 'flowers', 'id', 'x', 'out', 'prob', FALSE, 1)",
+        "evaluate('hurt', 'flowers_packed', 'out', FALSE, 1)",
+    ):
         assert "130 elements, the architecture needs 131" in str(db.error(f"SELECT madlib.madlib_keras_{call}"))
 
 
@@ -217,8 +256,10 @@ def test_losses_and_metrics_are_of_all_rows_not_of_the_last_batch(db):
     fit(db, "many_packed", "many_models", "many_mst", 1)
     db.run("DROP TABLE IF EXISTS many_guesses, many_scores")
     db.run("SELECT madlib.madlib_keras_predict('many_models', 'many', 'id', 'x', 'many_guesses', 'prob', FALSE, 1)")
-    truth = db.run("SELECT avg(-ln(prob)) AS loss, avg((rank = 1)::integer) AS accuracy FROM many_guesses JOIN many "
-                   "USING (id) WHERE class_value = y")[0]
+    truth = db.run(
+        "SELECT avg(-ln(prob)) AS loss, avg((rank = 1)::integer) AS accuracy FROM many_guesses JOIN many "
+        "USING (id) WHERE class_value = y"
+    )[0]
     info = db.run("SELECT * FROM many_models_info")[0]
     assert info["training_loss_final"] == pytest.approx(truth["loss"], rel=1e-4)
     assert info["training_metrics_final"] == pytest.approx(float(truth["accuracy"]), abs=1e-6)
@@ -233,9 +274,16 @@ def test_metrics_of_every_class_give_their_mean_and_weighted_metrics_change_noth
     make_data(db, segments=1)
     load(db, "arch", dense())
     base = "loss='categorical_crossentropy', optimizer='SGD(lr=0.05)', metrics=['{}']"
-    selection(db, "mst", "arch", [(1, base.format("accuracy"), "batch_size=8"),
-                                  (1, base.format("accuracy") + ", weighted_metrics=['mae']", "batch_size=8"),
-                                  (1, base.format("f1_score"), "batch_size=8")])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [
+            (1, base.format("accuracy"), "batch_size=8"),
+            (1, base.format("accuracy") + ", weighted_metrics=['mae']", "batch_size=8"),
+            (1, base.format("f1_score"), "batch_size=8"),
+        ],
+    )
     fit(db, "flowers_packed", "several", "mst", 2)
     rows = db.run("SELECT * FROM several_info ORDER BY mst_key")
     assert [r["error"] for r in rows] == [None] * 3
@@ -252,8 +300,11 @@ def test_the_memory_of_predicting_does_not_grow_with_the_table(db):
     def highest(rows):
         """The most kB that a fresh session held of its own while it predicted so many rows."""
         client = db.another()
-        client.run("DROP TABLE IF EXISTS many, probabilities; CREATE TABLE many AS SELECT i AS id, "
-                   "ARRAY[1, 2, 3, 4]::real[] AS x FROM generate_series(1, %s) AS i", [rows])
+        client.run(
+            "DROP TABLE IF EXISTS many, probabilities; CREATE TABLE many AS SELECT i AS id, "
+            "ARRAY[1, 2, 3, 4]::real[] AS x FROM generate_series(1, %s) AS i",
+            [rows],
+        )
         client.run("SELECT madlib.madlib_keras_predict_byom('wide', 1, 'many', 'id', 'x', 'probabilities', 'prob')")
         assert client.value("SELECT count(*) FROM probabilities") == rows * classes
         pid = client.value("SELECT pg_backend_pid()")
@@ -266,10 +317,15 @@ def test_the_memory_of_predicting_does_not_grow_with_the_table(db):
 
 def together(db, run_id):
     """Of every call that evaluated: how many models it evaluated."""
-    return [r["n"] for r in db.run(
-        # (what is not a model's own is divided among those of a call, equally)
-        "SELECT count(*) AS n FROM madlib.mop_units WHERE run_id = %s AND kind = 'evaluate' AND status = 'finished' "
-        "GROUP BY backend_pid, dataset, segment, read_seconds ORDER BY 1", [run_id])]
+    return [
+        r["n"]
+        for r in db.run(
+            # (what is not a model's own is divided among those of a call, equally)
+            "SELECT count(*) AS n FROM madlib.mop_units WHERE run_id = %s AND kind = 'evaluate' AND status = 'finished' "
+            "GROUP BY backend_pid, dataset, segment, read_seconds ORDER BY 1",
+            [run_id],
+        )
+    ]
 
 
 @pytest.mark.parametrize("cache", ["1024", "0"])
@@ -278,11 +334,17 @@ def test_models_are_evaluated_together_with_the_results_of_each_alone(db, cache)
     make_data(db, rows=2500, segments=2, buffer_size=700)
     load(db, "arch", dense(), dense(5, name="other"))
     compiled = "loss='categorical_crossentropy', optimizer='{}', metrics=['{}']"
-    selection(db, "mst", "arch", [
-        (1, compiled.format("SGD(lr=0.01)", "accuracy"), "batch_size=50"),
-        (1, compiled.format("SGD(lr=0.05)", "accuracy"), "batch_size=50"),
-        (1, compiled.format("Adam(lr=0.01)", "mae"), "batch_size=25"),
-        (2, compiled.format("SGD(lr=0.02)", "f1_score"), "batch_size=50")])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [
+            (1, compiled.format("SGD(lr=0.01)", "accuracy"), "batch_size=50"),
+            (1, compiled.format("SGD(lr=0.05)", "accuracy"), "batch_size=50"),
+            (1, compiled.format("Adam(lr=0.01)", "mae"), "batch_size=25"),
+            (2, compiled.format("SGD(lr=0.02)", "f1_score"), "batch_size=50"),
+        ],
+    )
     db.run(f"SET pg_mop.scheduler = 'round-robin'; SET pg_mop.sessions = 1; SET pg_mop.cache_mb = {cache}")
     run_id = fit(db, "flowers_packed", "several", "mst", 1)
     db.run("RESET pg_mop.scheduler; RESET pg_mop.sessions; RESET pg_mop.cache_mb")
@@ -299,13 +361,15 @@ def test_models_are_evaluated_together_with_the_results_of_each_alone(db, cache)
 @pytest.fixture(scope="module")
 def parted(db, models):
     """The rows in partitions of two levels; this session's worker sessions are warm."""
-    db.run("CREATE TABLE parted (LIKE flowers) PARTITION BY LIST (y); "
-           "CREATE TABLE parted_a PARTITION OF parted FOR VALUES IN ('a'); "
-           "CREATE TABLE parted_bc PARTITION OF parted FOR VALUES IN ('b', 'c') PARTITION BY RANGE (id); "
-           "CREATE TABLE parted_bc1 PARTITION OF parted_bc FOR VALUES FROM (1) TO (50); "
-           "CREATE TABLE parted_bc2 PARTITION OF parted_bc DEFAULT; "
-           "CREATE TABLE parted_none PARTITION OF parted DEFAULT; "
-           "INSERT INTO parted SELECT * FROM flowers WHERE id <= 90; CREATE TABLE flat AS TABLE parted")
+    db.run(
+        "CREATE TABLE parted (LIKE flowers) PARTITION BY LIST (y); "
+        "CREATE TABLE parted_a PARTITION OF parted FOR VALUES IN ('a'); "
+        "CREATE TABLE parted_bc PARTITION OF parted FOR VALUES IN ('b', 'c') PARTITION BY RANGE (id); "
+        "CREATE TABLE parted_bc1 PARTITION OF parted_bc FOR VALUES FROM (1) TO (50); "
+        "CREATE TABLE parted_bc2 PARTITION OF parted_bc DEFAULT; "
+        "CREATE TABLE parted_none PARTITION OF parted DEFAULT; "
+        "INSERT INTO parted SELECT * FROM flowers WHERE id <= 90; CREATE TABLE flat AS TABLE parted"
+    )
     fit(db, "flowers_packed", "warm", "mst", iterations=1)
 
 
@@ -334,8 +398,10 @@ def test_what_others_do_not_see_is_predicted_alone(db, parted):
     db.run("ROLLBACK; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
     rows, by_run = both(db, ", 'response', FALSE, 1")
     assert not by_run and len(rows) == 90
-    db.run("ROLLBACK; BEGIN; CREATE TABLE uncommitted AS TABLE models; CREATE TABLE uncommitted_info AS TABLE "
-           "models_info; CREATE TABLE uncommitted_summary AS TABLE models_summary")
+    db.run(
+        "ROLLBACK; BEGIN; CREATE TABLE uncommitted AS TABLE models; CREATE TABLE uncommitted_info AS TABLE "
+        "models_info; CREATE TABLE uncommitted_summary AS TABLE models_summary"
+    )
     db.run("SELECT madlib.madlib_keras_predict('uncommitted', 'parted', 'id', 'x', 'out', 'response', FALSE, 1)")
     assert db.run("SELECT * FROM out ORDER BY id") == rows
     assert "this session works alone" in "".join(db.connection.notices)
@@ -343,10 +409,12 @@ def test_what_others_do_not_see_is_predicted_alone(db, parted):
 
 
 def test_partitions_are_read_with_the_rights_that_the_table_gives(db, parted):
-    db.run("DO $$ BEGIN CREATE ROLE reader LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$; "
-           "GRANT mop_user TO reader; GRANT SELECT ON parted, models, models_info, models_summary TO reader; "
-           "GRANT ALL ON SCHEMA public TO reader; "
-           "GRANT SELECT ON flowers_packed, flowers_packed_summary, mst, mst_summary, arch TO reader")
+    db.run(
+        "DO $$ BEGIN CREATE ROLE reader LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$; "
+        "GRANT mop_user TO reader; GRANT SELECT ON parted, models, models_info, models_summary TO reader; "
+        "GRANT ALL ON SCHEMA public TO reader; "
+        "GRANT SELECT ON flowers_packed, flowers_packed_summary, mst, mst_summary, arch TO reader"
+    )
     reader = db.another("reader")
     fit(reader, "flowers_packed", "readers_own", "mst", iterations=1)
     rows, by_run = both(db, client=reader)
@@ -371,11 +439,14 @@ def test_a_number_that_a_partition_holds_and_no_float_is_told_of(db, parted):
 
 
 def test_a_loss_that_is_nan_is_told(db, models):
-    db.run("CREATE TABLE broken AS SELECT mst_key, decode(repeat('0000c07f', octet_length(model_weights) / 4), 'hex') "
-           "AS model_weights, model_arch FROM models; CREATE TABLE broken_info AS TABLE models_info; "
-           "CREATE TABLE broken_summary AS TABLE models_summary")
-    _, by_run = runs_made(db, lambda: db.run(
-        "SELECT madlib.madlib_keras_evaluate('broken', 'flowers_packed', 'out', FALSE, 1)"))
+    db.run(
+        "CREATE TABLE broken AS SELECT mst_key, decode(repeat('0000c07f', octet_length(model_weights) / 4), 'hex') "
+        "AS model_weights, model_arch FROM models; CREATE TABLE broken_info AS TABLE models_info; "
+        "CREATE TABLE broken_summary AS TABLE models_summary"
+    )
+    _, by_run = runs_made(
+        db, lambda: db.run("SELECT madlib.madlib_keras_evaluate('broken', 'flowers_packed', 'out', FALSE, 1)")
+    )
     assert by_run and math.isnan(db.value("SELECT loss FROM out"))
 
 
@@ -386,8 +457,10 @@ def test_many_partitions_take_no_more_sessions_than_cores(db, models):
     db.run("INSERT INTO finely SELECT * FROM flowers WHERE id <= 90")
     client = db.another()
     fit(client, "flowers_packed", "warmer", "mst", iterations=1)
-    sessions = ("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop run %' AND application_name "
-                "NOT LIKE '%catalog'")
+    sessions = (
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pg_mop run %' AND application_name "
+        "NOT LIKE '%catalog'"
+    )
     before = db.value(sessions)
     _, by_run = runs_made(db, lambda: predict(client, ", 'prob', FALSE, 1", test="finely"))
     assert by_run and db.value("SELECT count(*) FROM out") == 270
@@ -415,8 +488,9 @@ def test_an_evaluation_keeps_nobody_from_writing(db, models):
     caller = db.another()
     fit(caller, "flowers_packed", "warmly", "mst", iterations=1)
     caller.run("BEGIN")
-    _, by_run = runs_made(db, lambda: caller.run(
-        "SELECT madlib.madlib_keras_evaluate('models', 'flowers_packed', 'out', FALSE, 1)"))
+    _, by_run = runs_made(
+        db, lambda: caller.run("SELECT madlib.madlib_keras_evaluate('models', 'flowers_packed', 'out', FALSE, 1)")
+    )
     assert by_run
     db.run("SET lock_timeout = '1s'; UPDATE flowers_packed SET buffer_id = buffer_id WHERE false; RESET lock_timeout")
     assert caller.value("SHOW lock_timeout") == "0"

@@ -29,12 +29,18 @@ def test_an_exported_model_predicts_the_same_numbers_in_plain_keras(db, models, 
     (tmp_path / "model.keras").write_bytes(models)
     x = np.array([r["x"] for r in db.run("SELECT x FROM flowers ORDER BY id")], "f4")
     np.save(tmp_path / "x.npy", x)
-    program = ("import keras, numpy, sys; p = sys.argv[1]; m = keras.models.load_model(p + '/model.keras'); "
-               "numpy.save(p + '/y.npy', m.predict(numpy.load(p + '/x.npy'), verbose=0))")
+    program = (
+        "import keras, numpy, sys; p = sys.argv[1]; m = keras.models.load_model(p + '/model.keras'); "
+        "numpy.save(p + '/y.npy', m.predict(numpy.load(p + '/x.npy'), verbose=0))"
+    )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, capture_output=True)
     theirs = np.load(tmp_path / "y.npy")
-    ours = np.array([r["p"] for r in db.run("SELECT array_agg(prob ORDER BY class_value) AS p FROM guesses "
-                                            "GROUP BY id ORDER BY id")])
+    ours = np.array(
+        [
+            r["p"]
+            for r in db.run("SELECT array_agg(prob ORDER BY class_value) AS p FROM guesses GROUP BY id ORDER BY id")
+        ]
+    )
     assert np.abs(ours - theirs).max() <= 1e-6
 
 
@@ -44,8 +50,10 @@ def test_a_file_comes_back_as_architecture_and_weights(db, models):
     row = db.run("SELECT * FROM own")[0]
     assert bytes(row["model_weights"]) == bytes(db.value("SELECT model_weights FROM models"))
     assert (row["name"], row["description"], row["model_arch"]["class_name"]) == ("back", "a file", "Sequential")
-    db.run("SELECT madlib.madlib_keras_predict_byom('own', 1, 'flowers', 'id', 'x', 'mine', 'prob', FALSE, "
-           "ARRAY['a', 'b', 'c'])")
+    db.run(
+        "SELECT madlib.madlib_keras_predict_byom('own', 1, 'flowers', 'id', 'x', 'mine', 'prob', FALSE, "
+        "ARRAY['a', 'b', 'c'])"
+    )
     assert db.value("SELECT count(*) FROM mine JOIN guesses USING (id, class_value, prob)") == 300
 
 
@@ -93,17 +101,23 @@ def fewer(file):
     del group[name]
 
 
-@pytest.mark.parametrize("spoil,fragment", [
-    (lambda d, p: b"no zip", "no .keras file"), (lambda d, p: b"", "no .keras file"),
-    (lambda d, p: d[:len(d) // 2], "no .keras file"), (lambda d, p: changed(d, config=None), "config.json"),
-    (lambda d, p: changed(d, model=None), "model.weights.h5"),
-    (lambda d, p: changed(d, config="{no"), "no .keras file"),
-    (lambda d, p: changed(d, config='{"class_name": "Lambda", "config": {}}'), "Lambda"),
-    (lambda d, p: changed(d, config=dense(5)), "do not fit"),
-    (lambda d, p: changed(d, model=b"junk"), "cannot be read"),
-    (lambda d, p: changed(d, model=weights_with(d, p, external_link)), "link"),
-    (lambda d, p: changed(d, model=weights_with(d, p, external_storage)), "elsewhere"),
-    (lambda d, p: changed(d, model=weights_with(d, p, fewer)), "do not fit")])
+@pytest.mark.parametrize(
+    "spoil,fragment",
+    [
+        (lambda d, p: b"no zip", "no .keras file"),
+        (lambda d, p: b"", "no .keras file"),
+        (lambda d, p: d[: len(d) // 2], "no .keras file"),
+        (lambda d, p: changed(d, config=None), "config.json"),
+        (lambda d, p: changed(d, model=None), "model.weights.h5"),
+        (lambda d, p: changed(d, config="{no"), "no .keras file"),
+        (lambda d, p: changed(d, config='{"class_name": "Lambda", "config": {}}'), "Lambda"),
+        (lambda d, p: changed(d, config=dense(5)), "do not fit"),
+        (lambda d, p: changed(d, model=b"junk"), "cannot be read"),
+        (lambda d, p: changed(d, model=weights_with(d, p, external_link)), "link"),
+        (lambda d, p: changed(d, model=weights_with(d, p, external_storage)), "elsewhere"),
+        (lambda d, p: changed(d, model=weights_with(d, p, fewer)), "do not fit"),
+    ],
+)
 def test_files_that_are_none_or_read_other_files_are_refused(db, models, tmp_path, spoil, fragment):
     before = db.value("SELECT count(*) FROM pg_class")
     assert fragment in str(db.error("SELECT madlib.mop_import_model('nowhere', %s)", [spoil(models, tmp_path)]))
@@ -113,15 +127,25 @@ def test_files_that_are_none_or_read_other_files_are_refused(db, models, tmp_pat
 def test_code_in_a_file_is_refused(db, models):
     with zipfile.ZipFile(io.BytesIO(models)) as file:
         config = json.loads(file.read("config.json"))
-    config["config"]["layers"].append({"module": "keras.layers", "class_name": "Lambda", "registered_name": None,
-                                       "config": {"name": "l", "function": {"class_name": "__lambda__", "config": {}}}})
-    assert "Lambda" in str(db.error("SELECT madlib.mop_import_model('nowhere', %s)",
-                                    [changed(models, config=json.dumps(config))]))
+    config["config"]["layers"].append(
+        {
+            "module": "keras.layers",
+            "class_name": "Lambda",
+            "registered_name": None,
+            "config": {"name": "l", "function": {"class_name": "__lambda__", "config": {}}},
+        }
+    )
+    assert "Lambda" in str(
+        db.error("SELECT madlib.mop_import_model('nowhere', %s)", [changed(models, config=json.dumps(config))])
+    )
 
 
 def test_other_bad_input(db, models):
-    for call, fragment in (("mop_export_model('models', 7)", "mst_key 7"), ("mop_export_model('nope', 1)", "not exist"),
-                           ("mop_export_model('models', NULL)", "several models"),
-                           ("mop_import_model('own', NULL)", "must not be NULL"),
-                           ("mop_import_model(NULL, '\\x00')", "no .keras file")):
+    for call, fragment in (
+        ("mop_export_model('models', 7)", "mst_key 7"),
+        ("mop_export_model('nope', 1)", "not exist"),
+        ("mop_export_model('models', NULL)", "several models"),
+        ("mop_import_model('own', NULL)", "must not be NULL"),
+        ("mop_import_model(NULL, '\\x00')", "no .keras file"),
+    ):
         assert fragment in str(db.error("SELECT madlib." + call))

@@ -14,15 +14,17 @@ def data(db, request):
     db.run("DROP TABLE IF EXISTS flowers_val, flowers_val_summary")
     db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed')")
     load(db, "arch", dense(), FROZEN)
-    db.run("DROP TABLE IF EXISTS \"Odd arch!\"")
+    db.run('DROP TABLE IF EXISTS "Odd arch!"')
     db.run("SELECT madlib.load_keras_model('\"Odd arch!\"', %s::json)", [dense()])
 
 
 def train(db, output="one", arch="arch", model_id=1, compiled=ADAM, fit="batch_size=8", rest="2"):
     if "TRUE" not in rest:
         db.run(f"DROP TABLE IF EXISTS {output}, {output}_summary")
-    db.run(f"SELECT madlib.madlib_keras_fit('flowers_packed', %s, %s, %s, %s, %s, {rest})",
-           [output, arch, model_id, compiled, fit])
+    db.run(
+        f"SELECT madlib.madlib_keras_fit('flowers_packed', %s, %s, %s, %s, %s, {rest})",
+        [output, arch, model_id, compiled, fit],
+    )
 
 
 def summary(db, table="one"):
@@ -64,9 +66,15 @@ def test_without_metrics_and_validation_the_columns_are_null(db, data):
         assert len(row["training_loss"]) == 1 and row["fit_params"] == "" and row["metrics_compute_frequency"] == 2
 
 
-@pytest.mark.parametrize("extra,fit", [
-    (", loss_weights=[2]", "shuffle=True"), (", sample_weight_mode=None", "epochs=3, initial_epoch=1"),
-    (", weighted_metrics=['mae']", "steps_per_epoch=2"), ("", "class_weight={0: 1, 1: 2, 2: 0.5}, verbose=1")])
+@pytest.mark.parametrize(
+    "extra,fit",
+    [
+        (", loss_weights=[2]", "shuffle=True"),
+        (", sample_weight_mode=None", "epochs=3, initial_epoch=1"),
+        (", weighted_metrics=['mae']", "steps_per_epoch=2"),
+        ("", "class_weight={0: 1, 1: 2, 2: 0.5}, verbose=1"),
+    ],
+)
 def test_other_parameters_are_accepted(db, data, extra, fit):
     train(db, compiled=ADAM + extra, fit=fit)
     assert summary(db)["training_loss_final"] >= 0
@@ -96,8 +104,10 @@ def test_evaluate_and_predict_read_a_single_model(db, data):
     db.run("SELECT madlib.madlib_keras_predict('one', 'flowers', 'id', 'x', 'guesses', 'response')")
     share = db.value("SELECT avg((class_value = y)::integer) FROM guesses JOIN flowers USING (id)")
     assert float(share) == pytest.approx(row["metric"], abs=1e-6)
-    for call in ("madlib_keras_evaluate('one', 'flowers_packed', 'x', FALSE, 1)",
-                 "madlib_keras_predict('one', 'flowers', 'id', 'x', 'x', 'prob', FALSE, 1)"):
+    for call in (
+        "madlib_keras_evaluate('one', 'flowers_packed', 'x', FALSE, 1)",
+        "madlib_keras_predict('one', 'flowers', 'id', 'x', 'x', 'prob', FALSE, 1)",
+    ):
         assert "single model" in str(db.error("SELECT madlib." + call))
 
 
@@ -121,28 +131,31 @@ def test_custom_functions(db, data):
     assert summary(db)["metrics_type"] == ["top_2_accuracy"] and summary(db)["object_table"] == "madlib.functions"
 
 
-@pytest.mark.parametrize("call,fragment", [
-    ("(NULL, 'x', 'arch', 1, '{}', '', 1)", "NULL/empty input table name"),
-    ("('flowers_packed', NULL, 'arch', 1, '{}', '', 1)", "NULL/empty output table name"),
-    ("('flowers_packed', 'x', NULL, 1, '{}', '', 1)", "NULL/empty input table name"),
-    ("('flowers_packed', 'x', 'nowhere', 1, '{}', '', 1)", "does not exist"),
-    ("('flowers_packed', 'x', 'arch', NULL, '{}', '', 1)", "invalid model architecture ID"),
-    ("('flowers_packed', 'x', 'arch', 9, '{}', '', 1)", "no model arch found"),
-    ("('flowers_packed', 'x', 'arch', 1, NULL, '', 1)", "compile parameters are empty"),
-    ("('flowers_packed', 'x', 'arch', 1, '{}', 'epochs=0', 1)", "epochs"),
-    ("('flowers_packed', 'x', 'arch', 1, '{}', '', 0)", "num_iterations"),
-    ("('flowers_packed', 'x', 'arch', 1, '{}', '', 1, FALSE, 'nowhere')", "does not exist"),
-    ("('flowers_packed', 'x', 'arch', 1, '{}', '', 1, FALSE, 'flowers')", "does not exist"),
-    ("('flowers_packed', 'x', 'arch', 1, '{}', '', 1, TRUE)", "no GPU"),
-    ("('flowers_packed', 'x', 'arch', 1, '{}', '', 1, FALSE, NULL, 2)", "metrics_compute_frequency"),
-    ("('flowers_packed', 'x', 'arch', 1, '{}', '', 1, FALSE, NULL, NULL, TRUE)", "warm start goes on from"),
-    ("('flowers_packed', 'flowers', 'arch', 1, '{}', '', 1)", "already exists"),
-    ("('flowers_packed', 'x', 'arch', 1, $$loss='mine', optimizer='SGD'$$, '', 1)", "object table missing"),
-    ("('flowers_packed', 'x', 'arch', 1, $$loss='mse', optimizer='SGD1'$$, '', 1)", "unknown optimizer"),
-    ("('flowers_packed', 'x', 'wide', 1, '{}', '', 1)", "input shape does not match"),
-    ("('flowers_packed', 'x', 'wide', 2, '{}', '', 1)", "outputs 5 classes"),
-    ("('flowers_packed', 'x', 'arch', 1, $$loss='mse', optimizer='SGD(nonsense=1)'$$, '', 1)", "nonsense"),
-])
+@pytest.mark.parametrize(
+    "call,fragment",
+    [
+        ("(NULL, 'x', 'arch', 1, '{}', '', 1)", "NULL/empty input table name"),
+        ("('flowers_packed', NULL, 'arch', 1, '{}', '', 1)", "NULL/empty output table name"),
+        ("('flowers_packed', 'x', NULL, 1, '{}', '', 1)", "NULL/empty input table name"),
+        ("('flowers_packed', 'x', 'nowhere', 1, '{}', '', 1)", "does not exist"),
+        ("('flowers_packed', 'x', 'arch', NULL, '{}', '', 1)", "invalid model architecture ID"),
+        ("('flowers_packed', 'x', 'arch', 9, '{}', '', 1)", "no model arch found"),
+        ("('flowers_packed', 'x', 'arch', 1, NULL, '', 1)", "compile parameters are empty"),
+        ("('flowers_packed', 'x', 'arch', 1, '{}', 'epochs=0', 1)", "epochs"),
+        ("('flowers_packed', 'x', 'arch', 1, '{}', '', 0)", "num_iterations"),
+        ("('flowers_packed', 'x', 'arch', 1, '{}', '', 1, FALSE, 'nowhere')", "does not exist"),
+        ("('flowers_packed', 'x', 'arch', 1, '{}', '', 1, FALSE, 'flowers')", "does not exist"),
+        ("('flowers_packed', 'x', 'arch', 1, '{}', '', 1, TRUE)", "no GPU"),
+        ("('flowers_packed', 'x', 'arch', 1, '{}', '', 1, FALSE, NULL, 2)", "metrics_compute_frequency"),
+        ("('flowers_packed', 'x', 'arch', 1, '{}', '', 1, FALSE, NULL, NULL, TRUE)", "warm start goes on from"),
+        ("('flowers_packed', 'flowers', 'arch', 1, '{}', '', 1)", "already exists"),
+        ("('flowers_packed', 'x', 'arch', 1, $$loss='mine', optimizer='SGD'$$, '', 1)", "object table missing"),
+        ("('flowers_packed', 'x', 'arch', 1, $$loss='mse', optimizer='SGD1'$$, '', 1)", "unknown optimizer"),
+        ("('flowers_packed', 'x', 'wide', 1, '{}', '', 1)", "input shape does not match"),
+        ("('flowers_packed', 'x', 'wide', 2, '{}', '', 1)", "outputs 5 classes"),
+        ("('flowers_packed', 'x', 'arch', 1, $$loss='mse', optimizer='SGD(nonsense=1)'$$, '', 1)", "nonsense"),
+    ],
+)
 def test_bad_input_has_clear_errors_and_leaves_nothing(db, data, call, fragment):
     load(db, "wide", dense(inputs=5), dense(classes=5))
     before = db.value("SELECT count(*) FROM pg_class")
@@ -163,39 +176,49 @@ def own(db, data):
 
 def test_a_model_of_ones_own_predicts_as_the_trained_one(db, own):
     db.run("SELECT madlib.madlib_keras_predict('one', 'flowers', 'id', 'x', 'theirs', 'response')")
-    db.run("SELECT madlib.madlib_keras_predict_byom('own', 1, 'flowers', 'id', 'x', 'mine', 'response', FALSE, "
-           "ARRAY[['a', 'b', 'c']], 1.0)")
+    db.run(
+        "SELECT madlib.madlib_keras_predict_byom('own', 1, 'flowers', 'id', 'x', 'mine', 'response', FALSE, "
+        "ARRAY[['a', 'b', 'c']], 1.0)"
+    )
     assert db.value("SELECT count(*) FROM mine JOIN theirs USING (id, class_value, prob)") == 100
 
 
 def test_defaults_of_byom(db, own):
     db.run("SELECT madlib.madlib_keras_predict_byom('own', 1, 'flowers', 'id', 'x', 'mine')")
-    rows = db.run("SELECT id, sum(prob) AS p, array_agg(DISTINCT class_value ORDER BY class_value) AS c, "
-                  "min(class_name) AS n, array_agg(rank ORDER BY rank) AS r FROM mine GROUP BY id")
+    rows = db.run(
+        "SELECT id, sum(prob) AS p, array_agg(DISTINCT class_value ORDER BY class_value) AS c, "
+        "min(class_name) AS n, array_agg(rank ORDER BY rank) AS r FROM mine GROUP BY id"
+    )
     assert len(rows) == 100
     assert all(abs(r["p"] - 1) < 1e-6 and r["c"] == ["0", "1", "2"] and r["r"] == [1, 2, 3] for r in rows)
     assert rows[0]["n"] == "dependent_var"
     for kind in ("2", "0.2::float8"):
-        db.run("DROP TABLE mine; SELECT madlib.madlib_keras_predict_byom('own', 1, 'flowers', 'id', 'x', 'mine', "
-               f"{kind}, FALSE, ARRAY['a', 'b', 'c'], 2.0, 1)")
+        db.run(
+            "DROP TABLE mine; SELECT madlib.madlib_keras_predict_byom('own', 1, 'flowers', 'id', 'x', 'mine', "
+            f"{kind}, FALSE, ARRAY['a', 'b', 'c'], 2.0, 1)"
+        )
         assert db.value("SELECT count(*) FROM mine WHERE class_value IN ('a', 'b', 'c')") > 0
 
 
-@pytest.mark.parametrize("arguments,fragment", [
-    ("NULL, 1, 'flowers', 'id', 'x', 'mine'", "NULL/empty input table name"),
-    ("'own', 1, NULL, 'id', 'x', 'mine'", "NULL/empty input table name"),
-    ("'own', NULL, 'flowers', 'id', 'x', 'mine'", "model_id must not be NULL"),
-    ("'own', 7, 'flowers', 'id', 'x', 'mine'", "model_id 7 is not in"),
-    ("'arch', 1, 'flowers', 'id', 'x', 'mine'", "must not be NULL"),
-    ("'own', 1, 'flowers', 'nope', 'x', 'mine'", "invalid id column"),
-    ("'own', 1, 'flowers', 'id', 'nope', 'mine'", "invalid independent_varname"),
-    ("'own', 1, 'flowers', 'id', 'x', 'mine', 'best'", "pred_type"),
-    ("'own', 1, 'flowers', 'id', 'x', 'mine', 0", "pred_type"),
-    ("'own', 1, 'flowers', 'id', 'x', 'mine', 'prob', FALSE, ARRAY['a', 'b']", "class_values has"),
-    ("'own', 1, 'flowers', 'id', 'x', 'mine', 'prob', FALSE, NULL, 0", "normalizing_const must be positive"),
-    ("'own', 1, 'flowers', 'id', 'x', 'mine', 'prob', FALSE, NULL, NULL, 0", "dependent_count"),
-    ("'own', 1, 'flowers', 'id', 'x', 'mine', 'prob', FALSE, NULL, NULL, 2", "has 1 output, not 2"),
-    ("'own', 1, 'flowers', 'id', 'x', 'flowers'", "already exists")])
+@pytest.mark.parametrize(
+    "arguments,fragment",
+    [
+        ("NULL, 1, 'flowers', 'id', 'x', 'mine'", "NULL/empty input table name"),
+        ("'own', 1, NULL, 'id', 'x', 'mine'", "NULL/empty input table name"),
+        ("'own', NULL, 'flowers', 'id', 'x', 'mine'", "model_id must not be NULL"),
+        ("'own', 7, 'flowers', 'id', 'x', 'mine'", "model_id 7 is not in"),
+        ("'arch', 1, 'flowers', 'id', 'x', 'mine'", "must not be NULL"),
+        ("'own', 1, 'flowers', 'nope', 'x', 'mine'", "invalid id column"),
+        ("'own', 1, 'flowers', 'id', 'nope', 'mine'", "invalid independent_varname"),
+        ("'own', 1, 'flowers', 'id', 'x', 'mine', 'best'", "pred_type"),
+        ("'own', 1, 'flowers', 'id', 'x', 'mine', 0", "pred_type"),
+        ("'own', 1, 'flowers', 'id', 'x', 'mine', 'prob', FALSE, ARRAY['a', 'b']", "class_values has"),
+        ("'own', 1, 'flowers', 'id', 'x', 'mine', 'prob', FALSE, NULL, 0", "normalizing_const must be positive"),
+        ("'own', 1, 'flowers', 'id', 'x', 'mine', 'prob', FALSE, NULL, NULL, 0", "dependent_count"),
+        ("'own', 1, 'flowers', 'id', 'x', 'mine', 'prob', FALSE, NULL, NULL, 2", "has 1 output, not 2"),
+        ("'own', 1, 'flowers', 'id', 'x', 'flowers'", "already exists"),
+    ],
+)
 def test_bad_input_to_byom(db, own, arguments, fragment):
     assert fragment in str(db.error(f"SELECT madlib.madlib_keras_predict_byom({arguments})"))
     assert db.value("SELECT to_regclass('mine')") is None
@@ -205,5 +228,9 @@ def test_a_table_of_several_models_is_no_single_one(db, data):
     selection(db, "mst", "arch", [(1, ADAM, "")])
     db.run("DROP TABLE IF EXISTS many, many_info, many_summary")
     db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'many', 'mst', 1, FALSE)")
-    assert "several models" in str(db.error("SELECT madlib.madlib_keras_fit('flowers_packed', 'many', 'arch', 1, %s, "
-                                            "'', 1, FALSE, NULL, NULL, TRUE)", [ADAM]))
+    assert "several models" in str(
+        db.error(
+            "SELECT madlib.madlib_keras_fit('flowers_packed', 'many', 'arch', 1, %s, '', 1, FALSE, NULL, NULL, TRUE)",
+            [ADAM],
+        )
+    )

@@ -18,25 +18,78 @@ def data(db):
 
 @pytest.mark.slice
 def test_the_output_tables_have_the_contracts_columns_and_contents(db, data):
-    selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8, epochs=2"),
-                                  (2, " loss='categorical_crossentropy',optimizer='SGD(lr=0.1)' ", "batch_size = 16")])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [
+            (1, ADAM.format(0.05), "batch_size=8, epochs=2"),
+            (2, " loss='categorical_crossentropy',optimizer='SGD(lr=0.1)' ", "batch_size = 16"),
+        ],
+    )
     db.run("SELECT madlib.validation_preprocessor_dl('flowers', 'flowers_val', 'y', 'x', 'flowers_packed', 7)")
     run_id = fit(db, data, "models", "mst", iterations=5, validation="flowers_val", frequency=2)
     assert_invariants(db, run_id)
-    columns = {t: [(c["column_name"], c["data_type"]) for c in db.run(
-        "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = %s "
-        "ORDER BY ordinal_position", [t])] for t in ("models", "models_info", "models_summary")}
-    assert columns["models"] == [("mst_key", "integer"), ("model_weights", "bytea"), ("model_arch", "json"),
-                                 ("__dist_key__", "integer")]
+    columns = {
+        t: [
+            (c["column_name"], c["data_type"])
+            for c in db.run(
+                "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = %s "
+                "ORDER BY ordinal_position",
+                [t],
+            )
+        ]
+        for t in ("models", "models_info", "models_summary")
+    }
+    assert columns["models"] == [
+        ("mst_key", "integer"),
+        ("model_weights", "bytea"),
+        ("model_arch", "json"),
+        ("__dist_key__", "integer"),
+    ]
     assert [c for c, _ in columns["models_info"]][:17] == [
-        "mst_key", "model_id", "compile_params", "fit_params", "model_type", "model_size", "metrics_elapsed_time",
-        "metrics_type", "loss_type", "training_metrics_final", "training_loss_final", "training_metrics",
-        "training_loss", "validation_metrics_final", "validation_loss_final", "validation_metrics", "validation_loss"]
+        "mst_key",
+        "model_id",
+        "compile_params",
+        "fit_params",
+        "model_type",
+        "model_size",
+        "metrics_elapsed_time",
+        "metrics_type",
+        "loss_type",
+        "training_metrics_final",
+        "training_loss_final",
+        "training_metrics",
+        "training_loss",
+        "validation_metrics_final",
+        "validation_loss_final",
+        "validation_metrics",
+        "validation_loss",
+    ]
     assert [c for c, _ in columns["models_summary"]] == [
-        "source_table", "validation_table", "model", "model_info", "dependent_varname", "independent_varname",
-        "model_arch_table", "model_selection_table", "object_table", "num_iterations", "metrics_compute_frequency",
-        "warm_start", "name", "description", "start_training_time", "end_training_time", "madlib_version",
-        "num_classes", "y_class_values", "dependent_vartype", "normalizing_const", "metrics_iters"]
+        "source_table",
+        "validation_table",
+        "model",
+        "model_info",
+        "dependent_varname",
+        "independent_varname",
+        "model_arch_table",
+        "model_selection_table",
+        "object_table",
+        "num_iterations",
+        "metrics_compute_frequency",
+        "warm_start",
+        "name",
+        "description",
+        "start_training_time",
+        "end_training_time",
+        "madlib_version",
+        "num_classes",
+        "y_class_values",
+        "dependent_vartype",
+        "normalizing_const",
+        "metrics_iters",
+    ]
     info = db.run("SELECT * FROM models_info ORDER BY mst_key")
     assert [i["mst_key"] for i in info] == [1, 2]
     assert info[1]["compile_params"] == " loss='categorical_crossentropy',optimizer='SGD(lr=0.1)' "
@@ -81,8 +134,13 @@ def test_between_two_evaluations_at_most_ten_iterations_are_told(db, data):
 
 def test_of_many_configurations_the_lines_tell_the_best_five_and_the_failures(db, data):
     load(db, "arch2", dense(), dense(inputs=5, name="misfit"))
-    selection(db, "mst", "arch2", [(1, ADAM.format(0.001 * (i + 1)), "batch_size=50") for i in range(12)]
-              + [(2, ADAM.format(0.001 * i), "batch_size=50") for i in range(1, 7)])
+    selection(
+        db,
+        "mst",
+        "arch2",
+        [(1, ADAM.format(0.001 * (i + 1)), "batch_size=50") for i in range(12)]
+        + [(2, ADAM.format(0.001 * i), "batch_size=50") for i in range(1, 7)],
+    )
     del db.connection.notices[:]
     fit(db, data, "models", "mst", iterations=2, frequency=1)
     infos = [n for n in db.connection.notices if n.startswith("INFO")]
@@ -90,10 +148,15 @@ def test_of_many_configurations_the_lines_tell_the_best_five_and_the_failures(db
     assert all(n.count("mst_key=") == 6 and len(n.strip().splitlines()) == 8 for n in infos)
     assert "s left" in infos[0] and "left" not in infos[1]
     assert all("6 of 18 configurations failed, mst_key=13: " in n for n in infos)
-    best = [r["mst_key"] for r in db.run("SELECT mst_key FROM models_info WHERE error IS NULL "
-                                         "ORDER BY training_metrics_final DESC, training_loss_final, mst_key LIMIT 5")]
+    best = [
+        r["mst_key"]
+        for r in db.run(
+            "SELECT mst_key FROM models_info WHERE error IS NULL "
+            "ORDER BY training_metrics_final DESC, training_loss_final, mst_key LIMIT 5"
+        )
+    ]
     assert [int(key) for key in re.findall(r"  mst_key=(\d+)", infos[1])] == best
-    warning, = [n for n in db.connection.notices if n.startswith("WARNING")]
+    (warning,) = [n for n in db.connection.notices if n.startswith("WARNING")]
     assert "13, 14, 15, 16, 17, 18" in warning and "and 1 more" in warning and "mst_key 18:" not in warning
 
 
@@ -113,22 +176,28 @@ def test_a_selection_table_means_the_architectures_that_it_was_made_for_wherever
         for schema, width in (("one", 8), ("two", 9)):
             load(db, f"{schema}.nets", dense(width))
         db.run("SET search_path = one, public")
-        db.run("SELECT madlib.load_model_selection_table('nets', 'one.chosen', ARRAY[1], ARRAY[%s], ARRAY['epochs=1'])",
-               [ADAM.format(0.05)])
+        db.run(
+            "SELECT madlib.load_model_selection_table('nets', 'one.chosen', ARRAY[1], ARRAY[%s], ARRAY['epochs=1'])",
+            [ADAM.format(0.05)],
+        )
         db.run("SET search_path = two, public")
         fit(db, data, "models", "one.chosen", iterations=1)
         assert '"units": 8' in db.value("SELECT model_arch::text FROM models")
         assert db.value("SELECT model_arch_table FROM models_summary") == "nets"
-        generate = "SELECT madlib.generate_model_configs({}, 'one.chosen', ARRAY[1], $${{'loss': ['mse'], "\
-                   "'optimizer_params_list': [{{'optimizer': ['SGD']}}]}}$$, $${{'batch_size': [5]}}$$)"
+        generate = (
+            "SELECT madlib.generate_model_configs({}, 'one.chosen', ARRAY[1], $${{'loss': ['mse'], "
+            "'optimizer_params_list': [{{'optimizer': ['SGD']}}]}}$$, $${{'batch_size': [5]}}$$)"
+        )
         assert 'made for the architecture table "nets"' in str(db.error(generate.format("'nets'")))
         db.run(generate.format("'one.nets'"))
         db.run("UPDATE one.chosen_summary SET model_arch_table = 'two.nets'; DELETE FROM one.chosen WHERE mst_key > 1")
         fit(db, data, "models", "one.chosen", iterations=1)
         assert '"units": 9' in db.value("SELECT model_arch::text FROM models")
     finally:
-        db.run("RESET search_path; DROP TABLE IF EXISTS two.models, two.models_info, two.models_summary; "
-               "DROP SCHEMA one, two CASCADE")
+        db.run(
+            "RESET search_path; DROP TABLE IF EXISTS two.models, two.models_info, two.models_summary; "
+            "DROP SCHEMA one, two CASCADE"
+        )
 
 
 def test_segments_without_rows_are_no_segments_of_the_run(db, data):
@@ -154,21 +223,34 @@ def test_configurations_of_one_architecture_start_equal_unless_told_otherwise(db
 
 def test_two_runs_of_one_seed_with_one_worker_give_identical_bytes(db, data):
     packed = make_data(db, "single", segments=1)
-    selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8, shuffle=True, epochs=2"),
-                                  (2, ADAM.format(0.01), "batch_size=16")])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [(1, ADAM.format(0.05), "batch_size=8, shuffle=True, epochs=2"), (2, ADAM.format(0.01), "batch_size=16")],
+    )
     weights, orders = [], []
     for _ in range(2):
         run_id = fit(db, packed, "models", "mst")
         weights.append(db.run("SELECT mst_key, model_weights::text FROM models ORDER BY 1"))
-        orders.append(db.run("SELECT mst_key, iteration, position, segment FROM madlib.mop_visit_order "
-                             "WHERE run_id = %s ORDER BY 1, 2, 3", [run_id]))
+        orders.append(
+            db.run(
+                "SELECT mst_key, iteration, position, segment FROM madlib.mop_visit_order "
+                "WHERE run_id = %s ORDER BY 1, 2, 3",
+                [run_id],
+            )
+        )
     assert weights[0] == weights[1] and orders[0] == orders[1]
 
 
 def test_streaming_and_caching_give_the_same_bytes(db, data):
     packed = make_data(db, "single", segments=1)
-    selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8, epochs=3"),
-                                  (1, ADAM.format(0.05), "batch_size=7, epochs=1")])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [(1, ADAM.format(0.05), "batch_size=8, epochs=3"), (1, ADAM.format(0.05), "batch_size=7, epochs=1")],
+    )
     fit(db, packed, "models", "mst")
     cached = db.run("SELECT mst_key, model_weights::text FROM models ORDER BY 1")
     db.run("SET pg_mop.cache_mb = 0")
@@ -179,8 +261,17 @@ def test_streaming_and_caching_give_the_same_bytes(db, data):
 
 def test_models_whose_states_are_read_ahead_are_trained_as_each_alone(db, data):
     """States of 4 MB: from 1 MB on a session reads the next one while it trains."""
-    load(db, "large_arch", sequential("large", [4], layer("Dense", name="a", units=600, activation="relu"), layer(
-        "Dense", name="b", units=600, activation="relu"), layer("Dense", name="c", units=3, activation="softmax")))
+    load(
+        db,
+        "large_arch",
+        sequential(
+            "large",
+            [4],
+            layer("Dense", name="a", units=600, activation="relu"),
+            layer("Dense", name="b", units=600, activation="relu"),
+            layer("Dense", name="c", units=3, activation="softmax"),
+        ),
+    )
     configurations = [(1, ADAM.format(rate), "batch_size=8") for rate in (0.001, 0.002, 0.003, 0.004)]
     make_data(db, "one", segments=1)
     db.run("SET pg_mop.seed = 4; SET pg_mop.kernel = 'plain'; SET pg_mop.threads = 1")
@@ -194,12 +285,17 @@ def test_models_whose_states_are_read_ahead_are_trained_as_each_alone(db, data):
     db.run("RESET pg_mop.kernel; RESET pg_mop.threads; RESET pg_mop.seed")
 
 
-TRANSFER = sequential("transfer", [4], layer("Dense", name="hidden", units=8, trainable=False),
-                      layer("Dense", name="out", units=3, activation="softmax"))
+TRANSFER = sequential(
+    "transfer",
+    [4],
+    layer("Dense", name="hidden", units=8, trainable=False),
+    layer("Dense", name="out", units=3, activation="softmax"),
+)
 
 
-@pytest.mark.parametrize("settings,first,anywhere", [
-    ("", dense(), True), ("SET pg_mop.cache_mb = 0", dense(), False), ("", TRANSFER, False)])
+@pytest.mark.parametrize(
+    "settings,first,anywhere", [("", dense(), True), ("SET pg_mop.cache_mb = 0", dense(), False), ("", TRANSFER, False)]
+)
 def test_a_session_trains_its_nets_on_all_segments_where_it_may_hold_their_rows(db, settings, first, anywhere):
     make_data(db, "iris", rows=60, segments=2)
     load(db, "nets", first, dense(16, name="wide"))
@@ -208,8 +304,11 @@ def test_a_session_trains_its_nets_on_all_segments_where_it_may_hold_their_rows(
     caller.run(settings or "SELECT")
     run_id = fit(caller, "iris_packed", "models", "mst", iterations=3)
     assert_invariants(db, run_id)
-    sessions = db.value("SELECT max(n) FROM (SELECT count(DISTINCT backend_pid) AS n FROM madlib.mop_unit WHERE kind = "
-                        "'train' AND run_id = %s GROUP BY segment) AS q", [run_id])
+    sessions = db.value(
+        "SELECT max(n) FROM (SELECT count(DISTINCT backend_pid) AS n FROM madlib.mop_unit WHERE kind = "
+        "'train' AND run_id = %s GROUP BY segment) AS q",
+        [run_id],
+    )
     assert sessions == (2 if anywhere else 1)
     caller.close()
 
@@ -220,20 +319,29 @@ def test_round_robin_trains_in_lockstep_over_ascending_segments(db, data):
     run_id = fit(db, data, "models", "mst", iterations=1)
     db.run("RESET pg_mop.scheduler")
     assert_invariants(db, run_id)
-    for row in db.run("SELECT array_agg(segment ORDER BY position) AS s FROM madlib.mop_visit_order "
-                      "WHERE run_id = %s GROUP BY mst_key", [run_id]):
+    for row in db.run(
+        "SELECT array_agg(segment ORDER BY position) AS s FROM madlib.mop_visit_order "
+        "WHERE run_id = %s GROUP BY mst_key",
+        [run_id],
+    ):
         assert row["s"] == [(row["s"][0] + k) % 3 for k in range(3)]
 
 
 @pytest.mark.slice
 def test_failing_configurations_are_marked_and_the_others_finish(db, data):
     load(db, "arch3", dense(), dense(inputs=5, name="misfit"), dense(classes=4, name="fourclasses"))
-    selection(db, "mst", "arch3", [
-        (1, ADAM.format(0.05), "batch_size=8"),
-        (1, "loss='categorical_crossentropy', optimizer='Adam(no_such_argument=3)'", "batch_size=8"),
-        (2, ADAM.format(0.05), "batch_size=8"),
-        (3, ADAM.format(0.05), "batch_size=8"),
-        (1, NAN, "batch_size=8")])
+    selection(
+        db,
+        "mst",
+        "arch3",
+        [
+            (1, ADAM.format(0.05), "batch_size=8"),
+            (1, "loss='categorical_crossentropy', optimizer='Adam(no_such_argument=3)'", "batch_size=8"),
+            (2, ADAM.format(0.05), "batch_size=8"),
+            (3, ADAM.format(0.05), "batch_size=8"),
+            (1, NAN, "batch_size=8"),
+        ],
+    )
     del db.connection.notices[:]
     run_id = fit(db, data, "models", "mst", iterations=2)
     assert_invariants(db, run_id)
@@ -246,11 +354,18 @@ def test_failing_configurations_are_marked_and_the_others_finish(db, data):
     assert [r["mst_key"] for r in db.run("SELECT mst_key FROM models")] == [1]
     warning = [n for n in db.connection.notices if n.startswith("WARNING")]
     assert len(warning) == 1 and "2, 3, 4, 5" in warning[0]
-    progress = {r["mst_key"]: r["status"] for r in db.run(
-        "SELECT mst_key, status FROM madlib.mop_progress WHERE run_id = %s", [run_id])}
+    progress = {
+        r["mst_key"]: r["status"]
+        for r in db.run("SELECT mst_key, status FROM madlib.mop_progress WHERE run_id = %s", [run_id])
+    }
     assert progress == {1: "finished", 2: "failed", 3: "failed", 4: "failed", 5: "failed"}
-    assert db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND status = 'failed' "
-                    "AND error IS NOT NULL", [run_id]) == 2
+    assert (
+        db.value(
+            "SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND status = 'failed' AND error IS NOT NULL",
+            [run_id],
+        )
+        == 2
+    )
 
 
 def test_a_configuration_that_fails_does_not_cost_the_trainer(db, data):
@@ -277,20 +392,34 @@ def test_all_configurations_failing_is_an_error_and_leaves_no_table(db, data):
 
 def test_the_views_show_a_running_call_to_another_session(db, data):
     import threading
+
     load(db, "arch4", dense(), dense(16))
-    selection(db, "mst", "arch4", [(1, ADAM.format(rate), "batch_size=1, epochs=20")
-                                      for rate in (0.05, 0.04, 0.03)])
+    selection(db, "mst", "arch4", [(1, ADAM.format(rate), "batch_size=1, epochs=20") for rate in (0.05, 0.04, 0.03)])
     watcher = db.another()
     before = watcher.value("SELECT max(run_id) FROM madlib.mop_runs")
     thread = threading.Thread(target=fit, args=(db, data, "models", "mst"), kwargs={"iterations": 2})
     thread.start()
-    seen = eventually(lambda: watcher.run(
-        "SELECT p.*, r.status AS run_status FROM madlib.mop_progress p JOIN madlib.mop_runs r USING (run_id) "
-        "WHERE run_id > %s AND units_done > 0 AND r.status = 'running'", [before]), 60)
+    seen = eventually(
+        lambda: watcher.run(
+            "SELECT p.*, r.status AS run_status FROM madlib.mop_progress p JOIN madlib.mop_runs r USING (run_id) "
+            "WHERE run_id > %s AND units_done > 0 AND r.status = 'running'",
+            [before],
+        ),
+        60,
+    )
     running = watcher.run("SELECT * FROM madlib.mop_units WHERE run_id > %s AND status = 'running'", [before])
     thread.join()
-    assert seen and {"run_id", "units_done", "units_total", "seconds_elapsed", "seconds_left", "mst_key", "iteration",
-                     "last_loss", "status"} <= set(seen[0])
+    assert seen and {
+        "run_id",
+        "units_done",
+        "units_total",
+        "seconds_elapsed",
+        "seconds_left",
+        "mst_key",
+        "iteration",
+        "last_loss",
+        "status",
+    } <= set(seen[0])
     assert seen[0]["units_total"] == 2 * 3 + 3 and seen[0]["seconds_left"] is not None
     assert all(u["backend_pid"] for u in running)
     done = watcher.run("SELECT * FROM madlib.mop_progress WHERE run_id > %s", [before])
@@ -318,8 +447,12 @@ def test_sessions_and_trainers_stay_warm_and_end_with_the_client(db, data):
     pids = []
     for output in ("warm1", "warm2"):
         run_id = fit(client, data, output, "mst_warm", iterations=1)
-        pids.append({r["backend_pid"] for r in client.run(
-            "SELECT DISTINCT backend_pid FROM madlib.mop_units WHERE run_id = %s", [run_id])})
+        pids.append(
+            {
+                r["backend_pid"]
+                for r in client.run("SELECT DISTINCT backend_pid FROM madlib.mop_units WHERE run_id = %s", [run_id])
+            }
+        )
     assert pids[0] == pids[1]
     mine = set(trainers()) - before
     assert len(mine) == 3

@@ -18,9 +18,13 @@ mop_stop_trial mop_add_trial mop_more""".split()
 def psql(db, script, path):
     """Run a script statement by statement, as people do, with a search_path."""
     to = db.connection.info
-    done = subprocess.run(["psql", "-Xq", "-v", "ON_ERROR_STOP=1", "-h", to.host,
-                           "-p", str(to.port), "-U", to.user, "-d", to.dbname], input=script, text=True,
-                          capture_output=True, env={**os.environ, "PGOPTIONS": f"-c search_path={path}"})
+    done = subprocess.run(
+        ["psql", "-Xq", "-v", "ON_ERROR_STOP=1", "-h", to.host, "-p", str(to.port), "-U", to.user, "-d", to.dbname],
+        input=script,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PGOPTIONS": f"-c search_path={path}"},
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -58,17 +62,40 @@ def test_the_gpu_configuration_explains_itself_and_lists_gpus(db):
 
 @pytest.mark.slice
 def test_no_function_for_users_is_without_help(db):
-    functions = {r["proname"] for r in db.run(
-        "SELECT DISTINCT proname FROM pg_proc WHERE pronamespace = 'madlib'::regnamespace AND prokind = 'f'")}
-    internal = {"mop_transition", "mop_final", "mop_start_trainer", "mop_run_unit", "mop_may_see", "mop_status",
-                "top_k_categorical_acc_pickled"}
+    functions = {
+        r["proname"]
+        for r in db.run(
+            "SELECT DISTINCT proname FROM pg_proc WHERE pronamespace = 'madlib'::regnamespace AND prokind = 'f'"
+        )
+    }
+    internal = {
+        "mop_transition",
+        "mop_final",
+        "mop_start_trainer",
+        "mop_run_unit",
+        "mop_may_see",
+        "mop_status",
+        "top_k_categorical_acc_pickled",
+    }
     internal |= {"mop_open_job", "mop_note_job", "mop_cancel_job"}
     for name in ("postgresql/11_family.sql", "12_journal.sql", "postgresql/13_servers.sql"):
         internal |= set(re.findall(r"CREATE FUNCTION @extschema@\.(\w+)", (ROOT / "sql" / name).read_text()))
     # what is done with runs is told in README
-    runs = {"mop_resume", "mop_replay", "mop_set_sessions", "mop_drop_run", "mop_drop_states",
-            "mop_drop_packed", "mop_connect_servers", "mop_report", "mop_functions", "mop_settings",
-            "mop_submit", "mop_cancel", "mop_wait"}
+    runs = {
+        "mop_resume",
+        "mop_replay",
+        "mop_set_sessions",
+        "mop_drop_run",
+        "mop_drop_states",
+        "mop_drop_packed",
+        "mop_connect_servers",
+        "mop_report",
+        "mop_functions",
+        "mop_settings",
+        "mop_submit",
+        "mop_cancel",
+        "mop_wait",
+    }
     readme = (ROOT / "README.md").read_text()
     assert runs <= functions and all(f"| `{name}(" in readme for name in runs)
     helpers = {n for n in functions if n.startswith("convert_")}
@@ -103,5 +130,12 @@ def test_the_list_of_functions_has_each_with_its_usage_and_says_what_the_readme_
         assert listed[name]["about"] == f"{told[name][0].upper()}{told[name][1:]}.", name
         assert re.search(rf"madlib\.{name}\(", listed[name]["usage"])
     assert {name for name, r in listed.items() if r["trains"]} == {
-        "madlib_keras_fit", "madlib_keras_fit_multiple_model", "mop_fit_multiple_model", "mop_search",
-        "madlib_keras_automl", "mop_more", "mop_resume", "mop_replay"}
+        "madlib_keras_fit",
+        "madlib_keras_fit_multiple_model",
+        "mop_fit_multiple_model",
+        "mop_search",
+        "madlib_keras_automl",
+        "mop_more",
+        "mop_resume",
+        "mop_replay",
+    }

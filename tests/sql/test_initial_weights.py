@@ -9,8 +9,12 @@ from workload import ADAM, NAN, dense, fit, last_run, layer, load, make_data, se
 
 def frozen():
     """A net none of whose layers trains."""
-    return sequential("frozen", [4], layer("Dense", name="hidden", units=8, activation="relu", trainable=False),
-                      layer("Dense", name="out", units=3, activation="softmax", trainable=False))
+    return sequential(
+        "frozen",
+        [4],
+        layer("Dense", name="hidden", units=8, activation="relu", trainable=False),
+        layer("Dense", name="out", units=3, activation="softmax", trainable=False),
+    )
 
 
 def rows(*numbers):
@@ -24,8 +28,10 @@ def data(db):
 
 
 def warm(db, output="models", iterations=2, validation=None):
-    db.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', %s, 'mst', %s, FALSE, %s, 1, TRUE)",
-           [output, iterations, validation])
+    db.run(
+        "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', %s, 'mst', %s, FALSE, %s, 1, TRUE)",
+        [output, iterations, validation],
+    )
     return last_run(db)
 
 
@@ -65,8 +71,10 @@ def test_a_new_configuration_of_a_warm_start_does_not_take_the_architecture_tabl
     weights = bytes(db.value("SELECT model_weights FROM models WHERE mst_key = 3"))
     load(db, "arch_weights", dense(), frozen())
     db.run("UPDATE arch_weights SET model_weights = %s WHERE model_id = 2", [weights])
-    db.run("UPDATE mst_summary SET model_arch_table = 'arch_weights'; INSERT INTO mst VALUES (4, 2, %s, '')",
-           [ADAM.format(0.05)])
+    db.run(
+        "UPDATE mst_summary SET model_arch_table = 'arch_weights'; INSERT INTO mst VALUES (4, 2, %s, '')",
+        [ADAM.format(0.05)],
+    )
     db.run("SET pg_mop.seed = 99")
     warm(db)
     assert bytes(db.value("SELECT model_weights FROM models WHERE mst_key = 3")) == weights
@@ -76,8 +84,10 @@ def test_a_new_configuration_of_a_warm_start_does_not_take_the_architecture_tabl
 def test_transfer_learning_starts_from_the_architecture_tables_weights(db, models):
     trained = db.run("SELECT * FROM models_info ORDER BY mst_key")
     load(db, "arch_weights", dense(), frozen())
-    db.run("UPDATE arch_weights a SET model_weights = m.model_weights FROM models m "
-           "WHERE (a.model_id, m.mst_key) IN ((1, 1), (2, 3))")
+    db.run(
+        "UPDATE arch_weights a SET model_weights = m.model_weights FROM models m "
+        "WHERE (a.model_id, m.mst_key) IN ((1, 1), (2, 3))"
+    )
     selection(db, "mst2", "arch_weights", rows(1) + [(2, ADAM.format(0.1), "batch_size=10")])
     fit(db, "flowers_packed", "transferred", "mst2", 2, None, 1)
     after = db.run("SELECT * FROM transferred_info ORDER BY mst_key")
@@ -99,19 +109,32 @@ def test_a_warm_start_continues_exactly_where_plain_keras_would(db, data):
     assert a == b
 
 
-@pytest.mark.parametrize("spoil,fragment", [
-    ("DROP TABLE models", "does not exist"), ("DROP TABLE models_info", "does not exist"),
-    ("DROP TABLE models_summary", "does not exist"), ("TRUNCATE models", "is empty"),
-    ("UPDATE mst SET model_id = 2 WHERE mst_key = 1", "goes on with the same architecture"),
-    ("CREATE VIEW best AS SELECT mst_key FROM models_info", "cannot be replaced by a warm start"),
-    ("CREATE FUNCTION one(models) RETURNS integer LANGUAGE sql AS 'SELECT 1'", "cannot be replaced by a warm start"),
-    ("UPDATE models SET model_weights = model_weights WHERE mst_key = 1; "
-     "ALTER TABLE models RENAME COLUMN model_weights TO w", 'no column "model_weights"')])
+@pytest.mark.parametrize(
+    "spoil,fragment",
+    [
+        ("DROP TABLE models", "does not exist"),
+        ("DROP TABLE models_info", "does not exist"),
+        ("DROP TABLE models_summary", "does not exist"),
+        ("TRUNCATE models", "is empty"),
+        ("UPDATE mst SET model_id = 2 WHERE mst_key = 1", "goes on with the same architecture"),
+        ("CREATE VIEW best AS SELECT mst_key FROM models_info", "cannot be replaced by a warm start"),
+        (
+            "CREATE FUNCTION one(models) RETURNS integer LANGUAGE sql AS 'SELECT 1'",
+            "cannot be replaced by a warm start",
+        ),
+        (
+            "UPDATE models SET model_weights = model_weights WHERE mst_key = 1; "
+            "ALTER TABLE models RENAME COLUMN model_weights TO w",
+            'no column "model_weights"',
+        ),
+    ],
+)
 def test_a_warm_start_that_cannot_be_is_refused_before_any_work(db, models, spoil, fragment):
     db.run(spoil)
     runs = db.value("SELECT count(*) FROM madlib.mop_runs")
-    error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 1, FALSE, "
-                     "NULL, NULL, TRUE)")
+    error = db.error(
+        "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 1, FALSE, NULL, NULL, TRUE)"
+    )
     assert fragment in str(error) and db.value("SELECT count(*) FROM madlib.mop_runs") == runs
     db.run("DROP VIEW IF EXISTS best; DROP FUNCTION IF EXISTS one")
     assert db.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'pg_mop_old%'") == 0
@@ -120,8 +143,12 @@ def test_a_warm_start_that_cannot_be_is_refused_before_any_work(db, models, spoi
 def test_a_read_only_transaction_is_refused_before_any_work(db, models):
     runs = db.value("SELECT count(*) FROM madlib.mop_runs")
     db.run("BEGIN READ ONLY")
-    assert "read-only" in str(db.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', "
-                                       "'mst', 1, FALSE, NULL, NULL, TRUE)"))
+    assert "read-only" in str(
+        db.error(
+            "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', "
+            "'mst', 1, FALSE, NULL, NULL, TRUE)"
+        )
+    )
     assert db.value("SELECT count(*) FROM madlib.mop_runs") == runs
 
 
@@ -135,18 +162,23 @@ def test_a_configuration_that_fails_now_keeps_the_weights_it_had(db, models):
 
 
 def test_a_warm_start_of_temporary_models_is_refused(db, models):
-    db.run("CREATE TEMP TABLE mine AS TABLE models; CREATE TEMP TABLE mine_info AS TABLE models_info; "
-           "CREATE TEMP TABLE mine_summary AS TABLE models_summary")
+    db.run(
+        "CREATE TEMP TABLE mine AS TABLE models; CREATE TEMP TABLE mine_info AS TABLE models_info; "
+        "CREATE TEMP TABLE mine_summary AS TABLE models_summary"
+    )
     runs = db.value("SELECT count(*) FROM madlib.mop_runs")
-    error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'pg_temp.mine', 'mst', 1, FALSE, "
-                     "NULL, NULL, TRUE)")
+    error = db.error(
+        "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'pg_temp.mine', 'mst', 1, FALSE, "
+        "NULL, NULL, TRUE)"
+    )
     assert "temporary" in str(error) and db.value("SELECT count(*) FROM madlib.mop_runs") == runs
 
 
 def test_a_single_models_warm_start_that_fails_keeps_the_model(db, models):
     db.run("DROP TABLE IF EXISTS one, one_summary")
-    call = ("SELECT madlib.madlib_keras_fit('flowers_packed', 'one', 'arch', 1, %s, 'batch_size=10', 1, FALSE, "
-            "NULL, NULL")
+    call = (
+        "SELECT madlib.madlib_keras_fit('flowers_packed', 'one', 'arch', 1, %s, 'batch_size=10', 1, FALSE, NULL, NULL"
+    )
     db.run(call + ")", [ADAM.format(0.05)])
     before = bytes(db.value("SELECT model_weights FROM one"))
     assert "NaN" in str(db.error(call + ", TRUE)", [NAN]))
@@ -165,8 +197,9 @@ def test_weights_of_an_open_transaction_are_refused_with_a_hint(db, models):
     runs = db.value("SELECT count(*) FROM madlib.mop_runs")
     db.run("BEGIN")
     db.run("UPDATE models SET model_weights = model_weights || '\\x00000000' WHERE mst_key = 1")
-    error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 1, FALSE, "
-                     "NULL, NULL, TRUE)")
+    error = db.error(
+        "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 1, FALSE, NULL, NULL, TRUE)"
+    )
     assert "other sessions" in str(error) and "COMMIT" in error.diag.message_hint
     assert db.value("SELECT count(*) FROM madlib.mop_runs") == runs
 
@@ -181,8 +214,10 @@ def test_weights_that_do_not_fit_fail_their_configuration_with_both_counts(db, m
 
 def test_weights_travel_between_model_and_architecture_tables_in_plain_sql(db, models):
     arch = json.loads(dense())
-    db.run("DROP TABLE IF EXISTS copies; SELECT madlib.load_keras_model('copies', m.model_arch, m.model_weights, "
-           "'a copy') FROM models m WHERE mst_key = 1")
+    db.run(
+        "DROP TABLE IF EXISTS copies; SELECT madlib.load_keras_model('copies', m.model_arch, m.model_weights, "
+        "'a copy') FROM models m WHERE mst_key = 1"
+    )
     row = db.run("SELECT * FROM copies")[0]
     assert row["model_arch"] == arch and row["name"] == "a copy"
     assert bytes(row["model_weights"]) == bytes(db.value("SELECT model_weights FROM models WHERE mst_key = 1"))

@@ -94,8 +94,11 @@ def test_it_is_cancelled_and_resumed(db, data):
 
 
 def test_what_a_command_says_and_how_it_fails_is_told(db, data):
-    number = submit(db, "DO $x$ BEGIN RAISE NOTICE 'one %', chr(228); RAISE WARNING 'two'; "
-                        "RAISE EXCEPTION 'three' USING DETAIL = 'four', HINT = 'five'; END $x$")
+    number = submit(
+        db,
+        "DO $x$ BEGIN RAISE NOTICE 'one %', chr(228); RAISE WARNING 'two'; "
+        "RAISE EXCEPTION 'three' USING DETAIL = 'four', HINT = 'five'; END $x$",
+    )
     assert db.value("SELECT madlib.mop_wait(%s)", [number]) == "failed"
     told = job(db, number)
     assert told["messages"] == ["NOTICE:  one \u00e4", "WARNING:  two"]
@@ -117,8 +120,9 @@ def test_what_a_command_says_and_how_it_fails_is_told(db, data):
         db.run("DROP TABLE IF EXISTS copied")
     opened = submit(db, "BEGIN; CREATE TABLE lost (i int)")
     assert db.value("SELECT madlib.mop_wait(%s)", [opened]) == "failed" and "rolled back" in job(db, opened)["error"]
-    itself = submit(db, "DO $x$ BEGIN PERFORM pg_sleep(0.5); PERFORM madlib.mop_wait(max(job)) FROM madlib.mop_jobs; "
-                        "END $x$")
+    itself = submit(
+        db, "DO $x$ BEGIN PERFORM pg_sleep(0.5); PERFORM madlib.mop_wait(max(job)) FROM madlib.mop_jobs; END $x$"
+    )
     assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [itself]) == "failed"
     assert job(db, itself)["error"].startswith(f"job {itself} would wait for itself\nHINT:  ")
     percent = submit(db, "SELECT '%s % %%'::text")
@@ -131,8 +135,11 @@ def test_what_a_command_says_and_how_it_fails_is_told(db, data):
 def test_rows_without_end_take_no_memory(db):
     """There is more of them than the keeper may have of memory; a single row must have room."""
     db.run("SELECT pg_advisory_lock(1)")
-    number = submit(db, "SELECT 1; SELECT repeat('x', 1000000) FROM generate_series(1, 1500); "
-                        "DO $x$ BEGIN RAISE NOTICE 'sent'; END $x$; SELECT pg_advisory_xact_lock(1)")
+    number = submit(
+        db,
+        "SELECT 1; SELECT repeat('x', 1000000) FROM generate_series(1, 1500); "
+        "DO $x$ BEGIN RAISE NOTICE 'sent'; END $x$; SELECT pg_advisory_xact_lock(1)",
+    )
     assert eventually(lambda: job(db, number)["messages"] == ["NOTICE:  sent"], 60)
     with open(f"/proc/{keeper_of(db, number)}/status") as file:
         peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
@@ -144,12 +151,21 @@ def test_rows_without_end_take_no_memory(db):
     assert "memory" in job(db, number)["error"] and "may be committed" in job(db, number)["error"]
 
 
-@pytest.mark.parametrize("command, fragment", [
-    (None, "there is no command"), ("  ", "there is no command"), (" ; -- SELECT 1", "there is no command"),
-    ("/* a /* b */ c */\n;--d", "there is no command"), ("/* SELECT 1 */ SELEC 1", "syntax error"),
-    ("/* a /* b */ SELECT 1", "unterminated"), ("SELEC 1", "syntax error"),
-    ("SELECT madlib.no_such_call()", "does not exist"), ("SELECT 1; SELEC 2", "syntax error"),
-    (f"SELECT '{'x' * (17 << 20)}'", "the command has 17.0 MB")])
+@pytest.mark.parametrize(
+    "command, fragment",
+    [
+        (None, "there is no command"),
+        ("  ", "there is no command"),
+        (" ; -- SELECT 1", "there is no command"),
+        ("/* a /* b */ c */\n;--d", "there is no command"),
+        ("/* SELECT 1 */ SELEC 1", "syntax error"),
+        ("/* a /* b */ SELECT 1", "unterminated"),
+        ("SELEC 1", "syntax error"),
+        ("SELECT madlib.no_such_call()", "does not exist"),
+        ("SELECT 1; SELEC 2", "syntax error"),
+        (f"SELECT '{'x' * (17 << 20)}'", "the command has 17.0 MB"),
+    ],
+)
 def test_what_cannot_be_run_is_refused(db, command, fragment):
     before = db.value("SELECT count(*) FROM madlib.mop_jobs")
     assert fragment in str(db.error("SELECT madlib.mop_submit(%s)", [command]))
@@ -157,28 +173,36 @@ def test_what_cannot_be_run_is_refused(db, command, fragment):
 
 
 def test_wrong_settings_are_refused(db):
-    assert 'invalid value for setting "pg_mop.kernel"' in str(db.error(
-        "SET pg_mop.kernel = 'fast'; SELECT madlib.mop_submit('SELECT 1')"))
+    assert 'invalid value for setting "pg_mop.kernel"' in str(
+        db.error("SET pg_mop.kernel = 'fast'; SELECT madlib.mop_submit('SELECT 1')")
+    )
     db.run("RESET pg_mop.kernel")
 
 
 def test_a_setting_that_the_submitter_has_emptied_is_empty(db):
     """That of his role, which he has hidden, does not come back."""
-    db.run("DROP ROLE IF EXISTS emil; CREATE ROLE emil LOGIN; GRANT mop_user TO emil; "
-           "ALTER ROLE emil SET pg_mop.seed = 9; ALTER ROLE emil SET pg_mop.segments = 3")
+    db.run(
+        "DROP ROLE IF EXISTS emil; CREATE ROLE emil LOGIN; GRANT mop_user TO emil; "
+        "ALTER ROLE emil SET pg_mop.seed = 9; ALTER ROLE emil SET pg_mop.segments = 3"
+    )
     client = db.another("emil")
     client.run("SET pg_mop.seed = ''; SET search_path = ''")
-    number = submit(client, "DO $x$ BEGIN RAISE NOTICE '<%> <%> <%>', current_setting('pg_mop.seed'), "
-                            "current_setting('pg_mop.segments'), current_setting('search_path'); END $x$")
+    number = submit(
+        client,
+        "DO $x$ BEGIN RAISE NOTICE '<%> <%> <%>', current_setting('pg_mop.seed'), "
+        "current_setting('pg_mop.segments'), current_setting('search_path'); END $x$",
+    )
     assert client.value("SELECT madlib.mop_wait(%s)", [number]) == "finished"
-    assert job(client, number)["messages"] == ["NOTICE:  <> <3> <\"\">"]
+    assert job(client, number)["messages"] == ['NOTICE:  <> <3> <"">']
     client.close()
     db.run("DROP OWNED BY emil; DROP ROLE emil")
 
 
 def test_a_job_is_of_its_role(db, data):
-    db.run("DROP ROLE IF EXISTS jo, flo; CREATE ROLE jo LOGIN; CREATE ROLE flo LOGIN; GRANT mop_user TO jo, flo; "
-           "CREATE ROLE team; GRANT team, mop_user TO jo; GRANT mop_user TO team")
+    db.run(
+        "DROP ROLE IF EXISTS jo, flo; CREATE ROLE jo LOGIN; CREATE ROLE flo LOGIN; GRANT mop_user TO jo, flo; "
+        "CREATE ROLE team; GRANT team, mop_user TO jo; GRANT mop_user TO team"
+    )
     jo, flo = db.another("jo"), db.another("flo")
     jo.run("SET ROLE team")
     number = submit(jo, "SELECT pg_sleep(100)")
@@ -188,8 +212,10 @@ def test_a_job_is_of_its_role(db, data):
     for call in (f"mop_cancel({number})", f"mop_wait({number})", "mop_cancel(NULL)", "mop_wait(NULL)"):
         assert "there is no job" in str(flo.error(f"SELECT madlib.{call}"))
     assert "denied" in str(flo.error("SELECT * FROM madlib.mop_job"))
-    flo.run("SELECT madlib.mop_note_job(%s, %s, ARRAY['forged'], 'finished', NULL)",
-            [number, job(jo, number)["session_pid"]])
+    flo.run(
+        "SELECT madlib.mop_note_job(%s, %s, ARRAY['forged'], 'finished', NULL)",
+        [number, job(jo, number)["session_pid"]],
+    )
     assert job(jo, number)["status"] == "running" and job(jo, number)["messages"] == []
     assert jo.value("SELECT madlib.mop_cancel(%s)", [number]) is True
     assert jo.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "cancelled"
@@ -198,8 +224,10 @@ def test_a_job_is_of_its_role(db, data):
     jo.value("SELECT madlib.mop_wait(%s)", [who])
     assert job(jo, who)["messages"] == ["NOTICE:  jo team"]
     # a function of another role lends its rights to no job
-    db.run("CREATE FUNCTION lend() RETURNS bigint LANGUAGE sql SECURITY DEFINER AS "
-           "$$ SELECT madlib.mop_submit('SELECT 1') $$")
+    db.run(
+        "CREATE FUNCTION lend() RETURNS bigint LANGUAGE sql SECURITY DEFINER AS "
+        "$$ SELECT madlib.mop_submit('SELECT 1') $$"
+    )
     assert "SECURITY DEFINER" in str(flo.error("SELECT lend()"))
     jo.close()
     flo.close()
@@ -282,21 +310,26 @@ def test_nobody_waits_for_ever_for_a_job_that_waits_for_him(db):
     error = db.error("SELECT madlib.mop_wait(%s)", [number])
     assert error.pgcode == "55006" and f"job {number} waits for a lock that this transaction holds" in str(error)
     assert error.diag.message_hint == (
-        f"COMMIT; and wait then, or wait with a timeout: SELECT madlib.mop_wait({number}, '1 min');")
+        f"COMMIT; and wait then, or wait with a timeout: SELECT madlib.mop_wait({number}, '1 min');"
+    )
     assert db.value("SELECT madlib.mop_wait(%s)", [number]) == "finished"
     assert db.value("SELECT count(*) FROM wanted") == 3
 
 
 def test_no_rights_are_had_by_a_job_that_its_role_does_not_have(db):
     """PostgreSQL lets nobody RESET ROLE within a security-restricted operation: neither does a command there."""
-    db.run("DROP ROLE IF EXISTS mallory; CREATE ROLE mallory LOGIN; GRANT mop_user TO mallory; "
-           "CREATE SCHEMA mallory AUTHORIZATION mallory")
+    db.run(
+        "DROP ROLE IF EXISTS mallory; CREATE ROLE mallory LOGIN; GRANT mop_user TO mallory; "
+        "CREATE SCHEMA mallory AUTHORIZATION mallory"
+    )
     mallory = db.another("mallory")
-    mallory.run("CREATE FUNCTION mallory.f() RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN RETURN madlib.mop_submit("
-                "'RESET ROLE; ALTER ROLE mallory SUPERUSER'); END $$; "
-                "CREATE MATERIALIZED VIEW mallory.v AS SELECT mallory.f() WITH NO DATA; "
-                "CREATE TABLE mallory.t (b text); CREATE FUNCTION mallory.steal() RETURNS void LANGUAGE sql "
-                "SECURITY DEFINER AS $$ INSERT INTO mallory.t SELECT backend FROM madlib.mop_tickets $$")
+    mallory.run(
+        "CREATE FUNCTION mallory.f() RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN RETURN madlib.mop_submit("
+        "'RESET ROLE; ALTER ROLE mallory SUPERUSER'); END $$; "
+        "CREATE MATERIALIZED VIEW mallory.v AS SELECT mallory.f() WITH NO DATA; "
+        "CREATE TABLE mallory.t (b text); CREATE FUNCTION mallory.steal() RETURNS void LANGUAGE sql "
+        "SECURITY DEFINER AS $$ INSERT INTO mallory.t SELECT backend FROM madlib.mop_tickets $$"
+    )
     error = db.error("SET ROLE mallory; REFRESH MATERIALIZED VIEW mallory.v")
     assert "security-restricted operation" in str(error)
     db.run("RESET ROLE; SELECT mallory.steal()")
@@ -355,8 +388,12 @@ def test_a_submission_that_is_cancelled_leaves_no_job(db):
     locker.run("BEGIN; LOCK TABLE madlib.mop_job IN EXCLUSIVE MODE")
     call = Calling(other, "SELECT madlib.mop_submit('SELECT pg_sleep(100)')")
     pid = other.connection.get_backend_pid()
-    assert eventually(lambda: db.value("SELECT count(*) FROM pg_stat_activity WHERE application_name = "
-                                       "'pg_mop job''s log' AND wait_event_type = 'Lock'"))
+    assert eventually(
+        lambda: db.value(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = "
+            "'pg_mop job''s log' AND wait_event_type = 'Lock'"
+        )
+    )
     began = time.monotonic()
     db.run("SELECT pg_cancel_backend(%s)", [pid])
     assert "cancel" in str(call.end()) and time.monotonic() - began < 5

@@ -8,9 +8,11 @@ from workload import ADAM, assert_invariants, dense, fit, last_run, load, make_d
 
 def as_madlib(db, packed, output):
     """The packed table, its summary and nothing else as MADlib makes them on PostgreSQL."""
-    db.run(f"DROP TABLE IF EXISTS {output}, {output}_summary; CREATE TABLE {output} AS SELECT x, y, x_shape, y_shape, "
-           f"buffer_id FROM {packed} ORDER BY buffer_id DESC; CREATE TABLE {output}_summary AS "
-           f"SELECT * FROM {packed}_summary")
+    db.run(
+        f"DROP TABLE IF EXISTS {output}, {output}_summary; CREATE TABLE {output} AS SELECT x, y, x_shape, y_shape, "
+        f"buffer_id FROM {packed} ORDER BY buffer_id DESC; CREATE TABLE {output}_summary AS "
+        f"SELECT * FROM {packed}_summary"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +39,13 @@ def trained(db, data):
 def test_they_train_as_one_segment_to_the_same_weights(db, trained):
     assert assert_invariants(db, trained)["segments"] == 1
     assert sorted(weights(db, "models")) == sorted(weights(db, "ours"))
-    finals = [[(r["training_loss_final"], r["validation_loss_final"], r["validation_metrics_final"])
-               for r in db.run(f"SELECT * FROM {table}_info ORDER BY mst_key")] for table in ("models", "ours")]
+    finals = [
+        [
+            (r["training_loss_final"], r["validation_loss_final"], r["validation_metrics_final"])
+            for r in db.run(f"SELECT * FROM {table}_info ORDER BY mst_key")
+        ]
+        for table in ("models", "ours")
+    ]
     assert np.array(finals[0]) == pytest.approx(np.array(finals[1]), rel=1e-6)
 
 
@@ -46,17 +53,21 @@ def test_evaluate_and_predict_use_them(db, trained):
     db.run("DROP TABLE IF EXISTS scores, guessed")
     db.run("SELECT madlib.madlib_keras_evaluate('models', 'theirs_val', 'scores', FALSE, 1)")
     assert db.value("SELECT loss FROM scores") == pytest.approx(
-        db.value("SELECT validation_loss_final FROM models_info WHERE mst_key = 1"), rel=1e-6)
+        db.value("SELECT validation_loss_final FROM models_info WHERE mst_key = 1"), rel=1e-6
+    )
     db.run("SELECT madlib.madlib_keras_predict('models', 'flowers', 'id', 'x', 'guessed', 'response', FALSE, 1)")
-    assert float(db.value("SELECT avg((class_value = y)::integer) FROM guessed JOIN flowers USING (id)")) == \
-        pytest.approx(db.value("SELECT training_metrics_final FROM models_info WHERE mst_key = 1"), abs=1e-6)
+    assert float(
+        db.value("SELECT avg((class_value = y)::integer) FROM guessed JOIN flowers USING (id)")
+    ) == pytest.approx(db.value("SELECT training_metrics_final FROM models_info WHERE mst_key = 1"), abs=1e-6)
 
 
 @pytest.mark.parametrize("strategy", ["averaging", "sequential"])
 def test_a_single_model_trains_on_them(db, data, strategy):
     db.run(f"DROP TABLE IF EXISTS one, one_summary; SET pg_mop.fit_strategy = '{strategy}'")
-    db.run("SELECT madlib.madlib_keras_fit('theirs', 'one', 'arch', 1, %s, 'batch_size=8', 2, FALSE, 'theirs_val')",
-           [ADAM.format(0.05)])
+    db.run(
+        "SELECT madlib.madlib_keras_fit('theirs', 'one', 'arch', 1, %s, 'batch_size=8', 2, FALSE, 'theirs_val')",
+        [ADAM.format(0.05)],
+    )
     db.run("RESET pg_mop.fit_strategy")
     assert db.value("SELECT validation_loss_final > 0 FROM one_summary")
 
@@ -67,8 +78,10 @@ def test_they_are_a_training_table_for_the_validation_of_any_number_of_segments(
     assert db.value("SELECT count(DISTINCT __dist_key__) FROM split_val") == 3
     fit(db, "theirs", "split", "mst", 1, "split_val")
     fit(db, "theirs", "whole", "mst", 1, "theirs_val")
-    losses = [[r["validation_loss_final"] for r in db.run(f"SELECT * FROM {t}_info ORDER BY mst_key")]
-              for t in ("split", "whole")]
+    losses = [
+        [r["validation_loss_final"] for r in db.run(f"SELECT * FROM {t}_info ORDER BY mst_key")]
+        for t in ("split", "whole")
+    ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 

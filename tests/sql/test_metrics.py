@@ -6,8 +6,16 @@ import pytest
 
 from workload import dense, fit, load, make_data, selection
 
-SEVERAL = ["f1_score", "accuracy", "auc", "precision", "recall", "true_positives", "r2_score",
-           "top_k_categorical_accuracy"]
+SEVERAL = [
+    "f1_score",
+    "accuracy",
+    "auc",
+    "precision",
+    "recall",
+    "true_positives",
+    "r2_score",
+    "top_k_categorical_accuracy",
+]
 PERFECT = "loss='categorical_crossentropy', optimizer='Adam(lr=0.1)', metrics={}"
 
 
@@ -28,10 +36,16 @@ def evaluated(db, table, packed, mst_key=None):
 
 
 def test_info_has_the_metrics_of_an_evaluation_of_the_whole_table(db, data):
-    selection(db, "mst", "arch", [(1, PERFECT.format(SEVERAL), "batch_size=8"),
-                                  (1, PERFECT.format(SEVERAL[::-1]).replace("categorical_crossentropy", "dice"), ""),
-                                  (1, PERFECT.format(["accuracy"]).replace("categorical_crossentropy", "tversky"),
-                                   "")])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [
+            (1, PERFECT.format(SEVERAL), "batch_size=8"),
+            (1, PERFECT.format(SEVERAL[::-1]).replace("categorical_crossentropy", "dice"), ""),
+            (1, PERFECT.format(["accuracy"]).replace("categorical_crossentropy", "tversky"), ""),
+        ],
+    )
     run_id = fit(db, data, "models", "mst", 6, "val_packed", 3)
     for row in db.run("SELECT * FROM models_info ORDER BY mst_key"):
         assert row["error"] is None
@@ -45,17 +59,23 @@ def test_info_has_the_metrics_of_an_evaluation_of_the_whole_table(db, data):
             for name in names:
                 values = row["all_metrics"][dataset][name]
                 assert len(values) == 2 and values[-1] == pytest.approx(whole["all_metrics"][name], rel=1e-6)
-                logged = db.run("SELECT value FROM madlib.mop_metrics WHERE (run_id, mst_key, dataset, name) = "
-                                "(%s, %s, %s, %s) ORDER BY iteration", [run_id, row["mst_key"], dataset, name])
+                logged = db.run(
+                    "SELECT value FROM madlib.mop_metrics WHERE (run_id, mst_key, dataset, name) = "
+                    "(%s, %s, %s, %s) ORDER BY iteration",
+                    [run_id, row["mst_key"], dataset, name],
+                )
                 assert [r["value"] for r in logged] == values
             assert row[f"{dataset}_metrics"] == row["all_metrics"][dataset][names[0]]
-            wide = db.run("SELECT * FROM madlib.mop_metrics_wide WHERE (run_id, mst_key) = (%s, %s) ORDER BY iteration",
-                          [run_id, row["mst_key"]])
+            wide = db.run(
+                "SELECT * FROM madlib.mop_metrics_wide WHERE (run_id, mst_key) = (%s, %s) ORDER BY iteration",
+                [run_id, row["mst_key"]],
+            )
             assert all(w["metric"] == names[0] for w in wide) and [w["iteration"] for w in wide] == [3, 6]
             assert [w[f"{dataset}_loss"] for w in wide] == row[f"{dataset}_loss"]
             assert [w[f"{dataset}_metric"] for w in wide] == row[f"{dataset}_metrics"]
-            assert [list(w[f"{dataset}_metrics"].values()) for w in wide] == list(map(list, zip(
-                *row["all_metrics"][dataset].values())))
+            assert [list(w[f"{dataset}_metrics"].values()) for w in wide] == list(
+                map(list, zip(*row["all_metrics"][dataset].values()))
+            )
             assert all(w["seconds"] > 0 for w in wide)
     first = db.run("SELECT * FROM models_info WHERE mst_key = 1")[0]["all_metrics"]["validation"]
     assert first["true_positives"][-1] == 101 * first["recall"][-1] and first["accuracy"][-1] > 0.9
@@ -64,16 +84,23 @@ def test_info_has_the_metrics_of_an_evaluation_of_the_whole_table(db, data):
 
 def test_averaged_replicas_have_the_metrics_of_all_their_rows(db, data):
     db.run("DROP TABLE IF EXISTS one, one_summary")
-    db.run("SELECT madlib.madlib_keras_fit(%s, 'one', 'arch', 1, %s, 'batch_size=8', 3, FALSE, 'val_packed', 1)",
-           [data, PERFECT.format(SEVERAL)])
+    db.run(
+        "SELECT madlib.madlib_keras_fit(%s, 'one', 'arch', 1, %s, 'batch_size=8', 3, FALSE, 'val_packed', 1)",
+        [data, PERFECT.format(SEVERAL)],
+    )
     row = db.run("SELECT * FROM one_summary")[0]
     whole = evaluated(db, "one", "val_packed")
     assert row["validation_loss_final"] == pytest.approx(whole["loss"], rel=1e-6)
     for name in SEVERAL:
         assert row["all_metrics"]["validation"][name][-1] == pytest.approx(whole["all_metrics"][name], rel=1e-6)
         assert len(row["all_metrics"]["training"][name]) == 3
-    assert db.value("SELECT count(DISTINCT mst_key) FROM madlib.mop_metrics WHERE run_id = (SELECT max(run_id) FROM "
-                    "madlib.mop_runs)") == 1
+    assert (
+        db.value(
+            "SELECT count(DISTINCT mst_key) FROM madlib.mop_metrics WHERE run_id = (SELECT max(run_id) FROM "
+            "madlib.mop_runs)"
+        )
+        == 1
+    )
 
 
 def test_one_name_alone_is_a_list_of_one(db, data):
@@ -84,8 +111,15 @@ def test_one_name_alone_is_a_list_of_one(db, data):
 
 
 def test_a_model_whose_loss_or_metric_is_not_finite_has_failed(db, data):
-    selection(db, "mst", "arch", [(1, PERFECT.format("['accuracy']"), "batch_size=8"),
-                                  (1, "loss='mse', optimizer='SGD(lr=1e37)', metrics=['accuracy']", "batch_size=128")])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [
+            (1, PERFECT.format("['accuracy']"), "batch_size=8"),
+            (1, "loss='mse', optimizer='SGD(lr=1e37)', metrics=['accuracy']", "batch_size=128"),
+        ],
+    )
     run_id = fit(db, data, "models", "mst", 1, "val_packed")
     good, bad = db.run("SELECT * FROM models_info ORDER BY mst_key")
     assert good["error"] is None and good["validation_loss_final"] < 5
@@ -96,8 +130,10 @@ def test_a_model_whose_loss_or_metric_is_not_finite_has_failed(db, data):
     assert {r["mst_key"]: r["status"] for r in progress} == {1: "finished", 2: "failed"}
     # whoever takes it for the best is told how to ask
     db.run("DROP TABLE IF EXISTS p")
-    error = db.error("SELECT madlib.madlib_keras_predict('models', 'flowers', 'id', 'x', 'p', 'prob', FALSE, "
-                     "(SELECT mst_key FROM models_info ORDER BY validation_metrics_final DESC LIMIT 1))")
+    error = db.error(
+        "SELECT madlib.madlib_keras_predict('models', 'flowers', 'id', 'x', 'p', 'prob', FALSE, "
+        "(SELECT mst_key FROM models_info ORDER BY validation_metrics_final DESC LIMIT 1))"
+    )
     assert "failed" in str(error) and "NULLS LAST" in error.diag.message_hint
     assert db.run(error.diag.message_hint.split(": ", 1)[1])[0]["mst_key"] == 1
 
@@ -105,9 +141,11 @@ def test_a_model_whose_loss_or_metric_is_not_finite_has_failed(db, data):
 def test_the_metrics_of_a_resumed_run_are_those_of_all_segments(db, data):
     """Some segments are evaluated before the call is cancelled, the others after."""
     selection(db, "mst", "arch", [(1, PERFECT.format(SEVERAL), "batch_size=8") for _ in range(3)])
-    db.run("CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'stopped' USING "
-           "ERRCODE = '57014'; END $$; CREATE TRIGGER stop AFTER UPDATE ON madlib.mop_unit FOR EACH ROW WHEN "
-           "(NEW.kind = 'evaluate' AND NEW.segment = 3 AND NEW.status = 'finished') EXECUTE FUNCTION stop()")
+    db.run(
+        "CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'stopped' USING "
+        "ERRCODE = '57014'; END $$; CREATE TRIGGER stop AFTER UPDATE ON madlib.mop_unit FOR EACH ROW WHEN "
+        "(NEW.kind = 'evaluate' AND NEW.segment = 3 AND NEW.status = 'finished') EXECUTE FUNCTION stop()"
+    )
     db.run("DROP TABLE IF EXISTS models, models_info, models_summary")
     call = f"SELECT madlib.madlib_keras_fit_multiple_model('{data}', 'models', 'mst', 1, FALSE, 'val_packed')"
     db.error(call)

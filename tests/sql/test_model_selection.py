@@ -4,9 +4,11 @@ import pytest
 
 from workload import dense, load
 
-COMPILE = ["$$loss='categorical_crossentropy',optimizer='Adam(lr=0.1)',metrics=['accuracy']$$",
-           "$$loss='categorical_crossentropy', optimizer='Adam(lr=0.01)',metrics=['accuracy']$$",
-           "$$loss='mse',optimizer='SGD()'$$"]
+COMPILE = [
+    "$$loss='categorical_crossentropy',optimizer='Adam(lr=0.1)',metrics=['accuracy']$$",
+    "$$loss='categorical_crossentropy', optimizer='Adam(lr=0.01)',metrics=['accuracy']$$",
+    "$$loss='mse',optimizer='SGD()'$$",
+]
 GRID = """$${'loss': ['categorical_crossentropy'], 'metrics': ['accuracy'],
     'optimizer_params_list': [{'optimizer': ['Adam', 'SGD'], 'lr': [0.001, 0.01, 0.1]}]}$$"""
 FIT = "$${'batch_size': [50, 100], 'epochs': [1]}$$"
@@ -24,10 +26,13 @@ def rows(db):
     return db.run("SELECT * FROM mst ORDER BY mst_key")
 
 
-def load_table(db, compiles=COMPILE, fits=("$$batch_size=5,epochs=1$$", "$$batch_size=50, epochs=1$$"), ids="1",
-               rest=""):
-    return (f"SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[{ids}], ARRAY[{','.join(compiles)}], "
-            f"ARRAY[{','.join(fits)}]{rest})")
+def load_table(
+    db, compiles=COMPILE, fits=("$$batch_size=5,epochs=1$$", "$$batch_size=50, epochs=1$$"), ids="1", rest=""
+):
+    return (
+        f"SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[{ids}], ARRAY[{','.join(compiles)}], "
+        f"ARRAY[{','.join(fits)}]{rest})"
+    )
 
 
 def generate(grid=GRID, fit=FIT, ids="1, 2", rest="", arch="arch"):
@@ -40,14 +45,17 @@ def test_load_makes_every_combination(db):
     assert [r["mst_key"] for r in found] == [1, 2, 3, 4, 5, 6]
     assert found[1]["fit_params"] == "batch_size=50, epochs=1", "strings keep their spelling"
     assert db.run("SELECT * FROM mst_summary") == [
-        {"model_arch_table": "arch", "object_table": None, "model_arch_schema": "public"}]
+        {"model_arch_table": "arch", "object_table": None, "model_arch_schema": "public"}
+    ]
 
 
 def test_load_takes_strings_that_say_the_same_as_one(db):
     same = ["$$loss='mse',optimizer='SGD()'$$", "$$ optimizer='SGD()' ,  loss='mse' $$"]
     db.run(load_table(db, same, ["$$batch_size=5,epochs=1$$", "$$epochs=1, batch_size=5$$"], ids="2, 1, 1"))
     assert [(r["model_id"], r["compile_params"]) for r in rows(db)] == [
-        (1, " optimizer='SGD()' ,  loss='mse' "), (2, " optimizer='SGD()' ,  loss='mse' ")]
+        (1, " optimizer='SGD()' ,  loss='mse' "),
+        (2, " optimizer='SGD()' ,  loss='mse' "),
+    ]
 
 
 @pytest.mark.slice
@@ -56,7 +64,8 @@ def test_grid_search_makes_the_whole_grid(db):
     found = rows(db)
     assert len(found) == 24 and len({(r["model_id"], r["compile_params"], r["fit_params"]) for r in found}) == 24
     assert found[0]["compile_params"] == (
-        "optimizer='Adam(lr=0.001)',loss='categorical_crossentropy',metrics=['accuracy']")
+        "optimizer='Adam(lr=0.001)',loss='categorical_crossentropy',metrics=['accuracy']"
+    )
     assert found[0]["fit_params"] == "batch_size=50,epochs=1"
 
 
@@ -89,46 +98,62 @@ def test_counts_are_sampled_as_whole_numbers(db):
     assert all(8 <= s <= 32 for s in sizes) and len(sizes) > 2
 
 
-@pytest.mark.parametrize("call,fragment", [
-    (generate(ids="1, 9"), "model_id 9 is not in"),
-    (generate(arch="nowhere"), "does not exist"),
-    (generate("$$ not a dict $$"), "compile_params_dict"),
-    (generate(fit="$${'batch_size': 5}$$"), "must be a list"),
-    (generate(fit="$${'batchsize': [5]}$$"), "fit_params_dict"),
-    (generate(fit="$${'validation_split': [5]}$$"), "validation_split"),
-    (generate(rest=", 'grid', 5"), "must be NULL in grid search"),
-    (generate(rest=", 'grid', NULL, 5"), "must be NULL in grid search"),
-    (generate(RANDOM), "only random search"),
-    (generate(RANDOM, rest=", 'random'"), "num_configs"),
-    (generate(RANDOM, rest=", 'random', 0"), "num_configs"),
-    (generate(rest=", 'hyper'"), "search_type"),
-    (generate(rest=", 'random', 1000"), "found 24"),
-    (generate("$${'loss': ['mse'], 'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.1, 0.01, 'log']}]}$$",
-              rest=", 'random', 3"), "must be above"),
-    (generate("$${'loss': ['mse'], 'optimizer_params_list': [{}]}$$"), "with entries"),
-    (generate("$${'loss': ['mse'], 'optimizer': ['SGD'], 'optimizer_params_list': [{'optimizer': ['Adam']}]}$$"),
-     "both in"),
-    (generate("$${'loss': ['mse'], 'optimizer': ['SGD1']}$$"), "unknown optimizer"),
-    (generate("$${'optimizer': ['SGD']}$$"), "'loss' is required"),
-    (generate("$${'loss': ['my_loss'], 'optimizer': ['SGD']}$$"), "object table missing"),
-    (generate("$${'loss': ['mse'], 'optimizer': ['SGD'], 'metrics': ['mine']}$$"), "object table missing"),
-    (generate(rest=", 'grid', NULL, NULL, 'objects'"), "object table"),
-])
+@pytest.mark.parametrize(
+    "call,fragment",
+    [
+        (generate(ids="1, 9"), "model_id 9 is not in"),
+        (generate(arch="nowhere"), "does not exist"),
+        (generate("$$ not a dict $$"), "compile_params_dict"),
+        (generate(fit="$${'batch_size': 5}$$"), "must be a list"),
+        (generate(fit="$${'batchsize': [5]}$$"), "fit_params_dict"),
+        (generate(fit="$${'validation_split': [5]}$$"), "validation_split"),
+        (generate(rest=", 'grid', 5"), "must be NULL in grid search"),
+        (generate(rest=", 'grid', NULL, 5"), "must be NULL in grid search"),
+        (generate(RANDOM), "only random search"),
+        (generate(RANDOM, rest=", 'random'"), "num_configs"),
+        (generate(RANDOM, rest=", 'random', 0"), "num_configs"),
+        (generate(rest=", 'hyper'"), "search_type"),
+        (generate(rest=", 'random', 1000"), "found 24"),
+        (
+            generate(
+                "$${'loss': ['mse'], 'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.1, 0.01, 'log']}]}$$",
+                rest=", 'random', 3",
+            ),
+            "must be above",
+        ),
+        (generate("$${'loss': ['mse'], 'optimizer_params_list': [{}]}$$"), "with entries"),
+        (
+            generate("$${'loss': ['mse'], 'optimizer': ['SGD'], 'optimizer_params_list': [{'optimizer': ['Adam']}]}$$"),
+            "both in",
+        ),
+        (generate("$${'loss': ['mse'], 'optimizer': ['SGD1']}$$"), "unknown optimizer"),
+        (generate("$${'optimizer': ['SGD']}$$"), "'loss' is required"),
+        (generate("$${'loss': ['my_loss'], 'optimizer': ['SGD']}$$"), "object table missing"),
+        (generate("$${'loss': ['mse'], 'optimizer': ['SGD'], 'metrics': ['mine']}$$"), "object table missing"),
+        (generate(rest=", 'grid', NULL, NULL, 'objects'"), "object table"),
+    ],
+)
 def test_generate_refuses_bad_input_and_leaves_nothing(db, call, fragment):
     assert fragment in str(db.error(call))
     assert db.value("SELECT to_regclass('mst') IS NULL AND to_regclass('mst_summary') IS NULL")
 
 
-@pytest.mark.parametrize("change,fragment", [
-    ({"ids": "9"}, "model_id 9"), ({"compiles": ["NULL"]}, "empty"), ({"compiles": ["'loss=mse'"]}, "'optimizer'"),
-    ({"compiles": ["$$loss='mse',optimizer='SGD1()'$$"]}, "unknown optimizer"),
-    ({"compiles": ["$$loss='sparse_categorical_crossentropy',optimizer='SGD()'$$"]}, "not supported"),
-    ({"compiles": ["$$loss='mse',optimizer='SGD()',metrics=['mae',1]$$"]}, "is not a name"),
-    ({"compiles": ["$$loss='nosuch',optimizer='SGD()'$$"]}, "object table missing"),
-    ({"compiles": ["$$loss='mse',optimizer='SGD()',target_tensors=[1]$$"]}, "target_tensors"),
-    ({"fits": ["'batch_size=x'"]}, "batch_size"), ({"fits": ["'validation_data=[1]'"]}, "validation_data"),
-    ({"rest": ", 'objects'"}, "object table"),
-])
+@pytest.mark.parametrize(
+    "change,fragment",
+    [
+        ({"ids": "9"}, "model_id 9"),
+        ({"compiles": ["NULL"]}, "empty"),
+        ({"compiles": ["'loss=mse'"]}, "'optimizer'"),
+        ({"compiles": ["$$loss='mse',optimizer='SGD1()'$$"]}, "unknown optimizer"),
+        ({"compiles": ["$$loss='sparse_categorical_crossentropy',optimizer='SGD()'$$"]}, "not supported"),
+        ({"compiles": ["$$loss='mse',optimizer='SGD()',metrics=['mae',1]$$"]}, "is not a name"),
+        ({"compiles": ["$$loss='nosuch',optimizer='SGD()'$$"]}, "object table missing"),
+        ({"compiles": ["$$loss='mse',optimizer='SGD()',target_tensors=[1]$$"]}, "target_tensors"),
+        ({"fits": ["'batch_size=x'"]}, "batch_size"),
+        ({"fits": ["'validation_data=[1]'"]}, "validation_data"),
+        ({"rest": ", 'objects'"}, "object table"),
+    ],
+)
 def test_load_refuses_bad_input_and_leaves_nothing(db, change, fragment):
     assert fragment in str(db.error(load_table(db, **change)))
     assert db.value("SELECT to_regclass('mst') IS NULL AND to_regclass('mst_summary') IS NULL")
@@ -145,8 +170,10 @@ def test_existing_tables_are_refused_by_load_and_checked_by_generate(db):
 
 
 def test_callbacks_are_for_superusers(db):
-    db.run("DROP ROLE IF EXISTS plain; CREATE ROLE plain LOGIN; GRANT mop_user TO plain; GRANT SELECT ON arch TO plain;"
-           "GRANT CREATE, USAGE ON SCHEMA public TO plain")
+    db.run(
+        "DROP ROLE IF EXISTS plain; CREATE ROLE plain LOGIN; GRANT mop_user TO plain; GRANT SELECT ON arch TO plain;"
+        "GRANT CREATE, USAGE ON SCHEMA public TO plain"
+    )
     client = db.another(user="plain")
     call = generate(fit="""$${'callbacks': ['[TensorBoard(log_dir="/tmp/x/")]']}$$""", ids="1")
     assert "only a superuser may use callbacks" in str(client.error(call))

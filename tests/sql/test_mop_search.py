@@ -9,8 +9,10 @@ import pytest
 from conftest import Calling, eventually
 from workload import ADAM, dense, holding, last_run, load, make_data, selection
 
-SPACE = ("{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'optimizer_params_list': [{'optimizer': "
-         "['Adam'], 'lr': [0.001, 0.1, 'log']}], 'batch_size': [8, 16]}")
+SPACE = (
+    "{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'optimizer_params_list': [{'optimizer': "
+    "['Adam'], 'lr': [0.001, 0.1, 'log']}], 'batch_size': [8, 16]}"
+)
 GRID = SPACE.replace("[0.001, 0.1, 'log']", "[0.01, 0.05, MultiStep(0.05, [1], 0.1)]").replace("[8, 16]", "[8]")
 SLOW = GRID.replace("'batch_size': [8]", "'batch_size': [1], 'epochs': [20]")
 
@@ -25,8 +27,11 @@ def data(db):
 def search(db, output="found", space=SPACE, procedure="asha", parameters="iterations=4, trials=8", **more):
     db.run(f"DROP TABLE IF EXISTS {output}, {output}_info, {output}_summary, {output}_trials")
     named = "".join(f", {name} => %({name})s" for name in more)
-    db.run(f"SELECT madlib.mop_search('flowers_packed', %(output)s, 'arch', %(space)s, %(procedure)s, %(parameters)s"
-           f"{named})", {"output": output, "space": space, "procedure": procedure, "parameters": parameters, **more})
+    db.run(
+        f"SELECT madlib.mop_search('flowers_packed', %(output)s, 'arch', %(space)s, %(procedure)s, %(parameters)s"
+        f"{named})",
+        {"output": output, "space": space, "procedure": procedure, "parameters": parameters, **more},
+    )
     return last_run(db)
 
 
@@ -39,8 +44,13 @@ def its_run(db, output):
 
 def told(db, run_id):
     """What the procedure was told, in order."""
-    return [r["event"] for r in db.run("SELECT event FROM madlib.mop_search_log WHERE run_id = %s AND event ->> 0 = "
-                                       "'tell' ORDER BY number", [run_id])]
+    return [
+        r["event"]
+        for r in db.run(
+            "SELECT event FROM madlib.mop_search_log WHERE run_id = %s AND event ->> 0 = 'tell' ORDER BY number",
+            [run_id],
+        )
+    ]
 
 
 @pytest.mark.slice
@@ -59,40 +69,66 @@ def test_four_arguments_search_and_the_tables_say_what_was_found(db, data):
         assert info["training_loss"] == t["metric"] and info["iteration"] == t["iterations"] == t["metric_iters"][-1]
         assert (t["reason"] is None) == (t["status"] == "finished")
     # what was found predicts
-    db.run("DROP TABLE IF EXISTS guesses; SELECT madlib.madlib_keras_predict('four', 'flowers', 'id', 'x', 'guesses', "
-           "'prob', FALSE, %s)", [best["mst_key"]])
+    db.run(
+        "DROP TABLE IF EXISTS guesses; SELECT madlib.madlib_keras_predict('four', 'flowers', 'id', 'x', 'guesses', "
+        "'prob', FALSE, %s)",
+        [best["mst_key"]],
+    )
     assert db.value("SELECT count(*) FROM guesses") == 300
 
 
 def assert_search_invariants(db, run_id):
     """MOP's rules, of what the search asked for: every stage visits every segment once."""
     run = db.run("SELECT * FROM madlib.mop_runs WHERE run_id = %s", [run_id])[0]
-    assert db.run("SELECT stage, count(*), count(DISTINCT segment) FROM madlib.mop_unit WHERE run_id = %s AND kind = "
-                  "'train' AND status = 'finished' GROUP BY stage HAVING (count(*), count(DISTINCT segment)) <> (2, 2)",
-                  [run_id]) == []
+    assert (
+        db.run(
+            "SELECT stage, count(*), count(DISTINCT segment) FROM madlib.mop_unit WHERE run_id = %s AND kind = "
+            "'train' AND status = 'finished' GROUP BY stage HAVING (count(*), count(DISTINCT segment)) <> (2, 2)",
+            [run_id],
+        )
+        == []
+    )
     asked = {(r["stage"]) for r in db.run("SELECT DISTINCT stage FROM madlib.mop_request WHERE run_id = %s", [run_id])}
-    done = {(r["stage"]) for r in db.run("SELECT DISTINCT stage FROM madlib.mop_unit WHERE run_id = %s AND kind = "
-                                         "'train' AND status = 'finished'", [run_id])}
+    done = {
+        (r["stage"])
+        for r in db.run(
+            "SELECT DISTINCT stage FROM madlib.mop_unit WHERE run_id = %s AND kind = 'train' AND status = 'finished'",
+            [run_id],
+        )
+    }
     assert asked == done, "all that is asked for is run, and nothing else"
-    assert db.value("SELECT count(*) FROM madlib.mop_trials WHERE run_id = %s AND status NOT IN ('finished', "
-                    "'stopped')", [run_id]) == 0
+    assert (
+        db.value(
+            "SELECT count(*) FROM madlib.mop_trials WHERE run_id = %s AND status NOT IN ('finished', 'stopped')",
+            [run_id],
+        )
+        == 0
+    )
     return run
 
 
-@pytest.mark.parametrize("procedure,parameters", [
-    ("random", "iterations=2, trials=4"), ("successive-halving", "iterations=4, trials=4, reduction=2"),
-    ("hyperband", "iterations=4, reduction=2"), ("population", "iterations=4, population=4, interval=2"),
-    ("median-stopping", "iterations=4, trials=5, grace=1, others=2"), ("tpe", "iterations=2, trials=4"),
-    ("bohb", "iterations=4, reduction=2")])
+@pytest.mark.parametrize(
+    "procedure,parameters",
+    [
+        ("random", "iterations=2, trials=4"),
+        ("successive-halving", "iterations=4, trials=4, reduction=2"),
+        ("hyperband", "iterations=4, reduction=2"),
+        ("population", "iterations=4, population=4, interval=2"),
+        ("median-stopping", "iterations=4, trials=5, grace=1, others=2"),
+        ("tpe", "iterations=2, trials=4"),
+        ("bohb", "iterations=4, reduction=2"),
+    ],
+)
 def test_every_procedure_comes_to_its_end(db, data, procedure, parameters):
     if procedure == "tpe":
         pytest.importorskip("optuna", reason=f"not run: {procedure} needs Optuna")
-    run_id = search(db, procedure=procedure, parameters=parameters, metric="accuracy",
-                    validation_table="flowers_val")
+    run_id = search(db, procedure=procedure, parameters=parameters, metric="accuracy", validation_table="flowers_val")
     assert_search_invariants(db, run_id)
     assert db.value("SELECT metric FROM found_summary") == "validation_accuracy"
-    best = db.run("SELECT max(t.metric_best) AS one, max(i.validation_metrics_final) AS other FROM found_trials t "
-                  "JOIN found_info i USING (mst_key)")[0]
+    best = db.run(
+        "SELECT max(t.metric_best) AS one, max(i.validation_metrics_final) AS other FROM found_trials t "
+        "JOIN found_info i USING (mst_key)"
+    )[0]
     assert best["one"] is not None and best["one"] >= best["other"]
 
 
@@ -108,11 +144,16 @@ def test_a_grid_of_sequences_shares_its_beginnings(db, data):
 def test_a_cancelled_search_goes_on_as_if_nothing_had_happened(db, data):
     """What it was told before is told again; it makes the same proposals; no unit is done twice."""
     other = db.another()
-    other.run("DROP TABLE IF EXISTS halted, halted_info, halted_summary, halted_trials; SET pg_mop.seed = 7; "
-              "SET pg_mop.lock_timeout = '60s'")
+    other.run(
+        "DROP TABLE IF EXISTS halted, halted_info, halted_summary, halted_trials; SET pg_mop.seed = 7; "
+        "SET pg_mop.lock_timeout = '60s'"
+    )
     with holding(db.another()) as let_some_begin:
-        call = Calling(other, f"SELECT madlib.mop_search('flowers_packed', 'halted', 'arch', $s${SPACE}$s$, 'asha', "
-                              "'iterations=9, trials=12')")
+        call = Calling(
+            other,
+            f"SELECT madlib.mop_search('flowers_packed', 'halted', 'arch', $s${SPACE}$s$, 'asha', "
+            "'iterations=9, trials=12')",
+        )
         running = "SELECT run_id, coordinator_pid FROM madlib.mop_run WHERE model_output_table = 'halted'"
         assert eventually(lambda: db.run(running), 60)
         run_id, pid = db.run(running)[0].values()
@@ -123,21 +164,23 @@ def test_a_cancelled_search_goes_on_as_if_nothing_had_happened(db, data):
     assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "cancelled"
     done = db.value("SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND status = 'finished'", [run_id])
     other.run("SELECT madlib.mop_resume(%s)", [run_id])
-    assert told(db, run_id)[:len(before)] == before and len(told(db, run_id)) > len(before)
+    assert told(db, run_id)[: len(before)] == before and len(told(db, run_id)) > len(before)
     assert_search_invariants(db, run_id)
     assert db.value("SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND status = 'finished'", [run_id]) > done
     # an undisturbed one proposes the same configurations
     undisturbed = search(other, "undisturbed", parameters="iterations=9, trials=12")
-    configurations = ("SELECT mst_key, compile_params, fit_params FROM madlib.mop_configuration WHERE run_id = %s "
-                      "ORDER BY 1")
+    configurations = (
+        "SELECT mst_key, compile_params, fit_params FROM madlib.mop_configuration WHERE run_id = %s ORDER BY 1"
+    )
     assert db.run(configurations, [undisturbed]) == db.run(configurations, [run_id])
     other.close()
 
 
 def test_the_same_call_again_goes_on_with_an_unfinished_search(db, data):
     db.run("DROP TABLE IF EXISTS found, found_info, found_summary, found_trials; BEGIN")
-    db.run("SELECT madlib.mop_search('flowers_packed', 'found', 'arch', %s, 'random', 'iterations=2, trials=3')",
-           [SPACE])
+    db.run(
+        "SELECT madlib.mop_search('flowers_packed', 'found', 'arch', %s, 'random', 'iterations=2, trials=3')", [SPACE]
+    )
     run_id = last_run(db)
     units = "SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s"
     before = db.value(units, [run_id])
@@ -150,14 +193,23 @@ def test_people_stop_trials_and_add_some(db, data):
     other = db.another()
     other.run("DROP TABLE IF EXISTS hands, hands_info, hands_summary, hands_trials; SET pg_mop.lock_timeout = '60s'")
     with holding(db.another()) as let_some_begin:
-        call = Calling(other, f"SELECT madlib.mop_search('flowers_packed', 'hands', 'arch', $s${SLOW}$s$, 'grid', "
-                              "'iterations=4')")
+        call = Calling(
+            other, f"SELECT madlib.mop_search('flowers_packed', 'hands', 'arch', $s${SLOW}$s$, 'grid', 'iterations=4')"
+        )
         run_id = its_run(db, "hands")
-        assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND status = "
-                                           "'finished'", [run_id]) > 0 or let_some_begin(), 60)
+        assert eventually(
+            lambda: (
+                db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND status = 'finished'", [run_id])
+                > 0
+                or let_some_begin()
+            ),
+            60,
+        )
         assert f"run {run_id} has no mst_key 99" in str(db.error("SELECT madlib.mop_stop_trial(%s, 99)", [run_id]))
-        db.run("SELECT madlib.mop_stop_trial(%s, 2), madlib.mop_add_trial(%s, 1, %s, 'batch_size=4', 2)",
-               [run_id, run_id, ADAM.format(0.02)])
+        db.run(
+            "SELECT madlib.mop_stop_trial(%s, 2), madlib.mop_add_trial(%s, 1, %s, 'batch_size=4', 2)",
+            [run_id, run_id, ADAM.format(0.02)],
+        )
         assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_wish"), 30)
     assert call.end() is None
     trials = {t["mst_key"]: t for t in db.run("SELECT * FROM hands_trials")}
@@ -173,15 +225,21 @@ def test_people_stop_trials_and_add_some(db, data):
 def test_people_stop_and_add_configurations_of_a_fit_call(db, data):
     other = db.another()
     db.run("DROP TABLE IF EXISTS mst, mst_summary, fitted, fitted_info, fitted_summary")
-    db.run("SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s, %s], ARRAY['batch_size=1, "
-           "epochs=20'])", [ADAM.format(0.01), ADAM.format(0.02)])
+    db.run(
+        "SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s, %s], ARRAY['batch_size=1, "
+        "epochs=20'])",
+        [ADAM.format(0.01), ADAM.format(0.02)],
+    )
     other.run("SET pg_mop.lock_timeout = '60s'")
     with holding(db.another()):
-        call = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'fitted', 'mst', 4, "
-                              "FALSE)")
+        call = Calling(
+            other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'fitted', 'mst', 4, FALSE)"
+        )
         run_id = its_run(db, "fitted")
-        db.run("SELECT madlib.mop_stop_trial(%s, 1), madlib.mop_add_trial(%s, 2, %s, 'batch_size=4')",
-               [run_id, run_id, ADAM.format(0.02)])
+        db.run(
+            "SELECT madlib.mop_stop_trial(%s, 1), madlib.mop_add_trial(%s, 2, %s, 'batch_size=4')",
+            [run_id, run_id, ADAM.format(0.02)],
+        )
         assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_wish"), 30)
     assert call.end() is None
     rows = {r["mst_key"]: r for r in db.run("SELECT mst_key, model_id, iteration FROM fitted_info")}
@@ -190,8 +248,10 @@ def test_people_stop_and_add_configurations_of_a_fit_call(db, data):
     for view in ("mop_trials", "mop_progress"):
         told = db.run(f"SELECT mst_key, status FROM madlib.{view} WHERE run_id = %s ORDER BY mst_key", [run_id])
         assert [t["status"] for t in told] == ["stopped", "finished", "finished"], view
-    assert db.value("SELECT reason FROM madlib.mop_trials WHERE (run_id, mst_key) = (%s, 1)", [run_id]) == \
-        "stopped by postgres"
+    assert (
+        db.value("SELECT reason FROM madlib.mop_trials WHERE (run_id, mst_key) = (%s, 1)", [run_id])
+        == "stopped by postgres"
+    )
     # also where nothing had been asked of it yet, as of one that waits in a search
     db.run("BEGIN; DELETE FROM madlib.mop_request WHERE (run_id, mst_key) = (%s, 1)", [run_id])
     assert db.value("SELECT status FROM madlib.mop_progress WHERE (run_id, mst_key) = (%s, 1)", [run_id]) == "stopped"
@@ -204,8 +264,11 @@ def test_what_people_have_stopped_is_not_trained_when_the_run_goes_on(db, data, 
     """Also by a call that has the configurations of its selection table, where nobody has stopped them."""
     other = db.another()
     db.run("DROP TABLE IF EXISTS mst, mst_summary, goes_on, goes_on_info, goes_on_summary")
-    db.run("SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s, %s, %s], ARRAY['batch_size=1, "
-           "epochs=20'])", [ADAM.format(rate) for rate in (0.01, 0.02, 0.03)])
+    db.run(
+        "SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s, %s, %s], ARRAY['batch_size=1, "
+        "epochs=20'])",
+        [ADAM.format(rate) for rate in (0.01, 0.02, 0.03)],
+    )
     sql = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'goes_on', 'mst', 5, FALSE, NULL, 5)"
     other.run("SET pg_mop.lock_timeout = '60s'")
     with holding(db.another()) as let_some_begin:
@@ -213,20 +276,39 @@ def test_what_people_have_stopped_is_not_trained_when_the_run_goes_on(db, data, 
         run_id = its_run(db, "goes_on")
         let_some_begin()
         db.run("SELECT madlib.mop_stop_trial(%s, k) FROM generate_series(2, 3) AS k", [run_id])
-        assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_configuration WHERE run_id = %s AND reason "
-                                           "IS NOT NULL", [run_id]) == 2, 60)
+        assert eventually(
+            lambda: (
+                db.value(
+                    "SELECT count(*) FROM madlib.mop_configuration WHERE run_id = %s AND reason IS NOT NULL", [run_id]
+                )
+                == 2
+            ),
+            60,
+        )
         db.run("SELECT pg_cancel_backend(%s)", [other.connection.info.backend_pid])
     assert call.end() is not None
     other.run(sql if again == "the same call" else f"SELECT madlib.mop_resume({run_id})")
-    assert db.run("SELECT mst_key, status, iterations < 5 AS less FROM madlib.mop_trials WHERE run_id = %s ORDER BY 1",
-                  [run_id]) == [{"mst_key": 1, "status": "finished", "less": False},
-                                *({"mst_key": key, "status": "stopped", "less": True} for key in (2, 3))]
-    assert db.value("SELECT count(*) FROM madlib.mop_unit u WHERE run_id = %s AND NOT EXISTS (SELECT 1 FROM "
-                    "madlib.mop_request q WHERE (q.run_id, q.stage) = (u.run_id, u.stage))", [run_id]) == 0
+    assert db.run(
+        "SELECT mst_key, status, iterations < 5 AS less FROM madlib.mop_trials WHERE run_id = %s ORDER BY 1", [run_id]
+    ) == [
+        {"mst_key": 1, "status": "finished", "less": False},
+        *({"mst_key": key, "status": "stopped", "less": True} for key in (2, 3)),
+    ]
+    assert (
+        db.value(
+            "SELECT count(*) FROM madlib.mop_unit u WHERE run_id = %s AND NOT EXISTS (SELECT 1 FROM "
+            "madlib.mop_request q WHERE (q.run_id, q.stage) = (u.run_id, u.stage))",
+            [run_id],
+        )
+        == 0
+    )
     # what is written of them is evaluated, and nothing else of them
-    evaluated = db.run("SELECT array_agg(DISTINCT u.iteration) AS at FROM madlib.mop_unit u JOIN madlib.mop_request q "
-                       "USING (run_id, stage) WHERE run_id = %s AND u.kind = 'evaluate' GROUP BY q.mst_key "
-                       "ORDER BY q.mst_key", [run_id])
+    evaluated = db.run(
+        "SELECT array_agg(DISTINCT u.iteration) AS at FROM madlib.mop_unit u JOIN madlib.mop_request q "
+        "USING (run_id, stage) WHERE run_id = %s AND u.kind = 'evaluate' GROUP BY q.mst_key "
+        "ORDER BY q.mst_key",
+        [run_id],
+    )
     written = db.run("SELECT iteration FROM goes_on_info WHERE iteration > 0 ORDER BY mst_key")
     assert [r["at"] for r in evaluated] == [[r["iteration"]] for r in written]
     assert db.value("SELECT count(*) FROM goes_on_info WHERE iteration > 0 AND training_loss_final IS NULL") == 0
@@ -235,24 +317,36 @@ def test_what_people_have_stopped_is_not_trained_when_the_run_goes_on(db, data, 
 
 
 def test_each_architecture_may_have_a_space_of_its_own(db, data):
-    run_id = search(db, space="""[
+    run_id = search(
+        db,
+        space="""[
         {'model_id': [1], 'loss': ['categorical_crossentropy'], 'optimizer': ['SGD'], 'batch_size': [8, 16]},
         {'model_id': [2], 'loss': ['categorical_crossentropy'], 'batch_size': [4],
          'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.01, 0.02]}]}]""",
-        procedure="grid", parameters="iterations=1")
-    assert db.run("SELECT model_id, fit_params, strpos(compile_params, 'SGD') > 0 AS sgd FROM madlib.mop_trials "
-                  "WHERE run_id = %s ORDER BY mst_key", [run_id]) == [
+        procedure="grid",
+        parameters="iterations=1",
+    )
+    assert db.run(
+        "SELECT model_id, fit_params, strpos(compile_params, 'SGD') > 0 AS sgd FROM madlib.mop_trials "
+        "WHERE run_id = %s ORDER BY mst_key",
+        [run_id],
+    ) == [
         {"model_id": 1, "fit_params": "batch_size=8", "sgd": True},
         {"model_id": 1, "fit_params": "batch_size=16", "sgd": True},
         {"model_id": 2, "fit_params": "batch_size=4", "sgd": False},
-        {"model_id": 2, "fit_params": "batch_size=4", "sgd": False}]
+        {"model_id": 2, "fit_params": "batch_size=4", "sgd": False},
+    ]
 
 
 def test_the_best_state_by_the_searchs_metric_is_kept_where_that_is_asked_for(db, data):
-    space = SPACE.replace("[8, 16]", "[8], 'keep': ['best']").replace("[0.001, 0.1, 'log']",
-                                                                      "[[0.05, 0.05, 3.0, 3.0]]")
-    search(db, space=space[:-1] + ", 'model_id': [1]}", procedure="median-stopping", metric="accuracy",
-           parameters="iterations=4, trials=1, sampler=grid")
+    space = SPACE.replace("[8, 16]", "[8], 'keep': ['best']").replace("[0.001, 0.1, 'log']", "[[0.05, 0.05, 3.0, 3.0]]")
+    search(
+        db,
+        space=space[:-1] + ", 'model_id': [1]}",
+        procedure="median-stopping",
+        metric="accuracy",
+        parameters="iterations=4, trials=1, sampler=grid",
+    )
     trial = db.run("SELECT * FROM found_trials")[0]
     assert len(trial["metric"]) == 4 and trial["metric_best"] == trial["metric_final"] == max(trial["metric"])
     assert trial["iterations"] == trial["metric"].index(max(trial["metric"])) + 1
@@ -262,32 +356,45 @@ def test_the_best_state_by_the_searchs_metric_is_kept_where_that_is_asked_for(db
 def test_who_comes_late_trains_anew_what_others_have_left_behind(db, data):
     other = db.another()
     db.run("DROP TABLE IF EXISTS mst, mst_summary, late, late_info, late_summary, later, later_info, later_summary")
-    db.run("SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s], ARRAY['batch_size=4'])",
-           [ADAM.format(0.01)])
+    db.run(
+        "SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], ARRAY[%s], ARRAY['batch_size=4'])",
+        [ADAM.format(0.01)],
+    )
     other.run("SET pg_mop.reuse = off; SET pg_mop.kernel = plain; SET pg_mop.lock_timeout = '60s'")
     with holding(db.another()) as let_some_begin:
-        call = Calling(other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'late', 'mst', 9, "
-                              "FALSE)")
+        call = Calling(
+            other, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'late', 'mst', 9, FALSE)"
+        )
         run_id = its_run(db, "late")
-        assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_stages WHERE run_id = %s AND units_done "
-                                           "> 0", [run_id]) > 3 or let_some_begin(), 90)
+        assert eventually(
+            lambda: (
+                db.value("SELECT count(*) FROM madlib.mop_stages WHERE run_id = %s AND units_done > 0", [run_id]) > 3
+                or let_some_begin()
+            ),
+            90,
+        )
         add = "SELECT madlib.mop_add_trial(%s, %s, %s, 'batch_size=4', %s)"
         db.run(add, [run_id, 1, ADAM.format("[0.01, 0.01, 0.005]"), 3])
         db.run(add, [run_id, 1, ADAM.format("0.01"), 2])  # ends where its twin has gone on
         db.run(add, [run_id, 99, ADAM.format("0.01"), 2])
-        for wish, problem in (("mop_add_trial(%s, NULL, 'x', 'y')", "needs a model_id"),
-                              ("mop_add_trial(%s, 1, NULL, 'y')", "and compile_params"),
-                              ("mop_add_trial(%s, 1, 'x', 'y', 0)", "iterations must be from 1"),
-                              ("mop_stop_trial(%s, 9)", "no mst_key 9"),
-                              ("mop_add_wish(%s, '1')", "no wish"), ("mop_add_wish(%s, '{}')", "no wish")):
+        for wish, problem in (
+            ("mop_add_trial(%s, NULL, 'x', 'y')", "needs a model_id"),
+            ("mop_add_trial(%s, 1, NULL, 'y')", "and compile_params"),
+            ("mop_add_trial(%s, 1, 'x', 'y', 0)", "iterations must be from 1"),
+            ("mop_stop_trial(%s, 9)", "no mst_key 9"),
+            ("mop_add_wish(%s, '1')", "no wish"),
+            ("mop_add_wish(%s, '{}')", "no wish"),
+        ):
             assert problem in str(db.error(f"SELECT madlib.{wish}", [run_id]))
         assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_wish"), 30)
     assert call.end() is None
     trials = {t["mst_key"]: t for t in db.run("SELECT * FROM madlib.mop_trials WHERE run_id = %s", [run_id])}
     assert [trials[key]["iterations"] for key in (1, 2, 3)] == [9, 3, 2] and trials[4]["status"] == "failed"
     db.run("SELECT madlib.mop_replay(%s, 'later')", [run_id])
-    assert db.value("SELECT array_agg(a.model_weights = b.model_weights) FROM late a JOIN later b USING (mst_key)") == \
-        [True] * 3
+    assert (
+        db.value("SELECT array_agg(a.model_weights = b.model_weights) FROM late a JOIN later b USING (mst_key)")
+        == [True] * 3
+    )
     other.close()
 
 
@@ -303,33 +410,48 @@ def test_what_an_earlier_run_has_trained_changes_no_search(db, data, fit_params)
     assert any(row["iterations"] < 5 for row in wanted), "one stops"
     # an earlier run that has trained them all to the end, and one that a search has kept states of
     db.run("SET pg_mop.reuse = on; SELECT madlib.mop_drop_checkpoints()")
-    search(db, "whole", space.replace(fit_params, "") if fit_params else space, "grid", "iterations=5",
-           metric="accuracy")
+    search(
+        db, "whole", space.replace(fit_params, "") if fit_params else space, "grid", "iterations=5", metric="accuracy"
+    )
     for _ in range(2):
         run_id = search(db, "again", space, "median-stopping", parameters, metric="accuracy")
         assert db.run(columns.format("again")) == wanted and told(db, run_id) == events
-        assert db.value("SELECT bool_and(a.model_weights = b.model_weights) FROM again a JOIN undisturbed b "
-                        "USING (mst_key)")
+        assert db.value(
+            "SELECT bool_and(a.model_weights = b.model_weights) FROM again a JOIN undisturbed b USING (mst_key)"
+        )
     db.run("RESET pg_mop.reuse; RESET pg_mop.kernel; RESET pg_mop.seed")
 
 
-@pytest.mark.parametrize("procedure,parameters,stop", [
-    ("median-stopping", "iterations=5, trials=5, grace=1, others=2, parallel=1", "{'patience': 1, 'min_delta': 0.1}"),
-    ("successive-halving", "iterations=4, reduction=2, trials=8", "{'metric': 'accuracy', 'target': 0.6}"),
-    ("hyperband", "iterations=4, reduction=2", "{'metric': 'accuracy', 'target': 0.6}")])
+@pytest.mark.parametrize(
+    "procedure,parameters,stop",
+    [
+        (
+            "median-stopping",
+            "iterations=5, trials=5, grace=1, others=2, parallel=1",
+            "{'patience': 1, 'min_delta': 0.1}",
+        ),
+        ("successive-halving", "iterations=4, reduction=2, trials=8", "{'metric': 'accuracy', 'target': 0.6}"),
+        ("hyperband", "iterations=4, reduction=2", "{'metric': 'accuracy', 'target': 0.6}"),
+    ],
+)
 def test_a_trial_that_its_own_rule_stops_ends_there_whoever_has_trained_it(db, data, procedure, parameters, stop):
     """And nobody who goes on depends on when its result came: of one segment, each trial's losses are the same."""
     make_data(db, "alone", segments=1)
-    space = GRID.replace("[0.01, 0.05, MultiStep(0.05, [1], 0.1)]",
-                         "[0.001, 0.004, 0.008, 0.02, 0.03, 0.05, 0.08, 0.1]")
+    space = GRID.replace(
+        "[0.01, 0.05, MultiStep(0.05, [1], 0.1)]", "[0.001, 0.004, 0.008, 0.02, 0.03, 0.05, 0.08, 0.1]"
+    )
     ruled = space[:-1] + f", 'stop': [{stop}]}}"
     db.run("SET pg_mop.kernel = plain; SELECT madlib.mop_drop_checkpoints()")
 
     def found(output, space, reuse, seed):
-        db.run(f"DROP TABLE IF EXISTS {output}, {output}_info, {output}_summary, {output}_trials; "
-               f"SET pg_mop.reuse = {reuse}; SET pg_mop.sharing = {reuse}; SET pg_mop.seed = {seed}")
-        db.run("SELECT madlib.mop_search('alone_packed', %s, 'arch', %s, %s, %s, metric => 'loss', random_state => %s)",
-               [output, space, procedure, parameters, seed])
+        db.run(
+            f"DROP TABLE IF EXISTS {output}, {output}_info, {output}_summary, {output}_trials; "
+            f"SET pg_mop.reuse = {reuse}; SET pg_mop.sharing = {reuse}; SET pg_mop.seed = {seed}"
+        )
+        db.run(
+            "SELECT madlib.mop_search('alone_packed', %s, 'arch', %s, %s, %s, metric => 'loss', random_state => %s)",
+            [output, space, procedure, parameters, seed],
+        )
         # (of iterations that trials share, one has the metrics that another has asked for)
         return db.run(f"SELECT mst_key, status, iterations, reason, metric_final FROM {output}_trials ORDER BY 1")
 
@@ -347,9 +469,13 @@ def test_a_search_of_sequences_needs_no_state_that_is_gone(db, data):
     rates = "'lr': [0.01, [0.01, 0.01, 0.005], [0.01, 0.01, 0.01, 0.005], [0.01, 0.02]]"
     db.run("SET pg_mop.reuse = off")
     for name in ("asha", "median-stopping"):
-        search(db, space="{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'batch_size': [8], "
-               "'optimizer_params_list': [{'optimizer': ['Adam'], " + rates + "}]}",
-               procedure=name, parameters="iterations=9, trials=4, parallel=1")
+        search(
+            db,
+            space="{'loss': ['categorical_crossentropy'], 'metrics': [['accuracy']], 'batch_size': [8], "
+            "'optimizer_params_list': [{'optimizer': ['Adam'], " + rates + "}]}",
+            procedure=name,
+            parameters="iterations=9, trials=4, parallel=1",
+        )
         assert db.value("SELECT count(*) FROM found_trials WHERE status <> 'failed'") == 4
     db.run("RESET pg_mop.reuse")
 
@@ -359,8 +485,10 @@ def test_max_trials_counts_what_is_tried_now(db, data):
     first = search(db, procedure="random", parameters="iterations=1, trials=6")
     run_id = search(db, "more", procedure="asha", parameters="iterations=3, least=1", max_trials=5, continue_from=first)
     assert db.value("SELECT count(*) FROM more_trials WHERE iterations > 0") == 5
-    assert db.value("SELECT count(*) FROM madlib.mop_search_log WHERE run_id = %s AND event ->> 0 = 'known'",
-                    [run_id]) == 1
+    assert (
+        db.value("SELECT count(*) FROM madlib.mop_search_log WHERE run_id = %s AND event ->> 0 = 'known'", [run_id])
+        == 1
+    )
 
 
 def test_a_search_that_is_resumed_needs_what_it_began_with(db, data):
@@ -368,12 +496,17 @@ def test_a_search_that_is_resumed_needs_what_it_began_with(db, data):
     db.run("DROP TABLE IF EXISTS own_arch; CREATE TABLE own_arch AS SELECT * FROM arch")
     first = search(db, procedure="random", parameters="iterations=1, trials=3")
     db.run("DROP TABLE IF EXISTS held, held_info, held_summary, held_trials; BEGIN")
-    db.run("SELECT madlib.mop_search('flowers_packed', 'held', 'own_arch', %s, 'asha', 'iterations=3, trials=5', "
-           "continue_from => %s)", [SPACE, first])
+    db.run(
+        "SELECT madlib.mop_search('flowers_packed', 'held', 'own_arch', %s, 'asha', 'iterations=3, trials=5', "
+        "continue_from => %s)",
+        [SPACE, first],
+    )
     run_id = last_run(db)
     db.run("ROLLBACK")
-    before = db.run("SELECT mst_key, compile_params, fit_params FROM madlib.mop_configuration WHERE run_id = %s "
-                    "ORDER BY 1", [run_id])
+    before = db.run(
+        "SELECT mst_key, compile_params, fit_params FROM madlib.mop_configuration WHERE run_id = %s ORDER BY 1",
+        [run_id],
+    )
     db.run("SELECT madlib.mop_drop_run(%s)", [first])
     db.run("SELECT madlib.load_keras_model('own_arch', %s::json)", [dense(5)])
     db.run("UPDATE own_arch SET model_arch = %s::json WHERE model_id = 2", [dense(17)])
@@ -381,8 +514,13 @@ def test_a_search_that_is_resumed_needs_what_it_began_with(db, data):
     assert f"not those that run {run_id} began with" in error and "continue_from" in error
     db.run("UPDATE own_arch SET model_arch = (SELECT model_arch FROM arch WHERE model_id = 2) WHERE model_id = 2")
     db.run("SELECT madlib.mop_resume(%s)", [run_id])
-    assert db.run("SELECT mst_key, compile_params, fit_params FROM madlib.mop_configuration WHERE run_id = %s "
-                  "ORDER BY 1", [run_id]) == before
+    assert (
+        db.run(
+            "SELECT mst_key, compile_params, fit_params FROM madlib.mop_configuration WHERE run_id = %s ORDER BY 1",
+            [run_id],
+        )
+        == before
+    )
     # none of those that came since; which of its own five trials have is chance
     assert db.value("SELECT max(model_id) FROM held_trials") <= 2
 
@@ -390,8 +528,10 @@ def test_a_search_that_is_resumed_needs_what_it_began_with(db, data):
 def test_nothing_is_left_to_try(db, data):
     space = GRID.replace("[0.01, 0.05, MultiStep(0.05, [1], 0.1)]", "[0.01]")
     first = search(db, space=space, procedure="grid", parameters="iterations=1")
-    error = db.error("SELECT madlib.mop_search('flowers_packed', 'rest', 'arch', %s, 'random', 'iterations=1', "
-                     "continue_from => %s)", [space, first])
+    error = db.error(
+        "SELECT madlib.mop_search('flowers_packed', 'rest', 'arch', %s, 'random', 'iterations=1', continue_from => %s)",
+        [space, first],
+    )
     assert "nothing is left to try" in str(error)
 
 
@@ -403,18 +543,25 @@ def test_more_of_a_search_brings_its_trials_up_to_date(db, data):
         info = db.run("SELECT * FROM found_info WHERE mst_key = 3")[0]
         assert trial["iterations"] == info["iteration"] == trial["metric_iters"][-1] == length
         assert trial["metric_final"] == trial["metric"][-1] == info["training_metrics_final"]
-    assert db.value("SELECT metric_final = (SELECT max(metric_final) FROM found_trials) FROM found_trials WHERE "
-                    "mst_key = (SELECT best_mst_key FROM found_summary)")
+    assert db.value(
+        "SELECT metric_final = (SELECT max(metric_final) FROM found_trials) FROM found_trials WHERE "
+        "mst_key = (SELECT best_mst_key FROM found_summary)"
+    )
 
 
 @pytest.mark.parametrize("strategy", ["averaging", "sequential"])
 def test_who_trains_one_model_has_no_trials_to_add(db, data, strategy):
     other = db.another()
-    other.run(f"DROP TABLE IF EXISTS single, single_summary; SET pg_mop.fit_strategy = '{strategy}'; "
-              "SET pg_mop.lock_timeout = '60s'")
+    other.run(
+        f"DROP TABLE IF EXISTS single, single_summary; SET pg_mop.fit_strategy = '{strategy}'; "
+        "SET pg_mop.lock_timeout = '60s'"
+    )
     with holding(db.another()) as let_some_begin:
-        call = Calling(other, "SELECT madlib.madlib_keras_fit('flowers_packed', 'single', 'arch', 1, "
-                              f"$s${ADAM.format(0.01)}$s$, 'batch_size=1, epochs=20', 3)")
+        call = Calling(
+            other,
+            "SELECT madlib.madlib_keras_fit('flowers_packed', 'single', 'arch', 1, "
+            f"$s${ADAM.format(0.01)}$s$, 'batch_size=1, epochs=20', 3)",
+        )
         run_id = its_run(db, "single")
         error = db.error("SELECT madlib.mop_add_trial(%s, 1, %s, 'batch_size=4')", [run_id, ADAM.format(0.02)])
         assert "madlib_keras_fit, which trains one model" in str(error) and "pg_cancel_backend" in str(error)
@@ -432,19 +579,26 @@ def test_what_people_add_wrongly_ends_no_run(db, data):
     """A sequence that fails beyond the run's own iterations; an architecture table that has gone."""
     db.run("DROP TABLE IF EXISTS gone_arch, mst, mst_summary, held, held_info, held_summary")
     db.run("CREATE TABLE gone_arch AS SELECT * FROM arch")
-    db.run("SELECT madlib.load_model_selection_table('gone_arch', 'mst', ARRAY[1], ARRAY[%s], ARRAY['batch_size=1, "
-           "epochs=100'])", [ADAM.format(0.01)])
+    db.run(
+        "SELECT madlib.load_model_selection_table('gone_arch', 'mst', ARRAY[1], ARRAY[%s], ARRAY['batch_size=1, "
+        "epochs=100'])",
+        [ADAM.format(0.01)],
+    )
     other = db.another()
     other.run("SET pg_mop.lock_timeout = '60s'")
     with holding(db.another()):
         call = Calling(other, "CALL madlib.mop_fit_multiple_model('flowers_packed', 'held', 'mst', 4, FALSE)")
         run_id = its_run(db, "held")
-        db.run("SELECT madlib.mop_add_trial(%s, 1, %s, 'batch_size=Exponential(32, 1.5)', 60)",
-               [run_id, ADAM.format(0.02)])
-        assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_configuration WHERE run_id = %s",
-                                           [run_id]) == 2, 30)
-        db.run("DROP TABLE gone_arch; SELECT madlib.mop_add_trial(%s, 1, %s, 'batch_size=4', 1)",
-               [run_id, ADAM.format(0.02)])
+        db.run(
+            "SELECT madlib.mop_add_trial(%s, 1, %s, 'batch_size=Exponential(32, 1.5)', 60)", [run_id, ADAM.format(0.02)]
+        )
+        assert eventually(
+            lambda: db.value("SELECT count(*) FROM madlib.mop_configuration WHERE run_id = %s", [run_id]) == 2, 30
+        )
+        db.run(
+            "DROP TABLE gone_arch; SELECT madlib.mop_add_trial(%s, 1, %s, 'batch_size=4', 1)",
+            [run_id, ADAM.format(0.02)],
+        )
         assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_wish"), 30)
     assert call.end() is None
     assert db.value("SELECT count(*) FROM held") == 1
@@ -453,14 +607,20 @@ def test_what_people_add_wrongly_ends_no_run(db, data):
 
 def test_what_is_added_before_a_run_has_ended_is_trained(db, data):
     """Also where the run is shorter than the time between its coordinator's looks."""
-    db.run("DROP TABLE IF EXISTS mst, mst_summary; SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], "
-           "ARRAY[%s], ARRAY['batch_size=4'])", [ADAM.format(0.01)])
+    db.run(
+        "DROP TABLE IF EXISTS mst, mst_summary; SELECT madlib.load_model_selection_table('arch', 'mst', ARRAY[1], "
+        "ARRAY[%s], ARRAY['batch_size=4'])",
+        [ADAM.format(0.01)],
+    )
     other, in_time = db.another(), 0
     for attempt in range(10):
         db.run("DROP TABLE IF EXISTS held, held_info, held_summary")
         before = db.value("SELECT coalesce(max(run_id), 0) FROM madlib.mop_runs")
-        call = Calling(other, f"SET pg_mop.reuse = off; SET pg_mop.seed = {attempt}; SELECT "
-                              "madlib.madlib_keras_fit_multiple_model('flowers_packed', 'held', 'mst', 2, FALSE)")
+        call = Calling(
+            other,
+            f"SET pg_mop.reuse = off; SET pg_mop.seed = {attempt}; SELECT "
+            "madlib.madlib_keras_fit_multiple_model('flowers_packed', 'held', 'mst', 2, FALSE)",
+        )
         begun = f"SELECT max(run_id) FROM madlib.mop_runs WHERE run_id > {before}"
         assert eventually(lambda sql=begun: db.value(sql), 60)
         run_id = db.value(begun)
@@ -468,18 +628,23 @@ def test_what_is_added_before_a_run_has_ended_is_trained(db, data):
             db.run("SELECT madlib.mop_add_trial(%s, 2, %s, 'batch_size=4')", [run_id, ADAM.format(0.02)])
         asked = db.value("SELECT clock_timestamp()")
         assert call.end() is None
-        if asked < db.value("SELECT max(finished_at) FROM madlib.mop_units WHERE run_id = %s "
-                                              "AND mst_key = 1", [run_id]):
+        if asked < db.value(
+            "SELECT max(finished_at) FROM madlib.mop_units WHERE run_id = %s AND mst_key = 1", [run_id]
+        ):
             assert db.value("SELECT count(*) FROM held") == 2
             in_time += 1
     assert in_time
     other.close()
 
 
-@pytest.mark.parametrize("call", [
-    "madlib_keras_fit_multiple_model('flowers_packed', 'added', 'mst', 2, FALSE)",
-    f"mop_search('flowers_packed', 'added', 'arch', $s${SPACE}$s$, 'random', 'iterations=500, trials=2', "
-    "time_limit => '1 s')"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "madlib_keras_fit_multiple_model('flowers_packed', 'added', 'mst', 2, FALSE)",
+        f"mop_search('flowers_packed', 'added', 'arch', $s${SPACE}$s$, 'random', 'iterations=500, trials=2', "
+        "time_limit => '1 s')",
+    ],
+)
 def test_what_is_accepted_is_trained_or_it_is_said_that_it_is_not(db, data, call):
     """Whoever adds configurations up to a run's end, as fast as they are trained."""
     db.run("DROP TABLE IF EXISTS mst, mst_summary, added, added_info, added_summary, added_trials")
@@ -491,16 +656,19 @@ def test_what_is_accepted_is_trained_or_it_is_said_that_it_is_not(db, data, call
     run_id, error = last_run(db), None
     while accepted < 60 and error is None:
         try:
-            db.run("SELECT madlib.mop_add_trial(%s, 2, %s, %s, 1)",
-                   [run_id, ADAM.format(0.02), f"batch_size={accepted + 1}"])
+            db.run(
+                "SELECT madlib.mop_add_trial(%s, 2, %s, %s, 1)",
+                [run_id, ADAM.format(0.02), f"batch_size={accepted + 1}"],
+            )
             accepted += 1
         except psycopg2.errors.ObjectNotInPrerequisiteState as refused:
             error = refused
         time.sleep(0.1)
     assert calling.end() is None
     late = sum("came too late" in notice for notice in other.connection.notices)
-    there = db.value("SELECT count(*) FROM madlib.mop_trials WHERE run_id = %s AND compile_params = %s",
-                     [run_id, ADAM.format(0.02)])
+    there = db.value(
+        "SELECT count(*) FROM madlib.mop_trials WHERE run_id = %s AND compile_params = %s", [run_id, ADAM.format(0.02)]
+    )
     assert there + late == accepted > 0
     assert db.value("SELECT count(*) FROM madlib.mop_wish") == 0
     other.close()
@@ -514,32 +682,46 @@ def test_time_is_up(db, data):
     assert db.value("SELECT count(*) FROM found_trials WHERE iterations > 0 AND metric_final IS NULL") == 0
     best = db.value("SELECT best_mst_key FROM found_summary")
     assert best == db.value("SELECT mst_key FROM found_trials ORDER BY metric_final, mst_key LIMIT 1")
-    db.run("DROP TABLE IF EXISTS scores; SELECT madlib.madlib_keras_evaluate('found', 'flowers_packed', 'scores', "
-           "FALSE, %s)", [best])
+    db.run(
+        "DROP TABLE IF EXISTS scores; SELECT madlib.madlib_keras_evaluate('found', 'flowers_packed', 'scores', "
+        "FALSE, %s)",
+        [best],
+    )
     assert db.value("SELECT loss FROM scores") == pytest.approx(
-        db.value("SELECT training_loss_final FROM found_info WHERE mst_key = %s", [best]), rel=1e-5)
+        db.value("SELECT training_loss_final FROM found_info WHERE mst_key = %s", [best]), rel=1e-5
+    )
     assert db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "finished"
-    assert db.value("SELECT extract(epoch FROM finished_at - started_at) FROM madlib.mop_runs WHERE run_id = %s",
-                    [run_id]) < 60
+    assert (
+        db.value("SELECT extract(epoch FROM finished_at - started_at) FROM madlib.mop_runs WHERE run_id = %s", [run_id])
+        < 60
+    )
 
 
 def test_a_search_goes_on_from_what_is_known(db, data):
     first = search(db, "first")
     second = search(db, "second", parameters="iterations=4, trials=3", continue_from=first)
-    assert db.value("SELECT count(*) FROM madlib.mop_search_log WHERE run_id = %s AND event ->> 0 = 'known'",
-                    [second]) == 1
-    mine, theirs = ({(r["compile_params"], r["fit_params"]) for r in db.run(
-        "SELECT compile_params, fit_params FROM madlib.mop_configuration WHERE run_id = %s", [run])}
-        for run in (second, first))
+    assert (
+        db.value("SELECT count(*) FROM madlib.mop_search_log WHERE run_id = %s AND event ->> 0 = 'known'", [second])
+        == 1
+    )
+    mine, theirs = (
+        {
+            (r["compile_params"], r["fit_params"])
+            for r in db.run("SELECT compile_params, fit_params FROM madlib.mop_configuration WHERE run_id = %s", [run])
+        }
+        for run in (second, first)
+    )
     assert mine - theirs, "it proposes more than what is known"
-    assert "there is no run 0" in str(db.error(
-        "SELECT madlib.mop_search('flowers_packed', 'third', 'arch', %s, continue_from => 0)", [SPACE]))
+    assert "there is no run 0" in str(
+        db.error("SELECT madlib.mop_search('flowers_packed', 'third', 'arch', %s, continue_from => 0)", [SPACE])
+    )
 
 
 def test_a_trial_that_fails_does_not_end_the_search(db, data):
     space = GRID.replace("[0.01, 0.05, MultiStep(0.05, [1], 0.1)]", "[0.01, 1e38]").replace("'Adam'", "'SGD'")
-    run_id = search(db, space=space.replace("categorical_crossentropy", "mse"), procedure="grid",
-                    parameters="iterations=2")
+    run_id = search(
+        db, space=space.replace("categorical_crossentropy", "mse"), procedure="grid", parameters="iterations=2"
+    )
     errors = {r["compile_params"]: r["error"] for r in db.run("SELECT compile_params, error FROM found_info")}
     assert len(errors) == 4 or len(errors) == 2
     assert any(e for c, e in errors.items() if "1e+38" in c) or not any(errors.values())
@@ -567,16 +749,25 @@ BAD = [
     ({"space": SPACE[:-1] + ", 'model_id': [True]}"}, "model_id True is not in", "SELECT model_id"),
     ({"procedure": "grid", "parameters": None}, "'lr' is a distribution", None),
     ({"metric": "auc"}, 'metric "auc" is not among the metrics', "Write 'metrics'"),
-    ({"metric": "accuracy", "procedure": "grid", "parameters": "iterations=1", "space":
-      "[{'loss': ['mse'], 'optimizer': ['SGD'], 'metrics': [['accuracy']], 'batch_size': ["
-      + ", ".join(map(str, range(1, 61))) + "]}, {'loss': ['mse'], 'optimizer': ['SGD']}]"},
-     "of all configurations of the space: some have none", "Write 'metrics'"),
+    (
+        {
+            "metric": "accuracy",
+            "procedure": "grid",
+            "parameters": "iterations=1",
+            "space": "[{'loss': ['mse'], 'optimizer': ['SGD'], 'metrics': [['accuracy']], 'batch_size': ["
+            + ", ".join(map(str, range(1, 61)))
+            + "]}, {'loss': ['mse'], 'optimizer': ['SGD']}]",
+        },
+        "of all configurations of the space: some have none",
+        "Write 'metrics'",
+    ),
     ({"space": SPACE[:-1] + ", 'model_id': [[1]]}"}, "model_id [1] is not in", "SELECT model_id"),
     ({"metric": "validation_accuracy"}, "needs a validation table", "Give validation_table"),
     ({"metric": "mine"}, 'whether more or less of metric "mine" is better is not known', "'mine max'"),
     ({"time_limit": "0 s"}, "time_limit must be above 0", "1 hour"),
     ({"max_trials": 0}, "max_trials must be at least 1", None),
-    ({"validation_table": "nowhere"}, "'nowhere' does not exist", None)]
+    ({"validation_table": "nowhere"}, "'nowhere' does not exist", None),
+]
 
 
 @pytest.mark.parametrize("arguments,text,hint", BAD, ids=[str(i) for i in range(len(BAD))])
@@ -584,8 +775,10 @@ def test_bad_input_is_refused_before_any_work(db, data, arguments, text, hint):
     runs = db.value("SELECT count(*) FROM madlib.mop_runs")
     given = {"space": SPACE, "procedure": "asha", "parameters": "iterations=2, trials=2", **arguments}
     named = "".join(f", {name} => %({name})s" for name in given if name not in ("space", "procedure", "parameters"))
-    error = db.error("SELECT madlib.mop_search('flowers_packed', 'bad', 'arch', %(space)s, %(procedure)s, "
-                     f"%(parameters)s{named})", given)
+    error = db.error(
+        f"SELECT madlib.mop_search('flowers_packed', 'bad', 'arch', %(space)s, %(procedure)s, %(parameters)s{named})",
+        given,
+    )
     assert text in str(error) and (hint is None or hint in error.diag.message_hint)
     assert db.value("SELECT count(*) FROM madlib.mop_runs") == runs
     assert db.value("SELECT to_regclass('bad')") is None
@@ -597,8 +790,12 @@ def test_another_role_neither_sees_nor_steers_a_search(db, data):
     stranger = db.another("stranger")
     for view in ("mop_stages", "mop_trials", "mop_checkpoints", "mop_stage", "mop_request", "mop_search_log"):
         assert stranger.value(f"SELECT count(*) FROM madlib.{view} WHERE run_id = %s", [run_id]) == 0
-    for call in ("mop_stop_trial(%s, 1)", "mop_add_trial(%s, 1, 'x', 'y')", "mop_more(%s, 1, 1)",
-                 "mop_drop_checkpoints(%s)"):
+    for call in (
+        "mop_stop_trial(%s, 1)",
+        "mop_add_trial(%s, 1, 'x', 'y')",
+        "mop_more(%s, 1, 1)",
+        "mop_drop_checkpoints(%s)",
+    ):
         assert "there is no run" in str(stranger.error(f"SELECT madlib.{call}", [run_id]))
     stranger.close()
     db.run("DROP OWNED BY stranger; DROP ROLE stranger")
@@ -614,8 +811,9 @@ def test_copies_of_a_population_train_beside_decay(db, data):
     assert any("lr=[" in t["compile_params"] and t["status"] == "finished" for t in trials)
 
 
-@pytest.mark.parametrize("parameters", ["iterations=9, trials=20, sampler=tpe",
-                                        "iterations=9, trials=12, sampler=cmaes"])
+@pytest.mark.parametrize(
+    "parameters", ["iterations=9, trials=20, sampler=tpe", "iterations=9, trials=12, sampler=cmaes"]
+)
 def test_asha_takes_samplers_that_learn(db, data, parameters):
     if "cmaes" in parameters:
         pytest.importorskip("cmaes", reason="not run: it needs cmaes")

@@ -14,13 +14,17 @@ def data(db):
     load(db, "arch", dense())
     selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8")])
     selection(db, "long_mst", "arch", [(1, ADAM.format(0.05), "batch_size=1, epochs=50")])
-    db.run("DROP ROLE IF EXISTS analyst; CREATE ROLE analyst LOGIN PASSWORD 'secret'; GRANT mop_user TO analyst; "
-           "CREATE SCHEMA analyst AUTHORIZATION analyst; GRANT SELECT ON ALL TABLES IN SCHEMA public TO analyst")
+    db.run(
+        "DROP ROLE IF EXISTS analyst; CREATE ROLE analyst LOGIN PASSWORD 'secret'; GRANT mop_user TO analyst; "
+        "CREATE SCHEMA analyst AUTHORIZATION analyst; GRANT SELECT ON ALL TABLES IN SCHEMA public TO analyst"
+    )
 
 
 def call(output, mst="mst", iterations=1, source="flowers_packed", validation="NULL"):
-    return (f"SELECT madlib.madlib_keras_fit_multiple_model('{source}', '{output}', '{mst}', {iterations}, FALSE, "
-            f"{validation})")
+    return (
+        f"SELECT madlib.madlib_keras_fit_multiple_model('{source}', '{output}', '{mst}', {iterations}, FALSE, "
+        f"{validation})"
+    )
 
 
 @pytest.fixture
@@ -60,8 +64,13 @@ def test_an_output_table_that_appears_meanwhile_costs_nothing(db, analyst, table
     assert eventually(lambda: units_running(db))
     other.run(f"BEGIN; CREATE TABLE analyst.{table} AS SELECT 1 AS mine")
     if commits == "after":
-        assert eventually(lambda: db.value("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND "
-                                           "query ~ 'long_mst'") == 1, 60)
+        assert eventually(
+            lambda: (
+                db.value("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ 'long_mst'")
+                == 1
+            ),
+            60,
+        )
     other.run("COMMIT")
     error = running.end()
     run_id = analyst.value("SELECT max(run_id) FROM madlib.mop_runs")
@@ -82,8 +91,9 @@ def test_an_output_table_that_appears_meanwhile_costs_nothing(db, analyst, table
 def test_a_run_goes_on_when_its_catalog_session_is_killed(db, analyst):
     running = Calling(analyst, call("m", "long_mst", 2))
     assert eventually(lambda: units_running(db))
-    killed = db.value("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
-                      "WHERE application_name = 'pg_mop catalog'")
+    killed = db.value(
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'pg_mop catalog'"
+    )
     assert killed == 1 and running.end(60) is None
     assert db.value("SELECT status FROM madlib.mop_runs ORDER BY run_id DESC LIMIT 1") == "finished"
 
@@ -97,10 +107,13 @@ def test_a_run_whose_session_was_killed_is_not_shown_as_running(db, analyst):
     db.run("SELECT pg_terminate_backend(coordinator_pid) FROM madlib.mop_run WHERE run_id = %s", [run_id])
     assert running.end(60) is not None
     for watcher in (db, analyst):
-        assert eventually(lambda w=watcher: w.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s",
-                                                    [run_id]) == "failed")
-        assert watcher.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND status = 'running'",
-                             [run_id]) == 0
+        assert eventually(
+            lambda w=watcher: w.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "failed"
+        )
+        assert (
+            watcher.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND status = 'running'", [run_id])
+            == 0
+        )
         assert watcher.value("SELECT status FROM madlib.mop_progress WHERE run_id = %s", [run_id]) == "failed"
 
 
@@ -129,8 +142,10 @@ def test_states_go_once_the_output_is_committed_whatever_becomes_of_it(db, data)
 
 @pytest.fixture
 def server_object(db, data):
-    db.run("CREATE SERVER pg_mop FOREIGN DATA WRAPPER pg_mop OPTIONS (host '127.0.0.1'); "
-           "GRANT USAGE ON FOREIGN SERVER pg_mop TO analyst")
+    db.run(
+        "CREATE SERVER pg_mop FOREIGN DATA WRAPPER pg_mop OPTIONS (host '127.0.0.1'); "
+        "GRANT USAGE ON FOREIGN SERVER pg_mop TO analyst"
+    )
     yield
     db.run("DROP SERVER pg_mop CASCADE")
 
@@ -138,8 +153,13 @@ def server_object(db, data):
 def test_a_user_mapping_gives_the_password(db, analyst, server_object):
     analyst.run("CREATE USER MAPPING FOR analyst SERVER pg_mop OPTIONS (password 'secret')")
     analyst.run(call("m"))
-    assert db.value("SELECT count(*) FROM pg_stat_activity WHERE usename = 'analyst' AND client_addr = '127.0.0.1' "
-                    "AND application_name LIKE 'pg_mop run%'") == 2
+    assert (
+        db.value(
+            "SELECT count(*) FROM pg_stat_activity WHERE usename = 'analyst' AND client_addr = '127.0.0.1' "
+            "AND application_name LIKE 'pg_mop run%'"
+        )
+        == 2
+    )
 
 
 def test_a_user_mapping_cannot_name_another_role_or_host(db, analyst, server_object):
@@ -147,21 +167,30 @@ def test_a_user_mapping_cannot_name_another_role_or_host(db, analyst, server_obj
     assert "connect as the role that calls" in str(analyst.error(call("m")))
     analyst.run("ALTER USER MAPPING FOR analyst SERVER pg_mop OPTIONS (DROP user)")
     analyst.run(call("m"))
-    assert db.value("SELECT count(*) FROM pg_stat_activity WHERE usename = 'analyst' AND client_addr = '127.0.0.1' "
-                    "AND application_name LIKE 'pg_mop run%'") == 2, "the server's host, not the mapping's"
+    assert (
+        db.value(
+            "SELECT count(*) FROM pg_stat_activity WHERE usename = 'analyst' AND client_addr = '127.0.0.1' "
+            "AND application_name LIKE 'pg_mop run%'"
+        )
+        == 2
+    ), "the server's host, not the mapping's"
     analyst.run("ALTER USER MAPPING FOR analyst SERVER pg_mop OPTIONS (DROP host)")
     analyst.run(call("without_options"))
 
 
 def test_a_user_mapping_that_cannot_be_read_says_what_to_grant(db, analyst, server_object):
-    db.run("CREATE USER MAPPING FOR analyst SERVER pg_mop OPTIONS (password 'secret'); "
-           "REVOKE USAGE ON FOREIGN SERVER pg_mop FROM analyst")
+    db.run(
+        "CREATE USER MAPPING FOR analyst SERVER pg_mop OPTIONS (password 'secret'); "
+        "REVOKE USAGE ON FOREIGN SERVER pg_mop FROM analyst"
+    )
     assert "GRANT USAGE ON FOREIGN SERVER pg_mop" in analyst.error(call("m")).diag.message_hint
 
 
 def test_a_security_definer_function_cannot_borrow_the_callers_session(db, data):
-    db.run("CREATE FUNCTION analyst.trap() RETURNS void LANGUAGE sql SECURITY DEFINER SET search_path = analyst, "
-           f"public AS $f$ {call('m')} $f$; ALTER FUNCTION analyst.trap() OWNER TO analyst")
+    db.run(
+        "CREATE FUNCTION analyst.trap() RETURNS void LANGUAGE sql SECURITY DEFINER SET search_path = analyst, "
+        f"public AS $f$ {call('m')} $f$; ALTER FUNCTION analyst.trap() OWNER TO analyst"
+    )
     assert "SECURITY DEFINER" in str(db.error("SELECT analyst.trap()"))
 
 
@@ -185,11 +214,15 @@ def test_a_read_only_transaction_is_refused_at_once(db, data):
     assert db.value("SELECT count(*) FROM madlib.mop_runs") == runs
 
 
-@pytest.mark.parametrize("change,fragment", [
-    ("ALTER TABLE odd ALTER mst_key TYPE text", 'column "mst_key"'),
-    ("ALTER TABLE odd ALTER mst_key TYPE numeric", 'column "mst_key"'),
-    ("ALTER TABLE odd ALTER mst_key TYPE bigint; UPDATE odd SET mst_key = 3000000000", 'column "mst_key"'),
-    ("ALTER TABLE odd ALTER model_id TYPE float8", 'column "model_id"')])
+@pytest.mark.parametrize(
+    "change,fragment",
+    [
+        ("ALTER TABLE odd ALTER mst_key TYPE text", 'column "mst_key"'),
+        ("ALTER TABLE odd ALTER mst_key TYPE numeric", 'column "mst_key"'),
+        ("ALTER TABLE odd ALTER mst_key TYPE bigint; UPDATE odd SET mst_key = 3000000000", 'column "mst_key"'),
+        ("ALTER TABLE odd ALTER model_id TYPE float8", 'column "model_id"'),
+    ],
+)
 def test_selection_tables_of_other_types_are_refused(db, data, change, fragment):
     selection(db, "odd", "arch", [(1, ADAM.format(0.05), "")])
     db.run("ALTER TABLE odd ALTER mst_key DROP DEFAULT; " + change)
@@ -206,8 +239,10 @@ def test_negative_keys_train(db, data):
 
 
 def test_a_view_is_no_packed_table(db, data):
-    db.run("CREATE VIEW packed_view AS SELECT * FROM flowers_packed; CREATE VIEW packed_view_summary AS "
-           "SELECT * FROM flowers_packed_summary")
+    db.run(
+        "CREATE VIEW packed_view AS SELECT * FROM flowers_packed; CREATE VIEW packed_view_summary AS "
+        "SELECT * FROM flowers_packed_summary"
+    )
     assert "is a view" in str(db.error(call("m", source="packed_view")))
 
 
@@ -248,14 +283,20 @@ def test_float_ids_and_classes_come_back_as_they_were(db, data):
 
 def test_column_privileges_are_checked(db, analyst):
     fit(db, "flowers_packed", "public.models", "mst", 1)
-    db.run("GRANT SELECT ON models, models_info, models_summary TO analyst; REVOKE ALL ON flowers FROM analyst; "
-           "GRANT SELECT (id) ON flowers TO analyst")
-    for sql in ("training_preprocessor_dl('flowers', 'mine', 'y', 'x')",
-                "madlib_keras_predict('models', 'flowers', 'id', 'x', 'mine', 'prob', FALSE, 1)"):
+    db.run(
+        "GRANT SELECT ON models, models_info, models_summary TO analyst; REVOKE ALL ON flowers FROM analyst; "
+        "GRANT SELECT (id) ON flowers TO analyst"
+    )
+    for sql in (
+        "training_preprocessor_dl('flowers', 'mine', 'y', 'x')",
+        "madlib_keras_predict('models', 'flowers', 'id', 'x', 'mine', 'prob', FALSE, 1)",
+    ):
         assert "permission denied for column" in str(analyst.error("SELECT madlib." + sql))
     db.run("GRANT SELECT (id, x) ON flowers TO analyst")
-    analyst.run("DROP TABLE IF EXISTS mine; SELECT madlib.madlib_keras_predict('models', 'flowers', 'id', 'x', 'mine', "
-                "'prob', FALSE, 1)")
+    analyst.run(
+        "DROP TABLE IF EXISTS mine; SELECT madlib.madlib_keras_predict('models', 'flowers', 'id', 'x', 'mine', "
+        "'prob', FALSE, 1)"
+    )
     db.run("GRANT SELECT ON flowers TO analyst")
 
 

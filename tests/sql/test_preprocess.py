@@ -57,8 +57,10 @@ def validate(db, training, source="rows17", y="y", x="x", *rest, output=None):
 
 
 def buffers(db, table):
-    return [{k: bytes(v) if isinstance(v, memoryview) else v for k, v in row.items()}
-            for row in db.run(f"SELECT * FROM {table} ORDER BY buffer_id")]
+    return [
+        {k: bytes(v) if isinstance(v, memoryview) else v for k, v in row.items()}
+        for row in db.run(f"SELECT * FROM {table} ORDER BY buffer_id")
+    ]
 
 
 def unpack(db, table, column, dtype):
@@ -77,10 +79,23 @@ def summary(db, table):
 # --- buffers: number, size, layout ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows, segments, requested, sizes", [
-    (52, 3, None, [18, 18, 16]), (52, 3, 10, [9, 9, 9, 9, 9, 7]), (52, 1, None, [52]), (17, 1, 5, [5, 5, 5, 2]),
-    (17, 1, 4, [4, 4, 4, 4, 1]), (17, 3, 5, [3, 3, 3, 3, 3, 2]), (120, 3, None, [40] * 3), (30, 3, None, [10] * 3),
-    (2, 3, None, [1, 1]), (10, 4, 2, [2] * 5), (17, 2, 1, [1] * 17), (5, 2, 1000, [3, 2])])
+@pytest.mark.parametrize(
+    "rows, segments, requested, sizes",
+    [
+        (52, 3, None, [18, 18, 16]),
+        (52, 3, 10, [9, 9, 9, 9, 9, 7]),
+        (52, 1, None, [52]),
+        (17, 1, 5, [5, 5, 5, 2]),
+        (17, 1, 4, [4, 4, 4, 4, 1]),
+        (17, 3, 5, [3, 3, 3, 3, 3, 2]),
+        (120, 3, None, [40] * 3),
+        (30, 3, None, [10] * 3),
+        (2, 3, None, [1, 1]),
+        (10, 4, 2, [2] * 5),
+        (17, 2, 1, [1] * 17),
+        (5, 2, 1000, [3, 2]),
+    ],
+)
 def test_rows_are_split_into_buffers_as_the_contract_says(db, rows, segments, requested, sizes):
     db.run(f"SET pg_mop.segments = {segments}")
     db.run(f"CREATE OR REPLACE VIEW lines AS SELECT ARRAY[i, 2] AS x, i % 2 AS y FROM generate_series(1, {rows}) i")
@@ -105,9 +120,18 @@ def test_first_buffer_has_the_effective_size_and_its_bytes(db):
 def test_columns_of_the_packed_table_are_in_the_contract_order(db):
     packed = train(db, "rows17", "y, letter", "x")
     assert list(db.run(f"SELECT * FROM {packed}")[0]) == [
-        "__dist_key__", "x", "y", "letter", "x_shape", "y_shape", "letter_shape", "buffer_id"]
-    types = db.run("SELECT pg_typeof(x)::text AS x, pg_typeof(y)::text AS y, pg_typeof(x_shape)::text AS s "
-                   f"FROM {packed}")
+        "__dist_key__",
+        "x",
+        "y",
+        "letter",
+        "x_shape",
+        "y_shape",
+        "letter_shape",
+        "buffer_id",
+    ]
+    types = db.run(
+        f"SELECT pg_typeof(x)::text AS x, pg_typeof(y)::text AS y, pg_typeof(x_shape)::text AS s FROM {packed}"
+    )
     assert types == [{"x": "bytea", "y": "bytea", "s": "integer[]"}]
 
 
@@ -133,8 +157,10 @@ def test_validation_bytes_are_the_source_rows_in_scan_order(db):
 
 
 def test_validation_keeps_scan_order_over_many_chunks_and_classes(db):
-    db.run("CREATE TABLE long AS SELECT ARRAY[i]::float8[] AS x, (i * 7919 % 601)::text AS y "
-           "FROM generate_series(1, 6000) i")
+    db.run(
+        "CREATE TABLE long AS SELECT ARRAY[i]::float8[] AS x, (i * 7919 % 601)::text AS y "
+        "FROM generate_series(1, 6000) i"
+    )
     packed = train(db, "long")
     validation = validate(db, packed, "long")
     assert unpack(db, validation, "x", "<f4").ravel().tolist() == list(range(1, 6001))
@@ -144,8 +170,10 @@ def test_validation_keeps_scan_order_over_many_chunks_and_classes(db):
 
 
 def test_arrays_of_more_dimensions_are_packed_row_major(db):
-    db.run("CREATE TABLE images AS SELECT ARRAY[[[1,2,3],[4,5,6]],[[7,8,9],[i,i,i]]]::numeric[] AS img, i AS y "
-           "FROM generate_series(1, 4) i")
+    db.run(
+        "CREATE TABLE images AS SELECT ARRAY[[[1,2,3],[4,5,6]],[[7,8,9],[i,i,i]]]::numeric[] AS img, i AS y "
+        "FROM generate_series(1, 4) i"
+    )
     packed = validate(db, train(db, "images", "y", "img"), "images", "y", "img")
     assert buffers(db, packed)[0]["img_shape"] == [4, 2, 2, 3]
     assert unpack(db, packed, "img", "<f4")[2].ravel().tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 3, 3, 3]
@@ -170,10 +198,13 @@ def test_lower_bounds_other_than_one_do_not_matter(db):
 def test_every_segment_has_its_partition_even_an_empty_one(db):
     db.run("SET pg_mop.segments = 4")
     packed = train(db, "rows17", "y", "x", 17)
-    parts = db.run("SELECT c.relname, pg_get_expr(c.relpartbound, c.oid) AS bound FROM pg_inherits i "
-                   f"JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = '{packed}'::regclass ORDER BY 1")
+    parts = db.run(
+        "SELECT c.relname, pg_get_expr(c.relpartbound, c.oid) AS bound FROM pg_inherits i "
+        f"JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = '{packed}'::regclass ORDER BY 1"
+    )
     assert [(p["relname"], p["bound"]) for p in parts] == [
-        (f"{packed}_segment_{k}", f"FOR VALUES IN ({k})") for k in range(4)]
+        (f"{packed}_segment_{k}", f"FOR VALUES IN ({k})") for k in range(4)
+    ]
     db.run("CREATE TABLE two AS SELECT * FROM rows17 LIMIT 2")
     packed = train(db, "two")
     assert [db.value(f"SELECT count(*) FROM {packed}_segment_{k}") for k in range(4)] == [1, 1, 0, 0]
@@ -190,9 +221,13 @@ def test_buffer_counts_of_segments_differ_by_one_at_most(db):
 def test_x_is_stored_uncompressed_in_every_partition(db):
     db.run("SET pg_mop.segments = 2")
     packed = train(db)
-    assert [r["attstorage"] for r in db.run(
-        "SELECT attstorage FROM pg_attribute WHERE attname = 'x' AND attrelid::regclass::text LIKE "
-        f"'{packed}%' AND attrelid::regclass::text NOT LIKE '%key%'")] == ["e"] * 3
+    assert [
+        r["attstorage"]
+        for r in db.run(
+            "SELECT attstorage FROM pg_attribute WHERE attname = 'x' AND attrelid::regclass::text LIKE "
+            f"'{packed}%' AND attrelid::regclass::text NOT LIKE '%key%'"
+        )
+    ] == ["e"] * 3
 
 
 def test_long_table_names_give_distinct_partitions(db):
@@ -241,8 +276,10 @@ def test_settings_changed_for_the_scan_are_restored(db):
     db.run("SET max_parallel_workers_per_gather = 3; SET synchronize_seqscans = on")
     db.run("BEGIN")
     train(db)
-    assert [db.value(f"SHOW {name}") for name in ("max_parallel_workers_per_gather", "synchronize_seqscans",
-                                                  "plan_cache_mode")] == ["3", "on", "auto"]
+    assert [
+        db.value(f"SHOW {name}")
+        for name in ("max_parallel_workers_per_gather", "synchronize_seqscans", "plan_cache_mode")
+    ] == ["3", "on", "auto"]
     db.run("ROLLBACK")
 
 
@@ -279,23 +316,41 @@ def test_num_classes_widens_the_vectors_and_pads_the_class_values(db):
     row = summary(db, packed)
     assert buffers(db, packed)[0]["y_shape"] == [5, 16]
     assert row["y_class_values"] == [-6, -3, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, None, None]
-    assert row == {"source_table": "rows17", "output_table": packed, "dependent_varname": ["y"],
-                   "independent_varname": ["x"], "dependent_vartype": ["integer"],
-                   "y_class_values": row["y_class_values"], "buffer_size": 5, "normalizing_const": 5.0,
-                   "num_classes": [16], "distribution_rules": "all_segments",
-                   "__internal_gpu_config__": "all_segments"}
+    assert row == {
+        "source_table": "rows17",
+        "output_table": packed,
+        "dependent_varname": ["y"],
+        "independent_varname": ["x"],
+        "dependent_vartype": ["integer"],
+        "y_class_values": row["y_class_values"],
+        "buffer_size": 5,
+        "normalizing_const": 5.0,
+        "num_classes": [16],
+        "distribution_rules": "all_segments",
+        "__internal_gpu_config__": "all_segments",
+    }
     assert all(hot[14:] == [0, 0] for hot in labels(db, packed))
 
 
 def test_summary_columns_have_the_contract_types(db):
     packed = train(db)
-    types = db.run("SELECT attname AS c, format_type(atttypid, NULL) AS t FROM pg_attribute "
-                   f"WHERE attrelid = '{packed}_summary'::regclass AND attnum > 0")
+    types = db.run(
+        "SELECT attname AS c, format_type(atttypid, NULL) AS t FROM pg_attribute "
+        f"WHERE attrelid = '{packed}_summary'::regclass AND attnum > 0"
+    )
     assert [(r["c"], r["t"]) for r in types] == [
-        ("source_table", "text"), ("output_table", "text"), ("dependent_varname", "text[]"),
-        ("independent_varname", "text[]"), ("dependent_vartype", "text[]"), ("y_class_values", "integer[]"),
-        ("buffer_size", "integer"), ("normalizing_const", "real"), ("num_classes", "integer[]"),
-        ("distribution_rules", "text"), ("__internal_gpu_config__", "text")]
+        ("source_table", "text"),
+        ("output_table", "text"),
+        ("dependent_varname", "text[]"),
+        ("independent_varname", "text[]"),
+        ("dependent_vartype", "text[]"),
+        ("y_class_values", "integer[]"),
+        ("buffer_size", "integer"),
+        ("normalizing_const", "real"),
+        ("num_classes", "integer[]"),
+        ("distribution_rules", "text"),
+        ("__internal_gpu_config__", "text"),
+    ]
 
 
 def test_validation_of_one_row_uses_training_classes_constant_and_other_names(db):
@@ -309,9 +364,14 @@ def test_validation_of_one_row_uses_training_classes_constant_and_other_names(db
     assert (row["buffer_size"], row["normalizing_const"], row["dependent_varname"]) == (1, 5.0, ["other_y"])
 
 
-@pytest.mark.parametrize("column, classes, kind", [
-    ("flag", [False, True], "boolean"), ("letter", ["a", "b", "c"], "text"),
-    ("amount", [4.0, 4.2, 5.0], "double precision")])
+@pytest.mark.parametrize(
+    "column, classes, kind",
+    [
+        ("flag", [False, True], "boolean"),
+        ("letter", ["a", "b", "c"], "text"),
+        ("amount", [4.0, 4.2, 5.0], "double precision"),
+    ],
+)
 def test_boolean_text_and_double_labels_are_encoded(db, column, classes, kind):
     packed = train(db, "rows17", column)
     for table in (packed, validate(db, packed, "rows17", column)):
@@ -361,26 +421,43 @@ def test_validation_may_lack_classes_and_keeps_the_width(db):
 
 
 @pytest.mark.slice
-@pytest.mark.parametrize("kind, values, ordered", [
-    ("date", ["2024-02-29", None, "1999-12-31"], [None, date(1999, 12, 31), date(2024, 2, 29)]),
-    ("timestamptz", ["2024-02-29 12:00:00.123456+00", "2024-02-29 12:00:00.123457+00"], None),
-    ("interval", ["1 month -3 days 00:00:01.5", "2 days"], None),
-    ("uuid", [str(uuid.UUID(int=5)), str(uuid.UUID(int=3)), None], None),
-    ("mood", ["sad", "happy", None, "a,b\"c'"], None),
-    ("numeric", ["4.0", "4.00", "3.123456789012345678901234567890", "-1"], None),
-    ("float8", ["0.1", "0.30000000000000004", "0.3", "NaN", "-0", "0"], None),
-    ("real", ["0.1", "16777216", "16777217"], None),
-    ("bigint", ["9007199254740993", "9007199254740992"], [9007199254740992, 9007199254740993]),
-    ("smallint", ["-1", "-2", None], [None, -2, -1]),
-    ("text", ["it's", 'say "x"', "back\\slash", "NULL", "", " ", "{a,b}", "Z", "a", "Ä", None],
-     [None, "", " ", "NULL", "Z", "a", "back\\slash", "it's", 'say "x"', "{a,b}", "Ä"]),
-    ("varchar(5)", ["b", "a"], ["a", "b"]), ("char(3)", ["b", "abc", "a"], None), ('"char"', ["b", "a"], None),
-    ("name", ["b", "a"], ["a", "b"]), ("bytea", ["\\x00ff", "\\x"], None), ("inet", ["10.0.0.1", "::1"], None),
-    ("bit(3)", ["101", "001"], None), ("jsonb", ['{"a": 1}', '[2]'], None), ("int4range", ["[1,3)", "empty"], None),
-    ("boolean", ["true", None], [None, True]), ("short_text", ["yy", "x"], ["x", "yy"]), ("oid", ["7", "3"], None)])
+@pytest.mark.parametrize(
+    "kind, values, ordered",
+    [
+        ("date", ["2024-02-29", None, "1999-12-31"], [None, date(1999, 12, 31), date(2024, 2, 29)]),
+        ("timestamptz", ["2024-02-29 12:00:00.123456+00", "2024-02-29 12:00:00.123457+00"], None),
+        ("interval", ["1 month -3 days 00:00:01.5", "2 days"], None),
+        ("uuid", [str(uuid.UUID(int=5)), str(uuid.UUID(int=3)), None], None),
+        ("mood", ["sad", "happy", None, "a,b\"c'"], None),
+        ("numeric", ["4.0", "4.00", "3.123456789012345678901234567890", "-1"], None),
+        ("float8", ["0.1", "0.30000000000000004", "0.3", "NaN", "-0", "0"], None),
+        ("real", ["0.1", "16777216", "16777217"], None),
+        ("bigint", ["9007199254740993", "9007199254740992"], [9007199254740992, 9007199254740993]),
+        ("smallint", ["-1", "-2", None], [None, -2, -1]),
+        (
+            "text",
+            ["it's", 'say "x"', "back\\slash", "NULL", "", " ", "{a,b}", "Z", "a", "Ä", None],
+            [None, "", " ", "NULL", "Z", "a", "back\\slash", "it's", 'say "x"', "{a,b}", "Ä"],
+        ),
+        ("varchar(5)", ["b", "a"], ["a", "b"]),
+        ("char(3)", ["b", "abc", "a"], None),
+        ('"char"', ["b", "a"], None),
+        ("name", ["b", "a"], ["a", "b"]),
+        ("bytea", ["\\x00ff", "\\x"], None),
+        ("inet", ["10.0.0.1", "::1"], None),
+        ("bit(3)", ["101", "001"], None),
+        ("jsonb", ['{"a": 1}', "[2]"], None),
+        ("int4range", ["[1,3)", "empty"], None),
+        ("boolean", ["true", None], [None, True]),
+        ("short_text", ["yy", "x"], ["x", "yy"]),
+        ("oid", ["7", "3"], None),
+    ],
+)
 def test_labels_of_every_scalar_type_come_back_exactly(db, kind, values, ordered):
-    db.run("DO $$ BEGIN CREATE TYPE mood AS ENUM ('sad', 'happy', 'a,b\"c'''); CREATE DOMAIN short_text AS text; "
-           "EXCEPTION WHEN duplicate_object THEN NULL; END $$")
+    db.run(
+        "DO $$ BEGIN CREATE TYPE mood AS ENUM ('sad', 'happy', 'a,b\"c'''); CREATE DOMAIN short_text AS text; "
+        "EXCEPTION WHEN duplicate_object THEN NULL; END $$"
+    )
     source = fresh()
     db.run(f"CREATE TABLE {source} (x real[], y {kind})")
     for i, value in enumerate(values * 2):
@@ -393,8 +470,11 @@ def test_labels_of_every_scalar_type_come_back_exactly(db, kind, values, ordered
         codes = {x: hot.index(1) + 1 for (x,), hot in zip(unpack(db, table, "x", "<f4").tolist(), labels(db, table))}
         assert len(codes) == 2 * len(values) and all(sum(hot) == 1 for hot in labels(db, table))
         for x, code in codes.items():
-            assert db.value(f"SELECT s.y IS NOT DISTINCT FROM y_class_values[%s] FROM {table}_summary, {source} s "
-                            "WHERE s.x[1] = %s", [code, x])
+            assert db.value(
+                f"SELECT s.y IS NOT DISTINCT FROM y_class_values[%s] FROM {table}_summary, {source} s "
+                "WHERE s.x[1] = %s",
+                [code, x],
+            )
     distinct = db.value(f"SELECT count(*) FROM (SELECT DISTINCT y FROM {source}) d")
     assert summary(db, packed)["num_classes"] == [distinct]
 
@@ -405,12 +485,21 @@ def test_text_classes_are_ordered_by_code_point_whatever_the_collation(db):
     assert summary(db, train(db, "collated"))["y_class_values"] == ["B", "a", "b", "é"]
 
 
-@pytest.mark.parametrize("training, validation", [
-    ("'a'::text", "'a'::varchar"), ("'a'::varchar", "'a'::char(1)"), ("1::smallint", "1.0::numeric"),
-    ("1::float8", "1::bigint"), ("2.5::real", "2.5::float8")])
+@pytest.mark.parametrize(
+    "training, validation",
+    [
+        ("'a'::text", "'a'::varchar"),
+        ("'a'::varchar", "'a'::char(1)"),
+        ("1::smallint", "1.0::numeric"),
+        ("1::float8", "1::bigint"),
+        ("2.5::real", "2.5::float8"),
+    ],
+)
 def test_string_types_and_number_types_are_compatible_with_each_other(db, training, validation):
-    db.run(f"DROP VIEW IF EXISTS k1, k2; CREATE VIEW k1 AS SELECT ARRAY[1] AS x, {training} AS y; "
-           f"CREATE VIEW k2 AS SELECT ARRAY[1] AS x, {validation} AS y")
+    db.run(
+        f"DROP VIEW IF EXISTS k1, k2; CREATE VIEW k1 AS SELECT ARRAY[1] AS x, {training} AS y; "
+        f"CREATE VIEW k2 AS SELECT ARRAY[1] AS x, {validation} AS y"
+    )
     assert labels(db, validate(db, train(db, "k1"), "k2")) == [[1]]
 
 
@@ -419,8 +508,10 @@ def test_string_types_and_number_types_are_compatible_with_each_other(db, traini
 
 @pytest.mark.slice
 def test_several_inputs_and_outputs_are_packed_row_by_row_together(db):
-    db.run("CREATE TABLE multi AS SELECT ARRAY[i, i] AS x1, ARRAY[[i], [-i], [i]]::float8[] AS x2, i AS y1, "
-           "(i % 2)::text AS y2, ARRAY[i, 0, 7] AS y3 FROM generate_series(1, 9) i")
+    db.run(
+        "CREATE TABLE multi AS SELECT ARRAY[i, i] AS x1, ARRAY[[i], [-i], [i]]::float8[] AS x2, i AS y1, "
+        "(i % 2)::text AS y2, ARRAY[i, 0, 7] AS y3 FROM generate_series(1, 9) i"
+    )
     packed = train(db, "multi", "y1, y2 ,y3", "x1,x2", 4, 2, [10, 3, 5])
     for table in (packed, validate(db, packed, "multi", "y1,y2,y3", "x1,x2")):
         x1, x2 = unpack(db, table, "x1", "<f4"), unpack(db, table, "x2", "<f4")
@@ -436,7 +527,7 @@ def test_several_inputs_and_outputs_are_packed_row_by_row_together(db):
 
 def test_quoted_names_with_quotes_commas_and_capitals_work(db):
     db.run('CREATE TABLE "Odd, ""T""" ("X ""1"", a" int[], "Select" text, "ümläut%%s" int)'.replace("%%", "%"))
-    db.run('INSERT INTO "Odd, ""T""" VALUES (\'{1,2}\', \'a\', 1), (\'{3,4}\', \'b\', 2)')
+    db.run("INSERT INTO \"Odd, \"\"T\"\"\" VALUES ('{1,2}', 'a', 1), ('{3,4}', 'b', 2)")
     packed = train(db, '"Odd, ""T"""', '"Select", "ümläut%s"', '"X ""1"", a"')
     table = validate(db, packed, '"Odd, ""T"""', 'Select, "ümläut%s"', '"X ""1"", a"')
     assert unpack(db, table, 'X "1", a', "<f4").tolist() == [[1, 2], [3, 4]]
@@ -450,11 +541,13 @@ def test_unquoted_names_fold_to_lower_case(db):
 
 
 def test_source_may_be_a_view_a_temporary_a_partitioned_or_a_foreign_table(db):
-    db.run("CREATE TEMP TABLE temporary AS SELECT * FROM rows17; CREATE VIEW viewed AS SELECT * FROM rows17;"
-           "CREATE TABLE parted (x real[], y int) PARTITION BY LIST (y); CREATE TABLE parted1 PARTITION OF parted "
-           "DEFAULT; INSERT INTO parted SELECT x, y FROM rows17;"
-           "CREATE EXTENSION file_fdw; CREATE SERVER files FOREIGN DATA WRAPPER file_fdw; CREATE FOREIGN TABLE remote "
-           "(x real[], y int) SERVER files OPTIONS (program 'printf \"{1}\\t1\\n{2}\\t2\\n\"')")
+    db.run(
+        "CREATE TEMP TABLE temporary AS SELECT * FROM rows17; CREATE VIEW viewed AS SELECT * FROM rows17;"
+        "CREATE TABLE parted (x real[], y int) PARTITION BY LIST (y); CREATE TABLE parted1 PARTITION OF parted "
+        "DEFAULT; INSERT INTO parted SELECT x, y FROM rows17;"
+        "CREATE EXTENSION file_fdw; CREATE SERVER files FOREIGN DATA WRAPPER file_fdw; CREATE FOREIGN TABLE remote "
+        "(x real[], y int) SERVER files OPTIONS (program 'printf \"{1}\\t1\\n{2}\\t2\\n\"')"
+    )
     for source, rows in (("temporary", 17), ("viewed", 17), ("parted", 17), ("remote", 2)):
         packed = train(db, source)
         assert len(labels(db, packed)) == rows == len(labels(db, validate(db, packed, source)))
@@ -492,11 +585,20 @@ def test_labels_of_an_extension_type_use_its_own_equality(db):
 
 CALLS = {
     "training": "SELECT madlib.training_preprocessor_dl({source}, {output}, {y}, {x}, {size}, {constant}, {classes}, "
-                "{rules})",
+    "{rules})",
     "validation": "SELECT madlib.validation_preprocessor_dl({source}, {output}, {y}, {x}, {training}, {size}, {rules})",
 }
-DEFAULTS = {"source": "'rows17'", "output": "'never'", "y": "'y'", "x": "'x'", "size": "NULL", "constant": "NULL",
-            "classes": "NULL", "rules": "NULL", "training": "'good'"}
+DEFAULTS = {
+    "source": "'rows17'",
+    "output": "'never'",
+    "y": "'y'",
+    "x": "'x'",
+    "size": "NULL",
+    "constant": "NULL",
+    "classes": "NULL",
+    "rules": "NULL",
+    "training": "'good'",
+}
 
 
 @pytest.fixture(scope="module")
@@ -508,41 +610,72 @@ def good(db, data):
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("change, fragment", [
-    ({"source": "NULL"}, "NULL/empty input table name"), ({"source": "''"}, "NULL/empty input table name"),
-    ({"source": "'no_table'"}, "does not exist"), ({"source": "'nothing_in_it'"}, "is empty"),
-    ({"output": "NULL"}, "NULL/empty output table name"), ({"output": "''"}, "NULL/empty output table name"),
-    ({"output": "'null'"}, "NULL/empty output table name"), ({"output": "'good'"}, "already exists"),
-    ({"output": "'taken'"}, "already exists"), ({"output": "'1st'"}, "invalid output table name"),
-    ({"x": "'no_x'"}, "invalid independent_varname"), ({"x": "NULL"}, "invalid independent_varname"),
-    ({"x": "'x,no_x'"}, "invalid independent_varname"), ({"x": "'y'"}, "invalid independent_varname"),
-    ({"x": "'x || x'"}, "invalid independent_varname"),
-    ({"y": "'no_y'"}, "invalid dependent_varname"), ({"y": "''"}, "invalid dependent_varname"),
-    ({"size": "0"}, "buffer size must be positive or NULL"), ({"size": "-1"}, "buffer size must be positive or NULL")])
+@pytest.mark.parametrize(
+    "change, fragment",
+    [
+        ({"source": "NULL"}, "NULL/empty input table name"),
+        ({"source": "''"}, "NULL/empty input table name"),
+        ({"source": "'no_table'"}, "does not exist"),
+        ({"source": "'nothing_in_it'"}, "is empty"),
+        ({"output": "NULL"}, "NULL/empty output table name"),
+        ({"output": "''"}, "NULL/empty output table name"),
+        ({"output": "'null'"}, "NULL/empty output table name"),
+        ({"output": "'good'"}, "already exists"),
+        ({"output": "'taken'"}, "already exists"),
+        ({"output": "'1st'"}, "invalid output table name"),
+        ({"x": "'no_x'"}, "invalid independent_varname"),
+        ({"x": "NULL"}, "invalid independent_varname"),
+        ({"x": "'x,no_x'"}, "invalid independent_varname"),
+        ({"x": "'y'"}, "invalid independent_varname"),
+        ({"x": "'x || x'"}, "invalid independent_varname"),
+        ({"y": "'no_y'"}, "invalid dependent_varname"),
+        ({"y": "''"}, "invalid dependent_varname"),
+        ({"size": "0"}, "buffer size must be positive or NULL"),
+        ({"size": "-1"}, "buffer size must be positive or NULL"),
+    ],
+)
 def test_bad_arguments_of_both_functions_name_the_fault(db, good, name, change, fragment):
     error = db.error(CALLS[name].format(**{**DEFAULTS, **change}))
     assert fragment in str(error) and f"{name}_preprocessor_dl: " in str(error)
     assert db.value("SELECT to_regclass('never') IS NULL AND to_regclass('never_summary') IS NULL")
 
 
-@pytest.mark.parametrize("change, fragment", [
-    ({"constant": "0"}, "normalizing constant must be positive or NULL"),
-    ({"constant": "-2.5"}, "normalizing constant must be positive or NULL"),
-    ({"constant": "'NaN'"}, "normalizing constant must be positive or NULL"),
-    ({"classes": "ARRAY[13]"}, "num_classes value too small"), ({"classes": "ARRAY[20,20]"}, "num_classes"),
-    ({"classes": "ARRAY[0]"}, "invalid num_classes"), ({"classes": "ARRAY[[14]]"}, "invalid num_classes"),
-    ({"classes": "ARRAY[100000]"}, "invalid num_classes"), ({"x": "'x,x'"}, "two columns"),
-    ({"y": "'letter,y'", "classes": "ARRAY[3,5]"}, "num_classes value too small")])
+@pytest.mark.parametrize(
+    "change, fragment",
+    [
+        ({"constant": "0"}, "normalizing constant must be positive or NULL"),
+        ({"constant": "-2.5"}, "normalizing constant must be positive or NULL"),
+        ({"constant": "'NaN'"}, "normalizing constant must be positive or NULL"),
+        ({"classes": "ARRAY[13]"}, "num_classes value too small"),
+        ({"classes": "ARRAY[20,20]"}, "num_classes"),
+        ({"classes": "ARRAY[0]"}, "invalid num_classes"),
+        ({"classes": "ARRAY[[14]]"}, "invalid num_classes"),
+        ({"classes": "ARRAY[100000]"}, "invalid num_classes"),
+        ({"x": "'x,x'"}, "two columns"),
+        ({"y": "'letter,y'", "classes": "ARRAY[3,5]"}, "num_classes value too small"),
+    ],
+)
 def test_bad_arguments_of_training_name_the_fault(db, good, change, fragment):
     assert fragment in str(db.error(CALLS["training"].format(**{**DEFAULTS, **change})))
 
 
-@pytest.mark.parametrize("change, fragment", [
-    ({"training": "NULL"}, "NULL/empty input table name"), ({"training": "'no_table'"}, "does not exist"),
-    ({"training": "'nothing_in_it'"}, "is empty"), ({"training": "'rows17'"}, "does not exist"),
-    ({"y": "'letter'"}, "subset"), ({"y": "'flag'"}, "subset"), ({"y": "'hot4'"}, "subset"),
-    ({"y": "'holes'"}, "subset"), ({"y": "'id'"}, "subset"), ({"y": "'y,letter'"}, "training has 1"),
-    ({"x": "'x,x'"}, "training has 1"), ({"x": "'hot4'"}, "dimensions {2}")])
+@pytest.mark.parametrize(
+    "change, fragment",
+    [
+        ({"training": "NULL"}, "NULL/empty input table name"),
+        ({"training": "'no_table'"}, "does not exist"),
+        ({"training": "'nothing_in_it'"}, "is empty"),
+        ({"training": "'rows17'"}, "does not exist"),
+        ({"y": "'letter'"}, "subset"),
+        ({"y": "'flag'"}, "subset"),
+        ({"y": "'hot4'"}, "subset"),
+        ({"y": "'holes'"}, "subset"),
+        ({"y": "'id'"}, "subset"),
+        ({"y": "'y,letter'"}, "training has 1"),
+        ({"x": "'x,x'"}, "training has 1"),
+        ({"x": "'hot4'"}, "dimensions {2}"),
+    ],
+)
 def test_bad_arguments_of_validation_name_the_fault(db, good, change, fragment):
     error = db.error(CALLS["validation"].format(**{**DEFAULTS, **change}))
     assert fragment in str(error)
@@ -565,46 +698,70 @@ def test_training_summary_without_a_column_is_an_error(db, good, column):
     packed = train(db)
     db.run(f"ALTER TABLE {packed}_summary DROP COLUMN {column}")
     assert f'expected column "{column}"' in str(
-        db.error(f"SELECT madlib.validation_preprocessor_dl('rows17', 'never', 'y', 'x', '{packed}')"))
+        db.error(f"SELECT madlib.validation_preprocessor_dl('rows17', 'never', 'y', 'x', '{packed}')")
+    )
 
 
 def test_bad_constant_in_the_training_summary_is_an_error(db, good):
     packed = train(db)
     db.run(f"UPDATE {packed}_summary SET normalizing_const = -1")
     assert "normalizing constant must be positive" in str(
-        db.error(f"SELECT madlib.validation_preprocessor_dl('rows17', 'never', 'y', 'x', '{packed}')"))
+        db.error(f"SELECT madlib.validation_preprocessor_dl('rows17', 'never', 'y', 'x', '{packed}')")
+    )
 
 
 def test_vectors_of_another_width_than_training_are_an_error(db, good):
     packed = train(db, "rows17", "hot4")
     db.run("CREATE OR REPLACE VIEW wide AS SELECT x, ARRAY[0,1,0] AS hot FROM rows17")
     assert "subset" in str(
-        db.error(f"SELECT madlib.validation_preprocessor_dl('wide', 'never', 'hot', 'x', '{packed}')"))
+        db.error(f"SELECT madlib.validation_preprocessor_dl('wide', 'never', 'hot', 'x', '{packed}')")
+    )
 
 
-@pytest.mark.parametrize("x, y, fragment", [
-    ("'{1,2,3}'::int[]", "1", 'column "x" has arrays of different dimensions'),
-    ("'{{1,2}}'::int[]", "1", 'column "x" has arrays of different dimensions'),
-    ("NULL", "1", 'column "x" has NULL'), ("'{1,NULL}'::int[]", "1", 'column "x" has an array with a NULL element'),
-    ("'{}'::int[]", "1", 'column "x" has an empty array')])
+@pytest.mark.parametrize(
+    "x, y, fragment",
+    [
+        ("'{1,2,3}'::int[]", "1", 'column "x" has arrays of different dimensions'),
+        ("'{{1,2}}'::int[]", "1", 'column "x" has arrays of different dimensions'),
+        ("NULL", "1", 'column "x" has NULL'),
+        ("'{1,NULL}'::int[]", "1", 'column "x" has an array with a NULL element'),
+        ("'{}'::int[]", "1", 'column "x" has an empty array'),
+    ],
+)
 def test_malformed_inputs_are_errors_that_name_the_column(db, x, y, fragment):
-    db.run(f"DROP VIEW IF EXISTS malformed; CREATE VIEW malformed AS SELECT ARRAY[1,2] AS x, 1 AS y "
-           f"UNION ALL SELECT {x}, {y}")
+    db.run(
+        f"DROP VIEW IF EXISTS malformed; CREATE VIEW malformed AS SELECT ARRAY[1,2] AS x, 1 AS y "
+        f"UNION ALL SELECT {x}, {y}"
+    )
     assert fragment in str(db.error("SELECT madlib.training_preprocessor_dl('malformed', 'never', 'y', 'x')"))
 
 
-@pytest.mark.parametrize("y, fragment", [
-    ("'{1,0,0}'::int[]", 'column "y" has arrays of different dimensions'), ("NULL", 'column "y" has NULL'),
-    ("'{1,NULL}'::int[]", 'column "y" has an array with a NULL element')])
+@pytest.mark.parametrize(
+    "y, fragment",
+    [
+        ("'{1,0,0}'::int[]", 'column "y" has arrays of different dimensions'),
+        ("NULL", 'column "y" has NULL'),
+        ("'{1,NULL}'::int[]", 'column "y" has an array with a NULL element'),
+    ],
+)
 def test_malformed_vectors_are_errors_that_name_the_column(db, y, fragment):
-    db.run(f"DROP VIEW IF EXISTS malformed; CREATE VIEW malformed AS SELECT ARRAY[1,2] AS x, ARRAY[1,0] AS y "
-           f"UNION ALL SELECT ARRAY[1,2], {y}")
+    db.run(
+        f"DROP VIEW IF EXISTS malformed; CREATE VIEW malformed AS SELECT ARRAY[1,2] AS x, ARRAY[1,0] AS y "
+        f"UNION ALL SELECT ARRAY[1,2], {y}"
+    )
     assert fragment in str(db.error("SELECT madlib.training_preprocessor_dl('malformed', 'never', 'y', 'x')"))
 
 
-@pytest.mark.parametrize("y, fragment", [
-    ("ARRAY[[1,0]]", "2 dimensions"), ("'{a}'::text[]", "cannot be ordered"), ("'{}'::json", "cannot be ordered"),
-    ("'(1,2)'::point", "cannot be ordered"), ("ROW(1,2)::pair", "cannot be ordered")])
+@pytest.mark.parametrize(
+    "y, fragment",
+    [
+        ("ARRAY[[1,0]]", "2 dimensions"),
+        ("'{a}'::text[]", "cannot be ordered"),
+        ("'{}'::json", "cannot be ordered"),
+        ("'(1,2)'::point", "cannot be ordered"),
+        ("ROW(1,2)::pair", "cannot be ordered"),
+    ],
+)
 def test_labels_that_cannot_be_encoded_are_errors(db, y, fragment):
     db.run("DROP TYPE IF EXISTS pair CASCADE; CREATE TYPE pair AS (a int, b int)")
     db.run(f"DROP VIEW IF EXISTS unfit; CREATE VIEW unfit AS SELECT ARRAY[1,2] AS x, {y} AS y")
@@ -614,14 +771,24 @@ def test_labels_that_cannot_be_encoded_are_errors(db, y, fragment):
 BEYOND = "NaN, an infinity or a number beyond type real"
 
 
-@pytest.mark.parametrize("x, fragment", [
-    ("'{1,NaN}'::real[]", BEYOND), ("'{1,Infinity}'::float8[]", BEYOND), ("'{-Infinity,NaN}'::numeric[]", BEYOND),
-    ("'{1e39,1}'::float8[]", BEYOND), ("'{1e-60,1}'::float8[]", BEYOND), ("ARRAY[1e400, 1]", BEYOND)])
+@pytest.mark.parametrize(
+    "x, fragment",
+    [
+        ("'{1,NaN}'::real[]", BEYOND),
+        ("'{1,Infinity}'::float8[]", BEYOND),
+        ("'{-Infinity,NaN}'::numeric[]", BEYOND),
+        ("'{1e39,1}'::float8[]", BEYOND),
+        ("'{1e-60,1}'::float8[]", BEYOND),
+        ("ARRAY[1e400, 1]", BEYOND),
+    ],
+)
 def test_numbers_that_are_not_finite_are_refused_with_their_count_and_a_query_that_finds_them(db, x, fragment):
     for name in ("dirty", "clean"):
         db.run(f"DROP TABLE IF EXISTS {name}, {name}_packed, {name}_packed_summary")
-    db.run(f'CREATE TABLE dirty AS SELECT i AS id, CASE WHEN i % 50 = 7 THEN {x} ELSE ARRAY[i, 1] END AS "the x", '
-           "1 AS y, i AS other FROM generate_series(1, 100) AS i")
+    db.run(
+        f'CREATE TABLE dirty AS SELECT i AS id, CASE WHEN i % 50 = 7 THEN {x} ELSE ARRAY[i, 1] END AS "the x", '
+        "1 AS y, i AS other FROM generate_series(1, 100) AS i"
+    )
     error = db.error("""SELECT madlib.training_preprocessor_dl('dirty', 'dirty_packed', 'y', '"the x"')""")
     assert f'column "the x" has {fragment} in 2 rows' in str(error)
     one = error.diag.message_detail.split(". Numbers are packed")[0]
@@ -634,29 +801,43 @@ def test_numbers_that_are_not_finite_are_refused_with_their_count_and_a_query_th
     assert f'column "the x" has {fragment} in 2 rows' in str(error)
 
 
-@pytest.mark.parametrize("y", ["'NaN'::float8", "'Infinity'::real", "1e400::numeric", "'{0.5,NaN}'::real[]",
-                               "'{1e400,0}'::numeric[]"])
+@pytest.mark.parametrize(
+    "y", ["'NaN'::float8", "'Infinity'::real", "1e400::numeric", "'{0.5,NaN}'::real[]", "'{1e400,0}'::numeric[]"]
+)
 def test_targets_that_are_not_finite_are_refused_likewise(db, y):
     kind = "ARRAY[i, 1]" if "{" in y else "i"
-    db.run(f"DROP TABLE IF EXISTS dirty; CREATE TABLE dirty AS SELECT i AS id, ARRAY[i] AS x, CASE WHEN i = 7 THEN {y} "
-           f"ELSE {kind} END AS y FROM generate_series(1, 100) AS i")
+    db.run(
+        f"DROP TABLE IF EXISTS dirty; CREATE TABLE dirty AS SELECT i AS id, ARRAY[i] AS x, CASE WHEN i = 7 THEN {y} "
+        f"ELSE {kind} END AS y FROM generate_series(1, 100) AS i"
+    )
     error = db.error("SELECT madlib.training_preprocessor_dl('dirty', 'never', 'y', 'x', dependent_dtype => 'float32')")
     assert f'column "y" has {BEYOND} in 1 row' in str(error)
     assert [r["id"] for r in db.run(error.diag.message_hint.split(";")[0])] == [7]
 
 
-@pytest.mark.parametrize("y, kind", [
-    ("{0.3,0.7}", "real"), ("{0.3,0.7}", "float8"), ("{0.25,0.75}", "numeric"), ("{70000,0}", "integer"),
-    ("{-32769,0}", "bigint"), ("{0,NaN}", "real"), ("{1e400,0}", "numeric")])
+@pytest.mark.parametrize(
+    "y, kind",
+    [
+        ("{0.3,0.7}", "real"),
+        ("{0.3,0.7}", "float8"),
+        ("{0.25,0.75}", "numeric"),
+        ("{70000,0}", "integer"),
+        ("{-32769,0}", "bigint"),
+        ("{0,NaN}", "real"),
+        ("{1e400,0}", "numeric"),
+    ],
+)
 def test_label_vectors_that_int16_would_change_are_refused_with_the_argument_that_keeps_them(db, y, kind):
     db.run("DROP TABLE IF EXISTS soft, hard, hard_packed, hard_packed_summary")
-    db.run(f"CREATE TABLE soft AS SELECT i AS id, ARRAY[i] AS x, CASE WHEN i % 30 = 7 THEN '{y}' ELSE '{{0,1}}' END"
-           f"::{kind}[] AS y FROM generate_series(1, 60) AS i")
+    db.run(
+        f"CREATE TABLE soft AS SELECT i AS id, ARRAY[i] AS x, CASE WHEN i % 30 = 7 THEN '{y}' ELSE '{{0,1}}' END"
+        f"::{kind}[] AS y FROM generate_series(1, 60) AS i"
+    )
     error = db.error("SELECT madlib.training_preprocessor_dl('soft', 'never', 'y', 'x')")
     assert 'column "y" has fractions, or numbers beyond -32768 to 32767, in 2 rows' in str(error)
     assert f"One has {y[:2]}" in error.diag.message_detail and len(error.diag.message_detail) < 200
     assert error.diag.message_hint.startswith("Call with dependent_dtype => 'float32'")
-    query = error.diag.message_hint[error.diag.message_hint.index("SELECT"):].split(";")[0]
+    query = error.diag.message_hint[error.diag.message_hint.index("SELECT") :].split(";")[0]
     assert [r["id"] for r in db.run(query)] == [7, 37]
     db.run("CREATE TABLE hard AS SELECT * FROM soft WHERE id % 30 <> 7")
     db.run("SELECT madlib.training_preprocessor_dl('hard', 'hard_packed', 'y', 'x')")
@@ -666,8 +847,9 @@ def test_label_vectors_that_int16_would_change_are_refused_with_the_argument_tha
 
 def test_whole_numbers_in_vectors_of_any_type_are_kept_exactly(db):
     for kind in ("smallint", "integer", "bigint", "numeric", "real", "float8"):
-        db.run(f"CREATE OR REPLACE TEMPORARY VIEW v_{kind} AS SELECT ARRAY[1] AS x, "
-               f"ARRAY[0, -32768, 32767]::{kind}[] AS y")
+        db.run(
+            f"CREATE OR REPLACE TEMPORARY VIEW v_{kind} AS SELECT ARRAY[1] AS x, ARRAY[0, -32768, 32767]::{kind}[] AS y"
+        )
         packed = train(db, f"v_{kind}", "y")
         assert labels(db, packed) == [[0, -32768, 32767]]
 
@@ -675,8 +857,10 @@ def test_whole_numbers_in_vectors_of_any_type_are_kept_exactly(db):
 @pytest.mark.parametrize("rules", ["gpu_segments", "segments_to_use"])
 def test_distribution_rules_are_ignored_with_a_notice(db, good, rules):
     db.run("DROP TABLE IF EXISTS ruled, ruled_summary, ruled_val, ruled_val_summary")
-    for call in ("training_preprocessor_dl('rows17', 'ruled', 'y', 'x', NULL, 1, NULL, %s)",
-                 "validation_preprocessor_dl('rows17', 'ruled_val', 'y', 'x', 'ruled', NULL, %s)"):
+    for call in (
+        "training_preprocessor_dl('rows17', 'ruled', 'y', 'x', NULL, 1, NULL, %s)",
+        "validation_preprocessor_dl('rows17', 'ruled_val', 'y', 'x', 'ruled', NULL, %s)",
+    ):
         db.connection.notices.clear()
         db.run("SELECT madlib." + call, [rules])
         assert any(f'NOTICE:  distribution_rules "{rules}" is ignored' in n for n in db.connection.notices)
@@ -685,8 +869,7 @@ def test_distribution_rules_are_ignored_with_a_notice(db, good, rules):
 
 def test_more_classes_than_an_output_can_have_are_an_error(db):
     db.run("CREATE OR REPLACE VIEW regression AS SELECT ARRAY[1] AS x, random() AS y FROM generate_series(1, 40000)")
-    assert "more than 32767" in str(
-        db.error("SELECT madlib.training_preprocessor_dl('regression', 'never', 'y', 'x')"))
+    assert "more than 32767" in str(db.error("SELECT madlib.training_preprocessor_dl('regression', 'never', 'y', 'x')"))
 
 
 def test_classes_that_changed_between_scans_are_an_error_not_damage(db):
@@ -697,7 +880,8 @@ def test_classes_that_changed_between_scans_are_an_error_not_damage(db):
 def test_column_names_too_long_for_their_shape_column_are_an_error(db):
     db.run(f"CREATE OR REPLACE VIEW wordy AS SELECT ARRAY[1] AS x, 1 AS {'y' * 55}")
     assert "longer than 63 bytes" in str(
-        db.error(f"SELECT madlib.training_preprocessor_dl('wordy', 'never', '{'y' * 55}', 'x')"))
+        db.error(f"SELECT madlib.training_preprocessor_dl('wordy', 'never', '{'y' * 55}', 'x')")
+    )
 
 
 def test_existing_table_with_a_partition_name_is_an_error(db):
@@ -708,12 +892,15 @@ def test_existing_table_with_a_partition_name_is_an_error(db):
 def test_scaling_out_of_range_is_an_error(db):
     db.run("CREATE OR REPLACE VIEW huge AS SELECT ARRAY[3e38]::real[] AS x, 1 AS y")
     assert "out of range" in str(
-        db.error("SELECT madlib.training_preprocessor_dl('huge', 'never', 'y', 'x', NULL, 0.01)"))
+        db.error("SELECT madlib.training_preprocessor_dl('huge', 'never', 'y', 'x', NULL, 0.01)")
+    )
 
 
 def test_cancel_is_heard_and_leaves_nothing(db):
-    db.run("CREATE VIEW slow AS SELECT ARRAY[(pg_sleep(0.01)::text || i)::int] AS x, 1 AS y "
-           "FROM generate_series(1, 3000) i")
+    db.run(
+        "CREATE VIEW slow AS SELECT ARRAY[(pg_sleep(0.01)::text || i)::int] AS x, 1 AS y "
+        "FROM generate_series(1, 3000) i"
+    )
     db.run("SET statement_timeout = '500ms'")
     error = db.error("SELECT madlib.training_preprocessor_dl('slow', 'never', 'y', 'x')")
     assert isinstance(error, psycopg2.errors.QueryCanceled)
@@ -726,9 +913,11 @@ def test_cancel_is_heard_and_leaves_nothing(db):
 
 def test_convert_array_to_bytea_gives_the_bytes_of_a_buffer(db):
     assert bytes(db.value("SELECT madlib.convert_array_to_bytea(ARRAY[[1, -2.5], [0.1, 'Infinity']]::real[])")) == (
-        np.array([1, -2.5, 0.1, np.inf], "<f4").tobytes())
+        np.array([1, -2.5, 0.1, np.inf], "<f4").tobytes()
+    )
     assert bytes(db.value("SELECT madlib.convert_array_to_bytea(ARRAY[1, -2, 32767]::smallint[])")) == (
-        np.array([1, -2, 32767], "<i2").tobytes())
+        np.array([1, -2, 32767], "<i2").tobytes()
+    )
     assert bytes(db.value("SELECT madlib.convert_array_to_bytea('{}'::real[])")) == b""
     assert db.value("SELECT madlib.convert_array_to_bytea(NULL::real[])") is None
     assert "NULL element" in str(db.error("SELECT madlib.convert_array_to_bytea('{1,NULL}'::real[])"))
@@ -737,13 +926,17 @@ def test_convert_array_to_bytea_gives_the_bytes_of_a_buffer(db):
 
 def test_nothing_is_dropped_as_a_packed_table_but_one(db):
     """Neither raw rows, nor a model table, nor what has a name that a summary might have."""
-    db.run("DROP TABLE IF EXISTS sales, sales_summary, sold, sold_summary; CREATE TABLE sales AS SELECT 1 AS id, "
-           "ARRAY[1.0] AS x, 'a'::text AS y; CREATE TABLE sales_summary AS SELECT count(*) FROM sales")
+    db.run(
+        "DROP TABLE IF EXISTS sales, sales_summary, sold, sold_summary; CREATE TABLE sales AS SELECT 1 AS id, "
+        "ARRAY[1.0] AS x, 'a'::text AS y; CREATE TABLE sales_summary AS SELECT count(*) FROM sales"
+    )
     error = db.error("SELECT madlib.mop_drop_packed('sales')")
     assert '"sales" is no packed table' in str(error) and "DROP TABLE" in error.diag.message_hint
     assert db.value("SELECT count(*) FROM sales") == db.value("SELECT count(*) FROM sales_summary") == 1
-    db.run("SELECT madlib.training_preprocessor_dl('sales', 'sold', 'y', 'x'); DROP TABLE sold_summary; "
-           "CREATE TABLE sold_summary AS SELECT 1 AS one; SELECT madlib.mop_drop_packed('sold')")
+    db.run(
+        "SELECT madlib.training_preprocessor_dl('sales', 'sold', 'y', 'x'); DROP TABLE sold_summary; "
+        "CREATE TABLE sold_summary AS SELECT 1 AS one; SELECT madlib.mop_drop_packed('sold')"
+    )
     assert db.run("SELECT to_regclass('sold') AS sold, one FROM sold_summary") == [{"sold": None, "one": 1}]
     db.run("DROP TABLE sales, sales_summary, sold_summary")
 
@@ -763,10 +956,12 @@ def test_helpers_read_what_the_preprocessor_packed(db):
 
 
 def test_agg_array_concat_joins_arrays_in_order(db):
-    assert db.value("SELECT madlib.agg_array_concat(ARRAY[i, 0.5]::real[] ORDER BY i) "
-                    "FROM generate_series(1, 2) i") == [1, 0.5, 2, 0.5]
-    assert db.value("SELECT madlib.agg_array_concat(ARRAY[i]::smallint[] ORDER BY i DESC) "
-                    "FROM generate_series(1, 3) i") == [3, 2, 1]
+    assert db.value(
+        "SELECT madlib.agg_array_concat(ARRAY[i, 0.5]::real[] ORDER BY i) FROM generate_series(1, 2) i"
+    ) == [1, 0.5, 2, 0.5]
+    assert db.value(
+        "SELECT madlib.agg_array_concat(ARRAY[i]::smallint[] ORDER BY i DESC) FROM generate_series(1, 3) i"
+    ) == [3, 2, 1]
 
 
 @pytest.mark.parametrize("name", ["training_preprocessor_dl", "validation_preprocessor_dl"])
@@ -779,21 +974,32 @@ def test_help_overloads_answer_as_the_contract_says(db, name):
 
 
 def test_arguments_have_the_contract_names(db):
-    db.run("SELECT madlib.training_preprocessor_dl(source_table => 'rows17', output_table => 'named', "
-           "dependent_varname => 'y', independent_varname => 'x', buffer_size => 5, normalizing_const => 2, "
-           "num_classes => ARRAY[14], distribution_rules => 'ALL_segments')")
-    db.run("SELECT madlib.validation_preprocessor_dl(source_table => 'rows17', output_table => 'named_v', "
-           "dependent_varname => 'y', independent_varname => 'x', training_preprocessor_table => 'named', "
-           "buffer_size => 5, distribution_rules => 'all_segments')")
+    db.run(
+        "SELECT madlib.training_preprocessor_dl(source_table => 'rows17', output_table => 'named', "
+        "dependent_varname => 'y', independent_varname => 'x', buffer_size => 5, normalizing_const => 2, "
+        "num_classes => ARRAY[14], distribution_rules => 'ALL_segments')"
+    )
+    db.run(
+        "SELECT madlib.validation_preprocessor_dl(source_table => 'rows17', output_table => 'named_v', "
+        "dependent_varname => 'y', independent_varname => 'x', training_preprocessor_table => 'named', "
+        "buffer_size => 5, distribution_rules => 'all_segments')"
+    )
     assert summary(db, "named_v")["normalizing_const"] == 2.0
 
 
-@pytest.mark.parametrize("rows", [
-    "SELECT * FROM drawn ORDER BY random() LIMIT 50", "SELECT * FROM drawn WHERE random() < 0.5",
-    "SELECT * FROM drawn TABLESAMPLE BERNOULLI (50)"])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "SELECT * FROM drawn ORDER BY random() LIMIT 50",
+        "SELECT * FROM drawn WHERE random() < 0.5",
+        "SELECT * FROM drawn TABLESAMPLE BERNOULLI (50)",
+    ],
+)
 def test_a_view_that_gives_other_rows_each_time_is_refused_with_a_hint_that_works(db, rows):
-    db.run("DROP TABLE IF EXISTS drawn, sampled_rows, stored, stored_summary CASCADE; "
-           "CREATE TABLE drawn AS SELECT i AS id, ARRAY[i]::real[] AS x, i AS y FROM generate_series(1, 100) AS i")
+    db.run(
+        "DROP TABLE IF EXISTS drawn, sampled_rows, stored, stored_summary CASCADE; "
+        "CREATE TABLE drawn AS SELECT i AS id, ARRAY[i]::real[] AS x, i AS y FROM generate_series(1, 100) AS i"
+    )
     db.run(f"CREATE VIEW sampled AS {rows}")
     error = db.error("SELECT madlib.training_preprocessor_dl('sampled', 'never', 'y', 'x')")
     assert "gave other rows when it was read again" in str(error) and "random()" in error.diag.message_detail
@@ -803,10 +1009,14 @@ def test_a_view_that_gives_other_rows_each_time_is_refused_with_a_hint_that_work
 
 
 def test_arrays_of_domains_and_domains_of_arrays_are_arrays(db):
-    db.run("CREATE DOMAIN score AS real CHECK (VALUE >= 0); "
-           "CREATE DOMAIN embedding AS score[] CHECK (cardinality(VALUE) = 2)")
-    db.run("CREATE TABLE scores AS SELECT i AS id, ARRAY[i, 2 * i]::score[] AS x, ARRAY[i, 2 * i]::embedding AS e, "
-           "ARRAY[i % 2, 1 - i % 2]::score[] AS y, i % 2 AS k FROM generate_series(1, 20) AS i")
+    db.run(
+        "CREATE DOMAIN score AS real CHECK (VALUE >= 0); "
+        "CREATE DOMAIN embedding AS score[] CHECK (cardinality(VALUE) = 2)"
+    )
+    db.run(
+        "CREATE TABLE scores AS SELECT i AS id, ARRAY[i, 2 * i]::score[] AS x, ARRAY[i, 2 * i]::embedding AS e, "
+        "ARRAY[i % 2, 1 - i % 2]::score[] AS y, i % 2 AS k FROM generate_series(1, 20) AS i"
+    )
     db.run("SELECT madlib.training_preprocessor_dl('scores', 'scores_packed', 'k', 'x,e', 20)")
     assert unpack(db, "scores_packed", "x", "<f4").tolist() == unpack(db, "scores_packed", "e", "<f4").tolist()
     assert sorted(unpack(db, "scores_packed", "x", "<f4").tolist()) == [[i, 2 * i] for i in range(1, 21)]

@@ -8,8 +8,7 @@ from workload import ADAM, dense, is_under_way, load, make_data, selection
 
 CALL = "CALL madlib.mop_fit_multiple_model('flowers_packed', '{}', 'mst', {}, FALSE)"
 SELECT = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', '{}', 'mst', {}, FALSE)"
-SETTINGS = ("SET pg_mop.seed = 3; SET pg_mop.threads = 1; SET pg_mop.kernel = loop; "
-            "SET pg_mop.scheduler = 'round-robin'")
+SETTINGS = "SET pg_mop.seed = 3; SET pg_mop.threads = 1; SET pg_mop.kernel = loop; SET pg_mop.scheduler = 'round-robin'"
 LONG = 2000  # iterations: cancelled long before
 
 
@@ -36,13 +35,15 @@ def test_it_gives_what_the_function_gives(db, data):
 
 def removable(watcher):
     """Whether VACUUM can remove rows that were deleted after the call began."""
-    watcher.run("DROP TABLE IF EXISTS other; CREATE TABLE other AS SELECT generate_series(1, 100) AS i; "
-                "DELETE FROM other")
+    watcher.run(
+        "DROP TABLE IF EXISTS other; CREATE TABLE other AS SELECT generate_series(1, 100) AS i; DELETE FROM other"
+    )
     watcher.connection.notices.clear()
 
     def removed():
         watcher.run("VACUUM (VERBOSE) other")
         return "100 removed, 0 remain, 0 are dead but not yet removable" in "".join(watcher.connection.notices)
+
     return eventually(removed, 5)
 
 
@@ -53,8 +54,10 @@ def test_vacuum_of_other_tables_is_not_held_back_while_it_trains(db, data, call,
     calling = Calling(caller, call.format("long", LONG))
     assert eventually(lambda: is_under_way(watcher), 60)
     assert removable(watcher) != holds
-    seen = [watcher.run("SELECT backend_xmin, backend_xid FROM pg_stat_activity WHERE pid = %s", [pid])[0]
-            for _ in range(20)]
+    seen = [
+        watcher.run("SELECT backend_xmin, backend_xid FROM pg_stat_activity WHERE pid = %s", [pid])[0]
+        for _ in range(20)
+    ]
     assert all(s["backend_xid"] is None for s in seen)
     assert any(s["backend_xmin"] is None for s in seen) != holds
     # nobody writes to the rows, nor trains into the same output, meanwhile
@@ -97,8 +100,12 @@ def test_a_lost_session_of_its_locks_is_made_good(db, data):
     watcher.run("SELECT pg_terminate_backend(%s)", [first])
     assert eventually(lambda: watcher.value(lock) not in (None, first))
     watcher.run("SET lock_timeout = '200ms'")
-    assert eventually(lambda: watcher.value("SELECT count(*) FROM pg_locks WHERE mode = 'ShareLock' AND granted AND "
-                                            "relation = 'flowers_packed'::regclass"))
+    assert eventually(
+        lambda: watcher.value(
+            "SELECT count(*) FROM pg_locks WHERE mode = 'ShareLock' AND granted AND "
+            "relation = 'flowers_packed'::regclass"
+        )
+    )
     assert isinstance(watcher.error("DELETE FROM flowers_packed"), psycopg2.errors.LockNotAvailable)
     assert "another session is training into" in str(watcher.error(SELECT.format("held", 1)))
     watcher.run("SELECT pg_cancel_backend(%s)", [caller.connection.info.backend_pid])
@@ -126,8 +133,11 @@ def test_within_a_transaction_it_says_what_to_call_instead(db, data):
     assert "cannot be called within a transaction block" in str(error)
     assert "madlib_keras_fit_multiple_model(...)" in error.diag.message_hint
     # nor from a function, which has its caller's transaction
-    assert "transaction block" in str(db.error("DO $$ BEGIN BEGIN " + CALL.format("within", 1) + "; EXCEPTION WHEN "
-                                               "sqlstate '22000' THEN NULL; END; END $$"))
+    assert "transaction block" in str(
+        db.error(
+            "DO $$ BEGIN BEGIN " + CALL.format("within", 1) + "; EXCEPTION WHEN sqlstate '22000' THEN NULL; END; END $$"
+        )
+    )
     assert db.value("SELECT to_regclass('within')") is None
 
 
@@ -139,10 +149,12 @@ def test_bad_input_is_an_error_of_the_procedure(db, data):
 
 def test_a_callers_search_path_means_the_same_to_the_end(db, data):
     """The path is the caller's again after every commit: our own SQL must not see it then."""
-    db.run("CREATE SCHEMA mine; CREATE TABLE mine.mst AS TABLE mst; "
-           "CREATE TABLE mine.mst_summary AS TABLE mst_summary; "
-           "CREATE FUNCTION mine.md5(bytea) RETURNS text LANGUAGE sql AS $$ SELECT 'shadow' $$; "
-           "CREATE FUNCTION mine.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$ SELECT NULL::timestamptz $$")
+    db.run(
+        "CREATE SCHEMA mine; CREATE TABLE mine.mst AS TABLE mst; "
+        "CREATE TABLE mine.mst_summary AS TABLE mst_summary; "
+        "CREATE FUNCTION mine.md5(bytea) RETURNS text LANGUAGE sql AS $$ SELECT 'shadow' $$; "
+        "CREATE FUNCTION mine.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$ SELECT NULL::timestamptz $$"
+    )
     client = db.another()
     client.run("SET search_path = mine, pg_catalog, public")
     client.run(CALL.format("there", 1))

@@ -45,8 +45,12 @@ class Page(html.parser.HTMLParser):
 def run_id(db):
     make_data(db, rows=60, segments=2)
     load(db, "arch", dense())
-    selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8"), (1, ADAM.format(0.001), "batch_size=8"),
-                                  (1, NAN, "batch_size=8")])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [(1, ADAM.format(0.05), "batch_size=8"), (1, ADAM.format(0.001), "batch_size=8"), (1, NAN, "batch_size=8")],
+    )
     return fit(db, "flowers_packed", "models", "mst", 3, "flowers_packed", 1)
 
 
@@ -64,18 +68,25 @@ def test_the_report_tells_what_the_tables_tell(db, run_id):
                 series = f"{dataset} {name}"
                 assert c["last"][series] == pytest.approx(values[-1], rel=1e-5)
                 assert data["curves"][str(c["mst_key"])][series] == [
-                    [i, pytest.approx(v, rel=1e-5)] for i, v in enumerate(values, 1)]
+                    [i, pytest.approx(v, rel=1e-5)] for i, v in enumerate(values, 1)
+                ]
         assert c["best"] == pytest.approx(max(own["validation_metrics"]), rel=1e-5) and c["seconds"] > 0
     failed = data["configurations"][-1]
     assert failed["status"] == "failed" and "NaN" in failed["reason"]
     assert {"optimizer", "learning_rate", "loss"} <= set(data["varied"])
     assert data["fixed"]["batch_size"] == 8 and data["sampled"] == {}
-    units = db.run("SELECT DISTINCT backend_pid, started_at FROM madlib.mop_units WHERE run_id = %s "
-                   "AND finished_at IS NOT NULL AND NOT shared", [run_id])
+    units = db.run(
+        "SELECT DISTINCT backend_pid, started_at FROM madlib.mop_units WHERE run_id = %s "
+        "AND finished_at IS NOT NULL AND NOT shared",
+        [run_id],
+    )
     assert len(data["bars"]) == len(units) and sorted(data["lanes"]) == sorted({u["backend_pid"] for u in units})
     for key in (1, 2):
-        own = db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND mst_key = %s AND kind = 'train' "
-                       "AND status = 'finished'", [run_id, key])
+        own = db.value(
+            "SELECT count(*) FROM madlib.mop_units WHERE run_id = %s AND mst_key = %s AND kind = 'train' "
+            "AND status = 'finished'",
+            [run_id, key],
+        )
         assert own == sum(bar[3] == "train" and key in bar[4] for bar in data["bars"]), "also of units together"
     assert {tuple(n["keys"]) for n in data["stages"]} == {(1,), (2,), (3,)}
 
@@ -85,8 +96,13 @@ def test_the_sql_of_the_report_makes_the_run_once_more(db, run_id):
     again = db.another()
     again.run(data["sql"].replace("'models'", "'models_again'"))
     again.close()
-    assert db.value("SELECT count(*) FROM models m JOIN models_again a USING (mst_key) "
-                    "WHERE length(m.model_weights) = length(a.model_weights)") == 2
+    assert (
+        db.value(
+            "SELECT count(*) FROM models m JOIN models_again a USING (mst_key) "
+            "WHERE length(m.model_weights) = length(a.model_weights)"
+        )
+        == 2
+    )
     seeds = db.run("SELECT seed FROM madlib.mop_runs ORDER BY run_id DESC LIMIT 2")
     assert seeds[0] == seeds[1]
     db.run("DROP TABLE models_again, models_again_info, models_again_summary")
@@ -94,16 +110,20 @@ def test_the_sql_of_the_report_makes_the_run_once_more(db, run_id):
 
 def test_the_newest_evaluation_may_lack_the_validation_rows_yet(db, run_id):
     """As it is for a moment while a run goes on, and for good where it was cancelled then."""
+
     def report():
         return json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
 
     whole = report()["configurations"][0]
     db.run("BEGIN")
-    db.run("DELETE FROM madlib.mop_metric WHERE run_id = %s AND dataset = 'validation' AND stage = (SELECT path[3] "
-           "FROM madlib.mop_trials WHERE run_id = %s AND mst_key = %s)", [run_id, run_id, whole["mst_key"]])
+    db.run(
+        "DELETE FROM madlib.mop_metric WHERE run_id = %s AND dataset = 'validation' AND stage = (SELECT path[3] "
+        "FROM madlib.mop_trials WHERE run_id = %s AND mst_key = %s)",
+        [run_id, run_id, whole["mst_key"]],
+    )
     data = report()
     db.run("ROLLBACK")
-    own, = (c for c in data["configurations"] if c["mst_key"] == whole["mst_key"])
+    (own,) = (c for c in data["configurations"] if c["mst_key"] == whole["mst_key"])
     before = dict(data["curves"][str(whole["mst_key"])]["validation accuracy"])
     assert sorted(before) == [1, 2] and own["last"]["validation accuracy"] == before[2]
     assert own["last"]["training accuracy"] == whole["last"]["training accuracy"]
@@ -112,15 +132,24 @@ def test_the_newest_evaluation_may_lack_the_validation_rows_yet(db, run_id):
 
 
 def test_a_run_whose_session_has_gone_ended_with_its_last_unit(db, run_id):
-    last = db.value("SELECT extract(epoch FROM max(u.finished_at) - r.started_at)::float8 FROM madlib.mop_unit u JOIN "
-                    "madlib.mop_run r USING (run_id) WHERE run_id = %s GROUP BY r.started_at", [run_id])
+    last = db.value(
+        "SELECT extract(epoch FROM max(u.finished_at) - r.started_at)::float8 FROM madlib.mop_unit u JOIN "
+        "madlib.mop_run r USING (run_id) WHERE run_id = %s GROUP BY r.started_at",
+        [run_id],
+    )
     db.run("BEGIN")
-    db.run("UPDATE madlib.mop_run SET status = 'running', finished_at = NULL, coordinator_pid = 1, coordinator_start = "
-           "now() WHERE run_id = %s", [run_id])
+    db.run(
+        "UPDATE madlib.mop_run SET status = 'running', finished_at = NULL, coordinator_pid = 1, coordinator_start = "
+        "now() WHERE run_id = %s",
+        [run_id],
+    )
     data = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run_id]))
     db.run("SELECT madlib.mop_housekeeping()")
-    noted = db.value("SELECT extract(epoch FROM finished_at - started_at)::float8 FROM madlib.mop_run WHERE run_id = "
-                     "%s AND status = 'failed'", [run_id])
+    noted = db.value(
+        "SELECT extract(epoch FROM finished_at - started_at)::float8 FROM madlib.mop_run WHERE run_id = "
+        "%s AND status = 'failed'",
+        [run_id],
+    )
     db.run("ROLLBACK")
     assert data["run"]["seconds"] == pytest.approx(last) == pytest.approx(noted)
 
@@ -128,8 +157,10 @@ def test_a_run_whose_session_has_gone_ended_with_its_last_unit(db, run_id):
 def test_a_report_of_some_configurations_has_what_they_share_with_others(db, run_id):
     selection(db, "twins", "arch", [(1, ADAM.format(rate), "batch_size=8") for rate in (0.05, 0.05, 0.01)])
     shared = fit(db, "flowers_packed", "twin_models", "twins", 2, "flowers_packed", 1)
-    whole, *alone = (json.loads(db.value("SELECT madlib.mop_report(%s, 'json', %s)", [shared, keys]))
-                     for keys in (None, [1], [2], [3], [1, 2], []))
+    whole, *alone = (
+        json.loads(db.value("SELECT madlib.mop_report(%s, 'json', %s)", [shared, keys]))
+        for keys in (None, [1], [2], [3], [1, 2], [])
+    )
     ranks = {c["mst_key"]: c["rank"] for c in whole["configurations"]}
     for data, keys in zip(alone, ([1], [2], [3], [1, 2], [])):
         assert [c["mst_key"] for c in data["configurations"]] == sorted(keys, key=ranks.get)
@@ -147,14 +178,22 @@ def test_a_report_of_some_configurations_has_what_they_share_with_others(db, run
 @pytest.mark.slice
 def test_what_people_write_is_text_in_the_report(db, run_id):
     db.run("BEGIN")
-    db.run("UPDATE madlib.mop_run SET error = %s, source_table = %s, parameters = jsonb_set(parameters::jsonb, "
-           "'{arguments,name}', to_jsonb(%s::text))::json WHERE run_id = %s", [HOSTILE, HOSTILE, HOSTILE, run_id])
-    db.run("UPDATE madlib.mop_configuration SET error = %s, compile_params = compile_params || %s WHERE mst_key = 2 "
-           "AND run_id = %s", [HOSTILE, f", {HOSTILE}={HOSTILE}", run_id])
-    db.run("UPDATE madlib.mop_metric SET metrics = json_build_object(%s::text, 0.5) WHERE run_id = %s",
-           [HOSTILE, run_id])
-    db.run("UPDATE madlib.mop_unit SET status = 'failed', error = %s WHERE run_id = %s AND stage = 1",
-           [HOSTILE, run_id])
+    db.run(
+        "UPDATE madlib.mop_run SET error = %s, source_table = %s, parameters = jsonb_set(parameters::jsonb, "
+        "'{arguments,name}', to_jsonb(%s::text))::json WHERE run_id = %s",
+        [HOSTILE, HOSTILE, HOSTILE, run_id],
+    )
+    db.run(
+        "UPDATE madlib.mop_configuration SET error = %s, compile_params = compile_params || %s WHERE mst_key = 2 "
+        "AND run_id = %s",
+        [HOSTILE, f", {HOSTILE}={HOSTILE}", run_id],
+    )
+    db.run(
+        "UPDATE madlib.mop_metric SET metrics = json_build_object(%s::text, 0.5) WHERE run_id = %s", [HOSTILE, run_id]
+    )
+    db.run(
+        "UPDATE madlib.mop_unit SET status = 'failed', error = %s WHERE run_id = %s AND stage = 1", [HOSTILE, run_id]
+    )
     text = db.value("SELECT madlib.mop_report(%s)", [run_id])
     db.run("ROLLBACK")
     page = Page(text)
@@ -171,7 +210,7 @@ def test_the_report_is_one_file_that_loads_nothing(db, run_id):
     assert not any({"src", "srcset", "action"} & given.keys() for _, given in page.elements)
     assert all(given["href"].startswith("#") for _, given in page.elements if "href" in given)
     assert set(re.findall(r"https?://[^\"' ]+", text)) == {"http://www.w3.org/2000/svg"}
-    policy, = (given["content"] for _, given in page.elements if given.get("http-equiv") == "Content-Security-Policy")
+    (policy,) = (given["content"] for _, given in page.elements if given.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'")
     assert ("html", {"lang": "en"}) in page.elements and len(text) < 200_000
     # headings sort by buttons, regions have names: for the keyboard and for readers of screens
@@ -220,8 +259,11 @@ KEY = "arguments[0].dispatchEvent(new KeyboardEvent('keydown', {key: arguments[1
 def test_the_page_works_in_a_browser(db, run_id, tmp_path, browser):
     db.run("BEGIN")
     db.run("UPDATE madlib.mop_run SET error = %s WHERE run_id = %s", [ATTACK, run_id])
-    db.run("UPDATE madlib.mop_configuration SET compile_params = compile_params || ', x=' "
-           "|| to_json(mst_key || %s)::text WHERE run_id = %s", [ATTACK, run_id])
+    db.run(
+        "UPDATE madlib.mop_configuration SET compile_params = compile_params || ', x=' "
+        "|| to_json(mst_key || %s)::text WHERE run_id = %s",
+        [ATTACK, run_id],
+    )
     text = db.value("SELECT madlib.mop_report(%s)", [run_id])
     db.run("ROLLBACK")
     page = tmp_path / "page.html"
@@ -295,13 +337,19 @@ def test_the_report_of_a_large_run_is_sampled_and_says_so(db, run_id):
 def test_what_keeps_its_best_state_is_ranked_by_that(db, run_id):
     """As in the output tables, whose finals are of the state that is written."""
     wild = "loss='categorical_crossentropy', optimizer='Adam(lr=[0.05, 0.05, 3.0, 3.0])', metrics=['accuracy']"
-    selection(db, "mst_k", "arch", [(1, ADAM.format(0.001), "batch_size=8"), (1, wild, "batch_size=8, keep='best'"),
-                                    (1, wild, "batch_size=8")])
+    selection(
+        db,
+        "mst_k",
+        "arch",
+        [(1, ADAM.format(0.001), "batch_size=8"), (1, wild, "batch_size=8, keep='best'"), (1, wild, "batch_size=8")],
+    )
     run = fit(db, "flowers_packed", "kept", "mst_k", 4, "flowers_packed", 1)
     data = json.loads(db.value("SELECT madlib.mop_report(%s, 'json')", [run]))
     told = {c["mst_key"]: c["last"] for c in data["configurations"]}
-    written = db.run("SELECT mst_key, iteration, training_loss_final AS training, validation_loss_final AS validation, "
-                     "validation_metrics_final AS accuracy FROM kept_info")
+    written = db.run(
+        "SELECT mst_key, iteration, training_loss_final AS training, validation_loss_final AS validation, "
+        "validation_metrics_final AS accuracy FROM kept_info"
+    )
     assert any(row["iteration"] < 4 for row in written)
     for row in written:
         assert told[row["mst_key"]]["training loss"] == pytest.approx(row["training"], rel=1e-3)

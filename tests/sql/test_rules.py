@@ -20,10 +20,16 @@ def rows(db):
 
 @pytest.mark.slice
 def test_patience_and_target_stop_a_configuration_alone(db, data):
-    selection(db, "mst", "arch", [
-        (1, ADAM.format(0.05), "batch_size=8, stop={'target': 0.9, 'metric': 'accuracy'}"),
-        (1, SGD.format(0.0), "batch_size=8, stop={'patience': 2}"),
-        (1, ADAM.format(0.02), "batch_size=8")])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [
+            (1, ADAM.format(0.05), "batch_size=8, stop={'target': 0.9, 'metric': 'accuracy'}"),
+            (1, SGD.format(0.0), "batch_size=8, stop={'patience': 2}"),
+            (1, ADAM.format(0.02), "batch_size=8"),
+        ],
+    )
     run_id = fit(db, "flowers_packed", "models", "mst", iterations=8, frequency=1)
     info = rows(db)
     assert info[1]["training_metrics"][-1] >= 0.9 > max(info[1]["training_metrics"][:-1])
@@ -51,18 +57,25 @@ def test_the_best_state_is_kept_and_its_metrics_are_final(db, data):
     assert best < 3 and info[1]["iteration"] == best + 1 and info[2]["iteration"] == 4
     assert info[1]["validation_loss_final"] == losses[best] and info[2]["validation_loss_final"] == losses[3]
     assert info[1]["validation_loss"] == info[2]["validation_loss"], "they shared all"
-    db.run("DROP TABLE IF EXISTS scores; "
-           "SELECT madlib.madlib_keras_evaluate('models', 'flowers_val', 'scores', FALSE, 1)")
+    db.run(
+        "DROP TABLE IF EXISTS scores; SELECT madlib.madlib_keras_evaluate('models', 'flowers_val', 'scores', FALSE, 1)"
+    )
     assert db.value("SELECT loss FROM scores") == pytest.approx(losses[best], abs=1e-6)
 
 
-@pytest.mark.parametrize("fit_params,text", [
-    ("stop=3", "stop must be a dictionary"), ("stop={'min_delta': 1}", "stop needs patience or target"),
-    ("stop={'patience': 0}", "patience of stop must be an integer of at least 1"),
-    ("stop={'patience': 1, 'metric': 'auc'}", "'auc', which is not among its metrics"),
-    ("stop={'patience': 1, 'metric': 'validation_loss'}", "needs a validation table"),
-    ("stop={'patience': 1, 'mode': 'up'}", "mode of stop must be 'min' or 'max'"),
-    ("stop={'target': 'x'}", "target of stop must be a number"), ("keep='worst'", "keep must be 'last' or 'best'")])
+@pytest.mark.parametrize(
+    "fit_params,text",
+    [
+        ("stop=3", "stop must be a dictionary"),
+        ("stop={'min_delta': 1}", "stop needs patience or target"),
+        ("stop={'patience': 0}", "patience of stop must be an integer of at least 1"),
+        ("stop={'patience': 1, 'metric': 'auc'}", "'auc', which is not among its metrics"),
+        ("stop={'patience': 1, 'metric': 'validation_loss'}", "needs a validation table"),
+        ("stop={'patience': 1, 'mode': 'up'}", "mode of stop must be 'min' or 'max'"),
+        ("stop={'target': 'x'}", "target of stop must be a number"),
+        ("keep='worst'", "keep must be 'last' or 'best'"),
+    ],
+)
 def test_rules_that_say_nothing_are_refused(db, data, fit_params, text):
     selection(db, "mst", "arch", [(1, ADAM.format(0.05), fit_params)])
     error = db.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'refused', 'mst', 1, FALSE)")
@@ -70,8 +83,10 @@ def test_rules_that_say_nothing_are_refused(db, data, fit_params, text):
 
 
 def test_averaged_models_have_no_rules(db, data):
-    error = db.error("SELECT madlib.madlib_keras_fit('flowers_packed', 'one', 'arch', 1, %s, %s, 2)",
-                     [ADAM.format(0.05), "stop={'patience': 1}"])
+    error = db.error(
+        "SELECT madlib.madlib_keras_fit('flowers_packed', 'one', 'arch', 1, %s, %s, 2)",
+        [ADAM.format(0.05), "stop={'patience': 1}"],
+    )
     assert "not for averaged ones" in str(error)
 
 
@@ -82,8 +97,16 @@ def test_each_configuration_keeps_its_own_best_state_of_iterations_that_they_sha
     for seed in range(3):
         db.run(f"SET pg_mop.seed = {seed}")
         keeps = "batch_size=8, keep='best', stop={{'metric': '{}', 'patience': 99}}"
-        selection(db, "mst", "arch", [(1, ADAM.format(rate), keeps.format(metric)) for rate in (0.2, 0.5)
-                                      for metric in ("loss", "accuracy", "loss min")])
+        selection(
+            db,
+            "mst",
+            "arch",
+            [
+                (1, ADAM.format(rate), keeps.format(metric))
+                for rate in (0.2, 0.5)
+                for metric in ("loss", "accuracy", "loss min")
+            ],
+        )
         fit(db, "flowers_packed", "models", "mst", iterations=6, frequency=1)
         for row in db.run("SELECT * FROM models_info"):
             by_loss = "accuracy" not in row["fit_params"]

@@ -44,7 +44,8 @@ def test_mop_stages_shows_every_stage_once_and_who_asks_for_it(db, run_id):
     stages = db.run("SELECT * FROM madlib.mop_stages WHERE run_id = %s ORDER BY stage", [run_id])
     assert {s["stage"]: s["parent"] for s in stages} == PARENTS
     assert {s["stage"]: s["mst_keys"] for s in stages} == {
-        stage: [key for key, path in PATHS.items() if stage in path] for stage in PARENTS}
+        stage: [key for key, path in PATHS.items() if stage in path] for stage in PARENTS
+    }
     assert [s["iteration"] for s in stages] == [1, 2, 3, 2, 3, 3]
     for stage, rate in zip(stages, ("0.1", "0.01", "0.01", "0.1", "0.01", "0.1")):
         assert f"learning_rate={rate}," in stage["compile_params"] and stage["fit_params"] == "batch_size=8"
@@ -53,8 +54,11 @@ def test_mop_stages_shows_every_stage_once_and_who_asks_for_it(db, run_id):
 
 
 def test_mop_trials_shows_every_configurations_path_and_metrics(db, run_id):
-    trials = db.run("SELECT t.*, i.training_loss AS losses, i.training_metrics FROM madlib.mop_trials t "
-                    "JOIN models_info i USING (mst_key) WHERE run_id = %s ORDER BY mst_key", [run_id])
+    trials = db.run(
+        "SELECT t.*, i.training_loss AS losses, i.training_metrics FROM madlib.mop_trials t "
+        "JOIN models_info i USING (mst_key) WHERE run_id = %s ORDER BY mst_key",
+        [run_id],
+    )
     assert {t["mst_key"]: t["path"] for t in trials} == PATHS
     for trial in trials:
         assert trial["status"] == "finished" and trial["reason"] is None and trial["iterations"] == 3
@@ -67,23 +71,41 @@ def test_mop_trials_shows_every_configurations_path_and_metrics(db, run_id):
 def test_the_log_has_a_row_for_each_configuration_and_marks_those_that_are_shared(db, run_id):
     units = db.run("SELECT * FROM madlib.mop_units WHERE run_id = %s", [run_id])
     assert len(units) == 4 * 3 * 6
-    once = db.run("SELECT stage, kind, segment, backend_pid, started_at, loss FROM madlib.mop_units WHERE run_id = %s "
-                  "AND NOT shared ORDER BY 1, 2, 3", [run_id])
-    assert once == db.run("SELECT stage, kind, segment, backend_pid, started_at, loss FROM madlib.mop_unit "
-                          "WHERE run_id = %s ORDER BY 1, 2, 3", [run_id]) and len(once) == 6 * 6
+    once = db.run(
+        "SELECT stage, kind, segment, backend_pid, started_at, loss FROM madlib.mop_units WHERE run_id = %s "
+        "AND NOT shared ORDER BY 1, 2, 3",
+        [run_id],
+    )
+    assert (
+        once
+        == db.run(
+            "SELECT stage, kind, segment, backend_pid, started_at, loss FROM madlib.mop_unit "
+            "WHERE run_id = %s ORDER BY 1, 2, 3",
+            [run_id],
+        )
+        and len(once) == 6 * 6
+    )
     for key, path in PATHS.items():
         own = [u for u in units if u["mst_key"] == key]
         assert {(u["stage"], u["iteration"]) for u in own} == {(stage, i) for i, stage in enumerate(path, 1)}
-        visits = db.run("SELECT iteration, position, segment, shared FROM madlib.mop_visit_order WHERE run_id = %s "
-                        "AND mst_key = %s ORDER BY 1, 2", [run_id, key])
+        visits = db.run(
+            "SELECT iteration, position, segment, shared FROM madlib.mop_visit_order WHERE run_id = %s "
+            "AND mst_key = %s ORDER BY 1, 2",
+            [run_id, key],
+        )
         trained = sorted((u for u in own if u["kind"] == "train"), key=lambda u: u["started_at"])
         assert [(v["iteration"], v["segment"], v["shared"]) for v in visits] == [
-            (u["iteration"], u["segment"], u["shared"]) for u in trained]
+            (u["iteration"], u["segment"], u["shared"]) for u in trained
+        ]
         assert [v["position"] for v in visits] == [1, 2, 3] * 3
-    progress = db.run("SELECT mst_key, units_done, units_total, status, iteration FROM madlib.mop_progress "
-                      "WHERE run_id = %s ORDER BY 1", [run_id])
-    assert progress == [{"mst_key": key, "units_done": 18, "units_total": 18, "status": "finished", "iteration": 3}
-                        for key in PATHS]
+    progress = db.run(
+        "SELECT mst_key, units_done, units_total, status, iteration FROM madlib.mop_progress "
+        "WHERE run_id = %s ORDER BY 1",
+        [run_id],
+    )
+    assert progress == [
+        {"mst_key": key, "units_done": 18, "units_total": 18, "status": "finished", "iteration": 3} for key in PATHS
+    ]
 
 
 def test_metrics_of_a_shared_stage_are_those_of_all_that_share_it(db, run_id):
@@ -97,8 +119,12 @@ def test_metrics_of_a_shared_stage_are_those_of_all_that_share_it(db, run_id):
 
 
 def test_equal_configurations_are_trained_once_and_have_each_its_result(db, data):
-    selection(db, "twins", "arch", [(1, ADAM.format(0.05), "batch_size=8"),
-                                    (1, ADAM.format("Constant(0.05)"), "batch_size = 8, verbose=0")])
+    selection(
+        db,
+        "twins",
+        "arch",
+        [(1, ADAM.format(0.05), "batch_size=8"), (1, ADAM.format("Constant(0.05)"), "batch_size = 8, verbose=0")],
+    )
     run_id = fit(db, data, "models_of_twins", "twins")
     assert merge_rate(db, run_id) == 2
     found = weights(db, "models_of_twins")
@@ -113,12 +139,20 @@ def stopped_before(db, output, stage):
     blocker = db.another()
 
     def block():
-        rows = eventually(lambda: blocker.run(
-            "SELECT run_id FROM madlib.mop_stages JOIN madlib.mop_runs USING (run_id) WHERE model_output_table = %s "
-            "AND stage = %s", [output, stage]), 60)
-        blocker.run("BEGIN; SELECT 1 FROM madlib.mop_model WHERE (run_id, stage) = (%s, %s) FOR UPDATE",
-                    [rows[0]["run_id"], stage])
+        rows = eventually(
+            lambda: blocker.run(
+                "SELECT run_id FROM madlib.mop_stages JOIN madlib.mop_runs USING (run_id) WHERE model_output_table = %s "
+                "AND stage = %s",
+                [output, stage],
+            ),
+            60,
+        )
+        blocker.run(
+            "BEGIN; SELECT 1 FROM madlib.mop_model WHERE (run_id, stage) = (%s, %s) FOR UPDATE",
+            [rows[0]["run_id"], stage],
+        )
         return rows[0]["run_id"]
+
     try:
         yield block
     finally:
@@ -126,8 +160,10 @@ def stopped_before(db, output, stage):
 
 
 def kept(db, run_id):
-    return {r["stage"] for r in db.run("SELECT stage FROM madlib.mop_stages WHERE run_id = %s AND state_bytes > 0",
-                                       [run_id])}
+    return {
+        r["stage"]
+        for r in db.run("SELECT stage FROM madlib.mop_stages WHERE run_id = %s AND state_bytes > 0", [run_id])
+    }
 
 
 @pytest.mark.parametrize("late,branch", [(4, 1), (6, 4)])
@@ -137,14 +173,23 @@ def test_a_state_is_kept_at_a_branch_until_every_child_has_begun(db, data, late,
     client, output = db.another(), f"branches_{late}"
     client.run("SET pg_mop.lock_timeout = '10min'; SET pg_mop.kernel = plain; SET pg_mop.threads = 1; BEGIN")
     with stopped_before(db, output, late) as block:
-        running = Calling(client, f"SELECT madlib.madlib_keras_fit_multiple_model('one_packed', '{output}', 'slow', 3, "
-                                  "FALSE)")
+        running = Calling(
+            client, f"SELECT madlib.madlib_keras_fit_multiple_model('one_packed', '{output}', 'slow', 3, FALSE)"
+        )
         run_id = block()
         db.run("SELECT madlib.mop_set_sessions(%s, 2)", [run_id])  # one that waits, and one that goes on
         others = {3, 5} if late == 6 else {3}
-        there = eventually(lambda: db.value(
-            "SELECT count(*) FROM madlib.mop_stages WHERE run_id = %s AND stage = ANY (%s) AND units_done = 2",
-            [run_id, list(others)]) == len(others) and kept(db, run_id), 120)
+        there = eventually(
+            lambda: (
+                db.value(
+                    "SELECT count(*) FROM madlib.mop_stages WHERE run_id = %s AND stage = ANY (%s) AND units_done = 2",
+                    [run_id, list(others)],
+                )
+                == len(others)
+                and kept(db, run_id)
+            ),
+            120,
+        )
     error, ends = running.end(), kept(db, run_id)
     client.close()
     assert error is None and there == {branch, *others}
@@ -155,11 +200,26 @@ def test_a_state_is_kept_at_a_branch_until_every_child_has_begun(db, data, late,
 
 def test_disk_is_bounded_by_the_live_states(db, data):
     """States of 4 MB; ten configurations that part at each of four iterations, into eight ends."""
-    load(db, "large_arch", sequential("large", [4], layer("Dense", name="a", units=600, activation="relu"), layer(
-        "Dense", name="b", units=600, activation="relu"), layer("Dense", name="c", units=3, activation="softmax")))
-    selection(db, "large", "large_arch", [
-        (1, ADAM.format(f"MultiStep(0.001, {list(milestones)}, 0.5)"), "batch_size=8")
-        for milestones in ((1,), (2,), (3,), (1, 2), (1, 3), (2, 3), (1, 2, 3), (4,), (1,), (2,))])
+    load(
+        db,
+        "large_arch",
+        sequential(
+            "large",
+            [4],
+            layer("Dense", name="a", units=600, activation="relu"),
+            layer("Dense", name="b", units=600, activation="relu"),
+            layer("Dense", name="c", units=3, activation="softmax"),
+        ),
+    )
+    selection(
+        db,
+        "large",
+        "large_arch",
+        [
+            (1, ADAM.format(f"MultiStep(0.001, {list(milestones)}, 0.5)"), "batch_size=8")
+            for milestones in ((1,), (2,), (3,), (1, 2), (1, 3), (2, 3), (1, 2, 3), (4,), (1,), (2,))
+        ],
+    )
     client = db.another()
     client.run("BEGIN")
     run_id = fit(client, data, "large_models", "large", 4)
@@ -176,18 +236,33 @@ def test_disk_is_bounded_by_the_live_states(db, data):
 
 def test_a_stage_at_fault_fails_all_that_share_it_and_only_them(db, data):
     bad = "loss='mse', optimizer='SGD(lr={}, weight_decay=[1e-9, 1e38])'"  # an infinite decay from iteration 2 on
-    selection(db, "some_bad", "arch", [
-        (1, bad.format("[0.1, 1e38, 0.1]"), "batch_size=8"), (1, bad.format("[0.1, 1e38, 0.2]"), "batch_size=8"),
-        (1, "loss='mse', optimizer='SGD(lr=0.1, weight_decay=1e-9)'", "batch_size=8")])
+    selection(
+        db,
+        "some_bad",
+        "arch",
+        [
+            (1, bad.format("[0.1, 1e38, 0.1]"), "batch_size=8"),
+            (1, bad.format("[0.1, 1e38, 0.2]"), "batch_size=8"),
+            (1, "loss='mse', optimizer='SGD(lr=0.1, weight_decay=1e-9)'", "batch_size=8"),
+        ],
+    )
     run_id = fit(db, data, "survivors", "some_bad", 3)
     assert_invariants(db, run_id)
     errors = {r["mst_key"]: r["error"] for r in db.run("SELECT mst_key, error FROM survivors_info")}
     assert "NaN" in errors[1] and errors[2] == errors[1] and errors[3] is None
     assert db.value("SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s AND status = 'failed'", [run_id]) == 1
-    assert {r["mst_key"]: r["status"] for r in db.run("SELECT mst_key, status FROM madlib.mop_trials WHERE run_id = %s",
-                                                      [run_id])} == {1: "failed", 2: "failed", 3: "finished"}
-    assert db.value("SELECT count(*) FROM madlib.mop_unit JOIN madlib.mop_stage USING (run_id, stage) WHERE run_id = %s"
-                    " AND mst_key < 3 AND mop_unit.iteration = 3", [run_id]) == 0, "nothing was begun below it"
+    assert {
+        r["mst_key"]: r["status"]
+        for r in db.run("SELECT mst_key, status FROM madlib.mop_trials WHERE run_id = %s", [run_id])
+    } == {1: "failed", 2: "failed", 3: "finished"}
+    assert (
+        db.value(
+            "SELECT count(*) FROM madlib.mop_unit JOIN madlib.mop_stage USING (run_id, stage) WHERE run_id = %s"
+            " AND mst_key < 3 AND mop_unit.iteration = 3",
+            [run_id],
+        )
+        == 0
+    ), "nothing was begun below it"
     assert sorted(weights(db, "survivors")) == [3]
     db.run("DELETE FROM some_bad WHERE mst_key < 3")
     db.run("SET pg_mop.sharing = off")
@@ -204,8 +279,15 @@ def test_who_starts_apart_or_writes_files_shares_nothing(db, data, tmp_path):
     run_id = fit(db, data, "apart", "equal", 1)
     db.run("RESET pg_mop.same_start")
     assert merge_rate(db, run_id) == 1 and len(set(weights(db, "apart").values())) == 2
-    selection(db, "equal", "arch", [(1, ADAM.format(0.05), f"batch_size=8, callbacks=[TensorBoard(log_dir="
-                                                           f"\"{tmp_path}/{key}\")]") for key in (1, 1)])
+    selection(
+        db,
+        "equal",
+        "arch",
+        [
+            (1, ADAM.format(0.05), f'batch_size=8, callbacks=[TensorBoard(log_dir="{tmp_path}/{key}")]')
+            for key in (1, 1)
+        ],
+    )
     run_id = fit(db, data, "written", "equal", 1)
     assert merge_rate(db, run_id) == 1
     selection(db, "equal", "arch", equal)
@@ -218,9 +300,11 @@ def test_who_starts_apart_or_writes_files_shares_nothing(db, data, tmp_path):
 
 
 def test_two_roles_see_and_share_nothing_of_one_another(db, data, run_id):
-    db.run("DROP ROLE IF EXISTS ann, bob; CREATE ROLE ann LOGIN; CREATE ROLE bob LOGIN; GRANT mop_user TO ann, bob; "
-           "GRANT SELECT ON ALL TABLES IN SCHEMA public TO ann, bob; GRANT USAGE ON SCHEMA madlib TO ann, bob; "
-           "CREATE SCHEMA ann AUTHORIZATION ann; CREATE SCHEMA bob AUTHORIZATION bob")
+    db.run(
+        "DROP ROLE IF EXISTS ann, bob; CREATE ROLE ann LOGIN; CREATE ROLE bob LOGIN; GRANT mop_user TO ann, bob; "
+        "GRANT SELECT ON ALL TABLES IN SCHEMA public TO ann, bob; GRANT USAGE ON SCHEMA madlib TO ann, bob; "
+        "CREATE SCHEMA ann AUTHORIZATION ann; CREATE SCHEMA bob AUTHORIZATION bob"
+    )
     runs = {}
     for role in ("ann", "bob"):
         client = db.another(role)
@@ -248,19 +332,24 @@ def test_a_run_that_grows_is_known_to_the_planner(db, data):
     db.run("ANALYZE madlib.mop_stage; ANALYZE madlib.mop_unit")
     before = db.value("SELECT reltuples FROM pg_class WHERE oid = 'madlib.mop_unit'::regclass")
     caller = db.another()
-    calling = Calling(caller, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'grown', 'long', 1200, "
-                              "FALSE)")
+    calling = Calling(
+        caller, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'grown', 'long', 1200, FALSE)"
+    )
 
     def expected():
-        return db.value("EXPLAIN (FORMAT json) SELECT * FROM madlib.mop_stage WHERE run_id = %s",
-                        [last_run(db)])[0]["Plan"]["Plan Rows"]
+        return db.value("EXPLAIN (FORMAT json) SELECT * FROM madlib.mop_stage WHERE run_id = %s", [last_run(db)])[0][
+            "Plan"
+        ]["Plan Rows"]
 
     try:
-        assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s", [last_run(db)]),
-                          60)
+        assert eventually(
+            lambda: db.value("SELECT count(*) FROM madlib.mop_unit WHERE run_id = %s", [last_run(db)]), 60
+        )
         assert eventually(lambda: expected() > 100, 60)
-        assert eventually(lambda: db.value("SELECT reltuples FROM pg_class WHERE oid = 'madlib.mop_unit'::regclass")
-                          >= before + 900, 120)
+        assert eventually(
+            lambda: db.value("SELECT reltuples FROM pg_class WHERE oid = 'madlib.mop_unit'::regclass") >= before + 900,
+            120,
+        )
     finally:
         db.run("SELECT pg_cancel_backend(%s)", [caller.connection.info.backend_pid])
         calling.end()

@@ -32,15 +32,25 @@ def test_a_role_without_runs_has_no_line(db, data):
 
 @pytest.mark.slice
 def test_the_last_run_has_one_line_of_what_its_tables_tell(db, data):
-    selection(db, "mst", "arch", [(1, ADAM.format(0.05), "batch_size=8"), (1, ADAM.format(0.001), "batch_size=8"),
-                                  (1, NAN, "batch_size=8")])
+    selection(
+        db,
+        "mst",
+        "arch",
+        [(1, ADAM.format(0.05), "batch_size=8"), (1, ADAM.format(0.001), "batch_size=8"), (1, NAN, "batch_size=8")],
+    )
     run_id = fit(db, data, "models", "mst", 3, data, 1)
-    best = db.run("SELECT mst_key, value FROM madlib.mop_metrics WHERE run_id = %s AND dataset = 'validation' "
-                  "AND name = 'loss' ORDER BY value LIMIT 1", [run_id])[0]
-    line, = lines(db)
+    best = db.run(
+        "SELECT mst_key, value FROM madlib.mop_metrics WHERE run_id = %s AND dataset = 'validation' "
+        "AND name = 'loss' ORDER BY value LIMIT 1",
+        [run_id],
+    )[0]
+    (line,) = lines(db)
     done = db.value("SELECT sum(units_done) FROM madlib.mop_progress WHERE run_id = %s", [run_id])
-    told = re.fullmatch(r"run (\d+): (\d+)/(\d+) units, 100%, finished in \d+:\d\d:\d\d, 1 failed, "
-                        r"best (\d+): val\. loss (\S+), fit_multiple", line)
+    told = re.fullmatch(
+        r"run (\d+): (\d+)/(\d+) units, 100%, finished in \d+:\d\d:\d\d, 1 failed, "
+        r"best (\d+): val\. loss (\S+), fit_multiple",
+        line,
+    )
     assert told, line
     assert len(line) <= 100 and "\n" not in line
     assert [int(told[i]) for i in (1, 2, 3, 4)] == [run_id, done, done, best["mst_key"]]
@@ -55,8 +65,9 @@ def test_a_run_that_goes_on_has_a_line_and_those_that_have_ended_have_none(db, d
     ended = []
 
     def call():
-        ended.append(caller.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'long', 'mst', 300, "
-                                  "FALSE)"))
+        ended.append(
+            caller.error("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'long', 'mst', 300, FALSE)")
+        )
 
     thread = threading.Thread(target=call)
     thread.start()
@@ -69,9 +80,15 @@ def test_a_run_that_goes_on_has_a_line_and_those_that_have_ended_have_none(db, d
         thread.join()
         caller.close()
     run_id = last_run(db)
-    assert re.match(rf"run {run_id}: [1-9]\d*/18\d\d units, \d+%, \d+:\d\d:\d\d left, [0-2] busy, 0 failed, "
-                    r"best \d: unit loss \d", line) and len(line) <= 100
-    line, = lines(db)
+    assert (
+        re.match(
+            rf"run {run_id}: [1-9]\d*/18\d\d units, \d+%, \d+:\d\d:\d\d left, [0-2] busy, 0 failed, "
+            r"best \d: unit loss \d",
+            line,
+        )
+        and len(line) <= 100
+    )
+    (line,) = lines(db)
     assert line.startswith(f"run {run_id}: ") and "cancelled in" in line and "busy" not in line
     db.run("SELECT madlib.mop_drop_run(%s)", [run_id])
 
@@ -79,19 +96,21 @@ def test_a_run_that_goes_on_has_a_line_and_those_that_have_ended_have_none(db, d
 def test_a_run_whose_session_was_ended_says_so_and_what_it_has_left(db, data):
     selection(db, "mst", "arch", [(1, ADAM.format(0.01 * i), "batch_size=1") for i in range(1, 4)])
     caller = db.another()
-    calling = Calling(caller, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'cut', 'mst', 3000, "
-                              "FALSE)")
+    calling = Calling(
+        caller, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'cut', 'mst', 3000, FALSE)"
+    )
     try:
         assert eventually(lambda: [x for x in lines(db) if "unit loss" in x], 60)
         run_id = last_run(db)
         db.run("SELECT pg_terminate_backend(%s)", [caller.connection.info.backend_pid])
         assert calling.end() is not None
-        assert eventually(lambda: db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id])
-                          == "failed")
+        assert eventually(
+            lambda: db.value("SELECT status FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == "failed"
+        )
     finally:
         calling.end()
         caller.close()
-    line, = lines(db)
+    (line,) = lines(db)
     assert re.match(rf"run {run_id}: [1-9]\d*/18\d\d\d units, \d\d?%, failed in ", line), line
     told = db.value("SELECT error FROM madlib.mop_runs WHERE run_id = %s", [run_id])
     assert told == "the session that ran it has ended; mop_resume goes on with it"

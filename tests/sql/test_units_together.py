@@ -46,7 +46,9 @@ def together(db, run_id):
     return db.value(
         "SELECT max((SELECT count(*) FROM madlib.mop_unit b WHERE (b.run_id, b.kind, b.backend_pid) = (a.run_id, a.kind"
         ", a.backend_pid) AND b.started_at <= a.started_at AND b.finished_at > a.started_at)) FROM madlib.mop_unit a "
-        "WHERE a.run_id = %s AND a.kind = 'train'", [run_id])
+        "WHERE a.run_id = %s AND a.kind = 'train'",
+        [run_id],
+    )
 
 
 @pytest.mark.slice
@@ -56,12 +58,24 @@ def test_units_go_together_and_give_plain_keras_weights(db, data):
     assert together(db, run_id) > 1
     jobs = []
     for key in range(1, MANY + 1, 7):
-        visits = db.run("SELECT segment FROM madlib.mop_visit_order WHERE run_id = %s AND mst_key = %s "
-                        "ORDER BY iteration, position", [run_id, key])
-        jobs.append({"architecture": dense(), "optimizer": "Adam", "arguments": {"learning_rate": rate(key)},
-                     "loss": "categorical_crossentropy", "metrics": ["accuracy"], "batch_size": 10, "epochs": 1,
-                     "seed": int(np.random.SeedSequence([SEED, 1]).generate_state(1)[0]),
-                     "visits": [buffers(db, "flowers_packed", v["segment"]) for v in visits]})
+        visits = db.run(
+            "SELECT segment FROM madlib.mop_visit_order WHERE run_id = %s AND mst_key = %s "
+            "ORDER BY iteration, position",
+            [run_id, key],
+        )
+        jobs.append(
+            {
+                "architecture": dense(),
+                "optimizer": "Adam",
+                "arguments": {"learning_rate": rate(key)},
+                "loss": "categorical_crossentropy",
+                "metrics": ["accuracy"],
+                "batch_size": 10,
+                "epochs": 1,
+                "seed": int(np.random.SeedSequence([SEED, 1]).generate_state(1)[0]),
+                "visits": [buffers(db, "flowers_packed", v["segment"]) for v in visits],
+            }
+        )
     for key, job in zip(range(1, MANY + 1, 7), replayed(jobs)):
         ours = bytes(db.value("SELECT model_weights FROM models WHERE mst_key = %s", [key]))
         assert ours == base64.b64decode(job["plain"]), key
@@ -93,13 +107,30 @@ def test_units_that_are_one_computation_give_what_each_gives_by_itself(db, vmap)
     db.run("SELECT madlib.mop_replay(%s, 'again')", [run_id])
     assert db.value(used.format("mop_units"), [last_run(db)]) == ["vmap"]
     assert weights("again") == mine
-    order = db.run("SELECT mst_key, iteration, array_agg(segment ORDER BY position) AS visits FROM "
-                   "madlib.mop_visit_order WHERE run_id = %s GROUP BY 1, 2 ORDER BY 1, 2", [run_id])
-    jobs = [{"architecture": dense(), "optimizer": "Adam", "arguments": {"learning_rate": rate(key)},
-             "loss": "categorical_crossentropy", "metrics": ["accuracy"], "batch_size": 10, "epochs": 1,
-             "seed": int(np.random.SeedSequence([SEED, 1]).generate_state(1)[0]),
-             "visits": [buffers(db, "flowers_packed", segment) for row in order if row["mst_key"] == key
-                        for segment in row["visits"]]} for key in (1, 9, MANY)]
+    order = db.run(
+        "SELECT mst_key, iteration, array_agg(segment ORDER BY position) AS visits FROM "
+        "madlib.mop_visit_order WHERE run_id = %s GROUP BY 1, 2 ORDER BY 1, 2",
+        [run_id],
+    )
+    jobs = [
+        {
+            "architecture": dense(),
+            "optimizer": "Adam",
+            "arguments": {"learning_rate": rate(key)},
+            "loss": "categorical_crossentropy",
+            "metrics": ["accuracy"],
+            "batch_size": 10,
+            "epochs": 1,
+            "seed": int(np.random.SeedSequence([SEED, 1]).generate_state(1)[0]),
+            "visits": [
+                buffers(db, "flowers_packed", segment)
+                for row in order
+                if row["mst_key"] == key
+                for segment in row["visits"]
+            ],
+        }
+        for key in (1, 9, MANY)
+    ]
     for key, job in zip((1, 9, MANY), replayed(jobs, backend="jax")):
         ours, keras = (np.frombuffer(text, "<f4") for text in (mine[key], base64.b64decode(job["plain"])))
         assert np.abs(ours - keras).max() <= 1e-5 * np.abs(keras).max()
@@ -109,9 +140,12 @@ def test_units_that_are_one_computation_give_what_each_gives_by_itself(db, vmap)
 def test_one_to_blame_among_those_of_one_computation_is_given_up_alone(db, vmap):
     run_id = fit(db, "flowers_packed", "rest", "bad", iterations=2)
     assert db.value("SELECT count(*) FROM rest") == MANY
-    assert db.run("SELECT DISTINCT mst_key, error FROM madlib.mop_units WHERE run_id = %s AND status = 'failed' AND "
-                  "error NOT LIKE 'of %% units that went together one failed (the loss became NaN): each is done by "
-                  "itself'", [run_id]) == [{"mst_key": MANY + 1, "error": "the loss became NaN"}]
+    assert db.run(
+        "SELECT DISTINCT mst_key, error FROM madlib.mop_units WHERE run_id = %s AND status = 'failed' AND "
+        "error NOT LIKE 'of %% units that went together one failed (the loss became NaN): each is done by "
+        "itself'",
+        [run_id],
+    ) == [{"mst_key": MANY + 1, "error": "the loss became NaN"}]
     assert_invariants(db, run_id)
 
 
@@ -120,11 +154,19 @@ def test_a_run_of_one_computation_that_was_stopped_goes_on_to_what_its_replay_gi
     db.run("DROP TABLE IF EXISTS stopped, stopped_info, stopped_summary")
     client = db.another()
     client.run("SET pg_mop.keras_backend = 'jax'; SET pg_mop.kernel = 'vmap'; SET pg_mop.threads = 1")
-    running = Calling(client, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'stopped', 'many', 20, "
-                              "FALSE)")
-    assert eventually(lambda: db.value(
-        "SELECT count(*) FROM madlib.mop_units JOIN madlib.mop_runs r USING (run_id) WHERE model_output_table = "
-        "'stopped' AND kind = 'train' AND mop_units.status = 'finished'") >= MANY, 60)
+    running = Calling(
+        client, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'stopped', 'many', 20, FALSE)"
+    )
+    assert eventually(
+        lambda: (
+            db.value(
+                "SELECT count(*) FROM madlib.mop_units JOIN madlib.mop_runs r USING (run_id) WHERE model_output_table = "
+                "'stopped' AND kind = 'train' AND mop_units.status = 'finished'"
+            )
+            >= MANY
+        ),
+        60,
+    )
     db.run("SELECT pg_cancel_backend(%s)", [client.connection.info.backend_pid])
     assert isinstance(running.end(), psycopg2.errors.QueryCanceled)
     client.close()
@@ -134,8 +176,11 @@ def test_a_run_of_one_computation_that_was_stopped_goes_on_to_what_its_replay_gi
     db.run("SELECT madlib.mop_resume(%s)", [run_id])
     assert_invariants(db, run_id)
     assert db.value(done, [run_id]) == 20 * 2 * MANY
-    assert db.value("SELECT array_agg(DISTINCT kernel) FROM madlib.mop_unit WHERE run_id = %s AND kind = 'train' AND "
-                    "status = 'finished'", [run_id]) == ["vmap"]
+    assert db.value(
+        "SELECT array_agg(DISTINCT kernel) FROM madlib.mop_unit WHERE run_id = %s AND kind = 'train' AND "
+        "status = 'finished'",
+        [run_id],
+    ) == ["vmap"]
     db.run("DROP TABLE IF EXISTS again, again_info, again_summary")
     db.run("SELECT madlib.mop_replay(%s, 'again')", [run_id])
     assert db.value("SELECT count(*) FROM stopped JOIN again USING (mst_key, model_weights)") == MANY
@@ -156,8 +201,9 @@ def test_a_kernel_that_the_framework_does_not_have_is_an_error_before_any_work(d
 
 def test_only_the_one_to_blame_is_given_up(db, data):
     run_id = fit(db, "flowers_packed", "rest", "bad", iterations=2)
-    states = db.run("SELECT status, count(*) AS n FROM madlib.mop_progress WHERE run_id = %s GROUP BY 1 ORDER BY 1",
-                    [run_id])
+    states = db.run(
+        "SELECT status, count(*) AS n FROM madlib.mop_progress WHERE run_id = %s GROUP BY 1 ORDER BY 1", [run_id]
+    )
     assert [(row["status"], row["n"]) for row in states] == [("failed", 1), ("finished", MANY)]
     assert db.value("SELECT count(*) FROM rest") == MANY
     assert_invariants(db, run_id)
@@ -175,8 +221,9 @@ def test_rows_that_cannot_be_kept_are_read_for_each(db, data):
 def test_a_cancelled_group_is_undone_whole_and_resumed(db, data):
     caller = db.another()
     caller.run("SET pg_mop.kernel = 'plain'; SET pg_mop.threads = 1")
-    calling = Calling(caller, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'later', 'many', 200, "
-                              "FALSE)")
+    calling = Calling(
+        caller, "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'later', 'many', 200, FALSE)"
+    )
     assert eventually(lambda: is_under_way(db, 4 * MANY), 60)
     db.run("SELECT pg_cancel_backend(%s)", [caller.connection.info.backend_pid])
     assert calling.end(3).pgcode == "57014"
@@ -184,9 +231,12 @@ def test_a_cancelled_group_is_undone_whole_and_resumed(db, data):
     versions = db.run(
         "SELECT m.version, s.iteration, (SELECT count(*) FROM madlib.mop_unit u WHERE (u.run_id, u.stage, u.kind, "
         "u.status) = (m.run_id, m.stage, 'train', 'finished')) AS done FROM madlib.mop_model m JOIN madlib.mop_stage s "
-        "USING (run_id, stage) WHERE m.run_id = %s AND m.version > 0", [run_id])
-    assert versions and all(v["version"] - 2 * (v["iteration"] - 1) == v["done"] for v in versions if v["done"]), \
+        "USING (run_id, stage) WHERE m.run_id = %s AND m.version > 0",
+        [run_id],
+    )
+    assert versions and all(v["version"] - 2 * (v["iteration"] - 1) == v["done"] for v in versions if v["done"]), (
         "every model is at the version of its last committed unit"
+    )
     assert any(v["done"] for v in versions)
     caller.run("SELECT madlib.mop_drop_run(%s)", [run_id])
     caller.close()

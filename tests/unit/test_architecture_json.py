@@ -22,107 +22,301 @@ def node(name, kind, inbound, **config):
 
 
 KERAS_2 = {
-    "bare list": {"class_name": "Sequential", "keras_version": "2.1.6", "backend": "tensorflow", "config": [
-        layer("Dense", name="a", units=10, activation="relu", batch_input_shape=[None, 4], dtype="float32",
-              kernel_initializer={"class_name": "VarianceScaling", "config": {
-                  "scale": 1.0, "mode": "fan_avg", "distribution": "normal", "seed": None}},
-              bias_initializer={"class_name": "Zeros", "config": {}}),
-        layer("Dense", name="b", units=3, activation="softmax")]},
-    "convolutions": {"class_name": "Sequential", "config": {"name": "s", "layers": [
-        layer("Conv2D", name="c", batch_input_shape=[None, 8, 8, 1], filters=4, kernel_size=[3, 3], strides=[1, 1],
-              padding="valid", data_format="channels_last", dilation_rate=[1, 1], activation="relu"),
-        layer("keras.layers.BatchNormalization", name="n", axis=[3], momentum=0.99, epsilon=0.001, fused=True),
-        layer("MaxPooling2D", name="p", pool_size=[2, 2], strides=[2, 2], padding="valid"),
-        layer("Flatten", name="f", data_format="channels_last"), layer("Dropout", name="d", rate=0.5),
-        layer("Dense", name="o", units=3, activation="softmax", kernel_regularizer={
-            "class_name": "L1L2", "config": {"l1": 0.0, "l2": 0.01}})]}},
-    "functional, two inputs": {"class_name": "Model", "keras_version": "2.2.4-tf", "config": {
-        "name": "m", "layers": [
-            node("x", "InputLayer", [], batch_input_shape=[None, 4], dtype="float32", sparse=False, ragged=False),
-            node("z", "InputLayer", [], batch_input_shape=[None, 2], dtype="float32", sparse=False),
-            node("d", "Dense", [[["x", 0, 0, {}]]], units=5), node("e", "Dense", [[["z", 0, 0, {}]]], units=5),
-            node("c", "Concatenate", [[["d", 0, 0, {}], ["e", 0, 0, {}]]], axis=-1),
-            node("o", "Dense", [[["c", 0, 0, {}]]], units=2, activation="softmax")],
-        "input_layers": [["x", 0, 0], ["z", 0, 0]], "output_layers": [["o", 0, 0]]}},
-    "recurrent": {"class_name": "Sequential", "config": [
-        layer("LSTM", name="l", units=4, batch_input_shape=[None, 5, 3], activation="tanh",
-              recurrent_activation="sigmoid", implementation=2, unroll=False, stateful=False),
-        layer("Dense", name="o", units=2)]},
-    "words": {"class_name": "Sequential", "config": [
-        layer("Embedding", name="e", batch_input_shape=[None, 5], input_dim=20, output_dim=4, input_length=5,
-              embeddings_initializer="uniform", mask_zero=False),
-        layer("Flatten", name="f"), layer("Dense", name="o", units=2, kernel_initializer="normal",
-                                          bias_initializer="zero")]},
-    "attention, Keras 2": {"class_name": "Functional", "keras_version": "2.15.0", "config": {"name": "m", "layers": [
-        node("x", "InputLayer", [], batch_input_shape=[None, 5, 4], dtype="float32", sparse=False, ragged=False),
-        node("a", "MultiHeadAttention", [[["x", 0, 0, {"value": ["x", 0, 0], "use_causal_mask": True}]]],
-             trainable=True, dtype="float32", num_heads=2, key_dim=2, value_dim=2, dropout=0.0, use_bias=True,
-             output_shape=None, attention_axes=[1], query_shape=[None, 5, 4], key_shape=[None, 5, 4],
-             value_shape=[None, 5, 4], softmax_robust_masking=False),
-        node("p", "GlobalAveragePooling1D", [[["a", 0, 0, {}]]], data_format="channels_last", keepdims=False),
-        node("o", "Dense", [[["p", 0, 0, {}]]], units=2)],
-        "input_layers": [["x", 0, 0]], "output_layers": [["o", 0, 0]]}},
-    "a state from another layer, Keras 2": {"class_name": "Functional", "keras_version": "2.15.0", "config": {
-        "name": "m", "layers": [
-            node("x", "InputLayer", [], batch_input_shape=[None, 5, 4], dtype="float32", sparse=False, ragged=False),
-            node("h", "InputLayer", [], batch_input_shape=[None, 3], dtype="float32", sparse=False, ragged=False),
-            {**node("b", "Bidirectional", [[["x", 0, 0, {"initial_state": None, "constants": None}]]],
-                    merge_mode="concat", layer=layer("LSTM", name="l", units=3, return_state=True, implementation=2,
-                                                     time_major=False)),
-             "build_config": {"input_shape": [None, 5, 4]}},
-            {**node("l", "LSTM", [[["x", 0, 0, {}], ["b", 0, 1, {}], ["h", 0, 0, {}]]], units=3, implementation=2),
-             "build_config": {"input_shape": [[None, 5, 4], [None, 3], [None, 3]]}},
-            node("o", "Dense", [[["l", 0, 0, {}]]], units=2)],
-        "input_layers": [["x", 0, 0], ["h", 0, 0]], "output_layers": [["o", 0, 0]]}},
-    "dropout of maps, Keras 2": {"class_name": "Sequential", "keras_version": "2.15.0", "config": [
-        layer("SpatialDropout2D", name="s", trainable=True, dtype="float32", rate=0.2, noise_shape=None, seed=None,
-              batch_input_shape=[None, 6, 6, 3]),
-        layer("Flatten", name="f"), layer("Dense", name="o", units=2)]},
-    "depthwise": {"class_name": "Sequential", "config": [
-        layer("DepthwiseConv2D", name="w", batch_input_shape=[None, 6, 6, 2], kernel_size=[3, 3], strides=[1, 1],
-              padding="valid", depth_multiplier=2, groups=1, kernel_initializer="one", kernel_regularizer=None,
-              kernel_constraint=None, depthwise_initializer="glorot_uniform"),
-        layer("SeparableConv2D", name="s", filters=3, kernel_size=[2, 2], groups=1, kernel_initializer="zero",
-              kernel_regularizer=None, kernel_constraint=None),
-        layer("SpatialDropout2D", name="p", rate=0.1, noise_shape=None, seed=None),
-        layer("Conv2DTranspose", name="t", filters=2, kernel_size=[2, 2], groups=1, output_padding=None),
-        layer("ThresholdedReLU", name="r", theta=0.5), layer("Flatten", name="f"),
-        layer("Dense", name="o", units=2)]},
-    "a model within a model": {"class_name": "Model", "keras_version": "2.2.4-tf", "config": {
-        "name": "outer", "layers": [
-            node("x", "InputLayer", [], batch_input_shape=[None, 4], dtype="float32", sparse=False),
-            node("y", "InputLayer", [], batch_input_shape=[None, 4], dtype="float32", sparse=False),
-            {"name": "twin", "class_name": "Model", "config": {
-                "name": "twin", "layers": [
-                    node("i", "InputLayer", [], batch_input_shape=[None, 4], dtype="float32", sparse=False),
-                    node("h", "Dense", [[["i", 0, 0, {}]]], units=3)],
-                "input_layers": [["i", 0, 0]], "output_layers": [["h", 0, 0]]},
-             "inbound_nodes": [[["x", 0, 0, {}]], [["y", 0, 0, {}]]]},
-            node("c", "Concatenate", [[["twin", 1, 0, {}], ["twin", 2, 0, {}]]], axis=-1),
-            node("o", "Dense", [[["c", 0, 0, {}]]], units=2)],
-        "input_layers": [["x", 0, 0], ["y", 0, 0]], "output_layers": [["o", 0, 0]]}},
+    "bare list": {
+        "class_name": "Sequential",
+        "keras_version": "2.1.6",
+        "backend": "tensorflow",
+        "config": [
+            layer(
+                "Dense",
+                name="a",
+                units=10,
+                activation="relu",
+                batch_input_shape=[None, 4],
+                dtype="float32",
+                kernel_initializer={
+                    "class_name": "VarianceScaling",
+                    "config": {"scale": 1.0, "mode": "fan_avg", "distribution": "normal", "seed": None},
+                },
+                bias_initializer={"class_name": "Zeros", "config": {}},
+            ),
+            layer("Dense", name="b", units=3, activation="softmax"),
+        ],
+    },
+    "convolutions": {
+        "class_name": "Sequential",
+        "config": {
+            "name": "s",
+            "layers": [
+                layer(
+                    "Conv2D",
+                    name="c",
+                    batch_input_shape=[None, 8, 8, 1],
+                    filters=4,
+                    kernel_size=[3, 3],
+                    strides=[1, 1],
+                    padding="valid",
+                    data_format="channels_last",
+                    dilation_rate=[1, 1],
+                    activation="relu",
+                ),
+                layer("keras.layers.BatchNormalization", name="n", axis=[3], momentum=0.99, epsilon=0.001, fused=True),
+                layer("MaxPooling2D", name="p", pool_size=[2, 2], strides=[2, 2], padding="valid"),
+                layer("Flatten", name="f", data_format="channels_last"),
+                layer("Dropout", name="d", rate=0.5),
+                layer(
+                    "Dense",
+                    name="o",
+                    units=3,
+                    activation="softmax",
+                    kernel_regularizer={"class_name": "L1L2", "config": {"l1": 0.0, "l2": 0.01}},
+                ),
+            ],
+        },
+    },
+    "functional, two inputs": {
+        "class_name": "Model",
+        "keras_version": "2.2.4-tf",
+        "config": {
+            "name": "m",
+            "layers": [
+                node("x", "InputLayer", [], batch_input_shape=[None, 4], dtype="float32", sparse=False, ragged=False),
+                node("z", "InputLayer", [], batch_input_shape=[None, 2], dtype="float32", sparse=False),
+                node("d", "Dense", [[["x", 0, 0, {}]]], units=5),
+                node("e", "Dense", [[["z", 0, 0, {}]]], units=5),
+                node("c", "Concatenate", [[["d", 0, 0, {}], ["e", 0, 0, {}]]], axis=-1),
+                node("o", "Dense", [[["c", 0, 0, {}]]], units=2, activation="softmax"),
+            ],
+            "input_layers": [["x", 0, 0], ["z", 0, 0]],
+            "output_layers": [["o", 0, 0]],
+        },
+    },
+    "recurrent": {
+        "class_name": "Sequential",
+        "config": [
+            layer(
+                "LSTM",
+                name="l",
+                units=4,
+                batch_input_shape=[None, 5, 3],
+                activation="tanh",
+                recurrent_activation="sigmoid",
+                implementation=2,
+                unroll=False,
+                stateful=False,
+            ),
+            layer("Dense", name="o", units=2),
+        ],
+    },
+    "words": {
+        "class_name": "Sequential",
+        "config": [
+            layer(
+                "Embedding",
+                name="e",
+                batch_input_shape=[None, 5],
+                input_dim=20,
+                output_dim=4,
+                input_length=5,
+                embeddings_initializer="uniform",
+                mask_zero=False,
+            ),
+            layer("Flatten", name="f"),
+            layer("Dense", name="o", units=2, kernel_initializer="normal", bias_initializer="zero"),
+        ],
+    },
+    "attention, Keras 2": {
+        "class_name": "Functional",
+        "keras_version": "2.15.0",
+        "config": {
+            "name": "m",
+            "layers": [
+                node(
+                    "x", "InputLayer", [], batch_input_shape=[None, 5, 4], dtype="float32", sparse=False, ragged=False
+                ),
+                node(
+                    "a",
+                    "MultiHeadAttention",
+                    [[["x", 0, 0, {"value": ["x", 0, 0], "use_causal_mask": True}]]],
+                    trainable=True,
+                    dtype="float32",
+                    num_heads=2,
+                    key_dim=2,
+                    value_dim=2,
+                    dropout=0.0,
+                    use_bias=True,
+                    output_shape=None,
+                    attention_axes=[1],
+                    query_shape=[None, 5, 4],
+                    key_shape=[None, 5, 4],
+                    value_shape=[None, 5, 4],
+                    softmax_robust_masking=False,
+                ),
+                node("p", "GlobalAveragePooling1D", [[["a", 0, 0, {}]]], data_format="channels_last", keepdims=False),
+                node("o", "Dense", [[["p", 0, 0, {}]]], units=2),
+            ],
+            "input_layers": [["x", 0, 0]],
+            "output_layers": [["o", 0, 0]],
+        },
+    },
+    "a state from another layer, Keras 2": {
+        "class_name": "Functional",
+        "keras_version": "2.15.0",
+        "config": {
+            "name": "m",
+            "layers": [
+                node(
+                    "x", "InputLayer", [], batch_input_shape=[None, 5, 4], dtype="float32", sparse=False, ragged=False
+                ),
+                node("h", "InputLayer", [], batch_input_shape=[None, 3], dtype="float32", sparse=False, ragged=False),
+                {
+                    **node(
+                        "b",
+                        "Bidirectional",
+                        [[["x", 0, 0, {"initial_state": None, "constants": None}]]],
+                        merge_mode="concat",
+                        layer=layer("LSTM", name="l", units=3, return_state=True, implementation=2, time_major=False),
+                    ),
+                    "build_config": {"input_shape": [None, 5, 4]},
+                },
+                {
+                    **node(
+                        "l", "LSTM", [[["x", 0, 0, {}], ["b", 0, 1, {}], ["h", 0, 0, {}]]], units=3, implementation=2
+                    ),
+                    "build_config": {"input_shape": [[None, 5, 4], [None, 3], [None, 3]]},
+                },
+                node("o", "Dense", [[["l", 0, 0, {}]]], units=2),
+            ],
+            "input_layers": [["x", 0, 0], ["h", 0, 0]],
+            "output_layers": [["o", 0, 0]],
+        },
+    },
+    "dropout of maps, Keras 2": {
+        "class_name": "Sequential",
+        "keras_version": "2.15.0",
+        "config": [
+            layer(
+                "SpatialDropout2D",
+                name="s",
+                trainable=True,
+                dtype="float32",
+                rate=0.2,
+                noise_shape=None,
+                seed=None,
+                batch_input_shape=[None, 6, 6, 3],
+            ),
+            layer("Flatten", name="f"),
+            layer("Dense", name="o", units=2),
+        ],
+    },
+    "depthwise": {
+        "class_name": "Sequential",
+        "config": [
+            layer(
+                "DepthwiseConv2D",
+                name="w",
+                batch_input_shape=[None, 6, 6, 2],
+                kernel_size=[3, 3],
+                strides=[1, 1],
+                padding="valid",
+                depth_multiplier=2,
+                groups=1,
+                kernel_initializer="one",
+                kernel_regularizer=None,
+                kernel_constraint=None,
+                depthwise_initializer="glorot_uniform",
+            ),
+            layer(
+                "SeparableConv2D",
+                name="s",
+                filters=3,
+                kernel_size=[2, 2],
+                groups=1,
+                kernel_initializer="zero",
+                kernel_regularizer=None,
+                kernel_constraint=None,
+            ),
+            layer("SpatialDropout2D", name="p", rate=0.1, noise_shape=None, seed=None),
+            layer("Conv2DTranspose", name="t", filters=2, kernel_size=[2, 2], groups=1, output_padding=None),
+            layer("ThresholdedReLU", name="r", theta=0.5),
+            layer("Flatten", name="f"),
+            layer("Dense", name="o", units=2),
+        ],
+    },
+    "a model within a model": {
+        "class_name": "Model",
+        "keras_version": "2.2.4-tf",
+        "config": {
+            "name": "outer",
+            "layers": [
+                node("x", "InputLayer", [], batch_input_shape=[None, 4], dtype="float32", sparse=False),
+                node("y", "InputLayer", [], batch_input_shape=[None, 4], dtype="float32", sparse=False),
+                {
+                    "name": "twin",
+                    "class_name": "Model",
+                    "config": {
+                        "name": "twin",
+                        "layers": [
+                            node("i", "InputLayer", [], batch_input_shape=[None, 4], dtype="float32", sparse=False),
+                            node("h", "Dense", [[["i", 0, 0, {}]]], units=3),
+                        ],
+                        "input_layers": [["i", 0, 0]],
+                        "output_layers": [["h", 0, 0]],
+                    },
+                    "inbound_nodes": [[["x", 0, 0, {}]], [["y", 0, 0, {}]]],
+                },
+                node("c", "Concatenate", [[["twin", 1, 0, {}], ["twin", 2, 0, {}]]], axis=-1),
+                node("o", "Dense", [[["c", 0, 0, {}]]], units=2),
+            ],
+            "input_layers": [["x", 0, 0], ["y", 0, 0]],
+            "output_layers": [["o", 0, 0]],
+        },
+    },
 }
 
 
 def keras_3_models():
     import keras
     from keras import layers as k
+
     x, z = keras.Input((6,)), keras.Input((5, 4))
     return [
-        keras.Sequential([keras.Input((8, 8)), k.Reshape((8, 8, 1)), k.Conv2D(4, 3, activation="relu"),
-                          k.BatchNormalization(), k.Flatten(), k.Dropout(0.1), k.Dense(10, activation="softmax")]),
+        keras.Sequential(
+            [
+                keras.Input((8, 8)),
+                k.Reshape((8, 8, 1)),
+                k.Conv2D(4, 3, activation="relu"),
+                k.BatchNormalization(),
+                k.Flatten(),
+                k.Dropout(0.1),
+                k.Dense(10, activation="softmax"),
+            ]
+        ),
         keras.Model(x, k.Dense(3)(k.Concatenate()([k.Dense(4)(x), k.Dense(5, kernel_regularizer="l2")(x)]))),
         keras.Model(z, k.Dense(2)(k.Flatten()(k.MultiHeadAttention(2, 2)(z, z)))),
         keras.Sequential([keras.Input((5, 3)), k.Bidirectional(k.LSTM(4)), k.Dense(2)]),
-        keras.Sequential([keras.Input((3,)), k.Dense(4, activation=k.LeakyReLU(0.2)),
-                          keras.Sequential([keras.Input((4,)), k.Dense(4)]), k.Dense(2)]),
-        keras.Sequential([keras.Input((4, 3)), k.TimeDistributed(k.Dense(2, kernel_constraint="max_norm")),
-                          k.GlobalAveragePooling1D(), k.Dense(2, kernel_initializer=keras.initializers.Constant(0.5))]),
+        keras.Sequential(
+            [
+                keras.Input((3,)),
+                k.Dense(4, activation=k.LeakyReLU(0.2)),
+                keras.Sequential([keras.Input((4,)), k.Dense(4)]),
+                k.Dense(2),
+            ]
+        ),
+        keras.Sequential(
+            [
+                keras.Input((4, 3)),
+                k.TimeDistributed(k.Dense(2, kernel_constraint="max_norm")),
+                k.GlobalAveragePooling1D(),
+                k.Dense(2, kernel_initializer=keras.initializers.Constant(0.5)),
+            ]
+        ),
     ]
 
 
 def test_json_of_keras_3_gives_the_same_model():
     import keras
+
     for model in keras_3_models():
         loaded = keras.models.model_from_json(json.dumps(check(model.to_json())))
         assert [w.shape for w in loaded.weights] == [w.shape for w in model.weights]
@@ -135,6 +329,7 @@ def test_json_of_keras_3_gives_the_same_model():
 def test_json_of_keras_2_gives_a_working_model(name):
     import keras
     import numpy as np
+
     made = check(json.dumps(KERAS_2[name]))
     model = keras.models.model_from_json(json.dumps(made))
     shapes = architecture.input_shapes(made)
@@ -144,8 +339,15 @@ def test_json_of_keras_2_gives_a_working_model(name):
 
 
 def evil(**changes):
-    made = {"class_name": "Sequential", "module": "keras", "registered_name": None, "config": {"name": "s", "layers": [
-        layer("InputLayer", batch_shape=[None, 4]), layer("Dense", name="d", units=3)]}}
+    made = {
+        "class_name": "Sequential",
+        "module": "keras",
+        "registered_name": None,
+        "config": {
+            "name": "s",
+            "layers": [layer("InputLayer", batch_shape=[None, 4]), layer("Dense", name="d", units=3)],
+        },
+    }
     target = made["config"]["layers"][1]
     for key, value in changes.items():
         (target["config"] if key.startswith("c_") else target)[key.removeprefix("c_")] = value
@@ -155,37 +357,48 @@ def evil(**changes):
 CALL = {"module": "os", "class_name": "function", "config": "system", "registered_name": "system"}
 ATTACKS = {
     "a Lambda layer": evil(class_name="Lambda"),
-    "a Lambda layer of Keras 2": evil(class_name="Lambda", c_function=["4wEAAAA=", None, None],
-                                      c_function_type="lambda"),
+    "a Lambda layer of Keras 2": evil(
+        class_name="Lambda", c_function=["4wEAAAA=", None, None], c_function_type="lambda"
+    ),
     "a dotted Lambda layer": evil(class_name="keras.layers.Lambda"),
-    "a module of Python": evil(module="os"), "a module under keras' name": evil(module="keras_evil.layers"),
-    "a module that climbs": evil(module="keras/../os"), "a dotted class elsewhere": evil(class_name="os.system"),
+    "a module of Python": evil(module="os"),
+    "a module under keras' name": evil(module="keras_evil.layers"),
+    "a module that climbs": evil(module="keras/../os"),
+    "a dotted class elsewhere": evil(class_name="os.system"),
     "a registered custom class": evil(registered_name="custom>Evil"),
     "another registered name": evil(registered_name="X"),
     "a layer that loads files": evil(class_name="TFSMLayer", c_filepath="/etc/passwd"),
-    "a layer that wraps torch": evil(class_name="TorchModuleWrapper"), "a text layer that reads a file": evil(
-        class_name="StringLookup", c_vocabulary="/etc/passwd"),
-    "a function as activation": evil(c_activation=CALL), "an activation by path": evil(c_activation="os.system"),
+    "a layer that wraps torch": evil(class_name="TorchModuleWrapper"),
+    "a text layer that reads a file": evil(class_name="StringLookup", c_vocabulary="/etc/passwd"),
+    "a function as activation": evil(c_activation=CALL),
+    "an activation by path": evil(c_activation="os.system"),
     "a builtin as activation": evil(c_activation={**CALL, "module": "builtins", "config": "eval"}),
     "an object as initializer": evil(c_kernel_initializer=CALL),
     "an unknown initializer": evil(c_kernel_initializer="os.system"),
     "an object inside an initializer": evil(c_kernel_initializer={"class_name": "Constant", "config": {"value": CALL}}),
     "an object as regularizer": evil(c_kernel_regularizer=CALL),
     "an object as constraint": evil(c_bias_constraint=CALL),
-    "an object as a plain value": evil(c_units=CALL), "an object in a list": evil(c_units=[1, [CALL]]),
+    "an object as a plain value": evil(c_units=CALL),
+    "an object in a list": evil(c_units=[1, [CALL]]),
     "an object without a class": evil(c_units={"module": "os", "config": {}}),
     "code in a dtype": evil(c_dtype={"class_name": "DTypePolicy", "config": {"name": "os.system('x')"}}),
-    "an optimizer as layer": evil(class_name="Adam"), "a serialized lambda": evil(c_units={
-        "class_name": "__lambda__", "config": {"value": "4wEAAAA="}}),
+    "an optimizer as layer": evil(class_name="Adam"),
+    "a serialized lambda": evil(c_units={"class_name": "__lambda__", "config": {"value": "4wEAAAA="}}),
     "an operation as layer": evil(module="keras.src.ops.numpy", class_name="Add"),
-    "an operation as an activation": evil(c_activation={"module": "keras.src.ops.nn", "class_name": "Relu",
-                                                        "config": {}}),
-    "an operation in TimeDistributed": evil(class_name="TimeDistributed", c_layer={
-        "module": "keras.src.ops.nn", "class_name": "Relu", "config": {}}),
-    "shapes of which a layer is built that are none": {"class_name": "Sequential", "config": [
-        {**layer("Dense", units=1), "build_config": {"input_shape": CALL}}]},
-    "arguments by which a layer is built that are no shapes": {"class_name": "Sequential", "config": [
-        {**layer("Dense", units=1), "build_config": {"shapes_dict": {"self": [1]}}}]},
+    "an operation as an activation": evil(
+        c_activation={"module": "keras.src.ops.nn", "class_name": "Relu", "config": {}}
+    ),
+    "an operation in TimeDistributed": evil(
+        class_name="TimeDistributed", c_layer={"module": "keras.src.ops.nn", "class_name": "Relu", "config": {}}
+    ),
+    "shapes of which a layer is built that are none": {
+        "class_name": "Sequential",
+        "config": [{**layer("Dense", units=1), "build_config": {"input_shape": CALL}}],
+    },
+    "arguments by which a layer is built that are no shapes": {
+        "class_name": "Sequential",
+        "config": [{**layer("Dense", units=1), "build_config": {"shapes_dict": {"self": [1]}}}],
+    },
     "numpy": evil(c_units={"class_name": "__numpy__", "config": {"value": [1], "dtype": "O"}}),
     "a model that is none": {"class_name": "Lambda", "config": {"layers": []}},
     "no layers": {"class_name": "Sequential", "config": {"layers": 3}},
@@ -194,70 +407,105 @@ ATTACKS = {
 
 
 def tensor(name="x"):
-    return {"class_name": "__keras_tensor__", "config": {"shape": [None, 4], "dtype": "float32",
-                                                         "keras_history": [name, 0, 0]}}
+    return {
+        "class_name": "__keras_tensor__",
+        "config": {"shape": [None, 4], "dtype": "float32", "keras_history": [name, 0, 0]},
+    }
 
 
 def operation(kind, *args, module="keras.src.ops.numpy", registered=None, kwargs=None, **config):
     """A functional model whose only layer is an operation."""
-    return {"class_name": "Functional", "module": "keras.src.models.functional", "config": {
-        "name": "m", "layers": [
-            node("x", "InputLayer", [], batch_shape=[None, 4], dtype="float32"),
-            {"module": module, "class_name": kind, "config": {"name": "o", **config}, "registered_name": registered,
-             "name": "o", "inbound_nodes": [{"args": list(args or [tensor()]), "kwargs": kwargs or {}}]}],
-        "input_layers": [["x", 0, 0]], "output_layers": [["o", 0, 0]]}}
+    return {
+        "class_name": "Functional",
+        "module": "keras.src.models.functional",
+        "config": {
+            "name": "m",
+            "layers": [
+                node("x", "InputLayer", [], batch_shape=[None, 4], dtype="float32"),
+                {
+                    "module": module,
+                    "class_name": kind,
+                    "config": {"name": "o", **config},
+                    "registered_name": registered,
+                    "name": "o",
+                    "inbound_nodes": [{"args": list(args or [tensor()]), "kwargs": kwargs or {}}],
+                },
+            ],
+            "input_layers": [["x", 0, 0]],
+            "output_layers": [["o", 0, 0]],
+        },
+    }
 
 
 CORE, IMAGE = "keras.src.ops.core", "keras.src.ops.image"
-ATTACKS.update({
-    "an operation that calls a function": operation("Map", CALL, tensor(), module=CORE),
-    "an operation made with a function": operation("VectorizedMap", module=CORE, function=CALL),
-    "a branch of functions": operation("Cond", tensor(), CALL, CALL, module=CORE),
-    "a loop over a function": operation("WhileLoop", module=CORE, cond=CALL, body=CALL),
-    "a loop that counts": operation("ForiLoop", module=CORE, lower=0, upper=10**9, body_fun=CALL),
-    "a scan": operation("Scan", module=CORE, length=10**9), "a switch": operation("Switch", module=CORE),
-    "an associative scan": operation("AssociativeScan", module=CORE),
-    "a derivative of a function": operation("JVP", module="keras.src.ops.linalg"),
-    "an operation of another module": operation("system", module="os.ops.system"),
-    "an operation of a module that climbs": operation("Add", module="keras.src.ops/../os"),
-    "an operation of a module within Keras that is none": operation("Add", module="keras.src.ops.numpy.os"),
-    "a class of a module of operations that is none": operation("KerasTensor", module="keras.src.ops.numpy"),
-    "the class of all operations": operation("Operation", module="keras.src.ops.operation"),
-    "an operation of the public module": operation("Add", module="keras.ops"),
-    "a function of operations": operation("get_file", module="keras.src.utils.ops"),
-    "an operation by a registered name": operation("Add", registered="custom>Evil"),
-    "an operation by another's name": operation("Add", registered="Evil"),
-    "code among an operation's arguments": operation("Mean", axis=CALL),
-    "code in a list among an operation's arguments": operation("Mean", axis=[[CALL]]),
-    "a dictionary among an operation's arguments": operation("Mean", axis={"class_name": "__lambda__"}),
-    "code among a call's arguments": operation("Add", tensor(), CALL),
-    "code among a call's keyword arguments": operation("Add", kwargs={"x2": CALL}),
-    "code as an end of a slice": operation("GetItem", tensor(), [
-        {"class_name": "__slice__", "config": {"start": CALL, "stop": None, "step": None}}]),
-    "objects as an array": operation("Add", tensor(), {"class_name": "__numpy__", "config": {
-        "value": [1.0], "dtype": "O"}}),
-    "texts as an array": operation("Add", tensor(), {"class_name": "__numpy__", "config": {
-        "value": ["x"], "dtype": "S1000000000"}}),
-    "an array of a type of a gigabyte": operation("Add", tensor(), {"class_name": "__numpy__", "config": {
-        "value": [1.0], "dtype": "V1000000000"}}),
-    "an array of arrays of code": operation("Add", tensor(), {"class_name": "__tensor__", "config": {
-        "value": [[CALL]], "dtype": "float32"}}),
-    "a graph of ones and zeros out of nothing": operation("Full", 1.0, shape=[10**6, 10**6]),
-    "numbers out of nothing": operation("Arange", 0, 10**12), "a matrix out of nothing": operation("Eye", 10**6),
-    "numbers between two": operation("Linspace", tensor(), 1.0, num=10**12),
-    "a repetition that takes no tensor": operation("Tile", [[1.0]], repeats=[10**6, 10**6]),
-    "a layer that takes no tensor": {"class_name": "Functional", "config": {"name": "m", "layers": [
-        node("x", "InputLayer", [], batch_shape=[None, 4]),
-        node("o", "RepeatVector", [{"args": [[[1.0]]], "kwargs": {}}], n=10**12)],
-        "input_layers": [["x", 0, 0]], "output_layers": [["o", 0, 0]]}},
-    "a billion pieces": operation("Split", indices_or_sections=10**9, axis=1),
-    "a billion slices": operation("Unstack", module=CORE, num=10**9, axis=1),
-    "a billion patches": operation("ExtractPatches", module=IMAGE, size=[10**5, 10**5]),
-    "differences of differences": operation("Diff", n=10**9), "powers of all": operation("Vander", N=10**9),
-    "a histogram": operation("Histogram", bins=10**12),
-    "random numbers that no state keeps": operation("StochasticDepth", module="keras.src.applications.convnext",
-                                                    drop_path_rate=0.1),
-})
+ATTACKS.update(
+    {
+        "an operation that calls a function": operation("Map", CALL, tensor(), module=CORE),
+        "an operation made with a function": operation("VectorizedMap", module=CORE, function=CALL),
+        "a branch of functions": operation("Cond", tensor(), CALL, CALL, module=CORE),
+        "a loop over a function": operation("WhileLoop", module=CORE, cond=CALL, body=CALL),
+        "a loop that counts": operation("ForiLoop", module=CORE, lower=0, upper=10**9, body_fun=CALL),
+        "a scan": operation("Scan", module=CORE, length=10**9),
+        "a switch": operation("Switch", module=CORE),
+        "an associative scan": operation("AssociativeScan", module=CORE),
+        "a derivative of a function": operation("JVP", module="keras.src.ops.linalg"),
+        "an operation of another module": operation("system", module="os.ops.system"),
+        "an operation of a module that climbs": operation("Add", module="keras.src.ops/../os"),
+        "an operation of a module within Keras that is none": operation("Add", module="keras.src.ops.numpy.os"),
+        "a class of a module of operations that is none": operation("KerasTensor", module="keras.src.ops.numpy"),
+        "the class of all operations": operation("Operation", module="keras.src.ops.operation"),
+        "an operation of the public module": operation("Add", module="keras.ops"),
+        "a function of operations": operation("get_file", module="keras.src.utils.ops"),
+        "an operation by a registered name": operation("Add", registered="custom>Evil"),
+        "an operation by another's name": operation("Add", registered="Evil"),
+        "code among an operation's arguments": operation("Mean", axis=CALL),
+        "code in a list among an operation's arguments": operation("Mean", axis=[[CALL]]),
+        "a dictionary among an operation's arguments": operation("Mean", axis={"class_name": "__lambda__"}),
+        "code among a call's arguments": operation("Add", tensor(), CALL),
+        "code among a call's keyword arguments": operation("Add", kwargs={"x2": CALL}),
+        "code as an end of a slice": operation(
+            "GetItem", tensor(), [{"class_name": "__slice__", "config": {"start": CALL, "stop": None, "step": None}}]
+        ),
+        "objects as an array": operation(
+            "Add", tensor(), {"class_name": "__numpy__", "config": {"value": [1.0], "dtype": "O"}}
+        ),
+        "texts as an array": operation(
+            "Add", tensor(), {"class_name": "__numpy__", "config": {"value": ["x"], "dtype": "S1000000000"}}
+        ),
+        "an array of a type of a gigabyte": operation(
+            "Add", tensor(), {"class_name": "__numpy__", "config": {"value": [1.0], "dtype": "V1000000000"}}
+        ),
+        "an array of arrays of code": operation(
+            "Add", tensor(), {"class_name": "__tensor__", "config": {"value": [[CALL]], "dtype": "float32"}}
+        ),
+        "a graph of ones and zeros out of nothing": operation("Full", 1.0, shape=[10**6, 10**6]),
+        "numbers out of nothing": operation("Arange", 0, 10**12),
+        "a matrix out of nothing": operation("Eye", 10**6),
+        "numbers between two": operation("Linspace", tensor(), 1.0, num=10**12),
+        "a repetition that takes no tensor": operation("Tile", [[1.0]], repeats=[10**6, 10**6]),
+        "a layer that takes no tensor": {
+            "class_name": "Functional",
+            "config": {
+                "name": "m",
+                "layers": [
+                    node("x", "InputLayer", [], batch_shape=[None, 4]),
+                    node("o", "RepeatVector", [{"args": [[[1.0]]], "kwargs": {}}], n=10**12),
+                ],
+                "input_layers": [["x", 0, 0]],
+                "output_layers": [["o", 0, 0]],
+            },
+        },
+        "a billion pieces": operation("Split", indices_or_sections=10**9, axis=1),
+        "a billion slices": operation("Unstack", module=CORE, num=10**9, axis=1),
+        "a billion patches": operation("ExtractPatches", module=IMAGE, size=[10**5, 10**5]),
+        "differences of differences": operation("Diff", n=10**9),
+        "powers of all": operation("Vander", N=10**9),
+        "a histogram": operation("Histogram", bins=10**12),
+        "random numbers that no state keeps": operation(
+            "StochasticDepth", module="keras.src.applications.convnext", drop_path_rate=0.1
+        ),
+    }
+)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -266,8 +514,21 @@ def test_code_in_data_is_refused(attack):
         check(json.dumps(ATTACKS[attack]))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "3", "null", '"x"', '{"a": 1}', "[" * 100_000, "{not json",
-                                  '{"class_name": 1, "config": 2}', '{"class_name": "Sequential"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "3",
+        "null",
+        '"x"',
+        '{"a": 1}',
+        "[" * 100_000,
+        "{not json",
+        '{"class_name": 1, "config": 2}',
+        '{"class_name": "Sequential"}',
+    ],
+)
 def test_what_is_no_architecture_is_refused(text):
     with pytest.raises(ArchitectureError):
         check(text)
@@ -278,16 +539,25 @@ def test_what_an_operation_would_make_is_not_made_when_it_is_checked():
     import resource
 
     from mop_udf import models
+
     huge = 10**12
-    for made in (operation("Tile", repeats=[1, huge]), operation("Repeat", repeats=huge, axis=1),
-                 operation("Pad", pad_width=[[0, 0], [huge, huge]]), operation("BroadcastTo", shape=[huge, 4]),
-                 operation("Reshape", newshape=[-1, huge]), operation("Roll", shift=huge, axis=1),
-                 operation("OneHot", module="keras.src.ops.nn", num_classes=huge),
-                 operation("Split", indices_or_sections=[huge, 2 * huge], axis=1),
-                 operation("Power", tensor(), huge), operation("Add", tensor(), 10**300),
-                 operation("GetItem", tensor(), huge), operation("Einsum", tensor(), subscripts="ab->" + "a" * 50),
-                 operation("Rot90", k=huge), operation("Transpose", axes=[huge, 0]),
-                 operation("Resize", tensor(), module=IMAGE, size=[huge, huge])):
+    for made in (
+        operation("Tile", repeats=[1, huge]),
+        operation("Repeat", repeats=huge, axis=1),
+        operation("Pad", pad_width=[[0, 0], [huge, huge]]),
+        operation("BroadcastTo", shape=[huge, 4]),
+        operation("Reshape", newshape=[-1, huge]),
+        operation("Roll", shift=huge, axis=1),
+        operation("OneHot", module="keras.src.ops.nn", num_classes=huge),
+        operation("Split", indices_or_sections=[huge, 2 * huge], axis=1),
+        operation("Power", tensor(), huge),
+        operation("Add", tensor(), 10**300),
+        operation("GetItem", tensor(), huge),
+        operation("Einsum", tensor(), subscripts="ab->" + "a" * 50),
+        operation("Rot90", k=huge),
+        operation("Transpose", axes=[huge, 0]),
+        operation("Resize", tensor(), module=IMAGE, size=[huge, huge]),
+    ):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         try:
             models.build(check(made), 1)
@@ -306,9 +576,24 @@ def test_nesting_is_bounded():
 
 def test_damaged_architectures_raise_nothing_but_architecture_errors():
     source = random.Random(3)
-    values = [None, 1, -1, 1.5, "x", "", [], {}, [None], {"class_name": "Dense"}, {"class_name": 3, "config": []}, True,
-              {"config": {}}, [[["x", 0, 0, {}]]], {"class_name": "__keras_tensor__", "config": 3},
-              {"class_name": "__tuple__", "items": 3}]
+    values = [
+        None,
+        1,
+        -1,
+        1.5,
+        "x",
+        "",
+        [],
+        {},
+        [None],
+        {"class_name": "Dense"},
+        {"class_name": 3, "config": []},
+        True,
+        {"config": {}},
+        [[["x", 0, 0, {}]]],
+        {"class_name": "__keras_tensor__", "config": 3},
+        {"class_name": "__tuple__", "items": 3},
+    ]
     originals = [json.loads(m.to_json()) for m in keras_3_models()[:4]] + list(KERAS_2.values())
     for _ in range(4000):
         damaged = copy.deepcopy(source.choice(originals))
@@ -319,6 +604,7 @@ def test_damaged_architectures_raise_nothing_but_architecture_errors():
                 places.append((at, key))
                 if isinstance(value, (dict, list)):
                     walk(value)
+
         walk(damaged)
         for _ in range(source.randint(1, 3)):
             at, key = source.choice(places)
@@ -334,6 +620,7 @@ def test_damaged_architectures_raise_nothing_but_architecture_errors():
 def test_a_state_that_a_layer_begins_with_is_used():
     import keras
     import numpy as np
+
     model = keras.models.model_from_json(json.dumps(check(KERAS_2["a state from another layer, Keras 2"])))
     x, first, other = np.ones((2, 5, 4), "f4"), np.zeros((2, 3), "f4"), np.ones((2, 3), "f4")
     assert (model.predict_on_batch([x, first]) != model.predict_on_batch([x, other])).any()
@@ -361,8 +648,13 @@ def test_the_number_of_outputs_is_the_models():
 def test_a_thresholded_relu_keeps_its_threshold():
     import keras
     import numpy as np
-    made = check({"class_name": "Sequential", "config": [
-        layer("ThresholdedReLU", name="r", batch_input_shape=[None, 3], theta=0.5)]})
+
+    made = check(
+        {
+            "class_name": "Sequential",
+            "config": [layer("ThresholdedReLU", name="r", batch_input_shape=[None, 3], theta=0.5)],
+        }
+    )
     model = keras.models.model_from_json(json.dumps(made))
     assert model.predict_on_batch(np.array([[-1, 0.4, 0.6]], "f4")).tolist() == [[0, 0, pytest.approx(0.6)]]
 
@@ -388,31 +680,63 @@ def test_a_stateful_layer_is_refused_and_a_fixed_batch_is_not(wrapped):
     rows = np.random.default_rng(0).random((8, 5, 2), "f4")
     assert ours.input_shape == (None, 5, 2)
     assert np.allclose(ours(rows[:3]), plain(rows)[:3], atol=1e-6)
-    old = {"class_name": "Sequential", "config": [
-        layer("LSTM", name="l", units=4, batch_input_shape=[8, 5, 3], stateful=False),
-        layer("Dense", name="o", units=2)]}
+    old = {
+        "class_name": "Sequential",
+        "config": [
+            layer("LSTM", name="l", units=4, batch_input_shape=[8, 5, 3], stateful=False),
+            layer("Dense", name="o", units=2),
+        ],
+    }
     assert check(json.dumps(old))["config"]["layers"][0]["config"]["batch_shape"] == [None, 5, 3]
 
 
 def with_ends(inputs, outputs):
     """A functional model of inputs p, q and outputs r, s with these ends."""
+
     def tensor(name):
-        return {"class_name": "__keras_tensor__", "config": {"shape": [None, 2], "dtype": "float32",
-                                                             "keras_history": [name, 0, 0]}}
-    layers = [{"module": "keras.layers", "class_name": "InputLayer", "name": name, "inbound_nodes": [],
-               "config": {"batch_shape": [None, width], "name": name}} for name, width in (("p", 2), ("q", 3))]
-    layers += [{"module": "keras.layers", "class_name": "Dense", "name": name, "config": {"units": units, "name": name},
-                "inbound_nodes": [{"args": [tensor(of)], "kwargs": {}}]}
-               for name, units, of in (("r", 4, "p"), ("s", 5, "q"))]
-    return {"module": "keras.src.models.functional", "class_name": "Functional", "registered_name": None,
-            "config": {"name": "m", "layers": layers, "input_layers": inputs, "output_layers": outputs}}
+        return {
+            "class_name": "__keras_tensor__",
+            "config": {"shape": [None, 2], "dtype": "float32", "keras_history": [name, 0, 0]},
+        }
+
+    layers = [
+        {
+            "module": "keras.layers",
+            "class_name": "InputLayer",
+            "name": name,
+            "inbound_nodes": [],
+            "config": {"batch_shape": [None, width], "name": name},
+        }
+        for name, width in (("p", 2), ("q", 3))
+    ]
+    layers += [
+        {
+            "module": "keras.layers",
+            "class_name": "Dense",
+            "name": name,
+            "config": {"units": units, "name": name},
+            "inbound_nodes": [{"args": [tensor(of)], "kwargs": {}}],
+        }
+        for name, units, of in (("r", 4, "p"), ("s", 5, "q"))
+    ]
+    return {
+        "module": "keras.src.models.functional",
+        "class_name": "Functional",
+        "registered_name": None,
+        "config": {"name": "m", "layers": layers, "input_layers": inputs, "output_layers": outputs},
+    }
 
 
 def test_inputs_and_outputs_of_dictionaries_have_the_order_that_keras_gives_them():
     import keras
+
     p, q, r, s = (["p", 0, 0], ["q", 0, 0], ["r", 0, 0], ["s", 0, 0])
-    for inputs, shapes in (([p, q], [[2], [3]]), ([q, p], [[3], [2]]), ({"b": p, "a": q}, [[3], [2]]),
-                           ({"a": p, "b": q}, [[2], [3]])):
+    for inputs, shapes in (
+        ([p, q], [[2], [3]]),
+        ([q, p], [[3], [2]]),
+        ({"b": p, "a": q}, [[3], [2]]),
+        ({"a": p, "b": q}, [[2], [3]]),
+    ):
         for outputs, widths in (([s, r], [5, 4]), ({"z": r, "y": s}, [5, 4]), ({"y": r, "z": s}, [4, 5])):
             made = architecture.check(with_ends(inputs, outputs))
             assert architecture.input_shapes(made) == shapes and architecture.output_widths(made, 2) == widths

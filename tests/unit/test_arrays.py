@@ -30,7 +30,11 @@ print(raised, np.multiply(2, 3), np.linalg.norm([3.0, 4.0]), np.random.default_r
 
 def test_numpy_and_optuna_have_one_thread():
     for name in ("numpy", "optuna", "cmaes", "scipy.linalg"):
-        ran = subprocess.run([sys.executable, "-c", f"""
+        ran = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                f"""
 import os, sys
 from pg_mop import arrays
 try:
@@ -38,8 +42,16 @@ try:
 except ImportError:
     sys.exit()
 print(len(os.listdir("/proc/self/task")), os.environ.get("OPENBLAS_NUM_THREADS"))
-"""], capture_output=True, text=True, env={name: value for name, value in os.environ.items()
-                                          if name not in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")})
+""",
+            ],
+            capture_output=True,
+            text=True,
+            env={
+                name: value
+                for name, value in os.environ.items()
+                if name not in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
+            },
+        )
         if not ran.stdout:  # who has no Optuna has no threads of its
             assert name != "numpy" and not ran.stderr, ran.stderr
             continue
@@ -49,6 +61,7 @@ print(len(os.listdir("/proc/self/task")), os.environ.get("OPENBLAS_NUM_THREADS")
 @pytest.mark.parametrize("delay", [0.005, 0.02, 0.04, 0.06, 0.09])
 def test_numpy_is_whole_when_its_import_is_interrupted(delay):
     path = importlib.util.find_spec("pg_mop.arrays").origin
-    ran = subprocess.run([sys.executable, "-c", INTERRUPTED.format(delay=delay, path=path)], capture_output=True,
-                         text=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(delay=delay, path=path)], capture_output=True, text=True
+    )
     assert ran.stdout == "True 6 5.0 0\n", ran.stderr

@@ -18,13 +18,26 @@ def wire(array, dtype=">f4", flags=0):
     size = np.dtype(dtype).itemsize
     return head + b"".join(
         struct.pack(">i", -1) if v is None else struct.pack(">i", size) + np.array(v, dtype).tobytes()
-        for v in array.ravel())
+        for v in array.ravel()
+    )
 
 
-@pytest.mark.parametrize("rows, segments, requested, elements, expected, count", [
-    (52, 3, None, 6, 18, 3), (52, 3, 10, 6, 9, 6), (52, 1, None, 6, 52, 1), (17, 1, 5, 6, 5, 4), (17, 1, 4, 6, 4, 5),
-    (17, 3, 5, 6, 3, 6), (120, 3, None, 6, 40, 3), (30, 3, None, 6, 10, 3), (2, 3, None, 6, 1, 2),
-    (1_000_000, 4, None, 3072, 22728, 44), (10, 4, 2, 6, 2, 5)])
+@pytest.mark.parametrize(
+    "rows, segments, requested, elements, expected, count",
+    [
+        (52, 3, None, 6, 18, 3),
+        (52, 3, 10, 6, 9, 6),
+        (52, 1, None, 6, 52, 1),
+        (17, 1, 5, 6, 5, 4),
+        (17, 1, 4, 6, 4, 5),
+        (17, 3, 5, 6, 3, 6),
+        (120, 3, None, 6, 40, 3),
+        (30, 3, None, 6, 10, 3),
+        (2, 3, None, 6, 1, 2),
+        (1_000_000, 4, None, 3072, 22728, 44),
+        (10, 4, 2, 6, 2, 5),
+    ],
+)
 def test_buffer_size_follows_the_contract(rows, segments, requested, elements, expected, count):
     size = buffers.buffer_rows(rows, segments, requested, [elements])
     assert (size, -(-rows // size)) == (expected, count)
@@ -56,9 +69,16 @@ def test_null_bitmap_flag_without_null_elements_is_no_error():
     assert buffers.decode([wire([1.0], flags=1)], (1,), "real", "x").tolist() == [[1]]
 
 
-@pytest.mark.parametrize("bad, words", [
-    (None, "NULL instead of an array"), (wire(np.empty(0)), "empty"), (wire([1.0]), "different dimensions"),
-    (wire([[1.0, 2], [3, 4]]), "different dimensions"), (wire([1.0, None, 3, 4]), "NULL element")])
+@pytest.mark.parametrize(
+    "bad, words",
+    [
+        (None, "NULL instead of an array"),
+        (wire(np.empty(0)), "empty"),
+        (wire([1.0]), "different dimensions"),
+        (wire([[1.0, 2], [3, 4]]), "different dimensions"),
+        (wire([1.0, None, 3, 4]), "NULL element"),
+    ],
+)
 def test_bad_arrays_are_named(bad, words):
     with pytest.raises(MopError, match=words) as caught:
         buffers.decode([wire([1.0, 2, 3, 4]), bad], (4,), "real", "my x")

@@ -7,8 +7,9 @@ import pytest
 
 from pg_mop import frames
 
-pytestmark = pytest.mark.skipif(not frames._is_known(),
-                                reason="not run: this Python has no such structure, or not one that is known")
+pytestmark = pytest.mark.skipif(
+    not frames._is_known(), reason="not run: this Python has no such structure, or not one that is known"
+)
 
 
 def names():

@@ -44,9 +44,19 @@ def test_what_was_not_read_of_a_frame_is_skipped(pipe):
         channel.receive_header()
 
 
-@pytest.mark.parametrize("shapes,dtypes,size", [
-    ([[-1, -4]], ["<f4"], 16), ([[2]], ["O"], 16), ([[4]], ["<f4"], 12), ([[]], ["<f4"], 4), ([[4]], ["|V4"], 16),
-    ([[4], [4]], ["<f4"], 16), ([], ["<f4"], 0), ([[4]] * 2, ["<f4", "<f4"], 16)])
+@pytest.mark.parametrize(
+    "shapes,dtypes,size",
+    [
+        ([[-1, -4]], ["<f4"], 16),
+        ([[2]], ["O"], 16),
+        ([[4]], ["<f4"], 12),
+        ([[]], ["<f4"], 4),
+        ([[4]], ["|V4"], 16),
+        ([[4], [4]], ["<f4"], 16),
+        ([], ["<f4"], 0),
+        ([[4]] * 2, ["<f4", "<f4"], 16),
+    ],
+)
 def test_shapes_that_do_not_fit_read_nothing_and_the_next_frame_is_found(pipe, shapes, dtypes, size):
     write, channel = pipe
     os.write(write, frame({"op": "rows", "buffer": 7, "shapes": shapes}, b"\1" * size) + frame({"op": "after"}))
@@ -58,9 +68,11 @@ def test_shapes_that_do_not_fit_read_nothing_and_the_next_frame_is_found(pipe, s
 def test_rows_arrive_as_arrays_of_their_shapes(pipe):
     write, channel = pipe
     x, y = np.arange(6, dtype="<f4").reshape(3, 2), np.array([1, 0, 1], "<i2")
-    os.write(write, frame({"op": "rows", "buffer": 1, "shapes": [[3, 2], [3]]}, x.tobytes(), y.tobytes())
-             + frame({"op": "end"}))
-    (_, (got_x, got_y)), = data.receive_rows(channel, ["<f4", "<i2"], None)
+    os.write(
+        write,
+        frame({"op": "rows", "buffer": 1, "shapes": [[3, 2], [3]]}, x.tobytes(), y.tobytes()) + frame({"op": "end"}),
+    )
+    ((_, (got_x, got_y)),) = data.receive_rows(channel, ["<f4", "<i2"], None)
     assert (got_x == x).all() and (got_y == y).all()
 
 
@@ -74,8 +86,10 @@ def test_small_frames_wait_for_the_one_that_follows_and_large_ones_for_none(pipe
     os.write(write, frame({"op": "answer"}))
     sender.send({"op": "third"})
     assert [receiver.receive() for _ in range(3)] == [
-        ({"op": "first", "sizes": [1]}, [b"1"]), ({"op": "second", "sizes": [0, 2]}, [b"", b"22"]),
-        ({"op": "third", "sizes": []}, [])]
+        ({"op": "first", "sizes": [1]}, [b"1"]),
+        ({"op": "second", "sizes": [0, 2]}, [b"", b"22"]),
+        ({"op": "third", "sizes": []}, []),
+    ]
     # what an answer is waited for goes out before
     channel.send({"op": "held"}, more=True)
     assert channel.receive_header()["op"] == "answer"
@@ -95,8 +109,12 @@ def test_small_frames_wait_for_the_one_that_follows_and_large_ones_for_none(pipe
 
 def test_what_was_read_ahead_is_still_readable_and_then_the_channel_is_closed(pipe):
     write, channel = pipe
-    writer = threading.Thread(target=lambda: [os.write(write, part) for part in (
-        frame({"op": "one"}, b"x" * 70_000), frame({"op": "two"}, b"y"))] and os.close(write))
+    writer = threading.Thread(
+        target=lambda: (
+            [os.write(write, part) for part in (frame({"op": "one"}, b"x" * 70_000), frame({"op": "two"}, b"y"))]
+            and os.close(write)
+        )
+    )
     writer.start()
     assert channel.receive(joined=True)[1] == b"x" * 70_000
     writer.join()

@@ -99,8 +99,9 @@ def test_a_kernel_that_earlier_runs_had_for_others_of_the_architecture_counts_be
     known = {"loop": KNOWN["loop"]}
     assert set(run(DENSE, COMPILE, 20_000, known=known, learned=others(lasts=True))[1]) == {"xla"}
     assert set(run(DENSE, COMPILE, 3000, known=known, learned=others(lasts=True))[1]) == {"loop"}, "it costs more"
-    assert set(run(DENSE, COMPILE, 3000, known=known, learned=others(lasts=True), runs=2)[1]) == {"xla"}, \
+    assert set(run(DENSE, COMPILE, 3000, known=known, learned=others(lasts=True), runs=2)[1]) == {"xla"}, (
         "they are the third 3000"
+    )
     assert set(run(DENSE, COMPILE, 3000, known=known, learned=others(), runs=9)[1]) == {"loop"}, "nothing lasts here"
     read = others(lasts=True, again=lambda name: 0.05)
     assert set(run(DENSE, COMPILE, 500, known=known, learned=read)[1]) == {"xla"}, "it is read from the cache"
@@ -114,9 +115,9 @@ def test_a_kernel_that_earlier_runs_had_for_others_of_the_architecture_counts_be
 def test_what_another_trainer_compiles_is_not_asked_for_again_and_again():
     choice = Choice(Learned({"xla": 10.0}, {"xla": 1.0}), known={"loop": (1e-3, 0.5), "plain": (9e-4, 0.0)})
     choice.timed("plain", 9e-4)
-    assert choice.next(10 ** 6, 10 ** 6) == "xla"
+    assert choice.next(10**6, 10**6) == "xla"
     choice.busy.add("xla")
-    assert choice.next(10 ** 6, 10 ** 6) == "plain"
+    assert choice.next(10**6, 10**6) == "plain"
 
 
 def test_what_has_been_bought_is_not_bought_for_the_runs_before():

@@ -15,10 +15,14 @@ from workload import dense, random_rows
 
 def compiled(optimizer="Adam(lr=0.01)", **functions):
     from mop_udf import models
+
     loss = next(iter(functions), "categorical_crossentropy")
     text = f"loss='{loss}', optimizer='{optimizer}', metrics=['accuracy']"
-    model = models.ModelCache().get(dense(), params.parse_compile_params(text),
-                                    {name: dill.dumps(function, recurse=True) for name, function in functions.items()})
+    model = models.ModelCache().get(
+        dense(),
+        params.parse_compile_params(text),
+        {name: dill.dumps(function, recurse=True) for name, function in functions.items()},
+    )
     model.start(7)
     return model
 
@@ -40,6 +44,7 @@ def test_xla_trains_the_full_batches_of_rows_in_memory(count):
 def test_xla_compiles_once_for_any_number_of_rows(monkeypatch):
     """It has them in pieces, the last of which it pads with rows that it does not train on."""
     from mop_udf.kernels import timed
+
     data, results = random_rows(203), []
     for size in (timed.PIECE_BYTES, 3000, 1):
         monkeypatch.setattr(timed, "PIECE_BYTES", size)
@@ -57,6 +62,7 @@ def test_a_segments_rows_are_cut_once_as_far_as_they_are_few(monkeypatch, most_b
     from mop_udf import data
     from mop_udf.kernels import timed
     from mop_udf.kernels.on_tensorflow.loop import Loop
+
     monkeypatch.setattr(timed, "PIECE_BYTES", 1000)  # 32 rows
     monkeypatch.setattr(data.Columns, "MOST_BYTES", most_bytes)
     cut, cuts = Loop.cut, []
@@ -118,6 +124,7 @@ def test_what_is_reported_is_what_keras_would_report(outputs, watched):
     import keras
 
     from mop_udf import models
+
     inputs = keras.Input((4,))
     heads = [keras.layers.Dense(3, activation="softmax", name=f"out{n}")(inputs) for n in range(outputs)]
     architecture = keras.Model(inputs, heads[0] if outputs == 1 else heads).to_json()
@@ -130,7 +137,8 @@ def test_what_is_reported_is_what_keras_would_report(outputs, watched):
         keras_says = {name: float(value) for name, value in model.model.get_metrics_result().items()}
         assert report["loss"] == keras_says["loss"] > 0
         assert {**report["metrics"], "loss": report["loss"]} == {
-            name: value for name, value in keras_says.items() if name == "loss" or not name.endswith("_loss")}
+            name: value for name, value in keras_says.items() if name == "loss" or not name.endswith("_loss")
+        }
         assert bool(report["metrics"]) == watched
 
 
@@ -148,6 +156,7 @@ def stubborn(y_true, y_pred):
 
     def once(value):
         import builtins
+
         builtins.stubborn_calls = getattr(builtins, "stubborn_calls", 0) + 1
         if builtins.stubborn_calls == 6:
             raise ValueError("not now")
@@ -159,6 +168,7 @@ def stubborn(y_true, y_pred):
 
 def fixed(y_true, y_pred):
     import keras
+
     rows = int(y_pred.shape[0])  # None where the number of rows is left open
     return keras.ops.sum(keras.ops.square(y_true - y_pred), axis=-1) / rows
 
@@ -193,6 +203,7 @@ def test_the_values_that_were_read_stay_when_the_variables_change():
 
 def test_a_model_evaluated_in_pieces_gives_what_it_gives_at_once():
     from mop_udf.models import Evaluation
+
     model, other, data = compiled(), compiled("SGD()"), random_rows(203)
     weights = state.values(model.model.weights)
     different = [w + 0.5 for w in weights]
@@ -201,7 +212,7 @@ def test_a_model_evaluated_in_pieces_gives_what_it_gives_at_once():
     turns = [Evaluation(model, weights, 1), Evaluation(model, different, 1), Evaluation(other, weights, 1)]
     for start in range(0, 203, 50):
         for evaluation in turns:
-            evaluation.add(tuple(c[start:start + 50] for c in data))
+            evaluation.add(tuple(c[start : start + 50] for c in data))
     reports = [evaluation.report() for evaluation in (whole, *turns)]
     assert [r["rows"] for r in reports] == [203] * 4
     for report in (reports[1], reports[3]):
@@ -215,13 +226,24 @@ def test_an_error_says_what_is_wrong_first(kernel):
     import json
 
     from mop_udf import models
-    text = json.dumps({"class_name": "Sequential", "config": {"name": "e", "layers": [
-        {"class_name": "InputLayer", "config": {"batch_shape": [None, 4], "name": "i", "dtype": "float32"}},
-        {"class_name": "Embedding", "config": {"name": "e", "input_dim": 5, "output_dim": 3}},
-        {"class_name": "Flatten", "config": {"name": "f"}},
-        {"class_name": "Dense", "config": {"name": "c", "units": 2, "activation": "softmax"}}]}})
-    model = models.ModelCache().get(text, params.parse_compile_params(
-        "loss='categorical_crossentropy', optimizer='SGD()'"), {}, 5)
+
+    text = json.dumps(
+        {
+            "class_name": "Sequential",
+            "config": {
+                "name": "e",
+                "layers": [
+                    {"class_name": "InputLayer", "config": {"batch_shape": [None, 4], "name": "i", "dtype": "float32"}},
+                    {"class_name": "Embedding", "config": {"name": "e", "input_dim": 5, "output_dim": 3}},
+                    {"class_name": "Flatten", "config": {"name": "f"}},
+                    {"class_name": "Dense", "config": {"name": "c", "units": 2, "activation": "softmax"}},
+                ],
+            },
+        }
+    )
+    model = models.ModelCache().get(
+        text, params.parse_compile_params("loss='categorical_crossentropy', optimizer='SGD()'"), {}, 5
+    )
     model.start(5)
     x, y = np.full((8, 4), 2, "f4"), np.eye(2, dtype="i2")[[0, 1] * 4]
     x[6] = 77
@@ -244,6 +266,7 @@ def in_turn(cache, count, rounds):
 @pytest.mark.thorough
 def test_compiled_models_are_kept_as_long_as_memory_holds_them():
     from mop_udf import models
+
     cache = models.ModelCache()
     assert in_turn(cache, 40, 2) == 0, "also more than 32"
     one = next(iter(cache.models.values())).nbytes
@@ -259,8 +282,13 @@ def test_compiled_models_are_kept_as_long_as_memory_holds_them():
 
 def test_what_is_compiled_counts():
     from mop_udf import models
-    small, large = compiled(), models.ModelCache().get(
-        dense(width=100_000), params.parse_compile_params("loss='categorical_crossentropy', optimizer='Adam()'"), {})
+
+    small, large = (
+        compiled(),
+        models.ModelCache().get(
+            dense(width=100_000), params.parse_compile_params("loss='categorical_crossentropy', optimizer='Adam()'"), {}
+        ),
+    )
     # 4 * 100,000 + 100,000 + 3 * 100,000 + 3 numbers, twice again for Adam, all of that twice
     assert large.nbytes >= 2 * 3 * 4 * 800_003 and small.nbytes < 10_000
     small.kernels.train([random_rows(64)], 64, 8, 1, forced="loop")
@@ -274,6 +302,7 @@ def test_memory_for_compiled_models_follows_the_limit_in_force():
     import os
 
     from mop_udf import models
+
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cores = len(os.sched_getaffinity(0))
     assert models.cache_bytes(0, cores) == int(models.CACHE_SHARE * memory)
@@ -283,6 +312,7 @@ def test_memory_for_compiled_models_follows_the_limit_in_force():
 
 def test_a_model_starts_from_its_seed_whatever_was_done_with_it():
     from mop_udf import models
+
     text = "loss='categorical_crossentropy', optimizer='Adam()'"
     cache, parsed = models.ModelCache(), params.parse_compile_params(text)
     first = cache.get(dense(), parsed, {}, 7)

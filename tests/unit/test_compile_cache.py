@@ -121,8 +121,16 @@ def test_what_has_been_compiled_is_known_by_name(tmp_path):
         cache.note("net", text, seconds)
     assert cache.compiled("net") == {compile_cache.digest("one"): (0.4, 3), compile_cache.digest("two"): (1.2, 1)}
     (path,) = tmp_path.iterdir()
-    for text in ("", "{", "[]", "7", "{}", '{"compiled": 3}', '{"compiled": {"x": ["a", "b"]}}',
-                 json.dumps({"compiled": {"x": 1}})):
+    for text in (
+        "",
+        "{",
+        "[]",
+        "7",
+        "{}",
+        '{"compiled": 3}',
+        '{"compiled": {"x": ["a", "b"]}}',
+        json.dumps({"compiled": {"x": 1}}),
+    ):
         path.write_text(text)
         assert cache.compiled("net") == {}
     for number in range(compile_cache.COMPILED + 1):
@@ -201,11 +209,17 @@ print(hashlib.md5(b"".join(w.tobytes() for w in model.model.get_weights())).hexd
 def train(path, before=0):
     """What a trainer with its cache in `path` says, which has made so many functions before: (the kernel, a digest of
     the weights)."""
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1",
-                   "PYTHONPATH": ":".join(sys.path),
-                   "TF_XLA_FLAGS": f"--tf_xla_persistent_cache_directory={path}", compile_cache.VARIABLE: f"1:{path}"}
-    return subprocess.run([sys.executable, "-B", "-c", TRAIN, str(before)], env=environment, check=True, text=True,
-                          stdout=subprocess.PIPE).stdout.split()
+    environment = {
+        **os.environ,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "PYTHONPATH": ":".join(sys.path),
+        "TF_XLA_FLAGS": f"--tf_xla_persistent_cache_directory={path}",
+        compile_cache.VARIABLE: f"1:{path}",
+    }
+    return subprocess.run(
+        [sys.executable, "-B", "-c", TRAIN, str(before)], env=environment, check=True, text=True, stdout=subprocess.PIPE
+    ).stdout.split()
 
 
 @pytest.mark.thorough

@@ -25,8 +25,10 @@ def test_the_tests_that_the_compatibility_table_names_exist():
 
 def _anchors(text):
     """What a document's headings are called in links."""
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-            for heading in re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    }
 
 
 def test_links_lead_somewhere():
@@ -48,10 +50,12 @@ def test_the_reference_has_every_function_that_has_help(monkeypatch):
     import reference
 
     from pg_mop.api import help as helps
+
     page = reference.page()
     for name in [*helps.FUNCTIONS, *helps.OF_RUNS]:
-        assert re.search(rf"^## {name}$", page, re.M) and re.search(rf"^(SELECT|CALL|SELECT \* FROM) madlib\.{name}\(",
-                                                                   page, re.M), name
+        assert re.search(rf"^## {name}$", page, re.M) and re.search(
+            rf"^(SELECT|CALL|SELECT \* FROM) madlib\.{name}\(", page, re.M
+        ), name
 
 
 def test_the_tests_that_the_reliability_document_names_exist():
@@ -66,6 +70,7 @@ def test_the_tests_that_the_reliability_document_names_exist():
 
 def test_the_settings_that_the_readme_names_are_those_that_exist():
     from pg_mop import settings
+
     named = set(re.findall(r"^\| `pg_mop\.(\w+)`", (ROOT / "README.md").read_text(), re.M))
     assert named == set(settings.KNOWN)
 
@@ -80,6 +85,7 @@ def test_every_suite_is_a_room_and_those_with_a_server_have_a_slice():
 
 def test_the_search_document_names_every_procedure_with_its_parameters_and_defaults():
     from pg_mop.search import PROCEDURES
+
     rows = re.findall(r"^\| `([\w-]+)` \| [^|]+ \| ([^|]+) \|$", (ROOT / "docs" / "search.md").read_text(), re.M)
     assert {name for name, _ in rows} == set(PROCEDURES)
     for name, text in rows:

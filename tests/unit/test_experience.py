@@ -11,16 +11,30 @@ NET = Net.of("{}", ADAM, FIT, "4 -> 3", "tensorflow")
 
 
 def row(net=NET, kernel="loop", seconds=1.0, device="one", part="model", compiling=0.5, noted_at=0, runs=1):
-    return {"net": net.digest, "part": part, "version": "v", "device": device, "kernel": kernel,
-            "batch_seconds": seconds, "compile_seconds": compiling, "runs": runs, "noted_at": noted_at}
+    return {
+        "net": net.digest,
+        "part": part,
+        "version": "v",
+        "device": device,
+        "kernel": kernel,
+        "batch_seconds": seconds,
+        "compile_seconds": compiling,
+        "runs": runs,
+        "noted_at": noted_at,
+    }
 
 
 def test_a_net_is_what_is_compiled_alike_and_has_batches_alike():
-    others = [Net.of("{ }", ADAM, FIT, "4 -> 3", "tensorflow"), Net.of("{}", ADAM, FIT, "5 -> 3", "tensorflow"),
-              Net.of("{}", ADAM, FIT, "4 -> 3", "jax"),
-              Net.of("{}", {**ADAM, "optimizer": "SGD"}, FIT, "4 -> 3", "tensorflow"),
-              *(Net.of("{}", ADAM, {**FIT, **more}, "4 -> 3", "tensorflow")
-                for more in ({"batch_size": 16}, {"dropout": 0.1}, {"class_weight": {0: 2.0}}))]
+    others = [
+        Net.of("{ }", ADAM, FIT, "4 -> 3", "tensorflow"),
+        Net.of("{}", ADAM, FIT, "5 -> 3", "tensorflow"),
+        Net.of("{}", ADAM, FIT, "4 -> 3", "jax"),
+        Net.of("{}", {**ADAM, "optimizer": "SGD"}, FIT, "4 -> 3", "tensorflow"),
+        *(
+            Net.of("{}", ADAM, {**FIT, **more}, "4 -> 3", "tensorflow")
+            for more in ({"batch_size": 16}, {"dropout": 0.1}, {"class_weight": {0: 2.0}})
+        ),
+    ]
     assert len({NET.digest, *(net.digest for net in others)}) == 8
     assert Net.of("{}", ADAM, {**FIT, "class_weight": {1: 3.0}}, "4 -> 3", "tensorflow") == others[-1]
     assert NET.architecture == others[1].architecture != others[0].architecture
@@ -34,25 +48,38 @@ def test_each_architecture_is_read_once():
 
 
 def test_the_best_kernel_counts_and_the_median_of_devices():
-    rows = [row(kernel=kernel, device=device, seconds=seconds) for device, kernel, seconds in (
-        ("one", "loop", 4.0), ("one", "xla", 1.0), ("two", "loop", 3.0), ("three", "loop", 9.0))]
+    rows = [
+        row(kernel=kernel, device=device, seconds=seconds)
+        for device, kernel, seconds in (
+            ("one", "loop", 4.0),
+            ("one", "xla", 1.0),
+            ("two", "loop", 3.0),
+            ("three", "loop", 9.0),
+        )
+    ]
     experience = Experience(lambda architecture: rows)
     assert experience.batch_seconds(NET) == 3.0
-    assert experience.told(NET)["known"] == [["model", "v", r["device"], r["kernel"], r["batch_seconds"], 0.5, 1]
-                                             for r in rows]
+    assert experience.told(NET)["known"] == [
+        ["model", "v", r["device"], r["kernel"], r["batch_seconds"], 0.5, 1] for r in rows
+    ]
     assert Experience().batch_seconds(NET) is Experience().told(NET) is None
 
 
 def test_others_of_the_architecture_tell_how_kernels_compare():
     others = [Net.of("{}", ADAM, {**FIT, "batch_size": size}, "4 -> 3", "tensorflow") for size in (8, 16, 64)]
-    rows = [row(net, kernel, seconds, compiling=2.0) for net, times in zip(others, (2.0, 4.0, 3.0))
-            for kernel, seconds in (("loop", times), ("xla", 1.0))]
+    rows = [
+        row(net, kernel, seconds, compiling=2.0)
+        for net, times in zip(others, (2.0, 4.0, 3.0))
+        for kernel, seconds in (("loop", times), ("xla", 1.0))
+    ]
     told = Experience(lambda architecture: [*rows, row(others[0], "plain", device="no loop there")]).told(NET)
     assert told == {"alike": [["model", "v", "one", "xla", 1 / 3, 2.0, 1]]}
     own = [row(seconds=7.0, runs=3), row(kernel="xla", seconds=0.1, runs=2)]
     told = Experience(lambda architecture: [*own, *rows]).told(NET)
-    assert told == {"alike": [["model", "v", "one", "xla", 1 / 3, 2.0, 1]], "known": [
-        ["model", "v", "one", "loop", 7.0, 0.5, 3], ["model", "v", "one", "xla", 0.1, 0.5, 2]]}, "its own are its own"
+    assert told == {
+        "alike": [["model", "v", "one", "xla", 1 / 3, 2.0, 1]],
+        "known": [["model", "v", "one", "loop", 7.0, 0.5, 3], ["model", "v", "one", "xla", 0.1, 0.5, 2]],
+    }, "its own are its own"
 
 
 def test_a_trainer_is_told_of_few_devices():

@@ -29,8 +29,11 @@ def imported(path):
 
 def test_a_framework_is_imported_in_its_own_package_alone():
     own = HOME / "kernels"
-    knowing = {str(path.relative_to(HOME)): found for path in HOME.glob("**/*.py")
-               if (found := FRAMEWORKS & set(imported(path))) and path.name not in MAY}
+    knowing = {
+        str(path.relative_to(HOME)): found
+        for path in HOME.glob("**/*.py")
+        if (found := FRAMEWORKS & set(imported(path))) and path.name not in MAY
+    }
     assert knowing
     for path, found in knowing.items():
         assert {f"on_{name}" for name in found} == {(HOME / path).relative_to(own).parts[0]}, path
@@ -38,17 +41,31 @@ def test_a_framework_is_imported_in_its_own_package_alone():
 
 @pytest.mark.parametrize("backend", ["tensorflow", *OTHERS])
 def test_a_trainer_imports_its_framework_and_no_other(backend):
-    program = ("import sys; from mop_udf import trainer; trainer.import_frameworks(); trainer.import_own(); "
-               "print(*sorted({'tensorflow', 'jax', 'torch'} & sys.modules.keys()))")
-    found = subprocess.run([sys.executable, "-I", "-B", "-c", program], capture_output=True, text=True, check=True,
-                           env={**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"})
+    program = (
+        "import sys; from mop_udf import trainer; trainer.import_frameworks(); trainer.import_own(); "
+        "print(*sorted({'tensorflow', 'jax', 'torch'} & sys.modules.keys()))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-I", "-B", "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
     assert found.stdout.split() == [backend]
 
 
 @pytest.mark.parametrize("backend", OTHERS)
 def test_a_nursery_has_no_threads_to_lose(backend):
-    program = ("import os; from mop_udf import trainer; trainer.import_frameworks(); trainer.import_own(); "
-               "print(len(os.listdir('/proc/self/task')))")
-    found = subprocess.run([sys.executable, "-I", "-B", "-c", program], capture_output=True, text=True, check=True,
-                           env={**nursery.environment(backend), "OMP_NUM_THREADS": "1"})  # as it is started
+    program = (
+        "import os; from mop_udf import trainer; trainer.import_frameworks(); trainer.import_own(); "
+        "print(len(os.listdir('/proc/self/task')))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-I", "-B", "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**nursery.environment(backend), "OMP_NUM_THREADS": "1"},
+    )  # as it is started
     assert int(found.stdout) == 1

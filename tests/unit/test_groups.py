@@ -24,8 +24,21 @@ def plan_of(configurations, iterations, metrics=()):
     return plan
 
 
-def run(configurations, segments, iterations, seconds, name="randomized", grouped=True, seed=3, metrics=(), size=1000,
-        places=None, board=None, around=AROUND, alike=None):
+def run(
+    configurations,
+    segments,
+    iterations,
+    seconds,
+    name="randomized",
+    grouped=True,
+    seed=3,
+    metrics=(),
+    size=1000,
+    places=None,
+    board=None,
+    around=AROUND,
+    alike=None,
+):
     """The visits of a run, and its board. `seconds`: of a unit, or of a configuration's number and a unit; `alike`: of
     a stage's number, equal where units take as long (by default: those of one configuration)."""
     board = board or Board(plan_of(configurations, iterations, metrics), range(segments))
@@ -44,11 +57,18 @@ def sizes(visits):
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.parametrize("configurations,segments,iterations", [(40, 2, 3), (17, 3, 4), (64, 4, 2), (2, 2, 3)])
-def test_in_groups_too_every_stage_visits_every_segment_once_and_follows_its_parent(name, configurations, segments,
-                                                                                      iterations):
+def test_in_groups_too_every_stage_visits_every_segment_once_and_follows_its_parent(
+    name, configurations, segments, iterations
+):
     source = random.Random(1)
-    visits, board = run(configurations, segments, iterations, lambda key, unit: source.uniform(0.001, 0.02), name=name,
-                        metrics=[1, iterations])
+    visits, board = run(
+        configurations,
+        segments,
+        iterations,
+        lambda key, unit: source.uniform(0.001, 0.02),
+        name=name,
+        metrics=[1, iterations],
+    )
     trained = sorted((v.unit.stage, v.unit.segment) for v in visits if v.unit.kind == "train")
     assert trained == [(stage, s) for stage in sorted(board.plan.stages) for s in range(segments)]
     begins, ends = defaultdict(list), {}
@@ -67,8 +87,10 @@ def test_short_units_go_in_groups_and_sooner():
     alone, _ = run(200, 2, 3, 0.002, grouped=False)
     assert max(sizes(together)) <= MOST and sum(sizes(together)) / len(sizes(together)) > 6
     assert makespan(together) < 0.5 * makespan(alone)
-    for (_, start), units in itertools.groupby(sorted((v for v in together if v.unit.kind == "train"),
-                                                      key=lambda v: (v.place, v.start)), lambda v: (v.place, v.start)):
+    for (_, start), units in itertools.groupby(
+        sorted((v for v in together if v.unit.kind == "train"), key=lambda v: (v.place, v.start)),
+        lambda v: (v.place, v.start),
+    ):
         assert len({v.unit.segment for v in units}) == 1, f"of one segment (at {start})"
 
 
@@ -76,9 +98,13 @@ def test_short_units_go_in_groups_and_sooner():
 def test_a_place_of_several_segments_has_groups_as_large(name):
     visits, _ = run(200, 8, 2, 0.002, name=name, places=2, alike=lambda number: 0)
     assert sum(sizes(visits)) / len(sizes(visits)) > 6
-    assert all(len({v.unit.segment for v in units}) == 1 for _, units in itertools.groupby(
-        sorted((v for v in visits if v.unit.kind == "train"), key=lambda v: (v.place, v.start)),
-        lambda v: (v.place, v.start)))
+    assert all(
+        len({v.unit.segment for v in units}) == 1
+        for _, units in itertools.groupby(
+            sorted((v for v in visits if v.unit.kind == "train"), key=lambda v: (v.place, v.start)),
+            lambda v: (v.place, v.start),
+        )
+    )
 
 
 def test_long_units_go_alone():
@@ -214,8 +240,21 @@ def test_no_place_is_idle_for_the_sake_of_groups(name, configurations, places):
     over = []
     for seed in range(5):
         cost = {key: random.Random(seed * 1000 + key).uniform(0.002, 0.02) for key in range(1, configurations + 1)}
-        spans = [makespan(run(configurations, places, 6, lambda key, unit, c=cost: c[key], name=name, grouped=grouped,
-                              seed=seed, around=0.0)[0]) for grouped in (True, False)]
+        spans = [
+            makespan(
+                run(
+                    configurations,
+                    places,
+                    6,
+                    lambda key, unit, c=cost: c[key],
+                    name=name,
+                    grouped=grouped,
+                    seed=seed,
+                    around=0.0,
+                )[0]
+            )
+            for grouped in (True, False)
+        ]
         over.append(spans[0] / spans[1])
     assert sum(over) / len(over) < 1.05
 
@@ -242,8 +281,9 @@ def test_a_dear_unit_is_not_taken_for_a_cheap_one_that_it_went_with():
 def test_what_would_outlast_the_others_waits_for_nobody_in_its_group(name):
     plan = Plan()
     for key in range(1, 41):
-        plan.ask(key, identity.root({"mst_key": key}), lambda iteration, key=key: ("", str(key)),
-                 200 if key == 1 else 8)
+        plan.ask(
+            key, identity.root({"mst_key": key}), lambda iteration, key=key: ("", str(key)), 200 if key == 1 else 8
+        )
     visits, _ = run(40, 4, 0, 0.002, name=name, board=Board(plan, range(4)), alike=lambda number: 0)
     beside = Counter((v.place, v.start) for v in visits)
     own = {stage.number for stage in plan.path(1)}
@@ -272,7 +312,7 @@ def test_evaluations_go_together_as_far_as_memory_goes():
 def test_one_that_is_to_blame_holds_up_nobody_else():
     board = Board(plan_of(200, 1), range(2))
     groups = Groups(board, SCHEDULERS["randomized"](board, 1), lambda number: 0, lambda number: 1)
-    first, = groups.choose(0)
+    (first,) = groups.choose(0)
     board.finish(first)
     groups.finished(first, 0.002)
     units = groups.choose(0)

@@ -10,8 +10,18 @@ NAMED = "mst_key={}: ".format
 
 def rows(count, dataset="training", name="accuracy"):
     """Of so many configurations: of less loss, and of less accuracy, with a greater key."""
-    return [{"mst_key": key, "stage": key, "dataset": dataset, "took": 0.5, "loss": 1 / key, "metric": 1 - key / 1000,
-             "metrics": {name: 1 - key / 1000}} for key in range(1, count + 1)]
+    return [
+        {
+            "mst_key": key,
+            "stage": key,
+            "dataset": dataset,
+            "took": 0.5,
+            "loss": 1 / key,
+            "metric": 1 - key / 1000,
+            "metrics": {name: 1 - key / 1000},
+        }
+        for key in range(1, count + 1)
+    ]
 
 
 def test_few_configurations_have_a_line_each_with_metrics_by_name_to_four_digits():
@@ -24,16 +34,22 @@ def test_few_configurations_have_a_line_each_with_metrics_by_name_to_four_digits
 def test_of_many_configurations_the_best_five_are_told_and_by_what():
     failed = {8: "its loss is NaN\nafter a step", 900: "another"}
     told = metrics.lines(3, 9, 3.0, rows(500) + rows(500, "validation"), NAMED, 502, failed, 400.0).splitlines()
-    assert told[:2] == ["iteration 3 of 9: trained in 3.000 s, evaluated in 500.000 s, about 7 min left",
-                        "the best 5 of 500 configurations by validation accuracy:"]
+    assert told[:2] == [
+        "iteration 3 of 9: trained in 3.000 s, evaluated in 500.000 s, about 7 min left",
+        "the best 5 of 500 configurations by validation accuracy:",
+    ]
     assert [line.split(":")[0] for line in told[2:7]] == [f"  mst_key={k}" for k in range(1, 6)]
     assert told[7:] == ["2 of 502 configurations failed, mst_key=8: its loss is NaN after a step"]
 
 
 @pytest.mark.parametrize("count", [1, 8, 9, 10, 11, 100])
 def test_an_iteration_has_at_most_ten_lines(count):
-    assert len(metrics.lines(1, 1, 3.0, rows(count) + rows(count, "validation"), NAMED, count, {1: "no"},
-                             9.0).splitlines()) <= 10
+    assert (
+        len(
+            metrics.lines(1, 1, 3.0, rows(count) + rows(count, "validation"), NAMED, count, {1: "no"}, 9.0).splitlines()
+        )
+        <= 10
+    )
 
 
 @pytest.mark.parametrize("name", ["my_own", None])
@@ -63,10 +79,17 @@ def test_iterations_without_metrics_tell_of_time_and_failures():
 
 def test_times_are_as_people_read_them():
     assert [metrics.duration(s) for s in (0.4, 89, 150, 5400, 90000)] == [
-        "0 s", "89 s", "2 min", "1 h 30 min", "25 h 0 min"]
+        "0 s",
+        "89 s",
+        "2 min",
+        "1 h 30 min",
+        "25 h 0 min",
+    ]
 
 
 def test_of_many_failures_the_first_are_listed():
     assert listed(dict.fromkeys(range(1, 101), "no"), 5).splitlines() == [
-        *(f"mst_key {k}: no" for k in range(1, 6)), "and 95 more"]
+        *(f"mst_key {k}: no" for k in range(1, 6)),
+        "and 95 more",
+    ]
     assert listed({2: "b", 1: "a"}, 2) == listed({2: "b", 1: "a"}) == "mst_key 1: a\nmst_key 2: b"

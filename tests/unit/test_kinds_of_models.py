@@ -8,14 +8,25 @@ import pytest
 
 os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 
-APPLICATIONS = {"MobileNet": 32, "MobileNetV2": 32, "MobileNetV3Small": 32, "EfficientNetB0": 32, "ResNet50": 32,
-                "DenseNet121": 32, "Xception": 71, "InceptionV3": 75, "NASNetMobile": 32, "VGG16": 32,
-                "ConvNeXtTiny": 32}
+APPLICATIONS = {
+    "MobileNet": 32,
+    "MobileNetV2": 32,
+    "MobileNetV3Small": 32,
+    "EfficientNetB0": 32,
+    "ResNet50": 32,
+    "DenseNet121": 32,
+    "Xception": 71,
+    "InceptionV3": 75,
+    "NASNetMobile": 32,
+    "VGG16": 32,
+    "ConvNeXtTiny": 32,
+}
 
 
 def functional(shape, call):
     """A model of what `call` makes of its input."""
     import keras
+
     x = keras.Input(shape)
     return keras.Model(x, call(x, keras.layers, keras.ops))
 
@@ -39,11 +50,17 @@ OUTPUTS = {
     "Reshape and pooling": (2, (8,), lambda x, k, ops: k.GlobalMaxPooling1D()(k.Reshape((-1, 2))(k.Dense(12)(x)))),
     "Flatten": (6, (3, 2), lambda x, k, ops: k.Flatten()(k.Dense(2)(x))),
     "a model in a model": (3, (4,), lambda x, k, ops: functional((4,), lambda y, k, _: k.Dense(3)(y))(x)),
-    "operators": (4, (4,), shortcut), "cut and put together": (6, (4,), pieces),
+    "operators": (4, (4,), shortcut),
+    "cut and put together": (6, (4,), pieces),
     "a matrix by a matrix": (3, (3, 4), lambda x, k, ops: ops.matmul(x, ops.transpose(x, (0, 2, 1)))[:, 0]),
     "statistics": (4, (5, 4), lambda x, k, ops: ops.max(k.Dense(4)(x), axis=1) - ops.std(x, axis=1)),
-    "attention by hand": (4, (5, 4), lambda x, k, ops: ops.sum(ops.softmax(ops.matmul(
-        k.Dense(4)(x), ops.swapaxes(x, 1, 2)) / np.sqrt(4.0)) @ x, axis=1)),
+    "attention by hand": (
+        4,
+        (5, 4),
+        lambda x, k, ops: ops.sum(
+            ops.softmax(ops.matmul(k.Dense(4)(x), ops.swapaxes(x, 1, 2)) / np.sqrt(4.0)) @ x, axis=1
+        ),
+    ),
 }
 
 
@@ -52,6 +69,7 @@ def assert_same(model, shapes):
     import keras
 
     from mop_udf import architecture, models
+
     text = model.to_json()
     made = architecture.check(text)
     built = models.build(made, 3)
@@ -74,6 +92,7 @@ def assert_same(model, shapes):
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_models_of_keras_applications(name):
     import keras
+
     side = APPLICATIONS[name]
     assert_same(getattr(keras.applications, name)(weights=None, input_shape=(side, side, 3), classes=3), [[3]])
     keras.backend.clear_session()
@@ -89,6 +108,7 @@ def test_a_model_as_the_first_layer():
     import keras
 
     from mop_udf import architecture
+
     first = functional((4,), lambda x, k, ops: k.Dense(3)(x) + 1)
     model = keras.Sequential([first, keras.layers.Dense(2)])
     assert_same(model, [[2]])
@@ -98,51 +118,86 @@ def test_a_model_as_the_first_layer():
 def test_every_layer_draws_the_initial_weights_that_plain_keras_draws():
     """Also those that make layers of their own when they are built, and so draw their seeds then."""
     import keras
+
     k = keras.layers
     x, image, words = keras.Input((6, 4)), keras.Input((8, 8, 3)), keras.Input((5,))
     vectors = [
         k.GlobalAveragePooling1D()(k.MultiHeadAttention(2, 3, dropout=0.1)(k.Dense(4)(x), x)),
         k.GlobalAveragePooling1D()(k.GroupQueryAttention(3, 4, 2)(x, x)),
-        k.Flatten()(k.Attention(use_scale=True)([x, x])), k.Flatten()(k.AdditiveAttention()([x, x])),
-        k.Bidirectional(k.LSTM(3))(x), k.GRU(2, recurrent_dropout=0.1)(x), k.SimpleRNN(2)(x),
-        k.RNN([k.LSTMCell(3), k.GRUCell(2)])(x), k.Flatten()(k.TimeDistributed(k.Dense(2))(x)),
-        k.Flatten()(k.ConvLSTM1D(2, 2)(k.Reshape((3, 2, 4))(x))), k.Flatten()(k.Conv1D(2, 3)(x)),
-        k.Flatten()(k.SpectralNormalization(k.Dense(2))(x)), k.Flatten()(k.LayerNormalization()(x)),
-        k.Flatten()(k.SeparableConv1D(2, 3)(x)), k.Flatten()(k.EinsumDense("abc,cd->abd", output_shape=(6, 2))(x)),
-        k.Flatten()(k.Conv2DTranspose(2, 3)(image)), k.Flatten()(k.DepthwiseConv2D(2)(image)),
-        k.Flatten()(k.SeparableConv2D(2, 3)(k.BatchNormalization()(image))), k.Flatten()(k.PReLU()(image)),
-        k.Flatten()(k.GroupNormalization(3)(image)), k.Flatten()(k.Embedding(10, 3)(words)),
+        k.Flatten()(k.Attention(use_scale=True)([x, x])),
+        k.Flatten()(k.AdditiveAttention()([x, x])),
+        k.Bidirectional(k.LSTM(3))(x),
+        k.GRU(2, recurrent_dropout=0.1)(x),
+        k.SimpleRNN(2)(x),
+        k.RNN([k.LSTMCell(3), k.GRUCell(2)])(x),
+        k.Flatten()(k.TimeDistributed(k.Dense(2))(x)),
+        k.Flatten()(k.ConvLSTM1D(2, 2)(k.Reshape((3, 2, 4))(x))),
+        k.Flatten()(k.Conv1D(2, 3)(x)),
+        k.Flatten()(k.SpectralNormalization(k.Dense(2))(x)),
+        k.Flatten()(k.LayerNormalization()(x)),
+        k.Flatten()(k.SeparableConv1D(2, 3)(x)),
+        k.Flatten()(k.EinsumDense("abc,cd->abd", output_shape=(6, 2))(x)),
+        k.Flatten()(k.Conv2DTranspose(2, 3)(image)),
+        k.Flatten()(k.DepthwiseConv2D(2)(image)),
+        k.Flatten()(k.SeparableConv2D(2, 3)(k.BatchNormalization()(image))),
+        k.Flatten()(k.PReLU()(image)),
+        k.Flatten()(k.GroupNormalization(3)(image)),
+        k.Flatten()(k.Embedding(10, 3)(words)),
         k.Flatten()(k.SpatialDropout2D(0.1)(k.RandomFlip()(image))),
-        keras.Sequential([keras.Input((5,)), k.Dense(3, kernel_initializer="he_normal"), k.Dropout(0.2)])(words)]
+        keras.Sequential([keras.Input((5,)), k.Dense(3, kernel_initializer="he_normal"), k.Dropout(0.2)])(words),
+    ]
     assert_same(keras.Model([x, image, words], k.Dense(2)(k.Concatenate()(vectors))), [[2]])
 
 
-@pytest.mark.parametrize("call,shape", [
-    (lambda x, k, ops: k.LSTM(3, return_sequences=True)(x), "[5, 3]"),
-    (lambda x, k, ops: k.Dense(3)(x), "[5, 3]"), (lambda x, k, ops: ops.mean(x, axis=(1, 2)), "[]"),
-])
+@pytest.mark.parametrize(
+    "call,shape",
+    [
+        (lambda x, k, ops: k.LSTM(3, return_sequences=True)(x), "[5, 3]"),
+        (lambda x, k, ops: k.Dense(3)(x), "[5, 3]"),
+        (lambda x, k, ops: ops.mean(x, axis=(1, 2)), "[]"),
+    ],
+)
 def test_an_output_that_is_no_vector_is_refused(call, shape):
     from mop_udf import models
+
     model = functional((5, 4), call)
     with pytest.raises(models.ConfigurationError) as caught:
         models.check_outputs(model, {"widths": [3], "what": "classes", "table": "t"})
-    assert str(caught.value) == (f"an output of the architecture must be a vector of a known width, not of shape "
-                                 f"{shape}")
+    assert str(caught.value) == (
+        f"an output of the architecture must be a vector of a known width, not of shape {shape}"
+    )
 
 
-@pytest.mark.parametrize("config,said", [
-    ({"unitz": 3}, "Dense 'd': Unrecognized keyword arguments passed to Dense: {'unitz': 3}"),
-    ({"units": -3}, "Dense 'd': Received an invalid value for `units`, expected a positive integer. Received: units="),
-    ({"kernel_initializer": {"class_name": "GlorotUniform", "config": {"sead": 3}}},
-     "Dense 'd': GlorotUniform.__init__() got an unexpected keyword argument 'sead'"),
-    ({"dtype": "float99"}, "Dense 'd': Cannot convert 'float99' to a mixed precision DTypePolicy"),
-    ({"activation": {"class_name": "ReLU", "config": {"maximum": 3}}},
-     "ReLU: Unrecognized keyword arguments passed to ReLU: {'maximum': 3}"),
-])
+@pytest.mark.parametrize(
+    "config,said",
+    [
+        ({"unitz": 3}, "Dense 'd': Unrecognized keyword arguments passed to Dense: {'unitz': 3}"),
+        (
+            {"units": -3},
+            "Dense 'd': Received an invalid value for `units`, expected a positive integer. Received: units=",
+        ),
+        (
+            {"kernel_initializer": {"class_name": "GlorotUniform", "config": {"sead": 3}}},
+            "Dense 'd': GlorotUniform.__init__() got an unexpected keyword argument 'sead'",
+        ),
+        ({"dtype": "float99"}, "Dense 'd': Cannot convert 'float99' to a mixed precision DTypePolicy"),
+        (
+            {"activation": {"class_name": "ReLU", "config": {"maximum": 3}}},
+            "ReLU: Unrecognized keyword arguments passed to ReLU: {'maximum': 3}",
+        ),
+    ],
+)
 def test_what_keras_refuses_is_named(config, said):
     from mop_udf import models
-    text = json.dumps({"class_name": "Sequential", "config": [
-        {"class_name": "Dense", "config": {"name": "d", "units": 3, "batch_input_shape": [None, 4], **config}}]})
+
+    text = json.dumps(
+        {
+            "class_name": "Sequential",
+            "config": [
+                {"class_name": "Dense", "config": {"name": "d", "units": 3, "batch_input_shape": [None, 4], **config}}
+            ],
+        }
+    )
     with pytest.raises(models.ConfigurationError) as caught:
         models.build(models.normalise(text), 1)
     assert str(caught.value).startswith(f"Keras refuses the architecture: {said}")

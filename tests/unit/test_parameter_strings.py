@@ -20,13 +20,22 @@ def optimizer(text):
     return parsed["optimizer"], parsed["optimizer_args"]
 
 
-@pytest.mark.parametrize("text,expected", [
-    ("'Adam'", ("Adam", {})), ("adam", ("Adam", {})), ("'Adam()'", ("Adam", {})), ('"SGD()"', ("SGD", {})),
-    ("SGD(lr=0.01, momentum=0.9, nesterov=False)",
-     ("SGD", {"learning_rate": 0.01, "momentum": 0.9, "nesterov": False})),
-    ("'rmsprop(learning_rate=1e-3)'", ("RMSprop", {"learning_rate": 0.001})),
-    ("Adam(epsilon=None, decay=1)", ("Adam", {"decay": 1})),
-    ("SGD(lr=1, nesterov=True)", ("SGD", {"learning_rate": 1.0, "nesterov": True}))])
+@pytest.mark.parametrize(
+    "text,expected",
+    [
+        ("'Adam'", ("Adam", {})),
+        ("adam", ("Adam", {})),
+        ("'Adam()'", ("Adam", {})),
+        ('"SGD()"', ("SGD", {})),
+        (
+            "SGD(lr=0.01, momentum=0.9, nesterov=False)",
+            ("SGD", {"learning_rate": 0.01, "momentum": 0.9, "nesterov": False}),
+        ),
+        ("'rmsprop(learning_rate=1e-3)'", ("RMSprop", {"learning_rate": 0.001})),
+        ("Adam(epsilon=None, decay=1)", ("Adam", {"decay": 1})),
+        ("SGD(lr=1, nesterov=True)", ("SGD", {"learning_rate": 1.0, "nesterov": True})),
+    ],
+)
 def test_optimizers_are_read_in_any_spelling(text, expected):
     assert optimizer(text) == expected
 
@@ -36,8 +45,22 @@ def test_whole_rates_are_floats_as_keras_wants_them():
         assert all(type(value) is float for value in optimizer(text)[1].values())
 
 
-@pytest.mark.parametrize("text", ["SGD1()", "'Adam(lr=0.1 momentum=0.9)'", "Adam(lr='x')", "Adam(lr=[])", "Adam(0.1)",
-                                  "Adam(lr=__import__('os'))", "keras.optimizers.Adam()", "Adam(", "Adam)", "()", "''"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SGD1()",
+        "'Adam(lr=0.1 momentum=0.9)'",
+        "Adam(lr='x')",
+        "Adam(lr=[])",
+        "Adam(0.1)",
+        "Adam(lr=__import__('os'))",
+        "keras.optimizers.Adam()",
+        "Adam(",
+        "Adam)",
+        "()",
+        "''",
+    ],
+)
 def test_other_optimizers_are_refused(text):
     with pytest.raises(ParameterError):
         optimizer(text)
@@ -48,63 +71,149 @@ def test_the_last_of_a_repeated_key_wins_and_blanks_do_not_matter():
     assert (parsed["loss"], parsed["optimizer"], parsed["metrics"]) == ("mse", "SGD", ["accuracy"])
 
 
-@pytest.mark.parametrize("extra,key,value", [
-    ("metrics=None", "metrics", []), ("metrics=[]", "metrics", []), ("metrics=['mae']", "metrics", ["mae"]),
-    ("loss_weights=[2]", "loss_weights", [2]), ("loss_weights={'a': 1}", "loss_weights", {"a": 1}),
-    ("weighted_metrics=None", "weighted_metrics", None), ("sample_weight_mode='temporal'", "sample_weight_mode",
-                                                          "temporal"),
-    ("sample_weight_mode=None", "sample_weight_mode", None)])
+@pytest.mark.parametrize(
+    "extra,key,value",
+    [
+        ("metrics=None", "metrics", []),
+        ("metrics=[]", "metrics", []),
+        ("metrics=['mae']", "metrics", ["mae"]),
+        ("loss_weights=[2]", "loss_weights", [2]),
+        ("loss_weights={'a': 1}", "loss_weights", {"a": 1}),
+        ("weighted_metrics=None", "weighted_metrics", None),
+        ("sample_weight_mode='temporal'", "sample_weight_mode", "temporal"),
+        ("sample_weight_mode=None", "sample_weight_mode", None),
+    ],
+)
 def test_literals_of_compile_params(extra, key, value):
     assert parse_compile_params(f"{LOSS} optimizer='SGD()', {extra}")[key] == value
 
 
-@pytest.mark.parametrize("text,fragment", [
-    ("", "empty"), (None, "empty"), ("  ", "empty"), ("optimizer='SGD()'", "'loss' is required"),
-    ("loss='mse'", "'optimizer' is required"), ("loss='mse', optimizer='SGD()', target_tensors=[1]", "target_tensors"),
-    ("loss='sparse_categorical_crossentropy', optimizer='SGD()'", "not supported"),
-    ("loss='get', optimizer='SGD()'", "not supported"),
-    ("loss='mse', optimizer='SGD()', metrics=['mae', 5]", "5 is not a name"),
-    ("loss='circle', optimizer='SGD()'", "not supported"),
-    ("loss='mse', optimizer='SGD()', metrics={'a': 'mse'}", "list"),
-    ("loss='mse', optimizer='SGD()', metrics=['sparse_categorical_accuracy']", "not supported"),
-    ("loss='mse', optimizer='SGD()', metrics=[keras.metrics.mae()]", "literal"),
-    ("loss='mse', optimizer='SGD()', sample_weight_mode=[1]", "temporal"),
-    ("loss='mse' optimizer='SGD()'", "required"),
-    ("loss='mse', optimizer", "key = value"), ("loss='mse'],", "unmatched"),
-    ("loss=os.system('x'), optimizer='SGD()'", "not a name")])
+@pytest.mark.parametrize(
+    "text,fragment",
+    [
+        ("", "empty"),
+        (None, "empty"),
+        ("  ", "empty"),
+        ("optimizer='SGD()'", "'loss' is required"),
+        ("loss='mse'", "'optimizer' is required"),
+        ("loss='mse', optimizer='SGD()', target_tensors=[1]", "target_tensors"),
+        ("loss='sparse_categorical_crossentropy', optimizer='SGD()'", "not supported"),
+        ("loss='get', optimizer='SGD()'", "not supported"),
+        ("loss='mse', optimizer='SGD()', metrics=['mae', 5]", "5 is not a name"),
+        ("loss='circle', optimizer='SGD()'", "not supported"),
+        ("loss='mse', optimizer='SGD()', metrics={'a': 'mse'}", "list"),
+        ("loss='mse', optimizer='SGD()', metrics=['sparse_categorical_accuracy']", "not supported"),
+        ("loss='mse', optimizer='SGD()', metrics=[keras.metrics.mae()]", "literal"),
+        ("loss='mse', optimizer='SGD()', sample_weight_mode=[1]", "temporal"),
+        ("loss='mse' optimizer='SGD()'", "required"),
+        ("loss='mse', optimizer", "key = value"),
+        ("loss='mse'],", "unmatched"),
+        ("loss=os.system('x'), optimizer='SGD()'", "not a name"),
+    ],
+)
 def test_bad_compile_params_have_clear_errors(text, fragment):
     with pytest.raises(ParameterError, match=fragment.replace("[", r"\[")):
         parse_compile_params(text)
 
 
 def test_fit_params_and_their_defaults():
-    assert parse_fit_params(None) == parse_fit_params("") == {
-        "batch_size": 32, "epochs": 1, "verbose": 0, "shuffle": False, "class_weight": None, "initial_epoch": 0,
-        "steps_per_epoch": None, "callbacks": None, "dropout": None, "stop": None, "keep": "last"}
+    assert (
+        parse_fit_params(None)
+        == parse_fit_params("")
+        == {
+            "batch_size": 32,
+            "epochs": 1,
+            "verbose": 0,
+            "shuffle": False,
+            "class_weight": None,
+            "initial_epoch": 0,
+            "steps_per_epoch": None,
+            "callbacks": None,
+            "dropout": None,
+            "stop": None,
+            "keep": "last",
+        }
+    )
     parsed = parse_fit_params("batch_size=5, epochs=3,class_weight={0: 1, 1: 2.5}, initial_epoch=1, shuffle='batch'")
     assert (parsed["batch_size"], parsed["epochs"], parsed["class_weight"]) == (5, 3, {0: 1, 1: 2.5})
     assert parse_fit_params("class_weight={'b': 1, 'a': 2, 0: 3}")["class_weight"] == {"b": 1, "a": 2, 0: 3}
     assert parse_fit_params("class_weight='balanced'")["class_weight"] == "balanced"
     assert parse_fit_params('callbacks=[TensorBoard(log_dir="/tmp/x/", histogram_freq=1)]')["callbacks"] == {
-        "log_dir": "/tmp/x/", "histogram_freq": 1}
+        "log_dir": "/tmp/x/",
+        "histogram_freq": 1,
+    }
 
 
-@pytest.mark.parametrize("text", [
-    "batch_size=0", "batch_size=1.5", "batch_size=True", "epochs=-1", "initial_epoch=1", "steps_per_epoch=0",
-    "shuffle=2", "class_weight=[1]", "class_weight={0.5: 1}", "class_weight={'a': -1}",
-    "class_weight='even'", "validation_split=0.1", "validation_data=1",
-    "sample_weight=[1]", "epochs=print(1)", "batch_size", "=3",
-    "callbacks=[EarlyStopping()]", "callbacks=[TensorBoard()]",
-    "callbacks=[TensorBoard(log_dir='/x', profile=1)]", "callbacks=[TensorBoard(log_dir=open('/etc/passwd'))]",
-    "epochs=" + "(" * 5000, "epochs=" + "9" * 5000, "epochs=" + "-" * 100_000, "batch_size=5,,"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "batch_size=0",
+        "batch_size=1.5",
+        "batch_size=True",
+        "epochs=-1",
+        "initial_epoch=1",
+        "steps_per_epoch=0",
+        "shuffle=2",
+        "class_weight=[1]",
+        "class_weight={0.5: 1}",
+        "class_weight={'a': -1}",
+        "class_weight='even'",
+        "validation_split=0.1",
+        "validation_data=1",
+        "sample_weight=[1]",
+        "epochs=print(1)",
+        "batch_size",
+        "=3",
+        "callbacks=[EarlyStopping()]",
+        "callbacks=[TensorBoard()]",
+        "callbacks=[TensorBoard(log_dir='/x', profile=1)]",
+        "callbacks=[TensorBoard(log_dir=open('/etc/passwd'))]",
+        "epochs=" + "(" * 5000,
+        "epochs=" + "9" * 5000,
+        "epochs=" + "-" * 100_000,
+        "batch_size=5,,",
+    ],
+)
 def test_bad_fit_params_are_refused(text):
     with pytest.raises(ParameterError):
         parse_fit_params(text)
 
 
-PIECES = st.sampled_from(["loss=", "optimizer=", "'SGD(", ")'", "[", "]", "{", "}", ",", "=", "epochs=", "1", "None",
-                          "'", '"', "metrics=", "lambda: 0", "__import__('os')", " ", "\n", "class_weight=", "0:1",
-                          "1e999", "callbacks=", "[TensorBoard(", "log_dir='x'", ")]", "\\", "b'x'", "\x00", "é"])
+PIECES = st.sampled_from(
+    [
+        "loss=",
+        "optimizer=",
+        "'SGD(",
+        ")'",
+        "[",
+        "]",
+        "{",
+        "}",
+        ",",
+        "=",
+        "epochs=",
+        "1",
+        "None",
+        "'",
+        '"',
+        "metrics=",
+        "lambda: 0",
+        "__import__('os')",
+        " ",
+        "\n",
+        "class_weight=",
+        "0:1",
+        "1e999",
+        "callbacks=",
+        "[TensorBoard(",
+        "log_dir='x'",
+        ")]",
+        "\\",
+        "b'x'",
+        "\x00",
+        "é",
+    ]
+)
 TEXTS = st.text() | st.text(alphabet=string.printable) | st.lists(PIECES).map("".join)
 
 
@@ -132,8 +241,11 @@ VALUES = st.none() | st.booleans() | st.integers(-99, 99) | st.floats(allow_nan=
 
 
 @settings(max_examples=500, deadline=None, database=None)
-@given(st.dictionaries(st.sampled_from(["momentum", "rho", "epsilon", "nesterov", "clipnorm"]), VALUES),
-       st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 9)), st.integers(1, 999))
+@given(
+    st.dictionaries(st.sampled_from(["momentum", "rho", "epsilon", "nesterov", "clipnorm"]), VALUES),
+    st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 9)),
+    st.integers(1, 999),
+)
 def test_what_is_written_is_read(arguments, weights, batch_size):
     written = ", ".join(f"{k} = {v!r}" for k, v in arguments.items())
     parsed = parse_compile_params(f"loss_weights={weights!r}, loss='mse', optimizer='SGD({written})'")

@@ -40,8 +40,13 @@ def test_what_is_not_equal_to_itself_or_no_json_is_no_fact(facts):
 
 
 def test_a_stage_is_its_parent_and_all_its_parameters():
-    names = [identity.child(ROOT, ("a", "b")), identity.child(ROOT, ("ab", "")), identity.child(ROOT, ("", "ab")),
-             identity.child(identity.root({"model": 2}), ("a", "b")), identity.child(ROOT, ("a", 'b","'))]
+    names = [
+        identity.child(ROOT, ("a", "b")),
+        identity.child(ROOT, ("ab", "")),
+        identity.child(ROOT, ("", "ab")),
+        identity.child(identity.root({"model": 2}), ("a", "b")),
+        identity.child(ROOT, ("a", 'b","')),
+    ]
     assert len(set(names)) == 5 and names[0] == identity.child(ROOT, ("a", "b"))
 
 
@@ -80,8 +85,15 @@ def test_a_path_may_stay_apart_from_equal_ones():
     assert numbers(plan.ask(3, ROOT, values(1, 1, 3), 3)) == [8], "with the one that everybody shares"
     again = Plan()
     for number, stage in plan.stages.items():
-        again.restore(number, stage.parent and stage.parent.number, stage.iteration, stage.identity, stage.parameters,
-                      stage.mst_key, stage.trials)
+        again.restore(
+            number,
+            stage.parent and stage.parent.number,
+            stage.iteration,
+            stage.identity,
+            stage.parameters,
+            stage.mst_key,
+            stage.trials,
+        )
     assert numbers(again.ask(2, ROOT, values(1, 1, 3), 5)) == [9] and again.stages[9].parent is again.stages[7]
 
 
@@ -363,8 +375,9 @@ class Story:
             self.running = []
             before, self.plan = self.plan, Plan()
             for s in before.stages.values():
-                self.plan.restore(s.number, s.parent and s.parent.number, s.iteration, s.identity, s.parameters,
-                                  s.failed)
+                self.plan.restore(
+                    s.number, s.parent and s.parent.number, s.iteration, s.identity, s.parameters, s.failed
+                )
             for key, (start, along) in self.trials.items():
                 path = before.path(key)
                 evaluated = {s.iteration for s in path if s.evaluated_for and key in s.evaluated_for}
@@ -392,16 +405,24 @@ class Story:
         for key in set(self.trials) - self.gone:
             for stage in self.plan.path(key):
                 assert self.board.ended(stage.number) and stage.number in self.told
-                assert {Unit(stage.iteration, stage.number, "train", "training", s)
-                        for s in self.segments} <= self.units
-                assert not stage.evaluated or {
-                    Unit(stage.iteration, stage.number, "evaluate", *key) for key in self.board.datasets} <= self.units
+                assert {
+                    Unit(stage.iteration, stage.number, "train", "training", s) for s in self.segments
+                } <= self.units
+                assert (
+                    not stage.evaluated
+                    or {Unit(stage.iteration, stage.number, "evaluate", *key) for key in self.board.datasets}
+                    <= self.units
+                )
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(0, 10**9), st.sampled_from(sorted(SCHEDULERS)),
-       st.lists(st.sampled_from("ask ask start start finish finish finish withdraw fail serve resume".split()),
-                max_size=60))
+@given(
+    st.integers(0, 10**9),
+    st.sampled_from(sorted(SCHEDULERS)),
+    st.lists(
+        st.sampled_from("ask ask start start finish finish finish withdraw fail serve resume".split()), max_size=60
+    ),
+)
 def test_whatever_happens_nothing_is_lost_or_done_twice(seed, name, events):
     story = Story(seed, name)
     story.ask()

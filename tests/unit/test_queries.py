@@ -9,26 +9,38 @@ from pg_mop.execute.queries import Query, as_text, by_spi, rows_of
 
 
 def test_values_are_literals_and_what_stands_in_quotes_is_left_alone():
-    query = Query('SELECT "a$1"."b""$2"($1, $2) WHERE x = \'$1 it\'\'s\' AND y = $2 AND z = $10',
-                  ("integer", "text", *["boolean"] * 7, "bigint[]"), (7, "it's \\", *[None] * 7, [1, None]))
-    assert as_text(query) == ('SELECT "a$1"."b""$2"(\'7\'::integer, E\'it\'\'s \\\\\'::text) WHERE x = \'$1 it\'\'s\' '
-                              "AND y = E'it''s \\\\'::text AND z = ARRAY['1', NULL]::bigint[]")
+    query = Query(
+        'SELECT "a$1"."b""$2"($1, $2) WHERE x = \'$1 it\'\'s\' AND y = $2 AND z = $10',
+        ("integer", "text", *["boolean"] * 7, "bigint[]"),
+        (7, "it's \\", *[None] * 7, [1, None]),
+    )
+    assert as_text(query) == (
+        "SELECT \"a$1\".\"b\"\"$2\"('7'::integer, E'it''s \\\\'::text) WHERE x = '$1 it''s' "
+        "AND y = E'it''s \\\\'::text AND z = ARRAY['1', NULL]::bigint[]"
+    )
 
 
 def test_without_values_a_statement_is_as_it_is():
     assert as_text(Query("SELECT '$1', $1")) == "SELECT '$1', $1"
 
 
-@pytest.mark.parametrize("value, literal", [
-    ([], "ARRAY[]::float8[]"), ([0.1, 1e-300], "ARRAY['0.1', '1e-300']::float8[]"),
-    ([math.nan, math.inf, -math.inf], "ARRAY['nan', 'Infinity', '-Infinity']::float8[]"), (None, "NULL::float8[]")])
+@pytest.mark.parametrize(
+    "value, literal",
+    [
+        ([], "ARRAY[]::float8[]"),
+        ([0.1, 1e-300], "ARRAY['0.1', '1e-300']::float8[]"),
+        ([math.nan, math.inf, -math.inf], "ARRAY['nan', 'Infinity', '-Infinity']::float8[]"),
+        (None, "NULL::float8[]"),
+    ],
+)
 def test_numbers_keep_every_bit(value, literal):
     assert as_text(Query("SELECT $1", ("float8[]",), (value,))) == f"SELECT {literal}"
 
 
 def test_several_rows_are_one_and_come_back():
     assert as_text(Query("SELECT * FROM f($1)", ("boolean",), (True,), several=True)) == (
-        "SELECT coalesce(json_agg(s), '[]') AS several FROM (SELECT * FROM f('True'::boolean)) AS s")
+        "SELECT coalesce(json_agg(s), '[]') AS several FROM (SELECT * FROM f('True'::boolean)) AS s"
+    )
     rows = [{"stage": 1, "text": "a"}, {"stage": 2, "text": None}]
     assert rows_of(json.dumps({"several": rows})) == rows
     assert rows_of('{"several": []}') == [] and rows_of(None) == []

@@ -18,10 +18,15 @@ def read(name, pattern):
 def test_the_version_is_one_everywhere():
     version = read("pg_mop.control", r"^default_version = '(.*)'")
     assert re.fullmatch(r"\d+\.\d+\.\d+", version)
-    assert {version} == {META["version"], META["provides"]["pg_mop"]["version"], pg_mop.__version__,
-                         read("pyproject.toml", r'^version = "(.*)"'), read("CHANGELOG.md", r"^## (\S+)"),
-                         read("client/pyproject.toml", r'^version = "(.*)"'),
-                         read("client/pg_mop_client/__init__.py", r'^__version__ = "(.*)"')}
+    assert {version} == {
+        META["version"],
+        META["provides"]["pg_mop"]["version"],
+        pg_mop.__version__,
+        read("pyproject.toml", r'^version = "(.*)"'),
+        read("CHANGELOG.md", r"^## (\S+)"),
+        read("client/pyproject.toml", r'^version = "(.*)"'),
+        read("client/pg_mop_client/__init__.py", r'^__version__ = "(.*)"'),
+    }
 
 
 def test_meta_json_has_what_pgxn_requires():
@@ -45,9 +50,12 @@ def test_the_license_is_whole_and_named():
 
 def test_every_package_of_the_tree_is_installed():
     listed = re.findall(r'"([\w.]+)"', re.search(r"^packages = \[(.*?)\]", PROJECT, re.M | re.S)[1])
-    there = {path.parent.relative_to(base).as_posix().replace("/", ".")
-             for base in (ROOT / "plpy_modules", ROOT) for top in ("pg_mop", "mop_udf")
-             for path in (base / top).rglob("*.py")}
+    there = {
+        path.parent.relative_to(base).as_posix().replace("/", ".")
+        for base in (ROOT / "plpy_modules", ROOT)
+        for top in ("pg_mop", "mop_udf")
+        for path in (base / top).rglob("*.py")
+    }
     assert sorted(listed) == sorted(there)
 
 
@@ -66,14 +74,46 @@ def test_the_makefile_leaves_to_pgxs_what_is_its_own():
     """A variable that PGXS reads (PostgreSQL's manual lists them) would have it build what there is not."""
     ours = set(re.findall(r"^(\w+) *[:?]?=", (ROOT / "Makefile").read_text(), re.M))
     assert ours >= {"EXTENSION", "DATA_built", "PG_CONFIG", "SOURCES"}
-    assert not ours & {"MODULES", "MODULE_big", "PROGRAM", "MODULEDIR", "DATA", "DATA_TSEARCH", "DOCS", "HEADERS",
-                       "HEADERS_built", "SCRIPTS", "SCRIPTS_built", "REGRESS", "REGRESS_OPTS", "ISOLATION", "TAP_TESTS",
-                       "NO_INSTALL", "NO_INSTALLCHECK", "EXTRA_CLEAN", "OBJS", "SHLIB_LINK", "PG_LIBS", "PG_CPPFLAGS"}
+    assert not ours & {
+        "MODULES",
+        "MODULE_big",
+        "PROGRAM",
+        "MODULEDIR",
+        "DATA",
+        "DATA_TSEARCH",
+        "DOCS",
+        "HEADERS",
+        "HEADERS_built",
+        "SCRIPTS",
+        "SCRIPTS_built",
+        "REGRESS",
+        "REGRESS_OPTS",
+        "ISOLATION",
+        "TAP_TESTS",
+        "NO_INSTALL",
+        "NO_INSTALLCHECK",
+        "EXTRA_CLEAN",
+        "OBJS",
+        "SHLIB_LINK",
+        "PG_LIBS",
+        "PG_CPPFLAGS",
+    }
 
 
 def test_the_image_has_what_make_install_reads():
     """.dockerignore leaves in whatever of the tree the Makefile's `install` and the demo need."""
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    assert kept >= {"LICENSE", "Makefile", "pg_mop.control", "pyproject.toml", "sql", "migrations", "tools",
-                    "plpy_modules", "mop_udf", "demo", "docker"}
+    assert kept >= {
+        "LICENSE",
+        "Makefile",
+        "pg_mop.control",
+        "pyproject.toml",
+        "sql",
+        "migrations",
+        "tools",
+        "plpy_modules",
+        "mop_udf",
+        "demo",
+        "docker",
+    }
     assert all((ROOT / name).exists() for name in kept)

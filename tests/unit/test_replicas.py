@@ -25,14 +25,17 @@ def test_every_replica_stays_on_its_segment_and_no_iteration_begins_early():
     visits = simulate(board, Randomized(board, 1), lambda unit: source.random())
     train = [v for v in visits if v.unit.kind == "train"]
     assert sorted((v.unit.iteration, key_of[v.unit.stage], v.unit.segment) for v in train) == [
-        (i, k, 6 + k) for i in range(1, 5) for k in (1, 2, 3)]
+        (i, k, 6 + k) for i in range(1, 5) for k in (1, 2, 3)
+    ]
     for iteration in (1, 2, 3):
         ends = max(v.end for v in train if v.unit.iteration == iteration)
         assert all(v.start >= ends for v in train if v.unit.iteration == iteration + 1)
     evaluated = [v for v in visits if v.unit.kind == "evaluate"]
     assert sorted((v.unit.iteration, v.unit.dataset, v.unit.segment) for v in evaluated) == [
-        (i, d, s) for i in (2, 4) for d, s in (("training", 7), ("training", 8), ("training", 9), ("validation", 7),
-                                               ("validation", 8))]
+        (i, d, s)
+        for i in (2, 4)
+        for d, s in (("training", 7), ("training", 8), ("training", 9), ("validation", 7), ("validation", 8))
+    ]
     for visit in evaluated:
         trained = [v.end for v in train if v.unit.iteration == visit.unit.iteration]
         assert visit.start >= max(trained), "the average of all is evaluated"

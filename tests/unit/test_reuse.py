@@ -13,8 +13,19 @@ def chain(*values):
 
 def known(stages, run, states=(), scored=True):
     """{identity: [Known]} of a run that has trained these stages, with states of some of them (their numbers)."""
-    return {s.identity: [Known(run, s.number, s.number in states, scored, (run, s.number),
-                               None if s.parent is None else (run, s.parent.number))] for s in stages}
+    return {
+        s.identity: [
+            Known(
+                run,
+                s.number,
+                s.number in states,
+                scored,
+                (run, s.number),
+                None if s.parent is None else (run, s.parent.number),
+            )
+        ]
+        for s in stages
+    }
 
 
 def numbers(found):
@@ -43,7 +54,10 @@ def test_metrics_that_nobody_knows_are_evaluated_of_a_state_or_hinder():
     plan = Plan()
     stages = plan.ask(1, "root", lambda i: (str(i),), 3, evaluated=(1, 3))
     assert numbers(adoptable(stages, known(stages, 7, {1, 3}, scored=False))) == [
-        (1, 7, True), (2, 7, False), (3, 7, True)]
+        (1, 7, True),
+        (2, 7, False),
+        (3, 7, True),
+    ]
     assert adoptable(stages, known(stages, 7, {3}, scored=False)) == []
 
 
@@ -83,7 +97,15 @@ def test_a_trial_goes_on_only_from_what_it_was_taken_over_from():
 
 def test_an_iteration_that_was_evaluated_here_and_elsewhere_is_told():
     row = {"dataset": "training", "metric": 0.5, "loss": 1.0}
-    text = metrics.lines(2, 3, None, [{**row, "mst_key": 1, "stage": 1, "took": None},
-                                      {**row, "mst_key": 2, "stage": 2, "took": 0.25},
-                                      {**row, "mst_key": 3, "stage": 2, "took": 0.25}], "mst_key={}: ".format)
+    text = metrics.lines(
+        2,
+        3,
+        None,
+        [
+            {**row, "mst_key": 1, "stage": 1, "took": None},
+            {**row, "mst_key": 2, "stage": 2, "took": 0.25},
+            {**row, "mst_key": 3, "stage": 2, "took": 0.25},
+        ],
+        "mst_key={}: ".format,
+    )
     assert text.startswith("iteration 2 of 3: trained in 0.000 s, evaluated in 0.250 s\n  mst_key=1: ")

@@ -26,8 +26,10 @@ def space(text):
 
 
 def numbers(configuration):
-    return (math.log10(float(re.search(r"lr=([0-9.e-]+)", configuration[1])[1])),
-            float(re.search(r"batch_size=(\d+)", configuration[2])[1]))
+    return (
+        math.log10(float(re.search(r"lr=([0-9.e-]+)", configuration[1])[1])),
+        float(re.search(r"batch_size=(\d+)", configuration[2])[1]),
+    )
 
 
 def bowl(configuration):
@@ -44,8 +46,9 @@ def valley(configuration):
 def two(configuration):
     """Two minima: the wider one is not the deeper one."""
     lr, batch = numbers(configuration)
-    return min(0.3 + 1.5 * ((lr + 3) ** 2 + ((batch - 400) / 100) ** 2),
-               3.0 * ((lr + 0.8) ** 2 + ((batch - 100) / 100) ** 2))
+    return min(
+        0.3 + 1.5 * ((lr + 3) ** 2 + ((batch - 400) / 100) ** 2), 3.0 * ((lr + 0.8) ** 2 + ((batch - 100) / 100) ** 2)
+    )
 
 
 def mixed(configuration):
@@ -74,14 +77,26 @@ def rising(badness, configuration, iteration):
     return badness(configuration) + 3 * iteration
 
 
-FUNCTIONS = [(NUMBERS, bowl, clean), (NUMBERS, valley, clean), (NUMBERS, two, clean), (CONDITIONAL, mixed, clean),
-             (NUMBERS, bowl, rising), (NUMBERS, bowl, noisy), (CONDITIONAL, mixed, noisy), (NUMBERS, bowl, crossing)]
-LEARNERS = [("asha", "trials=80, iterations=9, sampler=tpe"), ("bohb", "iterations=81"),
-            ("tpe", "trials=80, iterations=2"), ("tpe", "trials=80, iterations=2, sampler=cmaes"),
-            ("asha", "trials=80, iterations=9, sampler=cmaes"),
-            ("median-stopping", "trials=80, iterations=5, parallel=8, sampler=tpe"),
-            ("median-stopping", "trials=80, iterations=5, parallel=8, sampler=cmaes"),
-            ("madlib-hyperopt", "trials=80, iterations=2, parallel=4")]
+FUNCTIONS = [
+    (NUMBERS, bowl, clean),
+    (NUMBERS, valley, clean),
+    (NUMBERS, two, clean),
+    (CONDITIONAL, mixed, clean),
+    (NUMBERS, bowl, rising),
+    (NUMBERS, bowl, noisy),
+    (CONDITIONAL, mixed, noisy),
+    (NUMBERS, bowl, crossing),
+]
+LEARNERS = [
+    ("asha", "trials=80, iterations=9, sampler=tpe"),
+    ("bohb", "iterations=81"),
+    ("tpe", "trials=80, iterations=2"),
+    ("tpe", "trials=80, iterations=2, sampler=cmaes"),
+    ("asha", "trials=80, iterations=9, sampler=cmaes"),
+    ("median-stopping", "trials=80, iterations=5, parallel=8, sampler=tpe"),
+    ("median-stopping", "trials=80, iterations=5, parallel=8, sampler=cmaes"),
+    ("madlib-hyperopt", "trials=80, iterations=2, parallel=4"),
+]
 
 
 def searched(procedure, seed, curve, goal=1, events=None):
@@ -112,19 +127,23 @@ def last_quarter(name, parameters, text, badness, shape):
     """The mean badness of the last quarter of the proposals, of several seeds."""
     means = []
     for seed in SEEDS:
-        proposed = searched(create(name, space(text), seed, "min", parameters), seed,
-                            lambda c, i: shape(badness, c, i))
-        means.append(mean(map(badness, proposed[-len(proposed) // 4:])))
+        proposed = searched(create(name, space(text), seed, "min", parameters), seed, lambda c, i: shape(badness, c, i))
+        means.append(mean(map(badness, proposed[-len(proposed) // 4 :])))
     return mean(means)
 
 
-@pytest.mark.parametrize("name, parameters, text, badness, shape", [
-    pytest.param(*learner, *function, id=f"{' '.join(learner)}-{function[1].__name__}-{function[2].__name__}")
-    for learner in LEARNERS for function in (FUNCTIONS if learner in LEARNERS[:2] else FUNCTIONS[1:6])
-    # (a trial's own curve that rises, ASHA and BOHB never compare with another's of another iteration; CMA-ES is for
-    # numbers, in one branch)
-    if not (learner in LEARNERS[:2] and function[2] is rising)
-    and not ("cmaes" in learner[1] and function[0] == CONDITIONAL)])
+@pytest.mark.parametrize(
+    "name, parameters, text, badness, shape",
+    [
+        pytest.param(*learner, *function, id=f"{' '.join(learner)}-{function[1].__name__}-{function[2].__name__}")
+        for learner in LEARNERS
+        for function in (FUNCTIONS if learner in LEARNERS[:2] else FUNCTIONS[1:6])
+        # (a trial's own curve that rises, ASHA and BOHB never compare with another's of another iteration; CMA-ES is for
+        # numbers, in one branch)
+        if not (learner in LEARNERS[:2] and function[2] is rising)
+        and not ("cmaes" in learner[1] and function[0] == CONDITIONAL)
+    ],
+)
 def test_the_last_quarter_of_the_proposals_is_clearly_better_than_chance(name, parameters, text, badness, shape):
     if (name, parameters) not in LEARNERS[:2]:
         pytest.importorskip("optuna", reason="not run: it needs Optuna")
@@ -134,15 +153,18 @@ def test_the_last_quarter_of_the_proposals_is_clearly_better_than_chance(name, p
     assert last_quarter(name, parameters, text, badness, shape) < 0.75 * chance
 
 
-@pytest.mark.parametrize("name, parameters", [("asha", "trials=40, iterations=9, sampler=tpe"),
-                                              ("bohb", "iterations=27")])
+@pytest.mark.parametrize(
+    "name, parameters", [("asha", "trials=40, iterations=9, sampler=tpe"), ("bohb", "iterations=27")]
+)
 @pytest.mark.parametrize("text, badness", [(NUMBERS, bowl), (CONDITIONAL, mixed)])
 def test_a_search_with_densities_goes_on_with_the_same_proposals(name, parameters, text, badness):
     def made():
         procedure = create(name, space(text), 3, "max", parameters)
-        procedure.begin_with([(space(text).configuration(space(text).sample(Random(i))), {1: 0.5 + i, 3: 0.3})
-                              for i in range(12)])
+        procedure.begin_with(
+            [(space(text).configuration(space(text).sample(Random(i))), {1: 0.5 + i, 3: 0.3}) for i in range(12)]
+        )
         return procedure
+
     events = []
     proposed = searched(made(), 1, lambda c, i: badness(c) + 1 / i, -1, events)
     for cut in (0, 1, len(events) // 3, len(events) // 2, len(events)):
@@ -179,8 +201,11 @@ def test_the_largest_budget_with_enough_losses_has_the_say():
 def test_survivors_at_a_large_budget_do_not_keep_proposals_away():
     """All that got to budget 9 have rates around 0.01, the best in their middle; the others did not."""
     source = Densities(space(NUMBERS), 1, at_random=0)
-    told(source, [(10 ** (-2 + 0.05 * i), {1: abs(i), 9: abs(i)}) for i in range(-6, 7)]
-         + [(10 ** (-2 + side * 0.1 * i), {1: 50}) for i in range(5, 20) for side in (-1, 1)])
+    told(
+        source,
+        [(10 ** (-2 + 0.05 * i), {1: abs(i), 9: abs(i)}) for i in range(-6, 7)]
+        + [(10 ** (-2 + side * 0.1 * i), {1: 50}) for i in range(5, 20) for side in (-1, 1)],
+    )
     proposed = [math.log10(source.draw(100 + i)["0.lr"]) for i in range(10)]
     assert mean(abs(lr + 2) for lr in proposed) < 0.3
 
@@ -206,6 +231,7 @@ def test_what_was_known_of_a_trial_and_what_it_comes_to_count_as_one():
 
 def test_places_and_coordinates_agree():
     from pg_mop.search.densities import _coordinate, _place
+
     random = Random(2)
     for text in (NUMBERS, CONDITIONAL):
         over = space(text)

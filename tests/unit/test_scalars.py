@@ -41,13 +41,18 @@ def by_keras(compile_params):
     import keras
 
     from mop_udf import models
+
     model = models.build(models.normalise(dense()), 7)
-    model.compile(optimizer=models.make_optimizer(compile_params["optimizer"], compile_params["optimizer_args"]),
-                  loss=compile_params["loss"], jit_compile=False, run_eagerly=True)
+    model.compile(
+        optimizer=models.make_optimizer(compile_params["optimizer"], compile_params["optimizer_args"]),
+        loss=compile_params["loss"],
+        jit_compile=False,
+        run_eagerly=True,
+    )
     x, y = random_rows(24)
     for _ in range(3):
         for i in range(0, 24, 8):
-            model.train_on_batch(x[i:i + 8], y[i:i + 8])
+            model.train_on_batch(x[i : i + 8], y[i : i + 8])
     keras.backend.clear_session()
     return np.concatenate([w.ravel() for w in model.get_weights()])
 
@@ -57,10 +62,16 @@ def test_every_optimizer_has_its_pair():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name,kernel", [*((n, "plain") for n in PAIRS), *((n, k) for k in ("loop", "xla") for n in (
-    "SGD", "SGD, decaying", "RMSprop", "Adam", "AdamW"))])
+@pytest.mark.parametrize(
+    "name,kernel",
+    [
+        *((n, "plain") for n in PAIRS),
+        *((n, k) for k in ("loop", "xla") for n in ("SGD", "SGD, decaying", "RMSprop", "Adam", "AdamW")),
+    ],
+)
 def test_scalars_are_those_of_the_configuration(name, kernel):
     from mop_udf import models
+
     cache, results = models.ModelCache(), []
     x, y = random_rows(24)
     for arguments in (*PAIRS[name], PAIRS[name][0]):
@@ -81,7 +92,17 @@ def test_scalars_are_those_of_the_configuration(name, kernel):
 
 
 def test_numbers_of_different_signs_do_not_share():
-    keys = [str(params.without_scalars(parsed("SGD", a))) for a in
-            ("momentum=0", "momentum=0.1", "momentum=0.2", "momentum=-0.1", "lr=0.1", "nesterov=True", "clipnorm=1.0",
-             "clipnorm=2.0")]
+    keys = [
+        str(params.without_scalars(parsed("SGD", a)))
+        for a in (
+            "momentum=0",
+            "momentum=0.1",
+            "momentum=0.2",
+            "momentum=-0.1",
+            "lr=0.1",
+            "nesterov=True",
+            "clipnorm=1.0",
+            "clipnorm=2.0",
+        )
+    ]
     assert keys[1] == keys[2] and len(set(keys)) == 7

@@ -37,8 +37,9 @@ class Keyed(Visit):
     key: int
 
 
-def run(name, configurations, segments, iterations, seed=7, metrics=(), validation=(), seconds=None, ahead=False,
-        alike=None):
+def run(
+    name, configurations, segments, iterations, seed=7, metrics=(), validation=(), seconds=None, ahead=False, alike=None
+):
     """`seconds`: of a configuration and a unit; `alike`: of configurations."""
     board = board_of(configurations, segments, iterations, metrics, validation)
     key_of = {number: min(stage.trials) for number, stage in board.plan.stages.items()}
@@ -57,8 +58,9 @@ def uneven(key, unit):
 def test_every_configuration_visits_every_segment_once_per_iteration(name, configurations, segments, iterations, ahead):
     visits = run(name, configurations, segments, iterations, seconds=uneven, ahead=ahead)
     trained = [(v.key, v.unit.iteration, v.unit.segment) for v in visits]
-    assert sorted(trained) == [(c, i, s) for c in range(1, configurations + 1)
-                               for i in range(1, iterations + 1) for s in range(segments)]
+    assert sorted(trained) == [
+        (c, i, s) for c in range(1, configurations + 1) for i in range(1, iterations + 1) for s in range(segments)
+    ]
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
@@ -105,15 +107,16 @@ def test_round_robin_moves_every_configuration_to_the_next_segment_in_lockstep()
     for key in range(1, 5):
         order = [v.unit.segment for v in sorted(visits, key=lambda v: v.start) if v.key == key]
         assert order == [(order[0] + k) % 4 for k in range(4)]
-    rounds = [sorted(v.start for v in visits)[i * 4:(i + 1) * 4] for i in range(4)]
+    rounds = [sorted(v.start for v in visits)[i * 4 : (i + 1) * 4] for i in range(4)]
     assert all(len(set(r)) == 1 for r in rounds)
 
 
 def test_without_rounds_unequal_units_finish_sooner():
     cost = {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 5: 1.0, 6: 8.0}
     seconds = lambda key, unit: cost[key]  # noqa: E731
-    assert (makespan(run("randomized", 6, 3, 4, seconds=seconds))
-            < makespan(run("round-robin", 6, 3, 4, seconds=seconds)))
+    assert makespan(run("randomized", 6, 3, 4, seconds=seconds)) < makespan(
+        run("round-robin", 6, 3, 4, seconds=seconds)
+    )
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -126,8 +129,9 @@ def test_places_are_idle_for_little_more_than_they_must(configurations, segments
         cost = {key: 10 ** source.uniform(0, 1) for key in range(1, configurations + 1)}
         bound = 4 * max(sum(cost.values()), segments * max(cost.values()))  # a place's work, or a configuration's
         for name, found in over.items():
-            visits = run(name, configurations, segments, 4, seed=draw, seconds=lambda key, unit, c=cost: c[key],
-                         ahead=ahead)
+            visits = run(
+                name, configurations, segments, 4, seed=draw, seconds=lambda key, unit, c=cost: c[key], ahead=ahead
+            )
             found.append(makespan(visits) / bound - 1)
     mean = {name: sum(found) / len(found) for name, found in over.items()}
     assert mean["longest-first"] < 0.05 and mean["randomized"] < 0.05
@@ -160,8 +164,16 @@ def test_what_is_compiled_is_used_again_and_the_run_takes_no_longer(architecture
         cost = {key: base[alike[key]] * source.uniform(0.95, 1.05) for key in alike}
         spans = []
         for known in (None, alike):
-            visits = run("longest-first", len(alike), segments, 4, seed=draw, seconds=lambda key, unit, c=cost: c[key],
-                         ahead=ahead, alike=known)
+            visits = run(
+                "longest-first",
+                len(alike),
+                segments,
+                4,
+                seed=draw,
+                seconds=lambda key, unit, c=cost: c[key],
+                ahead=ahead,
+                alike=known,
+            )
             spans.append(makespan(visits))
             if known is None:
                 before += changes(visits, alike)
@@ -197,8 +209,12 @@ def test_where_any_place_does_all_segments_most_is_compiled_in_one(name, models,
 
             choose = scheduler.choose
             scheduler.choose = lambda place, choose=choose, at=at: (at.update(place=place), choose(place))[1]
-            visits = simulate(board, scheduler, seconds, groups=Groups(
-                board, scheduler, alike.get, lambda number: 1) if groups else None)
+            visits = simulate(
+                board,
+                scheduler,
+                seconds,
+                groups=Groups(board, scheduler, alike.get, lambda number: 1) if groups else None,
+            )
             trained = sorted((v.unit.stage, v.unit.segment) for v in visits)
             assert trained == [(number, s) for number in sorted(alike) for s in range(segments)]
             spans[anywhere] += makespan(visits)
@@ -270,6 +286,7 @@ def test_an_evaluation_that_is_left_to_its_home_keeps_no_other_back(name):
 
 def test_a_compiled_model_is_known_again_by_its_digest_in_another_call():
     """Whatever numbers its architecture and itself have there."""
+
     def digests(architectures, shape="4 -> 3", framework="tensorflow"):
         sharing = Sharing(architectures, shape, framework)
         return {key: sharing.digest(sharing.key(Asked(key))[0]) for key in architectures}
@@ -294,8 +311,11 @@ def test_no_evaluation_waits_for_a_home_that_trains(name):
     for seed in range(8):
         board, scheduler = of_one_net(name, 7, 2, seed)
         long, trained = {n for n, stage in board.plan.stages.items() if 1 in stage.trials}, {}
-        for v in simulate(board, scheduler, lambda unit, long=long: 0.01 if unit.kind == "evaluate" else
-                          60.0 if unit.stage in long else 1.0):  # (by end)
+        for v in simulate(
+            board,
+            scheduler,
+            lambda unit, long=long: 0.01 if unit.kind == "evaluate" else 60.0 if unit.stage in long else 1.0,
+        ):  # (by end)
             if v.unit.kind == "train":
                 trained[v.unit.stage] = v.end
             elif v.unit.stage not in long:
@@ -461,8 +481,16 @@ def test_orders_are_random_within_a_run_too(ahead):
     same = []
     for seed in range(20):
         source = random.Random(seed)
-        visits = run("randomized", 16, 2, 12, seed=seed, ahead=ahead, alike={key: key % 2 for key in range(1, 17)},
-                     seconds=lambda key, unit, s=source: (1 + key % 2) * s.uniform(1, 1.05))
+        visits = run(
+            "randomized",
+            16,
+            2,
+            12,
+            seed=seed,
+            ahead=ahead,
+            alike={key: key % 2 for key in range(1, 17)},
+            seconds=lambda key, unit, s=source: (1 + key % 2) * s.uniform(1, 1.05),
+        )
         found = orders(visits)
         first = Counter(order[0] for order in found.values())
         assert 70 < first[0] < 192 - 70, "longest-first began 184 of 192 on the same segment"
@@ -472,10 +500,12 @@ def test_orders_are_random_within_a_run_too(ahead):
 
 def spread(kind, count, source):
     """Seconds of the units of some configurations."""
-    return {"tenfold": lambda: [10 ** source.uniform(0, 1) for _ in range(count)],
-            "hundredfold": lambda: [10 ** source.uniform(0, 2) for _ in range(count)],
-            "two sizes": lambda: [source.choice([1, 8]) for _ in range(count)],
-            "one large": lambda: [8] + [1] * (count - 1)}[kind]()
+    return {
+        "tenfold": lambda: [10 ** source.uniform(0, 1) for _ in range(count)],
+        "hundredfold": lambda: [10 ** source.uniform(0, 2) for _ in range(count)],
+        "two sizes": lambda: [source.choice([1, 8]) for _ in range(count)],
+        "one large": lambda: [8] + [1] * (count - 1),
+    }[kind]()
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -485,9 +515,20 @@ def test_at_random_takes_as_long_as_the_longest_first(kind, ahead):
     for configurations, segments, iterations in [(16, 2, 8), (12, 4, 4), (30, 8, 4), (24, 8, 6)]:
         for draw in range(4):
             cost = spread(kind, configurations, random.Random(draw))
-            spans = [makespan(run(name, configurations, segments, iterations, seed=draw, ahead=ahead,
-                                  seconds=lambda key, unit, c=cost: c[key - 1]))
-                     for name in ("randomized", "longest-first")]
+            spans = [
+                makespan(
+                    run(
+                        name,
+                        configurations,
+                        segments,
+                        iterations,
+                        seed=draw,
+                        ahead=ahead,
+                        seconds=lambda key, unit, c=cost: c[key - 1],
+                    )
+                )
+                for name in ("randomized", "longest-first")
+            ]
             ratios.append(spans[0] / spans[1])
     assert sum(ratios) / len(ratios) < 1.01
 
@@ -498,8 +539,12 @@ def tree(source, trials, iterations):
     plan = Plan()
     for key in range(1, trials + 1):
         model, falls = source.choice(["small", "large"]), source.sample(range(2, iterations + 1), 2)
-        plan.ask(key, identity.root(model), lambda i, f=falls, m=model: (f"{0.1 ** sum(i >= at for at in f):g}", m),
-                 source.choice([iterations // 2, iterations]))
+        plan.ask(
+            key,
+            identity.root(model),
+            lambda i, f=falls, m=model: (f"{0.1 ** sum(i >= at for at in f):g}", m),
+            source.choice([iterations // 2, iterations]),
+        )
     return plan
 
 
@@ -529,16 +574,31 @@ def test_the_longest_path_first_takes_no_longer_than_level_by_level():
             plan = tree(random.Random(draw), 12, 8)
             board = Board(plan, range(2))
             scheduler = SCHEDULERS[name](board, draw, lambda number, p=plan: p.stages[number].parameters[1])
-            spans[name] += makespan(simulate(board, scheduler, lambda unit, p=plan: (
-                8 if p.stages[unit.stage].parameters[1] == "large" else 1) + random.Random(repr(unit)).random() / 10))
+            spans[name] += makespan(
+                simulate(
+                    board,
+                    scheduler,
+                    lambda unit, p=plan: (
+                        (8 if p.stages[unit.stage].parameters[1] == "large" else 1)
+                        + random.Random(repr(unit)).random() / 10
+                    ),
+                )
+            )
     assert spans["longest-first"] < spans["breadth-first"]
     assert spans["randomized"] < 1.01 * spans["longest-first"]
 
 
 # --- several servers ---------------------------------------------------------------------------------------
 
-SERVERS = {("training", 0): "w1", ("training", 1): None, ("training", 2): "w1", ("training", 3): "w2",
-           ("validation", 0): None, ("validation", 1): "w2", ("validation", 2): "w3"}
+SERVERS = {
+    ("training", 0): "w1",
+    ("training", 1): None,
+    ("training", 2): "w1",
+    ("training", 3): "w2",
+    ("validation", 0): None,
+    ("validation", 1): "w2",
+    ("validation", 2): "w3",
+}
 
 
 def board_on_servers(configurations=4, iterations=2):
@@ -557,8 +617,9 @@ def test_a_place_does_segments_of_its_own_server_alone(name, wanted):
     assert all(SERVERS[v.unit.dataset, v.unit.segment] == board.server(v.place) for v in visits)
     for stage in board.plan.stages:
         for dataset in ("training", "validation"):
-            evaluations = [v for v in visits
-                           if (v.unit.stage, v.unit.kind, v.unit.dataset) == (stage, "evaluate", dataset)]
+            evaluations = [
+                v for v in visits if (v.unit.stage, v.unit.kind, v.unit.dataset) == (stage, "evaluate", dataset)
+            ]
             last = max(evaluations, key=lambda v: v.start)
             assert all(v.end <= last.start for v in evaluations if v is not last)
 
@@ -590,6 +651,7 @@ def test_carrying_and_the_coordinators_work_take_time():
         board = board_of(8, 4, 3)
         given = Transport(**{"bytes": 1e8, "network": 1e8, "disk": 1e9, "coordinator": 0.0, **transport})
         return makespan(simulate(board, SCHEDULERS["randomized"](board, 1), lambda unit: 1.0, transport=given))
+
     free = makespan(simulate(board := board_of(8, 4, 3), SCHEDULERS["randomized"](board, 1), lambda unit: 1.0))
     assert span(bytes=0) == pytest.approx(free)
     assert free < span(direct=True) < span() and span(bytes=0, coordinator=1.0) >= 8 * 4 * 3

@@ -36,7 +36,7 @@ def in_pieces(model, columns, inputs=1):
     for count in PIECES:
         evaluation = models.Evaluation(model, weights, inputs)
         if count:
-            evaluation.add(tuple(c[start:start + count] for c in columns))
+            evaluation.add(tuple(c[start : start + count] for c in columns))
             parts.append(np.array(evaluation.report()["sums"]))
         start += count
     assert start == len(columns[0])
@@ -49,8 +49,9 @@ def by_keras(model, columns, loss, metrics, inputs=1, **more):
     """What Keras' evaluate says of all rows in one batch."""
     model.model.compile(optimizer="sgd", loss=loss, metrics=metrics, **more)
     x, y = list(columns[:inputs]), list(columns[inputs:])
-    return model.model.evaluate(x[0] if inputs == 1 else x, y[0] if len(y) == 1 else y, batch_size=len(x[0]), verbose=0,
-                                return_dict=True)
+    return model.model.evaluate(
+        x[0] if inputs == 1 else x, y[0] if len(y) == 1 else y, batch_size=len(x[0]), verbose=0, return_dict=True
+    )
 
 
 @pytest.mark.thorough
@@ -67,8 +68,9 @@ def test_every_metric_of_pieces_is_that_of_all_rows(classes):
     of_width = "binary_crossentropy" if classes == 1 else "categorical_crossentropy"  # Keras refuses the short names
     theirs = by_keras(model, columns, loss, [n for n in names if n not in ("ce", "crossentropy")])
     theirs.update(ce=theirs[of_width], crossentropy=theirs[of_width])
-    assert scores["metrics"] == pytest.approx({n: float(np.mean(theirs[n])) for n in names}, rel=2e-5, abs=2e-6,
-                                              nan_ok=True)
+    assert scores["metrics"] == pytest.approx(
+        {n: float(np.mean(theirs[n])) for n in names}, rel=2e-5, abs=2e-6, nan_ok=True
+    )
     assert scores["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
 
@@ -82,8 +84,12 @@ def test_every_loss_of_pieces_is_that_of_all_rows(loss):
 
 def test_regularization_counts_once():
     l2 = {"class_name": "L2", "module": "keras.regularizers", "config": {"l2": 0.1}, "registered_name": None}
-    text = sequential("r", [4], layer("Dense", name="h", units=5, kernel_regularizer=l2, activity_regularizer=l2),
-                      layer("Dense", name="o", units=3, activation="softmax"))
+    text = sequential(
+        "r",
+        [4],
+        layer("Dense", name="h", units=5, kernel_regularizer=l2, activity_regularizer=l2),
+        layer("Dense", name="o", units=3, activation="softmax"),
+    )
     for loss in ("categorical_crossentropy", "dice"):
         model, columns = compiled(loss, architecture=text), rows(3)
         theirs = by_keras(model, columns, loss, None)["loss"]
@@ -110,6 +116,7 @@ def test_several_outputs_have_each_metric_and_its_mean():
 
 def test_a_custom_metric_of_a_whole_batch_counts_by_its_rows():
     import dill
+
     space = {"__name__": "__main__"}
     exec("def mean_error(t, p):\n    import keras\n    return keras.ops.mean(keras.ops.abs(t - p))\n", space)
     text = params.parse_compile_params("loss='mse', optimizer='SGD()', metrics=['mean_error', 'mae']")
@@ -141,7 +148,7 @@ def test_an_evaluation_is_compiled_once_and_its_sums_are_those_of_its_batches():
         for variable in own.variables:
             variable.assign(np.zeros(variable.shape))
         for start in range(0, count, size):
-            own.update(*(c[start:min(count, start + size)] for c in many))
+            own.update(*(c[start : min(count, start + size)] for c in many))
         assert sums == pytest.approx(np.concatenate([np.asarray(v).reshape(-1) for v in own.variables]), rel=1e-6)
 
 
@@ -149,8 +156,9 @@ def test_an_evaluation_is_compiled_once_for_all_optimizers_and_rates():
     cache, columns = models.ModelCache(), rows(3)
 
     def parsed(optimizer, metrics="['accuracy']"):
-        return params.parse_compile_params(f"loss='categorical_crossentropy', optimizer='{optimizer}', "
-                                           f"metrics={metrics}")
+        return params.parse_compile_params(
+            f"loss='categorical_crossentropy', optimizer='{optimizer}', metrics={metrics}"
+        )
 
     trained = [cache.get(dense(), parsed(optimizer), {}) for optimizer in ("Adam()", "SGD()", "SGD(momentum=0.9)")]
     assert len(cache.models) == 3
@@ -197,6 +205,7 @@ def grown(memory, row_bytes=0):
 
 def test_batches_grow_while_memory_allows(monkeypatch):
     from mop_udf.kernels import batch_size
+
     assert max(grown(Held(1 << 10))) == batch_size.MOST
     heavy = Held(2 << 20)  # a row
     assert max(grown(heavy)) * heavy.row <= batch_size.ENOUGH
@@ -213,6 +222,7 @@ def test_batches_grow_while_memory_allows(monkeypatch):
 
 def test_where_memory_ends_batches_are_halved_and_nothing_counts_twice():
     import tensorflow as tf
+
     model, columns = compiled(metrics=["accuracy", "true_positives"]), rows(3)
     whole = in_pieces(model, columns)
     other = compiled(metrics=["accuracy", "true_positives"])

@@ -29,15 +29,28 @@ def space(compile_grid=COMPILE, models=(1, 2)):
 
 def flat(count):
     """A space of so many configurations."""
-    return Space.of_texts([1], f"{{'loss': ['mse'], 'optimizer_params_list': [{{'optimizer': ['SGD'], 'lr': "
-                               f"{[i / 10000 for i in range(1, count + 1)]}}}]}}", "{'epochs': [1]}")
+    return Space.of_texts(
+        [1],
+        f"{{'loss': ['mse'], 'optimizer_params_list': [{{'optimizer': ['SGD'], 'lr': "
+        f"{[i / 10000 for i in range(1, count + 1)]}}}]}}",
+        "{'epochs': [1]}",
+    )
 
 
 # name -> what makes a short search of it
-SHORT = {"grid": {"iterations": 4, "trials": 20}, "random": {"iterations": 4}, "tpe": {"iterations": 4},
-         "successive-halving": {"iterations": 9}, "hyperband": {"iterations": 9}, "bohb": {"iterations": 9},
-         "asha": {"iterations": 9, "parallel": 4}, "population": {"iterations": 10}, "madlib-hyperopt": {"parallel": 3},
-         "median-stopping": {"iterations": 6, "parallel": 5}, "madlib-hyperband": {"iterations": 9}}
+SHORT = {
+    "grid": {"iterations": 4, "trials": 20},
+    "random": {"iterations": 4},
+    "tpe": {"iterations": 4},
+    "successive-halving": {"iterations": 9},
+    "hyperband": {"iterations": 9},
+    "bohb": {"iterations": 9},
+    "asha": {"iterations": 9, "parallel": 4},
+    "population": {"iterations": 10},
+    "madlib-hyperopt": {"parallel": 3},
+    "median-stopping": {"iterations": 6, "parallel": 5},
+    "madlib-hyperband": {"iterations": 9},
+}
 # which trials these propose, and how far, is decided by the results, in whatever order they come
 ORDERLESS = ("grid", "random", "successive-halving", "hyperband", "population", "madlib-hyperband")
 
@@ -189,8 +202,10 @@ class TestEveryProcedure:
 
     def test_what_is_known_is_no_hindrance(self, name):
         earlier = space()
-        known = [(earlier.configuration(p), {i: value(p, i) for i in (1, 3, 9)})
-                 for p in [earlier.sample(Random(i)) for i in range(30)]]
+        known = [
+            (earlier.configuration(p), {i: value(p, i) for i in (1, 3, 9)})
+            for p in [earlier.sample(Random(i)) for i in range(30)]
+        ]
         narrow = space(COMPILE.replace("'Adam', 'RMSprop'", "'Adam'"))
         for over in (earlier, narrow):
             procedures = [made(name, over=over) for _ in range(2)]
@@ -236,15 +251,18 @@ class TestEveryProcedure:
         first, second = Study(made(name)).run(), Study(made(name), order).run()
         if name in ORDERLESS:
             # copies of a population are numbered as they come
-            assert ({(first.configurations[p.trial], p.budget) for p in first.asked}
-                    == {(second.configurations[p.trial], p.budget) for p in second.asked})
+            assert {(first.configurations[p.trial], p.budget) for p in first.asked} == {
+                (second.configurations[p.trial], p.budget) for p in second.asked
+            }
             assert first.procedure.best[1:] == second.procedure.best[1:]
 
     def test_a_good_configuration_wins(self, name):
         """Of 60, the loss grows with the distance from the 20th, and early results are noisy."""
+
         def curve(configuration, iteration):
             lr = float(str(configuration[1]).split("lr=")[1].strip("[").split(")")[0].split(",")[0].strip("]"))
             return abs(lr - 0.002) * 100 + Random(f"{configuration} {iteration}").random() * 0.3 / iteration
+
         best = Study(made(name, over=flat(60)), curve=curve).run().procedure.best
         assert best[2] < 0.35
 
@@ -265,6 +283,7 @@ def test_unknown_names_are_refused():
 
 # --- spaces ------------------------------------------------------------------------------------------
 
+
 def test_a_space_has_the_dimensions_of_one_block_at_a_time():
     both = space()
     assert both.size == 2 * (2 * 4 + 3 * 3) * 3 == len(list(both.points()))
@@ -273,17 +292,26 @@ def test_a_space_has_the_dimensions_of_one_block_at_a_time():
     for point, configuration in zip(both.points(), configurations):
         assert ("1.momentum" in point) == ("SGD" in configuration[1])
         assert both.locate(configuration) == point
-    assert (1, "optimizer='SGD(lr=MultiStep(0.1, [3, 5], 0.1),momentum=0.9)',loss='mse',metrics=['accuracy']",
-            "batch_size=64,epochs=1") in configurations
+    assert (
+        1,
+        "optimizer='SGD(lr=MultiStep(0.1, [3, 5], 0.1),momentum=0.9)',loss='mse',metrics=['accuracy']",
+        "batch_size=64,epochs=1",
+    ) in configurations
 
 
 def several(text=None):
     """A space of two dictionaries: small nets with SGD and large batches, and the others with Adam."""
-    return Space(*parse_several(text or """[
+    return Space(
+        *parse_several(
+            text
+            or """[
         {'model_id': [1], 'loss': ['mse'], 'optimizer_params_list': [{'optimizer': ['SGD'], 'lr': [0.1, 0.2]},
                                                                     {'lr': [0.3]}], 'batch_size': [64, 128]},
         {'model_id': [2, 3], 'loss': ['mse'], 'optimizer': ['adam()'], 'batch_size': [8, 16, 32], 'epochs': [1, 2]}]""",
-                                "space", ("model_id", *COMPILE_KEYS, *FIT_KEYS)))
+            "space",
+            ("model_id", *COMPILE_KEYS, *FIT_KEYS),
+        )
+    )
 
 
 def test_a_configuration_is_of_one_dictionary_of_a_space_of_several():
@@ -293,7 +321,10 @@ def test_a_configuration_is_of_one_dictionary_of_a_space_of_several():
     configurations = [both.configuration(p) for p in points]
     assert len(set(configurations)) == both.size
     assert {(c[0], c[2].partition(",")[0]) for c in configurations} == {
-        (1, "batch_size=64"), (1, "batch_size=128"), *((m, f"batch_size={b}") for m in (2, 3) for b in (8, 16, 32))}
+        (1, "batch_size=64"),
+        (1, "batch_size=128"),
+        *((m, f"batch_size={b}") for m in (2, 3) for b in (8, 16, 32)),
+    }
     assert [both.locate(c) for c in configurations] == points
     assert both.locate((1, configurations[-1][1], configurations[-1][2])) is None
     random = Random(1)
@@ -304,15 +335,23 @@ def test_a_configuration_is_of_one_dictionary_of_a_space_of_several():
 def test_every_procedure_searches_a_space_of_several_dictionaries(name):
     allowed = set(map(several().configuration, several().points()))
     study = Study(made(name, over=several())).run()
-    own = {t.configuration for t in study.procedure.trials.values() if "lr=[" not in t.configuration[1]
-           and "batch_size=[" not in t.configuration[2]}  # others are copies in population-based training
+    own = {
+        t.configuration
+        for t in study.procedure.trials.values()
+        if "lr=[" not in t.configuration[1] and "batch_size=[" not in t.configuration[2]
+    }  # others are copies in population-based training
     assert own and own <= allowed
 
 
-@pytest.mark.parametrize("text, message", [
-    ("[]", "space must be a dictionary with entries, or a list"), ("[{}]", "space must be a dictionary with entries"),
-    ("[{'loss': ['mse']}, 3]", "space must be a dictionary with entries"),
-    ("[{'loss': ['mse']}, {'lr': [1]}]", "'lr' is not accepted in space")])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("[]", "space must be a dictionary with entries, or a list"),
+        ("[{}]", "space must be a dictionary with entries"),
+        ("[{'loss': ['mse']}, 3]", "space must be a dictionary with entries"),
+        ("[{'loss': ['mse']}, {'lr': [1]}]", "'lr' is not accepted in space"),
+    ],
+)
 def test_a_list_of_spaces_has_nothing_but_spaces(text, message):
     with pytest.raises(GridError, match=message):
         several(text)
@@ -331,15 +370,19 @@ def test_a_point_of_a_distribution_is_found_again():
     assert outside.locate((1, "optimizer='Adam(lr=[0.1', loss=", "batch_size=16,epochs=1")) is None
 
 
-@pytest.mark.parametrize("text, message", [
-    ("{'lr': [0.1]}", "'lr' is not accepted"),
-    ("{'loss': [open('x')]}", "'open' is none of the sequences"),
-    ("{'loss': [Constant(Constant.x)]}", "not a Python dictionary of literals"),
-    ("{'loss': [Constant(**{'v': 1})]}", "is no sequence in compile_params_grid"),
-    ("{'loss': [Constant(print(1))]}", "'print' is none of the sequences"),
-    ("{'loss': [x.Constant(1)]}", "'x.Constant' is none of the sequences"),
-    ("{'loss': [lambda: 1]}", "not a Python dictionary of literals"),
-    ("{'loss': 'mse'}", "must be a list of choices")])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("{'lr': [0.1]}", "'lr' is not accepted"),
+        ("{'loss': [open('x')]}", "'open' is none of the sequences"),
+        ("{'loss': [Constant(Constant.x)]}", "not a Python dictionary of literals"),
+        ("{'loss': [Constant(**{'v': 1})]}", "is no sequence in compile_params_grid"),
+        ("{'loss': [Constant(print(1))]}", "'print' is none of the sequences"),
+        ("{'loss': [x.Constant(1)]}", "'x.Constant' is none of the sequences"),
+        ("{'loss': [lambda: 1]}", "not a Python dictionary of literals"),
+        ("{'loss': 'mse'}", "must be a list of choices"),
+    ],
+)
 def test_grids_take_sequences_and_no_other_calls(text, message):
     with pytest.raises(GridError, match=message):
         Space.of_texts([1], text, FIT)
@@ -357,6 +400,7 @@ def test_a_sequence_is_a_choice_and_written_as_it_is():
 
 # --- successive halving and Hyperband ----------------------------------------------------------------------
 
+
 def rungs_of(study):
     """{(iterations): how many trials were asked to train so far}"""
     counts = {}
@@ -373,7 +417,7 @@ def test_successive_halving_has_the_rungs_of_li_et_al_2020_table_1(skip, expecte
 
 def test_successive_halving_promotes_the_best_of_each_rung_and_says_why_not_the_others():
     procedure = made("successive-halving", over=flat(9), trials=9)
-    losses = {1: .5, 2: .1, 3: .9, 4: .2, 5: .8, 6: .3, 7: .7, 8: .6, 9: .4}
+    losses = {1: 0.5, 2: 0.1, 3: 0.9, 4: 0.2, 5: 0.8, 6: 0.3, 7: 0.7, 8: 0.6, 9: 0.4}
     assert [p.trial for p in procedure.ask()] == list(losses)
     for trial in (1, 3, 5, 7, 8, 9):
         procedure.tell(trial, 1, losses[trial])
@@ -383,8 +427,14 @@ def test_successive_halving_promotes_the_best_of_each_rung_and_says_why_not_the_
     procedure.tell(2, 1, losses[2])
     procedure.tell(4, 1, losses[4])
     assert [p.trial for p in procedure.ask()] == [2, 4]
-    assert procedure.stopped() == {9: "rung 0: 4th of 9", 1: "rung 0: 5th of 9", 8: "rung 0: 6th of 9",
-                                   7: "rung 0: 7th of 9", 5: "rung 0: 8th of 9", 3: "rung 0: 9th of 9"}
+    assert procedure.stopped() == {
+        9: "rung 0: 4th of 9",
+        1: "rung 0: 5th of 9",
+        8: "rung 0: 6th of 9",
+        7: "rung 0: 7th of 9",
+        5: "rung 0: 8th of 9",
+        3: "rung 0: 9th of 9",
+    }
     procedure.tell(4, 3, 0.15)
     procedure.tell(2, 3, None)
     procedure.tell(6, 3, 0.2)
@@ -399,15 +449,30 @@ def test_reduction_4_over_a_grid():
 
 
 MADLIB_SCHEDULES = {
-    (81, 3, 0): [(4, 0, 81, 1), (4, 1, 27, 3), (4, 2, 9, 9), (4, 3, 3, 27), (4, 4, 1, 81), (3, 0, 27, 3), (3, 1, 9, 9),
-                 (3, 2, 3, 27), (3, 3, 1, 81), (2, 0, 9, 9), (2, 1, 3, 27), (2, 2, 1, 81), (1, 0, 6, 27), (1, 1, 2, 81),
-                 (0, 0, 5, 81)],
+    (81, 3, 0): [
+        (4, 0, 81, 1),
+        (4, 1, 27, 3),
+        (4, 2, 9, 9),
+        (4, 3, 3, 27),
+        (4, 4, 1, 81),
+        (3, 0, 27, 3),
+        (3, 1, 9, 9),
+        (3, 2, 3, 27),
+        (3, 3, 1, 81),
+        (2, 0, 9, 9),
+        (2, 1, 3, 27),
+        (2, 2, 1, 81),
+        (1, 0, 6, 27),
+        (1, 1, 2, 81),
+        (0, 0, 5, 81),
+    ],
     (9, 3, 0): [(2, 0, 9, 1), (2, 1, 3, 3), (2, 2, 1, 9), (1, 0, 3, 3), (1, 1, 1, 9), (0, 0, 3, 9)],
     (6, 3, 0): [(1, 0, 3, 2), (1, 1, 1, 6), (0, 0, 2, 6)],
     (5, 5, 0): [(1, 0, 5, 1), (1, 1, 1, 5), (0, 0, 2, 5)],
     (5, 5, 1): [(1, 0, 5, 1)],
     (3, 2, 1): [(1, 0, 2, 2)],
-    (27, 3, 1): [(3, 0, 27, 1), (3, 1, 9, 3), (3, 2, 3, 9), (2, 0, 9, 3), (2, 1, 3, 9), (1, 0, 6, 9)]}
+    (27, 3, 1): [(3, 0, 27, 1), (3, 1, 9, 3), (3, 2, 3, 9), (2, 0, 9, 3), (2, 1, 3, 9), (1, 0, 6, 9)],
+}
 
 
 @pytest.mark.parametrize("arguments", MADLIB_SCHEDULES)
@@ -417,9 +482,22 @@ def test_madlib_s_schedules(arguments):
 
 def test_the_schedule_of_li_et_al_2018():
     assert schedule(81, 3) == [
-        (4, 0, 81, 1), (4, 1, 27, 3), (4, 2, 9, 9), (4, 3, 3, 27), (4, 4, 1, 81), (3, 0, 34, 3), (3, 1, 11, 9),
-        (3, 2, 3, 27), (3, 3, 1, 81), (2, 0, 15, 9), (2, 1, 5, 27), (2, 2, 1, 81), (1, 0, 8, 27), (1, 1, 2, 81),
-        (0, 0, 5, 81)]
+        (4, 0, 81, 1),
+        (4, 1, 27, 3),
+        (4, 2, 9, 9),
+        (4, 3, 3, 27),
+        (4, 4, 1, 81),
+        (3, 0, 34, 3),
+        (3, 1, 11, 9),
+        (3, 2, 3, 27),
+        (3, 3, 1, 81),
+        (2, 0, 15, 9),
+        (2, 1, 5, 27),
+        (2, 2, 1, 81),
+        (1, 0, 8, 27),
+        (1, 1, 2, 81),
+        (0, 0, 5, 81),
+    ]
 
 
 def test_s_max_is_exact_and_rounds_go_half_up():
@@ -461,14 +539,16 @@ def test_bohb_begins_a_bracket_when_there_is_something_to_learn_from():
 
 # --- ASHA ---------------------------------------------------------------------------------------------
 
+
 def test_asha_promotes_as_algorithm_2_does():
     """Reduction 3, rungs 1, 3, 9, one place: results made by hand."""
     procedure = made("asha", over=flat(100), parallel=1, trials=100)
 
     def job():
-        (trial, configuration, budget), = procedure.ask()
+        ((trial, configuration, budget),) = procedure.ask()
         assert (configuration is not None) == (budget == 1)
         return trial, budget
+
     assert job() == (1, 1)
     procedure.tell(1, 1, 0.5)
     assert job() == (2, 1)  # one of one: floor(1 / 3) = 0 go on
@@ -532,13 +612,14 @@ def test_a_rung_promotes_whom_a_sort_would(seed):
         losses.append((round(random.random(), 2), number))
         rung.add(*losses[-1])
         while random.random() < 0.7:
-            best = [n for _, n in sorted(losses)[:len(losses) // 3] if n not in gone]
+            best = [n for _, n in sorted(losses)[: len(losses) // 3] if n not in gone]
             promoted = rung.promote(lambda n: True)
             assert promoted == (best[0] if best else None)
             gone.add(promoted)
 
 
 # --- population-based training ------------------------------------------------------------------------------
+
 
 def lists(configuration):
     """The learning rates of a configuration, as a list."""
@@ -575,15 +656,25 @@ def test_the_middle_of_a_population_does_not_wait_for_the_slow():
     assert procedure.ask() == []
 
 
-@pytest.mark.parametrize("block", [
-    "'lr': [0.001, 0.5, 'log'], 'decay': [0.01]", "'lr': [0.1, 0.2], 'decay': [0.01, 0.1]",
-    "'lr': [0.1, 0.2], 'decay': [None, 0.1]", "'learning_rate': [0.1, 0.2, 0.3], 'decay': [0.001, 0.1, 'log']",
-    "'lr': [0.1, 0.2, Cosine(0.1, 10), MultiStep(0.2, [3], 0.1, per='batch')]",
-    "'lr': [0.1], 'momentum': [None, 0.5, 0.9, 0.0]", "'lr': [0.1], 'momentum': [0.0, 0.9], 'nesterov': [True, False]",
-    "'lr': [0.1], 'momentum': [0.1, 0.5, Warmup(0.1, 3, 0.5)], 'weight_decay': [None, 0.1, 0.2]"])
+@pytest.mark.parametrize(
+    "block",
+    [
+        "'lr': [0.001, 0.5, 'log'], 'decay': [0.01]",
+        "'lr': [0.1, 0.2], 'decay': [0.01, 0.1]",
+        "'lr': [0.1, 0.2], 'decay': [None, 0.1]",
+        "'learning_rate': [0.1, 0.2, 0.3], 'decay': [0.001, 0.1, 'log']",
+        "'lr': [0.1, 0.2, Cosine(0.1, 10), MultiStep(0.2, [3], 0.1, per='batch')]",
+        "'lr': [0.1], 'momentum': [None, 0.5, 0.9, 0.0]",
+        "'lr': [0.1], 'momentum': [0.0, 0.9], 'nesterov': [True, False]",
+        "'lr': [0.1], 'momentum': [0.1, 0.5, Warmup(0.1, 3, 0.5)], 'weight_decay': [None, 0.1, 0.2]",
+    ],
+)
 def test_every_copy_of_a_population_has_parameters_that_can_be_read(block):
-    over = Space.of_texts([1], f"{{'loss': ['mse'], 'optimizer_params_list': [{{'optimizer': ['SGD'], {block}}}]}}",
-                          "{'batch_size': [8, 16, 32, MultiStep(8, [3], 2)], 'dropout': [None, 0.1, 0.2, {'a': 0.1}]}")
+    over = Space.of_texts(
+        [1],
+        f"{{'loss': ['mse'], 'optimizer_params_list': [{{'optimizer': ['SGD'], {block}}}]}}",
+        "{'batch_size': [8, 16, 32, MultiStep(8, [3], 2)], 'dropout': [None, 0.1, 0.2, {'a': 0.1}]}",
+    )
     for seed in range(5):
         study = Study(made("population", seed, over=over, iterations=6, fraction=0.5), order=seed).run()
         copies = [c for c in study.configurations.values() if "=[" in c[1] + c[2]]
@@ -593,21 +684,29 @@ def test_every_copy_of_a_population_has_parameters_that_can_be_read(block):
 
 
 def test_a_population_that_can_change_nothing_says_so_before_it_begins():
-    over = Space.of_texts([1], "{'loss': ['mse'], 'optimizer_params_list': [{'optimizer': ['SGD'], 'lr': [0.1], "
-                               "'decay': [0.1, 0.2]}]}", "{'batch_size': [8]}")
+    over = Space.of_texts(
+        [1],
+        "{'loss': ['mse'], 'optimizer_params_list': [{'optimizer': ['SGD'], 'lr': [0.1], 'decay': [0.1, 0.2]}]}",
+        "{'batch_size': [8]}",
+    )
     with pytest.raises(SearchError, match="nothing to change in this space") as error:
         made("population", over=over)
     assert "decay" not in error.value.hint.replace("weight_decay", "")
 
 
 def test_distributions_are_perturbed_by_a_fifth_within_their_bounds():
-    over = Space.of_texts([1], "{'loss': ['mse'], 'optimizer_params_list': [{'optimizer': ['SGD'], "
-                               "'lr': [0.001, 0.1, 'log']}]}", "{'batch_size': [8, 64, 'linear'], 'epochs': [1]}")
+    over = Space.of_texts(
+        [1],
+        "{'loss': ['mse'], 'optimizer_params_list': [{'optimizer': ['SGD'], 'lr': [0.001, 0.1, 'log']}]}",
+        "{'batch_size': [8, 64, 'linear'], 'epochs': [1]}",
+    )
     study = Study(made("population", over=over, resample=0, iterations=20)).run()
     copies = 0
     for configuration in study.configurations.values():
-        for rates in (lists(configuration), [
-                int(v) for v in configuration[2].split("batch_size=")[1].split(",epochs")[0].strip("[]").split(",")]):
+        for rates in (
+            lists(configuration),
+            [int(v) for v in configuration[2].split("batch_size=")[1].split(",epochs")[0].strip("[]").split(",")],
+        ):
             for old, new in zip(rates, rates[1:]):
                 if old != new:
                     copies += 1
@@ -617,6 +716,7 @@ def test_distributions_are_perturbed_by_a_fifth_within_their_bounds():
 
 
 # --- median stopping, MADlib's hyperopt, Optuna -------------------------------------------------------------------
+
 
 def test_a_trial_that_is_worse_than_the_median_is_stopped():
     procedure = made("median-stopping", over=flat(5), iterations=3, grace=2, others=3, parallel=5)
@@ -636,6 +736,7 @@ def test_a_trial_that_is_worse_than_the_median_is_stopped():
 
 def test_the_median_of_numbers_that_come_one_by_one():
     from statistics import median
+
     random, kept, numbers = Random(1), Median(), []
     for _ in range(300):
         numbers.append(random.choice([random.random(), 0.5]))
@@ -643,12 +744,19 @@ def test_the_median_of_numbers_that_come_one_by_one():
         assert kept.value() == pytest.approx(median(numbers), abs=1e-15) and len(kept) == len(numbers)
 
 
-@pytest.mark.parametrize("trials, segments, ends", [
-    (1, 3, [1]), (3, 3, [3]), (81, 20, [20, 40, 60, 81]), (20, 3, [3, 6, 9, 12, 15, 18, 20]),
-    (90, 20, [20, 40, 60, 80, 90])])
+@pytest.mark.parametrize(
+    "trials, segments, ends",
+    [
+        (1, 3, [1]),
+        (3, 3, [3]),
+        (81, 20, [20, 40, 60, 81]),
+        (20, 3, [3, 6, 9, 12, 15, 18, 20]),
+        (90, 20, [20, 40, 60, 80, 90]),
+    ],
+)
 def test_madlib_s_batches(trials, segments, ends):
     sizes = batches(trials, segments)
-    assert [sum(sizes[:i + 1]) for i in range(len(sizes))] == ends
+    assert [sum(sizes[: i + 1]) for i in range(len(sizes))] == ends
     procedure = made("madlib-hyperopt", over=flat(200), trials=trials, parallel=segments, sampler="random")
     reached = []
     while not procedure.done:
@@ -697,7 +805,8 @@ def test_without_optuna_the_error_says_how_to_install_it(monkeypatch):
 def test_who_stops_by_a_rule_of_his_own_takes_no_place_whenever_that_is_told(name):
     """The best of each first rung, or generation, does so: the others go on as in any other order."""
     parameters = {"population": {"population": 4, "iterations": 4, "interval": 1, "fraction": 0.5}}.get(
-        name, {"iterations": 4, "reduction": 2})
+        name, {"iterations": 4, "reduction": 2}
+    )
     results = []
     for order in range(6):
         procedure = create(name, flat(40), 3, "min", parameters)

@@ -36,7 +36,8 @@ TABLES = {
     "Warmup(0, 2, [8, 1])": [0, 4, 8, 1, 1],
     "Warmup(0, 2, Warmup(4, 2, 0))": [0, 2, 4, 2, 0, 0],
     "[0.1, 0.1, 0.05]": [0.1, 0.1, 0.05, 0.05, 0.05],
-    "Values([3, 1, 2])": [3, 1, 2, 2]}
+    "Values([3, 1, 2])": [3, 1, 2, 2],
+}
 
 
 @pytest.mark.parametrize("text", TABLES)
@@ -47,7 +48,7 @@ def test_sequences_have_the_values_of_tables_made_by_hand(text):
 def test_sequences_have_the_values_of_their_formulas():
     # as PyTorch's ExponentialLR, MultiStepLR, CyclicLR and CosineAnnealingWarmRestarts compute them
     for t, v in enumerate(values("Exponential(0.3, 0.97)", 200)):
-        assert v == pytest.approx(0.3 * 0.97 ** t, rel=1e-13)
+        assert v == pytest.approx(0.3 * 0.97**t, rel=1e-13)
     for t, v in enumerate(values("MultiStep(0.3, [7, 11, 90], 0.3)", 200)):
         assert v == pytest.approx(0.3 * 0.3 ** sum(t >= m for m in (7, 11, 90)), rel=1e-13)
     for mode in ("triangular", "triangular2", "exp_range"):
@@ -55,7 +56,7 @@ def test_sequences_have_the_values_of_their_formulas():
             cycle = math.floor(1 + t / 19)
             x = 1 + t / 19 - cycle
             scale = x / (7 / 19) if x <= 7 / 19 else (x - 1) / (7 / 19 - 1)
-            factor = {"triangular": 1, "triangular2": 1 / 2 ** (cycle - 1), "exp_range": 0.99 ** t}[mode]
+            factor = {"triangular": 1, "triangular2": 1 / 2 ** (cycle - 1), "exp_range": 0.99**t}[mode]
             assert v == pytest.approx(0.1 + 0.6 * scale * factor, rel=1e-12)
     for gamma in (1, 2, 3, 1.5):
         begin, period = 0.0, 5.0
@@ -74,46 +75,66 @@ def test_a_value_that_the_text_names_is_that_value():
     assert values(f"CyclicLR(0.7, {start}, 3)", 4)[3] == start
 
 
-@pytest.mark.parametrize("text,message", [
-    ("Linear(0.1)", "Linear"), ("Exponential(0.1)", "Exponential(value, gamma) needs gamma"),
-    ("MultiStep()", "needs value"),
-    ("Exponential(0.1, 0.9, 3)", "Exponential takes value, gamma, not 3"),
-    ("Exponential(0.1, gamma=0)", "gamma of Exponential(value, gamma) must be above 0, not 0"),
-    ("Exponential(0.1, 0.9, gamma=1)", "given gamma twice"), ("Exponential(*[1, 2])", "Exponential takes"),
-    ("Exponential(**{'a': 1})", "None is no argument"),
-    ("Exponential(0.1, rate=1)", "'rate' is no argument of Exponential (value, gamma, per)"),
-    ("Exponential('a', 0.9)", "value of Exponential(value, gamma) must be a number, not 'a'"),
-    ("Exponential(1e999, 0.9)", "value of Exponential(value, gamma) must be a number, not inf"),
-    ("Exponential(0.1, __import__('os'))", "__import__('os') is no literal"),
-    ("MultiStep(0.1, 4)", "milestones of MultiStep(value, milestones, gamma) must be a rising list of integers of at "
-                          "least 1, not 4"),
-    ("MultiStep(0.1, [4, 2])", "rising"), ("MultiStep(0.1, [0])", "rising"), ("MultiStep(0.1, [True])", "rising"),
-    ("MultiStep(0.1, [1.5])", "rising"),
-    ("CyclicLR(0, 1, 0)", "must be an integer of at least 1, not 0"),
-    ("CyclicLR(0, 1, 2, mode='round')", "gamma) must be one of triangular, triangular2, exp_range, not 'round'"),
-    ("Cosine(0.1, -3)", "period of Cosine(value, period, min, gamma) must be an integer of at least 1, not -3"),
-    ("Cosine(0.1, 3, gamma=0.5)", "gamma of Cosine(value, period, min, gamma) must be at least 1, not 0.5"),
-    ("Warmup(0, 3)", "Warmup(start, steps, then) needs then"), ("Warmup(0, 0, 1)", "integer of at least 1, not 0"),
-    ("Warmup(0, 3, 'x')", "then of Warmup(start, steps, then) must be a number, not 'x'"),
-    ("Warmup(0, 3, Cosine(1, 2, per='batch'))", "per belongs to the outermost sequence alone"),
-    ("Warmup(0, 3, [{0: 1}, {0: 2}])", "must be numbers"),
-    ("Warmup(0, 3, " * 12 + "1" + ")" * 12, "nested deeper than 10"),
-    ("Values([])", "needs a list with values"), ("Values(3)", "needs a list with values, not 3"), ("[]", "list with"),
-    ("[1, None]", "a value of a list must be a number, not None"), ("[1, {0: 1}]", "not both"), ("[True]", "number"),
-    ("Exponential(0.1, 0.9, per='epoch')", "per of Exponential must be 'iteration' or 'batch', not 'epoch'"),
-    ("{'class_name': 'Lambda', 'config': {}}", "'Lambda' is no learning rate schedule of Keras' own"),
-    ("{'class_name': ['x'], 'config': {}}", "is no learning rate schedule"),
-    ("{'class_name': 'CosineDecay'}", "schedule CosineDecay has no config"),
-    ("{'class_name': 'CosineDecay', 'config': {'decay_steps': 3}}", "CosineDecay needs initial_learning_rate"),
-    ("{'class_name': 'CosineDecay', 'config': {'f': 3}}", "'f' is no argument of schedule CosineDecay"),
-    ("{'class_name': 'CosineDecay', 'config': {'alpha': {'class_name': 'x'}}}", "alpha of CosineDecay must be a"),
-    ("{'class_name': 'CosineDecay', 'module': 'os', 'config': {}}", "not of Keras' own form"),
-    ("{'class_name': 'CosineDecay', 'registered_name': 'a>b', 'config': {}}", "not of Keras' own form"),
-    ("{'class_name': 'ExponentialDecay', 'config': {'initial_learning_rate': 1, 'decay_steps': 0, 'decay_rate': 1}}",
-     "decay_steps of ExponentialDecay must be above 0"),
-    ("{'class_name': 'ExponentialDecay', 'config': {'staircase': 1}}", "staircase of ExponentialDecay must be True or"),
-    ("{'class_name': 'PiecewiseConstantDecay', 'config': {'boundaries': [3], 'values': [1]}}", "one more than"),
-    ("{'class_name': 'PiecewiseConstantDecay', 'config': {'boundaries': 3, 'values': [1]}}", "a list of numbers")])
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("Linear(0.1)", "Linear"),
+        ("Exponential(0.1)", "Exponential(value, gamma) needs gamma"),
+        ("MultiStep()", "needs value"),
+        ("Exponential(0.1, 0.9, 3)", "Exponential takes value, gamma, not 3"),
+        ("Exponential(0.1, gamma=0)", "gamma of Exponential(value, gamma) must be above 0, not 0"),
+        ("Exponential(0.1, 0.9, gamma=1)", "given gamma twice"),
+        ("Exponential(*[1, 2])", "Exponential takes"),
+        ("Exponential(**{'a': 1})", "None is no argument"),
+        ("Exponential(0.1, rate=1)", "'rate' is no argument of Exponential (value, gamma, per)"),
+        ("Exponential('a', 0.9)", "value of Exponential(value, gamma) must be a number, not 'a'"),
+        ("Exponential(1e999, 0.9)", "value of Exponential(value, gamma) must be a number, not inf"),
+        ("Exponential(0.1, __import__('os'))", "__import__('os') is no literal"),
+        (
+            "MultiStep(0.1, 4)",
+            "milestones of MultiStep(value, milestones, gamma) must be a rising list of integers of at least 1, not 4",
+        ),
+        ("MultiStep(0.1, [4, 2])", "rising"),
+        ("MultiStep(0.1, [0])", "rising"),
+        ("MultiStep(0.1, [True])", "rising"),
+        ("MultiStep(0.1, [1.5])", "rising"),
+        ("CyclicLR(0, 1, 0)", "must be an integer of at least 1, not 0"),
+        ("CyclicLR(0, 1, 2, mode='round')", "gamma) must be one of triangular, triangular2, exp_range, not 'round'"),
+        ("Cosine(0.1, -3)", "period of Cosine(value, period, min, gamma) must be an integer of at least 1, not -3"),
+        ("Cosine(0.1, 3, gamma=0.5)", "gamma of Cosine(value, period, min, gamma) must be at least 1, not 0.5"),
+        ("Warmup(0, 3)", "Warmup(start, steps, then) needs then"),
+        ("Warmup(0, 0, 1)", "integer of at least 1, not 0"),
+        ("Warmup(0, 3, 'x')", "then of Warmup(start, steps, then) must be a number, not 'x'"),
+        ("Warmup(0, 3, Cosine(1, 2, per='batch'))", "per belongs to the outermost sequence alone"),
+        ("Warmup(0, 3, [{0: 1}, {0: 2}])", "must be numbers"),
+        ("Warmup(0, 3, " * 12 + "1" + ")" * 12, "nested deeper than 10"),
+        ("Values([])", "needs a list with values"),
+        ("Values(3)", "needs a list with values, not 3"),
+        ("[]", "list with"),
+        ("[1, None]", "a value of a list must be a number, not None"),
+        ("[1, {0: 1}]", "not both"),
+        ("[True]", "number"),
+        ("Exponential(0.1, 0.9, per='epoch')", "per of Exponential must be 'iteration' or 'batch', not 'epoch'"),
+        ("{'class_name': 'Lambda', 'config': {}}", "'Lambda' is no learning rate schedule of Keras' own"),
+        ("{'class_name': ['x'], 'config': {}}", "is no learning rate schedule"),
+        ("{'class_name': 'CosineDecay'}", "schedule CosineDecay has no config"),
+        ("{'class_name': 'CosineDecay', 'config': {'decay_steps': 3}}", "CosineDecay needs initial_learning_rate"),
+        ("{'class_name': 'CosineDecay', 'config': {'f': 3}}", "'f' is no argument of schedule CosineDecay"),
+        ("{'class_name': 'CosineDecay', 'config': {'alpha': {'class_name': 'x'}}}", "alpha of CosineDecay must be a"),
+        ("{'class_name': 'CosineDecay', 'module': 'os', 'config': {}}", "not of Keras' own form"),
+        ("{'class_name': 'CosineDecay', 'registered_name': 'a>b', 'config': {}}", "not of Keras' own form"),
+        (
+            "{'class_name': 'ExponentialDecay', 'config': {'initial_learning_rate': 1, 'decay_steps': 0, 'decay_rate': 1}}",
+            "decay_steps of ExponentialDecay must be above 0",
+        ),
+        (
+            "{'class_name': 'ExponentialDecay', 'config': {'staircase': 1}}",
+            "staircase of ExponentialDecay must be True or",
+        ),
+        ("{'class_name': 'PiecewiseConstantDecay', 'config': {'boundaries': [3], 'values': [1]}}", "one more than"),
+        ("{'class_name': 'PiecewiseConstantDecay', 'config': {'boundaries': 3, 'values': [1]}}", "a list of numbers"),
+    ],
+)
 def test_bad_sequences_have_clear_errors(text, message):
     with pytest.raises(ParameterError) as error:
         parse_compile_params(f"{LOSS} optimizer='SGD(lr={text})'")
@@ -121,13 +142,17 @@ def test_bad_sequences_have_clear_errors(text, message):
 
 
 @pytest.mark.parametrize("count", ["0", "0.5", "2.5", "-1", "True", "nan", "1e999", "1e300", "'3'", "[3]", "None"])
-@pytest.mark.parametrize("text, name", [
-    ("Cosine(0.1, {})", "period of Cosine(value, period, min, gamma)"),
-    ("Cosine(0.1, period={}, gamma=2)", "period of Cosine(value, period, min, gamma)"),
-    ("Warmup(0, {}, 0.1)", "steps of Warmup(start, steps, then)"),
-    ("CyclicLR(0, 1, {})", "step_size_up of CyclicLR(base, max, step_size_up, step_size_down, mode, gamma)"),
-    ("CyclicLR(0, 1, 3, step_size_down={})", "step_size_down of CyclicLR("),
-    ("MultiStep(0.1, [{}])", "milestones of MultiStep(value, milestones, gamma)")])
+@pytest.mark.parametrize(
+    "text, name",
+    [
+        ("Cosine(0.1, {})", "period of Cosine(value, period, min, gamma)"),
+        ("Cosine(0.1, period={}, gamma=2)", "period of Cosine(value, period, min, gamma)"),
+        ("Warmup(0, {}, 0.1)", "steps of Warmup(start, steps, then)"),
+        ("CyclicLR(0, 1, {})", "step_size_up of CyclicLR(base, max, step_size_up, step_size_down, mode, gamma)"),
+        ("CyclicLR(0, 1, 3, step_size_down={})", "step_size_down of CyclicLR("),
+        ("MultiStep(0.1, [{}])", "milestones of MultiStep(value, milestones, gamma)"),
+    ],
+)
 def test_numbers_of_iterations_are_integers_of_at_least_1(text, name, count):
     if count == "None" and "step_size_down" in text:
         assert sequences.parse(text.format(count)) == sequences.parse("CyclicLR(0, 1, 3)")
@@ -138,72 +163,111 @@ def test_numbers_of_iterations_are_integers_of_at_least_1(text, name, count):
     assert sequences.parse(text.format("4.0")) == sequences.parse(text.format("4"))
 
 
-@pytest.mark.parametrize("text, message", [
-    ("Cosine(0.1, 0.001, 95, 1)", "period of Cosine(value, period, min, gamma) must be an integer of at least 1, "
-                                  "not 0.001"),
-    ("MultiStep([3, 5], 0.1)", "value of MultiStep(value, milestones, gamma) must be a number, not [3, 5]"),
-    ("MultiStep(0.1, 0.1, [3])", "gamma of MultiStep(value, milestones, gamma) must be a number, not [3]"),
-    ("Warmup(0.1, 0.01, 5)", "steps of Warmup(start, steps, then) must be an integer of at least 1, not 0.01"),
-    ("Warmup(5, Cosine(0.1, 3), 0)", "Cosine(0.1, 3) is no literal"),
-    ("CyclicLR(10, 0.1, 0.01)", "step_size_up of CyclicLR(base, max, step_size_up, step_size_down, mode, gamma) must")])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (
+            "Cosine(0.1, 0.001, 95, 1)",
+            "period of Cosine(value, period, min, gamma) must be an integer of at least 1, not 0.001",
+        ),
+        ("MultiStep([3, 5], 0.1)", "value of MultiStep(value, milestones, gamma) must be a number, not [3, 5]"),
+        ("MultiStep(0.1, 0.1, [3])", "gamma of MultiStep(value, milestones, gamma) must be a number, not [3]"),
+        ("Warmup(0.1, 0.01, 5)", "steps of Warmup(start, steps, then) must be an integer of at least 1, not 0.01"),
+        ("Warmup(5, Cosine(0.1, 3), 0)", "Cosine(0.1, 3) is no literal"),
+        (
+            "CyclicLR(10, 0.1, 0.01)",
+            "step_size_up of CyclicLR(base, max, step_size_up, step_size_down, mode, gamma) must",
+        ),
+    ],
+)
 def test_arguments_in_another_order_are_refused_with_the_right_one(text, message):
     with pytest.raises(sequences.SequenceError) as error:
         sequences.parse(text)
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("text, message", [
-    ("Cosine(0.1, 5, per='iteration', per='batch')", "Cosine is given per twice"),
-    ("Cosine(0.1, 5, per='batch', per='batch')", "Cosine is given per twice"),
-    ("Values([1, 2], per='batch', per='batch')", "Values is given per twice"),
-    *((f"{call}, {argument})", "twice") for call, argument in (
-        ("Constant(1", "value=2"), ("Exponential(1, 0.5", "gamma=0.5"), ("MultiStep(1, [2], milestones=[3]", "gamma=1"),
-        ("CyclicLR(0, 1, 2, step_size_up=2", "gamma=1"), ("Cosine(1, 2", "value=1"), ("Warmup(0, 3, 1", "then=2"),
-        ("Values([1, 2]", "values=[3]"))),
-    ("[{0: 1, 0: 2}, {0: 1}]", "{0: 1, 0: 2} has the key 0 twice"),
-    ("{'class_name': 'CosineDecay', 'class_name': 'X', 'config': {}}", "has the key 'class_name' twice")])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("Cosine(0.1, 5, per='iteration', per='batch')", "Cosine is given per twice"),
+        ("Cosine(0.1, 5, per='batch', per='batch')", "Cosine is given per twice"),
+        ("Values([1, 2], per='batch', per='batch')", "Values is given per twice"),
+        *(
+            (f"{call}, {argument})", "twice")
+            for call, argument in (
+                ("Constant(1", "value=2"),
+                ("Exponential(1, 0.5", "gamma=0.5"),
+                ("MultiStep(1, [2], milestones=[3]", "gamma=1"),
+                ("CyclicLR(0, 1, 2, step_size_up=2", "gamma=1"),
+                ("Cosine(1, 2", "value=1"),
+                ("Warmup(0, 3, 1", "then=2"),
+                ("Values([1, 2]", "values=[3]"),
+            )
+        ),
+        ("[{0: 1, 0: 2}, {0: 1}]", "{0: 1, 0: 2} has the key 0 twice"),
+        ("{'class_name': 'CosineDecay', 'class_name': 'X', 'config': {}}", "has the key 'class_name' twice"),
+    ],
+)
 def test_nothing_is_given_twice(text, message):
     with pytest.raises(sequences.SequenceError) as error:
         sequences.parse(text)
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("compile_params,fit_params,message", [
-    ("SGD(nesterov=[0, 1])", "", "optimizer argument nesterov cannot be a sequence, only learning_rate, momentum"),
-    ("SGD(lr=0.1, decay=[1, 2])", "", "optimizer argument decay cannot be a sequence"),
-    ("SGD(lr=Cosine(0.1, 5, per='batch'), decay=1)", "", "decay, which changes the learning rate with each mini-batch, "
-                                                         "cannot be given together"),
-    ("SGD(lr={'class_name': 'CosineDecay', 'config': {'initial_learning_rate': 1, 'decay_steps': 2}}, decay=1)", "",
-     "decay, which changes the learning rate with each mini-batch"),
-    ("SGD(momentum=[0.9, 0])", "", "momentum must not change between zero and other signs"),
-    ("SGD(momentum=Warmup(0, 3, 0.9))", "", "momentum must not change between zero"),
-    ("SGD(momentum=Cosine(0.9, 5, -0.1))", "", "momentum must not change between zero"),
-    ("SGD(lr=[{0: 1}, {0: 2}])", "", "optimizer argument learning_rate must be numbers"),
-    ("SGD(momentum={'class_name': 'CosineDecay', 'config': {'initial_learning_rate': 1, 'decay_steps': 2}})", "",
-     "a learning rate schedule of Keras cannot stand for momentum"),
-    ("SGD()", "epochs=[1, 2]", "'epochs' cannot be a sequence, only batch_size, class_weight, dropout can"),
-    ("SGD()", "batch_size=[32, 0]", "batch_size must be at least 1, not 0"),
-    ("SGD()", "batch_size=Exponential(-1, 2)", "batch_size must be at least 1, not -1"),
-    ("SGD()", "batch_size=[1, 1e300]", "batch_size must be an integer"),
-    ("SGD()", "batch_size=Exponential(32, 2, per='batch')", "batch_size cannot change within an iteration"),
-    ("SGD()", "batch_size=[{0: 1}, {0: 2}]", "batch_size must be an integer"),
-    ("SGD()", "class_weight=[1, 2]", "class_weight must be a dictionary of class numbers"),
-    ("SGD()", "class_weight=[{0.5: 1}, {0: 1}]", "class_weight must be a dictionary"),
-    ("SGD()", "dropout=1", "dropout must be a rate from 0 to below 1"),
-    ("SGD()", "dropout=[0.5, -0.1]", "dropout must be a rate from 0"),
-    ("SGD()", "dropout={}", "dropout must name layers"), ("SGD()", "dropout={'a': 1}", "dropout must name layers"),
-    ("SGD()", "dropout=[{'a': 0.1}, {'b': 0.1}]", "must all name the same layers")])
+@pytest.mark.parametrize(
+    "compile_params,fit_params,message",
+    [
+        ("SGD(nesterov=[0, 1])", "", "optimizer argument nesterov cannot be a sequence, only learning_rate, momentum"),
+        ("SGD(lr=0.1, decay=[1, 2])", "", "optimizer argument decay cannot be a sequence"),
+        (
+            "SGD(lr=Cosine(0.1, 5, per='batch'), decay=1)",
+            "",
+            "decay, which changes the learning rate with each mini-batch, cannot be given together",
+        ),
+        (
+            "SGD(lr={'class_name': 'CosineDecay', 'config': {'initial_learning_rate': 1, 'decay_steps': 2}}, decay=1)",
+            "",
+            "decay, which changes the learning rate with each mini-batch",
+        ),
+        ("SGD(momentum=[0.9, 0])", "", "momentum must not change between zero and other signs"),
+        ("SGD(momentum=Warmup(0, 3, 0.9))", "", "momentum must not change between zero"),
+        ("SGD(momentum=Cosine(0.9, 5, -0.1))", "", "momentum must not change between zero"),
+        ("SGD(lr=[{0: 1}, {0: 2}])", "", "optimizer argument learning_rate must be numbers"),
+        (
+            "SGD(momentum={'class_name': 'CosineDecay', 'config': {'initial_learning_rate': 1, 'decay_steps': 2}})",
+            "",
+            "a learning rate schedule of Keras cannot stand for momentum",
+        ),
+        ("SGD()", "epochs=[1, 2]", "'epochs' cannot be a sequence, only batch_size, class_weight, dropout can"),
+        ("SGD()", "batch_size=[32, 0]", "batch_size must be at least 1, not 0"),
+        ("SGD()", "batch_size=Exponential(-1, 2)", "batch_size must be at least 1, not -1"),
+        ("SGD()", "batch_size=[1, 1e300]", "batch_size must be an integer"),
+        ("SGD()", "batch_size=Exponential(32, 2, per='batch')", "batch_size cannot change within an iteration"),
+        ("SGD()", "batch_size=[{0: 1}, {0: 2}]", "batch_size must be an integer"),
+        ("SGD()", "class_weight=[1, 2]", "class_weight must be a dictionary of class numbers"),
+        ("SGD()", "class_weight=[{0.5: 1}, {0: 1}]", "class_weight must be a dictionary"),
+        ("SGD()", "dropout=1", "dropout must be a rate from 0 to below 1"),
+        ("SGD()", "dropout=[0.5, -0.1]", "dropout must be a rate from 0"),
+        ("SGD()", "dropout={}", "dropout must name layers"),
+        ("SGD()", "dropout={'a': 1}", "dropout must name layers"),
+        ("SGD()", "dropout=[{'a': 0.1}, {'b': 0.1}]", "must all name the same layers"),
+    ],
+)
 def test_sequences_where_they_cannot_be_are_refused(compile_params, fit_params, message):
     with pytest.raises(ParameterError) as error:
         Resolver(f"{LOSS} optimizer='{compile_params}'", fit_params)
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("compile_params,fit_params,message", [
-    ("SGD(lr=Exponential(1, 1e30))", "", "learning_rate, iteration 12: .* is not finite at step 11"),
-    ("SGD(momentum=Exponential(0.9, 1e-30))", "", "momentum, iteration 12: momentum must not change between zero"),
-    ("SGD()", "batch_size=Exponential(32, 1000)", "batch_size, iteration 4: batch_size must be an integer"),
-    ("SGD()", "dropout=Exponential(0.5, 1.5)", "dropout, iteration 3: dropout must be a rate")])
+@pytest.mark.parametrize(
+    "compile_params,fit_params,message",
+    [
+        ("SGD(lr=Exponential(1, 1e30))", "", "learning_rate, iteration 12: .* is not finite at step 11"),
+        ("SGD(momentum=Exponential(0.9, 1e-30))", "", "momentum, iteration 12: momentum must not change between zero"),
+        ("SGD()", "batch_size=Exponential(32, 1000)", "batch_size, iteration 4: batch_size must be an integer"),
+        ("SGD()", "dropout=Exponential(0.5, 1.5)", "dropout, iteration 3: dropout must be a rate"),
+    ],
+)
 def test_what_a_sequence_reaches_later_is_found_before_any_work(compile_params, fit_params, message):
     resolver = Resolver(f"{LOSS} optimizer='{compile_params}'", fit_params)
     resolver.check(2)
@@ -217,12 +281,29 @@ def resolved(optimizer, fit_params="", iterations=6):
 
 
 def test_what_means_the_same_resolves_to_the_same_text():
-    for same in (["0.1", "[0.1]", "Constant(0.1)", "constant(value=0.10)", "Exponential(0.1, 1)", "[0.1, 0.1]", "1e-1",
-                  "MultiStep(0.1, [], 0.5)", "Warmup(0.1, 5, 0.1)", "Cosine(0.1, 5, 0.1)", "CyclicLR(0.1, 0.1, 5)",
-                  "Constant(0.1, per=\"batch\")"],
-                 ["MultiStep(0.1, [2, 4], 0.1)", "[0.1, 0.1, 0.01, 0.01, 0.001]", "multistep(0.1, milestones=[2, 4])",
-                  "Values([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])"],
-                 ["Exponential(0.1, 0.9, per=\"batch\")", "exponential(gamma=0.9, value=0.10, per=\"batch\")"]):
+    for same in (
+        [
+            "0.1",
+            "[0.1]",
+            "Constant(0.1)",
+            "constant(value=0.10)",
+            "Exponential(0.1, 1)",
+            "[0.1, 0.1]",
+            "1e-1",
+            "MultiStep(0.1, [], 0.5)",
+            "Warmup(0.1, 5, 0.1)",
+            "Cosine(0.1, 5, 0.1)",
+            "CyclicLR(0.1, 0.1, 5)",
+            'Constant(0.1, per="batch")',
+        ],
+        [
+            "MultiStep(0.1, [2, 4], 0.1)",
+            "[0.1, 0.1, 0.01, 0.01, 0.001]",
+            "multistep(0.1, milestones=[2, 4])",
+            "Values([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])",
+        ],
+        ['Exponential(0.1, 0.9, per="batch")', 'exponential(gamma=0.9, value=0.10, per="batch")'],
+    ):
         texts = [resolved(f"SGD(lr={text}, momentum=0.9)") for text in same]
         assert all(text == texts[0] for text in texts), texts
     first = "loss='mse',optimizer='SGD(learning_rate=0.1)',metrics=['mae']"
@@ -232,33 +313,66 @@ def test_what_means_the_same_resolves_to_the_same_text():
 
 
 def test_fit_parameters_that_mean_the_same_resolve_to_the_same_text():
-    for same in ([None, "", "batch_size=32", "batch_size=[32]", "epochs=1", "verbose=1, shuffle=False", "dropout=None",
-                  "callbacks=None, batch_size=Constant(32.2)"],
-                 ["class_weight={1: 2, 0: 1}", "class_weight=[{0: 1.0, 1: 2.0}]", "class_weight={0: 1, 1: 2},epochs=1"],
-                 ["dropout=0.5", "dropout=Constant(0.5)"], ["dropout={'b': 0, 'a': 0.5}", "dropout={'a':.5,'b':0.0}"]):
+    for same in (
+        [
+            None,
+            "",
+            "batch_size=32",
+            "batch_size=[32]",
+            "epochs=1",
+            "verbose=1, shuffle=False",
+            "dropout=None",
+            "callbacks=None, batch_size=Constant(32.2)",
+        ],
+        ["class_weight={1: 2, 0: 1}", "class_weight=[{0: 1.0, 1: 2.0}]", "class_weight={0: 1, 1: 2},epochs=1"],
+        ["dropout=0.5", "dropout=Constant(0.5)"],
+        ["dropout={'b': 0, 'a': 0.5}", "dropout={'a':.5,'b':0.0}"],
+    ):
         texts = {Resolver(f"{LOSS} optimizer=SGD", text).at(3) for text in same}
         assert len(texts) == 1, texts
-    assert len({Resolver(f"{LOSS} optimizer=SGD", text).at(1) for text in (
-        "", "shuffle=True", "shuffle='batch'", "epochs=2", "batch_size=1", "steps_per_epoch=1", "dropout=0.0",
-        "class_weight={}", 'callbacks=[TensorBoard(log_dir="/x(y]")]')}) == 9
+    assert (
+        len(
+            {
+                Resolver(f"{LOSS} optimizer=SGD", text).at(1)
+                for text in (
+                    "",
+                    "shuffle=True",
+                    "shuffle='batch'",
+                    "epochs=2",
+                    "batch_size=1",
+                    "steps_per_epoch=1",
+                    "dropout=0.0",
+                    "class_weight={}",
+                    'callbacks=[TensorBoard(log_dir="/x(y]")]',
+                )
+            }
+        )
+        == 9
+    )
 
 
 def test_batch_sizes_are_whole_and_at_least_1():
     texts = [fit for _, fit in resolved("SGD()", "batch_size=Exponential(5, 0.5)")]
     assert texts == ["batch_size=5", "batch_size=3", *["batch_size=1"] * 4]  # 2.5, 1.25, 0.625, ...
     assert [fit for _, fit in resolved("SGD()", "batch_size=MultiStep(32, [1, 2], 2)", 3)] == [
-        "", "batch_size=64", "batch_size=128"]
+        "",
+        "batch_size=64",
+        "batch_size=128",
+    ]
 
 
 def test_several_sequences_change_each_in_its_time():
     texts = resolved("SGD(lr=[1, 2], momentum=[0.5, 0.5, 0.6])", "dropout=[{'a': 0.1}, {'a': 0.2}]", 4)
-    assert [t[0][t[0].index("SGD"):-16] for t in texts] == [
-        "SGD(learning_rate=1.0,momentum=0.5)'", "SGD(learning_rate=2.0,momentum=0.5)'",
-        *["SGD(learning_rate=2.0,momentum=0.6)'"] * 2]
+    assert [t[0][t[0].index("SGD") : -16] for t in texts] == [
+        "SGD(learning_rate=1.0,momentum=0.5)'",
+        "SGD(learning_rate=2.0,momentum=0.5)'",
+        *["SGD(learning_rate=2.0,momentum=0.6)'"] * 2,
+    ]
     assert [t[1] for t in texts] == ["dropout={'a':0.1}", *["dropout={'a':0.2}"] * 3]
     resolver = Resolver(f"{LOSS} optimizer='SGD(lr=[1, 2])'", "")
-    assert [resolver.at(i)[0][22:-2] for i in (2, 1, 3, 1)] == ["SGD(learning_rate=%s" % v for v in (
-        "2.0", "1.0", "2.0", "1.0")], "asked for in any order"
+    assert [resolver.at(i)[0][22:-2] for i in (2, 1, 3, 1)] == [
+        "SGD(learning_rate=%s" % v for v in ("2.0", "1.0", "2.0", "1.0")
+    ], "asked for in any order"
 
 
 def test_configurations_without_sequences_have_one_tuple():
@@ -272,10 +386,11 @@ def test_configurations_without_sequences_have_one_tuple():
 def test_the_keys_of_compiled_models_know_sequences():
     def key(text):
         return params.without_scalars(parse_compile_params(f"{LOSS} optimizer='SGD({text})'"))
+
     assert key("lr=[0, 0.1]") == key("lr=0.3") == key("lr=Warmup(0, 3, 1)")
     assert key("momentum=[0.5, 0.9]") == key("momentum=0.1") != key("momentum=0")
     assert key("lr=0.1, decay=1") == key("lr=0.2, decay=2") != key("lr=0, decay=2")
-    batch = "lr=Exponential(%s, 0.5, per=\"batch\")"
+    batch = 'lr=Exponential(%s, 0.5, per="batch")'
     assert key(batch % 1) == key(batch % 2) != key("lr=0.1")
 
 
@@ -287,8 +402,10 @@ def test_texts_that_are_sequences():
 
 
 def test_schedules_are_written_with_all_that_keras_takes_by_default():
-    text = ('{"module": "keras.optimizers.schedules", "class_name": "PolynomialDecay", "config": {"decay_steps": 10, '
-            '"initial_learning_rate": 1, "cycle": false, "name": "x"}, "registered_name": null}')
+    text = (
+        '{"module": "keras.optimizers.schedules", "class_name": "PolynomialDecay", "config": {"decay_steps": 10, '
+        '"initial_learning_rate": 1, "cycle": false, "name": "x"}, "registered_name": null}'
+    )
     same = "{'class_name':'PolynomialDecay','config':{'initial_learning_rate':1.0,'decay_steps':10.0,'power':1}}"
     assert resolved(f"SGD(lr={text})") == resolved(f"SGD(lr={same})")
     assert resolved(f"SGD(lr={text})")[0] == resolved(f"SGD(lr={text})")[5]
@@ -302,27 +419,37 @@ COUNTS = st.integers(1, 1000)
 
 
 def calls(inner):
-    return (st.builds("Exponential({!r}, {!r})".format, NUMBERS, POSITIVE)
-            | st.builds("MultiStep({!r}, {!r}, {!r})".format, NUMBERS, st.lists(st.integers(1, 20)).map(sorted),
-                        POSITIVE)
-            | st.builds("CyclicLR({!r}, {!r}, {!r}, {!r}, '{}', {!r})".format, NUMBERS, NUMBERS, COUNTS, COUNTS,
-                        st.sampled_from(sequences.MODES), POSITIVE)
-            | st.builds("Cosine({!r}, {!r}, {!r}, {!r})".format, NUMBERS, COUNTS, NUMBERS, st.floats(1, 4))
-            | st.builds("Warmup({!r}, {!r}, {})".format, NUMBERS, COUNTS, inner)
-            | st.lists(NUMBERS, min_size=1).map(repr) | NUMBERS.map(repr))
+    return (
+        st.builds("Exponential({!r}, {!r})".format, NUMBERS, POSITIVE)
+        | st.builds("MultiStep({!r}, {!r}, {!r})".format, NUMBERS, st.lists(st.integers(1, 20)).map(sorted), POSITIVE)
+        | st.builds(
+            "CyclicLR({!r}, {!r}, {!r}, {!r}, '{}', {!r})".format,
+            NUMBERS,
+            NUMBERS,
+            COUNTS,
+            COUNTS,
+            st.sampled_from(sequences.MODES),
+            POSITIVE,
+        )
+        | st.builds("Cosine({!r}, {!r}, {!r}, {!r})".format, NUMBERS, COUNTS, NUMBERS, st.floats(1, 4))
+        | st.builds("Warmup({!r}, {!r}, {})".format, NUMBERS, COUNTS, inner)
+        | st.lists(NUMBERS, min_size=1).map(repr)
+        | NUMBERS.map(repr)
+    )
 
 
 SEQUENCES = calls(st.recursive(NUMBERS.map(repr), calls, max_leaves=3))
 
 
 @settings(max_examples=500, deadline=None, database=None)
-@given(SEQUENCES, st.integers(1, 300), st.sampled_from(["", ", per=\"batch\""]))
+@given(SEQUENCES, st.integers(1, 300), st.sampled_from(["", ', per="batch"']))
 def test_what_is_resolved_is_literal_and_resolves_to_itself(text, iteration, per):
     if per and text.endswith(")"):
         text = text[:-1] + per + ")"
     try:
-        written = resolve(f"{LOSS} optimizer='SGD(lr={text})', metrics=['mae', \"a\\x29'b\"]", "batch_size=[5, 6]",
-                          iteration)
+        written = resolve(
+            f"{LOSS} optimizer='SGD(lr={text})', metrics=['mae', \"a\\x29'b\"]", "batch_size=[5, 6]", iteration
+        )
     except ParameterError as error:
         assert "finite" in str(error)
         return

@@ -43,8 +43,9 @@ def test_a_framework_that_is_not_installed_is_an_error_with_what_to_do(tmp_path,
     settings.check_installed(backend)
 
 
-@pytest.mark.parametrize("kernel,backend", [("auto", "torch"), ("xla", "tensorflow"), ("vmap", "jax"), ("loop", "jax"),
-                                            ("xla", "torch")])
+@pytest.mark.parametrize(
+    "kernel,backend", [("auto", "torch"), ("xla", "tensorflow"), ("vmap", "jax"), ("loop", "jax"), ("xla", "torch")]
+)
 def test_a_kernel_that_does_without_is_no_error(kernel, backend):
     settings.check_kernel({"kernel": kernel, "keras_backend": backend})
 
@@ -56,10 +57,14 @@ def test_a_kernel_of_another_framework_is_an_error_with_what_to_do(backend):
     assert "SET pg_mop.keras_backend = 'jax'" in refused.value.hint and "JAX alone" in refused.value.detail
 
 
-@pytest.mark.parametrize("backend,message", [
-    ("tensorflow", "TensorFlow .* finds no GPU 0 here .*FRAMEWORK=cuda"),
-    pytest.param("jax", "JAX .* finds no GPU 0 here", marks=needs_jax),
-    pytest.param("torch", "PyTorch .* finds no GPU 0 here", marks=needs_torch)])
+@pytest.mark.parametrize(
+    "backend,message",
+    [
+        ("tensorflow", "TensorFlow .* finds no GPU 0 here .*FRAMEWORK=cuda"),
+        pytest.param("jax", "JAX .* finds no GPU 0 here", marks=needs_jax),
+        pytest.param("torch", "PyTorch .* finds no GPU 0 here", marks=needs_torch),
+    ],
+)
 def test_a_trainer_that_was_started_for_a_gpu_does_not_train_without(backend, message):
     if settings.gpus():
         pytest.skip("not run: this machine has GPUs")

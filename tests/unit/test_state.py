@@ -5,8 +5,11 @@ import pytest
 
 from mop_udf import data, state
 
-GROUPS = {"weights": [np.ones((2, 3), "f4"), np.float32(0.5).reshape(())], "seeds": [np.array([7, 8], "u4")],
-          "optimizer": [np.array(12, "i8"), np.zeros((0,), "f4"), np.full((4,), np.nan, "f4")]}
+GROUPS = {
+    "weights": [np.ones((2, 3), "f4"), np.float32(0.5).reshape(())],
+    "seeds": [np.array([7, 8], "u4")],
+    "optimizer": [np.array(12, "i8"), np.zeros((0,), "f4"), np.full((4,), np.nan, "f4")],
+}
 
 
 def packed():
@@ -23,6 +26,7 @@ def test_a_state_comes_back_bit_for_bit():
 
 def test_short_floats_come_back_bit_for_bit():
     import ml_dtypes
+
     for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float16):
         arrays = [np.array([0.5, -3, 0], dtype), np.array(2, dtype)]
         data = b"".join(bytes(b) for b in state.pack({**GROUPS, "weights": arrays}))
@@ -33,10 +37,19 @@ def test_short_floats_come_back_bit_for_bit():
         assert mean.dtype == dtype and mean.tolist() == [2, 3]
 
 
-@pytest.mark.parametrize("damage", [
-    lambda b: b"", lambda b: b[:5], lambda b: b[:-1], lambda b: b + b"x", lambda b: b"X" + b[1:],
-    lambda b: b[:7] + b"\x63" + b[8:], lambda b: b[:12] + b"]" + b[13:],
-    lambda b: b.replace(b'"<f4"', b'"|O4"', 1)])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda b: b"",
+        lambda b: b[:5],
+        lambda b: b[:-1],
+        lambda b: b + b"x",
+        lambda b: b"X" + b[1:],
+        lambda b: b[:7] + b"\x63" + b[8:],
+        lambda b: b[:12] + b"]" + b[13:],
+        lambda b: b.replace(b'"<f4"', b'"|O4"', 1),
+    ],
+)
 def test_damaged_states_are_refused(damage):
     with pytest.raises(state.StateError):
         state.unpack(damage(packed()))

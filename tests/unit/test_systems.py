@@ -30,17 +30,28 @@ def files():
 
 
 def picked(what, **environment):
-    done = subprocess.run([PICKER, *what.split()], capture_output=True, text=True,
-                          env={**{k: v for k, v in os.environ.items() if k != "PG"}, **environment})
+    done = subprocess.run(
+        [PICKER, *what.split()],
+        capture_output=True,
+        text=True,
+        env={**{k: v for k, v in os.environ.items() if k != "PG"}, **environment},
+    )
     return done.stdout.strip() if done.returncode == 0 else done.stderr.strip()
 
 
 def test_nothing_but_the_picker_names_a_major_version():
     """Neither packages nor directories; a feature's first version may be said, and what was tried."""
-    named = re.compile(r"postgresql(-[a-z0-9]+)*-[0-9]{2}\b|postgresql/[0-9]{2}\b|\bpg[_-]?1[0-9]\b|psql-[0-9]{2}\b"
-                       r"|data/1[0-9]\b|\bPG\s*[:?]?=\s*1[0-9]\s*$", re.I | re.M)
-    found = {f"{path.relative_to(ROOT)}: {match[0]}" for path, text in files()
-             if path not in (PICKER, pathlib.Path(__file__)) for match in named.finditer(text)}
+    named = re.compile(
+        r"postgresql(-[a-z0-9]+)*-[0-9]{2}\b|postgresql/[0-9]{2}\b|\bpg[_-]?1[0-9]\b|psql-[0-9]{2}\b"
+        r"|data/1[0-9]\b|\bPG\s*[:?]?=\s*1[0-9]\s*$",
+        re.I | re.M,
+    )
+    found = {
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path, text in files()
+        if path not in (PICKER, pathlib.Path(__file__))
+        for match in named.finditer(text)
+    }
     assert found == set()
     assert named.search("postgresql-plpython3-15") and named.search("/usr/lib/postgresql/15/bin")
 
@@ -62,7 +73,9 @@ def test_the_picker_takes_what_is_asked_for_else_the_newest_installed():
 def test_who_cannot_make_another_system_is_told_so():
     done = subprocess.run([ROOT / "tools" / "systems.sh", "forky"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (
-        1, "not run on forky: only root can make another system (sudo make test-systems)\n")
+        1,
+        "not run on forky: only root can make another system (sudo make test-systems)\n",
+    )
 
 
 def test_no_class_has_a_partial_that_python_3_14_binds():
@@ -72,8 +85,10 @@ def test_no_class_has_a_partial_that_python_3_14_binds():
             for node in ast.walk(ast.parse(path.read_text())):
                 for line in node.body if isinstance(node, ast.ClassDef) else ():
                     value = line.value if isinstance(line, (ast.Assign, ast.AnnAssign)) else None
-                    assert not (isinstance(value, ast.Call) and ast.unparse(value.func).endswith("partial")), \
-                        (path, line.lineno)
+                    assert not (isinstance(value, ast.Call) and ast.unparse(value.func).endswith("partial")), (
+                        path,
+                        line.lineno,
+                    )
 
 
 def test_packages_of_an_older_python_do_not_count(tmp_path, monkeypatch):
@@ -91,13 +106,17 @@ def test_packages_of_an_older_python_do_not_count(tmp_path, monkeypatch):
 @pytest.mark.thorough
 def test_keras_nightly_in_the_folder_of_keras_is_told_of_and_removed(tmp_path):
     """As a release candidate of TensorFlow brings it."""
+
     def wheel(name, version, needs=()):
         module = "tensorflow" if name == "tensorflow_cpu" else "keras"
         about = f"{name}-{version}.dist-info"
-        files = {f"{module}/__init__.py": f"made_by = '{name}'\n", f"{module}/{name}.py": "",
-                 f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-                 f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
-                                      + "".join(f"Requires-Dist: {need}\n" for need in needs)}
+        files = {
+            f"{module}/__init__.py": f"made_by = '{name}'\n",
+            f"{module}/{name}.py": "",
+            f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+            + "".join(f"Requires-Dist: {need}\n" for need in needs),
+        }
         files[f"{about}/RECORD"] = "".join(f"{path},,\n" for path in [*files, f"{about}/RECORD"])
         with zipfile.ZipFile(tmp_path / f"{name}-{version}-py3-none-any.whl", "w") as file:
             for path, text in files.items():
@@ -108,18 +127,29 @@ def test_keras_nightly_in_the_folder_of_keras_is_told_of_and_removed(tmp_path):
     wheel("tensorflow_cpu", "2.22.0rc1", ["keras-nightly"])
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     python = tmp_path / "venv" / "bin" / "python"
-    own = {**{k: v for k, v in os.environ.items() if not k.startswith("PIP_")}, "PIP_CONFIG_FILE": os.devnull,
-           "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "HOME": str(tmp_path)}
+    own = {
+        **{k: v for k, v in os.environ.items() if not k.startswith("PIP_")},
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(tmp_path),
+        "HOME": str(tmp_path),
+    }
 
     def install(*packages):
-        return subprocess.run([ROOT / "tools" / "packages.sh", python, *packages], env=own, check=True,
-                              capture_output=True, text=True).stdout
+        return subprocess.run(
+            [ROOT / "tools" / "packages.sh", python, *packages], env=own, check=True, capture_output=True, text=True
+        ).stdout
 
     assert install("keras") == ""
     said = install("keras", "tensorflow-cpu")
-    assert re.fullmatch(r"TensorFlow 2\.22\.0rc1 for Python [\d.]+ brought keras-nightly 3\.16\.0\.dev1 into the "
-                        r"folder of keras: keras 3\.15\.1 is there in its place, .*\n", said), said
+    assert re.fullmatch(
+        r"TensorFlow 2\.22\.0rc1 for Python [\d.]+ brought keras-nightly 3\.16\.0\.dev1 into the "
+        r"folder of keras: keras 3\.15\.1 is there in its place, .*\n",
+        said,
+    ), said
     there = "import keras; from importlib.metadata import version; print(keras.made_by, version('tensorflow-cpu'))"
-    assert subprocess.run([python, "-c", there], check=True, capture_output=True,
-                          text=True).stdout.strip() == "keras 2.22.0rc1"
+    assert (
+        subprocess.run([python, "-c", there], check=True, capture_output=True, text=True).stdout.strip()
+        == "keras 2.22.0rc1"
+    )
     assert not list(pathlib.Path(mop_udf.packages(tmp_path / "venv")).glob("keras_nightly*"))

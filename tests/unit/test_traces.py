@@ -26,6 +26,7 @@ net = None  # the architecture of a test
 def traced(tmp_path, monkeypatch):
     """A cache of this process's own, and what is traced beside it: {"functions": how many}."""
     from mop_udf.kernels.on_tensorflow import traces
+
     monkeypatch.setattr(compile_cache, "own", lambda: CompileCache(tmp_path, 1 << 24))
     counted, function = collections.Counter(), traces.function
     monkeypatch.setattr(sys.modules[__name__], "net", dense(name=f"net{next(NUMBERS)}"))  # whose names are new here
@@ -34,6 +35,7 @@ def traced(tmp_path, monkeypatch):
         def counts(*arguments):
             counted["functions"] += 1
             return trace(*arguments)
+
         return function(counts, *more, **named)
 
     monkeypatch.setattr(traces, "function", counting)
@@ -42,10 +44,12 @@ def traced(tmp_path, monkeypatch):
 
 def model_of(optimizer="Adam(lr=0.01)", loss="categorical_crossentropy", functions=None):
     from mop_udf import models
+
     text = f"loss='{loss}', optimizer=\"{optimizer}\", metrics=['accuracy']"
     compile_params, _ = models.parse(text, "batch_size=8, epochs=1", 1)
-    made = models.ModelCache().get(net, compile_params, {name: dill.dumps(function, recurse=True)
-                                                             for name, function in (functions or {}).items()})
+    made = models.ModelCache().get(
+        net, compile_params, {name: dill.dumps(function, recurse=True) for name, function in (functions or {}).items()}
+    )
     made.set_scalars(compile_params)
     made.start(7)
     return made
@@ -54,6 +58,7 @@ def model_of(optimizer="Adam(lr=0.01)", loss="categorical_crossentropy", functio
 def trained(kernel, **more):
     """The weights and losses of a model that a new trainer trains and evaluates."""
     from mop_udf import models
+
     model, rows = model_of(**more), random_rows(203)
     report = model.kernels.train([rows], 203, 8, 1, forced=kernel)
     assert report["kernel"] == kernel
@@ -62,9 +67,14 @@ def trained(kernel, **more):
     return [w.tobytes() for w in model.model.get_weights()], report["loss"], evaluation.report()["sums"]
 
 
-OPTIMIZERS = ["Adam(lr=0.01)", "SGD(lr=0.1, momentum=0.9)", "SGD(lr=0.01, decay=0.1)",
-              "Adam(lr=Exponential(0.1, gamma=0.9, per='batch'), beta_1=0.8)", "RMSprop(lr=0.01, centered=True)",
-              "SGD(lr=0.1, momentum=Exponential(0.9, gamma=0.99, per='batch'))"]
+OPTIMIZERS = [
+    "Adam(lr=0.01)",
+    "SGD(lr=0.1, momentum=0.9)",
+    "SGD(lr=0.01, decay=0.1)",
+    "Adam(lr=Exponential(0.1, gamma=0.9, per='batch'), beta_1=0.8)",
+    "RMSprop(lr=0.01, centered=True)",
+    "SGD(lr=0.1, momentum=Exponential(0.9, gamma=0.99, per='batch'))",
+]
 
 
 @pytest.mark.parametrize("kernel", ["loop", "xla"])
@@ -95,6 +105,7 @@ def test_after_a_short_batch_functions_are_made_fast_again(traced):
     from tensorflow.python.eager import context
 
     from mop_udf.kernels.on_tensorflow import traces
+
     before = context.context().function_call_options
     with pytest.raises(ZeroDivisionError), traces.as_traced():
         assert context.context().function_call_options is not before
@@ -124,10 +135,12 @@ def test_what_cannot_be_used_is_traced(traced, what):
     for path in os.scandir(cache.path):
         with open(path, "rb") as file:
             data = file.read()[32:]
-        data = {"other variables": re.sub(b'"variables": "[0-9a-f]{4}', b'"variables": "zzzz', data),
-                "nonsense": b"nonsense",
-                "no protocol buffer": data.split(b"\n", 1)[0] + b"\n\xff\xfe",
-                "no function": data.split(b"\n", 1)[0] + b"\n"}[what]
+        data = {
+            "other variables": re.sub(b'"variables": "[0-9a-f]{4}', b'"variables": "zzzz', data),
+            "nonsense": b"nonsense",
+            "no protocol buffer": data.split(b"\n", 1)[0] + b"\n\xff\xfe",
+            "no function": data.split(b"\n", 1)[0] + b"\n",
+        }[what]
         cache.write("", data)
         os.replace(cache._trace(""), path)
     assert trained("loop") == first and traced["functions"] > times
@@ -136,6 +149,7 @@ def test_what_cannot_be_used_is_traced(traced, what):
 def test_nothing_is_kept_of_custom_functions(traced):
     def own(true, predicted):
         import keras
+
         return keras.ops.mean(keras.ops.square(true - predicted), axis=-1)
 
     trained("loop", loss="own", functions={"own": own})
@@ -149,9 +163,13 @@ def test_nothing_is_kept_that_this_process_alone_can_do(traced):
 
     known, unknown = tf.Variable(1.0), tf.Variable(2.0)
     x = tf.constant(3.0)
-    for number, (step, kept) in enumerate((
-            (lambda x: x * known, True), (lambda x: x * known * unknown, False),
-            (lambda x: known * tf.numpy_function(lambda x: x, [x], tf.float32), False))):
+    for number, (step, kept) in enumerate(
+        (
+            (lambda x: x * known, True),
+            (lambda x: x * known * unknown, False),
+            (lambda x: known * tf.numpy_function(lambda x: x, [x], tf.float32), False),
+        )
+    ):
         made = tf.function(step, autograph=False)
         function = traces.function(lambda made=made: made.get_concrete_function(x), str(number), [known], True)
         assert function(x).numpy() == step(x).numpy()
@@ -168,7 +186,7 @@ def test_two_functions_traced_as_the_first_of_their_trainers_are_both_read(trace
     x, before = tf.constant(3.0), ops.uid
     for _ in range(2):
         for factor in (2.0, 5.0):
-            ops.uid = itertools.count(10 ** 9).__next__
+            ops.uid = itertools.count(10**9).__next__
             try:
                 made = tf.function(lambda x, factor=factor: x * factor, autograph=False)
                 function = traces.function(lambda made=made: made.get_concrete_function(x), str(factor), [], True)
@@ -209,12 +227,16 @@ def test_operations_that_xla_takes_quickly_come_to_the_same():
             for by_xla in (None, "optimizer"):
                 weights.assign(before[0]), bias.assign(before[1])
                 made = tf.function(body, autograph=False, jit_compile=bool(by_xla))
-                function = traces.function(lambda x=x, made=made: made.get_concrete_function(x), None, [], False,
-                                           by_xla)
+                function = traces.function(
+                    lambda x=x, made=made: made.get_concrete_function(x), None, [], False, by_xla
+                )
                 assert isinstance(function, traces.Function)
                 results.append([function(x).numpy(), weights.numpy(), bias.numpy()])
-                nodes = [node for definition in traces._definitions(made.get_concrete_function(x), by_xla)
-                         for node in definition.node_def]
+                nodes = [
+                    node
+                    for definition in traces._definitions(made.get_concrete_function(x), by_xla)
+                    for node in definition.node_def
+                ]
                 heavy = {"Sqrt", "Relu", "ReluGrad", "BiasAddGrad"}
                 assert heavy & {n.op for n in nodes if not n.name.endswith("own/Sqrt")} == (set() if by_xla else heavy)
                 assert any(n.op == "Sqrt" for n in nodes), "a net's own root stays"

@@ -15,25 +15,42 @@ from workload import ADAM, NAN, dense, layer, needs_jax, pickled, random_rows, s
 pytestmark = needs_jax
 ROWS = 45
 NET = dense()
-NORMALISED = sequential("normalised", [4], layer("Dense", name="a", units=8, activation="relu"),
-                        layer("BatchNormalization", name="b"), layer("Dropout", name="c", rate=0.3, seed=7),
-                        layer("Dense", name="d", units=3, activation="softmax"))
-CONVOLUTION = sequential("convolution", [4], layer("Reshape", name="a", target_shape=[4, 1]),
-                         layer("Conv1D", name="b", filters=2, kernel_size=2), layer("Flatten", name="c"),
-                         layer("Dense", name="d", units=3, activation="softmax"))
+NORMALISED = sequential(
+    "normalised",
+    [4],
+    layer("Dense", name="a", units=8, activation="relu"),
+    layer("BatchNormalization", name="b"),
+    layer("Dropout", name="c", rate=0.3, seed=7),
+    layer("Dense", name="d", units=3, activation="softmax"),
+)
+CONVOLUTION = sequential(
+    "convolution",
+    [4],
+    layer("Reshape", name="a", target_shape=[4, 1]),
+    layer("Conv1D", name="b", filters=2, kernel_size=2),
+    layer("Flatten", name="c"),
+    layer("Dense", name="d", units=3, activation="softmax"),
+)
 ADAMS = [ADAM.format(0.002 * number) for number in range(1, 6)]
-MOMENTA = [f"loss='categorical_crossentropy', optimizer='SGD(lr={0.01 * n}, momentum={0.1 * n}, weight_decay=0.00{n})'"
-           for n in range(1, 6)]
-CASES = {"dense": (NET, ADAMS, "batch_size=8"),
-         "BatchNormalization and Dropout": (NORMALISED, ADAMS, "batch_size=8"),
-         "class weights, several epochs": (NET, ADAMS, "batch_size=8, epochs=3, class_weight={0: 1, 1: 3, 2: 0.5}"),
-         "other scalars": (NET, MOMENTA, "batch_size=9, epochs=2"),
-         "a decay": (NET, [text.replace("weight_decay", "decay") for text in MOMENTA], "batch_size=8"),
-         "rates per batch": (NET, [ADAM.format(f'Cosine(0.0{n}, 2, gamma=2, per="batch")') for n in range(1, 6)],
-                             "batch_size=8"),
-         "shuffled": (NET, ADAMS, "batch_size=8, epochs=2, shuffle=True"),
-         "a few steps": (NET, ADAMS, "batch_size=8, steps_per_epoch=2"),
-         "fewer rows than a batch": (NET, ADAMS, "batch_size=64")}
+MOMENTA = [
+    f"loss='categorical_crossentropy', optimizer='SGD(lr={0.01 * n}, momentum={0.1 * n}, weight_decay=0.00{n})'"
+    for n in range(1, 6)
+]
+CASES = {
+    "dense": (NET, ADAMS, "batch_size=8"),
+    "BatchNormalization and Dropout": (NORMALISED, ADAMS, "batch_size=8"),
+    "class weights, several epochs": (NET, ADAMS, "batch_size=8, epochs=3, class_weight={0: 1, 1: 3, 2: 0.5}"),
+    "other scalars": (NET, MOMENTA, "batch_size=9, epochs=2"),
+    "a decay": (NET, [text.replace("weight_decay", "decay") for text in MOMENTA], "batch_size=8"),
+    "rates per batch": (
+        NET,
+        [ADAM.format(f'Cosine(0.0{n}, 2, gamma=2, per="batch")') for n in range(1, 6)],
+        "batch_size=8",
+    ),
+    "shuffled": (NET, ADAMS, "batch_size=8, epochs=2, shuffle=True"),
+    "a few steps": (NET, ADAMS, "batch_size=8, steps_per_epoch=2"),
+    "fewer rows than a batch": (NET, ADAMS, "batch_size=64"),
+}
 
 
 class Trainer:
@@ -48,24 +65,57 @@ class Trainer:
         {name: pickle} for all of them."""
         functions = functions or {}
         sends = not self.keeps or "rows" not in self.process.datasets
-        self.process.send({
-            "op": "unit", "kind": "train", "seed": 3, "same_start": True, "segment": 0, "dataset": "rows",
-            "dtypes": ["<f4", "<i2"], "inputs": 1, "rows": ROWS, "nbytes": ROWS * 22, "replicas": None,
-            "run_seconds": 0.0, "share_prefixes": True, "keep": ["rows"], "keeps_rows": self.keeps,
-            "sends_rows": sends, "epochs_sent": 1, "outputs": {"widths": [3], "one_hot": [True], "classes": [3]},
-            "models": [{"stage": number, "mst_key": number, "model_id": 1, "iteration": 1, "architecture": architecture,
-                        "compile_params": compiling, "fit_params": fitting, "objects": list(functions),
-                        "kernel": kernel, "passes_left": 1, "run_passes_left": 1, "plain_weights": False}
-                       for number, (_, architecture, compiling, fitting) in enumerate(models)]},
-            *(pickle for _ in models for pickle in functions.values()))
+        self.process.send(
+            {
+                "op": "unit",
+                "kind": "train",
+                "seed": 3,
+                "same_start": True,
+                "segment": 0,
+                "dataset": "rows",
+                "dtypes": ["<f4", "<i2"],
+                "inputs": 1,
+                "rows": ROWS,
+                "nbytes": ROWS * 22,
+                "replicas": None,
+                "run_seconds": 0.0,
+                "share_prefixes": True,
+                "keep": ["rows"],
+                "keeps_rows": self.keeps,
+                "sends_rows": sends,
+                "epochs_sent": 1,
+                "outputs": {"widths": [3], "one_hot": [True], "classes": [3]},
+                "models": [
+                    {
+                        "stage": number,
+                        "mst_key": number,
+                        "model_id": 1,
+                        "iteration": 1,
+                        "architecture": architecture,
+                        "compile_params": compiling,
+                        "fit_params": fitting,
+                        "objects": list(functions),
+                        "kernel": kernel,
+                        "passes_left": 1,
+                        "run_passes_left": 1,
+                        "plain_weights": False,
+                    }
+                    for number, (_, architecture, compiling, fitting) in enumerate(models)
+                ],
+            },
+            *(pickle for _ in models for pickle in functions.values()),
+        )
         for number, (name, *_) in enumerate(models):
             if name in self.states:
                 self.process.send({"op": "state", "stage": number}, self.states[name])
         self.process.send({"op": "states_end"})
         if sends:
             x, y = random_rows(ROWS)
-            self.process.send({"op": "rows", "epoch": 1, "buffer": 0, "shapes": [[ROWS, 4], [ROWS, 3]]},
-                              x.tobytes(), y.astype("<i2").tobytes())
+            self.process.send(
+                {"op": "rows", "epoch": 1, "buffer": 0, "shapes": [[ROWS, 4], [ROWS, 3]]},
+                x.tobytes(),
+                y.astype("<i2").tobytes(),
+            )
         self.process.send({"op": "end"})
         report, _ = self.process.receive()
         self.process.datasets = set(report["datasets"])
@@ -100,8 +150,9 @@ def named(who, case):
     return [(f"{who} {number}", architecture, text, fitting) for number, text in enumerate(compiling)]
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slice) if case == "dense" else case
-                                  for case in CASES])
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slice) if case == "dense" else case for case in CASES]
+)
 def test_each_is_trained_as_by_itself(trainer, case):
     together, alone = named("together", case), named("alone", case)
     for _ in range(2):  # the second time from states
@@ -141,9 +192,14 @@ def test_it_is_compiled_once_whatever_the_number(trainer):
 
 
 def test_a_group_of_different_models_falls_apart(trainer):
-    mixed = [("a", NET, ADAMS[0], "batch_size=8"), ("b", NORMALISED, ADAMS[0], "batch_size=8"),
-             ("c", NET, ADAMS[1], "batch_size=8"), ("d", NET, ADAMS[0], "batch_size=8, epochs=2"),
-             ("e", CONVOLUTION, ADAMS[0], "batch_size=8"), ("f", NET, ADAMS[2], "batch_size=5")]
+    mixed = [
+        ("a", NET, ADAMS[0], "batch_size=8"),
+        ("b", NORMALISED, ADAMS[0], "batch_size=8"),
+        ("c", NET, ADAMS[1], "batch_size=8"),
+        ("d", NET, ADAMS[0], "batch_size=8, epochs=2"),
+        ("e", CONVOLUTION, ADAMS[0], "batch_size=8"),
+        ("f", NET, ADAMS[2], "batch_size=5"),
+    ]
     reports = trainer.train("vmap", *mixed)
     assert [report["kernel"] for report in reports] == ["vmap", "vmap", "vmap", "vmap", "plain", "vmap"]
     assert "slow on processors" in json.dumps(reports[4]["choice"]["refused"])
@@ -167,7 +223,9 @@ def test_one_to_blame_fails_as_it_does_alone(trainer):
 
 
 def test_what_is_too_large_for_sixteen_is_trained_one_after_the_other(trainer):
-    large = [(f"large {n}", dense(width=200_000), ADAM.format(rate), "batch_size=8") for n, rate in enumerate((.1, .2))]
+    large = [
+        (f"large {n}", dense(width=200_000), ADAM.format(rate), "batch_size=8") for n, rate in enumerate((0.1, 0.2))
+    ]
     reports = trainer.train("vmap", *large)
     assert [report["kernel"] for report in reports] == ["loop", "loop"]
     assert "16 of this model at once may take" in reports[0]["choice"]["refused"]["vmap"]
@@ -178,8 +236,9 @@ def test_what_is_too_large_for_sixteen_is_trained_one_after_the_other(trainer):
 
 def test_what_cannot_be_mapped_is_trained_one_after_the_other(trainer):
     functions = {"called": pickled("called", CALLED)}
-    models = [(f"model {rate}", NET, f"loss='called', optimizer='Adam(lr={rate})'", "batch_size=8")
-              for rate in (.1, .2)]
+    models = [
+        (f"model {rate}", NET, f"loss='called', optimizer='Adam(lr={rate})'", "batch_size=8") for rate in (0.1, 0.2)
+    ]
     reports = trainer.train("vmap", *models, functions=functions)
     assert [report["kernel"] for report in reports] == ["loop", "loop"]
     assert "vmap" in reports[0]["choice"]["refused"] and "loop" not in reports[0]["choice"]["refused"]

@@ -18,10 +18,14 @@ OF_ADAM, OF_NADAM = ADAM.format(0.01), "loss='categorical_crossentropy', optimiz
 
 def compiled(dtype="float32", compiling=OF_ADAM):
     """A model with variables of several types: weights, seeds, moments, counters."""
-    architecture = sequential("mixed", [6], layer("Dense", name="one", units=5, dtype=dtype),
-                              layer("BatchNormalization", name="two", dtype=dtype),
-                              layer("Dropout", name="three", rate=0.5, dtype=dtype),
-                              layer("Dense", name="four", units=3, dtype=dtype))
+    architecture = sequential(
+        "mixed",
+        [6],
+        layer("Dense", name="one", units=5, dtype=dtype),
+        layer("BatchNormalization", name="two", dtype=dtype),
+        layer("Dropout", name="three", rate=0.5, dtype=dtype),
+        layer("Dense", name="four", units=3, dtype=dtype),
+    )
     parameters, _ = models.parse(compiling, "batch_size=4", 1)
     text = architecture if isinstance(architecture, str) else json.dumps(architecture)
     return models.ModelCache(1 << 30).get(text, parameters, {}, 1)

@@ -9,42 +9,137 @@ os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 
 # (Keras on TensorFlow, when numpy asks it for an array)
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
-COMPILE = {"loss": "mean_squared_error", "optimizer": "SGD", "optimizer_args": {"learning_rate": 0.01}, "metrics": [],
-           "loss_weights": None}
+COMPILE = {
+    "loss": "mean_squared_error",
+    "optimizer": "SGD",
+    "optimizer_args": {"learning_rate": 0.01},
+    "metrics": [],
+    "loss_weights": None,
+}
 
 # arguments of layers that need some, by the shape of their input
-VECTOR = {"Activation": ["relu"], "ActivityRegularization": [], "AlphaDropout": [0.5], "BatchNormalization": [],
-          "CategoryEncoding": [4], "Dense": [3], "Dropout": [0.5], "ELU": [], "GaussianDropout": [0.5],
-          "GaussianNoise": [0.1], "Identity": [], "LayerNormalization": [], "LeakyReLU": [], "Masking": [],
-          "Normalization": [], "PReLU": [], "RMSNormalization": [], "ReLU": [], "RepeatVector": [2], "Rescaling": [0.5],
-          "Reshape": [(2, 2)], "Softmax": [], "SpectralNormalization": "Dense", "UnitNormalization": [],
-          "Embedding": [9, 3]}
-SEQUENCE = {"AveragePooling1D": [2], "Bidirectional": "GRU", "Conv1D": [3, 2], "Conv1DTranspose": [3, 2],
-            "Cropping1D": [1], "EinsumDense": ["abc,cd->abd", (None, 3)], "Flatten": [], "GRU": [3],
-            "GlobalAveragePooling1D": [], "GlobalMaxPooling1D": [], "GroupNormalization": [2], "LSTM": [3],
-            "MaxPooling1D": [2], "Normalization": [], "Permute": [(2, 1)], "RNN": "LSTMCell", "SeparableConv1D": [3, 2],
-            "SimpleRNN": [3], "SpatialDropout1D": [0.5], "TimeDistributed": "Normalization", "UpSampling1D": [2],
-            "ZeroPadding1D": [1]}
-PICTURE = {"AveragePooling2D": [2], "CenterCrop": [3, 3], "Conv2D": [3, 2], "Conv2DTranspose": [3, 2],
-           "ConvLSTM1D": [3, 2],
-           "Cropping2D": [1], "DepthwiseConv2D": [2], "GlobalAveragePooling2D": [], "GlobalMaxPooling2D": [],
-           "MaxPooling2D": [2], "Normalization": [], "RandomBrightness": [0.2], "RandomContrast": [0.2],
-           "RandomCrop": [3, 3], "RandomFlip": [], "RandomRotation": [0.2], "RandomTranslation": [0.2, 0.2],
-           "RandomZoom": [0.2], "Resizing": [3, 3], "SeparableConv2D": [3, 2], "SpatialDropout2D": [0.5],
-           "UpSampling2D": [2], "ZeroPadding2D": [1]}
-VOLUME = {"AveragePooling3D": [2], "Conv3D": [3, 2], "Conv3DTranspose": [3, 2], "ConvLSTM2D": [3, 2], "Cropping3D": [1],
-          "GlobalAveragePooling3D": [], "GlobalMaxPooling3D": [], "MaxPooling3D": [2], "Normalization": [],
-          "SpatialDropout3D": [0.5], "UpSampling3D": [2], "ZeroPadding3D": [1]}
+VECTOR = {
+    "Activation": ["relu"],
+    "ActivityRegularization": [],
+    "AlphaDropout": [0.5],
+    "BatchNormalization": [],
+    "CategoryEncoding": [4],
+    "Dense": [3],
+    "Dropout": [0.5],
+    "ELU": [],
+    "GaussianDropout": [0.5],
+    "GaussianNoise": [0.1],
+    "Identity": [],
+    "LayerNormalization": [],
+    "LeakyReLU": [],
+    "Masking": [],
+    "Normalization": [],
+    "PReLU": [],
+    "RMSNormalization": [],
+    "ReLU": [],
+    "RepeatVector": [2],
+    "Rescaling": [0.5],
+    "Reshape": [(2, 2)],
+    "Softmax": [],
+    "SpectralNormalization": "Dense",
+    "UnitNormalization": [],
+    "Embedding": [9, 3],
+}
+SEQUENCE = {
+    "AveragePooling1D": [2],
+    "Bidirectional": "GRU",
+    "Conv1D": [3, 2],
+    "Conv1DTranspose": [3, 2],
+    "Cropping1D": [1],
+    "EinsumDense": ["abc,cd->abd", (None, 3)],
+    "Flatten": [],
+    "GRU": [3],
+    "GlobalAveragePooling1D": [],
+    "GlobalMaxPooling1D": [],
+    "GroupNormalization": [2],
+    "LSTM": [3],
+    "MaxPooling1D": [2],
+    "Normalization": [],
+    "Permute": [(2, 1)],
+    "RNN": "LSTMCell",
+    "SeparableConv1D": [3, 2],
+    "SimpleRNN": [3],
+    "SpatialDropout1D": [0.5],
+    "TimeDistributed": "Normalization",
+    "UpSampling1D": [2],
+    "ZeroPadding1D": [1],
+}
+PICTURE = {
+    "AveragePooling2D": [2],
+    "CenterCrop": [3, 3],
+    "Conv2D": [3, 2],
+    "Conv2DTranspose": [3, 2],
+    "ConvLSTM1D": [3, 2],
+    "Cropping2D": [1],
+    "DepthwiseConv2D": [2],
+    "GlobalAveragePooling2D": [],
+    "GlobalMaxPooling2D": [],
+    "MaxPooling2D": [2],
+    "Normalization": [],
+    "RandomBrightness": [0.2],
+    "RandomContrast": [0.2],
+    "RandomCrop": [3, 3],
+    "RandomFlip": [],
+    "RandomRotation": [0.2],
+    "RandomTranslation": [0.2, 0.2],
+    "RandomZoom": [0.2],
+    "Resizing": [3, 3],
+    "SeparableConv2D": [3, 2],
+    "SpatialDropout2D": [0.5],
+    "UpSampling2D": [2],
+    "ZeroPadding2D": [1],
+}
+VOLUME = {
+    "AveragePooling3D": [2],
+    "Conv3D": [3, 2],
+    "Conv3DTranspose": [3, 2],
+    "ConvLSTM2D": [3, 2],
+    "Cropping3D": [1],
+    "GlobalAveragePooling3D": [],
+    "GlobalMaxPooling3D": [],
+    "MaxPooling3D": [2],
+    "Normalization": [],
+    "SpatialDropout3D": [0.5],
+    "UpSampling3D": [2],
+    "ZeroPadding3D": [1],
+}
 SHAPES = {(4,): VECTOR, (6, 4): SEQUENCE, (6, 6, 4): PICTURE, (4, 6, 6, 2): VOLUME}
-PAIRS = ("Add", "Average", "Concatenate", "Maximum", "Minimum", "Multiply", "Subtract", "AdditiveAttention",
-         "Attention")
+PAIRS = (
+    "Add",
+    "Average",
+    "Concatenate",
+    "Maximum",
+    "Minimum",
+    "Multiply",
+    "Subtract",
+    "AdditiveAttention",
+    "Attention",
+)
 # these are parts of other layers, or are tried below
-OTHERS = {"InputLayer", "Dot", "MultiHeadAttention", "GroupQueryAttention", "GRUCell", "LSTMCell",
-          "SimpleRNNCell", "StackedRNNCells", "DepthwiseConv1D", "ConvLSTM3D", "LayerScale", "CustomScaleLayer"}
+OTHERS = {
+    "InputLayer",
+    "Dot",
+    "MultiHeadAttention",
+    "GroupQueryAttention",
+    "GRUCell",
+    "LSTMCell",
+    "SimpleRNNCell",
+    "StackedRNNCells",
+    "DepthwiseConv1D",
+    "ConvLSTM3D",
+    "LayerScale",
+    "CustomScaleLayer",
+}
 
 
 def layer(name, arguments):
     from keras import layers
+
     if name == "TimeDistributed":
         return layers.TimeDistributed(layers.Normalization())
     if name in ("SpectralNormalization", "Bidirectional", "RNN"):
@@ -55,6 +150,7 @@ def layer(name, arguments):
 def model_of(shape, kinds):
     """A model of one input whose outputs are those of all layers, each made a vector of one number."""
     import keras
+
     x = keras.Input(shape)
     outputs = []
     for name, arguments in kinds.items():
@@ -63,12 +159,24 @@ def model_of(shape, kinds):
     if len(shape) == 2:
         k = keras.layers
         outputs += [k.Reshape((-1,))(getattr(k, name)()([x, x * 2])) for name in PAIRS]
-        outputs += [k.Reshape((-1,))(y) for y in (
-            k.Dot(2)([x, x]), k.MultiHeadAttention(2, 3)(x, x), k.GroupQueryAttention(3, 2, 1)(x, x),
-            k.DepthwiseConv1D(2)(x), k.RNN([k.LSTMCell(3), k.GRUCell(2), k.SimpleRNNCell(2)])(x))]
+        outputs += [
+            k.Reshape((-1,))(y)
+            for y in (
+                k.Dot(2)([x, x]),
+                k.MultiHeadAttention(2, 3)(x, x),
+                k.GroupQueryAttention(3, 2, 1)(x, x),
+                k.DepthwiseConv1D(2)(x),
+                k.RNN([k.LSTMCell(3), k.GRUCell(2), k.SimpleRNNCell(2)])(x),
+            )
+        ]
     if len(shape) == 3:
-        outputs.append(keras.layers.Reshape((-1,))(keras.Sequential(  # within a model, and frozen
-            [keras.layers.Normalization(), keras.layers.Dense(2)], name="inner")(x)))
+        outputs.append(
+            keras.layers.Reshape((-1,))(
+                keras.Sequential(  # within a model, and frozen
+                    [keras.layers.Normalization(), keras.layers.Dense(2)], name="inner"
+                )(x)
+            )
+        )
     return keras.Model(x, keras.layers.Concatenate()(outputs))
 
 
@@ -81,6 +189,7 @@ def randomised(model, seed):
 def loaded_by_keras(model, weights, path):
     """The model with these weights as Keras' own loading gives it."""
     import keras
+
     model.set_weights(weights)
     model.save(path)
     return keras.models.load_model(path)
@@ -88,6 +197,7 @@ def loaded_by_keras(model, weights, path):
 
 def test_every_layer_that_may_be_loaded_is_tried():
     from mop_udf.architecture import LAYERS
+
     tried = {name for kinds in SHAPES.values() for name in kinds}
     assert tried | set(PAIRS) | OTHERS == LAYERS
 
@@ -98,12 +208,14 @@ def test_layers_compute_with_the_weights_that_the_model_has_now(shape, tmp_path)
 
     from mop_udf import models
     from mop_udf.kernels.choice import Learned
+
     model = model_of(shape, SHAPES[shape])
     text = model.to_json()
     x = np.random.default_rng(0).uniform(0, 1, (5, *shape)).astype("f4")
     compiled = models.CompiledModel(text, COMPILE, {}, lambda *_: Learned(), "name", seed=1)
     plain = models.build(models.normalise(text), 0)
     from mop_udf.kernels.forward import Forward
+
     forwards = Forward(plain), Forward(compiled.model)
     for seed in (1, 2):  # the second time the compiled functions are there
         weights = randomised(model, seed)
@@ -125,6 +237,7 @@ def test_kernels_train_behind_an_adapted_normalization_as_keras_does(kernel, fro
 
     from mop_udf import models, state
     from mop_udf.kernels.choice import Learned
+
     x = keras.Input((3,))
     inner = keras.Sequential([keras.Input((3,)), keras.layers.Normalization(name="norm")], name="inner")
     inner.trainable = not frozen

@@ -41,11 +41,11 @@ FROM pg_class c WHERE oid = %s
 DETAILS = {
     "pg_class": RELATION,
     "pg_proc": "SELECT CASE WHEN prokind = 'a' THEN (SELECT a::text FROM pg_aggregate a WHERE aggfnoid = p.oid) ELSE "
-               "pg_get_functiondef(oid) END AS definition, proacl::text FROM pg_proc p WHERE oid = %s",
+    "pg_get_functiondef(oid) END AS definition, proacl::text FROM pg_proc p WHERE oid = %s",
     "pg_event_trigger": "SELECT evtevent, evtenabled, evttags, evtfoid::regproc::text FROM pg_event_trigger "
-                        "WHERE oid = %s",
+    "WHERE oid = %s",
     "pg_foreign_data_wrapper": "SELECT fdwname, fdwhandler, fdwvalidator, fdwacl::text FROM pg_foreign_data_wrapper "
-                               "WHERE oid = %s",
+    "WHERE oid = %s",
 }
 
 
@@ -59,14 +59,21 @@ def database(server, name):
 
 def objects(client):
     """{(type, identity): what it is} of the extension's members."""
-    return {(m["type"], m["identity"]): client.run(DETAILS[m["catalog"]], [m["objid"]])
-            for m in client.run(MEMBERS) if m["catalog"] in DETAILS}
+    return {
+        (m["type"], m["identity"]): client.run(DETAILS[m["catalog"]], [m["objid"]])
+        for m in client.run(MEMBERS)
+        if m["catalog"] in DETAILS
+    }
 
 
 def paths(server):
     client = Client(server, "postgres")
-    return [(r["source"], r["target"]) for r in client.run(
-        "SELECT source, target FROM pg_extension_update_paths('pg_mop') WHERE path IS NOT NULL ORDER BY 1, 2")]
+    return [
+        (r["source"], r["target"])
+        for r in client.run(
+            "SELECT source, target FROM pg_extension_update_paths('pg_mop') WHERE path IS NOT NULL ORDER BY 1, 2"
+        )
+    ]
 
 
 @pytest.mark.slice
@@ -79,8 +86,16 @@ def test_every_older_version_has_a_path_to_this_one(db):
 @pytest.mark.parametrize("older", [*OLDER[:-1], pytest.param(OLDER[-1], marks=pytest.mark.slice)])
 def test_an_updated_extension_is_a_fresh_one_and_keeps_the_users_data(db, older):
     fresh = objects(db)
-    assert len(fresh) > 60 and {kind for kind, _ in fresh} >= {"table", "view", "function", "event trigger", "sequence",
-                                                               "index", "foreign-data wrapper", "aggregate"} - {"index"}
+    assert len(fresh) > 60 and {kind for kind, _ in fresh} >= {
+        "table",
+        "view",
+        "function",
+        "event trigger",
+        "sequence",
+        "index",
+        "foreign-data wrapper",
+        "aggregate",
+    } - {"index"}
     client = database(db.server, "updated")
     client.run(f"CREATE SCHEMA madlib; CREATE EXTENSION pg_mop SCHEMA madlib VERSION '{older}' CASCADE")
     make_data(client, segments=2)
@@ -120,21 +135,32 @@ def test_an_updated_extension_is_a_fresh_one_and_keeps_the_users_data(db, older)
         # who is gone is not found again where somebody takes his name
         client.run("CREATE ROLE ghost; ALTER ROLE keeper RENAME TO keeps")
         assert client.run("SELECT run_id, owner FROM madlib.mop_runs ORDER BY 1") == [
-            {"run_id": 1, "owner": "unknown (ghost)"}, {"run_id": 2, "owner": "keeps"},
-            {"run_id": 3, "owner": "unknown (ghost)"}]
+            {"run_id": 1, "owner": "unknown (ghost)"},
+            {"run_id": 2, "owner": "keeps"},
+            {"run_id": 3, "owner": "unknown (ghost)"},
+        ]
         assert client.run("SELECT run_id FROM madlib.mop_output ORDER BY 1") == [{"run_id": 1}, {"run_id": 2}]
         assert client.run("SELECT who::text FROM madlib.mop_limit ORDER BY threads") == [
-            {"who": "keeps"}, {"who": "-"}, {"who": None}]
+            {"who": "keeps"},
+            {"who": "-"},
+            {"who": None},
+        ]
         # what is made of the views, and who may read them, stays
         assert client.value("SELECT count(*) FROM dash") == 3
         assert client.value("SELECT has_table_privilege('keeps', 'madlib.mop_runs', 'SELECT')")
         # what was evaluated whole has its metrics; the rest is to be evaluated again
         assert client.run("SELECT mst_key, name, value FROM madlib.mop_metrics ORDER BY 1, 2") == [
-            {"mst_key": 1, "name": "loss", "value": 0.75}, {"mst_key": 1, "name": "mae", "value": 1.5}]
+            {"mst_key": 1, "name": "loss", "value": 0.75},
+            {"mst_key": 1, "name": "mae", "value": 1.5},
+        ]
         assert client.run("SELECT DISTINCT mst_key, status FROM madlib.mop_units WHERE run_id = 2 ORDER BY 1") == [
-            {"mst_key": 1, "status": "finished"}, {"mst_key": 2, "status": "cancelled"}]
-        client.run("DELETE FROM madlib.mop_run; DELETE FROM madlib.mop_limit; DROP VIEW dash; "
-                   "REVOKE ALL ON madlib.mop_runs FROM keeps")
+            {"mst_key": 1, "status": "finished"},
+            {"mst_key": 2, "status": "cancelled"},
+        ]
+        client.run(
+            "DELETE FROM madlib.mop_run; DELETE FROM madlib.mop_limit; DROP VIEW dash; "
+            "REVOKE ALL ON madlib.mop_runs FROM keeps"
+        )
         client.run("DROP OWNED BY keeps; DROP ROLE ghost, keeps")  # (initial privileges name it since PostgreSQL 17)
     updated = objects(client)
     assert updated.keys() == fresh.keys()
@@ -142,9 +168,13 @@ def test_an_updated_extension_is_a_fresh_one_and_keeps_the_users_data(db, older)
         assert updated[key] == fresh[key], key
     if older == "0.1.0":
         assert client.run("SELECT run_id, status, state_bytes > 0 AS holds FROM madlib.mop_runs ORDER BY 1") == [
-            {"run_id": 1, "status": "finished", "holds": False}, {"run_id": 2, "status": "cancelled", "holds": True}]
-        assert client.value("SELECT string_agg(encode(data, 'hex'), ' ') FROM madlib.mop_read_states("
-                            "2, '{3}', '{3}')") == "01 0203"
+            {"run_id": 1, "status": "finished", "holds": False},
+            {"run_id": 2, "status": "cancelled", "holds": True},
+        ]
+        assert (
+            client.value("SELECT string_agg(encode(data, 'hex'), ' ') FROM madlib.mop_read_states(2, '{3}', '{3}')")
+            == "01 0203"
+        )
         assert client.value("SELECT count(*) FROM madlib.mop_units") == 2
         client.run("SELECT madlib.mop_drop_run(2)")
         assert client.value("SELECT count(*) FROM pg_class WHERE relname ~ 'mop_state_'") == 0
@@ -164,8 +194,10 @@ def test_a_session_from_before_the_update_gets_the_new_versions_modules(db, tmp_
     client = db.another()
     assert client.value("SELECT madlib.training_preprocessor_dl()")
     client.run("DO LANGUAGE plpython3u $$\nimport mop_udf, pg_mop.database\npg_mop.database.before = True\n$$")
-    client.run(f"CREATE FUNCTION next_version() RETURNS text[] LANGUAGE plpython3u AS $$\n{heading}\n"
-               "from pg_mop import database\nreturn [sys.modules['mop_udf'].home, hasattr(database, 'before')]\n$$")
+    client.run(
+        f"CREATE FUNCTION next_version() RETURNS text[] LANGUAGE plpython3u AS $$\n{heading}\n"
+        "from pg_mop import database\nreturn [sys.modules['mop_udf'].home, hasattr(database, 'before')]\n$$"
+    )
     assert client.value("SELECT next_version()") == [str(home), "False"]
     client.run("DO LANGUAGE plpython3u $$\nimport pg_mop.database\npg_mop.database.before = True\n$$")
     assert client.value("SELECT next_version()") == [str(home), "True"], "once per session"
@@ -190,45 +222,67 @@ def test_packages_of_another_python_than_the_servers_are_told_of_and_not_importe
 # table of 0.3.0 -> its rows as the catalog of today has them
 ROWS = {
     "mop_run": "SELECT r.*, parameters::jsonb #- '{settings,sharing}' AS parameters FROM madlib.mop_run r",
-    "mop_configuration": "SELECT * FROM madlib.mop_configuration", "mop_segment": "SELECT * FROM madlib.mop_segment",
-    **{table: f"SELECT s.mst_key, s.iteration, t.* FROM madlib.{table} t JOIN madlib.mop_stage s USING (run_id, stage)"
-       for table in ("mop_unit", "mop_metric", "mop_partial")}}
-STATES = ("SELECT mst_key, version, bytes, (madlib.mop_read_states(run_id, ARRAY[stage], ARRAY[version])).data "
-          "FROM madlib.mop_model JOIN madlib.mop_stage USING (run_id, stage) "
-          "WHERE run_id = %s AND generation IS NOT NULL ORDER BY version")
+    "mop_configuration": "SELECT * FROM madlib.mop_configuration",
+    "mop_segment": "SELECT * FROM madlib.mop_segment",
+    **{
+        table: f"SELECT s.mst_key, s.iteration, t.* FROM madlib.{table} t JOIN madlib.mop_stage s USING (run_id, stage)"
+        for table in ("mop_unit", "mop_metric", "mop_partial")
+    },
+}
+STATES = (
+    "SELECT mst_key, version, bytes, (madlib.mop_read_states(run_id, ARRAY[stage], ARRAY[version])).data "
+    "FROM madlib.mop_model JOIN madlib.mop_stage USING (run_id, stage) "
+    "WHERE run_id = %s AND generation IS NOT NULL ORDER BY version"
+)
 SHOWN = {
     "mop_runs": "status, function, seed, scheduler, num_iterations, configurations, segments, started_at, finished_at",
     "mop_units": "mst_key, iteration, segment, kind, dataset, attempt, status, kernel, rows, loss, metric, started_at, "
-                 "finished_at, shared",
+    "finished_at, shared",
     "mop_metrics": "mst_key, iteration, dataset, name, value",
     "mop_visit_order": "mst_key, iteration, position, segment, shared",
     "mop_progress": "mst_key, units_done, units_total, iteration, last_loss, status",
     "mop_trials": "mst_key, model_id, compile_params, fit_params, status, iterations, metrics_iterations, "
-                  "training_loss, training_metric, reason",
+    "training_loss, training_metric, reason",
     "mop_stages": "iteration, mst_keys, units_done, parent IS NULL AS begins",
 }
 
 
 def write_as_0_3_0(db, client, run_id):
     """Write a run and its states into the catalog of another database, which is of 0.3.0."""
-    client.run("INSERT INTO madlib.mop_owner SELECT 1, 'postgres', 'postgres' WHERE NOT EXISTS (SELECT 1 FROM "
-               "madlib.mop_owner)")
+    client.run(
+        "INSERT INTO madlib.mop_owner SELECT 1, 'postgres', 'postgres' WHERE NOT EXISTS (SELECT 1 FROM "
+        "madlib.mop_owner)"
+    )
     for table, rows in ROWS.items():
-        client.run(f"INSERT INTO madlib.{table} SELECT * FROM json_populate_recordset(NULL::madlib.{table}, %s)",
-                   [db.value(f"SELECT coalesce(json_agg(r), '[]')::text FROM ({rows}) r WHERE run_id = {run_id}")])
+        client.run(
+            f"INSERT INTO madlib.{table} SELECT * FROM json_populate_recordset(NULL::madlib.{table}, %s)",
+            [db.value(f"SELECT coalesce(json_agg(r), '[]')::text FROM ({rows}) r WHERE run_id = {run_id}")],
+        )
     # each replica evaluated on its own segments
-    client.run("UPDATE madlib.mop_unit SET mst_key = segment + 1 WHERE kind = 'evaluate' AND run_id IN (SELECT run_id "
-               "FROM madlib.mop_run WHERE function = 'madlib_keras_fit')")
-    client.run("UPDATE madlib.mop_segment s SET fingerprint = (SELECT count(*) || ':' || md5(string_agg(concat_ws(',', "
-               "tableoid, ctid, xmin), ';' ORDER BY tableoid, ctid)) FROM flowers_packed WHERE __dist_key__ = segment)")
-    client.run("INSERT INTO madlib.mop_model (run_id, mst_key) SELECT run_id, mst_key FROM madlib.mop_configuration "
-               "WHERE run_id = %s", [run_id])
+    client.run(
+        "UPDATE madlib.mop_unit SET mst_key = segment + 1 WHERE kind = 'evaluate' AND run_id IN (SELECT run_id "
+        "FROM madlib.mop_run WHERE function = 'madlib_keras_fit')"
+    )
+    client.run(
+        "UPDATE madlib.mop_segment s SET fingerprint = (SELECT count(*) || ':' || md5(string_agg(concat_ws(',', "
+        "tableoid, ctid, xmin), ';' ORDER BY tableoid, ctid)) FROM flowers_packed WHERE __dist_key__ = segment)"
+    )
+    client.run(
+        "INSERT INTO madlib.mop_model (run_id, mst_key) SELECT run_id, mst_key FROM madlib.mop_configuration "
+        "WHERE run_id = %s",
+        [run_id],
+    )
     client.run("SELECT madlib.mop_new_generation(%s, 1)", [run_id])
     for row in db.run(STATES, [run_id]):
-        client.run(f"INSERT INTO madlib.mop_state_{run_id}_1 VALUES (%s, %s, 0, %s)",
-                   [row["mst_key"], row["version"], row["data"]])
-        client.run("UPDATE madlib.mop_model SET version = %s, bytes = %s, kept_generation = generation, generation = 1 "
-                   "WHERE (run_id, mst_key) = (%s, %s)", [row["version"], row["bytes"], run_id, row["mst_key"]])
+        client.run(
+            f"INSERT INTO madlib.mop_state_{run_id}_1 VALUES (%s, %s, 0, %s)",
+            [row["mst_key"], row["version"], row["data"]],
+        )
+        client.run(
+            "UPDATE madlib.mop_model SET version = %s, bytes = %s, kept_generation = generation, generation = 1 "
+            "WHERE (run_id, mst_key) = (%s, %s)",
+            [row["version"], row["bytes"], run_id, row["mst_key"]],
+        )
 
 
 def test_runs_of_0_3_0_read_right_and_go_on(db):
@@ -242,16 +296,25 @@ def test_runs_of_0_3_0_read_right_and_go_on(db):
         selection(each, "mst", "arch", [(1, ADAM.format(rate), "batch_size=1, epochs=10") for rate in (0.01, 0.02)])
     db.run("BEGIN")
     finished = fit(db, "flowers_packed", "models", "mst", 2, frequency=1)
-    db.run("SELECT madlib.madlib_keras_fit('flowers_packed', 'one', 'arch', 1, %s, 'batch_size=8', 2)",
-           [ADAM.format(0.01)])
+    db.run(
+        "SELECT madlib.madlib_keras_fit('flowers_packed', 'one', 'arch', 1, %s, 'batch_size=8', 2)", [ADAM.format(0.01)]
+    )
     averaging = last_run(db)
     db.run("ROLLBACK")
     stopped = db.another()
     call = "SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'rest', 'mst', 3, FALSE, NULL, 1)"
     stopped.run("SET pg_mop.kernel = plain; SET pg_mop.threads = 1; SET pg_mop.seed = 5")
     running = Calling(stopped, call)
-    assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_units WHERE run_id > %s AND kind = 'train' "
-                                       "AND status = 'finished'", [averaging]) >= 5, 60)
+    assert eventually(
+        lambda: (
+            db.value(
+                "SELECT count(*) FROM madlib.mop_units WHERE run_id > %s AND kind = 'train' AND status = 'finished'",
+                [averaging],
+            )
+            >= 5
+        ),
+        60,
+    )
     db.run("SELECT pg_cancel_backend(%s)", [stopped.connection.info.backend_pid])
     assert isinstance(running.end(), psycopg2.errors.QueryCanceled)
     stopped.close()
@@ -259,36 +322,52 @@ def test_runs_of_0_3_0_read_right_and_go_on(db):
     for run_id in (finished, averaging, unfinished):
         write_as_0_3_0(db, client, run_id)
     client.run("INSERT INTO madlib.mop_output VALUES (%s), (%s)", [finished, averaging])
-    client.run("SELECT setval('madlib.mop_run_run_id_seq', %s); SELECT setval('madlib.mop_owner_owner_seq', 1)",
-               [unfinished])
+    client.run(
+        "SELECT setval('madlib.mop_run_run_id_seq', %s); SELECT setval('madlib.mop_owner_owner_seq', 1)", [unfinished]
+    )
     client.run("ALTER EXTENSION pg_mop UPDATE")
     for view, columns in SHOWN.items():
-        shown, wanted = (each.run(f"SELECT run_id, {columns} FROM madlib.{view} WHERE run_id = ANY (%s) ORDER BY 1, 2, "
-                                  "3, 4, 5", [[finished, averaging, unfinished]]) for each in (client, db))
+        shown, wanted = (
+            each.run(
+                f"SELECT run_id, {columns} FROM madlib.{view} WHERE run_id = ANY (%s) ORDER BY 1, 2, 3, 4, 5",
+                [[finished, averaging, unfinished]],
+            )
+            for each in (client, db)
+        )
         assert wanted and shown == wanted, view
-    assert client.run("SELECT count(*) AS parents FROM madlib.mop_stages s JOIN madlib.mop_stages p ON (p.run_id, "
-                      "p.stage, p.mst_keys, p.iteration) = (s.run_id, s.parent, s.mst_keys, s.iteration - 1)") == [
-        {"parents": 2 * 1 + 2 * 1 + 2 * 2}]
+    assert client.run(
+        "SELECT count(*) AS parents FROM madlib.mop_stages s JOIN madlib.mop_stages p ON (p.run_id, "
+        "p.stage, p.mst_keys, p.iteration) = (s.run_id, s.parent, s.mst_keys, s.iteration - 1)"
+    ) == [{"parents": 2 * 1 + 2 * 1 + 2 * 2}]
     assert client.run("SELECT DISTINCT merge_rate FROM madlib.mop_runs") == [{"merge_rate": 1}]
     # every state is its stage's
     for run_id in (finished, averaging, unfinished):
-        states, wanted = ([(row["mst_key"], row["version"], bytes(row["data"])) for row in each.run(STATES, [run_id])]
-                          for each in (client, db))
+        states, wanted = (
+            [(row["mst_key"], row["version"], bytes(row["data"])) for row in each.run(STATES, [run_id])]
+            for each in (client, db)
+        )
         assert wanted and sorted(states) == sorted(wanted)
-    units = client.run("SELECT mst_key, iteration, segment, finished_at FROM madlib.mop_units WHERE run_id = %s AND "
-                       "status = 'finished'", [unfinished])
+    units = client.run(
+        "SELECT mst_key, iteration, segment, finished_at FROM madlib.mop_units WHERE run_id = %s AND "
+        "status = 'finished'",
+        [unfinished],
+    )
     client.connection.notices.clear()
     client.run(call)
     assert any(f"going on with run {unfinished} of the same call" in n for n in client.connection.notices)
     assert_invariants(client, unfinished)
-    done = client.run("SELECT mst_key, iteration, segment, finished_at FROM madlib.mop_units WHERE run_id = %s AND "
-                      "status = 'finished'", [unfinished])
+    done = client.run(
+        "SELECT mst_key, iteration, segment, finished_at FROM madlib.mop_units WHERE run_id = %s AND "
+        "status = 'finished'",
+        [unfinished],
+    )
     assert all(unit in done for unit in units) and len(done) == 2 * 3 * (2 + 2)
     for run_id, own in ((unfinished, "rest"), (finished, None)):
         client.run("SELECT madlib.mop_replay(%s, 'again')", [run_id])
         if own:
-            assert client.value("SELECT bool_and(a.model_weights = b.model_weights) FROM again a JOIN rest b USING "
-                                "(mst_key)")
+            assert client.value(
+                "SELECT bool_and(a.model_weights = b.model_weights) FROM again a JOIN rest b USING (mst_key)"
+            )
         client.run("DROP TABLE again, again_info, again_summary")
     assert client.value("SELECT madlib.mop_drop_states(%s)", [averaging]) == ""
     client.close()

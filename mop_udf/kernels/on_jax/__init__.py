@@ -19,8 +19,24 @@ from mop_udf.kernels.on_jax.scalars import Scalar  # noqa: E402
 from mop_udf.kernels.scalars import variers  # noqa: E402
 from mop_udf.kernels.variables import Variables  # noqa: E402
 
-__all__ = ["OUT_OF_MEMORY", "VERSION", "Group", "Plain", "Rate", "Variables", "begin", "draw_from_state",
-           "for_any_rows", "gpu_name", "has_gpu", "loops", "nowhere", "refused", "tensors", "varied"]
+__all__ = [
+    "OUT_OF_MEMORY",
+    "VERSION",
+    "Group",
+    "Plain",
+    "Rate",
+    "Variables",
+    "begin",
+    "draw_from_state",
+    "for_any_rows",
+    "gpu_name",
+    "has_gpu",
+    "loops",
+    "nowhere",
+    "refused",
+    "tensors",
+    "varied",
+]
 
 VERSION = jax.__version__
 OUT_OF_MEMORY = (jax.errors.JaxRuntimeError, MemoryError)
@@ -32,16 +48,24 @@ def begin(threads):
     """See on_tensorflow. JAX has computed nothing yet: it reads these when it first does."""
     os.environ.update(NPROC=str(threads), XLA_PYTHON_CLIENT_PREALLOCATE="false")
     if cache := compile_cache.own():
-        for name, value in (("compilation_cache_dir", cache.path), ("persistent_cache_min_compile_time_secs", 0),
-                            ("persistent_cache_min_entry_size_bytes", -1)):
+        for name, value in (
+            ("compilation_cache_dir", cache.path),
+            ("persistent_cache_min_compile_time_secs", 0),
+            ("persistent_cache_min_entry_size_bytes", -1),
+        ):
             jax.config.update(f"jax_{name}", value)
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES", "-1")
     if wanted in ("", "-1"):
         jax.config.update("jax_platforms", "cpu")
         return None
-    return None if has_gpu() else (
-        f"JAX {jax.__version__} finds no GPU {wanted} here that it can use: it is for processors alone, or the driver "
-        f"is not there (nvidia-smi)")
+    return (
+        None
+        if has_gpu()
+        else (
+            f"JAX {jax.__version__} finds no GPU {wanted} here that it can use: it is for processors alone, or the driver "
+            f"is not there (nvidia-smi)"
+        )
+    )
 
 
 def draw_from_state(model):
@@ -75,6 +99,7 @@ def tensors(data):
 
 def for_any_rows(step, data, variables, join, name):
     """See on_tensorflow: compiled for pieces of few sizes."""
+
     @jax.jit
     def pure(values, data):
         with keras.StatelessScope(list(zip(variables, values))):
@@ -85,7 +110,7 @@ def for_any_rows(step, data, variables, join, name):
         values = [v.value for v in variables]
         while at < count:
             size = next(n for n in PIECES if n <= count - at)
-            piece = keras.tree.map_structure(lambda a, at=at, size=size: a[at:at + size], list(data))
+            piece = keras.tree.map_structure(lambda a, at=at, size=size: a[at : at + size], list(data))
             found.append(keras.tree.map_structure(np.asarray, pure(values, piece)))
             at += size
         return keras.tree.map_structure(join, *found)

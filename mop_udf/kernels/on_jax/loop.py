@@ -23,7 +23,7 @@ class Loop(Timed):
     @staticmethod
     def cut(array, first, count):
         """So many rows of an array from `first` on, with zeros where it has no more."""
-        part = array[first:first + count]
+        part = array[first : first + count]
         missing = count - len(part)
         return np.concatenate([part, np.zeros((missing, *part.shape[1:]), part.dtype)]) if missing else part
 
@@ -62,10 +62,13 @@ class Loop(Timed):
 
 def over_batches(batch_size):
     """The function (see Step.pure) that trains on the batches `start` to `stop` of `data`."""
+
     def loop(step, state, data, start, stop):
         def body(i, state):
-            return step(state, keras.tree.map_structure(
-                lambda a: jax.lax.dynamic_slice_in_dim(a, i * batch_size, batch_size), data))
+            return step(
+                state,
+                keras.tree.map_structure(lambda a: jax.lax.dynamic_slice_in_dim(a, i * batch_size, batch_size), data),
+            )
 
         return jax.lax.fori_loop(start, stop, body, state)
 

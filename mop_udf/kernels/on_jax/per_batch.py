@@ -22,7 +22,6 @@ class ARRAYS:
 
 
 class Bound(per_batch.Bound):
-
     operations, keep = ARRAYS, Number
 
     @staticmethod

@@ -19,7 +19,6 @@ class Number:
 
 
 class Scalar(scalars.Scalar):
-
     def keep(self, value):
         self.number = Number(value)
         self.assign = self.number.assign

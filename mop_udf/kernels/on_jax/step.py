@@ -10,12 +10,17 @@ class Step:
 
     def __init__(self, model):
         self.model, self.numbers = model, numbers(model.optimizer)
-        self.groups = [model.trainable_variables, model.non_trainable_variables, model.optimizer.variables,
-                       model.metrics_variables]
+        self.groups = [
+            model.trainable_variables,
+            model.non_trainable_variables,
+            model.optimizer.variables,
+            model.metrics_variables,
+        ]
 
     def pure(self, function):
         """`function(step, state, *arguments) -> state` as one of (numbers, state, *arguments), where
         `step(state, data) -> state` is Keras'."""
+
         def step(state, data):
             return self.model.train_step(state, data)[1]
 

@@ -19,8 +19,24 @@ from mop_udf.kernels.on_tensorflow.scalars import Scalar
 from mop_udf.kernels.on_tensorflow.variables import Variables
 from mop_udf.kernels.scalars import variers
 
-__all__ = ["OUT_OF_MEMORY", "VERSION", "Group", "Plain", "Rate", "Variables", "begin", "draw_from_state",
-           "for_any_rows", "gpu_name", "has_gpu", "loops", "nowhere", "refused", "tensors", "varied"]
+__all__ = [
+    "OUT_OF_MEMORY",
+    "VERSION",
+    "Group",
+    "Plain",
+    "Rate",
+    "Variables",
+    "begin",
+    "draw_from_state",
+    "for_any_rows",
+    "gpu_name",
+    "has_gpu",
+    "loops",
+    "nowhere",
+    "refused",
+    "tensors",
+    "varied",
+]
 
 VERSION = tf.__version__
 OUT_OF_MEMORY = (tf.errors.ResourceExhaustedError, MemoryError)
@@ -39,9 +55,14 @@ def begin(threads):
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES", "-1")
-    return None if gpus or wanted in ("", "-1") else (
-        f"TensorFlow {tf.__version__} finds no GPU {wanted} here that it can use: it is for processors alone (make "
-        f"install FRAMEWORK=cuda), or the driver is not there (nvidia-smi)")
+    return (
+        None
+        if gpus or wanted in ("", "-1")
+        else (
+            f"TensorFlow {tf.__version__} finds no GPU {wanted} here that it can use: it is for processors alone (make "
+            f"install FRAMEWORK=cuda), or the driver is not there (nvidia-smi)"
+        )
+    )
 
 
 def draw_from_state(model):

@@ -19,8 +19,14 @@ from mop_udf.kernels.on_tensorflow.per_batch import numbers
 from mop_udf.kernels.timed import Timed, piece_rows
 
 # what comes of a file of XLA's cache that is damaged or cannot be written (else it would mean the model)
-OF_CACHE = (tf.errors.OutOfRangeError, tf.errors.DataLossError, tf.errors.PermissionDeniedError,
-            tf.errors.NotFoundError, tf.errors.ResourceExhaustedError, tf.errors.FailedPreconditionError)
+OF_CACHE = (
+    tf.errors.OutOfRangeError,
+    tf.errors.DataLossError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.NotFoundError,
+    tf.errors.ResourceExhaustedError,
+    tf.errors.FailedPreconditionError,
+)
 
 
 class Loop(Timed):
@@ -34,7 +40,7 @@ class Loop(Timed):
     @staticmethod
     def cut(tensor, first, count):
         """So many rows of a tensor from `first` on, with zeros where it has no more."""
-        part = tensor[first:first + count]
+        part = tensor[first : first + count]
         missing = count - part.shape[0]
         return tf.pad(part, [[0, missing], *[[0, 0]] * (part.shape.rank - 1)]) if missing else part
 
@@ -77,8 +83,11 @@ class Loop(Timed):
             with traces.as_traced():
                 function(data, number(start), number(stop), number(batch_size))
             return
-        for piece, begin, end in self._pieces(data, self._piece_rows(data, batch_size), batch_size, start, stop) if (
-                self.jit_compile) else [(data, start, stop)]:
+        for piece, begin, end in (
+            self._pieces(data, self._piece_rows(data, batch_size), batch_size, start, stop)
+            if (self.jit_compile)
+            else [(data, start, stop)]
+        ):
             function(piece, number(begin), number(end), number(batch_size))
 
     @staticmethod
@@ -88,8 +97,10 @@ class Loop(Timed):
     def _key(self, data, batch_size):
         """What is compiled is compiled for these: (batch size, ((dtype, shape), ...))."""
         rows = self._piece_rows(data, batch_size) if self.jit_compile else None
-        return (batch_size if self.jit_compile else None,
-                tuple((t.dtype, (rows, *t.shape[1:])) for t in tf.nest.flatten(data)))
+        return (
+            batch_size if self.jit_compile else None,
+            tuple((t.dtype, (rows, *t.shape[1:])) for t in tf.nest.flatten(data)),
+        )
 
     def _function(self, data, batch_size):
         """The loop for data of this shape, to be compiled."""
@@ -104,9 +115,15 @@ class Loop(Timed):
 
             def body(i):
                 here = tf.minimum(size, count - i * size) if fixed is None else fixed
-                self.model.train_step(tf.nest.map_structure(
-                    lambda t: tf.ensure_shape(tf.slice(t, [i * size, *[0] * (t.shape.rank - 1)],
-                                                       [here, *t.shape[1:]]), (fixed, *t.shape[1:])), data))
+                self.model.train_step(
+                    tf.nest.map_structure(
+                        lambda t: tf.ensure_shape(
+                            tf.slice(t, [i * size, *[0] * (t.shape.rank - 1)], [here, *t.shape[1:]]),
+                            (fixed, *t.shape[1:]),
+                        ),
+                        data,
+                    )
+                )
                 return i + 1
 
             return tf.while_loop(lambda i: i < stop, body, [start], parallel_iterations=1)
@@ -115,16 +132,24 @@ class Loop(Timed):
         made = tf.function(loop, autograph=False, jit_compile=self.jit_compile)
         text = f"{'xla' if self.jit_compile else 'loop'} {self.name} {self._key(data, batch_size)}"
         return traces.function(
-            lambda: made.get_concrete_function(signature, integer, integer, integer), text if self.named else None,
-            trained(self.model), self.lasting,
-            self.model.optimizer.name if self.jit_compile and not tf.config.list_physical_devices("GPU") else None)
+            lambda: made.get_concrete_function(signature, integer, integer, integer),
+            text if self.named else None,
+            trained(self.model),
+            self.lasting,
+            self.model.optimizer.name if self.jit_compile and not tf.config.list_physical_devices("GPU") else None,
+        )
 
 
 def trained(model):
     """The variables that a compiled Keras model's training step may use, in an order that is always the same."""
     optimizer = model.optimizer
-    return [*model.variables, *model.metrics_variables, *optimizer.variables, *numbers(optimizer),
-            *numbers(optimizer._learning_rate)]
+    return [
+        *model.variables,
+        *model.metrics_variables,
+        *optimizer.variables,
+        *numbers(optimizer),
+        *numbers(optimizer._learning_rate),
+    ]
 
 
 @functools.lru_cache(10_000)

@@ -27,7 +27,6 @@ class TENSORS:
 
 
 class Bound(per_batch.Bound):
-
     operations = TENSORS
 
     @staticmethod

@@ -56,9 +56,9 @@ class Plain:
         key = (full, str(shapes))
         if key not in self.steps:
             signature = tf.nest.map_structure(
-                lambda t: tf.TensorSpec(t.shape if full else [None, *t.shape[1:]], t.dtype), data)
-            self.steps[key] = tf.function(self.model.train_step, input_signature=[signature],
-                                          autograph=False)
+                lambda t: tf.TensorSpec(t.shape if full else [None, *t.shape[1:]], t.dtype), data
+            )
+            self.steps[key] = tf.function(self.model.train_step, input_signature=[signature], autograph=False)
             with traces.leaving_nothing():
                 return self.steps[key](data)
         return self.steps[key](data)

@@ -9,7 +9,6 @@ from mop_udf.kernels.on_tensorflow.variables import put
 
 
 class Scalar(scalars.Scalar):
-
     def keep(self, value):
         self.variable = tf.Variable(value, dtype=tf.float64, trainable=False)
         self.assign = functools.partial(put, self.variable)

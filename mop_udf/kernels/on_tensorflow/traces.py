@@ -24,8 +24,16 @@ from mop_udf.kernels.on_tensorflow.lowering import lower
 
 SUFFIX = "_kept"  # of the functions' names: what has been traced may still have its own
 # what is missing or other than expected, in a file or in TensorFlow, whose inner parts these are
-NOT_TO_BE_HAD = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError, tf.errors.OpError,
-                 ProtobufError)
+NOT_TO_BE_HAD = (
+    AttributeError,
+    KeyError,
+    IndexError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+    tf.errors.OpError,
+    ProtobufError,
+)
 
 
 class Function:
@@ -45,8 +53,7 @@ class Function:
             added.append(definition.signature.name)
 
     def __call__(self, *arguments):
-        outputs = self._context.call_function(self._name, [*tf.nest.flatten(arguments), *self._captured],
-                                              self._outputs)
+        outputs = self._context.call_function(self._name, [*tf.nest.flatten(arguments), *self._captured], self._outputs)
         return outputs[0] if self._outputs == 1 else outputs
 
 
@@ -103,8 +110,11 @@ def function(trace, text, variables, lasting, optimizer=None):
     try:
         definitions, captured = _definitions(traced, optimizer), traced.captured_inputs
         places = {id(handle): place for place, handle in enumerate(handles)}
-        if cache and all(id(tensor) in places for tensor in captured) and not any(
-                "token" in node.attr for definition in definitions for node in definition.node_def):
+        if (
+            cache
+            and all(id(tensor) in places for tensor in captured)
+            and not any("token" in node.attr for definition in definitions for node in definition.node_def)
+        ):
             # (a token is for a Python function, which this process alone knows)
             told = {"variables": alike, "captured": [places[id(tensor)] for tensor in captured]}
             library = function_pb2.FunctionDefLibrary(function=definitions)
@@ -146,17 +156,21 @@ def _read(data, alike, handles):
     told = json.loads(told)
     if told["variables"] != alike:
         raise ValueError("it uses other variables")
-    return Function(function_pb2.FunctionDefLibrary.FromString(functions).function,
-                    [handles[place] for place in told["captured"]])
+    return Function(
+        function_pb2.FunctionDefLibrary.FromString(functions).function, [handles[place] for place in told["captured"]]
+    )
 
 
 def _definitions(traced, optimizer):
     """FunctionDefs of a ConcreteFunction, the last its own, under names of their own."""
-    made = [function_pb2.FunctionDef.FromString(definition.SerializeToString()) for definition in (
-        *traced.graph.as_graph_def(add_shapes=True).library.function, traced.function_def)]
+    made = [
+        function_pb2.FunctionDef.FromString(definition.SerializeToString())
+        for definition in (*traced.graph.as_graph_def(add_shapes=True).library.function, traced.function_def)
+    ]
     for node in made[-1].node_def:  # (of the others they have been added)
         node.attr["_output_shapes"].list.shape.extend(
-            output.shape.as_proto() for output in traced.graph.get_operation_by_name(node.name).outputs)
+            output.shape.as_proto() for output in traced.graph.get_operation_by_name(node.name).outputs
+        )
     names = {definition.signature.name for definition in made}
     for definition in made:
         definition.signature.name += SUFFIX

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from mop_udf.kernels.on_tensorflow import traces
 
-PATIENCE = 4000       # variables that are set one by one before what sets all at once is made, which takes as long
-FEWEST = 12           # variables for which that is of use
+PATIENCE = 4000  # variables that are set one by one before what sets all at once is made, which takes as long
+FEWEST = 12  # variables for which that is of use
 MOST_BYTES = 4 << 20  # of all: with more, the copy that it makes takes longer than the calls
 
 
@@ -18,8 +18,9 @@ def put(variable, array):
     """Set a variable of TensorFlow to an array, or number, of its shape and dtype."""
     # (tf.constant of an array that has the dtype takes half of the time that being told of it would)
     same = getattr(array, "dtype", None) == variable.dtype.as_numpy_dtype
-    tf.raw_ops.AssignVariableOp(resource=variable.handle,
-                                value=tf.constant(array) if same else tf.constant(array, variable.dtype))
+    tf.raw_ops.AssignVariableOp(
+        resource=variable.handle, value=tf.constant(array) if same else tf.constant(array, variable.dtype)
+    )
 
 
 def taken(variable):
@@ -52,8 +53,12 @@ class Variables:
             for variable, array in zip(self.variables, arrays):
                 put(variable.value, array)
         else:
-            self._compiled()[0]([tf.convert_to_tensor(np.concatenate([arrays[place].reshape(-1) for place in places]))
-                                 for places in self.kinds.values()])
+            self._compiled()[0](
+                [
+                    tf.convert_to_tensor(np.concatenate([arrays[place].reshape(-1) for place in places]))
+                    for places in self.kinds.values()
+                ]
+            )
 
     def take(self):
         """The variables' values; these may be their own memory: good until the next step."""
@@ -70,13 +75,20 @@ class Variables:
 
     def _compiled(self):
         if self._together is None:
-            flats = [tf.TensorSpec([sum(math.prod(self.shapes[place]) for place in places)], kind)
-                     for kind, places in self.kinds.items()]
+            flats = [
+                tf.TensorSpec([sum(math.prod(self.shapes[place]) for place in places)], kind)
+                for kind, places in self.kinds.items()
+            ]
             values = [v.value for v in self.variables]
             self._together = tuple(
-                traces.function(functools.partial(tf.function(made, autograph=False).get_concrete_function, *of),
-                                f"{made.__name__} {self.shapes} {self.dtypes}", values, True)
-                for made, of in ((self._put_all, [flats]), (self._take_all, [])))
+                traces.function(
+                    functools.partial(tf.function(made, autograph=False).get_concrete_function, *of),
+                    f"{made.__name__} {self.shapes} {self.dtypes}",
+                    values,
+                    True,
+                )
+                for made, of in ((self._put_all, [flats]), (self._take_all, []))
+            )
         return self._together
 
     def _put_all(self, flats):
@@ -86,5 +98,7 @@ class Variables:
                 self.variables[place].value.assign(tf.reshape(part, self.shapes[place]))
 
     def _take_all(self):
-        return [tf.concat([tf.reshape(self.variables[place].value, [-1]) for place in places], 0)
-                for places in self.kinds.values()]
+        return [
+            tf.concat([tf.reshape(self.variables[place].value, [-1]) for place in places], 0)
+            for places in self.kinds.values()
+        ]

@@ -11,8 +11,24 @@ from mop_udf.kernels.on_torch.plain import Plain
 from mop_udf.kernels.on_torch.varied import Rate, varied
 from mop_udf.kernels.variables import Variables
 
-__all__ = ["OUT_OF_MEMORY", "VERSION", "Group", "Plain", "Rate", "Variables", "begin", "draw_from_state",
-           "for_any_rows", "gpu_name", "has_gpu", "loops", "nowhere", "refused", "tensors", "varied"]
+__all__ = [
+    "OUT_OF_MEMORY",
+    "VERSION",
+    "Group",
+    "Plain",
+    "Rate",
+    "Variables",
+    "begin",
+    "draw_from_state",
+    "for_any_rows",
+    "gpu_name",
+    "has_gpu",
+    "loops",
+    "nowhere",
+    "refused",
+    "tensors",
+    "varied",
+]
 
 Group = None
 NO_LOOP = "PyTorch computes every operation as it comes: there is no loop to compile"
@@ -30,8 +46,10 @@ def begin(threads):
     if wanted in ("", "-1"):
         return None
     if not torch.cuda.is_available():
-        return (f"PyTorch {torch.__version__} finds no GPU {wanted} here that it can use: it is for processors alone, "
-                f"or the driver is not there (nvidia-smi)")
+        return (
+            f"PyTorch {torch.__version__} finds no GPU {wanted} here that it can use: it is for processors alone, "
+            f"or the driver is not there (nvidia-smi)"
+        )
     # for the life of this process: Keras was imported for processors, so that a nursery does not touch a GPU
     keras.device("gpu:0").__enter__()
     return None
@@ -69,6 +87,7 @@ def tensors(data):
 
 def for_any_rows(step, data, variables, join, name):
     """See on_tensorflow: nothing is compiled."""
+
     def call(*data):
         with told(), torch.no_grad():
             return keras.tree.map_structure(keras.ops.convert_to_numpy, step(*data))

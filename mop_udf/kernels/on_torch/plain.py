@@ -6,7 +6,6 @@ from mop_udf.kernels.on_torch.varied import follow
 
 
 class Plain(plain.Plain):
-
     def run(self, data):
         follow(self.model.optimizer)
         with told():

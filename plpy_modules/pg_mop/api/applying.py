@@ -27,7 +27,7 @@ class Applying(Training):
     # what is measured is told, whatever it is (Python 3.14 binds a partial to the object that has it: static)
     orders_of = staticmethod(functools.partial(Orders, finite=False))
 
-    compares = False   # the rows that worker sessions see on this server with those that the caller sees
+    compares = False  # the rows that worker sessions see on this server with those that the caller sees
     copied = False
     gathering = False  # what the run has found out is being written
 
@@ -37,18 +37,29 @@ class Applying(Training):
         super().__init__(db, function, table, None, 1, 1, use_gpus)
         self.options.update(resume=False, reuse=False)
         self.first = self.engine.first_row(table, table.shape_columns())
-        self.check([{
-            "mst_key": 1, "model_id": 0, "compile_params": compile_params, "fit_params": "",
-            "model_arch": model.architecture_text, "weights_sql": model.weights_sql,
-            "weights_md5": db.value(f"SELECT md5(w) FROM ({model.weights_sql}) AS model(w)")}], functions)
+        self.check(
+            [
+                {
+                    "mst_key": 1,
+                    "model_id": 0,
+                    "compile_params": compile_params,
+                    "fit_params": "",
+                    "model_arch": model.architecture_text,
+                    "weights_sql": model.weights_sql,
+                    "weights_md5": db.value(f"SELECT md5(w) FROM ({model.weights_sql}) AS model(w)"),
+                }
+            ],
+            functions,
+        )
 
     @classmethod
     def on_segments(cls, db, table, *arguments):
         """The call for a table, or None: where it is not worth its while, or cannot be made, of which the caller is
         told. `arguments`: the constructor's."""
         checked = cls.compares and not table.foreign
-        if not db.has_segments and (why_alone(db, table.table, table.columns, checked) or not (
-                table.foreign or _is_worthwhile(db, table.table))):
+        if not db.has_segments and (
+            why_alone(db, table.table, table.columns, checked) or not (table.foreign or _is_worthwhile(db, table.table))
+        ):
             return None
         try:
             return cls(db, table, *arguments)
@@ -78,9 +89,13 @@ class Applying(Training):
     def _make_plan(self, earlier):
         super()._make_plan(earlier)
         at = collections.Counter(segment.at(self.servers).server for segment in self.segments.values())
-        self.wanted = min(self.wanted, sum(
-            min(count, max(self.servers[name].info["cores"], self.servers[name].info["gpus"]))
-            for name, count in at.items()))
+        self.wanted = min(
+            self.wanted,
+            sum(
+                min(count, max(self.servers[name].info["cores"], self.servers[name].info["gpus"]))
+                for name, count in at.items()
+            ),
+        )
 
     def packed_table(self, table, what):
         return table
@@ -123,8 +138,10 @@ class Applying(Training):
 def _is_worthwhile(db, table):
     """True where several sessions take less time than the caller's own to go through a Table on this server."""
     return are_warm(db.current_user()) or db.value(
-        "SELECT sum(pg_total_relation_size(relid)) >= $2 FROM pg_partition_tree($1::oid::regclass)", ["oid", "bigint"],
-        [table.oid, WORTH_BYTES])
+        "SELECT sum(pg_total_relation_size(relid)) >= $2 FROM pg_partition_tree($1::oid::regclass)",
+        ["oid", "bigint"],
+        [table.oid, WORTH_BYTES],
+    )
 
 
 def first_row(db, table, applying):

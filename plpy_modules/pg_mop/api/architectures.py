@@ -4,8 +4,14 @@ import secrets
 
 from pg_mop.database import MopError, quote_identifier, quote_literal, sql_function
 
-COLUMNS = {"model_id": "serial PRIMARY KEY", "model_arch": "json", "model_weights": "bytea", "name": "text",
-           "description": "text", "__internal_madlib_id__": "text"}
+COLUMNS = {
+    "model_id": "serial PRIMARY KEY",
+    "model_arch": "json",
+    "model_weights": "bytea",
+    "name": "text",
+    "description": "text",
+    "__internal_madlib_id__": "text",
+}
 
 
 @sql_function
@@ -35,8 +41,10 @@ def append(db, keras_model_arch_table, model_arch, model_weights, name, descript
         own = "model_id, ", f"(SELECT nextval({quote_literal(sequence)})), "
     model_id = db.value(
         f"INSERT INTO {table} ({own[0]}model_arch, model_weights, name, description, __internal_madlib_id__) "
-        f"VALUES ({own[1]}$1::json, $2, $3, $4, $5) RETURNING model_id", ["text", "bytea", "text", "text", "text"],
-        [model_arch, model_weights, name, description, secrets.token_hex(16)])
+        f"VALUES ({own[1]}$1::json, $2, $3, $4, $5) RETURNING model_id",
+        ["text", "bytea", "text", "text", "text"],
+        [model_arch, model_weights, name, description, secrets.token_hex(16)],
+    )
     db.info(f"model id {model_id} added to table {table}")
     return model_id
 
@@ -47,8 +55,9 @@ def delete_keras_model(db, keras_model_arch_table, model_id):
     table = db.input_table(keras_model_arch_table, "model architecture table")
     _check_columns(db, table, keras_model_arch_table)
     if not db.execute(f"DELETE FROM {table} WHERE model_id = $1 RETURNING 1 AS x", ["integer"], [model_id]):
-        raise MopError(f'model_id {model_id} is not in "{keras_model_arch_table}"',
-                       hint=f"SELECT model_id, name FROM {table};")
+        raise MopError(
+            f'model_id {model_id} is not in "{keras_model_arch_table}"', hint=f"SELECT model_id, name FROM {table};"
+        )
     db.info(f"model id {model_id} deleted from table {table}")
     if db.one(f"SELECT 1 AS x FROM {table} LIMIT 1") is None:
         db.execute(f"DROP TABLE {table}")
@@ -57,8 +66,9 @@ def delete_keras_model(db, keras_model_arch_table, model_id):
 
 def open_table(db, text):
     """The model architecture table (a Table) that a caller calls `text`. Raises MopError."""
-    table = db.input_table(text, "model architecture table",
-                           hint=f"SELECT {db.extension}.load_keras_model(...) makes it.")
+    table = db.input_table(
+        text, "model architecture table", hint=f"SELECT {db.extension}.load_keras_model(...) makes it."
+    )
     if "model_id" not in db.columns(table):
         raise MopError(f'"{text}" is no model architecture table: it has no column model_id')
     return table

@@ -14,12 +14,30 @@ from pg_mop.search import SearchError, hyperband
 from pg_mop.search.space import Space
 
 FUNCTION = "madlib_keras_automl"
-ARGUMENTS = ("source_table", "model_output_table", "model_arch_table", "model_selection_table", "model_id_list",
-             "compile_params_grid", "fit_params_grid", "automl_method", "automl_params", "random_state", "object_table",
-             "use_gpus", "validation_table", "metrics_compute_frequency", "name", "description", "use_caching")
+ARGUMENTS = (
+    "source_table",
+    "model_output_table",
+    "model_arch_table",
+    "model_selection_table",
+    "model_id_list",
+    "compile_params_grid",
+    "fit_params_grid",
+    "automl_method",
+    "automl_params",
+    "random_state",
+    "object_table",
+    "use_gpus",
+    "validation_table",
+    "metrics_compute_frequency",
+    "name",
+    "description",
+    "use_caching",
+)
 # method -> (its parameters with their defaults, the procedure)
-METHODS = {"hyperband": ({"R": 6, "eta": 3, "skip_last": 0}, "madlib-hyperband"),
-           "hyperopt": ({"num_configs": 20, "num_iterations": 5, "algorithm": "tpe"}, "madlib-hyperopt")}
+METHODS = {
+    "hyperband": ({"R": 6, "eta": 3, "skip_last": 0}, "madlib-hyperband"),
+    "hyperopt": ({"num_configs": 20, "num_iterations": 5, "algorithm": "tpe"}, "madlib-hyperopt"),
+}
 ALGORITHMS = {"tpe": "tpe", "rand": "random"}
 
 
@@ -41,21 +59,31 @@ def train(db, arguments, earlier=None):
     model, info, summary = db.output_table(a["model_output_table"], "_info", "_summary")
     selection, selection_summary = db.output_table(a["model_selection_table"], "_summary")
     if selection in (model, info, summary) or selection_summary in (model, info, summary):
-        raise MopError("model_output_table and model_selection_table must have different names",
-                       detail=f"Both would be made as {selection}.")
+        raise MopError(
+            "model_output_table and model_selection_table must have different names",
+            detail=f"Both would be made as {selection}.",
+        )
     training.reserve(model)
     training.go(a)
     with training.output(None):
         write_models(training, model, info, None)
         training.write_rounds(info)
         training.write_best(selection, selection_summary, info, a)
-        write_models_summary(training, summary, a, [
-            ("model_selection_table", "text", a["model_selection_table"]),
-            ("automl_method", "text", a["automl_method"] or "hyperband"),
-            ("automl_params", "text", a["automl_params"] or training.described()),
-            ("random_state", "text", a["random_state"]), ("object_table", "text", training.object_table),
-            ("use_gpus", "boolean", bool(a["use_gpus"])),
-            ("metrics_compute_frequency", "integer", training.last_frequency())], ended="timestamp(0)")
+        write_models_summary(
+            training,
+            summary,
+            a,
+            [
+                ("model_selection_table", "text", a["model_selection_table"]),
+                ("automl_method", "text", a["automl_method"] or "hyperband"),
+                ("automl_params", "text", a["automl_params"] or training.described()),
+                ("random_state", "text", a["random_state"]),
+                ("object_table", "text", training.object_table),
+                ("use_gpus", "boolean", bool(a["use_gpus"])),
+                ("metrics_compute_frequency", "integer", training.last_frequency()),
+            ],
+            ended="timestamp(0)",
+        )
     training.tell_of_failures(info)
 
 
@@ -67,10 +95,15 @@ class Automl(Search):
     def __init__(self, db, arguments, earlier=None):
         self.frequency_given = arguments["metrics_compute_frequency"]
         super().__init__(db, {**arguments, "metric": "loss", "space": None}, earlier)
-        if self.frequency_given is not None and self.name == "madlib-hyperopt" and not (
-                1 <= self.frequency_given <= self.method["num_iterations"]):
-            raise MopError(f"metrics_compute_frequency must be from 1 to num_iterations "
-                           f"({self.method['num_iterations']}) or NULL, not {self.frequency_given}")
+        if (
+            self.frequency_given is not None
+            and self.name == "madlib-hyperopt"
+            and not (1 <= self.frequency_given <= self.method["num_iterations"])
+        ):
+            raise MopError(
+                f"metrics_compute_frequency must be from 1 to num_iterations "
+                f"({self.method['num_iterations']}) or NULL, not {self.frequency_given}"
+            )
 
     def read_procedure(self, a):
         method = (a["automl_method"] or "hyperband").strip().lower()
@@ -89,15 +122,22 @@ class Automl(Search):
                 if str(value).lower() not in ALGORITHMS:
                     raise MopError(f"algorithm must be 'rand' or 'tpe', not {value!r}")
             elif not isinstance(value, int) or isinstance(value, bool) or value < (0 if name == "skip_last" else 1):
-                raise MopError(f"{name} must be an integer {'of at least 0' if name == 'skip_last' else 'above 0'}, "
-                               f"not {value!r}")
+                raise MopError(
+                    f"{name} must be an integer {'of at least 0' if name == 'skip_last' else 'above 0'}, not {value!r}"
+                )
         if method == "hyperband":
             check_hyperband(self.method["R"], self.method["eta"], self.method["skip_last"])
-            self.parameters = {"iterations": self.method["R"], "reduction": self.method["eta"],
-                               "skip_last": self.method["skip_last"]}
+            self.parameters = {
+                "iterations": self.method["R"],
+                "reduction": self.method["eta"],
+                "skip_last": self.method["skip_last"],
+            }
         else:
-            self.parameters = {"trials": self.method["num_configs"], "iterations": self.method["num_iterations"],
-                               "sampler": ALGORITHMS[str(self.method["algorithm"]).lower()]}
+            self.parameters = {
+                "trials": self.method["num_configs"],
+                "iterations": self.method["num_iterations"],
+                "sampler": ALGORITHMS[str(self.method["algorithm"]).lower()],
+            }
 
     def create_procedure(self, space, seed):
         procedure = super().create_procedure(space, seed)
@@ -114,8 +154,10 @@ class Automl(Search):
         dimensions = itertools.chain.from_iterable(branch.dimensions for branch in space.branches)
         for dimension in dimensions if self.name == "madlib-hyperopt" else ():
             if dimension.kind == "log_near_one":
-                raise MopError(f"'log_near_one' of {dimension.key!r} is not for hyperopt",
-                               hint="Write 'linear' or 'log', or search with mop_search.")
+                raise MopError(
+                    f"'log_near_one' of {dimension.key!r} is not for hyperopt",
+                    hint="Write 'linear' or 'log', or search with mop_search.",
+                )
         return space
 
     # --- rounds and metrics -----------------------------------------------------------------------
@@ -154,8 +196,12 @@ class Automl(Search):
     def also_evaluated(self, key):
         """By metrics_compute_frequency where that lies within a round, else at its end alone."""
         every = self.frequency_given
-        return [i for first, last, _ in self.rounds(key) for i in range(first, last + 1)
-                if i == last or every is not None and every <= last - first + 1 and (i - first + 1) % every == 0]
+        return [
+            i
+            for first, last, _ in self.rounds(key)
+            for i in range(first, last + 1)
+            if i == last or every is not None and every <= last - first + 1 and (i - first + 1) % every == 0
+        ]
 
     def last_frequency(self):
         """What counted in the last call of fit_multiple that MADlib would have made."""
@@ -167,33 +213,44 @@ class Automl(Search):
         """MADlib's more columns of the info table."""
         db = self.db
         banded = self.name == "madlib-hyperband"
-        db.execute(f"ALTER TABLE {info} ADD COLUMN metrics_iters integer[]"
-                   + (", ADD COLUMN s integer, ADD COLUMN i integer" if banded else ""))
+        db.execute(
+            f"ALTER TABLE {info} ADD COLUMN metrics_iters integer[]"
+            + (", ADD COLUMN s integer, ADD COLUMN i integer" if banded else "")
+        )
         evaluated = {}
         for row in self.metrics:
             if row["dataset"] == "training":
                 evaluated.setdefault(row["mst_key"], []).append(row["iteration"])
         for key, trial in self.procedure.trials.items():
             rounds = self.rounds(key)
-            counted = [begin + i - first for i in evaluated.get(key, ())
-                       for first, last, begin in rounds if first <= i <= last]
+            counted = [
+                begin + i - first for i in evaluated.get(key, ()) for first, last, begin in rounds if first <= i <= last
+            ]
             s, i = self.procedure.place(key) if banded and not trial.outside else (None, None)
-            db.execute(f"UPDATE {info} SET metrics_iters = $1" + (", s = $3, i = $4" if banded else "")
-                       + " WHERE mst_key = $2",
-                       ["integer[]", "integer"] + ["integer"] * 2 * banded, [counted, key] + [s, i] * banded)
+            db.execute(
+                f"UPDATE {info} SET metrics_iters = $1"
+                + (", s = $3, i = $4" if banded else "")
+                + " WHERE mst_key = $2",
+                ["integer[]", "integer"] + ["integer"] * 2 * banded,
+                [counted, key] + [s, i] * banded,
+            )
 
     def write_best(self, selection, summary, info, a):
         """The selection table: the best configuration alone, by its final loss."""
         db = self.db
-        db.execute(f"CREATE TABLE {selection} (mst_key integer, model_id integer, compile_params varchar, "
-                   f"fit_params varchar)")
+        db.execute(
+            f"CREATE TABLE {selection} (mst_key integer, model_id integer, compile_params varchar, fit_params varchar)"
+        )
         db.identify_by_all(selection)
-        db.execute(f"INSERT INTO {selection} SELECT mst_key, model_id, compile_params, fit_params FROM {info} "
-                   f"WHERE error IS NULL ORDER BY {self.dataset}_loss_final, mst_key LIMIT 1")
+        db.execute(
+            f"INSERT INTO {selection} SELECT mst_key, model_id, compile_params, fit_params FROM {info} "
+            f"WHERE error IS NULL ORDER BY {self.dataset}_loss_final, mst_key LIMIT 1"
+        )
         db.execute(f"CREATE TABLE {summary} (model_arch_table varchar, object_table varchar)")
         db.identify_by_all(summary)
-        db.execute(f"INSERT INTO {summary} VALUES ($1, $2)", ["text", "text"],
-                   [a["model_arch_table"], self.object_table])
+        db.execute(
+            f"INSERT INTO {summary} VALUES ($1, $2)", ["text", "text"], [a["model_arch_table"], self.object_table]
+        )
 
     def tell_asked(self, proposals):
         """Of hyperband a line for each round that begins; of hyperopt how many configurations are new."""
@@ -201,8 +258,11 @@ class Automl(Search):
             if new := sum(p.configuration is not None for p in proposals):
                 self.db.info(f"{new} new configurations")
             return
-        begun = collections.Counter((self.procedure.place(p.trial)[0], p.budget) for p in proposals
-                                    if not self.procedure.trials[p.trial].outside)
+        begun = collections.Counter(
+            (self.procedure.place(p.trial)[0], p.budget)
+            for p in proposals
+            if not self.procedure.trials[p.trial].outside
+        )
         for (s, budget), count in sorted(begun.items(), reverse=True):
             i, (first, last, _) = next((i, r) for i, r in enumerate(self.brackets[s]) if r[1] == budget)
             self.db.info(f"bracket s={s}, round i={i}: {count} configurations, {last - first + 1} iterations")

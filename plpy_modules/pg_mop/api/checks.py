@@ -34,16 +34,22 @@ class Checks:
         for c in configurations:
             self.put(c)
         if self.asks_for_all and len(configurations) * self.num_iterations > MOST_STAGES:
-            raise MopError(f"{len(configurations)} configurations of {self.num_iterations} iterations are more than "
-                           f"{MOST_STAGES} iterations in all",
-                           hint="Ask for fewer now; a later call with more goes on from there (pg_mop.seed must be "
-                                "the same).")
+            raise MopError(
+                f"{len(configurations)} configurations of {self.num_iterations} iterations are more than "
+                f"{MOST_STAGES} iterations in all",
+                hint="Ask for fewer now; a later call with more goes on from there (pg_mop.seed must be the same).",
+            )
         before = self.earlier.failed if self.earlier is not None else {}  # perhaps somebody added what is none
-        problems = [(c["mst_key"], problem) for c in configurations
-                    if (problem := self._problem(c)) and c["mst_key"] not in before]
+        problems = [
+            (c["mst_key"], problem)
+            for c in configurations
+            if (problem := self._problem(c)) and c["mst_key"] not in before
+        ]
         if problems:
-            raise MopError(self.unusable(len(problems)) + f": {problems[0][1]}",
-                           detail="\n".join(f"mst_key {key}: {problem}" for key, problem in problems[:20]))
+            raise MopError(
+                self.unusable(len(problems)) + f": {problems[0][1]}",
+                detail="\n".join(f"mst_key {key}: {problem}" for key, problem in problems[:20]),
+            )
         self._check_data()
 
     def put(self, c):
@@ -106,9 +112,10 @@ class Checks:
         name, dataset, given = parts(text)
         dataset = dataset or ("validation" if self.validation is not None else "training")
         if dataset == "validation" and self.validation is None:
-            raise MopError(f"metric {text!r} needs a validation table",
-                           hint=f"Give validation_table (validation_preprocessor_dl makes it), or take "
-                                f"'training_{name}'.")
+            raise MopError(
+                f"metric {text!r} needs a validation table",
+                hint=f"Give validation_table (validation_preprocessor_dl makes it), or take 'training_{name}'.",
+            )
         if name != "loss":
             try:
                 name = params.parse_compile_params(f"loss=mse,optimizer=SGD,metrics={name}")["metrics"][0]
@@ -116,8 +123,10 @@ class Checks:
                 raise MopError(f"metric {text!r} is not the name of one") from None
         direction = direction or given or goal(name)
         if direction not in ("min", "max"):
-            raise MopError(f'whether more or less of metric "{name}" is better is not known',
-                           hint=f"Write '{name} max' or '{name} min'.")
+            raise MopError(
+                f'whether more or less of metric "{name}" is better is not known',
+                hint=f"Write '{name} max' or '{name} min'.",
+            )
         return name, dataset, direction
 
     def _check_data(self):
@@ -130,13 +139,17 @@ class Checks:
             theirs = self.engine.shapes(self.validation)
             theirs = [theirs[c] for c in self.validation.columns]
             if theirs != self.shapes:
-                raise MopError(f'"{self.validation.text}" holds rows of shapes {theirs}, "{source.text}" of '
-                               f"{self.shapes}: they must be equal",
-                               hint="Make it with validation_preprocessor_dl from the same training table.")
+                raise MopError(
+                    f'"{self.validation.text}" holds rows of shapes {theirs}, "{source.text}" of '
+                    f"{self.shapes}: they must be equal",
+                    hint="Make it with validation_preprocessor_dl from the same training table.",
+                )
             if difference := self.validation.differs(source.summary):
-                raise MopError(f'validation table "{self.validation.text}" was packed otherwise than "{source.text}": '
-                               f"it has {difference}",
-                               hint="Make it with validation_preprocessor_dl from the same training table.")
+                raise MopError(
+                    f'validation table "{self.validation.text}" was packed otherwise than "{source.text}": '
+                    f"it has {difference}",
+                    hint="Make it with validation_preprocessor_dl from the same training table.",
+                )
         before = self.earlier.failed if self.earlier is not None else {}
         self.misfits = {}
         for c in self.configurations:
@@ -145,14 +158,15 @@ class Checks:
             elif problem := self._misfit(c):
                 self.misfits[c["mst_key"]] = problem
         if self.configurations and len(self.misfits.keys() - before.keys()) == len(self.configurations):
-            raise MopError(f'no configuration fits the data of "{source.text}": '
-                           f"{next(iter(self.misfits.values()))}",
-                           detail="\n".join(f"mst_key {k}: {m}" for k, m in list(self.misfits.items())[:20]),
-                           hint=self.hint_to_fit or self.source.hint_to_fit())
+            raise MopError(
+                f'no configuration fits the data of "{source.text}": {next(iter(self.misfits.values()))}',
+                detail="\n".join(f"mst_key {k}: {m}" for k, m in list(self.misfits.items())[:20]),
+                hint=self.hint_to_fit or self.source.hint_to_fit(),
+            )
 
     def _misfit(self, c):
         """Why an architecture does not fit the data, or None; the trainer says it of what its JSON does not tell."""
-        wanted, widths = self.shapes[:len(self.source.inputs)], self.outputs["widths"]
+        wanted, widths = self.shapes[: len(self.source.inputs)], self.outputs["widths"]
         try:
             inputs = architecture.input_shapes(c["architecture"])
             outputs = architecture.output_widths(c["architecture"], len(widths))
@@ -165,8 +179,10 @@ class Checks:
         if c["fit"]["class_weight"] and len(widths) > 1:
             return "class_weight needs a model with a single output"
         if inputs != wanted:
-            return (f"the architecture takes input of shape {_one(inputs)}, "
-                    f'"{self.source.text}" has {_one(wanted)}: input shape does not match')
+            return (
+                f"the architecture takes input of shape {_one(inputs)}, "
+                f'"{self.source.text}" has {_one(wanted)}: input shape does not match'
+            )
         return architecture.output_misfit(outputs, self.outputs)
 
 

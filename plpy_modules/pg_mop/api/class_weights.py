@@ -37,8 +37,9 @@ class ClassWeights:
         number has the classes 0 and 1."""
         name = self.packed.outputs[0]
         if self.packed.class_values()[name] is not None:
-            return self.db.value(f"SELECT {quote_identifier(name + '_class_values')}::text[] "
-                                 f"FROM {self.packed.summary_table}")
+            return self.db.value(
+                f"SELECT {quote_identifier(name + '_class_values')}::text[] FROM {self.packed.summary_table}"
+            )
         return ["0", "1"] if self._width == 1 else None
 
     @functools.cached_property
@@ -52,14 +53,16 @@ class ClassWeights:
         for key in keys:
             if key >= classes:
                 raise ParameterError(
-                    f"class_weight names class {key}, but \"{self.packed.text}\" has the classes 0 to {classes - 1}"
-                    + (f"; for the label {key}, write {{'{key}': ...}}" if str(key) in labels else ""))
+                    f'class_weight names class {key}, but "{self.packed.text}" has the classes 0 to {classes - 1}'
+                    + (f"; for the label {key}, write {{'{key}': ...}}" if str(key) in labels else "")
+                )
         others = [key for key in keys if str(key) in labels and labels.index(str(key)) != key]
         if others and all(str(key) in labels for key in keys):
             key = others[0]
             raise ParameterError(
                 f"class_weight names {key}, which is the number of the class {labels[key]!r}, and the label of "
-                f"another: write {{'{key}': ...}} for the label, or {{{labels[key]!r}: ...}}")
+                f"another: write {{'{key}': ...}} for the label, or {{{labels[key]!r}: ...}}"
+            )
 
     def _number(self, key):
         """The number of the class that a key names."""
@@ -67,12 +70,15 @@ class ClassWeights:
             return key
         text = ("true" if key else "false") if isinstance(key, bool) else key
         if self._labels is None:
-            raise ParameterError(f"class_weight names the label {text!r}, but the classes of \"{self.packed.text}\" "
-                                 f"have numbers alone")
+            raise ParameterError(
+                f'class_weight names the label {text!r}, but the classes of "{self.packed.text}" have numbers alone'
+            )
         if text not in self._labels:
             shown = [label for label in self._labels if label is not None]
-            raise ParameterError(f"class_weight names the label {text!r}, which is none of \"{self.packed.text}\": "
-                                 f"{', '.join(shown[:SHOWN])}{', ...' if len(shown) > SHOWN else ''}")
+            raise ParameterError(
+                f'class_weight names the label {text!r}, which is none of "{self.packed.text}": '
+                f"{', '.join(shown[:SHOWN])}{', ...' if len(shown) > SHOWN else ''}"
+            )
         return self._labels.index(text)
 
     @functools.cached_property
@@ -80,7 +86,8 @@ class ClassWeights:
         """Weights in inverse proportion to how many rows a class has, 1 on the mean of all rows."""
         counts = None if self._width > 1 and self.packed.regression else self.engine.class_counts(self.packed)
         if counts is None:
-            raise ParameterError(f"class_weight='balanced' needs classes, but the output of \"{self.packed.text}\" is "
-                                 f"numbers")
+            raise ParameterError(
+                f"class_weight='balanced' needs classes, but the output of \"{self.packed.text}\" is numbers"
+            )
         present = [count for count in counts if count]
         return {number: sum(present) / (len(present) * count) for number, count in enumerate(counts) if count}

@@ -14,8 +14,9 @@ MOST_TRIES = 1000  # random draws in a row that give nothing new
 
 
 @sql_function
-def load_model_selection_table(db, model_arch_table, model_selection_table, model_id_list, compile_params_list,
-                               fit_params_list, object_table):
+def load_model_selection_table(
+    db, model_arch_table, model_selection_table, model_id_list, compile_params_list, fit_params_list, object_table
+):
     """Make a selection table of every combination of the given ids and parameter strings."""
     _check_arch_table(db, model_arch_table, model_id_list)
     functions = None if object_table is None else objects.check(db, object_table)
@@ -38,8 +39,18 @@ def load_model_selection_table(db, model_arch_table, model_selection_table, mode
 
 
 @sql_function
-def generate_model_configs(db, model_arch_table, model_selection_table, model_id_list, compile_params_grid,
-                           fit_params_grid, search_type, num_configs, random_state, object_table):
+def generate_model_configs(
+    db,
+    model_arch_table,
+    model_selection_table,
+    model_id_list,
+    compile_params_grid,
+    fit_params_grid,
+    search_type,
+    num_configs,
+    random_state,
+    object_table,
+):
     """Make a selection table, or append to one, from a grid of parameters or a random sample of it."""
     _check_arch_table(db, model_arch_table, model_id_list)
     functions = None if object_table is None else objects.check(db, object_table)
@@ -52,8 +63,10 @@ def generate_model_configs(db, model_arch_table, model_selection_table, model_id
         ids = sorted(set(model_id_list))
         if search == "grid":
             if num_configs is not None or random_state is not None:
-                raise MopError("num_configs and random_state must be NULL in grid search",
-                               hint="Call with search_type => 'random'.")
+                raise MopError(
+                    "num_configs and random_state must be NULL in grid search",
+                    hint="Call with search_type => 'random'.",
+                )
             rows = grids.grid_search(ids, compile_grid, fit_grid)
         else:
             if num_configs is None or num_configs < 1:
@@ -67,8 +80,10 @@ def generate_model_configs(db, model_arch_table, model_selection_table, model_id
         for row in rows:
             _check_row(db, row, functions)
             if row in present:
-                raise MopError(f"the configuration {row} is in {table} already",
-                               hint="Delete it there, or generate into another table.")
+                raise MopError(
+                    f"the configuration {row} is in {table} already",
+                    hint="Delete it there, or generate into another table.",
+                )
             present.add(row)
             _insert(db, table, row)
         return
@@ -79,8 +94,10 @@ def generate_model_configs(db, model_arch_table, model_selection_table, model_id
         if row in present:
             tries += 1
             if tries > MOST_TRIES:
-                raise MopError(f"the grids have no {num_configs} different configurations that are new: found {made}",
-                               hint="Ask for fewer, or use search_type => 'grid'.")
+                raise MopError(
+                    f"the grids have no {num_configs} different configurations that are new: found {made}",
+                    hint="Ask for fewer, or use search_type => 'grid'.",
+                )
             continue
         _check_row(db, row, functions)
         present.add(row)
@@ -108,8 +125,7 @@ def check_fit(db, text):
     except params.ParameterError as error:
         raise MopError(f"invalid fit_params {text!r}: {error}") from None
     if parsed["callbacks"] and not db.is_superuser():
-        raise MopError("only a superuser may use callbacks", detail="They write files on the server.",
-                       sqlstate="42501")
+        raise MopError("only a superuser may use callbacks", detail="They write files on the server.", sqlstate="42501")
 
 
 def architecture_table(db, summary):
@@ -136,8 +152,9 @@ def _check_arch_table(db, text, model_ids):
     known = {row["model_id"] for row in db.execute(f"SELECT model_id FROM {table}")}
     unknown = sorted(set(model_ids) - known)
     if unknown:
-        raise MopError(f'model_id {", ".join(map(str, unknown))} is not in "{text}"',
-                       hint=f"SELECT model_id, name FROM {table};")
+        raise MopError(
+            f'model_id {", ".join(map(str, unknown))} is not in "{text}"', hint=f"SELECT model_id, name FROM {table};"
+        )
 
 
 def _open_table(db, text, model_arch_table, functions):
@@ -158,21 +175,28 @@ def _open_table(db, text, model_arch_table, functions):
     else:
         theirs, where = architecture_table(db, summary)
         if theirs is None or str(db.find_table(where)) != str(db.find_table(model_arch_table)):
-            raise MopError(f'model selection table "{text}" was made for the architecture table "{theirs}", '
-                           f'not "{model_arch_table}"', hint="Generate into another table.")
+            raise MopError(
+                f'model selection table "{text}" was made for the architecture table "{theirs}", '
+                f'not "{model_arch_table}"',
+                hint="Generate into another table.",
+            )
         if functions is not None:
             theirs = db.value(f"SELECT object_table FROM {summary} LIMIT 1")
             if theirs is not None and objects.check(db, theirs) != functions:
-                raise MopError(f'model selection table "{text}" was made with the object table "{theirs}", '
-                               f"not {functions}", hint="Generate into another table.")
+                raise MopError(
+                    f'model selection table "{text}" was made with the object table "{theirs}", not {functions}',
+                    hint="Generate into another table.",
+                )
             db.execute(f"UPDATE {summary} SET object_table = $1", ["text"], [_readable(db, functions)])
     rows = db.execute(f"SELECT model_id, compile_params, fit_params FROM {found}")
     return found, {(r["model_id"], r["compile_params"], r["fit_params"]) for r in rows}
 
 
 def _make_table(db, table):
-    db.execute(f"CREATE TABLE {table} (mst_key serial, model_id integer, compile_params varchar, fit_params varchar, "
-               f"UNIQUE (model_id, compile_params, fit_params))")
+    db.execute(
+        f"CREATE TABLE {table} (mst_key serial, model_id integer, compile_params varchar, fit_params varchar, "
+        f"UNIQUE (model_id, compile_params, fit_params))"
+    )
     db.identify_by_all(table)  # (it has MADlib's columns, and people delete rows)
 
 
@@ -180,9 +204,15 @@ def _make_summary(db, summary, model_arch_table, functions):
     schema = db.find_table(model_arch_table).schema
     db.execute(f"CREATE TABLE {summary} (model_arch_table varchar, object_table varchar, model_arch_schema varchar)")
     db.identify_by_all(summary)
-    db.execute(f"INSERT INTO {summary} VALUES ($1, $2, $3)", ["text", "text", "text"],
-               [model_arch_table, functions and _readable(db, functions),
-                "pg_temp" if schema.startswith("pg_temp_") else schema])
+    db.execute(
+        f"INSERT INTO {summary} VALUES ($1, $2, $3)",
+        ["text", "text", "text"],
+        [
+            model_arch_table,
+            functions and _readable(db, functions),
+            "pg_temp" if schema.startswith("pg_temp_") else schema,
+        ],
+    )
 
 
 def _readable(db, quoted):
@@ -191,5 +221,8 @@ def _readable(db, quoted):
 
 
 def _insert(db, table, row):
-    db.execute(f"INSERT INTO {table} (model_id, compile_params, fit_params) VALUES ($1, $2, $3)",
-               ["integer", "text", "text"], list(row))
+    db.execute(
+        f"INSERT INTO {table} (model_id, compile_params, fit_params) VALUES ($1, $2, $3)",
+        ["integer", "text", "text"],
+        list(row),
+    )

@@ -21,8 +21,10 @@ def own_run(db, journal, run_id, shown="model_output_table"):
     """The row of a run of the caller's; the hint lists his runs with the column `shown`. Raises MopError."""
     run = None if run_id is None else journal.run(run_id)
     if run is None:
-        raise MopError(f"there is no run {'NULL' if run_id is None else run_id} of role \"{db.current_user()}\"",
-                       hint=f"SELECT run_id, status, {shown} FROM {db.extension}.mop_runs;")
+        raise MopError(
+            f'there is no run {"NULL" if run_id is None else run_id} of role "{db.current_user()}"',
+            hint=f"SELECT run_id, status, {shown} FROM {db.extension}.mop_runs;",
+        )
     return run
 
 
@@ -46,7 +48,8 @@ class Earlier:
         # before 0.4.0 they told of rows alone, not of the columns that are read
         return self.segments.keys() == fingerprints.keys() and all(
             fingerprint == before or before.count(":") == 1 and fingerprint.startswith(before + ":")
-            for before, fingerprint in ((self.segments[key], found) for key, found in fingerprints.items()))
+            for before, fingerprint in ((self.segments[key], found) for key, found in fingerprints.items())
+        )
 
     def read(self, journal, guests=()):
         """Read what the run has done; `guests`: its (Catalog, number) on other servers."""
@@ -75,8 +78,9 @@ class Earlier:
 
     def _begun(self, rows):
         """Count the attempts that rows of units tell of: [(Unit, row)]."""
-        units = [(Unit(row["iteration"], row["stage"], row["kind"], row["dataset"], row["segment"]), row)
-                 for row in rows]
+        units = [
+            (Unit(row["iteration"], row["stage"], row["kind"], row["dataset"], row["segment"]), row) for row in rows
+        ]
         for unit, row in units:
             if row["own"]:
                 self.attempts[unit] = max(row["attempt"], self.attempts.get(unit, 0))
@@ -85,9 +89,16 @@ class Earlier:
     def restore(self, plan):
         """Put the run's stages into an empty plan, under their numbers."""
         for row in self.stages:
-            stage = plan.restore(row["stage"], row["parent"], row["iteration"], row["identity"],
-                                 (row["compile_params"], row["fit_params"]), row["mst_key"], row["mst_keys"] or (),
-                                 row["evaluated"])
+            stage = plan.restore(
+                row["stage"],
+                row["parent"],
+                row["iteration"],
+                row["identity"],
+                (row["compile_params"], row["fit_params"]),
+                row["mst_key"],
+                row["mst_keys"] or (),
+                row["evaluated"],
+            )
             if row["source_run"] is not None:  # there are no units of it here
                 stage.origin = row["source_run"], row["source_stage"]
                 stage.trained, stage.scored = True, row["scores"] >= len({dataset for dataset, _ in self.segments})
@@ -95,24 +106,34 @@ class Earlier:
     @property
     def failed(self):
         """{mst_key: message} of the configurations that failed by their own fault, which do not go on."""
-        failed = {c["mst_key"]: c["error"] for c in self.configurations
-                  if c["error"] is not None and c["blame"] != "place"}
+        failed = {
+            c["mst_key"]: c["error"] for c in self.configurations if c["error"] is not None and c["blame"] != "place"
+        }
         if self.averaging and failed:  # what ails one replica ails the model
             return {c["mst_key"]: next(iter(failed.values())) for c in self.configurations}
         return failed
 
     def differs(self, configurations, options):
         """Why a call with these configurations and settings is not that of this run; None: it is."""
+
         def what(rows):
-            return {c["mst_key"]: [c.get(name) for name in ("model_id", "compile_params", "fit_params", "model_arch",
-                                                            "weights_md5")] for c in rows}
+            return {
+                c["mst_key"]: [
+                    c.get(name) for name in ("model_id", "compile_params", "fit_params", "model_arch", "weights_md5")
+                ]
+                for c in rows
+            }
+
         mine, theirs = what(configurations), what(self.configurations)
         given = len(theirs) if self.averaging else self.given
         if len(mine) != given or mine != {key: c for key, c in theirs.items() if key in mine}:
             return "its configurations are others"
         for name in SAME:
-            if options[name] is not None and options[name] != self.settings.get(name) and (
-                    name != "sharing" or name in self.settings):
+            if (
+                options[name] is not None
+                and options[name] != self.settings.get(name)
+                and (name != "sharing" or name in self.settings)
+            ):
                 return f"pg_mop.{name} was {self.settings.get(name)}"
         if len(self.failed) == len(self.configurations):
             return "all of its configurations have failed"
@@ -128,8 +149,13 @@ class Earlier:
             missing = [key for key, i in asked if (key, i) not in self.order]
         if missing:
             if any(row["source_run"] is not None for row in self.stages):
-                raise MopError(f"the log of run {self.run_id} lacks what an earlier run trained for it: mst_key "
-                               f"{missing[0]}", detail="That run has been dropped, or this one was not trained to its "
-                                                       "end.", sqlstate="55000")
-            raise MopError(f"run {self.run_id} has not been trained to its end: mst_key {missing[0]}",
-                           hint="mop_resume goes on with it.", sqlstate="55000")
+                raise MopError(
+                    f"the log of run {self.run_id} lacks what an earlier run trained for it: mst_key {missing[0]}",
+                    detail="That run has been dropped, or this one was not trained to its end.",
+                    sqlstate="55000",
+                )
+            raise MopError(
+                f"run {self.run_id} has not been trained to its end: mst_key {missing[0]}",
+                hint="mop_resume goes on with it.",
+                sqlstate="55000",
+            )

@@ -33,11 +33,15 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
     shapes = packed.shapes_of(first)
     given = [shapes[c] for c in packed.inputs]
     if given != model.input_shapes:
-        raise MopError(f'the model takes input of shapes {model.input_shapes}, "{test_table}" has {given}: '
-                       f"input shape does not match")
+        raise MopError(
+            f'the model takes input of shapes {model.input_shapes}, "{test_table}" has {given}: '
+            f"input shape does not match"
+        )
     if difference := packed.differs(model.summary):
-        raise MopError(f'"{test_table}" was packed otherwise than the rows that the model was trained on: it has '
-                       f"{difference}", hint="Pack it by validation_preprocessor_dl with the same training table.")
+        raise MopError(
+            f'"{test_table}" was packed otherwise than the rows that the model was trained on: it has {difference}',
+            hint="Pack it by validation_preprocessor_dl with the same training table.",
+        )
     wanted = packed.wanted_outputs(shapes)
     if problem := architecture.output_misfit(model.outputs, wanted):
         raise MopError(problem)
@@ -45,23 +49,35 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
         report = next(row for row in applying.metrics if row["dataset"] == "training")
     else:
         report = alone(db, session, packed, model, wanted, use_gpus)
-    db.execute(f"CREATE TABLE {output} (loss float8, metric float8, metrics_type text[], loss_type text, "
-               f"all_metrics jsonb)")
+    db.execute(
+        f"CREATE TABLE {output} (loss float8, metric float8, metrics_type text[], loss_type text, all_metrics jsonb)"
+    )
     db.identify_by_all(output)
-    db.execute(f"INSERT INTO {output} VALUES ($1, $2, $3, $4, $5::jsonb)",
-               ["float8", "float8", "text[]", "text", "text"], [
-                   report["loss"], report["metric"], model.compile["metrics"] or None, model.compile["loss"],
-                   as_json(report["metrics"])])
+    db.execute(
+        f"INSERT INTO {output} VALUES ($1, $2, $3, $4, $5::jsonb)",
+        ["float8", "float8", "text[]", "text", "text"],
+        [
+            report["loss"],
+            report["metric"],
+            model.compile["metrics"] or None,
+            model.compile["loss"],
+            as_json(report["metrics"]),
+        ],
+    )
 
 
 def on_segments(db, packed, model, use_gpus):
     """The call that evaluates all segments at once; None where there are not several, or it cannot be made."""
-    if not packed.foreign and (not packed.keyed or db.is_temporary(packed.table) or db.value(
-            f"SELECT count(*) < 2 FROM (SELECT DISTINCT __dist_key__ FROM {packed.table}) AS segments")):
+    if not packed.foreign and (
+        not packed.keyed
+        or db.is_temporary(packed.table)
+        or db.value(f"SELECT count(*) < 2 FROM (SELECT DISTINCT __dist_key__ FROM {packed.table}) AS segments")
+    ):
         return None
     functions = model.summary.get("object_table")
-    return Evaluating.on_segments(db, packed, FUNCTION, model, use_gpus, model.compile_params,
-                                  functions and object_table.check(db, functions))
+    return Evaluating.on_segments(
+        db, packed, FUNCTION, model, use_gpus, model.compile_params, functions and object_table.check(db, functions)
+    )
 
 
 class Evaluating(Applying):
@@ -96,19 +112,41 @@ class Evaluating(Applying):
 
 def alone(db, session, packed, model, wanted, use_gpus):
     """{"loss", "metric", "metrics"} by a trainer of the caller's session. Raises MopError."""
-    columns = ", ".join(f"{quote_identifier(c)} AS c{i}, {quote_identifier(c + '_shape')}::text AS s{i}"
-                        for i, c in enumerate(packed.columns))
+    columns = ", ".join(
+        f"{quote_identifier(c)} AS c{i}, {quote_identifier(c + '_shape')}::text AS s{i}"
+        for i, c in enumerate(packed.columns)
+    )
     options = trainer_options(db, use_gpus)
     objects = object_table.read(db, model.summary.get("object_table"), model.compile)
     with trainer_of(session, options):
-        session.begin({
-            "kind": "evaluate", "seed": 0, "same_start": True, "segment": 0, "dtypes": packed.dtypes(),
-            "inputs": len(packed.inputs), "outputs": wanted, "rows": 0, "dataset": None,
-            "keeps_rows": False,
-        }, [{
-            "plain_weights": True, "stage": 0, "model_id": 0, "iteration": 0, "epochs": 1,
-            "architecture": model.architecture_text, "compile_params": model.compile_params, "fit_params": None,
-        }], [(0, model.weights)], [objects])
+        session.begin(
+            {
+                "kind": "evaluate",
+                "seed": 0,
+                "same_start": True,
+                "segment": 0,
+                "dtypes": packed.dtypes(),
+                "inputs": len(packed.inputs),
+                "outputs": wanted,
+                "rows": 0,
+                "dataset": None,
+                "keeps_rows": False,
+            },
+            [
+                {
+                    "plain_weights": True,
+                    "stage": 0,
+                    "model_id": 0,
+                    "iteration": 0,
+                    "epochs": 1,
+                    "architecture": model.architecture_text,
+                    "compile_params": model.compile_params,
+                    "fit_params": None,
+                }
+            ],
+            [(0, model.weights)],
+            [objects],
+        )
         # one buffer at a time: it may be large (no aggregate, in which Greenplum lets us ask nothing while we wait)
         cursor = db.plpy.cursor(f"SELECT buffer_id, {columns} FROM {packed.table} ORDER BY buffer_id")
         while found := list(cursor.fetch(1)):

@@ -17,8 +17,9 @@ def mop_export_model(db, session, model_table, mst_key):
         trainer.send({"op": "export"})
         _, (data,) = trainer.receive()
     if len(data) >= MOST_BYTES:
-        raise MopError(f"the file has {len(data):,} bytes, more than a value of PostgreSQL may have (1 GB)",
-                       sqlstate="54000")
+        raise MopError(
+            f"the file has {len(data):,} bytes, more than a value of PostgreSQL may have (1 GB)", sqlstate="54000"
+        )
     return bytes(data)
 
 

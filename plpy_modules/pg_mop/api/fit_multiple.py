@@ -7,8 +7,19 @@ from pg_mop.api.training import Training, warn_of_failures
 from pg_mop.database import MopError, sql_function, sql_procedure
 
 FUNCTION = "madlib_keras_fit_multiple_model"
-ARGUMENTS = ("source_table", "model_output_table", "model_selection_table", "num_iterations", "use_gpus",
-             "validation_table", "metrics_compute_frequency", "warm_start", "name", "description", "use_caching")
+ARGUMENTS = (
+    "source_table",
+    "model_output_table",
+    "model_selection_table",
+    "num_iterations",
+    "use_gpus",
+    "validation_table",
+    "metrics_compute_frequency",
+    "warm_start",
+    "name",
+    "description",
+    "use_caching",
+)
 
 
 @sql_function
@@ -30,8 +41,16 @@ def train(db, arguments, earlier=None):
     """What madlib_keras_fit_multiple_model does with its arguments (a dict), or mop_resume and mop_replay with an
     :class:`~pg_mop.api.earlier.Earlier` run's."""
     a = arguments
-    training = Selected(db, FUNCTION, a["source_table"], a["validation_table"], a["num_iterations"],
-                        a["metrics_compute_frequency"], a["use_gpus"], earlier)
+    training = Selected(
+        db,
+        FUNCTION,
+        a["source_table"],
+        a["validation_table"],
+        a["num_iterations"],
+        a["metrics_compute_frequency"],
+        a["use_gpus"],
+        earlier,
+    )
     previous = None
     if a["warm_start"]:
         previous = PreviousModels(db, a["model_output_table"], training.options["lock_timeout"])
@@ -43,18 +62,27 @@ def train(db, arguments, earlier=None):
     else:
         training.read_run(earlier)
     training.reserve(output[0])
-    training.run(a["model_output_table"], a, {
-        "model_arch_table": training.arch_table_name, "object_table": training.object_table})
+    training.run(
+        a["model_output_table"],
+        a,
+        {"model_arch_table": training.arch_table_name, "object_table": training.object_table},
+    )
     model, info, summary = output
     with training.output(previous):
         write_models(training, model, info, previous)
-        write_models_summary(training, summary, a, [
-            ("model_selection_table", "text", a["model_selection_table"]),
-            ("object_table", "text", training.object_table),
-            ("num_iterations", "integer", a["num_iterations"]),
-            ("metrics_compute_frequency", "integer", training.frequency),
-            ("warm_start", "boolean", bool(a["warm_start"]))], [
-            ("metrics_iters", "integer[]", training.metrics_iterations)])
+        write_models_summary(
+            training,
+            summary,
+            a,
+            [
+                ("model_selection_table", "text", a["model_selection_table"]),
+                ("object_table", "text", training.object_table),
+                ("num_iterations", "integer", a["num_iterations"]),
+                ("metrics_compute_frequency", "integer", training.frequency),
+                ("warm_start", "boolean", bool(a["warm_start"])),
+            ],
+            [("metrics_iters", "integer[]", training.metrics_iterations)],
+        )
     if failed := training.failed:
         warn_of_failures(db, failed, len(training.configurations), "configurations", info)
 
@@ -66,11 +94,20 @@ class Selected(Training):
         """One that somebody adds while the run goes on: (model_id, compile_params, fit_params)."""
         model_id, compile_params, fit_params = configuration
         arch = self.db.input_table(self.arch_table_name, "model architecture table")
-        row = self.db.one(f"SELECT model_arch::text AS model_arch, md5(nullif(model_weights, '')) AS weights_md5 "
-                          f"FROM {arch} WHERE model_id = $1", ["integer"], [model_id]) or {
-                              "model_arch": None, "weights_md5": None}
-        c = {**row, "mst_key": key, "model_id": model_id, "compile_params": compile_params, "fit_params": fit_params,
-             "has_model": row["model_arch"] is not None}
+        row = self.db.one(
+            f"SELECT model_arch::text AS model_arch, md5(nullif(model_weights, '')) AS weights_md5 "
+            f"FROM {arch} WHERE model_id = $1",
+            ["integer"],
+            [model_id],
+        ) or {"model_arch": None, "weights_md5": None}
+        c = {
+            **row,
+            "mst_key": key,
+            "model_id": model_id,
+            "compile_params": compile_params,
+            "fit_params": fit_params,
+            "has_model": row["model_arch"] is not None,
+        }
         c["problem"] = self._start(c, arch, None)
         c["model_arch"] = c["model_arch"] or "{}"  # the catalog has one for each
         return c
@@ -82,28 +119,35 @@ class Selected(Training):
         hint = f"SELECT {db.extension}.generate_model_configs(...) (or load_model_selection_table) makes it."
         table = db.input_table(text, "model selection table", hint=hint)
         summary = db.input_table(db.suffixed(text, "_summary"), "summary of the model selection table", hint=hint)
-        for relation, wanted in ((table, ("mst_key", "model_id", "compile_params", "fit_params")),
-                                 (summary, ("model_arch_table", "object_table"))):
+        for relation, wanted in (
+            (table, ("mst_key", "model_id", "compile_params", "fit_params")),
+            (summary, ("model_arch_table", "object_table")),
+        ):
             missing = [c for c in wanted if c not in db.columns(relation)]
             if missing:
                 raise MopError(f'{relation} has no column "{missing[0]}"', hint=hint)
         self.arch_table_name, arch_table = architecture_table(db, summary)
         self.object_table = db.value(f"SELECT object_table FROM {summary}")
         functions = None if self.object_table is None else object_table.check(db, self.object_table)
-        arch = db.input_table(arch_table, "model architecture table",
-                              hint=f"SELECT {db.extension}.load_keras_model(...) makes it.")
+        arch = db.input_table(
+            arch_table, "model architecture table", hint=f"SELECT {db.extension}.load_keras_model(...) makes it."
+        )
         for column in ("mst_key", "model_id"):
             kind = db.columns(table)[column]
             if kind not in ("smallint", "integer", "bigint") or db.value(
-                    f"SELECT bool_or({column} NOT BETWEEN -2147483648 AND 2147483647) FROM {table}"):
-                raise MopError(f'column "{column}" of model selection table "{text}" must hold integers',
-                               detail=f"It is of type {kind}.")
+                f"SELECT bool_or({column} NOT BETWEEN -2147483648 AND 2147483647) FROM {table}"
+            ):
+                raise MopError(
+                    f'column "{column}" of model selection table "{text}" must hold integers',
+                    detail=f"It is of type {kind}.",
+                )
         configurations = db.execute(
             f"SELECT s.mst_key::integer AS mst_key, s.model_id::integer AS model_id, "
             f"s.compile_params::text AS compile_params, s.fit_params::text AS fit_params, "
             f"a.model_arch::text AS model_arch, "
             f"md5(nullif(a.model_weights, '')) AS weights_md5, a.model_id IS NOT NULL AS has_model "
-            f"FROM {table} s LEFT JOIN {arch} a ON a.model_id = s.model_id ORDER BY s.mst_key")
+            f"FROM {table} s LEFT JOIN {arch} a ON a.model_id = s.model_id ORDER BY s.mst_key"
+        )
         keys = [c["mst_key"] for c in configurations]
         if None in keys or len(set(keys)) < len(keys):
             raise MopError(f'model selection table "{text}" has mst_keys that are NULL or not unique')
@@ -114,14 +158,17 @@ class Selected(Training):
     def read_run(self, earlier):
         """Take the configurations of an earlier run as they were then, whatever the tables hold now."""
         self.selection = earlier.arguments["model_selection_table"]
-        self.arch_table_name, self.object_table = (earlier.tables.get(name) for name in ("model_arch_table",
-                                                                                         "object_table"))
+        self.arch_table_name, self.object_table = (
+            earlier.tables.get(name) for name in ("model_arch_table", "object_table")
+        )
         functions = None if self.object_table is None else object_table.check(self.db, self.object_table)
         self.check([{**c, "error": None} for c in earlier.configurations], functions)
 
     def unusable(self, count):
-        return (f'model selection table "{self.selection}" has {count} configuration{"s" if count > 1 else ""} '
-                f"that cannot be trained")
+        return (
+            f'model selection table "{self.selection}" has {count} configuration{"s" if count > 1 else ""} '
+            f"that cannot be trained"
+        )
 
     def _start(self, c, arch, previous):
         """Fill in from which weights a configuration starts (contract 3, section 2.1). What forbids it, or None."""
@@ -137,8 +184,10 @@ class Selected(Training):
 def write_models(training, model, info, previous):
     """The model table and the info table (contract 3, sections 5.1 and 5.2). `previous`: of a warm start, or None."""
     db = training.db
-    db.execute(f"CREATE TABLE {model} (mst_key integer PRIMARY KEY, model_weights bytea, model_arch json, "
-               f"__dist_key__ integer)")
+    db.execute(
+        f"CREATE TABLE {model} (mst_key integer PRIMARY KEY, model_weights bytea, model_arch json, "
+        f"__dist_key__ integer)"
+    )
     db.execute(f"ALTER TABLE {model} ALTER COLUMN model_weights SET STORAGE EXTERNAL")
     db.execute(f"""CREATE TABLE {info} (mst_key integer PRIMARY KEY, model_id integer, compile_params text,
         fit_params text, model_type text, model_size float8, metrics_elapsed_time float8[], metrics_type text[],
@@ -152,8 +201,11 @@ def write_models(training, model, info, previous):
         if _is_trained(c):
             weights = next(models)
             sizes.append(len(weights))
-            db.execute(f"INSERT INTO {model} VALUES ($1, $2, $3::json, $4)", ["integer", "bytea", "text", "integer"],
-                       [key, weights, c["model_arch"], c["segment"]])
+            db.execute(
+                f"INSERT INTO {model} VALUES ($1, $2, $3::json, $4)",
+                ["integer", "bytea", "text", "integer"],
+                [key, weights, c["model_arch"], c["segment"]],
+            )
         elif previous is not None:
             previous.keep(key, model)
         insert(db, info, info_of(training, c, weights and len(weights)))
@@ -167,6 +219,7 @@ def _is_trained(outcome):
 def weights_of(training, outcomes):
     """The weights (float32 bytes) of configurations' outcomes (dicts of Catalog.outcome), one after the other."""
     from pg_mop.arrays import state
+
     for its in training.journal.states(training.run_id, outcomes):
         yield state.weights_to_bytes(state.output_weights(its))
 
@@ -175,9 +228,15 @@ def info_of(training, c, size):
     """A row of the info table: {column: (SQL type, value)}; `size`: bytes of the weights, None: there are none."""
     key, compiled = c["mst_key"], training.by_key[c["mst_key"]].get("compile", {"metrics": None, "loss": None})
     return {
-        "mst_key": ("integer", key), "model_id": ("integer", c["model_id"]),
-        "compile_params": ("text", c["compile_params"]), "fit_params": ("text", c["fit_params"]),
-        "model_type": ("text", "madlib_keras"), "model_size": ("float8", size and size / 1024),
-        "metrics_type": ("text[]", compiled["metrics"] or None), "loss_type": ("text", compiled["loss"]),
-        "error": ("text", c["error"]), "iteration": ("integer", c["iteration"] if size is not None else None),
-        **(training.metric_columns(key, 0.0, c["iteration"]) if size is not None else {})}  # 0 as in MADlib
+        "mst_key": ("integer", key),
+        "model_id": ("integer", c["model_id"]),
+        "compile_params": ("text", c["compile_params"]),
+        "fit_params": ("text", c["fit_params"]),
+        "model_type": ("text", "madlib_keras"),
+        "model_size": ("float8", size and size / 1024),
+        "metrics_type": ("text[]", compiled["metrics"] or None),
+        "loss_type": ("text", compiled["loss"]),
+        "error": ("text", c["error"]),
+        "iteration": ("integer", c["iteration"] if size is not None else None),
+        **(training.metric_columns(key, 0.0, c["iteration"]) if size is not None else {}),
+    }  # 0 as in MADlib

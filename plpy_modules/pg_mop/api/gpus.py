@@ -27,8 +27,9 @@ def descriptions(source):
         lines = program.run("mop_udf.gpus", what="TensorFlow cannot be asked for GPUs").decode().splitlines()
     else:
         try:
-            lines = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30,
-                                   check=True).stdout.splitlines()
+            lines = subprocess.run(
+                ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True
+            ).stdout.splitlines()
         except (OSError, subprocess.SubprocessError):
             lines = []  # no such command or no driver: no GPU, by the contract
     return [line for line in lines if line.strip()]

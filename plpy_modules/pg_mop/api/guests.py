@@ -40,9 +40,15 @@ class Guests(Planning):
         if self.use_gpus and not self.options["trainers"]:
             for name in used:
                 if not self.servers[name].info["gpus"]:
-                    raise settings.no_gpu(self.options["keras_backend"]) if name is None else MopError(
-                        f"use_gpus is set, but server {quote_identifier(name)} has no GPU, or its TensorFlow is for "
-                        f"processors alone", hint="There: make install FRAMEWORK=cuda; or call with use_gpus => FALSE.")
+                    raise (
+                        settings.no_gpu(self.options["keras_backend"])
+                        if name is None
+                        else MopError(
+                            f"use_gpus is set, but server {quote_identifier(name)} has no GPU, or its TensorFlow is for "
+                            f"processors alone",
+                            hint="There: make install FRAMEWORK=cuda; or call with use_gpus => FALSE.",
+                        )
+                    )
 
     def _away(self):
         """{name of a server that is away and holds segments: (the Way there, why it is away)}."""
@@ -91,8 +97,10 @@ class Guests(Planning):
             except psycopg2.errors.UndefinedTable:
                 same = False
             if not same:
-                raise MopError(f"the rows of segment {segment.key} on server {quote_identifier(name)} are others now",
-                               sqlstate=SOURCE_CHANGED)
+                raise MopError(
+                    f"the rows of segment {segment.key} on server {quote_identifier(name)} are others now",
+                    sqlstate=SOURCE_CHANGED,
+                )
 
     def _check_copies(self):
         """The copies of segments must have the very rows. Raises MopError."""
@@ -104,24 +112,34 @@ class Guests(Planning):
         for key, segment in self.segments.items():
             if segment.server in self.engine.away:
                 self.segments[key] = self._as_known(key, segment, known_of(segment, segment.copies[0]))
-        pairs = [(self._packed(dataset), segment, copy) for (dataset, _), segment in self.segments.items()
-                 for copy in segment.copies if segment.fingerprint not in known_of(segment, copy)]
+        pairs = [
+            (self._packed(dataset), segment, copy)
+            for (dataset, _), segment in self.segments.items()
+            for copy in segment.copies
+            if segment.fingerprint not in known_of(segment, copy)
+        ]
         wanted = list(dict.fromkeys((packed, one) for packed, segment, copy in pairs for one in (segment, copy)))
         digests = dict(zip(wanted, self.engine.contents(wanted) if wanted else ()))
         for packed, segment, copy in pairs:
             if digests[packed, segment] != digests[packed, copy]:
                 where = "here" if copy.server is None else f"on server {quote_identifier(copy.server)}"
-                raise MopError(f'the copy of segment {segment.key} of "{packed.text}" {where} has other rows',
-                               detail=f"It is {copy.table}. Somebody has written to one of the two.",
-                               hint="Pack the table anew; or RESET pg_mop.replicas; to train without copies.",
-                               sqlstate="55000")
+                raise MopError(
+                    f'the copy of segment {segment.key} of "{packed.text}" {where} has other rows',
+                    detail=f"It is {copy.table}. Somebody has written to one of the two.",
+                    hint="Pack the table anew; or RESET pg_mop.replicas; to train without copies.",
+                    sqlstate="55000",
+                )
 
     def _as_known(self, key, segment, fingerprints):
         """A segment on a server that is away, with the fingerprint that an earlier run found there. Raises MopError."""
         if not fingerprints:
             away = self.engine.away[segment.server]
-            raise MopError(f"{away.message}, and no run of yours has compared its rows with their copies",
-                           detail=away.detail, sqlstate=away.sqlstate, hint="Call again when it is back.")
+            raise MopError(
+                f"{away.message}, and no run of yours has compared its rows with their copies",
+                detail=away.detail,
+                sqlstate=away.sqlstate,
+                hint="Call again when it is back.",
+            )
         before = self.earlier.segments.get(key) if self.earlier is not None else None
         return dataclasses.replace(segment, fingerprint=before if before in fingerprints else fingerprints[-1])
 
@@ -133,15 +151,21 @@ class Guests(Planning):
         table = f"{link.schema}.{object_table.within_schema(self.functions)}"
         try:
             there, detail = dict(link.run(object_table.digests_sql(table, list(wanted)))), None
-        except (psycopg2.errors.UndefinedTable, psycopg2.errors.UndefinedColumn,
-                psycopg2.errors.InsufficientPrivilege) as error:
+        except (
+            psycopg2.errors.UndefinedTable,
+            psycopg2.errors.UndefinedColumn,
+            psycopg2.errors.InsufficientPrivilege,
+        ) as error:
             there, detail = {}, str(error).splitlines()[0]
         for name in sorted(wanted):
             if there.get(name) != wanted[name]:
-                raise MopError(f"server {quote_identifier(link.way.server)} has not the same custom function {name!r}",
-                               detail=detail or f"It {'is another' if name in there else 'is none'} of {table} there.",
-                               hint=f"On that server, as a superuser: SELECT {link.schema}.load_custom_function(...) "
-                                    f"with the same object.", sqlstate="42704")
+                raise MopError(
+                    f"server {quote_identifier(link.way.server)} has not the same custom function {name!r}",
+                    detail=detail or f"It {'is another' if name in there else 'is none'} of {table} there.",
+                    hint=f"On that server, as a superuser: SELECT {link.schema}.load_custom_function(...) "
+                    f"with the same object.",
+                    sqlstate="42704",
+                )
 
     def _reopen_guests(self):
         """Take the guests of a run that goes on over from its earlier coordinator, and register what they have done:
@@ -157,9 +181,11 @@ class Guests(Planning):
         here = self.journal.models(self.run_id)  # now that all is registered
         for server in guests:
             # what has been trained elsewhere since
-            late = [stage for stage, model in server.catalog.models(server.run_id).items()
-                    if model["generation"] is not None and (stage not in here or model["version"] <
-                                                            here[stage]["version"])]
+            late = [
+                stage
+                for stage, model in server.catalog.models(server.run_id).items()
+                if model["generation"] is not None and (stage not in here or model["version"] < here[stage]["version"])
+            ]
             if late:
                 server.catalog.release_states(server.run_id, late)
         return [(server.catalog, server.run_id) for server in guests]
@@ -178,9 +204,12 @@ class Guests(Planning):
                 db.plpy.log(f"pg_mop: run {guest} on server {server.name} is left behind: {error}")
         if server.run_id is None:
             server.run_id = server.catalog.leads = self.open_run_of(
-                server.catalog, "guest", self._output_name,
+                server.catalog,
+                "guest",
+                self._output_name,
                 [{**c, "error": None, "weights_sql": None} for c in self._noted()],
-                {"leader": leader, "run": self.run_id, "arguments": {}, "settings": {}})
+                {"leader": leader, "run": self.run_id, "arguments": {}, "settings": {}},
+            )
             self.journal.add_guest(self.run_id, server.name, server.run_id)
 
     def _drop_guests(self):
@@ -192,8 +221,10 @@ class Guests(Planning):
                 server.catalog.close_run(server.run_id, "finished")
                 server.catalog.drop_run(server.run_id)
             except (psycopg2.Error, MopError) as error:
-                self.db.warning(f"run {server.run_id} on server {server.name} is left behind: {str(error).strip()}",
-                                hint="The next call that trains there drops it.")
+                self.db.warning(
+                    f"run {server.run_id} on server {server.name} is left behind: {str(error).strip()}",
+                    hint="The next call that trains there drops it.",
+                )
             finally:
                 server.catalog.close()
 

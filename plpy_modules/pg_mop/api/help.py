@@ -11,58 +11,85 @@ from pg_mop.database import ALL_INTEGERS, MopError, sql_function
 # function -> (what it does, SQL of its example after the data of DATA, whether that needs trained models)
 FUNCTIONS = {
     "training_preprocessor_dl": (
-        "Packs training rows into buffers, shuffled, one partition for each segment.", """
+        "Packs training rows into buffers, shuffled, one partition for each segment.",
+        """
 SELECT {schema}.training_preprocessor_dl('flowers', 'packed', 'kind', 'petals', 50, 1.0);
 SELECT __dist_key__ AS segment, buffer_id, petals_shape, kind_shape FROM packed ORDER BY buffer_id;
 SELECT kind_class_values, buffer_size, num_classes FROM packed_summary;
-""", False),
+""",
+        False,
+    ),
     "validation_preprocessor_dl": (
-        "Packs validation rows into buffers, encoded and scaled as a training table is.", """
+        "Packs validation rows into buffers, encoded and scaled as a training table is.",
+        """
 SELECT {schema}.validation_preprocessor_dl('flowers', 'packed', 'kind', 'petals', 'flowers_packed');
 SELECT __dist_key__ AS segment, buffer_id, petals_shape, kind_shape FROM packed ORDER BY buffer_id;
-""", False),
+""",
+        False,
+    ),
     "load_keras_model": (
-        "Appends an architecture, the JSON that Keras' Model.to_json() writes, to a table.", """
+        "Appends an architecture, the JSON that Keras' Model.to_json() writes, to a table.",
+        """
 SELECT {schema}.load_keras_model('architectures', (SELECT model_arch FROM flower_arch), NULL, 'net', 'a copy');
 SELECT model_id, name, description FROM architectures;
-""", False),
+""",
+        False,
+    ),
     "delete_keras_model": (
-        "Deletes an architecture; the table goes with its last row.", """
+        "Deletes an architecture; the table goes with its last row.",
+        """
 SELECT {schema}.delete_keras_model('flower_arch', 1);
-""", False),
+""",
+        False,
+    ),
     "load_custom_function": (
-        "Stores a loss or metric: a Python function (y_true, y_pred) pickled by dill. For superusers.", """
+        "Stores a loss or metric: a Python function (y_true, y_pred) pickled by dill. For superusers.",
+        """
 SELECT {schema}.load_custom_function('flower_functions', {schema}.top_k_categorical_acc_pickled(2, 'top_2'), 'top_2');
 SELECT id, name, description FROM {schema}.flower_functions;
 SELECT {schema}.delete_custom_function('flower_functions', 1);
-""", False),
+""",
+        False,
+    ),
     "delete_custom_function": (
-        "Deletes a custom loss or metric by id or name; the table goes with its last row. For superusers.", """
+        "Deletes a custom loss or metric by id or name; the table goes with its last row. For superusers.",
+        """
 SELECT {schema}.load_top_k_accuracy_function('flower_functions', 2);
 SELECT {schema}.delete_custom_function('flower_functions', 'top_2_accuracy'::text);
-""", False),
+""",
+        False,
+    ),
     "load_top_k_accuracy_function": (
-        "Stores the metric top_<k>_accuracy. For superusers.", """
+        "Stores the metric top_<k>_accuracy. For superusers.",
+        """
 SELECT {schema}.load_top_k_accuracy_function('flower_functions', 2);
 SELECT id, name, description FROM {schema}.flower_functions;
 SELECT {schema}.delete_custom_function('flower_functions', 'top_2_accuracy'::text);
-""", False),
+""",
+        False,
+    ),
     "load_model_selection_table": (
-        "Makes a model selection table of every combination of ids, compile and fit parameters.", """
+        "Makes a model selection table of every combination of ids, compile and fit parameters.",
+        """
 SELECT {schema}.load_model_selection_table('flower_arch', 'selection', ARRAY[1],
     ARRAY[$$loss='categorical_crossentropy', optimizer='Adam(lr=0.01)', metrics=['accuracy']$$,
           $$loss='categorical_crossentropy', optimizer='SGD(lr=0.1)', metrics=['accuracy']$$],
     ARRAY['batch_size=8, epochs=1', 'batch_size=16, epochs=1']);
 SELECT * FROM selection ORDER BY mst_key;
-""", False),
+""",
+        False,
+    ),
     "generate_model_configs": (
-        "Makes a model selection table, or adds to one, from a grid of parameters or a random sample of it.", """
+        "Makes a model selection table, or adds to one, from a grid of parameters or a random sample of it.",
+        """
 SELECT {schema}.generate_model_configs('flower_arch', 'selection', ARRAY[1],
     $${{'loss': ['categorical_crossentropy'], 'metrics': ['accuracy'],
        'optimizer_params_list': [{{'optimizer': ['Adam', 'SGD'], 'learning_rate': [0.001, 0.1, 'log']}}]}}$$,
     $${{'batch_size': [8, 16], 'epochs': [1]}}$$, 'random', 5, 42);
 SELECT * FROM selection ORDER BY mst_key;
-""", False),
+""",
+        False,
+    ),
     "madlib_keras_fit_multiple_model": (
         "Trains many neural-network configurations at once on data that stays where it is (model hopper parallelism).",
         """
@@ -73,13 +100,18 @@ FROM models_info ORDER BY training_loss_final NULLS LAST;
 SELECT {schema}.madlib_keras_predict('models', 'flowers', 'id', 'petals', 'predictions', 'response', FALSE,
     (SELECT mst_key FROM models_info ORDER BY training_loss_final NULLS LAST LIMIT 1));
 SELECT * FROM predictions ORDER BY id LIMIT 5;
-""", False),
+""",
+        False,
+    ),
     "mop_fit_multiple_model": (
-        "Is madlib_keras_fit_multiple_model as a procedure: VACUUM of other tables goes on while it trains.", """
+        "Is madlib_keras_fit_multiple_model as a procedure: VACUUM of other tables goes on while it trains.",
+        """
 CALL {schema}.mop_fit_multiple_model('flowers_packed', 'models', 'flower_mst', 5, FALSE);
 SELECT mst_key, compile_params, training_metrics_final, training_loss_final
 FROM models_info ORDER BY training_loss_final NULLS LAST;
-""", False),
+""",
+        False,
+    ),
     "mop_search": (
         "Searches a space of configurations: a procedure proposes some, trains on what is good, and stops the rest.",
         """
@@ -92,7 +124,9 @@ SELECT {schema}.mop_search('flowers_packed', 'found', 'flower_arch',
 SELECT mst_key, compile_params, fit_params, status, iterations, metric_best, reason FROM found_trials
 ORDER BY metric_best DESC NULLS LAST;
 SELECT procedure, metric, best_mst_key FROM found_summary;
-""", False),
+""",
+        False,
+    ),
     "madlib_keras_automl": (
         "Searches grids of parameters for the configuration of least loss, as MADlib does: by hyperband or hyperopt.",
         """
@@ -102,74 +136,107 @@ SELECT {schema}.madlib_keras_automl('flowers_packed', 'found', 'flower_arch', 'b
     $${{'batch_size': [8, 16], 'epochs': [1]}}$$, 'hyperband', 'R=3, eta=3, skip_last=0', 42);
 SELECT mst_key, s, i, metrics_iters, training_loss_final FROM found_info ORDER BY training_loss_final NULLS LAST;
 SELECT * FROM best;
-""", False),
+""",
+        False,
+    ),
     "hyperband_schedule": (
         "Writes a table of madlib_keras_automl's hyperband: of bracket s and round i, the configurations n_i and the "
-        "iterations r_i.", """
+        "iterations r_i.",
+        """
 SELECT {schema}.hyperband_schedule('schedule', 81, 3, 0);
 SELECT * FROM schedule ORDER BY s DESC, i;
-""", False),
+""",
+        False,
+    ),
     "mop_stop_trial": (
-        "Stops a configuration of a run that goes on, from another session, after the iteration that it is in.", """
+        "Stops a configuration of a run that goes on, from another session, after the iteration that it is in.",
+        """
 -- while a run goes on, in another session: stop what is far behind
 SELECT {schema}.mop_stop_trial(run_id, mst_key) FROM {schema}.mop_progress
 WHERE status IN ('running', 'waiting') AND iteration >= 3 AND last_loss > 2;
-""", False),
+""",
+        False,
+    ),
     "mop_add_trial": (
-        "Adds a configuration to a run that goes on, from another session.", """
+        "Adds a configuration to a run that goes on, from another session.",
+        """
 -- while a run goes on, in another session
 SELECT {schema}.mop_add_trial(run_id, 1,
     $$loss='categorical_crossentropy', optimizer='Adam(lr=0.02)', metrics=['accuracy']$$, 'batch_size=16', 3)
 FROM {schema}.mop_runs WHERE status = 'running';
-""", False),
+""",
+        False,
+    ),
     "mop_more": (
         "Trains a configuration of a run that has ended for so many iterations more, and updates its output tables.",
         """
 SELECT mst_key, iteration, training_loss_final FROM flower_models_info ORDER BY training_loss_final;
 SELECT {schema}.mop_more((SELECT max(run_id) FROM {schema}.mop_runs), 1, 2);
 SELECT mst_key, iteration, training_loss_final FROM flower_models_info ORDER BY training_loss_final;
-""", True),
+""",
+        True,
+    ),
     "madlib_keras_fit": (
         "Trains one model on all segments at once, averaging their weights, or (SET pg_mop.fit_strategy = 'sequential')"
-        " one after the other.", """
+        " one after the other.",
+        """
 SELECT {schema}.madlib_keras_fit('flowers_packed', 'model', 'flower_arch', 1,
     $$loss='categorical_crossentropy', optimizer='Adam(lr=0.05)', metrics=['accuracy']$$, 'batch_size=8', 5);
 SELECT metrics_iters, training_metrics_final, training_loss_final FROM model_summary;
-""", False),
+""",
+        False,
+    ),
     "madlib_keras_evaluate": (
-        "Computes loss and metric of a trained model on a packed table.", """
+        "Computes loss and metric of a trained model on a packed table.",
+        """
 SELECT {schema}.madlib_keras_evaluate('flower_models', 'flowers_packed', 'scores', FALSE, 1);
 SELECT * FROM scores;
-""", True),
+""",
+        True,
+    ),
     "madlib_keras_predict": (
-        "Predicts raw rows with a trained model.", """
+        "Predicts raw rows with a trained model.",
+        """
 SELECT {schema}.madlib_keras_predict('flower_models', 'flowers', 'id', 'petals', 'predictions', 'prob', FALSE, 1);
 SELECT * FROM predictions ORDER BY id, rank LIMIT 6;
-""", True),
+""",
+        True,
+    ),
     "madlib_keras_predict_byom": (
-        "Predicts raw rows with an architecture and weights of one's own.", """
+        "Predicts raw rows with an architecture and weights of one's own.",
+        """
 SELECT {schema}.load_keras_model('own', m.model_arch, m.model_weights) FROM flower_models m WHERE mst_key = 1;
 SELECT {schema}.madlib_keras_predict_byom('own', 1, 'flowers', 'id', 'petals', 'predictions', 'response', FALSE,
     ARRAY['iris', 'rose', 'tulip']);
 SELECT * FROM predictions ORDER BY id LIMIT 5;
-""", True),
+""",
+        True,
+    ),
     "mop_export_model": (
-        "Gives a trained model as the bytes of a .keras file; mst_key is NULL for a single model.", """
+        "Gives a trained model as the bytes of a .keras file; mst_key is NULL for a single model.",
+        """
 SELECT length({schema}.mop_export_model('flower_models', 1));
 -- into a file:
 -- psql -Atc "SELECT encode({schema}.mop_export_model('flower_models', 1), 'hex')" | xxd -r -p > model.keras
-""", True),
+""",
+        True,
+    ),
     "mop_import_model": (
         "Appends the architecture and weights of a .keras file (bytes) to an architecture table; returns its model_id.",
         """
 SELECT {schema}.mop_import_model('own', {schema}.mop_export_model('flower_models', 1), 'imported');
 SELECT model_id, name, length(model_weights) FROM own;
-""", True),
+""",
+        True,
+    ),
     "gpu_configuration": (
-        "Writes a table (hostname, gpu_descr) of the server's GPUs, as TensorFlow or NVIDIA's driver tell of them.", """
+        "Writes a table (hostname, gpu_descr) of the server's GPUs, as TensorFlow or NVIDIA's driver tell of them.",
+        """
 SELECT {schema}.gpu_configuration('gpus');
 SELECT * FROM gpus;
-""", False),
+""",
+        False,
+    ),
 }
 
 # what is done with runs, and has no help of its own: README's table says the same
@@ -190,8 +257,16 @@ OF_RUNS = {
     "mop_functions": "Lists these functions, with what they are for and take.",
 }
 # what trains: such a call takes long, and is a run
-TRAINS = {"madlib_keras_fit_multiple_model", "mop_fit_multiple_model", "madlib_keras_fit", "mop_search",
-          "madlib_keras_automl", "mop_more", "mop_resume", "mop_replay"}
+TRAINS = {
+    "madlib_keras_fit_multiple_model",
+    "mop_fit_multiple_model",
+    "madlib_keras_fit",
+    "mop_search",
+    "madlib_keras_automl",
+    "mop_more",
+    "mop_resume",
+    "mop_replay",
+}
 
 DATA = """\
 -- 150 flowers of three kinds (made up), packed into segments; an architecture; four configurations of it
@@ -290,19 +365,29 @@ def answer(db, name, message):
         raise MopError(f"{name} takes more than one argument", hint=f"SELECT {schema}.{name}('usage');")
     if word:
         return f"no such option {message!r}: try 'usage' or 'example'"
-    return (f"{about}\nFor the arguments:             SELECT {schema}.{name}('usage');\n"
-            f"For a script that runs as is:  SELECT {schema}.{name}('example');\n")
+    return (
+        f"{about}\nFor the arguments:             SELECT {schema}.{name}('usage');\n"
+        f"For a script that runs as is:  SELECT {schema}.{name}('example');\n"
+    )
 
 
 @sql_function
 def mop_functions(db):
     """(name, trains, about, usage) of every function for users, as those know it, in order of their names."""
     schema = _written(db)
-    there = {row["proname"] for row in db.execute(
-        "SELECT proname FROM pg_proc WHERE pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = $1)", ["text"],
-        [db.schema])}
-    return [(name, name in TRAINS, about, _usage(db, name, schema)) for name, about in sorted(
-        {**{name: said[0] for name, said in FUNCTIONS.items()}, **OF_RUNS}.items()) if name in there]
+    there = {
+        row["proname"]
+        for row in db.execute(
+            "SELECT proname FROM pg_proc WHERE pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = $1)",
+            ["text"],
+            [db.schema],
+        )
+    }
+    return [
+        (name, name in TRAINS, about, _usage(db, name, schema))
+        for name, about in sorted({**{name: said[0] for name, said in FUNCTIONS.items()}, **OF_RUNS}.items())
+        if name in there
+    ]
 
 
 @sql_function
@@ -311,8 +396,10 @@ def mop_settings(db):
     used. Raises MopError for a bad value or an unknown name."""
     texts = settings.given(db)
     settings.parsed(texts)
-    return [(f"pg_mop.{name}", texts.get(name) or default, default, parse.wanted)
-            for name, (parse, default) in settings.KNOWN.items()]
+    return [
+        (f"pg_mop.{name}", texts.get(name) or default, default, parse.wanted)
+        for name, (parse, default) in settings.KNOWN.items()
+    ]
 
 
 def _written(db):
@@ -328,7 +415,9 @@ def _usage(db, name, schema):
         "FROM pg_proc p WHERE proname = $1 AND "
         "pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = $2) AND proargnames <> ARRAY['message'] "
         "ORDER BY oid",
-        ["text", "text"], [name, db.schema])
+        ["text", "text"],
+        [name, db.schema],
+    )
     verb = "CALL" if found[0]["prokind"] == "p" else "SELECT * FROM" if found[0]["proretset"] else "SELECT"
     forms = [[a for a in row["arguments"].split(", ") if a and not a.startswith("OUT ")] for row in found]
     forms = [form for form in forms if len(form) == max(map(len, forms))]
@@ -347,9 +436,13 @@ def _usage(db, name, schema):
     usage = f"{verb} {schema}.{name}(" + "".join("\n" + line for line in lines) + ("\n);\n" if lines else ");\n")
     if name in TRAINS and name not in OF_RUNS and name != "mop_more":
         if verb == "SELECT" and "multiple" in name:
-            usage += (f"\nFor hours: CALL {schema}.mop_fit_multiple_model(...), of the same arguments, does not hold "
-                      f"back VACUUM.\n")
-        usage += (f"\nWatch:     {schema}.mop_runs, mop_progress, mop_trials, mop_stages, mop_units, "
-                  f"mop_visit_order (from another session)\n"
-                  f"Settings:  (SET name = value) {', '.join(f'pg_mop.{n}' for n in settings.KNOWN)}\n")
+            usage += (
+                f"\nFor hours: CALL {schema}.mop_fit_multiple_model(...), of the same arguments, does not hold "
+                f"back VACUUM.\n"
+            )
+        usage += (
+            f"\nWatch:     {schema}.mop_runs, mop_progress, mop_trials, mop_stages, mop_units, "
+            f"mop_visit_order (from another session)\n"
+            f"Settings:  (SET name = value) {', '.join(f'pg_mop.{n}' for n in settings.KNOWN)}\n"
+        )
     return usage

@@ -32,30 +32,48 @@ def mop_submit(db, command):
     if is_empty(command or ""):
         raise MopError("there is no command to run", hint=f"SELECT {db.extension}.mop_submit($$ SELECT ... $$);")
     if (size := len(command.encode())) > MOST_BYTES:
-        raise MopError(f"the command has {size / (1 << 20):.1f} MB", detail=f"It may have {MOST_BYTES >> 20} MB.",
-                       sqlstate="54000",
-                       hint=f"Put it into a procedure: SELECT {db.extension}.mop_submit($$ CALL ... $$);")
+        raise MopError(
+            f"the command has {size / (1 << 20):.1f} MB",
+            detail=f"It may have {MOST_BYTES >> 20} MB.",
+            sqlstate="54000",
+            hint=f"Put it into a procedure: SELECT {db.extension}.mop_submit($$ CALL ... $$);",
+        )
     if os.getppid() == 1:  # it would inherit the keeper, and take its end by a signal for a crash of its own
-        raise MopError("there are no jobs where the server is process 1 of its container", sqlstate="0A000",
-                       hint="Start the container with --init, or by tini.")
+        raise MopError(
+            "there are no jobs where the server is process 1 of its container",
+            sqlstate="0A000",
+            hint="Start the container with --init, or by tini.",
+        )
     way = ways.local(db)
     db.check_sql(command)
     given = settings.given(db)
     settings.parsed(given)  # which says what is wrong with them
-    asked = {"parameters": way.parameters, "role": way.role, "lacks": sorted(way.lacks), "schema": db.extension,
-             "command": command,
-             "settings": {"search_path": db.callers_path, **{f"pg_mop.{name}": v for name, v in given.items()}}}
+    asked = {
+        "parameters": way.parameters,
+        "role": way.role,
+        "lacks": sorted(way.lacks),
+        "schema": db.extension,
+        "command": command,
+        "settings": {"search_path": db.callers_path, **{f"pg_mop.{name}": v for name, v in given.items()}},
+    }
     try:
         return _keep(db, way, asked)
     except OSError as error:
-        raise MopError("the process that holds the session cannot be started, or has ended", detail=str(error),
-                       sqlstate="53000") from None
+        raise MopError(
+            "the process that holds the session cannot be started, or has ended", detail=str(error), sqlstate="53000"
+        ) from None
 
 
 def _keep(db, way, asked):
     """Have a keeper of what is asked; the job's number. Raises MopError, OSError."""
-    keeper = subprocess.Popen(process.command(mop_udf.home, "pg_mop.keeper"), stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/", start_new_session=True)
+    keeper = subprocess.Popen(
+        process.command(mop_udf.home, "pg_mop.keeper"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+    )
     try:
         keeper.wait()  # it has forked
         _write(keeper, json.dumps(asked))

@@ -7,8 +7,8 @@ import json
 
 from pg_mop.search.goals import goal
 
-FEW, BEST = 8, 5   # so many configurations have a line each; of more there are lines of the best alone
-MOST_TEXT = 200     # characters of a failure's message
+FEW, BEST = 8, 5  # so many configurations have a line each; of more there are lines of the best alone
+MOST_TEXT = 200  # characters of a failure's message
 
 
 def lines(iteration, iterations, seconds, rows, named, configurations=1, failed=None, left=None):
@@ -38,8 +38,10 @@ def lines(iteration, iterations, seconds, rows, named, configurations=1, failed=
     if many and failed:
         first = min(failed)
         message = " ".join(failed[first].split())
-        told.append(f"{len(failed)} of {configurations} configurations failed, mst_key={first}: "
-                    f"{message[:MOST_TEXT]}{'...' if len(message) > MOST_TEXT else ''}")
+        told.append(
+            f"{len(failed)} of {configurations} configurations failed, mst_key={first}: "
+            f"{message[:MOST_TEXT]}{'...' if len(message) > MOST_TEXT else ''}"
+        )
     return "\n".join(told)
 
 

@@ -33,8 +33,17 @@ class StoredModel(Model):
             self.weights_sql = f"SELECT model_weights FROM {table}"
             stored = db.one(f"SELECT model_weights, model_arch::text AS arch_text FROM {table}")
             row, what = {**self.summary, **stored}, f'the model of "{text}"'
-        missing = [c for c in ("dependent_varname", "independent_varname", "dependent_vartype", "model_arch_table",
-                               "normalizing_const") if c not in self.summary]
+        missing = [
+            c
+            for c in (
+                "dependent_varname",
+                "independent_varname",
+                "dependent_vartype",
+                "model_arch_table",
+                "normalizing_const",
+            )
+            if c not in self.summary
+        ]
         missing += [c for c in ("model_id", "compile_params", "metrics_type") if c not in row]
         if missing:
             raise MopError(f'the summary of model table "{text}" has no column "{missing[0]}"')
@@ -47,8 +56,10 @@ class StoredModel(Model):
             raise MopError(f"{what} cannot be used: {error}") from None
         self.output_names = self.summary["dependent_varname"]
         self.normalizing_const = float(self.summary["normalizing_const"] or 1)
-        self.regression = (dependent_dtype(self.summary) == "float32"
-                           and self.compile["loss"].lower().replace("_", "") not in OF_CLASSES)
+        self.regression = (
+            dependent_dtype(self.summary) == "float32"
+            and self.compile["loss"].lower().replace("_", "") not in OF_CLASSES
+        )
         self._read_architecture(row["arch_text"], row["model_weights"], len(self.output_names), what)
         self.classes = [self._class_values(db, name) for name in self.output_names]
 
@@ -57,26 +68,38 @@ class StoredModel(Model):
         test table may be called otherwise.)"""
         names = architecture.named(self.architecture, "input_layers")
         if names is not None and names != inputs and names == sorted(inputs):
-            raise MopError(f"{self.what} has its inputs in the order {', '.join(names)}, not {', '.join(inputs)}",
-                           hint=f"independent_varname => ARRAY{names}")
+            raise MopError(
+                f"{self.what} has its inputs in the order {', '.join(names)}, not {', '.join(inputs)}",
+                hint=f"independent_varname => ARRAY{names}",
+            )
 
     def _one_of_several(self, db, text, table, mst_key):
         if mst_key is None:
-            raise MopError(f'model table "{text}" holds several models: mst_key must be given',
-                           hint=f"SELECT mst_key FROM {table};")
+            raise MopError(
+                f'model table "{text}" holds several models: mst_key must be given',
+                hint=f"SELECT mst_key FROM {table};",
+            )
         info = db.input_table(db.suffixed(text, "_info"), "info table of the model table")
-        row = db.one(f"SELECT i.*, m.model_weights, m.model_arch::text AS arch_text FROM {info} i "
-                     f"LEFT JOIN {table} m USING (mst_key) WHERE mst_key = $1", ["integer"], [mst_key])
+        row = db.one(
+            f"SELECT i.*, m.model_weights, m.model_arch::text AS arch_text FROM {info} i "
+            f"LEFT JOIN {table} m USING (mst_key) WHERE mst_key = $1",
+            ["integer"],
+            [mst_key],
+        )
         if row is None:
-            raise MopError(f'mst_key {mst_key} is not in the info table of "{text}"',
-                           hint=f"SELECT mst_key FROM {info};")
+            raise MopError(
+                f'mst_key {mst_key} is not in the info table of "{text}"', hint=f"SELECT mst_key FROM {info};"
+            )
         if row["model_weights"] is None:
             error = row.get("error")
             last = "validation" if self.summary.get("validation_table") else "training"
-            raise MopError(f'model {mst_key} of "{text}" {"failed in training" if error else "has no weights"}',
-                           detail=error, hint="Those that failed have no metrics: "
-                                              f"SELECT mst_key, {last}_metrics_final FROM {info} "
-                                              f"ORDER BY {last}_metrics_final DESC NULLS LAST;")
+            raise MopError(
+                f'model {mst_key} of "{text}" {"failed in training" if error else "has no weights"}',
+                detail=error,
+                hint="Those that failed have no metrics: "
+                f"SELECT mst_key, {last}_metrics_final FROM {info} "
+                f"ORDER BY {last}_metrics_final DESC NULLS LAST;",
+            )
         return row
 
     def _class_values(self, db, name):
@@ -97,8 +120,11 @@ class OwnModel(Model):
         (Class values, and the columns of predictions, are given by place.)"""
         outputs = [f"output {i}" for i in range(len(self.output_names))]
         try:
-            problem, hint = (architecture.name_misfit(self.architecture, "input_layers", inputs)
-                             or architecture.name_misfit(self.architecture, "output_layers", outputs) or (None, None))
+            problem, hint = (
+                architecture.name_misfit(self.architecture, "input_layers", inputs)
+                or architecture.name_misfit(self.architecture, "output_layers", outputs)
+                or (None, None)
+            )
         except architecture.ArchitectureError as error:
             problem, hint = str(error), None
         if problem:
@@ -116,8 +142,11 @@ class OwnModel(Model):
         for column in ("model_id", "model_arch", "model_weights"):
             if column not in db.columns(table):
                 raise MopError(f'"{text}" is no model architecture table: it has no column {column}')
-        row = db.one(f"SELECT model_weights, model_arch::text AS arch_text FROM {table} WHERE model_id = $1",
-                     ["integer"], [model_id])
+        row = db.one(
+            f"SELECT model_weights, model_arch::text AS arch_text FROM {table} WHERE model_id = $1",
+            ["integer"],
+            [model_id],
+        )
         if row is None:
             raise MopError(f'model_id {model_id} is not in "{text}"', hint=f"SELECT model_id, name FROM {table};")
         if row["arch_text"] is None or row["model_weights"] is None:
@@ -125,8 +154,9 @@ class OwnModel(Model):
         self.weights_sql = f"SELECT model_weights FROM {table} WHERE model_id = {int(model_id)}"
         self._read_architecture(row["arch_text"], row["model_weights"], dependent_count, f"model_id {model_id}")
         self.normalizing_const = 1.0 if normalizing_const is None else float(normalizing_const)
-        self.output_names = ["dependent_var"] if dependent_count == 1 else [
-            f"dependent_var_{i}" for i in range(dependent_count)]
+        self.output_names = (
+            ["dependent_var"] if dependent_count == 1 else [f"dependent_var_{i}" for i in range(dependent_count)]
+        )
         self.classes = [None] * dependent_count
         if class_values is not None:
             # a one-dimensional array is that of the only output

@@ -29,21 +29,38 @@ def train(db, arguments, earlier=None):
     training = More(db, a, earlier)
     model, info = training.tables
     training.reserve(model)
-    training.run(training.before.output, a, {"object_table": training.object_table, "use_gpus": training.use_gpus,
-                                             "metric": training.metric, "searched": training.searched})
+    training.run(
+        training.before.output,
+        a,
+        {
+            "object_table": training.object_table,
+            "use_gpus": training.use_gpus,
+            "metric": training.metric,
+            "searched": training.searched,
+        },
+    )
     with training.output(None):
         key = a["mst_key"]
         c = training.journal.outcome(training.run_id, training.kept)[0]
         weights = next(weights_of(training, [c]))
-        db.execute(f"UPDATE {model} SET model_weights = $1, __dist_key__ = $2 WHERE mst_key = $3",
-                   ["bytea", "integer", "integer"], [weights, c["segment"], key])
+        db.execute(
+            f"UPDATE {model} SET model_weights = $1, __dist_key__ = $2 WHERE mst_key = $3",
+            ["bytea", "integer", "integer"],
+            [weights, c["segment"], key],
+        )
         columns = info_of(training, c, len(weights))
         present = db.columns(training.info)
         if "metrics_iters" in present:  # of automl: its counter goes on
             counted = db.value(f"SELECT metrics_iters FROM {info} WHERE mst_key = $1", ["integer"], [key]) or []
-            columns["metrics_iters"] = "integer[]", counted + [
-                (counted or [training.done])[-1] + i - training.done
-                for i in training.metrics_iterations if i > training.done]
+            columns["metrics_iters"] = (
+                "integer[]",
+                counted
+                + [
+                    (counted or [training.done])[-1] + i - training.done
+                    for i in training.metrics_iterations
+                    if i > training.done
+                ],
+            )
         _update(db, info, key, {name: value for name, value in columns.items() if name in present})
         if training.trials is not None:
             training.write_trial(c)
@@ -52,9 +69,13 @@ def train(db, arguments, earlier=None):
 
 def _update(db, table, key, columns):
     """Set columns ({name: (SQL type, value)}) of the row of mst_key `key` in a table (quoted)."""
-    db.execute(f"UPDATE {table} SET " + ", ".join(f"{quote_identifier(n)} = ${i + 1}" for i, n in enumerate(columns))
-               + f" WHERE mst_key = ${len(columns) + 1}",
-               [kind for kind, _ in columns.values()] + ["integer"], [v for _, v in columns.values()] + [key])
+    db.execute(
+        f"UPDATE {table} SET "
+        + ", ".join(f"{quote_identifier(n)} = ${i + 1}" for i, n in enumerate(columns))
+        + f" WHERE mst_key = ${len(columns) + 1}",
+        [kind for kind, _ in columns.values()] + ["integer"],
+        [v for _, v in columns.values()] + [key],
+    )
 
 
 def _check_identity(db, table, column):
@@ -67,8 +88,9 @@ def _check_identity(db, table, column):
     except db.plpy.SPIError as error:
         if getattr(error, "sqlstate", None) != "55000":
             raise
-        raise MopError(f"{table} cannot be updated: {error}", hint=f"ALTER TABLE {table} REPLICA IDENTITY FULL;",
-                       sqlstate="55000") from None
+        raise MopError(
+            f"{table} cannot be updated: {error}", hint=f"ALTER TABLE {table} REPLICA IDENTITY FULL;", sqlstate="55000"
+        ) from None
 
 
 class More(Training):
@@ -82,38 +104,62 @@ class More(Training):
         with open_journal(db) as journal:
             run = own_run(db, journal, run_id)
             if run["status"] == "running" or not journal.output_is_written(run_id):
-                raise MopError(f"run {run_id} is {run['status']}, and its output tables are not written",
-                               hint=None if run["status"] == "running" else
-                               f"SELECT {db.extension}.mop_resume({run_id});", sqlstate="55000")
+                raise MopError(
+                    f"run {run_id} is {run['status']}, and its output tables are not written",
+                    hint=None if run["status"] == "running" else f"SELECT {db.extension}.mop_resume({run_id});",
+                    sqlstate="55000",
+                )
             later = journal.later_output(run)
             if later is not None:
-                raise MopError(f'"{run["model_output_table"]}" is of run {later} by now, not of run {run_id}',
-                               hint=f"SELECT {db.extension}.mop_more({later}, ...);", sqlstate="55000")
+                raise MopError(
+                    f'"{run["model_output_table"]}" is of run {later} by now, not of run {run_id}',
+                    hint=f"SELECT {db.extension}.mop_more({later}, ...);",
+                    sqlstate="55000",
+                )
             self.before = before = Earlier(journal, run)
             evaluated = {m["iteration"] for m in journal.metrics(run_id) if m["mst_key"] == key}
         if before.averaging or before.function == "madlib_keras_fit":
             raise MopError(f"run {run_id} is of madlib_keras_fit", hint="Call it again with warm_start => TRUE.")
         c = next((c for c in before.configurations if c["mst_key"] == key), None)
         if c is None or c["error"] is not None:
-            raise MopError(f"run {run_id} has no mst_key {key}" if c is None else
-                           f"mst_key {key} of run {run_id} failed: {c['error']}",
-                           hint=f"SELECT mst_key, status, reason FROM {db.extension}.mop_trials WHERE run_id = "
-                                f"{run_id};")
+            raise MopError(
+                f"run {run_id} has no mst_key {key}"
+                if c is None
+                else f"mst_key {key} of run {run_id} failed: {c['error']}",
+                hint=f"SELECT mst_key, status, reason FROM {db.extension}.mop_trials WHERE run_id = {run_id};",
+            )
         before.output = run["model_output_table"]
         db.look_up_as(before.path)
         self.info = self._table(db, db.suffixed(before.output, "_info"), key)
         self.tables = [str(self._table(db, before.output, key)), str(self.info)]
-        if not db.value(f"SELECT model_arch::text = $1 FROM {self.tables[0]} WHERE mst_key = $2", ["text", "integer"],
-                        [c["model_arch"], key]):
-            raise MopError(f'the model of mst_key {key} in "{before.output}" is not that of run {run_id}',
-                           detail="Its architecture is another: the table has been made anew.", sqlstate="55000")
+        if not db.value(
+            f"SELECT model_arch::text = $1 FROM {self.tables[0]} WHERE mst_key = $2",
+            ["text", "integer"],
+            [c["model_arch"], key],
+        ):
+            raise MopError(
+                f'the model of mst_key {key} in "{before.output}" is not that of run {run_id}',
+                detail="Its architecture is another: the table has been made anew.",
+                sqlstate="55000",
+            )
         # it may have been trained on since
-        done = max(before.iterations[key], db.value(
-            f"SELECT iteration FROM {self.info} WHERE mst_key = $1", ["integer"], [key]) or 0
-            if "iteration" in db.columns(self.info) else 0)
+        done = max(
+            before.iterations[key],
+            db.value(f"SELECT iteration FROM {self.info} WHERE mst_key = $1", ["integer"], [key]) or 0
+            if "iteration" in db.columns(self.info)
+            else 0,
+        )
         self.done = done
-        super().__init__(db, FUNCTION, run["source_table"], run["validation_table"], done + arguments["iterations"],
-                         None, before.tables.get("use_gpus", before.arguments.get("use_gpus")), earlier)
+        super().__init__(
+            db,
+            FUNCTION,
+            run["source_table"],
+            run["validation_table"],
+            done + arguments["iterations"],
+            None,
+            before.tables.get("use_gpus", before.arguments.get("use_gpus")),
+            earlier,
+        )
         self.metric = before.tables.get("metric", before.arguments.get("metric")) or "loss"
         self.searched = before.tables.get("searched", before.function == "mop_search")
         if self.searched:
@@ -124,8 +170,9 @@ class More(Training):
         self.preferred = run_id
         self.options["seed"] = before.seed
         every = before.arguments.get("metrics_compute_frequency") or arguments["iterations"]
-        self.metrics_iterations = sorted(evaluated | {
-            i for i in range(done + 1, self.num_iterations + 1) if i % every == 0} | {self.num_iterations})
+        self.metrics_iterations = sorted(
+            evaluated | {i for i in range(done + 1, self.num_iterations + 1) if i % every == 0} | {self.num_iterations}
+        )
         self.object_table = before.tables.get("object_table")
         functions = None if self.object_table is None else object_table.check(db, self.object_table)
         self.check([{**c, "error": None, "reason": None}], functions)
@@ -140,16 +187,27 @@ class More(Training):
         """Bring the trial's row up to date, and the summary's best."""
         db, (table, summary) = self.db, self.trials
         metric, dataset, goal = self.judged_by()
-        values = [(row["iteration"], metric_of(row, metric))
-                  for row in self.metrics if row["dataset"] == dataset]
+        values = [(row["iteration"], metric_of(row, metric)) for row in self.metrics if row["dataset"] == dataset]
         best = (min if goal == "min" else max)((value for _, value in values), default=None)
-        _update(db, table, c["mst_key"], {
-            "status": ("text", "finished"), "reason": ("text", None), "iterations": ("integer", c["iteration"]),
-            "metric_iters": ("integer[]", [i for i, _ in values]), "metric": ("float8[]", [v for _, v in values]),
-            "metric_best": ("float8", best), "metric_final": ("float8", dict(values).get(c["iteration"]))})
+        _update(
+            db,
+            table,
+            c["mst_key"],
+            {
+                "status": ("text", "finished"),
+                "reason": ("text", None),
+                "iterations": ("integer", c["iteration"]),
+                "metric_iters": ("integer[]", [i for i, _ in values]),
+                "metric": ("float8[]", [v for _, v in values]),
+                "metric_best": ("float8", best),
+                "metric_final": ("float8", dict(values).get(c["iteration"])),
+            },
+        )
         order = "ASC" if goal == "min" else "DESC"
-        db.execute(f"UPDATE {summary} SET best_mst_key = (SELECT mst_key FROM {table} WHERE metric_final IS NOT NULL "
-                   f"AND status <> 'failed' ORDER BY metric_final {order}, mst_key LIMIT 1)")
+        db.execute(
+            f"UPDATE {summary} SET best_mst_key = (SELECT mst_key FROM {table} WHERE metric_final IS NOT NULL "
+            f"AND status <> 'failed' ORDER BY metric_final {order}, mst_key LIMIT 1)"
+        )
 
     @staticmethod
     def _table(db, text, key):

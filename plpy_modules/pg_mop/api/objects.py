@@ -48,8 +48,10 @@ def delete_custom_function(db, object_table, id):
     _check_columns(db, found, object_table)
     column, kind = ("id", "integer") if isinstance(id, int) else ("name", "text")
     if not db.execute(f"DELETE FROM {table} WHERE {column} = $1 RETURNING 1 AS x", [kind], [id]):
-        raise MopError(f'object table "{object_table}" has no function whose {column} is {id!r}',
-                       hint=f"SELECT id, name FROM {table};")
+        raise MopError(
+            f'object table "{object_table}" has no function whose {column} is {id!r}',
+            hint=f"SELECT id, name FROM {table};",
+        )
     if db.one(f"SELECT 1 AS x FROM {table} LIMIT 1") is None:
         db.execute(f"DROP TABLE {table}")
 
@@ -64,10 +66,15 @@ def _insert(db, object_table, data, name, description):
     else:
         _check_columns(db, found, object_table)
     if db.value(f"SELECT 1 FROM {table} WHERE name = $1", ["text"], [name]):
-        raise MopError(f'a custom function "{name}" already exists in object table "{object_table}"',
-                       hint=f"SELECT {db.extension}.delete_custom_function(...) removes it.")
-    db.execute(f"INSERT INTO {table} (name, description, object) VALUES ($1, $2, $3)", ["text", "text", "bytea"],
-               [name, description, data])
+        raise MopError(
+            f'a custom function "{name}" already exists in object table "{object_table}"',
+            hint=f"SELECT {db.extension}.delete_custom_function(...) removes it.",
+        )
+    db.execute(
+        f"INSERT INTO {table} (name, description, object) VALUES ($1, $2, $3)",
+        ["text", "text", "bytea"],
+        [name, description, data],
+    )
 
 
 def _check_columns(db, table, text):
@@ -78,11 +85,19 @@ def _check_columns(db, table, text):
 
 def _superuser_only(db):
     if not db.is_superuser():
-        raise MopError("only a superuser may load or delete custom functions", detail="They run code on the server.",
-                       sqlstate="42501")
+        raise MopError(
+            "only a superuser may load or delete custom functions",
+            detail="They run code on the server.",
+            sqlstate="42501",
+        )
 
 
 def _program(*arguments, stdin=b""):
     """What `python -m mop_udf.objects` prints. Raises MopError where it fails."""
-    return program.run("mop_udf.objects", *arguments, stdin=stdin, what="the object is no custom function",
-                       hint="It takes the bytes that Python's dill.dumps(function) gives.")
+    return program.run(
+        "mop_udf.objects",
+        *arguments,
+        stdin=stdin,
+        what="the object is no custom function",
+        hint="It takes the bytes that Python's dill.dumps(function) gives.",
+    )

@@ -11,8 +11,11 @@ def insert(db, table, columns):
     """Insert one row into `table` (quoted); `columns`: {name: (SQL type, value)}."""
     names = ", ".join(quote_identifier(n) for n in columns)
     places = ", ".join(f"${i + 1}" for i in range(len(columns)))
-    db.execute(f"INSERT INTO {table} ({names}) VALUES ({places})",
-               [t for t, _ in columns.values()], [v for _, v in columns.values()])
+    db.execute(
+        f"INSERT INTO {table} ({names}) VALUES ({places})",
+        [t for t, _ in columns.values()],
+        [v for _, v in columns.values()],
+    )
 
 
 LARGE_BYTES = (1 << 29) - 2  # of a value: a larger one has no text form, which ends at 1 GB
@@ -22,9 +25,11 @@ def tell_of_large(db, table, sizes):
     """Warn where the weights that were written to `table` (quoted), of `sizes` bytes, cannot be dumped."""
     large = sum(size > LARGE_BYTES for size in sizes)
     if large:
-        db.warning(f"{large} of the models in {table} have more than 512 MB of weights",
-                   detail="PostgreSQL cannot write such a value as text: pg_dump fails at it, and so do most clients.",
-                   hint=f"pg_dump --exclude-table-data={quote_literal(table)} leaves them out.")
+        db.warning(
+            f"{large} of the models in {table} have more than 512 MB of weights",
+            detail="PostgreSQL cannot write such a value as text: pg_dump fails at it, and so do most clients.",
+            hint=f"pg_dump --exclude-table-data={quote_literal(table)} leaves them out.",
+        )
 
 
 def as_json(metrics):
@@ -34,8 +39,12 @@ def as_json(metrics):
 
 def class_columns(source):
     """Select list: the class values of a packed table's outputs, from its summary `s`."""
-    return ", ".join(f"s.{quote_identifier(c + '_class_values')}" if c + "_class_values" in source.summary
-                     else f"NULL::text[] AS {quote_identifier(c + '_class_values')}" for c in source.outputs)
+    return ", ".join(
+        f"s.{quote_identifier(c + '_class_values')}"
+        if c + "_class_values" in source.summary
+        else f"NULL::text[] AS {quote_identifier(c + '_class_values')}"
+        for c in source.outputs
+    )
 
 
 def typed(columns):
@@ -63,19 +72,32 @@ def write_models_summary(training, table, a, own, after=(), ended="timestamp"):
     """The summary `table` (quoted) of the models of a run: what all have, `own` of the function (as in `typed`) and
     `after`. `a`: its arguments, a dict; `ended`: the type of the time of the end."""
     db, source = training.db, training.source
-    write_summary(db, source, table, [
-        ("source_table", "text", a["source_table"]), ("validation_table", "text", a["validation_table"]),
-        ("model", "text", a["model_output_table"]),
-        ("model_info", "text", db.suffixed(a["model_output_table"], "_info")),
-        ("dependent_varname", "text[]", source.outputs), ("independent_varname", "text[]", source.inputs),
-        ("model_arch_table", "text", training.arch_table_name), *own,
-        ("name", "text", a["name"]), ("description", "text", a["description"]),
-        ("start_training_time", "timestamp", training.started),
-        ("end_training_time", "timestamp", db.value(f"SELECT clock_timestamp()::{ended}::text")),
-        ("madlib_version", "text", f"pg_mop {__version__}"),
-        ("num_classes", "integer[]", training.outputs["widths"])], [
-        ("dependent_vartype", "text[]", source.summary.get("dependent_vartype")),
-        ("normalizing_const", "real", source.summary.get("normalizing_const")), *after])
+    write_summary(
+        db,
+        source,
+        table,
+        [
+            ("source_table", "text", a["source_table"]),
+            ("validation_table", "text", a["validation_table"]),
+            ("model", "text", a["model_output_table"]),
+            ("model_info", "text", db.suffixed(a["model_output_table"], "_info")),
+            ("dependent_varname", "text[]", source.outputs),
+            ("independent_varname", "text[]", source.inputs),
+            ("model_arch_table", "text", training.arch_table_name),
+            *own,
+            ("name", "text", a["name"]),
+            ("description", "text", a["description"]),
+            ("start_training_time", "timestamp", training.started),
+            ("end_training_time", "timestamp", db.value(f"SELECT clock_timestamp()::{ended}::text")),
+            ("madlib_version", "text", f"pg_mop {__version__}"),
+            ("num_classes", "integer[]", training.outputs["widths"]),
+        ],
+        [
+            ("dependent_vartype", "text[]", source.summary.get("dependent_vartype")),
+            ("normalizing_const", "real", source.summary.get("normalizing_const")),
+            *after,
+        ],
+    )
 
 
 def name_taken(db, error, run_id, output):
@@ -87,11 +109,13 @@ def name_taken(db, error, run_id, output):
     found = re.search(r'"([^"]+)" already exists', str(error))
     schema, name = db.parse_name(output)
     made = f"{quote_identifier(schema)}.{quote_identifier(found[1] if found else name)}"
-    return MopError(f"run {run_id} cannot write its output tables: {error}",
-                    detail="Somebody made one of that name while the run was trained. Nothing is lost: the run is "
-                           "trained to its end, and its models are kept.",
-                    hint=f"ALTER TABLE {made} RENAME TO ...; SELECT {db.extension}.mop_resume({run_id});",
-                    sqlstate="42P07")
+    return MopError(
+        f"run {run_id} cannot write its output tables: {error}",
+        detail="Somebody made one of that name while the run was trained. Nothing is lost: the run is "
+        "trained to its end, and its models are kept.",
+        hint=f"ALTER TABLE {made} RENAME TO ...; SELECT {db.extension}.mop_resume({run_id});",
+        sqlstate="42P07",
+    )
 
 
 class Previous:
@@ -131,9 +155,11 @@ class Previous:
                 self.drop()
             self.aside = []
         except db.plpy.SPIError as error:
-            raise MopError(f"{self.names[0]} and its companions cannot be replaced by a warm start: {error}",
-                           hint="What uses them (a view, a function) must be dropped, or made of a copy of the tables.",
-                           sqlstate=getattr(error, "sqlstate", None) or "2BP01") from None
+            raise MopError(
+                f"{self.names[0]} and its companions cannot be replaced by a warm start: {error}",
+                hint="What uses them (a view, a function) must be dropped, or made of a copy of the tables.",
+                sqlstate=getattr(error, "sqlstate", None) or "2BP01",
+            ) from None
 
     def set_aside(self):
         """Make room for the new tables: the old ones get other names."""
@@ -152,20 +178,30 @@ class Previous:
 class PreviousModels(Previous):
     """Of madlib_keras_fit_multiple_model."""
 
-    wanted = (("", "model table", ("mst_key", "model_weights", "model_arch")),
-              ("_info", "info table of the model table", ("mst_key", "model_id")),
-              ("_summary", "summary of the model table", ()))
+    wanted = (
+        ("", "model table", ("mst_key", "model_weights", "model_arch")),
+        ("_info", "info table of the model table", ("mst_key", "model_id")),
+        ("_summary", "summary of the model table", ()),
+    )
 
     def __init__(self, db, text, lock_timeout):
         super().__init__(db, text, lock_timeout)
-        self.rows = {row["mst_key"]: row for row in db.execute(
-            f"SELECT m.mst_key, i.model_id, m.model_arch::text AS model_arch, md5(nullif(m.model_weights, '')) "
-            f"AS weights_md5 FROM {self.tables[0]} m LEFT JOIN {self.tables[1]} i USING (mst_key)")}
+        self.rows = {
+            row["mst_key"]: row
+            for row in db.execute(
+                f"SELECT m.mst_key, i.model_id, m.model_arch::text AS model_arch, md5(nullif(m.model_weights, '')) "
+                f"AS weights_md5 FROM {self.tables[0]} m LEFT JOIN {self.tables[1]} i USING (mst_key)"
+            )
+        }
 
     def keep(self, mst_key, model):
         """A configuration has failed now: it keeps the weights that it had, in the new table `model` (quoted)."""
-        self.db.execute(f"INSERT INTO {model} SELECT mst_key, model_weights, model_arch, NULL FROM {self.aside[0]} "
-                        f"WHERE mst_key = $1", ["integer"], [mst_key])
+        self.db.execute(
+            f"INSERT INTO {model} SELECT mst_key, model_weights, model_arch, NULL FROM {self.aside[0]} "
+            f"WHERE mst_key = $1",
+            ["integer"],
+            [mst_key],
+        )
 
     def fill(self, c):
         """Put the weights and architecture of the earlier run into configuration `c`; what forbids it, or None.
@@ -176,8 +212,10 @@ class PreviousModels(Previous):
         if before is None or before["weights_md5"] is None:
             return None
         if before["model_id"] not in (None, c["model_id"]):
-            return (f'it is of model_id {c["model_id"]}, but of {before["model_id"]} in "{self.text}": '
-                    f"a warm start goes on with the same architecture")
+            return (
+                f'it is of model_id {c["model_id"]}, but of {before["model_id"]} in "{self.text}": '
+                f"a warm start goes on with the same architecture"
+            )
         c["model_arch"], c["weights_md5"] = before["model_arch"], before["weights_md5"]
         c["weights_sql"] = f"SELECT model_weights FROM {self.tables[0]} WHERE mst_key = {int(c['mst_key'])}"
         return None

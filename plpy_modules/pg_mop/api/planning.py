@@ -26,11 +26,11 @@ FROZEN = re.compile(r'"trainable"\s*:\s*false')
 class Planning(Checks):
     """The part of a training call that plans it, and takes up more while the run goes on."""
 
-    executor = None   # while the run goes on
-    room = None       # for how many trainers there is some elsewhere
+    executor = None  # while the run goes on
+    room = None  # for how many trainers there is some elsewhere
     preferred = None  # the run to go on from, if there are several
-    segments = {}     # (dataset, key) -> Segment: read when the run begins
-    reuses = False    # something that earlier runs had trained
+    segments = {}  # (dataset, key) -> Segment: read when the run begins
+    reuses = False  # something that earlier runs had trained
     searches = False  # asks for more by what comes of it
     stops_within_budget = False  # a search procedure may stop a trial before the iterations that it asked for
     experience = Experience()  # what earlier runs have measured
@@ -110,8 +110,11 @@ class Planning(Checks):
         path = [stage for stage in self.plan.path(c["mst_key"]) if stage.evaluated]
         taken = [stage for stage in path if stage.number in places]
         watch, seen = self._watch_of(c)
-        if watch is None or any(stage.iteration > seen and stage.number not in places for stage in path
-                                if taken and stage.iteration < taken[0].iteration):
+        if watch is None or any(
+            stage.iteration > seen and stage.number not in places
+            for stage in path
+            if taken and stage.iteration < taken[0].iteration
+        ):
             return {stage.number for stage in taken}  # what is decided by others' results, or by ones still to come
         metric, dataset, _ = c["rule"]
         numbers, ends = {stage.iteration: stage.number for stage in taken}, set()
@@ -146,12 +149,21 @@ class Planning(Checks):
         """By whom it is to be done, in which order: `board`, `scheduler`."""
         kind = Replicas if self.averaging else Board
         if earlier is not None and earlier.replay and not self.averaging:
-            kind = functools.partial(Logged, order={
-                self.plan.path(key)[iteration - 1].number: segments
-                for (key, iteration), segments in earlier.order.items() if key not in self.misfits})
-        self.board = kind(self.plan, self._keys("training"), self._keys("validation"),
-                          {key: segment.server for key, segment in self.segments.items()},
-                          [copy.server for segment in self.segments.values() for copy in segment.copies])
+            kind = functools.partial(
+                Logged,
+                order={
+                    self.plan.path(key)[iteration - 1].number: segments
+                    for (key, iteration), segments in earlier.order.items()
+                    if key not in self.misfits
+                },
+            )
+        self.board = kind(
+            self.plan,
+            self._keys("training"),
+            self._keys("validation"),
+            {key: segment.server for key, segment in self.segments.items()},
+            [copy.server for segment in self.segments.values() for copy in segment.copies],
+        )
         if self.engine.away:
             self.board.relocate({key: segment.at(self.servers).server for key, segment in self.segments.items()})
         self.board.count_by(self.sharing.key, lambda stage: epochs(stage.parameters[1]))
@@ -160,7 +172,8 @@ class Planning(Checks):
         if earlier is not None and not earlier.replay:
             self.board.restore(earlier.finished)
         self.scheduler = SCHEDULERS[self.scheduler_name](
-            self.board, self.seed, lambda stage: self.sharing.key(self.plan.stages[stage])[0], self._expected)
+            self.board, self.seed, lambda stage: self.sharing.key(self.plan.stages[stage])[0], self._expected
+        )
 
     def _shape(self):
         """The shape of a row as text, such as '28 x 28 -> 10'."""
@@ -181,7 +194,7 @@ class Planning(Checks):
     def expected_seconds(self):
         """Seconds of all training, by as many sessions as are wanted; None where too little is known."""
         stages = list(self.plan.stages.values())
-        some = stages[::max(1, len(stages) // LOOKED_AT)]
+        some = stages[:: max(1, len(stages) // LOOKED_AT)]
         known = [seconds for stage in some if (seconds := self._expected(stage))]
         if 2 * len(known) <= len(some):
             return None
@@ -196,10 +209,14 @@ class Planning(Checks):
         if shares or not self.configurations or len(self._keys("training")) > ANYWHERE_SEGMENTS:
             return False
         rows = sum(segment.bytes for (dataset, _), segment in self.segments.items() if dataset == "training")
-        return (SCHEDULERS[self.scheduler_name].ANYWHERE and not self.averaging and not self.use_gpus
-                and not self.options["trainers"]
-                and {(segment.server, segment.place) for segment in self.segments.values()} == {(None, None)}
-                and rows <= min(ANYWHERE_BYTES, self.options["cache_mb"] << 19))
+        return (
+            SCHEDULERS[self.scheduler_name].ANYWHERE
+            and not self.averaging
+            and not self.use_gpus
+            and not self.options["trainers"]
+            and {(segment.server, segment.place) for segment in self.segments.values()} == {(None, None)}
+            and rows <= min(ANYWHERE_BYTES, self.options["cache_mb"] << 19)
+        )
 
     def _architectures(self):
         """{mst_key: architecture JSON}; replicas are all of the one configuration."""
@@ -245,21 +262,38 @@ class Planning(Checks):
         """The identity of the start of a configuration's path: of everything that decides it but its parameters."""
         options = self.options
         # what is drawn, or done to files, for each configuration by itself is shared with none
-        own = (self.averaging or not options["sharing"] or c["fit"]["callbacks"]
-               or not options["same_start"] and c["weights_md5"] is None)
-        return identity.root({
-            "rows": [[self.source.table.oid, segment, self.segments["training", segment].fingerprint]
-                     for segment in self._keys("training")],
-            "columns": [self.source.inputs, self.source.outputs], "architecture": c["model_arch"],
-            "model_id": c["model_id"], "weights": c.get("weights_md5"), "seed": self.seed,
-            "functions": c["functions"],
-            "framework": [options["keras_backend"], options["kernel"]],
-            "averaging": self.averaging, "own": key if own else None})
+        own = (
+            self.averaging
+            or not options["sharing"]
+            or c["fit"]["callbacks"]
+            or not options["same_start"]
+            and c["weights_md5"] is None
+        )
+        return identity.root(
+            {
+                "rows": [
+                    [self.source.table.oid, segment, self.segments["training", segment].fingerprint]
+                    for segment in self._keys("training")
+                ],
+                "columns": [self.source.inputs, self.source.outputs],
+                "architecture": c["model_arch"],
+                "model_id": c["model_id"],
+                "weights": c.get("weights_md5"),
+                "seed": self.seed,
+                "functions": c["functions"],
+                "framework": [options["keras_backend"], options["kernel"]],
+                "averaging": self.averaging,
+                "own": key if own else None,
+            }
+        )
 
     def _kernels(self, earlier):
         """Of a replay: {unit: the kernel that it used}."""
-        return {Unit(iteration, self.plan.path(key)[iteration - 1].number, "train", "training", segment): kernel
-                for (key, iteration, segment), kernel in earlier.kernels.items() if key not in self.misfits}
+        return {
+            Unit(iteration, self.plan.path(key)[iteration - 1].number, "train", "training", segment): kernel
+            for (key, iteration, segment), kernel in earlier.kernels.items()
+            if key not in self.misfits
+        }
 
     def _keys(self, dataset):
         return [key for of, key in self.segments if of == dataset]

@@ -17,8 +17,9 @@ from pg_mop.inference.raw_table import RawTable
 
 
 @with_trainer
-def madlib_keras_predict(db, session, model_table, test_table, id_col, independent_varname, output_table, pred_type,
-                         use_gpus, mst_key):
+def madlib_keras_predict(
+    db, session, model_table, test_table, id_col, independent_varname, output_table, pred_type, use_gpus, mst_key
+):
     """Write the predictions of a trained model for the rows of `test_table` to `output_table`."""
     if model_table is None or not model_table.strip():
         raise MopError("NULL/empty input table name", detail="It is the model table.")
@@ -29,8 +30,21 @@ def madlib_keras_predict(db, session, model_table, test_table, id_col, independe
 
 
 @with_trainer
-def madlib_keras_predict_byom(db, session, model_arch_table, model_id, test_table, id_col, independent_varname,
-                              output_table, pred_type, use_gpus, class_values, normalizing_const, dependent_count):
+def madlib_keras_predict_byom(
+    db,
+    session,
+    model_arch_table,
+    model_id,
+    test_table,
+    id_col,
+    independent_varname,
+    output_table,
+    pred_type,
+    use_gpus,
+    class_values,
+    normalizing_const,
+    dependent_count,
+):
     """Write the predictions of a model of an architecture table: bring your own (contract 4, section 4)."""
     choice = Choice(pred_type)
     model = OwnModel(db, model_arch_table, model_id, class_values, normalizing_const, dependent_count)
@@ -78,8 +92,15 @@ def _on_segments(db, test, model, choice, output, use_gpus):
     cores = engine.info(options["keras_backend"])["cores"]  # of all segments together
     for place in places:
         db.execute(f"SELECT {db.extension}.mop_share_host({int(place)})")
-    problem = at_segments.insert(db, test, model, choice, output, places, options_of_trainer(
-        options, max(1, cores // len(places)), 0 if use_gpus else None))
+    problem = at_segments.insert(
+        db,
+        test,
+        model,
+        choice,
+        output,
+        places,
+        options_of_trainer(options, max(1, cores // len(places)), 0 if use_gpus else None),
+    )
     if problem is not None:
         tell_alone(db, problem)
     return problem is None
@@ -91,8 +112,10 @@ class Output:
     def __init__(self, db, table, test, choice):
         """`table`: its name, quoted."""
         self.db, self.table, self.unknown = db, table, 0
-        db.execute(f"CREATE TABLE {table} ({quote_identifier(test.identifier)} {test.id_type}, class_name text, "
-                   f"class_value text, prob float8{', rank integer' if choice.rank else ''})")
+        db.execute(
+            f"CREATE TABLE {table} ({quote_identifier(test.identifier)} {test.id_type}, class_name text, "
+            f"class_value text, prob float8{', rank integer' if choice.rank else ''})"
+        )
         db.identify_by_all(table)
         names = ["class_name", "class_value", "prob", *(["rank"] if choice.rank else [])]
         self.insert = f"INSERT INTO {table} SELECT (p.id)::{test.id_type}, {', '.join(f'p.{n}' for n in names)} FROM "
@@ -103,7 +126,8 @@ class Output:
         if self.insert_arrays is None:
             self.insert_arrays = self.db.plpy.prepare(
                 self.insert + "unnest($1, $2, $3, $4, $5) AS p(id, class_name, class_value, prob, rank)",
-                ["text[]", "text[]", "text[]", "float8[]", "integer[]"])
+                ["text[]", "text[]", "text[]", "float8[]", "integer[]"],
+            )
         self.unknown += sum(probability is None for probability in rows[3])
         self.db.plpy.execute(self.insert_arrays, rows)
 
@@ -115,9 +139,11 @@ class Output:
     def tell(self):
         """Warn where there is no prediction for a row."""
         if self.unknown:
-            self.db.warning(f"{self.unknown} prediction{'s are' if self.unknown > 1 else ' is'} NULL",
-                            detail="An input is NaN or infinite there, or what the model makes of it is.",
-                            hint=f"SELECT * FROM {self.table} WHERE prob IS NULL;")
+            self.db.warning(
+                f"{self.unknown} prediction{'s are' if self.unknown > 1 else ' is'} NULL",
+                detail="An input is NaN or infinite there, or what the model makes of it is.",
+                hint=f"SELECT * FROM {self.table} WHERE prob IS NULL;",
+            )
 
 
 class Predicting(Applying):
@@ -126,9 +152,15 @@ class Predicting(Applying):
     output = None  # where they are to go
 
     def __init__(self, db, test, function, model, use_gpus, choice):
-        self.orders_of = functools.partial(PredictionOrders, told={
-            "identifier": test.identifier, "inputs": test.inputs, "model": model.told(),
-            "pred_type": choice.pred_type})
+        self.orders_of = functools.partial(
+            PredictionOrders,
+            told={
+                "identifier": test.identifier,
+                "inputs": test.inputs,
+                "model": model.told(),
+                "pred_type": choice.pred_type,
+            },
+        )
         super().__init__(db, test, function, model, use_gpus)
 
     def _find_segments(self):
@@ -152,8 +184,14 @@ class PredictionOrders(Orders):
     told: dict | None = None
 
     def describe(self, units, place):
-        unit, = units
+        (unit,) = units
         part = self.segments[unit.dataset, unit.segment]
-        return {"options": self.trainer(place), "table": self.packed[unit.dataset].text,
-                "fingerprint": part.fingerprint, "fingerprint_sql": part.fingerprint_sql, "replicas": None,
-                "models": [{"passes_left": 0, "run_passes_left": 0}], "predict": {**self.told, "table": part.table}}
+        return {
+            "options": self.trainer(place),
+            "table": self.packed[unit.dataset].text,
+            "fingerprint": part.fingerprint,
+            "fingerprint_sql": part.fingerprint_sql,
+            "replicas": None,
+            "models": [{"passes_left": 0, "run_passes_left": 0}],
+            "predict": {**self.told, "table": part.table},
+        }

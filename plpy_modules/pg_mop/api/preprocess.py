@@ -13,8 +13,18 @@ from pg_mop.packing.training import ELEMENTS, Training
 
 
 @sql_function
-def training_preprocessor_dl(db, source_table, output_table, dependent_varname, independent_varname, buffer_size,
-                             normalizing_const, num_classes, distribution_rules, dependent_dtype=None):
+def training_preprocessor_dl(
+    db,
+    source_table,
+    output_table,
+    dependent_varname,
+    independent_varname,
+    buffer_size,
+    normalizing_const,
+    num_classes,
+    distribution_rules,
+    dependent_dtype=None,
+):
     """Pack `source_table`, shuffled by the seed, and write the classes it has to the summary."""
     element = ELEMENTS.get((dependent_dtype or "int16").strip().lower())
     if element is None:
@@ -33,21 +43,48 @@ def training_preprocessor_dl(db, source_table, output_table, dependent_varname, 
         widths = _check_num_classes(num_classes, outputs)
         table.column_names(inputs, outputs)  # raises where two would be equal
         summaries.create(db, summary, inputs, outputs, places)
-        summaries.write(db, summary, source_table, output_table, inputs, outputs,
-                        1.0 if factor is None else normalizing_const,
-                        [summaries.class_list(source, output, width) for output, width in zip(outputs, widths)], places)
+        summaries.write(
+            db,
+            summary,
+            source_table,
+            output_table,
+            inputs,
+            outputs,
+            1.0 if factor is None else normalizing_const,
+            [summaries.class_list(source, output, width) for output, width in zip(outputs, widths)],
+            places,
+        )
         for output, width in zip(outputs, widths):
             if output.encoded:
                 summaries.read_classes(db, summary, output, width)
         given = num_classes is not None or any(output.encoded for output in outputs)
         seed = config["seed"] if config["seed"] is not None else secrets.randbits(31)
-        table.pack(db, source, target, summary, inputs, outputs, buffer_size, places, factor,
-                   [output.width for output in outputs] if given else [], seed)
+        table.pack(
+            db,
+            source,
+            target,
+            summary,
+            inputs,
+            outputs,
+            buffer_size,
+            places,
+            factor,
+            [output.width for output in outputs] if given else [],
+            seed,
+        )
 
 
 @sql_function
-def validation_preprocessor_dl(db, source_table, output_table, dependent_varname, independent_varname,
-                               training_preprocessor_table, buffer_size, distribution_rules):
+def validation_preprocessor_dl(
+    db,
+    source_table,
+    output_table,
+    dependent_varname,
+    independent_varname,
+    training_preprocessor_table,
+    buffer_size,
+    distribution_rules,
+):
     """Pack `source_table` in scan order with the classes, widths and constant of a packed training table."""
     config = settings.load(db)
     source = db.input_table(source_table)
@@ -62,22 +99,48 @@ def validation_preprocessor_dl(db, source_table, output_table, dependent_varname
         training.match(inputs, outputs)
         table.column_names(inputs, outputs)  # raises where two would be equal
         summaries.create(db, summary, inputs, outputs, places)
-        summaries.write(db, summary, source_table, output_table, inputs, outputs,
-                        1.0 if factor is None else training.constant,
-                        [f"(SELECT t.{quote_identifier(column)} FROM {training.summary} t LIMIT 1)"
-                         if column and output.encoded else None
-                         for output, column in zip(outputs, training.class_columns)], places)
-        table.pack(db, source, target, summary, inputs, outputs, buffer_size, places, factor,
-                   training.num_classes, None, training.packed)
+        summaries.write(
+            db,
+            summary,
+            source_table,
+            output_table,
+            inputs,
+            outputs,
+            1.0 if factor is None else training.constant,
+            [
+                f"(SELECT t.{quote_identifier(column)} FROM {training.summary} t LIMIT 1)"
+                if column and output.encoded
+                else None
+                for output, column in zip(outputs, training.class_columns)
+            ],
+            places,
+        )
+        table.pack(
+            db,
+            source,
+            target,
+            summary,
+            inputs,
+            outputs,
+            buffer_size,
+            places,
+            factor,
+            training.num_classes,
+            None,
+            training.packed,
+        )
 
 
 def _check_request(db, buffer_size, distribution_rules):
     if buffer_size is not None and buffer_size <= 0:
         raise MopError(f"buffer size must be positive or NULL, not {buffer_size}")
     if not db.has_segments and (distribution_rules or "").strip().lower() not in ("", "all_segments"):
-        db.notice(f'distribution_rules "{distribution_rules}" is ignored',
-                  detail="Plain PostgreSQL has no segments of its own to choose from: pg_mop makes one partition per "
-                         "segment.", hint="Choose their number: SET pg_mop.segments = 4;")
+        db.notice(
+            f'distribution_rules "{distribution_rules}" is ignored',
+            detail="Plain PostgreSQL has no segments of its own to choose from: pg_mop makes one partition per "
+            "segment.",
+            hint="Choose their number: SET pg_mop.segments = 4;",
+        )
 
 
 def _check_num_classes(num_classes, outputs):
@@ -85,9 +148,10 @@ def _check_num_classes(num_classes, outputs):
     if num_classes is None:
         return [None] * len(outputs)
     if len(num_classes) != len(outputs):
-        raise MopError(f"num_classes has {len(num_classes)} elements, but dependent_varname names "
-                       f"{len(outputs)} columns",
-                       hint="Give one number per dependent column, NULL to count its classes.")
+        raise MopError(
+            f"num_classes has {len(num_classes)} elements, but dependent_varname names {len(outputs)} columns",
+            hint="Give one number per dependent column, NULL to count its classes.",
+        )
     for value in num_classes:
         if isinstance(value, list) or (value is not None and not 1 <= value <= summaries.MAX_WIDTH):
             raise MopError(f"invalid num_classes: {value} is no number of classes from 1 to {summaries.MAX_WIDTH}")

@@ -15,11 +15,14 @@ def mop_report(db, run_id, format, mst_keys):
     """The report of a run that the role may see, of all its configurations or of those that are named. Raises MopError
     where there is none, or `format` is not known."""
     if format not in FORMATS:
-        raise MopError(f"format must be one of {', '.join(FORMATS)}, not {format!r}",
-                       hint=f"SELECT {db.extension}.mop_report({run_id}, '{FORMATS[0]}');")
+        raise MopError(
+            f"format must be one of {', '.join(FORMATS)}, not {format!r}",
+            hint=f"SELECT {db.extension}.mop_report({run_id}, '{FORMATS[0]}');",
+        )
     data = None if run_id is None else gather(db, run_id, SAME, mst_keys)
     if data is None:
-        raise MopError(f"there is no run {'NULL' if run_id is None else run_id} that role "
-                       f"\"{db.current_user()}\" may see",
-                       hint=f"SELECT run_id, status, model_output_table FROM {db.extension}.mop_runs;")
+        raise MopError(
+            f'there is no run {"NULL" if run_id is None else run_id} that role "{db.current_user()}" may see',
+            hint=f"SELECT run_id, status, model_output_table FROM {db.extension}.mop_runs;",
+        )
     return page(data) if format == "html" else json.dumps(data, default=str)

@@ -5,9 +5,13 @@ from pg_mop.api.earlier import Earlier, open_journal, own_run
 from pg_mop.database import MopError, sql_function
 
 # function -> (what trains, the argument that names the output table)
-TRAINS = {fit_multiple.FUNCTION: (fit_multiple.train, "model_output_table"), fit.FUNCTION: (fit.train, "model"),
-          search.FUNCTION: (search.train, "model_output_table"), automl.FUNCTION: (automl.train, "model_output_table"),
-          more.FUNCTION: (more.train, None)}
+TRAINS = {
+    fit_multiple.FUNCTION: (fit_multiple.train, "model_output_table"),
+    fit.FUNCTION: (fit.train, "model"),
+    search.FUNCTION: (search.train, "model_output_table"),
+    automl.FUNCTION: (automl.train, "model_output_table"),
+    more.FUNCTION: (more.train, None),
+}
 
 
 @sql_function
@@ -20,19 +24,25 @@ def mop_resume(db, run_id):
     with open_journal(db) as journal:
         run = own_run(db, journal, run_id)
         if run["status"] == "running":
-            raise MopError(f"run {run_id} is running", hint=f"SELECT pg_cancel_backend({run['coordinator_pid']}); ends "
-                                                            f"it.", sqlstate="55006")
+            raise MopError(
+                f"run {run_id} is running",
+                hint=f"SELECT pg_cancel_backend({run['coordinator_pid']}); ends it.",
+                sqlstate="55006",
+            )
         if journal.output_is_written(run_id):
             raise MopError(f"run {run_id} is finished", sqlstate="55000")
         if not run["has_states"]:
-            raise MopError(f"the model states of run {run_id} are gone", detail="They are not part of a dump.",
-                           sqlstate="55000")
+            raise MopError(
+                f"the model states of run {run_id} are gone", detail="They are not part of a dump.", sqlstate="55000"
+            )
         _check_trains(run)
         earlier = Earlier(journal, run)
     if "replay_of" in earlier.tables:
-        raise MopError(f"run {run_id} is a replay, which does not go on",
-                       hint=f"SELECT {db.extension}.mop_replay({earlier.tables['replay_of']}, ...); begins it anew.",
-                       sqlstate="0A000")
+        raise MopError(
+            f"run {run_id} is a replay, which does not go on",
+            hint=f"SELECT {db.extension}.mop_replay({earlier.tables['replay_of']}, ...); begins it anew.",
+            sqlstate="0A000",
+        )
     train, _ = TRAINS[run["function"]]
     db.look_up_as(earlier.path)
     train(db, earlier.arguments, earlier)
@@ -51,9 +61,12 @@ def mop_replay(db, run_id, output_table):
         _check_trains(run)
         earlier = Earlier(journal, run, replay=True)
     if run["function"] not in (fit_multiple.FUNCTION, fit.FUNCTION):
-        raise MopError(f"run {run_id} is a search, which is not replayed",
-                       hint=f"SELECT {db.extension}.{run['function']}(...); with the same seed proposes the same for "
-                            f"the same results.", sqlstate="0A000")
+        raise MopError(
+            f"run {run_id} is a search, which is not replayed",
+            hint=f"SELECT {db.extension}.{run['function']}(...); with the same seed proposes the same for "
+            f"the same results.",
+            sqlstate="0A000",
+        )
     earlier.check_complete()
     train, output = TRAINS[run["function"]]
     if earlier.path not in (None, db.callers_path):  # the new tables are where the caller makes tables
@@ -65,8 +78,14 @@ def mop_replay(db, run_id, output_table):
 def _check_trains(run):
     """Raises MopError where a run is a part of another server's, or of a call that trains nothing."""
     if run["function"] == "guest":
-        raise MopError(f"run {run['run_id']} is a part of run {run['parameters']['run']} of another server",
-                       hint="Call it there, with that number.", sqlstate="0A000")
+        raise MopError(
+            f"run {run['run_id']} is a part of run {run['parameters']['run']} of another server",
+            hint="Call it there, with that number.",
+            sqlstate="0A000",
+        )
     if run["function"] not in TRAINS:
-        raise MopError(f"run {run['run_id']} is of {run['function']}, which trains nothing",
-                       hint="Make that call once more.", sqlstate="0A000")
+        raise MopError(
+            f"run {run['run_id']} is of {run['function']}, which trains nothing",
+            hint="Make that call once more.",
+            sqlstate="0A000",
+        )

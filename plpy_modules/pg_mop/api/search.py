@@ -18,9 +18,24 @@ from pg_mop.search import grids
 from pg_mop.search.space import Space
 
 FUNCTION = "mop_search"
-ARGUMENTS = ("source_table", "model_output_table", "model_arch_table", "space", "procedure", "procedure_params",
-             "metric", "validation_table", "time_limit", "max_trials", "continue_from", "random_state", "use_gpus",
-             "object_table", "name", "description")
+ARGUMENTS = (
+    "source_table",
+    "model_output_table",
+    "model_arch_table",
+    "space",
+    "procedure",
+    "procedure_params",
+    "metric",
+    "validation_table",
+    "time_limit",
+    "max_trials",
+    "continue_from",
+    "random_state",
+    "use_gpus",
+    "object_table",
+    "name",
+    "description",
+)
 LOOKED_AT = 50  # configurations of a space that are checked before anything is trained
 
 
@@ -43,13 +58,20 @@ def train(db, arguments, earlier=None):
     with training.output(None):
         write_models(training, model, info, None)
         best = write_trials(training, trials)
-        write_models_summary(training, summary, a, [
-            ("space", "text", a["space"]), ("procedure", "text", training.procedure.name),
-            ("procedure_params", "text", a["procedure_params"]),
-            ("metric", "text", f"{training.dataset}_{training.metric}"),
-            ("best_mst_key", "integer", best),
-            ("object_table", "text", training.object_table),
-            ("num_iterations", "integer", training.num_iterations)])
+        write_models_summary(
+            training,
+            summary,
+            a,
+            [
+                ("space", "text", a["space"]),
+                ("procedure", "text", training.procedure.name),
+                ("procedure_params", "text", a["procedure_params"]),
+                ("metric", "text", f"{training.dataset}_{training.metric}"),
+                ("best_mst_key", "integer", best),
+                ("object_table", "text", training.object_table),
+                ("num_iterations", "integer", training.num_iterations),
+            ],
+        )
         db.identify_by_all(summary)  # mop_more writes its best
     training.tell_of_failures(info)
 
@@ -58,9 +80,11 @@ def write_trials(training, table):
     """What became of each trial, and its metric after each iteration that was evaluated; `iterations` and
     `metric_final` are of the state that is written. Returns the mst_key of the best of these states, or None."""
     db, procedure = training.db, training.procedure
-    db.execute(f"CREATE TABLE {table} (mst_key integer PRIMARY KEY, model_id integer, compile_params text, "
-               f"fit_params text, status text, iterations integer, metric_iters integer[], metric float8[], "
-               f"metric_best float8, metric_final float8, reason text)")
+    db.execute(
+        f"CREATE TABLE {table} (mst_key integer PRIMARY KEY, model_id integer, compile_params text, "
+        f"fit_params text, status text, iterations integer, metric_iters integer[], metric float8[], "
+        f"metric_best float8, metric_final float8, reason text)"
+    )
     values = {}
     for row in training.metrics:
         if row["dataset"] == training.dataset:
@@ -73,13 +97,23 @@ def write_trials(training, table):
         if c["error"] is None and final is not None:
             finals[key] = final
         status = "failed" if c["error"] else "stopped" if c["reason"] else "finished"
-        insert(db, table, {
-            "mst_key": ("integer", key), "model_id": ("integer", c["model_id"]),
-            "compile_params": ("text", c["compile_params"]), "fit_params": ("text", c["fit_params"]),
-            "status": ("text", status), "iterations": ("integer", c["iteration"] or 0),
-            "metric_iters": ("integer[]", [i for i, _ in own]), "metric": ("float8[]", [v for _, v in own]),
-            "metric_best": ("float8", better((v for _, v in own), default=None)), "metric_final": ("float8", final),
-            "reason": ("text", c["error"] or c["reason"])})
+        insert(
+            db,
+            table,
+            {
+                "mst_key": ("integer", key),
+                "model_id": ("integer", c["model_id"]),
+                "compile_params": ("text", c["compile_params"]),
+                "fit_params": ("text", c["fit_params"]),
+                "status": ("text", status),
+                "iterations": ("integer", c["iteration"] or 0),
+                "metric_iters": ("integer[]", [i for i, _ in own]),
+                "metric": ("float8[]", [v for _, v in own]),
+                "metric_best": ("float8", better((v for _, v in own), default=None)),
+                "metric_final": ("float8", final),
+                "reason": ("text", c["error"] or c["reason"]),
+            },
+        )
     return better(finals, key=finals.get, default=None)
 
 
@@ -97,8 +131,9 @@ class Search(Training):
         a = arguments
         self.read_procedure(a)
         limit = a.get("time_limit")
-        self.time_limit = None if limit is None else float(db.value(
-            "SELECT extract(epoch FROM $1::interval)", ["text"], [limit]))
+        self.time_limit = (
+            None if limit is None else float(db.value("SELECT extract(epoch FROM $1::interval)", ["text"], [limit]))
+        )
         if self.time_limit is not None and not self.time_limit > 0:
             raise MopError(f"time_limit must be above 0, not {limit}", hint="For instance: time_limit => '1 hour'.")
         if a.get("max_trials") is not None and a["max_trials"] < 1:
@@ -109,15 +144,18 @@ class Search(Training):
         self.space = self.read_space(a)
         # before anything else is looked at: made once more when the seed is known
         procedure = self.create_procedure(self.space, 0)
-        super().__init__(db, self.function, a["source_table"], a["validation_table"], procedure.most, None,
-                         a["use_gpus"], earlier)
+        super().__init__(
+            db, self.function, a["source_table"], a["validation_table"], procedure.most, None, a["use_gpus"], earlier
+        )
         self.metrics_iterations = []
         self.arguments = a
         self.random_state = a["random_state"]
         if procedure.name == "population" and not (self.options["sharing"] and self.options["same_start"]):
-            raise MopError("population-based training goes on from what others have trained, which "
-                           "pg_mop.sharing = off and pg_mop.same_start = off forbid",
-                           hint="RESET pg_mop.sharing; RESET pg_mop.same_start;")
+            raise MopError(
+                "population-based training goes on from what others have trained, which "
+                "pg_mop.sharing = off and pg_mop.same_start = off forbid",
+                hint="RESET pg_mop.sharing; RESET pg_mop.same_start;",
+            )
         self.object_table = a["object_table"]
         self.functions = None if self.object_table is None else object_table.check(db, self.object_table)
         self.metric, self.dataset, self.goal = self.read_metric(a["metric"] or "loss")
@@ -156,8 +194,10 @@ class Search(Training):
         """`name`, `parameters` of the procedure. Raises SearchError."""
         self.name, self.parameters = a["procedure"] or "asha", search.read_parameters(a["procedure_params"])
         if search.find(self.name).name in search.MADLIB:
-            raise search.SearchError(f"{self.name!r} is a procedure of madlib_keras_automl alone",
-                                     "Call madlib_keras_automl, or choose one of " + ", ".join(search.PROCEDURES) + ".")
+            raise search.SearchError(
+                f"{self.name!r} is a procedure of madlib_keras_automl alone",
+                "Call madlib_keras_automl, or choose one of " + ", ".join(search.PROCEDURES) + ".",
+            )
 
     def create_procedure(self, space, seed):
         if self.most is not None and "trials" in search.find(self.name).PARAMETERS:
@@ -167,23 +207,32 @@ class Search(Training):
     def _read_architectures(self, db, text, earlier=None):
         """The table's architectures by model_id; those alone that the run had that goes on: they must be the same."""
         self.arch = architectures.open_table(db, text)
-        self.architectures = {row["model_id"]: row for row in db.execute(
-            f"SELECT model_id::integer AS model_id, model_arch::text AS model_arch, "
-            f"md5(nullif(model_weights, '')) AS weights_md5 FROM {self.arch} ORDER BY 1")}
+        self.architectures = {
+            row["model_id"]: row
+            for row in db.execute(
+                f"SELECT model_id::integer AS model_id, model_arch::text AS model_arch, "
+                f"md5(nullif(model_weights, '')) AS weights_md5 FROM {self.arch} ORDER BY 1"
+            )
+        }
         if earlier is not None:
             before = earlier.tables["architectures"]
             self.architectures = {key: row for key, row in self.architectures.items() if str(key) in before}
             if self._digests() != before:
-                raise MopError(f'the architectures in "{text}" are not those that run {earlier.run_id} began with',
-                               detail="Or their weights are others.", sqlstate="55000",
-                               hint=f"Begin another search with continue_from => {earlier.run_id}.")
+                raise MopError(
+                    f'the architectures in "{text}" are not those that run {earlier.run_id} began with',
+                    detail="Or their weights are others.",
+                    sqlstate="55000",
+                    hint=f"Begin another search with continue_from => {earlier.run_id}.",
+                )
         if not self.architectures:
             raise MopError(f'model architecture table "{text}" is empty')
 
     def _digests(self):
         """{model_id as text: digest of its architecture and weights}."""
-        return {str(key): hashlib.md5(f"{row['model_arch']}/{row['weights_md5']}".encode()).hexdigest()
-                for key, row in self.architectures.items()}
+        return {
+            str(key): hashlib.md5(f"{row['model_arch']}/{row['weights_md5']}".encode()).hexdigest()
+            for key, row in self.architectures.items()
+        }
 
     def read_space(self, a):
         """The Space that the text says: one or several dictionaries of model_id, and keys of compile and fit
@@ -193,18 +242,23 @@ class Search(Training):
             grid.setdefault("model_id", list(self.architectures))
             self._check_ids(grid["model_id"])
             if "loss" not in grid:
-                raise MopError("the space has no 'loss'" if len(several) == 1 else
-                               f"the space has no 'loss' in its dictionary {number}",
-                               hint="For instance: space => $$ {'loss': ['categorical_crossentropy'], 'metrics': "
-                                    "[['accuracy']], 'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.0001, "
-                                    "0.1, 'log']}], 'batch_size': [16, 32]} $$")
+                raise MopError(
+                    "the space has no 'loss'"
+                    if len(several) == 1
+                    else f"the space has no 'loss' in its dictionary {number}",
+                    hint="For instance: space => $$ {'loss': ['categorical_crossentropy'], 'metrics': "
+                    "[['accuracy']], 'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.0001, "
+                    "0.1, 'log']}], 'batch_size': [16, 32]} $$",
+                )
         return Space(*several)
 
     def _check_ids(self, ids):
         unknown = [i for i in ids if not isinstance(i, int) or isinstance(i, bool) or i not in self.architectures]
         if unknown:
-            raise MopError(f'model_id {unknown[0]!r} is not in "{self.arch_table_name}"',
-                           hint=f"SELECT model_id, name FROM {self.arch};")
+            raise MopError(
+                f'model_id {unknown[0]!r} is not in "{self.arch_table_name}"',
+                hint=f"SELECT model_id, name FROM {self.arch};",
+            )
 
     def _check_space(self):
         """The first configurations that the procedure would draw must be usable."""
@@ -214,18 +268,23 @@ class Search(Training):
         for number, proposal in enumerate(proposals):
             c = self.new_configuration(-1 - number, proposal.configuration)
             if problem := self._problem(c):
-                raise MopError(f"the space has configurations that cannot be trained: {problem}",
-                               detail=f"{c['compile_params']}; {c['fit_params']}")
+                raise MopError(
+                    f"the space has configurations that cannot be trained: {problem}",
+                    detail=f"{c['compile_params']}; {c['fit_params']}",
+                )
             if problem := self._misfit(c):
                 problems.append(problem)
         if problems and len(problems) == len(proposals):
-            raise MopError(f'no configuration fits the data of "{self.source.text}": {problems[0]}',
-                           hint=self.source.hint_to_fit())
+            raise MopError(
+                f'no configuration fits the data of "{self.source.text}": {problems[0]}', hint=self.source.hint_to_fit()
+            )
         for names in self._metrics_of_space() if self.metric != "loss" else ():
             if self.metric not in names:
-                raise MopError(f'metric "{self.metric}" is not among the metrics of all configurations of the space: '
-                               f"some have {', '.join(names) or 'none'}",
-                               hint=f"""Write 'metrics': [['{self.metric}']] in the space, or metric => 'loss'.""")
+                raise MopError(
+                    f'metric "{self.metric}" is not among the metrics of all configurations of the space: '
+                    f"some have {', '.join(names) or 'none'}",
+                    hint=f"""Write 'metrics': [['{self.metric}']] in the space, or metric => 'loss'.""",
+                )
 
     def _metrics_of_space(self):
         """The names of the metrics of every kind of configuration in the space. Raises MopError."""
@@ -233,8 +292,9 @@ class Search(Training):
             choices = next((d.choices for d in branch.common if d.key == "metrics"), [None])
             for choice in choices:
                 try:
-                    yield params.parse_compile_params(grids.compile_text(
-                        {"optimizer": "SGD"}, {"loss": "mse", "metrics": choice}))["metrics"]
+                    yield params.parse_compile_params(
+                        grids.compile_text({"optimizer": "SGD"}, {"loss": "mse", "metrics": choice})
+                    )["metrics"]
                 except params.ParameterError as error:
                     raise MopError(f"the space has configurations that cannot be trained: {error}") from None
 
@@ -250,8 +310,11 @@ class Search(Training):
                 value = self.value(row)
                 if row["dataset"] == self.dataset and value is not None:
                     found.setdefault(row["mst_key"], {})[row["iteration"]] = value
-        return [((c["model_id"], c["compile_params"], c["fit_params"]), found[key])
-                for key, c in configurations.items() if key in found]
+        return [
+            ((c["model_id"], c["compile_params"], c["fit_params"]), found[key])
+            for key, c in configurations.items()
+            if key in found
+        ]
 
     def value(self, row):
         """The metric that counts, of a row of Catalog.metrics."""
@@ -261,16 +324,28 @@ class Search(Training):
     def go(self, a):
         """Open the run, search, close the run."""
         with errors_of_search():
-            self.run(a["model_output_table"], a, {
-                "model_arch_table": self.arch_table_name, "object_table": self.object_table,
-                "architectures": self._digests()})
+            self.run(
+                a["model_output_table"],
+                a,
+                {
+                    "model_arch_table": self.arch_table_name,
+                    "object_table": self.object_table,
+                    "architectures": self._digests(),
+                },
+            )
 
     def new_configuration(self, key, configuration):
         """A configuration as `check` takes it."""
         model_id, compile_params, fit_params = configuration
         row = self.architectures.get(model_id)
-        c = {"mst_key": key, "model_id": model_id, "compile_params": compile_params, "fit_params": fit_params,
-             "model_arch": row and row["model_arch"], "weights_md5": row and row["weights_md5"]}
+        c = {
+            "mst_key": key,
+            "model_id": model_id,
+            "compile_params": compile_params,
+            "fit_params": fit_params,
+            "model_arch": row and row["model_arch"],
+            "weights_md5": row and row["weights_md5"],
+        }
         if row is None:
             c.update(problem=f'model_id {model_id} is not in "{self.arch_table_name}"', model_arch="{}")
         elif c["weights_md5"] is not None:
@@ -298,8 +373,10 @@ class Search(Training):
     def differs(self, earlier):
         if earlier.tables["architectures"] != self._digests():
             return "its architectures are others"
-        same = all(self.options[name] == earlier.settings.get(name)
-                   for name in ("kernel", "same_start", "sharing", "keras_backend"))
+        same = all(
+            self.options[name] == earlier.settings.get(name)
+            for name in ("kernel", "same_start", "sharing", "keras_backend")
+        )
         return None if same else "its settings are others"
 
     def also_evaluated(self, key):
@@ -308,8 +385,10 @@ class Search(Training):
 
     def tell_best(self, trial, row, trials):
         """Tell of the best of so many trials by now; `row`: its metrics, as of Catalog.metrics."""
-        self.db.info(f"best of {trials} trials so far: mst_key={trial} after {row['iteration']} iterations, "
-                     f"{self.dataset} {self.metric}={self.value(row):.4g}")
+        self.db.info(
+            f"best of {trials} trials so far: mst_key={trial} after {row['iteration']} iterations, "
+            f"{self.dataset} {self.metric}={self.value(row):.4g}"
+        )
 
     def tell_asked(self, proposals):
         """Tell of what the procedure asks for now."""

@@ -18,9 +18,15 @@ def info(plpy):
     """This server as JSON: pg_mop's version, processor cores and GPUs, its mop_identity(), and the names by which the
     role can reach other servers from here."""
     schema = quote_identifier(extension_schema(plpy))
-    return json.dumps({"pg_mop": __version__, "cores": settings.cores(), "gpus": settings.gpus(),
-                       "identity": plpy.execute(f"SELECT {schema}.mop_identity() AS name")[0]["name"],
-                       "servers": [row["name"] for row in plpy.execute(REACHED)]})
+    return json.dumps(
+        {
+            "pg_mop": __version__,
+            "cores": settings.cores(),
+            "gpus": settings.gpus(),
+            "identity": plpy.execute(f"SELECT {schema}.mop_identity() AS name")[0]["name"],
+            "servers": [row["name"] for row in plpy.execute(REACHED)],
+        }
+    )
 
 
 REACHED = f"""
@@ -44,23 +50,36 @@ def mop_connect_servers(db, servers):
         raise MopError("only a superuser may connect servers", sqlstate="42501")
     names = [name.strip() for name in (servers or "").split(",")]
     if len(set(names)) < 2 or "" in names:
-        raise MopError(f"servers must be the names of at least two servers, w1, w2, not {servers!r}",
-                       hint="SELECT srvname FROM pg_foreign_server;")
+        raise MopError(
+            f"servers must be the names of at least two servers, w1, w2, not {servers!r}",
+            hint="SELECT srvname FROM pg_foreign_server;",
+        )
     # (on a node of Citus nothing else may be done than for itself)
     links = Links(db, "SET citus.enable_ddl_propagation = off" if db.has_citus else None)
     done, known = [], {}
-    mappings = {name: {row["role"]: dict(ways.options(row["umoptions"])) for row in db.execute(
-        "SELECT usename AS role, umoptions FROM pg_user_mappings WHERE srvname = $1 AND umuser <> 0 ORDER BY 1",
-        ["text"], [name])} for name in names}
+    mappings = {
+        name: {
+            row["role"]: dict(ways.options(row["umoptions"]))
+            for row in db.execute(
+                "SELECT usename AS role, umoptions FROM pg_user_mappings WHERE srvname = $1 AND umuser <> 0 ORDER BY 1",
+                ["text"],
+                [name],
+            )
+        }
+        for name in names
+    }
     try:
         for name in names:
             if (first := known.setdefault(links[name].info["identity"], name)) != name:
-                raise MopError(f"servers {quote_identifier(first)} and {quote_identifier(name)} are one",
-                               hint="Name one of them.")
+                raise MopError(
+                    f"servers {quote_identifier(first)} and {quote_identifier(name)} are one", hint="Name one of them."
+                )
             if not links[name].run("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")[0][0]:
-                raise MopError(f"role {quote_identifier(links[name].way.role)} is no superuser on server "
-                               f"{quote_identifier(name)}", sqlstate="42501",
-                               hint="Map a superuser to one there, or make servers and mappings there by hand.")
+                raise MopError(
+                    f"role {quote_identifier(links[name].way.role)} is no superuser on server {quote_identifier(name)}",
+                    sqlstate="42501",
+                    hint="Map a superuser to one there, or make servers and mappings there by hand.",
+                )
         for name in names:
             link = links[name]
             link.run(f"BEGIN; SET LOCAL lock_timeout = '{link.lock_timeout}'")
@@ -72,8 +91,9 @@ def mop_connect_servers(db, servers):
         for name in names:
             links[name].run("COMMIT")
     except (psycopg2.Error, SessionLost) as error:
-        raise MopError(f"server {quote_identifier(name)}: {str(error).strip()}",
-                       sqlstate=getattr(error, "pgcode", None) or "08006") from None
+        raise MopError(
+            f"server {quote_identifier(name)}: {str(error).strip()}", sqlstate=getattr(error, "pgcode", None) or "08006"
+        ) from None
     return done
 
 
@@ -84,25 +104,41 @@ def _connect(db, link, server, here, there):
     Whatever is there already stays as it is, and nobody is let into a server of that name that leads elsewhere.
     """
     on, quoted = link.way.server, quote_identifier(server)
-    wanted = {option: value for option, value in ways.options(db.value(
-        "SELECT srvoptions FROM pg_foreign_server WHERE srvname = $1", ["text"], [server])) if option in ways.TAKEN}
-    found = link.run("SELECT srvoptions, w.fdwhandler::regproc::text FROM pg_foreign_server s JOIN "
-                     f"pg_foreign_data_wrapper w ON w.oid = s.srvfdw WHERE srvname = {quote_literal(server)}")
+    wanted = {
+        option: value
+        for option, value in ways.options(
+            db.value("SELECT srvoptions FROM pg_foreign_server WHERE srvname = $1", ["text"], [server])
+        )
+        if option in ways.TAKEN
+    }
+    found = link.run(
+        "SELECT srvoptions, w.fdwhandler::regproc::text FROM pg_foreign_server s JOIN "
+        f"pg_foreign_data_wrapper w ON w.oid = s.srvfdw WHERE srvname = {quote_literal(server)}"
+    )
     if found:
         options, handler = dict(ways.options(found[0][0])), found[0][1]
         if not ways.is_postgres_fdw(handler or "") or {o: v for o, v in options.items() if o in ways.TAKEN} != wanted:
-            return [{"on_server": on, "server": server, "role": None,
-                     "missing": f"-- {quoted} leads elsewhere there: ALTER SERVER {quoted} OPTIONS (...);"}]
+            return [
+                {
+                    "on_server": on,
+                    "server": server,
+                    "role": None,
+                    "missing": f"-- {quoted} leads elsewhere there: ALTER SERVER {quoted} OPTIONS (...);",
+                }
+            ]
     else:
-        listed = ", ".join(f"{option} {quote_literal(value)}" for option, value in
-                           {**wanted, "connect_timeout": "10"}.items())
+        listed = ", ".join(
+            f"{option} {quote_literal(value)}" for option, value in {**wanted, "connect_timeout": "10"}.items()
+        )
         link.run(f"CREATE SERVER {quoted} FOREIGN DATA WRAPPER postgres_fdw OPTIONS ({listed})")
     rows = {}
     for role in here.keys() & there.keys():
         if "user" in here[role] and "user" in there[role]:
             rows.setdefault(here[role]["user"], {})[role] = there[role]
-    return [{"on_server": on, "server": server, "role": role, "missing": _make_mapping(link, quoted, server, role, to)}
-            for role, to in sorted(rows.items())]
+    return [
+        {"on_server": on, "server": server, "role": role, "missing": _make_mapping(link, quoted, server, role, to)}
+        for role, to in sorted(rows.items())
+    ]
 
 
 def _make_mapping(link, quoted, server, role, to):
@@ -114,12 +150,16 @@ def _make_mapping(link, quoted, server, role, to):
         return f"-- {quote_identifier(role)} is several roles here, which are {', '.join(users)} on {quoted}"
     there = next(iter(to.values()))
     free = all(options.get("password_required") == "false" for options in to.values())
-    found = link.run(f"SELECT umoptions FROM pg_user_mappings WHERE srvname = {quote_literal(server)} AND usename = "
-                     f"{quote_literal(role)}")
+    found = link.run(
+        f"SELECT umoptions FROM pg_user_mappings WHERE srvname = {quote_literal(server)} AND usename = "
+        f"{quote_literal(role)}"
+    )
     has = dict(ways.options(found[0][0])) if found else {"user": there["user"]}
     if not found:
-        link.run(f"GRANT USAGE ON FOREIGN SERVER {quoted} TO {quote_identifier(role)}; CREATE {mapping} OPTIONS (user "
-                 f"{quote_literal(there['user'])}{', password_required ' + quote_literal('false') if free else ''})")
+        link.run(
+            f"GRANT USAGE ON FOREIGN SERVER {quoted} TO {quote_identifier(role)}; CREATE {mapping} OPTIONS (user "
+            f"{quote_literal(there['user'])}{', password_required ' + quote_literal('false') if free else ''})"
+        )
     if has.get("user") != there["user"]:
         return f"ALTER {mapping} OPTIONS (SET user {quote_literal(there['user'])});"
     return f"ALTER {mapping} OPTIONS (ADD password '...');" if "password" in there and "password" not in has else None
@@ -135,9 +175,13 @@ def mop_drop_packed(db, packed_table):
     table = db.input_table(packed_table, "packed table", rows=False)
     summary = db.find_table(db.suffixed(packed_table, "_summary"))
     if not looks_packed(db, table):
-        raise MopError(f'"{packed_table}" is no packed table', hint=f"DROP TABLE {table};", sqlstate="42809",
-                       detail="No preprocessor has made it: it lacks the columns buffer_id and, of bytea, those with a "
-                              "shape. Nothing was dropped.")
+        raise MopError(
+            f'"{packed_table}" is no packed table',
+            hint=f"DROP TABLE {table};",
+            sqlstate="42809",
+            detail="No preprocessor has made it: it lacks the columns buffer_id and, of bytea, those with a "
+            "shape. Nothing was dropped.",
+        )
     if summary is not None and "independent_varname" not in db.columns(summary):
         db.notice(f"{summary} stays: it is not the summary of a packed table")
         summary = None
@@ -145,17 +189,32 @@ def mop_drop_packed(db, packed_table):
     if summary is not None and summary.kind == "r":  # (a view may run its owner's functions as who reads it)
         copies = copies_in(db.one(f"SELECT * FROM {summary}"), summary)
     links, mine = Links(db), []
-    for server, there in [*foreign_partitions(db, table, packed_table),
-                          *((server, there) for _, server, there in copies if server is not None)]:
+    for server, there in [
+        *foreign_partitions(db, table, packed_table),
+        *((server, there) for _, server, there in copies if server is not None),
+    ]:
         mark = links[server].run(f"SELECT obj_description(to_regclass({quote_literal(there)}), 'pg_class')")[0][0]
         if is_of(mark or "", db, table):
             mine.append((server, there))
         elif mark is not None:
             db.notice(f"{there} on server {server} stays: no preprocessor here has made it")
     # (a summary may name anything)
-    mine_here = [there for _, server, there in copies if server is None and is_of(db.value(
-        "SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_class p ON p.relowner = c.relowner WHERE "
-        "c.oid = to_regclass($1) AND p.oid = $2", ["text", "oid"], [there, table.oid]) or "", db, table)]
+    mine_here = [
+        there
+        for _, server, there in copies
+        if server is None
+        and is_of(
+            db.value(
+                "SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_class p ON p.relowner = c.relowner WHERE "
+                "c.oid = to_regclass($1) AND p.oid = $2",
+                ["text", "oid"],
+                [there, table.oid],
+            )
+            or "",
+            db,
+            table,
+        )
+    ]
     db.execute("DROP TABLE " + ", ".join(map(str, [table, *([summary] if summary is not None else []), *mine_here])))
     for server, there in mine:
         links[server].run(f"DROP TABLE {there}")

@@ -14,10 +14,12 @@ def with_trainer(function):
 
     `session`: the mop_udf.aggregate.Session of the caller's own database session, which holds its trainer.
     """
+
     @functools.wraps(function)
     def shim(plpy, *args):
         session = aggregate.session(plpy)
         return sql_function(functools.wraps(function)(lambda db, *a: function(db, session, *a)))(plpy, *args)
+
     return shim
 
 
@@ -55,8 +57,14 @@ def trainer_options(db, use_gpus):
 def options_of_trainer(options, cores, gpu):
     """What a trainer of the calling session is started with. `options`: as settings.load gives them; `cores`: what it
     has for its threads, if nothing is set; `gpu`: a number, or None."""
-    return {"threads": options["threads"] or cores, "keras_backend": options["keras_backend"],
-            "cache_mb": options["cache_mb"], "memory_mb": options["trainer_memory_mb"],
-            "model_mb": options["max_model_mb"], "gpu": gpu,
-            "idle_ms": options["session_idle_timeout"], "nursery_ms": options["nursery_idle_timeout"],
-            "compile_cache_mb": options["compile_cache_mb"]}
+    return {
+        "threads": options["threads"] or cores,
+        "keras_backend": options["keras_backend"],
+        "cache_mb": options["cache_mb"],
+        "memory_mb": options["trainer_memory_mb"],
+        "model_mb": options["max_model_mb"],
+        "gpu": gpu,
+        "idle_ms": options["session_idle_timeout"],
+        "nursery_ms": options["nursery_idle_timeout"],
+        "compile_cache_mb": options["compile_cache_mb"],
+    }

@@ -40,7 +40,7 @@ class Training(Guests):
 
     run_id = None
     orders_of = Orders
-    copied = True   # it uses copies of segments, where the settings say so
+    copied = True  # it uses copies of segments, where the settings say so
     _by_key = None  # mst_key -> its rows of `metrics`
 
     def __init__(self, db, function, source_table, validation_table, num_iterations, frequency, use_gpus, earlier=None):
@@ -62,18 +62,22 @@ class Training(Guests):
         if num_iterations > MOST_STAGES:
             raise MopError(f"num_iterations must be at most {MOST_STAGES}, not {num_iterations}")
         if frequency is not None and not 1 <= frequency <= num_iterations:
-            raise MopError(f"metrics_compute_frequency must be from 1 to num_iterations ({num_iterations}) or NULL, "
-                           f"not {frequency}")
+            raise MopError(
+                f"metrics_compute_frequency must be from 1 to num_iterations ({num_iterations}) or NULL, "
+                f"not {frequency}"
+            )
         self.num_iterations = num_iterations
         self.frequency = num_iterations if frequency is None else frequency
-        self.metrics_iterations = [i for i in range(1, num_iterations + 1)
-                                   if i % self.frequency == 0 or i == num_iterations]
+        self.metrics_iterations = [
+            i for i in range(1, num_iterations + 1) if i % self.frequency == 0 or i == num_iterations
+        ]
         self.source = self.packed_table(source_table, "source table")
         self.validation = None
         if validation_table is not None:
             self.validation = self.packed_table(validation_table, "validation table")
-        self.engine = engines.find(db, [t for t in (self.source, self.validation) if t is not None],
-                                   self.options["replicas"] > 1)
+        self.engine = engines.find(
+            db, [t for t in (self.source, self.validation) if t is not None], self.options["replicas"] > 1
+        )
         if self.options["replicas"] > 1:
             db.check_engine("pg_mop.replicas")
         if db.has_segments and self.options["keras_backend"] != "tensorflow":
@@ -110,11 +114,15 @@ class Training(Guests):
         self._find_segments()
         way = self.engine.way(None)
         self.journal = journal = Catalog(db, way)
-        if options["nursery_idle_timeout"] and not options["trainers"] and any(
-                segment.server is None and segment.place is None for segment in self.segments.values()):
+        if (
+            options["nursery_idle_timeout"]
+            and not options["trainers"]
+            and any(segment.server is None and segment.place is None for segment in self.segments.values())
+        ):
             nursery.expect(mop_udf.home, options["keras_backend"], options["nursery_idle_timeout"])
-        self.servers = {None: Server(None, way, journal, None, db.extension,
-                                     self.engine.info(options["keras_backend"]))}
+        self.servers = {
+            None: Server(None, way, journal, None, db.extension, self.engine.info(options["keras_backend"]))
+        }
         try:
             self._reach_servers()
             self._check_visible(journal)
@@ -155,25 +163,55 @@ class Training(Guests):
                     self._open_guest(server)
                 self._make_board(earlier)
                 self.orders = self.orders_of(
-                    self.engine, self._server, {"training": self.source, "validation": self.validation}, self.segments,
-                    self.plan, self.board, self.sharing, self.outputs, options, self.seed,
-                    self.functions and object_table.within_schema(self.functions), self._digests_of, self.use_gpus,
-                    self.began, self.replicas() if self.averaging else None,
+                    self.engine,
+                    self._server,
+                    {"training": self.source, "validation": self.validation},
+                    self.segments,
+                    self.plan,
+                    self.board,
+                    self.sharing,
+                    self.outputs,
+                    options,
+                    self.seed,
+                    self.functions and object_table.within_schema(self.functions),
+                    self._digests_of,
+                    self.use_gpus,
+                    self.began,
+                    self.replicas() if self.averaging else None,
                     self._kernels(earlier) if earlier is not None and earlier.replay else {},
-                    experience=self.experience)
-                sessions = Sessions(db, self._server, self.orders.trainer, f"pg_mop run {self.run_id}",
-                                    options["lock_timeout"])
+                    experience=self.experience,
+                )
+                sessions = Sessions(
+                    db, self._server, self.orders.trainer, f"pg_mop run {self.run_id}", options["lock_timeout"]
+                )
                 steering = self.steering()
                 if not (self.board.done and steering.done):
                     self._open(sessions)
                     if self.board.anywhere:
-                        self.scheduler.homes.update({
-                            self.sharing.number(digest): place for digest, place in sessions.homes().items()})
+                        self.scheduler.homes.update(
+                            {self.sharing.number(digest): place for digest, place in sessions.homes().items()}
+                        )
                 # what writes the output needs numpy: loaded now, while the trainers start
                 from pg_mop.arrays import state  # noqa: F401
-                executor = Executor(db, journal, self.servers, sessions, self.run_id, self.plan, self.board,
-                                    self.scheduler, self.orders, steering, self.adopt, options,
-                                    earlier.attempts if resumes else {}, self.wanted, self.take_back, self._away())
+
+                executor = Executor(
+                    db,
+                    journal,
+                    self.servers,
+                    sessions,
+                    self.run_id,
+                    self.plan,
+                    self.board,
+                    self.scheduler,
+                    self.orders,
+                    steering,
+                    self.adopt,
+                    options,
+                    earlier.attempts if resumes else {},
+                    self.wanted,
+                    self.take_back,
+                    self._away(),
+                )
                 self.executor = executor
                 executor.go()
                 self.engine.check_whole(journal.execute)
@@ -181,8 +219,13 @@ class Training(Guests):
                 self._drop_guests()
                 self._note_costs()
                 if self.board.anywhere:
-                    sessions.note_homes({self.sharing.digest(number): place
-                                         for number, place in self.scheduler.homes.items() if number is not None})
+                    sessions.note_homes(
+                        {
+                            self.sharing.digest(number): place
+                            for number, place in self.scheduler.homes.items()
+                            if number is not None
+                        }
+                    )
                 sessions.keep(options["session_idle_timeout"])
                 self.failed = {**executor.failed, **self.misfits}
                 self.metrics = journal.metrics(self.run_id)
@@ -193,8 +236,9 @@ class Training(Guests):
                 if self.run_id is not None:
                     self._stop(journal, sessions, error)
                 if isinstance(error, psycopg2.Error):
-                    raise MopError(f"a session of run {self.run_id} failed: {str(error).strip()}",
-                                   sqlstate=error.pgcode or "08006") from None
+                    raise MopError(
+                        f"a session of run {self.run_id} failed: {str(error).strip()}", sqlstate=error.pgcode or "08006"
+                    ) from None
                 raise
         except BaseException:
             journal.close()
@@ -216,9 +260,12 @@ class Training(Guests):
         for dataset, packed in (("training", self.source), ("validation", self.validation)):
             for segment in self._segments_of(packed) if packed is not None else ():
                 if (dataset, segment.key) in self.segments:
-                    raise MopError(f'"{packed.text}" has rows of "__dist_key__" {segment.key} in several partitions',
-                                   detail="A segment is in one place.", sqlstate="42809",
-                                   hint="Partition it by LIST (__dist_key__), as the preprocessors do.")
+                    raise MopError(
+                        f'"{packed.text}" has rows of "__dist_key__" {segment.key} in several partitions',
+                        detail="A segment is in one place.",
+                        sqlstate="42809",
+                        hint="Partition it by LIST (__dist_key__), as the preprocessors do.",
+                    )
                 self.segments[dataset, segment.key] = segment
         if not self._keys("training"):
             raise MopError(f'source table "{self.source.text}" has no rows')
@@ -230,12 +277,18 @@ class Training(Guests):
             return segments
         segments = self.engine.with_copies(packed, segments)
         unseen = {key for key, server, _ in packed.copies if server in self.engine.away}
-        alone = [segment for segment in segments
-                 if segment.server is not None and not segment.copies and segment.key not in unseen]
+        alone = [
+            segment
+            for segment in segments
+            if segment.server is not None and not segment.copies and segment.key not in unseen
+        ]
         if alone:
-            raise MopError(f'pg_mop.replicas is {self.options["replicas"]}, but segment {alone[0].key} of '
-                           f'"{packed.text}" has no copy on another server',
-                           hint="RESET pg_mop.replicas; or pack the table anew as it is set.", sqlstate="55000")
+            raise MopError(
+                f"pg_mop.replicas is {self.options['replicas']}, but segment {alone[0].key} of "
+                f'"{packed.text}" has no copy on another server',
+                hint="RESET pg_mop.replicas; or pack the table anew as it is set.",
+                sqlstate="55000",
+            )
         return segments
 
     def gather(self):
@@ -248,8 +301,9 @@ class Training(Guests):
     def _start_paths(self, journal):
         """Put the weights there that paths begin with; also of a run whose coordinator had no time for that."""
         begun = journal.models(self.run_id)
-        of = {key: c for c in self.configurations
-              for key in (self._architectures() if self.averaging else [c["mst_key"]])}
+        of = {
+            key: c for c in self.configurations for key in (self._architectures() if self.averaging else [c["mst_key"]])
+        }
         journal.start(self.run_id, [stage for stage in self.plan.stages.values() if stage.number not in begun], of)
 
     def _open_run(self, journal, output_name, arguments, tables):
@@ -258,9 +312,17 @@ class Training(Guests):
             tables = {**tables, "replay_of": self.earlier.run_id}
         configurations = [{**c, "error": self.misfits.get(c["mst_key"])} for c in self._noted()]
         self.run_id = self.servers[None].run_id = self.open_run_of(
-            journal, self.function, output_name, configurations,
-            {"arguments": arguments, "settings": {**self.options, "seed": self.seed}, "tables": tables,
-             "search_path": self.db.callers_path})
+            journal,
+            self.function,
+            output_name,
+            configurations,
+            {
+                "arguments": arguments,
+                "settings": {**self.options, "seed": self.seed},
+                "tables": tables,
+                "search_path": self.db.callers_path,
+            },
+        )
 
     def _digests_of(self, mst_key):
         """Of the custom functions of a configuration, or of a replica of the one that there is."""
@@ -274,15 +336,29 @@ class Training(Guests):
 
     def open_run_of(self, journal, function, output_name, configurations, parameters):
         """Open a run in a catalog, here or on another server: its number there."""
-        return journal.open_run({
-            "function": function, "source_table": self.source.text,
-            "validation_table": self.validation and self.validation.text, "model_output_table": output_name,
-            "seed": self.seed, "scheduler": self.scheduler_name, "num_iterations": self.num_iterations,
-            "metrics_iterations": self.metrics_iterations, "configurations": len(self.configurations),
-            "segments": len(self._keys("training")), "sessions": self.wanted, "parameters": parameters,
-            "expected_seconds": self.expected_seconds() if journal is self.journal else None,  # (a guest's is not seen)
-        }, [(dataset, s) for (dataset, _), s in self.segments.items()], configurations, self.plan,
-            1 if self.averaging else len(self._keys("training")))
+        return journal.open_run(
+            {
+                "function": function,
+                "source_table": self.source.text,
+                "validation_table": self.validation and self.validation.text,
+                "model_output_table": output_name,
+                "seed": self.seed,
+                "scheduler": self.scheduler_name,
+                "num_iterations": self.num_iterations,
+                "metrics_iterations": self.metrics_iterations,
+                "configurations": len(self.configurations),
+                "segments": len(self._keys("training")),
+                "sessions": self.wanted,
+                "parameters": parameters,
+                "expected_seconds": self.expected_seconds()
+                if journal is self.journal
+                else None,  # (a guest's is not seen)
+            },
+            [(dataset, s) for (dataset, _), s in self.segments.items()],
+            configurations,
+            self.plan,
+            1 if self.averaging else len(self._keys("training")),
+        )
 
     def _open(self, sessions):
         """Open the worker sessions: where not all can be had, those that can do the work."""
@@ -293,8 +369,11 @@ class Training(Guests):
             if {self.board.server(place) for place in opened} < {self.board.server(place) for place in places}:
                 raise refused  # nobody else could do that server's segments
             self.board.serve(opened)
-            self.db.warning(f"run {self.run_id} goes on with {len(opened)} of {len(places)} worker sessions: "
-                            f"{refused.message}", detail=refused.detail, hint=refused.hint)
+            self.db.warning(
+                f"run {self.run_id} goes on with {len(opened)} of {len(places)} worker sessions: {refused.message}",
+                detail=refused.detail,
+                hint=refused.hint,
+            )
 
     def _unfinished(self, journal, output_name, arguments):
         """The :class:`Earlier` run of the same call that was not finished, if this call goes on with it; or None."""
@@ -308,8 +387,10 @@ class Training(Guests):
         if difference is not None:
             self.db.info(f"run {earlier.run_id} of the same call is unfinished, but {difference}: this begins anew")
             return None
-        self.db.info(f"going on with run {earlier.run_id} of the same call, of which {len(earlier.finished)} units are "
-                     f"done (SET pg_mop.resume = off; begins anew)")
+        self.db.info(
+            f"going on with run {earlier.run_id} of the same call, of which {len(earlier.finished)} units are "
+            f"done (SET pg_mop.resume = off; begins anew)"
+        )
         return earlier
 
     def differs(self, earlier):
@@ -319,11 +400,15 @@ class Training(Guests):
     def _check_unchanged(self, earlier):
         """The rows must be those that the earlier run was trained on."""
         if not earlier.has_same_rows(self._fingerprints()):
-            raise MopError(f'the packed rows of "{self.source.text}" or of its validation table have changed since run '
-                           f"{earlier.run_id} began", detail="They were written to, packed anew or moved.",
-                           hint=None if earlier.replay else
-                           "SET pg_mop.resume = off; and call again to train on the rows as they are.",
-                           sqlstate="55000")
+            raise MopError(
+                f'the packed rows of "{self.source.text}" or of its validation table have changed since run '
+                f"{earlier.run_id} began",
+                detail="They were written to, packed anew or moved.",
+                hint=None
+                if earlier.replay
+                else "SET pg_mop.resume = off; and call again to train on the rows as they are.",
+                sqlstate="55000",
+            )
 
     def _fingerprints(self):
         return {key: segment.fingerprint for key, segment in self.segments.items()}
@@ -408,10 +493,12 @@ class Training(Guests):
             if seen != segment.fingerprint:
                 raise MopError(
                     f'"{packed.text}" has rows that other sessions do not see'
-                    if seen is not None else f'"{packed.text}" is not visible to other sessions',
+                    if seen is not None
+                    else f'"{packed.text}" is not visible to other sessions',
                     detail="Worker sessions see committed data only, and no temporary tables.",
                     hint="COMMIT the transaction that made it (a temporary table: make it a permanent one).",
-                    sqlstate="55000")
+                    sqlstate="55000",
+                )
 
     def _packed(self, dataset):
         return self.source if dataset == "training" else self.validation
@@ -429,8 +516,18 @@ class Training(Guests):
         seconds = journal.training_seconds(self.run_id, iteration)
         if iteration in self.metrics_iterations:
             rows = journal.metrics(self.run_id, iteration)
-        self.db.info(metrics.lines(iteration, self.num_iterations, seconds, rows, self.named, len(self.configurations),
-                                   {**self.executor.failed, **self.misfits}, left))
+        self.db.info(
+            metrics.lines(
+                iteration,
+                self.num_iterations,
+                seconds,
+                rows,
+                self.named,
+                len(self.configurations),
+                {**self.executor.failed, **self.misfits},
+                left,
+            )
+        )
 
     def named(self, mst_key):
         """Names a configuration in the INFO lines."""
@@ -447,8 +544,9 @@ class Training(Guests):
             self._by_key = {}
             for row in self.metrics:
                 self._by_key.setdefault(row["mst_key"], []).append(row)
-        return metrics.columns(self._by_key.get(mst_key, []), self.validation is not None, absent, written,
-                               self.listed_iterations)
+        return metrics.columns(
+            self._by_key.get(mst_key, []), self.validation is not None, absent, written, self.listed_iterations
+        )
 
 
 def _outcome(error):
@@ -467,5 +565,8 @@ def listed(failed, most=None):
 def warn_of_failures(db, failed, count, what, info):
     """Warn that of `count` configurations (`what` they are called) some failed; `info`: the table of their errors."""
     keys = ", ".join(map(str, sorted(failed)[:MOST_KEYS])) + (", ..." if len(failed) > MOST_KEYS else "")
-    db.warning(f"{len(failed)} of {count} {what} failed: mst_key {keys}", detail=listed(failed, MOST_FAILURES),
-               hint=f"SELECT mst_key, error FROM {info} WHERE error IS NOT NULL;")
+    db.warning(
+        f"{len(failed)} of {count} {what} failed: mst_key {keys}",
+        detail=listed(failed, MOST_FAILURES),
+        hint=f"SELECT mst_key, error FROM {info} WHERE error IS NOT NULL;",
+    )

@@ -13,10 +13,14 @@ def find(db, tables, copied=False):
     """
     if db.has_segments:
         return Greenplum(db, tables)
-    foreign = {packed.table.oid: foreign_partitions(db, packed.table, packed.text) for packed in tables
-               if packed.foreign}
-    placed = {packed.table.oid: found for packed in tables
-              if packed.foreign and (found := placements(db, packed.table, packed.text))}
+    foreign = {
+        packed.table.oid: foreign_partitions(db, packed.table, packed.text) for packed in tables if packed.foreign
+    }
+    placed = {
+        packed.table.oid: found
+        for packed in tables
+        if packed.foreign and (found := placements(db, packed.table, packed.text))
+    }
     if placed:
         return Citus(db, foreign, placed, copied)
     return PostgresFdw(db, foreign, copied) if foreign else PostgreSQL(db)

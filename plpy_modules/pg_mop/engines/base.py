@@ -93,6 +93,7 @@ class Engine(ABC):
         """How many rows of a packed table with one output have each class, in the order of the classes; of a single
         number, how many are 0 and 1, or None where some are neither."""
         from pg_mop.arrays import np
+
         width, column = self.shapes(packed)[packed.outputs[0]][0], quote_identifier(packed.outputs[0])
         counts = np.zeros(max(2, width), "i8")
         for segment in self.segments(packed):
@@ -107,8 +108,9 @@ class Engine(ABC):
 
     def _buffers(self, packed, segment, column):
         """The buffers of one column (quoted) of a segment, one after the other."""
-        cursor = self.db.plpy.cursor(f"SELECT {column} AS data FROM {segment.table} "
-                                     f"WHERE {packed.of_segment(segment.key)}")
+        cursor = self.db.plpy.cursor(
+            f"SELECT {column} AS data FROM {segment.table} WHERE {packed.of_segment(segment.key)}"
+        )
         while rows := cursor.fetch(AT_ONCE):
             yield from (row["data"] for row in rows)
         cursor.close()

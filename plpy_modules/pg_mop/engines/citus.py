@@ -24,8 +24,11 @@ class Citus(PostgresFdw):
         """Raises MopError."""
         if db.value("SELECT transaction_number <> 0 FROM get_current_transaction_id()"):
             # each query of ours, and there are many while we wait, would have a savepoint on each node
-            raise MopError("this transaction has used tables that Citus distributes", sqlstate="25001",
-                           hint="COMMIT; and call again.")
+            raise MopError(
+                "this transaction has used tables that Citus distributes",
+                sqlstate="25001",
+                hint="COMMIT; and call again.",
+            )
         first = {oid: [(shard[0][0].server(db), shard[0][1]) for shard in shards] for oid, shards in placed.items()}
         super().__init__(db, {**foreign, **first}, copied)
         self.placed, self.links = placed, Links(db, OF_SHARDS)
@@ -61,29 +64,41 @@ class Node:
             "AND NOT EXISTS (SELECT 1 FROM unnest(s.srvoptions) AS o WHERE o LIKE 'hostaddr=%') AND EXISTS (SELECT 1 "
             "FROM pg_roles a WHERE a.oid = s.srvowner AND (a.rolsuper OR a.rolname = current_user)) "
             "ORDER BY usable DESC, EXISTS (SELECT 1 FROM pg_user_mappings m WHERE m.srvid = s.oid "
-            "AND m.usename = current_user) DESC, 1 LIMIT 1", ["text[]"], [[f"{o}={v}" for o, v in options.items()]])
+            "AND m.usename = current_user) DESC, 1 LIMIT 1",
+            ["text[]"],
+            [[f"{o}={v}" for o, v in options.items()]],
+        )
         name = quote_identifier(found["name"] if found else f"{self.host}:{self.port}")
         grant = f"GRANT USAGE ON FOREIGN SERVER {name} TO {user};"
         if found is None:
             listed = ", ".join(f"{option} {quote_literal(value)}" for option, value in options.items())
             raise MopError(
-                f"no foreign server leads to node {self.host}:{self.port} of Citus", sqlstate="42704",
+                f"no foreign server leads to node {self.host}:{self.port} of Citus",
+                sqlstate="42704",
                 detail="Its options must say the very host and port that pg_dist_node has, and this dbname: what "
-                       "libpq takes where one is missing does not count.",
+                "libpq takes where one is missing does not count.",
                 hint=f"CREATE EXTENSION IF NOT EXISTS postgres_fdw; CREATE SERVER {name} FOREIGN DATA WRAPPER "
-                     f"postgres_fdw OPTIONS ({listed}); {grant} CREATE USER MAPPING FOR {user} SERVER {name} OPTIONS "
-                     f"(user {quote_literal(db.current_user())}, password '...');")
+                f"postgres_fdw OPTIONS ({listed}); {grant} CREATE USER MAPPING FOR {user} SERVER {name} OPTIONS "
+                f"(user {quote_literal(db.current_user())}, password '...');",
+            )
         if not found["usable"]:
-            raise MopError(f"permission denied for foreign server {name}, which leads to node {self.host}:{self.port} "
-                           f"of Citus", hint=grant, sqlstate="42501")
+            raise MopError(
+                f"permission denied for foreign server {name}, which leads to node {self.host}:{self.port} of Citus",
+                hint=grant,
+                sqlstate="42501",
+            )
         return found["name"]
 
 
 def nodes(db):
     """The Nodes that new shards are put on."""
-    return [Node(row["nodename"], row["nodeport"], row["here"]) for row in db.execute(
-        f"SELECT n.nodename, n.nodeport, n.groupid = l.groupid AS here FROM pg_dist_node n, pg_dist_local_group l "
-        f"WHERE {ACTIVE} AND n.shouldhaveshards ORDER BY n.nodeid")]
+    return [
+        Node(row["nodename"], row["nodeport"], row["here"])
+        for row in db.execute(
+            f"SELECT n.nodename, n.nodeport, n.groupid = l.groupid AS here FROM pg_dist_node n, pg_dist_local_group l "
+            f"WHERE {ACTIVE} AND n.shouldhaveshards ORDER BY n.nodeid"
+        )
+    ]
 
 
 def placements(db, table, text):
@@ -93,19 +108,25 @@ def placements(db, table, text):
         return None
     shards, known = {}, {}
     for row in db.execute(
-            "SELECT s.shardid, parse_ident(shard_name(s.logicalrelid, s.shardid)) AS name, p.* FROM pg_dist_shard s "
-            "LEFT JOIN (SELECT p.shardid, p.placementid, n.nodename, n.nodeport, n.groupid = l.groupid AS here "
-            "FROM pg_dist_placement p JOIN pg_dist_node n USING (groupid), pg_dist_local_group l "
-            f"WHERE p.shardstate = 1 AND {ACTIVE}) p USING (shardid) "
-            "WHERE s.logicalrelid = $1 ORDER BY s.shardid, p.placementid", ["oid"], [table.oid]):
+        "SELECT s.shardid, parse_ident(shard_name(s.logicalrelid, s.shardid)) AS name, p.* FROM pg_dist_shard s "
+        "LEFT JOIN (SELECT p.shardid, p.placementid, n.nodename, n.nodeport, n.groupid = l.groupid AS here "
+        "FROM pg_dist_placement p JOIN pg_dist_node n USING (groupid), pg_dist_local_group l "
+        f"WHERE p.shardstate = 1 AND {ACTIVE}) p USING (shardid) "
+        "WHERE s.logicalrelid = $1 ORDER BY s.shardid, p.placementid",
+        ["oid"],
+        [table.oid],
+    ):
         if row["nodename"] is None:
-            raise MopError(f'shard {row["shardid"]} of "{text}" is on no active node of Citus', sqlstate="55000",
-                           hint="SELECT nodename, nodeport FROM pg_dist_node WHERE NOT isactive; "
-                                "SELECT citus_activate_node(...);")
+            raise MopError(
+                f'shard {row["shardid"]} of "{text}" is on no active node of Citus',
+                sqlstate="55000",
+                hint="SELECT nodename, nodeport FROM pg_dist_node WHERE NOT isactive; SELECT citus_activate_node(...);",
+            )
         address = row["nodename"], row["nodeport"]
         node = known.setdefault(address, Node(*address, row["here"]))
         shards.setdefault(row["shardid"], []).append(
-            (node, f'{quote_identifier(table.schema)}.{quote_identifier(row["name"][-1])}'))
+            (node, f"{quote_identifier(table.schema)}.{quote_identifier(row['name'][-1])}")
+        )
     return list(shards.values())
 
 
@@ -113,11 +134,16 @@ def reads_shards(db, table):
     """True where rows of a Table, or of what it is a view of, are in shards of Citus."""
     if not db.has_citus:
         return False
-    methods = db.value(
-        "WITH RECURSIVE read(oid) AS (SELECT $1::oid UNION SELECT d.refobjid FROM read JOIN pg_rewrite r "
-        "ON r.ev_class = read.oid JOIN pg_class v ON v.oid = read.oid AND v.relkind = 'v' JOIN pg_depend d "
-        "ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass) "
-        "SELECT array_agg(p.partmethod::text) FROM read JOIN pg_dist_partition p ON p.logicalrelid = read.oid",
-        ["oid"], [table.oid]) or []
+    methods = (
+        db.value(
+            "WITH RECURSIVE read(oid) AS (SELECT $1::oid UNION SELECT d.refobjid FROM read JOIN pg_rewrite r "
+            "ON r.ev_class = read.oid JOIN pg_class v ON v.oid = read.oid AND v.relkind = 'v' JOIN pg_depend d "
+            "ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass) "
+            "SELECT array_agg(p.partmethod::text) FROM read JOIN pg_dist_partition p ON p.logicalrelid = read.oid",
+            ["oid"],
+            [table.oid],
+        )
+        or []
+    )
     db.on_nodes = db.on_nodes or bool(methods)
     return any(method != "n" for method in methods)

@@ -65,8 +65,10 @@ class PostgresFdw(PostgreSQL):
     def _tables(self, packed):
         """[(server, quoted table there), ...] of all that other servers have of a packed table."""
         copies = packed.copies if self.copied else ()
-        return [*self.foreign.get(packed.table.oid, ()),
-                *((server, table) for _, server, table in copies if server is not None)]
+        return [
+            *self.foreign.get(packed.table.oid, ()),
+            *((server, table) for _, server, table in copies if server is not None),
+        ]
 
     def reopen(self, server, tables, tick):
         """The link to a server that has been away, anew: it keeps writers from these packed tables; `tick`: called
@@ -97,7 +99,7 @@ class PostgresFdw(PostgreSQL):
         found = super().parts(raw)
         for server, table in self.foreign.get(raw.table.oid, ()):
             there = f"SELECT {ESTIMATES} FROM pg_class c WHERE c.oid = {quote_literal(table)}::regclass"
-            (rows, size, fingerprint), = self._read(raw, server, table, there)
+            ((rows, size, fingerprint),) = self._read(raw, server, table, there)
             found.append(Segment(len(found), rows, size, fingerprint, server, table, identity_sql(table)))
         return found
 
@@ -108,8 +110,9 @@ class PostgresFdw(PostgreSQL):
         self._reach(server for server, _ in foreign)
         found = self._unread(packed) if self.away else []
         for leaf in self._leaves(packed.table):
-            found += self._segments_here(packed, leaf["name"],
-                                         f"SELECT DISTINCT __dist_key__ AS key FROM {leaf['name']} ORDER BY 1")
+            found += self._segments_here(
+                packed, leaf["name"], f"SELECT DISTINCT __dist_key__ AS key FROM {leaf['name']} ORDER BY 1"
+            )
         for server, table in foreign:
             if server not in self.away:
                 found += self._segments_there(packed, server, table)
@@ -119,8 +122,12 @@ class PostgresFdw(PostgreSQL):
         copies = {}
         for copy in self._copies(packed):
             copies.setdefault(copy.key, []).append(copy)
-        found = [dataclasses.replace(segment, copies=tuple(
-            copy for copy in copies.get(segment.key, ()) if copy.server != segment.server)) for segment in segments]
+        found = [
+            dataclasses.replace(
+                segment, copies=tuple(copy for copy in copies.get(segment.key, ()) if copy.server != segment.server)
+            )
+            for segment in segments
+        ]
         return [self._measured(segment) for segment in found]
 
     def _unread(self, packed):
@@ -159,12 +166,17 @@ class PostgresFdw(PostgreSQL):
     def _check_own(self, packed, table):
         """A copy here must be a table of who owns the packed table: a view may run its owner's functions as who reads
         it. Raises MopError."""
-        if not self.db.value("SELECT EXISTS (SELECT 1 FROM pg_class c JOIN pg_class p ON p.relowner = c.relowner WHERE "
-                             "c.oid = to_regclass($1) AND c.relkind = 'r' AND p.oid = $2)", ["text", "oid"],
-                             [table, packed.table.oid]):
-            raise MopError(f'{table}, which the summary of "{packed.text}" names, is no copy of a segment',
-                           hint=f"UPDATE {packed.summary_table} SET {COPIES} = NULL; gives the copies up.",
-                           sqlstate="42809")
+        if not self.db.value(
+            "SELECT EXISTS (SELECT 1 FROM pg_class c JOIN pg_class p ON p.relowner = c.relowner WHERE "
+            "c.oid = to_regclass($1) AND c.relkind = 'r' AND p.oid = $2)",
+            ["text", "oid"],
+            [table, packed.table.oid],
+        ):
+            raise MopError(
+                f'{table}, which the summary of "{packed.text}" names, is no copy of a segment',
+                hint=f"UPDATE {packed.summary_table} SET {COPIES} = NULL; gives the copies up.",
+                sqlstate="42809",
+            )
 
     def contents(self, wanted):
         # each server reads its own, one after the other, while the others read theirs
@@ -202,18 +214,31 @@ class PostgresFdw(PostgreSQL):
     def _buffers(self, packed, segment, column):
         if segment.server is None:
             return super()._buffers(packed, segment, column)
-        return (bytes(data) for data, in self._read(
-            packed, segment.server, segment.table,
-            f"SELECT {column} FROM {segment.table} WHERE {packed.of_segment(segment.key)}"))
+        return (
+            bytes(data)
+            for (data,) in self._read(
+                packed,
+                segment.server,
+                segment.table,
+                f"SELECT {column} FROM {segment.table} WHERE {packed.of_segment(segment.key)}",
+            )
+        )
 
     def _segments_there(self, packed, server, table):
         key = "__dist_key__" if packed.keyed else "0"
-        rows = self._read(packed, server, table, f"SELECT {key}, {sizes(packed)}, {fingerprint(packed, table)} "
-                                                 f"FROM {table} GROUP BY 1 ORDER BY 1")
+        rows = self._read(
+            packed,
+            server,
+            table,
+            f"SELECT {key}, {sizes(packed)}, {fingerprint(packed, table)} FROM {table} GROUP BY 1 ORDER BY 1",
+        )
         if any(row[0] is None for row in rows):
             raise MopError(f'{packed.table} has buffers whose "__dist_key__" is NULL')
-        return [Segment(int(key), int(rows_), int(size), found, server, table,
-                        fingerprint_sql(packed, table, key)) for key, rows_, size, found in rows if rows_]
+        return [
+            Segment(int(key), int(rows_), int(size), found, server, table, fingerprint_sql(packed, table, key))
+            for key, rows_, size, found in rows
+            if rows_
+        ]
 
     def _read(self, packed, server, table, sql):
         """The rows (tuples) that some SQL gives of a table on a server. Raises MopError."""
@@ -223,11 +248,14 @@ class PostgresFdw(PostgreSQL):
 
     def _check_table(self, packed, server, table):
         """It must be no view, which may run its owner's functions as who reads it. Raises MopError."""
-        if self.links[server].run(f"SELECT 1 FROM pg_class WHERE oid = to_regclass({quote_literal(table)}) AND relkind "
-                                  f"NOT IN ('r', 'p')"):
-            raise MopError(f'"{packed.text}" has a partition on server {quote_identifier(server)}, where {table} '
-                           f"is no table", sqlstate="42809",
-                           hint="It must be a table that the preprocessor has made, or one like it.")
+        if self.links[server].run(
+            f"SELECT 1 FROM pg_class WHERE oid = to_regclass({quote_literal(table)}) AND relkind NOT IN ('r', 'p')"
+        ):
+            raise MopError(
+                f'"{packed.text}" has a partition on server {quote_identifier(server)}, where {table} is no table',
+                sqlstate="42809",
+                hint="It must be a table that the preprocessor has made, or one like it.",
+            )
 
     @contextlib.contextmanager
     def _reading(self, packed, server, table):
@@ -237,11 +265,16 @@ class PostgresFdw(PostgreSQL):
         except SessionLost as error:
             raise self.links[server].way.refused(error) from None
         except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName):
-            raise MopError(f'"{packed.text}" has a partition on server {quote_identifier(server)}, where there is no '
-                           f"table {table}", hint="Make it there, or DROP FOREIGN TABLE the partition.") from None
+            raise MopError(
+                f'"{packed.text}" has a partition on server {quote_identifier(server)}, where there is no '
+                f"table {table}",
+                hint="Make it there, or DROP FOREIGN TABLE the partition.",
+            ) from None
         except psycopg2.Error as error:
-            raise MopError(f"table {table} on server {quote_identifier(server)} cannot be read: "
-                           f"{str(error).strip()}", sqlstate=error.pgcode or "58000") from None
+            raise MopError(
+                f"table {table} on server {quote_identifier(server)} cannot be read: {str(error).strip()}",
+                sqlstate=error.pgcode or "58000",
+            ) from None
 
 
 class Links(dict):
@@ -306,12 +339,16 @@ class Link:
         try:
             if first:
                 self.run(first)
-            schema = self.run("SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace "
-                              "WHERE e.extname = 'pg_mop'")
+            schema = self.run(
+                "SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace "
+                "WHERE e.extname = 'pg_mop'"
+            )
             if not schema:
-                raise MopError(f"pg_mop is not there on server {quoted}, in database "
-                               f"\"{way.parameters['dbname']}\"",
-                               hint="On that server: CREATE EXTENSION pg_mop SCHEMA madlib CASCADE;", sqlstate="58P01")
+                raise MopError(
+                    f'pg_mop is not there on server {quoted}, in database "{way.parameters["dbname"]}"',
+                    hint="On that server: CREATE EXTENSION pg_mop SCHEMA madlib CASCADE;",
+                    sqlstate="58P01",
+                )
             self.schema = quote_identifier(schema[0][0])  # of the extension there
             session.begin(f"SELECT {self.schema}.mop_server_info()::text")
         except (psycopg2.Error, SessionLost) as error:
@@ -325,16 +362,21 @@ class Link:
             try:
                 self.info = json.loads(answer(self.session, self.tick)[0][0])
             except psycopg2.errors.InsufficientPrivilege:
-                raise MopError(f"role {quote_identifier(way.role)} may not use pg_mop on server {quoted}",
-                               hint=f"On that server: GRANT mop_user TO {quote_identifier(way.role)};",
-                               sqlstate="42501") from None
+                raise MopError(
+                    f"role {quote_identifier(way.role)} may not use pg_mop on server {quoted}",
+                    hint=f"On that server: GRANT mop_user TO {quote_identifier(way.role)};",
+                    sqlstate="42501",
+                ) from None
             except psycopg2.errors.UndefinedFunction:
                 self.info = {"pg_mop": "older"}
         except (psycopg2.Error, SessionLost) as error:
             raise way.refused(error) from None
         if self.info["pg_mop"] != __version__:
-            raise MopError(f"server {quoted} has pg_mop {self.info['pg_mop']}, this one has {__version__}",
-                           hint="Where it is the older one: ALTER EXTENSION pg_mop UPDATE;", sqlstate="58000")
+            raise MopError(
+                f"server {quoted} has pg_mop {self.info['pg_mop']}, this one has {__version__}",
+                hint="Where it is the older one: ALTER EXTENSION pg_mop UPDATE;",
+                sqlstate="58000",
+            )
 
     def run(self, sql):
         """The rows (tuples) that some SQL gives. Raises psycopg2.Error and SessionLost."""
@@ -344,14 +386,16 @@ class Link:
         """Lock a table there against writers, where the role may, to the end of the call."""
         try:
             # (one that is not there is told of by who reads it)
-            if self.run(f"SELECT has_table_privilege(to_regclass({quote_literal(table)}), 'UPDATE, DELETE, "
-                        f"TRUNCATE')")[0][0]:
+            if self.run(f"SELECT has_table_privilege(to_regclass({quote_literal(table)}), 'UPDATE, DELETE, TRUNCATE')")[
+                0
+            ][0]:
                 self.run(f"BEGIN; SET LOCAL lock_timeout = '{self.lock_timeout}'; LOCK TABLE {table} IN SHARE MODE")
         except psycopg2.errors.LockNotAvailable:
-            raise MopError(f"{table} on server {self.name} is locked by another transaction",
-                           hint=f"There: SELECT pid, mode FROM pg_locks WHERE relation = {quote_literal(table)}"
-                                f"::regclass;",
-                           sqlstate="55P03") from None
+            raise MopError(
+                f"{table} on server {self.name} is locked by another transaction",
+                hint=f"There: SELECT pid, mode FROM pg_locks WHERE relation = {quote_literal(table)}::regclass;",
+                sqlstate="55P03",
+            ) from None
         except (psycopg2.Error, SessionLost) as error:
             raise self.way.refused(error) from None
 
@@ -370,14 +414,27 @@ def partitions(db, table, text):
         "FROM (SELECT relid FROM pg_partition_tree($1::oid::regclass) WHERE isleaf UNION SELECT $1::oid::regclass) t "
         "JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace "
         "JOIN pg_foreign_table f ON f.ftrelid = c.oid JOIN pg_foreign_server s ON s.oid = f.ftserver "
-        "JOIN pg_foreign_data_wrapper w ON w.oid = s.srvfdw ORDER BY c.oid", ["oid"], [table.oid])
+        "JOIN pg_foreign_data_wrapper w ON w.oid = s.srvfdw ORDER BY c.oid",
+        ["oid"],
+        [table.oid],
+    )
     found = []
     for row in rows:
         if not ways.is_postgres_fdw(row["handler"] or ""):
-            raise MopError(f'"{text}" has a partition "{row["relname"]}" on server '
-                           f'{quote_identifier(row["srvname"])}, which is none of postgres_fdw',
-                           detail="No session can train on it.", sqlstate="42809")
+            raise MopError(
+                f'"{text}" has a partition "{row["relname"]}" on server '
+                f"{quote_identifier(row['srvname'])}, which is none of postgres_fdw",
+                detail="No session can train on it.",
+                sqlstate="42809",
+            )
         options = dict(option.split("=", 1) for option in row["ftoptions"] or ())
-        found.append((row["srvname"], quote_identifier(options.get("schema_name", row["nspname"])) + "."
-                      + quote_identifier(options.get("table_name", row["relname"])), row["bound"]))
+        found.append(
+            (
+                row["srvname"],
+                quote_identifier(options.get("schema_name", row["nspname"]))
+                + "."
+                + quote_identifier(options.get("table_name", row["relname"])),
+                row["bound"],
+            )
+        )
     return found

@@ -20,8 +20,18 @@ class PostgreSQL(Engine):
         return row and list(row.values())
 
     def parts(self, raw):
-        return [Segment(number, int(row["rows"]), int(row["bytes"]), row["fingerprint"], None, row["name"],
-                        identity_sql(row["name"])) for number, row in enumerate(self._leaves(raw.table))]
+        return [
+            Segment(
+                number,
+                int(row["rows"]),
+                int(row["bytes"]),
+                row["fingerprint"],
+                None,
+                row["name"],
+                identity_sql(row["name"]),
+            )
+            for number, row in enumerate(self._leaves(raw.table))
+        ]
 
     def _leaves(self, table):
         """The leaf partitions of a Table that are on this server, as dicts: name (quoted), rows and bytes (estimates),
@@ -30,7 +40,10 @@ class PostgreSQL(Engine):
             f"SELECT format('%I.%I', n.nspname, c.relname) AS name, {ESTIMATES} FROM "
             "pg_partition_tree($1::oid::regclass) t JOIN pg_class c ON c.oid = t.relid "
             "JOIN pg_namespace n ON n.oid = c.relnamespace "
-            "WHERE t.isleaf AND c.relkind = 'r' ORDER BY c.oid", ["oid"], [table.oid])
+            "WHERE t.isleaf AND c.relkind = 'r' ORDER BY c.oid",
+            ["oid"],
+            [table.oid],
+        )
 
     def segments(self, packed):
         return self._segments_here(packed, str(packed.table), packed.keys_sql())
@@ -45,29 +58,43 @@ class PostgreSQL(Engine):
         for key in keys:
             sums = db.one(f"SELECT {sizes(packed)} FROM {table} WHERE {packed.of_segment(key)}")
             if sums["rows"]:
-                found.append(Segment(int(key), int(sums["rows"]), int(sums["bytes"]), db.value(
-                    f"SELECT {fingerprint(packed, read)} FROM {table} WHERE {packed.of_segment(key)}"), None, read,
-                    fingerprint_sql(packed, read, key)))
+                found.append(
+                    Segment(
+                        int(key),
+                        int(sums["rows"]),
+                        int(sums["bytes"]),
+                        db.value(f"SELECT {fingerprint(packed, read)} FROM {table} WHERE {packed.of_segment(key)}"),
+                        None,
+                        read,
+                        fingerprint_sql(packed, read, key),
+                    )
+                )
         return found
 
     def rows_sql(self, packed, segment, aggregate):
         def name(column):
             return quote_identifier(column).replace("%", "%%")
-        wanted = ", ".join(f"{name(c)} AS c{i}, {name(c + '_shape')}::text AS s{i}"
-                           for i, c in enumerate(packed.columns))
+
+        wanted = ", ".join(
+            f"{name(c)} AS c{i}, {name(c + '_shape')}::text AS s{i}" for i, c in enumerate(packed.columns)
+        )
         values = ", ".join(f"c{i}" for i in range(len(packed.columns)))
         shapes = ", ".join(f"s{i}" for i in range(len(packed.columns)))
         aggregate, table = aggregate.replace("%", "%%"), segment.table.replace("%", "%%")
         # the rows are sorted while their values are still references to out-of-line storage
-        return (f"SELECT {aggregate}(epoch, buffer_id, ARRAY[{values}], ARRAY[{shapes}]) AS report FROM ("
-                f"SELECT epoch, buffer_id, {wanted} FROM {table}, generate_series(1, %(epochs)s) AS epoch "
-                f"WHERE {packed.of_segment(segment.key)} ORDER BY epoch, buffer_id OFFSET 0) AS buffers")
+        return (
+            f"SELECT {aggregate}(epoch, buffer_id, ARRAY[{values}], ARRAY[{shapes}]) AS report FROM ("
+            f"SELECT epoch, buffer_id, {wanted} FROM {table}, generate_series(1, %(epochs)s) AS epoch "
+            f"WHERE {packed.of_segment(segment.key)} ORDER BY epoch, buffer_id OFFSET 0) AS buffers"
+        )
 
 
 # of a leaf partition, pg_class as c: rows, bytes, and what tells that it is the same table
 ESTIMATES = "greatest(c.reltuples, 0)::bigint AS rows, pg_relation_size(c.oid) AS bytes, c.oid::text AS fingerprint"
-ROWS = ("count(*) || ':' || coalesce(md5(string_agg(concat_ws(',', tableoid, ctid, xmin), ';' "
-        "ORDER BY tableoid, ctid)), '')")
+ROWS = (
+    "count(*) || ':' || coalesce(md5(string_agg(concat_ws(',', tableoid, ctid, xmin), ';' "
+    "ORDER BY tableoid, ctid)), '')"
+)
 
 
 def fingerprint(packed, table):
@@ -76,8 +103,10 @@ def fingerprint(packed, table):
     Columns count by their numbers, since two of them may change names; the summary says which of them are read as what.
     """
     names = ", ".join(quote_literal(c + more) for c in packed.columns for more in ("", "_shape"))
-    columns = (f"SELECT string_agg(attname || '=' || attnum || ' ' || atttypid, ',' ORDER BY attnum) FROM "
-               f"pg_catalog.pg_attribute WHERE attrelid = {quote_literal(table)}::regclass AND attname IN ({names})")
+    columns = (
+        f"SELECT string_agg(attname || '=' || attnum || ' ' || atttypid, ',' ORDER BY attnum) FROM "
+        f"pg_catalog.pg_attribute WHERE attrelid = {quote_literal(table)}::regclass AND attname IN ({names})"
+    )
     return f"{ROWS} || ':' || md5({quote_literal(packed.meaning())} || ({columns}))"
 
 
@@ -90,8 +119,10 @@ def fingerprint_sql(packed, table, key):
 def content_sql(packed, table, key):
     """SQL for a digest of all values of a segment in `table`."""
     values = ", ".join(f"{quote_identifier(c + '_shape')}, md5({quote_identifier(c)})" for c in packed.columns)
-    return (f"SELECT md5(coalesce(string_agg(concat_ws(',', buffer_id, {values}), ';' ORDER BY buffer_id), '')) AS "
-            f"digest FROM {table} WHERE {packed.of_segment(key)}")
+    return (
+        f"SELECT md5(coalesce(string_agg(concat_ws(',', buffer_id, {values}), ';' ORDER BY buffer_id), '')) AS "
+        f"digest FROM {table} WHERE {packed.of_segment(key)}"
+    )
 
 
 def identity_sql(table):

@@ -16,7 +16,7 @@ from mop_udf.aggregate import SOURCE_CHANGED
 from pg_mop.database import MopError, quote_identifier
 from pg_mop.execute.sessions import SessionLost, message_of
 
-AGAIN_SECONDS = 0.5   # until a copy is tried again
+AGAIN_SECONDS = 0.5  # until a copy is tried again
 BACK_SECONDS = 1.0, 60.0  # between tries that fail again: at first, and at most
 HANGING_SECONDS = 60  # for an answer to a look, until another one is made; for a copy, and one more for each MB
 
@@ -45,7 +45,7 @@ class Copies:
         self.relays = {}  # session at work -> server
         self.resting = {}  # server -> (when to try again, since when in vain, seconds until the next time)
         self.given_up = {}  # server -> (its Pulse, when to look after it)
-        self.delays = {}    # server -> seconds until it is looked after, when it is given up again
+        self.delays = {}  # server -> seconds until it is looked after, when it is given up again
         self.away = away
 
     @property
@@ -136,9 +136,12 @@ class Copies:
         run needs."""
         executor, names = self.executor, ", ".join(map(quote_identifier, sorted(self.away)))
         if self.away and (lost := executor.lost_states()):
-            raise MopError(f"{len(lost)} model states of run {executor.run_id} are on servers that are away alone: "
-                           f"{names}", detail="; ".join(why for _, why in self.away.values()), sqlstate="08006",
-                           hint=f"SELECT {executor.db.extension}.mop_resume({executor.run_id}); when they are back.")
+            raise MopError(
+                f"{len(lost)} model states of run {executor.run_id} are on servers that are away alone: {names}",
+                detail="; ".join(why for _, why in self.away.values()),
+                sqlstate="08006",
+                hint=f"SELECT {executor.db.extension}.mop_resume({executor.run_id}); when they are back.",
+            )
         for name, (way, why) in self.away.items():
             executor.catalog.forget_guest(executor.run_id, name)
             executor.db.warning(f"run {executor.run_id} goes on without server {name}, on copies: {why}")
@@ -156,8 +159,11 @@ class Copies:
             return False
         left = executor.servers.keys() - {name}
         try:
-            moved = {key: executor.orders.segments[key].at(left).server
-                     for key, server in board.server_of.items() if server == name}
+            moved = {
+                key: executor.orders.segments[key].at(left).server
+                for key, server in board.server_of.items()
+                if server == name
+            }
         except LookupError:
             return False
         executor.catalog.forget_guest(executor.run_id, name)

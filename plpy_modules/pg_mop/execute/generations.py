@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-SHARE = 4    # of the live states' bytes a generation takes one part in so many
+SHARE = 4  # of the live states' bytes a generation takes one part in so many
 BOUND = 2.2  # times the live states' bytes may be there before states are moved
 
 
@@ -21,9 +21,9 @@ class Generations:
         Both are those of all servers."""
         self.catalog, self.run_id, self.size_key, self.least = catalog, run_id, size_key, catalog.least_generation
         self.sizes, self.measured = sizes, measured
-        self.where = {}     # stage -> the generation of its state, where it has one of its own that is of use
+        self.where = {}  # stage -> the generation of its state, where it has one of its own that is of use
         self.held = Counter()  # generation -> states there
-        self.live = 0       # bytes of all states of use
+        self.live = 0  # bytes of all states of use
         self.filled = Counter()  # generation -> bytes that have been written there, about
         self.there = catalog.generations(run_id)
         self.newest = max(self.there)
@@ -36,7 +36,7 @@ class Generations:
             self.filled[generation] = self.live / SHARE
         for generation in self.there:
             self.filled[generation] = max(self.filled[generation], sum(map(self.bytes, self._at(generation))))
-        self.targets = {}   # stage -> the generation that its unit at work will write to
+        self.targets = {}  # stage -> the generation that its unit at work will write to
         self.expected = Counter()  # generation -> states that are on their way there
 
     def bytes(self, stage):

@@ -32,8 +32,15 @@ class Sharing:
 
     def _parsed(self, architecture, compile_params, fit_params):
         fit = params.parse_fit_params(fit_params)
-        text = json.dumps([architecture, self.shape, self.framework,
-                           params.without_scalars(params.parse_compile_params(compile_params))], sort_keys=True)
+        text = json.dumps(
+            [
+                architecture,
+                self.shape,
+                self.framework,
+                params.without_scalars(params.parse_compile_params(compile_params)),
+            ],
+            sort_keys=True,
+        )
         return self.number(digest(text)), fit["batch_size"]
 
     def number(self, digest):
@@ -52,8 +59,13 @@ class Sharing:
         return self._net(self.architectures[stage.mst_key], *stage.parameters)
 
     def _described(self, architecture, compile_params, fit_params):
-        return Net.of(architecture, params.without_scalars(params.parse_compile_params(compile_params)),
-                      params.parse_fit_params(fit_params), self.shape, self.framework)
+        return Net.of(
+            architecture,
+            params.without_scalars(params.parse_compile_params(compile_params)),
+            params.parse_fit_params(fit_params),
+            self.shape,
+            self.framework,
+        )
 
 
 @functools.lru_cache(10_000)
@@ -68,22 +80,22 @@ class Orders:
     """Of one run. What is told follows from these and from what the board knows at the time."""
 
     engine: object
-    server: object          # place -> Server
-    packed: dict            # dataset -> PackedTable, or None
-    segments: dict          # (dataset, key) -> Segment
+    server: object  # place -> Server
+    packed: dict  # dataset -> PackedTable, or None
+    segments: dict  # (dataset, key) -> Segment
     plan: object
     board: object
     sharing: Sharing
-    outputs: dict           # what a model must output for the rows: see PackedTable.wanted_outputs
+    outputs: dict  # what a model must output for the rows: see PackedTable.wanted_outputs
     options: dict
     seed: int
-    functions: str | None   # the object table, quoted, without its schema
-    digests: object         # mst_key -> those of its custom functions, see object_table.digests
+    functions: str | None  # the object table, quoted, without its schema
+    digests: object  # mst_key -> those of its custom functions, see object_table.digests
     use_gpus: bool
-    began: float            # when the call did (time.monotonic)
-    replicas: list | None   # of averaging: rows of the segment of each
+    began: float  # when the call did (time.monotonic)
+    replicas: list | None  # of averaging: rows of the segment of each
     kernels: dict = field(default_factory=dict)  # of a replay: unit -> the kernel that it used
-    finite: bool = True     # losses and metrics must be
+    finite: bool = True  # losses and metrics must be
     experience: Experience = field(default_factory=Experience)
 
     def trainer(self, place, segment=None):
@@ -94,12 +106,20 @@ class Orders:
         there = {} if segment is None or segment.place is None else {"place": segment.place}
         gpus = info["gpus"] if self.use_gpus and not options["trainers"] else 0
         beside = sum(self.board.server(p) == self.board.server(place) for p in self.board.places)
-        return {"threads": options["threads"] or max(1, info["cores"] // max(1, beside)),
-                "keras_backend": options["keras_backend"], "cache_mb": options["cache_mb"],
-                "memory_mb": options["trainer_memory_mb"], "model_mb": options["max_model_mb"], "idle_ms": 0,
-                "nursery_ms": options["nursery_idle_timeout"],
-                "compile_cache_mb": options["compile_cache_mb"], "gpu": place % gpus if gpus else None,
-                "trainers": options["trainers"], "use_gpus": self.use_gpus, **there}
+        return {
+            "threads": options["threads"] or max(1, info["cores"] // max(1, beside)),
+            "keras_backend": options["keras_backend"],
+            "cache_mb": options["cache_mb"],
+            "memory_mb": options["trainer_memory_mb"],
+            "model_mb": options["max_model_mb"],
+            "idle_ms": 0,
+            "nursery_ms": options["nursery_idle_timeout"],
+            "compile_cache_mb": options["compile_cache_mb"],
+            "gpu": place % gpus if gpus else None,
+            "trainers": options["trainers"],
+            "use_gpus": self.use_gpus,
+            **there,
+        }
 
     def describe(self, units, place):
         """What a worker session needs to know of units that it does together, on one segment."""
@@ -107,25 +127,44 @@ class Orders:
         server, packed = self.server(place), self.packed[unit.dataset]
         segment = self.segments[unit.dataset, unit.segment].on(server.name)
         aggregate = f"{server.schema}.mop_sub_epoch"
-        places = {} if segment.place is None else {"places": {
-            key: one.place for (dataset, key), one in self.segments.items() if dataset == "training"}}
+        places = (
+            {}
+            if segment.place is None
+            else {"places": {key: one.place for (dataset, key), one in self.segments.items() if dataset == "training"}}
+        )
         return {
-            **places, "options": self.trainer(place, segment), "seed": self.seed,
-            "same_start": self.options["same_start"] or self.replicas is not None, "replicas": self.replicas_of(unit),
-            "table": packed.text, "fingerprint": segment.fingerprint,
+            **places,
+            "options": self.trainer(place, segment),
+            "seed": self.seed,
+            "same_start": self.options["same_start"] or self.replicas is not None,
+            "replicas": self.replicas_of(unit),
+            "table": packed.text,
+            "fingerprint": segment.fingerprint,
             "fingerprint_sql": segment.fingerprint_sql,
             "rows_sql": self.engine.rows_sql(packed, segment, aggregate),
-            "dtypes": packed.dtypes(), "inputs": len(packed.inputs), "outputs": self.outputs,
+            "dtypes": packed.dtypes(),
+            "inputs": len(packed.inputs),
+            "outputs": self.outputs,
             "finite": self.finite,
-            "rows": segment.rows, "bytes": segment.bytes, "run_seconds": time.monotonic() - self.began,
+            "rows": segment.rows,
+            "bytes": segment.bytes,
+            "run_seconds": time.monotonic() - self.began,
             "share_prefixes": self.options["share_prefixes"],
-            "models": [{**self._passes_left(u), "epochs": self._passes(u),
-                        "kernel": self.kernels.get(u, self.options["kernel"]),
-                        "functions": self.digests(self.plan.stages[u.stage].mst_key),
-                        "costs": self._costs(u)} for u in units],
+            "models": [
+                {
+                    **self._passes_left(u),
+                    "epochs": self._passes(u),
+                    "kernel": self.kernels.get(u, self.options["kernel"]),
+                    "functions": self.digests(self.plan.stages[u.stage].mst_key),
+                    "costs": self._costs(u),
+                }
+                for u in units
+            ],
             "dataset_key": self._dataset_key(unit.dataset, segment),
-            "keep": [self._dataset_key(dataset, one) for (dataset, _), s in self.segments.items()
-                     for one in (s, *s.copies)], "object_table": self.functions,
+            "keep": [
+                self._dataset_key(dataset, one) for (dataset, _), s in self.segments.items() for one in (s, *s.copies)
+            ],
+            "object_table": self.functions,
         }
 
     def _costs(self, unit):

@@ -38,9 +38,18 @@ def by_spi(holder, steps):
 
 def as_text(query):
     """A Query as one statement that gives one row at most, with its values as literals. Several rows are one array."""
-    text = PARAMETER.sub(lambda found: found[0] if found[1] is None else
-                         _literal(query.types[int(found[1]) - 1], query.values[int(found[1]) - 1]), query.sql) \
-        if query.types else query.sql
+    text = (
+        PARAMETER.sub(
+            lambda found: (
+                found[0]
+                if found[1] is None
+                else _literal(query.types[int(found[1]) - 1], query.values[int(found[1]) - 1])
+            ),
+            query.sql,
+        )
+        if query.types
+        else query.sql
+    )
     return f"SELECT coalesce(json_agg(s), '[]') AS several FROM ({text}) AS s" if query.several else text
 
 

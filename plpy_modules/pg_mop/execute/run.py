@@ -43,37 +43,58 @@ class Executor:
     for; `take_back(name)`, `away`: see api/guests.py.
     """
 
-    def __init__(self, db, catalog, servers, sessions, run_id, plan, board, scheduler, orders, steering, adopt, options,
-                 attempts, wanted, take_back, away):
+    def __init__(
+        self,
+        db,
+        catalog,
+        servers,
+        sessions,
+        run_id,
+        plan,
+        board,
+        scheduler,
+        orders,
+        steering,
+        adopt,
+        options,
+        attempts,
+        wanted,
+        take_back,
+        away,
+    ):
         self.db, self.catalog, self.servers, self.sessions = db, catalog, servers, sessions
         self.run_id, self.plan, self.board, self.scheduler = run_id, plan, board, scheduler
         self.orders, self.steering, self.adopt = orders, steering, adopt
         self.kept_bytes = options["checkpoint_mb"] << 20 if options["reuse"] else 0  # of states, for later runs
         self.retries = options["unit_retries"]
         self.server_timeout = options["server_timeout"]
-        self.stranded = {}      # unit -> since when what it needs is on a server that is away
-        self.away = {}          # place -> (when to look whether its server is back, seconds until the next, till when)
+        self.stranded = {}  # unit -> since when what it needs is on a server that is away
+        self.away = {}  # place -> (when to look whether its server is back, seconds until the next, till when)
         self.attempts = dict(attempts)  # unit -> attempts begun
-        self.lost = {}          # unit -> attempts that failed for its place's sake
+        self.lost = {}  # unit -> attempts that failed for its place's sake
         self.elsewhere = set()  # units for whose sake a server was given up
-        self.resting = []       # (when it may be tried again, unit)
+        self.resting = []  # (when it may be tried again, unit)
         self.looked, self.wanted = time.monotonic(), wanted
         self.visits = 1 if board.shares_states else len(board.segments)
         self.states = States(servers, lambda stage: orders.sharing.key(plan.stages[stage])[0])
         self.versions = {stage: m["version"] for stage, m in catalog.models(run_id).items()}
-        self.waiting = {}       # stage -> its children that have not begun, which need its state
+        self.waiting = {}  # stage -> its children that have not begun, which need its state
         self.reading = Counter()  # stage -> units at work that begin with its state
-        self.groups = Groups(board, scheduler, lambda number: (
-            orders.sharing.key(plan.stages[number]), plan.stages[number].parameters[1]), self.states.bytes)
+        self.groups = Groups(
+            board,
+            scheduler,
+            lambda number: (orders.sharing.key(plan.stages[number]), plan.stages[number].parameters[1]),
+            self.states.bytes,
+        )
         self.pinned = Counter()  # stage -> configurations for which its state is kept whatever becomes of it
         self._wait_for(plan.stages.values())
-        self.coming = {}        # place -> the stage whose state its session reads ahead
-        self.failed = {}        # mst_key -> message
+        self.coming = {}  # place -> the stage whose state its session reads ahead
+        self.failed = {}  # mst_key -> message
         self.done, self.told = 0, 0  # units that have ended; and those of which the planner has been told
         self.began = time.time()
-        self.ready_since = {}   # stage -> when its next unit could have run first (seconds since the epoch)
+        self.ready_since = {}  # stage -> when its next unit could have run first (seconds since the epoch)
         self.carried = Counter()  # stage -> how often its state is on its way to another server
-        self.begun_on = {}      # unit at work -> the name of the server that it was begun on
+        self.begun_on = {}  # unit at work -> the name of the server that it was begun on
         # unit whose server cannot be asked -> (row, stages released, message, since when, whether it was in a group)
         self.unknown = {}
         self.copies = Copies(self, options["replicas"] > 1, take_back, away)
@@ -136,8 +157,9 @@ class Executor:
             except (psycopg2.Error, MopError) as error:
                 if server.home or not self.copies.do_without(name, message_of(error)):
                     raise
-        for stage in self.adopt([stage for stage in stages if not self.board.is_running(stage.number)
-                                 and not self.has_trained(stage)]):
+        for stage in self.adopt(
+            [stage for stage in stages if not self.board.is_running(stage.number) and not self.has_trained(stage)]
+        ):
             self.versions[stage.number] = stage.iteration * self.visits
             self.states.adopted(stage.number)
         begun = [stage for stage in stages if stage.number not in self.versions]
@@ -150,8 +172,12 @@ class Executor:
         """Through how many of `stages` (as plan.foresee gives them) a path may lead: all, where it finds the states
         that it needs to end there or go on, with the metrics of iterations `evaluated`; else to the last with one.
         `keeps`: it needs the states of all these iterations: it may end with any of them, or keep it."""
-        going = {number for session in self.sessions.by_place.values() for *_, released in session.work
-                 for number in released} | self.copies.going
+        going = {
+            number
+            for session in self.sessions.by_place.values()
+            for *_, released in session.work
+            for number in released
+        } | self.copies.going
         going |= {number for _, released, *_ in self.unknown.values() for number in released}
         there = 0
         for i, stage in enumerate(stages):
@@ -169,7 +195,7 @@ class Executor:
         it ends, where that is known. Returns the stages that it gives up."""
         before = self.plan.path(mst_key)
         self.board.withdraw(mst_key, until)
-        gone = before[len(self.plan.path(mst_key)):]
+        gone = before[len(self.plan.path(mst_key)) :]
         self._need_no_parent(stage for stage in before if not stage.trials)
         self._release(stage for stage in gone if stage.trained)
         self.catalog.withdraw(self.run_id, mst_key, len(before) - len(gone), reason)
@@ -185,8 +211,12 @@ class Executor:
 
     def _wait_for(self, stages):
         for stage in stages:
-            if stage.parent is not None and stage.number not in self.versions and stage.trials and not (
-                    stage.failed or stage.trained):
+            if (
+                stage.parent is not None
+                and stage.number not in self.versions
+                and stage.trials
+                and not (stage.failed or stage.trained)
+            ):
                 self.waiting.setdefault(stage.parent.number, set()).add(stage.number)
 
     def _need_no_parent(self, stages):
@@ -200,31 +230,48 @@ class Executor:
 
     def _release(self, stages):
         """Give those of the stages' states up that nobody will read any more."""
-        gone = [] if self.board.shares_states else [
-            stage.number for stage in stages
-            if self.states.has(stage.number) and not self.reading[stage.number] and self._is_unneeded(stage)]
+        gone = (
+            []
+            if self.board.shares_states
+            else [
+                stage.number
+                for stage in stages
+                if self.states.has(stage.number) and not self.reading[stage.number] and self._is_unneeded(stage)
+            ]
+        )
         if gone:
             self.states.release(gone)
 
     def lost_states(self):
         """Stages whose state is needed and on no server: they have been trained where nobody answers."""
         first = min((stage.iteration for stage in self.plan.stages.values() if not stage.ended), default=0)
-        return [stage for stage in self.plan.stages.values()
-                if self.version(stage.number) > (stage.iteration - 1) * self.visits
-                and not self.states.has(stage.number) and (
-                    stage.iteration >= first - 1 if self.board.shares_states else self._is_read(stage))]
+        return [
+            stage
+            for stage in self.plan.stages.values()
+            if self.version(stage.number) > (stage.iteration - 1) * self.visits
+            and not self.states.has(stage.number)
+            and (stage.iteration >= first - 1 if self.board.shares_states else self._is_read(stage))
+        ]
 
     def _is_read(self, stage, but_for=None):
         """True where the stage's state will be read, not only by its child `but_for`."""
-        return (not stage.ended or stage.ends or self.pinned[stage.number]
-                or bool(self.waiting.get(stage.number, set()) - {but_for}))
+        return (
+            not stage.ended
+            or stage.ends
+            or self.pinned[stage.number]
+            or bool(self.waiting.get(stage.number, set()) - {but_for})
+        )
 
     def _is_unneeded(self, stage, but_for=None):
         """True where nobody will read the stage's state any more, but for its child `but_for`."""
-        return (not self._is_read(stage, but_for)
-                # where paths part, or a search has halted once, another run may begin
-                and not ((len(stage.children) > 1 or stage.evaluated and self.board.searched)
-                         and self.states.live < self.kept_bytes))
+        return (
+            not self._is_read(stage, but_for)
+            # where paths part, or a search has halted once, another run may begin
+            and not (
+                (len(stage.children) > 1 or stage.evaluated and self.board.searched)
+                and self.states.live < self.kept_bytes
+            )
+        )
 
     # --- the loop's steps -------------------------------------------------------------------------
     def _wake(self):
@@ -301,8 +348,9 @@ class Executor:
         refused = self.sessions.add(new)
         places = [p for p in chosen if p in served or p in self.sessions.by_place]
         if refused is not None:
-            self.db.warning(f"run {self.run_id} goes on with {len(places)} worker sessions, not {len(chosen)}",
-                            detail=str(refused))
+            self.db.warning(
+                f"run {self.run_id} goes on with {len(places)} worker sessions, not {len(chosen)}", detail=str(refused)
+            )
         for place in {*first} - {*places}:  # nobody else does that server's segments
             self._wait_for_place(place)
         self.board.serve({*places, *first})
@@ -328,8 +376,11 @@ class Executor:
         while before != set(self.servers):  # (one that turns out to be away leaves its units to others)
             before = set(self.servers)
             self._let_go()
-            idle = [place for place, session in self.sessions.by_place.items()
-                    if not session.work and place in self.board.places]
+            idle = [
+                place
+                for place, session in self.sessions.by_place.items()
+                if not session.work and place in self.board.places
+            ]
             for place in self.scheduler.arrange(idle):
                 session = self.sessions.by_place.get(place)
                 units = self.groups.choose(place) if session is not None and not session.work else None
@@ -343,8 +394,11 @@ class Executor:
         """
         unit = self.scheduler.coming(place)
         least, most = AHEAD_BYTES
-        if (unit is None or not least <= self.states.bytes(unit.stage) <= most
-                or any(not self.states.is_at(s, self.board.server(place)) for s in self._read_by(unit))):
+        if (
+            unit is None
+            or not least <= self.states.bytes(unit.stage) <= most
+            or any(not self.states.is_at(s, self.board.server(place)) for s in self._read_by(unit))
+        ):
             self.board.reserve(place, None)
             self.coming.pop(place, None)
             return None
@@ -363,34 +417,60 @@ class Executor:
     def _start(self, session, units):
         rows, models = [], []
         server = self.sessions.server(session.place)
-        moves = [self.states.expect(stage, self.version(stage), server.name)
-                 for stage in sorted({stage for unit in units for stage in self._read_by(unit)})
-                 if not self.states.is_at(stage, server.name)]
+        moves = [
+            self.states.expect(stage, self.version(stage), server.name)
+            for stage in sorted({stage for unit in units for stage in self._read_by(unit)})
+            if not self.states.is_at(stage, server.name)
+        ]
         for unit in units:
             self.begun_on[unit] = server.name
             attempt = self.attempts[unit] = self.attempts.get(unit, 0) + 1
-            rows.append({"run_id": self.run_id, "stage": unit.stage, "iteration": unit.iteration,
-                         "segment": unit.segment, "kind": unit.kind, "dataset": unit.dataset, "attempt": attempt,
-                         "queued_at": self.ready_since.get(unit.stage, self.began)})
+            rows.append(
+                {
+                    "run_id": self.run_id,
+                    "stage": unit.stage,
+                    "iteration": unit.iteration,
+                    "segment": unit.segment,
+                    "kind": unit.kind,
+                    "dataset": unit.dataset,
+                    "attempt": attempt,
+                    "queued_at": self.ready_since.get(unit.stage, self.began),
+                }
+            )
             train = unit.kind == "train"
-            models.append({"stage": unit.stage, "iteration": unit.iteration, "attempt": attempt,
-                           "version": self.version(unit.stage), "release": [],
-                           "generation": self.states.begin(unit.stage, server.name) if train else None})
+            models.append(
+                {
+                    "stage": unit.stage,
+                    "iteration": unit.iteration,
+                    "attempt": attempt,
+                    "version": self.version(unit.stage),
+                    "release": [],
+                    "generation": self.states.begin(unit.stage, server.name) if train else None,
+                }
+            )
             parent = self.plan.stages[unit.stage].parent
             if train and parent is not None and unit.stage not in self.versions:
                 self.reading[parent.number] += 1
                 if not self.board.shares_states and self._is_unneeded(parent, but_for=unit.stage):
                     models[-1]["release"].append(parent.number)
-        work = {**self.orders.describe(units, session.place), "run_id": server.run_id, "epoch": server.catalog.epoch,
-                "kind": units[0].kind, "dataset": units[0].dataset, "segment": units[0].segment}
+        work = {
+            **self.orders.describe(units, session.place),
+            "run_id": server.run_id,
+            "epoch": server.catalog.epoch,
+            "kind": units[0].kind,
+            "dataset": units[0].dataset,
+            "segment": units[0].segment,
+        }
         work["coming"] = self._coming(session.place)
         work["models"] = [{**model, **more} for model, more in zip(models, work["models"])]
         session.work = [(unit, row, model["release"]) for unit, row, model in zip(units, rows, models)]
         session.since = time.monotonic()
         try:
             begin = server.catalog.begin_units_sql(server.run_id, rows)
-            session.command = (f"BEGIN; {begin}; COMMIT; "
-                               f"BEGIN; SELECT {server.schema}.mop_run_unit({quote_literal(json.dumps(work))}); COMMIT")
+            session.command = (
+                f"BEGIN; {begin}; COMMIT; "
+                f"BEGIN; SELECT {server.schema}.mop_run_unit({quote_literal(json.dumps(work))}); COMMIT"
+            )
             if not server.home:
                 session.command += "; " + server.catalog.report_sql(server.run_id, units[0]).replace("%%", "%")
                 self.catalog.begin_units(self.run_id, rows)
@@ -467,8 +547,11 @@ class Executor:
             self.states.not_straight(moves)
         relay.prepared = relay.prepared or error is None
         if error is not None:  # of class 42: a right is missing, which waiting does not mend
-            return error if not straight and (getattr(error, "pgcode", None) or "").startswith("42") else \
-                NotCarried(f"a model state could not be carried: {message_of(error)}")
+            return (
+                error
+                if not straight and (getattr(error, "pgcode", None) or "").startswith("42")
+                else NotCarried(f"a model state could not be carried: {message_of(error)}")
+            )
         try:
             self._begin(session)
         except SessionLost as trouble:
@@ -513,8 +596,13 @@ class Executor:
         """All is done: what configurations end with comes to this server; the others keep nothing of the run."""
         if len(self.servers) == 1:
             return
-        self._bring_home([stage for stage in self.plan.stages.values()
-                          if stage.trained and (stage.ends or self.pinned[stage.number])])
+        self._bring_home(
+            [
+                stage
+                for stage in self.plan.stages.values()
+                if stage.trained and (stage.ends or self.pinned[stage.number])
+            ]
+        )
 
     def _bring_home(self, stages):
         """Carry the states of stages to this server that are elsewhere."""
@@ -587,11 +675,14 @@ class Executor:
             self.reading[parent.number] -= 1
 
     def is_movable(self, stage):
-        return not (self.board.shares_states or self.board.is_running(stage) or self.reading[stage]
-                    or self.carried[stage]
-                    or stage in self.coming.values()
-                    or any(self.plan.stages[other].parent is self.plan.stages[stage]
-                           for other in self.coming.values()))
+        return not (
+            self.board.shares_states
+            or self.board.is_running(stage)
+            or self.reading[stage]
+            or self.carried[stage]
+            or stage in self.coming.values()
+            or any(self.plan.stages[other].parent is self.plan.stages[stage] for other in self.coming.values())
+        )
 
     def _release_replicas(self, iteration):
         """Averaging: once all replicas have trained an iteration, nobody needs their states of the one before."""
@@ -643,13 +734,19 @@ class Executor:
             elif isinstance(error, SessionLost) or code in RETRY_STATES:
                 self._retry(unit, message, name if isinstance(error, SessionLost) else None, together)
             elif code == "55P03":
-                raise MopError(f"a worker session waited in vain for a lock: {message}",
-                               hint="Another transaction holds it (see pg_locks), perhaps the one that made this "
-                                    "call: COMMIT it first, or raise pg_mop.lock_timeout.", sqlstate="55P03")
+                raise MopError(
+                    f"a worker session waited in vain for a lock: {message}",
+                    hint="Another transaction holds it (see pg_locks), perhaps the one that made this "
+                    "call: COMMIT it first, or raise pg_mop.lock_timeout.",
+                    sqlstate="55P03",
+                )
             else:
-                raise MopError(f"a worker session failed: {message}",
-                               detail=getattr(error.diag, "message_detail", None),
-                               hint=getattr(error.diag, "message_hint", None), sqlstate=code or "XX000")
+                raise MopError(
+                    f"a worker session failed: {message}",
+                    detail=getattr(error.diag, "message_detail", None),
+                    hint=getattr(error.diag, "message_hint", None),
+                    sqlstate=code or "XX000",
+                )
         if isinstance(error, SessionLost):
             self.orders.engine.check_whole(self.catalog.execute)
         return ended
@@ -680,8 +777,9 @@ class Executor:
                 if self.copies.do_without(name, message_of(error)):
                     continue
                 if time.monotonic() - since > self.server_timeout / 1000:
-                    raise self.waited_in_vain(f"server {name} cannot be asked: {message_of(error)}",
-                                              "it is back") from None
+                    raise self.waited_in_vain(
+                        f"server {name} cannot be asked: {message_of(error)}", "it is back"
+                    ) from None
                 continue
             del self.unknown[unit]
             if report is not None:
@@ -725,22 +823,25 @@ class Executor:
         except MopError as error:
             server = self.board.server(place)
             if not self.servers[server].home and not any(
-                    p != place and p in self.sessions.by_place and self.board.server(p) == server
-                    for p in self.board.places):
+                p != place and p in self.sessions.by_place and self.board.server(p) == server for p in self.board.places
+            ):
                 self.end(place)
                 if self.copies.do_without(server, error.message):
                     return
                 self._wait_for_place(place)
-                self.db.warning(f"run {self.run_id} goes on without server {server} until it is back: {error.message}",
-                                detail=error.detail)
+                self.db.warning(
+                    f"run {self.run_id} goes on without server {server} until it is back: {error.message}",
+                    detail=error.detail,
+                )
                 return
             left = [p for p in self.board.places if p != place and (p in self.sessions.by_place or p in self.away)]
             if not any(p in self.sessions.by_place for p in left):
                 raise
             self.end(place)
             self.board.serve(left)
-            self.db.warning(f"run {self.run_id} goes on with {len(left)} worker sessions: {error.message}",
-                            detail=error.detail)
+            self.db.warning(
+                f"run {self.run_id} goes on with {len(left)} worker sessions: {error.message}", detail=error.detail
+            )
 
     def _feel_pulses(self):
         """Look whether the other servers answer. Raises MopError where one has not for server_timeout."""
@@ -749,15 +850,20 @@ class Executor:
                 silent = self.sessions.silence(server)
                 server.silent = server.silent and silent > 0
                 if silent > min(SILENT_SECONDS, self.server_timeout / 4000) and self.copies.do_without(
-                        name, f"it has not answered for {silent:.0f} s"):
+                    name, f"it has not answered for {silent:.0f} s"
+                ):
                     continue
                 if silent > self.server_timeout / 1000:
                     raise self.waited_in_vain(f"server {name} has not answered for {silent:.0f} s", "it is back")
 
     def waited_in_vain(self, message, until="all servers are back", detail=None):
         """The MopError for a server that has been away for server_timeout."""
-        return MopError(message, detail=detail, sqlstate="08006",
-                        hint=f"SELECT {self.db.extension}.mop_resume({self.run_id}); once {until}.")
+        return MopError(
+            message,
+            detail=detail,
+            sqlstate="08006",
+            hint=f"SELECT {self.db.extension}.mop_resume({self.run_id}); once {until}.",
+        )
 
     def _come_back(self):
         """Open sessions on the servers that were away. True where one is back. Raises MopError after server_timeout."""
@@ -774,9 +880,12 @@ class Executor:
                     back = True
                     continue
                 if now > until:
-                    raise self.waited_in_vain(f"server {self.board.server(place)} has been away for "
-                                               f"{self.server_timeout / 1000:g} s: {error.message}", "it is back",
-                                               error.detail) from None
+                    raise self.waited_in_vain(
+                        f"server {self.board.server(place)} has been away for "
+                        f"{self.server_timeout / 1000:g} s: {error.message}",
+                        "it is back",
+                        error.detail,
+                    ) from None
                 self.away[place] = now + min(BACK_OFF[1], 2 * delay), 2 * delay, until
                 continue
             del self.away[place]

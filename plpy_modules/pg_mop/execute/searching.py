@@ -20,10 +20,10 @@ class Searching(Steering):
         super().__init__(training)
         self.procedure = procedure
         self.events, self.logged, self.seconds, self.most = list(events), len(events), seconds, most
-        self.heard = {}       # mst_key -> the last iteration of which the procedure knows
-        self.halts = {}       # mst_key -> the iteration after which its own rule stops it; None: a person does
-        self.over = False     # time is up
-        self.taken = 0        # trials that the procedure has begun
+        self.heard = {}  # mst_key -> the last iteration of which the procedure knows
+        self.halts = {}  # mst_key -> the iteration after which its own rule stops it; None: a person does
+        self.over = False  # time is up
+        self.taken = 0  # trials that the procedure has begun
 
     @property
     def done(self):
@@ -47,8 +47,12 @@ class Searching(Steering):
         for event in self.events:
             what, *arguments = event
             if what == "known":
-                self.procedure.begin_with([(tuple(configuration), {int(i): value for i, value in values.items()})
-                                           for configuration, values in arguments[0]])
+                self.procedure.begin_with(
+                    [
+                        (tuple(configuration), {int(i): value for i, value in values.items()})
+                        for configuration, values in arguments[0]
+                    ]
+                )
             elif what == "limit":
                 self.over = True
             else:
@@ -61,10 +65,15 @@ class Searching(Steering):
         for key, trial in trials.items():
             c = training.by_key.get(key)
             if c is not None and (c["model_id"], c["compile_params"], c["fit_params"] or "") != (
-                    *trial.configuration[:2], trial.configuration[2] or ""):
-                raise MopError(f"run {training.run_id} cannot go on: its search proposes another mst_key {key} now",
-                               detail="Perhaps another version of Optuna or of pg_mop is installed.",
-                               hint=f"Begin another with continue_from => {training.run_id}.", sqlstate="55000")
+                *trial.configuration[:2],
+                trial.configuration[2] or "",
+            ):
+                raise MopError(
+                    f"run {training.run_id} cannot go on: its search proposes another mst_key {key} now",
+                    detail="Perhaps another version of Optuna or of pg_mop is installed.",
+                    hint=f"Begin another with continue_from => {training.run_id}.",
+                    sqlstate="55000",
+                )
             self.taken += c is not None and not trial.outside
         for key, why in self.procedure.stopped().items():
             # what failed for its place's sake is not tried again: the procedure has been told
@@ -158,8 +167,12 @@ class Searching(Steering):
                 self.executor.ask(new, [], [])
                 self._tell(key)
                 return
-        evaluated = {i for wanted in (self.procedure.evaluates(key), self.training.also_evaluated(key))
-                     for i in wanted if i <= proposal.budget}
+        evaluated = {
+            i
+            for wanted in (self.procedure.evaluates(key), self.training.also_evaluated(key))
+            for i in wanted
+            if i <= proposal.budget
+        }
         stages, requests = self.training.ask(self.training.by_key[key], proposal.budget, evaluated)
         if requests or stages or new:
             self.executor.ask(new, stages, requests)
@@ -167,7 +180,7 @@ class Searching(Steering):
         if plan.failed(key):
             self._tell(key)
         else:
-            self.look_up([s for s in plan.path(key)[self.heard.get(key, 0):] if s.evaluated and s.ended])
+            self.look_up([s for s in plan.path(key)[self.heard.get(key, 0) :] if s.evaluated and s.ended])
             self._hear(key)
             if key in self.watches:  # of what others have trained for it already
                 self.look(key)
@@ -186,7 +199,7 @@ class Searching(Steering):
         if trial is None:
             return
         wanted = self.procedure.evaluates(key)
-        for stage in self.executor.plan.path(key)[self.heard.get(key, 0):]:
+        for stage in self.executor.plan.path(key)[self.heard.get(key, 0) :]:
             if not stage.ended:
                 return
             # its own rule first: who stops by that takes no place among those that go on

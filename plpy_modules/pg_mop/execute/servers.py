@@ -43,8 +43,13 @@ class States:
         for name in servers:
             self.add(name)
         # (source, target): the target itself can reach the source, by the name that it has here
-        self._straight = {(source, target) for target, server in servers.items() if target is not None
-                          for source in servers if source in server.info["servers"]}
+        self._straight = {
+            (source, target)
+            for target, server in servers.items()
+            if target is not None
+            for source in servers
+            if source in server.info["servers"]
+        }
 
     def add(self, name):
         """A server has come into `servers`."""
@@ -151,8 +156,9 @@ class States:
 
     def only_at(self, name):
         """True where a server has a state that no other has."""
-        return any(all(not own.has(stage) for other, own in self.of.items() if other != name)
-                   for stage in self.of[name].where)
+        return any(
+            all(not own.has(stage) for other, own in self.of.items() if other != name) for stage in self.of[name].where
+        )
 
     def arrived(self, move, movable):
         """All parts of the state are there; `movable`: see `finished`. Raises psycopg2.Error where they are not."""
@@ -186,23 +192,34 @@ class States:
         for name, server in self.servers.items():
             if at.home and not server.home or (name, at.name) in self._straight:
                 for view, columns, options in (
-                        ("mop_departures", "run_id bigint, stage integer, version integer, part integer, data bytea, "
-                                           "server text", "fetch_size '1'"),
-                        ("mop_arrivals", "run_id bigint, stage integer, version integer, target integer, part integer, "
-                                         "data bytea", "batch_size '1'")):
-                    made.append(f"CREATE FOREIGN TABLE IF NOT EXISTS {self._table(at, name, view)} ({columns}) SERVER "
-                                f"{quote_identifier(name)} OPTIONS (schema_name "
-                                f"{quote_literal(_unquoted(server.schema))}, table_name '{view}', {options})")
+                    (
+                        "mop_departures",
+                        "run_id bigint, stage integer, version integer, part integer, data bytea, server text",
+                        "fetch_size '1'",
+                    ),
+                    (
+                        "mop_arrivals",
+                        "run_id bigint, stage integer, version integer, target integer, part integer, data bytea",
+                        "batch_size '1'",
+                    ),
+                ):
+                    made.append(
+                        f"CREATE FOREIGN TABLE IF NOT EXISTS {self._table(at, name, view)} ({columns}) SERVER "
+                        f"{quote_identifier(name)} OPTIONS (schema_name "
+                        f"{quote_literal(_unquoted(server.schema))}, table_name '{view}', {options})"
+                    )
         return "; ".join(made)
 
     def move_sql(self, at, move):
         """SQL that carries a state from one server to another, in one statement that stores nothing on the way."""
         source, target = self.servers[move.source], self.servers[move.to]
-        return (f"INSERT INTO {self._table(at, move.to, 'mop_arrivals')} (run_id, stage, version, target, part, data) "
-                f"SELECT {int(target.run_id)}, stage, version, {int(move.generation)}, part, data "
-                f"FROM {self._table(at, move.source, 'mop_departures')} WHERE run_id = {int(source.run_id)} "
-                f"AND stage = {int(move.stage)} AND version = {int(move.version)} "
-                f"AND server = {quote_literal(source.info['identity'])}")
+        return (
+            f"INSERT INTO {self._table(at, move.to, 'mop_arrivals')} (run_id, stage, version, target, part, data) "
+            f"SELECT {int(target.run_id)}, stage, version, {int(move.generation)}, part, data "
+            f"FROM {self._table(at, move.source, 'mop_departures')} WHERE run_id = {int(source.run_id)} "
+            f"AND stage = {int(move.stage)} AND version = {int(move.version)} "
+            f"AND server = {quote_literal(source.info['identity'])}"
+        )
 
     def _table(self, at, name, view):
         """A view of the server `name`, for a session of the Server `at`."""

@@ -16,8 +16,9 @@ TICK_SECONDS = 0.1
 CONNECT_SECONDS = 30
 ATTEMPTS = 3  # to open a session
 MOST_AT_HOME = 1000  # compiled models that are remembered of a session
-OPTIONS = (f"{SESSION_OPTIONS} -c statement_timeout=0 -c client_connection_check_interval=500 -c jit=off "
-           "-c optimizer=off")
+OPTIONS = (
+    f"{SESSION_OPTIONS} -c statement_timeout=0 -c client_connection_check_interval=500 -c jit=off -c optimizer=off"
+)
 
 # idle sessions of this backend, by (the way's key, the extension's schema there, place); each trainer's cache holds the
 # rows of its segment
@@ -26,8 +27,10 @@ _pool = {}
 
 def are_warm(role):
     """True where sessions of an earlier call of the role are kept, on this server."""
-    return any(session.way.server is None and session.way.role == role and not session.connection.closed
-               for session in _pool.values())
+    return any(
+        session.way.server is None and session.way.role == role and not session.connection.closed
+        for session in _pool.values()
+    )
 
 
 class SessionLost(Exception):
@@ -51,14 +54,18 @@ class WorkerSession:
         self.way, self.place, self.error = way, place, None
         self.work = []  # what it is doing: (unit, the row of the attempt)
         self.relay, self.serves = None, None  # the one that carries states for it; of such a one, the session
-        self.moves, self.command = [], None   # what is carried, and what it does then
+        self.moves, self.command = [], None  # what is carried, and what it does then
         self.prepared = False  # a relay has its tables
         self._cursor = None  # of the command that was sent last
         self.at_home = {}  # digest of a compiled model whose home is here (schedule/base.py) -> None, the latest last
         try:
             self.connection = psycopg2.connect(
-                **way.parameters, options=way.options(options), connect_timeout=CONNECT_SECONDS,
-                application_name=application_name, async_=True)
+                **way.parameters,
+                options=way.options(options),
+                connect_timeout=CONNECT_SECONDS,
+                application_name=application_name,
+                async_=True,
+            )
             libpq.set_verbosity(self.connection, libpq.VERBOSE)
         except psycopg2.Error as error:
             raise SessionLost(str(error).strip()) from None
@@ -112,8 +119,11 @@ class WorkerSession:
     def clean_sql(self):
         """SQL to begin the next command with: ends a transaction that failed. (A warning in the server's log, where
         there is none.)"""
-        return "" if self.connection.info.transaction_status == psycopg2.extensions.TRANSACTION_STATUS_IDLE \
+        return (
+            ""
+            if self.connection.info.transaction_status == psycopg2.extensions.TRANSACTION_STATUS_IDLE
             else "ROLLBACK; "
+        )
 
     def rows(self):
         """The rows of the command that has just ended."""
@@ -229,8 +239,11 @@ class Pulse:
             if self.session is None:
                 self.session, self.asked = WorkerSession(self.way, None, f"{self.name}: pulse"), now
             # (to connect takes several steps)
-            while self.asked is not None and (state := self.session.poll()) != "ready" and any(select.select(
-                    [self.session] * (state == "read"), [self.session] * (state == "write"), [], 0)):
+            while (
+                self.asked is not None
+                and (state := self.session.poll()) != "ready"
+                and any(select.select([self.session] * (state == "read"), [self.session] * (state == "write"), [], 0))
+            ):
                 pass
             if self.asked is not None and state == "ready":
                 self.asked, self.answered = None, now
@@ -306,8 +319,10 @@ class Sessions:
 
     def _warm_up(self, place):
         server, options = self.server(place), quote_literal(json.dumps(self.options(place)))
-        return (f"{server.way.idle_sql(0)}SET application_name = {quote_literal(self.name)}; "
-                f"SET lock_timeout = {self.lock_timeout}; SELECT {server.schema}.mop_start_trainer({options})")
+        return (
+            f"{server.way.idle_sql(0)}SET application_name = {quote_literal(self.name)}; "
+            f"SET lock_timeout = {self.lock_timeout}; SELECT {server.schema}.mop_start_trainer({options})"
+        )
 
     def open(self, places):
         """Open sessions at `places`, all at once; they start their trainers without being waited for.
@@ -396,11 +411,13 @@ class Sessions:
                 return session
             except SessionLost as error:
                 if not left:
-                    raise MopError(f"a worker session is lost each time it is opened: {error}",
-                                   sqlstate="08006") from None
+                    raise MopError(
+                        f"a worker session is lost each time it is opened: {error}", sqlstate="08006"
+                    ) from None
             except psycopg2.Error as error:
-                raise MopError(f"a worker session cannot start its trainer: {str(error).strip()}",
-                               sqlstate=error.pgcode or "XX000") from None
+                raise MopError(
+                    f"a worker session cannot start its trainer: {str(error).strip()}", sqlstate=error.pgcode or "XX000"
+                ) from None
 
     def keep(self, idle_milliseconds):
         """Put the sessions, all idle, into the pool; the server ends them when they stay idle too long."""

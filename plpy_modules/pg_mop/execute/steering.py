@@ -26,18 +26,19 @@ class Steering:
     def __init__(self, training):
         """`training`: the call (api/training.py), which checks configurations and knows what to tell."""
         self.training = training
-        self.watches = {}    # mst_key -> Watch
-        self.seen = {}       # mst_key -> the last iteration that its watch has been told of
-        self.kept = {}       # mst_key -> the stage whose state is kept as its best one
-        self.values = {}     # (stage, dataset) -> row of metrics
+        self.watches = {}  # mst_key -> Watch
+        self.seen = {}  # mst_key -> the last iteration that its watch has been told of
+        self.kept = {}  # mst_key -> the stage whose state is kept as its best one
+        self.values = {}  # (stage, dataset) -> row of metrics
         self.stopped = set()  # mst_keys of those that go no further by a rule, or a wish
 
     def watch(self):
         """Watch the configurations that have rules, from what is known of them."""
         for c in self.training.configurations:
             self.begin_to_watch(c)
-        self.look_up({stage for key in self.watches for stage in self.executor.plan.path(key)
-                      if stage.evaluated and stage.ended})
+        self.look_up(
+            {stage for key in self.watches for stage in self.executor.plan.path(key) if stage.evaluated and stage.ended}
+        )
         for key in list(self.watches):
             self.look(key)
 
@@ -58,7 +59,7 @@ class Steering:
         c = self.training.by_key[mst_key]
         metric, dataset, _ = c["rule"]
         path = executor.plan.path(mst_key)
-        for stage in path[self.seen.get(mst_key, 0):until]:
+        for stage in path[self.seen.get(mst_key, 0) : until]:
             if not stage.ended:
                 return None
             self.seen[mst_key] = stage.iteration
@@ -128,7 +129,7 @@ class Planned(Steering):
 
     def begin(self, executor):
         self.executor = executor
-        self.left = {}       # iteration -> numbers of the stages that have not ended
+        self.left = {}  # iteration -> numbers of the stages that have not ended
         self.worked = set()  # iterations of which something was done now
         self.watch()
         self.expect(executor.plan.stages.values())
@@ -159,8 +160,15 @@ class Planned(Steering):
         if problem := training.add(c, iterations):
             training.db.warning(f"configuration {c['mst_key']}, {reason}, cannot be trained: {problem}")
         self.begin_to_watch(c)
-        stages, requests = ([], []) if problem else training.ask(c, iterations, [
-            i for i in range(1, iterations + 1) if i in training.metrics_iterations or i == iterations])
+        stages, requests = (
+            ([], [])
+            if problem
+            else training.ask(
+                c,
+                iterations,
+                [i for i in range(1, iterations + 1) if i in training.metrics_iterations or i == iterations],
+            )
+        )
         self.executor.ask([c], stages, requests)
         self.expect(stages)
         if c["mst_key"] in self.watches:  # what others have trained already may be its best, or its end

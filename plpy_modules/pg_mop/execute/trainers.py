@@ -47,10 +47,12 @@ class Here:
         `taken`: {stage: its row of mop_take_models}."""
         if not versions:
             return ()
-        rows = yield Query(f"SELECT stage, data FROM {self.schema}.mop_read_states($1, $2, $3, $4)",
-                           ("bigint", "integer[]", "integer[]", "text"),
-                           (run_id, [stage for stage, _ in versions], [version for _, version in versions], ticket),
-                           by_cursor=True)
+        rows = yield Query(
+            f"SELECT stage, data FROM {self.schema}.mop_read_states($1, $2, $3, $4)",
+            ("bigint", "integer[]", "integer[]", "text"),
+            (run_id, [stage for stage, _ in versions], [version for _, version in versions], ticket),
+            by_cursor=True,
+        )
         return ((row["stage"], row["data"]) for row in rows)
 
     def give(self, unit, models, states, objects):
@@ -84,9 +86,11 @@ class Here:
                     small.setdefault(generation, []).append((stage, version, part))
         for generation, states in small.items():
             stages, versions, parts = map(list, zip(*states))
-            yield Query(f"SELECT {self.schema}.mop_put_states($1, $2, $3, $4, $5, $6)",
-                        ("bigint", "integer[]", "integer[]", "integer", "bytea[]", "text"),
-                        (run_id, stages, versions, generation, parts, ticket))
+            yield Query(
+                f"SELECT {self.schema}.mop_put_states($1, $2, $3, $4, $5, $6)",
+                ("bigint", "integer[]", "integer[]", "integer", "bytea[]", "text"),
+                (run_id, stages, versions, generation, parts, ticket),
+            )
         return sizes
 
     def failed(self):
@@ -105,8 +109,11 @@ class There:
 
     def _at(self, call, types=(), values=()):
         """What a function of ours gives at the place."""
-        rows = yield Query(f"SELECT {self.schema}.{call} AS answer FROM {self.schema}.mop_place "
-                           f"WHERE place = {self.place}", types, values)
+        rows = yield Query(
+            f"SELECT {self.schema}.{call} AS answer FROM {self.schema}.mop_place WHERE place = {self.place}",
+            types,
+            values,
+        )
         if not rows:
             raise_error(self.holder.plpy, f"there is no place {self.place}", "22023")
         return rows[0]["answer"]
@@ -126,14 +133,23 @@ class There:
     def _lend(self, models, objects):
         """Send what models have of custom functions."""
         if any(objects):
-            yield Query(f"SELECT {self.schema}.mop_give_objects($1, $2, $3)", ("integer", "text", "text"), (
-                self.place, self.functions, json.dumps([[model["compile_params"], model["functions"]]
-                                                        for model, own in zip(models, objects) if own])))
+            yield Query(
+                f"SELECT {self.schema}.mop_give_objects($1, $2, $3)",
+                ("integer", "text", "text"),
+                (
+                    self.place,
+                    self.functions,
+                    json.dumps(
+                        [[model["compile_params"], model["functions"]] for model, own in zip(models, objects) if own]
+                    ),
+                ),
+            )
 
     def _hand(self, unit, models, objects, options=None):
         """What at_begin says."""
-        text = json.dumps({"options": options, "unit": unit, "models": models,
-                           "objects": [list(own) for own in objects]})
+        text = json.dumps(
+            {"options": options, "unit": unit, "models": models, "objects": [list(own) for own in objects]}
+        )
         return json.loads((yield from self._at("mop_at_begin($1)", ("text",), (text,))) or "null")
 
     def give(self, unit, models, states, objects):
@@ -143,45 +159,78 @@ class There:
             yield from self._lend(models, objects)
             self.sent = {**(yield from self._hand(unit, models, objects)), "begun": False}
         states = list(states)
-        given = yield from self._give_together([
-            (wanted, state) for wanted, state in states if (state["bytes"] or SMALL + 1) <= SMALL])
+        given = yield from self._give_together(
+            [(wanted, state) for wanted, state in states if (state["bytes"] or SMALL + 1) <= SMALL]
+        )
         for wanted, state in states:
             if wanted in given:
                 continue
-            parts = (yield Query(
-                f"SELECT {self.schema}.mop_give_state($1, $2, $3, $4, $5, $6, $7, $8, $9) AS parts",
-                ("bigint", *["integer"] * 6, "boolean", "text"),
-                (state["run_id"], state["stage"], state["version"], state["generation"], state["place"], self.place,
-                 wanted, (state["bytes"] or PART_BYTES + 1) <= PART_BYTES, state["ticket"])))[0]["parts"]
+            parts = (
+                yield Query(
+                    f"SELECT {self.schema}.mop_give_state($1, $2, $3, $4, $5, $6, $7, $8, $9) AS parts",
+                    ("bigint", *["integer"] * 6, "boolean", "text"),
+                    (
+                        state["run_id"],
+                        state["stage"],
+                        state["version"],
+                        state["generation"],
+                        state["place"],
+                        self.place,
+                        wanted,
+                        (state["bytes"] or PART_BYTES + 1) <= PART_BYTES,
+                        state["ticket"],
+                    ),
+                )
+            )[0]["parts"]
             if not parts:
-                raise_error(self.holder.plpy, f"the state of stage {wanted} at version {state['version']} is missing",
-                            aggregate.SOURCE_CHANGED)
+                raise_error(
+                    self.holder.plpy,
+                    f"the state of stage {wanted} at version {state['version']} is missing",
+                    aggregate.SOURCE_CHANGED,
+                )
 
     def _give_together(self, states):
         """Give small ones, of one part each, by few statements; the stages that it was given for."""
         if not states:
             return ()
-        columns = [[wanted for wanted, _ in states],
-                   *([state[name] for _, state in states] for name in ("stage", "version", "generation", "place"))]
+        columns = [
+            [wanted for wanted, _ in states],
+            *([state[name] for _, state in states] for name in ("stage", "version", "generation", "place")),
+        ]
         one = states[0][1]
-        return set((yield Query(
-            f"SELECT {self.schema}.mop_give_states($1, $2, $3, $4, $5, $6, $7, $8) AS given",
-            ("bigint", *["integer[]"] * 5, "integer", "text"),
-            (one["run_id"], *columns, self.place, one["ticket"])))[0]["given"])
+        return set(
+            (
+                yield Query(
+                    f"SELECT {self.schema}.mop_give_states($1, $2, $3, $4, $5, $6, $7, $8) AS given",
+                    ("bigint", *["integer[]"] * 5, "integer", "text"),
+                    (one["run_id"], *columns, self.place, one["ticket"]),
+                )
+            )[0]["given"]
+        )
 
     def states(self, run_id, versions, ticket, taken):
         """Where each is: all of it goes straight from there to the trainer."""
-        own = [stage for stage, version in versions
-               if stage in taken and taken[stage]["generation"] is not None and taken[stage]["version"] == version]
+        own = [
+            stage
+            for stage, version in versions
+            if stage in taken and taken[stage]["generation"] is not None and taken[stage]["version"] == version
+        ]
         found = [{**taken[stage], "wanted": stage, "segment": taken[stage]["made_on"]} for stage in own]
         if others := [wanted for wanted in versions if wanted[0] not in own]:
             found += yield Query(
                 f"SELECT * FROM {self.schema}.mop_find_states($1, $2, $3, $4)",
                 ("bigint", "integer[]", "integer[]", "text"),
-                (run_id, [stage for stage, _ in others], [version for _, version in others], ticket), several=True)
+                (run_id, [stage for stage, _ in others], [version for _, version in others], ticket),
+                several=True,
+            )
         # (weights, of no segment, are at 0: mop_make_generation)
-        return [(row["wanted"], {**row, "place": self.places.get(str(row["segment"]), 0), "run_id": run_id,
-                                 "ticket": ticket}) for row in found]
+        return [
+            (
+                row["wanted"],
+                {**row, "place": self.places.get(str(row["segment"]), 0), "run_id": run_id, "ticket": ticket},
+            )
+            for row in found
+        ]
 
     def work(self, rows_sql):
         if self.sent["sends_rows"]:
@@ -195,11 +244,13 @@ class There:
         sizes = [0] * len(made)
         for target in {generation for _, _, generation in made}:
             own = [n for n, (_, _, generation) in enumerate(made) if generation == target]
-            kept = (yield Query(
-                f"SELECT {self.schema}.mop_keep_states($1, $2, $3, $4, $5, $6, $7) AS sizes",
-                ("bigint", "integer[]", "integer[]", "integer", "integer[]", "integer", "text"),
-                (run_id, [made[n][0] for n in own], [made[n][1] for n in own], target, own, self.place,
-                 ticket)))[0]["sizes"]
+            kept = (
+                yield Query(
+                    f"SELECT {self.schema}.mop_keep_states($1, $2, $3, $4, $5, $6, $7) AS sizes",
+                    ("bigint", "integer[]", "integer[]", "integer", "integer[]", "integer", "text"),
+                    (run_id, [made[n][0] for n in own], [made[n][1] for n in own], target, own, self.place, ticket),
+                )
+            )[0]["sizes"]
             for n, size in zip(own, kept):
                 sizes[n] = int(size)
         return sizes
@@ -210,12 +261,15 @@ class There:
 
 def put_state(schema, run_id, stage, version, generation, number, part, ticket):
     """The Query that writes a part (bytes) of what is under a stage and a version into the table of a generation."""
-    return Query(f"SELECT {schema}.mop_put_state($1, $2, $3, $4, $5, $6, $7)",
-                 ("bigint", "integer", "integer", "integer", "integer", "bytea", "text"),
-                 (run_id, stage, version, generation, number, part, ticket))
+    return Query(
+        f"SELECT {schema}.mop_put_state($1, $2, $3, $4, $5, $6, $7)",
+        ("bigint", "integer", "integer", "integer", "integer", "bytea", "text"),
+        (run_id, stage, version, generation, number, part, ticket),
+    )
 
 
 # --- at a place ---------------------------------------------------------------------------------------
+
 
 def at_start(plpy, options, look_again):
     """Start the trainer of this process, unless it runs, within the limits of the calling role."""
@@ -248,14 +302,21 @@ def give_objects(plpy, place, functions, models, caller):
     try:
         with db.pinned_path():
             quoted = object_table.check(db, functions)
-            if not db.value("SELECT has_table_privilege($1::oid, $2::regclass, 'SELECT')", ["text", "text"],
-                            [str(caller), quoted]):
+            if not db.value(
+                "SELECT has_table_privilege($1::oid, $2::regclass, 'SELECT')", ["text", "text"], [str(caller), quoted]
+            ):
                 raise MopError(f"permission denied for object table {quoted}")
             for compile_params, digests in json.loads(models):
                 found.update(object_table.read(db, functions, params.parse_compile_params(compile_params), digests))
         names, pickles = list(found), list(found.values())
-        plpy.execute(plpy.prepare(f"SELECT {db.extension}.mop_at_objects($1, $2) FROM {db.extension}.mop_place "
-                                  f"WHERE place = {int(place)}", ["text[]", "bytea[]"]), [names, pickles])
+        plpy.execute(
+            plpy.prepare(
+                f"SELECT {db.extension}.mop_at_objects($1, $2) FROM {db.extension}.mop_place "
+                f"WHERE place = {int(place)}",
+                ["text[]", "bytea[]"],
+            ),
+            [names, pickles],
+        )
         return
     except (MopError, params.ParameterError) as error:
         problem = str(error)
@@ -276,8 +337,9 @@ def at_begin(plpy, text):
     holder, asked = aggregate.session(plpy), json.loads(text)
     unit, models, options = asked["unit"], asked["models"], asked.get("options")
     if missing := [name for own in asked["objects"] for name in own if name not in holder.lent]:
-        raise_error(plpy, f"the custom function {missing[0]!r} has not come to its segment",
-                    aggregate.CONFIGURATION_FAILED)
+        raise_error(
+            plpy, f"the custom function {missing[0]!r} has not come to its segment", aggregate.CONFIGURATION_FAILED
+        )
     if options is not None:
         if holder.unit is not None:  # an answer is still to come that nobody waits for any more
             holder.stop_trainer()
@@ -292,15 +354,29 @@ def at_begin(plpy, text):
         raise_error(plpy, "there is no trainer in this process", aggregate.TRAINER_LOST)
     lent, holder.lent = holder.lent, {}
     # (the trainer takes of the unit what a model has not)
-    if any(params.parse_fit_params({**unit, **model}.get("fit_params"))["callbacks"] for model in models) and not (
-            plpy.execute("SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) "
-                         "current_user")[0]["rolsuper"]):
+    if (
+        any(params.parse_fit_params({**unit, **model}.get("fit_params"))["callbacks"] for model in models)
+        and not (
+            plpy.execute(
+                "SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) current_user"
+            )[0]["rolsuper"]
+        )
+    ):
         raise_error(plpy, "only a superuser may use callbacks", aggregate.CONFIGURATION_FAILED)
     with aggregate.failures_as_sql(plpy, holder):
-        holder.begin(unit, models, None, [{name: lent[name] for name in own}
-                                          for own, _ in zip(asked["objects"], models, strict=True)])
-    return json.dumps({"begun": True, "keeps_rows": unit["keeps_rows"],
-                       **{name: holder.unit[name] for name in ("sends_rows", "epochs_sent")}})
+        holder.begin(
+            unit,
+            models,
+            None,
+            [{name: lent[name] for name in own} for own, _ in zip(asked["objects"], models, strict=True)],
+        )
+    return json.dumps(
+        {
+            "begun": True,
+            "keeps_rows": unit["keeps_rows"],
+            **{name: holder.unit[name] for name in ("sends_rows", "epochs_sent")},
+        }
+    )
 
 
 def at_state(plpy, stage, part):

@@ -75,8 +75,9 @@ class _Work:
     def __init__(self, plpy, holder, unit):
         self.plpy, self.holder, self.unit = plpy, holder, unit
         self.schema = _schema(plpy, holder)
-        self.trainer = trainer_at(holder, self.schema, unit["options"].get("place"), unit.get("places"),
-                                  unit.get("object_table"))
+        self.trainer = trainer_at(
+            holder, self.schema, unit["options"].get("place"), unit.get("places"), unit.get("object_table")
+        )
         self.done = []  # what is to be noted of models, at last
         self.models = unit["models"]
         self.train = unit["kind"] == "train"
@@ -92,16 +93,35 @@ class _Work:
             yield from self.predict(found[0])
             return
         objects = [_rights(self.plpy, unit["object_table"], model) for model in found]
-        header = {**{name: unit[name] for name in (
-            "kind", "seed", "same_start", "segment", "dtypes", "inputs", "outputs", "rows", "replicas", "run_seconds",
-            "share_prefixes", "keep")}, "nbytes": unit["bytes"], "dataset": unit["dataset_key"]}
+        header = {
+            **{
+                name: unit[name]
+                for name in (
+                    "kind",
+                    "seed",
+                    "same_start",
+                    "segment",
+                    "dtypes",
+                    "inputs",
+                    "outputs",
+                    "rows",
+                    "replicas",
+                    "run_seconds",
+                    "share_prefixes",
+                    "keep",
+                )
+            },
+            "nbytes": unit["bytes"],
+            "dataset": unit["dataset_key"],
+        }
         keeps = yield from self.trainer.begin(unit["options"], header, found, objects)
         # rows that cannot be kept are read for each training anew
         parts = [slice(None)] if keeps or not self.train else [slice(n, n + 1) for n in range(len(found))]
         for these in parts:
             self.holder.coming = (lambda: self.read_ahead(unit["coming"])) if these is parts[-1] else None
-            yield from self.together(self.models[these], {**header, "keeps_rows": keeps}, found[these], objects[these],
-                                     began)
+            yield from self.together(
+                self.models[these], {**header, "keeps_rows": keeps}, found[these], objects[these], began
+            )
             began = time.monotonic()
         # last of all: on Greenplum an UPDATE locks a table for all others
         yield from self.finish()
@@ -118,8 +138,11 @@ class _Work:
         rest = max(0.0, time.monotonic() - began - sum(own["seconds"] for own in reports)) / len(reports)
         sizes, since = [None] * len(models), time.monotonic()
         if self.train:
-            sizes = yield from trainer.save(unit["run_id"], [(model["stage"], model["version"] + 1, model["generation"])
-                                                             for model in models], self.ticket)
+            sizes = yield from trainer.save(
+                unit["run_id"],
+                [(model["stage"], model["version"] + 1, model["generation"]) for model in models],
+                self.ticket,
+            )
         else:
             yield from self.score([model["stage"] for model in models], [own["sums"] for own in reports])
         written = (time.monotonic() - since) / len(models) if self.train else 0.0
@@ -129,54 +152,92 @@ class _Work:
         """Write the predictions for a partition of raw rows: in parts, as of stage 0 and the segment's number."""
         # (numpy is not for sessions that only train)
         from pg_mop.inference.prediction import Choice, Predictor, Reader, in_pieces, predictions
+
         unit, told, began = self.unit, self.unit["predict"], time.monotonic()
         yield from self.trainer.start(unit["options"])
         states = yield from self.states(self.models)
         trainer, db = self.holder.trainer, Database(self.plpy, extension_schema(self.plpy))
         try:
             with db.pinned_path():
-                lent = Model.from_told(told["model"], model["architecture"], b"".join(
-                    part for _, part in states))
+                lent = Model.from_told(told["model"], model["architecture"], b"".join(part for _, part in states))
                 lent.lend(trainer)
                 predictor = Predictor(trainer, lent, Choice.for_model(told["pred_type"], lent))
                 reader = Reader(db, told["table"], told["identifier"], told["inputs"])
                 for number, rows in enumerate(in_pieces(predictions(predictor, reader))):
-                    yield put_state(self.schema, unit["run_id"], 0, unit["segment"], 1, number,
-                                    json.dumps(rows).encode(), self.ticket)
-            self.done = [(self.models[0], {"kernel": "plain", "rows": reader.rows, "loss": None,
-                                           "seconds": time.monotonic() - began}, None, 0.0, 0.0)]
+                    yield put_state(
+                        self.schema,
+                        unit["run_id"],
+                        0,
+                        unit["segment"],
+                        1,
+                        number,
+                        json.dumps(rows).encode(),
+                        self.ticket,
+                    )
+            self.done = [
+                (
+                    self.models[0],
+                    {"kernel": "plain", "rows": reader.rows, "loss": None, "seconds": time.monotonic() - began},
+                    None,
+                    0.0,
+                    0.0,
+                )
+            ]
             yield from self.finish()
             return
         except MopError as error:
             problem = error
-        raise_error(self.plpy, f"{problem.message}{problem.hint and f' ({problem.hint})' or ''}",
-                    aggregate.CONFIGURATION_FAILED)
+        raise_error(
+            self.plpy, f"{problem.message}{problem.hint and f' ({problem.hint})' or ''}", aggregate.CONFIGURATION_FAILED
+        )
 
     def check_rows(self):
         """The segment must hold the very rows that the run began with."""
         unit = self.unit
         if (yield Query(unit["fingerprint_sql"]))[0]["fingerprint"] != unit["fingerprint"]:
-            raise_error(self.plpy, f"the rows of segment {unit['segment']} in {unit['table']} have changed since the "
-                                   f"run began", aggregate.SOURCE_CHANGED)
+            raise_error(
+                self.plpy,
+                f"the rows of segment {unit['segment']} in {unit['table']} have changed since the run began",
+                aggregate.SOURCE_CHANGED,
+            )
 
     def found(self):
         """What the trainer needs to know of each model; those that are to be trained are locked."""
-        self.taken = rows = {row["stage"]: row for row in (yield Query(
-            f"SELECT * FROM {self.schema}.mop_take_models($1, $2, $3, $4, $5, $6)",
-            ("bigint", "integer", "integer[]", "integer[]", "boolean", "text"),
-            (self.unit["run_id"], self.unit["epoch"], [model["stage"] for model in self.models],
-             [model["version"] for model in self.models], self.train, self.ticket), several=True))}
+        self.taken = rows = {
+            row["stage"]: row
+            for row in (
+                yield Query(
+                    f"SELECT * FROM {self.schema}.mop_take_models($1, $2, $3, $4, $5, $6)",
+                    ("bigint", "integer", "integer[]", "integer[]", "boolean", "text"),
+                    (
+                        self.unit["run_id"],
+                        self.unit["epoch"],
+                        [model["stage"] for model in self.models],
+                        [model["version"] for model in self.models],
+                        self.train,
+                        self.ticket,
+                    ),
+                    several=True,
+                )
+            )
+        }
         return [self.told(model, rows[model["stage"]]) for model in self.models]
 
     @staticmethod
     def told(model, row):
-        return {"stage": model["stage"], "mst_key": row["mst_key"], "model_id": row["model_id"],
-                "iteration": model["iteration"], "architecture": row["model_arch"],
-                "compile_params": row["compile_params"], "fit_params": row["fit_params"],
-                "functions": model.get("functions", []),
-                **{name: model.get(name) for name in ("epochs", "kernel", "costs", "passes_left", "run_passes_left")},
-                # version 0 has no state, or weights alone: of a warm start or of the architecture table
-                "plain_weights": model["version"] == 0}
+        return {
+            "stage": model["stage"],
+            "mst_key": row["mst_key"],
+            "model_id": row["model_id"],
+            "iteration": model["iteration"],
+            "architecture": row["model_arch"],
+            "compile_params": row["compile_params"],
+            "fit_params": row["fit_params"],
+            "functions": model.get("functions", []),
+            **{name: model.get(name) for name in ("epochs", "kernel", "costs", "passes_left", "run_passes_left")},
+            # version 0 has no state, or weights alone: of a warm start or of the architecture table
+            "plain_weights": model["version"] == 0,
+        }
 
     def states(self, models):
         """The parts of the states of models, then those of other replicas where there are some: (stage, bytes).
@@ -187,8 +248,11 @@ class _Work:
         if self.unit["replicas"] and versions[0][1] > 0:
             versions += [(stage, versions[0][1]) for stage, _ in self.unit["replicas"] if stage != versions[0][0]]
         ahead, self.holder.ahead = self.holder.ahead, {}
-        known = [(stage, part) for stage, version in versions
-                 for part in ahead.get((self.unit["run_id"], stage, version), ())]
+        known = [
+            (stage, part)
+            for stage, version in versions
+            for part in ahead.get((self.unit["run_id"], stage, version), ())
+        ]
         unread = [(stage, version) for stage, version in versions if stage not in {stage for stage, _ in known}]
         found = yield from self.trainer.states(self.unit["run_id"], unread, self.ticket, self.taken)
         return self.complete(known, found, unread)
@@ -202,8 +266,11 @@ class _Work:
             yield stage, part
         for stage, version in unread:
             if version > 0 and stage not in read:
-                raise_error(self.plpy, f"the state of stage {stage} of run {self.unit['run_id']} at version {version} "
-                                       "is missing", aggregate.SOURCE_CHANGED)
+                raise_error(
+                    self.plpy,
+                    f"the state of stage {stage} of run {self.unit['run_id']} at version {version} is missing",
+                    aggregate.SOURCE_CHANGED,
+                )
 
     def read_ahead(self, model):
         """Read the state of the model (stage, version) that the next unit here will most likely be of.
@@ -213,8 +280,11 @@ class _Work:
         """
         if model is not None:
             run_id, wanted = self.unit["run_id"], (model["stage"], model["version"])
-            self.holder.ahead = {(run_id, *wanted): [
-                part for _, part in by_spi(self.holder, self.trainer.states(run_id, [wanted], self.ticket, {}))]}
+            self.holder.ahead = {
+                (run_id, *wanted): [
+                    part for _, part in by_spi(self.holder, self.trainer.states(run_id, [wanted], self.ticket, {}))
+                ]
+            }
 
     def score(self, stages, sums):
         """Add evaluations' sums, of models of so many stages, to those of the other segments; the last one notes the
@@ -223,11 +293,21 @@ class _Work:
         Raises SQLSTATE MOP01 where one of these is not finite.
         """
         unit = self.unit
-        found = (yield Query(
-            f"SELECT * FROM {self.schema}.mop_put_sums($1, $2, $3, $4, $5, $6, $7)",
-            ("bigint", "integer[]", "text", "integer", "integer[]", "float8[]", "text"),
-            (unit["run_id"], stages, unit["dataset"], unit["segment"], [len(own) for own in sums],
-             [value for own in sums for value in own], self.ticket)))[0]
+        found = (
+            yield Query(
+                f"SELECT * FROM {self.schema}.mop_put_sums($1, $2, $3, $4, $5, $6, $7)",
+                ("bigint", "integer[]", "text", "integer", "integer[]", "float8[]", "text"),
+                (
+                    unit["run_id"],
+                    stages,
+                    unit["dataset"],
+                    unit["segment"],
+                    [len(own) for own in sums],
+                    [value for own in sums for value in own],
+                    self.ticket,
+                ),
+            )
+        )[0]
         if not found["complete"]:  # (an empty array, or what Greenplum makes of one)
             return
         theirs = {stage: {unit["segment"]: own} for stage, own in zip(stages, sums)}
@@ -238,35 +318,75 @@ class _Work:
         # in the order of the segments, whichever ended first: the same sums every time
         reports = {}
         for stage in found["complete"]:
-            reports[stage] = yield from self.trainer.score(stages.index(stage), [
-                functools.reduce(operator.add, values)
-                for values in zip(*(own for _, own in sorted(theirs[stage].items())), strict=True)])
+            reports[stage] = yield from self.trainer.score(
+                stages.index(stage),
+                [
+                    functools.reduce(operator.add, values)
+                    for values in zip(*(own for _, own in sorted(theirs[stage].items())), strict=True)
+                ],
+            )
         for report in reports.values():
             values = [("loss", report["loss"]), *report["metrics"].items()]
-            bad = [f"{name} is {'NaN' if value != value else 'infinite'}" for name, value in values
-                   if not math.isfinite(value)]
+            bad = [
+                f"{name} is {'NaN' if value != value else 'infinite'}"
+                for name, value in values
+                if not math.isfinite(value)
+            ]
             if bad and unit["finite"]:
                 raise_error(self.plpy, f"{bad[0]} on the {unit['dataset']} data", aggregate.CONFIGURATION_FAILED)
-        yield Query(f"SELECT {self.schema}.mop_note_metrics($1, $2, $3, $4, $5, $6, $7)",
-                    ("bigint", "integer[]", "text", "float8[]", "float8[]", "text[]", "text"),
-                    (unit["run_id"], list(reports), unit["dataset"],
-                     *([report[name] for report in reports.values()] for name in ("loss", "metric")),
-                     [finite_json(report["metrics"]) for report in reports.values()], self.ticket))
+        yield Query(
+            f"SELECT {self.schema}.mop_note_metrics($1, $2, $3, $4, $5, $6, $7)",
+            ("bigint", "integer[]", "text", "float8[]", "float8[]", "text[]", "text"),
+            (
+                unit["run_id"],
+                list(reports),
+                unit["dataset"],
+                *([report[name] for report in reports.values()] for name in ("loss", "metric")),
+                [finite_json(report["metrics"]) for report in reports.values()],
+                self.ticket,
+            ),
+        )
 
     def finish(self):
         """Note the models' results in their units' rows, and the sizes of their new states."""
-        results = [{"stage": model["stage"], "attempt": model["attempt"],
-                    **({"version": model["version"] + 1, "generation": model["generation"], "bytes": size,
-                        "release": model["release"]} if self.train else {}),
-                    "kernel": report["kernel"], "rows": report["rows"], "loss": _number(report["loss"]),
-                    "metric": _number(report.get("metric")), "read_seconds": read_seconds,
-                    "train_seconds": report["seconds"], "write_seconds": write_seconds,
-                    "compilations": report.get("compilations"), "choice": report.get("choice")}
-                   for model, report, size, read_seconds, write_seconds in self.done]
-        yield Query(f"SELECT {self.schema}.mop_finish_units($1, $2, $3, $4, $5, $6)",
-                    ("bigint", "integer", "text", "text", "json", "text"),
-                    (self.unit["run_id"], self.unit["segment"], self.unit["kind"], self.unit["dataset"],
-                     json.dumps(results), self.ticket))
+        results = [
+            {
+                "stage": model["stage"],
+                "attempt": model["attempt"],
+                **(
+                    {
+                        "version": model["version"] + 1,
+                        "generation": model["generation"],
+                        "bytes": size,
+                        "release": model["release"],
+                    }
+                    if self.train
+                    else {}
+                ),
+                "kernel": report["kernel"],
+                "rows": report["rows"],
+                "loss": _number(report["loss"]),
+                "metric": _number(report.get("metric")),
+                "read_seconds": read_seconds,
+                "train_seconds": report["seconds"],
+                "write_seconds": write_seconds,
+                "compilations": report.get("compilations"),
+                "choice": report.get("choice"),
+            }
+            for model, report, size, read_seconds, write_seconds in self.done
+        ]
+        yield Query(
+            f"SELECT {self.schema}.mop_finish_units($1, $2, $3, $4, $5, $6)",
+            ("bigint", "integer", "text", "text", "json", "text"),
+            (
+                self.unit["run_id"],
+                self.unit["segment"],
+                self.unit["kind"],
+                self.unit["dataset"],
+                json.dumps(results),
+                self.ticket,
+            ),
+        )
 
 
 def _number(value):

@@ -20,9 +20,9 @@ from pg_mop.inference.prediction import Choice, Predictor, check_range, wires
 
 MODEL, ROW, END = 1, 2, 3  # what a row of the UNION ALL is
 PLAIN = ("smallint", "integer", "bigint", "numeric", "text", "uuid")  # types whose text no setting changes
-ASTRAY = "MOP05"           # SQLSTATE: the statement is carried out otherwise than we need
+ASTRAY = "MOP05"  # SQLSTATE: the statement is carried out otherwise than we need
 INTERRUPTED = "KeyboardInterrupt"  # what Greenplum's PL/Python raises for a cancel
-AGAIN = 3                  # times that a statement is tried once more
+AGAIN = 3  # times that a statement is tried once more
 
 
 def insert(db, test, model, choice, output, places, options):
@@ -31,8 +31,13 @@ def insert(db, test, model, choice, output, places, options):
 
     `places`: those of mop_place, one on each segment; `options`: of the trainers there.
     """
-    told = {"architecture": model.architecture_text, "model": model.told(), "pred_type": choice.pred_type,
-            "inputs": test.inputs, "options": options}
+    told = {
+        "architecture": model.architecture_text,
+        "model": model.told(),
+        "pred_type": choice.pred_type,
+        "inputs": test.inputs,
+        "options": options,
+    }
     identifier = quote_identifier(test.identifier)
     identifier = f"{identifier}::text" if test.id_type in PLAIN else f"{db.extension}.mop_exact_text({identifier})"
     there = f"FROM {db.extension}.mop_place WHERE place IN ({', '.join(map(str, places))})"
@@ -43,7 +48,8 @@ def insert(db, test, model, choice, output, places, options):
         f"NULL::bytea[] AS inputs {there} "
         f"UNION ALL SELECT {ROW}, NULL, NULL, {identifier}, "
         f"ARRAY[{', '.join(wires(test.inputs))}] FROM {test.table} "
-        f"UNION ALL SELECT {END}, NULL, NULL, NULL, NULL {there}) AS r) AS q) AS p")
+        f"UNION ALL SELECT {END}, NULL, NULL, NULL, NULL {there}) AS r) AS q) AS p"
+    )
     planner, problem = db.setting("optimizer"), None
     try:
         if planner != "off":  # GPORCA may order the parts otherwise
@@ -89,6 +95,7 @@ def _of_segment(error):
 
 
 # --- in a process at a segment --------------------------------------------------------------------------
+
 
 class _Predicting:
     """What the rows of one statement are given to."""

@@ -39,14 +39,16 @@ class Model:
                 raise MopError(f"{self.what} cannot be used: {architecture.NO_VECTOR} {shape}")
         if len(shapes) != len(self.outputs):
             raise MopError(f"{self.what} has {len(shapes)} outputs, not {len(self.outputs)}")
-        self.outputs = [width for width, in shapes]
+        self.outputs = [width for (width,) in shapes]
         self.check_classes()
 
     def check_classes(self):
         """Raises MopError where class values that were given are not as many as the model outputs, as far as known."""
         given = [None if c is None else len(c) for c in self.classes]
-        if self.given_classes and (len(given) != len(self.outputs) or not all(
-                None in (count, width) or count == width for count, width in zip(given, self.outputs))):
+        if self.given_classes and (
+            len(given) != len(self.outputs)
+            or not all(None in (count, width) or count == width for count, width in zip(given, self.outputs))
+        ):
             raise MopError(f"class_values has {given} values, the model outputs {self.outputs} classes")
 
     def _read_architecture(self, text, weights, outputs, what):

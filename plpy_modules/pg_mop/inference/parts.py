@@ -27,9 +27,15 @@ def why_alone(db, table, columns, checked):
         # (only of a partitioned table, or a partition, there is such a tree)
         "FROM pg_class c WHERE c.oid IN (SELECT relid FROM pg_partition_tree($1::regclass) WHERE isleaf) "
         "OR c.oid = $1 AND c.relkind = 'r'",
-        ["oid", "text[]"], [table.oid, columns])
-    reasons = {"temporary": "it is temporary", "written": "this transaction has written to it",
-               "policies": "it has row security", "others": "a partition is no table of PostgreSQL's",
-               "forbidden": "its partitions may not be read by themselves",
-               "renamed": "a column has another name on another server"}
+        ["oid", "text[]"],
+        [table.oid, columns],
+    )
+    reasons = {
+        "temporary": "it is temporary",
+        "written": "this transaction has written to it",
+        "policies": "it has row security",
+        "others": "a partition is no table of PostgreSQL's",
+        "forbidden": "its partitions may not be read by themselves",
+        "renamed": "a column has another name on another server",
+    }
     return next((reason for name, reason in reasons.items() if found[name]), None)

@@ -24,8 +24,11 @@ class Predictor:
             values = list(values) if values is not None else [str(k) for k in range(units)] if units > 1 else [None]
             self.classes.append((values + [None] * units)[:units] + [None])  # the last: of no class
         kept = sum(model.outputs) if choice.most is None else len(model.outputs) * choice.most
-        size = (sum(int(np.prod(shape)) * 8 + 64 for shape in model.input_shapes) + 16 * sum(model.outputs)
-                + ROW_BYTES * kept)
+        size = (
+            sum(int(np.prod(shape)) * 8 + 64 for shape in model.input_shapes)
+            + 16 * sum(model.outputs)
+            + ROW_BYTES * kept
+        )
         self.count = max(1, min(10_000, CHUNK_BYTES // size))
         self.constant = np.float32(model.normalizing_const)
 
@@ -40,8 +43,10 @@ class Predictor:
         for wires, name, shape in zip(values, inputs, self.model.input_shapes):
             array = decode(wires, shape, "real", name).reshape(-1, *shape)
             arrays.append(array if self.constant == 1 else array / self.constant)
-        self.trainer.send({"op": "predict", "shapes": [list(a.shape) for a in arrays]},
-                          *(a.reshape(-1).view(np.uint8) for a in arrays))
+        self.trainer.send(
+            {"op": "predict", "shapes": [list(a.shape) for a in arrays]},
+            *(a.reshape(-1).view(np.uint8) for a in arrays),
+        )
         _, payloads = self.trainer.receive()
         rows = [[], [], [], [], []]
         finite = np.all([np.isfinite(a.reshape(len(a), -1)).all(axis=1) for a in arrays], axis=0)
@@ -93,8 +98,9 @@ class Choice:
             pred_type = float(pred_type)  # (as drivers give it that send no types)
         if isinstance(pred_type, str):
             if pred_type not in ("prob", "response"):
-                raise MopError(f"pred_type must be 'prob', 'response', an integer or a double precision number, "
-                               f"not {pred_type!r}")
+                raise MopError(
+                    f"pred_type must be 'prob', 'response', an integer or a double precision number, not {pred_type!r}"
+                )
             if pred_type == "response":
                 self.most = 1
         elif isinstance(pred_type, int) or 1 <= pred_type < 2**31 and pred_type == int(pred_type):
@@ -121,11 +127,12 @@ class Choice:
         and rank -1.
         """
         count, classes = probabilities.shape
-        order = np.argsort(-probabilities, axis=1, kind="stable") if self.sort else np.tile(np.arange(classes),
-                                                                                          (count, 1))
+        order = (
+            np.argsort(-probabilities, axis=1, kind="stable") if self.sort else np.tile(np.arange(classes), (count, 1))
+        )
         kept = np.ones((count, classes), bool)
         if self.most is not None:
-            kept[:, self.most:] = False
+            kept[:, self.most :] = False
         if self.above is not None:
             kept = np.take_along_axis(probabilities, order, 1) > self.above
         kept[~known] = np.arange(classes) == 0
@@ -177,8 +184,9 @@ def check_range(db, error, table, inputs):
 def check_shapes(dims, inputs, shapes):
     """The inputs (names) of any row, of which the array_dims are given, must have these shapes. Raises MopError."""
     for text, name, shape in zip(dims, inputs, shapes):
-        given = [int(d.split(":")[1]) - int(d.split(":")[0]) + 1
-                 for d in (text or "").strip("[]").split("][") if d]
+        given = [int(d.split(":")[1]) - int(d.split(":")[0]) + 1 for d in (text or "").strip("[]").split("][") if d]
         if given != shape:
-            raise MopError(f'the model takes input of shape {shape}, column {quote_literal(name)} has {given}: '
-                           f"input shape does not match")
+            raise MopError(
+                f"the model takes input of shape {shape}, column {quote_literal(name)} has {given}: "
+                f"input shape does not match"
+            )

@@ -23,25 +23,39 @@ class RawTable:
         for name in split_names(independent_varname):
             column = db.find_column(columns, name)
             if column is None:
-                raise MopError(f'invalid independent_varname "{name}": test table "{text}" has no such column',
-                               hint=HINT)
+                raise MopError(
+                    f'invalid independent_varname "{name}": test table "{text}" has no such column', hint=HINT
+                )
             kind = column_kind(db, self.table, column)
             if not kind.numeric_array:
-                raise MopError(f'invalid independent_varname: column "{column}" of test table "{text}" has type '
-                               f"{kind.shown}, not an array of numbers",
-                               hint=HINT if f"{column}_shape" in columns else
-                               "Give a column of type real[], integer[] or the like.")
+                raise MopError(
+                    f'invalid independent_varname: column "{column}" of test table "{text}" has type '
+                    f"{kind.shown}, not an array of numbers",
+                    hint=HINT
+                    if f"{column}_shape" in columns
+                    else "Give a column of type real[], integer[] or the like.",
+                )
             self.inputs.append(column)
         db.check_readable(self.table, self.columns)
         if self.identifier in ("class_name", "class_value", "prob", "rank"):
-            raise MopError(f'id column "{self.identifier}" has the name of a column that the predictions have',
-                           hint="Give it another name in a view of the test table.")
-        self.id_type = db.value("SELECT format_type(atttypid, atttypmod) FROM pg_attribute "
-                                "WHERE attrelid = $1 AND attname = $2", ["oid", "text"],
-                                [self.table.oid, self.identifier])
+            raise MopError(
+                f'id column "{self.identifier}" has the name of a column that the predictions have',
+                hint="Give it another name in a view of the test table.",
+            )
+        self.id_type = db.value(
+            "SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = $1 AND attname = $2",
+            ["oid", "text"],
+            [self.table.oid, self.identifier],
+        )
         self.foreign = db.has_foreign_rows(self.table)
-        self.in_parts = self.foreign and self.table.kind == "r" or self.table.kind == "p" and db.value(
-            "SELECT count(*) > 1 FROM pg_partition_tree($1::oid::regclass) WHERE isleaf", ["oid"], [self.table.oid])
+        self.in_parts = (
+            self.foreign
+            and self.table.kind == "r"
+            or self.table.kind == "p"
+            and db.value(
+                "SELECT count(*) > 1 FROM pg_partition_tree($1::oid::regclass) WHERE isleaf", ["oid"], [self.table.oid]
+            )
+        )
 
     @property
     def columns(self):

@@ -6,12 +6,15 @@ import struct
 from pg_mop.arrays import np
 from pg_mop.database import MopError
 
-MAX_ELEMENTS = 75_000_000      # independent elements that a computed buffer holds at most (300 MB of float32)
+MAX_ELEMENTS = 75_000_000  # independent elements that a computed buffer holds at most (300 MB of float32)
 MAX_PACKED_BYTES = 1_000_000_000  # all values of one packed row together; PostgreSQL's limit is 1 GiB per row
 
 # element types of arrays on the wire -> (big-endian dtype on the wire, dtype in a buffer)
-WIRE = {"real": (">f4", np.dtype("<f4")), "smallint": (">i2", np.dtype("<i2")),
-        "double precision": (">f8", np.dtype("<f8"))}
+WIRE = {
+    "real": (">f4", np.dtype("<f4")),
+    "smallint": (">i2", np.dtype("<i2")),
+    "double precision": (">f8", np.dtype("<f8")),
+}
 
 
 def buffer_rows(rows, segments, requested, elements, row_bytes=0):
@@ -59,8 +62,10 @@ def dimensions(wire, column):
     Raises MopError, naming `column`, for a NULL or an empty array.
     """
     if wire is None:
-        raise MopError(f'column "{column}" has NULL instead of an array in some row',
-                       hint=f'Leave such rows out: SELECT ... WHERE "{column}" IS NOT NULL.')
+        raise MopError(
+            f'column "{column}" has NULL instead of an array in some row',
+            hint=f'Leave such rows out: SELECT ... WHERE "{column}" IS NOT NULL.',
+        )
     count = struct.unpack_from(">i", wire)[0]
     dims = tuple(struct.unpack_from(">i", wire, 12 + 8 * i)[0] for i in range(count))
     if 0 in dims or not dims:
@@ -76,13 +81,21 @@ def decode(wires, dims, element, column):
     """
     wire_type, kept = WIRE[element]
     count = int(np.prod(dims))
-    layout = np.dtype([("header", ">i4", 3), ("dims", ">i4", (len(dims), 2)),
-                       ("elements", [("length", ">i4"), ("value", wire_type)], (count,))])
+    layout = np.dtype(
+        [
+            ("header", ">i4", 3),
+            ("dims", ">i4", (len(dims), 2)),
+            ("elements", [("length", ">i4"), ("value", wire_type)], (count,)),
+        ]
+    )
     if any(wire is None or len(wire) != layout.itemsize for wire in wires):
         _complain(wires, dims, column)
     rows = np.frombuffer(b"".join(wires), layout)
-    if not ((rows["header"][:, 0] == len(dims)).all() and (rows["dims"][:, :, 0] == dims).all()
-            and (rows["elements"]["length"] == np.dtype(wire_type).itemsize).all()):
+    if not (
+        (rows["header"][:, 0] == len(dims)).all()
+        and (rows["dims"][:, :, 0] == dims).all()
+        and (rows["elements"]["length"] == np.dtype(wire_type).itemsize).all()
+    ):
         _complain(wires, dims, column)
     return rows["elements"]["value"].astype(kept)
 
@@ -92,10 +105,14 @@ def _complain(wires, dims, column):
     for wire in wires:
         found = dimensions(wire, column)
         if found != tuple(dims):
-            raise MopError(f'column "{column}" has arrays of different dimensions',
-                           detail=f"The first row has {braces(dims)}, another row has {braces(found)}.")
-    raise MopError(f'column "{column}" has an array with a NULL element',
-                   hint="Replace NULL elements (array_replace) or leave such rows out.")
+            raise MopError(
+                f'column "{column}" has arrays of different dimensions',
+                detail=f"The first row has {braces(dims)}, another row has {braces(found)}.",
+            )
+    raise MopError(
+        f'column "{column}" has an array with a NULL element',
+        hint="Replace NULL elements (array_replace) or leave such rows out.",
+    )
 
 
 def braces(values):
@@ -127,8 +144,10 @@ def scale(values, factor, column):
         with np.errstate(over="raise"):
             values *= factor
     except FloatingPointError:
-        raise MopError(f'a value of column "{column}" divided by the normalizing constant is out of range '
-                       "for type real", sqlstate="22003") from None
+        raise MopError(
+            f'a value of column "{column}" divided by the normalizing constant is out of range for type real',
+            sqlstate="22003",
+        ) from None
     return values
 
 

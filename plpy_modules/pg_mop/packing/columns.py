@@ -40,8 +40,8 @@ class Output:
     def __init__(self, name, kind, encoded, width=None, element="smallint", scalar=False):
         self.name, self.kind, self.encoded, self.width = name, kind, encoded, width
         self.element, self.scalar = element, scalar
-        self.class_kind = kind   # type of the class values
-        self.null_code = -1      # code of NULL labels; -1: NULL is no class
+        self.class_kind = kind  # type of the class values
+        self.null_code = -1  # code of NULL labels; -1: NULL is no class
 
     @property
     def shape(self):
@@ -81,8 +81,10 @@ def independent(db, source, text):
     for name in _names(db, source, text, "independent_varname"):
         kind = column_kind(db, source, name)
         if not kind.numeric_array:
-            raise MopError(f'invalid independent_varname: column "{name}" has type {kind.shown}, '
-                           "not an array of numbers", hint="Give a column of type real[], integer[] or the like.")
+            raise MopError(
+                f'invalid independent_varname: column "{name}" has type {kind.shown}, not an array of numbers',
+                hint="Give a column of type real[], integer[] or the like.",
+            )
         inputs.append(Input(name, _first_dims(db, source, name)))
     return inputs
 
@@ -95,22 +97,29 @@ def dependent(db, source, text, element):
         if kind.numeric_array:
             dims = _first_dims(db, source, name)
             if len(dims) != 1:
-                raise MopError(f'column "{name}" has arrays of {len(dims)} dimensions',
-                               detail="A dependent column of arrays has vectors, one for each row: one dimension.")
+                raise MopError(
+                    f'column "{name}" has arrays of {len(dims)} dimensions',
+                    detail="A dependent column of arrays has vectors, one for each row: one dimension.",
+                )
             outputs.append(Output(name, kind, False, dims[0], element))
             continue
         if element == "real":
             if kind.shown not in NUMBERS:
-                raise MopError(f'invalid dependent_varname: column "{name}" has type {kind.shown}, '
-                               "neither a number nor an array of numbers",
-                               hint=AS_NUMBER.format(quote_identifier(name), source) if kind.shown == "boolean" else
-                               "Leave out dependent_dtype => 'float32' to have its values as classes.")
+                raise MopError(
+                    f'invalid dependent_varname: column "{name}" has type {kind.shown}, '
+                    "neither a number nor an array of numbers",
+                    hint=AS_NUMBER.format(quote_identifier(name), source)
+                    if kind.shown == "boolean"
+                    else "Leave out dependent_dtype => 'float32' to have its values as classes.",
+                )
             outputs.append(Output(name, kind, False, 1, element, scalar=True))
             continue
         if kind.element is not None or kind.typtype not in "ber" or not kind.has_array or not equality(db, kind):
-            raise MopError(f'invalid dependent_varname: column "{name}" has type {kind.shown}, '
-                           "whose values cannot be ordered as classes",
-                           hint=f'Cast it: SELECT ..., "{name}"::text FROM ...')
+            raise MopError(
+                f'invalid dependent_varname: column "{name}" has type {kind.shown}, '
+                "whose values cannot be ordered as classes",
+                hint=f'Cast it: SELECT ..., "{name}"::text FROM ...',
+            )
         outputs.append(Output(name, kind, True))
     return outputs
 
@@ -125,8 +134,10 @@ def _names(db, table, text, what):
     for name in wanted:
         column = db.find_column(columns, name)
         if column is None:
-            raise MopError(f'invalid {what}: column "{name}" does not exist in {table}',
-                           hint="Its columns are " + ", ".join(columns) + ".")
+            raise MopError(
+                f'invalid {what}: column "{name}" does not exist in {table}',
+                hint="Its columns are " + ", ".join(columns) + ".",
+            )
         found.append(column)
     db.check_readable(table, found)
     return found

@@ -27,8 +27,10 @@ class Places:
         or here if there is none. Raises MopError."""
         self.db, self.links, strengths = db, Links(db), {}
         if replicas > len(names or [HERE]):
-            raise MopError(f"pg_mop.replicas is {replicas}, but the segments are on {len(names or [HERE])} server",
-                           hint="SET pg_mop.servers = 'w1, w2'; or RESET pg_mop.replicas;")
+            raise MopError(
+                f"pg_mop.replicas is {replicas}, but the segments are on {len(names or [HERE])} server",
+                hint="SET pg_mop.servers = 'w1, w2'; or RESET pg_mop.replicas;",
+            )
         for name in names or ():
             if names.count(name) > 1:
                 raise MopError(f'pg_mop.servers names "{name}" twice', hint="RESET pg_mop.servers;")
@@ -50,8 +52,10 @@ class Places:
         known = {this_database(self.db): HERE}
         for name, link in self.links.items():
             if (first := known.setdefault(link.info["identity"], name)) != name:
-                raise MopError(f'servers "{first}" and "{name}" are one: a copy there would be none',
-                               hint="SET pg_mop.servers = ...; with servers that differ, or RESET pg_mop.replicas;")
+                raise MopError(
+                    f'servers "{first}" and "{name}" are one: a copy there would be none',
+                    hint="SET pg_mop.servers = ...; with servers that differ, or RESET pg_mop.replicas;",
+                )
 
     def create(self, target, columns, external):
         """Create the packed table (quoted): (the tables to be filled with each segment, quoted, its partition first;
@@ -60,14 +64,20 @@ class Places:
         db, (schema, name) = self.db, self.db.parse_name(target)
         # a table with foreign partitions can have no key
         key = "" if self.links else f", {PRIMARY_KEY}"
-        db.execute(f'CREATE TABLE {target} ({columns_sql(columns)}{key}) PARTITION BY LIST ("__dist_key__"); '
-                   f"ALTER TABLE {target} {external_sql(external)}")
+        db.execute(
+            f'CREATE TABLE {target} ({columns_sql(columns)}{key}) PARTITION BY LIST ("__dist_key__"); '
+            f"ALTER TABLE {target} {external_sql(external)}"
+        )
         filled, copies, segments = [], [], len(self.servers)
         for segment in range(segments):
             own = _quoted((schema, partition_name(name, segment, segments)))
             if db.value("SELECT to_regclass($1) IS NOT NULL", ["text"], [own]):  # before anything is made elsewhere
-                raise MopError(f"table {own} already exists", detail=f"It would be segment {segment} of {target}.",
-                               hint=f"DROP TABLE {own}; or choose another output table.", sqlstate="42P07")
+                raise MopError(
+                    f"table {own} already exists",
+                    detail=f"It would be segment {segment} of {target}.",
+                    hint=f"DROP TABLE {own}; or choose another output table.",
+                    sqlstate="42P07",
+                )
         for segment, copy_on in enumerate(self.copies):
             own = schema, partition_name(name, segment, segments)
             self.make(target, own, segment, columns)
@@ -86,11 +96,12 @@ class Places:
         if name == HERE:
             db.execute(f"CREATE TABLE {table} PARTITION OF {target} FOR VALUES IN ({segment})")
             if self.links:  # which the parent cannot have then
-                db.execute(f'ALTER TABLE {table} ADD {PRIMARY_KEY}')
+                db.execute(f"ALTER TABLE {table} ADD {PRIMARY_KEY}")
             return
         self._make_there(name, f"segment {segment} of {target}", partition, segment, columns)
-        db.execute(f"CREATE FOREIGN TABLE {table} PARTITION OF {target} FOR VALUES IN ({segment}) "
-                   f"{_foreign(name, partition)}")
+        db.execute(
+            f"CREATE FOREIGN TABLE {table} PARTITION OF {target} FOR VALUES IN ({segment}) {_foreign(name, partition)}"
+        )
 
     def make_copy(self, target, partition, segment, columns):
         """Make the copy of a segment on its server, likewise; what it is filled by here (quoted)."""
@@ -100,8 +111,10 @@ class Places:
             mark = self.db.value("SELECT obj_description(to_regclass($1), 'pg_class')", ["text"], [table])
             if mark == _marked(self.db, what):  # of a packed table that somebody has dropped
                 self.db.execute(f"DROP TABLE {table}")
-            self.db.execute(f"{_create_alone(table, columns, segment)}; COMMENT ON TABLE {table} IS "
-                            f"{quote_literal(_marked(self.db, what))}")
+            self.db.execute(
+                f"{_create_alone(table, columns, segment)}; COMMENT ON TABLE {table} IS "
+                f"{quote_literal(_marked(self.db, what))}"
+            )
             return table
         self._make_there(name, what, partition, segment, columns)
         filled = f"pg_temp.{quote_identifier(partition[1])}"
@@ -118,27 +131,40 @@ class Places:
         """Make a table on another server, which is told what it is."""
         link, quoted, table = self.links[name], quote_identifier(name), _quoted(partition)
         mark = _marked(self.db, what)
-        there = link.run(f"SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_namespace n ON n.oid = "
-                         f"c.relnamespace WHERE n.nspname = {quote_literal(partition[0])} AND c.relname = "
-                         f"{quote_literal(partition[1])}")
+        there = link.run(
+            f"SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_namespace n ON n.oid = "
+            f"c.relnamespace WHERE n.nspname = {quote_literal(partition[0])} AND c.relname = "
+            f"{quote_literal(partition[1])}"
+        )
         if there and there[0][0] != mark:
-            raise MopError(f"table {table} already exists on server {quoted}",
-                           detail=f"It would be {what}.", sqlstate="42P07",
-                           hint=f"Drop it there (DROP TABLE {table};) or choose another output table.")
-        if not link.run(f"SELECT 1 FROM pg_namespace WHERE nspname = {quote_literal(partition[0])} AND "
-                        f"has_schema_privilege(oid, 'CREATE')"):
-            raise MopError(f'there is no schema "{partition[0]}" on server {quoted} in which role '
-                           f"{quote_identifier(link.way.role)} may make tables", sqlstate="3F000",
-                           hint=f"There: CREATE SCHEMA IF NOT EXISTS {quote_identifier(partition[0])}; GRANT USAGE, "
-                                f"CREATE ON SCHEMA {quote_identifier(partition[0])} TO "
-                                f"{quote_identifier(link.way.role)};")
+            raise MopError(
+                f"table {table} already exists on server {quoted}",
+                detail=f"It would be {what}.",
+                sqlstate="42P07",
+                hint=f"Drop it there (DROP TABLE {table};) or choose another output table.",
+            )
+        if not link.run(
+            f"SELECT 1 FROM pg_namespace WHERE nspname = {quote_literal(partition[0])} AND "
+            f"has_schema_privilege(oid, 'CREATE')"
+        ):
+            raise MopError(
+                f'there is no schema "{partition[0]}" on server {quoted} in which role '
+                f"{quote_identifier(link.way.role)} may make tables",
+                sqlstate="3F000",
+                hint=f"There: CREATE SCHEMA IF NOT EXISTS {quote_identifier(partition[0])}; GRANT USAGE, "
+                f"CREATE ON SCHEMA {quote_identifier(partition[0])} TO "
+                f"{quote_identifier(link.way.role)};",
+            )
         # one that nobody has any more is what a transaction that was rolled back has left
-        link.run(f"DROP TABLE IF EXISTS {table}; {_create_alone(table, columns, segment)}; "
-                 f"COMMENT ON TABLE {table} IS {quote_literal(mark)}")
+        link.run(
+            f"DROP TABLE IF EXISTS {table}; {_create_alone(table, columns, segment)}; "
+            f"COMMENT ON TABLE {table} IS {quote_literal(mark)}"
+        )
 
 
 def partition_name(table, segment, segments):
     """The name of one segment's partition. A long name is cut; then a hash of the whole keeps it unique."""
+
     def fits(stem):
         return len(f"{stem}_segment_{segments - 1}".encode()) <= MAX_NAME
 
@@ -169,14 +195,18 @@ def _quoted(table):
 def _create_alone(table, columns, segment):
     """SQL that makes a table (quoted) that holds a segment alone, uncompressed."""
     external = external_sql(name for name, kind in columns if kind == "bytea")
-    return (f'CREATE TABLE {table} ({columns_sql(columns)}, {PRIMARY_KEY}, '
-            f'CHECK ("__dist_key__" = {segment})); ALTER TABLE {table} {external}')
+    return (
+        f"CREATE TABLE {table} ({columns_sql(columns)}, {PRIMARY_KEY}, "
+        f'CHECK ("__dist_key__" = {segment})); ALTER TABLE {table} {external}'
+    )
 
 
 def _foreign(server, partition):
     """SQL: what a foreign table is."""
-    return (f"SERVER {quote_identifier(server)} OPTIONS (schema_name {quote_literal(partition[0])}, table_name "
-            f"{quote_literal(partition[1])})")
+    return (
+        f"SERVER {quote_identifier(server)} OPTIONS (schema_name {quote_literal(partition[0])}, table_name "
+        f"{quote_literal(partition[1])})"
+    )
 
 
 def is_of(mark, db, table):
@@ -211,7 +241,7 @@ def deal(segments, strengths):
     shares = {name: segments * strength / total for name, strength in strengths.items()}
     counts = {name: int(share) for name, share in shares.items()}
     order = sorted(shares, key=lambda name: counts[name] - shares[name])
-    for name in order[:segments - sum(counts.values())]:
+    for name in order[: segments - sum(counts.values())]:
         counts[name] += 1
     dealt = [((number + 0.5) / count, name) for name, count in counts.items() for number in range(count)]
     return [name for _, name in sorted(dealt, key=lambda d: d[0])]

@@ -14,8 +14,11 @@ def steady_scans(db):
     Nor are plans made for particular parameters: the planner would copy a whole buffer, twice. (Citus makes no
     others.)
     """
-    wanted = {"synchronize_seqscans": "off", "max_parallel_workers_per_gather": "0",
-              "plan_cache_mode": "force_custom_plan" if db.on_nodes else "force_generic_plan"}
+    wanted = {
+        "synchronize_seqscans": "off",
+        "max_parallel_workers_per_gather": "0",
+        "plan_cache_mode": "force_custom_plan" if db.on_nodes else "force_generic_plan",
+    }
     before = {name: value for name in wanted if (value := db.setting(name)) is not None}
 
     def apply(values):
@@ -53,8 +56,10 @@ def scan(db, source, summary, inputs, outputs, seed, distributed=False):
     order = "ORDER BY s.n" if joins else ""  # a join may change the order of the scan
     if seed is not None:
         order = f"ORDER BY hashint8extended(s.n, {int(seed)}), s.n"
-    return (f"SELECT {', '.join(sent)} FROM (SELECT {', '.join(ordered)} FROM (SELECT {', '.join(raw)} "
-            f"FROM {source}) s {' '.join(joins)} {order}) q")
+    return (
+        f"SELECT {', '.join(sent)} FROM (SELECT {', '.join(ordered)} FROM (SELECT {', '.join(raw)} "
+        f"FROM {source}) s {' '.join(joins)} {order}) q"
+    )
 
 
 def _scan_shards(db, source, summary, inputs, outputs, seed):
@@ -73,13 +78,15 @@ def _scan_shards(db, source, summary, inputs, outputs, seed):
         mixed.append(f"hash_array_extended({value}, {int(seed or 0)})")
     for i, output in enumerate(outputs):
         value = f"s.{quote_identifier(output.name)}"
-        mixed.append(f"hashtextextended({value}::text COLLATE pg_catalog.\"C\", {int(seed or 0)})")
+        mixed.append(f'hashtextextended({value}::text COLLATE pg_catalog."C", {int(seed or 0)})')
         if output.encoded:
             kind, collated = _common(output)
             label = f"{value}::{output.kind.sql}::{kind}" + (' COLLATE pg_catalog."C"' if collated else "")
             classes = quote_literal(db.value(f"SELECT {output.class_column}::text FROM {summary}"))
-            sent.append(f"CASE WHEN {value} IS NULL THEN {output.null_code} ELSE "
-                        f"coalesce(array_position({classes}::{kind}[], {label}) - 1, -1) END AS y{i}")
+            sent.append(
+                f"CASE WHEN {value} IS NULL THEN {output.null_code} ELSE "
+                f"coalesce(array_position({classes}::{kind}[], {label}) - 1, -1) END AS y{i}"
+            )
         else:
             sent.append(f"array_send({f'ARRAY[{value}]' if output.scalar else value}::{output.wire}[]) AS y{i}")
     order = f"ORDER BY {', '.join(mixed)}" if seed is not None else ""
@@ -106,10 +113,13 @@ def unknown_class(db, source, summary, output, seed):
     rows = db.execute(
         f"SELECT DISTINCT coalesce({label}::text, 'NULL') AS v FROM {source} s WHERE {null} OR ({label} IS NOT NULL "
         f"AND NOT EXISTS (SELECT 1 FROM {classes(summary, output)} c WHERE {same(db, output, label, 'c.v')})) "
-        "ORDER BY 1 LIMIT 6")
+        "ORDER BY 1 LIMIT 6"
+    )
     values = [row["v"] for row in rows]
-    raise MopError(f'the classes of column "{output.name}" are no subset of those of training',
-                   detail="Training has no class " + ", ".join(values[:5]) + (", ..." if len(values) > 5 else "."))
+    raise MopError(
+        f'the classes of column "{output.name}" are no subset of those of training',
+        detail="Training has no class " + ", ".join(values[:5]) + (", ..." if len(values) > 5 else "."),
+    )
 
 
 def refuse(db, source, summary, column, seed, training):
@@ -131,23 +141,30 @@ def explain(db, source, columns, training):
 def changed(source):
     """Raise the MopError of a source whose rows are others when they are read again."""
     if source.kind == "v":
-        raise MopError(f"view {source} gave other rows when it was read again", sqlstate="55000",
-                       detail="Its rows are read several times. A view that draws rows by random(), by TABLESAMPLE, or "
-                              "by LIMIT gives others each time; or somebody writes to its tables.",
-                       hint=f"Store its rows first: CREATE TABLE {quote_identifier(source.name + '_rows')} AS SELECT * "
-                            f"FROM {source};")
-    raise MopError(f"the rows of {source} changed while they were being packed", sqlstate="40001",
-                   hint="Try again, or use BEGIN ISOLATION LEVEL REPEATABLE READ.")
+        raise MopError(
+            f"view {source} gave other rows when it was read again",
+            sqlstate="55000",
+            detail="Its rows are read several times. A view that draws rows by random(), by TABLESAMPLE, or "
+            "by LIMIT gives others each time; or somebody writes to its tables.",
+            hint=f"Store its rows first: CREATE TABLE {quote_identifier(source.name + '_rows')} AS SELECT * "
+            f"FROM {source};",
+        )
+    raise MopError(
+        f"the rows of {source} changed while they were being packed",
+        sqlstate="40001",
+        hint="Try again, or use BEGIN ISOLATION LEVEL REPEATABLE READ.",
+    )
 
 
 def classes(summary, output):
     """SQL: the classes of an output, but NULL, with their codes."""
-    return (f"(SELECT u.v, u.o::integer - 1 AS code FROM unnest((SELECT {output.class_column} FROM {summary})) "
-            "WITH ORDINALITY AS u(v, o) WHERE u.v IS NOT NULL)")
+    return (
+        f"(SELECT u.v, u.o::integer - 1 AS code FROM unnest((SELECT {output.class_column} FROM {summary})) "
+        "WITH ORDINALITY AS u(v, o) WHERE u.v IS NOT NULL)"
+    )
 
 
 def same(db, output, label, value):
     """SQL: a label of the source equals a class value, whatever the caller's operators."""
-    equals = (equality(db, output.kind) if output.kind.oid == output.class_kind.oid
-              else "OPERATOR(pg_catalog.=)")
+    equals = equality(db, output.kind) if output.kind.oid == output.class_kind.oid else "OPERATOR(pg_catalog.=)"
     return f"{output.kind.collated(label)} {equals} {output.class_kind.collated(value)}"

@@ -18,8 +18,11 @@ def places_of(db, source, config, distribution_rules=None):
     if not citus.reads_shards(db, source):
         return Places(db, config["servers"], config["segments"], config["replicas"])
     if config["servers"]:
-        raise MopError(f"pg_mop.servers is set, but rows of {source} are distributed by Citus",
-                       detail="What is packed of them is distributed by Citus, too.", hint="RESET pg_mop.servers;")
+        raise MopError(
+            f"pg_mop.servers is set, but rows of {source} are distributed by Citus",
+            detail="What is packed of them is distributed by Citus, too.",
+            hint="RESET pg_mop.servers;",
+        )
     return Shards(db, config["segments"], config["replicas"])
 
 
@@ -37,9 +40,10 @@ class Shards:
         MopError, also where no server leads to a node: nobody could train there."""
         self.db, self.replicas, nodes = db, replicas, citus.nodes(db)
         if replicas > len(nodes):
-            raise MopError(f"pg_mop.replicas is {replicas}, but Citus has {len(nodes)} "
-                           f"node{'s' * (len(nodes) != 1)} for shards",
-                           hint="SELECT citus_add_node('host', port); or RESET pg_mop.replicas;")
+            raise MopError(
+                f"pg_mop.replicas is {replicas}, but Citus has {len(nodes)} node{'s' * (len(nodes) != 1)} for shards",
+                hint="SELECT citus_add_node('host', port); or RESET pg_mop.replicas;",
+            )
         links, servers = Links(db), [node.server(db) for node in nodes]
         strengths = [strength(links[name] if name else None) for name in servers]
         self.keys = range(segments or sum(strengths))
@@ -47,19 +51,27 @@ class Shards:
     def create(self, target, columns, external):
         """Create the packed table, as Places does."""
         db, count = self.db, len(self.keys)
-        db.execute(f"CREATE TABLE {target} ({columns_sql(columns)}, {PRIMARY_KEY}); "
-                   f"ALTER TABLE {target} {external_sql(external)}")
+        db.execute(
+            f"CREATE TABLE {target} ({columns_sql(columns)}, {PRIMARY_KEY}); "
+            f"ALTER TABLE {target} {external_sql(external)}"
+        )
         before = db.setting("citus.shard_replication_factor")
         db.execute(f"SET LOCAL citus.shard_replication_factor = {self.replicas}")
-        db.execute("SELECT create_distributed_table($1::regclass, '__dist_key__', shard_count => $2, "
-                   "colocate_with => 'none')", ["text", "int4"], [target, count])
+        db.execute(
+            "SELECT create_distributed_table($1::regclass, '__dist_key__', shard_count => $2, colocate_with => 'none')",
+            ["text", "int4"],
+            [target, count],
+        )
         db.execute(f"SET LOCAL citus.shard_replication_factor = {before}")
         found, tried = [], count
         while len(found) < count:  # for each shard the smallest key that is in it
             tried *= 2
-            found = db.execute("SELECT min(key) AS key FROM generate_series(0, $2) AS key GROUP BY "
-                               "get_shard_id_for_distribution_column($1::regclass, key) ORDER BY 1",
-                               ["text", "int4"], [target, tried])
+            found = db.execute(
+                "SELECT min(key) AS key FROM generate_series(0, $2) AS key GROUP BY "
+                "get_shard_id_for_distribution_column($1::regclass, key) ORDER BY 1",
+                ["text", "int4"],
+                [target, tried],
+            )
         self.keys = [row["key"] for row in found]
         return [[target]] * count, []
 

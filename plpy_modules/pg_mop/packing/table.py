@@ -9,8 +9,7 @@ CHUNK_BYTES = 16 << 20  # of source rows in memory at a time
 CHUNK_ROWS = 100_000
 
 
-def pack(db, source, target, summary, inputs, outputs, requested, places, factor, num_classes, seed,
-         training=None):
+def pack(db, source, target, summary, inputs, outputs, requested, places, factor, num_classes, seed, training=None):
     """Create and fill the packed table, and complete the summary.
 
     `places`: of :func:`pg_mop.packing.shards.places_of`; `seed` shuffles the rows; None: as they are scanned.
@@ -27,9 +26,11 @@ def pack(db, source, target, summary, inputs, outputs, requested, places, factor
     width = len(columns)
     types = ["integer"] + ["bytea"] * width + ["integer[]"] * width + ["integer"]
     filled, copies = places.create(target, list(zip(column_names(inputs, outputs), types)), [i.name for i in inputs])
-    written = places.load(source, target, summary, inputs, outputs, size, factor, seed, training) \
-        if isinstance(places, Segments) else _load(
-            db, source, summary, inputs, outputs, size, places, filled, types, factor, seed, training)
+    written = (
+        places.load(source, target, summary, inputs, outputs, size, factor, seed, training)
+        if isinstance(places, Segments)
+        else _load(db, source, summary, inputs, outputs, size, places, filled, types, factor, seed, training)
+    )
     if written != count:
         rows.changed(source)
     complete(db, summary, size, num_classes, copies)
@@ -50,10 +51,12 @@ def _load(db, source, summary, inputs, outputs, size, places, filled, types, fac
         for table in filled[segment]:
             if table not in plans:
                 plans[table] = db.plpy.prepare(
-                    places.INSERT.format(table, ", ".join(f"${i + 1}" for i in range(len(types)))), types)
+                    places.INSERT.format(table, ", ".join(f"${i + 1}" for i in range(len(types)))), types
+                )
             db.heed()
-            db.plpy.execute(plans[table], [places.keys[segment], *values, *([rows_in, *c.shape] for c in columns),
-                                           buffer_id])
+            db.plpy.execute(
+                plans[table], [places.keys[segment], *values, *([rows_in, *c.shape] for c in columns), buffer_id]
+            )
         written, buffer_id = written + rows_in, buffer_id + 1
 
     gathered = buffers.Buffers(size, len(columns))
@@ -89,10 +92,12 @@ def column_names(inputs, outputs):
     names = ["__dist_key__"] + [c.name for c in columns] + [c.name + "_shape" for c in columns] + ["buffer_id"]
     for name in names:
         if names.count(name) > 1:
-            raise MopError(f'the packed table would have two columns "{name}"',
-                           detail="Its columns are " + ", ".join(names) + ".")
+            raise MopError(
+                f'the packed table would have two columns "{name}"', detail="Its columns are " + ", ".join(names) + "."
+            )
     for name in [c.name + "_shape" for c in inputs] + [c.name + "_class_values" for c in outputs]:
         if len(name.encode()) > MAX_NAME:
-            raise MopError(f'column name "{name}" is longer than {MAX_NAME} bytes',
-                           hint="Rename the source column in a view.")
+            raise MopError(
+                f'column name "{name}" is longer than {MAX_NAME} bytes', hint="Rename the source column in a view."
+            )
     return names

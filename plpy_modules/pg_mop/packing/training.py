@@ -17,13 +17,21 @@ class Training:
         full = f"{quote_identifier(self.packed.schema)}.{quote_identifier(self.packed.name + '_summary')}"
         self.summary = db.input_table(full, "training preprocessor summary table", hint)
         self.summary_columns = db.columns(self.summary)
-        for name in ("normalizing_const", "num_classes", "dependent_varname", "independent_varname",
-                     "dependent_vartype"):
+        for name in (
+            "normalizing_const",
+            "num_classes",
+            "dependent_varname",
+            "independent_varname",
+            "dependent_vartype",
+        ):
             if name not in self.summary_columns:
-                raise MopError(f'expected column "{name}" in the training preprocessor summary table {self.summary}',
-                               hint=hint)
-        row = db.one("SELECT normalizing_const, num_classes, dependent_varname, independent_varname, "
-                     f"dependent_vartype FROM {self.summary} LIMIT 1")
+                raise MopError(
+                    f'expected column "{name}" in the training preprocessor summary table {self.summary}', hint=hint
+                )
+        row = db.one(
+            "SELECT normalizing_const, num_classes, dependent_varname, independent_varname, "
+            f"dependent_vartype FROM {self.summary} LIMIT 1"
+        )
         self.constant, self.num_classes = row["normalizing_const"], row["num_classes"]
         self.outputs, self.inputs = row["dependent_varname"], row["independent_varname"]
         self.types = row["dependent_vartype"]
@@ -42,12 +50,16 @@ class Training:
         """Check that the validation columns fit those of training, and give the outputs their classes and widths."""
         for what, mine, theirs in (("independent", inputs, self.inputs), ("dependent", outputs, self.outputs)):
             if len(mine) != len(theirs):
-                raise MopError(f"{len(mine)} {what} columns are named, but training has {len(theirs)}",
-                               detail=f"Those of training are {', '.join(theirs)}.")
+                raise MopError(
+                    f"{len(mine)} {what} columns are named, but training has {len(theirs)}",
+                    detail=f"Those of training are {', '.join(theirs)}.",
+                )
         for column, name in zip(inputs, self.inputs):
             if column.shape != self._shape(name):
-                raise MopError(f'column "{column.name}" has arrays of dimensions {buffers.braces(column.shape)}, '
-                               f'but those of training column "{name}" have {buffers.braces(self._shape(name))}')
+                raise MopError(
+                    f'column "{column.name}" has arrays of dimensions {buffers.braces(column.shape)}, '
+                    f'but those of training column "{name}" have {buffers.braces(self._shape(name))}'
+                )
         for output, name, shown in zip(outputs, self.outputs, self.types):
             self._match_output(output, name, shown)
 
@@ -56,20 +68,26 @@ class Training:
         row = None
         if column in self.summary_columns:
             quoted = quote_identifier(column)
-            row = self.db.one(f"SELECT cardinality({quoted}) AS width, {quoted}[array_lower({quoted}, 1)] IS NULL "
-                              f"AS null_first FROM {self.summary} WHERE {quoted} IS NOT NULL LIMIT 1")
+            row = self.db.one(
+                f"SELECT cardinality({quoted}) AS width, {quoted}[array_lower({quoted}, 1)] IS NULL "
+                f"AS null_first FROM {self.summary} WHERE {quoted} IS NOT NULL LIMIT 1"
+            )
         self.class_columns.append(column if row else None)
         if row is None:
             width = self._shape(name)[0]
             if output.encoded or output.width != width:
                 has = output.kind.shown if output.encoded else f"vectors of {output.width}"
-                raise MopError(f'the labels of column "{output.name}" ({has}) are no subset of those of training '
-                               f'column "{name}", which are vectors of {width} ({shown})')
+                raise MopError(
+                    f'the labels of column "{output.name}" ({has}) are no subset of those of training '
+                    f'column "{name}", which are vectors of {width} ({shown})'
+                )
             return
         kind = kind_of(self.db, column_kind(self.db, self.summary, column).element_oid)
         if not output.encoded or not output.kind.like(kind):
-            raise MopError(f'the classes of column "{output.name}" ({output.kind.shown}) are no subset of those of '
-                           f'training column "{name}", which are of type {kind.shown}',
-                           hint=f"Cast the column to {kind.shown}.")
+            raise MopError(
+                f'the classes of column "{output.name}" ({output.kind.shown}) are no subset of those of '
+                f'training column "{name}", which are of type {kind.shown}',
+                hint=f"Cast the column to {kind.shown}.",
+            )
         output.class_kind = kind
         output.width, output.null_code = row["width"], 0 if row["null_first"] else -1

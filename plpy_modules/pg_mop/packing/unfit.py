@@ -8,7 +8,7 @@ OUT_OF_RANGE = "22003"  # SQLSTATE of a cast that such a number makes fail
 # not above 2^-150 would be 0 as a real, which PostgreSQL refuses
 CONDITIONS = {
     "real": "e NOT BETWEEN -3.4028235e38 AND 3.4028235e38 OR e <> 0 AND "
-            "e BETWEEN -7.006492321624085e-46 AND 7.006492321624085e-46",
+    "e BETWEEN -7.006492321624085e-46 AND 7.006492321624085e-46",
     "smallint": "e NOT BETWEEN -32768 AND 32767 OR e <> floor(e)",
 }
 NOT_FINITE = "Numbers are packed as float32. One that is not finite makes the weights of all that trains on it NaN."
@@ -41,15 +41,22 @@ def check(db, source, column, element, scalar=False, training=None, detail=NOT_F
         return
     rows = f"{count} row{'s' if count > 1 else ''}"
     if element == "real":
-        example = db.value(f"SELECT (SELECT e FROM {_unfit(column, element, scalar)} LIMIT 1)::text FROM ({found}) "
-                           f"AS unfit LIMIT 1")
-        raise MopError(f'column "{column}" has NaN, an infinity or a number beyond type real in {rows}',
-                       detail=f"One is {_described(example)}. {detail}",
-                       hint=f"{found}; finds them. Leave them out, in a view.", sqlstate=OUT_OF_RANGE)
+        example = db.value(
+            f"SELECT (SELECT e FROM {_unfit(column, element, scalar)} LIMIT 1)::text FROM ({found}) AS unfit LIMIT 1"
+        )
+        raise MopError(
+            f'column "{column}" has NaN, an infinity or a number beyond type real in {rows}',
+            detail=f"One is {_described(example)}. {detail}",
+            hint=f"{found}; finds them. Leave them out, in a view.",
+            sqlstate=OUT_OF_RANGE,
+        )
     example = db.value(f"SELECT {quote_identifier(column)}::text FROM ({found}) AS unfit LIMIT 1")
     example = example if len(example) <= 100 else example[:100] + " ..."
     again = f"Training table {training} was packed as int16: pack it again with" if training else "Call with"
-    raise MopError(f'column "{column}" has fractions, or numbers beyond -32768 to 32767, in {rows}',
-                   detail=f"Arrays of labels are packed as int16: classes, one-hot. One has {example}.",
-                   hint=f"{again} dependent_dtype => 'float32' to keep them, as soft labels or for regression. "
-                        f"{found}; finds them.", sqlstate=OUT_OF_RANGE)
+    raise MopError(
+        f'column "{column}" has fractions, or numbers beyond -32768 to 32767, in {rows}',
+        detail=f"Arrays of labels are packed as int16: classes, one-hot. One has {example}.",
+        hint=f"{again} dependent_dtype => 'float32' to keep them, as soft labels or for regression. "
+        f"{found}; finds them.",
+        sqlstate=OUT_OF_RANGE,
+    )

@@ -17,10 +17,10 @@ class Costs:
     def __init__(self, board, key_of, expected=None):
         self.board, self.key_of, self.expected = board, key_of, expected or (lambda stage: 0.0)
         self.seconds = {}  # key -> least seconds of a training unit
-        self.price = {}    # stage number -> estimated seconds of a unit; 0: not known
-        self.below = {}    # stage number -> estimated seconds of the longest path below it
+        self.price = {}  # stage number -> estimated seconds of a unit; 0: not known
+        self.below = {}  # stage number -> estimated seconds of the longest path below it
         self.visits = self.known = 0  # units left; those of them whose seconds are estimated
-        self.total = 0.0   # the latter's seconds
+        self.total = 0.0  # the latter's seconds
         self.news, self.units = False, 0  # has anything changed, and units ended since the last estimate
 
     def left(self, number):
@@ -29,8 +29,7 @@ class Costs:
         return price * self.board.visits_left(number) + self.below.get(number, 0.0) if price else None
 
     def all_left(self):
-        """Seconds of training that are left; what is not known is like the mean of the others. 0 before a unit ended.
-        """
+        """Seconds of training that are left; what is not known is like the mean of the others. 0 before a unit ended."""
         return self.total * self.visits / self.known if self.known else 0.0
 
     def added(self, stages):

@@ -7,7 +7,7 @@ import json
 import statistics
 
 MODEL, HEAD = "model", "head"  # what is trained: all of a net, or what is left of it after a frozen prefix
-MOST_DEVICES = 16              # kinds of device, and versions, of which a trainer is told
+MOST_DEVICES = 16  # kinds of device, and versions, of which a trainer is told
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +26,23 @@ class Net:
     def of(cls, architecture, compile_params, fit, shape, framework):
         """Of an architecture (JSON text), compile parameters without scalars and fit parameters, both parsed; `shape`:
         of a row (text); `framework`: pg_mop.keras_backend."""
-        own = [architecture, compile_params, fit["batch_size"], fit["dropout"], fit["class_weight"] is not None, shape,
-               framework]
-        return cls(digest(architecture), digest(json.dumps(own, sort_keys=True, default=str)),
-                   compile_params["optimizer"], str(compile_params["loss"]), fit["batch_size"], shape)
+        own = [
+            architecture,
+            compile_params,
+            fit["batch_size"],
+            fit["dropout"],
+            fit["class_weight"] is not None,
+            shape,
+            framework,
+        ]
+        return cls(
+            digest(architecture),
+            digest(json.dumps(own, sort_keys=True, default=str)),
+            compile_params["optimizer"],
+            str(compile_params["loss"]),
+            fit["batch_size"],
+            shape,
+        )
 
 
 def digest(text):
@@ -66,10 +79,10 @@ class Experience:
         for row in rows:
             if row["net"] != net.digest and (base := loops.get(_where(row))) and row["kernel"] != "loop":
                 ratios.setdefault((row["part"], row["version"], row["device"], row["kernel"]), []).append(
-                    (row["batch_seconds"] / base, row))
+                    (row["batch_seconds"] / base, row)
+                )
         alike = [_row(own[0][1], statistics.median(ratio for ratio, _ in own)) for own in ratios.values()]
-        told = {"known": [_row(row, row["batch_seconds"]) for row in _latest(known)],
-                "alike": alike[:MOST_DEVICES]}
+        told = {"known": [_row(row, row["batch_seconds"]) for row in _latest(known)], "alike": alike[:MOST_DEVICES]}
         return {what: own for what, own in told.items() if own} or None
 
     def batch_seconds(self, net):
@@ -88,8 +101,10 @@ def _where(row):
 
 def _latest(rows):
     """The rows of those devices that were met last."""
-    newest = sorted({_where(row): row["noted_at"] for row in sorted(rows, key=lambda row: row["noted_at"])}.items(),
-                    key=lambda item: item[1])
+    newest = sorted(
+        {_where(row): row["noted_at"] for row in sorted(rows, key=lambda row: row["noted_at"])}.items(),
+        key=lambda item: item[1],
+    )
     kept = {where for where, _ in newest[-MOST_DEVICES:]}
     return [row for row in rows if _where(row) in kept]
 

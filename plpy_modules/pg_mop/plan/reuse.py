@@ -17,13 +17,16 @@ def adoptable(stages, known, preferred=None, kept=()):
     number is among `kept`, since a path may end with it. Sets nothing: who takes the stages over sets their `origin`.
     """
     worth = {}  # (stage number, origin) -> stages that can be taken over from there on
-    best = {}   # (stage number, where the parent was trained) -> Known
+    best = {}  # (stage number, where the parent was trained) -> Known
     for stage in reversed(stages):
         for found in known.get(stage.identity, ()):
             if not found.state and (stage.evaluated and not found.scored or stage.number in kept):
                 continue
-            below = sum(worth[child.number, best[child.number, found.origin].origin] for child in stage.children
-                        if (child.number, found.origin) in best)
+            below = sum(
+                worth[child.number, best[child.number, found.origin].origin]
+                for child in stage.children
+                if (child.number, found.origin) in best
+            )
             if not below and not found.state:
                 continue
             worth[stage.number, found.origin] = below + 1
@@ -35,16 +38,27 @@ def adoptable(stages, known, preferred=None, kept=()):
         taken.clear()
         for stage in stages:
             parent = stage.parent
-            before = None if parent is None else (
-                taken[parent.number].origin if parent.number in taken else parent.origin or ())
+            before = (
+                None
+                if parent is None
+                else (taken[parent.number].origin if parent.number in taken else parent.origin or ())
+            )
             found = best.get((stage.number, before))
             if found is not None and stage.number not in refused:
                 taken[stage.number] = found
-        lacking = {stage.number for stage in stages if stage.number in taken and not taken[stage.number].state
-                   and (stage.number in kept or _is_read(stage, taken))}
+        lacking = {
+            stage.number
+            for stage in stages
+            if stage.number in taken
+            and not taken[stage.number].state
+            and (stage.number in kept or _is_read(stage, taken))
+        }
         if not lacking:
-            return [(stage, taken[stage.number], stage.number in kept or _is_read(stage, taken))
-                    for stage in stages if stage.number in taken]
+            return [
+                (stage, taken[stage.number], stage.number in kept or _is_read(stage, taken))
+                for stage in stages
+                if stage.number in taken
+            ]
         refused |= lacking
 
 
@@ -54,5 +68,9 @@ def _rank(worth, stage, found, preferred):
 
 def _is_read(stage, taken):
     """True where somebody needs the state of a stage that is taken over."""
-    return (stage.ends > 0 or stage.evaluated and not taken[stage.number].scored
-            or any(child.trials and child.number not in taken for child in stage.children))
+    return (
+        stage.ends > 0
+        or stage.evaluated
+        and not taken[stage.number].scored
+        or any(child.trials and child.number not in taken for child in stage.children)
+    )

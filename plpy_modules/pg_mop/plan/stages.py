@@ -19,8 +19,22 @@ class Stage:
     `trained` on every segment, `scored` (all its metrics are there), `failed`.
     """
 
-    __slots__ = ("number", "parent", "iteration", "identity", "parameters", "mst_key", "children", "trials", "ends",
-                 "evaluated_for", "origin", "trained", "scored", "failed")
+    __slots__ = (
+        "number",
+        "parent",
+        "iteration",
+        "identity",
+        "parameters",
+        "mst_key",
+        "children",
+        "trials",
+        "ends",
+        "evaluated_for",
+        "origin",
+        "trained",
+        "scored",
+        "failed",
+    )
 
     def __init__(self, number, parent, iteration, identity, parameters, mst_key=None):
         self.number, self.parent, self.iteration = number, parent, iteration
@@ -49,8 +63,8 @@ class Plan:
     def __init__(self):
         self.stages, self.asked = {}, 0
         self._by_identity = {}  # identity -> Stage
-        self._paths = {}        # mst_key -> [Stage of iteration 1, ...]
-        self._wanted = 0        # stages on somebody's path
+        self._paths = {}  # mst_key -> [Stage of iteration 1, ...]
+        self._wanted = 0  # stages on somebody's path
         self._next = 1
 
     def ask(self, mst_key, root, parameters, until, evaluated=(), apart=None):
@@ -93,15 +107,26 @@ class Plan:
         path, found = self._paths.get(mst_key, ()), []
         parent = path[-1] if path else None
         for iteration in range(len(path) + 1, until + 1):
-            parent = self._by_identity.get(identity.child(parent.identity if parent else root,
-                                                          tuple(parameters(iteration))))
+            parent = self._by_identity.get(
+                identity.child(parent.identity if parent else root, tuple(parameters(iteration)))
+            )
             if parent is None or parent.failed:
                 break
             found.append(parent)
         return found
 
-    def restore(self, number, parent_number, iteration, identity, parameters, mst_key=None, trials=(),
-                evaluated=False, failed=False):
+    def restore(
+        self,
+        number,
+        parent_number,
+        iteration,
+        identity,
+        parameters,
+        mst_key=None,
+        trials=(),
+        evaluated=False,
+        failed=False,
+    ):
         """Put a stage of an earlier coordinator back under its number, after its parent (None: it has none); on the
         path of its `trials`, who want its metrics where it is `evaluated`."""
         parent = None if parent_number is None else self.stages[parent_number]
@@ -154,8 +179,11 @@ class Plan:
             self._wanted -= not stage.trials
             changed.append(stage)
         changed.reverse()
-        unscored = [stage for stage in path if stage.trained and not stage.scored and stage.evaluated_for
-                    and mst_key in stage.evaluated_for]
+        unscored = [
+            stage
+            for stage in path
+            if stage.trained and not stage.scored and stage.evaluated_for and mst_key in stage.evaluated_for
+        ]
         for stage in unscored:
             stage.evaluated_for.discard(mst_key)
         return unscored + changed

@@ -10,7 +10,7 @@ class Watch:
 
     def __init__(self, goal, stop=None):
         self.goal, self.stop = goal, stop or {"patience": None, "min_delta": 0.0, "target": None}
-        self.best = None     # (iteration, value): the earliest of the best ones
+        self.best = None  # (iteration, value): the earliest of the best ones
         self._mark, self._waited = None, 0  # the value to be beaten, and evaluations that did not
 
     def told(self, iteration, value):
@@ -25,8 +25,10 @@ class Watch:
         else:
             self._waited += 1
             if patience is not None and self._waited >= patience:
-                return (f"no better than {self._mark:g} for {self._waited} evaluation{'s' if self._waited > 1 else ''} "
-                        f"at iteration {iteration} (patience {patience})")
+                return (
+                    f"no better than {self._mark:g} for {self._waited} evaluation{'s' if self._waited > 1 else ''} "
+                    f"at iteration {iteration} (patience {patience})"
+                )
         return None
 
     def _is_better(self, one, other, by=0.0):

@@ -18,18 +18,20 @@ from pg_mop.search.goals import goal, parts
 DATASETS = ("training", "validation")
 MOST_CURVES, MOST_POINTS = 60, 60
 MOST_PATHS = 120
-MOST_BARS, LANE_BARS = 3000, 250   # beyond the first a session has about so many of the second
-MOST_EVALUATED = 50                # evaluations that went together, whose configurations are told
+MOST_BARS, LANE_BARS = 3000, 250  # beyond the first a session has about so many of the second
+MOST_EVALUATED = 50  # evaluations that went together, whose configurations are told
 MOST_FAILURES = 100
-LOOKED_BACK = 3                    # iterations in which a metric is looked for that is not there yet
-MOST_TEXT = 2000                   # characters of an error
+LOOKED_BACK = 3  # iterations in which a metric is looked for that is not there yet
+MOST_TEXT = 2000  # characters of an error
 
 # Units, those that went together as one, and of many of them those of a session that begin in the same stretch of time;
 # with the configurations that they were for: one that several share has a row for each, of which one is `counted`. (A
 # unit that goes on has no end yet.) $3 has the configurations; NULL: all.
 UNITS = "SELECT *, NOT shared AS counted FROM {schema}.mop_units WHERE run_id = $1 AND $3::integer[] IS NULL"
-UNITS_OF = ("SELECT *, row_number() OVER (PARTITION BY stage, segment, kind, dataset, attempt ORDER BY mst_key) = 1 "
-            "AS counted FROM {schema}.mop_units WHERE run_id = $1 AND mst_key = ANY ($3)")
+UNITS_OF = (
+    "SELECT *, row_number() OVER (PARTITION BY stage, segment, kind, dataset, attempt ORDER BY mst_key) = 1 "
+    "AS counted FROM {schema}.mop_units WHERE run_id = $1 AND mst_key = ANY ($3)"
+)
 BARS = f"""
 WITH unit AS (
     SELECT backend_pid AS pid, bool_and(kind = 'train') AS trains, min(segment) AS segment,
@@ -60,26 +62,42 @@ def gather(db, run_id, repeated=(), mst_keys=None):
     with the ranks that they have among all; None: all. Raises MopError where one is not the run's.
     """
     schema = db.extension
-    run = db.one(f"SELECT r.*, extract(epoch FROM coalesce(finished_at, clock_timestamp()) - started_at)::float8 AS "
-                 f"seconds FROM {schema}.mop_runs r WHERE run_id = $1", ["bigint"], [run_id])
+    run = db.one(
+        f"SELECT r.*, extract(epoch FROM coalesce(finished_at, clock_timestamp()) - started_at)::float8 AS "
+        f"seconds FROM {schema}.mop_runs r WHERE run_id = $1",
+        ["bigint"],
+        [run_id],
+    )
     if run is None:
         return None
     if run["finished_at"] is None and run["status"] != "running":  # its session has gone, and nobody has noted the end
         # (asked by itself: within the query above it costs so much that PostgreSQL compiles that, each time)
-        run["seconds"] = db.value(f"SELECT coalesce(extract(epoch FROM max(greatest(started_at, finished_at)) - "
-                                  f"$2::timestamptz), 0)::float8 FROM {schema}.mop_units WHERE run_id = $1",
-                                  ["bigint", "timestamptz"], [run_id, run["started_at"]])
+        run["seconds"] = db.value(
+            f"SELECT coalesce(extract(epoch FROM max(greatest(started_at, finished_at)) - "
+            f"$2::timestamptz), 0)::float8 FROM {schema}.mop_units WHERE run_id = $1",
+            ["bigint", "timestamptz"],
+            [run_id, run["started_at"]],
+        )
     # (of another role's run, which a member of it sees, the arguments are its own)
     # and a role that reads the views alone sees those of nobody
     own = "mop_own_run" if db.has_segments else "mop_run"
-    asked = db.value(f"SELECT parameters FROM {schema}.{own} WHERE run_id = $1", ["bigint"], [run_id]) if db.value(
-        "SELECT has_table_privilege($1, 'SELECT')", ["text"], [f"{schema}.{own}"]) else None
+    asked = (
+        db.value(f"SELECT parameters FROM {schema}.{own} WHERE run_id = $1", ["bigint"], [run_id])
+        if db.value("SELECT has_table_privilege($1, 'SELECT')", ["text"], [f"{schema}.{own}"])
+        else None
+    )
     asked = json.loads(asked) if asked else {}
     arguments, settings = asked.get("arguments") or {}, asked.get("settings") or {}
-    data = {"version": __version__, "run": run, "arguments": arguments, "settings": settings, "sampled": {},
-            "schema": db.bare(schema), "sql": _sql(run, arguments, settings, repeated, db.bare(schema),
-                                                  ":=" if db.has_segments else "=>"),
-            "made_at": db.value("SELECT date_trunc('second', clock_timestamp())::text")}
+    data = {
+        "version": __version__,
+        "run": run,
+        "arguments": arguments,
+        "settings": settings,
+        "sampled": {},
+        "schema": db.bare(schema),
+        "sql": _sql(run, arguments, settings, repeated, db.bare(schema), ":=" if db.has_segments else "=>"),
+        "made_at": db.value("SELECT date_trunc('second', clock_timestamp())::text"),
+    }
     data["configurations"] = _configurations(db, schema, run, arguments)
     if run["function"] == "madlib_keras_fit":  # (the others are the replicas that are averaged)
         for replica in data["configurations"][1:]:
@@ -93,9 +111,11 @@ def gather(db, run_id, repeated=(), mst_keys=None):
     if mst_keys is not None:
         chosen = set(mst_keys)
         if unknown := chosen - {c["mst_key"] for c in data["configurations"]}:
-            raise MopError(f"run {run_id} has no configuration "
-                           + ", ".join(sorted("NULL" if key is None else str(key) for key in unknown)),
-                           hint=f"SELECT mst_key, status FROM {schema}.mop_trials WHERE run_id = {run_id};")
+            raise MopError(
+                f"run {run_id} has no configuration "
+                + ", ".join(sorted("NULL" if key is None else str(key) for key in unknown)),
+                hint=f"SELECT mst_key, status FROM {schema}.mop_trials WHERE run_id = {run_id};",
+            )
         data["configurations"] = [c for c in data["configurations"] if c["mst_key"] in chosen]
     _curves(db, schema, run_id, data)
     _sessions(db, run, data, mst_keys)
@@ -114,22 +134,43 @@ def _configurations(db, schema, run, arguments):
     rows = db.execute(
         f"SELECT mst_key, model_id, compile_params, fit_params, status, iterations, path, metrics_iterations, "
         f"training_loss, training_metric, validation_loss, validation_metric, left(reason, {MOST_TEXT}) AS reason "
-        f"FROM {schema}.mop_trials WHERE run_id = $1 ORDER BY mst_key", ["bigint"], [run_id])
+        f"FROM {schema}.mop_trials WHERE run_id = $1 ORDER BY mst_key",
+        ["bigint"],
+        [run_id],
+    )
     found = {}
     for row in rows:
-        series = {f"{dataset} {what}": row.pop(f"{dataset}_{what}") for dataset in DATASETS
-                  for what in ("loss", "metric")}
-        found[row["mst_key"]] = {**row, "parameters": flat(row), "last": {}, "series": series, "metric": None,
-                                 "seconds": 0.0, "failed_units": 0, "path": row["path"] or [],
-                                 "metrics_iterations": row["metrics_iterations"] or []}
+        series = {
+            f"{dataset} {what}": row.pop(f"{dataset}_{what}") for dataset in DATASETS for what in ("loss", "metric")
+        }
+        found[row["mst_key"]] = {
+            **row,
+            "parameters": flat(row),
+            "last": {},
+            "series": series,
+            "metric": None,
+            "seconds": 0.0,
+            "failed_units": 0,
+            "path": row["path"] or [],
+            "metrics_iterations": row["metrics_iterations"] or [],
+        }
     # of each dataset the last one: of those that go on, or were ended, the newest may lack the validation rows' yet
     kept = _kept(db, schema, run, arguments, found)
-    last = [(key, i) for key, c in found.items() for i in (
-        [kept[key]] if key in kept else c["metrics_iterations"][-1 if _is_whole(c) else -LOOKED_BACK:])]
-    for row in db.execute(
+    last = [
+        (key, i)
+        for key, c in found.items()
+        for i in ([kept[key]] if key in kept else c["metrics_iterations"][-1 if _is_whole(c) else -LOOKED_BACK :])
+    ]
+    for row in (
+        db.execute(
             f"SELECT w.* FROM {schema}.mop_metrics_wide w JOIN unnest($2, $3) AS l(mst_key, iteration) "
-            f"USING (mst_key, iteration) WHERE run_id = $1 ORDER BY iteration", ["bigint", "integer[]", "integer[]"],
-            [run_id, [k for k, _ in last], [i for _, i in last]]) if last else ():
+            f"USING (mst_key, iteration) WHERE run_id = $1 ORDER BY iteration",
+            ["bigint", "integer[]", "integer[]"],
+            [run_id, [k for k, _ in last], [i for _, i in last]],
+        )
+        if last
+        else ()
+    ):
         own = found[row["mst_key"]]
         own["metric"] = row["metric"]
         for dataset in DATASETS:
@@ -139,16 +180,20 @@ def _configurations(db, schema, run, arguments):
                 values = {"loss": row[f"{dataset}_loss"], **first, **metrics}
                 own["last"].update({f"{dataset} {name}": rounded(value) for name, value in values.items()})
     for row in db.execute(
-            f"SELECT mst_key, coalesce(sum(read_seconds + train_seconds + write_seconds) "
-            f"FILTER (WHERE kind = 'train'), 0) AS seconds, max(iteration) FILTER (WHERE kind = 'train' "
-            f"AND status = 'finished') AS reached, "
-            f"count(*) FILTER (WHERE status = 'failed' AND NOT shared) AS failed_units "
-            f"FROM {schema}.mop_units WHERE run_id = $1 GROUP BY 1", ["bigint"], [run_id]):
+        f"SELECT mst_key, coalesce(sum(read_seconds + train_seconds + write_seconds) "
+        f"FILTER (WHERE kind = 'train'), 0) AS seconds, max(iteration) FILTER (WHERE kind = 'train' "
+        f"AND status = 'finished') AS reached, "
+        f"count(*) FILTER (WHERE status = 'failed' AND NOT shared) AS failed_units "
+        f"FROM {schema}.mop_units WHERE run_id = $1 GROUP BY 1",
+        ["bigint"],
+        [run_id],
+    ):
         found[row["mst_key"]]["seconds"] = rounded(row["seconds"])
         found[row["mst_key"]]["failed_units"] = row["failed_units"]
         if found[row["mst_key"]]["status"] != "finished":  # (it was asked for more)
-            found[row["mst_key"]]["iterations"] = max(row["reached"] or 0,
-                                                      *found[row["mst_key"]]["metrics_iterations"][-1:], 0)
+            found[row["mst_key"]]["iterations"] = max(
+                row["reached"] or 0, *found[row["mst_key"]]["metrics_iterations"][-1:], 0
+            )
     for own in found.values():
         if own["status"] != "finished":
             own["iterations"] = min(own["iterations"], len(own["path"]))
@@ -170,11 +215,16 @@ def _kept(db, schema, run, arguments, found):
             name = name if name == "loss" else params.metric_name(name)
             rules[key] = (name, dataset or ("validation" if run["validation_table"] is not None else "training"))
             watches[key] = Watch(stop["mode"] or direction or goal(name) or "min")
-    for row in db.execute(
+    for row in (
+        db.execute(
             f"SELECT m.mst_key, m.iteration, m.value FROM {schema}.mop_metrics m JOIN unnest($2, $3, $4) AS r(mst_key, "
             f"name, dataset) USING (mst_key, name, dataset) WHERE m.run_id = $1 ORDER BY 2",
             ["bigint", "integer[]", "text[]", "text[]"],
-            [run["run_id"], list(rules), *map(list, zip(*rules.values()))]) if rules else ():
+            [run["run_id"], list(rules), *map(list, zip(*rules.values()))],
+        )
+        if rules
+        else ()
+    ):
         watches[row["mst_key"]].told(row["iteration"], row["value"])
     return {key: watch.best[0] for key, watch in watches.items() if watch.best is not None}
 
@@ -195,8 +245,11 @@ def _measure(data, arguments):
         return {"series": f"{told[1] or dataset} {told[2]}", "goal": told[3] or goal(told[2]) or "min"}
     metrics = [name for name in names if name.startswith(dataset) and goal(name.split(" ", 1)[1])]
     metrics.sort(key=lambda name: name.endswith(" loss"))  # (sorting is stable)
-    return {"series": metrics[0], "goal": goal(metrics[0].split(" ", 1)[1])} if metrics else {
-        "series": f"{dataset} loss", "goal": "min"}
+    return (
+        {"series": metrics[0], "goal": goal(metrics[0].split(" ", 1)[1])}
+        if metrics
+        else {"series": f"{dataset} loss", "goal": "min"}
+    )
 
 
 def _rank(data):
@@ -225,21 +278,33 @@ def _curves(db, schema, run_id, data):
         rest = ranked[best:]
         step = len(rest) / (MOST_CURVES - best)
         keys = ranked[:best] + [rest[int(i * step)] for i in range(MOST_CURVES - best)]
-        data["sampled"]["curves"] = (f"{len(keys)} of {len(ranked)} curves: those of the {best} best configurations, "
-                                     f"and of {MOST_CURVES - best} spread over the others")
+        data["sampled"]["curves"] = (
+            f"{len(keys)} of {len(ranked)} curves: those of the {best} best configurations, "
+            f"and of {MOST_CURVES - best} spread over the others"
+        )
     data["curves"], names, thinned = {}, {}, False
-    for row in db.execute(
+    for row in (
+        db.execute(
             f"SELECT mst_key, dataset || ' ' || name AS series, array_agg(iteration ORDER BY iteration) AS iterations, "
             f"array_agg(value ORDER BY iteration) AS values FROM {schema}.mop_metrics WHERE run_id = $1 "
-            f"AND mst_key = ANY ($2) GROUP BY 1, 2", ["bigint", "integer[]"], [run_id, keys]) if keys else ():
+            f"AND mst_key = ANY ($2) GROUP BY 1, 2",
+            ["bigint", "integer[]"],
+            [run_id, keys],
+        )
+        if keys
+        else ()
+    ):
         points = [[i, rounded(v)] for i, v in zip(row["iterations"], row["values"])]
         thinned = thinned or len(points) > MOST_POINTS
         data["curves"].setdefault(row["mst_key"], {})[row["series"]] = thin(points, MOST_POINTS)
         names[row["series"]] = None
     if thinned:
         said = f"of each {MOST_POINTS} points at most"
-        data["sampled"]["curves"] = f"{data['sampled']['curves']}; {said}" if "curves" in data["sampled"] else \
-            f"Of each curve {MOST_POINTS} points at most"
+        data["sampled"]["curves"] = (
+            f"{data['sampled']['curves']}; {said}"
+            if "curves" in data["sampled"]
+            else f"Of each curve {MOST_POINTS} points at most"
+        )
     first = data["measure"]["series"]
     data["series"] = sorted(names, key=lambda n: (n != first, not n.startswith(first.split(" ")[0]), n))
 
@@ -249,23 +314,40 @@ def _sessions(db, run, data, mst_keys):
     since the run's start, with all configurations that a bar is of (none where bars are merged, or of many
     evaluations); and `time`, where the sessions' time went."""
     units = (UNITS if mst_keys is None else UNITS_OF).format(schema=db.extension)
-    rows = db.execute(BARS.format(units=units), ["bigint", "timestamptz", "integer[]"],
-                      [run["run_id"], run["started_at"], mst_keys])
+    rows = db.execute(
+        BARS.format(units=units), ["bigint", "timestamptz", "integer[]"], [run["run_id"], run["started_at"], mst_keys]
+    )
     data["lanes"] = lanes = list(dict.fromkeys(row["pid"] for row in rows))
     data["merged_bars"] = bool(rows) and rows[0]["bars"] > MOST_BARS
-    data["bars"] = [[lanes.index(r["pid"]), rounded(r["begins"]), rounded(r["ends"]),
-                     "train" if r["trains"] else "evaluate",
-                     [] if data["merged_bars"] or not r["trains"] and r["units"] > MOST_EVALUATED
-                     else list(r["mst_keys"]), r["segment"], r["units"]] for r in rows]
+    data["bars"] = [
+        [
+            lanes.index(r["pid"]),
+            rounded(r["begins"]),
+            rounded(r["ends"]),
+            "train" if r["trains"] else "evaluate",
+            [] if data["merged_bars"] or not r["trains"] and r["units"] > MOST_EVALUATED else list(r["mst_keys"]),
+            r["segment"],
+            r["units"],
+        ]
+        for r in rows
+    ]
     if data["merged_bars"]:
-        data["sampled"]["sessions"] = (f"{rows[0]['bars']} units: those of a session that begin within "
-                                       f"1/{LANE_BARS} of the time are drawn as one")
+        data["sampled"]["sessions"] = (
+            f"{rows[0]['bars']} units: those of a session that begin within 1/{LANE_BARS} of the time are drawn as one"
+        )
     data["time"] = []
     for trains, what in ((True, "training units"), (False, "evaluations")):
         own = [row for row in rows if row["trains"] == trains]
         if own:
-            data["time"].append({"what": what, **{name: rounded(sum(row[name] for row in own))
-                                                  for name in ("units", "seconds", "compute", "read", "write")}})
+            data["time"].append(
+                {
+                    "what": what,
+                    **{
+                        name: rounded(sum(row[name] for row in own))
+                        for name in ("units", "seconds", "compute", "read", "write")
+                    },
+                }
+            )
     data["makespan"] = rounded(max(r["ends"] for r in rows) - min(r["begins"] for r in rows)) if rows else 0.0
 
 
@@ -281,10 +363,17 @@ def _stages(data):
 def _failures(db, schema, run_id, data):
     """Units that were lost or failed, and how many there are."""
     keys = [c["mst_key"] for c in data["configurations"] if c["failed_units"]]
-    data["failed_units"] = db.execute(
-        f"SELECT mst_key, iteration, segment, kind, attempt, status, left(error, {MOST_TEXT}) AS error "
-        f"FROM {schema}.mop_units WHERE run_id = $1 AND status = 'failed' AND NOT shared AND mst_key = ANY ($2) "
-        f"ORDER BY finished_at, mst_key LIMIT {MOST_FAILURES}", ["bigint", "integer[]"], [run_id, keys]) if keys else []
+    data["failed_units"] = (
+        db.execute(
+            f"SELECT mst_key, iteration, segment, kind, attempt, status, left(error, {MOST_TEXT}) AS error "
+            f"FROM {schema}.mop_units WHERE run_id = $1 AND status = 'failed' AND NOT shared AND mst_key = ANY ($2) "
+            f"ORDER BY finished_at, mst_key LIMIT {MOST_FAILURES}",
+            ["bigint", "integer[]"],
+            [run_id, keys],
+        )
+        if keys
+        else []
+    )
     if len(data["failed_units"]) == MOST_FAILURES:
         data["sampled"]["failures"] = f"the first {MOST_FAILURES} units that failed"
 

@@ -58,12 +58,20 @@ def page(data):
 
 def embedded(data):
     """What the pictures need as JSON that may stand in a script element."""
-    wanted = {key: data[key] for key in ("run", "measure", "varied", "series", "curves", "lanes", "bars", "merged_bars",
-                                         "stages")}
-    wanted["configurations"] = [{key: c[key] for key in ("mst_key", "rank", "status", "parameters", "last", "seconds")}
-                                for c in data["configurations"][:MOST_ROWS]]
-    return json.dumps(wanted, default=str, separators=(",", ":")).replace("<", "\\u003c").replace(
-        "\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    wanted = {
+        key: data[key]
+        for key in ("run", "measure", "varied", "series", "curves", "lanes", "bars", "merged_bars", "stages")
+    }
+    wanted["configurations"] = [
+        {key: c[key] for key in ("mst_key", "rank", "status", "parameters", "last", "seconds")}
+        for c in data["configurations"][:MOST_ROWS]
+    ]
+    return (
+        json.dumps(wanted, default=str, separators=(",", ":"))
+        .replace("<", "\\u003c")
+        .replace("\u2028", "\\u2028")
+        .replace("\u2029", "\\u2029")
+    )
 
 
 def number(value):
@@ -91,13 +99,19 @@ def _headline(data):
     for c in configurations:
         counts[c["status"]] = counts.get(c["status"], 0) + 1
     of = f" of {data['all']}" if len(configurations) < data["all"] else ""
-    told = [f"<b>{escape(run['status'])}</b>",
-            f"{len(configurations)}{of} configurations ({', '.join(f'{n} {escape(s)}' for s, n in counts.items())})"
-            if configurations else "no configurations", duration(run["seconds"])]
+    told = [
+        f"<b>{escape(run['status'])}</b>",
+        f"{len(configurations)}{of} configurations ({', '.join(f'{n} {escape(s)}' for s, n in counts.items())})"
+        if configurations
+        else "no configurations",
+        duration(run["seconds"]),
+    ]
     best = configurations[0] if configurations else None
     if best and best["last"].get(data["measure"]["series"]) is not None:
-        told.append(f"best: <b>{best['mst_key']}</b> with {escape(data['measure']['series'])} "
-                    f"<b>{number(best['last'][data['measure']['series']])}</b>")
+        told.append(
+            f"best: <b>{best['mst_key']}</b> with {escape(data['measure']['series'])} "
+            f"<b>{number(best['last'][data['measure']['series']])}</b>"
+        )
     return " · ".join(told)
 
 
@@ -113,17 +127,29 @@ def _note(data, part):
 def _facts(data):
     run = data["run"]
     rate = run["merge_rate"]
-    facts = {"function": run["function"], "owner": run["owner"], "training rows": run["source_table"],
-             "validation rows": run["validation_table"], "models": run["model_output_table"],
-             "iterations": run["num_iterations"], "segments": run["segments"], "scheduler": run["scheduler"],
-             "seed": run["seed"], "begun": run["started_at"], "ended": run["finished_at"],
-             "merge rate": None if rate is None else number(rate)}
+    facts = {
+        "function": run["function"],
+        "owner": run["owner"],
+        "training rows": run["source_table"],
+        "validation rows": run["validation_table"],
+        "models": run["model_output_table"],
+        "iterations": run["num_iterations"],
+        "segments": run["segments"],
+        "scheduler": run["scheduler"],
+        "seed": run["seed"],
+        "begun": run["started_at"],
+        "ended": run["finished_at"],
+        "merge rate": None if rate is None else number(rate),
+    }
     return _section("asked", "What was asked", _pairs({k: v for k, v in facts.items() if v is not None}))
 
 
 def _pairs(pairs):
-    return "<dl>" + "".join(f"<div><dt>{escape(str(k))}</dt><dd>{escape(str(v))}</dd></div>"
-                            for k, v in pairs.items()) + "</dl>"
+    return (
+        "<dl>"
+        + "".join(f"<div><dt>{escape(str(k))}</dt><dd>{escape(str(v))}</dd></div>" for k, v in pairs.items())
+        + "</dl>"
+    )
 
 
 def _section(name, title, body):
@@ -132,15 +158,24 @@ def _section(name, title, body):
 
 def _table(columns, rows, caption, attributes=""):
     """A table whose columns can be sorted by; columns: {title: is it a number}; rows: (attributes, values) pairs."""
-    head = "".join(f'<th scope="col"{" class=number" if numeric else ""}><button type="button">{escape(title)}'
-                   f'</button></th>' for title, numeric in columns.items())
+    head = "".join(
+        f'<th scope="col"{" class=number" if numeric else ""}><button type="button">{escape(title)}</button></th>'
+        for title, numeric in columns.items()
+    )
     kinds = list(columns.values())
     body = "".join(
-        f"<tr{given}>" + "".join(
-            f'<td{" class=number" if numeric else ""}{_sort_key(value, numeric)}>{escape(number(value))}</td>'
-            for value, numeric in zip(values, kinds)) + "</tr>\n" for given, values in rows)
-    return (f'<div class="wide" tabindex="0" role="region" aria-label="{escape(caption)}"><table{attributes}>'
-            f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>")
+        f"<tr{given}>"
+        + "".join(
+            f"<td{' class=number' if numeric else ''}{_sort_key(value, numeric)}>{escape(number(value))}</td>"
+            for value, numeric in zip(values, kinds)
+        )
+        + "</tr>\n"
+        for given, values in rows
+    )
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(caption)}"><table{attributes}>'
+        f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>"
+    )
 
 
 def _sort_key(value, numeric):
@@ -152,30 +187,60 @@ def _leaderboard(data):
     rows = data["configurations"]
     if not rows:
         return _section("leaderboard", "Leaderboard", "<p>No configurations yet.</p>")
-    series = sorted({name for c in rows for name in c["last"]},
-                    key=lambda n: (n != data["measure"]["series"], not n.startswith("validation"), n))
+    series = sorted(
+        {name for c in rows for name in c["last"]},
+        key=lambda n: (n != data["measure"]["series"], not n.startswith("validation"), n),
+    )
     columns = {"rank": True, "mst_key": True, "status": False}
-    columns.update({name: all(isinstance(c["parameters"].get(name, 0), (int, float)) for c in rows)
-                    for name in data["varied"]})
-    columns.update({**dict.fromkeys(series, True), f"best {data['measure']['series']}": True, "iterations": True,
-                    "training seconds": True, "why it ended": False})
+    columns.update(
+        {name: all(isinstance(c["parameters"].get(name, 0), (int, float)) for c in rows) for name in data["varied"]}
+    )
+    columns.update(
+        {
+            **dict.fromkeys(series, True),
+            f"best {data['measure']['series']}": True,
+            "iterations": True,
+            "training seconds": True,
+            "why it ended": False,
+        }
+    )
     shown = rows[:MOST_ROWS]
-    body = [(f' data-key="{c["mst_key"]}"', [
-        c["rank"], c["mst_key"], c["status"], *(c["parameters"].get(n) for n in data["varied"]),
-        *(c["last"].get(n) for n in series), c["best"], c["iterations"], c["seconds"], c["reason"]]) for c in shown]
+    body = [
+        (
+            f' data-key="{c["mst_key"]}"',
+            [
+                c["rank"],
+                c["mst_key"],
+                c["status"],
+                *(c["parameters"].get(n) for n in data["varied"]),
+                *(c["last"].get(n) for n in series),
+                c["best"],
+                c["iterations"],
+                c["seconds"],
+                c["reason"],
+            ],
+        )
+        for c in shown
+    ]
     better = "more" if data["measure"]["goal"] == "max" else "less"
     caption = f"By {data['measure']['series']}, {better} is better; values after the last iteration"
     if len(shown) < len(rows):
         caption += f"; the best {len(shown)} of {len(rows)}"
-    return _section("leaderboard", "Leaderboard",
-                    '<p class="hint">A heading sorts. A row, by click or Enter, is marked in every picture.</p>'
-                    + _table(columns, body, caption, ' id="board"'))
+    return _section(
+        "leaderboard",
+        "Leaderboard",
+        '<p class="hint">A heading sorts. A row, by click or Enter, is marked in every picture.</p>'
+        + _table(columns, body, caption, ' id="board"'),
+    )
 
 
 def _picture(name, title, note):
     said = f'<p class="note">{escape(note)}</p>' if note else ""
-    return _section(name, title, f'{said}<div class="picture" id="{name}-picture"><noscript>The picture needs '
-                                 "JavaScript.</noscript></div>")
+    return _section(
+        name,
+        title,
+        f'{said}<div class="picture" id="{name}-picture"><noscript>The picture needs JavaScript.</noscript></div>',
+    )
 
 
 def _merged(run):
@@ -190,28 +255,45 @@ def _time(data):
     rows = []
     for part in data["time"]:
         rest = max(0.0, part["seconds"] - part["read"] - part["compute"] - part["write"])
-        rows.append(("", [part["what"], part["units"], part["seconds"], part["compute"], part["read"], part["write"],
-                          rest]))
+        rows.append(
+            ("", [part["what"], part["units"], part["seconds"], part["compute"], part["read"], part["write"], rest])
+        )
     busy, whole = sum(part["seconds"] for part in data["time"]), len(data["lanes"]) * data["makespan"]
     rows.append(("", ["sessions without a unit", None, max(0.0, whole - busy), None, None, None, None]))
-    return _section("time", "Where the time went", _table(
-        {"what": False, "units": True, "seconds": True, "trainer at work": True, "reading": True, "writing": True,
-         "other": True}, rows, f"Seconds of {len(data['lanes'])} worker sessions, from the first unit to the last: "
-                               f"{duration(data['makespan'])}"))
+    return _section(
+        "time",
+        "Where the time went",
+        _table(
+            {
+                "what": False,
+                "units": True,
+                "seconds": True,
+                "trainer at work": True,
+                "reading": True,
+                "writing": True,
+                "other": True,
+            },
+            rows,
+            f"Seconds of {len(data['lanes'])} worker sessions, from the first unit to the last: "
+            f"{duration(data['makespan'])}",
+        ),
+    )
 
 
 def _failures(data):
     failed = [("", [c["mst_key"], c["reason"]]) for c in data["configurations"] if c["status"] == "failed"]
     body = ""
     if failed:
-        body += _table({"mst_key": True, "error": False}, failed[:MOST_ROWS],
-                       f"Configurations that failed: {len(failed)}")
+        body += _table(
+            {"mst_key": True, "error": False}, failed[:MOST_ROWS], f"Configurations that failed: {len(failed)}"
+        )
     if data["failed_units"]:
         columns = ("mst_key", "iteration", "segment", "kind", "attempt", "error")
-        body += _table({c: c not in ("kind", "error") for c in columns},
-                       [("", [unit[c] for c in columns]) for unit in data["failed_units"]],
-                       _note(data, "failures")
-                       or "Units that failed (those lost with a session or a trainer are tried again)")
+        body += _table(
+            {c: c not in ("kind", "error") for c in columns},
+            [("", [unit[c] for c in columns]) for unit in data["failed_units"]],
+            _note(data, "failures") or "Units that failed (those lost with a session or a trainer are tried again)",
+        )
     return _section("failures", "Failures", body or "<p>None.</p>")
 
 
@@ -221,7 +303,8 @@ def _settings(data):
         told += "<h3>Parameters that all configurations have in common</h3>" + _pairs(data["fixed"])
     if data["settings"]:
         told += "<h3>Settings that were in force</h3>" + _pairs(
-            {f"pg_mop.{k}": v for k, v in data["settings"].items() if v is not None})
+            {f"pg_mop.{k}": v for k, v in data["settings"].items() if v is not None}
+        )
     return _section("settings", "Parameters and settings", told or "<p>Only the run's owner sees them.</p>")
 
 
@@ -229,6 +312,8 @@ def _repeat(data):
     run = data["run"]
     sql = data["sql"] or "-- the arguments are shown to the run's owner alone"
     if run["function"].startswith("madlib_keras_fit") and run["status"] == "finished":
-        sql += (f"\n\n-- in the same visit order, into new tables\n"
-                f"SELECT {data['schema']}.mop_replay({run['run_id']}, '...');")
+        sql += (
+            f"\n\n-- in the same visit order, into new tables\n"
+            f"SELECT {data['schema']}.mop_replay({run['run_id']}, '...');"
+        )
     return _section("repeat", "SQL to repeat it", f'<pre tabindex="0"><code>{escape(sql)}</code></pre>')

@@ -6,5 +6,6 @@ from pg_mop.schedule.most_children_first import MostChildrenFirst
 from pg_mop.schedule.randomized import Randomized
 from pg_mop.schedule.round_robin import RoundRobin
 
-SCHEDULERS = {scheduler.name: scheduler
-              for scheduler in (Randomized, LongestFirst, BreadthFirst, MostChildrenFirst, RoundRobin)}
+SCHEDULERS = {
+    scheduler.name: scheduler for scheduler in (Randomized, LongestFirst, BreadthFirst, MostChildrenFirst, RoundRobin)
+}

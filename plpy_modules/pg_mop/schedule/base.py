@@ -80,15 +80,15 @@ class Ranked(Scheduler):
 
     def __init__(self, board, seed, alike=None, expected=None):
         super().__init__(board, seed, alike, expected)
-        self.homes = {}        # compiled model -> place
+        self.homes = {}  # compiled model -> place
         # (segment, "at", home), and (segment, "like", compiled model) -> heap of (rank, at random, stage number)
         self.lanes = {}
         # (dataset, segment, home) -> heap of ((nobody waits for it, iteration), at random, stage number)
         self.evaluations = {}
-        self.took = {}         # (kind of unit, compiled model) -> the least seconds of a unit
-        self.met = set()       # (place, compiled model) of all that was done
-        self.evaluating = {}   # place -> the compiled model that it evaluates, or None
-        self.aside = {}        # stage number -> [(lane, at random), ...] of the entries that wait for it
+        self.took = {}  # (kind of unit, compiled model) -> the least seconds of a unit
+        self.met = set()  # (place, compiled model) of all that was done
+        self.evaluating = {}  # place -> the compiled model that it evaluates, or None
+        self.aside = {}  # stage number -> [(lane, at random), ...] of the entries that wait for it
         self.own_alone = False  # nobody takes from others' homes
         self.units, self.seconds = 0, 0.0  # units that have ended, and what they took
         board.watch(self)
@@ -123,8 +123,10 @@ class Ranked(Scheduler):
             for entry in self.lanes.pop(lane):
                 heappush(self.lanes.setdefault(to, []), entry)
         if moved:
-            self.aside = {number: [(moved.get(lane, lane), tie) for lane, tie in entries]
-                          for number, entries in self.aside.items()}
+            self.aside = {
+                number: [(moved.get(lane, lane), tie) for lane, tie in entries]
+                for number, entries in self.aside.items()
+            }
         for lane in [lane for lane in self.evaluations if lane[2] in gone]:
             for entry in self.evaluations.pop(lane):
                 heappush(self.evaluations.setdefault((*lane[:2], None), []), entry)
@@ -179,14 +181,19 @@ class Ranked(Scheduler):
 
     def _best(self, place):
         return self.evaluation(place, True) or self._or_evaluate(
-            place, self.before_all(place) or self.kept(place) or self.train(place))
+            place, self.before_all(place) or self.kept(place) or self.train(place)
+        )
 
     def _or_evaluate(self, place, unit):
         """In place of a training unit, or of none: an evaluation that nobody waits for, of an earlier iteration. Where
         units are long it does not wait either: there is little around it then."""
         late = self.evaluation(place)
-        return late if late is not None and (
-            unit is None or late.iteration < unit.iteration or self.seconds >= SHORT * self.units) else unit
+        return (
+            late
+            if late is not None
+            and (unit is None or late.iteration < unit.iteration or self.seconds >= SHORT * self.units)
+            else unit
+        )
 
     def coming(self, place):
         unit = self.evaluation(place, True)
@@ -226,7 +233,8 @@ class Ranked(Scheduler):
         model = self.alike(number)
         seconds = self.took.get(("evaluate", model), self.took.get(("train", model), self.MEETS))
         return self.own_alone or (
-            self.evaluating.get(home) == model and (place, model) not in self.met and seconds < self.MEETS)
+            self.evaluating.get(home) == model and (place, model) not in self.met and seconds < self.MEETS
+        )
 
     def before_all(self, place):
         """A visit that must not wait for others; None where there is none."""
@@ -245,8 +253,10 @@ class Ranked(Scheduler):
         """The visit of the least rank; of stages that are kept for other places only where there is nothing else."""
         segments = self.board.served(place, "training")
         return self._least_of(place, segments, (None, place)) or (
-            None if self.own_alone or not self.homes else
-            self._least_of(place, segments, sorted(set(self.homes.values()) - {place})))
+            None
+            if self.own_alone or not self.homes
+            else self._least_of(place, segments, sorted(set(self.homes.values()) - {place}))
+        )
 
     def _least_of(self, place, segments, homes):
         """The visit of the least rank of what has one of these homes (None: none yet)."""
@@ -258,16 +268,28 @@ class Ranked(Scheduler):
 
     def following(self, place, segment):
         best = self._best(place)
-        if best is not None and best.kind == "train" and best.segment != segment and not (
-                self.before_all(place) or self.kept(place)):
+        if (
+            best is not None
+            and best.kind == "train"
+            and best.segment != segment
+            and not (self.before_all(place) or self.kept(place))
+        ):
             # what it serves besides is no better: of those whose turn it is, one that is on this segment, too
             wanted = self._least_of(place, [segment], (None, place))
-            if (wanted is not None and self._turn(wanted) <= self._turn(best)
-                    and self.board.reserved(wanted.stage) in (None, place)):
+            if (
+                wanted is not None
+                and self._turn(wanted) <= self._turn(best)
+                and self.board.reserved(wanted.stage) in (None, place)
+            ):
                 best = wanted
-        if best is None or (best.kind, best.segment) != ("train", segment) or (
+        if (
+            best is None
+            or (best.kind, best.segment) != ("train", segment)
+            or (
                 # what it has not met takes it longer: it is for whoever is idle first
-                self.board.anywhere and (place, self.alike(best.stage)) not in self.met):
+                self.board.anywhere and (place, self.alike(best.stage)) not in self.met
+            )
+        ):
             return None
         return self._taken(place, best)
 
@@ -322,8 +344,11 @@ class Timed(Ranked):
     URGENT = 0.9  # of the work that is left at a place: from there on a path cannot wait for others
 
     def __init__(self, board, seed, alike=None, expected=None):
-        self.costs = Costs(board, lambda stage: None if (key := self.alike(stage.number)) is None
-                           else (key, stage.parameters[1]), expected)
+        self.costs = Costs(
+            board,
+            lambda stage: None if (key := self.alike(stage.number)) is None else (key, stage.parameters[1]),
+            expected,
+        )
         self.waiting = []  # heap of (-seconds left, stage number): those that can wait
         self.urgent, self.at_work = {}, set()  # those that cannot; and of them who is known to be at work
         super().__init__(board, seed, alike, expected)

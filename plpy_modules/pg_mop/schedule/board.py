@@ -16,9 +16,9 @@ class Unit:
     """One stage on one segment once: trained, or evaluated."""
 
     iteration: int
-    stage: int     # its number
-    kind: str      # 'train' | 'evaluate'
-    dataset: str   # 'training' | 'validation'
+    stage: int  # its number
+    kind: str  # 'train' | 'evaluate'
+    dataset: str  # 'training' | 'validation'
     segment: int
 
 
@@ -29,11 +29,11 @@ class _Work:
 
     def __init__(self, stage, todo):
         self.stage = stage
-        self.todo = todo        # segments that it has to visit yet
-        self.training = None    # the unit at work
-        self.due = None         # (dataset, segment) that it has to be evaluated on yet; None: before it is trained
+        self.todo = todo  # segments that it has to visit yet
+        self.training = None  # the unit at work
+        self.due = None  # (dataset, segment) that it has to be evaluated on yet; None: before it is trained
         self.evaluating = Counter()  # dataset -> units at work
-        self.open = None        # 'train', 'evaluate': may be done now; else None
+        self.open = None  # 'train', 'evaluate': may be done now; else None
 
 
 class Board:
@@ -65,13 +65,13 @@ class Board:
         self.last_alone = len(self._all) > 1
         self._watchers = []
         self.serve(place for place in range(len(self._servers)) if self._servers[place] in self.servers)
-        self._works = {}        # stage number -> _Work
-        self.left = {}          # stage number -> Stage: wanted, not ended
-        self.idle = set()       # numbers of the stages that may be trained and are not at work
-        self.training = set()   # of those that are being trained
+        self._works = {}  # stage number -> _Work
+        self.left = {}  # stage number -> Stage: wanted, not ended
+        self.idle = set()  # numbers of the stages that may be trained and are not at work
+        self.training = set()  # of those that are being trained
         self._due = {key: {} for key in self.datasets}  # -> {stage number: None}, of the evaluations to be begun
         self._reserved, self._kept = {}, {}  # stage number -> place, and back
-        self._wanted = {}       # stage number -> (key, passes) as counted
+        self._wanted = {}  # stage number -> (key, passes) as counted
         self._key_of, self._passes_of = (lambda stage: None), (lambda stage: 1)
         self._asked, self._passed = Counter(), Counter()  # passes, by key; by (key, segment)
         self.add(sorted(plan.stages.values(), key=lambda stage: stage.number))
@@ -108,7 +108,8 @@ class Board:
         """
         ended = []
         for stage in self.plan.withdraw(
-                mst_key, lambda number: self.has_begun(number) or self.is_running(number), until):
+            mst_key, lambda number: self.has_begun(number) or self.is_running(number), until
+        ):
             if not stage.trials:
                 self._forget(stage)
             elif stage.ended and stage.number in self.left:
@@ -185,7 +186,7 @@ class Board:
         """The numbers of `wanted` places, or of as many as it takes to have one on each server."""
         first = [self._servers.index(server) for server in self.servers]
         more = [p for p, server in enumerate(self._servers) if p not in first and server in self.servers]
-        return sorted((first + more)[:max(wanted, len(first))])
+        return sorted((first + more)[: max(wanted, len(first))])
 
     def served(self, place, dataset=None):
         """The (dataset, segment) that a place does; of one dataset: their segments."""
@@ -242,8 +243,11 @@ class Board:
         serves, units = self.served(place), []
         for number in self.open("train"):
             if not self.is_running(number):
-                units += [self.unit(number, "train", *key) for key in serves
-                          if key[0] == "training" and self.may_train(number, key[1])]
+                units += [
+                    self.unit(number, "train", *key)
+                    for key in serves
+                    if key[0] == "training" and self.may_train(number, key[1])
+                ]
         free = [u for u in units if self._reserved.get(u.stage, place) == place]
         evaluations = [self.unit(number, "evaluate", *key) for key in serves for number in self._due[key]]
         return sorted(evaluations + free or units)
@@ -299,8 +303,12 @@ class Board:
     def _evaluated(self, work, dataset):
         """A unit of evaluation has ended: the last one may begin now, if it waited for that."""
         work.evaluating[dataset] -= 1
-        if (self.last_alone and work.open and not work.evaluating[dataset]
-                and len(left := self._due_of(work, dataset)) == 1):
+        if (
+            self.last_alone
+            and work.open
+            and not work.evaluating[dataset]
+            and len(left := self._due_of(work, dataset)) == 1
+        ):
             self._announce(work, left)
 
     def release(self, unit):
@@ -317,8 +325,9 @@ class Board:
             work.due.add((unit.dataset, unit.segment))
             self._evaluated(work, unit.dataset)
             if work.open:  # one that waited to be the last is so no longer
-                self._announce(work, self._due_of(work, unit.dataset) if self.last_alone else
-                               [(unit.dataset, unit.segment)])
+                self._announce(
+                    work, self._due_of(work, unit.dataset) if self.last_alone else [(unit.dataset, unit.segment)]
+                )
 
     def finish(self, unit):
         """A unit has been done. Returns the stages that have ended by it: trained on all segments and, where somebody
@@ -365,8 +374,9 @@ class Board:
     def has_begun(self, stage_number):
         """True once the stage has been trained on a segment: it has a state of its own."""
         stage, work = self.plan.stages[stage_number], self._works.get(stage_number)
-        return stage.trained or (work is not None
-                                 and len(work.todo) + (work.training is not None) < len(self._visits(stage)))
+        return stage.trained or (
+            work is not None and len(work.todo) + (work.training is not None) < len(self._visits(stage))
+        )
 
     def trained(self, stage_number):
         """True once the stage has been trained on all segments."""
@@ -440,8 +450,11 @@ class Board:
         if work.open is None:
             work.open = "evaluate"
             # (opened again, the last one may have to wait for others that are at work)
-            alone = {dataset for dataset, _ in work.due if self.last_alone and work.evaluating[dataset]
-                     and len(self._due_of(work, dataset)) == 1}
+            alone = {
+                dataset
+                for dataset, _ in work.due
+                if self.last_alone and work.evaluating[dataset] and len(self._due_of(work, dataset)) == 1
+            }
             self._announce(work, [key for key in self.datasets if key in work.due and key[0] not in alone])
 
     def _close(self, stage):

@@ -3,10 +3,10 @@
 from pg_mop.schedule.base import SHORT
 
 SECONDS = SHORT  # of the units of a group that trains, about: what is around it is little beside that, none waits long
-MOST = 16       # of its units
-FORESEEN = 4    # of those of which nothing is known but by earlier runs
-LEAST = 0.02    # seconds that a group may always have; and of units that had better be some more together
-TRAINED_BYTES = 16 << 20     # of its model states, which the trainer keeps until they are written
+MOST = 16  # of its units
+FORESEEN = 4  # of those of which nothing is known but by earlier runs
+LEAST = 0.02  # seconds that a group may always have; and of units that had better be some more together
+TRAINED_BYTES = 16 << 20  # of its model states, which the trainer keeps until they are written
 EVALUATED_BYTES = 256 << 20  # of the states of models that are evaluated together
 
 
@@ -26,10 +26,10 @@ class Groups:
         model state, or of what it begins with."""
         self.board, self.scheduler, self.key_of, self.bytes_of = board, scheduler, key_of, bytes_of
         self.alone = set()  # units that are each done for themselves: one of a group was to blame
-        self.seconds = {}   # (key, segment) -> what a training unit takes, about
-        self.shares = {}    # training unit at work -> its share of its group's time, as a multiple of the mean
+        self.seconds = {}  # (key, segment) -> what a training unit takes, about
+        self.shares = {}  # training unit at work -> its share of its group's time, as a multiple of the mean
         self.ended, self.took = 0, 0.0  # training units; and the seconds of all of them
-        self.times = None   # what one took as a multiple of what it should by earlier runs: the least
+        self.times = None  # what one took as a multiple of what it should by earlier runs: the least
 
     def choose(self, place):
         """The units to do now at an idle place, by stage; they have been started on the board. []: leave it idle."""
@@ -98,9 +98,11 @@ class Groups:
             if len(units) >= most or sum(seconds) >= longest or not self._may_wait(units[0]):
                 break
             unit = self.scheduler.following(place, units[0].segment)
-            if unit is None or not self._may_wait(unit) or (
-                    sum(seconds) + self._expected(unit) > longest
-                    or size + self.bytes_of(unit.stage) > TRAINED_BYTES):
+            if (
+                unit is None
+                or not self._may_wait(unit)
+                or (sum(seconds) + self._expected(unit) > longest or size + self.bytes_of(unit.stage) > TRAINED_BYTES)
+            ):
                 break
         mean = sum(seconds) / len(seconds)
         self.shares.update({each: own / mean for each, own in zip(units, seconds)})

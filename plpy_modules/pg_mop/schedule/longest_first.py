@@ -4,7 +4,7 @@ from heapq import heapify
 
 from pg_mop.schedule.base import Timed
 
-ABOUT = 0.8   # of the longest's work left: so much is about as long
+ABOUT = 0.8  # of the longest's work left: so much is about as long
 
 
 class LongestFirst(Timed):
@@ -23,7 +23,7 @@ class LongestFirst(Timed):
 
     def __init__(self, board, seed, alike=None, expected=None):
         self.stale = set()  # lanes whose ranks are to be looked at again
-        self.last = {}      # place -> what was compiled for the stage that was chosen there last
+        self.last = {}  # place -> what was compiled for the stage that was chosen there last
         super().__init__(board, seed, alike, expected)
 
     def rank(self, stage):
@@ -48,8 +48,9 @@ class LongestFirst(Timed):
             if lane in self.stale:
                 self.stale.remove(lane)
                 stages = self.board.plan.stages
-                heap = self.lanes[lane] = [(self.rank(stages[number]), tie, number)
-                                           for _, tie, number in self.lanes[lane]]
+                heap = self.lanes[lane] = [
+                    (self.rank(stages[number]), tie, number) for _, tie, number in self.lanes[lane]
+                ]
                 heapify(heap)
         return super().least(place, lanes)
 
@@ -64,12 +65,16 @@ class LongestFirst(Timed):
         key = self.last.get(place)
         if best is None or key is None or self.alike(best.stage) == key:
             return best
-        warm = self.least(place, [((segment, "like", key), segment)
-                                  for segment in self.board.served(place, "training")])
+        warm = self.least(
+            place, [((segment, "like", key), segment) for segment in self.board.served(place, "training")]
+        )
         return warm if warm is not None and self._is_about(warm, best) else best
 
     def _is_about(self, unit, best):
         """True where to take `unit` in place of `best` makes the schedule little longer."""
         mine, its = self.costs.left(unit.stage), self.costs.left(best.stage)
-        return unit.iteration == best.iteration and (mine is None) == (its is None) and (
-            mine is None or mine >= ABOUT * its)
+        return (
+            unit.iteration == best.iteration
+            and (mine is None) == (its is None)
+            and (mine is None or mine >= ABOUT * its)
+        )

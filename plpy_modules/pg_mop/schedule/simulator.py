@@ -30,7 +30,7 @@ class Transport:
     disk: float
     coordinator: float = 0.005
     direct: bool = False
-    line_free: float = 0.0    # when the coordinator's line has carried all that was asked of it
+    line_free: float = 0.0  # when the coordinator's line has carried all that was asked of it
     worker_free: float = 0.0  # when the coordinator has done all its work
     where: dict = field(default_factory=dict)  # stage -> the place of its state
 
@@ -81,7 +81,7 @@ def simulate(board, scheduler, seconds, ahead=False, transport=None, groups=None
                 idle.remove(place)
                 end = now + around + sum(map(seconds, units))
                 if transport is not None:
-                    unit, = units
+                    (unit,) = units
                     parent = board.plan.stages[unit.stage].parent
                     begun = transport.begins(unit, place, now, parent and parent.number)
                     end = transport.ends(unit, begun + seconds(unit))

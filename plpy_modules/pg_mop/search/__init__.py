@@ -1,10 +1,10 @@
 """Procedures that propose, extend and stop trials, each behind the interface of `base.py`. Pure Python.
 
-    procedure = create("asha", Space.of_texts([1], compile_params_grid, fit_params_grid), seed=1, goal="max",
-                       parameters="iterations=27, reduction=3")
-    while not procedure.done:
-        for trial, configuration, budget in procedure.ask(): ...
-        procedure.tell(trial, iteration, value)
+procedure = create("asha", Space.of_texts([1], compile_params_grid, fit_params_grid), seed=1, goal="max",
+                   parameters="iterations=27, reduction=3")
+while not procedure.done:
+    for trial, configuration, budget in procedure.ask(): ...
+    procedure.tell(trial, iteration, value)
 """
 
 from pg_mop.search.asha import Asha
@@ -20,8 +20,9 @@ from pg_mop.search.random import Random
 from pg_mop.search.successive_halving import SuccessiveHalving
 from pg_mop.search.tpe import Tpe
 
-PROCEDURES = {p.name: p for p in (Grid, Random, SuccessiveHalving, Hyperband, Asha, Population, MedianStopping, Tpe,
-                                  Bohb)}
+PROCEDURES = {
+    p.name: p for p in (Grid, Random, SuccessiveHalving, Hyperband, Asha, Population, MedianStopping, Tpe, Bohb)
+}
 MADLIB = {p.name: p for p in (MadlibHyperband, MadlibHyperopt)}  # of madlib_keras_automl alone
 
 

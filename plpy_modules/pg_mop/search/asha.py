@@ -19,10 +19,20 @@ class Asha(Procedure):
     """
 
     name = "asha"
-    PARAMETERS = {"trials": whole(1, MOST_TRIALS, None, "configurations; not given: all of a grid, else three times as "
-                                                        "many as give one that trains to the end"),
-                  "iterations": MOST, "reduction": REDUCTION, "least": LEAST, "skip": SKIP, "sampler": SAMPLER,
-                  "parallel": whole(1, MOST_TRIALS, 8, "trials that train at a time")}
+    PARAMETERS = {
+        "trials": whole(
+            1,
+            MOST_TRIALS,
+            None,
+            "configurations; not given: all of a grid, else three times as many as give one that trains to the end",
+        ),
+        "iterations": MOST,
+        "reduction": REDUCTION,
+        "least": LEAST,
+        "skip": SKIP,
+        "sampler": SAMPLER,
+        "parallel": whole(1, MOST_TRIALS, 8, "trials that train at a time"),
+    }
 
     def __init__(self, space, seed, goal="min", **parameters):
         super().__init__(space, seed, goal, **parameters)
@@ -30,7 +40,8 @@ class Asha(Procedure):
         self.rungs = [Rung(self.settings.reduction) for _ in self.levels]
         self.source = sources.source(self.settings.sampler, space, seed, budgets=True)
         self.left = self.settings.trials or (
-            MOST_TRIALS if self.settings.sampler == "grid" else 3 * self.settings.reduction ** (len(self.levels) - 1))
+            MOST_TRIALS if self.settings.sampler == "grid" else 3 * self.settings.reduction ** (len(self.levels) - 1)
+        )
 
     @property
     def most(self):
@@ -105,8 +116,10 @@ class Asha(Procedure):
             for loss, number in waiting.unpromoted:
                 del loss
                 if self._waits(number):
-                    self._stop(self.trials[number], f"rung {rung}: not among the best 1/{self.settings.reduction} "
-                                                    f"of {len(waiting)}")
+                    self._stop(
+                        self.trials[number],
+                        f"rung {rung}: not among the best 1/{self.settings.reduction} of {len(waiting)}",
+                    )
 
 
 class Rung:
@@ -115,7 +128,7 @@ class Rung:
     def __init__(self, reduction):
         self.reduction = reduction
         self.top, self.rest = [], []  # heaps: the best floor(n / reduction), the worst of them first; and the others
-        self.unpromoted = []          # heap of (loss, number)
+        self.unpromoted = []  # heap of (loss, number)
 
     def __len__(self):
         return len(self.top) + len(self.rest)

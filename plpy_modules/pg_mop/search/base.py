@@ -33,15 +33,19 @@ class Parameter:
 
 def whole(low, high, default, meaning):
     """A parameter that is an integer; a default of None may also be given as None."""
+
     def accepts(value):
         return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
     return Parameter(accepts, f"an integer from {low} to {high}", default, meaning)
 
 
 def number(low, high, default, meaning):
     """A parameter that is a number."""
+
     def accepts(value):
         return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+
     return Parameter(accepts, f"a number from {low} to {high}", default, meaning)
 
 
@@ -76,10 +80,10 @@ class Trial:
     def __init__(self, number, configuration, outside=False):
         self.number, self.configuration, self.outside = number, configuration, outside
         self.budget = self.at = 0  # iterations asked for, and the last one whose value was told
-        self.loss = None           # that value; the smaller the better, whatever the goal
+        self.loss = None  # that value; the smaller the better, whatever the goal
         self.state = PAUSED
-        self.asked = False         # somebody was given its configuration
-        self.data = None           # the procedure's own
+        self.asked = False  # somebody was given its configuration
+        self.data = None  # the procedure's own
 
 
 class Procedure(ABC):
@@ -109,10 +113,10 @@ class Procedure(ABC):
             if not (value is None and parameter.default is None) and not parameter.accepts(value):
                 raise SearchError(f"{name} of {self.name} must be {parameter.wanted}, not {value!r}")
             setattr(self.settings, name, value)
-        self.trials = {}   # number -> Trial
-        self.why = {}      # number -> why it does not go on
-        self.best = None   # (trial, iteration, value)
-        self.known = []    # (configuration, {iteration: loss}) that others have found out, the furthest and best first
+        self.trials = {}  # number -> Trial
+        self.why = {}  # number -> why it does not go on
+        self.best = None  # (trial, iteration, value)
+        self.known = []  # (configuration, {iteration: loss}) that others have found out, the furthest and best first
         self._queue, self._stopped = [], {}
         self._running = self._outside = 0  # trials of the procedure's own, and people's
         self._started = self._finished = False
@@ -122,10 +126,14 @@ class Procedure(ABC):
         """Raises SearchError where one of the names is no parameter's."""
         for name in names:
             if name not in cls.PARAMETERS:
-                raise SearchError(f"{name!r} is no parameter of {cls.name} ({', '.join(cls.PARAMETERS) or 'none'})",
-                                  {"seed": "The seed of proposals is the argument random_state.",
-                                   "goal": "What is sought follows from the argument metric.",
-                                   "space": "The space is an argument of its own."}.get(name))
+                raise SearchError(
+                    f"{name!r} is no parameter of {cls.name} ({', '.join(cls.PARAMETERS) or 'none'})",
+                    {
+                        "seed": "The seed of proposals is the argument random_state.",
+                        "goal": "What is sought follows from the argument metric.",
+                        "space": "The space is an argument of its own.",
+                    }.get(name),
+                )
 
     # --- what the caller does ------------------------------------------------------------------
 
@@ -136,8 +144,11 @@ class Procedure(ABC):
         """
         self._start()
         proposals, self._queue = self._queue, []
-        return [self._given(p) for p in proposals
-                if self.trials[p.trial].state == RUNNING and self.trials[p.trial].budget == p.budget]
+        return [
+            self._given(p)
+            for p in proposals
+            if self.trials[p.trial].state == RUNNING and self.trials[p.trial].budget == p.budget
+        ]
 
     def tell(self, trial, iteration, value, ends=None):
         """The metric of a trial after an iteration; None or NaN: it has failed, and will not go on. `ends`: why the

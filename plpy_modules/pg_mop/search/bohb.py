@@ -22,8 +22,12 @@ class Bohb(Hyperband):
     """
 
     name = "bohb"
-    PARAMETERS = {"iterations": MOST, "reduction": REDUCTION, "skip_last": SKIP_LAST,
-                  "at_random": number(0, 1, densities.AT_RANDOM, "share of the configurations drawn at random")}
+    PARAMETERS = {
+        "iterations": MOST,
+        "reduction": REDUCTION,
+        "skip_last": SKIP_LAST,
+        "at_random": number(0, 1, densities.AT_RANDOM, "share of the configurations drawn at random"),
+    }
     Bracket = Staged
 
     def _source(self):

@@ -7,11 +7,11 @@ from bisect import insort
 from pg_mop.search.sources import AtRandom
 
 AT_RANDOM = 1 / 3  # share of the proposals that the model does not make
-GOOD = 0.15        # share of a budget's trials that are good ones
-CANDIDATES = 64    # points near the good ones, of which the most promising is proposed
-WIDER = 3          # bandwidth with which these are drawn, by the density's
-EVERYWHERE = 0.1   # share of a density that is everywhere the same
-MOST = 500         # points of a density
+GOOD = 0.15  # share of a budget's trials that are good ones
+CANDIDATES = 64  # points near the good ones, of which the most promising is proposed
+WIDER = 3  # bandwidth with which these are drawn, by the density's
+EVERYWHERE = 0.1  # share of a density that is everywhere the same
+MOST = 500  # points of a density
 
 
 class Densities(AtRandom):
@@ -31,11 +31,11 @@ class Densities(AtRandom):
         super().__init__(space, seed)
         self.at_random = at_random
         self.least = _dimensions(space) + 1
-        self.points = {}     # key -> point; a key is a trial's number, or a negative one of what is known from earlier
-        self.told_at = {}    # budget -> [(loss, key)], the best first
-        self.told_of = {}    # key -> {budget: loss}
+        self.points = {}  # key -> point; a key is a trial's number, or a negative one of what is known from earlier
+        self.told_at = {}  # budget -> [(loss, key)], the best first
+        self.told_of = {}  # key -> {budget: loss}
         self.failed, self.withdrawn = set(), set()  # keys
-        self.known = {}      # configuration -> its key
+        self.known = {}  # configuration -> its key
         self.goes_on_as = {}  # trial's number -> the key of what is known of it from earlier
 
     @property
@@ -89,12 +89,12 @@ class Densities(AtRandom):
         if (budget := self.budget) is None:
             return None
         ranked = [key for _, key in self.told_at[budget]]
-        good = ranked[:max(self.least, math.ceil(GOOD * len(ranked)))]
+        good = ranked[: max(self.least, math.ceil(GOOD * len(ranked)))]
         # (of one that a person stopped nothing is known beyond what has been told)
         off = {*good, *(key for key in self.withdrawn if budget not in self.told_of.get(key, {}))}
         bad = [key for key in self.points if key not in off]
         if len(bad) < self.least:
-            bad += ranked[len(good) - (self.least - len(bad)):len(good)]
+            bad += ranked[len(good) - (self.least - len(bad)) : len(good)]
         told = len(self.told_of)
         better, worse = (Density(self.space, [self.points[k] for k in _some(keys)], told) for keys in (good, bad))
         candidates = [better.drawn(self.random) for _ in range(CANDIDATES)]
@@ -119,7 +119,8 @@ class Density:
             if dimension.open:
                 places = [_place(dimension, p[dimension.name]) if dimension.name in p else None for p in points]
                 self.kernels[dimension.name] = (
-                    Choices(dimension, places) if dimension.kind is None else Numbers(dimension, places, many, told))
+                    Choices(dimension, places) if dimension.kind is None else Numbers(dimension, places, many, told)
+                )
 
     def drawn(self, random):
         """A point near one of these, or now and then anywhere."""
@@ -131,6 +132,7 @@ class Density:
             if dimension.open and dimension.name in near:
                 return self.kernels[dimension.name].drawn(random, near[dimension.name])
             return dimension.sample(random)
+
         return self.space.walk(choose)
 
     def log(self, point):
@@ -166,8 +168,11 @@ class Numbers:
 
     def add(self, sums, coordinate):
         """Add the logarithm of each place's kernel at a coordinate, and of the one that is everywhere."""
-        at, factor, constant = _place(self.dimension, coordinate), -0.5 / self.width ** 2, math.log(
-            self.width * math.sqrt(2 * math.pi))
+        at, factor, constant = (
+            _place(self.dimension, coordinate),
+            -0.5 / self.width**2,
+            math.log(self.width * math.sqrt(2 * math.pi)),
+        )
         for i, place in enumerate(self.places):
             if place is not None:
                 sums[i] += factor * (at - place) ** 2 - constant

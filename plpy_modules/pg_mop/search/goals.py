@@ -2,10 +2,16 @@
 
 import re
 
-MORE = re.compile(r"acc|auc|precision|recall|f1|f_beta|fbeta|score|true_|true(positives|negatives)|cosine|correlation|"
-                  r"concordance|top_?k|top_\d", re.I)
-LESS = re.compile(r"loss|error|crossentropy|^(mae|mse|mape|msle|ce|bce|kld?)$|divergence|hinge|poisson|cosh|false_|"
-                  r"false(positives|negatives)", re.I)
+MORE = re.compile(
+    r"acc|auc|precision|recall|f1|f_beta|fbeta|score|true_|true(positives|negatives)|cosine|correlation|"
+    r"concordance|top_?k|top_\d",
+    re.I,
+)
+LESS = re.compile(
+    r"loss|error|crossentropy|^(mae|mse|mape|msle|ce|bce|kld?)$|divergence|hinge|poisson|cosh|false_|"
+    r"false(positives|negatives)",
+    re.I,
+)
 
 
 def goal(metric):
@@ -20,5 +26,5 @@ def parts(text):
     name, _, direction = text.strip().partition(" ")
     for dataset in ("validation", "training"):
         if name.startswith(dataset + "_"):
-            return name[len(dataset) + 1:], dataset, direction.strip().lower()
+            return name[len(dataset) + 1 :], dataset, direction.strip().lower()
     return name, None, direction.strip().lower()

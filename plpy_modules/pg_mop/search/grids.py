@@ -7,8 +7,15 @@ import warnings
 
 from mop_udf import params, sequences
 
-COMPILE_KEYS = ("loss", "metrics", "loss_weights", "weighted_metrics", "sample_weight_mode", "optimizer",
-                "optimizer_params_list")
+COMPILE_KEYS = (
+    "loss",
+    "metrics",
+    "loss_weights",
+    "weighted_metrics",
+    "sample_weight_mode",
+    "optimizer",
+    "optimizer_params_list",
+)
 FIT_KEYS = params.FIT_KEYS
 DISTRIBUTIONS = ("linear", "log", "log_near_one")
 WHOLE = ("batch_size", "epochs", "initial_epoch", "steps_per_epoch", "verbose")
@@ -91,9 +98,14 @@ def grid_search(model_ids, compile_grid, fit_grid):
         for key, choices in _all_lists(grid):
             if distribution(choices) and choices[-1] in DISTRIBUTIONS:
                 raise GridError(f"{key!r} is a distribution ({choices[-1]!r}), which only random search can sample")
-    count = len(model_ids) * size(fit_grid) * sum(
-        size(block or {}) * size({k: v for k, v in compile_grid.items() if k != "optimizer_params_list"})
-        for block in compile_grid.get("optimizer_params_list", [None]))
+    count = (
+        len(model_ids)
+        * size(fit_grid)
+        * sum(
+            size(block or {}) * size({k: v for k, v in compile_grid.items() if k != "optimizer_params_list"})
+            for block in compile_grid.get("optimizer_params_list", [None])
+        )
+    )
     if count > MOST_CONFIGURATIONS:
         raise GridError(f"the grid has {count} configurations, at most {MOST_CONFIGURATIONS} are made at once")
     compiled = []
@@ -108,8 +120,12 @@ def grid_search(model_ids, compile_grid, fit_grid):
 
 def distribution(choices):
     """True where a list stands for a distribution: numbers, then its name. ([None, 'mae'] is a choice.)"""
-    return (len(choices) > 1 and isinstance(choices[-1], str) and not isinstance(choices[-1], Sequence)
-            and all(isinstance(c, (int, float)) and not isinstance(c, bool) for c in choices[:-1]))
+    return (
+        len(choices) > 1
+        and isinstance(choices[-1], str)
+        and not isinstance(choices[-1], Sequence)
+        and all(isinstance(c, (int, float)) and not isinstance(c, bool) for c in choices[:-1])
+    )
 
 
 def _literal(node):

@@ -20,9 +20,11 @@ def schedule(most, reduction, skip_last=0, madlib=False):
         raise ValueError(f"skip_last must be at most {highest}, not {skip_last}")
     rows = []
     for s in range(highest, skip_last - 1, -1):
-        n = (highest + 1) // (s + 1) * reduction ** s if madlib else -(-(highest + 1) * reduction ** s // (s + 1))
-        rows += [(s, i, n // reduction ** i, rungs.rounded(most * reduction ** i, reduction ** s))
-                 for i in range(s - skip_last + 1)]
+        n = (highest + 1) // (s + 1) * reduction**s if madlib else -(-(highest + 1) * reduction**s // (s + 1))
+        rows += [
+            (s, i, n // reduction**i, rungs.rounded(most * reduction**i, reduction**s))
+            for i in range(s - skip_last + 1)
+        ]
     return rows
 
 

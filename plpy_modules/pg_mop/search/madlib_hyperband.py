@@ -28,10 +28,10 @@ class MadlibHyperband(Hyperband):
         super().__init__(space, seed, goal, **parameters)
         sums = []
         for s, trials, rounds in self.plans:
-            sums.append((s, trials, [sum(rounds[:i + 1]) for i in range(len(rounds))]))
+            sums.append((s, trials, [sum(rounds[: i + 1]) for i in range(len(rounds))]))
         self.plans, self.longest = sums, max(levels[-1] for *_, levels in sums)
         self.diagonal = -1  # the one that trains, from 0
-        self.next = []      # (trial, budget) of the next one
+        self.next = []  # (trial, budget) of the next one
 
     def _begin(self):
         self._adopt({r for *_, levels in self.plans for r in levels})

@@ -15,10 +15,12 @@ class MadlibHyperopt(Whole):
     """In batches: the next one is drawn once all of the one before have ended."""
 
     name = "madlib-hyperopt"
-    PARAMETERS = {"trials": whole(1, MOST_TRIALS, 20, "configurations (num_configs)"),
-                  "iterations": whole(1, MOST_ITERATIONS, 5, "iterations of each (num_iterations)"),
-                  "sampler": choice(("tpe", "random"), "tpe", "tpe, or random (algorithm; MADlib's rand)"),
-                  "parallel": whole(1, MOST_TRIALS, 1, "trials of a batch: the segments")}
+    PARAMETERS = {
+        "trials": whole(1, MOST_TRIALS, 20, "configurations (num_configs)"),
+        "iterations": whole(1, MOST_ITERATIONS, 5, "iterations of each (num_iterations)"),
+        "sampler": choice(("tpe", "random"), "tpe", "tpe, or random (algorithm; MADlib's rand)"),
+        "parallel": whole(1, MOST_TRIALS, 1, "trials of a batch: the segments"),
+    }
 
     def _begin(self):
         self.batches = batches(self.settings.trials, self.parallel)[::-1]

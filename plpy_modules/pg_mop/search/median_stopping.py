@@ -18,9 +18,14 @@ class MedianStopping(Whole):
 
     name = "median-stopping"
     STOPS_WITHIN_BUDGET = True
-    PARAMETERS = {"iterations": ITERATIONS, "trials": TRIALS, "parallel": TOGETHER, "sampler": SAMPLER,
-                  "grace": whole(1, MOST_ITERATIONS, 2, "iterations that every trial may train"),
-                  "others": whole(1, MOST_TRIALS, 3, "others that there must be to compare with")}
+    PARAMETERS = {
+        "iterations": ITERATIONS,
+        "trials": TRIALS,
+        "parallel": TOGETHER,
+        "sampler": SAMPLER,
+        "grace": whole(1, MOST_ITERATIONS, 2, "iterations that every trial may train"),
+        "others": whole(1, MOST_TRIALS, 3, "others that there must be to compare with"),
+    }
 
     def _begin(self):
         self.medians = {}  # iteration -> Median of running averages

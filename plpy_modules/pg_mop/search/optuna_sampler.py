@@ -33,11 +33,13 @@ class OptunaSampler(AtRandom):
             self.optuna.logging.set_verbosity(self.optuna.logging.ERROR)
             samplers, seed = self.optuna.samplers, seed % 2**31
             self.study = self.optuna.create_study(
-                sampler=samplers.TPESampler(seed=seed, constant_liar=True) if sampler == "tpe" else
-                samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False))
-        self.count = 0     # losses in it
+                sampler=samplers.TPESampler(seed=seed, constant_liar=True)
+                if sampler == "tpe"
+                else samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
+            )
+        self.count = 0  # losses in it
         self.pending = {}  # number of a trial that the study has proposed -> Optuna's trial
-        self.points = {}   # number of one drawn at random -> its point
+        self.points = {}  # number of one drawn at random -> its point
         self.known = set()
 
     def draw(self, trial):
@@ -84,11 +86,14 @@ class OptunaSampler(AtRandom):
 
 def _import(package, sampler):
     from pg_mop import arrays  # (numpy is not for every search)
+
     try:
         arrays.import_whole(package)
     except ImportError:
-        raise SearchError(f"the sampler {sampler!r} needs the Python package {package}",
-                          f"Install it: {mop_udf.home}/bin/pip install {package}") from None
+        raise SearchError(
+            f"the sampler {sampler!r} needs the Python package {package}",
+            f"Install it: {mop_udf.home}/bin/pip install {package}",
+        ) from None
 
 
 def _suggest(asked, dimension):
@@ -107,7 +112,8 @@ def _describe(optuna, dimension, coordinate, distributions, values):
     if dimension.kind is None:
         if dimension.open:
             distributions[dimension.name] = optuna.distributions.CategoricalDistribution(
-                list(range(len(dimension.choices))))
+                list(range(len(dimension.choices)))
+            )
             values[dimension.name] = coordinate
         return coordinate
     low, high, log = _range(dimension)

@@ -18,7 +18,7 @@ class Member:
 
     def __init__(self, point, lists):
         self.point, self.lists = point, lists  # lists: {name of a dimension: its value in each iteration}
-        self.step = 0                          # the comparison that it trains to
+        self.step = 0  # the comparison that it trains to
 
 
 class Population(Procedure):
@@ -34,18 +34,22 @@ class Population(Procedure):
     """
 
     name = "population"
-    PARAMETERS = {"population": whole(2, 10_000, 10, "trials that train side by side"),
-                  "iterations": whole(1, MOST_ITERATIONS, 20, "iterations of each member"),
-                  "interval": whole(1, MOST_ITERATIONS, 2, "iterations between comparisons"),
-                  "fraction": number(0.01, 0.5, 0.2, "share of the members that is replaced, and that is copied"),
-                  "resample": number(0, 1, 0.25, "chance of a hyper-parameter to be drawn anew"),
-                  "sampler": choice(("random", "grid"), "random", "where the first configurations come from")}
+    PARAMETERS = {
+        "population": whole(2, 10_000, 10, "trials that train side by side"),
+        "iterations": whole(1, MOST_ITERATIONS, 20, "iterations of each member"),
+        "interval": whole(1, MOST_ITERATIONS, 2, "iterations between comparisons"),
+        "fraction": number(0.01, 0.5, 0.2, "share of the members that is replaced, and that is copied"),
+        "resample": number(0, 1, 0.25, "chance of a hyper-parameter to be drawn anew"),
+        "sampler": choice(("random", "grid"), "random", "where the first configurations come from"),
+    }
 
     def __init__(self, space, seed, goal="min", **parameters):
         super().__init__(space, seed, goal, **parameters)
         if not any(_changeable(d) for branch in space.branches for d in branch.dimensions):
-            raise SearchError("population-based training has nothing to change in this space",
-                              "Let one of these be chosen from: " + ", ".join(CHANGEABLE))
+            raise SearchError(
+                "population-based training has nothing to change in this space",
+                "Let one of these be chosen from: " + ", ".join(CHANGEABLE),
+            )
         self.source = sources.source(self.settings.sampler, space, seed)
         self.random = Random(f"explore {seed}")
         interval = self.settings.interval
@@ -59,8 +63,11 @@ class Population(Procedure):
         points = []
         for configuration, _ in self.known:
             point = self.space.locate(configuration)
-            if (len(points) < self.settings.population // 2 and point is not None
-                    and self.source.take(self.space.configuration(point))):
+            if (
+                len(points) < self.settings.population // 2
+                and point is not None
+                and self.source.take(self.space.configuration(point))
+            ):
                 points.append(point)
         while len(points) < self.settings.population and (point := self.source.draw(None)) is not None:
             points.append(point)
@@ -117,9 +124,9 @@ class Population(Procedure):
             return
         generation.complete = False  # once only
         ranked = [n for _, n in generation.told]
-        best = ranked[:self.copied]
-        worst = ranked[max(len(best), len(ranked) - max(0, self.copied - len(generation.failed))):]
-        for going in ranked[:len(ranked) - len(worst)]:
+        best = ranked[: self.copied]
+        worst = ranked[max(len(best), len(ranked) - max(0, self.copied - len(generation.failed))) :]
+        for going in ranked[: len(ranked) - len(worst)]:
             self._go_on(going, step)
         for going in [*worst, *sorted(generation.failed)] if best else ():
             copied = self.random.choice(best)
@@ -174,15 +181,18 @@ class Generation:
     __slots__ = ("pending", "told", "failed", "complete")
 
     def __init__(self):
-        self.pending = 0       # that train to it
-        self.told = []         # [(loss, number)] that have arrived, the best first
+        self.pending = 0  # that train to it
+        self.told = []  # [(loss, number)] that have arrived, the best first
         self.failed = []
         self.complete = False  # no more come; False again once it has been decided on
 
 
 def _changeable(dimension):
-    return dimension.open and dimension.key in CHANGEABLE and (
-        dimension.kind is not None or len(_numbers(dimension, None)) > 1)
+    return (
+        dimension.open
+        and dimension.key in CHANGEABLE
+        and (dimension.kind is not None or len(_numbers(dimension, None)) > 1)
+    )
 
 
 def _is_number(value):

@@ -6,12 +6,12 @@ def levels(most, reduction, least=1):
     rungs = 0
     while least * reduction ** (rungs + 1) <= most:
         rungs += 1
-    return [rounded(most, reduction ** k) for k in range(rungs, -1, -1)]
+    return [rounded(most, reduction**k) for k in range(rungs, -1, -1)]
 
 
 def sizes(trials, reduction, rungs):
     """Trials in each of so many rungs: floor(trials / reduction**k), but at least one."""
-    return [max(1, trials // reduction ** k) for k in range(rungs)]
+    return [max(1, trials // reduction**k) for k in range(rungs)]
 
 
 def rounded(number, divisor):

@@ -93,6 +93,8 @@ def source(sampler, space, seed, budgets=False):
         raise SearchError(f"there is no sampler {sampler!r} ({', '.join(SAMPLERS)})")
     if sampler == "tpe" and budgets:
         from pg_mop.search.densities import Densities
+
         return Densities(space, seed)
     from pg_mop.search.optuna_sampler import OptunaSampler  # imports Optuna
+
     return OptunaSampler(space, seed, sampler)

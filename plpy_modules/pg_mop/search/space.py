@@ -56,8 +56,12 @@ class Dimension:
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             literal = None
         if self.kind is not None:
-            inside = (isinstance(literal, (int, float)) and not isinstance(literal, bool)
-                      and self.low <= literal <= self.high and not (self.whole and literal != int(literal)))
+            inside = (
+                isinstance(literal, (int, float))
+                and not isinstance(literal, bool)
+                and self.low <= literal <= self.high
+                and not (self.whole and literal != int(literal))
+            )
             return literal if inside else None
         for index, choice in enumerate(self.choices):
             if text == str(choice) or text == repr(choice) or literal is not None and _same(literal, choice):
@@ -78,17 +82,29 @@ class Space:
         self.branches = []
         for number, grid in enumerate(several):
             own = f"{number}/" if len(several) > 1 else ""
-            made = {key: Dimension(own + key, key, choices) for key, choices in grid.items()
-                    if key != "optimizer_params_list"}
+            made = {
+                key: Dimension(own + key, key, choices)
+                for key, choices in grid.items()
+                if key != "optimizer_params_list"
+            }
             model = made.pop("model_id")
             common = [made[key] for key in made if key in grids.COMPILE_KEYS]
             fit = [made[key] for key in made if key not in grids.COMPILE_KEYS]
             for block in grid.get("optimizer_params_list", (None,)):
-                optimizer = None if block is None else [
-                    Dimension(f"{len(self.branches)}.{key}", key, choices) for key, choices in block.items()]
-                self.branches.append(SimpleNamespace(
-                    model=model, optimizer=optimizer, common=common, fit=fit,
-                    dimensions=[model, *(optimizer or ()), *common, *fit]))
+                optimizer = (
+                    None
+                    if block is None
+                    else [Dimension(f"{len(self.branches)}.{key}", key, choices) for key, choices in block.items()]
+                )
+                self.branches.append(
+                    SimpleNamespace(
+                        model=model,
+                        optimizer=optimizer,
+                        common=common,
+                        fit=fit,
+                        dimensions=[model, *(optimizer or ()), *common, *fit],
+                    )
+                )
         self.branch = Dimension("branch", "branch", range(len(self.branches)))
         # what is chosen before all else: so a seed draws of one grid what it always drew
         self.first = [model] if len(several) == 1 else []
@@ -99,9 +115,13 @@ class Space:
     @classmethod
     def of_texts(cls, model_ids, compile_params_grid, fit_params_grid):
         """A space of the texts of two grids. Raises GridError."""
-        return cls({"model_id": model_ids,
-                    **grids.parse(compile_params_grid, "compile_params_grid", grids.COMPILE_KEYS),
-                    **grids.parse(fit_params_grid, "fit_params_grid", grids.FIT_KEYS)})
+        return cls(
+            {
+                "model_id": model_ids,
+                **grids.parse(compile_params_grid, "compile_params_grid", grids.COMPILE_KEYS),
+                **grids.parse(fit_params_grid, "fit_params_grid", grids.FIT_KEYS),
+            }
+        )
 
     def branch_of(self, point):
         """The branch that a point is of."""
@@ -123,8 +143,10 @@ class Space:
         """All points, one by one. Raises GridError where there is a distribution."""
         for dimension in itertools.chain.from_iterable(branch.dimensions for branch in self.branches):
             if dimension.kind is not None:
-                raise grids.GridError(f"{dimension.key!r} is a distribution ({dimension.kind!r}), of which there is "
-                                      f"no grid; write a list of choices, or use another procedure")
+                raise grids.GridError(
+                    f"{dimension.key!r} is a distribution ({dimension.kind!r}), of which there is "
+                    f"no grid; write a list of choices, or use another procedure"
+                )
         # all of one model, then all of the next
         for model, several in itertools.groupby(enumerate(self.branches), lambda numbered: numbered[1].model):
             several = list(several)
@@ -132,8 +154,11 @@ class Space:
                 for number, branch in several:
                     head = {"branch": number} if self.branch in self.first else {}
                     for coordinates in itertools.product(*(range(len(d.choices)) for d in branch.dimensions[1:])):
-                        yield {model.name: at, **head,
-                               **{d.name: c for d, c in zip(branch.dimensions[1:], coordinates)}}
+                        yield {
+                            model.name: at,
+                            **head,
+                            **{d.name: c for d, c in zip(branch.dimensions[1:], coordinates)},
+                        }
 
     def configuration(self, point, values=None):
         """The configuration of a point; `values`: {name of a dimension: what to write in place of its value}."""
@@ -141,9 +166,13 @@ class Space:
 
         def written(dimensions):
             return {d.key: values[d.name] if d.name in values else d.value(point[d.name]) for d in dimensions}
+
         optimizer = None if branch.optimizer is None else written(branch.optimizer)
-        return (branch.model.value(point[branch.model.name]), grids.compile_text(optimizer, written(branch.common)),
-                grids.fit_text(written(branch.fit)))
+        return (
+            branch.model.value(point[branch.model.name]),
+            grids.compile_text(optimizer, written(branch.common)),
+            grids.fit_text(written(branch.fit)),
+        )
 
     def locate(self, configuration):
         """A point of a configuration; None where the configuration is not in this space."""
@@ -177,8 +206,9 @@ def _find(dimensions, texts):
     """{name: coordinate} of the values {key: text}; None where one is missing, outside, or too many."""
     if {d.key for d in dimensions} != set(texts):
         return None
-    found = {d.name: d.find(_bare_optimizer(texts[d.key]) if d.key == "optimizer" else texts[d.key])
-             for d in dimensions}
+    found = {
+        d.name: d.find(_bare_optimizer(texts[d.key]) if d.key == "optimizer" else texts[d.key]) for d in dimensions
+    }
     return None if None in found.values() else found
 
 

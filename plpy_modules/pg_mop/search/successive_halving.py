@@ -60,9 +60,19 @@ class SuccessiveHalving(Halving):
     """`trials` configurations train until the first rung; of each rung the best 1 / `reduction` go on to the next."""
 
     name = "successive-halving"
-    PARAMETERS = {"trials": whole(1, MOST_TRIALS, None, "configurations; not given: all of a grid, else as many as "
-                                                        "give one that trains to the end"),
-                  "iterations": MOST, "reduction": REDUCTION, "least": LEAST, "skip": SKIP, "sampler": SOURCE}
+    PARAMETERS = {
+        "trials": whole(
+            1,
+            MOST_TRIALS,
+            None,
+            "configurations; not given: all of a grid, else as many as give one that trains to the end",
+        ),
+        "iterations": MOST,
+        "reduction": REDUCTION,
+        "least": LEAST,
+        "skip": SKIP,
+        "sampler": SOURCE,
+    }
 
     def __init__(self, space, seed, goal="min", **parameters):
         super().__init__(space, seed, goal, **parameters)
@@ -76,7 +86,8 @@ class SuccessiveHalving(Halving):
     def _begin(self):
         self._adopt(self.levels)
         wanted = self.settings.trials or (
-            MOST_TRIALS if self.settings.sampler == "grid" else self.settings.reduction ** (len(self.levels) - 1))
+            MOST_TRIALS if self.settings.sampler == "grid" else self.settings.reduction ** (len(self.levels) - 1)
+        )
         bracket = Bracket(self, self.levels, self.settings.reduction)
         bracket.begin(self._draw(bracket, wanted))
 
@@ -85,13 +96,16 @@ def rung_levels(procedure):
     """The rungs that a procedure's settings mean. Raises SearchError."""
     given = procedure.settings
     if given.least > given.iterations:
-        raise SearchError(f"least of {procedure.name} must be at most iterations ({given.iterations}), "
-                          f"not {given.least}")
+        raise SearchError(
+            f"least of {procedure.name} must be at most iterations ({given.iterations}), not {given.least}"
+        )
     levels = rungs.levels(given.iterations, given.reduction, given.least)
     if given.skip >= len(levels):
-        raise SearchError(f"skip of {procedure.name} must be below {len(levels)}, the rungs up to {given.iterations} "
-                          f"iterations, not {given.skip}")
-    return levels[given.skip:]
+        raise SearchError(
+            f"skip of {procedure.name} must be below {len(levels)}, the rungs up to {given.iterations} "
+            f"iterations, not {given.skip}"
+        )
+    return levels[given.skip :]
 
 
 class Bracket:
@@ -106,9 +120,9 @@ class Bracket:
     def begin(self, trials):
         """These are the trials of the first rung."""
         self.sizes = rungs.sizes(len(trials), self.reduction, len(self.levels))
-        self.pending = self.sizes[:]               # that have neither arrived nor been lost, those promised included
-        self.waiting = [[] for _ in self.levels]   # heaps of (loss, number) that arrived and did not go on yet
-        self.gone = [0] * len(self.levels)         # that went on
+        self.pending = self.sizes[:]  # that have neither arrived nor been lost, those promised included
+        self.waiting = [[] for _ in self.levels]  # heaps of (loss, number) that arrived and did not go on yet
+        self.gone = [0] * len(self.levels)  # that went on
         self.closed = [False] * len(self.levels)
         self.began = len(trials)
         for trial in trials:

@@ -12,5 +12,9 @@ class Tpe(Whole):
     """
 
     name = "tpe"
-    PARAMETERS = {"iterations": ITERATIONS, "trials": TRIALS, "parallel": TOGETHER,
-                  "sampler": choice(("tpe", "cmaes"), "tpe", "Optuna's sampler: tpe, or cmaes (numbers only)")}
+    PARAMETERS = {
+        "iterations": ITERATIONS,
+        "trials": TRIALS,
+        "parallel": TOGETHER,
+        "sampler": choice(("tpe", "cmaes"), "tpe", "Optuna's sampler: tpe, or cmaes (numbers only)"),
+    }

@@ -21,7 +21,8 @@ class Whole(Procedure):
         self.source = sources.source(sampler, space, seed)
         self.left = self.settings.trials or (MOST_TRIALS if sampler == "grid" else UNKNOWN_END)  # to be drawn
         self.parallel = getattr(self.settings, "parallel", None) or (
-            MOST_TRIALS if sampler in ("random", "grid") else 8)
+            MOST_TRIALS if sampler in ("random", "grid") else 8
+        )
 
     @property
     def most(self):
