@@ -250,7 +250,7 @@ def large(dsn):
     prepare(cursor, workload, 1, weights=False)
     took = seconds(cursor, "SELECT madlib.madlib_keras_fit_multiple_model('packed', 'models', 'mst', 2, FALSE)")
     cursor.execute(
-        "SELECT sum(bytes)::bigint FROM madlib.mop_model WHERE run_id = (SELECT max(run_id) FROM madlib.mop_runs)"
+        "SELECT sum(bytes)::bigint FROM madlib.mop_stage_state WHERE run_id = (SELECT max(run_id) FROM madlib.mop_runs)"
     )
     size = cursor.fetchone()[0]
     cursor.execute(

@@ -124,7 +124,7 @@ rows, in batches of 1,024. The losses differ a little: pg_mop's and MADlib's row
 
 - **pg_mop**: packs the table, loads architectures and the selection table, one call, all settings at their defaults
   but one thread for each trainer and a seed.
-- **pg_mop, second client**: the same in another session right after it: the nursery lives, what XLA has compiled is
+- **pg_mop, second client**: the same in another session right after it: the fork server lives, what XLA has compiled is
   kept, and what units cost is known. (For **pg_mop** itself all of it is gone, as on a new server.)
 - **pg_mop on JAX**, **on PyTorch**, where these are installed: a first client with that `pg_mop.keras_backend`.
 - **export and loop**: COPY the table out, then a plain Keras process per worker, each training whole configurations

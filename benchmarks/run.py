@@ -114,7 +114,7 @@ def once(contender, name, dsn, workers):
 
 
 def forget(dsn):
-    """Let the server's nursery end, and what trainers have compiled and measured go: as on a new server."""
+    """Let the server's fork server end, and what trainers have compiled and measured go: as on a new server."""
     connection, cursor = connect(dsn)
     cursor.execute("DELETE FROM madlib.mop_cost")
     cursor.execute(
@@ -123,7 +123,7 @@ def forget(dsn):
     )
     folder = pathlib.Path(cursor.fetchone()[0], "pgsql_tmp.pg_mop")
     connection.close()
-    for lock in folder.glob("nursery-*.lock"):
+    for lock in folder.glob("fork-server-*.lock"):
         try:
             os.kill(int(lock.read_text()), signal.SIGKILL)
         except (ValueError, ProcessLookupError):

@@ -60,8 +60,8 @@ CREATE TABLE @extschema@.mop_search_log (
     noted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (run_id, number)
 );
-CREATE TABLE @extschema@.mop_wish (
-    wish bigserial PRIMARY KEY,
+CREATE TABLE @extschema@.mop_control_request (
+    request bigserial PRIMARY KEY,
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
     content json NOT NULL
 );
@@ -72,8 +72,8 @@ CREATE POLICY own_runs ON @extschema@.mop_request FOR SELECT USING (run_id IN (S
 ALTER TABLE @extschema@.mop_search_log ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_search_log FOR SELECT
     USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
-ALTER TABLE @extschema@.mop_wish ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own_runs ON @extschema@.mop_wish FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_control_request ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_control_request FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_stage', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_request', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.mop_search_log', '');
@@ -99,14 +99,14 @@ CREATE TABLE @extschema@.mop_cost (
 CREATE INDEX mop_cost_architecture ON @extschema@.mop_cost (owner, architecture);
 ALTER TABLE @extschema@.mop_cost ENABLE ROW LEVEL SECURITY; -- nobody but the extension's owner reads it: mop_unit_costs
 
-CREATE TABLE @extschema@.mop_guest (
+CREATE TABLE @extschema@.mop_remote_run (
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
     server name NOT NULL,               -- the foreign server's name
-    guest bigint NOT NULL,              -- the run's number there
+    remote_run bigint NOT NULL,         -- the run's number on that server
     PRIMARY KEY (run_id, server)
 );
-ALTER TABLE @extschema@.mop_guest ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own_runs ON @extschema@.mop_guest FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_remote_run ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_remote_run FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_segment ADD COLUMN server name;
 
 CREATE TABLE @extschema@.mop_copy (
@@ -260,6 +260,20 @@ ALTER TABLE @extschema@.mop_job ENABLE ROW LEVEL SECURITY; -- nobody but the ext
 UPDATE @extschema@.mop_model m SET generation = NULL WHERE m.generation IS NOT NULL AND NOT EXISTS (
     SELECT 1 FROM @extschema@.mop_generation g WHERE (g.run_id, g.generation) = (m.run_id, m.generation));
 
+-- names of before
+
+DROP TRIGGER generation_gone ON @extschema@.mop_generation;
+ALTER TABLE @extschema@.mop_model RENAME TO mop_stage_state;
+ALTER TABLE @extschema@.mop_stage_state RENAME COLUMN generation TO state_table;
+ALTER TABLE @extschema@.mop_stage_state RENAME CONSTRAINT mop_model_pkey TO mop_stage_state_pkey;
+ALTER TABLE @extschema@.mop_stage_state RENAME CONSTRAINT mop_model_run_id_stage_fkey TO mop_stage_state_run_id_stage_fkey;
+ALTER TABLE @extschema@.mop_generation RENAME TO mop_state_table;
+ALTER TABLE @extschema@.mop_state_table RENAME COLUMN generation TO state_table;
+ALTER TABLE @extschema@.mop_state_table RENAME CONSTRAINT mop_generation_pkey TO mop_state_table_pkey;
+ALTER TABLE @extschema@.mop_state_table RENAME CONSTRAINT mop_generation_run_id_fkey TO mop_state_table_run_id_fkey;
+ALTER TABLE @extschema@.mop_run RENAME COLUMN epoch TO fencing_token;
+DROP VIEW @extschema@.mop_tickets;
+
 -- functions that went, or whose arguments changed
 
 DROP FUNCTION @extschema@.mop_open_run(json, json, json, text),
@@ -305,8 +319,23 @@ DROP FUNCTION
 DROP PROCEDURE @extschema@.mop_fit_multiple_model(varchar, varchar, varchar, integer, boolean, varchar, integer, boolean,
     varchar, varchar, boolean);
 DROP VIEW @extschema@.mop_kernel_choices; -- two of its columns are jsonb now
+-- internal functions with a token: the names of their arguments change, which CREATE OR REPLACE refuses
+DO $do$
+BEGIN
+    EXECUTE (
+        SELECT 'DROP FUNCTION ' || pg_catalog.string_agg(p.oid::pg_catalog.regprocedure::pg_catalog.text, ', ')
+        FROM pg_catalog.pg_proc p
+        JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND d.objid = p.oid
+            AND d.deptype = 'e'
+        JOIN pg_catalog.pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_mop'
+        WHERE p.proargnames && ARRAY['ticket', 'run_epoch', 'seal', 'generation']
+            OR p.proname IN ('mop_ticket', 'mop_generation_gone'));
+END
+$do$;
 
 #functions
 
+CREATE TRIGGER state_table_gone AFTER DELETE ON @extschema@.mop_state_table
+    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_state_table_gone();
 CREATE TRIGGER arrive INSTEAD OF INSERT ON @extschema@.mop_arrivals
     FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_arrive();

@@ -47,7 +47,7 @@ class Session:
             self.plans[key] = self.plpy.prepare(sql, list(types))
         return (self.plpy.cursor if cursor else self.plpy.execute)(self.plans[key], list(values))
 
-    def tick(self):
+    def check_interrupts(self):
         """Let PostgreSQL see interrupts: a cancel is raised from here."""
         self.plpy.execute("SELECT 1")
 
@@ -65,7 +65,11 @@ class Session:
         ):
             self.stop_trainer()
         if self.trainer is None:
-            self.trainer, self.wanted, self.units = Trainer(self.home, limits.allowed(options), self.tick), options, 0
+            self.trainer, self.wanted, self.units = (
+                Trainer(self.home, limits.allowed(options), self.check_interrupts),
+                options,
+                0,
+            )
             look_again = True
         if look_again:
             try:

@@ -9,7 +9,7 @@ import os
 import select
 import struct
 
-TICK_SECONDS = 0.1
+CHECK_SECONDS = 0.1
 SMALL = 1 << 16  # bytes that are written, or read ahead, at once
 PART_BYTES = 8 << 20  # of a part of a model state, a row of its table (32 MB are new memory for malloc at each copy)
 
@@ -21,12 +21,12 @@ class ChannelClosed(Exception):
 class Channel:
     """One side of the pipe. Where `tick` is given, it is called at least every 0.1 s while waiting."""
 
-    def __init__(self, read_fd, write_fd, tick=None):
-        self.read_fd, self.write_fd, self.tick = read_fd, write_fd, tick
+    def __init__(self, read_fd, write_fd, check_interrupts=None):
+        self.read_fd, self.write_fd, self.check_interrupts = read_fd, write_fd, check_interrupts
         self.pending = 0  # bytes of the last frame's payloads that have not been read
         self._held = bytearray()  # small frames that wait for the one that follows
         self._ahead = memoryview(b"")  # what has been read of what comes next
-        if tick is not None:
+        if check_interrupts is not None:
             os.set_blocking(write_fd, False)
             os.set_blocking(read_fd, False)
 
@@ -130,5 +130,5 @@ class Channel:
             raise ChannelClosed from None
 
     def _wait(self, readers, writers):
-        while not any(select.select(readers, writers, [], TICK_SECONDS)[:2]):
-            self.tick()
+        while not any(select.select(readers, writers, [], CHECK_SECONDS)[:2]):
+            self.check_interrupts()

@@ -1,6 +1,6 @@
 """What trainers have compiled by XLA, and what TensorFlow traced for it, kept for later trainers of the same role.
 
-A directory for each role, version of the packages and kind of processor, in the nursery's folder of the server's data
+A directory for each role, version of the packages and kind of processor, in the fork server's folder of the server's data
 directory: backups leave it out, and a copied cluster runs no code that was made for another machine. Trainers alone
 read and write there, each in its role's own: what a role compiles can do harm to nobody else, nor tell anybody of it.
 
@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import time
 
-from mop_udf import nursery
+from mop_udf import fork_server
 
 VARIABLE = "PG_MOP_COMPILE_CACHE"  # of a trainer's environment: "megabytes:directory"
 UNUSED_SECONDS = 30 * 86400  # after which a directory is removed, by who makes one
@@ -34,9 +34,9 @@ def environment(home, keras_backend, role, threads, megabytes):
     hold.
     """
     try:
-        folder, opened, _ = nursery.own_folder()
+        folder, opened, _ = fork_server.own_folder()
         os.close(opened)
-        kind = f"{nursery.version(home, keras_backend)}-{processor()}"
+        kind = f"{fork_server.version(home, keras_backend)}-{processor()}"
         path = os.path.join(folder, f"xla-{kind}-{int(threads)}-{int(role)}")
         disk = os.statvfs(folder)
         # (TensorFlow's flags end at a blank)

@@ -420,7 +420,7 @@ class Evaluation:
         }
 
 
-def _experience(architecture):
+def _cost_history(architecture):
     """What is Learned of an architecture at first: what trainers have compiled of it, which is kept for later ones."""
     cache = compile_cache.own()
     if cache is None:
@@ -502,7 +502,7 @@ class ModelCache:
         """What is Learned of an architecture, or a part of it."""
         text = architecture + part
         if text not in self.learned:
-            self.learned[text] = _experience(text)
+            self.learned[text] = _cost_history(text)
         self.learned.move_to_end(text)
         if len(self.learned) > MOST_LEARNED:
             self.learned.popitem(last=False)

@@ -52,7 +52,7 @@ class Features:
     def are_here(self):
         return self.cache.features_of(self.unit["dataset"], self._digest) is not None
 
-    def have_room(self):
+    def has_capacity(self):
         """True where they fit the cache together with the segment's rows, which may still be on their way."""
         coming = 0 if self.cache.get(self.unit["dataset"]) else self.unit["nbytes"]
         # three times: they may be shuffled, and kernels make tensors of them
@@ -66,7 +66,7 @@ class Features:
         columns, inputs = self.cache.get(self.unit["dataset"]).columns, self.unit["inputs"]
         found = self.cache.features_of(self.unit["dataset"], self._digest)
         if found is None:
-            if not self.have_room():
+            if not self.has_capacity():
                 return None
             try:
                 found = Segment((self.cut.compute(columns[:inputs], least),))
@@ -92,4 +92,4 @@ def features(cache, unit, compiled, weights=None):
         return None
     found = Features(cache, unit, compiled, weights)
     again = unit["kind"] != "train" or unit["run_passes_left"] > 1  # they are computed as fast as a pass is done
-    return found if found.are_here() or again and found.have_room() else None
+    return found if found.are_here() or again and found.has_capacity() else None

@@ -5,8 +5,8 @@ import os
 import subprocess
 import tempfile
 
-from mop_udf import compile_cache, nursery
-from mop_udf.channel import TICK_SECONDS, Channel, ChannelClosed
+from mop_udf import compile_cache, fork_server
+from mop_udf.channel import CHECK_SECONDS, Channel, ChannelClosed
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 F_SETPIPE_SZ = 1031  # Linux; in Python's fcntl from 3.10 on
@@ -44,7 +44,7 @@ def command(home, module, *arguments):
 
 
 class Executed:
-    """A trainer that is an exec of the packages' own interpreter: as :class:`mop_udf.nursery.Forked`."""
+    """A trainer that is an exec of the packages' own interpreter: as :class:`mop_udf.fork_server.Forked`."""
 
     def __init__(self, home, request, files):
         self._process = subprocess.Popen(
@@ -77,27 +77,27 @@ class Executed:
 class Trainer:
     """A trainer process and the channel to it.
 
-    The nursery forks it (mop_udf.nursery); where there is none it is an exec of the packages' own interpreter. Either
+    The fork server forks it (mop_udf.fork_server); where there is none it is an exec of the packages' own interpreter. Either
     has a clean environment and a session of its own, and dies with this process: the kernel kills it when nobody has
     the other end of its pipe `life`. `tick` is called while waiting for it; whatever `tick` raises ends the trainer,
     since an answer that nobody waits for would be taken for the next one.
     """
 
-    def __init__(self, home, options, tick):
+    def __init__(self, home, options, check_interrupts):
         """`home`: the virtual environment; `options`: threads, gpu (None = CPU), keras_backend, cache_mb, idle_ms.
 
         They may also have ray, the cluster on which it is to run (see pg_mop.elsewhere); nursery_ms, how long the
-        nursery stays without being needed (0, None: it is done without); and, None being no limit, memory_mb, of the
+        fork server stays without being needed (0, None: it is done without); and, None being no limit, memory_mb, of the
         memory that it holds, and model_mb, of the weights and optimizer variables of a model; role, the number of the
         one whose compilations it shares, and compile_cache_mb, how many of them are kept.
         """
         self.options = options
         self._owes = False  # (Greenplum interrupts Python anywhere, also between a question and its answer)
         self.datasets = set()  # keys of the segments that the trainer keeps in its cache
-        self._home, self._tick, self._memory_mb = home, tick, options.get("memory_mb")
+        self._home, self._tick, self._memory_mb = home, check_interrupts, options.get("memory_mb")
         self._request = {
             "environment": {
-                **nursery.environment(options["keras_backend"]),
+                **fork_server.environment(options["keras_backend"]),
                 "OMP_NUM_THREADS": str(options["threads"]),
                 "CUDA_VISIBLE_DEVICES": str(-1 if options.get("gpu") is None else options["gpu"]),
             },
@@ -108,7 +108,7 @@ class Trainer:
                 options.get("memory_mb") or 0,
                 options.get("model_mb") or 0,
             ],
-            "idle_ms": options.get("nursery_ms") or 0,
+            "idle_ms": options.get("fork_server_ms") or 0,
             "module": "mop_udf.trainer",
         }
         if ray := options.get("ray"):
@@ -156,7 +156,7 @@ class Trainer:
         self.channel = Channel(self._answers, self._requests, self._watch)
 
     def _fork(self, files):
-        return nursery.ask(self._home, self._request, files, self._life)
+        return fork_server.ask(self._home, self._request, files, self._life)
 
     def _close(self, files):
         while files:
@@ -174,7 +174,7 @@ class Trainer:
     def _born(self):
         """Wait until it lives."""
         while self._its_ends:
-            born = self._process.born(TICK_SECONDS)
+            born = self._process.born(CHECK_SECONDS)
             if born is None:
                 self._tick()
             elif born:

@@ -133,7 +133,7 @@ def reach(address):
     return ray
 
 
-def room(address, gpus, cpus):
+def capacity(address, gpus, cpus):
     """Print for how many trainers of so many GPUs and CPUs the nodes have room, were they idle."""
     ray = reach(address)
     fits = [
@@ -212,5 +212,5 @@ def main(backend, life, address, gpus, cpus, seconds, *arguments):
 
 if __name__ == "__main__":
     if sys.argv[1] == "room":
-        room(sys.argv[2], *map(float, sys.argv[3:]))
+        capacity(sys.argv[2], *map(float, sys.argv[3:]))
     main(*sys.argv[1:])

@@ -2,7 +2,7 @@
 
 `python -m mop_udf.trainer BACKEND LIFE THREADS CACHE_MB IDLE_MS MEMORY_MB MODEL_MB`, the last two 0 for no limit.
 BACKEND, a process id, is there to be read in a list of processes; LIFE is a descriptor: see `live`. Or it is a fork of
-mop_udf.nursery, under the same name.
+mop_udf.fork_server, under the same name.
 
 Requests, each answered by one frame unless it says otherwise:
 

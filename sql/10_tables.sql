@@ -50,7 +50,7 @@ CREATE TABLE @extschema@.mop_run (
     coordinator_pid integer NOT NULL,   -- the backend that runs it, and since when that backend lives
     coordinator_start timestamptz,
     sessions integer CHECK (sessions > 0), -- how many worker sessions are wanted
-    epoch integer NOT NULL DEFAULT 1,   -- how many coordinators it has had: sessions of those before count no more
+    fencing_token integer NOT NULL DEFAULT 1,   -- how many coordinators it has had: sessions of those before count no more
     expected_seconds double precision   -- that it would take, by what earlier runs took; NULL: nobody knew
 );
 
@@ -106,13 +106,13 @@ CREATE TABLE @extschema@.mop_request (
 CREATE INDEX mop_stage_identity ON @extschema@.mop_stage (identity);
 CREATE INDEX mop_request_stage ON @extschema@.mop_request (run_id, stage);
 
--- Where a stage's model state is: in the rows of its version, in the table of its generation. A narrow row, for it is
+-- Where a stage's model state is: in the rows of its version, in the table of its state_table. A narrow row, for it is
 -- written anew with every unit.
-CREATE TABLE @extschema@.mop_model (
+CREATE TABLE @extschema@.mop_stage_state (
     run_id bigint NOT NULL,
     stage integer NOT NULL,
     version integer NOT NULL,           -- = units trained since the path began; at first that of the parent, whose it is
-    generation integer,                 -- of the version; NULL: drawn from the seed, the parent's, or no longer needed
+    state_table integer,                 -- of the version; NULL: drawn from the seed, the parent's, or no longer needed
     bytes bigint,                       -- of the version
     made_on integer,                    -- the segment whose unit made it; NULL: none did, or one on another server
     PRIMARY KEY (run_id, stage),
@@ -126,23 +126,23 @@ CREATE TABLE @extschema@.mop_checkpoint (
     seconds double precision NOT NULL,  -- of session time: to train it again from the beginning
     used_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (run_id, stage),
-    FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_model ON DELETE CASCADE
+    FOREIGN KEY (run_id, stage) REFERENCES @extschema@.mop_stage_state ON DELETE CASCADE
 );
 
--- A generation is a table mop_state_<run_id>_<generation> of model states. The states that are written in one stretch
+-- A state_table is a table mop_state_<run_id>_<state_table> of model states. The states that are written in one stretch
 -- of time share one, which is dropped as a whole once no state in it is of use: that frees the disk at once, which
 -- VACUUM could not do as long as the call's own transaction is open.
-CREATE TABLE @extschema@.mop_generation (
+CREATE TABLE @extschema@.mop_state_table (
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
-    generation integer NOT NULL,
-    PRIMARY KEY (run_id, generation)
+    state_table integer NOT NULL,
+    PRIMARY KEY (run_id, state_table)
 );
 
 -- The run's own run on each other server that holds segments of it: sql/13_servers.sql.
-CREATE TABLE @extschema@.mop_guest (
+CREATE TABLE @extschema@.mop_remote_run (
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
     server name NOT NULL,               -- the foreign server's name
-    guest bigint NOT NULL,              -- the run's number there
+    remote_run bigint NOT NULL,              -- the run's number there
     PRIMARY KEY (run_id, server)
 );
 
@@ -238,7 +238,7 @@ CREATE TABLE @extschema@.mop_search_log (
     PRIMARY KEY (run_id, number)
 );
 
--- What training has cost, by net, kernel and device, in the last runs of each role that told: plan/experience.py. Not
+-- What training has cost, by net, kernel and device, in the last runs of each role that told: plan/cost_history.py. Not
 -- dumped: it is of this machine, and there again after a run.
 CREATE TABLE @extschema@.mop_cost (
     owner integer NOT NULL REFERENCES @extschema@.mop_owner,
@@ -260,8 +260,8 @@ CREATE TABLE @extschema@.mop_cost (
 CREATE INDEX mop_cost_architecture ON @extschema@.mop_cost (owner, architecture);
 
 -- What people want of a run that goes on: read and removed by its coordinator.
-CREATE TABLE @extschema@.mop_wish (
-    wish bigserial PRIMARY KEY,
+CREATE TABLE @extschema@.mop_control_request (
+    request bigserial PRIMARY KEY,
     run_id bigint NOT NULL REFERENCES @extschema@.mop_run ON DELETE CASCADE,
     content json NOT NULL
 );

@@ -2,57 +2,57 @@
 -- functions is the extension owner's, and touches nothing but runs of the role that calls.
 --
 -- Which role that is such a function cannot see: in it current_user is the owner, and session_user and the role that
--- was SET say who began the session, not whose function calls in it. So the caller shows a ticket. It is the default of
+-- was SET say who began the session, not whose function calls in it. So the caller shows a token. It is the default of
 -- the last argument, which PostgreSQL evaluates where the call is written, and is read of a view, where current_user is
--- the role whose rights are in force there. A ticket is good for its role in its transaction of its session alone, so
+-- the role whose rights are in force there. A token is good for its role in its transaction of its session alone, so
 -- that it is of no use to whoever comes to see one.
 
 -- `backend` tells another session of the role that this one exists. (Where tables are on segments, what is asked of the
 -- session itself must not be asked for their rows: the secret is fetched first, here and below.)
-CREATE VIEW @extschema@.mop_tickets AS
+CREATE VIEW @extschema@.mop_tokens AS
 SELECT @extschema@.mop_role(current_user) || ' ' || encode(@extschema@.mop_sha256(
            (SELECT s.secret FROM @extschema@.mop_secret s) || 'caller' || oidsend(@extschema@.mop_role(current_user))
-           || int4send(pg_backend_pid()) || timestamptz_send(now())), 'hex') AS ticket,
+           || int4send(pg_backend_pid()) || timestamptz_send(now())), 'hex') AS token,
        pg_backend_pid() || ' ' || (extract(epoch FROM now()) * 1000000)::bigint || ' ' || encode(@extschema@.mop_sha256(
            (SELECT s.secret FROM @extschema@.mop_secret s) || 'backend' || oidsend(@extschema@.mop_role(current_user))
            || int4send(pg_backend_pid()) || int8send((extract(epoch FROM now()) * 1000000)::bigint)), 'hex') AS backend;
 
-CREATE FUNCTION @extschema@.mop_ticket() RETURNS text
+CREATE FUNCTION @extschema@.mop_token() RETURNS text
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN (SELECT t.ticket FROM @extschema@.mop_tickets t);
+    RETURN (SELECT t.token FROM @extschema@.mop_tokens t);
 END
 $$;
 
--- The role that a ticket was given to. This, mop_owner_of, mop_backend, mop_own and mop_reservation are for functions
+-- The role that a token was given to. This, mop_owner_of, mop_backend, mop_own and mop_reservation are for functions
 -- of the extension's owner alone, which have set search_path.
-CREATE FUNCTION @extschema@.mop_caller(ticket text) RETURNS oid LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION @extschema@.mop_caller(token text) RETURNS oid LANGUAGE plpgsql STABLE AS $$
 DECLARE
     role oid;
     secret bytea := (SELECT s.secret FROM @extschema@.mop_secret s);
 BEGIN
-    IF ticket ~ '^[0-9]{1,10} [0-9a-f]{64}$' THEN
-        role := split_part(ticket, ' ', 1);
+    IF token ~ '^[0-9]{1,10} [0-9a-f]{64}$' THEN
+        role := split_part(token, ' ', 1);
     END IF;
-    IF ticket = role || ' ' || encode(@extschema@.mop_sha256(secret || 'caller' || oidsend(role)
+    IF token = role || ' ' || encode(@extschema@.mop_sha256(secret || 'caller' || oidsend(role)
             || int4send(pg_backend_pid()) || timestamptz_send(now())), 'hex') THEN
         RETURN role;
     END IF;
-    RAISE EXCEPTION 'this is no ticket of this transaction' USING ERRCODE = '42501',
+    RAISE EXCEPTION 'this is no token of this transaction' USING ERRCODE = '42501',
         HINT = 'Leave the argument out.';
 END
 $$;
 
 -- the number of the role, NULL where it has none yet
-CREATE FUNCTION @extschema@.mop_owner_of(ticket text) RETURNS integer LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION @extschema@.mop_owner_of(token text) RETURNS integer LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    caller oid := @extschema@.mop_caller(ticket);
+    caller oid := @extschema@.mop_caller(token);
 BEGIN
     RETURN (SELECT o.owner FROM @extschema@.mop_owner o WHERE o.who = caller);
 END
 $$;
 
--- The session of which another one of the role says (mop_tickets.backend) that it is there, and since when. It must
+-- The session of which another one of the role says (mop_tokens.backend) that it is there, and since when. It must
 -- still be: process ids are used again.
 CREATE FUNCTION @extschema@.mop_backend(said text, role oid, OUT pid integer, OUT start timestamptz)
 LANGUAGE plpgsql VOLATILE AS $$
@@ -75,7 +75,7 @@ $$;
 
 -- Raises unless the run is the calling role's and, where it is given, in this epoch. `lock`: until the transaction's
 -- end nobody takes it over: who does waits, or has been waited for and is seen.
-CREATE FUNCTION @extschema@.mop_own(run bigint, ticket text, run_epoch integer DEFAULT NULL, lock boolean DEFAULT false)
+CREATE FUNCTION @extschema@.mop_own(run bigint, token text, run_fencing_token integer DEFAULT NULL, lock boolean DEFAULT false)
 RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     reached integer;
@@ -83,21 +83,21 @@ DECLARE
     secret bytea;
 BEGIN
     -- as in mop_caller, of the run's role: with every unit some times
-    SELECT r.epoch, o.who::oid, s.secret INTO reached, role, secret
+    SELECT r.fencing_token, o.who::oid, s.secret INTO reached, role, secret
     FROM @extschema@.mop_run r JOIN @extschema@.mop_owner o USING (owner), @extschema@.mop_secret s
     WHERE r.run_id = run;
-    IF ticket = role || ' ' || encode(@extschema@.mop_sha256(secret || 'caller' || oidsend(role)
+    IF token = role || ' ' || encode(@extschema@.mop_sha256(secret || 'caller' || oidsend(role)
             || int4send(pg_backend_pid()) || timestamptz_send(now())), 'hex') THEN
         IF lock THEN
-            reached := @extschema@.mop_hold_run(run);
+            reached := @extschema@.mop_lock_run_shared(run);
         END IF;
     ELSE
         reached := NULL;
     END IF;
     IF reached IS NULL THEN
-        RAISE EXCEPTION 'there is no run % of role "%"', run, pg_get_userbyid(@extschema@.mop_caller(ticket))
+        RAISE EXCEPTION 'there is no run % of role "%"', run, pg_get_userbyid(@extschema@.mop_caller(token))
             USING ERRCODE = '42501';
-    ELSIF reached <> run_epoch THEN
+    ELSIF reached <> run_fencing_token THEN
         RAISE EXCEPTION 'run % has been taken over by another session', run USING ERRCODE = '55000';
     END IF;
 END
@@ -132,7 +132,7 @@ $$;
 
 -- The least of what an administrator allows the login, the role that it has SET and the role whose rights are in force.
 -- (Where a row's role did not exist when it was written, the name counts.)
-CREATE FUNCTION @extschema@.mop_limits(ticket text DEFAULT @extschema@.mop_ticket(), OUT sessions integer,
+CREATE FUNCTION @extschema@.mop_limits(token text DEFAULT @extschema@.mop_token(), OUT sessions integer,
     OUT threads integer, OUT trainer_memory_mb integer, OUT max_model_mb integer)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     WITH limits AS (
@@ -158,10 +158,10 @@ $$;
 -- --- runs ------------------------------------------------------------------------------------------
 
 -- The number of the calling role, which gets one with its first run. Nobody waits for who has the row locked.
-CREATE FUNCTION @extschema@.mop_enroll(ticket text DEFAULT @extschema@.mop_ticket()) RETURNS integer
+CREATE FUNCTION @extschema@.mop_enroll(token text DEFAULT @extschema@.mop_token()) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    caller oid := @extschema@.mop_caller(ticket);
+    caller oid := @extschema@.mop_caller(token);
     number integer := (SELECT o.owner FROM @extschema@.mop_owner o
                        WHERE o.who = caller AND o.role = pg_get_userbyid(caller));
 BEGIN
@@ -185,17 +185,17 @@ END
 $$;
 
 CREATE FUNCTION @extschema@.mop_open_run(run json, segments json,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS bigint
+    token text DEFAULT @extschema@.mop_token()) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    caller oid := @extschema@.mop_caller(ticket);
+    caller oid := @extschema@.mop_caller(token);
     coordinator record;
     number integer;
     -- (a default is taken on a segment of Greenplum: with RETURNING that takes 0.25 s)
     id bigint := nextval('@extschema@.mop_run_run_id_seq');
 BEGIN
     SELECT b.pid, b.start INTO coordinator FROM @extschema@.mop_backend(run ->> 'coordinator', caller) AS b;
-    number := @extschema@.mop_enroll(ticket);
+    number := @extschema@.mop_enroll(token);
     INSERT INTO @extschema@.mop_run (run_id, owner, function, source_table, validation_table, model_output_table, seed,
         scheduler, num_iterations, metrics_iterations, configurations, segments, parameters, coordinator_pid,
         coordinator_start, sessions, expected_seconds)
@@ -216,17 +216,17 @@ BEGIN
     SELECT id, s.dataset, s.segment, c.fingerprint, c.server
     FROM json_to_recordset(segments) AS s(dataset text, segment integer, copies json),
         json_to_recordset(s.copies) AS c(fingerprint text, server name);
-    PERFORM @extschema@.mop_new_generation(id, 1, ticket);
+    PERFORM @extschema@.mop_new_state_table(id, 1, token);
     RETURN id;
 END
 $$;
 
 -- Adds to a run: configurations, the stages that they ask for, and which stage each of their iterations is.
-CREATE FUNCTION @extschema@.mop_ask(run bigint, run_epoch integer, configurations json, stages json, requests json,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+CREATE FUNCTION @extschema@.mop_ask(run bigint, run_fencing_token integer, configurations json, stages json, requests json,
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
     INSERT INTO @extschema@.mop_configuration (run_id, mst_key, model_id, compile_params, fit_params, model_arch, error,
         blame, weights_sql, weights_md5)
     SELECT run, c.mst_key, c.model_id, c.compile_params, c.fit_params, c.model_arch, c.error,
@@ -246,9 +246,9 @@ BEGIN
             FROM json_to_recordset(stages) AS s(stage integer, parent integer, iteration integer, identity text,
                 mst_key integer, compile_params text, fit_params text, evaluated boolean)
             WHERE NOT EXISTS (SELECT 1 FROM @extschema@.mop_stage t WHERE (t.run_id, t.stage) = (run, s.stage));
-            INSERT INTO @extschema@.mop_model (run_id, stage, version)
+            INSERT INTO @extschema@.mop_stage_state (run_id, stage, version)
             SELECT run, s.stage, s.version FROM json_to_recordset(stages) AS s(stage integer, version integer)
-            WHERE NOT EXISTS (SELECT 1 FROM @extschema@.mop_model m WHERE (m.run_id, m.stage) = (run, s.stage));
+            WHERE NOT EXISTS (SELECT 1 FROM @extschema@.mop_stage_state m WHERE (m.run_id, m.stage) = (run, s.stage));
             INSERT INTO @extschema@.mop_request (run_id, mst_key, iteration, stage)
             SELECT run, r.mst_key, r.iteration, r.stage
             FROM json_to_recordset(requests) AS r(mst_key integer, iteration integer, stage integer)
@@ -265,32 +265,32 @@ END
 $$;
 
 -- A configuration goes no further than `iterations`, for a reason.
-CREATE FUNCTION @extschema@.mop_withdraw(run bigint, run_epoch integer, key integer, iterations integer, why text,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+CREATE FUNCTION @extschema@.mop_withdraw(run bigint, run_fencing_token integer, key integer, iterations integer, why text,
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
     DELETE FROM @extschema@.mop_request r WHERE r.run_id = run AND r.mst_key = key AND r.iteration > iterations;
     UPDATE @extschema@.mop_configuration c SET reason = why WHERE c.run_id = run AND c.mst_key = key;
 END
 $$;
 
 -- A run has grown much: for those who look at it.
-CREATE FUNCTION @extschema@.mop_note_growth(run bigint, run_epoch integer, ticket text DEFAULT @extschema@.mop_ticket())
+CREATE FUNCTION @extschema@.mop_note_growth(run bigint, run_fencing_token integer, token text DEFAULT @extschema@.mop_token())
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
     PERFORM @extschema@.mop_count_rows();
 END
 $$;
 
 -- adds an event to the log of a search
-CREATE FUNCTION @extschema@.mop_log_search(run bigint, run_epoch integer, first integer, events json,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+CREATE FUNCTION @extschema@.mop_log_search(run bigint, run_fencing_token integer, first integer, events json,
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
     INSERT INTO @extschema@.mop_search_log (run_id, number, event)
     SELECT run, first + (e.place - 1)::integer, e.event
     FROM json_array_elements(events) WITH ORDINALITY AS e(event, place);
@@ -303,23 +303,23 @@ CREATE FUNCTION @extschema@.mop_trains(function text) RETURNS boolean LANGUAGE s
 $$;
 
 -- what people want of a run that goes on
-CREATE FUNCTION @extschema@.mop_add_wish(run_id bigint, content json,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+CREATE FUNCTION @extschema@.mop_add_control_request(run_id bigint, content json,
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     its @extschema@.mop_run;
     of text;
     settings json;
 BEGIN
-    PERFORM @extschema@.mop_own($1, ticket);
+    PERFORM @extschema@.mop_own($1, token);
     SELECT r.* INTO its FROM @extschema@.mop_run r WHERE r.run_id = $1;
     of := its.function;
     settings := its.parameters -> 'settings';
     IF @extschema@.mop_status(its.status, its.coordinator_pid, its.coordinator_start, 'failed')
        IS DISTINCT FROM 'running' THEN
         RAISE EXCEPTION 'run % is not running', $1 USING ERRCODE = '55000';
-    ELSIF EXISTS (SELECT 1 FROM @extschema@.mop_wish w WHERE w.run_id = $1 AND (w.content -> 'end') IS NOT NULL) THEN
-        RAISE EXCEPTION 'run % takes no more wishes', $1 USING ERRCODE = '55000',
+    ELSIF EXISTS (SELECT 1 FROM @extschema@.mop_control_request w WHERE w.run_id = $1 AND (w.content -> 'end') IS NOT NULL) THEN
+        RAISE EXCEPTION 'run % takes no more requests', $1 USING ERRCODE = '55000',
             DETAIL = 'All that it was to train is trained, or its time is up.';
     END IF;
     IF NOT @extschema@.mop_trains(of) THEN
@@ -332,12 +332,12 @@ BEGIN
             HINT = 'SELECT pg_cancel_backend(' || its.coordinator_pid || '); ends it.';
     END IF;
     IF octet_length($2::text) > 1000000 THEN
-        RAISE EXCEPTION 'that is too long for a wish' USING ERRCODE = '54000';
+        RAISE EXCEPTION 'that is too long for a request' USING ERRCODE = '54000';
     END IF;
     -- what a run reads must be right, or it would end by it
     IF json_typeof(content) IS DISTINCT FROM 'object' OR json_typeof(content -> 'by') IS DISTINCT FROM 'string'
        OR ((content -> 'stop') IS NULL) = ((content -> 'add') IS NULL) THEN
-        RAISE EXCEPTION 'this is no wish' USING ERRCODE = '22023', HINT = 'Use mop_stop_trial or mop_add_trial.';
+        RAISE EXCEPTION 'this is no request' USING ERRCODE = '22023', HINT = 'Use mop_stop_trial or mop_add_trial.';
     ELSIF (content -> 'stop') IS NOT NULL THEN
         IF NOT EXISTS (SELECT 1 FROM @extschema@.mop_configuration c
                        WHERE c.run_id = $1 AND c.mst_key::text = content ->> 'stop') THEN
@@ -358,21 +358,21 @@ BEGIN
             'add', json_build_array((content #>> '{add,0}')::integer, content #>> '{add,1}', content #>> '{add,2}'),
             'iterations', (content ->> 'iterations')::integer, 'by', content ->> 'by');
     END IF;
-    INSERT INTO @extschema@.mop_wish (run_id, content) VALUES ($1, content);
+    INSERT INTO @extschema@.mop_control_request (run_id, content) VALUES ($1, content);
 END
 $$;
 
--- takes the wishes of a run, in the order in which they came; `last`: where there are none, none is taken any more
-CREATE FUNCTION @extschema@.mop_take_wishes(run bigint, run_epoch integer, last boolean,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS SETOF json
+-- takes the requests of a run, in the order in which they came; `last`: where there are none, none is taken any more
+CREATE FUNCTION @extschema@.mop_take_control_requests(run bigint, run_fencing_token integer, last boolean,
+    token text DEFAULT @extschema@.mop_token()) RETURNS SETOF json
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
-    RETURN QUERY WITH taken AS (DELETE FROM @extschema@.mop_wish w WHERE w.run_id = run
-                                AND (w.content -> 'end') IS NULL RETURNING w.wish, w.content)
-        SELECT t.content FROM taken t ORDER BY t.wish;
-    IF last AND NOT FOUND AND NOT EXISTS (SELECT 1 FROM @extschema@.mop_wish w WHERE w.run_id = run) THEN
-        INSERT INTO @extschema@.mop_wish (run_id, content) VALUES (run, '{"end": true}');
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
+    RETURN QUERY WITH taken AS (DELETE FROM @extschema@.mop_control_request w WHERE w.run_id = run
+                                AND (w.content -> 'end') IS NULL RETURNING w.request, w.content)
+        SELECT t.content FROM taken t ORDER BY t.request;
+    IF last AND NOT FOUND AND NOT EXISTS (SELECT 1 FROM @extschema@.mop_control_request w WHERE w.run_id = run) THEN
+        INSERT INTO @extschema@.mop_control_request (run_id, content) VALUES (run, '{"end": true}');
     END IF;
 END
 $$;
@@ -380,24 +380,24 @@ $$;
 -- Takes a run over from a coordinator that has gone: its sessions' units end before this returns, or count no more.
 -- Gives the run's new epoch, without which no session begins or takes anything.
 CREATE FUNCTION @extschema@.mop_reopen_run(run bigint, coordinator text,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS integer
+    token text DEFAULT @extschema@.mop_token()) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    caller oid := @extschema@.mop_caller(ticket);
+    caller oid := @extschema@.mop_caller(token);
     backend record;
     its @extschema@.mop_run;
     reached integer;
 BEGIN
     SELECT b.pid, b.start INTO backend FROM @extschema@.mop_backend(coordinator, caller) AS b;
-    PERFORM @extschema@.mop_own(run, ticket);
-    PERFORM @extschema@.mop_seize_run(run);
+    PERFORM @extschema@.mop_own(run, token);
+    PERFORM @extschema@.mop_lock_run_exclusive(run);
     SELECT r.* INTO its FROM @extschema@.mop_run r WHERE r.run_id = run;
     IF its.coordinator_pid <> backend.pid AND @extschema@.mop_status(
             its.status, its.coordinator_pid, its.coordinator_start, 'failed') = 'running' THEN
         RAISE EXCEPTION 'run % is running', run USING ERRCODE = '55006';
     END IF;
     -- first the models, as a unit does
-    PERFORM @extschema@.mop_seize_models(run);
+    PERFORM @extschema@.mop_lock_stages_exclusive(run);
     -- (whose session has gone, perhaps long ago)
     UPDATE @extschema@.mop_unit u SET status = 'cancelled', finished_at = (
         SELECT max(greatest(o.started_at, o.finished_at)) FROM @extschema@.mop_unit o WHERE o.run_id = run)
@@ -405,23 +405,23 @@ BEGIN
     UPDATE @extschema@.mop_configuration c SET error = NULL, blame = NULL WHERE c.run_id = run AND c.blame = 'place';
     UPDATE @extschema@.mop_job j SET runs = j.runs || run
     WHERE j.session_pid = its.coordinator_pid AND j.session_start = its.coordinator_start AND run <> ALL (j.runs);
-    DELETE FROM @extschema@.mop_wish w WHERE w.run_id = run AND (w.content -> 'end') IS NOT NULL;
+    DELETE FROM @extschema@.mop_control_request w WHERE w.run_id = run AND (w.content -> 'end') IS NOT NULL;
     UPDATE @extschema@.mop_run r SET status = 'running', error = NULL, finished_at = NULL,
-        coordinator_pid = backend.pid, coordinator_start = backend.start, epoch = r.epoch + 1
-    WHERE r.run_id = run RETURNING r.epoch INTO reached;
+        coordinator_pid = backend.pid, coordinator_start = backend.start, fencing_token = r.fencing_token + 1
+    WHERE r.run_id = run RETURNING r.fencing_token INTO reached;
     RETURN reached;
 END
 $$;
 
 -- In this and the following functions an epoch that is NULL may be any.
-CREATE FUNCTION @extschema@.mop_close_run(run bigint, run_epoch integer, outcome text, message text,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+CREATE FUNCTION @extschema@.mop_close_run(run bigint, run_fencing_token integer, outcome text, message text,
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     its @extschema@.mop_run;
     ended timestamptz := clock_timestamp();
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
     SELECT r.* INTO its FROM @extschema@.mop_run r WHERE r.run_id = run;
     IF @extschema@.mop_status('running', its.coordinator_pid, its.coordinator_start, 'failed') <> 'running' THEN
         -- its session has gone, perhaps long ago
@@ -430,31 +430,31 @@ BEGIN
     END IF;
     UPDATE @extschema@.mop_unit u SET status = 'cancelled', finished_at = ended
     WHERE u.run_id = run AND u.status = 'running';
-    DELETE FROM @extschema@.mop_wish w WHERE w.run_id = run AND (w.content -> 'end') IS NOT NULL;
+    DELETE FROM @extschema@.mop_control_request w WHERE w.run_id = run AND (w.content -> 'end') IS NOT NULL;
     UPDATE @extschema@.mop_run r SET status = outcome, error = message, finished_at = ended
     WHERE r.run_id = run;
 END
 $$;
 
 -- What lets a transaction note that the output of a run is written, which at repeatable read does not see the run.
-CREATE FUNCTION @extschema@.mop_output_seal(run bigint, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS text
+CREATE FUNCTION @extschema@.mop_output_token(run bigint, token text DEFAULT @extschema@.mop_token()) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     secret bytea := (SELECT s.secret FROM @extschema@.mop_secret s);
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket);
+    PERFORM @extschema@.mop_own(run, token);
     RETURN encode(@extschema@.mop_sha256(secret || 'output' || int8send(run)), 'hex');
 END
 $$;
 
 -- in the caller's transaction: the run's output is written once that commits
-CREATE FUNCTION @extschema@.mop_note_output(run bigint, seal text) RETURNS void
+CREATE FUNCTION @extschema@.mop_note_output(run bigint, token text) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     secret bytea := (SELECT s.secret FROM @extschema@.mop_secret s);
 BEGIN
-    IF encode(@extschema@.mop_sha256(secret || 'output' || int8send(run)), 'hex') IS DISTINCT FROM seal THEN
-        RAISE EXCEPTION 'this is no seal of run %', run USING ERRCODE = '42501';
+    IF encode(@extschema@.mop_sha256(secret || 'output' || int8send(run)), 'hex') IS DISTINCT FROM token THEN
+        RAISE EXCEPTION 'this is no token of run %', run USING ERRCODE = '42501';
     END IF;
     INSERT INTO @extschema@.mop_output VALUES (run);
 EXCEPTION WHEN unique_violation THEN
@@ -478,12 +478,12 @@ $$;
 -- in the same instant. Who may not make it keeps nobody. (No row, which would need a transaction id: that of a
 -- procedure's locks lasts as long as it trains.)
 CREATE FUNCTION @extschema@.mop_reserve(output_schema text, output_name name,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS boolean
+    token text DEFAULT @extschema@.mop_token()) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     place oid := (SELECT n.oid FROM pg_namespace n WHERE n.nspname = output_schema);
 BEGIN
-    IF has_schema_privilege(@extschema@.mop_caller(ticket), place, 'CREATE') IS NOT TRUE THEN
+    IF has_schema_privilege(@extschema@.mop_caller(token), place, 'CREATE') IS NOT TRUE THEN
         RAISE EXCEPTION 'permission denied for schema "%"', output_schema USING ERRCODE = '42501';
     END IF;
     PERFORM pg_try_advisory_xact_lock(@extschema@.mop_reservation(place, output_name, pg_backend_pid()));
@@ -496,33 +496,33 @@ END
 $$;
 
 -- drops the states that nobody needs any more, and closes the calling role's runs whose coordinator has gone
-CREATE FUNCTION @extschema@.mop_housekeeping(ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+CREATE FUNCTION @extschema@.mop_housekeeping(token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    caller integer := @extschema@.mop_owner_of(ticket);
+    caller integer := @extschema@.mop_owner_of(token);
     run bigint;
     its @extschema@.mop_run;
 BEGIN
     PERFORM @extschema@.mop_forget_outputs();
     FOR run IN SELECT r.run_id FROM @extschema@.mop_run r JOIN @extschema@.mop_output o USING (run_id)
                WHERE r.owner = caller AND r.status <> 'running'
-               AND EXISTS (SELECT 1 FROM @extschema@.mop_generation g WHERE g.run_id = r.run_id)
+               AND EXISTS (SELECT 1 FROM @extschema@.mop_state_table g WHERE g.run_id = r.run_id)
                AND NOT EXISTS (SELECT 1 FROM @extschema@.mop_checkpoint c WHERE c.run_id = r.run_id)
     LOOP
         BEGIN
-            PERFORM @extschema@.mop_delete_generations(run);
+            PERFORM @extschema@.mop_delete_state_tables(run);
         EXCEPTION WHEN lock_not_available THEN
             NULL;  -- the next call will try again
         END;
     END LOOP;
-    FOR run IN SELECT l.run_id FROM @extschema@.mop_hold_lost_runs(caller) AS l(run_id) LOOP
+    FOR run IN SELECT l.run_id FROM @extschema@.mop_lock_lost_runs_exclusive(caller) AS l(run_id) LOOP
         PERFORM pg_stat_clear_snapshot(); -- its new coordinator may have connected after the first look
         SELECT r.* INTO its FROM @extschema@.mop_run r WHERE r.run_id = run;
         CONTINUE WHEN @extschema@.mop_status(
             its.status, its.coordinator_pid, its.coordinator_start, 'failed') = 'running';
         BEGIN
             PERFORM @extschema@.mop_close_run(run, NULL, 'failed',
-                                              'the session that ran it has ended; mop_resume goes on with it', ticket);
+                                              'the session that ran it has ended; mop_resume goes on with it', token);
         EXCEPTION WHEN lock_not_available THEN
             NULL;  -- the next call will try again
         END;
@@ -532,7 +532,7 @@ BEGIN
                WHERE r.owner = caller AND r.status <> 'running' AND NOT @extschema@.mop_trains(r.function)
     LOOP
         BEGIN
-            PERFORM @extschema@.mop_drop(run, true, ticket);
+            PERFORM @extschema@.mop_drop(run, true, token);
         EXCEPTION WHEN lock_not_available THEN
             NULL;  -- the next call will try again
         END;
@@ -541,25 +541,25 @@ END
 $$;
 
 -- one of the calling role's runs that is not running, or a superuser's choice; `all_of_it`: or its states alone
-CREATE FUNCTION @extschema@.mop_drop(run_id bigint, all_of_it boolean, ticket text DEFAULT @extschema@.mop_ticket())
+CREATE FUNCTION @extschema@.mop_drop(run_id bigint, all_of_it boolean, token text DEFAULT @extschema@.mop_token())
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    caller oid := @extschema@.mop_caller(ticket);
+    caller oid := @extschema@.mop_caller(token);
     its @extschema@.mop_run;
 BEGIN
     IF NOT coalesce((SELECT a.rolsuper FROM pg_roles a WHERE a.oid = caller), false) THEN
-        PERFORM @extschema@.mop_own($1, ticket);
+        PERFORM @extschema@.mop_own($1, token);
     ELSIF NOT EXISTS (SELECT 1 FROM @extschema@.mop_run r WHERE r.run_id = $1) THEN
         RAISE EXCEPTION 'there is no run %', $1 USING ERRCODE = '22023';
     END IF;
-    PERFORM @extschema@.mop_seize_run($1); -- nobody takes it over now
+    PERFORM @extschema@.mop_lock_run_exclusive($1); -- nobody takes it over now
     SELECT r.* INTO its FROM @extschema@.mop_run r WHERE r.run_id = $1;
     IF @extschema@.mop_status(its.status, its.coordinator_pid, its.coordinator_start, 'failed') = 'running' THEN
         RAISE EXCEPTION 'run % is running', $1 USING ERRCODE = '55006',
             HINT = 'SELECT pg_cancel_backend(' || its.coordinator_pid || '); ends it.';
     END IF;
-    PERFORM @extschema@.mop_delete_generations($1);
+    PERFORM @extschema@.mop_delete_state_tables($1);
     DELETE FROM @extschema@.mop_checkpoint c WHERE c.run_id = $1;
     IF all_of_it THEN
         DELETE FROM @extschema@.mop_output o WHERE o.run_id = $1;
@@ -577,10 +577,10 @@ CREATE FUNCTION @extschema@.mop_drop_states(run_id double precision) RETURNS voi
 $$;
 
 CREATE FUNCTION @extschema@.mop_want_sessions(run_id bigint, sessions integer,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    caller oid := @extschema@.mop_caller(ticket);
+    caller oid := @extschema@.mop_caller(token);
     its @extschema@.mop_run;
 BEGIN
     IF sessions IS NULL OR sessions NOT BETWEEN 1 AND 1000 THEN
@@ -588,7 +588,7 @@ BEGIN
             USING ERRCODE = '22023';
     END IF;
     IF NOT coalesce((SELECT a.rolsuper FROM pg_roles a WHERE a.oid = caller), false) THEN
-        PERFORM @extschema@.mop_own($1, ticket);
+        PERFORM @extschema@.mop_own($1, token);
     END IF;
     SELECT r.* INTO its FROM @extschema@.mop_run r WHERE r.run_id = $1;
     IF @extschema@.mop_status(its.status, its.coordinator_pid, its.coordinator_start, 'failed')
@@ -611,15 +611,15 @@ $$;
 -- --- units -----------------------------------------------------------------------------------------
 
 -- units on a segment that go together: an element of each array belongs to one
-CREATE FUNCTION @extschema@.mop_begin_units(run bigint, run_epoch integer, of_segment integer, of_kind text,
+CREATE FUNCTION @extschema@.mop_begin_units(run bigint, run_fencing_token integer, of_segment integer, of_kind text,
     of_dataset text, stages integer[], iterations integer[], attempts integer[], queued double precision[],
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     own integer := pg_backend_pid();
     told timestamptz := now();
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
     -- (nobody needs to wait for the disk that has the begun units: with the server they are gone, too)
     PERFORM @extschema@.mop_commit_soon();
     -- (one by one: what is joined with a list goes through all segments of Greenplum)
@@ -631,12 +631,12 @@ END
 $$;
 
 -- an attempt failed; its row is made here where the session went before it could
-CREATE FUNCTION @extschema@.mop_fail_unit(run bigint, run_epoch integer, stage integer, iteration integer,
+CREATE FUNCTION @extschema@.mop_fail_unit(run bigint, run_fencing_token integer, stage integer, iteration integer,
     segment integer, kind text, dataset text, attempt integer, queued_at double precision, message text,
-    ticket text DEFAULT @extschema@.mop_ticket())
+    token text DEFAULT @extschema@.mop_token())
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
     IF NOT EXISTS (SELECT 1 FROM @extschema@.mop_unit u
                    WHERE (u.run_id, u.stage, u.segment, u.kind, u.dataset, u.attempt) = ($1, $3, $5, $6, $7, $8)) THEN
         BEGIN
@@ -654,10 +654,10 @@ END
 $$;
 
 -- Notes the results of units on a segment that went together, each with its stage and attempt; fails where the run has
--- been taken from one. A unit of training, whose new state has been put into a generation, moves its stage's state on to
+-- been taken from one. A unit of training, whose new state has been put into a state_table, moves its stage's state on to
 -- the next version; nobody needs those of the stages that it releases.
 CREATE FUNCTION @extschema@.mop_finish_units(run bigint, of_segment integer, of_kind text, of_dataset text,
-    results json, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+    results json, token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     told timestamptz := clock_timestamp();
@@ -666,28 +666,28 @@ DECLARE
     late integer;
     released integer[];
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket);
+    PERFORM @extschema@.mop_own(run, token);
     -- (lists by places: what is joined with a list goes through all segments of Greenplum)
     SELECT array_agg(r.stage) AS stage, array_agg(r.attempt) AS attempt, array_agg(r.version) AS version,
-        array_agg(r.generation) AS generation, array_agg(r.bytes) AS bytes, array_agg(r.kernel) AS kernel,
+        array_agg(r.state_table) AS state_table, array_agg(r.bytes) AS bytes, array_agg(r.kernel) AS kernel,
         array_agg(r.rows) AS rows, array_agg(r.loss) AS loss, array_agg(r.metric) AS metric,
         array_agg(r.read_seconds) AS read_seconds, array_agg(r.train_seconds) AS train_seconds,
         array_agg(r.write_seconds) AS write_seconds, array_agg(r.compilations) AS compilations,
         array_agg(r.choice) AS choice INTO its
-    FROM json_to_recordset(results) AS r(stage integer, attempt integer, version integer, generation integer,
+    FROM json_to_recordset(results) AS r(stage integer, attempt integer, version integer, state_table integer,
         bytes bigint, kernel text, rows bigint, loss double precision, metric double precision,
         read_seconds double precision, train_seconds double precision, write_seconds double precision,
         compilations integer, choice json);
     IF of_kind = 'train' THEN
-        UPDATE @extschema@.mop_model m SET version = m.version + 1, made_on = of_segment,
-            generation = its.generation[@extschema@.mop_place_of(m.stage, its.stage)],
+        UPDATE @extschema@.mop_stage_state m SET version = m.version + 1, made_on = of_segment,
+            state_table = its.state_table[@extschema@.mop_place_of(m.stage, its.stage)],
             bytes = its.bytes[@extschema@.mop_place_of(m.stage, its.stage)]
         WHERE m.run_id = run AND m.stage = ANY (its.stage)
         AND m.version = its.version[@extschema@.mop_place_of(m.stage, its.stage)] - 1;
         GET DIAGNOSTICS changed = ROW_COUNT;
         IF changed <> array_length(its.stage, 1) THEN
             late := (SELECT n FROM generate_subscripts(its.stage, 1) AS n
-                     WHERE NOT EXISTS (SELECT 1 FROM @extschema@.mop_model m WHERE m.run_id = run
+                     WHERE NOT EXISTS (SELECT 1 FROM @extschema@.mop_stage_state m WHERE m.run_id = run
                          AND m.stage = its.stage[n] AND m.version = its.version[n] AND m.made_on = of_segment)
                      ORDER BY 1 LIMIT 1);
             RAISE EXCEPTION 'stage % of run % is not at version %', its.stage[coalesce(late, 1)], run,
@@ -715,16 +715,16 @@ BEGIN
         released := ARRAY(SELECT e.value::integer FROM json_array_elements(results) AS r,
                                  json_array_elements_text(r.value -> 'release') AS e);
         IF released <> '{}' THEN
-            UPDATE @extschema@.mop_model m SET generation = NULL WHERE m.run_id = run AND m.stage = ANY (released);
+            UPDATE @extschema@.mop_stage_state m SET state_table = NULL WHERE m.run_id = run AND m.stage = ANY (released);
         END IF;
     END IF;
 END
 $$;
 
--- Keeps what the run's units have cost, for later runs of the role: of each of `nets` (see plan/experience.py) what the
+-- Keeps what the run's units have cost, for later runs of the role: of each of `nets` (see plan/cost_history.py) what the
 -- units of some of its `stages` have measured. Of the last 9 runs, and of the 5,000 last rows.
-CREATE FUNCTION @extschema@.mop_note_costs(run bigint, run_epoch integer, nets json,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+CREATE FUNCTION @extschema@.mop_note_costs(run bigint, run_fencing_token integer, nets json,
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     number integer;
@@ -733,7 +733,7 @@ DECLARE
     told timestamptz := clock_timestamp();  -- (a table on all segments of Greenplum takes no volatile function)
     oldest timestamptz;
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
     number := (SELECT r.owner FROM @extschema@.mop_run r WHERE r.run_id = run);
     FOR own IN
         SELECT n.net, n.architecture, n.optimizer, n.loss, n.batch_size, n.shape,
@@ -779,7 +779,7 @@ $$;
 -- Adds a segment's evaluations of stages: `counts` of the numbers `own` are each one's, in order. Those of which it is
 -- the dataset's last one are `complete`: the sums of all segments follow, each number with its stage and segment.
 CREATE FUNCTION @extschema@.mop_put_sums(run bigint, of_stages integer[], of_dataset text, of_segment integer,
-    counts integer[], own double precision[], ticket text DEFAULT @extschema@.mop_ticket(),
+    counts integer[], own double precision[], token text DEFAULT @extschema@.mop_token(),
     OUT complete integer[], OUT whose integer[], OUT segments integer[], OUT value double precision[])
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -789,16 +789,16 @@ DECLARE
     its double precision[];
     there integer[];  -- of a unit that is done again
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket);
+    PERFORM @extschema@.mop_own(run, token);
     SELECT count(*) - 1 INTO others FROM @extschema@.mop_segment s WHERE s.run_id = run AND s.dataset = of_dataset;
     IF others <= 0 THEN
         complete := of_stages;
         RETURN;
     END IF;
     -- one after the other, so that there is a last one; all before anything is written, and in the order of
-    -- mop_take_models
+    -- mop_take_states
     FOR one IN SELECT e.stage FROM unnest(of_stages) AS e (stage) ORDER BY 1 LOOP
-        PERFORM @extschema@.mop_hold_model(run, one);
+        PERFORM @extschema@.mop_lock_stage_exclusive(run, one);
     END LOOP;
     there := ARRAY(SELECT p.stage FROM @extschema@.mop_partial p
                    WHERE (p.run_id, p.dataset, p.segment) = (run, of_dataset, of_segment) AND p.stage = ANY (of_stages));
@@ -839,10 +839,10 @@ $$;
 
 CREATE FUNCTION @extschema@.mop_note_metrics(run bigint, of_stages integer[], of_dataset text,
     losses double precision[], of_metric double precision[], all_metrics text[],
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket);
+    PERFORM @extschema@.mop_own(run, token);
     FOR i IN 1 .. coalesce(array_length(of_stages, 1), 0) LOOP
         INSERT INTO @extschema@.mop_metric (run_id, stage, dataset, loss, metric, metrics)
         VALUES (run, of_stages[i], of_dataset, losses[i], of_metric[i], all_metrics[i]::json);
@@ -850,11 +850,11 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_fail_configurations(run bigint, run_epoch integer, keys integer[], message text,
-    blamed text, ticket text DEFAULT @extschema@.mop_ticket())
+CREATE FUNCTION @extschema@.mop_fail_configurations(run bigint, run_fencing_token integer, keys integer[], message text,
+    blamed text, token text DEFAULT @extschema@.mop_token())
 RETURNS void LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
     UPDATE @extschema@.mop_configuration c SET error = message, blame = blamed
     WHERE c.run_id = run AND c.mst_key = ANY (keys);
 END
@@ -862,9 +862,9 @@ $$;
 
 -- --- model states ----------------------------------------------------------------------------------
 
-CREATE FUNCTION @extschema@.mop_generation_name(run bigint, generation integer) RETURNS text
+CREATE FUNCTION @extschema@.mop_state_table_name(run bigint, state_table integer) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT 'mop_state_' || run || '_' || generation
+    SELECT 'mop_state_' || run || '_' || state_table
 $$;
 
 -- Takes from everybody but its owner what rights on a relation there are, as by default privileges of the owner's; views may
@@ -886,22 +886,22 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_new_generation(run bigint, generation integer,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+CREATE FUNCTION @extschema@.mop_new_state_table(run bigint, state_table integer,
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET default_tablespace = '' AS $$
 DECLARE
-    name text := quote_ident(@extschema@.mop_generation_name(run, generation));
+    name text := quote_ident(@extschema@.mop_state_table_name(run, state_table));
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket);
-    IF EXISTS (SELECT 1 FROM @extschema@.mop_generation g WHERE (g.run_id, g.generation) = (run, $2)) THEN
+    PERFORM @extschema@.mop_own(run, token);
+    IF EXISTS (SELECT 1 FROM @extschema@.mop_state_table g WHERE (g.run_id, g.state_table) = (run, $2)) THEN
         RETURN;
     END IF;
-    IF generation <> (SELECT coalesce(max(g.generation), 0) + 1 FROM @extschema@.mop_generation g WHERE g.run_id = run)
-       OR (SELECT count(*) FROM @extschema@.mop_generation g WHERE g.run_id = run) >= 50 THEN
-        RAISE EXCEPTION 'run % cannot have a generation %', run, generation USING ERRCODE = '54000';
+    IF state_table <> (SELECT coalesce(max(g.state_table), 0) + 1 FROM @extschema@.mop_state_table g WHERE g.run_id = run)
+       OR (SELECT count(*) FROM @extschema@.mop_state_table g WHERE g.run_id = run) >= 50 THEN
+        RAISE EXCEPTION 'run % cannot have a state_table %', run, state_table USING ERRCODE = '54000';
     END IF;
-    INSERT INTO @extschema@.mop_generation VALUES (run, generation);
-    PERFORM @extschema@.mop_make_generation(name);
+    INSERT INTO @extschema@.mop_state_table VALUES (run, state_table);
+    PERFORM @extschema@.mop_make_state_table(name);
     PERFORM @extschema@.mop_take_rights(('@extschema@.' || name)::regclass);
     -- floats do not compress
     EXECUTE 'ALTER TABLE @extschema@.' || name || ' ALTER COLUMN data SET STORAGE EXTERNAL';
@@ -910,20 +910,20 @@ BEGIN
 END
 $$;
 
--- drops those of the run's generations in the list that hold no model's state and that nobody reads: which
-CREATE FUNCTION @extschema@.mop_drop_generations(run bigint, list integer[],
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS SETOF integer
+-- drops those of the run's state_tables in the list that hold no model's state and that nobody reads: which
+CREATE FUNCTION @extschema@.mop_drop_state_tables(run bigint, list integer[],
+    token text DEFAULT @extschema@.mop_token()) RETURNS SETOF integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     one integer;
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket);
-    FOR one IN SELECT g.generation FROM @extschema@.mop_generation g WHERE g.run_id = run AND g.generation = ANY (list)
-               AND NOT EXISTS (SELECT 1 FROM @extschema@.mop_model m WHERE m.run_id = run
-                               AND m.generation = g.generation)
+    PERFORM @extschema@.mop_own(run, token);
+    FOR one IN SELECT g.state_table FROM @extschema@.mop_state_table g WHERE g.run_id = run AND g.state_table = ANY (list)
+               AND NOT EXISTS (SELECT 1 FROM @extschema@.mop_stage_state m WHERE m.run_id = run
+                               AND m.state_table = g.state_table)
     LOOP
         BEGIN
-            PERFORM @extschema@.mop_delete_generations(run, one);
+            PERFORM @extschema@.mop_delete_state_tables(run, one);
             RETURN NEXT one;
         EXCEPTION WHEN lock_not_available THEN
             NULL;  -- later
@@ -932,53 +932,53 @@ BEGIN
 END
 $$;
 
--- moves the states of stages that train no more to generation `target`, so that those where they are can be dropped
+-- moves the states of stages that train no more to state_table `target`, so that those where they are can be dropped
 CREATE FUNCTION @extschema@.mop_move_states(run bigint, stages integer[], target integer,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     one integer;
     model record;
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket);
+    PERFORM @extschema@.mop_own(run, token);
     FOREACH one IN ARRAY ARRAY(
-        SELECT m.stage FROM @extschema@.mop_model m WHERE m.run_id = run AND m.stage = ANY (stages)
-        AND m.generation < target ORDER BY m.stage)
+        SELECT m.stage FROM @extschema@.mop_stage_state m WHERE m.run_id = run AND m.stage = ANY (stages)
+        AND m.state_table < target ORDER BY m.stage)
     LOOP
-        PERFORM @extschema@.mop_hold_model(run, one);
+        PERFORM @extschema@.mop_lock_stage_exclusive(run, one);
     END LOOP;
-    FOR model IN SELECT m.* FROM @extschema@.mop_model m WHERE m.run_id = run AND m.stage = ANY (stages)
-                 AND m.generation < target ORDER BY m.stage
+    FOR model IN SELECT m.* FROM @extschema@.mop_stage_state m WHERE m.run_id = run AND m.stage = ANY (stages)
+                 AND m.state_table < target ORDER BY m.stage
     LOOP
-        EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, target))
-                || ' SELECT * FROM @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, model.generation))
+        EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_state_table_name(run, target))
+                || ' SELECT * FROM @extschema@.' || quote_ident(@extschema@.mop_state_table_name(run, model.state_table))
                 || ' WHERE stage = $1 AND version = $2' USING model.stage, model.version;
-        UPDATE @extschema@.mop_model m SET generation = target WHERE m.run_id = run AND m.stage = model.stage;
+        UPDATE @extschema@.mop_stage_state m SET state_table = target WHERE m.run_id = run AND m.stage = model.stage;
     END LOOP;
 END
 $$;
 
 -- nobody needs the states of these stages any more
-CREATE FUNCTION @extschema@.mop_release_states(run bigint, run_epoch integer, stages integer[],
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+CREATE FUNCTION @extschema@.mop_release_states(run bigint, run_fencing_token integer, stages integer[],
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
-    UPDATE @extschema@.mop_model m SET generation = NULL WHERE m.run_id = run AND m.stage = ANY (stages);
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
+    UPDATE @extschema@.mop_stage_state m SET state_table = NULL WHERE m.run_id = run AND m.stage = ANY (stages);
 END
 $$;
 
 -- --- states that later runs go on from ---------------------------------------------------------------
 
 -- The states of a run that has been trained to its end are kept as checkpoints.
-CREATE FUNCTION @extschema@.mop_keep_checkpoints(run bigint, run_epoch integer,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+CREATE FUNCTION @extschema@.mop_keep_checkpoints(run bigint, run_fencing_token integer,
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     one record;
     spent double precision[];  -- by stage: what it has taken to train it and all before it
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
     spent := array_fill(0::double precision, ARRAY[(
         SELECT max(s.stage) FROM @extschema@.mop_stage s WHERE s.run_id = run)]);
     -- (a parent's number is smaller; most of what was planned may never have been trained)
@@ -994,8 +994,8 @@ BEGIN
         spent[one.stage] := one.seconds + CASE WHEN one.parent IS NULL THEN 0 ELSE spent[one.parent] END;
     END LOOP;
     INSERT INTO @extschema@.mop_checkpoint (run_id, stage, seconds)
-    SELECT run, m.stage, spent[m.stage] FROM @extschema@.mop_model m
-    WHERE m.run_id = run AND m.generation IS NOT NULL
+    SELECT run, m.stage, spent[m.stage] FROM @extschema@.mop_stage_state m
+    WHERE m.run_id = run AND m.state_table IS NOT NULL
     AND m.stage NOT IN (SELECT c.stage FROM @extschema@.mop_checkpoint c WHERE c.run_id = run);
 EXCEPTION WHEN unique_violation THEN
     NULL;  -- another session has done it in this instant, whose answer got lost
@@ -1006,20 +1006,20 @@ $$;
 -- benefit is the seconds that it takes to train them again, for each byte, and less the longer nobody used them (Nectar,
 -- OSDI 2010, section 3.3). A run whose output is not committed keeps its own.
 -- Whatever another call reads just now it leaves to the next one: it hardly waits, and gives way in a deadlock.
-CREATE FUNCTION @extschema@.mop_evict(budget bigint, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+CREATE FUNCTION @extschema@.mop_evict(budget bigint, token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms' AS $$
 DECLARE
-    caller integer := @extschema@.mop_owner_of(ticket);
+    caller integer := @extschema@.mop_owner_of(token);
     victim record;
     late record;
     newest integer;
 BEGIN
-    IF NOT EXISTS (SELECT 1 FROM @extschema@.mop_generation g JOIN @extschema@.mop_run r USING (run_id)
+    IF NOT EXISTS (SELECT 1 FROM @extschema@.mop_state_table g JOIN @extschema@.mop_run r USING (run_id)
                    WHERE r.owner = caller AND r.status <> 'running') THEN
         RETURN;  -- (what follows takes Greenplum's segments a dozen processes)
     END IF;
     BEGIN  -- one session at a time
-        PERFORM @extschema@.mop_hold_owner(caller);
+        PERFORM @extschema@.mop_lock_owner_exclusive(caller);
     EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
         RETURN;  -- another does it
     END;
@@ -1030,15 +1030,15 @@ BEGIN
                        c.seconds / (m.bytes + 1) / (60 + extract(epoch FROM clock_timestamp() - c.used_at)) DESC,
                        c.run_id, c.stage) AS total,
                    EXISTS (SELECT 1 FROM @extschema@.mop_output o WHERE o.run_id = c.run_id) AS written
-            FROM @extschema@.mop_checkpoint c JOIN @extschema@.mop_model m USING (run_id, stage)
+            FROM @extschema@.mop_checkpoint c JOIN @extschema@.mop_stage_state m USING (run_id, stage)
             JOIN @extschema@.mop_run r USING (run_id)
-            WHERE r.owner = caller AND r.status <> 'running' AND m.generation IS NOT NULL
+            WHERE r.owner = caller AND r.status <> 'running' AND m.state_table IS NOT NULL
         )
         SELECT k.run_id, k.stage FROM kept k WHERE k.total > budget AND k.written
     LOOP
         BEGIN
             DELETE FROM @extschema@.mop_checkpoint c WHERE (c.run_id, c.stage) = (victim.run_id, victim.stage);
-            UPDATE @extschema@.mop_model m SET generation = NULL
+            UPDATE @extschema@.mop_stage_state m SET state_table = NULL
             WHERE (m.run_id, m.stage) = (victim.run_id, victim.stage);
         EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
             NULL;  -- another call takes it over just now
@@ -1046,29 +1046,29 @@ BEGIN
     END LOOP;
     -- the tables follow: one with nothing of use goes, one with little of use is written anew
     FOR late IN
-        SELECT g.run_id, g.generation,
-               (SELECT array_agg(m.stage) FROM @extschema@.mop_model m
-                WHERE m.run_id = g.run_id AND m.generation = g.generation) AS stages,
-               (SELECT sum(m.bytes) FROM @extschema@.mop_model m
-                WHERE m.run_id = g.run_id AND m.generation = g.generation) AS bytes
-        FROM @extschema@.mop_generation g JOIN @extschema@.mop_run r USING (run_id)
+        SELECT g.run_id, g.state_table,
+               (SELECT array_agg(m.stage) FROM @extschema@.mop_stage_state m
+                WHERE m.run_id = g.run_id AND m.state_table = g.state_table) AS stages,
+               (SELECT sum(m.bytes) FROM @extschema@.mop_stage_state m
+                WHERE m.run_id = g.run_id AND m.state_table = g.state_table) AS bytes
+        FROM @extschema@.mop_state_table g JOIN @extschema@.mop_run r USING (run_id)
         JOIN @extschema@.mop_output w USING (run_id)
         WHERE r.owner = caller AND r.status <> 'running'
     LOOP
         BEGIN
             CONTINUE WHEN late.stages IS NOT NULL AND (
                 SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c
-                WHERE c.relname = @extschema@.mop_generation_name(late.run_id, late.generation)
+                WHERE c.relname = @extschema@.mop_state_table_name(late.run_id, late.state_table)
                 AND c.relnamespace = (
                     SELECT o.relnamespace FROM pg_class o WHERE o.oid = '@extschema@.mop_run'::regclass)
                 ) <= greatest(1 << 22, 3 * late.bytes);
             IF late.stages IS NOT NULL THEN
-                newest := (SELECT max(g.generation) + 1 FROM @extschema@.mop_generation g WHERE g.run_id = late.run_id);
+                newest := (SELECT max(g.state_table) + 1 FROM @extschema@.mop_state_table g WHERE g.run_id = late.run_id);
                 CONTINUE WHEN newest IS NULL;  -- somebody has dropped the run's states
-                PERFORM @extschema@.mop_new_generation(late.run_id, newest, ticket);
-                PERFORM @extschema@.mop_move_states(late.run_id, late.stages, newest, ticket);
+                PERFORM @extschema@.mop_new_state_table(late.run_id, newest, token);
+                PERFORM @extschema@.mop_move_states(late.run_id, late.stages, newest, token);
             END IF;
-            PERFORM @extschema@.mop_delete_generations(late.run_id, late.generation);
+            PERFORM @extschema@.mop_delete_state_tables(late.run_id, late.state_table);
         EXCEPTION WHEN lock_not_available OR deadlock_detected OR program_limit_exceeded OR unique_violation THEN
             NULL;  -- the next call will try again
         END;
@@ -1079,8 +1079,8 @@ $$;
 -- Takes stages over that earlier runs of the role have trained: [{"stage", "run", "of" (the stage there), "state"
 -- (whether the state is needed), "scored" (whether all metrics are known)}, ...]. All of them, or none and false: where
 -- one is no longer there.
-CREATE FUNCTION @extschema@.mop_adopt(run bigint, run_epoch integer, stages json,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS boolean
+CREATE FUNCTION @extschema@.mop_adopt(run bigint, run_fencing_token integer, stages json,
+    token text DEFAULT @extschema@.mop_token()) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     one record;
@@ -1088,36 +1088,36 @@ DECLARE
     alike text[];
     missing bigint := json_array_length(stages);
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
-    target := (SELECT max(g.generation) FROM @extschema@.mop_generation g WHERE g.run_id = run);
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
+    target := (SELECT max(g.state_table) FROM @extschema@.mop_state_table g WHERE g.run_id = run);
     -- They are not dropped meanwhile: the runs, then the checkpoints, as mop_drop and mop_forget_checkpoints have them,
     -- and all before any table is read.
-    PERFORM @extschema@.mop_hold_run(l.run) FROM (
+    PERFORM @extschema@.mop_lock_run_shared(l.run) FROM (
         SELECT DISTINCT a.run FROM json_to_recordset(stages) AS a(run bigint) ORDER BY 1) AS l;
-    PERFORM @extschema@.mop_hold_checkpoints(array_agg(a.run), array_agg(a.of))
+    PERFORM @extschema@.mop_lock_checkpoints_exclusive(array_agg(a.run), array_agg(a.of))
     FROM json_to_recordset(stages) AS a(run bigint, "of" integer, state boolean) WHERE a.state;
     FOR one IN
-        SELECT a.stage, a.of, a.run AS of_run, a.state, a.scored, m.version, m.generation, m.bytes, m.made_on,
+        SELECT a.stage, a.of, a.run AS of_run, a.state, a.scored, m.version, m.state_table, m.bytes, m.made_on,
                coalesce(t.source_run, t.run_id) AS origin_run, coalesce(t.source_stage, t.stage) AS origin_stage
         FROM json_to_recordset(stages) AS a(stage integer, run bigint, "of" integer, state boolean,
             scored boolean)
         JOIN @extschema@.mop_stage s ON s.run_id = $1 AND s.stage = a.stage
         JOIN @extschema@.mop_stage t ON t.run_id = a.run AND t.stage = a.of AND t.identity = s.identity
-        JOIN @extschema@.mop_model m ON m.run_id = a.run AND m.stage = a.of
+        JOIN @extschema@.mop_stage_state m ON m.run_id = a.run AND m.stage = a.of
         JOIN @extschema@.mop_run theirs ON theirs.run_id = a.run
         JOIN @extschema@.mop_run mine ON mine.run_id = $1 AND mine.owner = theirs.owner
-        WHERE NOT a.state OR m.generation IS NOT NULL
+        WHERE NOT a.state OR m.state_table IS NOT NULL
         ORDER BY a.stage
     LOOP
         IF one.state THEN
             CONTINUE WHEN @extschema@.mop_copy_state(
-                @extschema@.mop_generation_name(one.of_run, one.generation), one.of, one.version,
-                @extschema@.mop_generation_name(run, target), one.stage) = 0;
+                @extschema@.mop_state_table_name(one.of_run, one.state_table), one.of, one.version,
+                @extschema@.mop_state_table_name(run, target), one.stage) = 0;
             UPDATE @extschema@.mop_checkpoint c SET used_at = clock_timestamp()
             WHERE (c.run_id, c.stage) = (one.of_run, one.of);
         END IF;
-        UPDATE @extschema@.mop_model m SET version = one.version,
-            generation = CASE WHEN one.state THEN target END, bytes = CASE WHEN one.state THEN one.bytes END,
+        UPDATE @extschema@.mop_stage_state m SET version = one.version,
+            state_table = CASE WHEN one.state THEN target END, bytes = CASE WHEN one.state THEN one.bytes END,
             made_on = one.made_on
         WHERE m.run_id = run AND m.stage = one.stage;
         UPDATE @extschema@.mop_stage s SET source_run = one.origin_run, source_stage = one.origin_stage
@@ -1152,30 +1152,30 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     FROM @extschema@.mop_segment s WHERE s.run_id IN ($1, $2) AND s.dataset = $3
 $$;
 
-CREATE FUNCTION @extschema@.mop_forget_checkpoints(run bigint, ticket text DEFAULT @extschema@.mop_ticket())
+CREATE FUNCTION @extschema@.mop_forget_checkpoints(run bigint, token text DEFAULT @extschema@.mop_token())
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    caller integer := @extschema@.mop_owner_of(ticket);
+    caller integer := @extschema@.mop_owner_of(token);
     runs bigint[];
     stages integer[];
 BEGIN
     IF run IS NOT NULL THEN
-        PERFORM @extschema@.mop_own(run, ticket);
+        PERFORM @extschema@.mop_own(run, token);
     END IF;
     SELECT array_agg(c.run_id ORDER BY c.run_id, c.stage), array_agg(c.stage ORDER BY c.run_id, c.stage)
     INTO runs, stages
     FROM @extschema@.mop_checkpoint c JOIN @extschema@.mop_run r USING (run_id)
     JOIN @extschema@.mop_output o USING (run_id)
     WHERE r.owner = caller AND r.status <> 'running' AND (run IS NULL OR c.run_id = run);
-    PERFORM @extschema@.mop_hold_checkpoints(runs, stages);
+    PERFORM @extschema@.mop_lock_checkpoints_exclusive(runs, stages);
     FOR i IN 1 .. coalesce(cardinality(runs), 0) LOOP
         DELETE FROM @extschema@.mop_checkpoint c WHERE (c.run_id, c.stage) = (runs[i], stages[i]);
         IF FOUND THEN
-            UPDATE @extschema@.mop_model m SET generation = NULL WHERE (m.run_id, m.stage) = (runs[i], stages[i]);
+            UPDATE @extschema@.mop_stage_state m SET state_table = NULL WHERE (m.run_id, m.stage) = (runs[i], stages[i]);
         END IF;
     END LOOP;
-    PERFORM @extschema@.mop_evict(1::bigint << 60, ticket);
+    PERFORM @extschema@.mop_evict(1::bigint << 60, token);
 END
 $$;
 
@@ -1187,27 +1187,27 @@ $$;
 
 -- weights from which a path starts: version 0 of its first stage
 CREATE FUNCTION @extschema@.mop_put_weights(run bigint, of_stages integer[], weights bytea,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     target integer;
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket);
+    PERFORM @extschema@.mop_own(run, token);
     -- a path that begins late finds the first one gone
-    target := (SELECT max(g.generation) FROM @extschema@.mop_generation g WHERE g.run_id = run);
-    EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, target))
+    target := (SELECT max(g.state_table) FROM @extschema@.mop_state_table g WHERE g.run_id = run);
+    EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_state_table_name(run, target))
             || ' SELECT unnest($1), 0, 0, $2' USING of_stages, weights;
-    UPDATE @extschema@.mop_model m SET generation = target, bytes = octet_length(weights)
+    UPDATE @extschema@.mop_stage_state m SET state_table = target, bytes = octet_length(weights)
     WHERE m.run_id = run AND m.stage = ANY (of_stages) AND m.version = 0;
 END
 $$;
 
 -- What stages train, by what parameters; and where their states at `versions` are, as far as they have such of their
 -- own. Those that are to be trained are locked for this transaction; they must be at these versions.
-CREATE FUNCTION @extschema@.mop_take_models(run bigint, run_epoch integer, stages integer[], versions integer[],
-    to_train boolean, ticket text DEFAULT @extschema@.mop_ticket())
+CREATE FUNCTION @extschema@.mop_take_states(run bigint, run_fencing_token integer, stages integer[], versions integer[],
+    to_train boolean, token text DEFAULT @extschema@.mop_token())
 RETURNS TABLE (stage integer, model_id integer, mst_key integer, compile_params text, fit_params text, model_arch text,
-    version integer, generation integer, bytes bigint, made_on integer)
+    version integer, state_table integer, bytes bigint, made_on integer)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     at integer;
@@ -1217,30 +1217,30 @@ DECLARE
     models integer[];
     keys integer[];
     there integer[];
-    generations integer[];
+    state_tables integer[];
     sizes bigint[];
     segments integer[];
     compiled text[];
     fitted text[];
     architectures text[];
 BEGIN
-    PERFORM @extschema@.mop_own_once(run, ticket);
+    PERFORM @extschema@.mop_own_once(run, token);
     IF to_train THEN
-        -- in the order in which mop_seize_models locks all of them
+        -- in the order in which mop_lock_stages_exclusive locks all of them
         FOR at IN SELECT e.stage FROM unnest(stages) AS e (stage) ORDER BY 1 LOOP
-            PERFORM @extschema@.mop_hold_model(run, at);
+            PERFORM @extschema@.mop_lock_stage_exclusive(run, at);
         END LOOP;
     END IF;
     -- after the locks, for which this may have waited while the run was taken over; all by one query, since each is a
     -- look at a segment of Greenplum, and not in a loop, for which that has processes of its own
-    SELECT max(r.epoch), array_agg(s.stage), array_agg(m.version), array_agg(m.generation), array_agg(m.bytes),
+    SELECT max(r.fencing_token), array_agg(s.stage), array_agg(m.version), array_agg(m.state_table), array_agg(m.bytes),
            array_agg(m.made_on), array_agg(c.model_id), array_agg(c.mst_key), array_agg(s.compile_params),
            array_agg(s.fit_params), array_agg(c.model_arch)
-    INTO reached, found, there, generations, sizes, segments, models, keys, compiled, fitted, architectures
+    INTO reached, found, there, state_tables, sizes, segments, models, keys, compiled, fitted, architectures
     FROM @extschema@.mop_run r JOIN @extschema@.mop_stage s USING (run_id)
-    JOIN @extschema@.mop_model m USING (run_id, stage) JOIN @extschema@.mop_configuration c USING (run_id, mst_key)
+    JOIN @extschema@.mop_stage_state m USING (run_id, stage) JOIN @extschema@.mop_configuration c USING (run_id, mst_key)
     WHERE r.run_id = run AND s.stage = ANY (stages);
-    IF reached <> run_epoch THEN
+    IF reached <> run_fencing_token THEN
         RAISE EXCEPTION 'run % has been taken over by another session', run USING ERRCODE = '55000';
     END IF;
     FOR i IN 1 .. coalesce(array_length(found, 1), 0) LOOP
@@ -1254,7 +1254,7 @@ BEGIN
         fit_params := fitted[i];
         model_arch := architectures[i];
         version := there[i];
-        generation := CASE WHEN there[i] = versions[at] THEN generations[i] END;
+        state_table := CASE WHEN there[i] = versions[at] THEN state_tables[i] END;
         bytes := sizes[i];
         made_on := segments[i];
         RETURN NEXT;
@@ -1264,45 +1264,45 @@ BEGIN
         RAISE EXCEPTION 'stage % of run % is not at version %', left_over[1], run, versions[at]
             USING ERRCODE = '55000';
     END IF;
-    PERFORM @extschema@.mop_has_seen(run, ticket);
+    PERFORM @extschema@.mop_has_seen(run, token);
 END
 $$;
 
 -- The parts of stages' model states, those of one in order. A stage that has not been trained yet is in its parent's
 -- state; of what has no state there is no row.
 CREATE FUNCTION @extschema@.mop_read_states(run bigint, of_stages integer[], at_versions integer[],
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS TABLE (stage integer, data bytea)
+    token text DEFAULT @extschema@.mop_token()) RETURNS TABLE (stage integer, data bytea)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    its @extschema@.mop_model;
-    generations integer[] := '{}';
+    its @extschema@.mop_stage_state;
+    state_tables integer[] := '{}';
     wanted integer[] := '{}';
     stages integer[] := '{}';
     versions integer[] := '{}';
     own record;
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket);
+    PERFORM @extschema@.mop_own(run, token);
     -- (one by one: of a run that it has not met the planner expects one row, and would look at all)
     FOR i IN 1 .. coalesce(array_length(of_stages, 1), 0) LOOP
-        SELECT m.* INTO its FROM @extschema@.mop_model m
-        WHERE m.run_id = run AND m.stage = of_stages[i] AND m.version = at_versions[i] AND m.generation IS NOT NULL;
+        SELECT m.* INTO its FROM @extschema@.mop_stage_state m
+        WHERE m.run_id = run AND m.stage = of_stages[i] AND m.version = at_versions[i] AND m.state_table IS NOT NULL;
         IF NOT FOUND THEN
-            SELECT m.* INTO its FROM @extschema@.mop_model m
-            WHERE m.run_id = run AND m.version = at_versions[i] AND m.generation IS NOT NULL
+            SELECT m.* INTO its FROM @extschema@.mop_stage_state m
+            WHERE m.run_id = run AND m.version = at_versions[i] AND m.state_table IS NOT NULL
             AND m.stage = (SELECT s.parent FROM @extschema@.mop_stage s WHERE s.run_id = run AND s.stage = of_stages[i]);
         END IF;
         CONTINUE WHEN NOT FOUND;
-        generations := generations || its.generation;
+        state_tables := state_tables || its.state_table;
         wanted := wanted || of_stages[i];
         stages := stages || its.stage;
         versions := versions || its.version;
     END LOOP;
-    FOR own IN  -- of each generation's table by one query
-        SELECT f.generation, array_agg(f.wanted) AS wanted, array_agg(f.stage) AS stages, array_agg(f.version) AS versions
-        FROM unnest(generations, wanted, stages, versions) AS f (generation, wanted, stage, version) GROUP BY 1
+    FOR own IN  -- of each state_table's table by one query
+        SELECT f.state_table, array_agg(f.wanted) AS wanted, array_agg(f.stage) AS stages, array_agg(f.version) AS versions
+        FROM unnest(state_tables, wanted, stages, versions) AS f (state_table, wanted, stage, version) GROUP BY 1
     LOOP
         RETURN QUERY EXECUTE 'SELECT e.wanted, s.data FROM unnest($1, $2, $3) AS e (wanted, stage, version) '
-            'JOIN @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, own.generation))
+            'JOIN @extschema@.' || quote_ident(@extschema@.mop_state_table_name(run, own.state_table))
             || ' AS s USING (stage, version) ORDER BY e.wanted, s.part' USING own.wanted, own.stages, own.versions;
     END LOOP;
 END
@@ -1310,22 +1310,22 @@ $$;
 
 CREATE FUNCTION @extschema@.mop_put_state(run bigint, of_stage integer, new_version integer, target integer,
                                           number integer, part bytea,
-                                          ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+                                          token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket);
-    EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, target))
+    PERFORM @extschema@.mop_own(run, token);
+    EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_state_table_name(run, target))
             || ' VALUES ($1, $2, $3, $4)' USING of_stage, new_version, number, part;
 END
 $$;
 
 -- States of one part each, small ones, at once.
 CREATE FUNCTION @extschema@.mop_put_states(run bigint, of_stages integer[], new_versions integer[], target integer,
-                                           parts bytea[], ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+                                           parts bytea[], token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket);
-    EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, target))
+    PERFORM @extschema@.mop_own(run, token);
+    EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_state_table_name(run, target))
             || ' SELECT e.stage, e.version, 0, e.data FROM unnest($1, $2, $3) AS e (stage, version, data)'
         USING of_stages, new_versions, parts;
 END
@@ -1334,13 +1334,13 @@ $$;
 -- One part of what a session has predicted for a partition, which is where the states are: under stage 0, at the number
 -- of the partition. NULL: there are no more.
 CREATE FUNCTION @extschema@.mop_read_predictions(run bigint, of_segment integer, number integer,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS bytea
+    token text DEFAULT @extschema@.mop_token()) RETURNS bytea
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     found bytea;
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket);
-    EXECUTE 'SELECT data FROM @extschema@.' || quote_ident(@extschema@.mop_generation_name(run, 1))
+    PERFORM @extschema@.mop_own(run, token);
+    EXECUTE 'SELECT data FROM @extschema@.' || quote_ident(@extschema@.mop_state_table_name(run, 1))
         || ' WHERE stage = 0 AND version = $1 AND part = $2' INTO found USING of_segment, number;
     RETURN found;
 END
@@ -1360,10 +1360,10 @@ END
 $$;
 
 -- whether a run of the calling role has its output tables committed
-CREATE FUNCTION @extschema@.mop_has_output(run bigint, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS boolean
+CREATE FUNCTION @extschema@.mop_has_output(run bigint, token text DEFAULT @extschema@.mop_token()) RETURNS boolean
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket);
+    PERFORM @extschema@.mop_own(run, token);
     RETURN EXISTS (SELECT 1 FROM @extschema@.mop_output o WHERE o.run_id = run);
 END
 $$;

@@ -13,10 +13,10 @@ SELECT run_id, (SELECT coalesce(a.rolname, 'unknown (' || o.role || ')')::name F
        finished_at,
        CASE WHEN r.now = r.status THEN error  -- (as housekeeping will write it)
             ELSE 'the session that ran it has ended; mop_resume goes on with it' END AS error, validation_table,
-       (SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM @extschema@.mop_generation g
+       (SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM @extschema@.mop_state_table g
         JOIN pg_class c ON c.relnamespace = (
             SELECT o.relnamespace FROM pg_class o WHERE o.oid = '@extschema@.mop_run'::regclass)
-        AND c.relname = 'mop_state_' || g.run_id || '_' || g.generation WHERE g.run_id = r.run_id) AS state_bytes,
+        AND c.relname = 'mop_state_' || g.run_id || '_' || g.state_table WHERE g.run_id = r.run_id) AS state_bytes,
        -- stages that configurations ask for, to those that are trained for them
        (SELECT count(*)::double precision / nullif(count(DISTINCT q.stage) FILTER (WHERE s.source_run IS NULL), 0)
         FROM @extschema@.mop_request q JOIN @extschema@.mop_stage s USING (run_id, stage)
@@ -26,7 +26,7 @@ FROM @extschema@.mop_seen_run r;
 -- what holds disk although nobody works on it, and the commands that end that
 CREATE VIEW @extschema@.mop_abandoned_runs WITH (security_barrier) AS
 SELECT r.run_id, owner, status, model_output_table, finished_at, state_bytes,
-       CASE WHEN w.run_id IS NULL AND r.function <> 'guest'
+       CASE WHEN w.run_id IS NULL AND r.function <> 'remote_run'
                  AND EXISTS (SELECT 1 FROM pg_catalog.pg_roles a WHERE a.rolname = r.owner)
             THEN 'SELECT @extschema@.mop_resume(' || r.run_id || ');' END AS to_go_on,
        'SELECT @extschema@.mop_drop_' || CASE WHEN w.run_id IS NULL THEN 'run(' ELSE 'states(' END || r.run_id || ');'
@@ -119,9 +119,9 @@ SELECT s.run_id, s.stage, s.parent, s.iteration, s.compile_params, s.fit_params,
            AS mst_keys,
        (SELECT count(*) FROM @extschema@.mop_unit u WHERE u.run_id = s.run_id AND u.stage = s.stage
         AND u.status = 'finished') AS units_done,
-       CASE WHEN m.generation IS NOT NULL THEN m.bytes END AS state_bytes, s.identity, s.source_run, s.source_stage
+       CASE WHEN m.state_table IS NOT NULL THEN m.bytes END AS state_bytes, s.identity, s.source_run, s.source_stage
 FROM @extschema@.mop_stage s JOIN @extschema@.mop_seen_run r USING (run_id)
-LEFT JOIN @extschema@.mop_model m USING (run_id, stage);
+LEFT JOIN @extschema@.mop_stage_state m USING (run_id, stage);
 
 -- states that later runs may go on from; mop_drop_checkpoints drops them
 CREATE VIEW @extschema@.mop_checkpoints WITH (security_barrier) AS
@@ -130,4 +130,4 @@ SELECT c.run_id, c.stage, s.iteration,
            AS mst_keys,
        m.bytes, c.seconds, c.used_at, s.identity
 FROM @extschema@.mop_checkpoint c JOIN @extschema@.mop_seen_run r USING (run_id)
-JOIN @extschema@.mop_stage s USING (run_id, stage) JOIN @extschema@.mop_model m USING (run_id, stage);
+JOIN @extschema@.mop_stage s USING (run_id, stage) JOIN @extschema@.mop_stage_state m USING (run_id, stage);

@@ -20,12 +20,12 @@ CREATE AGGREGATE @extschema@.mop_sub_epoch(epoch integer, buffer integer, column
 
 CREATE FUNCTION @extschema@.mop_start_trainer(options text) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.execute import unit
+from pg_mop.run import unit
 unit.start_trainer(plpy, options)
 $$;
 
 CREATE FUNCTION @extschema@.mop_run_unit(unit text) RETURNS void LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.execute import unit as work
+from pg_mop.run import unit as work
 work.run_unit(plpy, unit)
 $$;

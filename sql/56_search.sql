@@ -60,13 +60,13 @@ $$;
 
 CREATE FUNCTION @extschema@.mop_stop_trial(run_id double precision, mst_key double precision) RETURNS void
 LANGUAGE sql VOLATILE AS $$
-    SELECT @extschema@.mop_add_wish(@extschema@.mop_integer('run_id', $1), pg_catalog.json_build_object(
+    SELECT @extschema@.mop_add_control_request(@extschema@.mop_integer('run_id', $1), pg_catalog.json_build_object(
         'stop', @extschema@.mop_integer('mst_key', $2), 'by', current_user))
 $$;
 
 CREATE FUNCTION @extschema@.mop_add_trial(run_id double precision, model_id double precision, compile_params varchar,
     fit_params varchar, iterations double precision DEFAULT NULL) RETURNS void LANGUAGE sql VOLATILE AS $$
-    SELECT @extschema@.mop_add_wish(@extschema@.mop_integer('run_id', $1), pg_catalog.json_build_object(
+    SELECT @extschema@.mop_add_control_request(@extschema@.mop_integer('run_id', $1), pg_catalog.json_build_object(
         'add', pg_catalog.json_build_array(@extschema@.mop_integer('model_id', $2), $3, $4),
         'iterations', @extschema@.mop_integer('iterations', $5), 'by', current_user))
 $$;

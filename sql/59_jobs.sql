@@ -1,15 +1,15 @@
--- Calls that outlive their client. A job's row is written by the process that holds its session (pg_mop/keeper.py).
+-- Calls that outlive their client. A job's row is written by the process that holds its session (pg_mop/run/job_supervisor.py).
 
-CREATE FUNCTION @extschema@.mop_open_job(command text, backend text, ticket text DEFAULT @extschema@.mop_ticket())
+CREATE FUNCTION @extschema@.mop_open_job(command text, backend text, token text DEFAULT @extschema@.mop_token())
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     session record;
-    caller integer := @extschema@.mop_enroll(ticket);
+    caller integer := @extschema@.mop_enroll(token);
     number bigint := nextval('@extschema@.mop_job_job_seq');
     since timestamptz := clock_timestamp();
 BEGIN
-    SELECT * INTO session FROM @extschema@.mop_backend(backend, @extschema@.mop_caller(ticket));
+    SELECT * INTO session FROM @extschema@.mop_backend(backend, @extschema@.mop_caller(token));
     -- what tells of a session may have been had in one that another login lent the role to
     IF NOT EXISTS (SELECT 1 FROM pg_stat_activity a WHERE a.pid = session.pid AND a.usename = session_user) THEN
         RAISE EXCEPTION 'the session is not one of login "%"', session_user USING ERRCODE = '42501';
@@ -29,16 +29,16 @@ $$;
 -- Adds messages to the job of a session, of which the last ones stay, and says how it has ended (outcome, problem), if
 -- it has. (The number alone may be another job's, after DROP EXTENSION.)
 CREATE FUNCTION @extschema@.mop_note_job(job bigint, session_pid integer, messages text[], outcome text, problem text,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    caller oid := @extschema@.mop_caller(ticket);
+    caller oid := @extschema@.mop_caller(token);
     said text[];
     ended timestamptz := CASE WHEN outcome IS NOT NULL THEN clock_timestamp() END;
 BEGIN
     SELECT j.messages || $3 INTO said FROM @extschema@.mop_job j JOIN @extschema@.mop_owner o USING (owner)
     WHERE j.job = $1 AND j.session_pid = $2 AND o.who = caller AND j.status = 'running';
-    IF FOUND THEN  -- (one keeper alone writes of a job)
+    IF FOUND THEN  -- (one job supervisor alone writes of a job)
         UPDATE @extschema@.mop_job j SET messages = said[greatest(1, cardinality(said) - 199):cardinality(said)],
             status = coalesce(outcome, 'running'), error = problem, finished_at = ended
         WHERE j.job = $1 AND j.status = 'running';
@@ -54,10 +54,10 @@ from pg_mop.api import jobs
 return jobs.mop_submit(plpy, *args)
 $$;
 
-CREATE FUNCTION @extschema@.mop_cancel_job(job bigint, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS boolean
+CREATE FUNCTION @extschema@.mop_cancel_job(job bigint, token text DEFAULT @extschema@.mop_token()) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    caller oid := @extschema@.mop_caller(ticket);
+    caller oid := @extschema@.mop_caller(token);
     its record;
 BEGIN
     SELECT j.* INTO its FROM @extschema@.mop_job j JOIN @extschema@.mop_owner o USING (owner) WHERE j.job = $1

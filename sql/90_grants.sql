@@ -20,11 +20,11 @@ BEGIN
     FOR member IN
         SELECT p.oid::pg_catalog.regprocedure AS name, p.prorettype IN ('pg_catalog.trigger'::pg_catalog.regtype,
                'pg_catalog.event_trigger'::pg_catalog.regtype) AS is_trigger,
-               p.proname ~ '^mop_(hold|seize)_' OR p.proname IN ('mop_caller', 'mop_owner_of', 'mop_own',
+               p.proname ~ '^mop_lock_.*_(shared|exclusive)$' OR p.proname IN ('mop_caller', 'mop_owner_of', 'mop_own',
                    'mop_own_once', 'mop_has_seen', 'mop_backend', 'mop_reservation', 'mop_lock_number',
-                   'mop_forget_outputs', 'mop_make_generation', 'mop_put_unit', 'mop_copy_state', 'mop_forget_sums',
-                   'mop_delete_generations', 'mop_delete_run', 'mop_tables_of_runs', 'mop_at_objects', 'mop_at_host',
-                   'mop_the_secret', 'mop_ticket_role', 'mop_standing', 'mop_know', 'mop_count_rows',
+                   'mop_forget_outputs', 'mop_make_state_table', 'mop_put_unit', 'mop_copy_state', 'mop_forget_sums',
+                   'mop_delete_state_tables', 'mop_delete_run', 'mop_tables_of_runs', 'mop_at_objects', 'mop_at_host',
+                   'mop_the_secret', 'mop_token_role', 'mop_standing', 'mop_know', 'mop_count_rows',
                    'mop_commit_soon', 'mop_place_of', 'mop_take_rights') AS is_internal,
                (SELECT pg_catalog.string_agg(DISTINCT pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)), ', ')
                 FROM pg_catalog.aclexplode(p.proacl) a WHERE a.grantee NOT IN (0, p.proowner)) AS others
@@ -47,5 +47,5 @@ $$;
 
 GRANT SELECT ON @extschema@.mop_runs, @extschema@.mop_units, @extschema@.mop_visit_order,
     @extschema@.mop_kernel_choices, @extschema@.mop_unit_costs, @extschema@.mop_abandoned_runs, @extschema@.mop_metrics,
-    @extschema@.mop_metrics_wide, @extschema@.mop_tickets, @extschema@.mop_stages, @extschema@.mop_checkpoints,
+    @extschema@.mop_metrics_wide, @extschema@.mop_tokens, @extschema@.mop_stages, @extschema@.mop_checkpoints,
     @extschema@.mop_progress, @extschema@.mop_trials TO mop_user;

@@ -36,7 +36,7 @@ HINT = ", hint='sudo make install, in the sources of pg_mop'"  # (Greenplum's pl
 # what follows it on Greenplum, so that nothing of ours runs a query by another plpy
 GREENPLUM = """
 import plpy
-from pg_mop.frames import careful
+from pg_mop.backend.frames import careful
 plpy = careful(plpy)"""
 
 

@@ -50,7 +50,7 @@ def signatures(sql):
         wanted = [
             part
             for part in re.split(r",\s*(?![^()]*\))", " ".join(arguments.split()))
-            if part and not part.startswith(("OUT ", "ticket "))
+            if part and not part.startswith(("OUT ", "token "))
         ]
         found.setdefault(name, []).append((verb, wanted))
     return found
@@ -59,7 +59,7 @@ def signatures(sql):
 def _call(verb, name, arguments):
     """A call on one line or, where that is too long, a line for each argument. Arguments that must be integers are
     shown as such."""
-    from pg_mop.database import ALL_INTEGERS
+    from pg_mop.backend.database import ALL_INTEGERS
 
     arguments = [
         argument.replace("double precision", "integer") if argument.split()[0] in ALL_INTEGERS else argument

@@ -13,7 +13,7 @@ on a GPU; on processors where it is asked for alone, since nets that are not tin
 What is compiled by XLA lasts (compile_cache.py): it may cost more the first time, and costs little from then on. While
 another trainer compiles the same, what has been compiled goes on.
 
-What earlier runs have measured of the very net and batch size on such a device (plan/experience.py) decides at once:
+What earlier runs have measured of the very net and batch size on such a device (plan/cost_history.py) decides at once:
 the kernel that was the best comes first, as long as it does what it did then. One that it has not been trained by
 counts for what it did for others of the architecture. The more runs a net has had, the less may what lasts gain in
 this one (ski rental; Karlin, Manasse, Rudolph and Sleator, Algorithmica 3, 1988).

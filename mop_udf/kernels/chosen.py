@@ -58,7 +58,7 @@ class Chosen:
 
     def remember(self, batch_size, costs, where):
         """Before anything is chosen for a batch size: what earlier runs have measured, `costs` as the coordinator tells
-        it (pg_mop/plan/experience.py), on what is like `where` (device.described)."""
+        it (pg_mop/plan/cost_history.py), on what is like `where` (device.described)."""
         if (batch_size, None) in self.choices or not costs:
             return
 

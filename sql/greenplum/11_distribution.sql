@@ -11,7 +11,7 @@ BEGIN
         FROM pg_catalog.pg_class c JOIN pg_catalog.pg_depend d
              ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = c.oid AND d.deptype = 'e'
         JOIN pg_catalog.pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_mop'
-        WHERE c.relkind = 'r' AND c.relname <> 'mop_wish' -- by its key, which is not of the run
+        WHERE c.relkind = 'r' AND c.relname <> 'mop_control_request' -- by its key, which is not of the run
     LOOP
         EXECUTE pg_catalog.format('ALTER TABLE %s SET DISTRIBUTED %s', ours.name,
                                   CASE WHEN ours.of_runs THEN 'BY (run_id)' ELSE 'REPLICATED' END);

@@ -25,52 +25,52 @@ END
 $$;
 
 -- (with the run as a literal its segment alone is asked)
-CREATE FUNCTION @extschema@.mop_hold_run(run bigint) RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION @extschema@.mop_lock_run_shared(run bigint) RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     reached integer;
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(@extschema@.mop_lock_number('run', run, 0));
-    EXECUTE format('SELECT r.epoch FROM %s.mop_run r WHERE r.run_id = %L', '@extschema@', run) INTO reached;
+    EXECUTE format('SELECT r.fencing_token FROM %s.mop_run r WHERE r.run_id = %L', '@extschema@', run) INTO reached;
     RETURN reached;
 END
 $$;
 
 -- (what this process knows need not be looked up: 13_own.sql)
-CREATE FUNCTION @extschema@.mop_own_once(run bigint, ticket text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION @extschema@.mop_own_once(run bigint, token text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    IF @extschema@.mop_standing('@extschema@.mop_secret'::regclass, run, ticket, pg_backend_pid(),
+    IF @extschema@.mop_standing('@extschema@.mop_secret'::regclass, run, token, pg_backend_pid(),
                                 timestamptz_send(now())) = 0 THEN
-        PERFORM @extschema@.mop_own(run, ticket);
+        PERFORM @extschema@.mop_own(run, token);
     END IF;
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_has_seen(run bigint, ticket text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION @extschema@.mop_has_seen(run bigint, token text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    PERFORM @extschema@.mop_know('@extschema@.mop_secret'::regclass, run, ticket, timestamptz_send(now()));
+    PERFORM @extschema@.mop_know('@extschema@.mop_secret'::regclass, run, token, timestamptz_send(now()));
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_seize_run(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION @extschema@.mop_lock_run_exclusive(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(@extschema@.mop_lock_number('run', run, 0));
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_hold_model(run bigint, of_stage integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION @extschema@.mop_lock_stage_exclusive(run bigint, of_stage integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(@extschema@.mop_lock_number('models', run, 0));
     PERFORM pg_advisory_xact_lock(@extschema@.mop_lock_number('model', run, of_stage));
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_seize_models(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION @extschema@.mop_lock_stages_exclusive(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(@extschema@.mop_lock_number('models', run, 0));
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_hold_checkpoints(runs bigint[], stages integer[]) RETURNS void
+CREATE FUNCTION @extschema@.mop_lock_checkpoints_exclusive(runs bigint[], stages integer[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     one record;
@@ -81,13 +81,13 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_hold_owner(number integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION @extschema@.mop_lock_owner_exclusive(number integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(@extschema@.mop_lock_number('owner', 0, number));
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_hold_lost_runs(number integer) RETURNS SETOF bigint LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION @extschema@.mop_lock_lost_runs_exclusive(number integer) RETURNS SETOF bigint LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     its record;
 BEGIN
@@ -108,7 +108,7 @@ END
 $$;
 
 -- (a state is where it was made: at a place of mop_place)
-CREATE FUNCTION @extschema@.mop_make_generation(name text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION @extschema@.mop_make_state_table(name text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     EXECUTE 'CREATE TABLE @extschema@.' || name || ' (stage integer, version integer, part integer, '
             'data bytea NOT NULL, place integer NOT NULL DEFAULT 0, PRIMARY KEY (place, stage, version, part)) '
@@ -173,23 +173,23 @@ END
 $$;
 
 -- (triggers run on segments, where no table can be dropped)
-CREATE FUNCTION @extschema@.mop_delete_generations(run bigint, one integer DEFAULT NULL) RETURNS void
+CREATE FUNCTION @extschema@.mop_delete_state_tables(run bigint, one integer DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     late integer;
     name text;
 BEGIN
-    UPDATE @extschema@.mop_model m SET generation = NULL
-    WHERE m.run_id = run AND m.generation IS NOT NULL AND (one IS NULL OR m.generation = one);
-    FOR late IN SELECT g.generation FROM @extschema@.mop_generation g
-                WHERE g.run_id = run AND (one IS NULL OR g.generation = one) ORDER BY 1
+    UPDATE @extschema@.mop_stage_state m SET state_table = NULL
+    WHERE m.run_id = run AND m.state_table IS NOT NULL AND (one IS NULL OR m.state_table = one);
+    FOR late IN SELECT g.state_table FROM @extschema@.mop_state_table g
+                WHERE g.run_id = run AND (one IS NULL OR g.state_table = one) ORDER BY 1
     LOOP
-        name := '@extschema@.' || quote_ident(@extschema@.mop_generation_name(run, late));
+        name := '@extschema@.' || quote_ident(@extschema@.mop_state_table_name(run, late));
         IF to_regclass(textout(name)) IS NOT NULL THEN
             EXECUTE 'ALTER EXTENSION pg_mop DROP TABLE ' || name;
             EXECUTE 'DROP TABLE ' || name;
         END IF;
-        DELETE FROM @extschema@.mop_generation g WHERE g.run_id = run AND g.generation = late;
+        DELETE FROM @extschema@.mop_state_table g WHERE g.run_id = run AND g.state_table = late;
     END LOOP;
 END
 $$;
@@ -199,7 +199,7 @@ CREATE FUNCTION @extschema@.mop_delete_run(run bigint) RETURNS void LANGUAGE plp
 DECLARE
     name text;
 BEGIN
-    PERFORM @extschema@.mop_delete_generations(run);
+    PERFORM @extschema@.mop_delete_state_tables(run);
     FOREACH name IN ARRAY @extschema@.mop_tables_of_runs() LOOP
         EXECUTE 'DELETE FROM @extschema@.' || quote_ident(name) || ' WHERE run_id = $1' USING run;
     END LOOP;

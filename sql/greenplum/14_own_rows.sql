@@ -9,8 +9,8 @@ DO $$
 DECLARE
     name text;
 BEGIN
-    FOREACH name IN ARRAY ARRAY['run', 'configuration', 'segment', 'unit', 'model', 'generation', 'metric', 'stage',
-        'request', 'search_log', 'checkpoint', 'wish', 'guest', 'copy']
+    FOREACH name IN ARRAY ARRAY['run', 'configuration', 'segment', 'unit', 'model', 'state_table', 'metric', 'stage',
+        'request', 'search_log', 'checkpoint', 'request', 'remote_run', 'copy']
     LOOP
         EXECUTE pg_catalog.replace($view$
             CREATE VIEW @extschema@.mop_own_% WITH (security_barrier) AS

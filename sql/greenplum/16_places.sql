@@ -1,8 +1,8 @@
--- What a unit is on Greenplum: statements that pg_mop/execute/unit.py gives one after the other, each with the answer to
+-- What a unit is on Greenplum: statements that pg_mop/run/unit.py gives one after the other, each with the answer to
 -- the one before. (SPI of PL/Python begins a subtransaction for each, on all segments.)
 CREATE FUNCTION @extschema@.mop_next_statement(unit text, answer text) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.execute import unit as work
+from pg_mop.run import unit as work
 return work.next_statement(plpy, unit, answer)
 $$;
 
@@ -21,46 +21,46 @@ END
 $$;
 
 -- What mop_start_trainer and a unit call at a place, in the process of the session that has the trainer:
--- pg_mop/execute/trainers.py. (mop_at_objects is for mop_give_objects alone, which knows that they are a superuser's,
+-- pg_mop/backend/trainers.py. (mop_at_objects is for mop_give_objects alone, which knows that they are a superuser's,
 -- and mop_at_host for mop_share_host.)
 
 CREATE FUNCTION @extschema@.mop_at_host(directory text) RETURNS boolean LANGUAGE plpython3u VOLATILE AS $$
 #python
-from mop_udf import nursery
-nursery.share(directory)
+from mop_udf import fork_server
+fork server.share(directory)
 return True
 $$;
 
 CREATE FUNCTION @extschema@.mop_at_start(options text, look_again boolean)
 RETURNS boolean LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.execute import trainers
+from pg_mop.backend import trainers
 return trainers.at_start(plpy, *args)
 $$;
 
 CREATE FUNCTION @extschema@.mop_at_objects(names text[], pickles bytea[]) RETURNS boolean
 LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.execute import trainers
+from pg_mop.backend import trainers
 return trainers.at_objects(plpy, names, pickles)
 $$;
 
 CREATE FUNCTION @extschema@.mop_at_begin(unit text) RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.execute import trainers
+from pg_mop.backend import trainers
 return trainers.at_begin(plpy, unit)
 $$;
 
 CREATE FUNCTION @extschema@.mop_at_state(stage integer, part bytea) RETURNS boolean LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.execute import trainers
+from pg_mop.backend import trainers
 return trainers.at_state(plpy, stage, part)
 $$;
 
 CREATE FUNCTION @extschema@.mop_at_states(stages integer[], parts bytea[]) RETURNS boolean
 LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.execute import trainers
+from pg_mop.backend import trainers
 return trainers.at_states(plpy, stages, parts)
 $$;
 
@@ -73,7 +73,7 @@ $$;
 CREATE FUNCTION @extschema@.mop_at_score(number integer, sums double precision[]) RETURNS text
 LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.execute import trainers
+from pg_mop.backend import trainers
 return trainers.at_score(plpy, number, sums)
 $$;
 
@@ -97,6 +97,6 @@ $$;
 CREATE FUNCTION @extschema@.mop_at_save(number integer, OUT part integer, OUT data bytea) RETURNS SETOF record
 LANGUAGE plpython3u VOLATILE AS $$
 #python
-from pg_mop.execute import trainers
+from pg_mop.backend import trainers
 return trainers.at_save(plpy, number)
 $$;

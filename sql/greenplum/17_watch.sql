@@ -10,7 +10,7 @@ SELECT s.run_id, left(format('run %s: %s/%s units, %s%%, %s, %s failed, %s, %s',
            regexp_replace(s.function, '^madlib_keras_|_model$', '', 'g')), 100) AS line
 FROM (
     SELECT r.run_id, r.function, r.now, bool_or(r.now = 'running') OVER () AS any_runs, max(r.run_id) OVER () AS last
-    FROM @extschema@.mop_seen_run r WHERE r.function <> 'guest' AND @extschema@.mop_trains(r.function)) s
+    FROM @extschema@.mop_seen_run r WHERE r.function <> 'remote_run' AND @extschema@.mop_trains(r.function)) s
 LEFT JOIN (
     SELECT g.run_id, sum(g.units_done) AS done,
            sum(g.units_total) AS total,

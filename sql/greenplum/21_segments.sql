@@ -16,7 +16,7 @@ $$;
 CREATE FUNCTION @extschema@.mop_machine() RETURNS text LANGUAGE plpython3u VOLATILE AS $$
 #python
 import json
-from pg_mop import settings
+from pg_mop.backend import settings
 return json.dumps({"cores": settings.cores(), "gpus": settings.gpus()})
 $$;
 

@@ -13,51 +13,51 @@ $$;
 -- transaction's end.
 
 -- nobody takes the run over or drops it: its epoch, NULL where it is gone
-CREATE FUNCTION @extschema@.mop_hold_run(run bigint) RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION @extschema@.mop_lock_run_shared(run bigint) RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     reached integer;
 BEGIN
-    SELECT r.epoch INTO reached FROM @extschema@.mop_run r WHERE r.run_id = run FOR KEY SHARE;
+    SELECT r.fencing_token INTO reached FROM @extschema@.mop_run r WHERE r.run_id = run FOR KEY SHARE;
     RETURN reached;
 END
 $$;
 
 -- Raises unless the run is the calling role's: for who reads the run itself afterwards, and then tells so by
 -- mop_has_seen.
-CREATE FUNCTION @extschema@.mop_own_once(run bigint, ticket text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION @extschema@.mop_own_once(run bigint, token text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket);
+    PERFORM @extschema@.mop_own(run, token);
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_has_seen(run bigint, ticket text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION @extschema@.mop_has_seen(run bigint, token text) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
 END
 $$;
 
 -- nobody holds the run, and nobody else takes it over or drops it
-CREATE FUNCTION @extschema@.mop_seize_run(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION @extschema@.mop_lock_run_exclusive(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM 1 FROM @extschema@.mop_run r WHERE r.run_id = run FOR UPDATE;
 END
 $$;
 
 -- nobody else trains the stage
-CREATE FUNCTION @extschema@.mop_hold_model(run bigint, of_stage integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION @extschema@.mop_lock_stage_exclusive(run bigint, of_stage integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run AND m.stage = of_stage FOR NO KEY UPDATE;
+    PERFORM 1 FROM @extschema@.mop_stage_state m WHERE m.run_id = run AND m.stage = of_stage FOR NO KEY UPDATE;
 END
 $$;
 
 -- nobody is at work on any stage of the run
-CREATE FUNCTION @extschema@.mop_seize_models(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION @extschema@.mop_lock_stages_exclusive(run bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    PERFORM 1 FROM @extschema@.mop_model m WHERE m.run_id = run ORDER BY m.stage FOR UPDATE;
+    PERFORM 1 FROM @extschema@.mop_stage_state m WHERE m.run_id = run ORDER BY m.stage FOR UPDATE;
 END
 $$;
 
 -- nobody else drops or takes over these checkpoints
-CREATE FUNCTION @extschema@.mop_hold_checkpoints(runs bigint[], stages integer[]) RETURNS void
+CREATE FUNCTION @extschema@.mop_lock_checkpoints_exclusive(runs bigint[], stages integer[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM 1 FROM @extschema@.mop_checkpoint c
@@ -67,14 +67,14 @@ END
 $$;
 
 -- nobody else does what is done for a role by one session at a time
-CREATE FUNCTION @extschema@.mop_hold_owner(number integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION @extschema@.mop_lock_owner_exclusive(number integer) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM 1 FROM @extschema@.mop_owner o WHERE o.owner = number FOR NO KEY UPDATE;
 END
 $$;
 
 -- a role's runs that may have lost their coordinator, held but for those that somebody else takes over
-CREATE FUNCTION @extschema@.mop_hold_lost_runs(number integer) RETURNS SETOF bigint LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION @extschema@.mop_lock_lost_runs_exclusive(number integer) RETURNS SETOF bigint LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN QUERY SELECT r.run_id FROM @extschema@.mop_run r
         WHERE r.owner = number AND r.status = 'running' AND @extschema@.mop_status(
@@ -92,8 +92,8 @@ BEGIN
 END
 $$;
 
--- a generation's table, by its quoted name
-CREATE FUNCTION @extschema@.mop_make_generation(name text) RETURNS void
+-- a state_table's table, by its quoted name
+CREATE FUNCTION @extschema@.mop_make_state_table(name text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET default_table_access_method = 'heap' AS $$
 BEGIN
     EXECUTE 'CREATE TABLE @extschema@.' || name || ' (stage integer, version integer, part integer, '
@@ -133,7 +133,7 @@ BEGIN
 END
 $$;
 
--- copies a state from a generation (the names of their tables) to another, as that of a stage there: how many parts it has
+-- copies a state from a state_table (the names of their tables) to another, as that of a stage there: how many parts it has
 CREATE FUNCTION @extschema@.mop_copy_state(source text, of_stage integer, at_version integer, target text,
     to_stage integer) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -147,13 +147,13 @@ BEGIN
 END
 $$;
 
--- Deletes a run's generation, or all of them. The table goes by a trigger, as where the run is deleted.
-CREATE FUNCTION @extschema@.mop_delete_generations(run bigint, one integer DEFAULT NULL) RETURNS void
+-- Deletes a run's state_table, or all of them. The table goes by a trigger, as where the run is deleted.
+CREATE FUNCTION @extschema@.mop_delete_state_tables(run bigint, one integer DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    UPDATE @extschema@.mop_model m SET generation = NULL
-    WHERE m.run_id = run AND m.generation IS NOT NULL AND (one IS NULL OR m.generation = one);
-    DELETE FROM @extschema@.mop_generation g WHERE g.run_id = run AND (one IS NULL OR g.generation = one);
+    UPDATE @extschema@.mop_stage_state m SET state_table = NULL
+    WHERE m.run_id = run AND m.state_table IS NOT NULL AND (one IS NULL OR m.state_table = one);
+    DELETE FROM @extschema@.mop_state_table g WHERE g.run_id = run AND (one IS NULL OR g.state_table = one);
 END
 $$;
 
@@ -197,20 +197,20 @@ $$;
 CREATE FUNCTION @extschema@.mop_count_rows() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     ANALYZE (SKIP_LOCKED) @extschema@.mop_configuration, @extschema@.mop_stage, @extschema@.mop_request,
-        @extschema@.mop_unit, @extschema@.mop_metric, @extschema@.mop_model;
+        @extschema@.mop_unit, @extschema@.mop_metric, @extschema@.mop_stage_state;
 END
 $$;
 
--- a generation's table goes with its row
-CREATE FUNCTION @extschema@.mop_generation_gone() RETURNS trigger
+-- a state_table's table goes with its row
+CREATE FUNCTION @extschema@.mop_state_table_gone() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     name text;
 BEGIN
-    IF TG_RELID <> '@extschema@.mop_generation'::regclass THEN
-        RAISE EXCEPTION 'this is the trigger of mop_generation' USING ERRCODE = '42501';
+    IF TG_RELID <> '@extschema@.mop_state_table'::regclass THEN
+        RAISE EXCEPTION 'this is the trigger of mop_state_table' USING ERRCODE = '42501';
     END IF;
-    name := '@extschema@.' || quote_ident(@extschema@.mop_generation_name(OLD.run_id, OLD.generation));
+    name := '@extschema@.' || quote_ident(@extschema@.mop_state_table_name(OLD.run_id, OLD.state_table));
     IF to_regclass(name) IS NOT NULL THEN
         EXECUTE 'ALTER EXTENSION pg_mop DROP TABLE ' || name;
         EXECUTE 'DROP TABLE ' || name;

@@ -22,15 +22,15 @@ ALTER TABLE @extschema@.mop_segment ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_segment FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_unit ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_unit FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
-ALTER TABLE @extschema@.mop_guest ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own_runs ON @extschema@.mop_guest FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_remote_run ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_remote_run FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_copy ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_copy FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
-ALTER TABLE @extschema@.mop_generation ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own_runs ON @extschema@.mop_generation FOR SELECT
+ALTER TABLE @extschema@.mop_state_table ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_state_table FOR SELECT
     USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
-ALTER TABLE @extschema@.mop_model ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own_runs ON @extschema@.mop_model FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_stage_state ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_stage_state FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_stage ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_stage FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_request ENABLE ROW LEVEL SECURITY;
@@ -41,7 +41,7 @@ CREATE POLICY own_runs ON @extschema@.mop_checkpoint FOR SELECT
 ALTER TABLE @extschema@.mop_search_log ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_search_log FOR SELECT
     USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
-ALTER TABLE @extschema@.mop_wish ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own_runs ON @extschema@.mop_wish FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
+ALTER TABLE @extschema@.mop_control_request ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_runs ON @extschema@.mop_control_request FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));
 ALTER TABLE @extschema@.mop_metric ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_runs ON @extschema@.mop_metric FOR SELECT USING (run_id IN (SELECT run_id FROM @extschema@.mop_run));

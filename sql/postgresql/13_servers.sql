@@ -1,5 +1,5 @@
--- Runs on several servers. On each other server that holds segments of it a run has a *guest*: a run of its own there,
--- with the same stages, whose units and states are that server's. What the guest commits this one registers afterwards.
+-- Runs on several servers. On each other server that holds segments of it a run has a *remote_run*: a run of its own there,
+-- with the same stages, whose units and states are that server's. What the remote_run commits this one registers afterwards.
 
 -- Names this database of this server, by whatever name and address others know it.
 CREATE FUNCTION @extschema@.mop_identity() RETURNS text LANGUAGE sql STABLE AS $$
@@ -14,48 +14,48 @@ from pg_mop.api import servers
 return servers.info(plpy)
 $$;
 
-CREATE FUNCTION @extschema@.mop_add_guest(run bigint, run_epoch integer, on_server name, guest_run bigint,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+CREATE FUNCTION @extschema@.mop_add_remote_run(run bigint, run_fencing_token integer, on_server name, guest_run bigint,
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
-    INSERT INTO @extschema@.mop_guest (run_id, server, guest) VALUES (run, on_server, guest_run);
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
+    INSERT INTO @extschema@.mop_remote_run (run_id, server, remote_run) VALUES (run, on_server, guest_run);
 END
 $$;
 
--- On the other server: the session that leads the guest was lost, and this one leads it now.
-CREATE FUNCTION @extschema@.mop_lead_guest(run bigint, run_epoch integer, coordinator text,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+-- On the other server: the session that leads the remote_run was lost, and this one leads it now.
+CREATE FUNCTION @extschema@.mop_lead_remote_run(run bigint, run_fencing_token integer, coordinator text,
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    backend record := @extschema@.mop_backend(coordinator, @extschema@.mop_caller(ticket));
+    backend record := @extschema@.mop_backend(coordinator, @extschema@.mop_caller(token));
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket, run_epoch);
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token);
     UPDATE @extschema@.mop_run r SET coordinator_pid = backend.pid, coordinator_start = backend.start
-    WHERE r.run_id = run AND r.epoch = run_epoch;
+    WHERE r.run_id = run AND r.fencing_token = run_fencing_token;
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_forget_guest(run bigint, run_epoch integer, of_server name,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+CREATE FUNCTION @extschema@.mop_forget_remote_run(run bigint, run_fencing_token integer, of_server name,
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
-    DELETE FROM @extschema@.mop_guest g WHERE g.run_id = run AND g.server = of_server;
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
+    DELETE FROM @extschema@.mop_remote_run g WHERE g.run_id = run AND g.server = of_server;
 END
 $$;
 
--- What a guest has of a unit that is finished there: its row, the size of the state that it made, the sums that it left,
+-- What a remote_run has of a unit that is finished there: its row, the size of the state that it made, the sums that it left,
 -- the metrics that it noted. NULL where it is not finished.
 CREATE FUNCTION @extschema@.mop_report_unit(run bigint, of_stage integer, of_segment integer, of_kind text,
-    of_dataset text, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS json
+    of_dataset text, token text DEFAULT @extschema@.mop_token()) RETURNS json
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket);
+    PERFORM @extschema@.mop_own(run, token);
     RETURN (
         SELECT json_build_object(
             'unit', row_to_json(u),
-            'bytes', (SELECT m.bytes FROM @extschema@.mop_model m WHERE u.kind = 'train' AND m.run_id = run
+            'bytes', (SELECT m.bytes FROM @extschema@.mop_stage_state m WHERE u.kind = 'train' AND m.run_id = run
                       AND m.stage = of_stage AND m.version = u.version),
             'sums', (SELECT array_to_json(p.sums) FROM @extschema@.mop_partial p WHERE u.kind = 'evaluate'
                      AND (p.run_id, p.stage, p.dataset, p.segment) = (run, of_stage, of_dataset, of_segment)),
@@ -67,17 +67,17 @@ BEGIN
 END
 $$;
 
--- Registers what a guest reports of a unit. A state is at the version that was registered last, and there alone; what
+-- Registers what a remote_run reports of a unit. A state is at the version that was registered last, and there alone; what
 -- is registered once more changes nothing.
-CREATE FUNCTION @extschema@.mop_register_unit(run bigint, run_epoch integer, report json,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+CREATE FUNCTION @extschema@.mop_register_unit(run bigint, run_fencing_token integer, report json,
+    token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     u @extschema@.mop_unit := json_populate_record(NULL::@extschema@.mop_unit, report -> 'unit');
     x @extschema@.mop_metric := json_populate_record(NULL::@extschema@.mop_metric, CASE
         WHEN json_typeof(report -> 'metrics') = 'object' THEN report -> 'metrics' END);
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
     IF EXISTS (SELECT 1 FROM @extschema@.mop_unit o WHERE (o.run_id, o.stage, o.segment, o.kind, o.dataset, o.status) =
                (run, u.stage, u.segment, u.kind, u.dataset, 'finished')) THEN
         RETURN;
@@ -88,7 +88,7 @@ BEGIN
         (run, u.stage, u.segment, u.kind, u.dataset, u.attempt);
     INSERT INTO @extschema@.mop_unit SELECT u.*;
     IF u.kind = 'train' THEN
-        UPDATE @extschema@.mop_model m SET version = u.version, generation = NULL, bytes = (report ->> 'bytes')::bigint
+        UPDATE @extschema@.mop_stage_state m SET version = u.version, state_table = NULL, bytes = (report ->> 'bytes')::bigint
         WHERE m.run_id = run AND m.stage = u.stage AND m.version = u.version - 1;
         IF NOT FOUND THEN
             RAISE EXCEPTION 'stage % of run % is not at version %', u.stage, run, u.version - 1 USING ERRCODE = '55000';
@@ -98,28 +98,28 @@ BEGIN
         VALUES (run, u.stage, u.dataset, x.loss, x.metric, x.metrics) ON CONFLICT DO NOTHING;
         DELETE FROM @extschema@.mop_partial p WHERE (p.run_id, p.stage, p.dataset) = (run, u.stage, u.dataset);
     ELSIF report ->> 'sums' IS NOT NULL THEN
-        PERFORM @extschema@.mop_put_partials(run, run_epoch, u.stage, u.dataset,
-                                             json_build_object(u.segment, report -> 'sums'), ticket);
+        PERFORM @extschema@.mop_put_partials(run, run_fencing_token, u.stage, u.dataset,
+                                             json_build_object(u.segment, report -> 'sums'), token);
     END IF;
 END
 $$;
 
 -- the sums of the segments that have been evaluated by now, for who evaluates the last one elsewhere
 CREATE FUNCTION @extschema@.mop_take_partials(run bigint, of_stage integer, of_dataset text,
-    ticket text DEFAULT @extschema@.mop_ticket()) RETURNS json
+    token text DEFAULT @extschema@.mop_token()) RETURNS json
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket);
+    PERFORM @extschema@.mop_own(run, token);
     RETURN (SELECT json_object_agg(p.segment, p.sums) FROM @extschema@.mop_partial p
             WHERE (p.run_id, p.stage, p.dataset) = (run, of_stage, of_dataset));
 END
 $$;
 
-CREATE FUNCTION @extschema@.mop_put_partials(run bigint, run_epoch integer, of_stage integer, of_dataset text,
-    sums json, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS void
+CREATE FUNCTION @extschema@.mop_put_partials(run bigint, run_fencing_token integer, of_stage integer, of_dataset text,
+    sums json, token text DEFAULT @extschema@.mop_token()) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
     INSERT INTO @extschema@.mop_partial (run_id, stage, dataset, segment, sums)
     SELECT run, of_stage, of_dataset, o.key::integer,
            ARRAY(SELECT v::double precision FROM json_array_elements_text(o.value) WITH ORDINALITY AS e(v, place)
@@ -133,17 +133,17 @@ $$;
 -- either may be a postgres_fdw table. A row is a part of a state; `server` says whether it is the one that is meant.
 CREATE VIEW @extschema@.mop_departures WITH (security_barrier) AS
 SELECT m.run_id, m.stage, m.version, (p.place - 1)::integer AS part, p.data, @extschema@.mop_identity() AS server
-FROM @extschema@.mop_model m
+FROM @extschema@.mop_stage_state m
 CROSS JOIN LATERAL @extschema@.mop_read_states(m.run_id, ARRAY[m.stage], ARRAY[m.version])
     WITH ORDINALITY AS p(stage, data, place)
-WHERE m.generation IS NOT NULL AND m.run_id = ANY (ARRAY(
+WHERE m.state_table IS NOT NULL AND m.run_id = ANY (ARRAY(
     SELECT r.run_id FROM @extschema@.mop_run r JOIN @extschema@.mop_owner o USING (owner)
     WHERE o.who = to_regrole(quote_ident(current_user))));
 
 CREATE VIEW @extschema@.mop_arrivals AS
 SELECT NULL::bigint AS run_id, NULL::integer AS stage, NULL::integer AS version, NULL::integer AS target,
-       NULL::integer AS part, NULL::bytea AS data, NULL::text AS ticket WHERE false;
-ALTER VIEW @extschema@.mop_arrivals ALTER ticket SET DEFAULT @extschema@.mop_ticket();
+       NULL::integer AS part, NULL::bytea AS data, NULL::text AS token WHERE false;
+ALTER VIEW @extschema@.mop_arrivals ALTER token SET DEFAULT @extschema@.mop_token();
 
 CREATE FUNCTION @extschema@.mop_arrive() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -151,25 +151,25 @@ BEGIN
     IF TG_RELID <> '@extschema@.mop_arrivals'::regclass THEN
         RAISE EXCEPTION 'this is the trigger of mop_arrivals' USING ERRCODE = '42501';
     END IF;
-    PERFORM @extschema@.mop_own(NEW.run_id, NEW.ticket);
-    EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_generation_name(NEW.run_id, NEW.target))
+    PERFORM @extschema@.mop_own(NEW.run_id, NEW.token);
+    EXECUTE 'INSERT INTO @extschema@.' || quote_ident(@extschema@.mop_state_table_name(NEW.run_id, NEW.target))
             || ' VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING' USING NEW.stage, NEW.version, NEW.part, NEW.data;
     RETURN NEW;
 END
 $$;
 
--- All parts of a state have arrived in generation `target`: the stage is in that version here, too. Gives its bytes.
-CREATE FUNCTION @extschema@.mop_arrived(run bigint, run_epoch integer, of_stage integer, at_version integer,
-    target integer, ticket text DEFAULT @extschema@.mop_ticket()) RETURNS bigint
+-- All parts of a state have arrived in state_table `target`: the stage is in that version here, too. Gives its bytes.
+CREATE FUNCTION @extschema@.mop_arrived(run bigint, run_fencing_token integer, of_stage integer, at_version integer,
+    target integer, token text DEFAULT @extschema@.mop_token()) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     size bigint;
 BEGIN
-    PERFORM @extschema@.mop_own(run, ticket, run_epoch, true);
+    PERFORM @extschema@.mop_own(run, token, run_fencing_token, true);
     EXECUTE 'SELECT sum(octet_length(data)) FROM @extschema@.'
-            || quote_ident(@extschema@.mop_generation_name(run, target)) || ' WHERE stage = $1 AND version = $2'
+            || quote_ident(@extschema@.mop_state_table_name(run, target)) || ' WHERE stage = $1 AND version = $2'
         INTO size USING of_stage, at_version;
-    UPDATE @extschema@.mop_model m SET version = at_version, generation = target, bytes = size
+    UPDATE @extschema@.mop_stage_state m SET version = at_version, state_table = target, bytes = size
     WHERE m.run_id = run AND m.stage = of_stage AND m.version <= at_version AND size IS NOT NULL;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'version % of stage % of run % has not arrived', at_version, of_stage, run

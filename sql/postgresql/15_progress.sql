@@ -78,7 +78,7 @@ FROM (
            max(r.run_id) OVER () AS last
     FROM @extschema@.mop_seen_run r CROSS JOIN LATERAL (
         SELECT @extschema@.mop_status(r.status, r.coordinator_pid, r.coordinator_start, 'failed') AS status) t
-    WHERE r.function <> 'guest' AND @extschema@.mop_trains(r.function)) s
+    WHERE r.function <> 'remote_run' AND @extschema@.mop_trains(r.function)) s
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(g.units_done), 0) AS done,
            coalesce(sum(g.units_total), 0) AS total,

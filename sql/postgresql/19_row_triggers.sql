@@ -1,7 +1,7 @@
 -- What PostgreSQL calls by itself.
 
-CREATE TRIGGER generation_gone AFTER DELETE ON @extschema@.mop_generation
-    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_generation_gone();
+CREATE TRIGGER state_table_gone AFTER DELETE ON @extschema@.mop_state_table
+    FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_state_table_gone();
 
 CREATE TRIGGER arrive INSTEAD OF INSERT ON @extschema@.mop_arrivals
     FOR EACH ROW EXECUTE FUNCTION @extschema@.mop_arrive();

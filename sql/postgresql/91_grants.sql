@@ -2,6 +2,6 @@ GRANT SELECT ON @extschema@.mop_departures, @extschema@.mop_jobs, @extschema@.mo
 GRANT INSERT ON @extschema@.mop_arrivals TO mop_user;
 -- row security shows a role its own; nobody but the extension's owner writes
 GRANT SELECT ON @extschema@.mop_run, @extschema@.mop_configuration, @extschema@.mop_segment, @extschema@.mop_unit,
-    @extschema@.mop_model, @extschema@.mop_generation, @extschema@.mop_metric, @extschema@.mop_owner,
+    @extschema@.mop_stage_state, @extschema@.mop_state_table, @extschema@.mop_metric, @extschema@.mop_owner,
     @extschema@.mop_stage, @extschema@.mop_request, @extschema@.mop_search_log, @extschema@.mop_checkpoint,
-    @extschema@.mop_wish, @extschema@.mop_guest, @extschema@.mop_copy TO mop_user;
+    @extschema@.mop_control_request, @extschema@.mop_remote_run, @extschema@.mop_copy TO mop_user;

@@ -340,7 +340,7 @@ def test_confusion_counts_what_was_predicted(run, example):
     counts = numpy.asarray(axes.images[0].get_array())
     wanted = [[int(((digits.target == a) & (predicted == b)).sum()) for b in range(10)] for a in range(10)]
     assert counts.tolist() == wanted
-    assert [tick.get_text() for tick in axes.get_yticklabels()] == [str(n) for n in range(10)]
+    assert [check_interrupts.get_text() for check_interrupts in axes.get_yticklabels()] == [str(n) for n in range(10)]
     with pytest.raises(ClientError, match="there is no column 'no'"):
         run.plot_confusion(digits, "no")
     from pg_mop_client import plots
@@ -357,7 +357,7 @@ def test_confusion_counts_what_was_predicted(run, example):
     assert "1 of 3 right" in axes.get_title(loc="left")
     axes = plots.confusion(["NULL", None], [None, None])  # (the first is a text)
     assert "1 of 2 right" in axes.get_title(loc="left")
-    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["NULL", plots.MISSING]
+    assert [check_interrupts.get_text() for check_interrupts in axes.get_yticklabels()] == ["NULL", plots.MISSING]
     axes = plots.confusion(["a"] * 1000 + ["b"] * 200, ["a"] * 1000 + ["b"] * 200)
     assert {text.get_text(): text.get_color() for text in axes.texts} == {"1000": "white", "200": "white"}
 

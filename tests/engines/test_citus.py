@@ -79,12 +79,12 @@ def test_a_distributed_source_is_packed_into_shards_one_for_each_segment(db):
 
 
 def test_the_seed_decides_the_order_of_the_rows(db):
-    orders = []
+    unit_specs = []
     for seed in (5, 5, 6):
         db.run(f"{DROP}; SET pg_mop.seed = {seed}; {PACK.format('flowers')}")
-        orders.append(examples(db, "packed"))
+        unit_specs.append(examples(db, "packed"))
     db.run("SET pg_mop.seed = 5")
-    assert orders[0] == orders[1] != orders[2] and sorted(orders[0]) == sorted(orders[2])
+    assert unit_specs[0] == unit_specs[1] != unit_specs[2] and sorted(unit_specs[0]) == sorted(unit_specs[2])
 
 
 def test_a_view_of_a_distributed_table_is_packed_so_too_and_a_reference_table_is_not(db):

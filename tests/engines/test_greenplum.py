@@ -25,15 +25,15 @@ TABLES = (
     "configuration",
     "segment",
     "unit",
-    "model",
-    "generation",
+    "stage_state",
+    "state_table",
     "metric",
     "stage",
     "request",
     "search_log",
     "checkpoint",
-    "wish",
-    "guest",
+    "control_request",
+    "remote_run",
     "copy",
 )
 
@@ -103,7 +103,7 @@ SEGMENTS = [
 
 def open_run(client, **changed):
     """A run of two configurations of two iterations, whose first is shared: its number."""
-    run = {**RUN, "coordinator": client.value("SELECT backend FROM madlib.mop_tickets"), **changed}
+    run = {**RUN, "coordinator": client.value("SELECT backend FROM madlib.mop_tokens"), **changed}
     run_id = client.value("SELECT madlib.mop_open_run(%s, %s)", [json.dumps(run), json.dumps(SEGMENTS)])
     configurations = [
         {"mst_key": key, "model_id": 1, "compile_params": "c", "fit_params": "f", "model_arch": "a"} for key in (1, 2)
@@ -128,18 +128,19 @@ def open_run(client, **changed):
 
 
 # the run's number is to come; of stage 1: at version 0; on a segment, an attempt
-TAKE = "SELECT madlib.mop_take_models(%s, 1, '{1}', '{0}', true)"
+TAKE = "SELECT madlib.mop_take_states(%s, 1, '{1}', '{0}', true)"
 BEGIN = "SELECT madlib.mop_begin_units(%s, 1, {}, 'train', 'training', '{{1}}', '{{1}}', '{{{}}}', '{{0}}')"
 
 
-def train(client, run_id, stage, segment, version, iteration=1, epoch=1, state=b"\0\1state"):
+def train(client, run_id, stage, segment, version, iteration=1, fencing_token=1, state=b"\0\1state"):
     client.run(
         "SELECT madlib.mop_begin_units(%s, %s, %s, 'train', 'training', ARRAY[%s], ARRAY[%s], '{1}', '{0}')",
-        [run_id, epoch, segment, stage, iteration],
+        [run_id, fencing_token, segment, stage, iteration],
     )
     client.run("BEGIN")
     taken = client.run(
-        "SELECT * FROM madlib.mop_take_models(%s, %s, ARRAY[%s], ARRAY[%s], true)", [run_id, epoch, stage, version - 1]
+        "SELECT * FROM madlib.mop_take_states(%s, %s, ARRAY[%s], ARRAY[%s], true)",
+        [run_id, fencing_token, stage, version - 1],
     )
     client.run("SELECT madlib.mop_put_state(%s, %s, %s, 1, 0, %s)", [run_id, stage, version, state])
     finish(
@@ -149,7 +150,7 @@ def train(client, run_id, stage, segment, version, iteration=1, epoch=1, state=b
         "train",
         stage=stage,
         version=version,
-        generation=1,
+        state_table=1,
         bytes=len(state),
         release=[],
         loss=0.5,
@@ -222,8 +223,8 @@ def finished_run(client, **changed):
     client.run("SELECT madlib.mop_keep_checkpoints(%s, 1)", [run_id])
     client.run("SELECT madlib.mop_keep_checkpoints(%s, 1)", [run_id])
     client.run("SELECT madlib.mop_close_run(%s, 1, 'finished', NULL)", [run_id])
-    client.run("SELECT madlib.mop_note_output(%s, madlib.mop_output_seal(%s))", [run_id, run_id])
-    client.run("SELECT madlib.mop_note_output(%s, madlib.mop_output_seal(%s))", [run_id, run_id])
+    client.run("SELECT madlib.mop_note_output(%s, madlib.mop_output_token(%s))", [run_id, run_id])
+    client.run("SELECT madlib.mop_note_output(%s, madlib.mop_output_token(%s))", [run_id, run_id])
     return run_id
 
 
@@ -262,7 +263,7 @@ def test_units_are_begun_finished_and_failed_and_the_views_tell(ann, db):
         "fit_params": "f",
         "model_arch": "a",
         "version": 0,
-        "generation": None,
+        "state_table": None,
         "bytes": None,
         "made_on": None,
     }
@@ -319,7 +320,7 @@ def test_units_are_begun_finished_and_failed_and_the_views_tell(ann, db):
 
 def test_another_role_sees_nothing_and_writes_nothing(db, ann, bob):
     run_id = open_run(ann)
-    ticket = ann.value("SELECT ticket FROM madlib.mop_tickets")
+    token = ann.value("SELECT token FROM madlib.mop_tokens")
     for table in (*TABLES, "owner", "output", "secret", "limit", "partial", "job"):
         assert "permission denied" in str(bob.error(f"SELECT * FROM madlib.mop_{table}"))
         for write in ("DELETE FROM", "INSERT INTO"):
@@ -351,25 +352,25 @@ def test_another_role_sees_nothing_and_writes_nothing(db, ann, bob):
         "mop_set_sessions(%s, 2)",
     ):
         assert f'there is no run {run_id} of role "bob"' in str(bob.error(f"SELECT madlib.{call}", [run_id])), call
-    assert "no ticket" in str(bob.error("SELECT madlib.mop_has_output(%s, %s)", [run_id, ticket]))
-    assert "no ticket" in str(ann.error("SELECT madlib.mop_has_output(%s, %s)", [run_id, ticket]))  # of another moment
+    assert "no token" in str(bob.error("SELECT madlib.mop_has_output(%s, %s)", [run_id, token]))
+    assert "no token" in str(ann.error("SELECT madlib.mop_has_output(%s, %s)", [run_id, token]))  # of another moment
     assert "no such session" in str(
         bob.error(
             "SELECT madlib.mop_open_run(%s, '[]')",
-            [json.dumps({**RUN, "coordinator": ann.value("SELECT backend FROM madlib.mop_tickets")})],
+            [json.dumps({**RUN, "coordinator": ann.value("SELECT backend FROM madlib.mop_tokens")})],
         )
     )
     for function in (
         "mop_caller('x')",
         "mop_own(1, 'x')",
-        "mop_hold_run(1)",
-        "mop_seize_run(1)",
+        "mop_lock_run_shared(1)",
+        "mop_lock_run_exclusive(1)",
         "mop_delete_run(1)",
-        "mop_delete_generations(1)",
+        "mop_delete_state_tables(1)",
         "mop_lock_number('run', 1, 0)",
         "mop_reservation(1, 'a', 1)",
         "mop_the_secret(1)",
-        "mop_ticket_role(1, 'x', 1, 'x')",
+        "mop_token_role(1, 'x', 1, 'x')",
         "mop_standing(1, 1, 'x', 1, 'x')",
         "mop_know(1, 1, 'x', 'x')",
         "mop_has_seen(1, 'x')",
@@ -397,7 +398,7 @@ def test_a_session_that_goes_leaves_its_run_to_the_next_which_shuts_it_out(ann):
         ),
         30,
     )
-    reopen = "SELECT madlib.mop_reopen_run(%s, (SELECT backend FROM madlib.mop_tickets))"
+    reopen = "SELECT madlib.mop_reopen_run(%s, (SELECT backend FROM madlib.mop_tokens))"
     assert f"run {run_id} is running" in str(ann.error(reopen, [run_id]))
     assert "is running" in str(ann.error("SELECT madlib.mop_drop_run(%s)", [run_id]))
     ann.run("SELECT madlib.mop_housekeeping()")
@@ -444,7 +445,7 @@ def test_who_trains_a_stage_keeps_others_from_it_and_from_the_run(ann):
     second.run("SET lock_timeout = 200")
     assert "lock timeout" in str(second.error(TAKE, [run_id]))
     # other stages, other runs, and what is written meanwhile, are not kept
-    second.run("SELECT madlib.mop_take_models(%s, 1, '{2}', '{2}', true)", [run_id])
+    second.run("SELECT madlib.mop_take_states(%s, 1, '{2}', '{2}', true)", [run_id])
     train(second, open_run(second), 1, 0, 1)
     ann.run("COMMIT")
     second.run(TAKE, [run_id])
@@ -477,8 +478,8 @@ def test_checkpoints_are_taken_over_evicted_and_dropped(db, ann):
     assert ann.value(adopt, [run_id, taken]) is True
     assert bytes(ann.value("SELECT data FROM madlib.mop_read_states(%s, '{1}', '{2}')", [run_id])) == b"\0\1state"
     assert ann.value("SELECT source_run FROM madlib.mop_stages WHERE run_id = %s AND stage = 1", [run_id]) == first
-    ann.run("SELECT madlib.mop_new_generation(%s, 2); SELECT madlib.mop_move_states(%s, '{1}', 2)", [run_id, run_id])
-    assert ann.run("SELECT madlib.mop_drop_generations(%s, '{1,2}') AS g", [run_id]) == [{"g": 1}]
+    ann.run("SELECT madlib.mop_new_state_table(%s, 2); SELECT madlib.mop_move_states(%s, '{1}', 2)", [run_id, run_id])
+    assert ann.run("SELECT madlib.mop_drop_state_tables(%s, '{1,2}') AS g", [run_id]) == [{"g": 1}]
     assert bytes(ann.value("SELECT data FROM madlib.mop_read_states(%s, '{1}', '{2}')", [run_id])) == b"\0\1state"
     ann.run("SELECT madlib.mop_evict(21)")  # of six states of 7 bytes, three stay
     assert ann.value("SELECT count(*) FROM madlib.mop_checkpoints") == 3
@@ -498,11 +499,11 @@ def test_what_people_want_of_a_run_reaches_it(ann):
     ann.run("SELECT madlib.mop_stop_trial(%s, 2)", [run_id])
     ann.run("SELECT madlib.mop_add_trial(%s, 1, 'c', 'f', 3)", [run_id])
     assert "has no mst_key 9" in str(ann.error("SELECT madlib.mop_stop_trial(%s, 9)", [run_id]))
-    assert [row["w"] for row in ann.run("SELECT madlib.mop_take_wishes(%s, 1, false) AS w", [run_id])] == [
+    assert [row["w"] for row in ann.run("SELECT madlib.mop_take_control_requests(%s, 1, false) AS w", [run_id])] == [
         {"stop": 2, "by": "ann"},
         {"add": [1, "c", "f"], "iterations": 3, "by": "ann"},
     ]
-    assert ann.run("SELECT madlib.mop_take_wishes(%s, 1, false)", [run_id]) == []
+    assert ann.run("SELECT madlib.mop_take_control_requests(%s, 1, false)", [run_id]) == []
     ann.run("SELECT madlib.mop_set_sessions(%s, 3)", [run_id])
     assert ann.value("SELECT sessions FROM madlib.mop_own_run WHERE run_id = %s", [run_id]) == 3
     ann.run('SELECT madlib.mop_log_search(%s, 1, 1, \'[{"a": 1}, {"b": 2}]\')', [run_id])
@@ -752,7 +753,7 @@ def test_a_replay_is_the_same_and_a_warm_start_goes_on(trained):
     assert trained.value("SELECT count(*) FROM madlib.mop_runs WHERE run_id = %s", [run_id]) == 0
 
 
-def test_segments_on_a_host_have_one_nursery_and_one_place_for_what_is_compiled(trained, ann):
+def test_segments_on_a_host_have_one_fork_server_and_one_place_for_what_is_compiled(trained, ann):
     fit(trained, "flowers_packed", "of_nursery", "mst")
     hosts = {}
     for row in trained.run(
@@ -761,10 +762,10 @@ def test_segments_on_a_host_have_one_nursery_and_one_place_for_what_is_compiled(
         hosts.setdefault(row["hostname"], []).append(pathlib.Path(row["datadir"]) / "pgsql_tmp.pg_mop")
     beside = [(first, other) for first, *others in hosts.values() for other in others if first.exists()]
     if not beside:
-        pytest.skip("that segments share a nursery was NOT RUN: none of them are on this host")
+        pytest.skip("that segments share a fork server was NOT RUN: none of them are on this host")
     for first, other in beside:
         assert (other / "shares").read_text() == str(first.parent)
-        assert list(first.glob("nursery-*.lock")) and list(first.glob("xla-*"))
+        assert list(first.glob("fork-server-*.lock")) and list(first.glob("xla-*"))
     place = trained.value("SELECT max(place) FROM madlib.mop_place")
     ann.run("SELECT madlib.mop_share_host(%s)", [place])  # it says what is, whoever asks
     assert ann.error("SELECT madlib.mop_at_host('/tmp')").pgcode == "42501"
@@ -962,7 +963,7 @@ def test_a_cancel_amid_a_query_of_ours_does_no_harm_to_the_session(predicting):
     )
     client.run(
         "CREATE FUNCTION pg_temp.many(count integer) RETURNS void LANGUAGE plpython3u AS $$\n"
-        "from pg_mop.frames import careful\n"
+        "from pg_mop.backend.frames import careful\n"
         "db = careful(plpy)\n"
         "for _ in range(count):\n"
         "    db.execute('SELECT 1')\n$$"
@@ -1003,11 +1004,11 @@ def test_a_ticket_is_of_no_use_in_a_later_transaction(ann):
     """Also not to the process that has seen it."""
     run_id = open_run(ann)
     ann.run("BEGIN")
-    ticket = ann.value("SELECT ticket FROM madlib.mop_tickets")
-    seal = "SELECT madlib.mop_output_seal(%s, %s)"
-    assert ann.value(seal, [run_id, ticket]) == ann.value(seal, [run_id, ticket])
+    token = ann.value("SELECT token FROM madlib.mop_tokens")
+    seal = "SELECT madlib.mop_output_token(%s, %s)"
+    assert ann.value(seal, [run_id, token]) == ann.value(seal, [run_id, token])
     ann.run("COMMIT")
-    assert ann.error(seal, [run_id, ticket]).pgcode == "42501"
+    assert ann.error(seal, [run_id, token]).pgcode == "42501"
 
 
 def test_what_a_session_knows_of_an_extension_is_not_taken_for_that_of_the_next(db, ann):
@@ -1023,7 +1024,7 @@ def test_what_a_session_knows_of_an_extension_is_not_taken_for_that_of_the_next(
             first, second = (mine, hers) if again else (hers, mine)
             for client in (first, second):
                 client.run(
-                    run, [json.dumps({**RUN, "coordinator": client.value("SELECT backend FROM madlib.mop_tickets")})]
+                    run, [json.dumps({**RUN, "coordinator": client.value("SELECT backend FROM madlib.mop_tokens")})]
                 )
         assert hers.value("SELECT array_agg(run_id) FROM madlib.mop_own_run") == [2]
         assert "there is no run 1 of role" in str(hers.error("SELECT madlib.mop_close_run(1, 1, 'failed', NULL)"))
@@ -1042,7 +1043,7 @@ def test_the_extensions_schema_may_need_quotes(db):
         client.run("CREATE EXTENSION plpython3u")
         client.run('CREATE EXTENSION pg_mop SCHEMA "our $1 Nets"')
         own = client.value("SELECT oid::bigint FROM pg_roles WHERE rolname = current_user")
-        assert client.value('SELECT "our $1 Nets".mop_caller("our $1 Nets".mop_ticket())::bigint') == own
+        assert client.value('SELECT "our $1 Nets".mop_caller("our $1 Nets".mop_token())::bigint') == own
         client.close()
     finally:
         eventually(lambda: maker.value("SELECT count(*) FROM pg_stat_activity WHERE datname = 'pg_mop_quotes'") == 0)
@@ -1257,8 +1258,8 @@ def test_nobody_brings_a_segment_functions_of_his_own(db, ann, bob):
             "SELECT madlib.mop_at_begin(%s)", [json.dumps({"unit": {}, "models": [{}], "objects": [["squared"]]})]
         )
     )
-    assert "no ticket" in str(
-        bob.error(f"{give[:-1]}, %s)", ["functions", asked, ann.value("SELECT ticket FROM madlib.mop_tickets")])
+    assert "no token" in str(
+        bob.error(f"{give[:-1]}, %s)", ["functions", asked, ann.value("SELECT token FROM madlib.mop_tokens")])
     )
     db.run("ALTER TABLE madlib.anns OWNER TO ann")
     ann.run("INSERT INTO madlib.anns (name, object) VALUES ('squared', 'x')")

@@ -317,7 +317,7 @@ def test_a_partition_of_another_wrapper_is_refused(db, worker, tmp_path):
     ],
 )
 def test_segments_are_dealt_out_by_strength(segments, strengths, dealt):
-    from pg_mop.packing.places import deal
+    from pg_mop.packing.placement import deal
 
     found = deal(segments, strengths)
     assert len(found) == segments and (dealt is None or "".join(found) == dealt)

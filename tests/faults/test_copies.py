@@ -23,7 +23,7 @@ def servers():
 def goes_without(servers, run_id):
     """True once the run has given the first worker up."""
     return servers.db.value(
-        "SELECT NOT EXISTS (SELECT 1 FROM madlib.mop_guest WHERE run_id = %s AND server = 'w1')", [run_id]
+        "SELECT NOT EXISTS (SELECT 1 FROM madlib.mop_remote_run WHERE run_id = %s AND server = 'w1')", [run_id]
     )
 
 
@@ -208,10 +208,10 @@ def test_a_run_is_resumed_without_a_server_that_is_away(servers):
 def test_a_run_whose_states_are_on_a_server_that_is_away_alone_is_not_resumed(servers):
     compare(servers)
     alone = (
-        "SELECT EXISTS (SELECT 1 FROM madlib.mop_unit u JOIN madlib.mop_model m USING (run_id, stage, version) "
+        "SELECT EXISTS (SELECT 1 FROM madlib.mop_unit u JOIN madlib.mop_stage_state m USING (run_id, stage, version) "
         "WHERE run_id = {} AND u.kind = 'train' AND u.segment = 0 AND u.status = 'finished' "
-        "AND m.generation IS NULL AND NOT EXISTS (SELECT 1 FROM madlib.mop_stage c "
-        "JOIN madlib.mop_model n USING (run_id, stage) "
+        "AND m.state_table IS NULL AND NOT EXISTS (SELECT 1 FROM madlib.mop_stage c "
+        "JOIN madlib.mop_stage_state n USING (run_id, stage) "
         "WHERE c.run_id = m.run_id AND c.parent = m.stage AND n.version > m.version))"
     )
     for _ in range(5):  # (it may have come elsewhere in the very moment)

@@ -143,7 +143,9 @@ def test_cancel_stops_everything_within_two_seconds_and_keeps_committed_units(db
     }
     assert "running" not in statuses
     if how == "pg_cancel_backend":
-        kept = watcher.value("SELECT count(*) FROM madlib.mop_model WHERE run_id = %s AND version > 0", [run["run_id"]])
+        kept = watcher.value(
+            "SELECT count(*) FROM madlib.mop_stage_state WHERE run_id = %s AND version > 0", [run["run_id"]]
+        )
         assert kept > 0 and "finished" in statuses
     assert watcher.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'stopped%'") == 0
     client.close()

@@ -235,8 +235,8 @@ def test_sessions_of_the_coordinator_before_do_not_disturb_the_one_that_took_ove
     ) == [{"attempt": 7, "status": "cancelled"}, {"attempt": 8, "status": "finished"}]
     late = [
         begin.replace("{7}", "{9}") % 0,
-        f"SELECT madlib.mop_take_models({run_id}, 1, '{{1}}', '{{3}}', true)",
-        f"SELECT madlib.mop_take_models({run_id}, 1, '{{1}}', '{{3}}', false)",
+        f"SELECT madlib.mop_take_states({run_id}, 1, '{{1}}', '{{3}}', true)",
+        f"SELECT madlib.mop_take_states({run_id}, 1, '{{1}}', '{{3}}', false)",
         f"SELECT madlib.mop_fail_unit({run_id}, 1, 1, 3, 0, 'train', 'training', 9, 0, 'x')",
         f"SELECT madlib.mop_fail_configurations({run_id}, 1, '{{1}}', 'x', 'place')",
         f"SELECT madlib.mop_close_run({run_id}, 1, 'failed', 'x')",
@@ -251,7 +251,7 @@ def test_sessions_of_the_coordinator_before_do_not_disturb_the_one_that_took_ove
 def test_sessions_that_wait_while_a_run_is_taken_over_see_that_it_was(db, data):
     run_id = stopped(db, "waited_for", units=2)
     taker, stale = db.another(), [db.another(), db.another()]
-    taker.run(f"BEGIN; SELECT madlib.mop_reopen_run({run_id}, backend) FROM madlib.mop_tickets")
+    taker.run(f"BEGIN; SELECT madlib.mop_reopen_run({run_id}, backend) FROM madlib.mop_tokens")
     stage = stage_of(db, run_id, 2, 3)
     waiting = [
         Calling(
@@ -261,8 +261,8 @@ def test_sessions_that_wait_while_a_run_is_taken_over_see_that_it_was(db, data):
         ),
         Calling(
             stale[1],
-            f"SELECT madlib.mop_take_models({run_id}, 1, '{{{stage}}}', ARRAY(SELECT version FROM "
-            f"madlib.mop_model WHERE (run_id, stage) = ({run_id}, {stage})), true)",
+            f"SELECT madlib.mop_take_states({run_id}, 1, '{{{stage}}}', ARRAY(SELECT version FROM "
+            f"madlib.mop_stage_state WHERE (run_id, stage) = ({run_id}, {stage})), true)",
         ),
     ]
     assert eventually(lambda: db.value("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'") == 2)
@@ -450,7 +450,7 @@ def test_states_take_less_than_three_times_the_live_ones_over_a_thousand_hops(db
     )
     catalog = (
         "SELECT sum(pg_total_relation_size(t))::bigint FROM unnest(ARRAY['mop_run', 'mop_configuration', "
-        "'mop_stage', 'mop_request', 'mop_model', 'mop_unit', 'mop_generation']) AS n, "
+        "'mop_stage', 'mop_request', 'mop_stage_state', 'mop_unit', 'mop_state_table']) AS n, "
         "to_regclass('madlib.' || n) AS t"
     )
     before = db.value(catalog)
@@ -474,8 +474,8 @@ def test_states_take_less_than_three_times_the_live_ones_over_a_thousand_hops(db
                 ),
             )
             live = db.value(
-                "SELECT coalesce(sum(bytes), 0)::bigint FROM madlib.mop_model WHERE run_id = %s "
-                "AND generation IS NOT NULL",
+                "SELECT coalesce(sum(bytes), 0)::bigint FROM madlib.mop_stage_state WHERE run_id = %s "
+                "AND state_table IS NOT NULL",
                 [row[0]["run_id"]],
             )
             measured += 1

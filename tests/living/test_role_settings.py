@@ -181,7 +181,7 @@ def test_a_search_path_of_traps_changes_nothing(db, expected):
         "pg_user_mappings",
         "pg_type",
         "mop_run",
-        "mop_model",
+        "mop_stage_state",
     ):
         db.run(f"CREATE TABLE evil.{table} (trap integer)")
     db.run(

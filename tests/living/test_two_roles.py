@@ -85,8 +85,8 @@ def test_neither_role_reaches_the_others_runs(db, two):
         "mop_unit SET loss = 0",
         rf"{states} SET data = '\x00'",
         "mop_segment SET rows = 0",
-        "mop_model SET version = 0",
-        "mop_generation SET generation = 7",
+        "mop_stage_state SET version = 0",
+        "mop_state_table SET state_table = 7",
     ):
         assert touched(bert, f"UPDATE madlib.{change}") == 0, change
     for call in (
@@ -96,13 +96,13 @@ def test_neither_role_reaches_the_others_runs(db, two):
         f"mop_set_sessions({run_id}, 1)",
         f"mop_read_states({run_id}, '{{1}}', '{{1}}')",
         f"mop_close_run({run_id}, NULL, 'failed', 'x')",
-        f"mop_reopen_run({run_id}, (SELECT backend FROM madlib.mop_tickets))",
-        f"mop_new_generation({run_id}, 9)",
+        f"mop_reopen_run({run_id}, (SELECT backend FROM madlib.mop_tokens))",
+        f"mop_new_state_table({run_id}, 9)",
         f"mop_put_state({run_id}, 1, 9, 1, 0, 'x')",
         f"mop_finish_units({run_id}, 0, 'train', 'training', '[]')",
-        f"mop_drop_generations({run_id}, ARRAY[1])",
+        f"mop_drop_state_tables({run_id}, ARRAY[1])",
         f"mop_fail_configurations({run_id}, NULL, '{{1}}', 'x', 'place')",
-        f"mop_take_models({run_id}, 1, '{{1}}', '{{3}}', true)",
+        f"mop_take_states({run_id}, 1, '{{1}}', '{{3}}', true)",
         f"mop_move_states({run_id}, ARRAY[1], 1)",
         f"mop_put_weights({run_id}, ARRAY[1], 'x')",
         f"mop_begin_units({run_id}, 1, 0, 'train', 'training', '{{1}}', '{{1}}', '{{9}}', '{{0}}')",
@@ -120,8 +120,8 @@ TABLES = (
     "mop_request",
     "mop_segment",
     "mop_unit",
-    "mop_model",
-    "mop_generation",
+    "mop_stage_state",
+    "mop_state_table",
     "mop_search_log",
 )
 

@@ -16,7 +16,7 @@ def own_run(client, compile_params="", architecture="", fit_params=None, state=N
         "configurations": 1,
         "segments": 1,
         "parameters": {},
-        "coordinator": client.value("SELECT backend FROM madlib.mop_tickets"),
+        "coordinator": client.value("SELECT backend FROM madlib.mop_tokens"),
     }
     configuration = {
         "mst_key": 1,
@@ -48,7 +48,7 @@ def own_run(client, compile_params="", architecture="", fit_params=None, state=N
             [
                 run_id,
                 json.dumps(
-                    [{"stage": 1, "attempt": 1, "version": 1, "generation": 1, "bytes": len(state), "release": []}]
+                    [{"stage": 1, "attempt": 1, "version": 1, "state_table": 1, "bytes": len(state), "release": []}]
                 ),
             ],
         )

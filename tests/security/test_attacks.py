@@ -287,7 +287,7 @@ def options(**changed):
 def unit(run_id, version=0, **changed):
     return {
         "run_id": run_id,
-        "epoch": 1,
+        "fencing_token": 1,
         "iteration": 1,
         "segment": 0,
         "kind": "train",
@@ -318,7 +318,7 @@ def unit(run_id, version=0, **changed):
                 "iteration": 1,
                 "attempt": 1,
                 "version": version,
-                "generation": 1,
+                "state_table": 1,
                 "passes_left": 1,
                 "run_passes_left": 1,
                 "epochs": 1,
@@ -675,7 +675,7 @@ def foreign_run(db, attacker):
         [run_id, ADAM.format(0.05), dense()],
     )
     db.run("INSERT INTO madlib.mop_stage VALUES (%s, 1, NULL, 1, 'x', 1, %s, '', true)", [run_id, ADAM.format(0.05)])
-    db.run("INSERT INTO madlib.mop_model (run_id, stage, version) VALUES (%s, 1, 0)", [run_id])
+    db.run("INSERT INTO madlib.mop_stage_state (run_id, stage, version) VALUES (%s, 1, 0)", [run_id])
     return run_id
 
 
@@ -692,7 +692,7 @@ def proves_itself(db, sql, args=None):
     "sql,fragment",
     [
         ("INSERT INTO madlib.mop_configuration VALUES (%s, 2, 1, '', NULL, '')", "permission denied"),
-        ("UPDATE madlib.mop_model SET version = 7 WHERE run_id = %s", "permission denied"),
+        ("UPDATE madlib.mop_stage_state SET version = 7 WHERE run_id = %s", "permission denied"),
         ("UPDATE madlib.mop_stage SET identity = 'mine' WHERE run_id = %s", "permission denied"),
         ("INSERT INTO madlib.mop_request VALUES (%s, 1, 1, 1)", "permission denied"),
         ("INSERT INTO madlib.mop_segment VALUES (%s, 'training', 0, 1, 1, '')", "permission denied"),

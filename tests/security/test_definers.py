@@ -1,6 +1,7 @@
 """The functions that act with the rights of the extension's owner do so for nobody but whom they are for."""
 
 import json
+import re
 
 import psycopg2
 import pytest
@@ -34,7 +35,7 @@ def states_of(db, run_id):
 def test_no_trigger_function_of_ours_can_be_hung_on_another_table(db, roles):
     mallory, victor = roles
     mallory.run(
-        "CREATE TABLE bait (run_id bigint, generation integer); INSERT INTO bait VALUES (%s, 1)", [victor.run_id]
+        "CREATE TABLE bait (run_id bigint, state_table integer); INSERT INTO bait VALUES (%s, 1)", [victor.run_id]
     )
     triggers = db.run(
         "SELECT p.oid::regproc::text AS name FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace "
@@ -45,13 +46,13 @@ def test_no_trigger_function_of_ours_can_be_hung_on_another_table(db, roles):
         assert not db.value("SELECT has_function_privilege('mop_user', %s, 'EXECUTE')", [trigger["name"] + "()"])
     assert isinstance(
         mallory.error(
-            "CREATE TRIGGER x BEFORE DELETE ON bait FOR EACH ROW EXECUTE FUNCTION madlib.mop_generation_gone()"
+            "CREATE TRIGGER x BEFORE DELETE ON bait FOR EACH ROW EXECUTE FUNCTION madlib.mop_state_table_gone()"
         ),
         psycopg2.errors.InsufficientPrivilege,
     )
     # and where a superuser hangs it there himself
-    db.run("CREATE TRIGGER x BEFORE DELETE ON mallory.bait FOR EACH ROW EXECUTE FUNCTION madlib.mop_generation_gone()")
-    assert "this is the trigger of mop_generation" in str(mallory.error("DELETE FROM bait"))
+    db.run("CREATE TRIGGER x BEFORE DELETE ON mallory.bait FOR EACH ROW EXECUTE FUNCTION madlib.mop_state_table_gone()")
+    assert "this is the trigger of mop_state_table" in str(mallory.error("DELETE FROM bait"))
     db.run("CREATE TRIGGER y BEFORE INSERT ON mallory.bait FOR EACH ROW EXECUTE FUNCTION madlib.mop_arrive()")
     assert "this is the trigger of mop_arrivals" in str(mallory.error("INSERT INTO bait VALUES (1, 1)"))
     # what arrives, and what departs, is of one's own runs
@@ -105,27 +106,27 @@ ACTS = {
     "drop states": "madlib.mop_drop_states({run})",
     "set sessions": "madlib.mop_set_sessions({run}, 1)",
     "close": "madlib.mop_close_run({run}, NULL, 'failed', 'x')",
-    "reopen": "madlib.mop_reopen_run({run}, backend) FROM madlib.mop_tickets",
-    "seal": "madlib.mop_output_seal({run})",
+    "reopen": "madlib.mop_reopen_run({run}, backend) FROM madlib.mop_tokens",
+    "seal": "madlib.mop_output_token({run})",
     "ask": "madlib.mop_ask({run}, 1, '[]', '[]', '[]')",
     "withdraw": "madlib.mop_withdraw({run}, 1, 1, 0, 'x')",
     "log": "madlib.mop_log_search({run}, 1, 1, '[1]')",
-    "wish": "madlib.mop_add_wish({run}, json_build_object('stop', 1, 'by', 'x'))",
-    "take wishes": "madlib.mop_take_wishes({run}, 1, false)",
+    "wish": "madlib.mop_add_control_request({run}, json_build_object('stop', 1, 'by', 'x'))",
+    "take wishes": "madlib.mop_take_control_requests({run}, 1, false)",
     "release": "madlib.mop_release_states({run}, 1, '{{1}}')",
     "begin": "madlib.mop_begin_units({run}, 1, 0, 'train', 'training', '{{1}}', '{{2}}', '{{1}}', '{{0}}')",
     "fail": "madlib.mop_fail_unit({run}, 1, 1, 2, 0, 'train', 'training', 1, 0, 'x')",
     "fail configuration": "madlib.mop_fail_configurations({run}, 1, '{{1}}', 'x', 'place')",
-    "new generation": "madlib.mop_new_generation({run}, 2)",
-    "drop generations": "madlib.mop_drop_generations({run}, '{{1}}')",
+    "new state_table": "madlib.mop_new_state_table({run}, 2)",
+    "drop generations": "madlib.mop_drop_state_tables({run}, '{{1}}')",
     "move": "madlib.mop_move_states({run}, '{{1}}', 1)",
     "put weights": "madlib.mop_put_weights({run}, '{{1}}', 'x')",
-    "take": "madlib.mop_take_models({run}, 1, '{{1}}', '{{1}}', true)",
+    "take": "madlib.mop_take_states({run}, 1, '{{1}}', '{{1}}', true)",
     "read": "madlib.mop_read_states({run}, '{{1}}', '{{1}}')",
     "sums": "madlib.mop_put_sums({run}, '{{1}}', 'training', 0, '{{1}}', '{{1}}')",
     "metrics": "madlib.mop_note_metrics({run}, '{{1}}', 'training', '{{1}}', '{{1}}', ARRAY['{{}}'])",
     "finish": "madlib.mop_finish_units({run}, 0, 'train', 'training', '[{{\"stage\": 1, \"attempt\": 1, "
-    '"version": 2, "generation": 1, "bytes": 1, "release": []}}]\')',
+    '"version": 2, "state_table": 1, "bytes": 1, "release": []}}]\')',
     "put": "madlib.mop_put_state({run}, 1, 2, 1, 0, 'x')",
     "put several": "madlib.mop_put_states({run}, '{{1}}', '{{2}}', 1, '{{x}}')",
     "output": "madlib.mop_has_output({run})",
@@ -201,15 +202,15 @@ def test_cursors_and_stored_rows_carry_no_role_from_one_to_another(db, roles, tr
     mallory, victor = roles
     mallory.run("""
         CREATE FUNCTION opened() RETURNS refcursor LANGUAGE plpgsql SECURITY DEFINER AS $$
-        DECLARE c refcursor := 'hers'; BEGIN OPEN c FOR SELECT ticket FROM madlib.mop_tickets; RETURN c; END $$;
+        DECLARE c refcursor := 'hers'; BEGIN OPEN c FOR SELECT token FROM madlib.mop_tokens; RETURN c; END $$;
         CREATE FUNCTION fetched(name text) RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
         DECLARE c refcursor := name; one text; BEGIN FETCH c INTO one; RETURN one; END $$;
-        CREATE MATERIALIZED VIEW kept AS SELECT madlib.mop_ticket() AS ticket;
+        CREATE MATERIALIZED VIEW kept AS SELECT madlib.mop_token() AS token;
         CREATE VIEW invoked WITH (security_invoker) AS SELECT *, trap('madlib.mop_drop_run(0)') AS answer
-        FROM madlib.mop_tickets; GRANT SELECT ON invoked TO PUBLIC""")
+        FROM madlib.mop_tokens; GRANT SELECT ON invoked TO PUBLIC""")
     her, his = (db.value("SELECT %s::regrole::oid::text", [role]) for role in ("mallory", "victor"))
     for cursor, sql in (
-        ("his", "DECLARE his CURSOR FOR SELECT ticket FROM madlib.mop_tickets"),
+        ("his", "DECLARE his CURSOR FOR SELECT token FROM madlib.mop_tokens"),
         ("hers", "SELECT mallory.opened()"),
     ):
         victor.run("BEGIN; " + sql)
@@ -220,14 +221,14 @@ def test_cursors_and_stored_rows_carry_no_role_from_one_to_another(db, roles, tr
     victor.run("ROLLBACK; BEGIN; DECLARE calls CURSOR FOR SELECT madlib.mop_drop_run(%s)", [victor.run_id])
     assert 'of role "mallory"' in str(victor.error("SELECT mallory.fetched('calls')"))
     db.run("REFRESH MATERIALIZED VIEW mallory.kept")
-    assert mallory.value("SELECT ticket FROM kept").split()[0] == her
+    assert mallory.value("SELECT token FROM kept").split()[0] == her
     seen = victor.run("SELECT * FROM mallory.invoked")[0]
-    assert (seen["ticket"].split()[0], seen["answer"]) == (his, 'there is no run 0 of role "mallory"')
+    assert (seen["token"].split()[0], seen["answer"]) == (his, 'there is no run 0 of role "mallory"')
     db.run("SET SESSION AUTHORIZATION mallory")
-    assert db.value("SELECT madlib.mop_ticket()").split()[0] == her
+    assert db.value("SELECT madlib.mop_token()").split()[0] == her
     parallel = db.value("SELECT name FROM pg_settings WHERE name IN ('force_parallel_mode', 'debug_parallel_query')")
     db.run(f"RESET SESSION AUTHORIZATION; SET {parallel} = on")
-    assert db.value("SELECT madlib.mop_ticket()").split()[0] == "10"
+    assert db.value("SELECT madlib.mop_token()").split()[0] == "10"
     db.run(f"RESET {parallel}")
     assert states_of(db, victor.run_id) == 1
 
@@ -267,7 +268,7 @@ def test_what_a_function_of_another_role_makes_in_ones_session_is_its_own(db, ro
         victor,
         "call",
         f"madlib.mop_open_run(jsonb_set('{run}', '{{coordinator}}', to_jsonb(backend))::json,"
-        " '[]') FROM madlib.mop_tickets",
+        " '[]') FROM madlib.mop_tokens",
     )
     assert answer == "it works"
     assert [r["owner"] for r in db.run("SELECT owner FROM madlib.mop_runs ORDER BY run_id DESC LIMIT 1")] == ["mallory"]
@@ -279,10 +280,10 @@ def test_a_ticket_is_good_for_its_role_in_its_transaction_of_its_session_alone(d
     has = "SELECT madlib.mop_has_output(%s, %s)"
     other = db.another("victor")
     victor.run("BEGIN")
-    ticket = victor.value("SELECT ticket FROM madlib.mop_tickets")
-    assert victor.value(has, [victor.run_id, ticket]) is False
-    role, seal = ticket.split()
-    mine = mallory.value("SELECT ticket FROM madlib.mop_tickets")
+    token = victor.value("SELECT token FROM madlib.mop_tokens")
+    assert victor.value(has, [victor.run_id, token]) is False
+    role, seal = token.split()
+    mine = mallory.value("SELECT token FROM madlib.mop_tokens")
     for forged in (
         f"{mine.split()[0]} {seal}",
         f"{role} {mine.split()[1]}",
@@ -295,17 +296,17 @@ def test_a_ticket_is_good_for_its_role_in_its_transaction_of_its_session_alone(d
         f"{role} {seal}\n",
         None,
         f"{role} {seal.upper()}",
-        victor.value("SELECT backend FROM madlib.mop_tickets"),
-        victor.value("SELECT madlib.mop_output_seal(%s)", [victor.run_id]),
+        victor.value("SELECT backend FROM madlib.mop_tokens"),
+        victor.value("SELECT madlib.mop_output_token(%s)", [victor.run_id]),
     ):
         victor.run("SAVEPOINT s")
-        with pytest.raises(psycopg2.errors.InsufficientPrivilege, match="this is no ticket of this transaction"):
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege, match="this is no token of this transaction"):
             victor.run(has, [victor.run_id, forged])
         victor.run("ROLLBACK TO s")
     for client in (other, mallory):
-        assert "this is no ticket of this transaction" in str(client.error(has, [victor.run_id, ticket]))
+        assert "this is no token of this transaction" in str(client.error(has, [victor.run_id, token]))
     victor.run("COMMIT")
-    assert "this is no ticket of this transaction" in str(victor.error(has, [victor.run_id, ticket]))
+    assert "this is no token of this transaction" in str(victor.error(has, [victor.run_id, token]))
     other.close()
 
 
@@ -316,8 +317,8 @@ def test_nobody_reads_what_tickets_are_made_with(db, roles):
     assert reader.value("SELECT count(*) FROM madlib.mop_secret") == 0
     assert reader.value("SELECT count(*) FROM madlib.mop_owner") == 0
     for function in ("mop_caller(%s)", "mop_own(1, %s)"):
-        ticket = reader.value("SELECT ticket FROM madlib.mop_tickets")
-        assert "permission denied for function" in str(reader.error(f"SELECT madlib.{function}", [ticket]))
+        token = reader.value("SELECT token FROM madlib.mop_tokens")
+        assert "permission denied for function" in str(reader.error(f"SELECT madlib.{function}", [token]))
     reader.close()
     # a qual of the reader's is not run within the view
     mallory, _ = roles
@@ -326,7 +327,7 @@ def test_nobody_reads_what_tickets_are_made_with(db, roles):
         "BEGIN RAISE NOTICE '%', $1; RETURN true; END $$"
     )
     del mallory.connection.notices[:]
-    mallory.run("SELECT * FROM madlib.mop_tickets WHERE leak(ticket)")
+    mallory.run("SELECT * FROM madlib.mop_tokens WHERE leak(token)")
     assert len(mallory.connection.notices) == 1
     db.run("DROP OWNED BY reader; DROP ROLE reader")
 
@@ -419,9 +420,9 @@ def test_a_stranger_who_drops_nothing_ends_no_session(db, roles):
 def test_generations_are_made_one_after_the_other_and_not_without_end(roles):
     mallory, _ = roles
     run_id = own_run(mallory)
-    assert "cannot have a generation 7" in str(mallory.error("SELECT madlib.mop_new_generation(%s, 7)", [run_id]))
-    assert "cannot have a generation 51" in str(
-        mallory.error("SELECT madlib.mop_new_generation(%s, g) FROM generate_series(2, 60) AS g", [run_id])
+    assert "cannot have a state_table 7" in str(mallory.error("SELECT madlib.mop_new_state_table(%s, 7)", [run_id]))
+    assert "cannot have a state_table 51" in str(
+        mallory.error("SELECT madlib.mop_new_state_table(%s, g) FROM generate_series(2, 60) AS g", [run_id])
     )
     mallory.run("SELECT madlib.mop_drop_run(%s)", [run_id])
 
@@ -436,7 +437,7 @@ def test_every_view_of_runs_is_a_barrier(db):
             "AND NOT coalesce(c.reloptions @> '{security_barrier=true}', false)"
         )
     }
-    assert others == {"mop_tickets", "mop_arrivals"}
+    assert others == {"mop_tokens", "mop_arrivals"}
 
 
 @pytest.fixture
@@ -476,8 +477,8 @@ def test_an_administrators_default_privileges_open_nothing(generous):
     assert {(r["privilege_type"], r["relname"]) for r in rights if r["privilege_type"] != "SELECT"} == {
         ("INSERT", "mop_arrivals")
     }
-    assert not [r for r in rights if r["relname"].startswith("mop_state")]
-    assert generous.value("SELECT count(*) FROM pg_class WHERE relname ~ '^mop_state_'") > 0
+    assert not [r for r in rights if re.match("mop_state_[0-9]", r["relname"])]
+    assert generous.value("SELECT count(*) FROM pg_class WHERE relname ~ '^mop_state_[0-9]'") > 0
     functions = {
         r["proname"]
         for r in generous.run(

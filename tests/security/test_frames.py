@@ -110,7 +110,7 @@ def test_a_unit_with_forged_messages(plain, mark, dtype):
     )
     unit = {
         "run_id": run_id,
-        "epoch": 1,
+        "fencing_token": 1,
         "iteration": 1,
         "segment": 0,
         "kind": "train",
@@ -143,7 +143,7 @@ def test_a_unit_with_forged_messages(plain, mark, dtype):
                 "version": 0,
                 "passes_left": 1,
                 "run_passes_left": 1,
-                "generation": 1,
+                "state_table": 1,
                 "epochs": 1,
                 "kernel": "plain",
                 "release": [],

@@ -163,8 +163,8 @@ def test_a_run_is_opened_by_a_session_of_the_role_that_lives(db, nina):
         "parameters": {},
     }
     other = db.another("nina")
-    postgres = db.value("SELECT backend FROM madlib.mop_tickets")
-    said = other.value("SELECT backend FROM madlib.mop_tickets")
+    postgres = db.value("SELECT backend FROM madlib.mop_tokens")
+    said = other.value("SELECT backend FROM madlib.mop_tokens")
     pid, rest = said.split(" ", 1)
     for forged in (
         None,
@@ -173,7 +173,7 @@ def test_a_run_is_opened_by_a_session_of_the_role_that_lives(db, nina):
         postgres,
         f"{db.value('SELECT pg_backend_pid()')} {rest}",
         f"{pid} 1 {rest[-64:]}",
-        nina.value("SELECT ticket FROM madlib.mop_tickets"),
+        nina.value("SELECT token FROM madlib.mop_tokens"),
     ):
         for call, values in (
             ("mop_open_run(%s, '[]')", [json.dumps({**run, "coordinator": forged, "coordinator_pid": 1})]),
@@ -192,14 +192,14 @@ def test_a_run_is_opened_by_a_session_of_the_role_that_lives(db, nina):
 
 def test_only_ones_own_runs_are_noted_as_written_and_only_as_long_as_they_are_there(db, nina):
     note = "SELECT madlib.mop_note_output(%s, %s)"
-    seal = nina.value("SELECT madlib.mop_output_seal(%s)", [nina.run_id])
+    seal = nina.value("SELECT madlib.mop_output_token(%s)", [nina.run_id])
     others = own_run(db)
     for run_id, forged in ((others, seal), (999999, seal), (nina.run_id, None), (nina.run_id, "0" * 64)):
-        assert "this is no seal of run" in str(nina.error(note, [run_id, forged]))
-    assert "there is no run" in str(nina.error("SELECT madlib.mop_output_seal(%s)", [others]))
+        assert "this is no token of run" in str(nina.error(note, [run_id, forged]))
+    assert "there is no run" in str(nina.error("SELECT madlib.mop_output_token(%s)", [others]))
     nina.run("BEGIN ISOLATION LEVEL SERIALIZABLE; SELECT 1")
     late = own_run(other := db.another("nina"))
-    nina.run(note, [late, other.value("SELECT madlib.mop_output_seal(%s)", [late])])
+    nina.run(note, [late, other.value("SELECT madlib.mop_output_token(%s)", [late])])
     assert other.value("SELECT madlib.mop_has_output(%s)", [late]) is False
     nina.run("COMMIT")
     assert other.value("SELECT madlib.mop_has_output(%s)", [late]) is True
@@ -241,17 +241,17 @@ def test_an_output_table_is_kept_for_oneself_by_those_who_may_make_it(db, nina):
     assert locks and db.value(reserve, ["common"]) is True and db.value(reserve, ["private"]) is True
     for internal in (
         "mop_reservation(1, 'models', 1)",
-        "mop_hold_run(1)",
-        "mop_seize_run(1)",
-        "mop_seize_models(1)",
-        "mop_hold_model(1, 1)",
-        "mop_hold_checkpoints('{1}', '{1}')",
-        "mop_hold_owner(1)",
-        "mop_hold_lost_runs(1)",
+        "mop_lock_run_shared(1)",
+        "mop_lock_run_exclusive(1)",
+        "mop_lock_stages_exclusive(1)",
+        "mop_lock_stage_exclusive(1, 1)",
+        "mop_lock_checkpoints_exclusive('{1}', '{1}')",
+        "mop_lock_owner_exclusive(1)",
+        "mop_lock_lost_runs_exclusive(1)",
         "mop_forget_outputs()",
         "mop_count_rows()",
-        "mop_make_generation('mine')",
-        "mop_delete_generations(1)",
+        "mop_make_state_table('mine')",
+        "mop_delete_state_tables(1)",
         "mop_delete_run(1)",
         "mop_owner_of('x')",
         "mop_own_once(1, 'x')",
@@ -301,12 +301,12 @@ def test_views_of_states_work_after_a_call_has_dropped_those_of_another(db, trai
         [ADAM.format(0.05)],
     )
     training.run("SELECT madlib.madlib_keras_fit_multiple_model('flowers_packed', 'models', 'mst', 1, FALSE)")
-    assert db.value("SELECT count(*) FROM madlib.mop_generation") == 1, "that of the second call's checkpoint"
+    assert db.value("SELECT count(*) FROM madlib.mop_state_table") == 1, "that of the second call's checkpoint"
     assert training.value("SELECT count(DISTINCT stage) FROM madlib.mop_departures") == 1
     assert (
         db.value(
-            "SELECT count(*) FROM madlib.mop_model m WHERE generation IS NOT NULL AND NOT EXISTS (SELECT 1 "
-            "FROM madlib.mop_generation g WHERE (g.run_id, g.generation) = (m.run_id, m.generation))"
+            "SELECT count(*) FROM madlib.mop_stage_state m WHERE state_table IS NOT NULL AND NOT EXISTS (SELECT 1 "
+            "FROM madlib.mop_state_table g WHERE (g.run_id, g.state_table) = (m.run_id, m.state_table))"
         )
         == 0
     )

@@ -591,8 +591,8 @@ class Soak:
                     "mop_stage",
                     "mop_request",
                     "mop_unit",
-                    "mop_model",
-                    "mop_generation",
+                    "mop_stage_state",
+                    "mop_state_table",
                     "mop_configuration",
                     "mop_output",
                 ):
@@ -767,7 +767,7 @@ class Soak:
             client.close()
         for row in self.watch("SELECT run_id FROM madlib.mop_runs WHERE owner = 'postgres'"):
             self.watch("SELECT madlib.mop_drop_run(%s)", [row["run_id"]])
-        states = self.watch("SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ '^mop_state_'")
+        states = self.watch("SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ '^mop_state_[0-9]'")
         tables = self.watch(
             "SELECT oid::regclass::text AS name FROM pg_class WHERE relkind = 'r' AND relnamespace IN "
             "(SELECT oid FROM pg_namespace WHERE nspname = ANY (%s))",

@@ -149,7 +149,7 @@ def test_people_stop_and_add_configurations_while_it_goes_on(db):
         assert eventually(lambda: db.value("SELECT count(*) FROM madlib.mop_trials WHERE run_id = %s", [run]))
         db.run("SELECT madlib.mop_add_trial(%s, 2, %s, 'batch_size=4', 3)", [run, ADAM.format(0.03)])
         db.run("SELECT madlib.mop_stop_trial(%s, 1)", [run])
-        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_wish"), 30)
+        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_control_request"), 30)
     assert call.end() is None
     added = db.run("SELECT * FROM p_info WHERE fit_params = 'batch_size=4'")[0]
     assert (added["model_id"], added["iteration"], added["metrics_iters"]) == (2, 3, [3])

@@ -237,7 +237,7 @@ def test_a_role_needs_rights_on_the_source_and_its_runs_are_its_own(db, data):
     assert client.value("SELECT count(*) FROM madlib.mop_run") == client.value("SELECT count(*) FROM madlib.mop_runs")
     db.run("DROP ROLE IF EXISTS stranger; CREATE ROLE stranger LOGIN; GRANT mop_user TO stranger")
     stranger = db.another(user="stranger")
-    for view in ("mop_runs", "mop_progress", "mop_units", "mop_visit_order", "mop_model", "mop_configuration"):
+    for view in ("mop_runs", "mop_progress", "mop_units", "mop_visit_order", "mop_stage_state", "mop_configuration"):
         assert stranger.value(f"SELECT count(*) FROM madlib.{view}") == 0
     run_id = client.value("SELECT max(run_id) FROM madlib.mop_runs")
     assert "there is no run" in str(stranger.error("SELECT madlib.mop_drop_run(%s)", [run_id]))
@@ -246,7 +246,7 @@ def test_a_role_needs_rights_on_the_source_and_its_runs_are_its_own(db, data):
             "DELETE FROM madlib.mop_run",
             "UPDATE madlib.mop_run SET status = 'failed'",
             "INSERT INTO madlib.mop_output VALUES (1)",
-            "UPDATE madlib.mop_model SET version = 9",
+            "UPDATE madlib.mop_stage_state SET version = 9",
             "DELETE FROM madlib.mop_unit",
             f"SELECT * FROM madlib.mop_state_{run_id}_1",
         ):
@@ -272,7 +272,7 @@ def test_a_role_needs_rights_on_the_source_and_its_runs_are_its_own(db, data):
         ("keras_backend", "mxnet", "one of"),
         ("session_idle_timeout", "soon", "duration"),
         ("lock_timeout", "-5", "duration"),
-        ("nursery_idle_timeout", "1 year", "duration"),
+        ("fork_server_idle_timeout", "1 year", "duration"),
         ("same_start", "maybe", "on or off"),
     ],
 )

@@ -147,7 +147,7 @@ def test_the_budget_is_kept_and_what_is_evicted_is_trained_again(db, anew):
     db.run("SET pg_mop.checkpoint_mb = 0")
     again = fit(db, "flowers_packed", "again", "mst", iterations=3)
     assert units(db, again) > 0 and db.value("SELECT count(*) FROM madlib.mop_checkpoints") == 0
-    assert db.value("SELECT count(*) FROM madlib.mop_generation WHERE run_id <> %s", [again]) == 0, "the disk is free"
+    assert db.value("SELECT count(*) FROM madlib.mop_state_table WHERE run_id <> %s", [again]) == 0, "the disk is free"
 
 
 @pytest.mark.parametrize("kept", range(5))
@@ -157,7 +157,7 @@ def test_whatever_has_been_evicted_the_result_is_right(db, anew, kept):
     stages = [r["stage"] for r in db.run("SELECT stage FROM madlib.mop_checkpoints ORDER BY stage")]
     gone = [s for number, s in enumerate(stages) if number != kept]
     db.run(
-        "DELETE FROM madlib.mop_checkpoint WHERE stage = ANY (%s); UPDATE madlib.mop_model SET generation = NULL "
+        "DELETE FROM madlib.mop_checkpoint WHERE stage = ANY (%s); UPDATE madlib.mop_stage_state SET state_table = NULL "
         "WHERE run_id = %s AND stage = ANY (%s)",
         [gone, first, gone],
     )
@@ -370,16 +370,16 @@ def test_what_others_evict_while_it_is_wanted_is_trained_again(db, anew):
 def test_states_that_another_call_reads_are_dropped_by_the_next(db, anew):
     """Who drops waits for no table, and who takes over has all checkpoints before the first: there is no deadlock."""
     run_id = fit(db, "flowers_packed", "models", "mst", iterations=1)
-    generation = db.value("SELECT max(generation) FROM madlib.mop_generation WHERE run_id = %s", [run_id])
+    state_table = db.value("SELECT max(state_table) FROM madlib.mop_state_table WHERE run_id = %s", [run_id])
     reader = db.another()
-    reader.run(f"BEGIN; LOCK TABLE madlib.mop_state_{run_id}_{generation} IN ACCESS SHARE MODE")
+    reader.run(f"BEGIN; LOCK TABLE madlib.mop_state_{run_id}_{state_table} IN ACCESS SHARE MODE")
     db.run("SET statement_timeout = '20s'; SELECT madlib.mop_drop_checkpoints(); RESET statement_timeout")
     assert db.value("SELECT count(*) FROM madlib.mop_checkpoints") == 0
-    assert db.value("SELECT count(*) FROM madlib.mop_generation") == 1
+    assert db.value("SELECT count(*) FROM madlib.mop_state_table") == 1
     reader.run("ROLLBACK")
     reader.close()
     db.run("SELECT madlib.mop_drop_checkpoints()")
-    assert db.value("SELECT count(*) FROM madlib.mop_generation") == 0
+    assert db.value("SELECT count(*) FROM madlib.mop_state_table") == 0
 
 
 def test_who_drops_gives_way_in_a_deadlock(db, anew):

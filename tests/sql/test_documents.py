@@ -138,7 +138,7 @@ def test_searches_in_readme_and_in_the_document_run(psql, reader, readme):
     for block in [next(b for b in blocks("README.md") if "mop_search" in b), blocks("docs/search.md")[0]]:
         text = shown(psql, "DROP TABLE IF EXISTS found, found_info, found_summary, found_trials;" + block)
         assert "categorical_crossentropy" in text
-    _, space, wishes = blocks("docs/search.md")
+    _, space, control_requests = blocks("docs/search.md")
     reader.run(
         "CREATE TABLE three AS SELECT * FROM arch; CREATE TABLE three_copy AS TABLE arch; "
         "UPDATE three_copy SET model_id = 2; INSERT INTO three TABLE three_copy; "
@@ -158,7 +158,7 @@ def test_searches_in_readme_and_in_the_document_run(psql, reader, readme):
     try:
         assert eventually(lambda: is_under_way(reader), 60)
         run_id = reader.value("SELECT max(run_id) FROM madlib.mop_runs WHERE status = 'running'")
-        shown(psql, wishes.replace("(17,", f"({run_id},"))
+        shown(psql, control_requests.replace("(17,", f"({run_id},"))
         assert eventually(
             lambda: reader.value("SELECT count(*) FROM madlib.mop_trials WHERE run_id = %s", [run_id]) == 4, 60
         )

@@ -229,18 +229,18 @@ def test_two_runs_of_one_seed_with_one_worker_give_identical_bytes(db, data):
         "arch",
         [(1, ADAM.format(0.05), "batch_size=8, shuffle=True, epochs=2"), (2, ADAM.format(0.01), "batch_size=16")],
     )
-    weights, orders = [], []
+    weights, unit_specs = [], []
     for _ in range(2):
         run_id = fit(db, packed, "models", "mst")
         weights.append(db.run("SELECT mst_key, model_weights::text FROM models ORDER BY 1"))
-        orders.append(
+        unit_specs.append(
             db.run(
                 "SELECT mst_key, iteration, position, segment FROM madlib.mop_visit_order "
                 "WHERE run_id = %s ORDER BY 1, 2, 3",
                 [run_id],
             )
         )
-    assert weights[0] == weights[1] and orders[0] == orders[1]
+    assert weights[0] == weights[1] and unit_specs[0] == unit_specs[1]
 
 
 def test_streaming_and_caching_give_the_same_bytes(db, data):
@@ -436,7 +436,7 @@ def test_a_rolled_back_call_loses_no_trained_state_and_a_committed_one_frees_it(
     assert db.value("SELECT count(*) FROM pg_class WHERE relname = 'undone'") == 0
     kept = fit(db, data, "models", "mst")
     fit(db, data, "models2", "mst")
-    states = {r["run_id"] for r in db.run("SELECT DISTINCT run_id FROM madlib.mop_generation")}
+    states = {r["run_id"] for r in db.run("SELECT DISTINCT run_id FROM madlib.mop_state_table")}
     assert run_id in states and kept not in states
 
 

@@ -29,9 +29,9 @@ def job(db, number):
     return db.run("SELECT * FROM madlib.mop_jobs WHERE job = %s", [number])[0]
 
 
-def keeper_of(db, number):
-    """The process id of a job's keeper, or None."""
-    title = f"pg_mop keeper: port {db.server.port}, database {db.database}, job {number}"
+def supervisor_of(db, number):
+    """The process id of a job's job supervisor, or None."""
+    title = f"pg_mop job supervisor: port {db.server.port}, database {db.database}, job {number}"
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{entry}/cmdline") as file:
@@ -73,14 +73,14 @@ def test_a_call_goes_on_when_its_client_has_gone(db, data):
     assert any(line.startswith("INFO:") for line in told["messages"])
     run = db.run("SELECT status, seed FROM madlib.mop_runs WHERE run_id = ANY (%s)", [told["runs"]])
     assert run == [{"status": "finished", "seed": 77}]
-    assert eventually(lambda: keeper_of(db, number) is None)
+    assert eventually(lambda: supervisor_of(db, number) is None)
     assert db.value("SELECT madlib.mop_cancel(%s)", [number]) is False
 
 
 def test_it_is_cancelled_and_resumed(db, data):
     number = submit(db, FIT.format("slow_models", "slow", 50))
     assert eventually(lambda: job(db, number)["runs"])
-    assert keeper_of(db, number)
+    assert supervisor_of(db, number)
     assert db.value("SELECT madlib.mop_wait(%s, '200 ms')", [number]) == "running"
     assert db.value("SELECT madlib.mop_cancel(%s)", [number]) is True
     assert db.value("SELECT madlib.mop_wait(%s, '30 s')", [number]) == "cancelled"
@@ -116,7 +116,7 @@ def test_what_a_command_says_and_how_it_fails_is_told(db, data):
         copies = submit(db, f"CREATE TABLE copied (i int); {copy}")
         assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [copies]) == "failed"
         assert "a job has no client, so there is no COPY to STDOUT or from STDIN" in job(db, copies)["error"]
-        assert eventually(lambda number=copies: keeper_of(db, number) is None)
+        assert eventually(lambda number=copies: supervisor_of(db, number) is None)
         db.run("DROP TABLE IF EXISTS copied")
     opened = submit(db, "BEGIN; CREATE TABLE lost (i int)")
     assert db.value("SELECT madlib.mop_wait(%s)", [opened]) == "failed" and "rolled back" in job(db, opened)["error"]
@@ -133,7 +133,7 @@ def test_what_a_command_says_and_how_it_fails_is_told(db, data):
 
 
 def test_rows_without_end_take_no_memory(db):
-    """There is more of them than the keeper may have of memory; a single row must have room."""
+    """There is more of them than the job supervisor may have of memory; a single row must have room."""
     db.run("SELECT pg_advisory_lock(1)")
     number = submit(
         db,
@@ -141,7 +141,7 @@ def test_rows_without_end_take_no_memory(db):
         "DO $x$ BEGIN RAISE NOTICE 'sent'; END $x$; SELECT pg_advisory_xact_lock(1)",
     )
     assert eventually(lambda: job(db, number)["messages"] == ["NOTICE:  sent"], 60)
-    with open(f"/proc/{keeper_of(db, number)}/status") as file:
+    with open(f"/proc/{supervisor_of(db, number)}/status") as file:
         peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
     assert peak < 200 << 10  # kB
     db.run("SELECT pg_advisory_unlock(1)")
@@ -328,7 +328,7 @@ def test_no_rights_are_had_by_a_job_that_its_role_does_not_have(db):
         "'RESET ROLE; ALTER ROLE mallory SUPERUSER'); END $$; "
         "CREATE MATERIALIZED VIEW mallory.v AS SELECT mallory.f() WITH NO DATA; "
         "CREATE TABLE mallory.t (b text); CREATE FUNCTION mallory.steal() RETURNS void LANGUAGE sql "
-        "SECURITY DEFINER AS $$ INSERT INTO mallory.t SELECT backend FROM madlib.mop_tickets $$"
+        "SECURITY DEFINER AS $$ INSERT INTO mallory.t SELECT backend FROM madlib.mop_tokens $$"
     )
     error = db.error("SET ROLE mallory; REFRESH MATERIALIZED VIEW mallory.v")
     assert "security-restricted operation" in str(error)
@@ -349,14 +349,14 @@ def test_a_submitter_holds_no_lock_that_the_job_needs(db):
 
 def test_a_job_ends_with_its_keeper_and_its_session(db):
     number = submit(db, "SELECT pg_sleep(100)")
-    os.kill(keeper_of(db, number), signal.SIGKILL)
+    os.kill(supervisor_of(db, number), signal.SIGKILL)
     assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "failed"
     assert "the session that ran it has ended" in job(db, number)["error"]
     number = submit(db, "SELECT pg_sleep(100)")
     db.run("SELECT pg_terminate_backend(session_pid) FROM madlib.mop_jobs WHERE job = %s", [number])
     assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "failed"
     assert eventually(lambda: "administrator" in job(db, number)["error"])
-    assert eventually(lambda: keeper_of(db, number) is None)
+    assert eventually(lambda: supervisor_of(db, number) is None)
 
 
 def test_a_restart_of_the_server_ends_a_job_and_its_run_is_resumed():
@@ -374,7 +374,9 @@ def test_a_restart_of_the_server_ends_a_job_and_its_run_is_resumed():
         cluster.start()
         db = Client(cluster, "a b%'q")
         assert db.value("SELECT madlib.mop_wait(%s, '20 s')", [number]) == "failed"
-        assert eventually(lambda: "terminating connection" in job(db, number)["error"])  # its keeper is there still
+        assert eventually(
+            lambda: "terminating connection" in job(db, number)["error"]
+        )  # its job supervisor is there still
         again = submit(db, f"SELECT madlib.mop_resume({job(db, number)['runs'][0]})")
         assert db.value("SELECT madlib.mop_wait(%s, '2 min')", [again]) == "finished"
         assert db.value("SELECT count(*) FROM slow_models") == 1

@@ -38,7 +38,7 @@ ASK = "SELECT madlib.mop_ask({}, 1, '{}', '{}', '{}')"
 def run_id(db):
     return db.value(
         "SELECT madlib.mop_open_run((%s::jsonb || jsonb_build_object('coordinator', backend))::json, '[]') "
-        "FROM madlib.mop_tickets",
+        "FROM madlib.mop_tokens",
         [json.dumps(RUN)],
     )
 
@@ -71,7 +71,7 @@ def test_what_is_asked_twice_at_once_is_there_once(db, run_id):
     assert db.run("SELECT stage, evaluated FROM madlib.mop_stage WHERE run_id = %s", [run_id]) == [
         {"stage": 1, "evaluated": True}
     ]
-    for table in ("mop_model", "mop_request"):
+    for table in ("mop_stage_state", "mop_request"):
         assert db.value(f"SELECT count(*) FROM madlib.{table} WHERE run_id = %s", [run_id]) == 1
 
 
@@ -106,7 +106,7 @@ def pair(db, run_id):
 
 def finish(run_id, *units):
     results = [
-        {"stage": stage, "attempt": 1, "version": 1, "generation": 1, "bytes": 1, "release": [], **more}
+        {"stage": stage, "attempt": 1, "version": 1, "state_table": 1, "bytes": 1, "release": [], **more}
         for stage, more in units
     ]
     return f"SELECT madlib.mop_finish_units({run_id}, 0, 'train', 'training', '{json.dumps(results)}')"
@@ -118,7 +118,7 @@ def test_units_that_go_together_are_finished_together_or_not_at_all(db, pair):
     assert f"stage 1 of run {pair} is not at version 0" in str(db.error(finish(pair, (1, {}), (1, {}))))
     assert f"stage 3 of run {pair} is not at version 0" in str(db.error(finish(pair, (1, {}), (3, {}))))
     assert db.run(
-        "SELECT DISTINCT m.version, u.status FROM madlib.mop_model m JOIN madlib.mop_unit u USING (run_id, "
+        "SELECT DISTINCT m.version, u.status FROM madlib.mop_stage_state m JOIN madlib.mop_unit u USING (run_id, "
         "stage) WHERE run_id = %s AND stage = 1",
         [pair],
     ) == [{"version": 0, "status": "running"}]
@@ -126,7 +126,7 @@ def test_units_that_go_together_are_finished_together_or_not_at_all(db, pair):
     assert (
         db.run(
             "SELECT u.version, u.status, u.loss, u.metric, u.choice, u.train_seconds, m.version AS reached FROM "
-            "madlib.mop_model m JOIN madlib.mop_unit u USING (run_id, stage) WHERE run_id = %s AND stage = 1 AND "
+            "madlib.mop_stage_state m JOIN madlib.mop_unit u USING (run_id, stage) WHERE run_id = %s AND stage = 1 AND "
             "loss = 'NaN'",
             [pair],
         )[0].items()
@@ -142,7 +142,7 @@ def test_units_that_go_together_are_finished_together_or_not_at_all(db, pair):
 
 
 def test_stages_are_taken_together_at_the_versions_that_are_asked_for(db, pair):
-    take = f"SELECT stage, mst_key FROM madlib.mop_take_models({pair}, 1, %s, %s, true)"
+    take = f"SELECT stage, mst_key FROM madlib.mop_take_states({pair}, 1, %s, %s, true)"
     assert sorted((r["stage"], r["mst_key"]) for r in db.run(take, [[2, 1], [0, 0]])) == [(1, 1), (2, 2)]
     for versions in ([0, 1], [0, None], [0]):
         assert f"stage 2 of run {pair} is not at version" in str(db.error(take, [[1, 2], versions]))

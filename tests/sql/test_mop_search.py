@@ -210,7 +210,7 @@ def test_people_stop_trials_and_add_some(db, data):
             "SELECT madlib.mop_stop_trial(%s, 2), madlib.mop_add_trial(%s, 1, %s, 'batch_size=4', 2)",
             [run_id, run_id, ADAM.format(0.02)],
         )
-        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_wish"), 30)
+        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_control_request"), 30)
     assert call.end() is None
     trials = {t["mst_key"]: t for t in db.run("SELECT * FROM hands_trials")}
     assert len(trials) == 7 and trials[2]["status"] == "stopped" and trials[2]["reason"] == "stopped by postgres"
@@ -240,7 +240,7 @@ def test_people_stop_and_add_configurations_of_a_fit_call(db, data):
             "SELECT madlib.mop_stop_trial(%s, 1), madlib.mop_add_trial(%s, 2, %s, 'batch_size=4')",
             [run_id, run_id, ADAM.format(0.02)],
         )
-        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_wish"), 30)
+        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_control_request"), 30)
     assert call.end() is None
     rows = {r["mst_key"]: r for r in db.run("SELECT mst_key, model_id, iteration FROM fitted_info")}
     assert len(rows) == 3 and rows[2]["iteration"] == rows[3]["iteration"] == 4 and rows[3]["model_id"] == 2
@@ -377,16 +377,16 @@ def test_who_comes_late_trains_anew_what_others_have_left_behind(db, data):
         db.run(add, [run_id, 1, ADAM.format("[0.01, 0.01, 0.005]"), 3])
         db.run(add, [run_id, 1, ADAM.format("0.01"), 2])  # ends where its twin has gone on
         db.run(add, [run_id, 99, ADAM.format("0.01"), 2])
-        for wish, problem in (
+        for control_request, problem in (
             ("mop_add_trial(%s, NULL, 'x', 'y')", "needs a model_id"),
             ("mop_add_trial(%s, 1, NULL, 'y')", "and compile_params"),
             ("mop_add_trial(%s, 1, 'x', 'y', 0)", "iterations must be from 1"),
             ("mop_stop_trial(%s, 9)", "no mst_key 9"),
-            ("mop_add_wish(%s, '1')", "no wish"),
-            ("mop_add_wish(%s, '{}')", "no wish"),
+            ("mop_add_control_request(%s, '1')", "no request"),
+            ("mop_add_control_request(%s, '{}')", "no request"),
         ):
-            assert problem in str(db.error(f"SELECT madlib.{wish}", [run_id]))
-        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_wish"), 30)
+            assert problem in str(db.error(f"SELECT madlib.{control_request}", [run_id]))
+        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_control_request"), 30)
     assert call.end() is None
     trials = {t["mst_key"]: t for t in db.run("SELECT * FROM madlib.mop_trials WHERE run_id = %s", [run_id])}
     assert [trials[key]["iterations"] for key in (1, 2, 3)] == [9, 3, 2] and trials[4]["status"] == "failed"
@@ -599,7 +599,7 @@ def test_what_people_add_wrongly_ends_no_run(db, data):
             "DROP TABLE gone_arch; SELECT madlib.mop_add_trial(%s, 1, %s, 'batch_size=4', 1)",
             [run_id, ADAM.format(0.02)],
         )
-        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_wish"), 30)
+        assert eventually(lambda: not db.value("SELECT count(*) FROM madlib.mop_control_request"), 30)
     assert call.end() is None
     assert db.value("SELECT count(*) FROM held") == 1
     other.close()
@@ -670,7 +670,7 @@ def test_what_is_accepted_is_trained_or_it_is_said_that_it_is_not(db, data, call
         "SELECT count(*) FROM madlib.mop_trials WHERE run_id = %s AND compile_params = %s", [run_id, ADAM.format(0.02)]
     )
     assert there + late == accepted > 0
-    assert db.value("SELECT count(*) FROM madlib.mop_wish") == 0
+    assert db.value("SELECT count(*) FROM madlib.mop_control_request") == 0
     other.close()
 
 

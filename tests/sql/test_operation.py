@@ -130,11 +130,11 @@ def test_states_go_once_the_output_is_committed_whatever_becomes_of_it(db, data)
     second = db.value("SELECT max(run_id) FROM madlib.mop_runs")
     db.run("ROLLBACK TO s; COMMIT")
     db.run(call("gone"))
-    left = {r["run_id"] for r in db.run("SELECT DISTINCT run_id FROM madlib.mop_generation")}
+    left = {r["run_id"] for r in db.run("SELECT DISTINCT run_id FROM madlib.mop_state_table")}
     assert first not in left, "committed, though dropped since"
     assert second in left, "rolled back: the trained models are still there"
     db.run("DELETE FROM madlib.mop_run WHERE run_id = %s", [second])
-    assert db.value("SELECT count(*) FROM madlib.mop_generation WHERE run_id = %s", [second]) == 0
+    assert db.value("SELECT count(*) FROM madlib.mop_state_table WHERE run_id = %s", [second]) == 0
 
 
 # --- credentials ------------------------------------------------------------------------------------

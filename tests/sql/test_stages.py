@@ -148,7 +148,7 @@ def stopped_before(db, output, stage):
             60,
         )
         blocker.run(
-            "BEGIN; SELECT 1 FROM madlib.mop_model WHERE (run_id, stage) = (%s, %s) FOR UPDATE",
+            "BEGIN; SELECT 1 FROM madlib.mop_stage_state WHERE (run_id, stage) = (%s, %s) FOR UPDATE",
             [rows[0]["run_id"], stage],
         )
         return rows[0]["run_id"]

@@ -230,7 +230,7 @@ def test_a_cancelled_group_is_undone_whole_and_resumed(db, data):
     run_id = last_run(db)
     versions = db.run(
         "SELECT m.version, s.iteration, (SELECT count(*) FROM madlib.mop_unit u WHERE (u.run_id, u.stage, u.kind, "
-        "u.status) = (m.run_id, m.stage, 'train', 'finished')) AS done FROM madlib.mop_model m JOIN madlib.mop_stage s "
+        "u.status) = (m.run_id, m.stage, 'train', 'finished')) AS done FROM madlib.mop_stage_state m JOIN madlib.mop_stage s "
         "USING (run_id, stage) WHERE m.run_id = %s AND m.version > 0",
         [run_id],
     )

@@ -1,4 +1,4 @@
-"""pg_mop.arrays: numpy is imported whole, whatever is raised meanwhile."""
+"""pg_mop.backend.arrays: numpy is imported whole, whatever is raised meanwhile."""
 
 import importlib.util
 import os
@@ -36,7 +36,7 @@ def test_numpy_and_optuna_have_one_thread():
                 "-c",
                 f"""
 import os, sys
-from pg_mop import arrays
+from pg_mop.backend import arrays
 try:
     arrays.import_whole({name!r})
 except ImportError:
@@ -60,7 +60,7 @@ print(len(os.listdir("/proc/self/task")), os.environ.get("OPENBLAS_NUM_THREADS")
 
 @pytest.mark.parametrize("delay", [0.005, 0.02, 0.04, 0.06, 0.09])
 def test_numpy_is_whole_when_its_import_is_interrupted(delay):
-    path = importlib.util.find_spec("pg_mop.arrays").origin
+    path = importlib.util.find_spec("pg_mop.backend.arrays").origin
     ran = subprocess.run(
         [sys.executable, "-c", INTERRUPTED.format(delay=delay, path=path)], capture_output=True, text=True
     )

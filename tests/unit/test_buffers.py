@@ -5,10 +5,10 @@ import struct
 import numpy as np
 import pytest
 
-from pg_mop.database import MopError
+from pg_mop.backend.database import MopError
 from pg_mop.inference.prediction import in_pieces
 from pg_mop.packing import buffers
-from pg_mop.packing.places import partition_name
+from pg_mop.packing.placement import partition_name
 
 
 def wire(array, dtype=">f4", flags=0):

@@ -1,11 +1,11 @@
-"""pg_mop.frames: Python is as before after what has run by `safely`."""
+"""pg_mop.backend.frames: Python is as before after what has run by `safely`."""
 
 import functools
 import traceback
 
 import pytest
 
-from pg_mop import frames
+from pg_mop.backend import frames
 
 pytestmark = pytest.mark.skipif(
     not frames._is_known(), reason="not run: this Python has no such structure, or not one that is known"

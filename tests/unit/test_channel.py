@@ -79,7 +79,10 @@ def test_rows_arrive_as_arrays_of_their_shapes(pipe):
 def test_small_frames_wait_for_the_one_that_follows_and_large_ones_for_none(pipe):
     write, channel = pipe
     there, back = os.pipe(), os.pipe()
-    sender, receiver = Channel(there[0], back[1], tick=lambda: None), Channel(back[0], there[1], tick=lambda: None)
+    sender, receiver = (
+        Channel(there[0], back[1], check_interrupts=lambda: None),
+        Channel(back[0], there[1], check_interrupts=lambda: None),
+    )
     sender.send({"op": "first"}, b"1", more=True)
     sender.send({"op": "second"}, b"", b"22", more=True)
     assert not receiver.wait_readable(0)

@@ -69,7 +69,7 @@ def test_the_tests_that_the_reliability_document_names_exist():
 
 
 def test_the_settings_that_the_readme_names_are_those_that_exist():
-    from pg_mop import settings
+    from pg_mop.backend import settings
 
     named = set(re.findall(r"^\| `pg_mop\.(\w+)`", (ROOT / "README.md").read_text(), re.M))
     assert named == set(settings.KNOWN)

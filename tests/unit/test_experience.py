@@ -3,7 +3,7 @@
 import dataclasses
 
 from pg_mop.plan.cost import Costs
-from pg_mop.plan.experience import MOST_DEVICES, Experience, Net
+from pg_mop.plan.cost_history import MOST_DEVICES, CostHistory, Net
 
 FIT = {"batch_size": 32, "dropout": None, "class_weight": None}
 ADAM = {"optimizer": "Adam", "loss": "mse"}
@@ -43,8 +43,8 @@ def test_a_net_is_what_is_compiled_alike_and_has_batches_alike():
 
 def test_each_architecture_is_read_once():
     asked = []
-    experience = Experience(lambda architecture: asked.append(architecture) or [row()])
-    assert experience.batch_seconds(NET) == 1.0 and experience.told(NET) and asked == [NET.architecture]
+    cost_history = CostHistory(lambda architecture: asked.append(architecture) or [row()])
+    assert cost_history.batch_seconds(NET) == 1.0 and cost_history.told(NET) and asked == [NET.architecture]
 
 
 def test_the_best_kernel_counts_and_the_median_of_devices():
@@ -57,12 +57,12 @@ def test_the_best_kernel_counts_and_the_median_of_devices():
             ("three", "loop", 9.0),
         )
     ]
-    experience = Experience(lambda architecture: rows)
-    assert experience.batch_seconds(NET) == 3.0
-    assert experience.told(NET)["known"] == [
+    cost_history = CostHistory(lambda architecture: rows)
+    assert cost_history.batch_seconds(NET) == 3.0
+    assert cost_history.told(NET)["known"] == [
         ["model", "v", r["device"], r["kernel"], r["batch_seconds"], 0.5, 1] for r in rows
     ]
-    assert Experience().batch_seconds(NET) is Experience().told(NET) is None
+    assert CostHistory().batch_seconds(NET) is CostHistory().told(NET) is None
 
 
 def test_others_of_the_architecture_tell_how_kernels_compare():
@@ -72,10 +72,10 @@ def test_others_of_the_architecture_tell_how_kernels_compare():
         for net, times in zip(others, (2.0, 4.0, 3.0))
         for kernel, seconds in (("loop", times), ("xla", 1.0))
     ]
-    told = Experience(lambda architecture: [*rows, row(others[0], "plain", device="no loop there")]).told(NET)
+    told = CostHistory(lambda architecture: [*rows, row(others[0], "plain", device="no loop there")]).told(NET)
     assert told == {"alike": [["model", "v", "one", "xla", 1 / 3, 2.0, 1]]}
     own = [row(seconds=7.0, runs=3), row(kernel="xla", seconds=0.1, runs=2)]
-    told = Experience(lambda architecture: [*own, *rows]).told(NET)
+    told = CostHistory(lambda architecture: [*own, *rows]).told(NET)
     assert told == {
         "alike": [["model", "v", "one", "xla", 1 / 3, 2.0, 1]],
         "known": [["model", "v", "one", "loop", 7.0, 0.5, 3], ["model", "v", "one", "xla", 0.1, 0.5, 2]],
@@ -84,7 +84,7 @@ def test_others_of_the_architecture_tell_how_kernels_compare():
 
 def test_a_trainer_is_told_of_few_devices():
     rows = [row(device=str(number), noted_at=number) for number in range(3 * MOST_DEVICES)]
-    known = Experience(lambda architecture: rows).told(NET)["known"]
+    known = CostHistory(lambda architecture: rows).told(NET)["known"]
     assert len(known) == MOST_DEVICES and {r[2] for r in known} == {str(n) for n in range(32, 48)}
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import mop_udf
-from mop_udf import nursery
+from mop_udf import fork_server
 from workload import OTHERS
 
 HOME = pathlib.Path(mop_udf.__file__).parent
@@ -56,7 +56,7 @@ def test_a_trainer_imports_its_framework_and_no_other(backend):
 
 
 @pytest.mark.parametrize("backend", OTHERS)
-def test_a_nursery_has_no_threads_to_lose(backend):
+def test_a_fork_server_has_no_threads_to_lose(backend):
     program = (
         "import os; from mop_udf import trainer; trainer.import_frameworks(); trainer.import_own(); "
         "print(len(os.listdir('/proc/self/task')))"
@@ -66,6 +66,6 @@ def test_a_nursery_has_no_threads_to_lose(backend):
         capture_output=True,
         text=True,
         check=True,
-        env={**nursery.environment(backend), "OMP_NUM_THREADS": "1"},
+        env={**fork_server.environment(backend), "OMP_NUM_THREADS": "1"},
     )  # as it is started
     assert int(found.stdout) == 1

@@ -34,7 +34,7 @@ def run(
     seed=3,
     metrics=(),
     size=1000,
-    places=None,
+    workers=None,
     board=None,
     around=AROUND,
     alike=None,
@@ -42,7 +42,7 @@ def run(
     """The visits of a run, and its board. `seconds`: of a unit, or of a configuration's number and a unit; `alike`: of
     a stage's number, equal where units take as long (by default: those of one configuration)."""
     board = board or Board(plan_of(configurations, iterations, metrics), range(segments))
-    board.serve(range(places or segments))
+    board.serve(range(workers or segments))
     scheduler = SCHEDULERS[name](board, seed)
     key_of = {number: min(stage.trials) for number, stage in board.plan.stages.items()}
     groups = Groups(board, scheduler, alike or key_of.get, lambda number: size) if grouped else None
@@ -52,7 +52,7 @@ def run(
 
 def sizes(visits):
     """How many units went together, each time."""
-    return list(Counter((v.place, v.start) for v in visits if v.unit.kind == "train").values())
+    return list(Counter((v.worker, v.start) for v in visits if v.unit.kind == "train").values())
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
@@ -88,21 +88,21 @@ def test_short_units_go_in_groups_and_sooner():
     assert max(sizes(together)) <= MOST and sum(sizes(together)) / len(sizes(together)) > 6
     assert makespan(together) < 0.5 * makespan(alone)
     for (_, start), units in itertools.groupby(
-        sorted((v for v in together if v.unit.kind == "train"), key=lambda v: (v.place, v.start)),
-        lambda v: (v.place, v.start),
+        sorted((v for v in together if v.unit.kind == "train"), key=lambda v: (v.worker, v.start)),
+        lambda v: (v.worker, v.start),
     ):
         assert len({v.unit.segment for v in units}) == 1, f"of one segment (at {start})"
 
 
 @pytest.mark.parametrize("name", ["randomized", "longest-first", "breadth-first"])
 def test_a_place_of_several_segments_has_groups_as_large(name):
-    visits, _ = run(200, 8, 2, 0.002, name=name, places=2, alike=lambda number: 0)
+    visits, _ = run(200, 8, 2, 0.002, name=name, workers=2, alike=lambda number: 0)
     assert sum(sizes(visits)) / len(sizes(visits)) > 6
     assert all(
         len({v.unit.segment for v in units}) == 1
         for _, units in itertools.groupby(
-            sorted((v for v in visits if v.unit.kind == "train"), key=lambda v: (v.place, v.start)),
-            lambda v: (v.place, v.start),
+            sorted((v for v in visits if v.unit.kind == "train"), key=lambda v: (v.worker, v.start)),
+            lambda v: (v.worker, v.start),
         )
     )
 
@@ -154,10 +154,10 @@ def test_of_what_a_place_has_not_met_it_takes_one_at_a_time_where_others_may_hav
     met, many = set(), 0
 
     def at(v):
-        return v.start, v.place
+        return v.start, v.worker
 
     for _, together in itertools.groupby(sorted(visits, key=at), at):
-        models = [(v.place, scheduler.alike(v.unit.stage)) for v in together]
+        models = [(v.worker, scheduler.alike(v.unit.stage)) for v in together]
         assert len({*models} - met) <= 1
         many += len(models) > 3
         met.update(models)
@@ -171,7 +171,7 @@ def test_evaluations_that_nobody_waits_for_come_when_their_iteration_has_been_tr
     visits, _ = run(12, 3, 2, 0.002, board=board, alike=lambda number: 0)
     trained = max(v.end for v in visits if v.unit.kind == "train")
     begun = min(v.start for v in visits if v.unit.kind == "evaluate")
-    groups = {(v.place, v.start) for v in visits if v.unit.kind == "evaluate"}
+    groups = {(v.worker, v.start) for v in visits if v.unit.kind == "evaluate"}
     if searched:
         assert begun < 0.9 * trained
     else:
@@ -234,8 +234,8 @@ def test_few_configurations_are_left_to_all_places(configurations):
 
 
 @pytest.mark.parametrize("name", ["randomized", "longest-first"])
-@pytest.mark.parametrize("configurations,places", [(8, 2), (16, 4), (40, 3), (100, 8)])
-def test_no_place_is_idle_for_the_sake_of_groups(name, configurations, places):
+@pytest.mark.parametrize("configurations,workers", [(8, 2), (16, 4), (40, 3), (100, 8)])
+def test_no_place_is_idle_for_the_sake_of_groups(name, configurations, workers):
     """Were there nothing around a unit, groups could only harm."""
     over = []
     for seed in range(5):
@@ -244,7 +244,7 @@ def test_no_place_is_idle_for_the_sake_of_groups(name, configurations, places):
             makespan(
                 run(
                     configurations,
-                    places,
+                    workers,
                     6,
                     lambda key, unit, c=cost: c[key],
                     name=name,
@@ -261,9 +261,9 @@ def test_no_place_is_idle_for_the_sake_of_groups(name, configurations, places):
 
 def test_units_of_a_large_segment_go_alone_however_short_those_of_a_small_one_are():
     visits, _ = run(64, 2, 3, lambda key, unit: 1.0 if unit.segment == 0 else 0.002, alike=lambda number: number % 8)
-    together = Counter((v.place, v.start) for v in visits if v.unit.segment == 0)
+    together = Counter((v.worker, v.start) for v in visits if v.unit.segment == 0)
     assert set(together.values()) == {1}
-    assert max(Counter((v.place, v.start) for v in visits if v.unit.segment == 1).values()) > 1
+    assert max(Counter((v.worker, v.start) for v in visits if v.unit.segment == 1).values()) > 1
 
 
 def test_a_dear_unit_is_not_taken_for_a_cheap_one_that_it_went_with():
@@ -272,8 +272,8 @@ def test_a_dear_unit_is_not_taken_for_a_cheap_one_that_it_went_with():
     dear = lambda number: scheduler.alike(number) == "dear"  # noqa: E731
     groups = Groups(board, scheduler, scheduler.alike, lambda number: 1000)
     visits = simulate(board, scheduler, lambda unit: 0.03 if dear(unit.stage) else 0.002, groups=groups, around=AROUND)
-    beside = Counter((v.place, v.start) for v in visits)
-    assert any(beside[v.place, v.start] > 1 for v in visits if dear(v.unit.stage))
+    beside = Counter((v.worker, v.start) for v in visits)
+    assert any(beside[v.worker, v.start] > 1 for v in visits if dear(v.unit.stage))
     assert all(0.02 < seconds < 0.04 for (key, _), seconds in scheduler.costs.seconds.items() if key == "dear")
 
 
@@ -285,10 +285,10 @@ def test_what_would_outlast_the_others_waits_for_nobody_in_its_group(name):
             key, identity.root({"mst_key": key}), lambda iteration, key=key: ("", str(key)), 200 if key == 1 else 8
         )
     visits, _ = run(40, 4, 0, 0.002, name=name, board=Board(plan, range(4)), alike=lambda number: 0)
-    beside = Counter((v.place, v.start) for v in visits)
+    beside = Counter((v.worker, v.start) for v in visits)
     own = {stage.number for stage in plan.path(1)}
-    late = [beside[v.place, v.start] for v in visits if v.unit.stage in own and v.unit.iteration > 8]
-    others = [beside[v.place, v.start] for v in visits if v.unit.stage not in own]
+    late = [beside[v.worker, v.start] for v in visits if v.unit.stage in own and v.unit.iteration > 8]
+    others = [beside[v.worker, v.start] for v in visits if v.unit.stage not in own]
     assert set(late) == {1} and max(others) > 4
 
 

@@ -334,7 +334,7 @@ class Story:
             self.gone |= trials
 
     def start(self):
-        idle = set(self.board.places) - {place for place, _ in self.running}
+        idle = set(self.board.workers) - {place for place, _ in self.running}
         for place in self.scheduler.arrange(idle):
             if place in {at for at, _ in self.running}:
                 continue

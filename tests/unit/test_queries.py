@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from pg_mop.execute.queries import Query, as_text, by_spi, rows_of
+from pg_mop.backend.queries import Query, as_text, by_spi, rows_of
 
 
 def test_values_are_literals_and_what_stands_in_quotes_is_left_alone():

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from pg_mop.execute.orders import Sharing
 from pg_mop.plan import identity
 from pg_mop.plan.stages import Plan
+from pg_mop.run.unit_specs import Sharing
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.groups import Groups
@@ -45,7 +45,7 @@ def run(
     key_of = {number: min(stage.trials) for number, stage in board.plan.stages.items()}
     scheduler = SCHEDULERS[name](board, seed, alike and (lambda number: alike[key_of[number]]))
     visits = simulate(board, scheduler, lambda unit: seconds(key_of[unit.stage], unit) if seconds else 1.0, ahead)
-    return [Keyed(v.unit, v.place, v.start, v.end, key_of[v.unit.stage]) for v in visits]
+    return [Keyed(v.unit, v.worker, v.start, v.end, key_of[v.unit.stage]) for v in visits]
 
 
 def uneven(key, unit):
@@ -67,7 +67,7 @@ def test_every_configuration_visits_every_segment_once_per_iteration(name, confi
 @pytest.mark.parametrize("configurations,segments,iterations", SHAPES)
 def test_neither_a_configuration_nor_a_place_trains_twice_at_once(name, configurations, segments, iterations):
     visits = run(name, configurations, segments, iterations, seconds=uneven)
-    for key in (lambda v: v.place, lambda v: ("model", v.key)):
+    for key in (lambda v: v.worker, lambda v: ("model", v.key)):
         groups = {}
         for v in sorted(visits, key=lambda v: v.start):
             if key(v) in groups:
@@ -147,8 +147,8 @@ def changes(visits, alike):
     """How often a place goes on with a configuration of another compiled model than the one before."""
     found, last = 0, {}
     for v in sorted(visits, key=lambda v: v.start):
-        found += v.place in last and alike[last[v.place]] != alike[v.key]
-        last[v.place] = v.key
+        found += v.worker in last and alike[last[v.worker]] != alike[v.key]
+        last[v.worker] = v.key
     return found
 
 
@@ -203,12 +203,12 @@ def test_where_any_place_does_all_segments_most_is_compiled_in_one(name, models,
             known = set()
 
             def seconds(unit, known=known, at=at, alike=alike):
-                first = (alike[unit.stage], at["place"]) not in known
-                known.add((alike[unit.stage], at["place"]))
+                first = (alike[unit.stage], at["worker"]) not in known
+                known.add((alike[unit.stage], at["worker"]))
                 return 1.0 + alike[unit.stage] / models + (compiling if first else 0.0)
 
             choose = scheduler.choose
-            scheduler.choose = lambda place, choose=choose, at=at: (at.update(place=place), choose(place))[1]
+            scheduler.choose = lambda worker, choose=choose, at=at: (at.update(worker=worker), choose(worker))[1]
             visits = simulate(
                 board,
                 scheduler,
@@ -225,17 +225,17 @@ def test_where_any_place_does_all_segments_most_is_compiled_in_one(name, models,
 
 
 @pytest.mark.parametrize("name", [name for name, kind in SCHEDULERS.items() if kind.ANYWHERE])
-@pytest.mark.parametrize("models,places", [(1, 2), (1, 4), (2, 3)])
-def test_nobody_takes_from_the_home_of_a_place_that_is_idle(name, models, places):
+@pytest.mark.parametrize("models,workers", [(1, 2), (1, 4), (2, 3)])
+def test_nobody_takes_from_the_home_of_a_place_that_is_idle(name, models, workers):
     """One configuration of each model: where all places but its own are idle, it stays at home."""
     for seed in range(6):
         board = board_of(models, 4, 3)
         board.anywhere = True
-        board.serve(range(places))
+        board.serve(range(workers))
         alike = {number: min(stage.trials) for number, stage in board.plan.stages.items()}
         visits, of = simulate(board, SCHEDULERS[name](board, seed, alike.get), lambda unit: 1.0), {}
         for v in visits:
-            of.setdefault(alike[v.unit.stage], set()).add(v.place)
+            of.setdefault(alike[v.unit.stage], set()).add(v.worker)
         assert [len(at) for at in of.values()] == [1] * models, of
 
 
@@ -249,8 +249,8 @@ def of_one_net(name, configurations, segments, seed=1):
 
 @pytest.mark.parametrize("name", [name for name, kind in SCHEDULERS.items() if kind.ANYWHERE])
 def test_a_short_evaluation_is_left_to_its_home_while_that_evaluates_the_same_model_alone(name):
-    def step(place, seconds):
-        unit = scheduler.choose(place)
+    def step(worker, seconds):
+        unit = scheduler.choose(worker)
         board.start(unit)
         board.finish(unit)
         scheduler.finished(unit, seconds)
@@ -339,12 +339,12 @@ def test_a_place_may_go_and_come_back(name):
                 board.serve([0])
             if step == comes:
                 board.serve([0, 1])
-            for place in scheduler.arrange([place for place in board.places if place not in running]):
-                if place not in running and (unit := scheduler.choose(place)) is not None:
+            for worker in scheduler.arrange([worker for worker in board.workers if worker not in running]):
+                if worker not in running and (unit := scheduler.choose(worker)) is not None:
                     board.start(unit)
-                    running[place] = unit
-            place = source.choice(sorted(running))
-            unit = running.pop(place)
+                    running[worker] = unit
+            worker = source.choice(sorted(running))
+            unit = running.pop(worker)
             board.finish(unit)
             scheduler.finished(unit, source.uniform(1, 3) * (1 + alike[unit.stage]))
         assert board.done
@@ -363,8 +363,8 @@ def test_what_was_compiled_at_places_that_have_gone_finds_a_home_anew(name):
             for running in lasting:
                 board.finish(running)
             lasting = []
-            for place in range(segments):
-                lasting.append(scheduler.choose(place))
+            for worker in range(segments):
+                lasting.append(scheduler.choose(worker))
                 board.start(lasting[-1])
         assert set(scheduler.homes.values()) == {0, 1, 2, 3}
         board.serve(range(2))
@@ -374,7 +374,7 @@ def test_what_was_compiled_at_places_that_have_gone_finds_a_home_anew(name):
         lasting = []
         visits = simulate(board, scheduler, lambda unit: 1.0)
         assert board.done and len(visits) == models * 2 * segments * 6 - 4 * segments
-        after |= {(seed, alike[v.unit.stage], v.place) for v in visits}
+        after |= {(seed, alike[v.unit.stage], v.worker) for v in visits}
     assert len(after) <= 0.75 * 6 * models * 2, len(after)
 
 
@@ -443,7 +443,7 @@ def test_what_comes_next_at_a_place_is_what_it_then_gets(name, seed):
 
 
 # --- the default is random -----------------------------------------------------------------------------------------
-def orders(visits):
+def unit_specs(visits):
     """{(configuration, iteration): its order of segments}."""
     found = {}
     for v in sorted(visits, key=lambda v: v.start):
@@ -452,21 +452,21 @@ def orders(visits):
 
 
 @pytest.mark.parametrize("ahead,anywhere", [(False, False), (True, False), (False, True), (True, True)])
-@pytest.mark.parametrize("configurations,segments,places", [(5, 3, 3), (2, 3, 3), (7, 2, 2), (4, 3, 6), (3, 2, 4)])
-def test_every_visit_order_is_equally_likely(configurations, segments, places, ahead, anywhere):
+@pytest.mark.parametrize("configurations,segments,workers", [(5, 3, 3), (2, 3, 3), (7, 2, 2), (4, 3, 6), (3, 2, 4)])
+def test_every_visit_order_is_equally_likely(configurations, segments, workers, ahead, anywhere):
     """As long as no place does several segments, which cannot be visited at the same time then, or all do all."""
     counts = {}
     for seed in range(400):
         board = board_of(configurations, segments, 2)
         board.anywhere = anywhere
-        board.serve(range(places))
+        board.serve(range(workers))
         source = random.Random(f"seconds {seed}")  # (of the scheduler's own seed they would go together)
         seconds = {key: source.uniform(1, 3) for key in range(1, configurations + 1)}
         scheduler = SCHEDULERS["randomized"](board, seed, lambda number: number % 2)
         key_of = {number: min(stage.trials) for number, stage in board.plan.stages.items()}
         visits = simulate(board, scheduler, lambda u, s=seconds, k=key_of: s[k[u.stage]], ahead)
-        visits = [Keyed(v.unit, v.place, v.start, v.end, key_of[v.unit.stage]) for v in visits]
-        for passed, order in orders(visits).items():
+        visits = [Keyed(v.unit, v.worker, v.start, v.end, key_of[v.unit.stage]) for v in visits]
+        for passed, order in unit_specs(visits).items():
             counts.setdefault(passed, Counter())[order] += 1
     permutations = list(itertools.permutations(range(segments)))
     expected = 400 / len(permutations)
@@ -491,7 +491,7 @@ def test_orders_are_random_within_a_run_too(ahead):
             alike={key: key % 2 for key in range(1, 17)},
             seconds=lambda key, unit, s=source: (1 + key % 2) * s.uniform(1, 1.05),
         )
-        found = orders(visits)
+        found = unit_specs(visits)
         first = Counter(order[0] for order in found.values())
         assert 70 < first[0] < 192 - 70, "longest-first began 184 of 192 on the same segment"
         same += [found[key, i] == found[key, i + 1] for key in range(1, 17) for i in range(1, 12)]
@@ -610,11 +610,11 @@ def board_on_servers(configurations=4, iterations=2):
 def test_a_place_does_segments_of_its_own_server_alone(name, wanted):
     """However few places there are, each server has one; the last evaluation of a dataset waits for the others."""
     board = board_on_servers()
-    board.serve(board.first_places(wanted))
-    assert {board.server(p) for p in board.places} == {"w1", "w2", "w3", None}
+    board.serve(board.first_workers(wanted))
+    assert {board.server(p) for p in board.workers} == {"w1", "w2", "w3", None}
     visits = simulate(board, SCHEDULERS[name](board, 3), lambda unit: random.Random(repr(unit)).uniform(1, 2))
     assert len(visits) == 4 * 2 * (4 + 4 + 3)
-    assert all(SERVERS[v.unit.dataset, v.unit.segment] == board.server(v.place) for v in visits)
+    assert all(SERVERS[v.unit.dataset, v.unit.segment] == board.server(v.worker) for v in visits)
     for stage in board.plan.stages:
         for dataset in ("training", "validation"):
             evaluations = [

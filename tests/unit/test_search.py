@@ -803,7 +803,7 @@ def test_without_optuna_the_error_says_how_to_install_it(monkeypatch):
 
 @pytest.mark.parametrize("name", ["successive-halving", "hyperband", "population"])
 def test_who_stops_by_a_rule_of_his_own_takes_no_place_whenever_that_is_told(name):
-    """The best of each first rung, or generation, does so: the others go on as in any other order."""
+    """The best of each first rung, or state_table, does so: the others go on as in any other order."""
     parameters = {"population": {"population": 4, "iterations": 4, "interval": 1, "fraction": 0.5}}.get(
         name, {"iterations": 4, "reduction": 2}
     )

@@ -11,7 +11,7 @@ import zipfile
 import pytest
 
 import mop_udf
-from pg_mop import settings
+from pg_mop.backend import settings
 
 ROOT = pathlib.Path(__file__).parents[2]
 PICKER = ROOT / "tools" / "postgres.sh"

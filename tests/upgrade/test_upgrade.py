@@ -16,7 +16,7 @@ MEMBERS = """
 SELECT i.type, i.identity, d.classid::regclass::text AS catalog, d.objid
 FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid AND d.refclassid = 'pg_extension'::regclass,
      pg_identify_object(d.classid, d.objid, d.objsubid) AS i
-WHERE d.deptype = 'e' AND e.extname = 'pg_mop' AND i.identity !~ 'mop_state_'
+WHERE d.deptype = 'e' AND e.extname = 'pg_mop' AND i.identity !~ 'mop_state_[0-9]'
 """
 RELATION = """
 SELECT relkind, reloptions, relrowsecurity, relreplident, coalesce(relacl, acldefault(
@@ -177,7 +177,7 @@ def test_an_updated_extension_is_a_fresh_one_and_keeps_the_users_data(db, older)
         )
         assert client.value("SELECT count(*) FROM madlib.mop_units") == 2
         client.run("SELECT madlib.mop_drop_run(2)")
-        assert client.value("SELECT count(*) FROM pg_class WHERE relname ~ 'mop_state_'") == 0
+        assert client.value("SELECT count(*) FROM pg_class WHERE relname ~ 'mop_state_[0-9]'") == 0
     run_id = fit(client, "flowers_packed", "models", "mst")
     assert run_id > (2 if older == "0.1.0" else 0) and client.value("SELECT count(*) FROM models") == 1
     client.run("DROP EXTENSION pg_mop")
@@ -193,13 +193,15 @@ def test_a_session_from_before_the_update_gets_the_new_versions_modules(db, tmp_
     heading = runpy.run_path(str(ROOT / "tools" / "build_sql.py"))["heading"](str(home))
     client = db.another()
     assert client.value("SELECT madlib.training_preprocessor_dl()")
-    client.run("DO LANGUAGE plpython3u $$\nimport mop_udf, pg_mop.database\npg_mop.database.before = True\n$$")
+    client.run(
+        "DO LANGUAGE plpython3u $$\nimport mop_udf, pg_mop.backend.database\npg_mop.backend.database.before = True\n$$"
+    )
     client.run(
         f"CREATE FUNCTION next_version() RETURNS text[] LANGUAGE plpython3u AS $$\n{heading}\n"
-        "from pg_mop import database\nreturn [sys.modules['mop_udf'].home, hasattr(database, 'before')]\n$$"
+        "from pg_mop.backend import database\nreturn [sys.modules['mop_udf'].home, hasattr(database, 'before')]\n$$"
     )
     assert client.value("SELECT next_version()") == [str(home), "False"]
-    client.run("DO LANGUAGE plpython3u $$\nimport pg_mop.database\npg_mop.database.before = True\n$$")
+    client.run("DO LANGUAGE plpython3u $$\nimport pg_mop.backend.database\npg_mop.backend.database.before = True\n$$")
     assert client.value("SELECT next_version()") == [str(home), "True"], "once per session"
     client.close()
 
@@ -221,7 +223,8 @@ def test_packages_of_another_python_than_the_servers_are_told_of_and_not_importe
 
 # table of 0.3.0 -> its rows as the catalog of today has them
 ROWS = {
-    "mop_run": "SELECT r.*, parameters::jsonb #- '{settings,sharing}' AS parameters FROM madlib.mop_run r",
+    "mop_run": "SELECT r.*, r.fencing_token AS epoch, parameters::jsonb #- '{settings,sharing}' AS parameters "
+    "FROM madlib.mop_run r",
     "mop_configuration": "SELECT * FROM madlib.mop_configuration",
     "mop_segment": "SELECT * FROM madlib.mop_segment",
     **{
@@ -231,8 +234,8 @@ ROWS = {
 }
 STATES = (
     "SELECT mst_key, version, bytes, (madlib.mop_read_states(run_id, ARRAY[stage], ARRAY[version])).data "
-    "FROM madlib.mop_model JOIN madlib.mop_stage USING (run_id, stage) "
-    "WHERE run_id = %s AND generation IS NOT NULL ORDER BY version"
+    "FROM madlib.mop_stage_state JOIN madlib.mop_stage USING (run_id, stage) "
+    "WHERE run_id = %s AND state_table IS NOT NULL ORDER BY version"
 )
 SHOWN = {
     "mop_runs": "status, function, seed, scheduler, num_iterations, configurations, segments, started_at, finished_at",

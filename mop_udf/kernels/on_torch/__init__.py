@@ -50,7 +50,7 @@ def begin(threads):
             f"PyTorch {torch.__version__} finds no GPU {wanted} here that it can use: it is for processors alone, "
             f"or the driver is not there (nvidia-smi)"
         )
-    # for the life of this process: Keras was imported for processors, so that a nursery does not touch a GPU
+    # for the life of this process: Keras was imported for processors, so that a fork server does not touch a GPU
     keras.device("gpu:0").__enter__()
     return None
 

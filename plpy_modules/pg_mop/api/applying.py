@@ -11,11 +11,11 @@ import functools
 import psycopg2
 
 from pg_mop.api.training import Training
-from pg_mop.database import MopError
+from pg_mop.backend.database import MopError
 from pg_mop.engines.postgresql import PostgreSQL
-from pg_mop.execute.orders import Orders
-from pg_mop.execute.sessions import are_warm
 from pg_mop.inference.parts import why_alone
+from pg_mop.run.sessions import are_warm
+from pg_mop.run.unit_specs import UnitSpecs
 
 WORTH_BYTES = 128 << 20  # of rows; with fewer, to start several trainers takes longer than they save
 NOTHING = "optimizer='SGD()', loss='mse'"  # what a stage's parameters must say, where nothing is trained or measured
@@ -25,7 +25,7 @@ class Applying(Training):
     """One call: `on_segments`, then `done`."""
 
     # what is measured is told, whatever it is (Python 3.14 binds a partial to the object that has it: static)
-    orders_of = staticmethod(functools.partial(Orders, finite=False))
+    unit_specs_class = staticmethod(functools.partial(UnitSpecs, finite=False))
 
     compares = False  # the rows that worker sessions see on this server with those that the caller sees
     copied = False
@@ -78,9 +78,9 @@ class Applying(Training):
                 raise
             tell_alone(self.db, error)
             return False
-        self.journal.close_run(self.run_id, "finished")
+        self.catalog.close_run(self.run_id, "finished")
         self._drop()
-        self.journal.close()
+        self.catalog.close()
         return True
 
     def _keep_writers_out(self):
@@ -115,22 +115,22 @@ class Applying(Training):
     def adopt(self, stages):
         return []
 
-    def _start_paths(self, journal):
-        super()._start_paths(journal)
+    def _start_paths(self, catalog):
+        super()._start_paths(catalog)
         for stage in self.plan.stages.values():
             stage.trained = True
 
-    def _stop(self, journal, sessions, error):
-        super()._stop(journal, sessions, error)
+    def _stop(self, catalog, sessions, error):
+        super()._stop(catalog, sessions, error)
         self._drop()
 
-    def _close_guest(self, server, outcome):
-        super()._close_guest(server, outcome)
+    def _close_remote_run(self, server, outcome):
+        super()._close_remote_run(server, outcome)
         server.catalog.drop_run(server.run_id)
 
     def _drop(self):
         try:
-            self.journal.drop_run(self.run_id)
+            self.catalog.drop_run(self.run_id)
         except (MopError, psycopg2.Error) as trouble:  # the next call that trains drops it
             self.db.plpy.log(f"pg_mop: run {self.run_id} is left behind: {trouble}")
 

@@ -2,7 +2,7 @@
 
 import secrets
 
-from pg_mop.database import MopError, quote_identifier, quote_literal, sql_function
+from pg_mop.backend.database import MopError, quote_identifier, quote_literal, sql_function
 
 COLUMNS = {
     "model_id": "serial PRIMARY KEY",

@@ -9,7 +9,7 @@ from pg_mop.api import architectures, metrics
 from pg_mop.api.fit_multiple import write_models
 from pg_mop.api.output import write_models_summary
 from pg_mop.api.search import Search, errors_of_search
-from pg_mop.database import MopError, sql_function
+from pg_mop.backend.database import MopError, sql_function
 from pg_mop.search import SearchError, hyperband
 from pg_mop.search.space import Space
 

@@ -3,9 +3,9 @@
 import functools
 
 from mop_udf import architecture, params
-from pg_mop import object_table
 from pg_mop.api.class_weights import ClassWeights
-from pg_mop.database import MopError
+from pg_mop.backend import object_table
+from pg_mop.backend.database import MopError
 from pg_mop.search.goals import goal, parts
 
 MOST_STAGES = 1_000_000  # of a run, where all are asked for at its beginning

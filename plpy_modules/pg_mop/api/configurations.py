@@ -4,9 +4,9 @@ import itertools
 from random import Random
 
 from mop_udf import params
-from pg_mop import object_table as objects
 from pg_mop.api import architectures
-from pg_mop.database import MopError, quote_identifier, sql_function
+from pg_mop.backend import object_table as objects
+from pg_mop.backend.database import MopError, quote_identifier, sql_function
 from pg_mop.search import grids
 from pg_mop.search.space import Space
 

@@ -3,23 +3,23 @@
 import re
 from collections import Counter
 
+from pg_mop.backend.database import MopError
 from pg_mop.catalog import Catalog
-from pg_mop.database import MopError
-from pg_mop.engines import ways
+from pg_mop.connections import targets
 from pg_mop.schedule.board import Unit
 
 # settings that decide what is computed: those of the run count, not those in force now
 SAME = ("seed", "scheduler", "kernel", "same_start", "sharing", "threads", "keras_backend", "fit_strategy")
 
 
-def open_journal(db):
+def open_catalog(db):
     """The catalog, to look at runs before a call trains anything."""
-    return Catalog(db, ways.local(db))
+    return Catalog(db, targets.local(db))
 
 
-def own_run(db, journal, run_id, shown="model_output_table"):
+def own_run(db, catalog, run_id, shown="model_output_table"):
     """The row of a run of the caller's; the hint lists his runs with the column `shown`. Raises MopError."""
-    run = None if run_id is None else journal.run(run_id)
+    run = None if run_id is None else catalog.run(run_id)
     if run is None:
         raise MopError(
             f'there is no run {"NULL" if run_id is None else run_id} of role "{db.current_user()}"',
@@ -31,7 +31,7 @@ def own_run(db, journal, run_id, shown="model_output_table"):
 class Earlier:
     """What the catalog knows of a run. `replay`: it is done again, in its visit order, as a new run."""
 
-    def __init__(self, journal, run, replay=False):
+    def __init__(self, catalog, run, replay=False):
         self.replay, self.run_id, self.function = replay, run["run_id"], run["function"]
         self.sessions, self.given = run["sessions"], run["configurations"]  # (more may have been added to these)
         self.seed, self.num_iterations = run["seed"], run["num_iterations"]
@@ -41,7 +41,7 @@ class Earlier:
         self.tables = parameters.get("tables", {})
         self.path = parameters.get("search_path")  # by which its call looked names up; None: before 0.4.0
         self.averaging = self.function == "madlib_keras_fit" and self.settings.get("fit_strategy") == "averaging"
-        self.read(journal)
+        self.read(catalog)
 
     def has_same_rows(self, fingerprints):
         """True where its segments had these fingerprints: {(dataset, segment): fingerprint}."""
@@ -51,12 +51,12 @@ class Earlier:
             for before, fingerprint in ((self.segments[key], found) for key, found in fingerprints.items())
         )
 
-    def read(self, journal, guests=()):
+    def read(self, catalog, remote_runs=()):
         """Read what the run has done; `guests`: its (Catalog, number) on other servers."""
-        self.configurations = journal.run_configurations(self.run_id)
+        self.configurations = catalog.run_configurations(self.run_id)
         self.stopped = {c["mst_key"] for c in self.configurations if c["reason"] is not None}
-        self.segments = journal.run_segments(self.run_id)
-        self.stages = journal.run_stages(self.run_id)
+        self.segments = catalog.run_segments(self.run_id)
+        self.stages = catalog.run_stages(self.run_id)
         keys = {row["stage"]: row["mst_keys"] or () for row in self.stages}
         self.iterations = Counter(key for asked in keys.values() for key in asked)  # mst_key -> how many it asked for
         self.apart = {}  # mst_key -> {iteration: text}, see Plan.ask
@@ -65,8 +65,11 @@ class Earlier:
                 for key in row["mst_keys"] or ():
                     self.apart.setdefault(key, {})[row["iteration"]] = found[1]
         self.attempts, self.finished, self.order, self.kernels = {}, [], {}, {}
-        units = self._begun(journal.run_units(self.run_id))
-        for catalog, run_id in guests:  # a coordinator's server that crashes loses what it noted last of begun units
+        units = self._begun(catalog.run_units(self.run_id))
+        for (
+            catalog,
+            run_id,
+        ) in remote_runs:  # a coordinator's server that crashes loses what it noted last of begun units
             self._begun(catalog.run_units(run_id))
         for unit, row in units:
             if row["status"] == "finished":

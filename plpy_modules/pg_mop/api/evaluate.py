@@ -3,13 +3,13 @@
 import dataclasses
 
 from mop_udf import architecture
-from pg_mop import object_table
 from pg_mop.api.applying import Applying, first_row
 from pg_mop.api.model_table import StoredModel
 from pg_mop.api.output import as_json
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
-from pg_mop.database import MopError, quote_identifier
-from pg_mop.packed import PackedTable
+from pg_mop.backend import object_table
+from pg_mop.backend.database import MopError, quote_identifier
+from pg_mop.packing.packed_table import PackedTable
 
 FUNCTION = "madlib_keras_evaluate"
 

@@ -1,9 +1,10 @@
 """madlib_keras_fit: one model, trained on all segments at once and averaged, or hopping over them in sequence."""
 
-from pg_mop import __version__, object_table
+from pg_mop import __version__
 from pg_mop.api.output import PreviousModel, insert, tell_of_large, write_summary
 from pg_mop.api.training import Training
-from pg_mop.database import MopError, sql_function
+from pg_mop.backend import object_table
+from pg_mop.backend.database import MopError, sql_function
 
 FUNCTION = "madlib_keras_fit"
 
@@ -84,7 +85,7 @@ def train(db, arguments, earlier=None):
     training.run(a["model"], a, {})
     table, summary = output
     with training.output(previous):
-        from pg_mop.arrays import state
+        from pg_mop.backend.arrays import state
 
         weights = state.weights_to_bytes(training.weights())
         c = training.configurations[0]
@@ -188,11 +189,11 @@ class Single(Training):
 
     def weights(self):
         """The trained weights: of averaging, the average of the replicas, weighted by their segments' rows."""
-        from pg_mop.arrays import state
+        from pg_mop.backend.arrays import state
 
         states = (
             state.output_weights(its)
-            for its in self.journal.states(self.run_id, self.journal.outcome(self.run_id, self.kept))
+            for its in self.catalog.states(self.run_id, self.catalog.outcome(self.run_id, self.kept))
         )
         if not self.averaging:
             return next(states)

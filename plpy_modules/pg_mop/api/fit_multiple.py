@@ -1,10 +1,10 @@
 """madlib_keras_fit_multiple_model: train every configuration of a selection table, write the three output tables."""
 
-from pg_mop import object_table
 from pg_mop.api.configurations import architecture_table
 from pg_mop.api.output import PreviousModels, insert, tell_of_large, write_models_summary
 from pg_mop.api.training import Training, warn_of_failures
-from pg_mop.database import MopError, sql_function, sql_procedure
+from pg_mop.backend import object_table
+from pg_mop.backend.database import MopError, sql_function, sql_procedure
 
 FUNCTION = "madlib_keras_fit_multiple_model"
 ARGUMENTS = (
@@ -194,7 +194,7 @@ def write_models(training, model, info, previous):
         loss_type text, training_metrics_final float8, training_loss_final float8, training_metrics float8[],
         training_loss float8[], validation_metrics_final float8, validation_loss_final float8,
         validation_metrics float8[], validation_loss float8[], error text, all_metrics jsonb, iteration integer)""")
-    sizes, outcome = [], training.journal.outcome(training.run_id, training.kept)
+    sizes, outcome = [], training.catalog.outcome(training.run_id, training.kept)
     models = weights_of(training, [c for c in outcome if _is_trained(c)])
     for c in outcome:
         weights, key = None, c["mst_key"]
@@ -218,9 +218,9 @@ def _is_trained(outcome):
 
 def weights_of(training, outcomes):
     """The weights (float32 bytes) of configurations' outcomes (dicts of Catalog.outcome), one after the other."""
-    from pg_mop.arrays import state
+    from pg_mop.backend.arrays import state
 
-    for its in training.journal.states(training.run_id, outcomes):
+    for its in training.catalog.states(training.run_id, outcomes):
         yield state.weights_to_bytes(state.output_weights(its))
 
 

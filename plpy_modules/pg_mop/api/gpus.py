@@ -2,8 +2,8 @@
 
 import subprocess
 
-from pg_mop import program
-from pg_mop.database import MopError, raising, sql_function
+from pg_mop.backend import program
+from pg_mop.backend.database import MopError, raising, sql_function
 from pg_mop.engines import greenplum
 
 

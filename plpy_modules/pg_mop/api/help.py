@@ -5,8 +5,8 @@ The usage is read from the catalog, so that it is always that of the installed v
 
 import re
 
-from pg_mop import settings
-from pg_mop.database import ALL_INTEGERS, MopError, sql_function
+from pg_mop.backend import settings
+from pg_mop.backend.database import ALL_INTEGERS, MopError, sql_function
 
 # function -> (what it does, SQL of its example after the data of DATA, whether that needs trained models)
 FUNCTIONS = {

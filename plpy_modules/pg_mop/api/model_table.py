@@ -1,9 +1,9 @@
 """Model tables as evaluate and predict read them."""
 
 from mop_udf import architecture, params
-from pg_mop.database import MopError, quote_identifier
+from pg_mop.backend.database import MopError, quote_identifier
 from pg_mop.inference.model import Model
-from pg_mop.packed import dependent_dtype
+from pg_mop.packing.packed_table import dependent_dtype
 
 # losses, without "_", whose targets are a probability for each class: soft labels, where those are not whole
 OF_CLASSES = ("categoricalcrossentropy", "categoricalfocalcrossentropy", "categoricalhinge", "kldivergence", "kld")

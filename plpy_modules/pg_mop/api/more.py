@@ -1,12 +1,12 @@
 """mop_more: a configuration that has been trained is trained on."""
 
-from pg_mop import object_table
-from pg_mop.api.earlier import Earlier, open_journal, own_run
+from pg_mop.api.earlier import Earlier, open_catalog, own_run
 from pg_mop.api.fit_multiple import info_of, weights_of
 from pg_mop.api.output import tell_of_large
 from pg_mop.api.training import Training
+from pg_mop.backend import object_table
+from pg_mop.backend.database import MopError, quote_identifier, sql_function
 from pg_mop.catalog import metric_of
-from pg_mop.database import MopError, quote_identifier, sql_function
 
 FUNCTION = "mop_more"
 ARGUMENTS = ("run_id", "mst_key", "iterations")
@@ -41,7 +41,7 @@ def train(db, arguments, earlier=None):
     )
     with training.output(None):
         key = a["mst_key"]
-        c = training.journal.outcome(training.run_id, training.kept)[0]
+        c = training.catalog.outcome(training.run_id, training.kept)[0]
         weights = next(weights_of(training, [c]))
         db.execute(
             f"UPDATE {model} SET model_weights = $1, __dist_key__ = $2 WHERE mst_key = $3",
@@ -101,23 +101,23 @@ class More(Training):
 
     def __init__(self, db, arguments, earlier=None):
         run_id, key = arguments["run_id"], arguments["mst_key"]
-        with open_journal(db) as journal:
-            run = own_run(db, journal, run_id)
-            if run["status"] == "running" or not journal.output_is_written(run_id):
+        with open_catalog(db) as catalog:
+            run = own_run(db, catalog, run_id)
+            if run["status"] == "running" or not catalog.output_is_written(run_id):
                 raise MopError(
                     f"run {run_id} is {run['status']}, and its output tables are not written",
                     hint=None if run["status"] == "running" else f"SELECT {db.extension}.mop_resume({run_id});",
                     sqlstate="55000",
                 )
-            later = journal.later_output(run)
+            later = catalog.later_output(run)
             if later is not None:
                 raise MopError(
                     f'"{run["model_output_table"]}" is of run {later} by now, not of run {run_id}',
                     hint=f"SELECT {db.extension}.mop_more({later}, ...);",
                     sqlstate="55000",
                 )
-            self.before = before = Earlier(journal, run)
-            evaluated = {m["iteration"] for m in journal.metrics(run_id) if m["mst_key"] == key}
+            self.before = before = Earlier(catalog, run)
+            evaluated = {m["iteration"] for m in catalog.metrics(run_id) if m["mst_key"] == key}
         if before.averaging or before.function == "madlib_keras_fit":
             raise MopError(f"run {run_id} is of madlib_keras_fit", hint="Call it again with warm_start => TRUE.")
         c = next((c for c in before.configurations if c["mst_key"] == key), None)

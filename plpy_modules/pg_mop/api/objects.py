@@ -3,9 +3,9 @@
 All are for superusers, which is checked before anything is unpickled; and that happens in a process of its own.
 """
 
-from pg_mop import program
-from pg_mop.database import MopError, quote_identifier, sql_function
-from pg_mop.object_table import COLUMNS, table_name
+from pg_mop.backend import program
+from pg_mop.backend.database import MopError, quote_identifier, sql_function
+from pg_mop.backend.object_table import COLUMNS, table_name
 
 
 @sql_function

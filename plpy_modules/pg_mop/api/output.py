@@ -4,7 +4,7 @@ import re
 import secrets
 
 from pg_mop import __version__
-from pg_mop.database import MopError, finite_json, quote_identifier, quote_literal
+from pg_mop.backend.database import MopError, finite_json, quote_identifier, quote_literal
 
 
 def insert(db, table, columns):

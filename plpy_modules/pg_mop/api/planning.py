@@ -7,11 +7,11 @@ import re
 
 from pg_mop.api.checks import Checks
 from pg_mop.catalog import metric_of
-from pg_mop.execute.orders import Sharing, epochs
 from pg_mop.plan import identity, reuse
-from pg_mop.plan.experience import Experience
+from pg_mop.plan.cost_history import CostHistory
 from pg_mop.plan.stages import Plan
 from pg_mop.plan.watch import Watch
+from pg_mop.run.unit_specs import Sharing, epochs
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board, Unit
 from pg_mop.schedule.logged import Logged
@@ -27,13 +27,13 @@ class Planning(Checks):
     """The part of a training call that plans it, and takes up more while the run goes on."""
 
     executor = None  # while the run goes on
-    room = None  # for how many trainers there is some elsewhere
+    capacity = None  # for how many trainers there is some elsewhere
     preferred = None  # the run to go on from, if there are several
     segments = {}  # (dataset, key) -> Segment: read when the run begins
     reuses = False  # something that earlier runs had trained
     searches = False  # asks for more by what comes of it
     stops_within_budget = False  # a search procedure may stop a trial before the iterations that it asked for
-    experience = Experience()  # what earlier runs have measured
+    cost_history = CostHistory()  # what earlier runs have measured
 
     def take_up(self, earlier):
         """Go on with the configurations that people have added to an earlier run, too."""
@@ -59,8 +59,8 @@ class Planning(Checks):
                 self._ask(c)
         for key in self.misfits:
             self.plan.withdraw(key)
-        places = len(self._keys("training"))
-        self.wanted = min(places, options["sessions"] or sessions or places, self.room or places)
+        workers = len(self._keys("training"))
+        self.wanted = min(workers, options["sessions"] or sessions or workers, self.capacity or workers)
         if {s.server for s in self.segments.values()} == {None}:  # (else each server's own cores count)
             options["threads"] = options["threads"] or max(1, self.servers[None].info["cores"] // self.wanted)
         self.scheduler_name = options["scheduler"] if not self.averaging else "randomized"
@@ -71,13 +71,13 @@ class Planning(Checks):
             return []
         stages = [stage for stage in stages if not stage.trained]
         datasets = len({dataset for dataset, _ in self.segments})
-        known = self.journal.known_stages(self.run_id, [stage.identity for stage in stages], datasets)
+        known = self.catalog.known_stages(self.run_id, [stage.identity for stage in stages], datasets)
         found, kept = reuse.adoptable(stages, known, self.preferred) if known else [], set()
         # the state that will be written of a configuration must be there; without it less can be taken over
         while (needed := self._needed_of(found)) - kept:
             kept |= needed
             found = reuse.adoptable(stages, known, self.preferred, kept)
-        if not found or not self.journal.adopt(self.run_id, found):
+        if not found or not self.catalog.adopt(self.run_id, found):
             return []
         for stage, of, _ in found:
             stage.trained, stage.scored, stage.origin = True, of.scored, of.origin
@@ -89,39 +89,39 @@ class Planning(Checks):
     def _needed_of(self, found):
         """Of stages that are to be taken over (as plan.reuse gives them): the numbers of those whose states may be
         written. A configuration may stop before the iterations that it was asked for, or keep its best state."""
-        places = {stage.number: of for stage, of, _ in found}
+        workers = {stage.number: of for stage, of, _ in found}
         asking = {key for stage, *_ in found for key in stage.trials}
         early = [c for c in self.configurations if c["mst_key"] in asking and self.may_end_early(c)]
-        rows = self._metrics_of({number: of for number, of in places.items() if of.scored}) if early else {}
-        return set().union(*(self._ends_within(c, places, rows) for c in early))
+        rows = self._metrics_of({number: of for number, of in workers.items() if of.scored}) if early else {}
+        return set().union(*(self._ends_within(c, workers, rows) for c in early))
 
-    def _metrics_of(self, places):
+    def _metrics_of(self, workers):
         """The metrics of stages that earlier runs have: {(stage number, dataset): row}; `places`: {number: Known}."""
         rows = {}
-        for run in {of.run for of in places.values()}:
-            of_run = {of.stage: number for number, of in places.items() if of.run == run}
-            for row in self.journal.metrics(run, stages=list(of_run)):
+        for run in {of.run for of in workers.values()}:
+            of_run = {of.stage: number for number, of in workers.items() if of.run == run}
+            for row in self.catalog.metrics(run, stages=list(of_run)):
                 rows[of_run[row["stage"]], row["dataset"]] = row
         return rows
 
-    def _ends_within(self, c, places, rows):
+    def _ends_within(self, c, workers, rows):
         """The numbers of the stages on a configuration's path that it may end with, or keep, of those that are to be
         taken over: `places`, {number: Known}, with the metrics `rows`."""
         path = [stage for stage in self.plan.path(c["mst_key"]) if stage.evaluated]
-        taken = [stage for stage in path if stage.number in places]
+        taken = [stage for stage in path if stage.number in workers]
         watch, seen = self._watch_of(c)
         if watch is None or any(
-            stage.iteration > seen and stage.number not in places
+            stage.iteration > seen and stage.number not in workers
             for stage in path
             if taken and stage.iteration < taken[0].iteration
         ):
             return {stage.number for stage in taken}  # what is decided by others' results, or by ones still to come
         metric, dataset, _ = c["rule"]
         numbers, ends = {stage.iteration: stage.number for stage in taken}, set()
-        for place, stage in enumerate(taken):
+        for worker, stage in enumerate(taken):
             row = rows.get((stage.number, dataset))
             if row is None:
-                ends |= {later.number for later in taken[place:]}
+                ends |= {later.number for later in taken[worker:]}
                 break
             if watch.told(stage.iteration, metric_of(row, metric)) is not None:
                 ends.add(stage.number)
@@ -135,9 +135,9 @@ class Planning(Checks):
         its own rule decides when it stops."""
         if self.stops_within_budget or "rule" not in c:
             return None, 0
-        steering = self.executor and self.executor.steering
-        if steering and (watch := steering.watches.get(c["mst_key"])):
-            return copy.deepcopy(watch), steering.seen.get(c["mst_key"], 0)
+        controller = self.executor and self.executor.controller
+        if controller and (watch := controller.watches.get(c["mst_key"])):
+            return copy.deepcopy(watch), controller.seen.get(c["mst_key"], 0)
         _, _, goal = c["rule"]
         return Watch(goal, c["fit"]["stop"]), 0
 
@@ -168,7 +168,7 @@ class Planning(Checks):
             self.board.relocate({key: segment.at(self.servers).server for key, segment in self.segments.items()})
         self.board.count_by(self.sharing.key, lambda stage: epochs(stage.parameters[1]))
         self.board.anywhere, self.board.searched = self._may_train_anywhere(), self.searches
-        self.board.serve(self.board.first_places(self.wanted))
+        self.board.serve(self.board.first_workers(self.wanted))
         if earlier is not None and not earlier.replay:
             self.board.restore(earlier.finished)
         self.scheduler = SCHEDULERS[self.scheduler_name](
@@ -188,7 +188,7 @@ class Planning(Checks):
             net = self.sharing.net(stage)
             rows = [s.rows for (dataset, _), s in self.segments.items() if dataset == "training"]
             batches = epochs(stage.parameters[1]) * math.ceil(sum(rows) / len(rows) / net.batch_size)
-            self._unit_seconds[key] = batches * (self.experience.batch_seconds(net) or 0.0)
+            self._unit_seconds[key] = batches * (self.cost_history.batch_seconds(net) or 0.0)
         return self._unit_seconds[key]
 
     def expected_seconds(self):
@@ -214,7 +214,7 @@ class Planning(Checks):
             and not self.averaging
             and not self.use_gpus
             and not self.options["trainers"]
-            and {(segment.server, segment.place) for segment in self.segments.values()} == {(None, None)}
+            and {(segment.server, segment.host_segment) for segment in self.segments.values()} == {(None, None)}
             and rows <= min(ANYWHERE_BYTES, self.options["cache_mb"] << 19)
         )
 

@@ -4,16 +4,16 @@ import functools
 import json
 from dataclasses import dataclass
 
-from pg_mop import settings
 from pg_mop.api.applying import Applying, first_row, tell_alone
 from pg_mop.api.model_table import OwnModel, StoredModel
 from pg_mop.api.session import options_of_trainer, trainer_of, trainer_options, with_trainer
-from pg_mop.database import MopError, quote_identifier
+from pg_mop.backend import settings
+from pg_mop.backend.database import MopError, quote_identifier
 from pg_mop.engines import greenplum
-from pg_mop.execute.orders import Orders
 from pg_mop.inference import at_segments
 from pg_mop.inference.prediction import Choice, Predictor, Reader, check_shapes, predictions
 from pg_mop.inference.raw_table import RawTable
+from pg_mop.run.unit_specs import UnitSpecs
 
 
 @with_trainer
@@ -88,18 +88,18 @@ def _on_segments(db, test, model, choice, output, use_gpus):
     engine, options = greenplum.Greenplum(db, []), settings.load(db)
     if use_gpus:
         engine.check_gpus(options["keras_backend"])
-    places = greenplum.keys(db).values()
+    workers = greenplum.keys(db).values()
     cores = engine.info(options["keras_backend"])["cores"]  # of all segments together
-    for place in places:
-        db.execute(f"SELECT {db.extension}.mop_share_host({int(place)})")
+    for worker in workers:
+        db.execute(f"SELECT {db.extension}.mop_share_host({int(worker)})")
     problem = at_segments.insert(
         db,
         test,
         model,
         choice,
         output,
-        places,
-        options_of_trainer(options, max(1, cores // len(places)), 0 if use_gpus else None),
+        workers,
+        options_of_trainer(options, max(1, cores // len(workers)), 0 if use_gpus else None),
     )
     if problem is not None:
         tell_alone(db, problem)
@@ -152,8 +152,8 @@ class Predicting(Applying):
     output = None  # where they are to go
 
     def __init__(self, db, test, function, model, use_gpus, choice):
-        self.orders_of = functools.partial(
-            PredictionOrders,
+        self.unit_specs_class = functools.partial(
+            PredictionSpecs,
             told={
                 "identifier": test.identifier,
                 "inputs": test.inputs,
@@ -178,16 +178,16 @@ class Predicting(Applying):
 
 
 @dataclass
-class PredictionOrders(Orders):
+class PredictionSpecs(UnitSpecs):
     """What worker sessions are told of partitions to predict for. `told`: what is the same for all of them."""
 
     told: dict | None = None
 
-    def describe(self, units, place):
+    def describe(self, units, worker):
         (unit,) = units
         part = self.segments[unit.dataset, unit.segment]
         return {
-            "options": self.trainer(place),
+            "options": self.trainer(worker),
             "table": self.packed[unit.dataset].text,
             "fingerprint": part.fingerprint,
             "fingerprint_sql": part.fingerprint_sql,

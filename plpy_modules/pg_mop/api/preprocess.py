@@ -3,8 +3,8 @@
 import secrets
 
 from mop_udf.errors import raise_error
-from pg_mop import settings
-from pg_mop.database import MopError, quote_identifier, sql_function
+from pg_mop.backend import settings
+from pg_mop.backend.database import MopError, quote_identifier, sql_function
 from pg_mop.packing import buffers, columns, table
 from pg_mop.packing import summary as summaries
 from pg_mop.packing.rows import steady_scans

@@ -3,7 +3,7 @@
 import json
 
 from pg_mop.api.earlier import SAME
-from pg_mop.database import MopError, sql_function
+from pg_mop.backend.database import MopError, sql_function
 from pg_mop.report.gather import gather
 from pg_mop.report.page import page
 

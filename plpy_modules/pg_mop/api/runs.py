@@ -1,8 +1,8 @@
 """mop_resume and mop_replay: go on with a run, or do it again."""
 
 from pg_mop.api import automl, fit, fit_multiple, more, search
-from pg_mop.api.earlier import Earlier, open_journal, own_run
-from pg_mop.database import MopError, sql_function
+from pg_mop.api.earlier import Earlier, open_catalog, own_run
+from pg_mop.backend.database import MopError, sql_function
 
 # function -> (what trains, the argument that names the output table)
 TRAINS = {
@@ -21,22 +21,22 @@ def mop_resume(db, run_id):
     Everything is as the run had it: configurations, seed, kernel, output table. Raises MopError where the run is
     running or finished, or its states or rows are gone.
     """
-    with open_journal(db) as journal:
-        run = own_run(db, journal, run_id)
+    with open_catalog(db) as catalog:
+        run = own_run(db, catalog, run_id)
         if run["status"] == "running":
             raise MopError(
                 f"run {run_id} is running",
                 hint=f"SELECT pg_cancel_backend({run['coordinator_pid']}); ends it.",
                 sqlstate="55006",
             )
-        if journal.output_is_written(run_id):
+        if catalog.output_is_written(run_id):
             raise MopError(f"run {run_id} is finished", sqlstate="55000")
         if not run["has_states"]:
             raise MopError(
                 f"the model states of run {run_id} are gone", detail="They are not part of a dump.", sqlstate="55000"
             )
         _check_trains(run)
-        earlier = Earlier(journal, run)
+        earlier = Earlier(catalog, run)
     if "replay_of" in earlier.tables:
         raise MopError(
             f"run {run_id} is a replay, which does not go on",
@@ -56,10 +56,10 @@ def mop_replay(db, run_id, output_table):
     which kernels were timed against one another (pg_mop.kernel = 'auto'), which are equal within rounding. Raises
     MopError where the run was not trained to its end, or its rows or initial weights are no longer there.
     """
-    with open_journal(db) as journal:
-        run = own_run(db, journal, run_id)
+    with open_catalog(db) as catalog:
+        run = own_run(db, catalog, run_id)
         _check_trains(run)
-        earlier = Earlier(journal, run, replay=True)
+        earlier = Earlier(catalog, run, replay=True)
     if run["function"] not in (fit_multiple.FUNCTION, fit.FUNCTION):
         raise MopError(
             f"run {run_id} is a search, which is not replayed",
@@ -77,7 +77,7 @@ def mop_replay(db, run_id, output_table):
 
 def _check_trains(run):
     """Raises MopError where a run is a part of another server's, or of a call that trains nothing."""
-    if run["function"] == "guest":
+    if run["function"] == "remote_run":
         raise MopError(
             f"run {run['run_id']} is a part of run {run['parameters']['run']} of another server",
             hint="Call it there, with that number.",

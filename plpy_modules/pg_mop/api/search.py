@@ -5,15 +5,16 @@ import hashlib
 import secrets
 
 from mop_udf import params
-from pg_mop import object_table, search
+from pg_mop import search
 from pg_mop.api import architectures
-from pg_mop.api.earlier import open_journal, own_run
+from pg_mop.api.earlier import open_catalog, own_run
 from pg_mop.api.fit_multiple import write_models
 from pg_mop.api.output import insert, write_models_summary
 from pg_mop.api.training import Training, warn_of_failures
+from pg_mop.backend import object_table
+from pg_mop.backend.database import MopError, sql_function
 from pg_mop.catalog import metric_of
-from pg_mop.database import MopError, sql_function
-from pg_mop.execute.searching import Searching
+from pg_mop.run.search_controller import SearchController
 from pg_mop.search import grids
 from pg_mop.search.space import Space
 
@@ -91,7 +92,7 @@ def write_trials(training, table):
             values.setdefault(row["mst_key"], []).append((row["iteration"], training.value(row)))
     better = min if procedure.goal == "min" else max
     finals = {}
-    for c in training.journal.outcome(training.run_id, training.kept):
+    for c in training.catalog.outcome(training.run_id, training.kept):
         key, own = c["mst_key"], values.get(c["mst_key"], [])
         final = dict(own).get(c["iteration"])
         if c["error"] is None and final is not None:
@@ -300,13 +301,13 @@ class Search(Training):
 
     def _known(self, run_id):
         """What an earlier run found: [(configuration, {iteration: value})]. Where no seed is set, its own counts."""
-        with open_journal(self.db) as journal:
-            run = own_run(self.db, journal, run_id, "function")
+        with open_catalog(self.db) as catalog:
+            run = own_run(self.db, catalog, run_id, "function")
             if self.options["seed"] is None:  # so that its states are there to go on from
                 self.options["seed"] = run["seed"]
-            configurations = {c["mst_key"]: c for c in journal.run_configurations(run_id)}
+            configurations = {c["mst_key"]: c for c in catalog.run_configurations(run_id)}
             found = {}
-            for row in journal.metrics(run_id):
+            for row in catalog.metrics(run_id):
                 value = self.value(row)
                 if row["dataset"] == self.dataset and value is not None:
                     found.setdefault(row["mst_key"], {})[row["iteration"]] = value
@@ -359,13 +360,13 @@ class Search(Training):
             self.misfits[c["mst_key"]] = c["error"] = problem
         return problem
 
-    def steering(self):
+    def controller(self):
         self.procedure = self.create_procedure(self.space, self.proposal_seed)
-        events = self.journal.search_log(self.run_id)
+        events = self.catalog.search_log(self.run_id)
         if not events and self.known:
             events = [["known", self.known]]
-            self.journal.log_search(self.run_id, 1, events)
-        return Searching(self, self.procedure, events, self.time_limit, self.most)
+            self.catalog.log_search(self.run_id, 1, events)
+        return SearchController(self, self.procedure, events, self.time_limit, self.most)
 
     def _ask(self, c):
         """Nothing is asked for but by the procedure."""

@@ -4,13 +4,14 @@ import json
 
 import psycopg2
 
-from pg_mop import __version__, settings
-from pg_mop.database import MopError, extension_schema, quote_identifier, quote_literal, sql_function
-from pg_mop.engines import ways
+from pg_mop import __version__
+from pg_mop.backend import settings
+from pg_mop.backend.database import MopError, extension_schema, quote_identifier, quote_literal, sql_function
+from pg_mop.connections import targets
+from pg_mop.connections.sessions import SessionLost
 from pg_mop.engines.postgres_fdw import Links, foreign_partitions
-from pg_mop.execute.sessions import SessionLost
-from pg_mop.packed import looks_packed
-from pg_mop.packing.places import is_of
+from pg_mop.packing.packed_table import looks_packed
+from pg_mop.packing.placement import is_of
 from pg_mop.packing.summary import copies_in
 
 
@@ -32,7 +33,7 @@ def info(plpy):
 REACHED = f"""
 SELECT s.srvname::text AS name FROM pg_catalog.pg_foreign_server s
 JOIN pg_catalog.pg_foreign_data_wrapper w ON w.oid = s.srvfdw
-WHERE {ways.IS_POSTGRES_FDW} AND has_server_privilege(s.oid, 'USAGE') AND EXISTS (
+WHERE {targets.IS_POSTGRES_FDW} AND has_server_privilege(s.oid, 'USAGE') AND EXISTS (
     SELECT 1 FROM pg_catalog.pg_user_mappings m WHERE m.srvid = s.oid AND m.usename IN (current_user, 'public'))"""
 
 
@@ -59,7 +60,7 @@ def mop_connect_servers(db, servers):
     done, known = [], {}
     mappings = {
         name: {
-            row["role"]: dict(ways.options(row["umoptions"]))
+            row["role"]: dict(targets.options(row["umoptions"]))
             for row in db.execute(
                 "SELECT usename AS role, umoptions FROM pg_user_mappings WHERE srvname = $1 AND umuser <> 0 ORDER BY 1",
                 ["text"],
@@ -76,7 +77,7 @@ def mop_connect_servers(db, servers):
                 )
             if not links[name].run("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")[0][0]:
                 raise MopError(
-                    f"role {quote_identifier(links[name].way.role)} is no superuser on server {quote_identifier(name)}",
+                    f"role {quote_identifier(links[name].target.role)} is no superuser on server {quote_identifier(name)}",
                     sqlstate="42501",
                     hint="Map a superuser to one there, or make servers and mappings there by hand.",
                 )
@@ -103,21 +104,24 @@ def _connect(db, link, server, here, there):
 
     Whatever is there already stays as it is, and nobody is let into a server of that name that leads elsewhere.
     """
-    on, quoted = link.way.server, quote_identifier(server)
+    on, quoted = link.target.server, quote_identifier(server)
     wanted = {
         option: value
-        for option, value in ways.options(
+        for option, value in targets.options(
             db.value("SELECT srvoptions FROM pg_foreign_server WHERE srvname = $1", ["text"], [server])
         )
-        if option in ways.TAKEN
+        if option in targets.TAKEN
     }
     found = link.run(
         "SELECT srvoptions, w.fdwhandler::regproc::text FROM pg_foreign_server s JOIN "
         f"pg_foreign_data_wrapper w ON w.oid = s.srvfdw WHERE srvname = {quote_literal(server)}"
     )
     if found:
-        options, handler = dict(ways.options(found[0][0])), found[0][1]
-        if not ways.is_postgres_fdw(handler or "") or {o: v for o, v in options.items() if o in ways.TAKEN} != wanted:
+        options, handler = dict(targets.options(found[0][0])), found[0][1]
+        if (
+            not targets.is_postgres_fdw(handler or "")
+            or {o: v for o, v in options.items() if o in targets.TAKEN} != wanted
+        ):
             return [
                 {
                     "on_server": on,
@@ -154,7 +158,7 @@ def _make_mapping(link, quoted, server, role, to):
         f"SELECT umoptions FROM pg_user_mappings WHERE srvname = {quote_literal(server)} AND usename = "
         f"{quote_literal(role)}"
     )
-    has = dict(ways.options(found[0][0])) if found else {"user": there["user"]}
+    has = dict(targets.options(found[0][0])) if found else {"user": there["user"]}
     if not found:
         link.run(
             f"GRANT USAGE ON FOREIGN SERVER {quoted} TO {quote_identifier(role)}; CREATE {mapping} OPTIONS (user "

@@ -4,9 +4,9 @@ import functools
 
 from mop_udf import aggregate
 from mop_udf.process import TrainerError, TrainerLost
-from pg_mop import settings
-from pg_mop.database import MopError, extension_schema, quote_identifier, sql_function
-from pg_mop.limits import Limits
+from pg_mop.backend import settings
+from pg_mop.backend.database import MopError, extension_schema, quote_identifier, sql_function
+from pg_mop.backend.limits import Limits
 
 
 def with_trainer(function):
@@ -65,6 +65,6 @@ def options_of_trainer(options, cores, gpu):
         "model_mb": options["max_model_mb"],
         "gpu": gpu,
         "idle_ms": options["session_idle_timeout"],
-        "nursery_ms": options["nursery_idle_timeout"],
+        "fork_server_ms": options["fork_server_idle_timeout"],
         "compile_cache_mb": options["compile_cache_mb"],
     }

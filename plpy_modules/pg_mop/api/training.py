@@ -12,34 +12,35 @@ import time
 import psycopg2
 
 import mop_udf
-from mop_udf import nursery
-from pg_mop import catalog, elsewhere, engines, object_table, settings
+from mop_udf import fork_server
+from pg_mop import engines
 from pg_mop.api import metrics
 from pg_mop.api.checks import MOST_STAGES
 from pg_mop.api.earlier import SAME, Earlier
-from pg_mop.api.guests import Guests
 from pg_mop.api.output import name_taken
-from pg_mop.catalog import Catalog
-from pg_mop.database import MopError
-from pg_mop.execute.orders import Orders
-from pg_mop.execute.run import Executor
-from pg_mop.execute.servers import Server
-from pg_mop.execute.sessions import Sessions
-from pg_mop.execute.steering import Planned
-from pg_mop.locks import Locks, is_locked
-from pg_mop.packed import PackedTable
-from pg_mop.plan.experience import Experience
+from pg_mop.api.remote_runs import RemoteRuns
+from pg_mop.backend import object_table, ray_cluster, settings
+from pg_mop.backend.database import MopError
+from pg_mop.catalog import Catalog, note_output
+from pg_mop.connections.locks import Locks, is_locked
+from pg_mop.packing.packed_table import PackedTable
+from pg_mop.plan.cost_history import CostHistory
+from pg_mop.run.controllers import FixedController
+from pg_mop.run.executor import Executor
+from pg_mop.run.servers import Server
+from pg_mop.run.sessions import Sessions
+from pg_mop.run.unit_specs import UnitSpecs
 
 LAST_STAGES = 8  # of a net, whose units tell what it costs
 SILENT = 10  # INFO lines between two evaluations
 MOST_KEYS, MOST_FAILURES = 20, 5  # of configurations that failed, in a warning: named, and told why
 
 
-class Training(Guests):
+class Training(RemoteRuns):
     """One training call. In order: the constructor, `check`, `run`, then the caller writes within `output`."""
 
     run_id = None
-    orders_of = Orders
+    unit_specs_class = UnitSpecs
     copied = True  # it uses copies of segments, where the settings say so
     _by_key = None  # mst_key -> its rows of `metrics`
 
@@ -84,8 +85,8 @@ class Training(Guests):
             db.check_engine("pg_mop.keras_backend")
         if self.options["trainers"]:
             db.check_engine("pg_mop.trainers")
-            self.room = elsewhere.room(db, self.options["trainers"], self.use_gpus)
-        elif self.use_gpus and not self.engine.elsewhere:
+            self.capacity = ray_cluster.capacity(db, self.options["trainers"], self.use_gpus)
+        elif self.use_gpus and not self.engine.ray_cluster:
             self.engine.check_gpus(self.options["keras_backend"])
 
     def packed_table(self, text, what):
@@ -101,7 +102,7 @@ class Training(Guests):
     def reserve(self, output):
         """Keep other calls from the same output table (quoted) until this one ends. Raises MopError."""
         self.output_table = output
-        self.locks = Locks(self.db, lambda: self.engine.way(None), self.options["lock_timeout"])
+        self.locks = Locks(self.db, lambda: self.engine.target(None), self.options["lock_timeout"])
         self.locks.reserve(output)
 
     # --- the run ------------------------------------------------------------------------------------
@@ -112,57 +113,57 @@ class Training(Guests):
         self.started = db.value("SELECT clock_timestamp()::timestamp::text")
         self._keep_writers_out()
         self._find_segments()
-        way = self.engine.way(None)
-        self.journal = journal = Catalog(db, way)
+        target = self.engine.target(None)
+        self.catalog = catalog = Catalog(db, target)
         if (
-            options["nursery_idle_timeout"]
+            options["fork_server_idle_timeout"]
             and not options["trainers"]
-            and any(segment.server is None and segment.place is None for segment in self.segments.values())
+            and any(segment.server is None and segment.host_segment is None for segment in self.segments.values())
         ):
-            nursery.expect(mop_udf.home, options["keras_backend"], options["nursery_idle_timeout"])
+            fork_server.expect(mop_udf.home, options["keras_backend"], options["fork_server_idle_timeout"])
         self.servers = {
-            None: Server(None, way, journal, None, db.extension, self.engine.info(options["keras_backend"]))
+            None: Server(None, target, catalog, None, db.extension, self.engine.info(options["keras_backend"]))
         }
         try:
             self._reach_servers()
-            self._check_visible(journal)
+            self._check_visible(catalog)
             self._check_copies()
-            self.engine.check_whole(journal.execute)
-            journal.housekeeping(options["checkpoint_mb"] << 20)
-            self.earlier = earlier = self.earlier or self._unfinished(journal, output_name, arguments)
+            self.engine.check_whole(catalog.execute)
+            catalog.housekeeping(options["checkpoint_mb"] << 20)
+            self.earlier = earlier = self.earlier or self._unfinished(catalog, output_name, arguments)
             if earlier is not None:
                 self._check_unchanged(earlier)
                 self._adopt(earlier)
                 self.take_up(earlier)
-            self.experience = Experience(journal.costs)
+            self.cost_history = CostHistory(catalog.costs)
             self.seed = options["seed"] if options["seed"] is not None else secrets.randbits(31)
             resumes = earlier is not None and not earlier.replay
             sessions = None
             if resumes:
                 self.run_id = self.servers[None].run_id = earlier.run_id
-                journal.reopen_run(self.run_id)
+                catalog.reopen_run(self.run_id)
             try:
                 if resumes:
                     # once more: its last units may have ended only now
-                    earlier.read(journal, self._reopen_guests())
+                    earlier.read(catalog, self._reopen_remote_runs())
                 self._make_plan(earlier)
                 if resumes:
-                    self._start_paths(journal)
+                    self._start_paths(catalog)
                 else:
-                    self._open_run(journal, output_name, arguments, tables)
+                    self._open_run(catalog, output_name, arguments, tables)
                     try:
                         self.adopt(list(self.plan.stages.values()))
-                        self._start_paths(journal)
+                        self._start_paths(catalog)
                     except MopError as error:  # before any work
-                        journal.close_run(self.run_id, *_outcome(error))
-                        journal.drop_run(self.run_id)
+                        catalog.close_run(self.run_id, *_outcome(error))
+                        catalog.drop_run(self.run_id)
                         self.run_id = None
                         raise
                 self._output_name = output_name
-                for server in self._guests():
-                    self._open_guest(server)
+                for server in self._remote_servers():
+                    self._open_remote_run(server)
                 self._make_board(earlier)
-                self.orders = self.orders_of(
+                self.unit_specs = self.unit_specs_class(
                     self.engine,
                     self._server,
                     {"training": self.source, "validation": self.validation},
@@ -179,32 +180,32 @@ class Training(Guests):
                     self.began,
                     self.replicas() if self.averaging else None,
                     self._kernels(earlier) if earlier is not None and earlier.replay else {},
-                    experience=self.experience,
+                    cost_history=self.cost_history,
                 )
                 sessions = Sessions(
-                    db, self._server, self.orders.trainer, f"pg_mop run {self.run_id}", options["lock_timeout"]
+                    db, self._server, self.unit_specs.trainer, f"pg_mop run {self.run_id}", options["lock_timeout"]
                 )
-                steering = self.steering()
-                if not (self.board.done and steering.done):
+                controller = self.controller()
+                if not (self.board.done and controller.done):
                     self._open(sessions)
                     if self.board.anywhere:
                         self.scheduler.homes.update(
-                            {self.sharing.number(digest): place for digest, place in sessions.homes().items()}
+                            {self.sharing.number(digest): worker for digest, worker in sessions.homes().items()}
                         )
                 # what writes the output needs numpy: loaded now, while the trainers start
-                from pg_mop.arrays import state  # noqa: F401
+                from pg_mop.backend.arrays import state  # noqa: F401
 
                 executor = Executor(
                     db,
-                    journal,
+                    catalog,
                     self.servers,
                     sessions,
                     self.run_id,
                     self.plan,
                     self.board,
                     self.scheduler,
-                    self.orders,
-                    steering,
+                    self.unit_specs,
+                    controller,
                     self.adopt,
                     options,
                     earlier.attempts if resumes else {},
@@ -214,35 +215,35 @@ class Training(Guests):
                 )
                 self.executor = executor
                 executor.go()
-                self.engine.check_whole(journal.execute)
+                self.engine.check_whole(catalog.execute)
                 self.gather()
-                self._drop_guests()
+                self._drop_remote_runs()
                 self._note_costs()
                 if self.board.anywhere:
                     sessions.note_homes(
                         {
-                            self.sharing.digest(number): place
-                            for number, place in self.scheduler.homes.items()
+                            self.sharing.digest(number): worker
+                            for number, worker in self.scheduler.homes.items()
                             if number is not None
                         }
                     )
                 sessions.keep(options["session_idle_timeout"])
                 self.failed = {**executor.failed, **self.misfits}
-                self.metrics = journal.metrics(self.run_id)
-                self.kept = {key: self.plan.stages[stage].iteration for key, stage in steering.kept.items()}
+                self.metrics = catalog.metrics(self.run_id)
+                self.kept = {key: self.plan.stages[stage].iteration for key, stage in controller.kept.items()}
                 if self.averaging and self.failed or len(self.failed) == len(self.configurations):
                     raise MopError(self.all_failed(), detail=listed(self.failed), sqlstate="22000")
             except BaseException as error:
                 if self.run_id is not None:
-                    self._stop(journal, sessions, error)
+                    self._stop(catalog, sessions, error)
                 if isinstance(error, psycopg2.Error):
                     raise MopError(
                         f"a session of run {self.run_id} failed: {str(error).strip()}", sqlstate=error.pgcode or "08006"
                     ) from None
                 raise
         except BaseException:
-            journal.close()
-            for server in self._guests():
+            catalog.close()
+            for server in self._remote_servers():
                 server.catalog.close()
             raise
         # it stays open: the output is written with it, and there may be no other connection to be had then
@@ -294,25 +295,25 @@ class Training(Guests):
     def gather(self):
         """All units are done: read what other servers have for the caller, before that goes."""
 
-    def steering(self):
+    def controller(self):
         """What decides what is asked for while the run goes on."""
-        return Planned(self)
+        return FixedController(self)
 
-    def _start_paths(self, journal):
+    def _start_paths(self, catalog):
         """Put the weights there that paths begin with; also of a run whose coordinator had no time for that."""
-        begun = journal.models(self.run_id)
+        begun = catalog.models(self.run_id)
         of = {
             key: c for c in self.configurations for key in (self._architectures() if self.averaging else [c["mst_key"]])
         }
-        journal.start(self.run_id, [stage for stage in self.plan.stages.values() if stage.number not in begun], of)
+        catalog.start(self.run_id, [stage for stage in self.plan.stages.values() if stage.number not in begun], of)
 
-    def _open_run(self, journal, output_name, arguments, tables):
+    def _open_run(self, catalog, output_name, arguments, tables):
         """Note a new run: `run_id`."""
         if self.earlier is not None:
             tables = {**tables, "replay_of": self.earlier.run_id}
         configurations = [{**c, "error": self.misfits.get(c["mst_key"])} for c in self._noted()]
         self.run_id = self.servers[None].run_id = self.open_run_of(
-            journal,
+            catalog,
             self.function,
             output_name,
             configurations,
@@ -334,9 +335,9 @@ class Training(Guests):
             return [{**c, "mst_key": key} for key in self._architectures() for c in self.configurations]
         return self.configurations
 
-    def open_run_of(self, journal, function, output_name, configurations, parameters):
+    def open_run_of(self, catalog, function, output_name, configurations, parameters):
         """Open a run in a catalog, here or on another server: its number there."""
-        return journal.open_run(
+        return catalog.open_run(
             {
                 "function": function,
                 "source_table": self.source.text,
@@ -351,7 +352,7 @@ class Training(Guests):
                 "sessions": self.wanted,
                 "parameters": parameters,
                 "expected_seconds": self.expected_seconds()
-                if journal is self.journal
+                if catalog is self.catalog
                 else None,  # (a guest's is not seen)
             },
             [(dataset, s) for (dataset, _), s in self.segments.items()],
@@ -362,25 +363,25 @@ class Training(Guests):
 
     def _open(self, sessions):
         """Open the worker sessions: where not all can be had, those that can do the work."""
-        places = list(self.board.places)
-        refused = sessions.open(places)
+        workers = list(self.board.workers)
+        refused = sessions.open(workers)
         if refused is not None:
-            opened = [place for place in places if place in sessions.by_place]
-            if {self.board.server(place) for place in opened} < {self.board.server(place) for place in places}:
+            opened = [worker for worker in workers if worker in sessions.by_worker]
+            if {self.board.server(worker) for worker in opened} < {self.board.server(worker) for worker in workers}:
                 raise refused  # nobody else could do that server's segments
             self.board.serve(opened)
             self.db.warning(
-                f"run {self.run_id} goes on with {len(opened)} of {len(places)} worker sessions: {refused.message}",
+                f"run {self.run_id} goes on with {len(opened)} of {len(workers)} worker sessions: {refused.message}",
                 detail=refused.detail,
                 hint=refused.hint,
             )
 
-    def _unfinished(self, journal, output_name, arguments):
+    def _unfinished(self, catalog, output_name, arguments):
         """The :class:`Earlier` run of the same call that was not finished, if this call goes on with it; or None."""
-        run = journal.unfinished(self.function, output_name, arguments) if self.options["resume"] else None
+        run = catalog.unfinished(self.function, output_name, arguments) if self.options["resume"] else None
         if run is None:
             return None
-        earlier = Earlier(journal, run)
+        earlier = Earlier(catalog, run)
         difference = self.differs(earlier)
         if difference is None and not earlier.has_same_rows(self._fingerprints()):
             difference = "the packed rows have changed since"
@@ -424,20 +425,22 @@ class Training(Guests):
         Then the run is finished. Where something goes wrong, its row says so.
         """
         try:
-            with self.journal:
+            with self.catalog:
                 if previous is not None:
                     previous.set_aside()
                 yield
                 if previous is not None:
                     previous.drop()
                 if self.options["reuse"] and self.options["checkpoint_mb"] and not self.averaging:
-                    self.journal.keep_checkpoints(self.run_id)
-                seal = self.journal.output_seal(self.run_id)
-                self.journal.close_run(self.run_id, "finished", listed(self.failed) or None)
-                for wish in self.journal.wishes(self.run_id):  # they came in the instant of the last look
-                    if "add" in wish:
-                        self.tell_of_late(f"added by {wish['by']}")
-            catalog.note_output(self.db, self.run_id, seal)
+                    self.catalog.keep_checkpoints(self.run_id)
+                seal = self.catalog.output_token(self.run_id)
+                self.catalog.close_run(self.run_id, "finished", listed(self.failed) or None)
+                for control_request in self.catalog.control_requests(
+                    self.run_id
+                ):  # they came in the instant of the last look
+                    if "add" in control_request:
+                        self.tell_of_late(f"added by {control_request['by']}")
+            note_output(self.db, self.run_id, seal)
         except BaseException as error:
             taken = name_taken(self.db, error, self.run_id, self.output_table)
             self.abandon(taken or error)
@@ -452,8 +455,8 @@ class Training(Guests):
     def abandon(self, error):
         """The output could not be written: say so in the run's row. Its states stay."""
         try:
-            with self.journal:
-                self.journal.close_run(self.run_id, *_outcome(error))
+            with self.catalog:
+                self.catalog.close_run(self.run_id, *_outcome(error))
         except (MopError, psycopg2.Error) as trouble:  # the first error is the one to report
             self.db.plpy.log(f"pg_mop: run {self.run_id} could not be closed: {trouble}")
 
@@ -465,29 +468,29 @@ class Training(Guests):
             if self.executor.has_trained(stage):
                 stages.setdefault(self.sharing.net(stage), []).append(number)
         try:
-            self.journal.note_costs(self.run_id, {net: numbers[-LAST_STAGES:] for net, numbers in stages.items()})
+            self.catalog.note_costs(self.run_id, {net: numbers[-LAST_STAGES:] for net, numbers in stages.items()})
         except (MopError, psycopg2.Error) as trouble:  # the run is no worse for it
             self.db.plpy.log(f"pg_mop: what run {self.run_id} has cost could not be kept: {trouble}")
 
-    def _stop(self, journal, sessions, error):
+    def _stop(self, catalog, sessions, error):
         """End the run's sessions and say in its row why; the committed units stay."""
         stuck = sessions.abandon() if sessions is not None else []
         self._note_costs()
-        self._close_guests(_outcome(error))
+        self._close_remote_runs(_outcome(error))
         try:
-            journal.terminate(stuck)
-            journal.close_run(self.run_id, *_outcome(error))
+            catalog.terminate(stuck)
+            catalog.close_run(self.run_id, *_outcome(error))
         except (MopError, psycopg2.Error) as trouble:  # the first error is the one to report
             self.db.plpy.log(f"pg_mop: run {self.run_id} could not be closed: {trouble}")
 
-    def _check_visible(self, journal):
+    def _check_visible(self, catalog):
         """Other sessions must see the sources' very rows."""
         for (dataset, _), segment in self.segments.items():
             if segment.server is not None:
                 continue
             packed = self._packed(dataset)
             try:
-                seen = journal.fingerprint(segment.fingerprint_sql)
+                seen = catalog.fingerprint(segment.fingerprint_sql)
             except psycopg2.errors.LockNotAvailable:
                 raise is_locked(packed) from None
             if seen != segment.fingerprint:
@@ -512,10 +515,10 @@ class Training(Guests):
         without metrics at most SILENT are told between two that have some."""
         if iteration not in self.metrics_iterations and iteration % math.ceil(self.frequency / SILENT):
             return
-        journal, rows = self.journal, []
-        seconds = journal.training_seconds(self.run_id, iteration)
+        catalog, rows = self.catalog, []
+        seconds = catalog.training_seconds(self.run_id, iteration)
         if iteration in self.metrics_iterations:
-            rows = journal.metrics(self.run_id, iteration)
+            rows = catalog.metrics(self.run_id, iteration)
         self.db.info(
             metrics.lines(
                 iteration,

@@ -4,10 +4,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from pg_mop import settings
-from pg_mop.database import MopError, quote_identifier
+from pg_mop.backend import settings
+from pg_mop.backend.database import MopError, quote_identifier
 
 AT_ONCE = 10  # buffers of labels that are fetched together
+
+COPIES = (
+    "__internal_copies__"  # column of a packed table's summary, JSON: [[segment, server or null, schema, table], ...]
+)
 
 
 @dataclass(frozen=True)
@@ -15,7 +19,7 @@ class Segment:
     """A horizontal part of a packed table: its `__dist_key__` (0 where there is none), rows, bytes, a fingerprint of
     its rows' versions; `server`: the name of the foreign server that holds it, None: the coordinator's own; `table`:
     what it is called there (quoted); `fingerprint_sql`: SQL for column `fingerprint` there; `copies`: of the same rows,
-    on other servers, as Segments; `place`: where its trainer is, on Greenplum: a row of mop_place.
+    on other servers, as Segments; `host_segment`: on Greenplum, the row of mop_place whose segment has its trainer.
 
     Of a table of raw rows: a leaf partition, by a number; rows and bytes are estimates, and the fingerprint only tells
     that it is the same table."""
@@ -28,7 +32,7 @@ class Segment:
     table: str
     fingerprint_sql: str
     copies: tuple = ()
-    place: int | None = None
+    host_segment: int | None = None
 
     def on(self, server):
         """This, or its copy, on a server (its name)."""
@@ -49,7 +53,7 @@ class Engine(ABC):
     their copies may do: the MopError}.
     """
 
-    elsewhere = False
+    ray_cluster = False
     away = MappingProxyType({})
 
     @abstractmethod
@@ -92,7 +96,7 @@ class Engine(ABC):
     def class_counts(self, packed):
         """How many rows of a packed table with one output have each class, in the order of the classes; of a single
         number, how many are 0 and 1, or None where some are neither."""
-        from pg_mop.arrays import np
+        from pg_mop.backend.arrays import np
 
         width, column = self.shapes(packed)[packed.outputs[0]][0], quote_identifier(packed.outputs[0])
         counts = np.zeros(max(2, width), "i8")
@@ -125,8 +129,8 @@ class Engine(ABC):
             raise settings.no_gpu(backend)
 
     @abstractmethod
-    def way(self, server):
-        """The :class:`~pg_mop.engines.ways.Way` to a server (its name; None: the coordinator's own)."""
+    def target(self, server):
+        """The :class:`~pg_mop.connections.targets.Way` to a server (its name; None: the coordinator's own)."""
 
     @abstractmethod
     def rows_sql(self, packed, segment, aggregate):

@@ -4,9 +4,9 @@ A session on a node is a straight connection, as for postgres_fdw: by a foreign 
 only packs, shows the rows to whoever selects them, and says where the shards are.
 """
 
-from pg_mop.database import MopError, quote_identifier, quote_literal
+from pg_mop.backend.database import MopError, quote_identifier, quote_literal
+from pg_mop.connections.targets import IS_POSTGRES_FDW
 from pg_mop.engines.postgres_fdw import Links, PostgresFdw
-from pg_mop.engines.ways import IS_POSTGRES_FDW
 
 # a role may look for, and lock, shards of its own tables only where these say so
 OF_SHARDS = "SET citus.override_table_visibility = off; SET citus.enable_manual_changes_to_shards = on"

@@ -8,9 +8,9 @@ import contextlib
 import json
 from dataclasses import dataclass
 
-from pg_mop.catalog import connect
-from pg_mop.database import MopError, quote_identifier, quote_literal
-from pg_mop.engines import ways
+from pg_mop.backend.database import MopError, quote_identifier, quote_literal
+from pg_mop.connections import targets
+from pg_mop.connections.blocking import connect
 from pg_mop.engines.base import Segment
 from pg_mop.engines.postgresql import PostgreSQL, fingerprint_sql, sizes
 
@@ -48,7 +48,7 @@ def keys(db, looked=False):
     if missing := {segment.content for segment in hosts(db)} - set(found):  # the cluster has grown
         if looked:
             raise MopError(f"no number is found that is on segment {min(missing)}", sqlstate="XX000")
-        with contextlib.closing(connect(ways.local(db), "pg_mop places")) as session:  # worker sessions see it, too
+        with contextlib.closing(connect(targets.local(db), "pg_mop places")) as session:  # worker sessions see it, too
             session.cursor().execute(f"SELECT {db.extension}.mop_find_places()")
         return keys(db, looked=True)
     return found
@@ -144,7 +144,7 @@ class Greenplum(PostgreSQL):
                     None,
                     str(packed.table),
                     sql,
-                    place=places[row["content"]],
+                    host_segment=places[row["content"]],
                 )
             )
         return found

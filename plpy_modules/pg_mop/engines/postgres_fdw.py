@@ -13,9 +13,10 @@ from collections import deque
 import psycopg2
 
 from pg_mop import __version__
-from pg_mop.database import MopError, quote_identifier, quote_literal
-from pg_mop.engines import ways
-from pg_mop.engines.base import Segment
+from pg_mop.backend.database import MopError, quote_identifier, quote_literal
+from pg_mop.connections import targets
+from pg_mop.connections.sessions import CHECK_SECONDS, SessionLost, answer, open_sessions, run, wait
+from pg_mop.engines.base import COPIES, Segment
 from pg_mop.engines.postgresql import (
     ESTIMATES,
     PostgreSQL,
@@ -25,14 +26,12 @@ from pg_mop.engines.postgresql import (
     identity_sql,
     sizes,
 )
-from pg_mop.execute.sessions import TICK_SECONDS, SessionLost, answer, open_sessions, run, wait
-from pg_mop.packing.summary import COPIES
 
 
 class PostgresFdw(PostgreSQL):
     """`foreign`: {oid of a packed table: [(server, quoted table there), ...]}; `links`: to their servers."""
 
-    elsewhere = True
+    ray_cluster = True
     begins_without = True  # servers that are away: what is there is known without them
 
     def __init__(self, db, foreign, copied=False):
@@ -41,10 +40,10 @@ class PostgresFdw(PostgreSQL):
         self.copied, self.away = copied, {}
         self.foreign, self.links = foreign, Links(db)
 
-    def way(self, server):
+    def target(self, server):
         if server is None:
-            return super().way(None)
-        return self.links[server].way if server in self.links else ways.to(self.db, server)
+            return super().target(None)
+        return self.links[server].target if server in self.links else targets.to(self.db, server)
 
     def share(self, packed):
         tables = self._tables(packed)
@@ -70,13 +69,13 @@ class PostgresFdw(PostgreSQL):
             *((server, table) for _, server, table in copies if server is not None),
         ]
 
-    def reopen(self, server, tables, tick):
+    def reopen(self, server, tables, check_interrupts):
         """The link to a server that has been away, anew: it keeps writers from these packed tables; `tick`: called
         while it is waited for. Raises MopError."""
-        way = self.way(server)
+        target = self.target(server)
         if server in self.links:
             self.links[server].session.close()
-        link = self.links[server] = self.links.open(way, tick)
+        link = self.links[server] = self.links.open(target, check_interrupts)
         for packed in tables:
             for name, table in self._tables(packed):
                 if name == server:
@@ -196,7 +195,7 @@ class PostgresFdw(PostgreSQL):
                 if here:
                     packed, segment = wanted[number := here.popleft()]
                     found[number] = self.db.value(content_sql(packed, segment.table, segment.key))
-                for session, error in wait(list(busy), self.db.tick, 0 if here else TICK_SECONDS):
+                for session, error in wait(list(busy), self.db.check_interrupts, 0 if here else CHECK_SECONDS):
                     server = busy.pop(session)
                     packed, segment = wanted[number := queues[server].popleft()]
                     with self._reading(packed, server, segment.table):
@@ -263,7 +262,7 @@ class PostgresFdw(PostgreSQL):
         try:
             yield
         except SessionLost as error:
-            raise self.links[server].way.refused(error) from None
+            raise self.links[server].target.refused(error) from None
         except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName):
             raise MopError(
                 f'"{packed.text}" has a partition on server {quote_identifier(server)}, where there is no '
@@ -295,7 +294,7 @@ class Links(dict):
         """Open the links to servers that have none yet, all at once. Raises MopError; but where there is a dict `away`,
         those that do not answer come into it: {name: MopError}."""
         missing = [server for server in dict.fromkeys(servers) if server not in self]
-        opened = [ways.local(self.db) if server is None else ways.to(self.db, server) for server in missing]
+        opened = [targets.local(self.db) if server is None else targets.to(self.db, server) for server in missing]
         try:
             self.update(zip(missing, self._open(opened)))
         except MopError as error:
@@ -304,14 +303,17 @@ class Links(dict):
             away[error.silent.server] = error
             self.reach([server for server in missing if server not in away], away)
 
-    def open(self, way, tick=None):
+    def open(self, target, check_interrupts=None):
         """A new Link. Raises MopError."""
-        return self._open([way], tick)[0]
+        return self._open([target], check_interrupts)[0]
 
-    def _open(self, opened, tick=None):
-        sessions = open_sessions(opened, None, "pg_mop link", tick or self.db.tick)
+    def _open(self, opened, check_interrupts=None):
+        sessions = open_sessions(opened, None, "pg_mop link", check_interrupts or self.db.check_interrupts)
         try:
-            links = [Link(self.db, way, session, tick, self.first) for way, session in zip(opened, sessions)]
+            links = [
+                Link(self.db, target, session, check_interrupts, self.first)
+                for target, session in zip(opened, sessions)
+            ]
             for link in links:
                 link.meet()
             return links
@@ -331,11 +333,15 @@ class Link:
     Raises MopError where the server cannot be reached, or has not what it takes.
     """
 
-    def __init__(self, db, way, session, tick=None, first=None):
+    def __init__(self, db, target, session, check_interrupts=None, first=None):
         """`session`: one that leads there; `first`: SQL to begin with; `tick`: called while it waits."""
-        self.way, self.tick, self.lock_timeout = way, tick or db.tick, db.setting("pg_mop.lock_timeout") or "10s"
+        self.target, self.check_interrupts, self.lock_timeout = (
+            target,
+            check_interrupts or db.check_interrupts,
+            db.setting("pg_mop.lock_timeout") or "10s",
+        )
         self.session = session
-        self.name = quoted = quote_identifier(way.server or ways.LOCAL)
+        self.name = quoted = quote_identifier(target.server or targets.LOCAL)
         try:
             if first:
                 self.run(first)
@@ -345,32 +351,32 @@ class Link:
             )
             if not schema:
                 raise MopError(
-                    f'pg_mop is not there on server {quoted}, in database "{way.parameters["dbname"]}"',
+                    f'pg_mop is not there on server {quoted}, in database "{target.parameters["dbname"]}"',
                     hint="On that server: CREATE EXTENSION pg_mop SCHEMA madlib CASCADE;",
                     sqlstate="58P01",
                 )
             self.schema = quote_identifier(schema[0][0])  # of the extension there
             session.begin(f"SELECT {self.schema}.mop_server_info()::text")
         except (psycopg2.Error, SessionLost) as error:
-            raise way.refused(error) from None
+            raise target.refused(error) from None
 
     def meet(self):
         """Learn what the server says of itself (`info`), which it was asked for at the beginning: Python is started
         for it, on all servers at once. Raises MopError where that shows that it cannot be trained on."""
-        way, quoted = self.way, self.name
+        target, quoted = self.target, self.name
         try:
             try:
-                self.info = json.loads(answer(self.session, self.tick)[0][0])
+                self.info = json.loads(answer(self.session, self.check_interrupts)[0][0])
             except psycopg2.errors.InsufficientPrivilege:
                 raise MopError(
-                    f"role {quote_identifier(way.role)} may not use pg_mop on server {quoted}",
-                    hint=f"On that server: GRANT mop_user TO {quote_identifier(way.role)};",
+                    f"role {quote_identifier(target.role)} may not use pg_mop on server {quoted}",
+                    hint=f"On that server: GRANT mop_user TO {quote_identifier(target.role)};",
                     sqlstate="42501",
                 ) from None
             except psycopg2.errors.UndefinedFunction:
                 self.info = {"pg_mop": "older"}
         except (psycopg2.Error, SessionLost) as error:
-            raise way.refused(error) from None
+            raise target.refused(error) from None
         if self.info["pg_mop"] != __version__:
             raise MopError(
                 f"server {quoted} has pg_mop {self.info['pg_mop']}, this one has {__version__}",
@@ -380,7 +386,7 @@ class Link:
 
     def run(self, sql):
         """The rows (tuples) that some SQL gives. Raises psycopg2.Error and SessionLost."""
-        return run(self.session, sql, self.tick)
+        return run(self.session, sql, self.check_interrupts)
 
     def share(self, table):
         """Lock a table there against writers, where the role may, to the end of the call."""
@@ -397,7 +403,7 @@ class Link:
                 sqlstate="55P03",
             ) from None
         except (psycopg2.Error, SessionLost) as error:
-            raise self.way.refused(error) from None
+            raise self.target.refused(error) from None
 
 
 def foreign_partitions(db, table, text):
@@ -420,7 +426,7 @@ def partitions(db, table, text):
     )
     found = []
     for row in rows:
-        if not ways.is_postgres_fdw(row["handler"] or ""):
+        if not targets.is_postgres_fdw(row["handler"] or ""):
             raise MopError(
                 f'"{text}" has a partition "{row["relname"]}" on server '
                 f"{quote_identifier(row['srvname'])}, which is none of postgres_fdw",

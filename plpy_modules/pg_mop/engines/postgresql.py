@@ -1,7 +1,7 @@
 """Plain PostgreSQL: every segment is on this server, every worker session a connection back to it."""
 
-from pg_mop.database import MopError, quote_identifier, quote_literal
-from pg_mop.engines import ways
+from pg_mop.backend.database import MopError, quote_identifier, quote_literal
+from pg_mop.connections import targets
 from pg_mop.engines.base import Engine, Segment
 
 
@@ -9,8 +9,8 @@ class PostgreSQL(Engine):
     def __init__(self, db):
         self.db = db
 
-    def way(self, server):
-        return ways.local(self.db)
+    def target(self, server):
+        return targets.local(self.db)
 
     def share(self, packed):
         """The call's own locks do that (pg_mop.locks)."""

@@ -13,8 +13,8 @@ import secrets
 
 from mop_udf import aggregate
 from mop_udf.errors import sqlstate_of
-from pg_mop.database import MopError, quote_identifier, raising
-from pg_mop.execute.trainers import at_start, content
+from pg_mop.backend.database import MopError, quote_identifier, raising
+from pg_mop.backend.trainers import at_start, content
 from pg_mop.inference.model import Model
 from pg_mop.inference.prediction import Choice, Predictor, check_range, wires
 

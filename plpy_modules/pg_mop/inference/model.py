@@ -1,7 +1,7 @@
 """A model to evaluate, predict with or export, wherever it was read from."""
 
 from mop_udf import architecture
-from pg_mop.database import MopError
+from pg_mop.backend.database import MopError
 
 
 class Model:

@@ -1,6 +1,6 @@
 """Whether other sessions may go through the parts of a table, each for itself, in place of the caller's own."""
 
-from pg_mop.engines.ways import IS_POSTGRES_FDW
+from pg_mop.connections.targets import IS_POSTGRES_FDW
 
 
 def why_alone(db, table, columns, checked):

@@ -3,8 +3,8 @@
 
 import re
 
-from pg_mop.arrays import np
-from pg_mop.database import MopError, quote_identifier, quote_literal
+from pg_mop.backend.arrays import np
+from pg_mop.backend.database import MopError, quote_identifier, quote_literal
 from pg_mop.packing import unfit
 from pg_mop.packing.buffers import decode
 
@@ -166,7 +166,7 @@ class Reader:
             cursor.close()
 
     def _fetch(self, cursor, count):
-        self.db.heed()
+        self.db.check_cancel()
         try:
             return cursor.fetch(count)
         except self.db.plpy.SPIError as error:

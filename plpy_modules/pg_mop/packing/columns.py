@@ -1,8 +1,8 @@
 """The source columns that are packed: independent ones, and dependent ones as classes or numbers."""
 
-from pg_mop.arrays import np
-from pg_mop.database import MopError, quote_identifier, split_names
-from pg_mop.kinds import NUMBERS, column_kind, equality
+from pg_mop.backend.arrays import np
+from pg_mop.backend.database import MopError, quote_identifier, split_names
+from pg_mop.backend.sql_types import NUMBERS, column_kind, equality
 from pg_mop.packing import buffers
 
 AS_NUMBER = "Give it as a number: CREATE VIEW numbered AS SELECT *, {0}::integer AS label FROM {1};"

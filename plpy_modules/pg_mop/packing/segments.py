@@ -1,10 +1,10 @@
 """Segments of Greenplum: rows are packed there, by all of them at once, and each buffer stays on its segment."""
 
 from mop_udf.errors import raise_error
-from pg_mop.database import MopError, quote_identifier, quote_literal
+from pg_mop.backend.database import MopError, quote_identifier, quote_literal
 from pg_mop.engines import greenplum
 from pg_mop.packing import buffers, rows, unfit
-from pg_mop.packing.places import PRIMARY_KEY, columns_sql, external_sql
+from pg_mop.packing.placement import PRIMARY_KEY, columns_sql, external_sql
 
 PIECE_BYTES = 16 << 20  # of source rows that a process of a segment turns into a piece of a buffer at a time
 INVALID = "22023"  # SQLSTATE of what `pack_rows` refuses

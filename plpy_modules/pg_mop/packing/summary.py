@@ -2,10 +2,10 @@
 
 import json
 
-from pg_mop.database import MopError, quote_identifier
+from pg_mop.backend.database import MopError, quote_identifier
+from pg_mop.engines.base import COPIES
 
 MAX_WIDTH = 32_767  # classes of one output
-COPIES = "__internal_copies__"  # JSON: [[segment, server or null, schema, table], ...]
 
 
 def create(db, summary, inputs, outputs, places):

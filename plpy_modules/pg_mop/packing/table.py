@@ -1,6 +1,6 @@
 """The packed table: created with a place for each segment, and filled from the source in one scan."""
 
-from pg_mop.database import MAX_NAME, MopError
+from pg_mop.backend.database import MAX_NAME, MopError
 from pg_mop.packing import buffers, rows, unfit
 from pg_mop.packing.segments import Segments
 from pg_mop.packing.summary import complete
@@ -53,7 +53,7 @@ def _load(db, source, summary, inputs, outputs, size, places, filled, types, fac
                 plans[table] = db.plpy.prepare(
                     places.INSERT.format(table, ", ".join(f"${i + 1}" for i in range(len(types)))), types
                 )
-            db.heed()
+            db.check_cancel()
             db.plpy.execute(
                 plans[table], [places.keys[segment], *values, *([rows_in, *c.shape] for c in columns), buffer_id]
             )
@@ -63,7 +63,7 @@ def _load(db, source, summary, inputs, outputs, size, places, filled, types, fac
     cursor = db.plpy.cursor(rows.scan(db, source, summary, inputs, outputs, seed, places.distributed))
     chunk = max(1, min(CHUNK_ROWS, CHUNK_BYTES // sum(c.wire_bytes for c in columns)))
     while True:
-        db.heed()
+        db.check_cancel()
         try:
             fetched = list(cursor.fetch(chunk))
         except db.plpy.SPIError as error:

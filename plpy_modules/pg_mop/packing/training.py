@@ -1,7 +1,7 @@
 """A packed training table, as the packing of validation rows needs it: classes, widths and the constant."""
 
-from pg_mop.database import MopError, quote_identifier
-from pg_mop.kinds import column_kind, kind_of
+from pg_mop.backend.database import MopError, quote_identifier
+from pg_mop.backend.sql_types import column_kind, kind_of
 from pg_mop.packing import buffers
 
 ELEMENTS = {"int16": "smallint", "float32": "real"}  # dependent_dtype -> type in the buffer

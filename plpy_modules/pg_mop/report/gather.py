@@ -9,7 +9,7 @@ import re
 
 from mop_udf import params
 from pg_mop import __version__
-from pg_mop.database import MopError, quote_literal
+from pg_mop.backend.database import MopError, quote_literal
 from pg_mop.plan.watch import Watch
 from pg_mop.report.parameters import flat, varied
 from pg_mop.report.stages import tree

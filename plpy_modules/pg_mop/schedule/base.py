@@ -26,35 +26,35 @@ class Scheduler(ABC):
     def finished(self, unit, seconds):  # noqa: B027 (few need to know)
         """Take note of what a unit took, after the board has."""
 
-    def arrange(self, places):
+    def arrange(self, workers):
         """The order in which to ask for units for places that are idle at the same time; who has got none may be asked
         once more."""
-        return self.in_turn(places)
+        return self.in_turn(workers)
 
-    def in_turn(self, places):
+    def in_turn(self, workers):
         """These places, each once."""
-        return sorted(places)
+        return sorted(workers)
 
-    def coming(self, place):
+    def coming(self, worker):
         """The unit that `choose` would give now, if waiting for the place does it no harm; else None."""
         return None
 
-    def following(self, place, segment):
+    def following(self, worker, segment):
         """The training unit to do on a segment together with the one before, there, too; None where another comes
         first."""
-        unit = self.choose(place)
+        unit = self.choose(worker)
         return unit if unit is not None and (unit.kind, unit.segment) == ("train", segment) else None
 
     def hurries(self, number):
         """True where a stage must not wait for others."""
         return False
 
-    def leaves(self, unit, place):
+    def leaves(self, unit, worker):
         """True where `place` leaves an evaluation to another."""
         return False
 
     @abstractmethod
-    def choose(self, place):
+    def choose(self, worker):
         """The unit to run now at the idle `place`, or None to leave it idle."""
 
 
@@ -113,10 +113,10 @@ class Ranked(Scheduler):
             if self.WARM and key is not None:
                 heappush(self.lanes.setdefault((segment, "like", key), []), entry)
 
-    def served(self, places):
+    def served(self, workers):
         """These places are there from now on. What was at home elsewhere has none any more."""
-        self.evaluating, self.met = {}, {met for met in self.met if met[0] in places}
-        gone = set(self.homes.values()) - set(places)
+        self.evaluating, self.met = {}, {met for met in self.met if met[0] in workers}
+        gone = set(self.homes.values()) - set(workers)
         self.homes = {key: home for key, home in self.homes.items() if home not in gone}
         moved = {lane: (lane[0], "at", None) for lane in self.lanes if lane[1] == "at" and lane[2] in gone}
         for lane, to in moved.items():
@@ -153,8 +153,8 @@ class Ranked(Scheduler):
             self.took[key] = min(seconds, self.took.get(key, seconds))
 
     # --- choosing -------------------------------------------------------------------------------------------------
-    def arrange(self, places):
-        order = self.in_turn(places)
+    def arrange(self, workers):
+        order = self.in_turn(workers)
         if not self.board.anywhere or len(order) == 1:
             yield from order
             return
@@ -165,29 +165,29 @@ class Ranked(Scheduler):
             self.own_alone = False
         yield from order
 
-    def choose(self, place):
-        return self._taken(place, self._best(place))
+    def choose(self, worker):
+        return self._taken(worker, self._best(worker))
 
-    def _taken(self, place, unit):
+    def _taken(self, worker, unit):
         """Note what a place does now: that unit."""
         if self.board.anywhere:
             key = None if unit is None else self.alike(unit.stage)
-            self.evaluating[place] = None if key is None or unit.kind == "train" else key
+            self.evaluating[worker] = None if key is None or unit.kind == "train" else key
             if key is not None:
-                self.met.add((place, key))
+                self.met.add((worker, key))
                 if unit.kind == "train":
-                    self.homes.setdefault(key, place)
+                    self.homes.setdefault(key, worker)
         return unit
 
-    def _best(self, place):
-        return self.evaluation(place, True) or self._or_evaluate(
-            place, self.before_all(place) or self.kept(place) or self.train(place)
+    def _best(self, worker):
+        return self.evaluation(worker, True) or self._or_evaluate(
+            worker, self.before_all(worker) or self.kept(worker) or self.train(worker)
         )
 
-    def _or_evaluate(self, place, unit):
+    def _or_evaluate(self, worker, unit):
         """In place of a training unit, or of none: an evaluation that nobody waits for, of an earlier iteration. Where
         units are long it does not wait either: there is little around it then."""
-        late = self.evaluation(place)
+        late = self.evaluation(worker)
         return (
             late
             if late is not None
@@ -195,25 +195,25 @@ class Ranked(Scheduler):
             else unit
         )
 
-    def coming(self, place):
-        unit = self.evaluation(place, True)
-        if unit is None and self.before_all(place) is None:
-            unit = self._or_evaluate(place, self.train(place))
+    def coming(self, worker):
+        unit = self.evaluation(worker, True)
+        if unit is None and self.before_all(worker) is None:
+            unit = self._or_evaluate(worker, self.train(worker))
         return unit
 
-    def evaluation(self, place, awaited=False):
+    def evaluation(self, worker, awaited=False):
         """The evaluation to be begun at a place, of the earliest iteration; None where none is due. `awaited`: one that
         somebody waits for."""
         best, at = None, None
-        for key in self.board.served(place):
+        for key in self.board.served(worker):
             for home in {None, *self.homes.values()}:
                 heap, left = self.evaluations.get((*key, home), ()), []
-                if self.own_alone and home not in (None, place) and key in self.board.served(home):
+                if self.own_alone and home not in (None, worker) and key in self.board.served(home):
                     continue
                 while heap and not (awaited and heap[0][0][0]):
                     if not self.board.may_evaluate(heap[0][2], *key):
                         heappop(heap)
-                    elif self._leaves(heap[0][2], key, home, place):
+                    elif self._leaves(heap[0][2], key, home, worker):
                         left.append(heappop(heap))
                     else:
                         if best is None or heap[0] < best:
@@ -223,63 +223,63 @@ class Ranked(Scheduler):
                     heappush(heap, entry)
         return best and self.board.unit(best[2], "evaluate", *at)
 
-    def leaves(self, unit, place):
-        return self._leaves(unit.stage, (unit.dataset, unit.segment), self.homes.get(self.alike(unit.stage)), place)
+    def leaves(self, unit, worker):
+        return self._leaves(unit.stage, (unit.dataset, unit.segment), self.homes.get(self.alike(unit.stage)), worker)
 
-    def _leaves(self, number, key, home, place):
+    def _leaves(self, number, key, home, worker):
         """True where `place` leaves the evaluation of a stage to the home of its compiled model."""
-        if home in (None, place) or key not in self.board.served(home):
+        if home in (None, worker) or key not in self.board.served(home):
             return False
         model = self.alike(number)
         seconds = self.took.get(("evaluate", model), self.took.get(("train", model), self.MEETS))
         return self.own_alone or (
-            self.evaluating.get(home) == model and (place, model) not in self.met and seconds < self.MEETS
+            self.evaluating.get(home) == model and (worker, model) not in self.met and seconds < self.MEETS
         )
 
-    def before_all(self, place):
+    def before_all(self, worker):
         """A visit that must not wait for others; None where there is none."""
 
-    def kept(self, place):
+    def kept(self, worker):
         """A visit of the stage that is kept for the place: its state has been read."""
-        number = self.board.kept(place)
-        return None if number is None or self.board.is_running(number) else self.visit(number, place)
+        number = self.board.kept(worker)
+        return None if number is None or self.board.is_running(number) else self.visit(number, worker)
 
-    def visit(self, number, place):
+    def visit(self, number, worker):
         """A visit of a stage, at random among those that it may do at a place; None where there is none."""
-        segments = [s for s in self.board.served(place, "training") if self.board.may_train(number, s)]
+        segments = [s for s in self.board.served(worker, "training") if self.board.may_train(number, s)]
         return self.board.unit(number, "train", "training", self.random.choice(segments)) if segments else None
 
-    def train(self, place):
+    def train(self, worker):
         """The visit of the least rank; of stages that are kept for other places only where there is nothing else."""
-        segments = self.board.served(place, "training")
-        return self._least_of(place, segments, (None, place)) or (
+        segments = self.board.served(worker, "training")
+        return self._least_of(worker, segments, (None, worker)) or (
             None
             if self.own_alone or not self.homes
-            else self._least_of(place, segments, sorted(set(self.homes.values()) - {place}))
+            else self._least_of(worker, segments, sorted(set(self.homes.values()) - {worker}))
         )
 
-    def _least_of(self, place, segments, homes):
+    def _least_of(self, worker, segments, homes):
         """The visit of the least rank of what has one of these homes (None: none yet)."""
-        return self.least(place, [((segment, "at", home), segment) for segment in segments for home in homes])
+        return self.least(worker, [((segment, "at", home), segment) for segment in segments for home in homes])
 
-    def is_at_home(self, number, place):
+    def is_at_home(self, number, worker):
         """True unless a stage's compiled model is at home elsewhere."""
-        return self.homes.get(self.alike(number), place) == place
+        return self.homes.get(self.alike(number), worker) == worker
 
-    def following(self, place, segment):
-        best = self._best(place)
+    def following(self, worker, segment):
+        best = self._best(worker)
         if (
             best is not None
             and best.kind == "train"
             and best.segment != segment
-            and not (self.before_all(place) or self.kept(place))
+            and not (self.before_all(worker) or self.kept(worker))
         ):
             # what it serves besides is no better: of those whose turn it is, one that is on this segment, too
-            wanted = self._least_of(place, [segment], (None, place))
+            wanted = self._least_of(worker, [segment], (None, worker))
             if (
                 wanted is not None
                 and self._turn(wanted) <= self._turn(best)
-                and self.board.reserved(wanted.stage) in (None, place)
+                and self.board.reserved(wanted.stage) in (None, worker)
             ):
                 best = wanted
         if (
@@ -287,22 +287,22 @@ class Ranked(Scheduler):
             or (best.kind, best.segment) != ("train", segment)
             or (
                 # what it has not met takes it longer: it is for whoever is idle first
-                self.board.anywhere and (place, self.alike(best.stage)) not in self.met
+                self.board.anywhere and (worker, self.alike(best.stage)) not in self.met
             )
         ):
             return None
-        return self._taken(place, best)
+        return self._taken(worker, best)
 
     def _turn(self, unit):
         return self.rank(self.board.plan.stages[unit.stage])
 
-    def least(self, place, lanes):
+    def least(self, worker, lanes):
         """The visit of the least rank in some lanes: pairs of (lane, segment)."""
         free, others = None, None
         for lane, segment in lanes:
             heap, kept = self.lanes.get(lane), []
             while heap and (entry := self.top(heap, lane, segment)) is not None:
-                if self.board.reserved(entry[2]) in (None, place):
+                if self.board.reserved(entry[2]) in (None, worker):
                     if free is None or entry < free[0]:
                         free = entry, segment
                     break
@@ -401,9 +401,9 @@ class Timed(Ranked):
 
     def limit(self):
         """Seconds of a path from which on a stage cannot wait."""
-        return self.URGENT * self.costs.all_left() / len(self.board.places)
+        return self.URGENT * self.costs.all_left() / len(self.board.workers)
 
-    def before_all(self, place):
+    def before_all(self, worker):
         limit, waiting, left_of = self.limit(), self.waiting, self.costs.left
         while waiting and -waiting[0][0] >= limit:
             number = heappop(waiting)[1]
@@ -425,8 +425,8 @@ class Timed(Ranked):
             if left < limit:
                 del self.urgent[number]
                 heappush(waiting, (-left, number))
-            elif self.board.reserved(number) in (None, place) and self.is_at_home(number, place):
+            elif self.board.reserved(number) in (None, worker) and self.is_at_home(number, worker):
                 rank = left, self.random.random()
-                if (best is None or rank > longest) and (unit := self.visit(number, place)) is not None:
+                if (best is None or rank > longest) and (unit := self.visit(number, worker)) is not None:
                     best, longest = unit, rank
         return best

@@ -64,7 +64,7 @@ class Board:
         # what others have found out about a dataset must be known to who evaluates its last segment
         self.last_alone = len(self._all) > 1
         self._watchers = []
-        self.serve(place for place in range(len(self._servers)) if self._servers[place] in self.servers)
+        self.serve(worker for worker in range(len(self._servers)) if self._servers[worker] in self.servers)
         self._works = {}  # stage number -> _Work
         self.left = {}  # stage number -> Stage: wanted, not ended
         self.idle = set()  # numbers of the stages that may be trained and are not at work
@@ -152,60 +152,60 @@ class Board:
         return ended
 
     # --- places ---------------------------------------------------------------------------------------------------
-    def serve(self, places):
+    def serve(self, workers):
         """Deal the segments out over these places: several to each or, where there are more places, to several."""
-        self.places = sorted(places)
-        self._serves = {place: [] for place in self.places}
+        self.workers = sorted(workers)
+        self._serves = {worker: [] for worker in self.workers}
         for server in self.servers:
-            here = [place for place in self.places if self.server(place) == server]
+            here = [worker for worker in self.workers if self.server(worker) == server]
             for dataset in ("training", "validation"):
                 keys = [key for key in self.datasets if key[0] == dataset and self.server_of[key] == server]
                 if self.anywhere and dataset == "training":
-                    for place in here:
-                        self._serves[place] += keys
+                    for worker in here:
+                        self._serves[worker] += keys
                     continue
                 for number in range(max(len(keys), len(here)) if keys and here else 0):
                     self._serves[here[number % len(here)]].append(keys[number % len(keys)])
         for watcher in self._watchers:
-            watcher.served(self.places)
+            watcher.served(self.workers)
 
     def relocate(self, servers):
         """Segments are on other servers from now on: {(dataset, segment): the server's name}. The places that are
         served no longer do segments of theirs; `serve` is to be called with others."""
         self.server_of.update(servers)
         self.servers = list(dict.fromkeys(self.server_of.values()))
-        self.serve(place for place in self.places if self.server(place) in self.servers)
+        self.serve(worker for worker in self.workers if self.server(worker) in self.servers)
 
-    def server(self, place):
+    def server(self, worker):
         """The name of the server that a place is on."""
-        if place < len(self._servers):
-            return self._servers[place]
-        return self._all[place % len(self._all)]
+        if worker < len(self._servers):
+            return self._servers[worker]
+        return self._all[worker % len(self._all)]
 
-    def first_places(self, wanted):
+    def first_workers(self, wanted):
         """The numbers of `wanted` places, or of as many as it takes to have one on each server."""
         first = [self._servers.index(server) for server in self.servers]
         more = [p for p, server in enumerate(self._servers) if p not in first and server in self.servers]
         return sorted((first + more)[: max(wanted, len(first))])
 
-    def served(self, place, dataset=None):
+    def served(self, worker, dataset=None):
         """The (dataset, segment) that a place does; of one dataset: their segments."""
-        serves = self._serves.get(place, ())
+        serves = self._serves.get(worker, ())
         return serves if dataset is None else [segment for of, segment in serves if of == dataset]
 
-    def reserve(self, place, stage_number):
+    def reserve(self, worker, stage_number):
         """Keep a stage's training for `place`, in place of the one before (None: none), from those that have others."""
-        self._reserved.pop(self._kept.pop(place, None), None)
+        self._reserved.pop(self._kept.pop(worker, None), None)
         if stage_number is not None and stage_number not in self._reserved:
-            self._reserved[stage_number], self._kept[place] = place, stage_number
+            self._reserved[stage_number], self._kept[worker] = worker, stage_number
 
     def reserved(self, stage_number):
         """The place that a stage is kept for, or None."""
         return self._reserved.get(stage_number)
 
-    def kept(self, place):
+    def kept(self, worker):
         """The number of the stage that is kept for a place, or None."""
-        return self._kept.get(place)
+        return self._kept.get(worker)
 
     # --- what may run ---------------------------------------------------------------------------------------------
     @property
@@ -238,9 +238,9 @@ class Board:
         """True where somebody waits for a stage to be evaluated: those below it, or a search."""
         return self.searched or any(child.number in self.left for child in stage.children)
 
-    def eligible(self, place):
+    def eligible(self, worker):
         """The units that may start now at `place`, in a fixed order. Looks at all stages: for small runs."""
-        serves, units = self.served(place), []
+        serves, units = self.served(worker), []
         for number in self.open("train"):
             if not self.is_running(number):
                 units += [
@@ -248,7 +248,7 @@ class Board:
                     for key in serves
                     if key[0] == "training" and self.may_train(number, key[1])
                 ]
-        free = [u for u in units if self._reserved.get(u.stage, place) == place]
+        free = [u for u in units if self._reserved.get(u.stage, worker) == worker]
         evaluations = [self.unit(number, "evaluate", *key) for key in serves for number in self._due[key]]
         return sorted(evaluations + free or units)
 

@@ -31,17 +31,17 @@ class Groups:
         self.ended, self.took = 0, 0.0  # training units; and the seconds of all of them
         self.times = None  # what one took as a multiple of what it should by earlier runs: the least
 
-    def choose(self, place):
+    def choose(self, worker):
         """The units to do now at an idle place, by stage; they have been started on the board. []: leave it idle."""
-        unit = self.scheduler.choose(place)
+        unit = self.scheduler.choose(worker)
         if unit is None:
             return []
         if unit.kind == "evaluate":
-            units = self._evaluations(place, unit)
+            units = self._evaluations(worker, unit)
             for each in units:
                 self.board.start(each)
         else:
-            units = self._trainings(place, unit)
+            units = self._trainings(worker, unit)
         return sorted(units, key=lambda u: u.stage)  # all sessions lock models in one order
 
     def finished(self, unit, seconds):
@@ -70,13 +70,13 @@ class Groups:
         """Seconds that a training unit takes, about."""
         return self._known(unit) or self._foreseen(unit) * max(1.0, self.times or 1.0) or SECONDS
 
-    def _evaluations(self, place, unit):
+    def _evaluations(self, worker, unit):
         """An evaluation at a place and the others that are due on the same rows, as far as memory goes."""
         if unit in self.alone:
             return [unit]
         total, chosen = 0, []
         for other in self.board.due_with(unit):
-            if other in self.alone or other is not unit and self.scheduler.leaves(other, place):
+            if other in self.alone or other is not unit and self.scheduler.leaves(other, worker):
                 continue
             total += self.bytes_of(other.stage)
             if chosen and total > EVALUATED_BYTES:
@@ -84,7 +84,7 @@ class Groups:
             chosen.append(other)
         return chosen
 
-    def _trainings(self, place, unit):
+    def _trainings(self, worker, unit):
         """A training unit and those that the scheduler would have follow it, as long as they are short and can wait."""
         units, seconds, size = [], [], 0
         most, longest = self._share()
@@ -97,7 +97,7 @@ class Groups:
             size += self.bytes_of(unit.stage)
             if len(units) >= most or sum(seconds) >= longest or not self._may_wait(units[0]):
                 break
-            unit = self.scheduler.following(place, units[0].segment)
+            unit = self.scheduler.following(worker, units[0].segment)
             if (
                 unit is None
                 or not self._may_wait(unit)
@@ -110,10 +110,10 @@ class Groups:
 
     def _share(self):
         """How many training units a place may take at once, and about how many seconds of them."""
-        trainable, places = len(self.board.idle) + len(self.board.training), len(self.board.places)
-        if places == 1:
+        trainable, workers = len(self.board.idle) + len(self.board.training), len(self.board.workers)
+        if workers == 1:
             return min(MOST, trainable), SECONDS
-        share, mean = trainable / (places + 1), self.took / self.ended if self.ended else None
+        share, mean = trainable / (workers + 1), self.took / self.ended if self.ended else None
         most = max(1, min(MOST, round(share) if mean is not None and mean <= LEAST else int(share)))
         return most, SECONDS if mean is None else min(SECONDS, max(LEAST, (most + 0.5) * mean))
 

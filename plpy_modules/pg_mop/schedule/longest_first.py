@@ -37,13 +37,13 @@ class LongestFirst(Timed):
         super().settled()
         self.stale = set(self.lanes)
 
-    def served(self, places):
-        super().served(places)
+    def served(self, workers):
+        super().served(workers)
         if self.stale - self.lanes.keys():  # what was in them is at home nowhere now
             self.stale |= {lane for lane in self.lanes if lane[1:] == ("at", None)}
         self.stale &= self.lanes.keys()
 
-    def least(self, place, lanes):
+    def least(self, worker, lanes):
         for lane, _ in lanes:
             if lane in self.stale:
                 self.stale.remove(lane)
@@ -52,21 +52,21 @@ class LongestFirst(Timed):
                     (self.rank(stages[number]), tie, number) for _, tie, number in self.lanes[lane]
                 ]
                 heapify(heap)
-        return super().least(place, lanes)
+        return super().least(worker, lanes)
 
-    def _taken(self, place, unit):
-        unit = super()._taken(place, unit)
+    def _taken(self, worker, unit):
+        unit = super()._taken(worker, unit)
         if unit is not None and unit.kind == "train":
-            self.last[place] = self.alike(unit.stage)
+            self.last[worker] = self.alike(unit.stage)
         return unit
 
-    def train(self, place):
-        best = super().train(place)
-        key = self.last.get(place)
+    def train(self, worker):
+        best = super().train(worker)
+        key = self.last.get(worker)
         if best is None or key is None or self.alike(best.stage) == key:
             return best
         warm = self.least(
-            place, [((segment, "like", key), segment) for segment in self.board.served(place, "training")]
+            worker, [((segment, "like", key), segment) for segment in self.board.served(worker, "training")]
         )
         return warm if warm is not None and self._is_about(warm, best) else best
 

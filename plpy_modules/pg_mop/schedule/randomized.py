@@ -25,7 +25,7 @@ class Randomized(Timed):
     def rank(self, stage):
         return stage.iteration
 
-    def in_turn(self, places):
-        places = sorted(places)
-        self.random.shuffle(places)
-        return places
+    def in_turn(self, workers):
+        workers = sorted(workers)
+        self.random.shuffle(workers)
+        return workers

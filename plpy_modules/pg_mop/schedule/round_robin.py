@@ -20,12 +20,12 @@ class RoundRobin(Scheduler):
         super().__init__(board, seed, alike, expected)
         self.seed, self.order = seed, {}  # stage number -> what it is sorted by
 
-    def choose(self, place):
+    def choose(self, worker):
         board = self.board
         if board.done:
             return None
         iteration = min(stage.iteration for stage in board.left.values())
-        units = [u for u in board.eligible(place) if u.iteration == iteration]
+        units = [u for u in board.eligible(worker) if u.iteration == iteration]
         here = self._current_round(iteration)
         if here is None:  # the iteration's training is over
             return next((u for u in units if u.kind == "evaluate"), None)

@@ -11,7 +11,7 @@ class Visit:
     """A unit that ran at `place` from `start` to `end` (seconds of simulated time), or was of a group that did."""
 
     unit: Unit
-    place: int
+    worker: int
     start: float
     end: float
 
@@ -34,13 +34,13 @@ class Transport:
     worker_free: float = 0.0  # when the coordinator has done all its work
     where: dict = field(default_factory=dict)  # stage -> the place of its state
 
-    def begins(self, unit, place, now, parent):
+    def begins(self, unit, worker, now, parent):
         """When a unit begins to compute that is chosen at `now`."""
         self.worker_free = ready = max(now, self.worker_free) + self.coordinator
         at = self.where.get(unit.stage, self.where.get(parent))
         if unit.kind == "train":
-            self.where[unit.stage] = place
-        if at is None or at == place:
+            self.where[unit.stage] = worker
+        if at is None or at == worker:
             return ready
         carried = self.bytes / self.network
         if not self.direct:
@@ -64,38 +64,38 @@ def simulate(board, scheduler, seconds, ahead=False, transport=None, groups=None
 
     Raises RuntimeError where the scheduler leaves every place idle although units remain.
     """
-    now, idle, events, visits = 0.0, set(board.places), [], []
+    now, idle, events, visits = 0.0, set(board.workers), [], []
     while not board.done:
-        for place in scheduler.arrange(idle):
-            if place not in idle:
+        for worker in scheduler.arrange(idle):
+            if worker not in idle:
                 continue
             if groups is not None:
-                units = groups.choose(place)
+                units = groups.choose(worker)
             else:
-                units = [unit] if (unit := scheduler.choose(place)) is not None else []
+                units = [unit] if (unit := scheduler.choose(worker)) is not None else []
                 for unit in units:
                     board.start(unit)
             if units:
-                coming = scheduler.coming(place) if ahead else None
-                board.reserve(place, coming and coming.stage)
-                idle.remove(place)
+                coming = scheduler.coming(worker) if ahead else None
+                board.reserve(worker, coming and coming.stage)
+                idle.remove(worker)
                 end = now + around + sum(map(seconds, units))
                 if transport is not None:
                     (unit,) = units
                     parent = board.plan.stages[unit.stage].parent
-                    begun = transport.begins(unit, place, now, parent and parent.number)
+                    begun = transport.begins(unit, worker, now, parent and parent.number)
                     end = transport.ends(unit, begun + seconds(unit))
-                heapq.heappush(events, (end, place, now, units))
+                heapq.heappush(events, (end, worker, now, units))
         if not events:
             raise RuntimeError("the scheduler leaves every place idle although units remain")
         now = events[0][0]
         while events and events[0][0] == now:
-            end, place, start, units = heapq.heappop(events)
+            end, worker, start, units = heapq.heappop(events)
             for unit in units:
                 board.finish(unit)
                 (groups or scheduler).finished(unit, (end - start) / len(units))
-                visits.append(Visit(unit, place, start, end))
-            idle.add(place)
+                visits.append(Visit(unit, worker, start, end))
+            idle.add(worker)
     return visits
 
 

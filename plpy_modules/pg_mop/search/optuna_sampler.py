@@ -85,7 +85,7 @@ class OptunaSampler(AtRandom):
 
 
 def _import(package, sampler):
-    from pg_mop import arrays  # (numpy is not for every search)
+    from pg_mop.backend import arrays  # (numpy is not for every search)
 
     try:
         arrays.import_whole(package)

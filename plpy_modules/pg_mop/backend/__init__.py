@@ -1,0 +1,1 @@
+"""The caller's backend as ordinary Python: database, settings, limits, errors."""

@@ -1,0 +1,106 @@
+"""What an administrator allows a role (table mop_limit), applied where a trainer is started: in the very session that
+starts it, whoever says with which options."""
+
+import os
+
+from pg_mop.backend.database import MopError
+from pg_mop.backend.ray_cluster import cluster
+from pg_mop.backend.settings import BACKENDS, check_installed
+
+TOO_MANY_TRAINERS = "53000"
+
+
+class Limits:
+    """Those of the calling role."""
+
+    def __init__(self, plpy, schema):
+        """`schema`: the extension's, quoted."""
+        self.plpy, self.schema = plpy, schema
+
+    def _find(self):
+        return self.plpy.execute(
+            f"SELECT *, {self.schema}.mop_role(current_user)::bigint AS role FROM {self.schema}.mop_limits()"
+        )[0]
+
+    def _backends(self):
+        """Process ids of the role's sessions."""
+        return {row["pid"] for row in self.plpy.execute(f"SELECT pid FROM {self.schema}.mop_backends()")}
+
+    def allowed(self, options):
+        """A trainer's options within the limits. Raises MopError where they are none."""
+        for name, least in (
+            ("threads", 1),
+            ("memory_mb", 1),
+            ("model_mb", 1),
+            ("cache_mb", 0),
+            ("idle_ms", 0),
+            ("fork_server_ms", 0),
+            ("compile_cache_mb", 0),
+            ("gpu", 0),
+        ):
+            value = options.get(name)
+            if value is None and name in ("memory_mb", "model_mb", "fork_server_ms", "compile_cache_mb", "gpu"):
+                continue
+            if type(value) is not int or not least <= value < 1 << 31:
+                raise MopError(f"invalid option of a trainer: {name} = {value!r}")
+        if options.get("keras_backend") not in BACKENDS:
+            raise MopError(f"invalid option of a trainer: keras_backend = {options.get('keras_backend')!r}")
+        if options.get("trainers") is None:
+            check_installed(options["keras_backend"])
+        limits, within = self._find(), {name: value for name, value in options.items() if name != "ray"}
+        within["role"] = int(limits["role"])  # whose it is; never what a client says
+        if options.get("trainers") is not None:
+            within["ray"] = cluster(self.plpy, options["trainers"])
+            within["ray"]["gpus"] *= bool(options.get("use_gpus"))
+            within["threads"] = max(1, int(within["ray"]["cpus"]))
+        for name, limit in (("threads", "threads"), ("memory_mb", "trainer_memory_mb"), ("model_mb", "max_model_mb")):
+            values = [v for v in (options.get(name), limits[limit]) if v is not None]
+            within[name] = min(values, default=None)
+        return within
+
+    def admit(self, trainer):
+        """Raises MopError where a Trainer, which has been started, is one more than the role may have at once.
+
+        Those that were started before it count: of several that start in the same instant, as many stay as may.
+        """
+        most = self._find()["sessions"]
+        if most is None:
+            return
+        try:
+            own = _began(trainer.pid)[0]
+        except OSError:  # it has ended, which its first frame will tell
+            return
+        before = sum(began < own for began in _trainers(self._backends()))
+        if before >= most:
+            raise MopError(
+                f"the role's sessions have {before} trainers, as many as it may have at once",
+                detail="The table mop_limit says so; idle trainers end with the session that called, or "
+                "after pg_mop.session_idle_timeout.",
+                sqlstate=TOO_MANY_TRAINERS,
+            )
+
+
+def _began(pid):
+    """(what tells which process was started first, the parent's pid, the state's letter). Raises OSError."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rsplit(b")", 1)[1].split()
+    return (int(fields[19]), int(pid)), int(fields[1]), fields[0]
+
+
+def _trainers(backends):
+    """What tells which was started first, of each trainer of these sessions (process ids)."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                began, parent, state = _began(entry)
+                if state in b"ZX" or os.stat(f"/proc/{entry}").st_uid != os.geteuid():
+                    continue
+                with open(f"/proc/{entry}/cmdline", "rb") as file:
+                    words = file.read().replace(b" ", b"\0").split(b"\0")
+                # until a child executes its own program it has its backend's command line, and for an instant none
+                own = [n for n, word in enumerate(words) if word in (b"mop_udf.trainer", b"mop_udf.relay")]
+                backend = parent if words[0] in (b"", b"postgres:") else int(words[own[0] + 1])
+            except (OSError, ValueError, IndexError):  # it has ended, or is none
+                continue
+            if backend in backends:
+                yield began

@@ -1,0 +1,135 @@
+"""Object tables: custom losses and metrics (contract 2, section 2). Unpickled in trainers only, never here.
+
+An object runs code, so it counts only where a superuser put it: the table is in the extension's schema and a superuser
+owns it. Whoever reads it checks that, worker sessions too.
+"""
+
+import hashlib
+import re
+
+from mop_udf import params
+from pg_mop.backend.database import MopError, quote_identifier, quote_literal
+
+COLUMNS = ("id", "name", "description", "object")
+
+
+def table_name(db, text):
+    """The name of the object table that the caller calls `text`, a bare name or one in the extension's schema.
+
+    Raises MopError for another schema. The name is not folded: it is written as given, as MADlib does.
+    """
+    text = (text or "").strip()
+    if not text:
+        raise MopError("NULL/empty object table name")
+    schema, name = db.parse_name(text)
+    if schema not in (None, db.schema):
+        raise MopError(
+            f'object table "{text}" must be in schema "{db.schema}", where superusers alone make them',
+            hint="Give its bare name.",
+        )
+    return name
+
+
+def check(db, text):
+    """The quoted name of an object table that may be used. Raises MopError."""
+    name = table_name(db, text)
+    quoted = f"{db.extension}.{quote_identifier(name)}"
+    table = db.input_table(
+        db.bare(quoted),
+        "object table",
+        hint=f"SELECT {db.extension}.load_custom_function(...), by a superuser, makes it.",
+    )
+    missing = [c for c in COLUMNS if c not in db.columns(table)]
+    if missing:
+        raise MopError(f'object table "{text}" has no column "{missing[0]}"')
+    if not db.value(OWNER_IS_SUPERUSER, ["oid"], [table.oid]):
+        raise MopError(
+            f'the owner of object table "{text}" is no superuser',
+            detail="Its objects run code.",
+            hint=f"ALTER TABLE {quoted} OWNER TO ... (a superuser);",
+            sqlstate="42501",
+        )
+    writers = db.execute(WRITERS, ["oid"], [table.oid])
+    if writers:
+        role = "PUBLIC" if writers[0]["role"] is None else quote_identifier(writers[0]["role"])
+        raise MopError(
+            f'object table "{text}" may be written by {role}, which is no superuser',
+            detail="Its objects run code.",
+            hint=f"REVOKE ALL ON {quoted} FROM {role};",
+            sqlstate="42501",
+        )
+    return quoted
+
+
+def within_schema(quoted):
+    """The quoted name of an object table (as `check` gives it) without that of its schema."""
+    return re.fullmatch(r'(?:"(?:[^"]|"")*"|[^".]*)\.(.*)', quoted, re.DOTALL)[1]
+
+
+# to whom the table's or a column's privileges to put something in are granted, superusers apart
+WRITERS = """
+SELECT r.rolname AS role FROM (
+    SELECT relacl FROM pg_catalog.pg_class WHERE oid = $1
+    UNION ALL SELECT attacl FROM pg_catalog.pg_attribute WHERE attrelid = $1 AND NOT attisdropped) AS a(acl)
+CROSS JOIN LATERAL pg_catalog.aclexplode(a.acl) AS g LEFT JOIN pg_catalog.pg_roles r ON r.oid = g.grantee
+WHERE g.privilege_type IN ('INSERT', 'UPDATE', 'TRIGGER') AND r.rolsuper IS NOT TRUE"""
+OWNER_IS_SUPERUSER = (
+    "SELECT r.rolsuper FROM pg_catalog.pg_class c JOIN pg_catalog.pg_roles r ON r.oid = c.relowner "
+    "WHERE c.oid = $1 AND c.relkind = 'r'"
+)
+
+
+def custom_names(compile_params):
+    """The losses and metrics of parsed compile parameters that are not Keras' own."""
+    names = [] if params.is_builtin_loss(compile_params["loss"]) else [compile_params["loss"]]
+    return names + [m for m in compile_params["metrics"] if not params.is_builtin_metric(m)]
+
+
+def missing_names(db, object_table, compile_params):
+    """Why the custom functions of parsed compile parameters cannot be used, or None. `object_table`: quoted or None."""
+    names = custom_names(compile_params)
+    if names and object_table is None:
+        return f"{names[0]!r} is no loss or metric of Keras': object table missing"
+    known = names and {row["name"].lower() for row in db.execute(f"SELECT name FROM {object_table}")}
+    lacking = [n for n in names if n.lower() not in known]
+    return (
+        f"{lacking[0]!r} is no loss or metric of Keras', and {object_table} has no such function" if lacking else None
+    )
+
+
+def read(db, object_table, compile_params, digests=None):
+    """{name: pickle} of the custom functions of parsed compile parameters. Raises MopError where one is missing, or is
+    not among those that once had these `digests`."""
+    found = {}
+    for name in custom_names(compile_params):
+        if object_table is None:
+            raise MopError(f"{name!r} is no loss or metric of Keras': object table missing")
+        quoted = check(db, object_table)
+        row = db.one(
+            f"SELECT name, object FROM {quoted} WHERE lower(name) = lower($1) AND object IS NOT NULL "
+            f"ORDER BY name = $1 DESC LIMIT 1",
+            ["text"],
+            [name],
+        )
+        if row is None:
+            raise MopError(f"{name!r} is no loss or metric of Keras', and {quoted} has no such function")
+        found[name] = row["object"]
+        if digests is not None and [row["name"], hashlib.sha256(row["object"]).hexdigest()] not in digests:
+            raise MopError(f"the custom function {name!r} in {quoted} is not the one that the run began with")
+    return found
+
+
+def digests(db, object_table, compile_params):
+    """[[name, SHA-256 of its pickle], ...] of the custom functions of parsed compile parameters."""
+    names = custom_names(compile_params)
+    return names and [list(row.values()) for row in db.execute(digests_sql(object_table, names))]
+
+
+def digests_sql(object_table, names):
+    """SQL for these of functions, by name."""
+    schema = object_table[: -len(within_schema(object_table))]
+    known = ", ".join(quote_literal(name.lower()) for name in names)
+    return (
+        f"SELECT name, encode({schema}mop_sha256(object), 'hex') AS digest FROM {object_table} "
+        f"WHERE lower(name) IN ({known}) ORDER BY name"
+    )

@@ -1,0 +1,32 @@
+"""Short programs of the packages, run in a process of their own: what must not run in a backend."""
+
+import os
+import subprocess
+
+import mop_udf
+from pg_mop.backend.database import MopError
+
+SECONDS = 120
+
+
+def run(module, *arguments, stdin=b"", what, hint=None):
+    """What `python -m module arguments` prints (bytes), run by the interpreter of the packages' virtual environment.
+
+    Its environment is clean, and it knows nothing of the database. Raises MopError, saying `what` is wrong, with the
+    program's last words as DETAIL.
+    """
+    try:
+        done = subprocess.run(
+            [os.path.join(mop_udf.home, "bin", "python"), "-I", "-B", "-m", module, *arguments],
+            input=stdin,
+            capture_output=True,
+            cwd="/",
+            timeout=SECONDS,
+            start_new_session=True,
+            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent", "TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
+    except subprocess.TimeoutExpired:
+        raise MopError(what, detail=f"The program {module} did not end within {SECONDS} s.", hint=hint) from None
+    if done.returncode:
+        raise MopError(what, detail=done.stderr.decode("utf-8", "replace").strip()[-1000:], hint=hint)
+    return done.stdout

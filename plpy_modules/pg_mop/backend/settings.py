@@ -1,0 +1,276 @@
+"""The `pg_mop.*` settings: defaults, ranges, and an error for a bad value or an unknown name."""
+
+import glob
+import os
+import re
+import sys
+
+import mop_udf
+from pg_mop.backend.database import MopError
+
+SCHEDULERS = ("randomized", "longest-first", "breadth-first", "most-children-first", "round-robin")
+KERNELS = ("auto", "plain", "loop", "xla", "vmap")
+ONLY = {"vmap": "jax"}  # kernel -> the one framework that has it
+STRATEGIES = ("averaging", "sequential")
+BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}  # Keras' name of a framework -> its own
+OPTIONAL = ("jax", "torch")  # those of an extra of the packages
+DEVICES = "/dev"
+
+
+def cores():
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def gpus(backend="tensorflow"):
+    """GPUs of this machine that trainers of a framework can use, counted without loading it."""
+    return 0 if _is_for_processors(backend) else len(_devices())
+
+
+def no_gpu(backend="tensorflow"):
+    """The MopError for a call with use_gpus where there is none."""
+    if not _devices():
+        return MopError("use_gpus is set, but this server has no GPU", hint="Call with use_gpus => FALSE.")
+    install = {
+        "tensorflow": "make install FRAMEWORK=cuda",
+        "jax": f"sudo {_home()}/bin/pip install 'jax[cuda12]'",
+        "torch": f"sudo {_home()}/bin/pip install --force-reinstall torch",
+    }[backend]
+    return MopError(
+        f"use_gpus is set, but the {BACKENDS[backend]} that is installed is for processors alone",
+        hint=f"On this server: {install}; or call with use_gpus => FALSE.",
+        sqlstate="58000",
+    )
+
+
+def check_installed(backend):
+    """Raises MopError where trainers of this server do not have the framework of that name."""
+    if backend in OPTIONAL and not _distributions(backend):
+        raise MopError(
+            f'pg_mop.keras_backend is "{backend}", but {BACKENDS[backend]} is not installed on this server',
+            hint=f"On this server: sudo make install WITH={backend}, or sudo {_home()}/bin/pip install "
+            f"{backend}; or SET pg_mop.keras_backend = 'tensorflow';",
+            sqlstate="58000",
+        )
+
+
+def check_kernel(options):
+    """Raises MopError where the kernel of parsed settings is one that their framework does not have."""
+    kernel, backend = options["kernel"], options["keras_backend"]
+    if ONLY.get(kernel, backend) != backend:
+        raise MopError(
+            f'pg_mop.kernel is "{kernel}", but pg_mop.keras_backend is "{backend}"',
+            detail=f"{BACKENDS[ONLY[kernel]]} alone has this kernel.",
+            hint=f"SET pg_mop.keras_backend = '{ONLY[kernel]}'; or SET pg_mop.kernel = 'auto';",
+            sqlstate="22023",
+        )
+
+
+def _devices():
+    try:
+        return [name for name in os.listdir(DEVICES) if re.fullmatch(r"nvidia\d+", name)]
+    except OSError:
+        return []
+
+
+def _home():
+    return mop_udf.home or sys.prefix
+
+
+def _distributions(name):
+    """The installed packages of that name, which may have * in it."""
+    return glob.glob(f"{glob.escape(mop_udf.packages(_home()))}/{name}-[0-9]*.dist-info")
+
+
+def _is_for_processors(backend):
+    """True where there is no framework of that name but the one without support of GPUs."""
+    if backend == "jax":
+        return not _distributions("jax_cuda*_plugin")
+    if backend == "torch":
+        return all("+cpu" in path for path in _distributions("torch"))  # (PyPI's build is for GPUs, too)
+    return bool(_distributions("tensorflow_cpu") and not _distributions("tensorflow"))
+
+
+def _integer(low, high):
+    def parse(text):
+        value = int(text)
+        if not low <= value <= high:
+            raise ValueError
+        return value
+
+    parse.wanted = f"an integer from {low} to {high}"
+    return parse
+
+
+def _choice(*names):
+    def parse(text):
+        if text.lower() not in names:
+            raise ValueError
+        return text.lower()
+
+    parse.wanted = "one of " + ", ".join(names)
+    return parse
+
+
+def _switch(text):
+    if text.lower() in ("on", "true", "yes", "1"):
+        return True
+    if text.lower() in ("off", "false", "no", "0"):
+        return False
+    raise ValueError
+
+
+_switch.wanted = "on or off"
+
+
+def _milliseconds(text):
+    """A duration as PostgreSQL writes it ('10s', '5min', plain milliseconds) -> milliseconds."""
+    match = re.fullmatch(r"\s*(\d+)\s*(ms|s|min|h|d|)\s*", text)
+    if not match:
+        raise ValueError
+    value = int(match[1]) * {"ms": 1, "": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}[match[2]]
+    if value > 2**31 - 1:
+        raise ValueError
+    return value
+
+
+_milliseconds.wanted = "a duration such as 10s or 5min"
+
+
+def _names(text):
+    """'w1, w2' -> list of names."""
+    names = [name.strip() for name in text.split(",")]
+    if "" in names:
+        raise ValueError
+    return names
+
+
+_names.wanted = "names of servers, w1, w2, or local for this one"
+
+
+def _name(text):
+    if not text.strip():
+        raise ValueError
+    return text.strip()
+
+
+_name.wanted = "the name of a foreign server"
+
+# name -> (parser, default as it is written; None = chosen when it is used)
+KNOWN = {
+    "seed": (_integer(0, 2**31 - 1), None),
+    "segments": (_integer(1, 1024), None),
+    "servers": (_names, None),
+    "replicas": (_integer(1, 2), "1"),
+    "trainers": (_name, None),
+    "scheduler": (_choice(*SCHEDULERS), "randomized"),
+    "cache_mb": (_integer(0, 1 << 30), "1024"),
+    "compile_cache_mb": (_integer(0, 1 << 20), "256"),
+    "threads": (_integer(1, 1024), None),
+    "keras_backend": (_choice(*BACKENDS), "tensorflow"),
+    "session_idle_timeout": (_milliseconds, "5min"),
+    "fork_server_idle_timeout": (_milliseconds, "10min"),
+    "lock_timeout": (_milliseconds, "10s"),
+    "same_start": (_switch, "on"),
+    "sharing": (_switch, "on"),
+    "reuse": (_switch, "on"),
+    "checkpoint_mb": (_integer(0, 1 << 30), "1024"),
+    "kernel": (_choice(*KERNELS), "auto"),
+    "share_prefixes": (_switch, "on"),
+    "resume": (_switch, "on"),
+    "unit_retries": (_integer(0, 1000), "3"),
+    "server_timeout": (_milliseconds, "10min"),
+    "sessions": (_integer(1, 1000), None),
+    "trainer_memory_mb": (_integer(256, 1 << 30), None),
+    "max_model_mb": (_integer(1, 1 << 30), None),
+    "fit_strategy": (_choice(*STRATEGIES), "averaging"),
+}
+
+ALIASES = {"nursery_idle_timeout": "fork_server_idle_timeout"}  # names of before -> those of today
+
+
+def load(db):
+    """All settings as a dict; raises MopError for a bad value or an unknown `pg_mop.*` name."""
+    return parsed(given(db))
+
+
+def given(db):
+    """{name: text} of the settings as the session has them: '' where one has been emptied or undone, which counts as
+    none, though it hides what the role or the database has. Raises MopError for an unknown `pg_mop.*` name."""
+    unknown = sorted(_names_that_are_set(db) - set(KNOWN) - set(ALIASES))
+    if unknown:
+        raise MopError(
+            f'unrecognized setting "pg_mop.{unknown[0]}"',
+            detail="The settings are " + ", ".join(f"pg_mop.{n}" for n in KNOWN) + ".",
+            hint=f"RESET pg_mop.{unknown[0]};",
+            sqlstate="42704",
+        )
+    if not db.has("current_setting", "text, bool"):
+        return _by_todays_names({name: db.setting(f"pg_mop.{name}") for name in (*KNOWN, *ALIASES)})
+    rows = db.execute(
+        "SELECT n, current_setting('pg_mop.' || n, true) AS text FROM unnest($1) AS n", ["text[]"], [[*KNOWN, *ALIASES]]
+    )
+    return _by_todays_names({row["n"]: row["text"] for row in rows})
+
+
+def _by_todays_names(texts):
+    """{name: text} without the settings that are not set; a setting under its old name counts unless the new one is set."""
+    found = {ALIASES[name]: texts[name] for name in ALIASES if texts.get(name) is not None}
+    return found | {name: text for name, text in texts.items() if text is not None and name in KNOWN}
+
+
+def parsed(texts):
+    """All settings as a dict, from those that are given; raises MopError for a bad value."""
+    values = {}
+    for name, (parse, default) in KNOWN.items():
+        text = texts.get(name) or default
+        try:
+            values[name] = parse(text) if text else None
+        except ValueError:
+            raise MopError(
+                f'invalid value for setting "pg_mop.{name}": "{text}"', hint=f"It takes {parse.wanted}."
+            ) from None
+    return values
+
+
+def _names_that_are_set(db):
+    """Names after `pg_mop.` that are set in this session.
+
+    PostgreSQL lists the settings of loaded libraries only: those that nobody defined are in no view. Their
+    names are in this process's heap, though, so look there; `current_setting` then tells the real ones from
+    other text. Where the heap cannot be read, only ALTER ROLE/DATABASE ... SET are checked.
+    """
+    names = set()
+    try:
+        with open("/proc/self/maps") as maps:
+            heap = [line.split()[0] for line in maps if line.rstrip().endswith("[heap]")]
+        with open("/proc/self/mem", "rb", buffering=0) as memory:
+            for area in heap:
+                start, end = (int(x, 16) for x in area.split("-"))
+                memory.seek(start)
+                names |= _names_in(memory.read(end - start))
+    except OSError:
+        pass
+    rows = db.execute(
+        "SELECT split_part(entry, '=', 1) AS name FROM pg_db_role_setting, unnest(setconfig) AS entry "
+        "WHERE entry LIKE 'pg\\_mop.%' AND setdatabase IN (0, (SELECT oid FROM pg_database "
+        "WHERE datname = current_database())) AND setrole IN (0, (SELECT oid FROM pg_roles "
+        "WHERE rolname = session_user))"
+    )
+    names |= {row["name"].split(".", 1)[1] for row in rows}
+    if not names:
+        return set()
+    return {name for name in names if db.setting(f"pg_mop.{name}")}
+
+
+def _names_in(heap):
+    """Whatever looks like a setting's name after `pg_mop.` in some bytes."""
+    names = set()
+    for spelling in (b"pg_mop.", b"PG_MOP."):  # the prefix as written by nearly everybody: a plain search is fast
+        position = heap.find(spelling)
+        while position >= 0:
+            position += len(spelling)
+            if match := re.match(rb"[A-Za-z_][A-Za-z0-9_]{0,62}\0", heap[position : position + 64]):
+                names.add(match[0][:-1].decode().lower())
+            position = heap.find(spelling, position)
+    return names

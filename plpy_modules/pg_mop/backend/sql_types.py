@@ -1,0 +1,77 @@
+"""Types of columns: domains undone, of arrays' elements too, what may be compared with what, and how."""
+
+from pg_mop.backend.database import quote_identifier
+
+NUMBERS = {"smallint", "integer", "bigint", "numeric", "real", "double precision"}
+STRINGS = {"text", "character varying", "character", '"char"', "name"}
+
+
+class Kind:
+    """A type, domains undone: its oid, its name for people, its name in SQL, its elements' name if an array."""
+
+    def __init__(self, row):
+        self.oid, self.shown, self.sql = int(row["oid"]), row["shown"], row["sql"]
+        self.typtype, self.has_array = row["typtype"], row["has_array"]
+        self.collatable, self.element, self.element_oid = row["collatable"], row["element"], row["typelem"]
+
+    @property
+    def numeric_array(self):
+        return self.element in NUMBERS
+
+    def like(self, other):
+        """Whether labels of the two types may be compared."""
+        return self.oid == other.oid or {self.shown, other.shown} <= NUMBERS or {self.shown, other.shown} <= STRINGS
+
+    def collated(self, expression):
+        """`expression` of this type, compared by code point where it is text."""
+        return f'({expression} COLLATE pg_catalog."C")' if self.collatable else expression
+
+
+def kind_of(db, oid):
+    """The Kind of the type `oid`."""
+    return Kind(
+        db.one(
+            "WITH RECURSIVE b AS (SELECT $1::oid AS t UNION ALL SELECT d.typbasetype FROM b JOIN pg_type d "
+            "ON d.oid = b.t WHERE d.typtype = 'd') "
+            "SELECT t.oid, format_type(t.oid, NULL) AS shown, format_type(t.oid, -1) AS sql, t.typtype::text, "
+            "t.typarray <> 0 AS has_array, t.typcollation <> 0 AS collatable, t.typelem, "
+            "CASE WHEN t.typcategory = 'A' THEN (WITH RECURSIVE e AS (SELECT t.typelem AS t UNION ALL SELECT d.typbasetype "
+            "FROM e JOIN pg_type d ON d.oid = e.t WHERE d.typtype = 'd') SELECT format_type(e.t, NULL) FROM e JOIN "
+            "pg_type d ON d.oid = e.t WHERE d.typtype <> 'd') END AS element "
+            "FROM b JOIN pg_type t ON t.oid = b.t WHERE t.typtype <> 'd'",
+            ["oid"],
+            [oid],
+        )
+    )
+
+
+def column_kind(db, table, column):
+    """The Kind of a column of `table`."""
+    return kind_of(
+        db,
+        db.value(
+            "SELECT atttypid FROM pg_attribute WHERE attrelid = $1 AND attname = $2 "
+            "AND attnum > 0 AND NOT attisdropped",
+            ["oid", "text"],
+            [table.oid, column],
+        ),
+    )
+
+
+def equality(db, kind):
+    """The equality operator of a type's default ordering as OPERATOR(schema.=); None where it has none."""
+    row = db.one(
+        "SELECT n.nspname, o.oprname FROM pg_opclass c JOIN pg_am m ON m.oid = c.opcmethod AND m.amname = 'btree' "
+        "JOIN pg_amop p ON p.amopfamily = c.opcfamily AND p.amoplefttype = c.opcintype "
+        "AND p.amoprighttype = c.opcintype AND p.amopstrategy = 3 "
+        "JOIN pg_operator o ON o.oid = p.amopopr JOIN pg_namespace n ON n.oid = o.oprnamespace "
+        "JOIN pg_type t ON t.oid = c.opcintype "
+        "WHERE c.opcdefault AND (c.opcintype = $1 "
+        "OR c.opcintype = CASE $2 WHEN 'e' THEN 'anyenum'::regtype WHEN 'r' THEN 'anyrange'::regtype END "
+        "OR EXISTS (SELECT 1 FROM pg_cast x WHERE x.castsource = $1 AND x.casttarget = c.opcintype "
+        "AND x.castmethod = 'b' AND x.castcontext = 'i')) "
+        "ORDER BY c.opcintype = $1 DESC, t.typispreferred DESC LIMIT 1",
+        ["oid", "text"],
+        [kind.oid, kind.typtype],
+    )
+    return row and f"OPERATOR({quote_identifier(row['nspname'])}.{row['oprname']})"

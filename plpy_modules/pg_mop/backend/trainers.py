@@ -1,0 +1,414 @@
+"""Where the trainer of a unit is: in the worker session's own process, or in the one that it has at a segment of
+Greenplum. Each has the methods of :class:`Here`, coroutines of queries (backend/queries.py); those of :class:`There`
+are statements that run at the segment, by the functions below.
+"""
+
+import itertools
+import json
+
+from mop_udf import aggregate, params
+from mop_udf.channel import PART_BYTES
+from mop_udf.errors import raise_error
+from pg_mop.backend import object_table, settings
+from pg_mop.backend.database import Database, MopError, extension_schema, quote_identifier, raising
+from pg_mop.backend.limits import Limits
+from pg_mop.backend.queries import Query
+
+SMALL = 256 << 10  # bytes of a state that comes by way of the coordinator, together with others
+
+
+def trainer_at(holder, schema, place, places=None, functions=None):
+    """Where the trainer is: at a place of mop_place (sql/greenplum/12_places.sql), or None: here. `schema`: the
+    extension's, quoted; `places`: {segment (text): the place of its units}; `functions`: the object table."""
+    return (
+        LocalTrainer(holder, schema)
+        if place is None
+        else SegmentTrainer(holder, schema, place, places or {}, functions)
+    )
+
+
+class LocalTrainer:
+    """The trainer of this process."""
+
+    def __init__(self, holder, schema):
+        """`holder`: the mop_udf.aggregate.Session."""
+        self.holder, self.schema = holder, schema
+
+    def start(self, options, look_again=False):
+        """Start it, unless it runs, within the limits of the calling role."""
+        limits = Limits(self.holder.plpy, self.schema)
+        raising(self.holder.plpy, self.holder.start_trainer, options, limits, look_again)
+        yield from ()
+
+    def begin(self, options, unit, models, objects):
+        """Start it, unless it runs; whether it holds the rows of a unit, which is described as for `give`, or can keep
+        them."""
+        yield from self.start(options)
+        return self.holder.holds(unit["dataset"], unit["nbytes"], unit["keep"])
+
+    def states(self, run_id, versions, token, taken):
+        """The parts of the states of stages, [(stage, version), ...], for `give`: (stage, part), those of one in order.
+        `taken`: {stage: its row of mop_take_states}."""
+        if not versions:
+            return ()
+        rows = yield Query(
+            f"SELECT stage, data FROM {self.schema}.mop_read_states($1, $2, $3, $4)",
+            ("bigint", "integer[]", "integer[]", "text"),
+            (run_id, [stage for stage, _ in versions], [version for _, version in versions], token),
+            by_cursor=True,
+        )
+        return ((row["stage"], row["data"]) for row in rows)
+
+    def give(self, unit, models, states, objects):
+        """Hand it a unit, with states as `states` gives them: (stage, part)."""
+        self.holder.begin(unit, models, states, objects)
+        yield from ()
+
+    def work(self, rows_sql):
+        """Send the rows, if it has not got them, and wait for the report (a dict); whether they were sent."""
+        sent = self.holder.unit
+        if not sent["sends_rows"]:
+            return self.holder.end(), False
+        rows = yield Query(rows_sql % {"epochs": sent["epochs_sent"]})
+        return json.loads(rows[0]["report"]), True
+
+    def score(self, number, sums):
+        """The loss and metrics of the last evaluation's model `number`, from sums over all its rows."""
+        yield from ()
+        return self.holder.score(number, sums)
+
+    def save(self, run_id, made, token):
+        """Write the states of the last unit's models, `made`: [(stage, version, state_table), ...]; their bytes."""
+        sizes, small = [0] * len(made), {}
+        for number, parts in itertools.groupby(self.holder.save(list(range(len(made)))), key=lambda item: item[0]):
+            stage, version, state_table = made[number]
+            for place, (_, part) in enumerate(parts):
+                sizes[number] += len(part)
+                if place or len(part) > SMALL:
+                    yield put_state(self.schema, run_id, stage, version, state_table, place, part, token)
+                else:
+                    small.setdefault(state_table, []).append((stage, version, part))
+        for state_table, states in small.items():
+            stages, versions, parts = map(list, zip(*states))
+            yield Query(
+                f"SELECT {self.schema}.mop_put_states($1, $2, $3, $4, $5, $6)",
+                ("bigint", "integer[]", "integer[]", "integer", "bytea[]", "text"),
+                (run_id, stages, versions, state_table, parts, token),
+            )
+        return sizes
+
+    def failed(self):
+        """The unit has failed: no answer may be left that nobody waits for."""
+        if self.holder.unit is not None:
+            self.holder.stop_trainer()
+
+
+class SegmentTrainer:
+    """The trainer of this session's process at a place."""
+
+    def __init__(self, holder, schema, place, places, functions):
+        self.holder, self.schema, self.place, self.places = holder, schema, int(place), places
+        self.functions = functions
+        self.sent = None  # what the trainer's unit was begun with, if it was
+
+    def _at(self, call, types=(), values=()):
+        """What a function of ours gives at the place."""
+        rows = yield Query(
+            f"SELECT {self.schema}.{call} AS answer FROM {self.schema}.mop_place WHERE place = {self.place}",
+            types,
+            values,
+        )
+        if not rows:
+            raise_error(self.holder.plpy, f"there is no place {self.place}", "22023")
+        return rows[0]["answer"]
+
+    def start(self, options, look_again=False):
+        yield Query(f"SELECT {self.schema}.mop_share_host($1)", ("integer",), (self.place,))
+        yield from self._at("mop_at_start($1, $2)", ("text", "boolean"), (json.dumps(options), look_again))
+
+    def begin(self, options, unit, models, objects):
+        yield from self._lend(models, objects)
+        self.sent = yield from self._hand(unit, models, objects, options)
+        if self.sent is None:
+            yield from self.start(options)
+            self.sent = yield from self._hand(unit, models, objects, options)
+        return self.sent["keeps_rows"]
+
+    def _lend(self, models, objects):
+        """Send what models have of custom functions."""
+        if any(objects):
+            yield Query(
+                f"SELECT {self.schema}.mop_give_objects($1, $2, $3)",
+                ("integer", "text", "text"),
+                (
+                    self.place,
+                    self.functions,
+                    json.dumps(
+                        [[model["compile_params"], model["functions"]] for model, own in zip(models, objects) if own]
+                    ),
+                ),
+            )
+
+    def _hand(self, unit, models, objects, options=None):
+        """What at_begin says."""
+        text = json.dumps(
+            {"options": options, "unit": unit, "models": models, "objects": [list(own) for own in objects]}
+        )
+        return json.loads((yield from self._at("mop_at_begin($1)", ("text",), (text,))) or "null")
+
+    def give(self, unit, models, states, objects):
+        if self.sent["begun"]:
+            self.sent["begun"] = False  # (if others come, they are handed by themselves)
+        else:
+            yield from self._lend(models, objects)
+            self.sent = {**(yield from self._hand(unit, models, objects)), "begun": False}
+        states = list(states)
+        given = yield from self._give_together(
+            [(wanted, state) for wanted, state in states if (state["bytes"] or SMALL + 1) <= SMALL]
+        )
+        for wanted, state in states:
+            if wanted in given:
+                continue
+            parts = (
+                yield Query(
+                    f"SELECT {self.schema}.mop_give_state($1, $2, $3, $4, $5, $6, $7, $8, $9) AS parts",
+                    ("bigint", *["integer"] * 6, "boolean", "text"),
+                    (
+                        state["run_id"],
+                        state["stage"],
+                        state["version"],
+                        state["state_table"],
+                        state["place"],
+                        self.place,
+                        wanted,
+                        (state["bytes"] or PART_BYTES + 1) <= PART_BYTES,
+                        state["token"],
+                    ),
+                )
+            )[0]["parts"]
+            if not parts:
+                raise_error(
+                    self.holder.plpy,
+                    f"the state of stage {wanted} at version {state['version']} is missing",
+                    aggregate.SOURCE_CHANGED,
+                )
+
+    def _give_together(self, states):
+        """Give small ones, of one part each, by few statements; the stages that it was given for."""
+        if not states:
+            return ()
+        columns = [
+            [wanted for wanted, _ in states],
+            *([state[name] for _, state in states] for name in ("stage", "version", "state_table", "place")),
+        ]
+        one = states[0][1]
+        return set(
+            (
+                yield Query(
+                    f"SELECT {self.schema}.mop_give_states($1, $2, $3, $4, $5, $6, $7, $8) AS given",
+                    ("bigint", *["integer[]"] * 5, "integer", "text"),
+                    (one["run_id"], *columns, self.place, one["token"]),
+                )
+            )[0]["given"]
+        )
+
+    def states(self, run_id, versions, token, taken):
+        """Where each is: all of it goes straight from there to the trainer."""
+        own = [
+            stage
+            for stage, version in versions
+            if stage in taken and taken[stage]["state_table"] is not None and taken[stage]["version"] == version
+        ]
+        found = [{**taken[stage], "wanted": stage, "segment": taken[stage]["made_on"]} for stage in own]
+        if others := [wanted for wanted in versions if wanted[0] not in own]:
+            found += yield Query(
+                f"SELECT * FROM {self.schema}.mop_find_states($1, $2, $3, $4)",
+                ("bigint", "integer[]", "integer[]", "text"),
+                (run_id, [stage for stage, _ in others], [version for _, version in others], token),
+                several=True,
+            )
+        # (weights, of no segment, are at 0: mop_make_state_table)
+        return [
+            (row["wanted"], {**row, "place": self.places.get(str(row["segment"]), 0), "run_id": run_id, "token": token})
+            for row in found
+        ]
+
+    def work(self, rows_sql):
+        if self.sent["sends_rows"]:
+            yield Query(rows_sql % {"epochs": self.sent["epochs_sent"]})
+        return json.loads((yield from self._at("mop_at_end()"))), self.sent["sends_rows"]
+
+    def score(self, number, sums):
+        return json.loads((yield from self._at("mop_at_score($1, $2)", ("integer", "float8[]"), (number, sums))))
+
+    def save(self, run_id, made, token):
+        sizes = [0] * len(made)
+        for target in {state_table for _, _, state_table in made}:
+            own = [n for n, (_, _, state_table) in enumerate(made) if state_table == target]
+            kept = (
+                yield Query(
+                    f"SELECT {self.schema}.mop_keep_states($1, $2, $3, $4, $5, $6, $7) AS sizes",
+                    ("bigint", "integer[]", "integer[]", "integer", "integer[]", "integer", "text"),
+                    (run_id, [made[n][0] for n in own], [made[n][1] for n in own], target, own, self.place, token),
+                )
+            )[0]["sizes"]
+            for n, size in zip(own, kept):
+                sizes[n] = int(size)
+        return sizes
+
+    def failed(self):
+        """(The transaction is over there, too: the next unit finds what is left.)"""
+
+
+def put_state(schema, run_id, stage, version, state_table, number, part, token):
+    """The Query that writes a part (bytes) of what is under a stage and a version into the table of a generation."""
+    return Query(
+        f"SELECT {schema}.mop_put_state($1, $2, $3, $4, $5, $6, $7)",
+        ("bigint", "integer", "integer", "integer", "integer", "bytea", "text"),
+        (run_id, stage, version, state_table, number, part, token),
+    )
+
+
+# --- at a place ---------------------------------------------------------------------------------------
+
+
+def at_start(plpy, options, look_again):
+    """Start the trainer of this process, unless it runs, within the limits of the calling role."""
+    holder = aggregate.session(plpy)
+    limits = Limits(plpy, quote_identifier(extension_schema(plpy)))
+    with aggregate.failures_as_sql(plpy, holder):
+        raising(plpy, holder.start_trainer, _on_own_gpu(plpy, json.loads(options)), limits, look_again)
+    return True
+
+
+def content(plpy):
+    """The number of the segment that this process is at; -1: the coordinator."""
+    return int(plpy.execute("SELECT pg_catalog.current_setting('gp_contentid') AS content")[0]["content"])
+
+
+def _on_own_gpu(plpy, options):
+    """A trainer's options with the number of the GPU of this host that this segment is to use, if it is to use one."""
+    if options.get("gpu") is None:
+        return options
+    return {**options, "gpu": content(plpy) % max(1, settings.gpus())}
+
+
+def give_objects(plpy, place, functions, models, caller):
+    """By the extension's owner, who alone gives pickles to a place: those of custom functions that a superuser has put
+    into the object table `functions` and the role `caller` (an oid) may read.
+
+    `models`: JSON, [[compile parameters, digests as of object_table.digests], ...].
+    """
+    db, found = Database(plpy, extension_schema(plpy)), {}
+    try:
+        with db.pinned_path():
+            quoted = object_table.check(db, functions)
+            if not db.value(
+                "SELECT has_table_privilege($1::oid, $2::regclass, 'SELECT')", ["text", "text"], [str(caller), quoted]
+            ):
+                raise MopError(f"permission denied for object table {quoted}")
+            for compile_params, digests in json.loads(models):
+                found.update(object_table.read(db, functions, params.parse_compile_params(compile_params), digests))
+        names, pickles = list(found), list(found.values())
+        plpy.execute(
+            plpy.prepare(
+                f"SELECT {db.extension}.mop_at_objects($1, $2) FROM {db.extension}.mop_place "
+                f"WHERE place = {int(place)}",
+                ["text[]", "bytea[]"],
+            ),
+            [names, pickles],
+        )
+        return
+    except (MopError, params.ParameterError) as error:
+        problem = str(error)
+    raise_error(plpy, problem, aggregate.CONFIGURATION_FAILED)
+
+
+def at_objects(plpy, names, pickles):
+    """Keep the pickles of custom functions for the unit that comes."""
+    aggregate.session(plpy).lent = dict(zip(names, pickles, strict=True))
+    return True
+
+
+def at_begin(plpy, text):
+    """Hand the trainer a unit, whose states follow. JSON: `keeps_rows`, whether the trainer holds or can keep its rows,
+    and what follows from its cache; `begun`: false where it was not handed, for models that train on rows which cannot
+    be kept are each handed by themselves. None: no trainer runs that was started with its options, if these are given.
+    """
+    holder, asked = aggregate.session(plpy), json.loads(text)
+    unit, models, options = asked["unit"], asked["models"], asked.get("options")
+    if missing := [name for own in asked["objects"] for name in own if name not in holder.lent]:
+        raise_error(
+            plpy, f"the custom function {missing[0]!r} has not come to its segment", aggregate.CONFIGURATION_FAILED
+        )
+    if options is not None:
+        if holder.unit is not None:  # an answer is still to come that nobody waits for any more
+            holder.stop_trainer()
+        if holder.trainer is None or not holder.trainer.alive() or holder.wanted != _on_own_gpu(plpy, options):
+            return None
+        with aggregate.failures_as_sql(plpy, holder):
+            unit["keeps_rows"] = holder.holds(unit["dataset"], unit["nbytes"], unit["keep"])
+        if unit["kind"] == "train" and len(models) > 1 and not unit["keeps_rows"]:
+            holder.lent = {}
+            return json.dumps({"begun": False, "keeps_rows": False})
+    elif holder.trainer is None:
+        raise_error(plpy, "there is no trainer in this process", aggregate.TRAINER_LOST)
+    lent, holder.lent = holder.lent, {}
+    # (the trainer takes of the unit what a model has not)
+    if (
+        any(params.parse_fit_params({**unit, **model}.get("fit_params"))["callbacks"] for model in models)
+        and not (
+            plpy.execute(
+                "SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) current_user"
+            )[0]["rolsuper"]
+        )
+    ):
+        raise_error(plpy, "only a superuser may use callbacks", aggregate.CONFIGURATION_FAILED)
+    with aggregate.failures_as_sql(plpy, holder):
+        holder.begin(
+            unit,
+            models,
+            None,
+            [{name: lent[name] for name in own} for own, _ in zip(asked["objects"], models, strict=True)],
+        )
+    return json.dumps(
+        {
+            "begun": True,
+            "keeps_rows": unit["keeps_rows"],
+            **{name: holder.unit[name] for name in ("sends_rows", "epochs_sent")},
+        }
+    )
+
+
+def at_state(plpy, stage, part):
+    """Give the trainer a part of a state of the unit that it was handed; None, what is not there: False."""
+    holder = aggregate.working(plpy)
+    if part is None:
+        return False
+    with aggregate.failures_as_sql(plpy, holder):
+        holder.give(stage, part)
+    return True
+
+
+def at_states(plpy, stages, parts):
+    """Give the trainer parts of states of the unit that it was handed, in order."""
+    for stage, part in zip(stages, parts, strict=True):
+        if not at_state(plpy, stage, part):
+            raise_error(plpy, f"a part of the state of stage {stage} is missing", "XX001")
+    return True
+
+
+def at_score(plpy, number, sums):
+    holder = aggregate.session(plpy)
+    with aggregate.failures_as_sql(plpy, holder):
+        return json.dumps(holder.score(number, sums))
+
+
+def at_save(plpy, number):
+    """(number, bytes) of the parts of the state of a model of the last unit."""
+    holder = aggregate.session(plpy)
+    if holder.trainer is None:
+        raise_error(plpy, "there is no trainer in this process", aggregate.TRAINER_LOST)
+    with aggregate.failures_as_sql(plpy, holder):
+        for place, (_, part) in enumerate(holder.save([number])):
+            yield place, part

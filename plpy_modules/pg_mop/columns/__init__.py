@@ -1,0 +1,1 @@
+"""Column types: what a column is to packing, training, predicting and exporting."""

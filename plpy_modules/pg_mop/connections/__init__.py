@@ -1,0 +1,1 @@
+"""Sessions to servers: how they are opened, asked and ended."""

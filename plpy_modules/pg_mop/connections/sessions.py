@@ -1,0 +1,251 @@
+"""Asynchronous sessions (psycopg2's) to a server: opened, asked, waited for, ended."""
+
+import contextlib
+import re
+import select
+import time
+
+import psycopg2
+import psycopg2.extensions
+
+from pg_mop.backend.database import SESSION_OPTIONS, first_sql, has_lost_segment
+from pg_mop.connections import libpq
+
+CHECK_SECONDS = 0.1
+CONNECT_SECONDS = 30
+ATTEMPTS = 3  # to open a session
+OPTIONS = (
+    f"{SESSION_OPTIONS} -c statement_timeout=0 -c client_connection_check_interval=500 -c jit=off -c optimizer=off"
+)
+
+
+class SessionLost(Exception):
+    """The connection has gone, or was not made; `sqlstate`: the server's, where it refused that."""
+
+    def __init__(self, message, sqlstate=None):
+        super().__init__(message)
+        self.sqlstate = sqlstate
+
+
+def message_of(error):
+    """The primary message of an error from a worker session, without PL/Python's prefix and the context."""
+    text = isinstance(error, psycopg2.Error) and error.diag.message_primary or str(error)
+    return re.sub(r"^((plpy|spiexceptions)\.\w+: |pg_mop: )+", "", text).strip()
+
+
+class WorkerSession:
+    """One asynchronous connection. At most one command runs at a time; `ready()` tells when it has ended."""
+
+    def __init__(self, target, worker, application_name, options=OPTIONS):
+        self.target, self.worker, self.error = target, worker, None
+        self.work = []  # what it is doing: (unit, the row of the attempt)
+        self.relay, self.serves = None, None  # the one that carries states for it; of such a one, the session
+        self.moves, self.command = [], None  # what is carried, and what it does then
+        self.prepared = False  # a relay has its tables
+        self._cursor = None  # of the command that was sent last
+        self.at_home = {}  # digest of a compiled model whose home is here (schedule/base.py) -> None, the latest last
+        try:
+            self.connection = psycopg2.connect(
+                **target.parameters,
+                options=target.options(options),
+                connect_timeout=CONNECT_SECONDS,
+                application_name=application_name,
+                async_=True,
+            )
+            libpq.set_verbosity(self.connection, libpq.VERBOSE)
+        except psycopg2.Error as error:
+            raise SessionLost(str(error).strip()) from None
+        self._first_sql = first_sql(target)
+        self._connecting = True
+
+    def fileno(self):
+        return self.connection.fileno()
+
+    @property
+    def pid(self):
+        return None if self._connecting else self.connection.info.backend_pid
+
+    def begin(self, sql):
+        """Send a command (only when ready). Raises SessionLost."""
+        if self._first_sql:
+            sql, self._first_sql = self._first_sql + sql, ""
+        try:
+            self._cursor = self.connection.cursor()
+            self._cursor.execute(sql)
+        except psycopg2.Error as error:
+            raise SessionLost(str(error).strip()) from None
+
+    def poll(self):
+        """Go on with what can be done without waiting.
+
+        Returns 'ready', 'read' or 'write' (what to wait for). Raises psycopg2.Error where the command failed and
+        SessionLost where the connection did.
+        """
+        try:
+            state = self.connection.poll()
+        except psycopg2.Error as error:
+            if self._connecting:
+                self.close()
+                raise SessionLost(*libpq.refusal(error)) from None
+            # a server that ends the session says why (class 57P) before it hangs up
+            if self.connection.closed or (error.pgcode or "").startswith("57P") or has_lost_segment(error):
+                self.close()
+                raise SessionLost(str(error).strip()) from None
+            raise
+        if state == psycopg2.extensions.POLL_OK:
+            if self._connecting:
+                if self.target.by_password and not self.connection.info.used_password:
+                    self.close()
+                    raise SessionLost("the server does not ask for the password of the user mapping", "28000")
+                libpq.set_verbosity(self.connection, libpq.DEFAULT)
+                self._connecting = False
+            return "ready"
+        return "read" if state == psycopg2.extensions.POLL_READ else "write"
+
+    def clean_sql(self):
+        """SQL to begin the next command with: ends a transaction that failed. (A warning in the server's log, where
+        there is none.)"""
+        return (
+            ""
+            if self.connection.info.transaction_status == psycopg2.extensions.TRANSACTION_STATUS_IDLE
+            else "ROLLBACK; "
+        )
+
+    def rows(self):
+        """The rows of the command that has just ended."""
+        return self._cursor.fetchall() if self._cursor is not None and self._cursor.description else []
+
+    def cancel(self):
+        try:
+            self.connection.cancel()
+        except psycopg2.Error:
+            pass
+
+    def close(self):
+        try:
+            self.connection.close()
+        except psycopg2.Error:
+            pass
+
+
+def wait(sessions, check_interrupts, seconds=CHECK_SECONDS):
+    """Wait until one of `sessions` can go on, at most `seconds`, letting PostgreSQL see interrupts by `tick`.
+
+    Returns the sessions whose command has ended as (session, error or None).
+    """
+    ended, reading, writing = [], [], []
+    for session in sessions:
+        _sort(session, ended, reading, writing)
+    if not ended:
+        ready = select.select(reading, writing, [], seconds)
+        for session in {*ready[0], *ready[1]}:
+            _sort(session, ended, [], [])
+    check_interrupts()
+    return ended
+
+
+def _sort(session, ended, reading, writing):
+    try:
+        state = session.poll()
+    except (psycopg2.Error, SessionLost) as error:
+        ended.append((session, error))
+        return
+    if state == "ready":
+        ended.append((session, None))
+    else:
+        (reading if state == "read" else writing).append(session)
+
+
+def run(session, sql, check_interrupts):
+    """Send a command, wait for its end, give its rows. Raises psycopg2.Error or SessionLost."""
+    session.begin(sql)
+    return answer(session, check_interrupts)
+
+
+def answer(session, check_interrupts):
+    """Wait for the end of what a session does, give its rows. Raises psycopg2.Error or SessionLost."""
+    while True:
+        for _, error in wait([session], check_interrupts):
+            if error is not None:
+                raise error
+            return session.rows()
+
+
+def open_session(target, worker, application_name, check_interrupts, seconds=CONNECT_SECONDS):
+    """A new session, connected within so many seconds. Raises MopError with what mends it."""
+    return open_sessions([target], worker, application_name, check_interrupts, seconds)[0]
+
+
+def open_sessions(targets, worker, application_name, check_interrupts, seconds=CONNECT_SECONDS):
+    """New sessions, one for each of some ways, all connected within so many seconds. Raises MopError."""
+    opened, connecting, deadline = [], {}, time.monotonic() + seconds
+    try:
+        for target in targets:
+            with _refused_by(target):
+                opened.append(WorkerSession(target, worker, application_name))
+                connecting[opened[-1]] = target
+        while connecting:
+            with _refused_by(next(iter(connecting.values()))):  # (`tick` may have waited long enough)
+                ended = wait(list(connecting), check_interrupts)
+            for session, error in ended:
+                with _refused_by(connecting.pop(session)):
+                    if error is not None:
+                        raise error
+            if connecting and time.monotonic() > deadline:
+                with _refused_by(next(iter(connecting.values()))):
+                    raise SessionLost(f"no answer within {seconds} s")
+    except BaseException:
+        for session in opened:
+            session.close()
+        raise
+    return opened
+
+
+@contextlib.contextmanager
+def _refused_by(target):
+    try:
+        yield
+    except SessionLost as error:
+        raise target.refused(error) from None
+
+
+class Pulse:
+    """Looks now and then whether a server answers, and never waits for it."""
+
+    EVERY = 5  # seconds
+
+    def __init__(self, target, name):
+        self.target, self.name, self.session = target, name, None
+        self.asked, self.answered = None, time.monotonic()  # None: no answer is awaited
+
+    def look(self):
+        """For how many seconds the server has not answered, a question being asked; 0 where it has."""
+        now = time.monotonic()
+        try:
+            if self.session is None:
+                self.session, self.asked = WorkerSession(self.target, None, f"{self.name}: pulse"), now
+            # (to connect takes several steps)
+            while (
+                self.asked is not None
+                and (state := self.session.poll()) != "ready"
+                and any(select.select([self.session] * (state == "read"), [self.session] * (state == "write"), [], 0))
+            ):
+                pass
+            if self.asked is not None and state == "ready":
+                self.asked, self.answered = None, now
+            elif self.asked is None and now - self.answered > self.EVERY:
+                self.session.begin("SELECT 1")
+                self.asked = now
+        except (psycopg2.Error, SessionLost):  # those at work find out, too
+            self.close()
+        return 0 if self.asked is None else now - self.asked
+
+    @property
+    def beats(self):
+        """True where the server has answered, as far as is known."""
+        return self.session is not None and self.asked is None
+
+    def close(self):
+        if self.session is not None:
+            self.session.close()
+            self.session = None
