@@ -1,4 +1,4 @@
-"""Prints docs/reference.md: the views, the settings and the functions of the extension. `make reference` writes the file.
+"""Prints docs/reference.md: the extension's views, settings and functions. `make reference` writes the file.
 
 Functions and their texts come from pg_mop.api.help (madlib.mop_functions), their arguments from the SQL files, the
 names, defaults and ranges of the settings from pg_mop.settings (madlib.mop_settings). No server is needed.
@@ -15,8 +15,8 @@ from pg_mop.api import help as helps  # noqa: E402
 
 VIEWS = {
     "mop_runs": "One row per run: status, owner, seed, times, error, merge rate.",
-    "mop_progress": "One row per configuration: units done and units in total, last loss, status. The seconds are those "
-                    "of the whole run.",
+    "mop_progress": "One row per configuration: units done and units in total, last loss, status. The seconds are "
+                    "those of the whole run.",
     "mop_watch": "One line of text per run in progress, or one line for the last run: `SELECT line FROM "
                  "madlib.mop_watch \\watch 5`.",
     "mop_units": "One row per attempt at a unit: session, kernel, rows, loss, times. The units of one unit batch share "
@@ -25,10 +25,11 @@ VIEWS = {
     "mop_metrics_wide": "One row per evaluation, with the loss and all metrics.",
     "mop_kernel_choices": "The kernel of each training unit, the measured times behind that choice, and the number of "
                           "frozen layers that the unit did not compute.",
-    "mop_unit_costs": "The cost history of the role's last runs: seconds per mini-batch, by net, kernel and device. New "
-                      "runs choose kernels by it, and estimate the remaining time before their first unit has ended.",
+    "mop_unit_costs": "The cost history of the role's last runs: seconds per mini-batch, by net, kernel and device. "
+                      "New runs choose kernels by it, and estimate the remaining time before their first unit has ended.",
     "mop_stages": "One row per stage: a trained iteration, and the configurations that share it.",
-    "mop_trials": "One row per configuration: iterations, losses and metrics so far, and the reason if it stopped early.",
+    "mop_trials": "One row per configuration: iterations, losses and metrics so far, and the reason if it stopped "
+                  "early.",
     "mop_visit_order": "The order in which each configuration visited the segments. A replay needs it (`mop_replay`).",
     "mop_abandoned_runs": "Runs that hold disk space although no session works on them, with the commands that resume "
                           "or drop them.",
@@ -75,12 +76,12 @@ SETTINGS = {
                "([Keras on JAX](administration.md#keras-on-jax)). `auto`: the fastest kernel by measurement, starting "
                "with the best kernel of earlier runs, else with `loop`."),
     "share_prefixes": (None, "`on`: with `pg_mop.kernel = auto`, the outputs of frozen layers at the input side are "
-                       "computed once per segment ([transfer learning](how_it_works.md#transfer-learning)). `off`: they "
-                       "are computed at every visit."),
-    "fit_strategy": (None, "How `madlib_keras_fit` trains its one model. `averaging`: on all segments at once, with the "
-                     "weights averaged after every iteration. `sequential`: the model hops."),
-    "sharing": (None, "`on`: configurations share the iterations that they have in common. `off`: each configuration is "
-                "trained separately."),
+                       "computed once per segment ([transfer learning](how_it_works.md#transfer-learning)). `off`: "
+                       "they are computed at every visit."),
+    "fit_strategy": (None, "How `madlib_keras_fit` trains its one model. `averaging`: on all segments at once, with "
+                     "the weights averaged after every iteration. `sequential`: the model hops."),
+    "sharing": (None, "`on`: configurations share the iterations that they have in common. `off`: each configuration "
+                "is trained separately."),
     "reuse": (None, "`on`: a run takes over stages that an earlier run of the role has trained. `off`: it trains them "
               "again."),
     "checkpoint_mb": (None, "Disk space, for each role, for states of ended runs that later runs may start from."),
@@ -130,7 +131,8 @@ OF_SETTINGS = """
 ## Settings
 
 `SET pg_mop.<name> = <value>`, or `ALTER ROLE ... SET`, `ALTER DATABASE ... SET`. PostgreSQL accepts any value; the next
-call of a function reports a wrong value or an unknown name, and `SELECT * FROM madlib.mop_settings();` reports it at once.
+call of a function reports a wrong value or an unknown name, and `SELECT * FROM madlib.mop_settings();` reports it at
+once.
 """
 OF_FUNCTIONS = """
 ## Functions

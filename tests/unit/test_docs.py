@@ -61,7 +61,7 @@ def test_the_reference_has_every_function_view_and_setting(reference):
             rf"^(SELECT|CALL|SELECT \* FROM) madlib\.{name}\(", page, re.M), name
     assert sorted(name for names in reference.GROUPS.values() for name in names) == sorted(
         [*helps.FUNCTIONS, *helps.OF_RUNS])
-    sql = "".join(path.read_text() for path in [*(ROOT / "sql").glob("*.sql"), *(ROOT / "sql/postgresql").glob("*.sql")])
+    sql = "".join(path.read_text() for folder in ("sql", "sql/postgresql") for path in (ROOT / folder).glob("*.sql"))
     granted = {name for names in re.findall(r"^GRANT SELECT ON ([^;]*) TO mop_user;", sql, re.M)
                for name in re.findall(r"@extschema@\.(\w+)", names)}
     views = granted & set(re.findall(r"^CREATE VIEW @extschema@\.(\w+)", sql, re.M))
