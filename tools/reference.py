@@ -26,7 +26,8 @@ VIEWS = {
     "mop_kernel_choices": "The kernel of each training unit, the measured times behind that choice, and the number of "
                           "frozen layers that the unit did not compute.",
     "mop_unit_costs": "The cost history of the role's last runs: seconds per mini-batch, by net, kernel and device. "
-                      "New runs choose kernels by it, and estimate the remaining time before their first unit has ended.",
+                      "New runs choose kernels by it, and estimate the remaining time before their first unit "
+                      "has ended.",
     "mop_stages": "One row per stage: a trained iteration, and the configurations that share it.",
     "mop_trials": "One row per configuration: iterations, losses and metrics so far, and the reason if it stopped "
                   "early.",
