@@ -132,6 +132,10 @@ docs: $(LOCAL)/packages
 	@tools/packages.sh $(VENV)/bin/python --editable '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet && echo build/site/index.html
 
+.PHONY: reference
+reference:
+	@mkdir -p build && $(SYSTEM_PYTHON) -B tools/reference.py > build/reference.md.new && mv build/reference.md.new docs/reference.md
+
 lint: $(LOCAL)/packages
 	@$(VENV)/bin/ruff check .
 

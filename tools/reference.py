@@ -1,47 +1,259 @@
-"""A hook of MkDocs: the page reference.md, every SQL function by its own help."""
+"""Prints docs/reference.md: the extension's views, settings and functions. `make reference` writes the file.
+
+Functions and their texts come from pg_mop.api.help (madlib.mop_functions), their arguments from the SQL files, the
+names, defaults and ranges of the settings from pg_mop.settings (madlib.mop_settings). No server is needed.
+"""
 
 import pathlib
 import re
 import sys
 
-from mkdocs.structure.files import File
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "plpy_modules"), str(ROOT)]
 
+from pg_mop.api import help as helps  # noqa: E402
+
+VIEWS = {
+    "mop_runs": "One row per run: status, owner, seed, times, error, merge rate.",
+    "mop_progress": "One row per configuration: units done and units in total, last loss, status. The seconds are "
+    "those of the whole run.",
+    "mop_watch": "One line of text per run in progress, or one line for the last run: `SELECT line FROM "
+    "madlib.mop_watch \\watch 5`.",
+    "mop_units": "One row per attempt at a unit: session, kernel, rows, loss, times. The units of one unit batch share "
+    "the times of their command.",
+    "mop_metrics": "One row per value of an evaluation: the loss and each metric, by iteration.",
+    "mop_metrics_wide": "One row per evaluation, with the loss and all metrics.",
+    "mop_kernel_choices": "The kernel of each training unit, the measured times behind that choice, and the number of "
+    "frozen layers that the unit did not compute.",
+    "mop_unit_costs": "The cost history of the role's last runs: seconds per mini-batch, by net, kernel and device. "
+    "New runs choose kernels by it, and estimate the remaining time before their first unit "
+    "has ended.",
+    "mop_stages": "One row per stage: a trained iteration, and the configurations that share it.",
+    "mop_trials": "One row per configuration: iterations, losses and metrics so far, and the reason if it stopped "
+    "early.",
+    "mop_visit_order": "The order in which each configuration visited the segments. A replay needs it (`mop_replay`).",
+    "mop_abandoned_runs": "Runs that hold disk space although no session works on them, with the commands that resume "
+    "or drop them.",
+    "mop_jobs": "The jobs of `mop_submit`, which run without their client: status, runs, messages, error.",
+    "mop_checkpoints": "Model states of ended runs. Later runs may start from them.",
+}
+
+# name -> (default where the setting has no fixed one, meaning)
+SETTINGS = {
+    "seed": (
+        "drawn, and logged in `mop_runs`",
+        "The source of all randomness: shuffling at packing, initial weights, schedule.",
+    ),
+    "segments": ("the GPUs, else the cores, of all servers", "Number of segments that the preprocessors make."),
+    "servers": (
+        "this server",
+        "Servers over which the preprocessors distribute the segments, for example `w1, w2, "
+        "local` ([servers](servers.md)).",
+    ),
+    "replicas": (
+        None,
+        "With `2`, segments on other servers and the states trained there have copies, so that a run "
+        "continues when one server is away ([servers](servers.md)).",
+    ),
+    "trainers": (
+        "beside the rows",
+        "Foreign server that names the Ray cluster of the trainers ([servers](servers.md)).",
+    ),
+    "server_timeout": (None, "Time that a run waits for a server that is away."),
+    "scheduler": (
+        None,
+        "`randomized`: every visit order is equally likely, as in Cerebro, but without rounds (nearly "
+        "equally likely where unit batches run in fewer sessions than there are segments). `longest-first`: "
+        "the configuration with the longest remaining path, by measured times. For comparison: "
+        "`breadth-first`, `most-children-first`, and `round-robin`, MADlib's lockstep.",
+    ),
+    "cache_mb": (
+        None,
+        "Memory of a trainer for rows and for the outputs of frozen layers. Rows beyond it are streamed "
+        "at every visit.",
+    ),
+    "compile_cache_mb": (
+        None,
+        "Disk space in the data directory, for each role, for functions that TensorFlow has "
+        "traced and XLA has compiled. Later trainers load them from there. `0`: no cache.",
+    ),
+    "threads": ("cores / worker sessions", "Threads of one trainer."),
+    "keras_backend": (
+        None,
+        "Framework of Keras in the trainers: `tensorflow`, or `jax` or `torch` if installed (`make "
+        "install WITH=jax`, `WITH=torch`; [Keras on JAX](administration.md#keras-on-jax)).",
+    ),
+    "session_idle_timeout": (None, "Time that idle worker sessions and trainers stay for the next call."),
+    "fork_server_idle_timeout": (
+        None,
+        "Time that the fork server stays without use. It has imported Keras and forks "
+        "trainers. `0`: no fork server, each trainer imports Keras itself.",
+    ),
+    "lock_timeout": (None, "Time that a worker session waits for a lock."),
+    "sessions": (
+        "one per segment",
+        "Worker sessions with which a run starts: at most one per segment, at least one on "
+        "each server that holds segments. `mop_set_sessions` changes the number during the run.",
+    ),
+    "resume": (None, "`on`: repeating a call resumes its unfinished run. `off`: the call starts a new run."),
+    "unit_retries": (None, "Number of retries for a unit that was lost with its session or trainer."),
+    "trainer_memory_mb": ("no limit", "Upper limit for the memory of a trainer."),
+    "max_model_mb": ("the machine's memory", "Upper limit for the size of a model with its optimizer variables."),
+    "kernel": (
+        None,
+        "How a trainer computes a pass over a segment. `loop`: one compiled loop over the batches. `xla`: "
+        "the same loop, compiled by XLA. `plain`: one Keras step per batch, bit for bit equal to "
+        "`train_on_batch`. `vmap`: short units of one net as one computation, only with Keras on JAX "
+        "([Keras on JAX](administration.md#keras-on-jax)). `auto`: the fastest kernel by measurement, starting "
+        "with the best kernel of earlier runs, else with `loop`.",
+    ),
+    "share_prefixes": (
+        None,
+        "`on`: with `pg_mop.kernel = auto`, the outputs of frozen layers at the input side are "
+        "computed once per segment ([transfer learning](how_it_works.md#transfer-learning)). `off`: "
+        "they are computed at every visit.",
+    ),
+    "fit_strategy": (
+        None,
+        "How `madlib_keras_fit` trains its one model. `averaging`: on all segments at once, with "
+        "the weights averaged after every iteration. `sequential`: the model hops.",
+    ),
+    "sharing": (
+        None,
+        "`on`: configurations share the iterations that they have in common. `off`: each configuration "
+        "is trained separately.",
+    ),
+    "reuse": (
+        None,
+        "`on`: a run takes over stages that an earlier run of the role has trained. `off`: it trains them again.",
+    ),
+    "checkpoint_mb": (None, "Disk space, for each role, for states of ended runs that later runs may start from."),
+    "same_start": (
+        None,
+        "`on`: configurations of one architecture start with equal weights. `off`: each starts with its own.",
+    ),
+}
+RENAMED = {"nursery_idle_timeout": "fork_server_idle_timeout"}  # old name, which still works -> name
+
+GROUPS = {
+    "Packing rows": ["training_preprocessor_dl", "validation_preprocessor_dl", "mop_drop_packed"],
+    "Architectures and custom functions": [
+        "load_keras_model",
+        "delete_keras_model",
+        "mop_import_model",
+        "load_custom_function",
+        "load_top_k_accuracy_function",
+        "delete_custom_function",
+    ],
+    "Configurations": ["generate_model_configs", "load_model_selection_table", "hyperband_schedule"],
+    "Training and search": [
+        "madlib_keras_fit_multiple_model",
+        "mop_fit_multiple_model",
+        "madlib_keras_fit",
+        "mop_search",
+        "madlib_keras_automl",
+        "mop_more",
+        "mop_resume",
+        "mop_replay",
+    ],
+    "During a run": ["mop_stop_trial", "mop_add_trial", "mop_set_sessions"],
+    "Jobs": ["mop_submit", "mop_wait", "mop_cancel"],
+    "Results": [
+        "madlib_keras_evaluate",
+        "madlib_keras_predict",
+        "madlib_keras_predict_byom",
+        "mop_export_model",
+        "mop_report",
+    ],
+    "Disk space of runs": ["mop_drop_run", "mop_drop_states", "mop_drop_checkpoints"],
+    "Server and help": ["mop_functions", "mop_settings", "gpu_configuration", "mop_connect_servers"],
+}
+
+HEAD = """\
+# Reference
+
+<!-- Written by tools/reference.py (make reference): do not edit. -->
+
+The views, settings and functions of the extension, whose schema is `madlib` in these documents. A database answers the
+same questions with its own version:
+
+```sql
+SELECT name, about, usage FROM madlib.mop_functions();
+SELECT * FROM madlib.mop_settings();
+SELECT madlib.mop_search('usage');      -- the arguments of one function
+SELECT madlib.mop_search('example');    -- a script that runs as it stands
+```
+
+## Views
+
+Query the views from any session, also while a run goes on. A role sees its own runs, and the runs of the roles that it
+may act as. [BI tools](bi.md) lists the columns that stay in later versions.
+"""
+OF_SETTINGS = """
+## Settings
+
+`SET pg_mop.<name> = <value>`, or `ALTER ROLE ... SET`, `ALTER DATABASE ... SET`. PostgreSQL accepts any value; the next
+call of a function reports a wrong value or an unknown name, and `SELECT * FROM madlib.mop_settings();` reports it at
+once.
+"""
+OF_FUNCTIONS = """
+## Functions
+"""
+
 
 def page():
-    """The page's text: what each function is for, its arguments from the SQL that makes it, and its example."""
-    from pg_mop.api import help as helps
+    """The text of docs/reference.md."""
+    return "\n".join([HEAD, *_views(), OF_SETTINGS, *_settings(), OF_FUNCTIONS, *_functions()]).rstrip() + "\n"
 
+
+def _views():
+    return ["| view | contents |", "|---|---|"] + [f"| `{name}` | {about} |" for name, about in VIEWS.items()]
+
+
+def _settings():
+    lines = ["| name | default | values | meaning |", "|---|---|---|---|"]
+    known = helps.settings.KNOWN
+    for name in sorted(known, key=lambda name: list(SETTINGS).index(RENAMED.get(name, name))):
+        new = RENAMED.get(name)
+        parse, default = known[name]
+        chosen, meaning = SETTINGS[new or name]
+        if new in known:
+            meaning = f"The old name of `pg_mop.{new}`."
+        lines.append(f"| `pg_mop.{name}` | {f'`{default}`' if default else chosen} | {parse.wanted} | {meaning} |")
+    return lines
+
+
+def _functions():
+    said = {
+        name: about.replace("<", "&lt;")
+        for name, about in {**{name: about for name, (about, *_) in helps.FUNCTIONS.items()}, **helps.OF_RUNS}.items()
+    }
+    others = sorted(said.keys() - {name for names in GROUPS.values() for name in names})
+    groups = {**GROUPS, **({"Others": others} if others else {})}
+    lines = ["| function | purpose |", "|---|---|"]
+    for title, names in groups.items():
+        lines += [f"| **{title}** | |", *(f"| [`{name}`](#{name}) | {said[name]} |" for name in names)]
     forms = signatures(
         "".join(
             path.read_text()
             for path in sorted([*(ROOT / "sql").glob("*.sql"), *(ROOT / "sql" / "postgresql").glob("*.sql")])
         )
     )
-    said = {**{name: about for name, (about, _, _) in helps.FUNCTIONS.items()}, **helps.OF_RUNS}
-    lines = [
-        "# Reference",
-        "",
-        "Every function says the same of itself: `SELECT madlib.mop_search('usage')`, "
-        "`('example')`. The extension's schema is `madlib` here.",
-        "",
-    ]
     for name in sorted(said):
-        lines += [f"## {name}", "", said[name], "", "```text"]
-        lines += [_call(verb, name, arguments) for verb, arguments in forms[name]] + ["```", ""]
+        lines += ["", f"### {name}", "", said[name], "", "```text"]
+        lines += [_call(verb, name, arguments) for verb, arguments in forms[name]] + ["```"]
         own = sorted(
             {argument.split()[0] for _, arguments in forms[name] for argument in arguments} & helps.ARGUMENTS.keys()
         )
-        lines += [f"- `{argument}`: {helps.ARGUMENTS[argument]}" for argument in own] + [""] * bool(own)
+        lines += [""] * bool(own)
+        lines += [f"- `{argument}`: {helps.ARGUMENTS[argument].replace('<', '&lt;')}" for argument in own]
         if name in helps.FUNCTIONS:
-            lines += ["```sql", helps.FUNCTIONS[name][1].strip().format(schema="madlib"), "```", ""]
-    return "\n".join(lines)
+            lines += ["", "```sql", helps.FUNCTIONS[name][1].strip().format(schema="madlib"), "```"]
+    return lines
 
 
 def signatures(sql):
-    """{name: [(verb, [argument, ...]), ...]} of the functions and procedures that some SQL makes."""
+    """{name: [(verb, [argument, ...]), ...]} of the functions and procedures that some SQL creates."""
     found = {}
     for kind, name, arguments, result in re.findall(
         r"^CREATE (FUNCTION|PROCEDURE) @extschema@\.(\w+)\(((?:[^()]|\([^()]*\))*)\)\s*(?:RETURNS ([^\n]*))?", sql, re.M
@@ -57,19 +269,15 @@ def signatures(sql):
 
 
 def _call(verb, name, arguments):
-    """A call on one line or, where that is too long, a line for each argument. Arguments that must be integers are
-    shown as such."""
-    from pg_mop.backend.database import ALL_INTEGERS
-
+    """A call on one line, or with one line per argument if it is long. Arguments that must be integers are shown as
+    integers."""
     arguments = [
-        argument.replace("double precision", "integer") if argument.split()[0] in ALL_INTEGERS else argument
+        argument.replace("double precision", "integer") if argument.split()[0] in helps.ALL_INTEGERS else argument
         for argument in arguments
     ]
     line = f"{verb} madlib.{name}({', '.join(arguments)})"
     return line if len(line) <= 90 else f"{verb} madlib.{name}(\n    " + ",\n    ".join(arguments) + ")"
 
 
-def on_files(files, config):
-    """MkDocs' event: the page is one of the site's files."""
-    files.append(File.generated(config, "reference.md", content=page()))
-    return files
+if __name__ == "__main__":
+    print(page(), end="")

@@ -104,9 +104,12 @@ def shown(psql, block, settings=""):
 
 @pytest.fixture(scope="module")
 def readme(psql, reader):
-    """What README's example says."""
-    example = next(block for block in blocks("README.md") if "<model.to_json()" in block)
-    return shown(psql, example.replace("<model.to_json() of Keras 2 or 3>", NET))
+    """What README's example says: a training call with its leaderboard, and a prediction."""
+    example, prediction = (
+        next(block for block in blocks("README.md") if part in block)
+        for part in ("<model.to_json()", "madlib_keras_predict")
+    )
+    return shown(psql, example.replace("<model.to_json() of Keras 2 or 3>", NET) + prediction)
 
 
 def test_the_installation_in_readme_runs(db, psql):
@@ -130,7 +133,7 @@ def test_the_installation_in_readme_runs(db, psql):
 
 @pytest.mark.slice
 def test_the_example_in_readme_runs(reader, readme):
-    assert readme.count("categorical_crossentropy") == 8
+    assert readme.count("(learning_rate=") == 8
     assert reader.value("SELECT count(*) FROM predictions") == 90
 
 

@@ -80,7 +80,7 @@ def test_no_function_for_users_is_without_help(db):
     internal |= {"mop_open_job", "mop_note_job", "mop_cancel_job"}
     for name in ("postgresql/11_family.sql", "12_journal.sql", "postgresql/13_servers.sql"):
         internal |= set(re.findall(r"CREATE FUNCTION @extschema@\.(\w+)", (ROOT / "sql" / name).read_text()))
-    # what is done with runs is told in README
+    # functions on runs have no help of their own; the reference describes them
     runs = {
         "mop_resume",
         "mop_replay",
@@ -96,8 +96,8 @@ def test_no_function_for_users_is_without_help(db):
         "mop_cancel",
         "mop_wait",
     }
-    readme = (ROOT / "README.md").read_text()
-    assert runs <= functions and all(f"| `{name}(" in readme for name in runs)
+    reference = (ROOT / "docs" / "reference.md").read_text()
+    assert runs <= functions and all(f"\n### {name}\n" in reference for name in runs)
     helpers = {n for n in functions if n.startswith("convert_")}
     assert functions - internal - helpers - runs == {*NAMES, "gpu_configuration"}
 
@@ -105,7 +105,7 @@ def test_no_function_for_users_is_without_help(db):
 def test_the_settings_are_listed_as_they_are_in_force(db):
     client = db.another()
     listed = {r["name"]: r for r in client.run("SELECT * FROM madlib.mop_settings()")}
-    told = dict(re.findall(r"^\| `(pg_mop\.\w+)` \|([^|]*)\|", (ROOT / "README.md").read_text(), re.M))
+    told = dict(re.findall(r"^\| `(pg_mop\.\w+)` \|([^|]*)\|", (ROOT / "docs" / "reference.md").read_text(), re.M))
     assert listed.keys() == told.keys()
     for name, r in listed.items():
         in_force = "off" if name == "pg_mop.reuse" else r["default"]  # (as cluster.py sets it)
@@ -121,13 +121,13 @@ def test_the_settings_are_listed_as_they_are_in_force(db):
     client.close()
 
 
-def test_the_list_of_functions_has_each_with_its_usage_and_says_what_the_readme_says(db):
+def test_the_list_of_functions_has_each_with_its_usage_and_says_what_the_reference_says(db):
     listed = {r["name"]: r for r in db.run("SELECT * FROM madlib.mop_functions()")}
     for name in NAMES:
         assert db.value(f"SELECT madlib.{name}('usage')") == f"{listed[name]['about']}\n\n{listed[name]['usage']}"
-    told = dict(re.findall(r"^\| `(mop_\w+)\([^|]*\)` \| ([^|]+) \|$", (ROOT / "README.md").read_text(), re.M))
+    told = dict(re.findall(r"^### (mop_\w+)\n\n(.+)\n", (ROOT / "docs" / "reference.md").read_text(), re.M))
     for name in listed.keys() - {*NAMES, "gpu_configuration"}:
-        assert listed[name]["about"] == f"{told[name][0].upper()}{told[name][1:]}.", name
+        assert listed[name]["about"] == told[name], name
         assert re.search(rf"madlib\.{name}\(", listed[name]["usage"])
     assert {name for name, r in listed.items() if r["trains"]} == {
         "madlib_keras_fit",

@@ -32,7 +32,6 @@ def _anchors(text):
 
 
 def test_links_lead_somewhere():
-    made = {"reference.md"}  # by `make docs`
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
         for to in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -40,22 +39,47 @@ def test_links_lead_somewhere():
                 continue
             name, _, anchor = to.partition("#")
             target = path.parent / name if name else path
-            assert target.exists() or name in made, (path.name, to)
+            assert target.exists(), (path.name, to)
             assert not anchor or anchor in _anchors(target.read_text()), (path.name, to)
 
 
-def test_the_reference_has_every_function_that_has_help(monkeypatch):
+@pytest.fixture
+def reference(monkeypatch):
+    """The tool that writes docs/reference.md."""
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    pytest.importorskip("mkdocs", reason="not run: the page is made by MkDocs (make docs)")
     import reference
 
+    return reference
+
+
+def test_the_reference_is_the_one_that_the_tool_prints(reference):
+    assert (ROOT / "docs" / "reference.md").read_text() == reference.page(), "make reference"
+
+
+def test_the_reference_has_every_function_view_and_setting(reference):
     from pg_mop.api import help as helps
 
     page = reference.page()
     for name in [*helps.FUNCTIONS, *helps.OF_RUNS]:
-        assert re.search(rf"^## {name}$", page, re.M) and re.search(
+        assert re.search(rf"^### {name}$", page, re.M) and re.search(
             rf"^(SELECT|CALL|SELECT \* FROM) madlib\.{name}\(", page, re.M
         ), name
+    assert sorted(name for names in reference.GROUPS.values() for name in names) == sorted(
+        [*helps.FUNCTIONS, *helps.OF_RUNS]
+    )
+    sql = "".join(path.read_text() for folder in ("sql", "sql/postgresql") for path in (ROOT / folder).glob("*.sql"))
+    granted = {
+        name
+        for names in re.findall(r"^GRANT SELECT ON ([^;]*) TO mop_user;", sql, re.M)
+        for name in re.findall(r"@extschema@\.(\w+)", names)
+    }
+    views = granted & set(re.findall(r"^CREATE VIEW @extschema@\.(\w+)", sql, re.M))
+    internal = {"mop_tickets", "mop_tokens", "mop_seen_run", "mop_arrivals", "mop_departures"}
+    assert views - internal == set(reference.VIEWS)
+    named = set(re.findall(r"^\| `pg_mop\.(\w+)`", page, re.M))
+    assert named == set(helps.settings.KNOWN) and {reference.RENAMED.get(name, name) for name in named} == set(
+        reference.SETTINGS
+    )
 
 
 def test_the_tests_that_the_reliability_document_names_exist():
@@ -66,13 +90,6 @@ def test_the_tests_that_the_reliability_document_names_exist():
     for name in re.findall(r"`(\w{25,})`", text) + [row.strip("`") for row in rows]:
         if name not in ("client_connection_check_interval", "madlib_keras_fit_multiple_model"):  # they are no tests
             assert f"def test_{name.removeprefix('test_')}(" in there, name
-
-
-def test_the_settings_that_the_readme_names_are_those_that_exist():
-    from pg_mop.backend import settings
-
-    named = set(re.findall(r"^\| `pg_mop\.(\w+)`", (ROOT / "README.md").read_text(), re.M))
-    assert named == set(settings.KNOWN)
 
 
 def test_every_suite_is_a_room_and_those_with_a_server_have_a_slice():
