@@ -340,7 +340,7 @@ class CompiledModel:
         self.weights.put(self.weights_of(states[0][0], False, states, state.weights))
 
     def set_weights(self, data):
-        """Put the model's weights (float32 bytes, contract 6) in place; raises ConfigurationError where they differ."""
+        """Put the model's weights (float32 bytes, docs/contract/serialization.md) in place; raises ConfigurationError where they differ."""
         self.model.set_weights(self.weights_of(data, True))
 
     def weights_of(self, data, plain, replicas=None, read=state.output_weights):

@@ -1,6 +1,6 @@
 """Parameter strings of configurations, as literals. Standard library only: coordinator and trainer both read them.
 
-Grammar (contract 3, section 4): `key = value, key = value`; commas and equals signs inside brackets do not separate,
+Grammar (docs/contract/fit_multiple.md, section 4): `key = value, key = value`; commas and equals signs inside brackets do not separate,
 quotes do not protect them. Nothing in a string is ever executed. Some values may be sequences (sequences.py), which
 have a value for each iteration: :class:`Resolver` writes the strings that hold in one.
 """

@@ -135,7 +135,7 @@ def dtype(name):
 
 
 def weights_to_bytes(arrays):
-    """Arrays in get_weights() order -> concatenated float32 bytes (contract 6, section 1)."""
+    """Arrays in get_weights() order -> concatenated float32 bytes (docs/contract/serialization.md, section 1)."""
     return b"".join(np.ascontiguousarray(a, dtype="<f4").tobytes() for a in arrays)
 
 

@@ -1,4 +1,4 @@
--- Packing training and validation data into buffers (contract: preprocessors).
+-- Packing training and validation data into buffers (docs/contract/preprocess.md).
 
 CREATE FUNCTION @extschema@.training_preprocessor_dl(
     source_table varchar,

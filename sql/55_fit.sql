@@ -1,4 +1,4 @@
--- Training of one model (contract: madlib_keras_fit).
+-- Training of one model (docs/contract/fit_evaluate_predict.md, section 1).
 
 CREATE FUNCTION @extschema@.madlib_keras_fit(
     source_table varchar,

@@ -1,4 +1,4 @@
-"""Architecture tables: load_keras_model and delete_keras_model (contract 2, section 1)."""
+"""Architecture tables: load_keras_model and delete_keras_model (docs/contract/arch_and_objects.md, section 1)."""
 
 import secrets
 

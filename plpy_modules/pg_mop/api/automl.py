@@ -1,4 +1,4 @@
-"""madlib_keras_automl and hyperband_schedule, as MADlib has them (contract 5), on the engine of mop_search."""
+"""madlib_keras_automl and hyperband_schedule, as MADlib has them (docs/contract/automl.md), on the engine of mop_search."""
 
 import collections
 import functools
@@ -43,7 +43,7 @@ ALGORITHMS = {"tpe": "tpe", "rand": "random"}
 
 @sql_function
 def madlib_keras_automl(db, *values):
-    """Search by hyperband or hyperopt (contract 5). Arguments as in SQL; returns nothing.
+    """Search by hyperband or hyperopt (docs/contract/automl.md). Arguments as in SQL; returns nothing.
 
     `use_caching` changes nothing: rows are always kept in the trainers while they fit pg_mop.cache_mb.
     """
@@ -287,7 +287,7 @@ def check_hyperband(most, eta, skip_last):
 
 @sql_function
 def hyperband_schedule(db, schedule_table, r, eta, skip_last):
-    """Write MADlib's schedule of hyperband (contract 5, section 3) to a new table."""
+    """Write MADlib's schedule of hyperband (docs/contract/automl.md, section 3) to a new table."""
     check_hyperband(r, eta, skip_last)
     table = db.output_table(schedule_table)
     db.execute(f"CREATE TABLE {table} (s integer, i integer, n_i integer, r_i integer, UNIQUE (s, i))")

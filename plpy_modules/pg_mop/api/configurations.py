@@ -1,4 +1,4 @@
-"""Model selection tables: load_model_selection_table and generate_model_configs (contract 2, sections 3 to 6)."""
+"""Model selection tables: load_model_selection_table and generate_model_configs (docs/contract/arch_and_objects.md, sections 3 to 6)."""
 
 import itertools
 from random import Random

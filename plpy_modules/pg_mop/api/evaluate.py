@@ -1,4 +1,4 @@
-"""madlib_keras_evaluate: loss and metric of a trained model on a packed table (contract 4, section 2)."""
+"""madlib_keras_evaluate: loss and metric of a trained model on a packed table (docs/contract/fit_evaluate_predict.md, section 2)."""
 
 import dataclasses
 

@@ -27,7 +27,7 @@ def madlib_keras_fit(
     description,
     object_table_name,
 ):
-    """Train one model (contract 4, section 1). Arguments as in SQL; returns nothing.
+    """Train one model (docs/contract/fit_evaluate_predict.md, section 1). Arguments as in SQL; returns nothing.
 
     By the setting pg_mop.fit_strategy: `averaging`, data-parallel with the average of the segments' weights after every
     iteration; or `sequential`, what fit_multiple_model does with one configuration.

@@ -24,7 +24,7 @@ ARGUMENTS = (
 
 @sql_function
 def madlib_keras_fit_multiple_model(db, *values):
-    """Train the configurations of a selection table (contract 3). Arguments as in SQL; returns nothing.
+    """Train the configurations of a selection table (docs/contract/fit_multiple.md). Arguments as in SQL; returns nothing.
 
     `use_caching` changes nothing: rows are always kept in the trainers while they fit pg_mop.cache_mb.
     """
@@ -171,7 +171,7 @@ class Selected(Training):
         )
 
     def _start(self, c, arch, previous):
-        """Fill in from which weights a configuration starts (contract 3, section 2.1). What forbids it, or None."""
+        """Fill in from which weights a configuration starts (docs/contract/fit_multiple.md, section 2.1). What forbids it, or None."""
         if not c["has_model"]:
             return f'model_id {c["model_id"]} is not in architecture table "{self.arch_table_name}"'
         if previous is not None:
@@ -182,7 +182,7 @@ class Selected(Training):
 
 
 def write_models(training, model, info, previous):
-    """The model table and the info table (contract 3, sections 5.1 and 5.2). `previous`: of a warm start, or None."""
+    """The model table and the info table (docs/contract/fit_multiple.md, sections 5.1 and 5.2). `previous`: of a warm start, or None."""
     db = training.db
     db.execute(
         f"CREATE TABLE {model} (mst_key integer PRIMARY KEY, model_weights bytea, model_arch json, "

@@ -1,4 +1,4 @@
-"""gpu_configuration: a table of this server's GPUs (contract 4, section 5)."""
+"""gpu_configuration: a table of this server's GPUs (docs/contract/fit_evaluate_predict.md, section 5)."""
 
 import subprocess
 

@@ -111,7 +111,7 @@ class StoredModel(Model):
 
 
 class OwnModel(Model):
-    """A model of an architecture table: bring your own (contract 4, section 4)."""
+    """A model of an architecture table: bring your own (docs/contract/fit_evaluate_predict.md, section 4)."""
 
     given_classes = True
 

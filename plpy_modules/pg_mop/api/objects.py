@@ -1,4 +1,4 @@
-"""Custom functions: load_custom_function, delete_custom_function, load_top_k_accuracy_function (contract 2, section 2).
+"""Custom functions: load_custom_function, delete_custom_function, load_top_k_accuracy_function (docs/contract/arch_and_objects.md, section 2).
 
 All are for superusers, which is checked before anything is unpickled; and that happens in a process of its own.
 """

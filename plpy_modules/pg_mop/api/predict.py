@@ -1,4 +1,4 @@
-"""madlib_keras_predict and madlib_keras_predict_byom: predictions for raw rows (contract 4, sections 3 and 4)."""
+"""madlib_keras_predict and madlib_keras_predict_byom: predictions for raw rows (docs/contract/fit_evaluate_predict.md, sections 3 and 4)."""
 
 import functools
 import json
@@ -45,7 +45,7 @@ def madlib_keras_predict_byom(
     normalizing_const,
     dependent_count,
 ):
-    """Write the predictions of a model of an architecture table: bring your own (contract 4, section 4)."""
+    """Write the predictions of a model of an architecture table: bring your own (docs/contract/fit_evaluate_predict.md, section 4)."""
     choice = Choice(pred_type)
     model = OwnModel(db, model_arch_table, model_id, class_values, normalizing_const, dependent_count)
     test = RawTable(db, test_table, id_col, independent_varname)

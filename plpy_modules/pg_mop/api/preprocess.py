@@ -1,4 +1,4 @@
-"""training_preprocessor_dl and validation_preprocessor_dl: source rows to packed, partitioned buffers (contract 1)."""
+"""training_preprocessor_dl and validation_preprocessor_dl: source rows to packed, partitioned buffers (docs/contract/preprocess.md)."""
 
 import secrets
 

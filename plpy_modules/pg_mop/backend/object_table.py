@@ -1,4 +1,4 @@
-"""Object tables: custom losses and metrics (contract 2, section 2). Unpickled in trainers only, never here.
+"""Object tables: custom losses and metrics (docs/contract/arch_and_objects.md, section 2). Unpickled in trainers only, never here.
 
 An object runs code, so it counts only where a superuser put it: the table is in the extension's schema and a superuser
 owns it. Whoever reads it checks that, worker sessions too.

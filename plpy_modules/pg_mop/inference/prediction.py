@@ -81,7 +81,7 @@ def in_pieces(chunks):
 
 
 class Choice:
-    """Which classes of an example are kept, by pred_type (contract 4, section 3.2). Raises MopError."""
+    """Which classes of an example are kept, by pred_type (docs/contract/fit_evaluate_predict.md, section 3.2). Raises MopError."""
 
     @classmethod
     def for_model(cls, pred_type, model):

@@ -19,7 +19,7 @@ class PackedTable:
     """
 
     def __init__(self, db, text, what):
-        """Read and check the table that the caller calls `text`. Raises MopError as contract 3, section 7."""
+        """Read and check the table that the caller calls `text`. Raises MopError as docs/contract/fit_multiple.md, section 7."""
         hint = REPACK.format(schema=db.extension)
         self.text = text
         self.table = db.input_table(text, what, hint=hint, rows=False)

@@ -17,7 +17,7 @@ class Segments:
     copies = ()
 
     def __init__(self, db, distribution_rules):
-        """`distribution_rules`: as the caller gave them (contract 1, section 6). Raises MopError."""
+        """`distribution_rules`: as the caller gave them (docs/contract/preprocess.md, section 6). Raises MopError."""
         self.db, known = db, greenplum.hosts(db)
         text = (distribution_rules or "all_segments").strip()
         self.rules = self.gpu_config = "all_segments"

@@ -4,7 +4,7 @@ from pg_mop.schedule.board import Board
 
 
 class Replicas(Board):
-    """One configuration as replicas, one for each segment (contract 4, section 1.1), each a trial from 1.
+    """One configuration as replicas, one for each segment (docs/contract/fit_evaluate_predict.md, section 1.1), each a trial from 1.
 
     Replica k trains on training segment number k - 1 alone, from the average of all replicas after the iteration
     before, so an iteration of training begins when the one before has ended everywhere. The average is evaluated once

@@ -1,4 +1,4 @@
-"""Grid texts to configurations: all of them, or a random sample (contract 2, section 4)."""
+"""Grid texts to configurations: all of them, or a random sample (docs/contract/arch_and_objects.md, section 4)."""
 
 import ast
 import itertools

@@ -1,4 +1,4 @@
-"""Hyperband as MADlib's automl runs it (contract 5, sections 3 and 4)."""
+"""Hyperband as MADlib's automl runs it (docs/contract/automl.md, sections 3 and 4)."""
 
 from pg_mop.search.base import PAUSED
 from pg_mop.search.hyperband import Hyperband

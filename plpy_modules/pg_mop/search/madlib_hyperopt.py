@@ -1,4 +1,4 @@
-"""MADlib's automl with hyperopt (contract 5, section 5), by Optuna or at random."""
+"""MADlib's automl with hyperopt (docs/contract/automl.md, section 5), by Optuna or at random."""
 
 from pg_mop.search import rungs
 from pg_mop.search.base import MOST_ITERATIONS, MOST_TRIALS, choice, whole
