@@ -37,7 +37,7 @@ help:
 	@echo 'make test-systems  on another Debian, which it makes in /srv/systems (as root);  SYSTEM=trixie, its name'
 	@echo 'make soak      small runs under random faults;  make soak SECONDS=300 SEED=7'
 	@echo 'make docs      the documents as a site, in build/site'
-	@echo 'make lint      ruff'
+	@echo 'make lint      ruff, its formatter, and mypy'
 	@echo 'make bench     pg_mop against what people do instead;  make bench WORKLOAD=search RUNS=1'
 	@echo 'make screenshots  of the live page, into docs/pictures'
 	@echo 'make image     a container image, by docker, podman or buildah;  make image-test  the demo in it'
@@ -137,7 +137,7 @@ reference:
 	@mkdir -p build && $(SYSTEM_PYTHON) -B tools/reference.py > build/reference.md.new && mv build/reference.md.new docs/reference.md
 
 lint: $(LOCAL)/packages
-	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check --quiet . && $(VENV)/bin/mypy
 
 # the peers use the packages of .local/venv, so that all run the same Keras
 $(LOCAL)/peers/installed: benchmarks/requirements.txt $(LOCAL)/packages
