@@ -763,7 +763,7 @@ BAD = [
     ),
     ({"space": SPACE[:-1] + ", 'model_id': [[1]]}"}, "model_id [1] is not in", "SELECT model_id"),
     ({"metric": "validation_accuracy"}, "needs a validation table", "Give validation_table"),
-    ({"metric": "mine"}, 'whether more or less of metric "mine" is better is not known', "'mine max'"),
+    ({"metric": "mine"}, 'it is not known whether more or less of metric "mine" is better', "'mine max'"),
     ({"time_limit": "0 s"}, "time_limit must be above 0", "1 hour"),
     ({"max_trials": 0}, "max_trials must be at least 1", None),
     ({"validation_table": "nowhere"}, "'nowhere' does not exist", None),

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from pg_mop.plan.cost import Costs
 from pg_mop.plan.cost_history import MOST_DEVICES, CostHistory, Net
+from pg_mop.schedule.cost import Costs
 
 FIT = {"batch_size": 32, "dropout": None, "class_weight": None}
 ADAM = {"optimizer": "Adam", "loss": "mse"}

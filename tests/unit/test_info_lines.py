@@ -2,8 +2,8 @@
 
 import pytest
 
-from pg_mop.api import metrics
-from pg_mop.api.training import listed
+from pg_mop.run import metrics
+from pg_mop.run.messages import listed
 
 NAMED = "mst_key={}: ".format
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pg_mop.plan import identity
-from pg_mop.plan.cost import Costs
 from pg_mop.plan.stages import Plan
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board, Unit
+from pg_mop.schedule.cost import Costs
 from pg_mop.schedule.logged import Logged
 from pg_mop.schedule.simulator import simulate
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from pg_mop.plan import identity
+from pg_mop.plan.sharing import Sharing
 from pg_mop.plan.stages import Plan
-from pg_mop.run.unit_specs import Sharing
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
 from pg_mop.schedule.groups import Groups

@@ -5,11 +5,13 @@ import functools
 import itertools
 
 from pg_mop import search
-from pg_mop.api import architectures, metrics
+from pg_mop.api import architectures
 from pg_mop.api.fit_multiple import write_models
 from pg_mop.api.output import write_models_summary
-from pg_mop.api.search import Search, errors_of_search
+from pg_mop.api.search import Method, SearchCall, errors_of_search
 from pg_mop.backend.database import MopError, sql_function
+from pg_mop.run import metrics
+from pg_mop.run.spec import Output
 from pg_mop.search import SearchError, hyperband
 from pg_mop.search.space import Space
 
@@ -51,11 +53,13 @@ def madlib_keras_automl(db, *values):
 
 
 def train(db, arguments, earlier=None):
-    """What madlib_keras_automl does with its arguments (a dict), or mop_resume with an
-    :class:`~pg_mop.api.earlier.Earlier` run's."""
+    """Search with the arguments of madlib_keras_automl (a dict); `earlier`: the run that mop_resume goes on with
+    (:class:`~pg_mop.run.earlier.Earlier`)."""
     a = arguments
     with errors_of_search():
-        training = Automl(db, a, earlier)
+        method = MadlibMethod(a)
+        call = SearchCall(db, FUNCTION, {**a, "metric": "loss"}, method.method(), method.read_space, earlier)
+        method.check_frequency()
     model, info, summary = db.output_table(a["model_output_table"], "_info", "_summary")
     selection, selection_summary = db.output_table(a["model_selection_table"], "_summary")
     if selection in (model, info, summary) or selection_summary in (model, info, summary):
@@ -63,49 +67,36 @@ def train(db, arguments, earlier=None):
             "model_output_table and model_selection_table must have different names",
             detail=f"Both would be made as {selection}.",
         )
-    training.reserve(model)
-    training.go(a)
-    with training.output(None):
-        write_models(training, model, info, None)
-        training.write_rounds(info)
-        training.write_best(selection, selection_summary, info, a)
+
+    def write(result):
+        write_models(result, model, info, None)
+        write_rounds(result, method, info)
+        write_best(db, call, selection, selection_summary, info, a)
         write_models_summary(
-            training,
+            result,
             summary,
             a,
             [
                 ("model_selection_table", "text", a["model_selection_table"]),
                 ("automl_method", "text", a["automl_method"] or "hyperband"),
-                ("automl_params", "text", a["automl_params"] or training.described()),
+                ("automl_params", "text", a["automl_params"] or method.described()),
                 ("random_state", "text", a["random_state"]),
-                ("object_table", "text", training.object_table),
+                ("object_table", "text", call.object_table),
                 ("use_gpus", "boolean", bool(a["use_gpus"])),
-                ("metrics_compute_frequency", "integer", training.last_frequency()),
+                ("metrics_compute_frequency", "integer", method.last_frequency(result.procedure)),
             ],
             ended="timestamp(0)",
         )
-    training.tell_of_failures(info)
+
+    call.execute(a, Output(a["model_output_table"], model, write), info)
 
 
-class Automl(Search):
-    """MADlib's two methods."""
+class MadlibMethod:
+    """One of MADlib's two methods: hyperband or hyperopt, with its parameters (`values`)."""
 
-    function = FUNCTION
-
-    def __init__(self, db, arguments, earlier=None):
-        self.frequency_given = arguments["metrics_compute_frequency"]
-        super().__init__(db, {**arguments, "metric": "loss", "space": None}, earlier)
-        if (
-            self.frequency_given is not None
-            and self.name == "madlib-hyperopt"
-            and not (1 <= self.frequency_given <= self.method["num_iterations"])
-        ):
-            raise MopError(
-                f"metrics_compute_frequency must be from 1 to num_iterations "
-                f"({self.method['num_iterations']}) or NULL, not {self.frequency_given}"
-            )
-
-    def read_procedure(self, a):
+    def __init__(self, a):
+        """Raises MopError and SearchError."""
+        self.frequency = a["metrics_compute_frequency"]
         method = (a["automl_method"] or "hyperband").strip().lower()
         if method not in METHODS:
             raise MopError(f"automl_method must be 'hyperband' or 'hyperopt', not {a['automl_method']!r}")
@@ -116,8 +107,8 @@ class Automl(Search):
         for name in given:
             if name not in defaults:
                 raise MopError(f"{name!r} is not accepted in automl_params of {method} ({', '.join(defaults)})")
-        self.method = {**defaults, **given}
-        for name, value in self.method.items():
+        self.values = {**defaults, **given}
+        for name, value in self.values.items():
             if name == "algorithm":
                 if str(value).lower() not in ALGORITHMS:
                     raise MopError(f"algorithm must be 'rand' or 'tpe', not {value!r}")
@@ -125,34 +116,46 @@ class Automl(Search):
                 raise MopError(
                     f"{name} must be an integer {'of at least 0' if name == 'skip_last' else 'above 0'}, not {value!r}"
                 )
-        if method == "hyperband":
-            check_hyperband(self.method["R"], self.method["eta"], self.method["skip_last"])
-            self.parameters = {
-                "iterations": self.method["R"],
-                "reduction": self.method["eta"],
-                "skip_last": self.method["skip_last"],
-            }
+        if self.hyperband:
+            check_hyperband(self.values["R"], self.values["eta"], self.values["skip_last"])
+
+    @property
+    def hyperband(self):
+        return self.name == "madlib-hyperband"
+
+    def method(self):
+        """The Method of the search."""
+        values = self.values
+        if self.hyperband:
+            parameters = {"iterations": values["R"], "reduction": values["eta"], "skip_last": values["skip_last"]}
         else:
-            self.parameters = {
-                "trials": self.method["num_configs"],
-                "iterations": self.method["num_iterations"],
-                "sampler": ALGORITHMS[str(self.method["algorithm"]).lower()],
+            parameters = {
+                "trials": values["num_configs"],
+                "iterations": values["num_iterations"],
+                "sampler": ALGORITHMS[str(values["algorithm"]).lower()],
             }
+        return Method(
+            self.name, parameters, self.also_evaluated, self.lines, self.best_line, for_segments=not self.hyperband
+        )
 
-    def create_procedure(self, space, seed):
-        procedure = super().create_procedure(space, seed)
-        if self.name == "madlib-hyperopt" and self.segments:
-            procedure.parallel = len(self._keys("training"))
-        return procedure
+    def check_frequency(self):
+        """Raises MopError."""
+        if self.frequency is not None and not self.hyperband:
+            most = self.values["num_iterations"]
+            if not 1 <= self.frequency <= most:
+                raise MopError(
+                    f"metrics_compute_frequency must be from 1 to num_iterations ({most}) or NULL, not {self.frequency}"
+                )
 
-    def read_space(self, a):
+    def read_space(self, a, available):
+        """The Space of MADlib's grids. `available`: Architectures. Raises MopError."""
         architectures.check_list(a["model_id_list"])
-        self._check_ids(a["model_id_list"])
+        available.check_ids(a["model_id_list"])
         space = Space.of_texts(sorted(set(a["model_id_list"])), a["compile_params_grid"], a["fit_params_grid"])
-        if self.name == "madlib-hyperopt" and space.branches[0].optimizer is None:
+        if not self.hyperband and space.branches[0].optimizer is None:
             raise MopError("hyperopt needs optimizer_params_list in compile_params_grid")
         dimensions = itertools.chain.from_iterable(branch.dimensions for branch in space.branches)
-        for dimension in dimensions if self.name == "madlib-hyperopt" else ():
+        for dimension in dimensions if not self.hyperband else ():
             if dimension.kind == "log_near_one":
                 raise MopError(
                     f"'log_near_one' of {dimension.key!r} is not for hyperopt",
@@ -163,23 +166,23 @@ class Automl(Search):
     # --- rounds and metrics -----------------------------------------------------------------------
     def described(self):
         """The parameters in force, as text."""
-        return ", ".join(f"{name}={value}" for name, value in self.method.items())
+        return ", ".join(f"{name}={value}" for name, value in self.values.items())
 
-    def rounds(self, key):
+    def rounds(self, procedure, key):
         """Of a trial: [(first iteration, last iteration, first of MADlib's counter), ...] by round; a person's has
         one."""
-        trial = self.procedure.trials[key]
+        trial = procedure.trials[key]
         if trial.outside:
             return [(1, trial.budget, 1)]
-        if self.name == "madlib-hyperopt":
-            return [(1, self.num_iterations, 1)]
-        s, _ = self.procedure.place(key)
+        if not self.hyperband:
+            return [(1, self.values["num_iterations"], 1)]
+        s, _ = procedure.place(key)
         return self.brackets[s]
 
     @functools.cached_property
     def brackets(self):
         """Of hyperband: {s: the rounds of its trials}, as of `rounds`."""
-        rows = hyperband.schedule(self.method["R"], self.method["eta"], self.method["skip_last"], True)
+        rows = hyperband.schedule(self.values["R"], self.values["eta"], self.values["skip_last"], True)
         lengths = {(s, i): r for s, i, _, r in rows}
         highest = max(s for s, _ in lengths)
         # diagonal d trains for as many iterations as the first round of bracket highest - d
@@ -193,82 +196,79 @@ class Automl(Search):
             rounds.append((done + 1, done + r, begins[highest - s + i] + 1))
         return found
 
-    def also_evaluated(self, key):
+    def also_evaluated(self, procedure, key):
         """By metrics_compute_frequency where that lies within a round, else at its end alone."""
-        every = self.frequency_given
+        every = self.frequency
         return [
             i
-            for first, last, _ in self.rounds(key)
+            for first, last, _ in self.rounds(procedure, key)
             for i in range(first, last + 1)
             if i == last or every is not None and every <= last - first + 1 and (i - first + 1) % every == 0
         ]
 
-    def last_frequency(self):
+    def last_frequency(self, procedure):
         """What counted in the last call of fit_multiple that MADlib would have made."""
-        first, last, _ = self.rounds(max(k for k, t in self.procedure.trials.items() if not t.outside))[-1]
-        every = self.frequency_given
+        first, last, _ = self.rounds(procedure, max(k for k, t in procedure.trials.items() if not t.outside))[-1]
+        every = self.frequency
         return every if every is not None and every <= last - first + 1 else last - first + 1
 
-    def write_rounds(self, info):
-        """MADlib's more columns of the info table."""
-        db = self.db
-        banded = self.name == "madlib-hyperband"
-        db.execute(
-            f"ALTER TABLE {info} ADD COLUMN metrics_iters integer[]"
-            + (", ADD COLUMN s integer, ADD COLUMN i integer" if banded else "")
-        )
-        evaluated = {}
-        for row in self.metrics:
-            if row["dataset"] == "training":
-                evaluated.setdefault(row["mst_key"], []).append(row["iteration"])
-        for key, trial in self.procedure.trials.items():
-            rounds = self.rounds(key)
-            counted = [
-                begin + i - first for i in evaluated.get(key, ()) for first, last, begin in rounds if first <= i <= last
-            ]
-            s, i = self.procedure.place(key) if banded and not trial.outside else (None, None)
-            db.execute(
-                f"UPDATE {info} SET metrics_iters = $1"
-                + (", s = $3, i = $4" if banded else "")
-                + " WHERE mst_key = $2",
-                ["integer[]", "integer"] + ["integer"] * 2 * banded,
-                [counted, key] + [s, i] * banded,
-            )
-
-    def write_best(self, selection, summary, info, a):
-        """The selection table: the best configuration alone, by its final loss."""
-        db = self.db
-        db.execute(
-            f"CREATE TABLE {selection} (mst_key integer, model_id integer, compile_params varchar, fit_params varchar)"
-        )
-        db.identify_by_all(selection)
-        db.execute(
-            f"INSERT INTO {selection} SELECT mst_key, model_id, compile_params, fit_params FROM {info} "
-            f"WHERE error IS NULL ORDER BY {self.dataset}_loss_final, mst_key LIMIT 1"
-        )
-        db.execute(f"CREATE TABLE {summary} (model_arch_table varchar, object_table varchar)")
-        db.identify_by_all(summary)
-        db.execute(
-            f"INSERT INTO {summary} VALUES ($1, $2)", ["text", "text"], [a["model_arch_table"], self.object_table]
-        )
-
-    def tell_asked(self, proposals):
-        """Of hyperband a line for each round that begins; of hyperopt how many configurations are new."""
-        if self.name == "madlib-hyperopt":
-            if new := sum(p.configuration is not None for p in proposals):
-                self.db.info(f"{new} new configurations")
-            return
+    def lines(self, procedure, proposals):
+        """INFO lines about new proposals: of hyperband each round that begins, of hyperopt how many are new."""
+        if not self.hyperband:
+            new = sum(p.configuration is not None for p in proposals)
+            return [f"{new} new configurations"] if new else []
         begun = collections.Counter(
-            (self.procedure.place(p.trial)[0], p.budget)
-            for p in proposals
-            if not self.procedure.trials[p.trial].outside
+            (procedure.place(p.trial)[0], p.budget) for p in proposals if not procedure.trials[p.trial].outside
         )
+        lines = []
         for (s, budget), count in sorted(begun.items(), reverse=True):
             i, (first, last, _) = next((i, r) for i, r in enumerate(self.brackets[s]) if r[1] == budget)
-            self.db.info(f"bracket s={s}, round i={i}: {count} configurations, {last - first + 1} iterations")
+            lines.append(f"bracket s={s}, round i={i}: {count} configurations, {last - first + 1} iterations")
+        return lines
 
-    def tell_best(self, trial, row, trials):
-        self.db.info(f"best {self.dataset} loss so far: mst_key={trial}: {metrics.described(row)}")
+    @staticmethod
+    def best_line(mst_key, row, trials):
+        """The INFO line about a new best trial; `row`: its metrics, of Catalog.metrics."""
+        return f"best {row['dataset']} loss so far: mst_key={mst_key}: {metrics.described(row)}"
+
+
+def write_rounds(result, method, info):
+    """Add MADlib's columns of automl to the info table (quoted)."""
+    db, procedure, banded = result.db, result.procedure, method.hyperband
+    db.execute(
+        f"ALTER TABLE {info} ADD COLUMN metrics_iters integer[]"
+        + (", ADD COLUMN s integer, ADD COLUMN i integer" if banded else "")
+    )
+    evaluated = {}
+    for row in result.metrics:
+        if row["dataset"] == "training":
+            evaluated.setdefault(row["mst_key"], []).append(row["iteration"])
+    for key, trial in procedure.trials.items():
+        rounds = method.rounds(procedure, key)
+        counted = [
+            begin + i - first for i in evaluated.get(key, ()) for first, last, begin in rounds if first <= i <= last
+        ]
+        s, i = procedure.place(key) if banded and not trial.outside else (None, None)
+        db.execute(
+            f"UPDATE {info} SET metrics_iters = $1" + (", s = $3, i = $4" if banded else "") + " WHERE mst_key = $2",
+            ["integer[]", "integer"] + ["integer"] * 2 * banded,
+            [counted, key] + [s, i] * banded,
+        )
+
+
+def write_best(db, call, selection, summary, info, a):
+    """Write the selection table: the best configuration alone, by its final loss."""
+    db.execute(
+        f"CREATE TABLE {selection} (mst_key integer, model_id integer, compile_params varchar, fit_params varchar)"
+    )
+    db.identify_by_all(selection)
+    db.execute(
+        f"INSERT INTO {selection} SELECT mst_key, model_id, compile_params, fit_params FROM {info} "
+        f"WHERE error IS NULL ORDER BY {call.dataset}_loss_final, mst_key LIMIT 1"
+    )
+    db.execute(f"CREATE TABLE {summary} (model_arch_table varchar, object_table varchar)")
+    db.identify_by_all(summary)
+    db.execute(f"INSERT INTO {summary} VALUES ($1, $2)", ["text", "text"], [a["model_arch_table"], call.object_table])
 
 
 def check_hyperband(most, eta, skip_last):

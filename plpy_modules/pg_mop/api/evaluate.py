@@ -1,15 +1,18 @@
 """madlib_keras_evaluate: loss and metric of a trained model on a packed table (docs/contract/fit_evaluate_predict.md, section 2)."""
 
-import dataclasses
+import functools
 
 from mop_udf import architecture
-from pg_mop.api.applying import Applying, first_row
+from pg_mop.api import applying
+from pg_mop.api.applying import first_row
 from pg_mop.api.model_table import StoredModel
 from pg_mop.api.output import as_json
 from pg_mop.api.session import trainer_of, trainer_options, with_trainer
 from pg_mop.backend import object_table
 from pg_mop.backend.database import MopError, quote_identifier
 from pg_mop.packing.packed_table import PackedTable
+from pg_mop.run.spec import Application
+from pg_mop.run.unit_specs import UnitSpecs
 
 FUNCTION = "madlib_keras_evaluate"
 
@@ -26,8 +29,8 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
     packed = PackedTable(db, test_table, "test table")
     model = StoredModel(db, model_table, mst_key)
     output = db.output_table(output_table)
-    applying = on_segments(db, packed, model, use_gpus)
-    first = first_row(db, packed, applying)
+    call = on_segments(db, packed, model, use_gpus)
+    first = first_row(db, packed, call)
     if first is None:
         raise MopError(f'test table "{packed.text}" has no rows')
     shapes = packed.shapes_of(first)
@@ -45,8 +48,10 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
     wanted = packed.wanted_outputs(shapes)
     if problem := architecture.output_misfit(model.outputs, wanted):
         raise MopError(problem)
-    if applying is not None and applying.done(output, output_table):
-        report = next(row for row in applying.metrics if row["dataset"] == "training")
+    if call is not None:
+        call.spec.configurations.outputs = wanted
+    if call is not None and (result := call.run(output, output_table)) is not None:
+        report = next(row for row in result.metrics if row["dataset"] == "training")
     else:
         report = alone(db, session, packed, model, wanted, use_gpus)
     db.execute(
@@ -67,7 +72,7 @@ def madlib_keras_evaluate(db, session, model_table, test_table, output_table, us
 
 
 def on_segments(db, packed, model, use_gpus):
-    """The call that evaluates all segments at once; None where there are not several, or it cannot be made."""
+    """The OnSegments that evaluates all segments at once; None if there are not several, or if that is not possible."""
     if not packed.foreign and (
         not packed.keyed
         or db.is_temporary(packed.table)
@@ -75,39 +80,20 @@ def on_segments(db, packed, model, use_gpus):
     ):
         return None
     functions = model.summary.get("object_table")
-    return Evaluating.on_segments(
-        db, packed, FUNCTION, model, use_gpus, model.compile_params, functions and object_table.check(db, functions)
+    # losses and metrics are reported as they are, finite or not
+    application = Application(functools.partial(UnitSpecs, finite=False), needs_copies=False)
+    return applying.on_segments(
+        db,
+        packed,
+        FUNCTION,
+        model,
+        use_gpus,
+        lambda inputs: application,
+        compares=True,
+        copies=True,
+        compile_params=model.compile_params,
+        functions=functions and object_table.check(db, functions),
     )
-
-
-class Evaluating(Applying):
-    """The loss and the metrics over all segments, as metrics of the run."""
-
-    compares = copied = True
-
-    def _segments_of(self, packed):
-        try:
-            return super()._segments_of(packed)
-        except MopError:  # there are not copies of all: they are a help, and nothing depends on them
-            if self.engine.away:
-                raise
-            return self._without_copies(self.engine.segments(packed))
-
-    def _check_copies(self):
-        try:
-            super()._check_copies()
-        except MopError:
-            if self.engine.away:
-                raise
-            self.segments = dict(zip(self.segments, self._without_copies(self.segments.values())))
-
-    def _without_copies(self, segments):
-        self.options["replicas"] = 1
-        return [dataclasses.replace(segment, copies=()) for segment in segments]
-
-    def _check_data(self):
-        if self.first is not None:
-            self.outputs, self.misfits = self.source.wanted_outputs(self.source.shapes_of(self.first)), {}
 
 
 def alone(db, session, packed, model, wanted, use_gpus):

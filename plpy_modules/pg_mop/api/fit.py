@@ -1,10 +1,14 @@
 """madlib_keras_fit: one model, trained on all segments at once and averaged, or hopping over them in sequence."""
 
 from pg_mop import __version__
+from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.output import PreviousModel, insert, tell_of_large, write_summary
-from pg_mop.api.training import Training
 from pg_mop.backend import object_table
 from pg_mop.backend.database import MopError, sql_function
+from pg_mop.run.configurations import Configurations
+from pg_mop.run.coordinator import execute
+from pg_mop.run.inputs import Inputs
+from pg_mop.run.spec import Output, RunSpec
 
 FUNCTION = "madlib_keras_fit"
 
@@ -54,12 +58,11 @@ def madlib_keras_fit(
 
 
 def train(db, arguments, earlier=None):
-    """What madlib_keras_fit does with its arguments (a dict), or mop_resume and mop_replay with an
-    :class:`~pg_mop.api.earlier.Earlier` run's."""
+    """Train with the arguments of madlib_keras_fit (a dict); `earlier`: the run that mop_resume goes on with, or
+    mop_replay repeats (:class:`~pg_mop.run.earlier.Earlier`)."""
     a = arguments
-    training = Single(
+    inputs = Inputs.read(
         db,
-        FUNCTION,
         a["source_table"],
         a["validation_table"],
         a["num_iterations"],
@@ -67,28 +70,31 @@ def train(db, arguments, earlier=None):
         a["use_gpus"],
         earlier,
     )
-    training.averaging = training.options["fit_strategy"] == "averaging"
-    previous = None
+    averaging, previous = inputs.options["fit_strategy"] == "averaging", None
     if a["warm_start"]:
-        previous = PreviousModel(db, a["model"], training.options["lock_timeout"])
+        previous = PreviousModel(db, a["model"], inputs.options["lock_timeout"])
         output = previous.names
     else:
         output = db.output_table(a["model"], "_summary")
     functions = None if a["object_table"] is None else object_table.check(db, a["object_table"])
+    configurations = Configurations(
+        inputs,
+        ClassWeights(db, inputs.source, inputs.engine),
+        averaging,
+        unusable=lambda count: "the model cannot be trained",
+    )
     if earlier is None:
-        training.read_architecture(
-            a["model_arch_table"], a["model_id"], a["compile_params"], a["fit_params"], previous, functions
-        )
+        c = read_model(db, a["model_arch_table"], a["model_id"], previous)
+        c.update(compile_params=a["compile_params"] or "", fit_params=a["fit_params"])
     else:
-        training.check([{**earlier.configurations[0], "mst_key": 1, "error": None}], functions)
-    training.reserve(output[0])
-    training.run(a["model"], a, {})
+        c = {**earlier.configurations[0], "mst_key": 1, "error": None}
+    configurations.check([c], functions)
     table, summary = output
-    with training.output(previous):
+
+    def write(result):
         from pg_mop.backend.arrays import state
 
-        weights = state.weights_to_bytes(training.weights())
-        c = training.configurations[0]
+        weights = state.weights_to_bytes(weights_of(result))
         db.execute(f"CREATE TABLE {table} (model_weights bytea, model_arch json)")
         db.identify_by_all(table)
         db.execute(f"ALTER TABLE {table} ALTER COLUMN model_weights SET STORAGE EXTERNAL")
@@ -103,8 +109,8 @@ def train(db, arguments, earlier=None):
                 for what in ("metrics_final", "loss_final", "metrics", "loss")
             },
         }
-        metrics.update({k: v for k, (_, v) in training.metric_columns(1, None, training.kept.get(1)).items()})
-        source = training.source
+        metrics.update({k: v for k, (_, v) in result.metric_columns(1, None, result.kept.get(1)).items()})
+        source = inputs.source
         values = [
             ("source_table", "text", a["source_table"]),
             ("model", "text", a["model"]),
@@ -117,16 +123,16 @@ def train(db, arguments, earlier=None):
             ("num_iterations", "integer", a["num_iterations"]),
             ("validation_table", "text", a["validation_table"]),
             ("object_table", "text", functions and db.bare(functions)),
-            ("metrics_compute_frequency", "integer", training.frequency),
+            ("metrics_compute_frequency", "integer", inputs.frequency),
             ("name", "text", a["name"]),
             ("description", "text", a["description"]),
             ("model_type", "text", "madlib_keras"),
             ("model_size", "double precision", len(weights) / 1024),
-            ("start_training_time", "timestamp", training.started),
+            ("start_training_time", "timestamp", result.started),
             ("end_training_time", "timestamp", db.value("SELECT clock_timestamp()::timestamp::text")),
             ("metrics_elapsed_time", "double precision[]", metrics["metrics_elapsed_time"]),
             ("madlib_version", "text", f"pg_mop {__version__}"),
-            ("num_classes", "integer[]", training.outputs["widths"]),
+            ("num_classes", "integer[]", result.outputs["widths"]),
             ("dependent_vartype", "text[]", source.summary.get("dependent_vartype")),
             ("normalizing_const", "real", source.summary.get("normalizing_const")),
             ("metrics_type", "text[]", c["compile"]["metrics"] or None),
@@ -139,62 +145,54 @@ def train(db, arguments, earlier=None):
                 (f"{dataset}_metrics", "double precision[]", metrics[f"{dataset}_metrics"]),
                 (f"{dataset}_loss", "double precision[]", metrics[f"{dataset}_loss"]),
             ]
-        values.append(("metrics_iters", "integer[]", training.metrics_iterations))
+        values.append(("metrics_iters", "integer[]", inputs.metrics_iterations))
         write_summary(db, source, summary, values, [("all_metrics", "jsonb", metrics["all_metrics"])])
 
-
-class Single(Training):
-    """Training of one architecture with one pair of parameter strings: the configuration of mst_key 1."""
-
-    def read_architecture(self, model_arch_table, model_id, compile_params, fit_params, previous, functions):
-        """Read and check the model. `previous`: of a warm start, or None; `functions`: object table or None."""
-        db = self.db
-        arch = db.input_table(
-            model_arch_table, "model architecture table", hint=f"SELECT {db.extension}.load_keras_model(...) makes it."
+    execute(
+        RunSpec(
+            FUNCTION,
+            inputs,
+            configurations,
+            Output(a["model"], table, write, previous),
+            a,
+            averaging=averaging,
+            listed_iterations=inputs.metrics_iterations,
+            all_failed=lambda failed: "training failed",
+            label=lambda mst_key: "",
         )
-        if model_id is None:
-            raise MopError("invalid model architecture ID: it is NULL", hint=f"SELECT model_id, name FROM {arch};")
-        row = db.one(
-            f"SELECT model_arch::text AS model_arch, md5(nullif(model_weights, '')) AS weights_md5 "
-            f"FROM {arch} WHERE model_id = $1",
-            ["integer"],
-            [model_id],
+    )
+
+
+def read_model(db, model_arch_table, model_id, previous):
+    """The configuration of an architecture table's model, without parameter strings. `previous`: of a warm start, or
+    None. Raises MopError."""
+    arch = db.input_table(
+        model_arch_table, "model architecture table", hint=f"SELECT {db.extension}.load_keras_model(...) makes it."
+    )
+    if model_id is None:
+        raise MopError("invalid model architecture ID: it is NULL", hint=f"SELECT model_id, name FROM {arch};")
+    row = db.one(
+        f"SELECT model_arch::text AS model_arch, md5(nullif(model_weights, '')) AS weights_md5 "
+        f"FROM {arch} WHERE model_id = $1",
+        ["integer"],
+        [model_id],
+    )
+    if row is None:
+        raise MopError(
+            f'invalid model architecture ID: no model arch found for model_id {model_id} in "{model_arch_table}"',
+            hint=f"SELECT model_id, name FROM {arch};",
         )
-        if row is None:
-            raise MopError(
-                f'invalid model architecture ID: no model arch found for model_id {model_id} in "{model_arch_table}"',
-                hint=f"SELECT model_id, name FROM {arch};",
-            )
-        c = {
-            **row,
-            "mst_key": 1,
-            "model_id": model_id,
-            "compile_params": compile_params or "",
-            "fit_params": fit_params,
-        }
-        if previous is not None:
-            previous.fill(c)
-        elif c["weights_md5"] is not None:
-            c["weights_sql"] = f"SELECT model_weights FROM {arch} WHERE model_id = {int(model_id)}"
-        self.check([c], functions)
+    c = {**row, "mst_key": 1, "model_id": model_id}
+    if previous is not None:
+        previous.fill(c)
+    elif c["weights_md5"] is not None:
+        c["weights_sql"] = f"SELECT model_weights FROM {arch} WHERE model_id = {int(model_id)}"
+    return c
 
-    def unusable(self, count):
-        return "the model cannot be trained"
 
-    def all_failed(self):
-        return "training failed"
+def weights_of(result):
+    """The trained weights: of averaging, the average of the replicas, weighted by their segments' rows."""
+    from pg_mop.backend.arrays import state
 
-    def named(self, mst_key):
-        return ""
-
-    def weights(self):
-        """The trained weights: of averaging, the average of the replicas, weighted by their segments' rows."""
-        from pg_mop.backend.arrays import state
-
-        states = (
-            state.output_weights(its)
-            for its in self.catalog.states(self.run_id, self.catalog.outcome(self.run_id, self.kept))
-        )
-        if not self.averaging:
-            return next(states)
-        return state.average(states, self.replicas())
+    states = (state.output_weights(one) for one in result.states(result.outcome()))
+    return state.average(states, result.replicas) if result.spec.averaging else next(states)

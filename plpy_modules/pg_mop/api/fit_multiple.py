@@ -1,10 +1,15 @@
 """madlib_keras_fit_multiple_model: train every configuration of a selection table, write the three output tables."""
 
+from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.configurations import architecture_table
 from pg_mop.api.output import PreviousModels, insert, tell_of_large, write_models_summary
-from pg_mop.api.training import Training, warn_of_failures
 from pg_mop.backend import object_table
 from pg_mop.backend.database import MopError, sql_function, sql_procedure
+from pg_mop.run.configurations import Configurations
+from pg_mop.run.coordinator import execute
+from pg_mop.run.inputs import Inputs
+from pg_mop.run.messages import warn_of_failures
+from pg_mop.run.spec import Output, RunSpec
 
 FUNCTION = "madlib_keras_fit_multiple_model"
 ARGUMENTS = (
@@ -38,12 +43,11 @@ def mop_fit_multiple_model(db, *values):
 
 
 def train(db, arguments, earlier=None):
-    """What madlib_keras_fit_multiple_model does with its arguments (a dict), or mop_resume and mop_replay with an
-    :class:`~pg_mop.api.earlier.Earlier` run's."""
+    """Train with the arguments of madlib_keras_fit_multiple_model (a dict); `earlier`: the run that mop_resume goes on
+    with, or mop_replay repeats (:class:`~pg_mop.run.earlier.Earlier`)."""
     a = arguments
-    training = Selected(
+    inputs = Inputs.read(
         db,
-        FUNCTION,
         a["source_table"],
         a["validation_table"],
         a["num_iterations"],
@@ -53,69 +57,66 @@ def train(db, arguments, earlier=None):
     )
     previous = None
     if a["warm_start"]:
-        previous = PreviousModels(db, a["model_output_table"], training.options["lock_timeout"])
+        previous = PreviousModels(db, a["model_output_table"], inputs.options["lock_timeout"])
         output = previous.names
     else:
         output = db.output_table(a["model_output_table"], "_info", "_summary")
-    if earlier is None:
-        training.read_selection(a["model_selection_table"], previous)
-    else:
-        training.read_run(earlier)
-    training.reserve(output[0])
-    training.run(
-        a["model_output_table"],
-        a,
-        {"model_arch_table": training.arch_table_name, "object_table": training.object_table},
+    selection = Selection.of_run(db, earlier) if earlier is not None else Selection.read(db, a["model_selection_table"])
+    configurations = Configurations(
+        inputs, ClassWeights(db, inputs.source, inputs.engine), make=selection.make, unusable=selection.unusable
     )
+    if earlier is None:
+        configurations.check(selection.rows(previous), selection.functions)
+    else:
+        configurations.check([{**c, "error": None} for c in earlier.configurations], selection.functions)
     model, info, summary = output
-    with training.output(previous):
-        write_models(training, model, info, previous)
+
+    def write(result):
+        write_models(result, model, info, previous)
         write_models_summary(
-            training,
+            result,
             summary,
             a,
             [
                 ("model_selection_table", "text", a["model_selection_table"]),
-                ("object_table", "text", training.object_table),
+                ("object_table", "text", selection.object_table),
                 ("num_iterations", "integer", a["num_iterations"]),
-                ("metrics_compute_frequency", "integer", training.frequency),
+                ("metrics_compute_frequency", "integer", inputs.frequency),
                 ("warm_start", "boolean", bool(a["warm_start"])),
             ],
-            [("metrics_iters", "integer[]", training.metrics_iterations)],
+            [("metrics_iters", "integer[]", inputs.metrics_iterations)],
         )
-    if failed := training.failed:
-        warn_of_failures(db, failed, len(training.configurations), "configurations", info)
+
+    result = execute(
+        RunSpec(
+            FUNCTION,
+            inputs,
+            configurations,
+            Output(a["model_output_table"], model, write, previous),
+            a,
+            {"model_arch_table": selection.arch_table_name, "object_table": selection.object_table},
+            listed_iterations=inputs.metrics_iterations,
+        )
+    )
+    warn_of_failures(db, result.failed, len(configurations), "configurations", info)
 
 
-class Selected(Training):
-    """Training of a model selection table's configurations."""
+class Selection:
+    """A model selection table: which configurations there are, and the tables that it refers to."""
 
-    def new_configuration(self, key, configuration):
-        """One that somebody adds while the run goes on: (model_id, compile_params, fit_params)."""
-        model_id, compile_params, fit_params = configuration
-        arch = self.db.input_table(self.arch_table_name, "model architecture table")
-        row = self.db.one(
-            f"SELECT model_arch::text AS model_arch, md5(nullif(model_weights, '')) AS weights_md5 "
-            f"FROM {arch} WHERE model_id = $1",
-            ["integer"],
-            [model_id],
-        ) or {"model_arch": None, "weights_md5": None}
-        c = {
-            **row,
-            "mst_key": key,
-            "model_id": model_id,
-            "compile_params": compile_params,
-            "fit_params": fit_params,
-            "has_model": row["model_arch"] is not None,
-        }
-        c["problem"] = self._start(c, arch, None)
-        c["model_arch"] = c["model_arch"] or "{}"  # the catalog has one for each
-        return c
+    def __init__(self, db, text, arch_table_name, object_table_name):
+        self.db, self.text, self.arch_table_name, self.object_table = db, text, arch_table_name, object_table_name
+        self.functions = None if object_table_name is None else object_table.check(db, object_table_name)
 
-    def read_selection(self, text, previous):
-        """Read and check the selection table that the caller calls `text`. `previous`: of a warm start, or None."""
-        db = self.db
-        self.selection = text
+    @classmethod
+    def of_run(cls, db, earlier):
+        """The selection table of an earlier run, whose configurations are taken as they were then."""
+        names = (earlier.tables.get(name) for name in ("model_arch_table", "object_table"))
+        return cls(db, earlier.arguments["model_selection_table"], *names)
+
+    @classmethod
+    def read(cls, db, text):
+        """The selection table that the caller calls `text`. Raises MopError."""
         hint = f"SELECT {db.extension}.generate_model_configs(...) (or load_model_selection_table) makes it."
         table = db.input_table(text, "model selection table", hint=hint)
         summary = db.input_table(db.suffixed(text, "_summary"), "summary of the model selection table", hint=hint)
@@ -126,11 +127,16 @@ class Selected(Training):
             missing = [c for c in wanted if c not in db.columns(relation)]
             if missing:
                 raise MopError(f'{relation} has no column "{missing[0]}"', hint=hint)
-        self.arch_table_name, arch_table = architecture_table(db, summary)
-        self.object_table = db.value(f"SELECT object_table FROM {summary}")
-        functions = None if self.object_table is None else object_table.check(db, self.object_table)
+        arch_table_name, arch_table = architecture_table(db, summary)
+        selection = cls(db, text, arch_table_name, db.value(f"SELECT object_table FROM {summary}"))
+        selection.table, selection.arch_table = table, arch_table
+        return selection
+
+    def rows(self, previous):
+        """The configurations of the table. `previous`: of a warm start, or None. Raises MopError."""
+        db, table, text = self.db, self.table, self.text
         arch = db.input_table(
-            arch_table, "model architecture table", hint=f"SELECT {db.extension}.load_keras_model(...) makes it."
+            self.arch_table, "model architecture table", hint=f"SELECT {db.extension}.load_keras_model(...) makes it."
         )
         for column in ("mst_key", "model_id"):
             kind = db.columns(table)[column]
@@ -153,25 +159,40 @@ class Selected(Training):
             raise MopError(f'model selection table "{text}" has mst_keys that are NULL or not unique')
         for c in configurations:
             c["problem"] = self._start(c, arch, previous)
-        self.check(configurations, functions)
+        return configurations
 
-    def read_run(self, earlier):
-        """Take the configurations of an earlier run as they were then, whatever the tables hold now."""
-        self.selection = earlier.arguments["model_selection_table"]
-        self.arch_table_name, self.object_table = (
-            earlier.tables.get(name) for name in ("model_arch_table", "object_table")
-        )
-        functions = None if self.object_table is None else object_table.check(self.db, self.object_table)
-        self.check([{**c, "error": None} for c in earlier.configurations], functions)
+    def make(self, mst_key, added):
+        """A configuration that somebody adds while the run goes on: (model_id, compile_params, fit_params)."""
+        model_id, compile_params, fit_params = added
+        arch = self.db.input_table(self.arch_table_name, "model architecture table")
+        row = self.db.one(
+            f"SELECT model_arch::text AS model_arch, md5(nullif(model_weights, '')) AS weights_md5 "
+            f"FROM {arch} WHERE model_id = $1",
+            ["integer"],
+            [model_id],
+        ) or {"model_arch": None, "weights_md5": None}
+        c = {
+            **row,
+            "mst_key": mst_key,
+            "model_id": model_id,
+            "compile_params": compile_params,
+            "fit_params": fit_params,
+            "has_model": row["model_arch"] is not None,
+        }
+        c["problem"] = self._start(c, arch, None)
+        c["model_arch"] = c["model_arch"] or "{}"  # the catalog has an architecture for each configuration
+        return c
 
     def unusable(self, count):
+        """Begins the error for `count` configurations that cannot be trained."""
         return (
-            f'model selection table "{self.selection}" has {count} configuration{"s" if count > 1 else ""} '
+            f'model selection table "{self.text}" has {count} configuration{"s" if count > 1 else ""} '
             f"that cannot be trained"
         )
 
     def _start(self, c, arch, previous):
-        """Fill in from which weights a configuration starts (docs/contract/fit_multiple.md, section 2.1). What forbids it, or None."""
+        """Add to a configuration the weights from which it starts (docs/contract/fit_multiple.md, section 2.1). Returns
+        why it cannot start, or None."""
         if not c["has_model"]:
             return f'model_id {c["model_id"]} is not in architecture table "{self.arch_table_name}"'
         if previous is not None:
@@ -181,9 +202,9 @@ class Selected(Training):
         return None
 
 
-def write_models(training, model, info, previous):
+def write_models(result, model, info, previous):
     """The model table and the info table (docs/contract/fit_multiple.md, sections 5.1 and 5.2). `previous`: of a warm start, or None."""
-    db = training.db
+    db = result.db
     db.execute(
         f"CREATE TABLE {model} (mst_key integer PRIMARY KEY, model_weights bytea, model_arch json, "
         f"__dist_key__ integer)"
@@ -194,8 +215,8 @@ def write_models(training, model, info, previous):
         loss_type text, training_metrics_final float8, training_loss_final float8, training_metrics float8[],
         training_loss float8[], validation_metrics_final float8, validation_loss_final float8,
         validation_metrics float8[], validation_loss float8[], error text, all_metrics jsonb, iteration integer)""")
-    sizes, outcome = [], training.catalog.outcome(training.run_id, training.kept)
-    models = weights_of(training, [c for c in outcome if _is_trained(c)])
+    sizes, outcome = [], result.outcome()
+    models = weights_of(result, [c for c in outcome if _is_trained(c)])
     for c in outcome:
         weights, key = None, c["mst_key"]
         if _is_trained(c):
@@ -208,7 +229,7 @@ def write_models(training, model, info, previous):
             )
         elif previous is not None:
             previous.keep(key, model)
-        insert(db, info, info_of(training, c, weights and len(weights)))
+        insert(db, info, info_of(result, c, weights and len(weights)))
     tell_of_large(db, model, sizes)
 
 
@@ -216,17 +237,17 @@ def _is_trained(outcome):
     return outcome["error"] is None and outcome["stage"] is not None
 
 
-def weights_of(training, outcomes):
+def weights_of(result, outcomes):
     """The weights (float32 bytes) of configurations' outcomes (dicts of Catalog.outcome), one after the other."""
     from pg_mop.backend.arrays import state
 
-    for its in training.catalog.states(training.run_id, outcomes):
+    for its in result.states(outcomes):
         yield state.weights_to_bytes(state.output_weights(its))
 
 
-def info_of(training, c, size):
+def info_of(result, c, size):
     """A row of the info table: {column: (SQL type, value)}; `size`: bytes of the weights, None: there are none."""
-    key, compiled = c["mst_key"], training.by_key[c["mst_key"]].get("compile", {"metrics": None, "loss": None})
+    key, compiled = c["mst_key"], result.configurations[c["mst_key"]].get("compile", {"metrics": None, "loss": None})
     return {
         "mst_key": ("integer", key),
         "model_id": ("integer", c["model_id"]),
@@ -238,5 +259,5 @@ def info_of(training, c, size):
         "loss_type": ("text", compiled["loss"]),
         "error": ("text", c["error"]),
         "iteration": ("integer", c["iteration"] if size is not None else None),
-        **(training.metric_columns(key, 0.0, c["iteration"]) if size is not None else {}),
+        **(result.metric_columns(key, 0.0, c["iteration"]) if size is not None else {}),
     }  # 0 as in MADlib

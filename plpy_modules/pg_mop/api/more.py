@@ -1,12 +1,16 @@
 """mop_more: a configuration that has been trained is trained on."""
 
-from pg_mop.api.earlier import Earlier, open_catalog, own_run
+from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.fit_multiple import info_of, weights_of
 from pg_mop.api.output import tell_of_large
-from pg_mop.api.training import Training
 from pg_mop.backend import object_table
 from pg_mop.backend.database import MopError, quote_identifier, sql_function
 from pg_mop.catalog import metric_of
+from pg_mop.run.configurations import Configurations
+from pg_mop.run.coordinator import execute
+from pg_mop.run.earlier import Earlier, open_catalog, options_of, own_run
+from pg_mop.run.inputs import Inputs
+from pg_mop.run.spec import Output, RunSpec
 
 FUNCTION = "mop_more"
 ARGUMENTS = ("run_id", "mst_key", "iterations")
@@ -22,49 +26,60 @@ def mop_more(db, *values):
 
 
 def train(db, arguments, earlier=None):
-    """What mop_more does with its arguments (a dict), or mop_resume with an :class:`Earlier` run's."""
+    """Train with the arguments of mop_more (a dict); `earlier`: the run that mop_resume goes on with."""
     a = arguments
     if a["iterations"] is None or a["iterations"] < 1:
         raise MopError(f"iterations must be at least 1, not {a['iterations']}")
-    training = More(db, a, earlier)
-    model, info = training.tables
-    training.reserve(model)
-    training.run(
-        training.before.output,
-        a,
-        {
-            "object_table": training.object_table,
-            "use_gpus": training.use_gpus,
-            "metric": training.metric,
-            "searched": training.searched,
-        },
-    )
-    with training.output(None):
-        key = a["mst_key"]
-        c = training.catalog.outcome(training.run_id, training.kept)[0]
-        weights = next(weights_of(training, [c]))
+    key = a["mst_key"]
+    path = TrainedPath(db, a["run_id"], key)
+    before = path.before
+    inputs = path.inputs(a["iterations"], earlier)
+    functions = None if path.object_table is None else object_table.check(db, path.object_table)
+    judged_by = inputs.read_metric(path.metric)
+    configurations = Configurations(inputs, ClassWeights(db, inputs.source, inputs.engine), judged_by=judged_by)
+    configurations.check([{**path.configuration, "error": None, "reason": None}], functions)
+    for c in configurations:  # the rule that stopped it shall not do so again
+        c["fit"]["stop"] = None
+    model, info = path.tables
+
+    def write(result):
+        c = result.outcome()[0]
+        weights = next(weights_of(result, [c]))
         db.execute(
             f"UPDATE {model} SET model_weights = $1, __dist_key__ = $2 WHERE mst_key = $3",
             ["bytea", "integer", "integer"],
             [weights, c["segment"], key],
         )
-        columns = info_of(training, c, len(weights))
-        present = db.columns(training.info)
+        columns = info_of(result, c, len(weights))
+        present = db.columns(path.info)
         if "metrics_iters" in present:  # of automl: its counter goes on
             counted = db.value(f"SELECT metrics_iters FROM {info} WHERE mst_key = $1", ["integer"], [key]) or []
             columns["metrics_iters"] = (
                 "integer[]",
                 counted
-                + [
-                    (counted or [training.done])[-1] + i - training.done
-                    for i in training.metrics_iterations
-                    if i > training.done
-                ],
+                + [(counted or [path.done])[-1] + i - path.done for i in inputs.metrics_iterations if i > path.done],
             )
         _update(db, info, key, {name: value for name, value in columns.items() if name in present})
-        if training.trials is not None:
-            training.write_trial(c)
+        if path.trials is not None:
+            write_trial(db, result, c, path.trials, judged_by)
         tell_of_large(db, model, [len(weights)])
+
+    execute(
+        RunSpec(
+            FUNCTION,
+            inputs,
+            configurations,
+            Output(before.output, model, write),
+            a,
+            {
+                "object_table": path.object_table,
+                "use_gpus": inputs.use_gpus,
+                "metric": path.metric,
+                "searched": path.searched,
+            },
+            preferred=a["run_id"],
+        )
+    )
 
 
 def _update(db, table, key, columns):
@@ -93,14 +108,18 @@ def _check_identity(db, table, column):
         ) from None
 
 
-class More(Training):
-    """The path of one configuration, longer than it was."""
+class TrainedPath:
+    """The path of one configuration of a run that has ended, and the run's output tables.
 
-    listed_iterations = None  # also those of an earlier mop_more
-    trials = None  # of mop_search: its table of trials, and its summary (quoted)
+    `before`: the run; `done`: iterations that it has been trained for; `tables`: model and info table (quoted);
+    `trials`: of mop_search, its table of trials and its summary (quoted), else None.
+    """
 
-    def __init__(self, db, arguments, earlier=None):
-        run_id, key = arguments["run_id"], arguments["mst_key"]
+    trials = None
+
+    def __init__(self, db, run_id, key):
+        """Raises MopError if the run has no such configuration, or its output tables are not its own any more."""
+        self.db, self.run_id, self.key = db, run_id, key
         with open_catalog(db) as catalog:
             run = own_run(db, catalog, run_id)
             if run["status"] == "running" or not catalog.output_is_written(run_id):
@@ -150,63 +169,32 @@ class More(Training):
             else 0,
         )
         self.done = done
-        super().__init__(
+        self.run, self.configuration, self.evaluated = run, c, evaluated
+        self.metric = before.tables.get("metric", before.arguments.get("metric")) or "loss"
+        self.searched = before.tables.get("searched", before.function == "mop_search")
+        self.object_table = before.tables.get("object_table")
+
+    def inputs(self, iterations, earlier):
+        """The inputs of a call that trains the path for so many more iterations. Raises MopError."""
+        db, before, until = self.db, self.before, self.done + iterations
+        inputs = Inputs.read(
             db,
-            FUNCTION,
-            run["source_table"],
-            run["validation_table"],
-            done + arguments["iterations"],
+            self.run["source_table"],
+            self.run["validation_table"],
+            until,
             None,
             before.tables.get("use_gpus", before.arguments.get("use_gpus")),
             earlier,
         )
-        self.metric = before.tables.get("metric", before.arguments.get("metric")) or "loss"
-        self.searched = before.tables.get("searched", before.function == "mop_search")
         if self.searched:
             summary = db.input_table(db.suffixed(before.output, "_summary"), "summary of the run")
             _check_identity(db, summary, "best_mst_key")
-            self.trials = [str(self._table(db, db.suffixed(before.output, "_trials"), key)), str(summary)]
-        self._adopt(before)
-        self.preferred = run_id
-        self.options["seed"] = before.seed
-        every = before.arguments.get("metrics_compute_frequency") or arguments["iterations"]
-        self.metrics_iterations = sorted(
-            evaluated | {i for i in range(done + 1, self.num_iterations + 1) if i % every == 0} | {self.num_iterations}
-        )
-        self.object_table = before.tables.get("object_table")
-        functions = None if self.object_table is None else object_table.check(db, self.object_table)
-        self.check([{**c, "error": None, "reason": None}], functions)
-        for c in self.configurations:  # what stopped it shall not do so again
-            c["fit"]["stop"] = None
-
-    def judged_by(self):
-        """The best state is the best by the search's metric, if it was one."""
-        return self.read_metric(self.metric)
-
-    def write_trial(self, c):
-        """Bring the trial's row up to date, and the summary's best."""
-        db, (table, summary) = self.db, self.trials
-        metric, dataset, goal = self.judged_by()
-        values = [(row["iteration"], metric_of(row, metric)) for row in self.metrics if row["dataset"] == dataset]
-        best = (min if goal == "min" else max)((value for _, value in values), default=None)
-        _update(
-            db,
-            table,
-            c["mst_key"],
-            {
-                "status": ("text", "finished"),
-                "reason": ("text", None),
-                "iterations": ("integer", c["iteration"]),
-                "metric_iters": ("integer[]", [i for i, _ in values]),
-                "metric": ("float8[]", [v for _, v in values]),
-                "metric_best": ("float8", best),
-                "metric_final": ("float8", dict(values).get(c["iteration"])),
-            },
-        )
-        order = "ASC" if goal == "min" else "DESC"
-        db.execute(
-            f"UPDATE {summary} SET best_mst_key = (SELECT mst_key FROM {table} WHERE metric_final IS NOT NULL "
-            f"AND status <> 'failed' ORDER BY metric_final {order}, mst_key LIMIT 1)"
+            self.trials = [str(self._table(db, db.suffixed(before.output, "_trials"), self.key)), str(summary)]
+        every = before.arguments.get("metrics_compute_frequency") or iterations
+        more = {i for i in range(self.done + 1, until + 1) if i % every == 0}
+        return inputs.replace(
+            options={**options_of(before, inputs.options), "seed": before.seed},
+            metrics_iterations=sorted(self.evaluated | more | {until}),
         )
 
     @staticmethod
@@ -218,3 +206,30 @@ class More(Training):
             raise MopError(f"permission denied to update {table}", sqlstate="42501")
         _check_identity(db, table, "mst_key")
         return table
+
+
+def write_trial(db, result, c, tables, judged_by):
+    """Bring a trial's row in the table of trials up to date, and the best trial in the summary. `c`: its outcome;
+    `tables`: both, quoted; `judged_by`: (metric, dataset, goal)."""
+    (table, summary), (metric, dataset, goal) = tables, judged_by
+    values = [(row["iteration"], metric_of(row, metric)) for row in result.metrics if row["dataset"] == dataset]
+    best = (min if goal == "min" else max)((value for _, value in values), default=None)
+    _update(
+        db,
+        table,
+        c["mst_key"],
+        {
+            "status": ("text", "finished"),
+            "reason": ("text", None),
+            "iterations": ("integer", c["iteration"]),
+            "metric_iters": ("integer[]", [i for i, _ in values]),
+            "metric": ("float8[]", [v for _, v in values]),
+            "metric_best": ("float8", best),
+            "metric_final": ("float8", dict(values).get(c["iteration"])),
+        },
+    )
+    order = "ASC" if goal == "min" else "DESC"
+    db.execute(
+        f"UPDATE {summary} SET best_mst_key = (SELECT mst_key FROM {table} WHERE metric_final IS NOT NULL "
+        f"AND status <> 'failed' ORDER BY metric_final {order}, mst_key LIMIT 1)"
+    )

@@ -1,6 +1,5 @@
 """The output tables of training calls: writing them, and those of an earlier call that a warm start goes on from."""
 
-import re
 import secrets
 
 from pg_mop import __version__
@@ -68,10 +67,10 @@ def write_summary(db, source, table, values, after=()):
     db.identify_by_all(table)
 
 
-def write_models_summary(training, table, a, own, after=(), ended="timestamp"):
+def write_models_summary(result, table, a, own, after=(), ended="timestamp"):
     """The summary `table` (quoted) of the models of a run: what all have, `own` of the function (as in `typed`) and
     `after`. `a`: its arguments, a dict; `ended`: the type of the time of the end."""
-    db, source = training.db, training.source
+    db, source = result.db, result.source
     write_summary(
         db,
         source,
@@ -83,38 +82,20 @@ def write_models_summary(training, table, a, own, after=(), ended="timestamp"):
             ("model_info", "text", db.suffixed(a["model_output_table"], "_info")),
             ("dependent_varname", "text[]", source.outputs),
             ("independent_varname", "text[]", source.inputs),
-            ("model_arch_table", "text", training.arch_table_name),
+            ("model_arch_table", "text", result.spec.tables["model_arch_table"]),
             *own,
             ("name", "text", a["name"]),
             ("description", "text", a["description"]),
-            ("start_training_time", "timestamp", training.started),
+            ("start_training_time", "timestamp", result.started),
             ("end_training_time", "timestamp", db.value(f"SELECT clock_timestamp()::{ended}::text")),
             ("madlib_version", "text", f"pg_mop {__version__}"),
-            ("num_classes", "integer[]", training.outputs["widths"]),
+            ("num_classes", "integer[]", result.outputs["widths"]),
         ],
         [
             ("dependent_vartype", "text[]", source.summary.get("dependent_vartype")),
             ("normalizing_const", "real", source.summary.get("normalizing_const")),
             *after,
         ],
-    )
-
-
-def name_taken(db, error, run_id, output):
-    """The MopError to raise for `error`, met in writing the output of run `run_id`, where somebody has made a table of
-    the name of `output` (quoted) or of its companions meanwhile; None: it is another error."""
-    # the last of a table that was being made by an open transaction, which has committed now
-    if not isinstance(error, db.plpy.SPIError) or getattr(error, "sqlstate", None) not in ("42P07", "42710", "23505"):
-        return None
-    found = re.search(r'"([^"]+)" already exists', str(error))
-    schema, name = db.parse_name(output)
-    made = f"{quote_identifier(schema)}.{quote_identifier(found[1] if found else name)}"
-    return MopError(
-        f"run {run_id} cannot write its output tables: {error}",
-        detail="Somebody made one of that name while the run was trained. Nothing is lost: the run is "
-        "trained to its end, and its models are kept.",
-        hint=f"ALTER TABLE {made} RENAME TO ...; SELECT {db.extension}.mop_resume({run_id});",
-        sqlstate="42P07",
     )
 
 

@@ -4,7 +4,8 @@ import functools
 import json
 from dataclasses import dataclass
 
-from pg_mop.api.applying import Applying, first_row, tell_alone
+from pg_mop.api import applying
+from pg_mop.api.applying import first_row, tell_alone
 from pg_mop.api.model_table import OwnModel, StoredModel
 from pg_mop.api.session import options_of_trainer, trainer_of, trainer_options, with_trainer
 from pg_mop.backend import settings
@@ -13,6 +14,7 @@ from pg_mop.engines import greenplum
 from pg_mop.inference import at_segments
 from pg_mop.inference.prediction import Choice, Predictor, Reader, check_shapes, predictions
 from pg_mop.inference.raw_table import RawTable
+from pg_mop.run.spec import Application
 from pg_mop.run.unit_specs import UnitSpecs
 
 
@@ -61,16 +63,14 @@ def _write(db, session, function, model, test, output_table, choice, use_gpus):
         raise MopError(f"the model takes {len(model.input_shapes)} inputs, not {len(test.inputs)}")
     model.check_names(test.inputs)
     table = db.output_table(output_table)
-    predicting = Predicting.on_segments(db, test, function, model, use_gpus, choice) if test.in_parts else None
-    first = first_row(db, test, predicting)
+    call = on_partitions(db, test, function, model, use_gpus, choice) if test.in_parts else None
+    first = first_row(db, test, call)
     if first is None:
         raise MopError(f'test table "{test.text}" is empty')
     check_shapes(first, test.inputs, model.input_shapes)
     output = Output(db, table, test, choice)
-    if predicting is not None:
-        predicting.output = output
-    if predicting is not None:
-        done = predicting.done(table, output_table)
+    if call is not None:
+        done = call.run(table, output_table, output.gather) is not None
     else:
         done = db.has_segments and _on_segments(db, test, model, choice, output, use_gpus)
     if not done:
@@ -131,6 +131,13 @@ class Output:
         self.unknown += sum(probability is None for probability in rows[3])
         self.db.plpy.execute(self.insert_arrays, rows)
 
+    def gather(self, servers, parts):
+        """Write the predictions that worker sessions have left on their servers: {name: Server}, {key: part}."""
+        for part in parts.values():
+            server = servers[part.server]
+            for rows in server.catalog.predictions(server.run_id, part.key):
+                self.add(json.loads(rows))
+
     def take(self, source, types, values):
         """Write the predictions that some SQL gives, `AS p(id, class_name, class_value, prob, rank)`."""
         self.db.execute(self.insert + source, types, values)
@@ -146,35 +153,14 @@ class Output:
             )
 
 
-class Predicting(Applying):
-    """Predictions for the leaf partitions of a table, each where it is."""
+def on_partitions(db, test, function, model, use_gpus, choice):
+    """The OnSegments that predicts for all leaf partitions at once; None if that is not possible."""
+    told = {"identifier": test.identifier, "inputs": test.inputs, "model": model.told(), "pred_type": choice.pred_type}
 
-    output = None  # where they are to go
+    def application(inputs):
+        return Application(functools.partial(PredictionSpecs, told=told), parts=lambda: inputs.engine.parts(test))
 
-    def __init__(self, db, test, function, model, use_gpus, choice):
-        self.unit_specs_class = functools.partial(
-            PredictionSpecs,
-            told={
-                "identifier": test.identifier,
-                "inputs": test.inputs,
-                "model": model.told(),
-                "pred_type": choice.pred_type,
-            },
-        )
-        super().__init__(db, test, function, model, use_gpus)
-
-    def _find_segments(self):
-        self.segments = {("training", part.key): part for part in self.engine.parts(self.source)}
-
-    def _check_data(self):
-        self.outputs, self.misfits = None, {}
-
-    def gather(self):
-        self.gathering = True
-        for part in self.segments.values():
-            server = self.servers[part.server]
-            for rows in server.catalog.predictions(server.run_id, part.key):
-                self.output.add(json.loads(rows))
+    return applying.on_segments(db, test, function, model, use_gpus, application)
 
 
 @dataclass

@@ -2,10 +2,10 @@
 
 import json
 
-from pg_mop.api.earlier import SAME
 from pg_mop.backend.database import MopError, sql_function
 from pg_mop.report.gather import gather
 from pg_mop.report.page import page
+from pg_mop.run.earlier import SAME
 
 FORMATS = ("html", "json")
 

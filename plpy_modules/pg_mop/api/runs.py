@@ -1,8 +1,8 @@
 """mop_resume and mop_replay: go on with a run, or do it again."""
 
 from pg_mop.api import automl, fit, fit_multiple, more, search
-from pg_mop.api.earlier import Earlier, open_catalog, own_run
 from pg_mop.backend.database import MopError, sql_function
+from pg_mop.run.earlier import Earlier, open_catalog, own_run
 
 # function -> (what trains, the argument that names the output table)
 TRAINS = {

@@ -1,20 +1,26 @@
 """mop_search: a procedure proposes configurations, extends and stops them by what comes of them."""
 
 import contextlib
+import dataclasses
 import hashlib
 import secrets
+from collections.abc import Callable
 
 from mop_udf import params
 from pg_mop import search
 from pg_mop.api import architectures
-from pg_mop.api.earlier import open_catalog, own_run
+from pg_mop.api.class_weights import ClassWeights
 from pg_mop.api.fit_multiple import write_models
 from pg_mop.api.output import insert, write_models_summary
-from pg_mop.api.training import Training, warn_of_failures
 from pg_mop.backend import object_table
 from pg_mop.backend.database import MopError, sql_function
 from pg_mop.catalog import metric_of
-from pg_mop.run.search_controller import SearchController
+from pg_mop.run.configurations import Configurations
+from pg_mop.run.coordinator import execute
+from pg_mop.run.earlier import open_catalog, own_run
+from pg_mop.run.inputs import Inputs
+from pg_mop.run.messages import warn_of_failures
+from pg_mop.run.spec import Output, RunSpec, Search
 from pg_mop.search import grids
 from pg_mop.search.space import Space
 
@@ -47,54 +53,53 @@ def mop_search(db, *values):
 
 
 def train(db, arguments, earlier=None):
-    """What mop_search does with its arguments (a dict), or mop_resume with an
-    :class:`~pg_mop.api.earlier.Earlier` run's."""
+    """Search with the arguments of mop_search (a dict); `earlier`: the run that mop_resume goes on with
+    (:class:`~pg_mop.run.earlier.Earlier`)."""
     a = arguments
     with errors_of_search():
-        training = Search(db, a, earlier)
-    output = db.output_table(a["model_output_table"], "_info", "_summary", "_trials")
-    training.reserve(output[0])
-    training.go(a)
-    model, info, summary, trials = output
-    with training.output(None):
-        write_models(training, model, info, None)
-        best = write_trials(training, trials)
+        call = SearchCall(db, FUNCTION, a, Method.read(a), read_space, earlier)
+    model, info, summary, trials = db.output_table(a["model_output_table"], "_info", "_summary", "_trials")
+
+    def write(result):
+        write_models(result, model, info, None)
+        best = write_trials(result, trials)
         write_models_summary(
-            training,
+            result,
             summary,
             a,
             [
                 ("space", "text", a["space"]),
-                ("procedure", "text", training.procedure.name),
+                ("procedure", "text", result.procedure.name),
                 ("procedure_params", "text", a["procedure_params"]),
-                ("metric", "text", f"{training.dataset}_{training.metric}"),
+                ("metric", "text", f"{call.dataset}_{call.metric}"),
                 ("best_mst_key", "integer", best),
-                ("object_table", "text", training.object_table),
-                ("num_iterations", "integer", training.num_iterations),
+                ("object_table", "text", call.object_table),
+                ("num_iterations", "integer", call.inputs.num_iterations),
             ],
         )
         db.identify_by_all(summary)  # mop_more writes its best
-    training.tell_of_failures(info)
+
+    call.execute(a, Output(a["model_output_table"], model, write), info)
 
 
-def write_trials(training, table):
-    """What became of each trial, and its metric after each iteration that was evaluated; `iterations` and
+def write_trials(result, table):
+    """Write what became of each trial, and its metric after each iteration that was evaluated; `iterations` and
     `metric_final` are of the state that is written. Returns the mst_key of the best of these states, or None."""
-    db, procedure = training.db, training.procedure
+    db, search = result.db, result.spec.search
     db.execute(
         f"CREATE TABLE {table} (mst_key integer PRIMARY KEY, model_id integer, compile_params text, "
         f"fit_params text, status text, iterations integer, metric_iters integer[], metric float8[], "
         f"metric_best float8, metric_final float8, reason text)"
     )
     values = {}
-    for row in training.metrics:
-        if row["dataset"] == training.dataset:
-            values.setdefault(row["mst_key"], []).append((row["iteration"], training.value(row)))
-    better = min if procedure.goal == "min" else max
+    for row in result.metrics:
+        if row["dataset"] == search.dataset:
+            values.setdefault(row["mst_key"], []).append((row["iteration"], search.value(row)))
+    better = min if search.goal == "min" else max
     finals = {}
-    for c in training.catalog.outcome(training.run_id, training.kept):
-        key, own = c["mst_key"], values.get(c["mst_key"], [])
-        final = dict(own).get(c["iteration"])
+    for c in result.outcome():
+        key, found = c["mst_key"], values.get(c["mst_key"], [])
+        final = dict(found).get(c["iteration"])
         if c["error"] is None and final is not None:
             finals[key] = final
         status = "failed" if c["error"] else "stopped" if c["reason"] else "finished"
@@ -108,9 +113,9 @@ def write_trials(training, table):
                 "fit_params": ("text", c["fit_params"]),
                 "status": ("text", status),
                 "iterations": ("integer", c["iteration"] or 0),
-                "metric_iters": ("integer[]", [i for i, _ in own]),
-                "metric": ("float8[]", [v for _, v in own]),
-                "metric_best": ("float8", better((v for _, v in own), default=None)),
+                "metric_iters": ("integer[]", [i for i, _ in found]),
+                "metric": ("float8[]", [v for _, v in found]),
+                "metric_best": ("float8", better((v for _, v in found), default=None)),
                 "metric_final": ("float8", final),
                 "reason": ("text", c["error"] or c["reason"]),
             },
@@ -118,166 +123,199 @@ def write_trials(training, table):
     return better(finals, key=finals.get, default=None)
 
 
-class Search(Training):
-    """Training of what a search procedure proposes."""
+def _nothing(*_):
+    return ()
 
-    searches = True
 
-    function = FUNCTION
-    asks_for_all = False
-    goal = "min"  # until the metric has been read
+@dataclasses.dataclass
+class Method:
+    """How a search proposes configurations: the procedure's name and parameters.
 
-    def __init__(self, db, arguments, earlier=None):
-        """Check everything that can be checked. Raises MopError, SearchError and GridError."""
-        a = arguments
-        self.read_procedure(a)
-        limit = a.get("time_limit")
-        self.time_limit = (
-            None if limit is None else float(db.value("SELECT extract(epoch FROM $1::interval)", ["text"], [limit]))
-        )
-        if self.time_limit is not None and not self.time_limit > 0:
-            raise MopError(f"time_limit must be above 0, not {limit}", hint="For instance: time_limit => '1 hour'.")
-        if a.get("max_trials") is not None and a["max_trials"] < 1:
-            raise MopError(f"max_trials must be at least 1, not {a['max_trials']}")
-        self.most = a.get("max_trials")
-        self.arch_table_name = a["model_arch_table"]
-        self._read_architectures(db, a["model_arch_table"], earlier)
-        self.space = self.read_space(a)
-        # before anything else is looked at: made once more when the seed is known
-        procedure = self.create_procedure(self.space, 0)
-        super().__init__(
-            db, self.function, a["source_table"], a["validation_table"], procedure.most, None, a["use_gpus"], earlier
-        )
-        self.metrics_iterations = []
-        self.arguments = a
-        self.random_state = a["random_state"]
-        if procedure.name == "population" and not (self.options["sharing"] and self.options["same_start"]):
-            raise MopError(
-                "population-based training goes on from what others have trained, which "
-                "pg_mop.sharing = off and pg_mop.same_start = off forbid",
-                hint="RESET pg_mop.sharing; RESET pg_mop.same_start;",
-            )
-        self.object_table = a["object_table"]
-        self.functions = None if self.object_table is None else object_table.check(db, self.object_table)
-        self.metric, self.dataset, self.goal = self.read_metric(a["metric"] or "loss")
-        self.known = []
-        if a.get("continue_from") is not None and earlier is None:  # (a search that is resumed has it in its log)
-            self.known = self._known(a["continue_from"])
-        if self.options["seed"] is None:
-            self.options["seed"] = secrets.randbits(31)
-        self.check([], self.functions)
-        self._check_space()
+    `also_evaluated`, `lines`, `best_line`: as of run.spec.Search; `for_segments`: the procedure works on as many trials
+    at once as there are segments.
+    """
 
-    @property
-    def proposal_seed(self):
-        if self.random_state is not None:
-            return self.random_state
-        # with the earlier run's seed come other proposals than its own
-        return (self.options["seed"] + (self.arguments.get("continue_from") or 0)) % 2**31
+    name: str
+    parameters: dict
+    also_evaluated: Callable = _nothing
+    lines: Callable = _nothing
+    best_line: Callable | None = None
+    for_segments: bool = False
 
-    def judged_by(self):
-        return self.metric, self.dataset, self.goal
-
-    def tell_of_failures(self, info):
-        """Warn of the trials that failed; `info`: the table that has their errors."""
-        if failed := self.failed:
-            warn_of_failures(self.db, failed, len(self.configurations), "trials", info)
-
-    @property
-    def stops_within_budget(self):
-        return search.find(self.name).STOPS_WITHIN_BUDGET
-
-    def take_up(self, earlier):
-        self.check([{**c, "error": None} for c in earlier.configurations], self.functions)
-
-    # --- arguments --------------------------------------------------------------------------------
-    def read_procedure(self, a):
-        """`name`, `parameters` of the procedure. Raises SearchError."""
-        self.name, self.parameters = a["procedure"] or "asha", search.read_parameters(a["procedure_params"])
-        if search.find(self.name).name in search.MADLIB:
+    @classmethod
+    def read(cls, a):
+        """Of the arguments of mop_search. Raises SearchError."""
+        name, parameters = a["procedure"] or "asha", search.read_parameters(a["procedure_params"])
+        if search.find(name).name in search.MADLIB:
             raise search.SearchError(
-                f"{self.name!r} is a procedure of madlib_keras_automl alone",
+                f"{name!r} is a procedure of madlib_keras_automl alone",
                 "Call madlib_keras_automl, or choose one of " + ", ".join(search.PROCEDURES) + ".",
             )
+        if a.get("max_trials") is not None and "trials" in search.find(name).PARAMETERS:
+            parameters.setdefault("trials", a["max_trials"])
+        return cls(name, parameters)
 
-    def create_procedure(self, space, seed):
-        if self.most is not None and "trials" in search.find(self.name).PARAMETERS:
-            self.parameters.setdefault("trials", self.most)
-        return search.create(self.name, space, seed, self.goal, self.parameters)
+    def create(self, space, seed, goal, segments=None):
+        """The procedure. Raises SearchError."""
+        procedure = search.create(self.name, space, seed, goal, self.parameters)
+        if self.for_segments and segments:
+            procedure.parallel = segments
+        return procedure
 
-    def _read_architectures(self, db, text, earlier=None):
-        """The table's architectures by model_id; those alone that the run had that goes on: they must be the same."""
-        self.arch = architectures.open_table(db, text)
-        self.architectures = {
+
+class Architectures:
+    """The architecture table of a search, whose models are the choices for model_id."""
+
+    def __init__(self, db, text, earlier=None):
+        """`earlier`: a run that goes on, which had some of the architectures: they must be the same. Raises MopError."""
+        self.text, self.table = text, architectures.open_table(db, text)
+        self.rows = {
             row["model_id"]: row
             for row in db.execute(
                 f"SELECT model_id::integer AS model_id, model_arch::text AS model_arch, "
-                f"md5(nullif(model_weights, '')) AS weights_md5 FROM {self.arch} ORDER BY 1"
+                f"md5(nullif(model_weights, '')) AS weights_md5 FROM {self.table} ORDER BY 1"
             )
         }
         if earlier is not None:
             before = earlier.tables["architectures"]
-            self.architectures = {key: row for key, row in self.architectures.items() if str(key) in before}
-            if self._digests() != before:
+            self.rows = {key: row for key, row in self.rows.items() if str(key) in before}
+            if self.digests() != before:
                 raise MopError(
                     f'the architectures in "{text}" are not those that run {earlier.run_id} began with',
                     detail="Or their weights are others.",
                     sqlstate="55000",
                     hint=f"Begin another search with continue_from => {earlier.run_id}.",
                 )
-        if not self.architectures:
+        if not self.rows:
             raise MopError(f'model architecture table "{text}" is empty')
 
-    def _digests(self):
+    def digests(self):
         """{model_id as text: digest of its architecture and weights}."""
         return {
             str(key): hashlib.md5(f"{row['model_arch']}/{row['weights_md5']}".encode()).hexdigest()
-            for key, row in self.architectures.items()
+            for key, row in self.rows.items()
         }
 
-    def read_space(self, a):
-        """The Space that the text says: one or several dictionaries of model_id, and keys of compile and fit
-        parameters, each with a list of choices or a distribution."""
-        several = grids.parse_several(a["space"], "space", ("model_id", *grids.COMPILE_KEYS, *grids.FIT_KEYS))
-        for number, grid in enumerate(several, 1):
-            grid.setdefault("model_id", list(self.architectures))
-            self._check_ids(grid["model_id"])
-            if "loss" not in grid:
-                raise MopError(
-                    "the space has no 'loss'"
-                    if len(several) == 1
-                    else f"the space has no 'loss' in its dictionary {number}",
-                    hint="For instance: space => $$ {'loss': ['categorical_crossentropy'], 'metrics': "
-                    "[['accuracy']], 'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.0001, "
-                    "0.1, 'log']}], 'batch_size': [16, 32]} $$",
-                )
-        return Space(*several)
-
-    def _check_ids(self, ids):
-        unknown = [i for i in ids if not isinstance(i, int) or isinstance(i, bool) or i not in self.architectures]
+    def check_ids(self, ids):
+        """Raises MopError if a model_id is not in the table."""
+        unknown = [i for i in ids if not isinstance(i, int) or isinstance(i, bool) or i not in self.rows]
         if unknown:
             raise MopError(
-                f'model_id {unknown[0]!r} is not in "{self.arch_table_name}"',
-                hint=f"SELECT model_id, name FROM {self.arch};",
+                f'model_id {unknown[0]!r} is not in "{self.text}"', hint=f"SELECT model_id, name FROM {self.table};"
             )
 
+    def configuration(self, mst_key, proposed):
+        """A configuration as run.configurations takes it; `proposed`: (model_id, compile_params, fit_params)."""
+        model_id, compile_params, fit_params = proposed
+        row = self.rows.get(model_id)
+        c = {
+            "mst_key": mst_key,
+            "model_id": model_id,
+            "compile_params": compile_params,
+            "fit_params": fit_params,
+            "model_arch": row and row["model_arch"],
+            "weights_md5": row and row["weights_md5"],
+        }
+        if row is None:
+            c.update(problem=f'model_id {model_id} is not in "{self.text}"', model_arch="{}")
+        elif c["weights_md5"] is not None:
+            c["weights_sql"] = f"SELECT model_weights FROM {self.table} WHERE model_id = {int(model_id)}"
+        return c
+
+
+def read_space(a, available):
+    """The Space of mop_search's argument: one or several dictionaries of model_id, and keys of compile and fit
+    parameters, each with a list of choices or a distribution. `available`: Architectures. Raises MopError."""
+    several = grids.parse_several(a["space"], "space", ("model_id", *grids.COMPILE_KEYS, *grids.FIT_KEYS))
+    for number, grid in enumerate(several, 1):
+        grid.setdefault("model_id", list(available.rows))
+        available.check_ids(grid["model_id"])
+        if "loss" not in grid:
+            raise MopError(
+                "the space has no 'loss'"
+                if len(several) == 1
+                else f"the space has no 'loss' in its dictionary {number}",
+                hint="For instance: space => $$ {'loss': ['categorical_crossentropy'], 'metrics': "
+                "[['accuracy']], 'optimizer_params_list': [{'optimizer': ['Adam'], 'lr': [0.0001, "
+                "0.1, 'log']}], 'batch_size': [16, 32]} $$",
+            )
+    return Space(*several)
+
+
+class SearchCall:
+    """A call that searches: its arguments, checked as far as possible before anything is trained."""
+
+    def __init__(self, db, function, arguments, method, read_space, earlier=None):
+        """`method`: a Method; `read_space(arguments, Architectures)`: the Space. Raises MopError, SearchError and
+        GridError."""
+        a = arguments
+        self.db, self.function, self.method, self.earlier = db, function, method, earlier
+        limit = a.get("time_limit")
+        self.seconds = (
+            None if limit is None else float(db.value("SELECT extract(epoch FROM $1::interval)", ["text"], [limit]))
+        )
+        if self.seconds is not None and not self.seconds > 0:
+            raise MopError(f"time_limit must be above 0, not {limit}", hint="For instance: time_limit => '1 hour'.")
+        if a.get("max_trials") is not None and a["max_trials"] < 1:
+            raise MopError(f"max_trials must be at least 1, not {a['max_trials']}")
+        self.most_trials, self.random_state = a.get("max_trials"), a["random_state"]
+        self.continues = a.get("continue_from") or 0
+        self.architectures = Architectures(db, a["model_arch_table"], earlier)
+        self.space = read_space(a, self.architectures)
+        procedure = method.create(self.space, 0, "min")  # for its checks: made again once the seed is known
+        self.inputs = Inputs.read(
+            db, a["source_table"], a["validation_table"], procedure.most, None, a["use_gpus"], earlier
+        ).replace(metrics_iterations=[])
+        options = self.inputs.options
+        if procedure.name == "population" and not (options["sharing"] and options["same_start"]):
+            raise MopError(
+                "population-based training goes on from what others have trained, which "
+                "pg_mop.sharing = off and pg_mop.same_start = off forbid",
+                hint="RESET pg_mop.sharing; RESET pg_mop.same_start;",
+            )
+        self.object_table = a["object_table"]
+        functions = None if self.object_table is None else object_table.check(db, self.object_table)
+        self.metric, self.dataset, self.goal = self.inputs.read_metric(a["metric"] or "loss")
+        self.known = []
+        if a.get("continue_from") is not None and earlier is None:  # a search that is resumed has it in its log
+            self.known = self._known(a["continue_from"])
+        if options["seed"] is None:
+            options["seed"] = secrets.randbits(31)
+        self.configurations = Configurations(
+            self.inputs,
+            ClassWeights(db, self.inputs.source, self.inputs.engine),
+            judged_by=(self.metric, self.dataset, self.goal),
+            required_metric=self.metric,
+            searches=True,
+            make=self.architectures.configuration,
+        )
+        self.configurations.check([], functions)
+        self._check_space()
+
+    def procedure(self, seed, segments=None):
+        """The procedure of a run with this seed."""
+        # a search that continues another proposes other configurations with the same seed
+        proposals = self.random_state if self.random_state is not None else (seed + self.continues) % 2**31
+        return self.method.create(self.space, proposals, self.goal, segments)
+
     def _check_space(self):
-        """The first configurations that the procedure would draw must be usable."""
-        procedure = self.create_procedure(self.space, self.proposal_seed)
+        """The first configurations that the procedure would draw must be usable. Raises MopError."""
+        procedure = self.procedure(self.inputs.options["seed"])
         problems = []
         proposals = [p for p in procedure.ask() if p.configuration is not None][:LOOKED_AT]
         for number, proposal in enumerate(proposals):
-            c = self.new_configuration(-1 - number, proposal.configuration)
-            if problem := self._problem(c):
+            c = self.architectures.configuration(-1 - number, proposal.configuration)
+            if problem := self.configurations.problem(c):
                 raise MopError(
                     f"the space has configurations that cannot be trained: {problem}",
                     detail=f"{c['compile_params']}; {c['fit_params']}",
                 )
-            if problem := self._misfit(c):
+            if problem := self.configurations.misfit(c):
                 problems.append(problem)
+        source = self.inputs.source
         if problems and len(problems) == len(proposals):
             raise MopError(
-                f'no configuration fits the data of "{self.source.text}": {problems[0]}', hint=self.source.hint_to_fit()
+                f'no configuration fits the data of "{source.text}": {problems[0]}', hint=source.hint_to_fit()
             )
         for names in self._metrics_of_space() if self.metric != "loss" else ():
             if self.metric not in names:
@@ -300,15 +338,16 @@ class Search(Training):
                     raise MopError(f"the space has configurations that cannot be trained: {error}") from None
 
     def _known(self, run_id):
-        """What an earlier run found: [(configuration, {iteration: value})]. Where no seed is set, its own counts."""
+        """What an earlier run found: [(configuration, {iteration: value})]. If no seed is set, the earlier run's is
+        taken, so that its states can be used."""
         with open_catalog(self.db) as catalog:
             run = own_run(self.db, catalog, run_id, "function")
-            if self.options["seed"] is None:  # so that its states are there to go on from
-                self.options["seed"] = run["seed"]
+            if self.inputs.options["seed"] is None:
+                self.inputs.options["seed"] = run["seed"]
             configurations = {c["mst_key"]: c for c in catalog.run_configurations(run_id)}
             found = {}
             for row in catalog.metrics(run_id):
-                value = self.value(row)
+                value = metric_of(row, self.metric)
                 if row["dataset"] == self.dataset and value is not None:
                     found.setdefault(row["mst_key"], {})[row["iteration"]] = value
         return [
@@ -317,87 +356,65 @@ class Search(Training):
             if key in found
         ]
 
-    def value(self, row):
-        """The metric that counts, of a row of Catalog.metrics."""
-        return metric_of(row, self.metric)
-
-    # --- the run ----------------------------------------------------------------------------------
-    def go(self, a):
-        """Open the run, search, close the run."""
+    def execute(self, arguments, output, info):
+        """Search and write the output, an :class:`~pg_mop.run.spec.Output`; `info`: the table of the trials' errors."""
         with errors_of_search():
-            self.run(
-                a["model_output_table"],
-                a,
-                {
-                    "model_arch_table": self.arch_table_name,
-                    "object_table": self.object_table,
-                    "architectures": self._digests(),
-                },
+            result = execute(
+                RunSpec(
+                    self.function,
+                    self.inputs,
+                    self.configurations,
+                    output,
+                    arguments,
+                    {
+                        "model_arch_table": self.architectures.text,
+                        "object_table": self.object_table,
+                        "architectures": self.architectures.digests(),
+                    },
+                    search=self.spec(),
+                    all_failed=_all_failed,
+                )
             )
+        warn_of_failures(self.db, result.failed, len(self.configurations), "trials", info)
 
-    def new_configuration(self, key, configuration):
-        """A configuration as `check` takes it."""
-        model_id, compile_params, fit_params = configuration
-        row = self.architectures.get(model_id)
-        c = {
-            "mst_key": key,
-            "model_id": model_id,
-            "compile_params": compile_params,
-            "fit_params": fit_params,
-            "model_arch": row and row["model_arch"],
-            "weights_md5": row and row["weights_md5"],
-        }
-        if row is None:
-            c.update(problem=f'model_id {model_id} is not in "{self.arch_table_name}"', model_arch="{}")
-        elif c["weights_md5"] is not None:
-            c["weights_sql"] = f"SELECT model_weights FROM {self.arch} WHERE model_id = {int(model_id)}"
-        return c
+    def spec(self):
+        """The search as a part of the run spec."""
+        return Search(
+            self.procedure,
+            self.metric,
+            self.dataset,
+            self.goal,
+            self._differs,
+            self.method.best_line or self._best_line,
+            self.seconds,
+            self.most_trials,
+            self.known,
+            search.find(self.method.name).STOPS_WITHIN_BUDGET,
+            self.method.also_evaluated,
+            self.method.lines,
+        )
 
-    def add(self, c, iterations):
-        problem = super().add(c, iterations)
-        if problem is None and self.metric not in ("loss", *c["compile"]["metrics"]):  # as a person's may
-            problem = f"it has no metric {self.metric!r}, by which this search judges"
-            self.misfits[c["mst_key"]] = c["error"] = problem
-        return problem
-
-    def controller(self):
-        self.procedure = self.create_procedure(self.space, self.proposal_seed)
-        events = self.catalog.search_log(self.run_id)
-        if not events and self.known:
-            events = [["known", self.known]]
-            self.catalog.log_search(self.run_id, 1, events)
-        return SearchController(self, self.procedure, events, self.time_limit, self.most)
-
-    def _ask(self, c):
-        """Nothing is asked for but by the procedure."""
-
-    def differs(self, earlier):
-        if earlier.tables["architectures"] != self._digests():
+    def _differs(self, earlier, options):
+        """Why the call is not that of an earlier run, or None."""
+        if earlier.tables["architectures"] != self.architectures.digests():
             return "its architectures are others"
         same = all(
-            self.options[name] == earlier.settings.get(name)
-            for name in ("kernel", "same_start", "sharing", "keras_backend")
+            options[name] == earlier.settings.get(name) for name in ("kernel", "same_start", "sharing", "keras_backend")
         )
         return None if same else "its settings are others"
 
-    def also_evaluated(self, key):
-        """Iterations of a trial whose metrics are wanted although the procedure does not ask for them."""
-        return ()
-
-    def tell_best(self, trial, row, trials):
-        """Tell of the best of so many trials by now; `row`: its metrics, as of Catalog.metrics."""
-        self.db.info(
-            f"best of {trials} trials so far: mst_key={trial} after {row['iteration']} iterations, "
-            f"{self.dataset} {self.metric}={self.value(row):.4g}"
+    def _best_line(self, mst_key, row, trials):
+        """The INFO line about the best of so many trials by now; `row`: its metrics, of Catalog.metrics."""
+        return (
+            f"best of {trials} trials so far: mst_key={mst_key} after {row['iteration']} iterations, "
+            f"{self.dataset} {self.metric}={metric_of(row, self.metric):.4g}"
         )
 
-    def tell_asked(self, proposals):
-        """Tell of what the procedure asks for now."""
 
-    def all_failed(self):
-        if not self.configurations:
-            return "nothing is left to try: all that the space has is known from the run that this continues"
-        return f"all {len(self.configurations)} trials failed"
+def _all_failed(failed):
+    if not failed:
+        return "nothing is left to try: all that the space has is known from the run that this continues"
+    return f"all {len(failed)} trials failed"
 
 
 @contextlib.contextmanager

@@ -49,11 +49,11 @@ class Segment:
 class Engine(ABC):
     """One kind of place. It is found by looking at the packed tables (:func:`pg_mop.engines.find`).
 
-    `elsewhere`: segments may be on other servers. `away`: {name of a server that does not answer, for whose segments
+    `several_servers`: segments may be on other servers. `away`: {name of a server that does not answer, for whose segments
     their copies may do: the MopError}.
     """
 
-    ray_cluster = False
+    several_servers = False
     away = MappingProxyType({})
 
     @abstractmethod

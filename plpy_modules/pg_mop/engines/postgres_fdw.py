@@ -31,7 +31,7 @@ from pg_mop.engines.postgresql import (
 class PostgresFdw(PostgreSQL):
     """`foreign`: {oid of a packed table: [(server, quoted table there), ...]}; `links`: to their servers."""
 
-    ray_cluster = True
+    several_servers = True
     begins_without = True  # servers that are away: what is there is known without them
 
     def __init__(self, db, foreign, copied=False):

@@ -1,65 +1,100 @@
-"""What decides, while a run goes on, what of it is asked for."""
+"""Decides, while a run goes on, which iterations of which configurations are trained."""
+
+from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 from pg_mop.backend.database import MopError
 from pg_mop.catalog import metric_of
+from pg_mop.plan.stages import Plan, Stage
 from pg_mop.plan.watch import Watch
+from pg_mop.run.configurations import Added, Configuration, Configurations
+from pg_mop.run.messages import Messages
+from pg_mop.run.requests import Ask, Pin, Register, Steps, Withdraw
+
+Row = dict[str, Any]  # of Catalog.metrics
+Verdict = tuple[str, int]  # why a configuration stops, and after which iteration
 
 
 class RunController:
-    """Stops configurations by their own rules (`stop` in fit parameters), and keeps the best states of those that ask
-    for that.
+    """Stops configurations by their own rules (`stop` in fit parameters), and keeps the best state of those that ask
+    for it. Its methods are generators of requests (run/requests.py).
 
-    The executor calls `begin(executor)` first, then `ended(stages)` for stages that have been trained and, where that
-    was wanted, evaluated; `failed(mst_keys)`; `wishes(list)` of what people want (mop_stop_trial, mop_add_trial). It
-    goes on until the board is done and so is this (`done`).
+    The executor calls `begin()` first; then `ended(stages)` for stages that have been trained and, where wanted,
+    evaluated; `failed(mst_keys)`; and `control_requests(list)` for requests by people (mop_stop_trial, mop_add_trial).
+    The run goes on until the board and the controller are `done`.
 
-    A subclass has these but `wishes`, and does what people and rules want: `stop(mst_key, reason, at)`, at an iteration
-    if a rule wants it; `add(configuration, iterations, reason)`, the configuration as (model_id, compile_params,
-    fit_params).
+    A subclass has `begin`, `ended` and `failed`, and carries out decisions of people and rules: `stop(mst_key, reason,
+    at)`, after an iteration if a rule says so; `add(added, iterations, reason)`.
     """
 
-    done = True
-    executor = None  # until the run begins
+    def __init__(
+        self,
+        plan: Plan,
+        configurations: Configurations,
+        metrics_of: Callable[[list[int]], Iterable[Row]],
+        messages: Messages,
+    ) -> None:
+        """`metrics_of(stages)`: the rows of Catalog.metrics of these stages (numbers)."""
+        self.plan, self.configurations, self.metrics_of, self.messages = plan, configurations, metrics_of, messages
+        self.watches: dict[int, Watch] = {}  # of each mst_key with a rule
+        self.seen: dict[int, int] = {}  # mst_key -> the last iteration whose metrics its watch has
+        self.kept: dict[int, int] = {}  # mst_key -> the stage whose state is kept as its best one
+        self.values: dict[tuple[int, str], Row] = {}  # (stage, dataset) -> its metrics
+        self.stopped: set[int] = set()  # mst_keys that a rule or a person has stopped
 
-    def __init__(self, training):
-        """`training`: the call (api/training.py), which checks configurations and knows what to tell."""
-        self.training = training
-        self.watches = {}  # mst_key -> Watch
-        self.seen = {}  # mst_key -> the last iteration that its watch has been told of
-        self.kept = {}  # mst_key -> the stage whose state is kept as its best one
-        self.values = {}  # (stage, dataset) -> row of metrics
-        self.stopped = set()  # mst_keys of those that go no further by a rule, or a wish
+    @property
+    def done(self) -> bool:
+        """True if the controller will ask for nothing more by itself."""
+        return True
 
-    def watch(self):
-        """Watch the configurations that have rules, from what is known of them."""
-        for c in self.training.configurations:
+    def begin(self) -> Steps:
+        raise NotImplementedError
+
+    def ended(self, stages: Sequence[Stage]) -> Steps:
+        raise NotImplementedError
+
+    def failed(self, mst_keys: Collection[int]) -> Steps:
+        raise NotImplementedError
+
+    def stop(self, mst_key: int, reason: str | None, at: int | None = None) -> Steps:
+        raise NotImplementedError
+
+    def add(self, added: Added, iterations: int | None, reason: str) -> Steps:
+        raise NotImplementedError
+
+    def expect(self, stages: Iterable[Stage]) -> None:
+        """These stages are to be done."""
+
+    # --- rules ----------------------------------------------------------------------------------------
+    def watch(self) -> Steps:
+        """Watch the configurations that have rules, from the metrics that are known."""
+        for c in self.configurations:
             self.begin_to_watch(c)
-        self.look_up(
-            {stage for key in self.watches for stage in self.executor.plan.path(key) if stage.evaluated and stage.ended}
-        )
+        known = {s for key in self.watches for s in self.plan.path(key) if s.evaluated and s.ended}
+        self.look_up(known)
         for key in list(self.watches):
-            self.look(key)
+            yield from self.look(key)
 
-    def begin_to_watch(self, c):
+    def begin_to_watch(self, c: Configuration) -> None:
         if "rule" in c and not c.get("error"):
             _, _, goal = c["rule"]
             self.watches[c["mst_key"]] = Watch(goal, c["fit"]["stop"])
 
-    def look(self, mst_key):
-        """Tell a configuration's watch what is known of its stages by now; stop it where the watch says so."""
-        if (verdict := self.judge(mst_key)) is not None:
-            self.stop(mst_key, *verdict)
+    def look(self, mst_key: int) -> Steps:
+        """Tell a configuration's watch the metrics that are known by now, and stop it if the watch says so."""
+        verdict = yield from self.judge(mst_key)
+        if verdict is not None:
+            yield from self.stop(mst_key, *verdict)
 
-    def judge(self, mst_key, until=None):
-        """Tell a configuration's watch what is known of its stages by now, or of those `until` an iteration: (why it
-        stops, after which iteration), or None."""
-        watch, executor = self.watches[mst_key], self.executor
-        c = self.training.by_key[mst_key]
+    def judge(self, mst_key: int, until: int | None = None) -> Steps:
+        """Tell a configuration's watch the metrics that are known by now, of iterations up to `until`. Returns a
+        Verdict, or None."""
+        watch, c = self.watches[mst_key], self.configurations[mst_key]
         metric, dataset, _ = c["rule"]
-        path = executor.plan.path(mst_key)
-        for stage in path[self.seen.get(mst_key, 0) : until]:
+        for stage in self.plan.path(mst_key)[self.seen.get(mst_key, 0) : until]:
             if not stage.ended:
                 return None
             self.seen[mst_key] = stage.iteration
@@ -68,140 +103,139 @@ class RunController:
                 continue
             reason = watch.told(stage.iteration, metric_of(row, metric))
             if c["fit"]["keep"] == "best" and watch.best[0] == stage.iteration:
-                executor.pin(stage.number, self.kept.get(mst_key))
+                yield Pin(stage.number, self.kept.get(mst_key))
                 self.kept[mst_key] = stage.number
             if reason is not None and mst_key not in self.stopped:
                 return reason, stage.iteration
         return None
 
-    def row(self, stage, dataset):
-        """The metrics of a stage that has been evaluated; None: not on this dataset."""
+    def apply_rules(self, stages: Sequence[Stage]) -> Steps:
+        """Apply the rules of the configurations on whose paths these stages are, which have ended."""
+        if self.watches:
+            self.look_up([stage for stage in stages if stage.evaluated])
+            for mst_key in sorted(set().union(*(stage.trials for stage in stages)) & self.watches.keys()):
+                yield from self.look(mst_key)
+
+    def row(self, stage: Stage, dataset: str) -> Row | None:
+        """The metrics of a stage that has been evaluated; None if it was not evaluated on this dataset."""
         if (stage.number, "training") not in self.values:
             self.look_up([stage])
         return self.values.get((stage.number, dataset))
 
-    def look_up(self, stages):
+    def look_up(self, stages: Iterable[Stage]) -> None:
         """Read the metrics of stages that have been evaluated."""
         unknown = [stage.number for stage in stages if (stage.number, "training") not in self.values]
-        for row in self.training.catalog.metrics(self.training.run_id, stages=unknown) if unknown else ():
+        for row in self.metrics_of(unknown) if unknown else ():
             self.values[row["stage"], row["dataset"]] = row
 
-    def apply_rules(self, stages):
-        """Heed the rules of the configurations of stages that have ended."""
-        if self.watches:
-            self.look_up([stage for stage in stages if stage.evaluated])
-            for mst_key in sorted(set().union(*(stage.trials for stage in stages)) & self.watches.keys()):
-                self.look(mst_key)
-
-    def control_requests(self, control_requests):
-        """Do what people want of the run. True where something has changed that is not their doing."""
-        for control_request in control_requests:
-            if "stop" in control_request:
-                self.stop(control_request["stop"], f"stopped by {control_request['by']}")
+    # --- people ---------------------------------------------------------------------------------------
+    def control_requests(self, requests: Iterable[dict[str, Any]]) -> Steps:
+        """Do what people request. Returns True if something else has changed, too."""
+        for request in requests:
+            if "stop" in request:
+                yield from self.stop(request["stop"], f"stopped by {request['by']}")
                 continue
-            model_id, compile_params, fit_params = control_request["add"]
-            reason = f"added by {control_request['by']}"
+            model_id, compile_params, fit_params = request["add"]
+            reason = f"added by {request['by']}"
             try:
-                self.add((model_id, compile_params, fit_params or ""), control_request["iterations"], reason)
-            except MopError as error:  # the tables that it needs have changed
-                self.training.db.warning(f"the configuration {reason} cannot be taken up: {error.message}")
+                yield from self.add((model_id, compile_params, fit_params or ""), request["iterations"], reason)
+            except MopError as error:
+                self.messages.not_taken(reason, error)
+        return False
 
-    def withdraw(self, mst_key, reason, at=None):
-        """A configuration goes no further than the iteration that it is in, or than `at`, and is evaluated after that,
-        for that is what will be written of it. Returns the stages of which less is wanted by that."""
+    def withdraw(self, mst_key: int, reason: str | None, at: int | None = None) -> Steps:
+        """Train a configuration no further than the iteration that it is in, or than `at`, and evaluate it after that
+        iteration, whose state will be written. Returns the stages that the configuration gives up."""
         self.stopped.add(mst_key)
-        gone = self.executor.withdraw(mst_key, reason, at)
-        path = self.executor.plan.path(mst_key)
+        gone = yield Withdraw(mst_key, reason, at)
+        path = self.plan.path(mst_key)
         if path and not path[-1].failed:
-            stages, _ = self.training.ask(self.training.by_key[mst_key], len(path), (len(path),))
-            if stages and mst_key in self.seen:  # it may have ended without: its watch is to be told now
+            stages, _ = yield Ask(self.configurations[mst_key], len(path), (len(path),))
+            if stages and mst_key in self.seen:  # the iteration may have ended unevaluated: the watch needs its metrics
                 self.seen[mst_key] = min(self.seen[mst_key], len(path) - 1)
-            self.executor.ask([], stages, [])
             self.expect(stages)
         return gone
 
-    def expect(self, stages):
-        """These stages are to be done."""
-
 
 class FixedController(RunController):
-    """All is asked for at the beginning, but for what people add; tells of iterations that all have been through."""
+    """All iterations are asked for at the beginning, apart from configurations that people add. Tells of each iteration
+    that all configurations have been through."""
 
-    def begin(self, executor):
-        self.executor = executor
-        self.left = {}  # iteration -> numbers of the stages that have not ended
-        self.worked = set()  # iterations of which something was done now
-        self.watch()
-        self.expect(executor.plan.stages.values())
+    def __init__(self, *arguments: Any, num_iterations: int, metrics_iterations: Collection[int]) -> None:
+        super().__init__(*arguments)
+        self.num_iterations, self.metrics_iterations = num_iterations, metrics_iterations
+        self.left: dict[int, set[int]] = {}  # iteration -> numbers of the stages that have not ended
+        self.worked: set[int] = set()  # iterations of which something was done in this call
+        self.told, self.began, self.passed = 0, 0.0, 0  # the last iteration told of; stages that have ended since
+
+    def begin(self) -> Steps:
+        yield from self.watch()
+        self.expect(self.plan.stages.values())
         self.told = min(self.left, default=1) - 1
-        self.began, self.passed = time.monotonic(), 0  # since when so many stages have ended
+        self.began = time.monotonic()
 
-    def ended(self, stages):
+    def ended(self, stages: Sequence[Stage]) -> Steps:
         for stage in stages:
             self.worked.add(stage.iteration)
             self._leave(stage)
         self.passed += len(stages)
-        self.apply_rules(stages)
+        yield from self.apply_rules(stages)
         self.tell()
 
-    def failed(self, mst_keys):
-        self.unwanted()
+    def failed(self, mst_keys: Collection[int]) -> Steps:
+        self._leave_unwanted()
         self.tell()
+        yield from ()
 
-    def stop(self, mst_key, reason, at=None):
-        for stage in self.withdraw(mst_key, reason, at) if self.executor.plan.path(mst_key) else ():
-            if not stage.trials:
-                self._leave(stage)
+    def stop(self, mst_key: int, reason: str | None, at: int | None = None) -> Steps:
+        if self.plan.path(mst_key):
+            for stage in (yield from self.withdraw(mst_key, reason, at)):
+                if not stage.trials:
+                    self._leave(stage)
 
-    def add(self, configuration, iterations, reason):
-        training = self.training
-        iterations = iterations or training.num_iterations
-        c = training.new_configuration(max(training.by_key) + 1, configuration)
-        if problem := training.add(c, iterations):
-            training.db.warning(f"configuration {c['mst_key']}, {reason}, cannot be trained: {problem}")
+    def add(self, added: Added, iterations: int | None, reason: str) -> Steps:
+        until = iterations or self.num_iterations
+        c = self.configurations.make(max(self.configurations.by_key) + 1, added)
+        problem = self.configurations.add(c, until)
+        if problem:
+            self.messages.refused(c["mst_key"], reason, problem)
         self.begin_to_watch(c)
-        stages, requests = (
-            ([], [])
-            if problem
-            else training.ask(
-                c,
-                iterations,
-                [i for i in range(1, iterations + 1) if i in training.metrics_iterations or i == iterations],
-            )
-        )
-        self.executor.ask([c], stages, requests)
-        self.expect(stages)
-        if c["mst_key"] in self.watches:  # what others have trained already may be its best, or its end
-            self.look(c["mst_key"])
+        if problem:
+            yield Register(c)
+        else:
+            evaluated = [i for i in range(1, until + 1) if i in self.metrics_iterations or i == until]
+            stages, _ = yield Ask(c, until, evaluated, new=True)
+            self.expect(stages)
+        if c["mst_key"] in self.watches:  # stages that others have trained may be its best, or its end
+            yield from self.look(c["mst_key"])
 
-    def tell(self):
-        """Tell of the iterations that have been gone through."""
+    def tell(self) -> None:
+        """Tell of the iterations that all configurations have been through."""
         reached = min(self.left, default=max(self.worked, default=self.told) + 1)
         while self.told < reached - 1:
             self.told += 1
             if self.told in self.worked:
-                self.training.tell(self.told, self.seconds_left())
+                self.messages.iteration(self.told, self.seconds_left())
 
-    def seconds_left(self):
-        """To the end, if stages go on to take what they took by now; None where none has ended."""
+    def seconds_left(self) -> float | None:
+        """Seconds to the end if stages go on to take as long as by now; None if none has ended."""
         left = sum(len(numbers) for numbers in self.left.values())
         return (time.monotonic() - self.began) * left / self.passed if self.passed else None
 
-    def expect(self, stages):
+    def expect(self, stages: Iterable[Stage]) -> None:
         for stage in stages:
             if stage.trials and not stage.failed and not stage.ended:
                 self.left.setdefault(stage.iteration, set()).add(stage.number)
 
-    def unwanted(self):
-        """Some configurations go no further: what nobody else wants is not to be done."""
+    def _leave_unwanted(self) -> None:
+        """Some configurations go no further: do not wait for stages that nobody else wants."""
         for numbers in list(self.left.values()):
-            gone = {n for n in numbers if not (stage := self.executor.plan.stages[n]).trials or stage.failed}
-            for number in gone:
-                self._leave(self.executor.plan.stages[number])
+            for number in {n for n in numbers if not (s := self.plan.stages[n]).trials or s.failed}:
+                self._leave(self.plan.stages[number])
 
-    def _leave(self, stage):
-        here = self.left.get(stage.iteration)
-        if here is not None:
-            here.discard(stage.number)
-            if not here:
+    def _leave(self, stage: Stage) -> None:
+        left = self.left.get(stage.iteration)
+        if left is not None:
+            left.discard(stage.number)
+            if not left:
                 del self.left[stage.iteration]

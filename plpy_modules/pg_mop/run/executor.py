@@ -4,6 +4,7 @@ import itertools
 import json
 import time
 from collections import Counter
+from typing import Any
 
 import psycopg2
 
@@ -12,6 +13,7 @@ from pg_mop.backend.database import MopError, quote_literal
 from pg_mop.backend.limits import TOO_MANY_TRAINERS
 from pg_mop.connections.sessions import SessionLost, message_of, run, wait
 from pg_mop.run.copies import Copies
+from pg_mop.run.requests import Ask, GiveUp, HasState, Pin, Register, Request, Withdraw, perform
 from pg_mop.run.servers import States
 from pg_mop.schedule.groups import Groups
 
@@ -56,6 +58,7 @@ class Executor:
         unit_specs,
         controller,
         adopt,
+        extend,
         options,
         attempts,
         wanted,
@@ -64,7 +67,7 @@ class Executor:
     ):
         self.db, self.catalog, self.servers, self.sessions = db, catalog, servers, sessions
         self.run_id, self.plan, self.board, self.scheduler = run_id, plan, board, scheduler
-        self.unit_specs, self.controller, self.adopt = unit_specs, controller, adopt
+        self.unit_specs, self.controller, self.adopt, self.extend = unit_specs, controller, adopt, extend
         self.kept_bytes = options["checkpoint_mb"] << 20 if options["reuse"] else 0  # of states, for later runs
         self.retries = options["unit_retries"]
         self.server_timeout = options["server_timeout"]
@@ -108,7 +111,7 @@ class Executor:
             self._bring_home([self.plan.stages[number] for number in self.states.stages()])
         if len(self.plan.stages) >= GROWTH[0]:
             self._tell_planner()
-        self.controller.begin(self)
+        perform(self.controller.begin(), self._do)
         self._release(self.plan.stages[number] for number in self.states.stages())  # of one that has gone
         self._dispatch()
         while self._is_wanted():
@@ -130,7 +133,7 @@ class Executor:
                 if work:  # (else its server has been given up since)
                     ended += self._committed(session, work) if error is None else self._failed(session, work, error)
             if ended:
-                self.controller.ended(ended)
+                perform(self.controller.ended(ended), self._do)
             # not without need: what is drawn at random shall not depend on how long things take
             if self._wake() + self._look() + self._come_back() + len(answers):
                 self._dispatch()
@@ -143,11 +146,31 @@ class Executor:
             control_requests = self.catalog.control_requests(self.run_id, last=True) if self.sessions.by_worker else []
             if not control_requests:
                 return False
-            self.controller.control_requests(control_requests)
+            perform(self.controller.control_requests(control_requests), self._do)
             self._dispatch()
         return True
 
     # --- what is asked for ------------------------------------------------------------------------
+    def _do(self, request: Request) -> Any:
+        """Carry out a request of the controller. Returns its answer (run/requests.py)."""
+        match request:
+            case Ask(c, until, evaluated, new):
+                stages, requests = self.extend(c, until, evaluated, new, self.shareable)
+                if stages or requests or new:
+                    self.ask([c] if new else [], stages, requests)
+                return stages, requests
+            case Register(c):
+                self.ask([c], [], [])
+            case Withdraw(mst_key, reason, until):
+                return self.withdraw(mst_key, reason, until)
+            case Pin(stage, instead):
+                self.pin(stage, instead)
+            case GiveUp(mst_key, message):
+                self.give_up([mst_key], message)
+            case HasState(stage):
+                return self.states.has(stage)
+        return None
+
     def ask(self, configurations, stages, requests):
         """Do more: `stages` as the plan's `ask` gave them, for `requests`: [(mst_key, stage)]; of new configurations
         (as in catalog.open_run)."""
@@ -292,12 +315,12 @@ class Executor:
         before = set(self.servers), len(self.unknown)
         self._feel_pulses()
         if ended := self._find_out():
-            self.controller.ended(ended)
+            perform(self.controller.ended(ended), self._do)
         self.copies.look()
         self._hurry()
         control_requests = self.catalog.control_requests(self.run_id)
         changed = (
-            self.controller.control_requests(control_requests)
+            perform(self.controller.control_requests(control_requests), self._do)
             or bool(control_requests)
             or before != (set(self.servers), len(self.unknown))
         )
@@ -934,7 +957,7 @@ class Executor:
         if blame == "configuration":  # else it may be resumed
             self._need_no_parent([self.plan.stages[unit.stage]])
         self.give_up(keys, message, blame)
-        self.controller.failed(keys)
+        perform(self.controller.failed(keys), self._do)
 
     def give_up(self, keys, message, blame="place"):
         """Note that configurations have failed."""

@@ -1,230 +1,253 @@
-"""Lets a search procedure decide what is asked for: what it proposes is trained, what comes of it is told to it."""
+"""Lets a search procedure decide: its proposals are trained, and it is told the results."""
+
+from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 from pg_mop.backend.database import MopError
-from pg_mop.run.controllers import RunController
-from pg_mop.search.base import FAILED, PAUSED, RUNNING, STOPPED
+from pg_mop.plan.stages import Stage
+from pg_mop.run.configurations import Added, Configuration
+from pg_mop.run.controllers import Row, RunController
+from pg_mop.run.requests import Ask, GiveUp, HasState, Register, Steps, Withdraw
+from pg_mop.run.spec import Search
+from pg_mop.search.base import FAILED, PAUSED, RUNNING, STOPPED, Procedure
+
+Event = list[Any]
 
 
 class SearchController(RunController):
     """Drives a :class:`~pg_mop.search.base.Procedure`, whose trials are the configurations of the run.
 
-    What the procedure is told is logged, in order, before anybody acts on it: so that a coordinator that takes the run
-    over brings a new procedure to the same point, which then makes the same proposals.
+    Every event that the procedure is told is logged first, in order. So a coordinator that resumes the run brings a new
+    procedure to the same point, and the procedure makes the same proposals.
     """
 
-    def __init__(self, training, procedure, events=(), seconds=None, most=None):
-        """`events`: the log of an earlier coordinator; `seconds`: after so many since the call began nothing more is
-        begun; `most`: trials at most."""
-        super().__init__(training)
-        self.procedure = procedure
-        self.events, self.logged, self.seconds, self.most = list(events), len(events), seconds, most
-        self.heard = {}  # mst_key -> the last iteration of which the procedure knows
-        self.halts = {}  # mst_key -> the iteration after which its own rule stops it; None: a person does
-        self.over = False  # time is up
+    def __init__(
+        self,
+        *arguments: Any,
+        procedure: Procedure,
+        search: Search,
+        began: float,
+        num_iterations: int,
+        events: Sequence[Event],
+        log: Callable[[int, list[Event]], None],
+        late_requests: Callable[[], Sequence[dict[str, Any]]],
+        stopped_before: Collection[int] = (),
+    ) -> None:
+        """`began`: when the call began (time.monotonic); `events`: the log of an earlier coordinator; `log(number,
+        events)`: writes events to the log; `late_requests()`: the last control requests, after which the run takes no
+        more; `stopped_before`: mst_keys that were stopped in the run that this call resumes."""
+        super().__init__(*arguments)
+        self.procedure, self.search, self.began, self.num_iterations = procedure, search, began, num_iterations
+        self.events, self.logged, self.log = list(events), len(events), log
+        self.late_requests, self.stopped_before = late_requests, stopped_before
+        self.heard: dict[int, int] = {}  # mst_key -> the last iteration that the procedure knows
+        self.halts: dict[int, int | None] = {}  # mst_key -> the iteration after which a rule stops it; None: a person
+        self.over = False  # the time is up
         self.taken = 0  # trials that the procedure has begun
+        self.begun = False
+        self.given_up: set[int] = set()  # mst_keys that have failed
 
     @property
-    def done(self):
-        return self.executor is not None and (self.over or self.procedure.done)
+    def done(self) -> bool:
+        return self.begun and (self.over or self.procedure.done)
 
-    def begin(self, executor):
-        self.executor = executor
-        self._replay()
+    def begin(self) -> Steps:
+        self.begun = True
+        yield from self._replay()
         if self.over:
-            self._end_all()  # perhaps the coordinator before had no time for that
-        self.watch()
-        # perhaps the coordinator before had no time to end what the procedure had stopped
-        ended = self.training.earlier.stopped if self.training.earlier is not None else ()
+            yield from self._end_all()  # the coordinator before may not have come to that
+        yield from self.watch()
+        # the coordinator before may not have ended the trials that the procedure had stopped
         for key, trial in self.procedure.trials.items():
-            if trial.state == STOPPED and key not in ended and executor.plan.path(key):
-                self.withdraw(key, self.procedure.why.get(key), self._end_of(key))
-        self._go_on()
+            if trial.state == STOPPED and key not in self.stopped_before and self.plan.path(key):
+                yield from self.withdraw(key, self.procedure.why.get(key), (yield from self._end_of(key)))
+        yield from self._go_on()
 
-    def _replay(self):
-        """Bring the procedure to where the log says that it was."""
+    def _replay(self) -> Steps:
+        """Bring the procedure to the end of the log."""
         for event in self.events:
-            what, *arguments = event
-            if what == "known":
+            kind, *values = event
+            if kind == "known":
                 self.procedure.begin_with(
                     [
-                        (tuple(configuration), {int(i): value for i, value in values.items()})
-                        for configuration, values in arguments[0]
+                        (tuple(configuration), {int(i): value for i, value in found.items()})
+                        for configuration, found in values[0]
                     ]
                 )
-            elif what == "limit":
+            elif kind == "limit":
                 self.over = True
             else:
-                if what == "tell":
-                    self.heard[arguments[0]] = max(arguments[1] or 0, self.heard.get(arguments[0], 0))
-                elif what == "add":
-                    arguments[0] = tuple(arguments[0])
-                self.procedure.replay([(what, *arguments)])
-        training, trials = self.training, self.procedure.trials
+                if kind == "tell":
+                    self.heard[values[0]] = max(values[1] or 0, self.heard.get(values[0], 0))
+                elif kind == "add":
+                    values[0] = tuple(values[0])
+                self.procedure.replay([(kind, *values)])
+        trials, run_id = self.procedure.trials, self.messages.run_id
         for key, trial in trials.items():
-            c = training.by_key.get(key)
+            c = self.configurations.get(key)
             if c is not None and (c["model_id"], c["compile_params"], c["fit_params"] or "") != (
                 *trial.configuration[:2],
                 trial.configuration[2] or "",
             ):
                 raise MopError(
-                    f"run {training.run_id} cannot go on: its search proposes another mst_key {key} now",
+                    f"run {run_id} cannot go on: its search proposes another mst_key {key} now",
                     detail="Perhaps another version of Optuna or of pg_mop is installed.",
-                    hint=f"Begin another with continue_from => {training.run_id}.",
+                    hint=f"Begin another with continue_from => {run_id}.",
                     sqlstate="55000",
                 )
             self.taken += c is not None and not trial.outside
         for key, why in self.procedure.stopped().items():
-            # what failed for its place's sake is not tried again: the procedure has been told
-            if key in training.by_key and trials[key].state == "failed" and key not in training.misfits:
-                if self.executor.plan.path(key):
-                    self.executor.withdraw(key, why)
-                self.executor.give_up([key], why)
+            # the procedure has been told of trials that failed through no fault of their own: they are not tried again
+            failed = key in self.configurations and trials[key].state == "failed"
+            if failed and key not in self.configurations.misfits:
+                if self.plan.path(key):
+                    yield Withdraw(key, why)  # no last evaluation is wanted
+                self.given_up.add(key)
+                yield GiveUp(key, why)
 
-    def ended(self, stages):
+    def ended(self, stages: Sequence[Stage]) -> Steps:
         self.look_up([stage for stage in stages if stage.evaluated])
         for stage in stages:
             for key in sorted(stage.trials):
-                self._hear(key)
-        self.apply_rules(stages)
-        self._go_on()
+                yield from self._hear(key)
+        yield from self.apply_rules(stages)
+        yield from self._go_on()
 
-    def failed(self, mst_keys):
+    def failed(self, mst_keys: Collection[int]) -> Steps:
+        self.given_up |= set(mst_keys)
         for key in sorted(mst_keys):
             self._tell(key)
-        self._go_on()
+        yield from self._go_on()
 
-    def control_requests(self, control_requests):
-        ended = False
-        if self.seconds is not None and not self.over and time.monotonic() - self.training.began > self.seconds:
+    def control_requests(self, requests: Iterable[dict[str, Any]]) -> Steps:
+        ended, limit = False, self.search.seconds
+        if limit is not None and not self.over and time.monotonic() - self.began > limit:
             self._note(["limit"])
             self.over = ended = True
-            self._end_all()
-        super().control_requests(control_requests)
-        while self.over and (late := self.training.catalog.control_requests(self.training.run_id, last=True)):
-            super().control_requests(late)
+            yield from self._end_all()
+        yield from super().control_requests(requests)
+        while self.over and (late := self.late_requests()):
+            yield from super().control_requests(late)
         return ended
 
-    def _end_all(self):
+    def _end_all(self) -> Steps:
         """The time is up: nothing more is begun."""
         for key, trial in sorted(self.procedure.trials.items()):
-            if trial.state == "running" and self.executor.plan.path(key):
-                self.withdraw(key, "the time was up")
+            if trial.state == "running" and self.plan.path(key):
+                yield from self.withdraw(key, "the time was up")
 
-    def judge(self, mst_key, until=None):
+    def judge(self, mst_key: int, until: int | None = None) -> Steps:
         trial = self.procedure.trials.get(mst_key)
         if trial is not None and trial.state in (STOPPED, FAILED) and mst_key not in self.stopped:
-            # it is about to end with what the procedure has heard
+            # it is about to end with the metrics that the procedure has heard
             heard = self.heard.get(mst_key, 0)
             until = heard if until is None else min(until, heard)
-        return super().judge(mst_key, until)
+        return (yield from super().judge(mst_key, until))
 
-    def stop(self, mst_key, reason, at=None):
+    def stop(self, mst_key: int, reason: str | None, at: int | None = None) -> Steps:
         trial = self.procedure.trials.get(mst_key)
         if trial is not None and trial.state in (RUNNING, PAUSED):
             self.halts[mst_key] = at
             self.procedure.stop(mst_key, reason)
             self._note(["stop", mst_key, reason])
-            self._go_on()
+            yield from self._go_on()
 
-    def add(self, configuration, iterations, reason):
+    def add(self, added: Added, iterations: int | None, reason: str) -> Steps:
         if self.over:
-            self.training.tell_of_late(reason)
+            self.messages.late(reason)
             return
-        self.procedure.add(configuration, iterations)
-        self._note(["add", list(configuration), iterations])
-        self._go_on()
+        self.procedure.add(added, iterations)
+        self._note(["add", list(added), iterations])
+        yield from self._go_on()
 
     # --- asking and telling -------------------------------------------------------------------------
-    def _go_on(self):
-        """Do what the procedure wants, until it waits for something."""
+    def _go_on(self) -> Steps:
+        """Do what the procedure wants, until it waits for results."""
         while True:
             for key, why in self.procedure.stopped().items():
-                c = self.training.by_key.get(key)
-                if c is not None and not c.get("error") and key not in self.executor.failed:
-                    self.withdraw(key, why, self._end_of(key))
+                c = self.configurations.get(key)
+                if c is not None and not c.get("error") and key not in self.given_up:
+                    yield from self.withdraw(key, why, (yield from self._end_of(key)))
             proposals = [] if self.over else self.procedure.ask()
             if not proposals:
                 return
-            self.training.tell_asked(proposals)
+            self.messages.lines(self.search.lines(self.procedure, proposals))
             for proposal in proposals:
-                self._take_up(proposal)
+                yield from self._take_up(proposal)
 
-    def _take_up(self, proposal):
-        key, new = proposal.trial, []
-        if proposal.configuration is not None and key not in self.training.by_key:
+    def _take_up(self, proposal: Any) -> Steps:
+        key, new = proposal.trial, False
+        if proposal.configuration is not None and key not in self.configurations:
             outside = self.procedure.trials[key].outside
-            if self.most is not None and self.taken >= self.most and not outside:
+            if self.search.most_trials is not None and self.taken >= self.search.most_trials and not outside:
                 self._note(["stop", key, "max_trials"])
                 self.procedure.stop(key, "max_trials")
                 return
             self.taken += not outside
-            c = self.training.new_configuration(key, proposal.configuration)
-            problem, new = self.training.add(c, max(proposal.budget, self.training.num_iterations)), [c]
+            c: Configuration = self.configurations.make(key, proposal.configuration)
+            problem, new = self.configurations.add(c, max(proposal.budget, self.num_iterations)), True
             self.begin_to_watch(c)
             if problem:
-                self.executor.ask(new, [], [])
+                yield Register(c)
                 self._tell(key)
                 return
-        evaluated = {
-            i
-            for wanted in (self.procedure.evaluates(key), self.training.also_evaluated(key))
-            for i in wanted
-            if i <= proposal.budget
-        }
-        stages, requests = self.training.ask(self.training.by_key[key], proposal.budget, evaluated)
-        if requests or stages or new:
-            self.executor.ask(new, stages, requests)
-        plan = self.executor.plan
-        if plan.failed(key):
+        wanted = (*self.procedure.evaluates(key), *self.search.also_evaluated(self.procedure, key))
+        evaluated = {i for i in wanted if i <= proposal.budget}
+        yield Ask(self.configurations[key], proposal.budget, evaluated, new)
+        if self.plan.failed(key):
             self._tell(key)
         else:
-            self.look_up([s for s in plan.path(key)[self.heard.get(key, 0) :] if s.evaluated and s.ended])
-            self._hear(key)
-            if key in self.watches:  # of what others have trained for it already
-                self.look(key)
+            path = self.plan.path(key)[self.heard.get(key, 0) :]
+            self.look_up([stage for stage in path if stage.evaluated and stage.ended])
+            yield from self._hear(key)
+            if key in self.watches:  # stages that others have trained may be its best, or its end
+                yield from self.look(key)
 
-    def _end_of(self, key):
-        """The iteration with which a trial ends that is stopped: of what others have trained for it, or an earlier run,
-        it has no more than the procedure, or its own rule, knew. None: what it has begun it ends."""
+    def _end_of(self, key: int) -> Steps:
+        """The iteration with which a trial ends that is stopped. Of stages that others, or an earlier run, have trained
+        for it, it has no more than the procedure or its own rule knew. None: it ends the iteration that it is in."""
         if key in self.halts:
             return self.halts.pop(key)
-        at, path = self.heard.get(key), self.executor.plan.path(key)
-        return at if at and at <= len(path) and self.executor.states.has(path[at - 1].number) else None
+        at, path = self.heard.get(key), self.plan.path(key)
+        if at and at <= len(path) and (yield HasState(path[at - 1].number)):
+            return at
+        return None
 
-    def _hear(self, key):
-        """Tell the procedure, and the trial's own rule, of its iterations that have been evaluated since."""
+    def _hear(self, key: int) -> Steps:
+        """Tell the procedure, and the trial's own rule, the metrics of its iterations that have been evaluated since."""
         trial = self.procedure.trials.get(key)
         if trial is None:
             return
         wanted = self.procedure.evaluates(key)
-        for stage in self.executor.plan.path(key)[self.heard.get(key, 0) :]:
+        for stage in self.plan.path(key)[self.heard.get(key, 0) :]:
             if not stage.ended:
                 return
-            # its own rule first: who stops by that takes no place among those that go on
-            verdict = self.judge(key, stage.iteration) if key in self.watches else None
+            # its own rule first: a trial that its rule stops takes no place among those that go on
+            verdict = (yield from self.judge(key, stage.iteration)) if key in self.watches else None
             if stage.iteration in wanted:
-                self._tell(key, stage.iteration, self.row(stage, self.training.dataset), verdict and verdict[0])
+                self._tell(key, stage.iteration, self.row(stage, self.search.dataset), verdict and verdict[0])
             if verdict is not None:
                 if trial.state == STOPPED:
                     self.halts[key] = verdict[1]
-                self.stop(key, *verdict)
+                yield from self.stop(key, *verdict)
             if trial.state in (STOPPED, FAILED):
                 return
 
-    def _tell(self, key, iteration=None, row=None, ends=None):
-        """Tell the procedure of a trial's metrics after an iteration, or that it has failed; `ends`: why it goes no
-        further, by a rule of its own."""
-        value = None if row is None else self.training.value(row)
-        ends = [ends] if ends else []
-        self._note(["tell", key, iteration, value, *ends])
+    def _tell(self, key: int, iteration: int | None = None, row: Row | None = None, ends: str | None = None) -> None:
+        """Tell the procedure a trial's metrics after an iteration, or that it has failed; `ends`: why its own rule
+        stops it."""
+        value = None if row is None else self.search.value(row)
+        why = [ends] if ends else []
+        self._note(["tell", key, iteration, value, *why])
         self.heard[key] = iteration or self.heard.get(key, 0)
         best = self.procedure.best
-        self.procedure.tell(key, iteration, value, *ends)
+        self.procedure.tell(key, iteration, value, *why)
         if self.procedure.best != best:
-            self.training.tell_best(key, row, len(self.procedure.trials))
+            self.messages.lines([self.search.best_line(key, row or {}, len(self.procedure.trials))])
 
-    def _note(self, event):
-        self.training.catalog.log_search(self.training.run_id, self.logged + 1, [event])
+    def _note(self, event: Event) -> None:
+        self.log(self.logged + 1, [event])
         self.logged += 1

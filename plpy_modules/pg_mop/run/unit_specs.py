@@ -1,78 +1,10 @@
 """What worker sessions are told: of their trainers, and of the units that they do (read by run/unit.py)."""
 
-import functools
-import json
 import time
 from dataclasses import dataclass, field
 
-from mop_udf import params
-from pg_mop.plan.cost_history import CostHistory, Net, digest
-
-
-class Sharing:
-    """Which stages share a compiled model: `key(stage)` is equal for those.
-
-    `architectures`: {mst_key: architecture JSON}; of a stage that of the configuration that asked for it first counts.
-    `shape`: of a row (text); `framework`: pg_mop.keras_backend.
-    """
-
-    def __init__(self, architectures, shape="", framework="tensorflow"):
-        self.architectures, self.shape, self.framework = architectures, shape, framework
-        self._numbers, self._digests = {}, []
-        self._architecture_digests = {}  # (each text is hashed once: every unit asks)
-        self._number = functools.lru_cache(100_000)(self._parsed)
-        self._net = functools.lru_cache(100_000)(self._described)
-
-    def key(self, stage):
-        """(a number, the batch size): what is compiled is compiled for these."""
-        architecture = self.architectures[stage.mst_key]
-        if architecture not in self._architecture_digests:
-            self._architecture_digests[architecture] = digest(architecture)
-        return self._number(self._architecture_digests[architecture], *stage.parameters)
-
-    def _parsed(self, architecture, compile_params, fit_params):
-        fit = params.parse_fit_params(fit_params)
-        text = json.dumps(
-            [
-                architecture,
-                self.shape,
-                self.framework,
-                params.without_scalars(params.parse_compile_params(compile_params)),
-            ],
-            sort_keys=True,
-        )
-        return self.number(digest(text)), fit["batch_size"]
-
-    def number(self, digest):
-        """The number (the first of `key`) of a compiled model; its `digest` names it in every call."""
-        if digest not in self._numbers:
-            self._numbers[digest] = len(self._digests)
-            self._digests.append(digest)
-        return self._numbers[digest]
-
-    def digest(self, number):
-        """That of the compiled model of a number."""
-        return self._digests[number]
-
-    def net(self, stage):
-        """The :class:`~pg_mop.plan.cost_history.Net` of a stage."""
-        return self._net(self.architectures[stage.mst_key], *stage.parameters)
-
-    def _described(self, architecture, compile_params, fit_params):
-        return Net.of(
-            architecture,
-            params.without_scalars(params.parse_compile_params(compile_params)),
-            params.parse_fit_params(fit_params),
-            self.shape,
-            self.framework,
-        )
-
-
-@functools.lru_cache(10_000)
-def epochs(fit_params):
-    """Passes over the rows in one unit of training."""
-    fit = params.parse_fit_params(fit_params)
-    return fit["epochs"] - fit["initial_epoch"]
+from pg_mop.plan.cost_history import CostHistory
+from pg_mop.plan.sharing import Sharing, epochs
 
 
 @dataclass

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from heapq import heappop, heappush, heapreplace
 from random import Random
 
-from pg_mop.plan.cost import Costs
+from pg_mop.schedule.cost import Costs
 
 SHORT = 0.2  # seconds of a unit, from which on what is around it is little
 

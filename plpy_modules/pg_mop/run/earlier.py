@@ -28,6 +28,13 @@ def own_run(db, catalog, run_id, shown="model_output_table"):
     return run
 
 
+def options_of(earlier, options):
+    """The settings with which a call computes what an earlier run computed. A replay may turn sharing off."""
+    alone = earlier.replay and not options["sharing"]
+    same = {name: earlier.settings[name] for name in SAME if name in earlier.settings}
+    return {**options, **same, "sharing": earlier.sharing and not alone}
+
+
 class Earlier:
     """What the catalog knows of a run. `replay`: it is done again, in its visit order, as a new run."""
 

@@ -1,0 +1,282 @@
+"""The planner: a workload and the history of costs in, a search plan, a board and estimates out. Nothing is opened.
+
+The run coordinator (run/coordinator.py) asks it when a run begins, and while the run goes on. EXPLAIN needs no more than
+the planner and the simulator.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pg_mop.plan import identity
+from pg_mop.plan.cost_history import CostHistory
+from pg_mop.plan.sharing import Sharing, epochs
+from pg_mop.plan.stages import Plan, Stage
+from pg_mop.schedule import SCHEDULERS
+from pg_mop.schedule.board import Board, Unit
+from pg_mop.schedule.logged import Logged
+from pg_mop.schedule.replicas import Replicas
+
+ANYWHERE_BYTES = 32 << 20  # rows of all segments that one trainer may keep
+ANYWHERE_SEGMENTS = 8  # with more segments the choice of a unit takes longer than it saves
+SAMPLED_STAGES = 500  # stages by which the duration of a run is estimated
+FROZEN = re.compile(r'"trainable"\s*:\s*false')
+
+Configuration = dict[str, Any]  # see run/configurations.py
+SegmentKey = tuple[str, int]  # (dataset, number of the segment)
+Shareable = Callable[[Sequence[Stage], Collection[int]], int]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What there is to train, as plain values.
+
+    `table`: the packed table's OID; `columns`: its input and output columns; `shape`: of a row, as text such as
+    '28 x 28 -> 10'; `segments`: {(dataset, number): engines.base.Segment}; `options`: the settings in force; `seed`: of
+    the run; `metrics_iterations`: iterations after which every configuration is evaluated; `averaging`: one model is
+    trained as replicas, one for each segment, and averaged; `searches`: a procedure asks for the iterations.
+    """
+
+    table: int
+    columns: tuple[Sequence[str], Sequence[str]]
+    shape: str
+    segments: Mapping[SegmentKey, Any]
+    options: Mapping[str, Any]
+    seed: int
+    num_iterations: int
+    metrics_iterations: Sequence[int]
+    averaging: bool = False
+    searches: bool = False
+    use_gpus: bool = False
+
+    def keys(self, dataset: str) -> list[int]:
+        """The numbers of a dataset's segments."""
+        return [key for of, key in self.segments if of == dataset]
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows of each segment of the training data."""
+        return [segment.rows for (dataset, _), segment in self.segments.items() if dataset == "training"]
+
+
+class Planner:
+    """Plans one run.
+
+    `plan` is the search plan; `sharing` tells which of its stages share a compiled model. `earlier`: the run that this
+    one resumes or replays (:class:`~pg_mop.run.earlier.Earlier`), or None.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        configurations: Sequence[Configuration],
+        history: CostHistory | None = None,
+        earlier: Any = None,
+    ) -> None:
+        self.workload, self.history, self.earlier = workload, history or CostHistory(), earlier
+        self.plan = Plan()
+        self.sharing = Sharing(self._architectures(configurations), workload.shape, workload.options["keras_backend"])
+        self._first = configurations[0] if configurations else None
+        self._unit_seconds: dict[Any, float] = {}
+        if earlier is not None and not earlier.replay:
+            earlier.restore(self.plan)
+
+    def _architectures(self, configurations: Sequence[Configuration]) -> dict[int, str]:
+        """{mst_key: architecture JSON}; the replicas of averaging all have that of the one configuration."""
+        if self.workload.averaging:
+            return dict.fromkeys(self.replicas(), configurations[0]["model_arch"])
+        return {c["mst_key"]: c["model_arch"] for c in configurations}
+
+    def replicas(self) -> range:
+        """The mst_keys of the replicas of averaging: one for each segment."""
+        return range(1, len(self.workload.keys("training")) + 1)
+
+    def register(self, c: Configuration) -> None:
+        """Take note of a configuration that is added while the run goes on."""
+        self.sharing.architectures[c["mst_key"]] = c["model_arch"]
+
+    # --- stages -------------------------------------------------------------------------------------
+    def ask_for_all(self, configurations: Iterable[Configuration], misfits: Collection[int]) -> None:
+        """Ask for all iterations of the configurations, but of the `misfits` (their mst_keys). A configuration that was
+        stopped in the earlier run gets the iterations that it had."""
+        for c in configurations:
+            if c["mst_key"] not in misfits:
+                self._ask_for_all(c)
+        for key in misfits:
+            self.plan.withdraw(key)
+
+    def _ask_for_all(self, c: Configuration) -> None:
+        work = self.workload
+        for key in self.replicas() if work.averaging else [c["mst_key"]]:
+            until, evaluated = work.num_iterations, set(work.metrics_iterations)
+            if self.earlier is not None and key in self.earlier.stopped | self.earlier.iterations.keys():
+                until = self.earlier.iterations[key]  # it was stopped, or added with a number of its own
+                evaluated.add(until)
+            self.ask(c, until, evaluated if key == 1 or not work.averaging else (), key)
+
+    def ask(
+        self,
+        c: Configuration,
+        until: int,
+        evaluated: Collection[int],
+        key: int | None = None,
+        shareable: Shareable | None = None,
+    ) -> tuple[list[Stage], list[tuple[int, Stage]]]:
+        """Ask for the iterations of a configuration up to `until`, and for the metrics of the iterations `evaluated`.
+
+        `key`: the mst_key of a replica, if not the configuration's own; `shareable(stages, evaluated)`: how many of the
+        stages ahead the configuration may share with others, once the run has begun. Returns the stages to be done, and
+        (mst_key, stage) for each stage that is new to the configuration.
+        """
+        key = key or c["mst_key"]
+        before, root, at, apart = len(self.plan.path(key)), self._root(c, key), c["resolver"].at, None
+        if self.earlier is not None and self.earlier.replay:
+            apart = self.earlier.apart.get(key)
+        elif shareable is not None:
+            stages = self.plan.foresee(key, root, at, until)
+            shared = shareable(stages, evaluated)
+            if shared < len(stages):  # others have trained these stages and given the states up: they are done again
+                apart = {before + shared + 1: key}
+        stages = self.plan.ask(key, root, at, until, evaluated, apart)
+        return stages, [(key, stage) for stage in self.plan.path(key)[before:]]
+
+    def _root(self, c: Configuration, key: int) -> str:
+        """The identity of a path's start: a digest of everything that decides it, apart from the parameters."""
+        work, options = self.workload, self.workload.options
+        # random draws and files that belong to one configuration cannot be shared
+        alone = (
+            work.averaging
+            or not options["sharing"]
+            or c["fit"]["callbacks"]
+            or not options["same_start"]
+            and c["weights_md5"] is None
+        )
+        return identity.root(
+            {
+                "rows": [
+                    [work.table, segment, work.segments["training", segment].fingerprint]
+                    for segment in work.keys("training")
+                ],
+                "columns": [*work.columns],
+                "architecture": c["model_arch"],
+                "model_id": c["model_id"],
+                "weights": c.get("weights_md5"),
+                "seed": work.seed,
+                "functions": c["functions"],
+                "framework": [options["keras_backend"], options["kernel"]],
+                "averaging": work.averaging,
+                "own": key if alone else None,
+            }
+        )
+
+    # --- sessions and costs -------------------------------------------------------------------------
+    def sessions(self, capacity: int | None = None) -> int:
+        """How many worker sessions the run should have. `capacity`: trainers that a Ray cluster can hold."""
+        segments = len(self.workload.keys("training"))
+        earlier = self.earlier.sessions if self.earlier is not None and not self.earlier.replay else None
+        return min(segments, self.workload.options["sessions"] or earlier or segments, capacity or segments)
+
+    def unit_seconds(self, stage: Stage) -> float:
+        """Seconds of one training unit of a stage, measured by earlier runs; 0.0 if unknown."""
+        key = self.sharing.key(stage), stage.parameters[1]
+        if key not in self._unit_seconds:
+            net, rows = self.sharing.net(stage), self.workload.rows
+            batches = epochs(stage.parameters[1]) * math.ceil(sum(rows) / len(rows) / net.batch_size)
+            self._unit_seconds[key] = batches * (self.history.batch_seconds(net) or 0.0)
+        return self._unit_seconds[key]
+
+    def expected_seconds(self, sessions: int) -> float | None:
+        """Seconds of all training with so many sessions; None if the cost of most stages is unknown."""
+        stages = list(self.plan.stages.values())
+        sample = stages[:: max(1, len(stages) // SAMPLED_STAGES)]
+        known = [seconds for stage in sample if (seconds := self.unit_seconds(stage))]
+        if 2 * len(known) <= len(sample):
+            return None
+        visits = 1 if self.workload.averaging else len(self.workload.keys("training"))
+        return sum(known) / len(known) * len(stages) * visits / sessions
+
+    # --- the board ----------------------------------------------------------------------------------
+    @property
+    def scheduler_name(self) -> str:
+        return "randomized" if self.workload.averaging else self.workload.options["scheduler"]
+
+    def board(
+        self,
+        configurations: Sequence[Configuration],
+        misfits: Collection[int],
+        sessions: int,
+        moved: Mapping[SegmentKey, str | None] | None = None,
+    ) -> Board:
+        """The board of the run's units.
+
+        `moved`: {segment: server that holds the copy to use}, for segments whose own server is away.
+        """
+        work = self.workload
+        kind: Callable[..., Board] = Board
+        if work.averaging:
+            kind = Replicas
+        elif self.earlier is not None and self.earlier.replay:
+            order = {
+                self.plan.path(key)[iteration - 1].number: segments
+                for (key, iteration), segments in self.earlier.order.items()
+                if key not in misfits
+            }
+            kind = functools.partial(Logged, order=order)
+        board = kind(
+            self.plan,
+            work.keys("training"),
+            work.keys("validation"),
+            {key: segment.server for key, segment in work.segments.items()},
+            [copy.server for segment in work.segments.values() for copy in segment.copies],
+        )
+        if moved is not None:
+            board.relocate(moved)
+        board.count_by(self.sharing.key, lambda stage: epochs(stage.parameters[1]))
+        board.anywhere, board.searched = self.trains_anywhere(configurations), work.searches
+        board.serve(board.first_workers(sessions))
+        if self.earlier is not None and not self.earlier.replay:
+            board.restore(self.earlier.finished)
+        return board
+
+    def scheduler(self, board: Any) -> Any:
+        """The :class:`~pg_mop.schedule.base.Scheduler` that chooses the board's next units."""
+
+        def model(number: int) -> int:
+            return self.sharing.key(self.plan.stages[number])[0]
+
+        return SCHEDULERS[self.scheduler_name](board, self.workload.seed, model, self.unit_seconds)
+
+    def trains_anywhere(self, configurations: Sequence[Configuration]) -> bool:
+        """True if every trainer may hold the rows of all segments, so that most nets are compiled in one trainer only.
+
+        False where frozen layers may be shared, since every trainer would compute them for every segment; and where the
+        configurations are not known yet.
+        """
+        work, options = self.workload, self.workload.options
+        shares = options["share_prefixes"] and any(FROZEN.search(c["model_arch"]) for c in configurations)
+        if shares or not configurations or len(work.keys("training")) > ANYWHERE_SEGMENTS:
+            return False
+        size = sum(segment.bytes for (dataset, _), segment in work.segments.items() if dataset == "training")
+        return (
+            SCHEDULERS[self.scheduler_name].ANYWHERE
+            and not work.averaging
+            and not work.use_gpus
+            and not options["trainers"]
+            and {(segment.server, segment.host_segment) for segment in work.segments.values()} == {(None, None)}
+            and size <= min(ANYWHERE_BYTES, options["cache_mb"] << 19)
+        )
+
+    def logged_kernels(self, misfits: Collection[int]) -> dict[Unit, str]:
+        """Of a replay: {unit: the kernel that it used in the earlier run}."""
+        if self.earlier is None or not self.earlier.replay:
+            return {}
+        return {
+            Unit(iteration, self.plan.path(key)[iteration - 1].number, "train", "training", segment): kernel
+            for (key, iteration, segment), kernel in self.earlier.kernels.items()
+            if key not in misfits
+        }

@@ -1,0 +1,111 @@
+"""Takes over the stages that earlier runs of the role have trained, with their states and metrics."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pg_mop.catalog import metric_of
+from pg_mop.plan import reuse
+from pg_mop.plan.planner import Planner
+from pg_mop.plan.reuse import Known
+from pg_mop.plan.stages import Stage
+from pg_mop.plan.watch import Watch
+from pg_mop.run.configurations import Configuration
+from pg_mop.run.controllers import RunController
+from pg_mop.run.spec import RunSpec
+
+Row = dict[str, Any]
+
+
+class Adoption:
+    """Of one run. `controller`: the run's, once there is one, whose watches know the metrics by now."""
+
+    controller: RunController | None = None
+
+    def __init__(self, spec: RunSpec, planner: Planner, catalog: Any, run_id: int) -> None:
+        self.spec, self.planner, self.catalog, self.run_id = spec, planner, catalog, run_id
+        replays = planner.earlier is not None and planner.earlier.replay
+        self.allowed = (
+            planner.workload.options["reuse"] and not spec.averaging and spec.application is None and not replays
+        )
+        self._told = False
+
+    def adopt(self, stages: Sequence[Stage]) -> list[Stage]:
+        """Take over what earlier runs have trained of these stages. Returns the stages that have a state now."""
+        if not self.allowed:
+            return []
+        stages = [stage for stage in stages if not stage.trained]
+        datasets = len({dataset for dataset, _ in self.planner.workload.segments})
+        known = self.catalog.known_stages(self.run_id, [stage.identity for stage in stages], datasets)
+        found = reuse.adoptable(stages, known, self.spec.preferred) if known else []
+        kept: set[int] = set()
+        # the state that a configuration may end with must exist: without it, less can be taken over
+        while (needed := self._needed_of(found)) - kept:
+            kept |= needed
+            found = reuse.adoptable(stages, known, self.spec.preferred, kept)
+        if not found or not self.catalog.adopt(self.run_id, found):
+            return []
+        for stage, of, _ in found:
+            stage.trained, stage.scored, stage.origin = True, of.scored, of.origin
+        if not self._told:
+            self.spec.inputs.db.info(
+                f"what run {found[0][1].run} has trained is not trained again (SET pg_mop.reuse = off;)"
+            )
+        self._told = True
+        return [stage for stage, _, state in found if state]
+
+    def _needed_of(self, found: Sequence[tuple[Stage, Known, bool]]) -> set[int]:
+        """Of stages to be taken over (as plan.reuse gives them): the numbers of those whose states may be written,
+        since a configuration may stop before its last iteration or keep its best state."""
+        known = {stage.number: of for stage, of, _ in found}
+        asking = {key for stage, *_ in found for key in stage.trials}
+        early = [c for c in self.spec.configurations if c["mst_key"] in asking and self.spec.may_end_early(c)]
+        rows = self._metrics_of({number: of for number, of in known.items() if of.scored}) if early else {}
+        needed: set[int] = set()
+        return needed.union(*(self._ends_within(c, known, rows) for c in early))
+
+    def _metrics_of(self, known: Mapping[int, Known]) -> dict[tuple[int, str], Row]:
+        """{(stage number, dataset): row} of the metrics that earlier runs have of stages: `known`, {number: Known}."""
+        rows = {}
+        for run in {of.run for of in known.values()}:
+            numbers = {of.stage: number for number, of in known.items() if of.run == run}
+            for row in self.catalog.metrics(run, stages=list(numbers)):
+                rows[numbers[row["stage"]], row["dataset"]] = row
+        return rows
+
+    def _ends_within(
+        self, c: Configuration, known: Mapping[int, Known], rows: Mapping[tuple[int, str], Row]
+    ) -> set[int]:
+        """The numbers of the stages that a configuration may end with, or keep, of those on its path that are to be
+        taken over (`known`, with the metrics `rows`)."""
+        path = [stage for stage in self.planner.plan.path(c["mst_key"]) if stage.evaluated]
+        taken = [stage for stage in path if stage.number in known]
+        watch, seen = self._watch_of(c)
+        untold = [stage for stage in path if taken and stage.iteration < taken[0].iteration]
+        if watch is None or any(stage.iteration > seen and stage.number not in known for stage in untold):
+            return {stage.number for stage in taken}  # results that are still to come, or of others, decide
+        metric, dataset, _ = c["rule"]
+        numbers, ends = {stage.iteration: stage.number for stage in taken}, set()
+        for position, stage in enumerate(taken):
+            row = rows.get((stage.number, dataset))
+            if row is None:
+                ends |= {later.number for later in taken[position:]}
+                break
+            if watch.told(stage.iteration, metric_of(row, metric)) is not None:
+                ends.add(stage.number)
+                break
+        if c["fit"]["keep"] == "best" and watch.best is not None and watch.best[0] in numbers:
+            ends.add(numbers[watch.best[0]])
+        return ends
+
+    def _watch_of(self, c: Configuration) -> tuple[Watch | None, int]:
+        """A copy of a configuration's Watch, and the last iteration that it was told of; (None, 0) where not only its
+        own rule decides when it stops."""
+        if self.spec.search is not None and self.spec.search.stops_within_budget or "rule" not in c:
+            return None, 0
+        if self.controller is not None and (watch := self.controller.watches.get(c["mst_key"])):
+            return copy.deepcopy(watch), self.controller.seen.get(c["mst_key"], 0)
+        _, _, goal = c["rule"]
+        return Watch(goal, c["fit"]["stop"]), 0

@@ -1,0 +1,245 @@
+"""The configurations of a call: their parameters, their stop rules, and whether they fit the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from mop_udf import architecture, params
+from pg_mop.backend import object_table
+from pg_mop.backend.database import MopError
+from pg_mop.run.inputs import MOST_STAGES, Inputs
+
+Configuration = dict[str, Any]
+Added = tuple[int, str, str]  # model_id, compile_params, fit_params of a configuration that is added during a run
+
+
+class Configurations:
+    """The configurations of one call, in order; more may be added while the run goes on.
+
+    A configuration is a dict with mst_key, model_id, compile_params, fit_params, model_arch and, where training does not
+    start from the seed, weights_sql and weights_md5. `check` adds compile, fit, architecture, resolver (of parameters
+    that change by iteration), functions (digests of custom functions) and, where it has a stop rule, rule.
+
+    `misfits`: {mst_key: message} of those that cannot be trained on this data; they fail while the others run.
+    `shapes` and `outputs`: of a row of the data, and what a model must output for it (PackedTable.wanted_outputs).
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        class_weights: Callable[[Any], Any] | None = None,
+        averaging: bool = False,
+        judged_by: tuple[str, str, str] | None = None,
+        required_metric: str | None = None,
+        searches: bool = False,
+        make: Callable[[int, Added], Configuration] | None = None,
+        unusable: Callable[[int], str] | None = None,
+    ) -> None:
+        """`class_weights`: turns a class_weight parameter into {class number: weight}; `averaging`: the one
+        configuration is trained as replicas; `judged_by`: (metric, dataset, goal) by which the best state is chosen
+        unless a configuration says otherwise; `required_metric`: a configuration that is added must have this metric;
+        `searches`: a search procedure asks for their iterations; `make`: builds a configuration that is added; `unusable(count)`: begins the error for bad configurations."""
+        self.inputs, self.averaging, self.required_metric = inputs, averaging, required_metric
+        self.searches = searches
+        self._class_weights, self._judged_by, self._make = class_weights, judged_by, make
+        self._unusable = unusable or _unusable
+        self.functions: str | None = None
+        self.by_key: dict[int, Configuration] = {}
+        self.misfits: dict[int, str] = {}
+        self.shapes: list[Any] = []
+        self.outputs: Any = None
+        self._hint: str | None = None  # better than what the data alone tell
+
+    def __iter__(self) -> Iterator[Configuration]:
+        return iter(list(self.by_key.values()))
+
+    def __len__(self) -> int:
+        return len(self.by_key)
+
+    def __getitem__(self, mst_key: int) -> Configuration:
+        return self.by_key[mst_key]
+
+    def __contains__(self, mst_key: object) -> bool:
+        return mst_key in self.by_key
+
+    def get(self, mst_key: int) -> Configuration | None:
+        return self.by_key.get(mst_key)
+
+    @property
+    def first(self) -> Configuration:
+        return next(iter(self.by_key.values()))
+
+    # --- checks ---------------------------------------------------------------------------------------
+    def check(self, configurations: Sequence[Configuration], functions: str | None) -> None:
+        """Take these configurations, with the custom functions of the object table `functions` (quoted name).
+
+        Raises MopError if a string or an architecture cannot be read, or if no configuration fits the data.
+        """
+        self.check_parameters(configurations, functions)
+        self.check_data()
+
+    def check_parameters(self, configurations: Sequence[Configuration], functions: str | None) -> None:
+        """Take these configurations without a look at the data. Raises MopError if one cannot be read."""
+        self.by_key, self.functions = {}, functions
+        for c in configurations:
+            self.put(c)
+        earlier, iterations = self.inputs.earlier, self.inputs.num_iterations
+        if len(configurations) * iterations > MOST_STAGES and not self.searches:
+            raise MopError(
+                f"{len(configurations)} configurations of {iterations} iterations are more than "
+                f"{MOST_STAGES} iterations in all",
+                hint="Ask for fewer now; a later call with more goes on from there (pg_mop.seed must be the same).",
+            )
+        before = earlier.failed if earlier is not None else {}  # a configuration that was added may be a bad one
+        problems = [
+            (c["mst_key"], problem)
+            for c in configurations
+            if (problem := self.problem(c)) and c["mst_key"] not in before
+        ]
+        if problems:
+            raise MopError(
+                self._unusable(len(problems)) + f": {problems[0][1]}",
+                detail="\n".join(f"mst_key {key}: {problem}" for key, problem in problems[:20]),
+            )
+
+    def put(self, c: Configuration) -> None:
+        """Add a configuration without any check."""
+        c.setdefault("functions", [])
+        self.by_key[c["mst_key"]] = c
+
+    def problem(self, c: Configuration, iterations: int | None = None) -> str | None:
+        """Why a configuration cannot be trained on any data, or None. Adds to it what its strings say.
+
+        `iterations`: if not those of the run.
+        """
+        if c.get("problem"):
+            return c["problem"]
+        db = self.inputs.db
+        try:
+            c["resolver"] = params.Resolver(c["compile_params"], c["fit_params"], self._class_weights)
+            c["compile"], c["fit"] = c["resolver"].compile, c["resolver"].fit
+            c["architecture"] = architecture.check(c["model_arch"])
+            c["resolver"].check(iterations or self.inputs.num_iterations)
+            architecture.check_dropout(c["architecture"], c["fit"]["dropout"])
+        except (params.ParameterError, architecture.ArchitectureError) as error:
+            return str(error)
+        if problem := object_table.missing_names(db, self.functions, c["compile"]):
+            return problem
+        c["functions"] = object_table.digests(db, self.functions, c["compile"])
+        if c["fit"]["callbacks"] and not db.is_superuser():
+            return "only a superuser may use callbacks: they write files on the server"
+        return self._read_rule(c)
+
+    def judged_by(self) -> tuple[str, str, str]:
+        """(metric, dataset, goal) by which the best state is chosen. Raises MopError."""
+        return self._judged_by or self.inputs.read_metric("loss")
+
+    def _read_rule(self, c: Configuration) -> str | None:
+        """Note in `c["rule"]` by which metric the configuration stops or its best state is chosen: (name, dataset, 'min'
+        or 'max'). Returns why the rule cannot be used, or None."""
+        stop = c["fit"]["stop"]
+        if stop is None and c["fit"]["keep"] == "last":
+            return None
+        if self.averaging:
+            return "stop and keep are for models that hop, not for averaged ones (pg_mop.fit_strategy = sequential)"
+        try:
+            rule = self.inputs.read_metric(stop["metric"], stop["mode"]) if stop else self.judged_by()
+        except MopError as error:
+            return f"{error.message} ({error.hint})" if error.hint else error.message
+        if rule[0] != "loss" and rule[0] not in c["compile"]["metrics"]:
+            return f"it stops by the metric {rule[0]!r}, which is not among its metrics"
+        c["rule"] = rule
+        return None
+
+    def check_data(self) -> None:
+        """Read the columns' shapes, and find the configurations that do not fit them. Raises MopError."""
+        source, validation, engine = self.inputs.source, self.inputs.validation, self.inputs.engine
+        shapes = engine.shapes(source)
+        self.shapes = [shapes[c] for c in source.columns]
+        self.outputs = source.wanted_outputs(shapes)
+        if validation is not None:
+            found = engine.shapes(validation)
+            held = [found[c] for c in validation.columns]
+            if held != self.shapes:
+                raise MopError(
+                    f'"{validation.text}" holds rows of shapes {held}, "{source.text}" of '
+                    f"{self.shapes}: they must be equal",
+                    hint="Make it with validation_preprocessor_dl from the same training table.",
+                )
+            if difference := validation.differs(source.summary):
+                raise MopError(
+                    f'validation table "{validation.text}" was packed otherwise than "{source.text}": '
+                    f"it has {difference}",
+                    hint="Make it with validation_preprocessor_dl from the same training table.",
+                )
+        before = self.inputs.earlier.failed if self.inputs.earlier is not None else {}
+        self.misfits = {}
+        for c in self:
+            if c["mst_key"] in before:
+                self.misfits[c["mst_key"]] = before[c["mst_key"]]
+            elif problem := self.misfit(c):
+                self.misfits[c["mst_key"]] = problem
+        if self.by_key and len(self.misfits.keys() - before.keys()) == len(self.by_key):
+            raise MopError(
+                f'no configuration fits the data of "{source.text}": {next(iter(self.misfits.values()))}',
+                detail="\n".join(f"mst_key {k}: {m}" for k, m in list(self.misfits.items())[:20]),
+                hint=self._hint or source.hint_to_fit(),
+            )
+
+    def misfit(self, c: Configuration) -> str | None:
+        """Why an architecture does not fit the data, or None. The trainer finds what its JSON does not tell."""
+        source = self.inputs.source
+        wanted, widths = self.shapes[: len(source.inputs)], self.outputs["widths"]
+        try:
+            inputs = architecture.input_shapes(c["architecture"])
+            outputs = architecture.output_widths(c["architecture"], len(widths))
+            for key, columns in (("input_layers", source.inputs), ("output_layers", source.outputs)):
+                if misfit := architecture.name_misfit(c["architecture"], key, columns):
+                    self._hint = misfit[1]
+                    return f"{misfit[0]} ({misfit[1]})"
+        except architecture.ArchitectureError as error:
+            return str(error)
+        if c["fit"]["class_weight"] and len(widths) > 1:
+            return "class_weight needs a model with a single output"
+        if inputs != wanted:
+            return (
+                f"the architecture takes input of shape {_one(inputs)}, "
+                f'"{source.text}" has {_one(wanted)}: input shape does not match'
+            )
+        return architecture.output_misfit(outputs, self.outputs)
+
+    # --- while the run goes on ------------------------------------------------------------------------
+    def make(self, mst_key: int, added: Added) -> Configuration:
+        """A configuration that is added during the run. Raises MopError if the tables that it needs have changed."""
+        if self._make is None:
+            raise MopError("this run trains one model and takes no other configuration", sqlstate="0A000")
+        return self._make(mst_key, added)
+
+    def add(self, c: Configuration, iterations: int) -> str | None:
+        """Take a configuration that is added. Returns why it cannot be trained, or None; then it is a misfit."""
+        problem = self.problem(c, iterations) or self.misfit(c)
+        self.put(c)
+        if problem is None and self.required_metric not in (None, "loss", *c["compile"]["metrics"]):
+            problem = f"it has no metric {self.required_metric!r}, by which this search judges"
+        if problem:
+            self.misfits[c["mst_key"]] = c["error"] = problem
+        return problem
+
+    def take_up(self, configurations: Sequence[Configuration]) -> None:
+        """Take the configurations that people had added to an earlier run, too."""
+        for c in configurations if not self.averaging else ():
+            if c["mst_key"] not in self.by_key:
+                c = {**c, "error": None}
+                if problem := self.problem(c) or self.misfit(c):
+                    self.misfits[c["mst_key"]] = problem
+                self.put(c)
+
+
+def _unusable(count: int) -> str:
+    return f"{count} configuration{'s' if count > 1 else ''} cannot be trained"
+
+
+def _one(values: Sequence[Any]) -> Any:
+    """The only element of a list, or the list itself."""
+    return values[0] if len(values) == 1 else values

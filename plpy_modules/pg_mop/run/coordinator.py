@@ -1,0 +1,608 @@
+"""The run coordinator: opens what a run needs, in order, lets the executor work, and closes everything.
+
+`execute(spec)` trains and writes the output tables; `apply(spec)` applies a trained model and leaves no run behind.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psycopg2
+
+import mop_udf
+from mop_udf import fork_server
+from pg_mop.backend import object_table
+from pg_mop.backend.database import MopError, quote_identifier
+from pg_mop.catalog import Catalog, note_output
+from pg_mop.connections.locks import Locks
+from pg_mop.plan.cost_history import CostHistory
+from pg_mop.plan.planner import Planner, Workload
+from pg_mop.plan.stages import Stage
+from pg_mop.run import segments
+from pg_mop.run.adoption import Adoption
+from pg_mop.run.configurations import Configuration
+from pg_mop.run.controllers import FixedController, RunController
+from pg_mop.run.earlier import Earlier, options_of
+from pg_mop.run.executor import Executor
+from pg_mop.run.messages import Messages, listed
+from pg_mop.run.remote_runs import RemoteRuns
+from pg_mop.run.search_controller import SearchController
+from pg_mop.run.servers import Server
+from pg_mop.run.sessions import Sessions
+from pg_mop.run.spec import RunResult, RunSpec
+from pg_mop.run.unit_specs import UnitSpecs
+
+MEASURED_STAGES = 8  # stages of a net whose units tell its cost: those trained last
+
+
+def execute(spec: RunSpec) -> RunResult:
+    """Train what the spec asks for, and write its output tables in the caller's transaction. Raises MopError."""
+    coordinator = Coordinator(spec)
+    coordinator.reserve()
+    coordinator.run()
+    with coordinator.output():
+        spec.output.write(coordinator.result)
+    return coordinator.result
+
+
+def apply(spec: RunSpec) -> RunResult:
+    """Apply a trained model as the spec says, and leave no run behind. Raises MopError."""
+    coordinator = Coordinator(spec)
+    coordinator.reserve()
+    coordinator.run()
+    coordinator.catalog.close_run(coordinator.run_id, "finished")
+    coordinator.drop()
+    coordinator.catalog.close()
+    return coordinator.result
+
+
+class Coordinator:
+    """Coordinates one run. In order: `reserve`, `run`, then the caller writes within `output`."""
+
+    result: RunResult
+    run_id: int | None = None
+    catalog: Catalog
+    planner: Planner
+    executor: Executor | None = None
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec, self.inputs, self.configurations = spec, spec.inputs, spec.configurations
+        self.db, self.engine = spec.inputs.db, spec.inputs.engine
+        self.options: dict[str, Any] = dict(spec.inputs.options)
+        self.earlier: Earlier | None = spec.inputs.earlier
+        self.servers: dict[str | None, Server] = {}
+        self.segments: segments.Segments = {}
+        self.failed: dict[int, str] = {}
+
+    def reserve(self) -> None:
+        """Keep other calls from the output table until this call ends. Raises MopError."""
+        self.locks = Locks(self.db, lambda: self.engine.target(None), self.options["lock_timeout"])
+        self.locks.reserve(self.spec.output.table)
+
+    # --- the run --------------------------------------------------------------------------------------
+    def run(self) -> None:
+        """Open the run, train, and close everything but the catalog. Raises MopError.
+
+        The catalog stays open, since the output is written with it and no other connection may be free then.
+        """
+        started = self.db.value("SELECT clock_timestamp()::timestamp::text")
+        self._keep_writers_out()
+        self.segments = segments.find(self.spec, self.options)
+        with contextlib.ExitStack() as stack:  # of what an error closes
+            self._open_catalog(stack)
+            self._check_rows()
+            self._resume_or_begin()
+            sessions = self._open_run(stack)
+            executor = self._executor(sessions)
+            executor.go()
+            self.engine.check_whole(self.catalog.execute)
+            self._finish(sessions, executor, started)
+            stack.pop_all()
+
+    def _keep_writers_out(self) -> None:
+        """Lock the packed tables against writers to the end of the call, if the caller may. Raises MopError.
+
+        A call that applies a model locks nothing: it finds that rows have changed, and leaves the work to the caller's
+        own session.
+        """
+        for packed in self.inputs.tables if self.spec.application is None else ():
+            self.locks.share(packed)
+            self.engine.share(packed)
+
+    def _open_catalog(self, stack: contextlib.ExitStack) -> None:
+        """Open the catalog's session, and look at the other servers. Raises MopError."""
+        options, target = self.options, self.engine.target(None)
+        self.catalog = Catalog(self.db, target)
+        stack.callback(self.catalog.close)
+        local = any(s.server is None and s.host_segment is None for s in self.segments.values())
+        if options["fork_server_idle_timeout"] and not options["trainers"] and local:
+            fork_server.expect(mop_udf.home, options["keras_backend"], options["fork_server_idle_timeout"])
+        info = self.engine.info(options["keras_backend"])
+        self.servers[None] = Server(None, target, self.catalog, None, self.db.extension, info)
+        self.remote_runs = RemoteRuns(self.spec, self.segments, self.servers, self._open_remote_run)
+        stack.callback(self._close_remote_catalogs)
+        self.remote_runs.reach()
+
+    def _close_remote_catalogs(self) -> None:
+        for server in self.remote_runs.remote:
+            server.catalog.close()
+
+    def _check_rows(self) -> None:
+        """The rows must be those that the caller sees, on every server. Raises MopError."""
+        segments.check_visible(self.spec, self.catalog, self.segments)
+        segments.check_copies(self.spec, self.options, self.catalog, self.segments, self.earlier)
+        self.engine.check_whole(self.catalog.execute)
+        self.catalog.housekeeping(self.options["checkpoint_mb"] << 20)
+
+    def _resume_or_begin(self) -> None:
+        """Find the run that this call goes on with or replays, if any. Raises MopError."""
+        self.earlier = earlier = self.earlier or self._unfinished()
+        if earlier is not None:
+            self._check_unchanged(earlier)
+            self.options = options_of(earlier, self.options)
+            if self.spec.search is not None:
+                self.configurations.check(
+                    [{**c, "error": None} for c in earlier.configurations], self.configurations.functions
+                )
+            else:
+                self.configurations.take_up(earlier.configurations)
+        self.history = CostHistory(self.catalog.costs)
+        self.seed = self.options["seed"] if self.options["seed"] is not None else secrets.randbits(31)
+
+    @property
+    def resumes(self) -> bool:
+        return self.earlier is not None and not self.earlier.replay
+
+    def _unfinished(self) -> Earlier | None:
+        """The unfinished run of the same call, if this call goes on with it."""
+        spec, run = self.spec, None
+        if self.options["resume"]:
+            run = self.catalog.unfinished(spec.function, spec.output.name, spec.arguments)
+        if run is None:
+            return None
+        earlier = Earlier(self.catalog, run)
+        difference = self._differs(earlier)
+        if difference is None and not earlier.has_same_rows(self._fingerprints()):
+            difference = "the packed rows have changed since"
+        if difference is not None:
+            self.db.info(
+                f"run {earlier.run_id} of the same call is unfinished, but {difference}: this call begins a new run"
+            )
+            return None
+        self.db.info(
+            f"going on with run {earlier.run_id} of the same call, of which {len(earlier.finished)} units are "
+            f"done (SET pg_mop.resume = off; begins anew)"
+        )
+        return earlier
+
+    def _differs(self, earlier: Earlier) -> str | None:
+        """Why the call is not that of the run `earlier`, or None."""
+        if self.spec.search is not None:
+            return self.spec.search.differs(earlier, self.options)
+        return earlier.differs(self._noted(), self.options)
+
+    def _check_unchanged(self, earlier: Earlier) -> None:
+        """The rows must be those that the earlier run was trained on. Raises MopError."""
+        if not earlier.has_same_rows(self._fingerprints()):
+            raise MopError(
+                f'the packed rows of "{self.inputs.source.text}" or of its validation table have changed since run '
+                f"{earlier.run_id} began",
+                detail="They were written to, packed anew or moved.",
+                hint=None
+                if earlier.replay
+                else "SET pg_mop.resume = off; and call again to train on the rows as they are.",
+                sqlstate="55000",
+            )
+
+    def _fingerprints(self) -> dict[tuple[str, int], str]:
+        return {key: segment.fingerprint for key, segment in self.segments.items()}
+
+    # --- the run in the catalog -----------------------------------------------------------------------
+    def _open_run(self, stack: contextlib.ExitStack) -> Sessions:
+        """Open the run in the catalog, plan it, and open its remote runs. Returns its sessions, which are not open yet."""
+        earlier, self.sessions = self.earlier, None
+        if self.resumes:
+            self.run_id = self.servers[None].run_id = self.remote_runs.run_id = earlier.run_id
+            self.catalog.reopen_run(self.run_id)
+        stack.push(self._failed)
+        if self.resumes:
+            # read once more: its last units may have ended only now
+            earlier.read(self.catalog, self.remote_runs.reopen())
+        self._plan()
+        if self.resumes:
+            self.adoption = Adoption(self.spec, self.planner, self.catalog, self.run_id)
+            self._start_paths()
+        else:
+            self._begin_run()
+        for server in self.remote_runs.remote:
+            self.remote_runs.open(server)
+        moved = None
+        if self.engine.away:
+            moved = {key: segment.at(self.servers).server for key, segment in self.segments.items()}
+        self.board = self.planner.board(list(self.configurations), self.configurations.misfits, self.wanted, moved)
+        self.scheduler = self.planner.scheduler(self.board)
+        self.unit_specs = self._unit_specs()
+        self.sessions = Sessions(
+            self.db, self._server, self.unit_specs.trainer, f"pg_mop run {self.run_id}", self.options["lock_timeout"]
+        )
+        return self.sessions
+
+    def _plan(self) -> None:
+        """Plan the run: the search plan, and how many sessions it should have (`wanted`)."""
+        spec, inputs, options = self.spec, self.inputs, self.options
+        if self.earlier is not None:
+            self.configurations.misfits.update(self.earlier.failed)
+        workload = Workload(
+            table=inputs.source.table.oid,
+            columns=(inputs.source.inputs, inputs.source.outputs) if spec.application is None else ((), ()),
+            shape=self._shape(),
+            segments=self.segments,
+            options=options,
+            seed=self.seed,
+            num_iterations=inputs.num_iterations,
+            metrics_iterations=inputs.metrics_iterations,
+            averaging=spec.averaging,
+            searches=spec.search is not None,
+            use_gpus=inputs.use_gpus,
+        )
+        self.planner = Planner(workload, list(self.configurations), self.history, self.earlier)
+        self.wanted = self.planner.sessions(inputs.capacity)
+        if spec.search is None:
+            self.planner.ask_for_all(self.configurations, self.configurations.misfits)
+        else:
+            self.planner.ask_for_all((), self.configurations.misfits)
+        if spec.application is not None:
+            at = collections.Counter(segment.at(self.servers).server for segment in self.segments.values())
+            most = {name: max(self.servers[name].info["cores"], self.servers[name].info["gpus"]) for name in at}
+            self.wanted = min(self.wanted, sum(min(count, most[name]) for name, count in at.items()))
+        if {s.server for s in self.segments.values()} == {None}:  # (else each server's own cores count)
+            options["threads"] = options["threads"] or max(1, self.servers[None].info["cores"] // self.wanted)
+
+    def _shape(self) -> str:
+        """The shape of a row as text, such as '28 x 28 -> 10'; '' where nothing is trained, and no cost is noted."""
+        if self.spec.application is not None:
+            return ""
+        inputs = len(self.inputs.source.inputs)
+        texts = [" x ".join(map(str, shape)) for shape in self.configurations.shapes]
+        return f"{', '.join(texts[:inputs])} -> {', '.join(texts[inputs:])}"
+
+    def _begin_run(self) -> None:
+        """Open a new run in the catalog, take over the stages that earlier runs have trained, and put the weights there
+        with which paths begin."""
+        tables = self.spec.tables
+        if self.earlier is not None:
+            tables = {**tables, "replay_of": self.earlier.run_id}
+        expected = None
+        if self.spec.application is None:
+            expected = self.planner.expected_seconds(self.wanted)
+        misfits = self.configurations.misfits
+        self.run_id = self.servers[None].run_id = self.remote_runs.run_id = self._write_run(
+            self.catalog,
+            self.spec.function,
+            [{**c, "error": misfits.get(c["mst_key"])} for c in self._noted()],
+            {
+                "arguments": self.spec.arguments,
+                "settings": {**self.options, "seed": self.seed},
+                "tables": tables,
+                "search_path": self.db.callers_path,
+            },
+            expected,
+        )
+        self.adoption = Adoption(self.spec, self.planner, self.catalog, self.run_id)
+        try:
+            self.adoption.adopt(list(self.planner.plan.stages.values()))
+            self._start_paths()
+        except MopError as error:  # before any work: nothing is left of the run
+            self.catalog.close_run(self.run_id, *outcome_of(error))
+            self.catalog.drop_run(self.run_id)
+            self.run_id = None
+            raise
+
+    def _open_remote_run(self, catalog: Any, leader: str) -> int:
+        """Open a remote run in the catalog of another server: its number there."""
+        return self._write_run(
+            catalog,
+            "remote_run",
+            [{**c, "error": None, "weights_sql": None} for c in self._noted()],
+            {"leader": leader, "run": self.run_id, "arguments": {}, "settings": {}},
+            None,  # nobody looks at a remote run
+        )
+
+    def _write_run(
+        self,
+        catalog: Any,
+        function: str,
+        configurations: Sequence[Configuration],
+        parameters: dict[str, Any],
+        expected_seconds: float | None,
+    ) -> int:
+        inputs, places = self.inputs, len(self.planner.workload.keys("training"))
+        return catalog.open_run(
+            {
+                "function": function,
+                "source_table": inputs.source.text,
+                "validation_table": inputs.validation and inputs.validation.text,
+                "model_output_table": self.spec.output.name,
+                "seed": self.seed,
+                "scheduler": self.planner.scheduler_name,
+                "num_iterations": inputs.num_iterations,
+                "metrics_iterations": inputs.metrics_iterations,
+                "configurations": len(self.configurations),
+                "segments": places,
+                "sessions": self.wanted,
+                "parameters": parameters,
+                "expected_seconds": expected_seconds,
+            },
+            [(dataset, segment) for (dataset, _), segment in self.segments.items()],
+            configurations,
+            self.planner.plan,
+            1 if self.spec.averaging else places,
+        )
+
+    def _noted(self) -> list[Configuration]:
+        """The configurations as the catalog has them: each replica of averaging is one."""
+        if self.spec.averaging:
+            keys = range(1, sum(dataset == "training" for dataset, _ in self.segments) + 1)
+            return [{**c, "mst_key": key} for key in keys for c in self.configurations]
+        return list(self.configurations)
+
+    def _start_paths(self) -> None:
+        """Write the weights with which paths begin, if the earlier coordinator has not done so."""
+        begun = self.catalog.models(self.run_id)
+        stages = self.planner.plan.stages.values()
+        of = {
+            key: c
+            for c in self.configurations
+            for key in (self.planner.replicas() if self.spec.averaging else [c["mst_key"]])
+        }
+        self.catalog.start(self.run_id, [stage for stage in stages if stage.number not in begun], of)
+        if self.spec.application is not None:  # the model has been trained already
+            for stage in stages:
+                stage.trained = True
+
+    # --- the executor ---------------------------------------------------------------------------------
+    def _server(self, worker: int | None) -> Server:
+        """The Server of a worker; None: the coordinator's own."""
+        return self.servers[None if worker is None else self.board.server(worker)]
+
+    def _unit_specs(self) -> UnitSpecs:
+        spec, inputs, planner, functions = self.spec, self.inputs, self.planner, self.configurations.functions
+        make = UnitSpecs if spec.application is None else spec.application.unit_specs
+        return make(
+            self.engine,
+            self._server,
+            {"training": inputs.source, "validation": inputs.validation},
+            self.segments,
+            planner.plan,
+            self.board,
+            planner.sharing,
+            self.configurations.outputs,
+            self.options,
+            self.seed,
+            functions and object_table.within_schema(functions),
+            self._digests_of,
+            inputs.use_gpus,
+            inputs.began,
+            planner.workload.rows if spec.averaging else None,
+            planner.logged_kernels(self.configurations.misfits),
+            cost_history=self.history,
+        )
+
+    def _digests_of(self, mst_key: int) -> Any:
+        """Digests of the custom functions of a configuration, or of a replica of the only one."""
+        return (self.configurations.get(mst_key) or self.configurations.first)["functions"]
+
+    def _controller(self, messages: Messages) -> RunController:
+        """The controller that decides what is asked for while the run goes on."""
+        plan, catalog, run_id, search = self.planner.plan, self.catalog, self.run_id, self.spec.search
+
+        def metrics_of(stages: list[int]) -> Any:
+            return catalog.metrics(run_id, stages=stages)
+
+        basics = plan, self.configurations, metrics_of, messages
+        if search is None:
+            return FixedController(
+                *basics, num_iterations=self.inputs.num_iterations, metrics_iterations=self.inputs.metrics_iterations
+            )
+        self.procedure = search.procedure(self.seed, len(self.planner.workload.keys("training")))
+        events = catalog.search_log(run_id)
+        if not events and search.known:
+            events = [["known", search.known]]
+            catalog.log_search(run_id, 1, events)
+        return SearchController(
+            *basics,
+            procedure=self.procedure,
+            search=search,
+            began=self.inputs.began,
+            num_iterations=self.inputs.num_iterations,
+            events=events,
+            log=lambda number, new: catalog.log_search(run_id, number, new),
+            late_requests=lambda: catalog.control_requests(run_id, last=True),
+            stopped_before=self.earlier.stopped if self.earlier is not None else (),
+        )
+
+    def _executor(self, sessions: Sessions) -> Executor:
+        """The executor of the run, with its sessions open if there is anything to do."""
+        planner, board = self.planner, self.board
+        self.messages = Messages(self.spec, self.catalog, self.run_id, self._failures)
+        self.controller = controller = self._controller(self.messages)
+        self.adoption.controller = controller
+        if not (board.done and controller.done):
+            self._open_sessions(sessions)
+            if board.anywhere:
+                homes = sessions.homes().items()
+                self.scheduler.homes.update({planner.sharing.number(digest): worker for digest, worker in homes})
+        # writing the output needs numpy: it is imported while the trainers start
+        from pg_mop.backend.arrays import state  # noqa: F401
+
+        self.executor = Executor(
+            self.db,
+            self.catalog,
+            self.servers,
+            sessions,
+            self.run_id,
+            planner.plan,
+            board,
+            self.scheduler,
+            self.unit_specs,
+            controller,
+            self.adoption.adopt,
+            self._extend,
+            self.options,
+            self.earlier.attempts if self.resumes else {},
+            self.wanted,
+            self.remote_runs.take_back,
+            self.remote_runs.away(),
+        )
+        return self.executor
+
+    def _extend(
+        self, c: Configuration, until: int, evaluated: Any, new: bool, shareable: Any
+    ) -> tuple[list[Stage], list[tuple[int, Stage]]]:
+        """Ask the planner for more iterations of a configuration, for a request of the controller."""
+        if new:
+            self.planner.register(c)
+        early = self.spec.may_end_early(c)
+        return self.planner.ask(c, until, evaluated, shareable=lambda stages, wanted: shareable(stages, wanted, early))
+
+    def _failures(self) -> dict[int, str]:
+        return {**(self.executor.failed if self.executor is not None else {}), **self.configurations.misfits}
+
+    def _open_sessions(self, sessions: Sessions) -> None:
+        """Open the worker sessions; go on with fewer if not all can be had and the others can do the work."""
+        board, workers = self.board, list(self.board.workers)
+        refused = sessions.open(workers)
+        if refused is not None:
+            opened = [worker for worker in workers if worker in sessions.by_worker]
+            if {board.server(worker) for worker in opened} < {board.server(worker) for worker in workers}:
+                raise refused  # no other worker could train that server's segments
+            board.serve(opened)
+            self.db.warning(
+                f"run {self.run_id} goes on with {len(opened)} of {len(workers)} worker sessions: {refused.message}",
+                detail=refused.detail,
+                hint=refused.hint,
+            )
+
+    # --- the end --------------------------------------------------------------------------------------
+    def _finish(self, sessions: Sessions, executor: Executor, started: str) -> None:
+        """All units are done: read what other servers have for the caller, drop the remote runs, keep the costs and the
+        warm sessions. Raises MopError if nothing could be trained."""
+        spec, planner = self.spec, self.planner
+        if spec.application is not None and spec.application.gather is not None:
+            spec.application.gather(self.servers, self.segments)
+        self.remote_runs.drop()
+        self._note_costs()
+        if self.board.anywhere:
+            homes = self.scheduler.homes.items()
+            sessions.note_homes({planner.sharing.digest(n): worker for n, worker in homes if n is not None})
+        sessions.keep(self.options["session_idle_timeout"])
+        failed, stages = self._failures(), planner.plan.stages
+        kept = {key: stages[stage].iteration for key, stage in self.controller.kept.items()}
+        self.result = RunResult(spec, self.catalog, self.run_id, started, failed, kept)
+        self.result.replicas = planner.workload.rows if spec.averaging else []
+        self.result.procedure = getattr(self, "procedure", None)
+        if spec.averaging and failed or len(failed) == len(self.configurations):
+            raise MopError(spec.all_failed(failed), detail=listed(failed), sqlstate="22000")
+
+    def _note_costs(self) -> None:
+        """Keep what units have measured for later runs: of each net by the stages that were trained last."""
+        stages: dict[Any, list[int]] = {}
+        for number in sorted(self.executor.versions) if self.executor is not None else ():
+            stage = self.planner.plan.stages[number]
+            if self.executor.has_trained(stage):
+                stages.setdefault(self.planner.sharing.net(stage), []).append(number)
+        try:
+            self.catalog.note_costs(self.run_id, {net: numbers[-MEASURED_STAGES:] for net, numbers in stages.items()})
+        except (MopError, psycopg2.Error) as trouble:  # the run does not depend on it
+            self.db.plpy.log(f"pg_mop: the costs of run {self.run_id} could not be kept: {trouble}")
+
+    def _failed(self, kind: Any, error: BaseException | None, _: Any) -> bool:
+        """The run ends with an error: end its sessions and note why. The units that are committed stay."""
+        if error is None or self.run_id is None:
+            return False
+        stuck = self.sessions.abandon() if self.sessions is not None else []
+        self._note_costs()
+        self.remote_runs.close(*outcome_of(error))
+        try:
+            self.catalog.terminate(stuck)
+            self.catalog.close_run(self.run_id, *outcome_of(error))
+        except (MopError, psycopg2.Error) as trouble:  # the first error is the one to report
+            self.db.plpy.log(f"pg_mop: run {self.run_id} could not be closed: {trouble}")
+        if self.spec.application is not None:
+            self.drop()
+        if isinstance(error, psycopg2.Error):
+            raise MopError(
+                f"a session of run {self.run_id} failed: {str(error).strip()}", sqlstate=error.pgcode or "08006"
+            ) from None
+        return False
+
+    def drop(self) -> None:
+        """Leave nothing of the run."""
+        try:
+            self.catalog.drop_run(self.run_id)
+        except (MopError, psycopg2.Error) as trouble:  # the next call that trains drops it
+            self.db.plpy.log(f"pg_mop: run {self.run_id} is left behind: {trouble}")
+
+    @contextlib.contextmanager
+    def output(self) -> Iterator[None]:
+        """Within it the caller writes the output tables. Then the run is finished; an error is noted in its row."""
+        previous, catalog, run_id = self.spec.output.previous, self.catalog, self.run_id
+        try:
+            with catalog:
+                if previous is not None:
+                    previous.set_aside()
+                yield
+                if previous is not None:
+                    previous.drop()
+                if self.options["reuse"] and self.options["checkpoint_mb"] and not self.spec.averaging:
+                    catalog.keep_checkpoints(run_id)
+                token = catalog.output_token(run_id)
+                catalog.close_run(run_id, "finished", listed(self.result.failed) or None)
+                for request in catalog.control_requests(run_id):  # they came after the last look
+                    if "add" in request:
+                        self.messages.late(f"added by {request['by']}")
+            note_output(self.db, run_id, token)
+        except BaseException as error:
+            taken = _name_taken(self.db, error, run_id, self.spec.output.table)
+            self._abandon(taken or error)
+            if taken is not None:
+                raise taken from None
+            raise
+
+    def _abandon(self, error: BaseException) -> None:
+        """The output could not be written: note that in the run's row. Its states stay."""
+        try:
+            with self.catalog:
+                self.catalog.close_run(self.run_id, *outcome_of(error))
+        except (MopError, psycopg2.Error) as trouble:  # the first error is the one to report
+            self.db.plpy.log(f"pg_mop: run {self.run_id} could not be closed: {trouble}")
+
+
+def _name_taken(db: Any, error: BaseException, run_id: int | None, output: str) -> MopError | None:
+    """The MopError for an `error` in writing the output of a run, if somebody has made a table of the name of `output`
+    (quoted) or of its companions meanwhile; None for any other error."""
+    # 23505: an open transaction was making the table, and has committed now
+    if not isinstance(error, db.plpy.SPIError) or getattr(error, "sqlstate", None) not in ("42P07", "42710", "23505"):
+        return None
+    found = re.search(r'"([^"]+)" already exists', str(error))
+    schema, name = db.parse_name(output)
+    made = f"{quote_identifier(schema)}.{quote_identifier(found[1] if found else name)}"
+    return MopError(
+        f"run {run_id} cannot write its output tables: {error}",
+        detail="Somebody made one of that name while the run was trained. Nothing is lost: the run is "
+        "trained to its end, and its models are kept.",
+        hint=f"ALTER TABLE {made} RENAME TO ...; SELECT {db.extension}.mop_resume({run_id});",
+        sqlstate="42P07",
+    )
+
+
+def outcome_of(error: BaseException) -> tuple[str, str]:
+    """(status, error text) of a run that an exception has ended."""
+    # not by the exception's class: a cancel that comes while a message is sent is a plpy.Error
+    sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return "cancelled" if sqlstate == "57014" else "failed", str(error).strip()

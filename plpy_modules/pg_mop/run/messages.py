@@ -1,0 +1,77 @@
+"""INFO lines and warnings of a run while it goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pg_mop.backend.database import MopError
+from pg_mop.run import metrics
+from pg_mop.run.spec import RunSpec
+
+SILENT = 10  # INFO lines between two evaluations, at most
+MOST_KEYS, MOST_FAILURES = 20, 5  # failed configurations that a warning names, and whose errors it shows
+
+
+class Messages:
+    """Tells the caller of a run. `failed()`: {mst_key: message} by now."""
+
+    def __init__(self, spec: RunSpec, catalog: Any, run_id: int, failed: Callable[[], dict[int, str]]) -> None:
+        self.spec, self.catalog, self.run_id, self.failed = spec, catalog, run_id, failed
+        self.db = spec.inputs.db
+
+    def iteration(self, iteration: int, seconds_left: float | None = None) -> None:
+        """The lines of an iteration that all configurations have been through, with its metrics if it has any.
+
+        Of iterations without metrics, at most SILENT are told of between two evaluations.
+        """
+        inputs, rows = self.spec.inputs, []
+        if self.spec.application is not None:
+            return
+        evaluated = iteration in inputs.metrics_iterations
+        if not evaluated and iteration % math.ceil(inputs.frequency / SILENT):
+            return
+        seconds = self.catalog.training_seconds(self.run_id, iteration)
+        if evaluated:
+            rows = self.catalog.metrics(self.run_id, iteration)
+        count = len(self.spec.configurations)
+        self.db.info(
+            metrics.lines(
+                iteration, inputs.num_iterations, seconds, rows, self.spec.label, count, self.failed(), seconds_left
+            )
+        )
+
+    def lines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.db.info(line)
+
+    def refused(self, mst_key: int, reason: str, problem: str) -> None:
+        """A configuration that somebody added cannot be trained."""
+        self.db.warning(f"configuration {mst_key}, {reason}, cannot be trained: {problem}")
+
+    def not_taken(self, reason: str, error: MopError) -> None:
+        """A configuration that somebody added cannot be read: the tables that it needs have changed."""
+        self.db.warning(f"the configuration {reason} cannot be taken up: {error.message}")
+
+    def late(self, reason: str) -> None:
+        """A configuration was added too late."""
+        self.db.warning(f"a configuration {reason} came too late to be trained: run {self.run_id} was at its end")
+
+
+def listed(failed: dict[int, str], most: int | None = None) -> str:
+    """{mst_key: message} as lines of text, at most so many."""
+    lines = [f"mst_key {key}: {failed[key]}" for key in sorted(failed)[:most]]
+    return "\n".join(lines + ([f"and {len(failed) - most} more"] if most is not None and len(failed) > most else []))
+
+
+def warn_of_failures(db: Any, failed: dict[int, str], count: int, name: str, info: str) -> None:
+    """Warn that some of `count` configurations failed. `name`: how they are called; `info`: the table of the errors."""
+    if not failed:
+        return
+    keys = ", ".join(map(str, sorted(failed)[:MOST_KEYS])) + (", ..." if len(failed) > MOST_KEYS else "")
+    db.warning(
+        f"{len(failed)} of {count} {name} failed: mst_key {keys}",
+        detail=listed(failed, MOST_FAILURES),
+        hint=f"SELECT mst_key, error FROM {info} WHERE error IS NOT NULL;",
+    )

@@ -1,0 +1,76 @@
+"""What a run controller asks of the executor.
+
+A controller's methods are generators: each yields a request, and is sent the answer. So a controller decides, the
+executor acts, and the controller does not know the executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Train a configuration up to iteration `until`, and evaluate it after the iterations `evaluated`. `new`: the
+    catalog does not have the configuration yet. Answer: (stages to be done, [(mst_key, stage), ...] that are new)."""
+
+    configuration: dict[str, Any]
+    until: int
+    evaluated: Collection[int]
+    new: bool = False
+
+
+@dataclass(frozen=True)
+class Register:
+    """Write a configuration that cannot be trained into the catalog."""
+
+    configuration: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Withdraw:
+    """Do no more for a configuration than the iteration that it is in, or than `until`. Answer: the stages given up."""
+
+    mst_key: int
+    reason: str | None
+    until: int | None = None
+
+
+@dataclass(frozen=True)
+class Pin:
+    """Keep the state of a stage (number) to the end of the run, `instead` of another stage's, which others may need."""
+
+    stage: int
+    instead: int | None = None
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """A configuration has failed, for this reason."""
+
+    mst_key: int
+    message: str
+
+
+@dataclass(frozen=True)
+class HasState:
+    """Answer: whether the state of a stage (number) exists on any server."""
+
+    stage: int
+
+
+Request = Ask | Register | Withdraw | Pin | GiveUp | HasState
+Steps = Generator[Request, Any, Any]
+
+
+def perform(steps: Steps, do: Callable[[Request], Any]) -> Any:
+    """Carry out the requests of a controller's generator by `do(request)`, and return what the generator returns."""
+    answer = None
+    while True:
+        try:
+            request = steps.send(answer)
+        except StopIteration as end:
+            return end.value
+        answer = do(request)
