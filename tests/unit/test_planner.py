@@ -1,0 +1,169 @@
+"""The planner is a function of a workload and of history; with the simulator it is all that EXPLAIN needs."""
+
+import json
+
+import pytest
+
+from mop_udf import params
+from pg_mop.engines.base import Segment
+from pg_mop.plan.cost_history import CostHistory
+from pg_mop.plan.planner import Planner, Workload
+from pg_mop.schedule.simulator import makespan, simulate
+
+OPTIONS = {
+    "keras_backend": "tensorflow",
+    "kernel": "auto",
+    "sharing": True,
+    "same_start": True,
+    "share_prefixes": True,
+    "scheduler": "randomized",
+    "sessions": None,
+    "trainers": None,
+    "cache_mb": 1024,
+}
+DENSE = json.dumps({"class_name": "Sequential", "config": {"layers": []}})
+
+
+def segment(key, rows=100, server=None, fingerprint="f"):
+    return Segment(key, rows, rows * 100, f"{fingerprint}{key}", server, "t", "SELECT 1")
+
+
+def workload(segments=4, iterations=3, metrics=(3,), servers=None, **changes):
+    options = {**OPTIONS, **changes.pop("options", {})}
+    found = {("training", k): segment(k, server=servers[k] if servers else None) for k in range(segments)}
+    return Workload(
+        table=7,
+        columns=(["x"], ["y"]),
+        shape="4 -> 3",
+        segments=found,
+        options=options,
+        seed=5,
+        num_iterations=iterations,
+        metrics_iterations=metrics,
+        **changes,
+    )
+
+
+def configuration(key, rate=0.1, architecture=DENSE, fit="batch_size=10, epochs=2"):
+    resolver = params.Resolver(f"loss='mse', optimizer='SGD(learning_rate={rate})', metrics=['mae']", fit)
+    return {
+        "mst_key": key,
+        "model_id": 1,
+        "model_arch": architecture,
+        "weights_md5": None,
+        "functions": [],
+        "resolver": resolver,
+        "fit": resolver.fit,
+    }
+
+
+def planned(work, configurations, misfits=(), history=None):
+    planner = Planner(work, configurations, history)
+    planner.ask_for_all(configurations, misfits)
+    return planner
+
+
+def test_every_configuration_asks_for_its_iterations_and_misfits_for_none():
+    planner = planned(workload(), [configuration(1), configuration(2, 0.2), configuration(3, 0.3)], {3: "bad"})
+    assert [len(planner.plan.path(key)) for key in (1, 2, 3)] == [3, 3, 0]
+    assert [stage.evaluated for stage in planner.plan.path(1)] == [False, False, True]
+    assert len(planner.plan.stages) == 6
+
+
+def test_equal_configurations_share_their_stages_unless_sharing_is_off():
+    pair = [configuration(1), configuration(2)]
+    assert len(planned(workload(), pair).plan.stages) == 3
+    assert len(planned(workload(options={"sharing": False}), pair).plan.stages) == 6
+    assert len(planned(workload(options={"same_start": False}), pair).plan.stages) == 6
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": 6}, {"table": 8}, {"columns": (["x"], ["z"])}, {"options": {**OPTIONS, "kernel": "xla"}}]
+)
+def test_the_identity_of_a_path_has_everything_that_decides_its_result(change):
+    import dataclasses
+
+    work = workload()
+    before = planned(work, [configuration(1)]).plan.path(1)[0].identity
+    after = planned(dataclasses.replace(work, **change), [configuration(1)]).plan.path(1)[0].identity
+    assert before != after
+    assert before == planned(work, [configuration(9)]).plan.path(9)[0].identity, (
+        "the number of a configuration does not"
+    )
+
+
+def test_averaging_trains_a_replica_for_each_segment_and_evaluates_the_first():
+    planner = planned(workload(segments=3, averaging=True), [configuration(1)])
+    assert [len(planner.plan.path(key)) for key in (1, 2, 3)] == [3, 3, 3]
+    assert [planner.plan.path(key)[-1].evaluated for key in (1, 2, 3)] == [True, False, False]
+    assert planner.scheduler_name == "randomized" and len(set(planner.sharing.architectures)) == 3
+
+
+@pytest.mark.parametrize(
+    "asked,capacity,sessions", [(None, None, 4), (2, None, 2), (9, None, 4), (None, 3, 3), (2, 3, 2), (None, 8, 4)]
+)
+def test_there_is_a_session_for_each_segment_unless_fewer_are_asked_for_or_fit(asked, capacity, sessions):
+    assert planned(workload(options={"sessions": asked}), [configuration(1)]).sessions(capacity) == sessions
+
+
+def measured(net, seconds):
+    """A history in which a mini-batch of a net took so long."""
+    row = {
+        "net": net.digest,
+        "part": "model",
+        "version": "v",
+        "device": "d",
+        "kernel": "loop",
+        "batch_seconds": seconds,
+        "compile_seconds": 0.0,
+        "noted_at": 0,
+        "runs": 1,
+    }
+    return CostHistory(lambda architecture: [row] if architecture == net.architecture else [])
+
+
+def test_costs_of_earlier_runs_tell_what_a_run_will_take():
+    unknown = planned(workload(), [configuration(1)])
+    assert unknown.expected_seconds(2) is None
+    history = measured(unknown.sharing.net(unknown.plan.path(1)[0]), 0.01)
+    planner = planned(workload(), [configuration(1), configuration(2, 0.2)], history=history)
+    stage = planner.plan.path(1)[0]
+    assert planner.unit_seconds(stage) == pytest.approx(2 * 10 * 0.01)  # 2 epochs of 10 mini-batches
+    # two configurations of 3 iterations, 4 segments, 2 sessions
+    assert planner.expected_seconds(2) == pytest.approx(2 * 3 * 4 * 0.2 / 2)
+
+
+@pytest.mark.parametrize(
+    "change,anywhere",
+    [
+        ({}, True),
+        ({"segments": 9}, False),
+        ({"use_gpus": True}, False),
+        ({"averaging": True}, False),
+        ({"servers": ["a", None, None, None]}, False),
+        ({"options": {"trainers": "ray"}}, False),
+        ({"options": {"scheduler": "round-robin"}}, False),
+        ({"options": {"cache_mb": 0}}, False),
+    ],
+)
+def test_a_trainer_holds_the_rows_of_all_segments_only_where_that_pays(change, anywhere):
+    planner = planned(workload(**change), [configuration(1)])
+    assert planner.trains_anywhere([configuration(1)]) is anywhere
+    assert planner.trains_anywhere([]) is False
+    frozen = configuration(1, architecture=json.dumps({"trainable": False}))
+    assert planner.trains_anywhere([frozen]) is False
+
+
+def test_a_plan_is_simulated_with_nothing_opened():
+    """EXPLAIN: the planner, the simulator, and text."""
+    configurations = [configuration(key, key / 10) for key in (1, 2, 3)]
+    first = planned(workload(), configurations)
+    history = measured(first.sharing.net(first.plan.path(1)[0]), 0.05)
+    planner = planned(workload(), configurations, history=history)
+    board = planner.board(configurations, {}, planner.sessions())
+    scheduler = planner.scheduler(board)
+    visits = simulate(board, scheduler, lambda unit: planner.unit_seconds(planner.plan.stages[unit.stage]))
+    assert board.done
+    trained = [visit.unit for visit in visits if visit.unit.kind == "train"]
+    assert len(trained) == len(set(trained)) == 3 * 3 * 4
+    assert makespan(visits) >= planner.expected_seconds(4) * 0.99
