@@ -89,7 +89,7 @@ class Planner:
     def _architectures(self, configurations: Sequence[Configuration]) -> dict[int, str]:
         """{mst_key: architecture JSON}; the replicas of averaging all have that of the one configuration."""
         if self.workload.averaging:
-            return dict.fromkeys(self.replicas(), configurations[0]["model_arch"])
+            return dict.fromkeys(self.replicas(), str(configurations[0]["model_arch"]))
         return {c["mst_key"]: c["model_arch"] for c in configurations}
 
     def replicas(self) -> range:

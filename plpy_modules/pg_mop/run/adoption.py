@@ -33,7 +33,7 @@ class Adoption:
         self._told = False
 
     def adopt(self, stages: Sequence[Stage]) -> list[Stage]:
-        """Take over what earlier runs have trained of these stages. Returns the stages that have a state now."""
+        """Take over those of the stages that earlier runs have trained. Returns the stages that have a state now."""
         if not self.allowed:
             return []
         stages = [stage for stage in stages if not stage.trained]

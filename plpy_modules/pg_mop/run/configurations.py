@@ -22,7 +22,7 @@ class Configurations:
     that change by iteration), functions (digests of custom functions) and, where it has a stop rule, rule.
 
     `misfits`: {mst_key: message} of those that cannot be trained on this data; they fail while the others run.
-    `shapes` and `outputs`: of a row of the data, and what a model must output for it (PackedTable.wanted_outputs).
+    `shapes`: of a row of the data; `outputs`: the outputs that a model must have for it (PackedTable.wanted_outputs).
     """
 
     def __init__(
@@ -37,9 +37,10 @@ class Configurations:
         unusable: Callable[[int], str] | None = None,
     ) -> None:
         """`class_weights`: turns a class_weight parameter into {class number: weight}; `averaging`: the one
-        configuration is trained as replicas; `judged_by`: (metric, dataset, goal) by which the best state is chosen
+        configuration is trained as replicas; `judged_by`: (metric, dataset, goal) that chooses the best state
         unless a configuration says otherwise; `required_metric`: a configuration that is added must have this metric;
-        `searches`: a search procedure asks for their iterations; `make`: builds a configuration that is added; `unusable(count)`: begins the error for bad configurations."""
+        `searches`: a search procedure asks for their iterations; `make`: builds a configuration that is added;
+        `unusable(count)`: begins the error for bad configurations."""
         self.inputs, self.averaging, self.required_metric = inputs, averaging, required_metric
         self.searches = searches
         self._class_weights, self._judged_by, self._make = class_weights, judged_by, make
@@ -49,7 +50,7 @@ class Configurations:
         self.misfits: dict[int, str] = {}
         self.shapes: list[Any] = []
         self.outputs: Any = None
-        self._hint: str | None = None  # better than what the data alone tell
+        self._hint: str | None = None  # a better hint than the data alone give
 
     def __iter__(self) -> Iterator[Configuration]:
         return iter(list(self.by_key.values()))
@@ -109,7 +110,7 @@ class Configurations:
         self.by_key[c["mst_key"]] = c
 
     def problem(self, c: Configuration, iterations: int | None = None) -> str | None:
-        """Why a configuration cannot be trained on any data, or None. Adds to it what its strings say.
+        """Why a configuration cannot be trained on any data, or None. Adds the parsed strings to it.
 
         `iterations`: if not those of the run.
         """
@@ -132,12 +133,12 @@ class Configurations:
         return self._read_rule(c)
 
     def judged_by(self) -> tuple[str, str, str]:
-        """(metric, dataset, goal) by which the best state is chosen. Raises MopError."""
+        """(metric, dataset, goal) that chooses the best state. Raises MopError."""
         return self._judged_by or self.inputs.read_metric("loss")
 
     def _read_rule(self, c: Configuration) -> str | None:
-        """Note in `c["rule"]` by which metric the configuration stops or its best state is chosen: (name, dataset, 'min'
-        or 'max'). Returns why the rule cannot be used, or None."""
+        """Note the metric that stops the configuration or chooses its best state in `c["rule"]`: (name, dataset, 'min' or
+        'max'). Returns why the rule cannot be used, or None."""
         stop = c["fit"]["stop"]
         if stop is None and c["fit"]["keep"] == "last":
             return None
@@ -188,7 +189,7 @@ class Configurations:
             )
 
     def misfit(self, c: Configuration) -> str | None:
-        """Why an architecture does not fit the data, or None. The trainer finds what its JSON does not tell."""
+        """Why an architecture does not fit the data, or None. The trainer finds the problems that its JSON does not show."""
         source = self.inputs.source
         wanted, widths = self.shapes[: len(source.inputs)], self.outputs["widths"]
         try:

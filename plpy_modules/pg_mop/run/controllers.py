@@ -165,7 +165,7 @@ class FixedController(RunController):
         super().__init__(*arguments)
         self.num_iterations, self.metrics_iterations = num_iterations, metrics_iterations
         self.left: dict[int, set[int]] = {}  # iteration -> numbers of the stages that have not ended
-        self.worked: set[int] = set()  # iterations of which something was done in this call
+        self.worked: set[int] = set()  # iterations with stages that ended in this call
         self.told, self.began, self.passed = 0, 0.0, 0  # the last iteration told of; stages that have ended since
 
     def begin(self) -> Steps:

@@ -1,4 +1,4 @@
-"""The run coordinator: opens what a run needs, in order, lets the executor work, and closes everything.
+"""The run coordinator: opens the catalog, servers and sessions of a run, lets the executor work, and closes them.
 
 `execute(spec)` trains and writes the output tables; `apply(spec)` applies a trained model and leaves no run behind.
 """
@@ -41,7 +41,7 @@ MEASURED_STAGES = 8  # stages of a net whose units tell its cost: those trained 
 
 
 def execute(spec: RunSpec) -> RunResult:
-    """Train what the spec asks for, and write its output tables in the caller's transaction. Raises MopError."""
+    """Train as the spec says, and write its output tables in the caller's transaction. Raises MopError."""
     coordinator = Coordinator(spec)
     coordinator.reserve()
     coordinator.run()
@@ -65,7 +65,8 @@ class Coordinator:
     """Coordinates one run. In order: `reserve`, `run`, then the caller writes within `output`."""
 
     result: RunResult
-    run_id: int | None = None
+    run_id: Any = None  # the run's number, once it is open
+    sessions: Sessions | None = None
     catalog: Catalog
     planner: Planner
     executor: Executor | None = None
@@ -93,7 +94,7 @@ class Coordinator:
         started = self.db.value("SELECT clock_timestamp()::timestamp::text")
         self._keep_writers_out()
         self.segments = segments.find(self.spec, self.options)
-        with contextlib.ExitStack() as stack:  # of what an error closes
+        with contextlib.ExitStack() as stack:  # closed if there is an error
             self._open_catalog(stack)
             self._check_rows()
             self._resume_or_begin()
@@ -205,17 +206,17 @@ class Coordinator:
     # --- the run in the catalog -----------------------------------------------------------------------
     def _open_run(self, stack: contextlib.ExitStack) -> Sessions:
         """Open the run in the catalog, plan it, and open its remote runs. Returns its sessions, which are not open yet."""
-        earlier, self.sessions = self.earlier, None
-        if self.resumes:
+        earlier = self.earlier if self.resumes else None
+        if earlier is not None:
             self.run_id = self.servers[None].run_id = self.remote_runs.run_id = earlier.run_id
             self.catalog.reopen_run(self.run_id)
         stack.push(self._failed)
-        if self.resumes:
+        if earlier is not None:
             # read once more: its last units may have ended only now
             earlier.read(self.catalog, self.remote_runs.reopen())
         self._plan()
-        if self.resumes:
-            self.adoption = Adoption(self.spec, self.planner, self.catalog, self.run_id)
+        if earlier is not None:
+            self.adoption = Adoption(self.spec, self.planner, self.catalog, earlier.run_id)
             self._start_paths()
         else:
             self._begin_run()
@@ -272,8 +273,8 @@ class Coordinator:
         return f"{', '.join(texts[:inputs])} -> {', '.join(texts[inputs:])}"
 
     def _begin_run(self) -> None:
-        """Open a new run in the catalog, take over the stages that earlier runs have trained, and put the weights there
-        with which paths begin."""
+        """Open a new run in the catalog, take over the stages that earlier runs have trained, and write the initial
+        weights."""
         tables = self.spec.tables
         if self.earlier is not None:
             tables = {**tables, "replay_of": self.earlier.run_id}
@@ -352,7 +353,7 @@ class Coordinator:
         return list(self.configurations)
 
     def _start_paths(self) -> None:
-        """Write the weights with which paths begin, if the earlier coordinator has not done so."""
+        """Write the initial weights of paths, if the earlier coordinator has not done so."""
         begun = self.catalog.models(self.run_id)
         stages = self.planner.plan.stages.values()
         of = {
@@ -398,7 +399,7 @@ class Coordinator:
         return (self.configurations.get(mst_key) or self.configurations.first)["functions"]
 
     def _controller(self, messages: Messages) -> RunController:
-        """The controller that decides what is asked for while the run goes on."""
+        """The controller that decides which iterations are trained."""
         plan, catalog, run_id, search = self.planner.plan, self.catalog, self.run_id, self.spec.search
 
         def metrics_of(stages: list[int]) -> Any:
@@ -454,7 +455,7 @@ class Coordinator:
             self.adoption.adopt,
             self._extend,
             self.options,
-            self.earlier.attempts if self.resumes else {},
+            self.earlier.attempts if self.earlier is not None and self.resumes else {},
             self.wanted,
             self.remote_runs.take_back,
             self.remote_runs.away(),
@@ -490,7 +491,7 @@ class Coordinator:
 
     # --- the end --------------------------------------------------------------------------------------
     def _finish(self, sessions: Sessions, executor: Executor, started: str) -> None:
-        """All units are done: read what other servers have for the caller, drop the remote runs, keep the costs and the
+        """All units are done: read the results on other servers, drop the remote runs, keep the costs and the
         warm sessions. Raises MopError if nothing could be trained."""
         spec, planner = self.spec, self.planner
         if spec.application is not None and spec.application.gather is not None:
@@ -510,11 +511,12 @@ class Coordinator:
             raise MopError(spec.all_failed(failed), detail=listed(failed), sqlstate="22000")
 
     def _note_costs(self) -> None:
-        """Keep what units have measured for later runs: of each net by the stages that were trained last."""
+        """Keep the measured costs of nets for later runs, from the stages of each net that were trained last."""
         stages: dict[Any, list[int]] = {}
-        for number in sorted(self.executor.versions) if self.executor is not None else ():
+        executor = self.executor
+        for number in sorted(executor.versions) if executor is not None else ():
             stage = self.planner.plan.stages[number]
-            if self.executor.has_trained(stage):
+            if executor is not None and executor.has_trained(stage):
                 stages.setdefault(self.planner.sharing.net(stage), []).append(number)
         try:
             self.catalog.note_costs(self.run_id, {net: numbers[-MEASURED_STAGES:] for net, numbers in stages.items()})

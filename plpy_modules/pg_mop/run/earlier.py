@@ -1,24 +1,29 @@
-"""A run that a call goes on with, or does again."""
+"""A run that a call resumes or replays."""
+
+from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from pg_mop.backend.database import MopError
 from pg_mop.catalog import Catalog
 from pg_mop.connections import targets
+from pg_mop.plan.stages import Plan
 from pg_mop.schedule.board import Unit
 
-# settings that decide what is computed: those of the run count, not those in force now
+# settings that decide the results: the earlier run's values count, not those in force now
 SAME = ("seed", "scheduler", "kernel", "same_start", "sharing", "threads", "keras_backend", "fit_strategy")
 
 
-def open_catalog(db):
-    """The catalog, to look at runs before a call trains anything."""
+def open_catalog(db: Any) -> Catalog:
+    """The catalog, to read runs before a call trains anything."""
     return Catalog(db, targets.local(db))
 
 
-def own_run(db, catalog, run_id, shown="model_output_table"):
-    """The row of a run of the caller's; the hint lists his runs with the column `shown`. Raises MopError."""
+def own_run(db: Any, catalog: Catalog, run_id: int | None, shown: str = "model_output_table") -> dict[str, Any]:
+    """The row of one of the caller's runs. Raises MopError, with a hint that lists the runs and their column `shown`."""
     run = None if run_id is None else catalog.run(run_id)
     if run is None:
         raise MopError(
@@ -28,7 +33,7 @@ def own_run(db, catalog, run_id, shown="model_output_table"):
     return run
 
 
-def options_of(earlier, options):
+def options_of(earlier: Earlier, options: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with which a call computes what an earlier run computed. A replay may turn sharing off."""
     alone = earlier.replay and not options["sharing"]
     same = {name: earlier.settings[name] for name in SAME if name in earlier.settings}
@@ -36,48 +41,52 @@ def options_of(earlier, options):
 
 
 class Earlier:
-    """What the catalog knows of a run. `replay`: it is done again, in its visit order, as a new run."""
+    """A run as the catalog has it. `run`: its row; `replay`: it will be repeated in its visit order, as a new run."""
 
-    def __init__(self, catalog, run, replay=False):
+    def __init__(self, catalog: Catalog, run: dict[str, Any], replay: bool = False) -> None:
         self.replay, self.run_id, self.function = replay, run["run_id"], run["function"]
-        self.sessions, self.given = run["sessions"], run["configurations"]  # (more may have been added to these)
+        self.sessions, self.given = (
+            run["sessions"],
+            run["configurations"],
+        )  # people may have added configurations to the `given` number
         self.seed, self.num_iterations = run["seed"], run["num_iterations"]
         parameters = run["parameters"]
         self.arguments, self.settings = parameters["arguments"], parameters["settings"]
         self.sharing = self.settings.get("sharing", False)  # before 0.4.0 nothing was shared
         self.tables = parameters.get("tables", {})
-        self.path = parameters.get("search_path")  # by which its call looked names up; None: before 0.4.0
+        self.path = parameters.get("search_path")  # the call's search_path; None: before 0.4.0
         self.averaging = self.function == "madlib_keras_fit" and self.settings.get("fit_strategy") == "averaging"
         self.read(catalog)
 
-    def has_same_rows(self, fingerprints):
-        """True where its segments had these fingerprints: {(dataset, segment): fingerprint}."""
-        # before 0.4.0 they told of rows alone, not of the columns that are read
+    def has_same_rows(self, fingerprints: Mapping[tuple[str, int], str]) -> bool:
+        """True if its segments had these fingerprints: {(dataset, segment): fingerprint}."""
+        # before 0.4.0 a fingerprint covered the rows alone, not the columns that are read
         return self.segments.keys() == fingerprints.keys() and all(
             fingerprint == before or before.count(":") == 1 and fingerprint.startswith(before + ":")
             for before, fingerprint in ((self.segments[key], found) for key, found in fingerprints.items())
         )
 
-    def read(self, catalog, remote_runs=()):
-        """Read what the run has done; `guests`: its (Catalog, number) on other servers."""
+    def read(self, catalog: Catalog, remote_runs: Iterable[tuple[Any, int]] = ()) -> None:
+        """Read what the run has done. `remote_runs`: (catalog, number) of its runs on other servers."""
         self.configurations = catalog.run_configurations(self.run_id)
         self.stopped = {c["mst_key"] for c in self.configurations if c["reason"] is not None}
         self.segments = catalog.run_segments(self.run_id)
         self.stages = catalog.run_stages(self.run_id)
         keys = {row["stage"]: row["mst_keys"] or () for row in self.stages}
         self.iterations = Counter(key for asked in keys.values() for key in asked)  # mst_key -> how many it asked for
-        self.apart = {}  # mst_key -> {iteration: text}, see Plan.ask
+        self.apart: dict[int, dict[int, str]] = {}  # mst_key -> {iteration: text}, see Plan.ask
         for row in self.stages:
             if found := re.fullmatch("[0-9a-f]{64}/(.*)", row["identity"]):
                 for key in row["mst_keys"] or ():
                     self.apart.setdefault(key, {})[row["iteration"]] = found[1]
-        self.attempts, self.finished, self.order, self.kernels = {}, [], {}, {}
+        self.attempts: dict[Unit, int] = {}  # attempts begun
+        self.finished: list[Unit] = []
+        self.order: dict[tuple[int, int], list[int]] = {}  # (mst_key, iteration) -> segments in the order of the visits
+        self.kernels: dict[tuple[int, int, int], str] = {}  # (mst_key, iteration, segment) -> kernel
         units = self._begun(catalog.run_units(self.run_id))
-        for (
-            catalog,
-            run_id,
-        ) in remote_runs:  # a coordinator's server that crashes loses what it noted last of begun units
-            self._begun(catalog.run_units(run_id))
+        # a coordinator's server that crashes may lose the last units that it noted as begun
+        for other, run_id in remote_runs:
+            self._begun(other.run_units(run_id))
         for unit, row in units:
             if row["status"] == "finished":
                 if row["own"]:
@@ -86,8 +95,8 @@ class Earlier:
                     self.order.setdefault((key, unit.iteration), []).append(unit.segment)
                     self.kernels[key, unit.iteration, unit.segment] = row["kernel"]
 
-    def _begun(self, rows):
-        """Count the attempts that rows of units tell of: [(Unit, row)]."""
+    def _begun(self, rows: Iterable[dict[str, Any]]) -> list[tuple[Unit, dict[str, Any]]]:
+        """Count the attempts at units in these rows. Returns (Unit, row) of each."""
         units = [
             (Unit(row["iteration"], row["stage"], row["kind"], row["dataset"], row["segment"]), row) for row in rows
         ]
@@ -96,7 +105,7 @@ class Earlier:
                 self.attempts[unit] = max(row["attempt"], self.attempts.get(unit, 0))
         return units
 
-    def restore(self, plan):
+    def restore(self, plan: Plan) -> None:
         """Put the run's stages into an empty plan, under their numbers."""
         for row in self.stages:
             stage = plan.restore(
@@ -109,24 +118,24 @@ class Earlier:
                 row["mst_keys"] or (),
                 row["evaluated"],
             )
-            if row["source_run"] is not None:  # there are no units of it here
+            if row["source_run"] is not None:  # an earlier run has its units
                 stage.origin = row["source_run"], row["source_stage"]
                 stage.trained, stage.scored = True, row["scores"] >= len({dataset for dataset, _ in self.segments})
 
     @property
-    def failed(self):
-        """{mst_key: message} of the configurations that failed by their own fault, which do not go on."""
+    def failed(self) -> dict[int, str]:
+        """{mst_key: message} of the configurations that failed by their own fault, and are not resumed."""
         failed = {
             c["mst_key"]: c["error"] for c in self.configurations if c["error"] is not None and c["blame"] != "place"
         }
-        if self.averaging and failed:  # what ails one replica ails the model
+        if self.averaging and failed:  # the model fails with any of its replicas
             return {c["mst_key"]: next(iter(failed.values())) for c in self.configurations}
         return failed
 
-    def differs(self, configurations, options):
-        """Why a call with these configurations and settings is not that of this run; None: it is."""
+    def differs(self, configurations: Sequence[dict[str, Any]], options: Mapping[str, Any]) -> str | None:
+        """Why a call with these configurations and settings is not the call of this run, or None if it is."""
 
-        def what(rows):
+        def contents(rows: Iterable[dict[str, Any]]) -> dict[int, list[Any]]:
             return {
                 c["mst_key"]: [
                     c.get(name) for name in ("model_id", "compile_params", "fit_params", "model_arch", "weights_md5")
@@ -134,9 +143,9 @@ class Earlier:
                 for c in rows
             }
 
-        mine, theirs = what(configurations), what(self.configurations)
-        given = len(theirs) if self.averaging else self.given
-        if len(mine) != given or mine != {key: c for key, c in theirs.items() if key in mine}:
+        now, before = contents(configurations), contents(self.configurations)
+        given = len(before) if self.averaging else self.given
+        if len(now) != given or now != {key: c for key, c in before.items() if key in now}:
             return "its configurations are others"
         for name in SAME:
             if (
@@ -149,8 +158,8 @@ class Earlier:
             return "all of its configurations have failed"
         return None
 
-    def check_complete(self):
-        """Raises MopError where the log does not have every visit of the configurations that did not fail."""
+    def check_complete(self) -> None:
+        """Raises MopError unless the log has every visit of the configurations that did not fail."""
         trained = [c["mst_key"] for c in self.configurations if c["mst_key"] not in self.failed]
         segments = {segment for dataset, segment in self.segments if dataset == "training"}
         asked = [(key, i) for key in trained for i in range(1, self.iterations[key] + 1)]

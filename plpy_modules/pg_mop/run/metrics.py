@@ -1,27 +1,45 @@
-"""What a training call says of its metrics: INFO lines while it runs, columns of its output tables in the end.
+"""The metrics of a run as text and as values: INFO lines while it runs, columns of its output tables at the end.
 
 `rows`: dicts as :meth:`pg_mop.catalog.Catalog.metrics` gives them.
 """
 
+from __future__ import annotations
+
 import json
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from pg_mop.search.goals import goal
 
-FEW, BEST = 8, 5  # so many configurations have a line each; of more there are lines of the best alone
+Row = dict[str, Any]
+
+FEW, BEST = 8, 5  # with more than FEW configurations, only the BEST have a line each
 MOST_TEXT = 200  # characters of a failure's message
 
 
-def lines(iteration, iterations, seconds, rows, named, configurations=1, failed=None, left=None):
-    """The text of an iteration, which trained for `seconds`: at most ten lines. `named(mst_key)` begins a
-    configuration's line.
+def lines(
+    iteration: int,
+    iterations: int,
+    seconds: float | None,
+    rows: Sequence[Row],
+    named: Callable[[int], str],
+    configurations: int = 1,
+    failed: dict[int, str] | None = None,
+    left: float | None = None,
+) -> str:
+    """The text about an iteration, in at most ten lines.
 
-    What an earlier run has trained (None), or evaluated (`took` is None), took no time. `failed`: {mst_key: message};
-    `left`: seconds to the end, as far as that can be told. They are told of where there are many `configurations`.
+    `seconds`: how long it trained, None if an earlier run has trained it (a row whose `took` is None was evaluated by an
+    earlier run); `named(mst_key)`: begins a configuration's line; `failed`: {mst_key: message} and `left`: seconds to the
+    end, if known, appear only where there are many `configurations`.
     """
-    many, by_key = configurations > FEW, {}
+    many = configurations > FEW
+    by_key: dict[int, list[Row]] = {}
     told = [f"iteration {iteration} of {iterations}: trained in {seconds or 0.0:.3f} s"]
     if rows:
-        took = {(r["stage"], r["dataset"]): r["took"] or 0.0 for r in rows}  # once for all that share it
+        took = {
+            (r["stage"], r["dataset"]): r["took"] or 0.0 for r in rows
+        }  # configurations that share a stage share its time
         told[0] += f", evaluated in {sum(took.values()):.3f} s"
     if many and left:
         told[0] += f", about {duration(left)} left"
@@ -45,16 +63,16 @@ def lines(iteration, iterations, seconds, rows, named, configurations=1, failed=
     return "\n".join(told)
 
 
-def described(row):
-    """The metrics of a row by their names, to four digits."""
+def described(row: Row) -> str:
+    """The metrics of a row as text, with four digits."""
     values = {**(row.get("metrics") or {}), "loss": row["loss"]}
     text = ", ".join(f"{name}={value:.4g}" for name, value in values.items() if value is not None)
     return f"validation {text}" if row["dataset"] == "validation" else text
 
 
-def best(rows):
-    """The BEST of rows of one dataset, the best first, and by what: the first metric if its name tells whether more of
-    it is better and all have it, else the loss."""
+def best(rows: Sequence[Row]) -> tuple[list[Row], str]:
+    """The BEST rows of one dataset, in order, and the name of the metric that orders them: the first metric if its name
+    tells whether more is better and all rows have it, else the loss."""
     names = {next(iter(r["metrics"] or ()), None) for r in rows}
     name = names.pop() if len(names) == 1 else None
     if name is not None and goal(name) and all(r["metric"] is not None for r in rows):
@@ -63,23 +81,25 @@ def best(rows):
     return sorted(rows, key=lambda r: (r["loss"], r["mst_key"]))[:BEST], "loss"
 
 
-def duration(seconds):
-    """As people read it: 42 s, 5 min, 2 h 10 min."""
+def duration(seconds: float) -> str:
+    """Seconds as text: 42 s, 5 min, 2 h 10 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def columns(rows, validated, absent, written=None, asked=None):
+def columns(
+    rows: Sequence[Row], validated: bool, absent: Any, written: int | None = None, asked: Collection[int] | None = None
+) -> dict[str, tuple[str, Any]]:
     """The metrics of one configuration as {column: (SQL type, value)}.
 
-    `validated`: there is a validation table; `absent`: stands for a metric that was not asked for; `written`: the
-    iteration whose state is written, which alone the finals are of (None: the last); `asked`: the iterations of which
-    the arrays are (None: all that there are), for rows may be of others, too: of what an earlier run has evaluated, and
-    of where somebody stopped it.
+    `validated`: there is a validation table; `absent`: the value for a metric that was not asked for; `written`: the
+    iteration whose state is written, which gives the final metrics (None: the last); `asked`: the iterations that the
+    arrays list (None: all). Rows may be of other iterations: an earlier run evaluated them, or somebody stopped there.
     """
-    made, everything = {}, {}
+    made: dict[str, tuple[str, Any]] = {}
+    everything: dict[str, dict[str, Any]] = {}
     for dataset in ("training", "validation"):
         its = [m for m in rows if m["dataset"] == dataset]
         for m in its if written is None else [m for m in its if m["iteration"] == written]:

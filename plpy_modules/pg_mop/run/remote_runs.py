@@ -145,7 +145,7 @@ class RemoteRuns:
                     sqlstate="42704",
                 )
 
-    def reopen(self) -> list[tuple[Any, int]]:
+    def reopen(self) -> list[tuple[Any, Any]]:
         """Take the remote runs over from the run's earlier coordinator, and register the units that they have finished.
         Returns (catalog, number) of each."""
         known, done = self.catalog.remote_runs(self.run_id), set(self.catalog.finished_units(self.run_id))

@@ -1,4 +1,4 @@
-"""What a run controller asks of the executor.
+"""The requests of a run controller to the executor.
 
 A controller's methods are generators: each yields a request, and is sent the answer. So a controller decides, the
 executor acts, and the controller does not know the executor.

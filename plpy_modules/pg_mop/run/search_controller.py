@@ -165,7 +165,7 @@ class SearchController(RunController):
 
     # --- asking and telling -------------------------------------------------------------------------
     def _go_on(self) -> Steps:
-        """Do what the procedure wants, until it waits for results."""
+        """Carry out the procedure's proposals until it waits for results."""
         while True:
             for key, why in self.procedure.stopped().items():
                 c = self.configurations.get(key)
@@ -207,8 +207,8 @@ class SearchController(RunController):
                 yield from self.look(key)
 
     def _end_of(self, key: int) -> Steps:
-        """The iteration with which a trial ends that is stopped. Of stages that others, or an earlier run, have trained
-        for it, it has no more than the procedure or its own rule knew. None: it ends the iteration that it is in."""
+        """The last iteration of a trial that is stopped: if others, or an earlier run, have trained more of its path, the
+        trial still has no more than the procedure or its own rule knew. None: it ends the iteration that it is in."""
         if key in self.halts:
             return self.halts.pop(key)
         at, path = self.heard.get(key), self.plan.path(key)

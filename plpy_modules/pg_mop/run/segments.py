@@ -137,9 +137,9 @@ def _check_copies(spec: RunSpec, catalog: Any, segments: Segments, earlier: Earl
             )
 
 
-def _as_known(engine: Any, segment: Segment, fingerprints: Any, before: str | None) -> Segment:
-    """A segment on a server that is away, with the fingerprint that an earlier run found there: that of the run which
-    this call resumes (`before`), else the latest. Raises MopError."""
+def _as_known(engine: Any, segment: Segment, fingerprints: Any, before: Any) -> Segment:
+    """A segment on a server that is away, with the fingerprint that an earlier run found there: `before`, of the run
+    that this call resumes, else the latest. Raises MopError."""
     if not fingerprints:
         away = engine.away[segment.server]
         raise MopError(

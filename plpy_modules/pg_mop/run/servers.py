@@ -2,11 +2,11 @@
 
 import contextlib
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg2
 
 from pg_mop.backend.database import MopError, quote_identifier, quote_literal
-from pg_mop.catalog import Catalog
 from pg_mop.connections.targets import Target
 from pg_mop.run.state_tables import StateTables
 
@@ -18,8 +18,8 @@ class Server:
 
     name: str | None
     target: Target
-    catalog: Catalog
-    run_id: int
+    catalog: Any
+    run_id: int | None
     schema: str
     info: dict
     silent: bool = False  # it was away, or did not answer, when it was asked last

@@ -1,4 +1,4 @@
-"""What a call asks for, as a value, and what comes of it."""
+"""A call as a value: the run spec, and its result."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Output:
 class Search:
     """A search procedure decides which configurations are trained, and how long.
 
-    `procedure(seed, segments)`: makes it; `metric`, `dataset`, `goal`: what it judges by; `seconds`: after this time
-    nothing more is begun; `most_trials`: at most; `known`: what an earlier run found, as [(configuration, {iteration:
+    `procedure(seed, segments)`: makes it; `metric`, `dataset`, `goal`: its criterion; `seconds`: after this time
+    nothing more is begun; `most_trials`: at most; `known`: results of an earlier run, [(configuration, {iteration:
     value}), ...]; `stops_within_budget`: it may stop a trial before the iterations that it asked for;
     `differs(earlier, options)`: why a call is not that of an earlier run, or None; `also_evaluated(procedure, mst_key)`:
     iterations whose metrics are wanted besides; `lines(procedure, proposals)`: INFO lines about new proposals;
@@ -77,7 +77,7 @@ class Application:
 
     `unit_specs`: the class that describes its units; `parts`: finds the parts of a raw table, in place of a packed
     table's segments; `needs_copies`: False if copies of segments are a help on which nothing depends; `gather(servers,
-    segments)`: reads what the units wrote on their servers, before that goes; may be None.
+    segments)`: reads the results that units wrote on their servers, before these are dropped; may be None.
     """
 
     unit_specs: Callable[..., UnitSpecs]
@@ -88,12 +88,12 @@ class Application:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What a call asks for.
+    """A call, checked: everything that planner and coordinator need.
 
     `function`: the SQL function; `arguments`: its arguments, by name; `tables`: names of tables, and facts that are not
     among the arguments, for the run's row in the catalog; `averaging`: one model is trained on all segments at once and
-    averaged; `preferred`: the run whose states are taken over if several have them; `listed_iterations`: iterations of
-    which the output lists metrics, None: all; `all_failed(failed)`: begins the error if nothing could be trained;
+    averaged; `preferred`: the run whose states are taken over if several have them; `listed_iterations`: iterations whose
+    metrics the output lists, None: all; `all_failed(failed)`: begins the error if nothing could be trained;
     `label(mst_key)`: begins a configuration's INFO line.
     """
 
@@ -117,7 +117,7 @@ class RunSpec:
 
 
 class RunResult:
-    """What came of a run, for the writers of its output tables.
+    """The result of a run, for the writers of its output tables.
 
     `catalog`: open, until the output is written; `failed`: {mst_key: message}; `metrics`: rows of Catalog.metrics;
     `kept`: {mst_key: iteration of the state that is kept as its best}; `started`: when, as text; `replicas`: of
@@ -137,7 +137,7 @@ class RunResult:
         self._rows: dict[int, list[dict[str, Any]]] | None = None
 
     def outcome(self) -> list[dict[str, Any]]:
-        """What became of each configuration (rows of Catalog.outcome)."""
+        """The outcome of each configuration (rows of Catalog.outcome)."""
         return self.catalog.outcome(self.run_id, self.kept)
 
     def states(self, outcomes: Sequence[dict[str, Any]]) -> Iterator[Any]:

@@ -1,14 +1,18 @@
 """One unit, inside its worker session: read the state, run the aggregate over the segment, write the state.
 
-The coordinator sends the unit as JSON within BEGIN ... COMMIT; whatever fails here rolls back whole, so that the model
-stays at its version and the unit undone. What a unit does is a coroutine, whose SQL is run as backend/queries.py says.
+The run coordinator sends the unit as JSON between BEGIN and COMMIT. If anything fails, the transaction rolls back: the
+model stays at its version and the unit is not done. The work of a unit is a coroutine of queries (backend/queries.py).
 """
+
+from __future__ import annotations
 
 import functools
 import json
 import math
 import operator
 import time
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Any
 
 from mop_udf import aggregate, params
 from mop_udf.errors import raise_error
@@ -18,30 +22,31 @@ from pg_mop.backend.queries import Query, as_text, by_spi, rows_of
 from pg_mop.backend.trainers import put_state, trainer_at
 from pg_mop.inference.model import Model
 
-
-def start_trainer(plpy, options):
-    """Start this session's trainer, which imports Keras while the coordinator still plans."""
-    holder, options = aggregate.session(plpy), json.loads(options)
-    by_spi(holder, trainer_at(holder, _schema(plpy, holder), options.get("place")).start(options, True))
+Steps = Generator[Query, Any, Any]  # yields queries, is sent their rows
+Part = tuple[int, bytes]  # (stage, a part of its state)
 
 
-def _schema(plpy, holder):
-    """The extension's schema, quoted; asked for once in a session."""
+def start_trainer(plpy: Any, options: str) -> None:
+    """Start this session's trainer, which imports Keras while the coordinator still plans. `options`: as JSON."""
+    holder, chosen = aggregate.session(plpy), json.loads(options)
+    by_spi(holder, trainer_at(holder, _schema(plpy, holder), chosen.get("place")).start(chosen, True))
+
+
+def _schema(plpy: Any, holder: Any) -> str:
+    """The extension's schema, quoted. A session asks for it once."""
     if holder.schema is None:
         holder.schema = quote_identifier(extension_schema(plpy))
     return holder.schema
 
 
-def run_unit(plpy, text):
-    """Train or evaluate as the unit (JSON) says; the units' rows in the catalog, already there, get the results.
+def run_unit(plpy: Any, text: str) -> None:
+    """Train or evaluate as the unit (JSON) says, and write the results into the units' rows in the catalog.
 
-    `unit["models"]` lists what differs between the models, of which there may be several: stage, iteration, attempt,
-    version, epochs, kernel, and the passes that are left. They are trained one after the other, or evaluated in one
-    pass over the rows.
+    A unit batch has several models. `unit["models"]` has for each of them its stage, iteration, attempt, version, epochs,
+    kernel and remaining passes. They are trained one after the other, or evaluated in one pass over the rows.
 
-    Raises SQLSTATE MOP01 where the configuration is at fault, MOP02 where the trainer was lost, MOP03 where the source
-    has changed since the run began, MOP04 where a trainer takes too much memory. Of several models one is enough to
-    fail.
+    Raises SQLSTATE MOP01 if the configuration is at fault, MOP02 if the trainer was lost, MOP03 if the rows have changed
+    since the run began, MOP04 if a trainer takes too much memory. One failing model fails the whole batch.
     """
     holder = aggregate.session(plpy)
     work = _Work(plpy, holder, json.loads(text))
@@ -53,10 +58,10 @@ def run_unit(plpy, text):
         raise
 
 
-def next_statement(plpy, text, answer):
-    """Greenplum: as run_unit, but for the SQL: the statement that is to be run next, None: there are no more.
+def next_statement(plpy: Any, text: str | None, answer: str | None) -> str | None:
+    """Greenplum: like run_unit, but the caller runs the SQL. Returns the next statement, None at the end.
 
-    `text`: the unit, with which it begins; then None, and `answer`, the last statement's row as JSON.
+    `text`: the unit, in the first call; None in the later ones, with `answer`, the last statement's row as JSON.
     """
     holder = aggregate.session(plpy)
     rows = None if text is not None else rows_of(answer)
@@ -67,25 +72,26 @@ def next_statement(plpy, text, answer):
             return as_text(holder.steps.send(rows))
         except StopIteration:
             holder.steps = None
+            return None
 
 
 class _Work:
     """One unit's work in this session's transaction."""
 
-    def __init__(self, plpy, holder, unit):
+    def __init__(self, plpy: Any, holder: Any, unit: dict[str, Any]) -> None:
         self.plpy, self.holder, self.unit = plpy, holder, unit
         self.schema = _schema(plpy, holder)
         self.trainer = trainer_at(
             holder, self.schema, unit["options"].get("place"), unit.get("places"), unit.get("object_table")
         )
-        self.done = []  # what is to be noted of models, at last
-        self.models = unit["models"]
+        self.done: list[tuple[Any, ...]] = []  # (model, report, bytes of its state, seconds to read and to write)
+        self.models: list[dict[str, Any]] = unit["models"]
         self.train = unit["kind"] == "train"
 
-    def run(self):
+    def run(self) -> Steps:
         unit = self.unit
         began = time.monotonic()
-        # for the whole transaction: see sql/12_journal.sql
+        # a capability token is good for the whole transaction
         self.token = (yield Query(f"SELECT token FROM {self.schema}.mop_tokens"))[0]["token"]
         found = yield from self.found()
         yield from self.check_rows()
@@ -115,26 +121,34 @@ class _Work:
             "dataset": unit["dataset_key"],
         }
         keeps = yield from self.trainer.begin(unit["options"], header, found, objects)
-        # rows that cannot be kept are read for each training anew
+        # rows that the trainer cannot keep are read again for each model
         parts = [slice(None)] if keeps or not self.train else [slice(n, n + 1) for n in range(len(found))]
         for these in parts:
             self.holder.coming = (lambda: self.read_ahead(unit["coming"])) if these is parts[-1] else None
-            yield from self.together(
+            yield from self.batch(
                 self.models[these], {**header, "keeps_rows": keeps}, found[these], objects[these], began
             )
             began = time.monotonic()
-        # last of all: on Greenplum an UPDATE locks a table for all others
+        # at the very end: on Greenplum an UPDATE locks the table for all other sessions
         yield from self.finish()
 
-    def together(self, models, header, found, objects, began):
-        """Train or evaluate models on the segment's rows, which come once, as the unit's `header` tells the trainer."""
+    def batch(
+        self,
+        models: Sequence[dict[str, Any]],
+        header: dict[str, Any],
+        found: Sequence[dict[str, Any]],
+        objects: Sequence[dict[str, bytes]],
+        began: float,
+    ) -> Steps:
+        """Train or evaluate models in one pass over the segment's rows. `header`: the part of the unit that the trainer
+        needs; `found`: of each model, as `found` gives it; `objects`: custom functions of each."""
         unit, trainer = self.unit, self.trainer
         states = yield from self.states(models)
         yield from trainer.give(header, found, states, objects)
         report, sent = yield from trainer.work(unit["rows_sql"])
         reports = report["models"]
         if sent:
-            yield from self.check_rows()  # again: they were read by a later statement, which may have seen others
+            yield from self.check_rows()  # again: the rows were read by a later statement, with a later snapshot
         rest = max(0.0, time.monotonic() - began - sum(own["seconds"] for own in reports)) / len(reports)
         sizes, since = [None] * len(models), time.monotonic()
         if self.train:
@@ -148,9 +162,9 @@ class _Work:
         written = (time.monotonic() - since) / len(models) if self.train else 0.0
         self.done += [(model, own, size, rest, written) for model, own, size in zip(models, reports, sizes)]
 
-    def predict(self, model):
-        """Write the predictions for a partition of raw rows: in parts, as of stage 0 and the segment's number."""
-        # (numpy is not for sessions that only train)
+    def predict(self, model: dict[str, Any]) -> Steps:
+        """Write the predictions for a partition of raw rows, in parts, under stage 0 and the partition's number."""
+        # imported here: sessions that only train do not need numpy
         from pg_mop.inference.prediction import Choice, Predictor, Reader, in_pieces, predictions
 
         unit, told, began = self.unit, self.unit["predict"], time.monotonic()
@@ -191,8 +205,8 @@ class _Work:
             self.plpy, f"{problem.message}{problem.hint and f' ({problem.hint})' or ''}", aggregate.CONFIGURATION_FAILED
         )
 
-    def check_rows(self):
-        """The segment must hold the very rows that the run began with."""
+    def check_rows(self) -> Steps:
+        """The segment must hold the rows of the run's beginning."""
         unit = self.unit
         if (yield Query(unit["fingerprint_sql"]))[0]["fingerprint"] != unit["fingerprint"]:
             raise_error(
@@ -201,8 +215,8 @@ class _Work:
                 aggregate.SOURCE_CHANGED,
             )
 
-    def found(self):
-        """What the trainer needs to know of each model; those that are to be trained are locked."""
+    def found(self) -> Steps:
+        """Read the models for the trainer, and lock those that will be trained."""
         self.taken = rows = {
             row["stage"]: row
             for row in (
@@ -224,7 +238,8 @@ class _Work:
         return [self.told(model, rows[model["stage"]]) for model in self.models]
 
     @staticmethod
-    def told(model, row):
+    def told(model: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+        """A model as the trainer is told of it. `row`: of the catalog."""
         return {
             "stage": model["stage"],
             "mst_key": row["mst_key"],
@@ -235,14 +250,14 @@ class _Work:
             "fit_params": row["fit_params"],
             "functions": model.get("functions", []),
             **{name: model.get(name) for name in ("epochs", "kernel", "costs", "passes_left", "run_passes_left")},
-            # version 0 has no state, or weights alone: of a warm start or of the architecture table
+            # version 0 has no state, or the weights alone of a warm start or of the architecture table
             "plain_weights": model["version"] == 0,
         }
 
-    def states(self, models):
-        """The parts of the states of models, then those of other replicas where there are some: (stage, bytes).
+    def states(self, models: Sequence[dict[str, Any]]) -> Steps:
+        """The parts of the models' states, then the parts of the states of other replicas, if any: an iterator of Parts.
 
-        What a replica begins with is of the others' stages before; it comes under the replica's own.
+        A replica begins with the average of the states that all replicas had after the iteration before.
         """
         versions = [(model["stage"], model["version"]) for model in models]
         if self.unit["replicas"] and versions[0][1] > 0:
@@ -257,8 +272,11 @@ class _Work:
         found = yield from self.trainer.states(self.unit["run_id"], unread, self.token, self.taken)
         return self.complete(known, found, unread)
 
-    def complete(self, known, found, unread):
-        """The parts of states that are `known`, then those that are `found`, which must be of all `unread`."""
+    def complete(
+        self, known: Iterable[Part], found: Iterable[Part], unread: Iterable[tuple[int, int]]
+    ) -> Iterator[Part]:
+        """The parts that are `known`, then those that were `found`. Every state of `unread` (stage, version) must be
+        among the latter."""
         yield from known
         read = set()
         for stage, part in found:
@@ -272,11 +290,10 @@ class _Work:
                     aggregate.SOURCE_CHANGED,
                 )
 
-    def read_ahead(self, model):
-        """Read the state of the model (stage, version) that the next unit here will most likely be of.
+    def read_ahead(self, model: dict[str, Any] | None) -> None:
+        """Read the state of the model (stage, version) that the next unit of this session will most likely need.
 
-        What is at a version never changes, so that it is as good later; a version that is gone, or is not there yet,
-        is read when its time has come.
+        The state of a version never changes. If the version is gone or not yet written, the next unit reads it.
         """
         if model is not None:
             run_id, wanted = self.unit["run_id"], (model["stage"], model["version"])
@@ -286,11 +303,11 @@ class _Work:
                 ]
             }
 
-    def score(self, stages, sums):
-        """Add evaluations' sums, of models of so many stages, to those of the other segments; the last one notes the
-        loss and metrics of them all.
+    def score(self, stages: list[int], sums: Sequence[Sequence[float]]) -> Steps:
+        """Add the sums of evaluations, one list for each stage, to those of the other segments. The last segment writes
+        the loss and the metrics of the stage.
 
-        Raises SQLSTATE MOP01 where one of these is not finite.
+        Raises SQLSTATE MOP01 if one of these is not finite.
         """
         unit = self.unit
         found = (
@@ -308,21 +325,23 @@ class _Work:
                 ),
             )
         )[0]
-        if not found["complete"]:  # (an empty array, or what Greenplum makes of one)
+        if not found["complete"]:  # an empty array; Greenplum may give NULL
             return
-        theirs = {stage: {unit["segment"]: own} for stage, own in zip(stages, sums)}
+        by_stage: dict[int, dict[int, list[float]]] = {
+            stage: {unit["segment"]: list(own)} for stage, own in zip(stages, sums)
+        }
         if found["whose"]:
             for stage, segment, value in zip(found["whose"], found["segments"], found["value"]):
                 if segment != unit["segment"]:
-                    theirs[stage].setdefault(segment, []).append(float(value))
-        # in the order of the segments, whichever ended first: the same sums every time
+                    by_stage[stage].setdefault(segment, []).append(float(value))
+        # in the order of the segments, whichever ended first, so that the sums are equal in every run
         reports = {}
         for stage in found["complete"]:
             reports[stage] = yield from self.trainer.score(
                 stages.index(stage),
                 [
                     functools.reduce(operator.add, values)
-                    for values in zip(*(own for _, own in sorted(theirs[stage].items())), strict=True)
+                    for values in zip(*(own for _, own in sorted(by_stage[stage].items())), strict=True)
                 ],
             )
         for report in reports.values():
@@ -347,8 +366,8 @@ class _Work:
             ),
         )
 
-    def finish(self):
-        """Note the models' results in their units' rows, and the sizes of their new states."""
+    def finish(self) -> Steps:
+        """Write the models' results, and the sizes of their new states, into their units' rows."""
         results = [
             {
                 "stage": model["stage"],
@@ -389,22 +408,22 @@ class _Work:
         )
 
 
-def _number(value):
-    """A number, or None, as JSON knows it: one that is not finite as PostgreSQL's text of it."""
+def _number(value: float | None) -> float | str | None:
+    """A number for JSON: a number that is not finite becomes PostgreSQL's text for it."""
     return value if value is None or math.isfinite(value) else str(value).replace("inf", "Infinity")
 
 
 @functools.lru_cache(100)
-def _parsed(compile_params, fit_params):
+def _parsed(compile_params: str, fit_params: str) -> tuple[dict[str, Any], bool]:
     """(compile parameters, whether there are callbacks) of parameter strings."""
     return params.parse_compile_params(compile_params), bool(params.parse_fit_params(fit_params)["callbacks"])
 
 
-def _rights(plpy, table, configuration):
+def _rights(plpy: Any, table: str | None, configuration: dict[str, Any]) -> dict[str, bytes]:
     """{name: pickle} of the configuration's custom functions.
 
-    What runs code or writes files is checked here once more: the unit and its configuration are only what a client
-    says. The functions' table must be a superuser's, and so must the role that uses callbacks.
+    Custom functions run code, and callbacks write files. Their rights are checked here again, since a client can send any
+    unit: the table of the functions must belong to a superuser, and only a superuser may use callbacks.
     """
     try:
         compile_params, callbacks = _parsed(configuration["compile_params"], configuration["fit_params"])
@@ -418,3 +437,4 @@ def _rights(plpy, table, configuration):
     except (MopError, params.ParameterError) as error:
         problem = str(error)
     raise_error(plpy, problem, aggregate.CONFIGURATION_FAILED)
+    return {}  # raise_error does not return

@@ -1,38 +1,44 @@
-"""What worker sessions are told: of their trainers, and of the units that they do (read by run/unit.py)."""
+"""Unit specs: all that a worker session needs to know about its trainer and a unit (run/unit.py reads them)."""
+
+from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pg_mop.plan.cost_history import CostHistory
 from pg_mop.plan.sharing import Sharing, epochs
+from pg_mop.plan.stages import Plan
+from pg_mop.schedule.board import Board, Unit
 
 
 @dataclass
 class UnitSpecs:
-    """Of one run. What is told follows from these and from what the board knows at the time."""
+    """Makes the unit specs of one run, from these values and from the state of the board."""
 
-    engine: object
-    server: object  # place -> Server
-    packed: dict  # dataset -> PackedTable, or None
-    segments: dict  # (dataset, key) -> Segment
-    plan: object
-    board: object
+    engine: Any
+    server: Callable[[int], Any]  # worker -> Server
+    packed: Mapping[str, Any]  # dataset -> PackedTable, or None
+    segments: Mapping[tuple[str, int], Any]  # (dataset, number) -> Segment
+    plan: Plan
+    board: Board
     sharing: Sharing
-    outputs: dict  # what a model must output for the rows: see PackedTable.wanted_outputs
-    options: dict
+    outputs: Any  # the outputs that a model must have for the rows: see PackedTable.wanted_outputs
+    options: Mapping[str, Any]
     seed: int
     functions: str | None  # the object table, quoted, without its schema
-    digests: object  # mst_key -> those of its custom functions, see object_table.digests
+    digests: Callable[[int], Any]  # mst_key -> digests of its custom functions, see object_table.digests
     use_gpus: bool
-    began: float  # when the call did (time.monotonic)
-    replicas: list | None  # of averaging: rows of the segment of each
-    kernels: dict = field(default_factory=dict)  # of a replay: unit -> the kernel that it used
-    finite: bool = True  # losses and metrics must be
+    began: float  # when the call began (time.monotonic)
+    replicas: list[int] | None  # of averaging: rows of each replica's segment
+    kernels: Mapping[Unit, str] = field(default_factory=dict)  # of a replay: the kernel that each unit used
+    finite: bool = True  # losses and metrics must be finite
     cost_history: CostHistory = field(default_factory=CostHistory)
 
-    def trainer(self, worker, segment=None):
-        """The options of the trainer at a place; on Greenplum it is where a Segment is, at first that which comes first
-        there."""
+    def trainer(self, worker: int, segment: Any = None) -> dict[str, Any]:
+        """The options of a worker's trainer. On Greenplum the trainer is on the host of a Segment: at first, of the first
+        segment that the worker serves."""
         options, info = self.options, self.server(worker).info
         segment = segment or next((self.segments[key] for key in self.board.served(worker)), None)
         there = {} if segment is None or segment.host_segment is None else {"place": segment.host_segment}
@@ -53,8 +59,8 @@ class UnitSpecs:
             **there,
         }
 
-    def describe(self, units, worker):
-        """What a worker session needs to know of units that it does together, on one segment."""
+    def describe(self, units: Sequence[Unit], worker: int) -> dict[str, Any]:
+        """The spec of a unit, or of a unit batch on one segment."""
         unit = units[0]
         server, packed = self.server(worker), self.packed[unit.dataset]
         segment = self.segments[unit.dataset, unit.segment].on(server.name)
@@ -103,20 +109,21 @@ class UnitSpecs:
             "object_table": self.functions,
         }
 
-    def _costs(self, unit):
-        """What the trainer is told of what the unit's net has cost in earlier runs; None where it is of no use."""
+    def _costs(self, unit: Unit) -> Any:
+        """The costs of the unit's net in earlier runs, for the trainer's kernel autotuner; None if it needs none."""
         if unit.kind != "train" or self.options["kernel"] != "auto" or unit in self.kernels:
             return None
         return self.cost_history.told(self.sharing.net(self.plan.stages[unit.stage]))
 
-    def replicas_of(self, unit):
-        """Averaging: the stages whose average a unit is of, and their rows: [[stage, rows], ...]; else None.
+    def replicas_of(self, unit: Unit) -> list[list[int]] | None:
+        """Averaging: [[stage, rows], ...] of the replicas whose average the unit reads; else None.
 
-        A replica begins an iteration with the average of all after the one before; its own is under its own number.
+        A replica begins an iteration with the average of all replicas after the iteration before.
         """
         if self.replicas is None:
             return None
-        own, stages = self.plan.stages[unit.stage], []
+        own = self.plan.stages[unit.stage]
+        stages: list[list[int]] = []
         for key, rows in enumerate(self.replicas, start=1):
             path = self.plan.path(key)
             before = unit.iteration - (unit.kind == "train")
@@ -124,24 +131,24 @@ class UnitSpecs:
             stages.append([stage.number, rows])
         return stages
 
-    def _passes(self, unit):
+    def _passes(self, unit: Unit) -> int:
         return epochs(self.plan.stages[unit.stage].parameters[1]) if unit.kind == "train" else 1
 
-    def _passes_left(self, unit):
-        """How many passes are left at the unit's place, about: of its compiled model, and of the whole run.
+    def _passes_left(self, unit: Unit) -> dict[str, int]:
+        """Estimates the passes that the unit's worker still has to make: with the same compiled model, and in all.
 
-        A compilation serves the former: configurations that differ in nothing but the learning rate share it.
+        A compilation serves the former: configurations that differ in the learning rate alone share it.
         """
         if unit.kind != "train":
             return {"passes_left": 0, "run_passes_left": 0}
         own, all_left = self.sharing.key(self.plan.stages[unit.stage]), self.board.passes_left(None, unit.segment)
         if not self.board.anywhere:
             return {"passes_left": self.board.passes_left(own, unit.segment), "run_passes_left": all_left}
-        # (what has its home at a place is done there, on all segments)
+        # a model that has its home at a worker is trained there, on all segments
         here = all_left * len(self.board.segments) // len(self.board.workers)
         at_home = sum(self.board.passes_left(own, segment) for segment in self.board.segments)
         return {"passes_left": min(at_home, here), "run_passes_left": here}
 
-    def _dataset_key(self, dataset, segment):
-        """Names a segment's very rows, so that a warm trainer's cache serves the next call too."""
+    def _dataset_key(self, dataset: str, segment: Any) -> str:
+        """Names the exact rows of a segment, so that the cache of a warm trainer serves the next call, too."""
         return f"{self.packed[dataset].table.oid}/{segment.key}/{segment.fingerprint}"
