@@ -225,7 +225,7 @@ def _kept(db, schema, run, arguments, found):
         if rules
         else ()
     ):
-        watches[row["mst_key"]].told(row["iteration"], row["value"])
+        watches[row["mst_key"]].tell(row["iteration"], row["value"])
     return {key: watch.best[0] for key, watch in watches.items() if watch.best is not None}
 
 
