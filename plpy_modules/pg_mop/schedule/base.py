@@ -57,8 +57,8 @@ class Scheduler(ABC):
         """Take the seconds of a unit, after the board has marked it as finished."""
 
     def arrange(self, workers: Collection[Worker]) -> Iterable[Worker]:
-        """The order in which to ask for units for workers that are idle at the same time. A worker may occur twice: it
-        is asked again if it got no unit."""
+        """Workers that are idle at the same time, in the order of asking for their units. A worker may occur twice: the
+        caller asks again for it if it got no unit."""
         return self.order(workers)
 
     def order(self, workers: Collection[Worker]) -> list[Worker]:

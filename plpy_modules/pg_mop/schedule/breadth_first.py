@@ -5,7 +5,7 @@ from pg_mop.schedule.priority import PriorityScheduler
 
 
 class BreadthFirst(PriorityScheduler):
-    """The idle stage of the earliest iteration, in the order in which trials asked for them (TreeML, thesis 2021,
+    """The idle stage of the earliest iteration, in the order of the trials' requests (TreeML, thesis 2021,
     section 6.3, "BFS")."""
 
     name = "breadth-first"

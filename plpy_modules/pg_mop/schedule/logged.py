@@ -8,7 +8,7 @@ from pg_mop.schedule.unit import DatasetSegment, Segment, Server
 
 
 class Logged(Board):
-    """Every stage visits the segments in the order in which an earlier run logged them, on any worker."""
+    """Every stage visits the segments in the order that an earlier run logged, on any worker."""
 
     def __init__(
         self,

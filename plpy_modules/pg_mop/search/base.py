@@ -10,7 +10,7 @@ from pg_mop.search.parameters import MOST_ITERATIONS, Parameter, SearchError
 from pg_mop.search.space import Configuration, Space
 
 TrialNumber = int  # from 1
-Losses = dict[int, float]  # {iteration: loss}; the smaller the better, whatever the goal
+Losses = dict[int, float]  # {iteration: loss}; the smaller the better, for either goal
 
 RUNNING, PAUSED, ENDED, STOPPED, FAILED = "running", "paused", "ended", "stopped", "failed"
 
@@ -36,7 +36,7 @@ class Trial:
         self.number, self.configuration = number, configuration
         self.outside = outside  # a user has added the trial
         self.budget = self.at = 0  # iterations asked for; the last iteration with a value
-        self.loss = math.inf  # that value; the smaller the better, whatever the goal
+        self.loss = math.inf  # that value; the smaller the better, for either goal
         self.state = PAUSED
         self.asked = False  # `ask` has returned its configuration
         self.data: Any = None  # for the procedure's own use
@@ -48,9 +48,9 @@ class Procedure(ABC):
     All decisions follow from the seed and from the calls of `begin_with`, `tell`, `add` and `stop` in their order; the
     times at which `ask` is called do not matter. So a new procedure that gets the same calls makes the same proposals.
 
-    A subclass has a name and PARAMETERS, and reacts to events: `_begin` makes the first proposals; `_on_value`,
-    `_on_budget`, `_on_lost`, `_on_withdrawn` and `_on_idle` are optional except as marked. They call `_propose` and
-    `_stop`. The procedure is done when no trial runs.
+    A subclass has a name, PARAMETERS and `most`. `_begin` makes the first proposals; `_on_budget` and `_on_lost` react
+    to events, and so do `_on_value`, `_on_withdrawn` and `_on_idle` where a procedure needs them. All of these call
+    `_propose` and `_stop`. The procedure is done when no trial runs.
 
     >>> from pg_mop.search.parameters import integer
     >>> from pg_mop.search.random_sampler import RandomSampler

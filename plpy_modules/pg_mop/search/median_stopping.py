@@ -26,7 +26,7 @@ class MedianStopping(FixedBudget):
         "parallel": PARALLEL,
         "sampler": SAMPLER,
         "grace": integer(1, MOST_ITERATIONS, 2, "iterations that every trial may train"),
-        "others": integer(1, MOST_TRIALS, 3, "others that there must be to compare with"),
+        "others": integer(1, MOST_TRIALS, 3, "trials to compare with, at least"),
     }
 
     def _begin(self) -> None:

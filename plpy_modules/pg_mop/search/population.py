@@ -45,7 +45,7 @@ class Population(Procedure):
         "iterations": integer(1, MOST_ITERATIONS, 20, "iterations of each member"),
         "interval": integer(1, MOST_ITERATIONS, 2, "iterations between comparisons"),
         "fraction": number(0.01, 0.5, 0.2, "share of the members that is replaced, and that is copied"),
-        "resample": number(0, 1, 0.25, "chance of a hyper-parameter to be drawn anew"),
+        "resample": number(0, 1, 0.25, "probability that a hyper-parameter is sampled anew"),
         "sampler": word(("random", "grid"), "random", "where the first configurations come from"),
     }
 

@@ -12,9 +12,9 @@ from pg_mop.search.sampler import Sampler
 from pg_mop.search.samplers import SAMPLER_OF_BRACKETS, create_sampler
 from pg_mop.search.space import Configuration, Space
 
-REDUCTION = integer(2, 1000, 3, "one in so many goes on from each rung")
-MOST = integer(1, MOST_ITERATIONS, 27, "iterations of the trials that are left at the end")
-LEAST = integer(1, MOST_ITERATIONS, 1, "iterations after which trials are compared first, at least")
+REDUCTION = integer(2, 1000, 3, "of this many trials, one goes on from each rung")
+MOST = integer(1, MOST_ITERATIONS, 27, "iterations of the trials that train to the end")
+LEAST = integer(1, MOST_ITERATIONS, 1, "iterations before the first comparison, at least")
 SKIP = integer(0, 30, 0, "rungs to leave out at the bottom (early-stopping rate)")
 
 
