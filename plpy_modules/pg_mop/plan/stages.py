@@ -21,7 +21,7 @@ Origin = tuple[int, StageNumber]  # (run, stage number) where a stage was traine
 class Stage:
     """One iteration of training.
 
-    `mst_key`: the trial that asked for the stage first. `trials`: the trials whose paths contain the stage; `ends`: the
+    `mst_key`: the trial that asked for the stage first (0: unknown). `trials`: the trials whose paths contain the stage; `ends`: the
     number of paths that end with it; `evaluated_for`: the trials that want its metrics (None: no trial ever has);
     `origin`: where an earlier run trained it, or None. The board notes progress: `trained` on every segment, `scored`
     (all its metrics are known), `failed`.
@@ -51,7 +51,7 @@ class Stage:
         iteration: Iteration,
         identity: Identity,
         parameters: Parameters,
-        mst_key: MstKey | None = None,
+        mst_key: MstKey = 0,
     ) -> None:
         self.number, self.parent, self.iteration = number, parent, iteration
         self.identity, self.parameters, self.mst_key = identity, parameters, mst_key
@@ -155,7 +155,7 @@ class Plan:
         iteration: Iteration,
         identity: Identity,
         parameters: Iterable[str],
-        mst_key: MstKey | None = None,
+        mst_key: MstKey = 0,
         trials: Collection[MstKey] = (),
         evaluated: bool = False,
         failed: bool = False,
@@ -237,7 +237,7 @@ class Plan:
         iteration: Iteration,
         name: Identity,
         parameters: Parameters,
-        mst_key: MstKey | None,
+        mst_key: MstKey,
     ) -> Stage:
         stage = Stage(number, parent, iteration, name, parameters, mst_key)
         self.stages[number] = self._by_identity[name] = stage

@@ -1,32 +1,17 @@
 """How many seconds of training stages have left, estimated from the units that have ended."""
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Protocol
 
-from pg_mop.plan.stages import Plan, Stage, StageNumber
+from pg_mop.plan.stages import Stage, StageNumber
+from pg_mop.schedule.board import Board
+from pg_mop.schedule.unit import Unit
 
 STAGES_PER_UNIT = 20  # stages that may be estimated anew for each unit that has ended since the last estimate
 NEWS_BELOW = 0.9  # a unit that takes less than this share of the known seconds makes a new estimate worthwhile
 
 
-class TrainedUnit(Protocol):
-    """The part of a schedule's Unit that estimates need."""
-
-    @property
-    def stage(self) -> StageNumber: ...
-
-
-class Progress(Protocol):
-    """The part of a board (pg_mop.schedule.board) that estimates need."""
-
-    plan: Plan
-    left: dict[StageNumber, Stage]
-
-    def visits_left(self, stage_number: StageNumber, segment: int | None = None) -> int: ...
-
-
 class Costs:
-    """Seconds of training that stages have left; a board's watcher calls its methods (schedule/base.py).
+    """Seconds of training that stages have left; a board's watcher calls its methods (critical_path.py).
 
     A unit of a stage is estimated by the first of these that is known: the least seconds of units with the same key;
     the seconds expected from earlier runs; the seconds of a unit of the parent. The critical path (TreeML, thesis 2021,
@@ -35,7 +20,7 @@ class Costs:
     """
 
     def __init__(
-        self, board: Progress, key_of: Callable[[Stage], Hashable], expected: Callable[[Stage], float] | None = None
+        self, board: Board, key_of: Callable[[Stage], Hashable], expected: Callable[[Stage], float] | None = None
     ) -> None:
         """`key_of`: equal for stages whose units take equally long; None: only units of the same stage do.
         `expected`: seconds of a stage's unit by earlier runs, or 0."""
@@ -72,7 +57,7 @@ class Costs:
         before, visits = self.unit_seconds[stage.number], self.board.visits_left(stage.number)
         self._replace(stage, before, self._estimate(stage), visits)
 
-    def finished(self, unit: TrainedUnit, seconds: float) -> bool:
+    def finished(self, unit: Unit, seconds: float) -> bool:
         """Take the seconds of a training unit, after the board has. True if the stage had no estimate before."""
         number, stage = unit.stage, self.board.plan.stages[unit.stage]
         key = self._key(stage)

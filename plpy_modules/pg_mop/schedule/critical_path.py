@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
-from pg_mop.schedule.cost import Costs
 from pg_mop.plan.stages import Stage, StageNumber
 from pg_mop.schedule.board import Board
+from pg_mop.schedule.cost import Costs
 from pg_mop.schedule.priority import PriorityScheduler
 from pg_mop.schedule.unit import CompiledModel, Segment, Unit, Worker
 
