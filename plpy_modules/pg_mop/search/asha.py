@@ -1,6 +1,6 @@
 """ASHA (Li et al.: "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, Algorithm 2)."""
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 from heapq import heappop, heappush, heappushpop
 from typing import Any
 
@@ -63,7 +63,7 @@ class Asha(Procedure):
                     self.rungs[rung].add(losses[self.levels[rung]], trial.number, promoted=rung != reached[-1])
         self._fill()
 
-    def _evaluates(self, trial: Trial) -> Container[int]:
+    def _evaluates(self, trial: Trial) -> Collection[int]:
         return self.levels
 
     def _on_budget(self, trial: Trial) -> None:

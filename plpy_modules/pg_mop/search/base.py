@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -247,7 +247,7 @@ class Procedure(ABC):
     def most(self) -> int:
         """The most iterations that the procedure gives a trial."""
 
-    def evaluates(self, trial: TrialNumber) -> Container[int]:
+    def evaluates(self, trial: TrialNumber) -> Collection[int]:
         """The iterations of a trial after which its metric is wanted."""
         known = self._trial(trial)
         return (known.budget,) if known.outside else self._evaluates(known)
@@ -258,7 +258,7 @@ class Procedure(ABC):
     def _begin(self) -> None:
         """Make the first proposals."""
 
-    def _evaluates(self, trial: Trial) -> Container[int]:
+    def _evaluates(self, trial: Trial) -> Collection[int]:
         """The iterations of one of the procedure's trials after which its metric is wanted."""
         return (self.most,)
 

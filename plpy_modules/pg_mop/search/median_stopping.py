@@ -1,7 +1,7 @@
 """Median stopping (Golovin et al.: "Google Vizier: A Service for Black-Box Optimization", KDD 2017, section 3.2.2)."""
 
 import math
-from collections.abc import Container
+from collections.abc import Collection
 from heapq import heappush, heappushpop
 
 from pg_mop.search.base import Trial
@@ -41,7 +41,7 @@ class MedianStopping(FixedBudget):
                 self._median(iteration).add(total / count)
         super()._begin()
 
-    def _evaluates(self, trial: Trial) -> Container[int]:
+    def _evaluates(self, trial: Trial) -> Collection[int]:
         return range(1, self.most + 1)
 
     def _on_value(self, trial: Trial) -> None:

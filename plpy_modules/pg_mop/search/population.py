@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Container
+from collections.abc import Collection
 from random import Random
 from typing import Any
 
@@ -83,7 +83,7 @@ class Population(Procedure):
         for point in points:
             self._train(self._new(self.space.configuration(point)), Member(point, {}), 0)
 
-    def _evaluates(self, trial: Trial) -> Container[int]:
+    def _evaluates(self, trial: Trial) -> Collection[int]:
         return self.steps
 
     def _train(self, trial: Trial, member: Member, step: int) -> None:

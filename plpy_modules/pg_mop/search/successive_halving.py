@@ -1,7 +1,7 @@
 """Successive halving (Jamieson, Talwalkar: "Non-stochastic Best Arm Identification and Hyperparameter Optimization",
 AISTATS 2016), as Algorithm 1 of Li et al.: "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020."""
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
@@ -63,7 +63,7 @@ class Halving(Procedure):
         self.sampler.tell_lost(trial.number, trial.state == FAILED)
         trial.data.lost(trial)
 
-    def _evaluates(self, trial: Trial) -> Container[int]:
+    def _evaluates(self, trial: Trial) -> Collection[int]:
         return trial.data.levels
 
 
