@@ -76,7 +76,7 @@ def simulate(
     where it reads states ahead. `transport`: None: moving states takes no time. `batches`: forms unit batches; None:
     every unit runs alone. `around`: fixed seconds of a command, which does a unit or a unit batch.
 
-    The board and its plan are in the run's final state afterwards: a caller that goes on to run them simulates copies.
+    The board and its plan are in the run's final state afterwards; a run needs another plan and board.
     Raises RuntimeError where the scheduler leaves every worker idle although units remain.
 
     >>> from pg_mop.plan.stages import Plan
