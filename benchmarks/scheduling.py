@@ -45,7 +45,7 @@ def run(name, configurations, segments, iterations, most):
     board = Board(plan, range(segments))
     scheduler = SCHEDULERS[name](board, 1, model_of)
     made = clock() - begun
-    now, idle, events, units, spent, worst = 0.0, set(board.places), [], 0, 0.0, 0.0
+    now, idle, events, units, spent, worst = 0.0, set(board.workers), [], 0, 0.0, 0.0
     while not board.done and (most is None or units < most):
         begun = clock()
         started = []

@@ -9,7 +9,7 @@ import dataclasses
 from workloads import Configuration, Workload, dense
 
 from mop_udf import sequences
-from pg_mop.search import sources
+from pg_mop.search.random_sampler import RandomSampler
 from pg_mop.search.space import Space
 
 SEED = 1  # of the order in which configurations are drawn
@@ -81,8 +81,8 @@ def study(
     about, iterations, rates, batch_sizes, procedure="grid", levels=(), peers=True, rows=20_000, validation=1_000
 ):
     """A Study of all configurations of its space, in the order of mop_search's random sampler."""
-    source, drawn = sources.source("random", Space.of_texts([1], *_grids(rates, batch_sizes)), SEED), []
-    while point := source.draw(len(drawn) + 1):
+    sampler, drawn = RandomSampler(Space.of_texts([1], *_grids(rates, batch_sizes)), SEED), []
+    while point := sampler.ask(len(drawn) + 1):
         drawn.append(Configuration(0, "SGD", rates[point["0.lr"]], batch_sizes[point["batch_size"]]))
     return Study(
         f"{len(drawn)} configurations, {iterations} iterations of {rows:,} x 64, a net 64-64-64-10; {about}",

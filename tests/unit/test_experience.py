@@ -44,7 +44,7 @@ def test_a_net_is_what_is_compiled_alike_and_has_batches_alike():
 def test_each_architecture_is_read_once():
     asked = []
     cost_history = CostHistory(lambda architecture: asked.append(architecture) or [row()])
-    assert cost_history.batch_seconds(NET) == 1.0 and cost_history.told(NET) and asked == [NET.architecture]
+    assert cost_history.batch_seconds(NET) == 1.0 and cost_history.hints(NET) and asked == [NET.architecture]
 
 
 def test_the_best_kernel_counts_and_the_median_of_devices():
@@ -59,10 +59,10 @@ def test_the_best_kernel_counts_and_the_median_of_devices():
     ]
     cost_history = CostHistory(lambda architecture: rows)
     assert cost_history.batch_seconds(NET) == 3.0
-    assert cost_history.told(NET)["known"] == [
+    assert cost_history.hints(NET)["known"] == [
         ["model", "v", r["device"], r["kernel"], r["batch_seconds"], 0.5, 1] for r in rows
     ]
-    assert CostHistory().batch_seconds(NET) is CostHistory().told(NET) is None
+    assert CostHistory().batch_seconds(NET) is CostHistory().hints(NET) is None
 
 
 def test_others_of_the_architecture_tell_how_kernels_compare():
@@ -72,10 +72,10 @@ def test_others_of_the_architecture_tell_how_kernels_compare():
         for net, times in zip(others, (2.0, 4.0, 3.0))
         for kernel, seconds in (("loop", times), ("xla", 1.0))
     ]
-    told = CostHistory(lambda architecture: [*rows, row(others[0], "plain", device="no loop there")]).told(NET)
+    told = CostHistory(lambda architecture: [*rows, row(others[0], "plain", device="no loop there")]).hints(NET)
     assert told == {"alike": [["model", "v", "one", "xla", 1 / 3, 2.0, 1]]}
     own = [row(seconds=7.0, runs=3), row(kernel="xla", seconds=0.1, runs=2)]
-    told = CostHistory(lambda architecture: [*own, *rows]).told(NET)
+    told = CostHistory(lambda architecture: [*own, *rows]).hints(NET)
     assert told == {
         "alike": [["model", "v", "one", "xla", 1 / 3, 2.0, 1]],
         "known": [["model", "v", "one", "loop", 7.0, 0.5, 3], ["model", "v", "one", "xla", 0.1, 0.5, 2]],
@@ -84,7 +84,7 @@ def test_others_of_the_architecture_tell_how_kernels_compare():
 
 def test_a_trainer_is_told_of_few_devices():
     rows = [row(device=str(number), noted_at=number) for number in range(3 * MOST_DEVICES)]
-    known = CostHistory(lambda architecture: rows).told(NET)["known"]
+    known = CostHistory(lambda architecture: rows).hints(NET)["known"]
     assert len(known) == MOST_DEVICES and {r[2] for r in known} == {str(n) for n in range(32, 48)}
 
 

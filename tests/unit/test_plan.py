@@ -484,5 +484,5 @@ def test_what_is_left_is_the_sum_of_what_every_stage_has_left(seed):
         costs, board = story.scheduler.costs, story.board
         visits = {number: board.visits_left(number) for number in board.left}
         assert costs.visits == sum(visits.values())
-        assert costs.known == sum(n for number, n in visits.items() if costs.price[number])
-        assert costs.total == pytest.approx(sum(n * costs.price[number] for number, n in visits.items()))
+        assert costs.known == sum(n for number, n in visits.items() if costs.unit_seconds[number])
+        assert costs.total == pytest.approx(sum(n * costs.unit_seconds[number] for number, n in visits.items()))

@@ -9,8 +9,8 @@ from statistics import mean
 import pytest
 
 from pg_mop.search import create
-from pg_mop.search.densities import Densities
 from pg_mop.search.grids import COMPILE_KEYS, FIT_KEYS, parse_several
+from pg_mop.search.kernel_density import KdeSampler
 from pg_mop.search.space import Space
 
 SEEDS = range(3)
@@ -179,58 +179,58 @@ def test_a_search_with_densities_goes_on_with_the_same_proposals(name, parameter
         assert all(again.trials[n].configuration == c for n, c in configurations.items() if c is not None)
 
 
-def told(source, losses):
+def told(sampler, losses):
     """Points with these losses, by budget: [(lr, {budget: loss})]."""
     for trial, (lr, values) in enumerate(losses, 1):
-        source.points[trial] = {"model_id": 0, "branch": 0, "0.optimizer": 0, "0.lr": lr, "loss": 0, "batch_size": 200}
+        sampler.points[trial] = {"model_id": 0, "branch": 0, "0.optimizer": 0, "0.lr": lr, "loss": 0, "batch_size": 200}
         for budget, loss in values.items():
-            source.told(trial, budget, loss)
+            sampler.tell(trial, budget, loss)
 
 
 def test_the_largest_budget_with_enough_losses_has_the_say():
-    source = Densities(space(NUMBERS), 1)
-    assert source.least == 3
-    told(source, [(0.01, {1: 0.1 * i}) for i in range(4)])
-    assert source.budget is None and source._modelled() is None
-    told(source, [(0.01, {1: 0.1 * i}) for i in range(5)])
-    assert source.budget == 1
-    told(source, [(0.01, {1: 0.1 * i, 3: 0.1}) for i in range(5)])
-    assert source.budget == 3
+    sampler = KdeSampler(space(NUMBERS), 1)
+    assert sampler.least == 3
+    told(sampler, [(0.01, {1: 0.1 * i}) for i in range(4)])
+    assert sampler.budget is None and sampler._from_model() is None
+    told(sampler, [(0.01, {1: 0.1 * i}) for i in range(5)])
+    assert sampler.budget == 1
+    told(sampler, [(0.01, {1: 0.1 * i, 3: 0.1}) for i in range(5)])
+    assert sampler.budget == 3
 
 
 def test_survivors_at_a_large_budget_do_not_keep_proposals_away():
     """All that got to budget 9 have rates around 0.01, the best in their middle; the others did not."""
-    source = Densities(space(NUMBERS), 1, at_random=0)
+    sampler = KdeSampler(space(NUMBERS), 1, at_random=0)
     told(
-        source,
+        sampler,
         [(10 ** (-2 + 0.05 * i), {1: abs(i), 9: abs(i)}) for i in range(-6, 7)]
         + [(10 ** (-2 + side * 0.1 * i), {1: 50}) for i in range(5, 20) for side in (-1, 1)],
     )
-    proposed = [math.log10(source.draw(100 + i)["0.lr"]) for i in range(10)]
+    proposed = [math.log10(sampler.ask(100 + i)["0.lr"]) for i in range(10)]
     assert mean(abs(lr + 2) for lr in proposed) < 0.3
 
 
 def test_a_failed_trial_is_a_bad_one_and_one_that_a_person_stopped_is_none():
-    source = Densities(space(NUMBERS), 1)
-    told(source, [(0.01, {1: 0.1 * i, 3: 0.1 * i}) for i in range(6)])
-    source.lost(1, True)
-    assert [key for _, key in source.told_at[3]] == [2, 3, 4, 5, 6] and 1 in source.points
-    source.points[7] = dict(source.points[1])
-    source.lost(7, False)
-    assert source.withdrawn == {7} and source._modelled() is not None
+    sampler = KdeSampler(space(NUMBERS), 1)
+    told(sampler, [(0.01, {1: 0.1 * i, 3: 0.1 * i}) for i in range(6)])
+    sampler.tell_lost(1, True)
+    assert [key for _, key in sampler.losses_at[3]] == [2, 3, 4, 5, 6] and 1 in sampler.points
+    sampler.points[7] = dict(sampler.points[1])
+    sampler.tell_lost(7, False)
+    assert sampler.withdrawn == {7} and sampler._from_model() is not None
 
 
 def test_what_was_known_of_a_trial_and_what_it_comes_to_count_as_one():
     over = space(NUMBERS)
-    source, point = Densities(over, 1), over.sample(Random(1))
-    source.knows(over.configuration(point), 1, 0.5)
-    source.goes_on(1, over.configuration(point))
-    source.told(1, 3, 0.4)
-    assert source.told_of == {-1: {1: 0.5, 3: 0.4}}
+    sampler, point = KdeSampler(over, 1), over.sample(Random(1))
+    sampler.add_result(over.configuration(point), 1, 0.5)
+    sampler.resume(1, over.configuration(point))
+    sampler.tell(1, 3, 0.4)
+    assert sampler.losses_of == {-1: {1: 0.5, 3: 0.4}}
 
 
 def test_places_and_coordinates_agree():
-    from pg_mop.search.densities import _coordinate, _place
+    from pg_mop.search.kernel_density import _coordinate, _position
 
     random = Random(2)
     for text in (NUMBERS, CONDITIONAL):
@@ -238,6 +238,6 @@ def test_places_and_coordinates_agree():
         for _ in range(50):
             point = over.sample(random)
             for dimension in over.branch_of(point).dimensions:
-                place = _place(dimension, point[dimension.name])
+                place = _position(dimension, point[dimension.name])
                 if dimension.kind is not None:
                     assert 0 <= place <= 1 and _coordinate(dimension, place) == pytest.approx(point[dimension.name])

@@ -12,8 +12,8 @@ from pg_mop.plan.sharing import Sharing
 from pg_mop.plan.stages import Plan
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
-from pg_mop.schedule.groups import Groups
 from pg_mop.schedule.simulator import Transport, Visit, makespan, simulate
+from pg_mop.schedule.unit_batches import UnitBatches
 
 SHAPES = [(16, 2, 3), (2, 5, 2), (1, 3, 2), (4, 1, 2), (1, 1, 1), (5, 3, 1), (3, 3, 2)]
 
@@ -213,7 +213,7 @@ def test_where_any_place_does_all_segments_most_is_compiled_in_one(name, models,
                 board,
                 scheduler,
                 seconds,
-                groups=Groups(board, scheduler, alike.get, lambda number: 1) if groups else None,
+                batches=UnitBatches(board, scheduler, alike.get, lambda number: 1) if groups else None,
             )
             trained = sorted((v.unit.stage, v.unit.segment) for v in visits)
             assert trained == [(number, s) for number in sorted(alike) for s in range(segments)]
@@ -276,7 +276,7 @@ def test_an_evaluation_that_is_left_to_its_home_keeps_no_other_back(name):
         scheduler = SCHEDULERS[name](board, seed, alike.get)
         while any(board.visits_left(number) for number in alike):
             board.start(unit := scheduler.train(0))
-            scheduler.homes.setdefault(alike[unit.stage], 0)
+            scheduler.affinity.setdefault(alike[unit.stage], 0)
             board.finish(unit)
             scheduler.finished(unit, 0.01)
         board.start(first := scheduler.choose(0))
@@ -366,9 +366,9 @@ def test_what_was_compiled_at_places_that_have_gone_finds_a_home_anew(name):
             for worker in range(segments):
                 lasting.append(scheduler.choose(worker))
                 board.start(lasting[-1])
-        assert set(scheduler.homes.values()) == {0, 1, 2, 3}
+        assert set(scheduler.affinity.values()) == {0, 1, 2, 3}
         board.serve(range(2))
-        assert set(scheduler.homes.values()) == {0, 1}
+        assert set(scheduler.affinity.values()) == {0, 1}
         for unit in lasting:  # at work meanwhile
             board.finish(unit)
         lasting = []

@@ -534,7 +534,7 @@ def test_bohb_begins_a_bracket_when_there_is_something_to_learn_from():
         assert procedure.ask() == [] or trial > 6
         procedure.tell(trial, 1, trial / 10)
     assert {p.budget for p in procedure.ask() if p.configuration} == {3}
-    assert {b: len(told) for b, told in procedure.source.told_at.items()} == {1: 9}
+    assert {b: len(told) for b, told in procedure.sampler.losses_at.items()} == {1: 9}
 
 
 # --- ASHA ---------------------------------------------------------------------------------------------
@@ -791,7 +791,7 @@ def test_optuna_s_samplers_take_every_kind_of_dimension(sampler):
     known = made("tpe", over=space(OPEN), sampler=sampler)
     known.begin_with([(c, {4: value(c, 4)}) for c in study.configurations.values()])
     known.ask()
-    assert known.source.count == 40
+    assert known.sampler.count == 40
 
 
 def test_without_optuna_the_error_says_how_to_install_it(monkeypatch):

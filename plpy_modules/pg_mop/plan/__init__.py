@@ -1,1 +1,1 @@
-"""From trials to stages: identities, the search plan, what it costs. Pure Python, no database, no Keras."""
+"""From trials to stages: stage identities, the search plan, reuse, cost estimates. Pure Python: no database, no Keras."""

@@ -1,19 +1,29 @@
-"""What training has cost in earlier runs, by net and kernel: so that a kernel need not be found out again, and what a
-run will take is known before a unit has ended."""
+"""Measured costs of training in earlier runs, by net and kernel.
+
+They save a trainer from timing the kernels of a net again, and they give an estimate for a run before a unit has ended.
+"""
 
 import dataclasses
 import hashlib
 import json
 import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-MODEL, HEAD = "model", "head"  # what is trained: all of a net, or what is left of it after a frozen prefix
-MOST_DEVICES = 16  # kinds of device, and versions, of which a trainer is told
+MODEL, HEAD = "model", "head"  # parts that are trained: a whole net, or the rest of it after a frozen prefix
+MOST_DEVICES = 16  # combinations of device and versions whose costs are sent to a trainer
+
+Row = Mapping[str, Any]  # a row of the view mop_unit_costs
+Where = tuple[str, str, str, str]  # (net, part, version, device)
 
 
 @dataclasses.dataclass(frozen=True)
 class Net:
-    """What decides the seconds of a mini-batch, but for kernel and device: `digest` is equal for what is compiled alike
-    and has batches alike; `architecture`, a digest too, for one architecture. The rest is there to be read."""
+    """Everything that decides the seconds of a mini-batch except kernel and device.
+
+    `digest` is equal for nets with the same compiled model and the same batches. `architecture` is the digest of the
+    architecture alone. The other fields are for people.
+    """
 
     architecture: str
     digest: str
@@ -23,10 +33,15 @@ class Net:
     shape: str
 
     @classmethod
-    def of(cls, architecture, compile_params, fit, shape, framework):
-        """Of an architecture (JSON text), compile parameters without scalars and fit parameters, both parsed; `shape`:
-        of a row (text); `framework`: pg_mop.keras_backend."""
-        own = [
+    def of(
+        cls, architecture: str, compile_params: Mapping[str, Any], fit: Mapping[str, Any], shape: str, framework: str
+    ) -> "Net":
+        """The net of a configuration.
+
+        `architecture`: JSON text; `compile_params`: parsed, without scalars; `fit`: parsed fit parameters; `shape`: the
+        shape of a row (text); `framework`: the setting pg_mop.keras_backend.
+        """
+        facts = [
             architecture,
             compile_params,
             fit["batch_size"],
@@ -37,7 +52,7 @@ class Net:
         ]
         return cls(
             digest(architecture),
-            digest(json.dumps(own, sort_keys=True, default=str)),
+            digest(json.dumps(facts, sort_keys=True, default=str)),
             compile_params["optimizer"],
             str(compile_params["loss"]),
             fit["batch_size"],
@@ -45,62 +60,68 @@ class Net:
         )
 
 
-def digest(text):
+def digest(text: str) -> str:
+    """32 hexadecimal digits that identify a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class CostHistory:
-    """What earlier runs of the role have measured of nets, read for each architecture when it is asked for first.
+    """Costs that earlier runs of the role have measured, read once for each architecture, at the first question."""
 
-    `read(architecture)`: rows (dicts) of the view mop_unit_costs.
-    """
+    def __init__(self, read: Callable[[str], Iterable[Row]] = lambda architecture: ()) -> None:
+        """`read`: gives the rows of the view mop_unit_costs for the digest of an architecture."""
+        self._read = read
+        self._rows: dict[str, list[Row]] = {}
+        self._hints: dict[Net, dict[str, list] | None] = {}
 
-    def __init__(self, read=lambda architecture: ()):
-        self._read, self._rows, self._told = read, {}, {}
+    def hints(self, net: Net) -> dict[str, list] | None:
+        """The costs that a trainer's kernel autotuner gets for a net; None without any.
 
-    def _of(self, net):
-        if net.architecture not in self._rows:
-            self._rows[net.architecture] = list(self._read(net.architecture))
-        return self._rows[net.architecture]
+        "known": rows of the net itself; "alike": rows of other nets of its architecture. A row is [part, version,
+        device, kernel, seconds of a batch, seconds to compile, number of runs that measured them]. In rows of "alike",
+        the seconds of a batch are a multiple of those of the kernel "loop".
+        """
+        if net not in self._hints:  # (computed once: every unit asks)
+            self._hints[net] = self._compute_hints(net)
+        return self._hints[net]
 
-    def told(self, net):
-        """What a trainer is told of a net, or None: {"known": rows of the net, "alike": rows of others of its
-        architecture}; a row is [part, version, device, kernel, seconds of a batch, seconds to compile, runs that have
-        measured them]; of others the first are a multiple of the loop's."""
-        if net not in self._told:  # (every unit asks)
-            self._told[net] = self._tell(net)
-        return self._told[net]
+    told = hints  # the name that run/ calls
 
-    def _tell(self, net):
-        rows = self._of(net)
-        known = [row for row in rows if row["net"] == net.digest]
-        loops = {_where(row): row["batch_seconds"] for row in rows if row["kernel"] == "loop"}
-        ratios = {}
-        for row in rows:
-            if row["net"] != net.digest and (base := loops.get(_where(row))) and row["kernel"] != "loop":
-                ratios.setdefault((row["part"], row["version"], row["device"], row["kernel"]), []).append(
-                    (row["batch_seconds"] / base, row)
-                )
-        alike = [_row(own[0][1], statistics.median(ratio for ratio, _ in own)) for own in ratios.values()]
-        told = {"known": [_row(row, row["batch_seconds"]) for row in _latest(known)], "alike": alike[:MOST_DEVICES]}
-        return {what: own for what, own in told.items() if own} or None
-
-    def batch_seconds(self, net):
-        """Seconds of a mini-batch by the best kernel, the median of the devices; None where nobody knows."""
-        best = {}
-        for row in self._of(net):
+    def batch_seconds(self, net: Net) -> float | None:
+        """Seconds of a mini-batch with the best kernel: the median over devices; None if unknown."""
+        best: dict[Where, float] = {}
+        for row in self._rows_of(net):
             if row["net"] == net.digest:
                 where = _where(row)
                 best[where] = min(row["batch_seconds"], best.get(where, row["batch_seconds"]))
         return statistics.median(best.values()) if best else None
 
+    def _rows_of(self, net: Net) -> list[Row]:
+        if net.architecture not in self._rows:
+            self._rows[net.architecture] = list(self._read(net.architecture))
+        return self._rows[net.architecture]
 
-def _where(row):
+    def _compute_hints(self, net: Net) -> dict[str, list] | None:
+        rows = self._rows_of(net)
+        known = [row for row in rows if row["net"] == net.digest]
+        loops = {_where(row): row["batch_seconds"] for row in rows if row["kernel"] == "loop"}
+        ratios: dict[tuple, list[tuple[float, Row]]] = {}
+        for row in rows:
+            if row["net"] != net.digest and (base := loops.get(_where(row))) and row["kernel"] != "loop":
+                ratios.setdefault((row["part"], row["version"], row["device"], row["kernel"]), []).append(
+                    (row["batch_seconds"] / base, row)
+                )
+        alike = [_hint(pairs[0][1], statistics.median(ratio for ratio, _ in pairs)) for pairs in ratios.values()]
+        hints = {"known": [_hint(row, row["batch_seconds"]) for row in _latest(known)], "alike": alike[:MOST_DEVICES]}
+        return {name: values for name, values in hints.items() if values} or None
+
+
+def _where(row: Row) -> Where:
     return row["net"], row["part"], row["version"], row["device"]
 
 
-def _latest(rows):
-    """The rows of those devices that were met last."""
+def _latest(rows: Sequence[Row]) -> list[Row]:
+    """The rows of the MOST_DEVICES devices that were measured last."""
     newest = sorted(
         {_where(row): row["noted_at"] for row in sorted(rows, key=lambda row: row["noted_at"])}.items(),
         key=lambda item: item[1],
@@ -109,5 +130,5 @@ def _latest(rows):
     return [row for row in rows if _where(row) in kept]
 
 
-def _row(row, seconds):
+def _hint(row: Row, seconds: float) -> list:
     return [row["part"], row["version"], row["device"], row["kernel"], seconds, row["compile_seconds"], row["runs"]]

@@ -1,28 +1,33 @@
-"""What makes two stages the same: digest chains.
+"""Stage identities: chains of digests.
 
-Equal identity, equal result (given the visit order): a root's is of everything that decides how training starts, a
-stage's of its parent's and of the values that all parameters have in its iteration. So nobody compares functions.
+Two stages of equal identity have equal results, given the visit order. The identity of a root covers everything that
+decides how training starts. The identity of a stage covers its parent's identity and the values of all parameters in
+its iteration. So the planner never compares parameter functions.
 """
 
 import hashlib
 import json
+from collections.abc import Mapping
+from typing import Any
+
+Identity = str  # 64 hexadecimal digits, with a suffix for a stage that is not shared
 
 _ENCODE = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
-def root(facts):
-    """The identity of a start of training (64 hexadecimal digits).
+def root(facts: Mapping[str, Any]) -> Identity:
+    """The identity of a start of training.
 
-    `facts`: a dict of what JSON can say, whatever the order of its keys. TypeError or ValueError for anything else,
-    not-a-number included: it is not equal to itself.
+    `facts`: values that JSON can represent; the order of keys does not matter. Raises TypeError or ValueError for any
+    other value, also for not-a-number, because it does not equal itself.
     """
     return _digest(_ENCODE(facts))
 
 
-def child(parent, parameters):
-    """The identity of one more iteration under `parameters` (a tuple of texts) after `parent` (an identity)."""
+def child(parent: Identity, parameters: tuple[str, ...]) -> Identity:
+    """The identity of one more iteration under `parameters` (texts) after the stage `parent`."""
     return _digest(parent + _ENCODE(parameters))
 
 
-def _digest(text):
+def _digest(text: str) -> Identity:
     return hashlib.sha256(text.encode()).hexdigest()

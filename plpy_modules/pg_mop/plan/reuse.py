@@ -1,23 +1,74 @@
-"""Which stages need not be trained, as an earlier run has done so. Pure Python."""
+"""Which stages a run takes over from earlier runs instead of training them. Pure Python."""
 
-from collections import namedtuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
-# What an earlier run has of a stage: which run and stage that is there, whether its state is kept, whether all metrics
-# that are wanted are known; where it was trained: (run, stage); and where the stage before it was: None at a root.
-Known = namedtuple("Known", "run stage state scored origin before")
+from pg_mop.plan.identity import Identity
+from pg_mop.plan.stages import Origin, Stage, StageNumber
 
 
-def adoptable(stages, known, preferred=None, kept=()):
-    """Which of `stages` (new to a plan, parents first) are taken over: [(stage, Known, whether its state is needed)].
+class Known(NamedTuple):
+    """A stage of an earlier run."""
 
-    `known`: {identity: [Known, ...]}; where several serve, the one of which most can be taken over, then that of the
-    run `preferred`, then the latest. A stage is taken over after the very parent that it was trained from (`origin` of
-    the one is `before` of the other), so that a path has one history; where it, or one below it, has a state; with its
-    metrics, where these are wanted and its state is gone; and with its state, where anybody will read that, or its
-    number is among `kept`, since a path may end with it. Sets nothing: who takes the stages over sets their `origin`.
+    run: int
+    stage: StageNumber  # its number in that run
+    state: bool  # its state is still stored
+    scored: bool  # all metrics that the present run wants are known
+    origin: Origin  # where the stage was trained
+    before: Origin | None  # where its parent was trained; None for a root
+
+
+def adoptable(
+    stages: Sequence[Stage],
+    known: Mapping[Identity, Sequence[Known]],
+    preferred: int | None = None,
+    kept: Collection[StageNumber] = (),
+) -> list[tuple[Stage, Known, bool]]:
+    """The stages to take over: [(stage, its Known, whether its state is needed)]. Changes nothing; the caller sets
+    `origin` of the stages.
+
+    `stages`: new stages of a plan, parents first. `known`: earlier stages by identity. `preferred`: the run to take
+    stages from where several runs offer equally much. `kept`: numbers of the stages whose states must be available,
+    because a path may end with them.
+
+    Of several earlier stages, the function prefers the one that allows the most stages below it to be taken over, then
+    the one of the run `preferred`, then the latest. A stage is taken over only if all of these hold:
+
+    - Its parent is the very stage that it was trained from (`before` equals the parent's `origin`), so that a path has
+      one history.
+    - The stage itself, or a stage below it that is taken over, has a stored state.
+    - Its metrics are known, or they are not wanted, or its state is stored.
+    - Its state is stored, or no unit reads that state and its number is not in `kept`.
     """
-    worth = {}  # (stage number, origin) -> stages that can be taken over from there on
-    best = {}  # (stage number, where the parent was trained) -> Known
+    best = _best_by_parent(stages, known, preferred, kept)
+    taken: dict[StageNumber, Known] = {}
+    refused: set[StageNumber] = set()
+    while True:
+        taken.clear()
+        for stage in stages:
+            found = best.get((stage.number, _trained_parent(stage, taken)))
+            if found is not None and stage.number not in refused:
+                taken[stage.number] = found
+        needed = {n.number for n in stages if n.number in taken and (n.number in kept or _is_read(n, taken))}
+        lacking = {number for number in needed if not taken[number].state}
+        if not lacking:
+            return [(n, taken[n.number], n.number in needed) for n in stages if n.number in taken]
+        refused |= lacking
+
+
+def _best_by_parent(
+    stages: Sequence[Stage],
+    known: Mapping[Identity, Sequence[Known]],
+    preferred: int | None,
+    kept: Collection[StageNumber],
+) -> dict[tuple[StageNumber, Origin | tuple[()] | None], Known]:
+    """{(stage number, where its parent was trained): the best earlier stage}."""
+    worth: dict[tuple[StageNumber, Origin], int] = {}  # stages that can be taken over from this one on
+    best: dict[tuple[StageNumber, Origin | tuple[()] | None], Known] = {}
+
+    def rank(number: StageNumber, found: Known) -> tuple:
+        return worth[number, found.origin], found.run == preferred, found.state, found.scored, found.run
+
     for stage in reversed(stages):
         for found in known.get(stage.identity, ()):
             if not found.state and (stage.evaluated and not found.scored or stage.number in kept):
@@ -31,43 +82,20 @@ def adoptable(stages, known, preferred=None, kept=()):
                 continue
             worth[stage.number, found.origin] = below + 1
             other = best.get((stage.number, found.before))
-            if other is None or _rank(worth, stage, found, preferred) > _rank(worth, stage, other, preferred):
+            if other is None or rank(stage.number, found) > rank(stage.number, other):
                 best[stage.number, found.before] = found
-    taken, refused = {}, set()
-    while True:
-        taken.clear()
-        for stage in stages:
-            parent = stage.parent
-            before = (
-                None
-                if parent is None
-                else (taken[parent.number].origin if parent.number in taken else parent.origin or ())
-            )
-            found = best.get((stage.number, before))
-            if found is not None and stage.number not in refused:
-                taken[stage.number] = found
-        lacking = {
-            stage.number
-            for stage in stages
-            if stage.number in taken
-            and not taken[stage.number].state
-            and (stage.number in kept or _is_read(stage, taken))
-        }
-        if not lacking:
-            return [
-                (stage, taken[stage.number], stage.number in kept or _is_read(stage, taken))
-                for stage in stages
-                if stage.number in taken
-            ]
-        refused |= lacking
+    return best
 
 
-def _rank(worth, stage, found, preferred):
-    return worth[stage.number, found.origin], found.run == preferred, found.state, found.scored, found.run
+def _trained_parent(stage: Stage, taken: Mapping[StageNumber, Known]) -> Origin | tuple[()] | None:
+    """Where a stage's parent was trained: None for a root, () for a parent that the run trains itself."""
+    if stage.parent is None:
+        return None
+    return taken[stage.parent.number].origin if stage.parent.number in taken else stage.parent.origin or ()
 
 
-def _is_read(stage, taken):
-    """True where somebody needs the state of a stage that is taken over."""
+def _is_read(stage: Stage, taken: Mapping[StageNumber, Known]) -> bool:
+    """True where the run reads the state of a stage that it takes over: to write it, to evaluate it, to train on."""
     return (
         stage.ends > 0
         or stage.evaluated

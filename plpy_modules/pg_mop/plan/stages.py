@@ -1,22 +1,30 @@
-"""The search plan: the forest of the stages that were asked for.
+"""The search plan: the forest of the stages that trials ask for.
 
 A *stage* is one iteration of training from its parent's state under given parameters. A trial is a path from a root.
 Stages of equal identity are one stage, so two trials share exactly their longest common path (TreeML's search plan,
-thesis 2021, section 4.2, with one node an iteration: no node is ever split). What nobody asks for any more stays in
-the plan, as somebody may ask for it again, but is not run.
+thesis 2021, section 4.2, with one node for each iteration, so that no node is ever split). A stage that no trial wants
+any more stays in the plan, because a trial may ask for it again, but the run does not train it.
 """
 
+from collections.abc import Callable, Collection, Iterable, Mapping
+
 from pg_mop.plan import identity
+from pg_mop.plan.identity import Identity
+
+MstKey = int  # number of a configuration (and of its trial)
+StageNumber = int  # from 1, in the order of asking; a parent's number is smaller than its child's
+Iteration = int  # from 1
+Parameters = tuple[str, ...]  # (compile_params, fit_params) of one iteration, literal texts
+Origin = tuple[int, StageNumber]  # (run, stage number) where a stage was trained
 
 
 class Stage:
     """One iteration of training.
 
-    `number`: from 1, in the order in which stages were asked for; a parent's is smaller. `iteration`: from 1.
-    `parameters`: (compile_params, fit_params), literal texts. `mst_key`: of the trial that asked for it first.
-    `trials`: the mst_keys on whose path it is; `ends`: how many of these paths end with it;
-    `evaluated_for`: those of them that want its metrics (None: none has ever). The board notes what came of it:
-    `trained` on every segment, `scored` (all its metrics are there), `failed`.
+    `mst_key`: the trial that asked for the stage first (0: unknown). `trials`: the trials whose paths contain the stage; `ends`: the
+    number of paths that end with it; `evaluated_for`: the trials that want its metrics (None: no trial ever has);
+    `origin`: where an earlier run trained it, or None. The board notes progress: `trained` on every segment, `scored`
+    (all its metrics are known), `failed`.
     """
 
     __slots__ = (
@@ -36,45 +44,68 @@ class Stage:
         "failed",
     )
 
-    def __init__(self, number, parent, iteration, identity, parameters, mst_key=None):
+    def __init__(
+        self,
+        number: StageNumber,
+        parent: "Stage | None",
+        iteration: Iteration,
+        identity: Identity,
+        parameters: Parameters,
+        mst_key: MstKey = 0,
+    ) -> None:
         self.number, self.parent, self.iteration = number, parent, iteration
         self.identity, self.parameters, self.mst_key = identity, parameters, mst_key
-        self.children, self.trials, self.ends, self.evaluated_for = [], set(), 0, None
-        self.origin = None
+        self.children: list[Stage] = []
+        self.trials: set[MstKey] = set()
+        self.ends = 0
+        self.evaluated_for: set[MstKey] | None = None
+        self.origin: Origin | None = None
         self.trained = self.scored = self.failed = False
 
     @property
-    def evaluated(self):
-        """True where somebody wants its metrics."""
+    def evaluated(self) -> bool:
+        """True where a trial wants the stage's metrics."""
         return bool(self.evaluated_for)
 
     @property
-    def ended(self):
-        """True where nothing of it is left to do: it has been trained and, where somebody wants that, evaluated."""
+    def ended(self) -> bool:
+        """True where no work is left: the stage is trained and, where a trial wants its metrics, evaluated."""
         return self.trained and (self.scored or not self.evaluated_for)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<stage {self.number}: iteration {self.iteration} of {sorted(self.trials)}>"
 
 
 class Plan:
-    """All stages of a run: `stages`, {number: Stage}; `asked`, the lengths of all trials' paths together."""
+    """All stages of a run.
 
-    def __init__(self):
-        self.stages, self.asked = {}, 0
-        self._by_identity = {}  # identity -> Stage
-        self._paths = {}  # mst_key -> [Stage of iteration 1, ...]
-        self._wanted = 0  # stages on somebody's path
+    `stages`: {number: Stage}; `asked`: the sum of the lengths of all trials' paths.
+    """
+
+    def __init__(self) -> None:
+        self.stages: dict[StageNumber, Stage] = {}
+        self.asked = 0
+        self._by_identity: dict[Identity, Stage] = {}
+        self._paths: dict[MstKey, list[Stage]] = {}  # by iteration
+        self._wanted = 0  # stages on the path of at least one trial
         self._next = 1
 
-    def ask(self, mst_key, root, parameters, until, evaluated=(), apart=None):
-        """A trial wants its iterations up to `until`. Returns the stages that somebody has to do something for now:
-        those on nobody's path so far and those whose metrics nobody wanted, parents first.
+    def ask(
+        self,
+        mst_key: MstKey,
+        root: Identity,
+        parameters: Callable[[Iteration], Iterable[str]],
+        until: Iteration,
+        evaluated: Collection[Iteration] = (),
+        apart: Mapping[Iteration, object] | None = None,
+    ) -> list[Stage]:
+        """Extend a trial's path up to the iteration `until`. Returns the stages that need work now, parents first: those
+        that no trial wanted before, and those whose metrics no trial wanted before.
 
-        `root`: the identity of where it starts; `parameters(iteration)` gives a stage's parameters; `evaluated`: a
-        container of the iterations whose metrics it wants, also of earlier ones; `apart`: {iteration: a text} of those
-        that are not shared with equal ones of another text, or of none. A path ends with the first stage that is at
-        fault, which is never returned: see `failed`.
+        `root`: the identity of the path's start. `parameters`: gives the parameters of an iteration. `evaluated`: the
+        iterations whose metrics the trial wants, earlier ones included. `apart`: {iteration: text} of iterations that
+        the trial shares only with trials that give the same text. A path ends with the first failed stage, which is
+        never returned: see `failed`.
         """
         path, found = self._paths.setdefault(mst_key, []), []
         for stage in path if evaluated else ():
@@ -102,9 +133,11 @@ class Plan:
             parent = stage
         return found
 
-    def foresee(self, mst_key, root, parameters, until):
-        """Those stages that `ask` would add to a trial's path that the plan has already."""
-        path, found = self._paths.get(mst_key, ()), []
+    def foresee(
+        self, mst_key: MstKey, root: Identity, parameters: Callable[[Iteration], Iterable[str]], until: Iteration
+    ) -> list[Stage]:
+        """The existing stages that `ask` would add to a trial's path, up to the first missing or failed one."""
+        path, found = self._paths.get(mst_key, []), []
         parent = path[-1] if path else None
         for iteration in range(len(path) + 1, until + 1):
             parent = self._by_identity.get(
@@ -117,18 +150,20 @@ class Plan:
 
     def restore(
         self,
-        number,
-        parent_number,
-        iteration,
-        identity,
-        parameters,
-        mst_key=None,
-        trials=(),
-        evaluated=False,
-        failed=False,
-    ):
-        """Put a stage of an earlier coordinator back under its number, after its parent (None: it has none); on the
-        path of its `trials`, who want its metrics where it is `evaluated`."""
+        number: StageNumber,
+        parent_number: StageNumber | None,
+        iteration: Iteration,
+        identity: Identity,
+        parameters: Iterable[str],
+        mst_key: MstKey = 0,
+        trials: Collection[MstKey] = (),
+        evaluated: bool = False,
+        failed: bool = False,
+    ) -> Stage:
+        """Put a logged stage back under its number when a run is resumed; its parent must have been restored before.
+
+        `trials`: the trials whose paths contain the stage; they want its metrics where `evaluated` is true.
+        """
         parent = None if parent_number is None else self.stages[parent_number]
         stage = self._put(number, parent, iteration, identity, tuple(parameters), mst_key)
         stage.failed = failed or (parent is not None and parent.failed)
@@ -140,28 +175,29 @@ class Plan:
                 self._evaluate(stage, key)
         return stage
 
-    def path(self, mst_key):
+    def path(self, mst_key: MstKey) -> list[Stage]:
         """The stages that a trial has asked for, by iteration."""
         return list(self._paths.get(mst_key, ()))
 
-    def failed(self, mst_key):
-        """True where a stage on the trial's path is at fault: what it wants below will never be run."""
+    def failed(self, mst_key: MstKey) -> bool:
+        """True where a stage on the trial's path has failed: the trial's later stages will never run."""
         path = self._paths.get(mst_key)
-        return bool(path) and path[-1].failed
+        return path is not None and len(path) > 0 and path[-1].failed
 
-    def withdraw(self, mst_key, begun=None, until=None):
-        """The trial wants nothing more: its path ends with what has been trained, or failed, or where `begun(stage
-        number)` says that it has begun.
+    def withdraw(
+        self, mst_key: MstKey, begun: Callable[[StageNumber], bool] | None = None, until: Iteration | None = None
+    ) -> list[Stage]:
+        """End a trial: its path keeps the stages that are trained, have failed, or have begun by `begun(stage number)`.
 
-        `until`: the iteration after which it stops. Its path ends there although others, or an earlier run, have
-        trained what follows: so where it ends depends on its own results alone.
-
-        Returns the stages of which it wants less now, by iteration. It may ask again, and goes on from there.
+        `until`: the iteration after which the trial stops. The path ends there even if another trial or an earlier run
+        has trained the following stages, so that its end depends on the trial's own results alone. Returns the stages
+        that the trial wants no longer, or whose metrics it wants no longer, by iteration. The trial may ask again and
+        continues from the end of its path.
         """
         path, changed = self._paths.get(mst_key, []), []
 
-        def stays(stage):
-            if self._is_origin(stage):
+        def stays(stage: Stage) -> bool:
+            if self._has_failed_itself(stage):
                 return True
             if until is not None and stage.iteration > until and (stage.trained or len(stage.trials) > 1):
                 return False
@@ -179,22 +215,30 @@ class Plan:
             self._wanted -= not stage.trials
             changed.append(stage)
         changed.reverse()
-        unscored = [
-            stage
-            for stage in path
-            if stage.trained and not stage.scored and stage.evaluated_for and mst_key in stage.evaluated_for
-        ]
-        for stage in unscored:
-            stage.evaluated_for.discard(mst_key)
+        unscored = []
+        for stage in path:
+            if stage.trained and not stage.scored and stage.evaluated_for and mst_key in stage.evaluated_for:
+                stage.evaluated_for.discard(mst_key)
+                unscored.append(stage)
         return unscored + changed
 
-    def merge_rate(self, run=None):
-        """Stages asked for, by all trials together, for each one that is run (`run`: as many; by default all that
-        are on somebody's path). None before anything was."""
+    def merge_rate(self, run: int | None = None) -> float | None:
+        """Stages asked for by all trials, divided by the stages that the run trains; None before any request.
+
+        `run`: the number of trained stages; by default, the stages that at least one trial wants.
+        """
         run = self._wanted if run is None else run
         return self.asked / run if run else None
 
-    def _put(self, number, parent, iteration, name, parameters, mst_key):
+    def _put(
+        self,
+        number: StageNumber,
+        parent: Stage | None,
+        iteration: Iteration,
+        name: Identity,
+        parameters: Parameters,
+        mst_key: MstKey,
+    ) -> Stage:
         stage = Stage(number, parent, iteration, name, parameters, mst_key)
         self.stages[number] = self._by_identity[name] = stage
         self._next = max(self._next, number + 1)
@@ -202,7 +246,7 @@ class Plan:
             parent.children.append(stage)
         return stage
 
-    def _append(self, path, stage):
+    def _append(self, path: list[Stage], stage: Stage) -> None:
         if path:
             path[-1].ends -= 1
         path.append(stage)
@@ -210,13 +254,13 @@ class Plan:
         self.asked += 1
 
     @staticmethod
-    def _is_origin(stage):
-        """True for a stage that is itself at fault, not one above it."""
+    def _has_failed_itself(stage: Stage) -> bool:
+        """True for a failed stage whose parent has not failed."""
         return stage.failed and not (stage.parent is not None and stage.parent.failed)
 
     @staticmethod
-    def _evaluate(stage, mst_key):
-        """Note that the trial wants the stage's metrics; True where nobody did."""
+    def _evaluate(stage: Stage, mst_key: MstKey) -> bool:
+        """Note that the trial wants the stage's metrics. Returns True if no trial wanted them before."""
         first = not stage.evaluated_for
         if stage.evaluated_for is None:
             stage.evaluated_for = set()

@@ -1,20 +1,24 @@
-"""When a configuration need not be trained on, and which of its iterations was the best. Pure Python."""
+"""Early stopping: when a configuration stops by its own rule, and its best iteration. Pure Python."""
+
+from collections.abc import Mapping
+from typing import Any
 
 
 class Watch:
-    """The values of one configuration's metric, iteration by iteration.
+    """Follows the metric of one configuration, iteration by iteration.
 
-    `goal`: 'min' or 'max'; `stop`: as mop_udf.params gives it, or None. The rules are those of Keras' EarlyStopping,
-    with an evaluation in the place of an epoch.
+    The rules are those of Keras' EarlyStopping, with an evaluation in the place of an epoch.
     """
 
-    def __init__(self, goal, stop=None):
+    def __init__(self, goal: str, stop: Mapping[str, Any] | None = None) -> None:
+        """`goal`: 'min' or 'max'; `stop`: the rule as mop_udf.params parses it, or None for no rule."""
         self.goal, self.stop = goal, stop or {"patience": None, "min_delta": 0.0, "target": None}
-        self.best = None  # (iteration, value): the earliest of the best ones
-        self._mark, self._waited = None, 0  # the value to be beaten, and evaluations that did not
+        self.best: tuple[int, float] | None = None  # (iteration, value); the earliest of equal values
+        self._mark: float | None = None  # the value to improve on
+        self._waited = 0  # evaluations since that value without an improvement
 
-    def told(self, iteration, value):
-        """Take note of a value. Why the configuration stops now; None: it goes on."""
+    def tell(self, iteration: int, value: float) -> str | None:
+        """Take a value of the metric. Returns the reason why the configuration stops now, or None: it continues."""
         if self.best is None or self._is_better(value, self.best[1]):
             self.best = iteration, value
         target, patience, delta = self.stop["target"], self.stop["patience"], self.stop["min_delta"]
@@ -31,5 +35,7 @@ class Watch:
                 )
         return None
 
-    def _is_better(self, one, other, by=0.0):
-        return one < other - by if self.goal == "min" else one > other + by
+    told = tell  # the name that run/ and api/ call
+
+    def _is_better(self, value: float, other: float, by: float = 0.0) -> bool:
+        return value < other - by if self.goal == "min" else value > other + by

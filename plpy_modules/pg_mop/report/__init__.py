@@ -1,4 +1,4 @@
-"""A report of a run: its data as one dictionary (gather), and as one HTML file that needs nothing else (page).
+"""A report of a run: its data as one dictionary (gather.py), and as one self-contained HTML file (page.py).
 
-The pages and pictures of the client are made of the same dictionary.
+The client makes its pages and pictures from the same dictionary.
 """

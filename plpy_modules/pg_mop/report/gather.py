@@ -1,65 +1,40 @@
-"""What a report of a run tells, read from the views: a dictionary that JSON can hold.
+"""The data of a report of a run, read from the views: a dictionary of JSON values.
 
-Large runs are sampled, and the dictionary says so: `sampled` has a sentence for each part that does not show all.
+Large runs are sampled: `sampled` has a sentence for each part of the report that does not show everything.
 """
 
 import json
 import math
 import re
+from collections.abc import Iterable
+from typing import Any
 
 from mop_udf import params
 from pg_mop import __version__
-from pg_mop.backend.database import MopError, quote_literal
+from pg_mop.backend.database import Database, MopError
 from pg_mop.plan.watch import Watch
+from pg_mop.report.numbers import rounded, thin
 from pg_mop.report.parameters import flat, varied
+from pg_mop.report.repeat import repeating_sql
+from pg_mop.report.sessions import add_sessions
 from pg_mop.report.stages import tree
 from pg_mop.search.goals import goal, parts
 
 DATASETS = ("training", "validation")
 MOST_CURVES, MOST_POINTS = 60, 60
 MOST_PATHS = 120
-MOST_BARS, LANE_BARS = 3000, 250  # beyond the first a session has about so many of the second
-MOST_EVALUATED = 50  # evaluations that went together, whose configurations are told
 MOST_FAILURES = 100
-LOOKED_BACK = 3  # iterations in which a metric is looked for that is not there yet
+LOOKED_BACK = 3  # latest iterations in which to look for a metric that is not evaluated yet
 MOST_TEXT = 2000  # characters of an error
 
-# Units, those that went together as one, and of many of them those of a session that begin in the same stretch of time;
-# with the configurations that they were for: one that several share has a row for each, of which one is `counted`. (A
-# unit that goes on has no end yet.) $3 has the configurations; NULL: all.
-UNITS = "SELECT *, NOT shared AS counted FROM {schema}.mop_units WHERE run_id = $1 AND $3::integer[] IS NULL"
-UNITS_OF = (
-    "SELECT *, row_number() OVER (PARTITION BY stage, segment, kind, dataset, attempt ORDER BY mst_key) = 1 "
-    "AS counted FROM {schema}.mop_units WHERE run_id = $1 AND mst_key = ANY ($3)"
-)
-BARS = f"""
-WITH unit AS (
-    SELECT backend_pid AS pid, bool_and(kind = 'train') AS trains, min(segment) AS segment,
-           array_agg(DISTINCT mst_key) AS mst_keys, count(*) FILTER (WHERE counted) AS units,
-           date_part('epoch', started_at - $2::timestamptz) AS begins,
-           date_part('epoch', max(finished_at) - $2::timestamptz) AS ends,
-           sum(read_seconds) FILTER (WHERE counted) AS read, sum(train_seconds) FILTER (WHERE counted) AS compute,
-           sum(write_seconds) FILTER (WHERE counted) AS write
-    FROM ({{units}}) AS u WHERE started_at IS NOT NULL AND finished_at IS NOT NULL
-    GROUP BY backend_pid, started_at
-), whole AS (
-    SELECT count(*)::integer AS bars, greatest(max(ends), 1e-3) AS ends FROM unit
-)
-SELECT coalesce(pid, 0) AS pid, trains, min(segment) AS segment, min(mst_keys) AS mst_keys,
-       sum(units)::integer AS units,
-       min(begins) AS begins, max(ends) AS ends, sum(ends - begins) AS seconds, coalesce(sum(read), 0) AS read,
-       coalesce(sum(compute), 0) AS compute, coalesce(sum(write), 0) AS write, max(bars) AS bars
-FROM (SELECT u.*, w.bars, CASE WHEN w.bars <= {MOST_BARS} THEN u.begins
-                               ELSE width_bucket(u.begins, 0, w.ends, {LANE_BARS}) END AS bucket
-      FROM unit u CROSS JOIN whole w) b
-GROUP BY pid, trains, bucket ORDER BY begins"""
+Data = dict[str, Any]
 
 
-def gather(db, run_id, repeated=(), mst_keys=None):
-    """The report's data of a run that the role may see; None where there is none.
+def gather(db: Database, run_id: int, repeated: Iterable[str] = (), mst_keys: list[int] | None = None) -> Data | None:
+    """The report's data of a run; None where the role sees no run of that number.
 
-    `repeated`: names of the settings that decide what is computed. `mst_keys`: the configurations that it tells of,
-    with the ranks that they have among all; None: all. Raises MopError where one is not the run's.
+    `repeated`: names of the settings that decide the result. `mst_keys`: the configurations to show, with their ranks
+    among all configurations; None: all. Raises MopError for a configuration that the run does not have.
     """
     schema = db.extension
     run = db.one(
@@ -70,20 +45,20 @@ def gather(db, run_id, repeated=(), mst_keys=None):
     )
     if run is None:
         return None
-    if run["finished_at"] is None and run["status"] != "running":  # its session has gone, and nobody has noted the end
-        # (asked by itself: within the query above it costs so much that PostgreSQL compiles that, each time)
+    if run["finished_at"] is None and run["status"] != "running":  # the run was interrupted
+        # (a query of its own: as a part of the query above, it costs so much that PostgreSQL compiles that each time)
         run["seconds"] = db.value(
             f"SELECT coalesce(extract(epoch FROM max(greatest(started_at, finished_at)) - "
             f"$2::timestamptz), 0)::float8 FROM {schema}.mop_units WHERE run_id = $1",
             ["bigint", "timestamptz"],
             [run_id, run["started_at"]],
         )
-    # (of another role's run, which a member of it sees, the arguments are its own)
-    # and a role that reads the views alone sees those of nobody
-    own = "mop_own_run" if db.has_segments else "mop_run"
+    # Arguments are visible to the run's owner only, not to members of the owner's role. A role that may only read the
+    # views sees no arguments.
+    view = "mop_own_run" if db.has_segments else "mop_run"
     asked = (
-        db.value(f"SELECT parameters FROM {schema}.{own} WHERE run_id = $1", ["bigint"], [run_id])
-        if db.value("SELECT has_table_privilege($1, 'SELECT')", ["text"], [f"{schema}.{own}"])
+        db.value(f"SELECT parameters FROM {schema}.{view} WHERE run_id = $1", ["bigint"], [run_id])
+        if db.value("SELECT has_table_privilege($1, 'SELECT')", ["text"], [f"{schema}.{view}"])
         else None
     )
     asked = json.loads(asked) if asked else {}
@@ -95,11 +70,11 @@ def gather(db, run_id, repeated=(), mst_keys=None):
         "settings": settings,
         "sampled": {},
         "schema": db.bare(schema),
-        "sql": _sql(run, arguments, settings, repeated, db.bare(schema), ":=" if db.has_segments else "=>"),
+        "sql": repeating_sql(run, arguments, settings, repeated, db.bare(schema), ":=" if db.has_segments else "=>"),
         "made_at": db.value("SELECT date_trunc('second', clock_timestamp())::text"),
     }
     data["configurations"] = _configurations(db, schema, run, arguments)
-    if run["function"] == "madlib_keras_fit":  # (the others are the replicas that are averaged)
+    if run["function"] == "madlib_keras_fit":  # (the other ones are replicas of the first)
         for replica in data["configurations"][1:]:
             for name in ("seconds", "failed_units"):
                 data["configurations"][0][name] += replica[name]
@@ -118,7 +93,7 @@ def gather(db, run_id, repeated=(), mst_keys=None):
             )
         data["configurations"] = [c for c in data["configurations"] if c["mst_key"] in chosen]
     _curves(db, schema, run_id, data)
-    _sessions(db, run, data, mst_keys)
+    add_sessions(db, run, data, mst_keys)
     _stages(data)
     _failures(db, schema, run_id, data)
     for configuration in data["configurations"]:
@@ -127,9 +102,9 @@ def gather(db, run_id, repeated=(), mst_keys=None):
     return data
 
 
-def _configurations(db, schema, run, arguments):
-    """A dict for each configuration: what was asked for, how far it came, its metrics and its seconds. The metrics
-    ("last") are those of the state that is written: the last one, or the best where it keeps that."""
+def _configurations(db: Database, schema: str, run: Data, arguments: Data) -> list[Data]:
+    """A dict for each configuration: its parameters, its progress, its metrics and its seconds. The metrics ("last")
+    are those of the state that the output table has: the last one, or the best one where the configuration keeps it."""
     run_id = run["run_id"]
     rows = db.execute(
         f"SELECT mst_key, model_id, compile_params, fit_params, status, iterations, path, metrics_iterations, "
@@ -141,7 +116,7 @@ def _configurations(db, schema, run, arguments):
     found = {}
     for row in rows:
         series = {
-            f"{dataset} {what}": row.pop(f"{dataset}_{what}") for dataset in DATASETS for what in ("loss", "metric")
+            f"{dataset} {name}": row.pop(f"{dataset}_{name}") for dataset in DATASETS for name in ("loss", "metric")
         }
         found[row["mst_key"]] = {
             **row,
@@ -154,7 +129,7 @@ def _configurations(db, schema, run, arguments):
             "path": row["path"] or [],
             "metrics_iterations": row["metrics_iterations"] or [],
         }
-    # of each dataset the last one: of those that go on, or were ended, the newest may lack the validation rows' yet
+    # The last evaluation of each dataset. The newest one of a running or stopped configuration may lack a dataset.
     kept = _kept(db, schema, run, arguments, found)
     last = [
         (key, i)
@@ -171,14 +146,14 @@ def _configurations(db, schema, run, arguments):
         if last
         else ()
     ):
-        own = found[row["mst_key"]]
-        own["metric"] = row["metric"]
+        configuration = found[row["mst_key"]]
+        configuration["metric"] = row["metric"]
         for dataset in DATASETS:
             if row[f"{dataset}_loss"] is not None:
                 metrics = json.loads(row[f"{dataset}_metrics"])
                 first = {row["metric"]: metrics[row["metric"]]} if row["metric"] in metrics else {}
                 values = {"loss": row[f"{dataset}_loss"], **first, **metrics}
-                own["last"].update({f"{dataset} {name}": rounded(value) for name, value in values.items()})
+                configuration["last"].update({f"{dataset} {name}": rounded(value) for name, value in values.items()})
     for row in db.execute(
         f"SELECT mst_key, coalesce(sum(read_seconds + train_seconds + write_seconds) "
         f"FILTER (WHERE kind = 'train'), 0) AS seconds, max(iteration) FILTER (WHERE kind = 'train' "
@@ -190,24 +165,24 @@ def _configurations(db, schema, run, arguments):
     ):
         found[row["mst_key"]]["seconds"] = rounded(row["seconds"])
         found[row["mst_key"]]["failed_units"] = row["failed_units"]
-        if found[row["mst_key"]]["status"] != "finished":  # (it was asked for more)
+        if found[row["mst_key"]]["status"] != "finished":  # (its `iterations` are those asked for)
             found[row["mst_key"]]["iterations"] = max(
                 row["reached"] or 0, *found[row["mst_key"]]["metrics_iterations"][-1:], 0
             )
-    for own in found.values():
-        if own["status"] != "finished":
-            own["iterations"] = min(own["iterations"], len(own["path"]))
+    for configuration in found.values():
+        if configuration["status"] != "finished":
+            configuration["iterations"] = min(configuration["iterations"], len(configuration["path"]))
     return list(found.values())
 
 
-def _kept(db, schema, run, arguments, found):
-    """{mst_key: iteration} of the best states by now of configurations that keep theirs; `found`: {mst_key: a dict with
-    its strings}."""
+def _kept(db: Database, schema: str, run: Data, arguments: Data, found: dict[int, Data]) -> dict[int, int]:
+    """{mst_key: iteration} of the best state so far, for the configurations that keep their best state. `found`:
+    {mst_key: a dict with the parameter strings}."""
     rules, watches = {}, {}
     for key, c in found.items():
         try:
             fit = params.parse_fit_params(c["fit_params"])
-        except params.ParameterError:  # it has failed
+        except params.ParameterError:  # the configuration has failed
             continue
         if fit["keep"] == "best":
             stop = fit["stop"] or {"metric": arguments.get("metric") or "loss", "mode": None}
@@ -225,40 +200,40 @@ def _kept(db, schema, run, arguments, found):
         if rules
         else ()
     ):
-        watches[row["mst_key"]].told(row["iteration"], row["value"])
+        watches[row["mst_key"]].tell(row["iteration"], row["value"])
     return {key: watch.best[0] for key, watch in watches.items() if watch.best is not None}
 
 
-def _is_whole(configuration):
-    """True where each evaluation has all that the first ones had."""
+def _is_whole(configuration: Data) -> bool:
+    """True where all evaluations have the same datasets."""
     of_validation = configuration["series"]["validation loss"]
     return not of_validation or len(of_validation) == len(configuration["metrics_iterations"])
 
 
-def _measure(data, arguments):
-    """By what configurations are ranked: {'series', 'goal'}: the search's metric; else the first metric whose goal its
-    name tells, or the loss; of the validation rows where there are some."""
+def _measure(data: Data, arguments: Data) -> dict[str, str]:
+    """The series that ranks configurations: {'series', 'goal'}. It is the search's metric; without a search, the first
+    metric whose name tells its goal, or the loss; of the validation rows if the run has them."""
     names = dict.fromkeys(name for c in data["configurations"] for name in c["last"])
     dataset = "validation" if any(name.startswith("validation ") for name in names) else "training"
-    told = re.fullmatch(r"(?:(training|validation)_)?(\w+)(?:\s+(max|min))?", (arguments.get("metric") or "").strip())
-    if told and f"{told[1] or dataset} {told[2]}" in names:
-        return {"series": f"{told[1] or dataset} {told[2]}", "goal": told[3] or goal(told[2]) or "min"}
+    named = re.fullmatch(r"(?:(training|validation)_)?(\w+)(?:\s+(max|min))?", (arguments.get("metric") or "").strip())
+    if named and f"{named[1] or dataset} {named[2]}" in names:
+        return {"series": f"{named[1] or dataset} {named[2]}", "goal": named[3] or goal(named[2]) or "min"}
     metrics = [name for name in names if name.startswith(dataset) and goal(name.split(" ", 1)[1])]
     metrics.sort(key=lambda name: name.endswith(" loss"))  # (sorting is stable)
     return (
-        {"series": metrics[0], "goal": goal(metrics[0].split(" ", 1)[1])}
+        {"series": metrics[0], "goal": goal(metrics[0].split(" ", 1)[1]) or "min"}
         if metrics
         else {"series": f"{dataset} loss", "goal": "min"}
     )
 
 
-def _rank(data):
-    """Sort the configurations, the best first, and give each its rank and the best value that it had."""
+def _rank(data: Data) -> None:
+    """Sort the configurations, the best first; set the rank and the best value of each."""
     series, better = data["measure"]["series"], max if data["measure"]["goal"] == "max" else min
     sign = -1 if better is max else 1
     dataset, name = series.split(" ", 1)
 
-    def order(c):
+    def order(c: Data) -> tuple:
         value = c["last"].get(series)
         return c["status"] == "failed", value is None, sign * (value or 0), c["mst_key"]
 
@@ -269,8 +244,8 @@ def _rank(data):
         c["rank"], c["best"] = rank, rounded(better(values)) if values else c["last"].get(series)
 
 
-def _curves(db, schema, run_id, data):
-    """The curves: `series`, their names, and `curves`, {mst_key: {series: [[iteration, value], ...]}}."""
+def _curves(db: Database, schema: str, run_id: int, data: Data) -> None:
+    """Add the learning curves: `series`, their names, and `curves`, {mst_key: {series: [[iteration, value], ...]}}."""
     ranked = [c["mst_key"] for c in data["configurations"] if c["metrics_iterations"]]
     keys = ranked
     if len(ranked) > MOST_CURVES:
@@ -279,10 +254,11 @@ def _curves(db, schema, run_id, data):
         step = len(rest) / (MOST_CURVES - best)
         keys = ranked[:best] + [rest[int(i * step)] for i in range(MOST_CURVES - best)]
         data["sampled"]["curves"] = (
-            f"{len(keys)} of {len(ranked)} curves: those of the {best} best configurations, "
-            f"and of {MOST_CURVES - best} spread over the others"
+            f"{len(keys)} of {len(ranked)} curves: the {best} best configurations and {MOST_CURVES - best} "
+            f"evenly spread ones of the others"
         )
-    data["curves"], names, thinned = {}, {}, False
+    names: dict[str, None] = {}
+    data["curves"], thinned = {}, False
     for row in (
         db.execute(
             f"SELECT mst_key, dataset || ' ' || name AS series, array_agg(iteration ORDER BY iteration) AS iterations, "
@@ -299,60 +275,14 @@ def _curves(db, schema, run_id, data):
         data["curves"].setdefault(row["mst_key"], {})[row["series"]] = thin(points, MOST_POINTS)
         names[row["series"]] = None
     if thinned:
-        said = f"of each {MOST_POINTS} points at most"
-        data["sampled"]["curves"] = (
-            f"{data['sampled']['curves']}; {said}"
-            if "curves" in data["sampled"]
-            else f"Of each curve {MOST_POINTS} points at most"
-        )
+        note = f"at most {MOST_POINTS} points of each curve"
+        data["sampled"]["curves"] = f"{data['sampled']['curves']}; {note}" if "curves" in data["sampled"] else note
     first = data["measure"]["series"]
     data["series"] = sorted(names, key=lambda n: (n != first, not n.startswith(first.split(" ")[0]), n))
 
 
-def _sessions(db, run, data, mst_keys):
-    """The Gantt: `lanes`, the worker sessions; `bars`, [lane, begin, end, kind, mst_keys, segment, units], in seconds
-    since the run's start, with all configurations that a bar is of (none where bars are merged, or of many
-    evaluations); and `time`, where the sessions' time went."""
-    units = (UNITS if mst_keys is None else UNITS_OF).format(schema=db.extension)
-    rows = db.execute(
-        BARS.format(units=units), ["bigint", "timestamptz", "integer[]"], [run["run_id"], run["started_at"], mst_keys]
-    )
-    data["lanes"] = lanes = list(dict.fromkeys(row["pid"] for row in rows))
-    data["merged_bars"] = bool(rows) and rows[0]["bars"] > MOST_BARS
-    data["bars"] = [
-        [
-            lanes.index(r["pid"]),
-            rounded(r["begins"]),
-            rounded(r["ends"]),
-            "train" if r["trains"] else "evaluate",
-            [] if data["merged_bars"] or not r["trains"] and r["units"] > MOST_EVALUATED else list(r["mst_keys"]),
-            r["segment"],
-            r["units"],
-        ]
-        for r in rows
-    ]
-    if data["merged_bars"]:
-        data["sampled"]["sessions"] = (
-            f"{rows[0]['bars']} units: those of a session that begin within 1/{LANE_BARS} of the time are drawn as one"
-        )
-    data["time"] = []
-    for trains, what in ((True, "training units"), (False, "evaluations")):
-        own = [row for row in rows if row["trains"] == trains]
-        if own:
-            data["time"].append(
-                {
-                    "what": what,
-                    **{
-                        name: rounded(sum(row[name] for row in own))
-                        for name in ("units", "seconds", "compute", "read", "write")
-                    },
-                }
-            )
-    data["makespan"] = rounded(max(r["ends"] for r in rows) - min(r["begins"] for r in rows)) if rows else 0.0
-
-
-def _stages(data):
-    """The tree of stages, `stages`, of the best configurations: report/stages.py."""
+def _stages(data: Data) -> None:
+    """Add the tree of stages of the best configurations: `stages` (report/stages.py)."""
     paths = {c["mst_key"]: c["path"] for c in data["configurations"] if c["path"]}
     if len(paths) > MOST_PATHS:
         data["sampled"]["stages"] = f"the paths of the {MOST_PATHS} best of {len(paths)} configurations"
@@ -360,8 +290,8 @@ def _stages(data):
     data["stages"] = tree(paths)
 
 
-def _failures(db, schema, run_id, data):
-    """Units that were lost or failed, and how many there are."""
+def _failures(db: Database, schema: str, run_id: int, data: Data) -> None:
+    """Add the failed units: `failed_units`."""
     keys = [c["mst_key"] for c in data["configurations"] if c["failed_units"]]
     data["failed_units"] = (
         db.execute(
@@ -375,40 +305,4 @@ def _failures(db, schema, run_id, data):
         else []
     )
     if len(data["failed_units"]) == MOST_FAILURES:
-        data["sampled"]["failures"] = f"the first {MOST_FAILURES} units that failed"
-
-
-def _sql(run, arguments, settings, repeated, schema, gets):
-    """SQL that makes the call once more; None where the role does not see its arguments. `gets`: how the server writes
-    that an argument gets a value."""
-    if not arguments:
-        return None
-    lines = [f"SET pg_mop.{name} = {_literal(settings[name])};" for name in repeated if settings.get(name) is not None]
-    if run["status"] == "finished":
-        lines.insert(0, "-- into new tables: those of this call are there already")
-    given = [f"    {name} {gets} {_literal(value)}" for name, value in arguments.items() if value is not None]
-    return "\n".join([*lines, f"SELECT {schema}.{run['function']}(", ",\n".join(given), ");"])
-
-
-def _literal(value):
-    if isinstance(value, bool):
-        return "TRUE" if value else "FALSE"
-    if isinstance(value, (int, float)):
-        return str(value)
-    if isinstance(value, list):
-        return f"ARRAY[{', '.join(map(_literal, value))}]" if value else "'{}'"
-    return quote_literal(value)
-
-
-def thin(points, most):
-    """At most so many of the points, evenly spread, with the first and the last."""
-    if len(points) <= most:
-        return points
-    return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
-
-
-def rounded(value):
-    """A number with six digits; None where there is none, or it is not finite."""
-    if value is None or isinstance(value, (int, str)):
-        return value
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+        data["sampled"]["failures"] = f"the first {MOST_FAILURES} failed units"

@@ -1,18 +1,18 @@
 "use strict";
-// Draws the pictures from the data that the page holds, or that the live page hands over time and again (the client's
-// live.js): then a picture is drawn anew in the same elements, so that focus and choices stay. What people wrote becomes
-// text, never markup.
+// Draws the pictures from the data in the page, or from new data that the live page passes repeatedly (the client's
+// live.js). New data are drawn in the same elements, so that focus and selections stay. Users' text becomes text, never
+// markup.
 window.pgMopReport = (function () {
     const SVG = "http://www.w3.org/2000/svg";
     const TOP = 8;
     let data, rows = [], byKey = new Map(), places = new Map(), marked = null;
-    const redraws = new Map();  // of each picture, those of its parts
+    const redraws = new Map();  // name of a picture -> functions that draw its parts
 
     function el(name, attributes, ...children) {
         const svg = ["svg", "g", "path", "line", "rect", "text", "circle", "title"].includes(name);
         const made = svg ? document.createElementNS(SVG, name) : document.createElement(name);
         for (const [key, value] of Object.entries(attributes || {}))
-            if (key === "style") made.style.cssText = value;  // (the live page's policy allows no attribute)
+            if (key === "style") made.style.cssText = value;  // (the live page's policy forbids style attributes)
             else made.setAttribute(key, value);
         made.append(...children);
         return made;
@@ -27,7 +27,7 @@ window.pgMopReport = (function () {
         return value < 120 ? show(value) + " s" : value < 7200 ? show(+(value / 60).toPrecision(3)) + " min"
             : show(+(value / 3600).toPrecision(3)) + " h";
     }
-    // (of the best of those that are shown)
+    // (only the best of the shown configurations have colors)
     function colour(key) {
         const c = byKey.get(key), place = places.get(key);
         return c && place < TOP && c.status !== "failed" ? `var(--c${place})` : null;
@@ -40,7 +40,7 @@ window.pgMopReport = (function () {
         const told = data.varied.map(n => n + " " + show(c.parameters[n]));
         return (c.name || "configuration " + key) + " (rank " + c.rank + ")" + (told.length ? ": " + told.join(", ") : "");
     }
-    // the last ones lie on top
+    // the last ones are drawn on top
     function ordered(keys) {
         const place = key => key === marked ? -1 : (byKey.get(key) || { rank: 1e9 }).rank;
         return [...keys].sort((a, b) => place(b) - place(a));
@@ -56,7 +56,7 @@ window.pgMopReport = (function () {
         late.delete(name);
         for (const part of redraws.get(name)) part();
     }
-    // New data are drawn where somebody may see them, and elsewhere once it comes into view.
+    // New data are drawn in visible pictures at once, and in the others when they come into view.
     const late = new Set();
     const near = new Set(), views = new IntersectionObserver(entries => {
         for (const { target, isIntersecting } of entries) {
@@ -89,7 +89,7 @@ window.pgMopReport = (function () {
         for (let i = Math.ceil(from / step - 1e-9); i * step <= to + step * 1e-9; i++) made.push(+(i * step).toPrecision(12));
         return made;
     }
-    // A picture that is drawn anew when its width or what is marked changes. `draw(svg, width)` gives its height.
+    // A picture that is drawn again when its width or the marked row changes. `draw(svg, width)` returns its height.
     function picture(name, label, draw, keys) {
         const holder = document.getElementById(name + "-picture");
         const readout = el("p", { class: "readout", "aria-live": "polite" });
@@ -100,7 +100,7 @@ window.pgMopReport = (function () {
             svg.setAttribute("aria-label", label());
             if (keys) frame.setAttribute("aria-label", label() + " Arrow keys move.");
         }
-        named();  // (it is drawn a frame later, or when it comes into sight; who hears the page meets it before)
+        named();  // (drawn a frame later, or when it comes into view; a screen reader may reach it before)
         function redraw() {
             const width = Math.max(280, holder.clientWidth);
             svg.replaceChildren();
@@ -150,7 +150,7 @@ window.pgMopReport = (function () {
     }
 
     // --- the leaderboard ---------------------------------------------------------------------------------
-    for (const table of document.querySelectorAll("table")) {  // (the live page has none yet, and sorts on its own)
+    for (const table of document.querySelectorAll("table")) {  // (the live page has no table yet, and has its own sorting)
         const heads = [...table.querySelectorAll("th")], body = table.tBodies[0];
         heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
             const up = head.getAttribute("aria-sort") !== "ascending";
@@ -263,7 +263,7 @@ window.pgMopReport = (function () {
         const axis = name => {
             const values = shown.map(c => value(c, name)).filter(v => v !== undefined && v !== null);
             const few = new Set(values).size <= 6 && name !== result && name !== "training seconds";
-            if (few || !values.every(v => typeof v === "number"))  // (numbers sort as numbers)
+            if (few || !values.every(v => typeof v === "number"))  // (numbers are sorted as numbers)
                 return { name, words: [...new Set(values)].sort((a, b) => a - b || String(a).localeCompare(String(b))).map(String) };
             const low = Math.min(...values), high = Math.max(...values);
             return { name, low, high, log: low > 0 && high / low >= 50 };
@@ -286,7 +286,7 @@ window.pgMopReport = (function () {
             lines = [];
             for (const key of ordered(shown.map(c => c.mst_key))) {
                 const c = byKey.get(key);
-                // no line over a parameter that it has not; what is alone between two such is a dot
+                // no line over a parameter that the configuration lacks; a single value between two gaps is a dot
                 const own = axes.map((axis, i) => [xs[i], place(axis, value(c, axis.name), top, bottom)]);
                 lines.push([key, own]);
                 const has = i => own[i] && own[i][1] !== null;
@@ -361,7 +361,7 @@ window.pgMopReport = (function () {
         made.svg.addEventListener("click", event => {
             const [px, py] = at(made.svg, event), lane = Math.floor((py - 10) / high);
             const bar = data.bars.find(b => b[0] === lane && x(b[1]) <= px && px <= x(b[2]) + 1);
-            // (of a bar of several each click marks the next one)
+            // (in a bar of several configurations, each click marks the next one)
             if (bar && bar[4].length) mark(bar[4][(bar[4].indexOf(marked) + 1) % bar[4].length]);
         });
         const key = el("div", { class: "controls legend" });
@@ -416,7 +416,7 @@ window.pgMopReport = (function () {
         made.svg.addEventListener("click", event => { const node = nearest(event); if (node) mark(node.keys[0]); });
     }
 
-    // Each picture is made anew only where its kind changes: from nothing to something, or other curves to choose from.
+    // A picture is made again only if its kind changes: from empty to filled, or with other curves to select.
     const chosen = { series: null, log: false };
     const PICTURES = {
         curves: [curves, () => JSON.stringify(data.series)],

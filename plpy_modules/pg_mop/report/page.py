@@ -1,21 +1,25 @@
-"""The report as one HTML file: tables written here, pictures drawn by page.js from the data that the file holds.
+"""The report as one HTML file: this module writes the tables, page.js draws the pictures from the data in the file.
 
-All text that comes from people is escaped: html.escape within elements, and no `<` at all within the data. The script
-writes text as text. A policy in the file keeps it from loading, or sending, anything.
+All text from users is escaped: html.escape within elements, and no `<` at all within the data. The script writes text as
+text. The file's content security policy forbids it to load or send anything.
 """
 
 import json
 import pathlib
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from typing import Any
 
 HERE = pathlib.Path(__file__).parent
-MOST_ROWS = 1000  # of the leaderboard: the best
+MOST_ROWS = 1000  # best configurations in the leaderboard
+
+Data = Mapping[str, Any]  # see gather.py
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def page(data):
-    """The report's data (gather) as an HTML document."""
+def page(data: Data) -> str:
+    """The HTML document of a report's data (gather.py)."""
     run = data["run"]
     title = f"Run {run['run_id']}: {run['model_output_table']}"
     return f"""<!DOCTYPE html>
@@ -56,8 +60,8 @@ def page(data):
 """
 
 
-def embedded(data):
-    """What the pictures need as JSON that may stand in a script element."""
+def embedded(data: Data) -> str:
+    """The data of the pictures as JSON that is safe within a script element."""
     wanted = {
         key: data[key]
         for key in ("run", "measure", "varied", "series", "curves", "lanes", "bars", "merged_bars", "stages")
@@ -74,8 +78,8 @@ def embedded(data):
     )
 
 
-def number(value):
-    """A number for people; other values as they are; nothing for None."""
+def number(value: Any) -> str:
+    """A number for people; other values as text; an empty text for None."""
     if value is None:
         return ""
     if isinstance(value, float):
@@ -83,8 +87,8 @@ def number(value):
     return str(value)
 
 
-def duration(seconds):
-    """Seconds for people."""
+def duration(seconds: float | None) -> str:
+    """A duration for people."""
     if seconds is None:
         return ""
     if seconds < 120:
@@ -93,13 +97,13 @@ def duration(seconds):
     return f"{minutes:.3g} min" if minutes < 120 else f"{hours:.3g} h"
 
 
-def _headline(data):
+def _headline(data: Data) -> str:
     run, configurations = data["run"], data["configurations"]
-    counts = {}
+    counts: dict[str, int] = {}
     for c in configurations:
         counts[c["status"]] = counts.get(c["status"], 0) + 1
     of = f" of {data['all']}" if len(configurations) < data["all"] else ""
-    told = [
+    texts = [
         f"<b>{escape(run['status'])}</b>",
         f"{len(configurations)}{of} configurations ({', '.join(f'{n} {escape(s)}' for s, n in counts.items())})"
         if configurations
@@ -108,23 +112,23 @@ def _headline(data):
     ]
     best = configurations[0] if configurations else None
     if best and best["last"].get(data["measure"]["series"]) is not None:
-        told.append(
+        texts.append(
             f"best: <b>{best['mst_key']}</b> with {escape(data['measure']['series'])} "
             f"<b>{number(best['last'][data['measure']['series']])}</b>"
         )
-    return " · ".join(told)
+    return " · ".join(texts)
 
 
-def _error(run):
+def _error(run: Data) -> str:
     return f'<p class="error"><b>Error:</b> {escape(run["error"])}</p>' if run["error"] else ""
 
 
-def _note(data, part):
-    said = data["sampled"].get(part)
-    return f"Sampled: {said}." if said else ""
+def _note(data: Data, part: str) -> str:
+    note = data["sampled"].get(part)
+    return f"Sampled: {note}." if note else ""
 
 
-def _facts(data):
+def _facts(data: Data) -> str:
     run = data["run"]
     rate = run["merge_rate"]
     facts = {
@@ -144,7 +148,7 @@ def _facts(data):
     return _section("asked", "What was asked", _pairs({k: v for k, v in facts.items() if v is not None}))
 
 
-def _pairs(pairs):
+def _pairs(pairs: Mapping[str, Any]) -> str:
     return (
         "<dl>"
         + "".join(f"<div><dt>{escape(str(k))}</dt><dd>{escape(str(v))}</dd></div>" for k, v in pairs.items())
@@ -152,12 +156,14 @@ def _pairs(pairs):
     )
 
 
-def _section(name, title, body):
+def _section(name: str, title: str, body: str) -> str:
     return f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>\n{body}\n</section>'
 
 
-def _table(columns, rows, caption, attributes=""):
-    """A table whose columns can be sorted by; columns: {title: is it a number}; rows: (attributes, values) pairs."""
+def _table(
+    columns: Mapping[str, bool], rows: Iterable[tuple[str, Sequence[Any]]], caption: str, attributes: str = ""
+) -> str:
+    """A sortable table. `columns`: {title: True for numbers}; `rows`: pairs of (HTML attributes, values)."""
     head = "".join(
         f'<th scope="col"{" class=number" if numeric else ""}><button type="button">{escape(title)}</button></th>'
         for title, numeric in columns.items()
@@ -178,12 +184,12 @@ def _table(columns, rows, caption, attributes=""):
     )
 
 
-def _sort_key(value, numeric):
-    """What the script sorts by, where it is not what is shown."""
+def _sort_key(value: Any, numeric: bool) -> str:
+    """The attribute with the exact number for sorting, where the cell shows a shortened one."""
     return f' data-v="{value!r}"' if numeric and isinstance(value, float) else ""
 
 
-def _leaderboard(data):
+def _leaderboard(data: Data) -> str:
     rows = data["configurations"]
     if not rows:
         return _section("leaderboard", "Leaderboard", "<p>No configurations yet.</p>")
@@ -234,22 +240,22 @@ def _leaderboard(data):
     )
 
 
-def _picture(name, title, note):
-    said = f'<p class="note">{escape(note)}</p>' if note else ""
+def _picture(name: str, title: str, note: str) -> str:
+    paragraph = f'<p class="note">{escape(note)}</p>' if note else ""
     return _section(
         name,
         title,
-        f'{said}<div class="picture" id="{name}-picture"><noscript>The picture needs JavaScript.</noscript></div>',
+        f'{paragraph}<div class="picture" id="{name}-picture"><noscript>The picture needs JavaScript.</noscript></div>',
     )
 
 
-def _merged(run):
+def _merged(run: Data) -> str:
     if not run["merge_rate"] or run["merge_rate"] <= 1:
-        return "No configurations have a beginning in common."
-    return f"{number(run['merge_rate'])} stages are asked for, for each that is trained: thick lines are shared."
+        return "No two configurations share a first stage."
+    return f"{number(run['merge_rate'])} stages are asked for each trained stage. Thick lines are shared."
 
 
-def _time(data):
+def _time(data: Data) -> str:
     if not data["time"]:
         return ""
     rows = []
@@ -280,7 +286,7 @@ def _time(data):
     )
 
 
-def _failures(data):
+def _failures(data: Data) -> str:
     failed = [("", [c["mst_key"], c["reason"]]) for c in data["configurations"] if c["status"] == "failed"]
     body = ""
     if failed:
@@ -292,23 +298,23 @@ def _failures(data):
         body += _table(
             {c: c not in ("kind", "error") for c in columns},
             [("", [unit[c] for c in columns]) for unit in data["failed_units"]],
-            _note(data, "failures") or "Units that failed (those lost with a session or a trainer are tried again)",
+            _note(data, "failures") or "Failed units (a unit that is lost with its session or trainer is tried again)",
         )
     return _section("failures", "Failures", body or "<p>None.</p>")
 
 
-def _settings(data):
-    told = ""
+def _settings(data: Data) -> str:
+    body = ""
     if data["fixed"]:
-        told += "<h3>Parameters that all configurations have in common</h3>" + _pairs(data["fixed"])
+        body += "<h3>Parameters that all configurations have in common</h3>" + _pairs(data["fixed"])
     if data["settings"]:
-        told += "<h3>Settings that were in force</h3>" + _pairs(
+        body += "<h3>Settings that were in force</h3>" + _pairs(
             {f"pg_mop.{k}": v for k, v in data["settings"].items() if v is not None}
         )
-    return _section("settings", "Parameters and settings", told or "<p>Only the run's owner sees them.</p>")
+    return _section("settings", "Parameters and settings", body or "<p>Only the run's owner sees them.</p>")
 
 
-def _repeat(data):
+def _repeat(data: Data) -> str:
     run = data["run"]
     sql = data["sql"] or "-- the arguments are shown to the run's owner alone"
     if run["function"].startswith("madlib_keras_fit") and run["status"] == "finished":

@@ -2,34 +2,38 @@
 
 import ast
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mop_udf.params import ParameterError, split
 
 
-def flat(configuration):
+def flat(configuration: Mapping[str, Any]) -> dict[str, Any]:
     """{name: number or text} of a configuration, a dict with model_id, compile_params and fit_params.
 
-    The optimizer's arguments stand beside the others. A string that does not parse stands as it is.
+    The optimizer's arguments are on the same level as the other parameters. A string that does not parse is one value.
     """
     found = {"model_id": configuration["model_id"]}
-    for which in ("compile_params", "fit_params"):
+    for argument in ("compile_params", "fit_params"):
         try:
-            found.update(_read(configuration[which] or ""))
+            found.update(_read(configuration[argument] or ""))
         except ParameterError:
-            found[which] = configuration[which]
+            found[argument] = configuration[argument]
     return found
 
 
-def varied(configurations):
-    """Names of `parameters` in the order in which they are met: those that differ somewhere, and {name: value} of those
-    that do not."""
+def varied(configurations: Sequence[Mapping[str, Any]]) -> tuple[list[str], dict[str, Any]]:
+    """(names of the parameters that differ between configurations, {name: value} of the others), in order of occurrence.
+
+    A configuration is a dict with `parameters`, as `flat` gives them.
+    """
     names = dict.fromkeys(name for c in configurations for name in c["parameters"])
     differ = [n for n in names if len({repr(c["parameters"].get(n)) for c in configurations}) > 1]
     return differ, {n: configurations[0]["parameters"][n] for n in names if n not in differ}
 
 
-def _read(text):
-    found = {}
+def _read(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for name, value in split(text).items() if text.strip() else ():
         optimizer = re.fullmatch(r"(\w+)\((.*)\)", value.strip("'\" "), re.DOTALL) if name == "optimizer" else None
         found[name] = optimizer[1] if optimizer else _literal(value)
@@ -38,8 +42,8 @@ def _read(text):
     return found
 
 
-def _literal(text):
-    """A number or a string that the text stands for; else, such as a list or a sequence, the text."""
+def _literal(text: str) -> Any:
+    """The number or string that a text means; for other values, such as a list or a sequence, the text."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

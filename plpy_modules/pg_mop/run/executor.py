@@ -15,7 +15,7 @@ from pg_mop.connections.sessions import SessionLost, message_of, run, wait
 from pg_mop.run.copies import Copies
 from pg_mop.run.requests import Ask, GiveUp, HasState, Pin, Register, Request, Withdraw, perform
 from pg_mop.run.servers import States
-from pg_mop.schedule.groups import Groups
+from pg_mop.schedule.unit_batches import UnitBatches
 
 AWAY_SECONDS = 3  # to wait for a server that has been away
 BACK_OFF = 0.5, 60.0  # seconds before a unit's second attempt, and at most before any; it doubles each time
@@ -83,7 +83,7 @@ class Executor:
         self.versions = {stage: m["version"] for stage, m in catalog.models(run_id).items()}
         self.waiting = {}  # stage -> its children that have not begun, which need its state
         self.reading = Counter()  # stage -> units at work that begin with its state
-        self.groups = Groups(
+        self.unit_batches = UnitBatches(
             board,
             scheduler,
             lambda number: (unit_specs.sharing.key(plan.stages[number]), plan.stages[number].parameters[1]),
@@ -410,7 +410,7 @@ class Executor:
             ]
             for worker in self.scheduler.arrange(idle):
                 session = self.sessions.by_worker.get(worker)
-                units = self.groups.choose(worker) if session is not None and not session.work else None
+                units = self.unit_batches.choose(worker) if session is not None and not session.work else None
                 if units:
                     self._start(session, units)
 
@@ -616,7 +616,7 @@ class Executor:
         """Take note of a unit that counts now; `copied`: its state has come to this server, too."""
         ended = self._finished(unit, released, copied)
         if seconds is not None:
-            self.groups.finished(unit, seconds)
+            self.unit_batches.finished(unit, seconds)
         return ended
 
     def _come_home(self):
@@ -727,7 +727,7 @@ class Executor:
             self._replace(session.worker)
         together = len(work) > 1
         if together:  # one of them may be to blame: from now on each is done for itself
-            self.groups.alone |= {unit for unit, *_ in work}
+            self.unit_batches.single |= {unit for unit, *_ in work}
             if code in (CONFIGURATION_FAILED, MEMORY_EXCEEDED):
                 message = f"of {len(work)} units that went together one failed ({message}): each is done by itself"
         for unit, row, released in work:

@@ -1,90 +1,75 @@
-"""What may run now: the one place that keeps model hopper parallelism's rules.
+"""The units that may run now: the only module that knows the rules of model hopper parallelism.
 
-Every stage that somebody wants visits every segment once, at one place at a time; it is evaluated, where somebody
-wants its metrics, once it has been trained on all of them, on many segments at once; and the stages below it begin when
-all that has ended. Children of one parent train side by side: they only read its state. Pure Python: the event loop
-and the simulator drive the same object. Nothing here but `eligible` loops over stages, so that a unit costs the same
-however many there are.
+A wanted stage visits every segment once, on one worker at a time. After that it is evaluated, if a trial wants its
+metrics, on many segments at once. Then its children begin. Children of one parent train side by side, because they only
+read the parent's state. Pure Python: the executor and the simulator drive the same object. Only `eligible` loops over
+all stages, so the cost of a unit does not grow with their number.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+
+from pg_mop.plan.stages import Iteration, MstKey, Plan, Stage, StageNumber
+from pg_mop.schedule.passes import PassCounter
+from pg_mop.schedule.unit import Dataset, DatasetSegment, Kind, Segment, Server, Unit, Worker
+from pg_mop.schedule.watcher import Watcher
+from pg_mop.schedule.workers import Workers
 
 
-@dataclass(frozen=True, order=True)
-class Unit:
-    """One stage on one segment once: trained, or evaluated."""
-
-    iteration: int
-    stage: int  # its number
-    kind: str  # 'train' | 'evaluate'
-    dataset: str  # 'training' | 'validation'
-    segment: int
-
-
-class _Work:
-    """What is left of a stage that somebody has begun, or may begin."""
+class StageWork:
+    """The work that is left of a stage that has begun or may begin."""
 
     __slots__ = ("stage", "todo", "training", "due", "evaluating", "open")
 
-    def __init__(self, stage, todo):
+    def __init__(self, stage: Stage, todo: set[Segment]) -> None:
         self.stage = stage
-        self.todo = todo  # segments that it has to visit yet
-        self.training = None  # the unit at work
-        self.due = None  # (dataset, segment) that it has to be evaluated on yet; None: before it is trained
-        self.evaluating = Counter()  # dataset -> units at work
-        self.open = None  # 'train', 'evaluate': may be done now; else None
+        self.todo = todo  # segments that the stage has not visited
+        self.training: Unit | None = None  # the training unit that runs
+        self.due: set[DatasetSegment] | None = None  # evaluations to begin; None until the stage is trained
+        self.evaluating: Counter[Dataset] = Counter()  # evaluations that run
+        self.open: Kind | None = None  # the kind of units that may start now
 
 
-class Board:
-    """The state of a run's units.
-
-    `plan`: the search plan, whose stages that somebody wants are to be done, and which is told what came of them;
-    `segments`: keys of the training segments; `validation_segments`: of the validation segments. A place is the number
-    of a worker session: at first there is one for each training segment, which does the units of that, and the
-    validation segments are dealt out over the same places. `serve` changes that. `servers`: {(dataset, segment): the
-    name of the server that holds it}, None where it is not said: a place does segments of its own server alone.
-    `others`: servers that may come to hold some (`relocate`).
-    """
+class Board(Workers):
+    """The state of a run's units."""
 
     shares_states = False  # a unit reads the states of other stages
-    anywhere = False  # every place does all training segments of its server (to be set before `serve`)
-    searched = False  # what evaluations find decides what is asked for next (to be set before `watch`)
+    searched = False  # results of evaluations decide the next requests (set it before `watch`)
 
-    def __init__(self, plan, segments, validation_segments=(), servers=None, others=()):
-        self.plan, self.segments = plan, list(segments)
-        self.datasets = [("training", s) for s in segments] + [("validation", s) for s in validation_segments]
-        self.home = {("training", s): i for i, s in enumerate(segments)}
-        self.home.update({("validation", s): i % len(self.segments) for i, s in enumerate(validation_segments)})
-        self.server_of = {key: (servers or {}).get(key) for key in self.datasets}
-        self.servers = list(dict.fromkeys(self.server_of.values()))  # those that hold segments now
-        at = [self.server_of["training", s] for s in self.segments]
-        self._all = list(dict.fromkeys([*self.servers, *others]))
-        self._servers = at + [server for server in self._all if server not in at]  # of the places, by number
-        # what others have found out about a dataset must be known to who evaluates its last segment
+    def __init__(
+        self,
+        plan: Plan,
+        segments: Sequence[Segment],
+        validation_segments: Sequence[Segment] = (),
+        servers: Mapping[DatasetSegment, Server] | None = None,
+        others: Iterable[Server] = (),
+    ) -> None:
+        """`plan`: the search plan, whose wanted stages are to be run; the board sets `trained`, `scored` and `failed` of
+        its stages. The other arguments are those of Workers."""
+        self.plan = plan
+        self._watchers: list[Watcher] = []
+        super().__init__(segments, validation_segments, servers, others)
+        # The worker that evaluates the last segment of a dataset must know the results of the other servers.
         self.last_alone = len(self._all) > 1
-        self._watchers = []
-        self.serve(worker for worker in range(len(self._servers)) if self._servers[worker] in self.servers)
-        self._works = {}  # stage number -> _Work
-        self.left = {}  # stage number -> Stage: wanted, not ended
-        self.idle = set()  # numbers of the stages that may be trained and are not at work
-        self.training = set()  # of those that are being trained
-        self._due = {key: {} for key in self.datasets}  # -> {stage number: None}, of the evaluations to be begun
-        self._reserved, self._kept = {}, {}  # stage number -> place, and back
-        self._wanted = {}  # stage number -> (key, passes) as counted
-        self._key_of, self._passes_of = (lambda stage: None), (lambda stage: 1)
-        self._asked, self._passed = Counter(), Counter()  # passes, by key; by (key, segment)
+        self._works: dict[StageNumber, StageWork] = {}
+        self.left: dict[StageNumber, Stage] = {}  # wanted and not ended
+        self.idle: set[StageNumber] = set()  # stages that may be trained and are not
+        self.training: set[StageNumber] = set()  # stages that are being trained
+        self._due: dict[DatasetSegment, dict[StageNumber, None]] = {key: {} for key in self.datasets}
+        self._passes = PassCounter(self.segments)
         self.add(sorted(plan.stages.values(), key=lambda stage: stage.number))
 
-    # --- what is asked for ----------------------------------------------------------------------------------------
-    def add(self, stages):
-        """Take up what `plan.ask` returned: new stages, and stages to be evaluated now. Returns those that have ended
-        already, as all of their units had been done when nobody wanted them."""
+    # --- requests -------------------------------------------------------------------------------------------------
+    def add(self, stages: Iterable[Stage]) -> list[Stage]:
+        """Take the stages that `plan.ask` returned: new ones, and ones to be evaluated now.
+
+        Returns the stages that have ended already, because all their units ran before a trial asked for them again.
+        """
         ended, new = [], []
         for stage in stages:
             if stage.failed or not stage.trials:
                 continue
-            self._count(stage)
+            self._passes.add(stage, self._unfinished(stage))
             if stage.ended:
                 ended.append(stage)
             elif stage.number not in self.left:
@@ -96,17 +81,17 @@ class Board:
             if stage.parent is None or stage.trained or stage.parent.ended:
                 self._open(stage)
             elif due := [key for key in self.datasets if stage.parent.number in self._due[key]]:
-                for watcher in self._watchers:  # somebody waits for these evaluations now
+                for watcher in self._watchers:  # these evaluations are awaited now
                     watcher.may_evaluate(stage.parent, due)
         return ended
 
-    def withdraw(self, mst_key, until=None):
-        """A trial is stopped: it ends the iteration that it has begun, or with `until` (see plan.withdraw); nothing
-        else that nobody else wants is run.
+    def withdraw(self, mst_key: MstKey, until: Iteration | None = None) -> list[Stage]:
+        """Stop a trial: it ends the iteration that it has begun, or the one that `until` names (see Plan.withdraw).
+        Stages that no other trial wants are not run.
 
-        Returns the stages that have ended by it for others: they were trained, and only this one wanted their metrics.
+        Returns the stages that have ended for other trials: they are trained, and only this trial wanted their metrics.
         """
-        ended = []
+        ended: list[Stage] = []
         for stage in self.plan.withdraw(
             mst_key, lambda number: self.has_begun(number) or self.is_running(number), until
         ):
@@ -117,8 +102,8 @@ class Board:
                 self._end(stage, ended)
         return [stage for stage in ended if stage.trials - {mst_key}]
 
-    def fail(self, stage_number):
-        """A stage cannot be done: gone are all trials that have it on their path, and all stages below it.
+    def fail(self, stage_number: StageNumber) -> set[MstKey]:
+        """Mark a stage and all stages below it as failed; withdraw the trials whose paths contain it.
 
         Returns the mst_keys of these trials.
         """
@@ -136,12 +121,12 @@ class Board:
             self._works.pop(stage.number, None)
         return trials
 
-    def restore(self, units):
-        """Go on after `units` that have been finished earlier. Returns the stages that have ended by that."""
+    def restore(self, units: Iterable[Unit]) -> list[Stage]:
+        """Take units that an earlier coordinator finished. Returns the stages that have ended by that."""
         units = sorted(set(units))
         for unit in units:
             self._note(unit)
-        ended = []
+        ended: list[Stage] = []
         for number in sorted({unit.stage for unit in units}):
             stage = self.plan.stages[number]
             if number in self.left and stage.trained:
@@ -151,109 +136,60 @@ class Board:
             watcher.changed()
         return ended
 
-    # --- places ---------------------------------------------------------------------------------------------------
-    def serve(self, workers):
-        """Deal the segments out over these places: several to each or, where there are more places, to several."""
-        self.workers = sorted(workers)
-        self._serves = {worker: [] for worker in self.workers}
-        for server in self.servers:
-            here = [worker for worker in self.workers if self.server(worker) == server]
-            for dataset in ("training", "validation"):
-                keys = [key for key in self.datasets if key[0] == dataset and self.server_of[key] == server]
-                if self.anywhere and dataset == "training":
-                    for worker in here:
-                        self._serves[worker] += keys
-                    continue
-                for number in range(max(len(keys), len(here)) if keys and here else 0):
-                    self._serves[here[number % len(here)]].append(keys[number % len(keys)])
+    def serve(self, workers: Iterable[Worker]) -> None:
+        super().serve(workers)
         for watcher in self._watchers:
             watcher.served(self.workers)
 
-    def relocate(self, servers):
-        """Segments are on other servers from now on: {(dataset, segment): the server's name}. The places that are
-        served no longer do segments of theirs; `serve` is to be called with others."""
-        self.server_of.update(servers)
-        self.servers = list(dict.fromkeys(self.server_of.values()))
-        self.serve(worker for worker in self.workers if self.server(worker) in self.servers)
-
-    def server(self, worker):
-        """The name of the server that a place is on."""
-        if worker < len(self._servers):
-            return self._servers[worker]
-        return self._all[worker % len(self._all)]
-
-    def first_workers(self, wanted):
-        """The numbers of `wanted` places, or of as many as it takes to have one on each server."""
-        first = [self._servers.index(server) for server in self.servers]
-        more = [p for p, server in enumerate(self._servers) if p not in first and server in self.servers]
-        return sorted((first + more)[: max(wanted, len(first))])
-
-    def served(self, worker, dataset=None):
-        """The (dataset, segment) that a place does; of one dataset: their segments."""
-        serves = self._serves.get(worker, ())
-        return serves if dataset is None else [segment for of, segment in serves if of == dataset]
-
-    def reserve(self, worker, stage_number):
-        """Keep a stage's training for `place`, in place of the one before (None: none), from those that have others."""
-        self._reserved.pop(self._kept.pop(worker, None), None)
-        if stage_number is not None and stage_number not in self._reserved:
-            self._reserved[stage_number], self._kept[worker] = worker, stage_number
-
-    def reserved(self, stage_number):
-        """The place that a stage is kept for, or None."""
-        return self._reserved.get(stage_number)
-
-    def kept(self, worker):
-        """The number of the stage that is kept for a place, or None."""
-        return self._kept.get(worker)
-
-    # --- what may run ---------------------------------------------------------------------------------------------
+    # --- units that may run ---------------------------------------------------------------------------------------
     @property
-    def done(self):
-        """True when nobody waits for anything."""
+    def done(self) -> bool:
+        """True when no wanted stage is left."""
         return not self.left
 
-    def unit(self, stage_number, kind, dataset, segment):
+    def unit(self, stage_number: StageNumber, kind: Kind, dataset: Dataset, segment: Segment) -> Unit:
+        """The unit of a stage on a segment."""
         return Unit(self.plan.stages[stage_number].iteration, stage_number, kind, dataset, segment)
 
-    def open(self, kind):
-        """The numbers of the stages that may be trained ('train'; perhaps they are, just now) or evaluated."""
+    def open(self, kind: Kind) -> list[StageNumber]:
+        """The numbers of the stages that may be trained ('train'; they may be running), or evaluated ('evaluate')."""
         works = self._works
         return [number for number in self.left if number in works and works[number].open == kind]
 
-    def trains(self, stage_number):
-        """True where the stage may be trained, and perhaps is, just now."""
+    def trains(self, stage_number: StageNumber) -> bool:
+        """True where the stage may be trained, or is being trained."""
         work = self._works.get(stage_number)
         return work is not None and work.open == "train"
 
-    def may_train(self, stage_number, segment):
-        """True where the stage's visit of the segment is to be done as soon as the stage is idle."""
+    def may_train(self, stage_number: StageNumber, segment: Segment) -> bool:
+        """True where the stage may visit the segment as soon as it is idle."""
         work = self._works.get(stage_number)
         return work is not None and work.open == "train" and segment in work.todo
 
-    def may_evaluate(self, stage_number, dataset, segment):
+    def may_evaluate(self, stage_number: StageNumber, dataset: Dataset, segment: Segment) -> bool:
+        """True where the evaluation may start."""
         return stage_number in self._due[dataset, segment]
 
-    def is_awaited(self, stage):
-        """True where somebody waits for a stage to be evaluated: those below it, or a search."""
+    def is_awaited(self, stage: Stage) -> bool:
+        """True where a child of the stage, or a search, waits for its evaluation."""
         return self.searched or any(child.number in self.left for child in stage.children)
 
-    def eligible(self, worker):
-        """The units that may start now at `place`, in a fixed order. Looks at all stages: for small runs."""
-        serves, units = self.served(worker), []
+    def eligible(self, worker: Worker) -> list[Unit]:
+        """The units that may start now on a worker, in a fixed order. Loops over all stages: for small runs."""
+        units: list[Unit] = []
         for number in self.open("train"):
             if not self.is_running(number):
                 units += [
                     self.unit(number, "train", *key)
-                    for key in serves
+                    for key in self.served(worker)
                     if key[0] == "training" and self.may_train(number, key[1])
                 ]
         free = [u for u in units if self._reserved.get(u.stage, worker) == worker]
-        evaluations = [self.unit(number, "evaluate", *key) for key in serves for number in self._due[key]]
+        evaluations = [self.unit(number, "evaluate", *key) for key in self.served(worker) for number in self._due[key]]
         return sorted(evaluations + free or units)
 
-    def due_with(self, unit, most=None):
-        """`unit`, an evaluation, and the others that may start now on the same rows; at most so many."""
+    def due_with(self, unit: Unit, most: int | None = None) -> list[Unit]:
+        """An evaluation and the others that may start now on the same rows; at most `most` units."""
         units = [unit]
         for number in self._due[unit.dataset, unit.segment]:
             if most is not None and len(units) >= most:
@@ -262,8 +198,8 @@ class Board:
                 units.append(self.unit(number, "evaluate", unit.dataset, unit.segment))
         return units
 
-    def watch(self, watcher):
-        """Tell a watcher (see schedule/base.py) what there is to do, and from now on what comes."""
+    def watch(self, watcher: Watcher) -> None:
+        """Tell a watcher the present state, and every change from now on."""
         self._watchers.append(watcher)
         watcher.added(sorted(self.left.values(), key=lambda stage: stage.number))
         for number in sorted(self._works):
@@ -273,47 +209,34 @@ class Board:
                 if work.training is None:
                     watcher.idle(work.stage)
             elif work.open == "evaluate":
-                watcher.may_evaluate(work.stage, [key for key in self.datasets if key in work.due])
+                watcher.may_evaluate(work.stage, [key for key in self.datasets if key in (work.due or ())])
 
-    # --- what runs ------------------------------------------------------------------------------------------------
-    def start(self, unit):
+    # --- units that run -------------------------------------------------------------------------------------------
+    def start(self, unit: Unit) -> None:
+        """Mark a unit as running."""
         work = self._works[unit.stage]
         if unit.kind == "train":
             work.todo.remove(unit.segment)
             work.training = unit
             self.idle.discard(unit.stage)
             self.training.add(unit.stage)
-            self._kept.pop(self._reserved.pop(unit.stage, None), None)
+            self._unreserve(unit.stage)
         else:
+            assert work.due is not None
             work.due.remove((unit.dataset, unit.segment))
             del self._due[unit.dataset, unit.segment][unit.stage]
             work.evaluating[unit.dataset] += 1
             if self.last_alone and len(left := self._due_of(work, unit.dataset)) == 1:
                 self._due[left[0]].pop(unit.stage, None)
 
-    def is_last(self, unit):
-        """True where a unit at work is the last evaluation of its stage on its dataset."""
+    def is_last(self, unit: Unit) -> bool:
+        """True where a running unit is the last evaluation of its stage on its dataset."""
         work = self._works[unit.stage]
         return work.evaluating[unit.dataset] == 1 and not self._due_of(work, unit.dataset)
 
-    @staticmethod
-    def _due_of(work, dataset):
-        return [key for key in work.due if key[0] == dataset]
-
-    def _evaluated(self, work, dataset):
-        """A unit of evaluation has ended: the last one may begin now, if it waited for that."""
-        work.evaluating[dataset] -= 1
-        if (
-            self.last_alone
-            and work.open
-            and not work.evaluating[dataset]
-            and len(left := self._due_of(work, dataset)) == 1
-        ):
-            self._announce(work, left)
-
-    def release(self, unit):
-        """A unit was not done: it is to be run again."""
-        work = self._at_work_no_more(unit)
+    def release(self, unit: Unit) -> None:
+        """Take back a unit that did not finish: it is to be run again."""
+        work = self._stop_running(unit)
         if work is None:
             return
         if unit.kind == "train":
@@ -322,22 +245,24 @@ class Board:
                 self._offer(work, [unit.segment])
                 self._free(work)
         else:
+            assert work.due is not None
             work.due.add((unit.dataset, unit.segment))
             self._evaluated(work, unit.dataset)
-            if work.open:  # one that waited to be the last is so no longer
+            if work.open:  # an evaluation that waited to be the last one is not the last any more
                 self._announce(
                     work, self._due_of(work, unit.dataset) if self.last_alone else [(unit.dataset, unit.segment)]
                 )
 
-    def finish(self, unit):
-        """A unit has been done. Returns the stages that have ended by it: trained on all segments and, where somebody
-        wants it, evaluated; none where nobody wants them."""
-        work, ended = self._at_work_no_more(unit), []
+    def finish(self, unit: Unit) -> list[Stage]:
+        """Mark a unit as finished. Returns the wanted stages that have ended by it: trained on all segments and, where
+        a trial wants their metrics, evaluated."""
+        ended: list[Stage] = []
+        work = self._stop_running(unit)
         if work is None:
             return ended
         stage = work.stage
         if unit.kind == "train":
-            self._pass(stage, unit.segment)
+            self._passes.finished(stage, unit.segment)
             if work.todo:
                 if work.open:
                     self._visited(work)
@@ -356,8 +281,23 @@ class Board:
                 self._end(stage, ended)
         return ended
 
-    def _at_work_no_more(self, unit):
-        """What is left of a unit's stage, but for what is being trained; None where that has failed meanwhile."""
+    @staticmethod
+    def _due_of(work: StageWork, dataset: Dataset) -> list[DatasetSegment]:
+        return [key for key in work.due or () if key[0] == dataset]
+
+    def _evaluated(self, work: StageWork, dataset: Dataset) -> None:
+        """An evaluation has ended: announce the last one of its dataset, if that waited for the others."""
+        work.evaluating[dataset] -= 1
+        if (
+            self.last_alone
+            and work.open
+            and not work.evaluating[dataset]
+            and len(left := self._due_of(work, dataset)) == 1
+        ):
+            self._announce(work, left)
+
+    def _stop_running(self, unit: Unit) -> StageWork | None:
+        """The work of a unit's stage, with the unit not running any more; None where the stage has failed meanwhile."""
         work = self._works.get(unit.stage)
         if unit.kind == "train":
             self.training.discard(unit.stage)
@@ -365,29 +305,29 @@ class Board:
                 work.training = None
         return work
 
-    # --- what is known --------------------------------------------------------------------------------------------
-    def is_running(self, stage_number):
-        """True while a unit of the stage is at work."""
+    # --- questions ------------------------------------------------------------------------------------------------
+    def is_running(self, stage_number: StageNumber) -> bool:
+        """True while a unit of the stage runs."""
         work = self._works.get(stage_number)
         return work is not None and (work.training is not None or work.evaluating.total() > 0)
 
-    def has_begun(self, stage_number):
+    def has_begun(self, stage_number: StageNumber) -> bool:
         """True once the stage has been trained on a segment: it has a state of its own."""
         stage, work = self.plan.stages[stage_number], self._works.get(stage_number)
         return stage.trained or (
             work is not None and len(work.todo) + (work.training is not None) < len(self._visits(stage))
         )
 
-    def trained(self, stage_number):
+    def trained(self, stage_number: StageNumber) -> bool:
         """True once the stage has been trained on all segments."""
         return self.plan.stages[stage_number].trained
 
-    def ended(self, stage_number):
-        """True once the stage has been trained on all segments and, where somebody wants it, evaluated."""
+    def ended(self, stage_number: StageNumber) -> bool:
+        """True once the stage has been trained on all segments and, where a trial wants its metrics, evaluated."""
         return self.plan.stages[stage_number].ended
 
-    def visits_left(self, stage_number, segment=None):
-        """How often a stage is still to be trained on a training segment, or on any: those at work included."""
+    def visits_left(self, stage_number: StageNumber, segment: Segment | None = None) -> int:
+        """How many training units of a stage have not ended, on one segment or on all (None); running ones count."""
         stage, work = self.plan.stages[stage_number], self._works.get(stage_number)
         if stage.trained or stage.failed or not stage.trials:
             return 0
@@ -397,44 +337,54 @@ class Board:
             return len(work.todo) + (work.training is not None)
         return int(segment in work.todo or (work.training is not None and work.training.segment == segment))
 
-    def passes_left(self, key, segment):
-        """How many passes over a training segment are left: of all stages with this key, or of all (None).
+    def passes_left(self, key: Hashable, segment: Segment) -> int:
+        """How many passes over a training segment are left: of the stages with this key, or of all stages (None).
 
-        The key is what `key_of` says; a pass is a visit, unless `count_by` was told more. O(1).
+        See `count_by` for keys and passes. O(1).
         """
-        return self._asked[key] - self._passed[key, segment]
+        return self._passes.left(key, segment)
 
     @property
-    def key_of(self):
-        """A callable: stage -> what `passes_left` counts by (hashable, never changing), for instance what is
-        compiled for it. To be set once."""
-        return self._key_of
+    def key_of(self) -> Callable[[Stage], Hashable]:
+        """The function that gives a stage's key for `passes_left`."""
+        return self._passes.key_of
 
     @key_of.setter
-    def key_of(self, key_of):
+    def key_of(self, key_of: Callable[[Stage], Hashable]) -> None:
         self.count_by(key_of)
 
-    def count_by(self, key_of, passes_of=None):
-        """`passes_of`: stage -> how many passes over a segment one of its visits makes (by default: 1)."""
-        self._key_of, self._passes_of = key_of, passes_of or self._passes_of
-        wanted = [self.plan.stages[number] for number in self._wanted]
-        self._asked.clear(), self._passed.clear(), self._wanted.clear()
-        for stage in wanted:
-            self._count(stage)
+    def count_by(self, key_of: Callable[[Stage], Hashable], passes_of: Callable[[Stage], int] | None = None) -> None:
+        """Set how `passes_left` counts; to be called once.
 
-    # --- a stage's life -------------------------------------------------------------------------------------------
-    def _visits(self, stage):
+        `key_of`: a stage's key, which never changes, such as its compiled model. `passes_of`: passes over a segment
+        that a visit of the stage makes (by default 1).
+        """
+        wanted = [self.plan.stages[number] for number in self._passes.counted]
+        self._passes.key_of, self._passes.passes_of = key_of, passes_of or self._passes.passes_of
+        self._passes.clear()
+        for stage in wanted:
+            self._passes.add(stage, self._unfinished(stage))
+
+    # --- the life of a stage --------------------------------------------------------------------------------------
+    def _visits(self, stage: Stage) -> Sequence[Segment]:
         """The segments that a stage is trained on."""
         return self.segments
 
-    def _work(self, stage):
+    def _unfinished(self, stage: Stage) -> Collection[Segment]:
+        """The segments of training units that have not ended, running ones included, whether wanted or not."""
         work = self._works.get(stage.number)
         if work is None:
-            work = self._works[stage.number] = _Work(stage, set() if stage.trained else set(self._visits(stage)))
+            return () if stage.trained else self._visits(stage)
+        return work.todo if work.training is None else {*work.todo, work.training.segment}
+
+    def _work(self, stage: Stage) -> StageWork:
+        work = self._works.get(stage.number)
+        if work is None:
+            work = self._works[stage.number] = StageWork(stage, set() if stage.trained else set(self._visits(stage)))
         return work
 
-    def _open(self, stage):
-        """Let the stage's units be done: it is trained or, where it has been, evaluated."""
+    def _open(self, stage: Stage) -> None:
+        """Allow the stage's units: training or, once it is trained, evaluation."""
         work = self._work(stage)
         if stage.trained:
             self._open_evaluation(work)
@@ -444,12 +394,12 @@ class Board:
             if work.training is None:
                 self._free(work)
 
-    def _open_evaluation(self, work):
+    def _open_evaluation(self, work: StageWork) -> None:
         if work.due is None:
             work.due = set(self.datasets)
         if work.open is None:
             work.open = "evaluate"
-            # (opened again, the last one may have to wait for others that are at work)
+            # (when evaluation opens again, the last unit of a dataset may have to wait for others that run)
             alone = {
                 dataset
                 for dataset, _ in work.due
@@ -457,47 +407,47 @@ class Board:
             }
             self._announce(work, [key for key in self.datasets if key in work.due and key[0] not in alone])
 
-    def _close(self, stage):
-        """None of the stage's units is to be begun."""
+    def _close(self, stage: Stage) -> None:
+        """Allow no more units of the stage to start."""
         work = self._works.get(stage.number)
         if work is not None and work.open is not None:
-            for key in work.due if work.open == "evaluate" else ():
+            for key in work.due or () if work.open == "evaluate" else ():
                 self._due[key].pop(stage.number, None)
             work.open = None
         self.idle.discard(stage.number)
-        self._kept.pop(self._reserved.pop(stage.number, None), None)
+        self._unreserve(stage.number)
 
-    def _trained(self, stage, ended):
-        """A stage that somebody wants has been trained on all segments: what comes next?"""
+    def _trained(self, stage: Stage, ended: list[Stage]) -> None:
+        """A wanted stage has been trained on all segments: evaluate it, or end it."""
         if stage.ended:
             self._end(stage, ended)
         else:
             self._open_evaluation(self._work(stage))
 
-    def _end(self, stage, ended):
-        """Nothing is left to do of a stage: those below it begin."""
+    def _end(self, stage: Stage, ended: list[Stage]) -> None:
+        """All work of a stage is done: its children begin."""
         self.left.pop(stage.number, None)
         ended.append(stage)
         for child in stage.children:
             if child.number in self.left and not child.trained:
                 self._open(child)
 
-    def _forget(self, stage):
-        """Nobody wants the stage."""
+    def _forget(self, stage: Stage) -> None:
+        """No trial wants the stage any more."""
         self._close(stage)
         self.left.pop(stage.number, None)
-        self._count(stage, -1)
+        self._passes.remove(stage, self._unfinished(stage))
         for watcher in self._watchers:
             watcher.changed()
 
-    def _note(self, unit):
-        """A unit has been finished by an earlier coordinator."""
+    def _note(self, unit: Unit) -> None:
+        """Note a unit that an earlier coordinator finished."""
         stage = self.plan.stages[unit.stage]
         work = self._work(stage)
         if unit.kind == "train":
             if unit.segment in work.todo:
                 work.todo.discard(unit.segment)
-                self._pass(stage, unit.segment)
+                self._passes.finished(stage, unit.segment)
             stage.trained = not work.todo
             return
         if work.due is None:
@@ -506,52 +456,25 @@ class Board:
         self._due[unit.dataset, unit.segment].pop(unit.stage, None)
         stage.scored = not work.due
 
-    # --- telling the watchers -------------------------------------------------------------------------------------
-    def _visits_now(self, work):
-        """The segments that a stage may visit now, once it is idle."""
+    # --- messages to watchers -------------------------------------------------------------------------------------
+    def _visits_now(self, work: StageWork) -> list[Segment]:
+        """The segments that a stage may visit next."""
         return [segment for segment in self._visits(work.stage) if segment in work.todo]
 
-    def _visited(self, work):
-        """A segment has been visited: may others be, by that?"""
+    def _visited(self, work: StageWork) -> None:
+        """A stage has visited a segment. A subclass announces the visits that are allowed by that."""
 
-    def _offer(self, work, segments):
+    def _offer(self, work: StageWork, segments: Sequence[Segment]) -> None:
         for watcher in self._watchers:
             watcher.may_train(work.stage, segments)
 
-    def _free(self, work):
+    def _free(self, work: StageWork) -> None:
         self.idle.add(work.stage.number)
         for watcher in self._watchers:
             watcher.idle(work.stage)
 
-    def _announce(self, work, keys):
+    def _announce(self, work: StageWork, keys: Sequence[DatasetSegment]) -> None:
         for key in keys:
             self._due[key][work.stage.number] = None
         for watcher in self._watchers:
             watcher.may_evaluate(work.stage, keys)
-
-    # --- counting passes ------------------------------------------------------------------------------------------
-    def _count(self, stage, sign=1):
-        """Count the passes of a stage that is wanted from now on, or (-1) no longer."""
-        if (stage.number in self._wanted) == (sign > 0):
-            return
-        if sign > 0:
-            self._wanted[stage.number] = self._key_of(stage), self._passes_of(stage)
-        key, passes = self._wanted[stage.number]
-        work = self._works.get(stage.number)
-        left = self._visits(stage) if work is None and not stage.trained else () if work is None else work.todo
-        at_work = work and work.training and work.training.segment
-        for of in {None, key}:
-            self._asked[of] += sign * passes
-            if len(left) < len(self.segments):
-                for segment in self.segments:
-                    if segment not in left and segment != at_work:
-                        self._passed[of, segment] += sign * passes
-        if sign < 0:
-            del self._wanted[stage.number]
-
-    def _pass(self, stage, segment):
-        """Count a visit that has been done."""
-        if stage.number in self._wanted:
-            key, passes = self._wanted[stage.number]
-            for of in {None, key}:
-                self._passed[of, segment] += passes

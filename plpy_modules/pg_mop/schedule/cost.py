@@ -1,122 +1,139 @@
-"""What stages will take, by what units have taken so far: the longest path below each of them."""
+"""How many seconds of training stages have left, estimated from the units that have ended."""
 
-LATE = 20  # stages that are estimated anew for each unit that has ended since the last time
-LESS = 0.9  # of what a unit was known to take: so much is news
+from collections.abc import Callable, Hashable, Sequence
+
+from pg_mop.plan.stages import Stage, StageNumber
+from pg_mop.schedule.board import Board
+from pg_mop.schedule.unit import Unit
+
+STAGES_PER_UNIT = 20  # stages that may be estimated anew for each unit that has ended since the last estimate
+NEWS_BELOW = 0.9  # a unit that takes less than this share of the known seconds makes a new estimate worthwhile
 
 
 class Costs:
-    """Seconds of training that stages have left. Watches a board (see schedule/base.py).
+    """Seconds of training that stages have left; a board's watcher calls its methods (critical_path.py).
 
-    A unit of a stage takes the least of what units with the same key took (`key_of`: stage -> something hashable, or
-    None: those of the same stage alone); else what is expected by what earlier runs took (`expected`: stage -> seconds,
-    or 0); else as long as one of its parent; else nobody knows. The critical path of
-    TreeML (thesis 2021, section 4.3) is the longest of these. Estimates of what lies below a stage follow the
-    measurements with a delay, such that they cost the same for each unit however many stages there are.
+    A unit of a stage is estimated by the first of these that is known: the least seconds of units with the same key;
+    the seconds expected from earlier runs; the seconds of a unit of the parent. The critical path (TreeML, thesis 2021,
+    section 4.3) of a stage is the longest path of such estimates that begins with it. Estimates of the paths below a
+    stage follow the measurements with a delay, so that their cost for each unit does not grow with the number of stages.
     """
 
-    def __init__(self, board, key_of, expected=None):
-        self.board, self.key_of, self.expected = board, key_of, expected or (lambda stage: 0.0)
-        self.seconds = {}  # key -> least seconds of a training unit
-        self.price = {}  # stage number -> estimated seconds of a unit; 0: not known
-        self.below = {}  # stage number -> estimated seconds of the longest path below it
-        self.visits = self.known = 0  # units left; those of them whose seconds are estimated
-        self.total = 0.0  # the latter's seconds
-        self.news, self.units = False, 0  # has anything changed, and units ended since the last estimate
+    def __init__(
+        self, board: Board, key_of: Callable[[Stage], Hashable], expected: Callable[[Stage], float] | None = None
+    ) -> None:
+        """`key_of`: equal for stages whose units take equally long; None: only units of the same stage do.
+        `expected`: seconds of a stage's unit by earlier runs, or 0."""
+        self.board, self.key_of = board, key_of
+        self.expected: Callable[[Stage], float] = expected or (lambda stage: 0.0)
+        self.seconds: dict[Hashable, float] = {}  # key -> least seconds of a training unit
+        self.unit_seconds: dict[StageNumber, float] = {}  # estimate for one unit; 0: unknown
+        self.below: dict[StageNumber, float] = {}  # estimated seconds of the longest path below the stage
+        self.visits = self.known = 0  # units left; units left with an estimate
+        self.total = 0.0  # estimated seconds of the latter
+        self.news = False  # a measurement or a withdrawal has changed the estimates
+        self.units = 0  # units that have ended since the last full estimate
 
-    def left(self, number):
-        """Seconds of the longest path that begins with what a stage has left; None where nobody knows."""
-        price = self.price[number]
-        return price * self.board.visits_left(number) + self.below.get(number, 0.0) if price else None
+    def left(self, number: StageNumber) -> float | None:
+        """Seconds of the longest path that begins with the units left of a stage; None if unknown."""
+        seconds = self.unit_seconds[number]
+        return seconds * self.board.visits_left(number) + self.below.get(number, 0.0) if seconds else None
 
-    def all_left(self):
-        """Seconds of training that are left; what is not known is like the mean of the others. 0 before a unit ended."""
+    def all_left(self) -> float:
+        """Seconds of all training that is left, unknown units counted as the mean of the others; 0 if none is known."""
         return self.total * self.visits / self.known if self.known else 0.0
 
-    def added(self, stages):
-        """Stages are wanted, parents first. Returns the numbers of those above with longer paths by that."""
+    def added(self, stages: Sequence[Stage]) -> set[StageNumber]:
+        """Count new stages, parents first. Returns the numbers of the stages above whose longest paths have grown."""
         for stage in stages:
-            self._take(stage)
-        lifted = set()
+            self._count(stage)
+        lengthened = set()
         for stage in reversed(stages):
-            lifted |= self._lift(stage)
-        return lifted
+            lengthened |= self._lengthen_above(stage)
+        return lengthened
 
-    def opened(self, stage):
-        """A stage may be trained now: its parent is known as well as it will be."""
-        before, visits = self.price[stage.number], self.board.visits_left(stage.number)
-        self._reprice(stage, before, self._estimate(stage), visits)
+    def opened(self, stage: Stage) -> None:
+        """Estimate a stage anew when it may be trained: its parent has been measured by then."""
+        before, visits = self.unit_seconds[stage.number], self.board.visits_left(stage.number)
+        self._replace(stage, before, self._estimate(stage), visits)
 
-    def finished(self, unit, seconds):
-        """A training unit has ended, as the board knows. True where the stage's seconds were not known before."""
+    def finished(self, unit: Unit, seconds: float) -> bool:
+        """Take the seconds of a training unit, after the board has. True if the stage had no estimate before."""
         number, stage = unit.stage, self.board.plan.stages[unit.stage]
         key = self._key(stage)
         known = self.seconds.get(key)
         if known is None or seconds < known:
             self.seconds[key] = seconds
-            self.news = self.news or known is None or seconds < LESS * known
+            self.news = self.news or known is None or seconds < NEWS_BELOW * known
         self.units += 1
-        if number not in self.price:
+        if number not in self.unit_seconds:
             return False
-        before = self.price[number]
+        before = self.unit_seconds[number]
         self.visits -= 1
         if before:
             self.known -= 1
             self.total -= before
-        self._reprice(stage, before, self.seconds[key], self.board.visits_left(number))
+        self._replace(stage, before, self.seconds[key], self.board.visits_left(number))
         return not before
 
-    def settle(self, more=0):
-        """Estimate all anew where there is news and it is worth its time (`more`: that the caller does in addition,
-        in stages). True where it was done."""
-        if not self.news or self.units * LATE < len(self.board.left) + more:
+    def settle(self, more: int = 0) -> bool:
+        """Estimate all stages anew if measurements have changed and enough units have ended. True if it did.
+
+        `more`: the caller's own work after a new estimate, counted in stages.
+        """
+        if not self.news or self.units * STAGES_PER_UNIT < len(self.board.left) + more:
             return False
         self.news, self.units = False, 0
         stages = sorted(self.board.left.values(), key=lambda stage: stage.number)
-        self.below = below = {}
+        below: dict[StageNumber, float] = {}
+        self.below = below
         self.visits = self.known = 0
         self.total = 0.0
-        taken = [(stage, self._take(stage)) for stage in stages]
-        for stage, seconds in reversed(taken):
+        counted = [(stage, self._count(stage)) for stage in stages]
+        for stage, seconds in reversed(counted):
             if stage.parent is not None:
-                path, above = seconds + below.get(stage.number, 0.0), stage.parent.number
-                if path > below.get(above, 0.0):
-                    below[above] = path
+                path, parent = seconds + below.get(stage.number, 0.0), stage.parent.number
+                if path > below.get(parent, 0.0):
+                    below[parent] = path
         return True
 
-    def _key(self, stage):
+    def _key(self, stage: Stage) -> Hashable:
         key = self.key_of(stage)
         return ("stage", stage.number) if key is None else ("key", key)
 
-    def _estimate(self, stage):
+    def _estimate(self, stage: Stage) -> float:
         seconds = self.seconds.get(self._key(stage))
         if seconds is None:
             seconds = self.expected(stage)
         if not seconds:
-            seconds = self.price.get(stage.parent.number, 0.0) if stage.parent is not None else 0.0
+            seconds = self.unit_seconds.get(stage.parent.number, 0.0) if stage.parent is not None else 0.0
         return seconds
 
-    def _take(self, stage):
-        """Count what a stage has left. Returns its seconds."""
-        price = self.price[stage.number] = self._estimate(stage)
+    def _count(self, stage: Stage) -> float:
+        """Add the units left of a stage to the totals. Returns their seconds."""
+        seconds = self.unit_seconds[stage.number] = self._estimate(stage)
         visits = self.board.visits_left(stage.number)
         self.visits += visits
-        if price:
+        if seconds:
             self.known += visits
-            self.total += price * visits
-        return price * visits
+            self.total += seconds * visits
+        return seconds * visits
 
-    def _reprice(self, stage, before, price, visits):
-        self.price[stage.number] = price
-        self.total += (price - before) * visits
-        self.known += visits * (bool(price) - bool(before))
+    def _replace(self, stage: Stage, before: float, seconds: float, visits: int) -> None:
+        """Replace the estimate of a stage's units in the totals."""
+        self.unit_seconds[stage.number] = seconds
+        self.total += (seconds - before) * visits
+        self.known += visits * (bool(seconds) - bool(before))
 
-    def _lift(self, stage):
-        lifted, left = set(), self.board.left
-        path = self.price[stage.number] * self.board.visits_left(stage.number) + self.below.get(stage.number, 0.0)
-        stage = stage.parent
-        while stage is not None and stage.number in left and self.below.get(stage.number, 0.0) < path:
-            self.below[stage.number] = path
-            lifted.add(stage.number)
-            path += self.price[stage.number] * self.board.visits_left(stage.number)
-            stage = stage.parent
-        return lifted
+    def _lengthen_above(self, stage: Stage) -> set[StageNumber]:
+        """Lengthen the longest paths of the stages above. Returns the numbers of the stages that have changed."""
+        lengthened, left = set(), self.board.left
+        path = self.unit_seconds[stage.number] * self.board.visits_left(stage.number)
+        path += self.below.get(stage.number, 0.0)
+        above = stage.parent
+        while above is not None and above.number in left and self.below.get(above.number, 0.0) < path:
+            self.below[above.number] = path
+            lengthened.add(above.number)
+            path += self.unit_seconds[above.number] * self.board.visits_left(above.number)
+            above = above.parent
+        return lengthened

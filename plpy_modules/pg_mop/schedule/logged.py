@@ -1,23 +1,34 @@
-"""A visit order that is given: the board of a replay."""
+"""The board of a replay: the visit order is given."""
 
-from pg_mop.schedule.board import Board
+from collections.abc import Iterable, Mapping, Sequence
+
+from pg_mop.plan.stages import Plan, StageNumber
+from pg_mop.schedule.board import Board, StageWork
+from pg_mop.schedule.unit import DatasetSegment, Segment, Server
 
 
 class Logged(Board):
-    """Every stage visits the segments in a logged order, whoever has a place for them.
+    """Every stage visits the segments in the order that an earlier run logged, on any worker."""
 
-    `order`: {stage number: [segment, ...]}, as the view mop_visit_order lists it.
-    """
-
-    def __init__(self, plan, segments, validation_segments=(), servers=None, others=(), *, order):
+    def __init__(
+        self,
+        plan: Plan,
+        segments: Sequence[Segment],
+        validation_segments: Sequence[Segment] = (),
+        servers: Mapping[DatasetSegment, Server] | None = None,
+        others: Iterable[Server] = (),
+        *,
+        order: Mapping[StageNumber, Sequence[Segment]],
+    ) -> None:
+        """`order`: the segments of a stage in the order of their visits (the view mop_visit_order)."""
         self.order = order
         super().__init__(plan, segments, validation_segments, servers, others)
 
-    def may_train(self, stage_number, segment):
+    def may_train(self, stage_number: StageNumber, segment: Segment) -> bool:
         return super().may_train(stage_number, segment) and self._visits_now(self._works[stage_number]) == [segment]
 
-    def _visits_now(self, work):
+    def _visits_now(self, work: StageWork) -> list[Segment]:
         return next(([segment] for segment in self.order[work.stage.number] if segment in work.todo), [])
 
-    def _visited(self, work):
+    def _visited(self, work: StageWork) -> None:
         self._offer(work, self._visits_now(work))

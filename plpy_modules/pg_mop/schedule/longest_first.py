@@ -1,80 +1,91 @@
-"""Dear stages before cheap ones, by what their units have taken so far."""
+"""Long stages before short ones, by the measured seconds of their units."""
 
+from collections.abc import Callable, Sequence
 from heapq import heapify
 
-from pg_mop.schedule.base import Timed
+from pg_mop.plan.stages import Stage, StageNumber
+from pg_mop.schedule.board import Board
+from pg_mop.schedule.critical_path import CriticalPathScheduler
+from pg_mop.schedule.priority import Queue
+from pg_mop.schedule.unit import CompiledModel, Unit, Worker
 
-ABOUT = 0.8  # of the longest's work left: so much is about as long
+ABOUT_EQUAL = 0.8  # share of the longest path; a path of at least this length counts as equally long
 
 
-class LongestFirst(Timed):
-    """The idle stage with the longest remaining path, among those in the earliest iteration.
+class LongestFirst(CriticalPathScheduler):
+    """The idle stage with the longest remaining path, among those of the earliest iteration.
 
-    The rule of the longest remaining processing time for open shops (Pinedo, "Scheduling: Theory, Algorithms, and
-    Systems", section 8.2: what is short fills the gaps at the end), within an iteration, so that all configurations
-    advance together; what is left of a stage is the critical path from it down (TreeML, thesis 2021, section 4.3).
-    One whose path, which cannot be done in parallel, would outlast the others' work is taken first in any iteration. A
-    stage of which nothing is known yet comes before those of which something is, at random. Among those that are about
-    equally long, one comes first that shares its compiled model with the one before at that place.
+    This is the rule of the longest remaining processing time for open shops (Pinedo, "Scheduling: Theory, Algorithms,
+    and Systems", section 8.2: short work fills the gaps at the end), applied within an iteration, so that all
+    configurations advance together. The remaining path of a stage is the critical path from it down (TreeML, thesis
+    2021, section 4.3). A stage whose path would outlast the work of all others is taken first in any iteration, because
+    the units of a path cannot run in parallel. Stages without an estimate come before the others, in random order.
+    Among stages of about equal length, the scheduler prefers one that shares its compiled model with the worker's
+    previous stage.
     """
 
     name = "longest-first"
-    WARM = True
+    QUEUES_BY_MODEL = True
 
-    def __init__(self, board, seed, alike=None, expected=None):
-        self.stale = set()  # lanes whose ranks are to be looked at again
-        self.last = {}  # place -> what was compiled for the stage that was chosen there last
-        super().__init__(board, seed, alike, expected)
+    def __init__(
+        self,
+        board: Board,
+        seed: int | float | str,
+        model_of: Callable[[StageNumber], CompiledModel] | None = None,
+        expected: Callable[[Stage], float] | None = None,
+    ) -> None:
+        self.stale: set[Queue] = set()  # queues whose ranks are out of date
+        self.last: dict[Worker, CompiledModel] = {}  # the compiled model of a worker's last stage
+        super().__init__(board, seed, model_of, expected)
 
-    def rank(self, stage):
+    def rank(self, stage: Stage) -> tuple[int, int, float]:
         left = self.costs.left(stage.number)
         return (stage.iteration, 0, 0.0) if left is None else (stage.iteration, 1, -left)
 
-    def settling(self):
-        return sum(map(len, self.lanes.values()))
+    def settle_size(self) -> int:
+        return sum(map(len, self.queues.values()))
 
-    def settled(self):
+    def settled(self) -> None:
         super().settled()
-        self.stale = set(self.lanes)
+        self.stale = set(self.queues)
 
-    def served(self, workers):
+    def served(self, workers: Sequence[Worker]) -> None:
         super().served(workers)
-        if self.stale - self.lanes.keys():  # what was in them is at home nowhere now
-            self.stale |= {lane for lane in self.lanes if lane[1:] == ("at", None)}
-        self.stale &= self.lanes.keys()
+        if self.stale - self.queues.keys():  # their entries have moved to the queues without affinity
+            self.stale |= {queue for queue in self.queues if queue[1:] == ("affinity", None)}
+        self.stale &= self.queues.keys()
 
-    def least(self, worker, lanes):
-        for lane, _ in lanes:
-            if lane in self.stale:
-                self.stale.remove(lane)
+    def least(self, worker: Worker, queues: Sequence[Queue]) -> Unit | None:
+        for queue in queues:
+            if queue in self.stale:
+                self.stale.remove(queue)
                 stages = self.board.plan.stages
-                heap = self.lanes[lane] = [
-                    (self.rank(stages[number]), tie, number) for _, tie, number in self.lanes[lane]
+                heap = self.queues[queue] = [
+                    (self.rank(stages[number]), tie, number) for _, tie, number in self.queues[queue]
                 ]
                 heapify(heap)
-        return super().least(worker, lanes)
+        return super().least(worker, queues)
 
-    def _taken(self, worker, unit):
-        unit = super()._taken(worker, unit)
+    def _take(self, worker: Worker, unit: Unit | None) -> Unit | None:
+        unit = super()._take(worker, unit)
         if unit is not None and unit.kind == "train":
-            self.last[worker] = self.alike(unit.stage)
+            self.last[worker] = self.model_of(unit.stage)
         return unit
 
-    def train(self, worker):
+    def train(self, worker: Worker) -> Unit | None:
         best = super().train(worker)
-        key = self.last.get(worker)
-        if best is None or key is None or self.alike(best.stage) == key:
+        model = self.last.get(worker)
+        if best is None or model is None or self.model_of(best.stage) == model:
             return best
-        warm = self.least(
-            worker, [((segment, "like", key), segment) for segment in self.board.served(worker, "training")]
-        )
-        return warm if warm is not None and self._is_about(warm, best) else best
+        segments = self.board.served_segments(worker, "training")
+        same_model = self.least(worker, [(segment, "model", model) for segment in segments])
+        return same_model if same_model is not None and self._is_about_equal(same_model, best) else best
 
-    def _is_about(self, unit, best):
-        """True where to take `unit` in place of `best` makes the schedule little longer."""
-        mine, its = self.costs.left(unit.stage), self.costs.left(best.stage)
-        return (
-            unit.iteration == best.iteration
-            and (mine is None) == (its is None)
-            and (mine is None or mine >= ABOUT * its)
-        )
+    def _is_about_equal(self, unit: Unit, best: Unit) -> bool:
+        """True where taking `unit` in place of `best` makes the schedule hardly longer."""
+        left, longest = self.costs.left(unit.stage), self.costs.left(best.stage)
+        if unit.iteration != best.iteration:
+            return False
+        if left is None or longest is None:
+            return left is longest
+        return left >= ABOUT_EQUAL * longest

@@ -1,21 +1,25 @@
-"""What most trials wait for comes first: for comparison."""
+"""The most shared stage first: for comparison."""
 
-from pg_mop.schedule.base import Ranked
+from collections.abc import Sequence
+
+from pg_mop.plan.stages import Stage, StageNumber
+from pg_mop.schedule.priority import PriorityScheduler
 
 
-class MostChildrenFirst(Ranked):
-    """The idle stage that most trials share, which are most branches below it; of those that are equal, in the order
-    of asking within the earliest iteration (TreeML, thesis 2021, section 6.3, "THR": most child stages first)."""
+class MostChildrenFirst(PriorityScheduler):
+    """The idle stage that most trials share: it has the most branches below it. Equal stages go in the order of asking
+    within the earliest iteration (TreeML, thesis 2021, section 6.3, "THR": most child stages first)."""
 
     name = "most-children-first"
 
-    def rank(self, stage):
+    def rank(self, stage: Stage) -> tuple[int, int, StageNumber]:
         return -len(stage.trials), stage.iteration, stage.number
 
-    def added(self, stages):
-        met = set()
+    def added(self, stages: Sequence[Stage]) -> None:
+        seen = set()
         for stage in stages:
-            while stage is not None and stage.number not in met:
-                met.add(stage.number)
-                self.again(stage)  # where it may train
-                stage = stage.parent
+            above: Stage | None = stage
+            while above is not None and above.number not in seen:
+                seen.add(above.number)
+                self.requeue(above)  # if it may be trained
+                above = above.parent

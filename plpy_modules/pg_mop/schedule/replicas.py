@@ -1,39 +1,51 @@
-"""Data-parallel training of one model: the board of madlib_keras_fit's averaging."""
+"""The board of data-parallel training: madlib_keras_fit averages replicas of one model."""
 
+from collections.abc import Iterable, Mapping, Sequence
+
+from pg_mop.plan.stages import Iteration, MstKey, Plan, Stage, StageNumber
 from pg_mop.schedule.board import Board
+from pg_mop.schedule.unit import DatasetSegment, Segment, Server
 
 
 class Replicas(Board):
-    """One configuration as replicas, one for each segment (docs/contract/fit_evaluate_predict.md, section 1.1), each a trial from 1.
+    """Trains one configuration as replicas, one for each segment (docs/contract/fit_evaluate_predict.md, section 1.1).
 
-    Replica k trains on training segment number k - 1 alone, from the average of all replicas after the iteration
-    before, so an iteration of training begins when the one before has ended everywhere. The average is evaluated once
-    all have trained; what comes of that belongs to the first replica's stage.
+    Each replica is a trial of the plan, numbered from 1. Replica k trains on training segment number k - 1 only, from
+    the average of all replicas after the iteration before. So an iteration begins when all replicas have ended the
+    one before. The average is evaluated once all replicas have trained; the stage of replica 1 records its metrics.
     """
 
     shares_states = True
 
-    def __init__(self, plan, segments, validation_segments=(), servers=None, others=()):
-        trials = set().union(*(stage.trials for stage in plan.stages.values()))
+    def __init__(
+        self,
+        plan: Plan,
+        segments: Sequence[Segment],
+        validation_segments: Sequence[Segment] = (),
+        servers: Mapping[DatasetSegment, Server] | None = None,
+        others: Iterable[Server] = (),
+    ) -> None:
+        """Raises ValueError where a trial of the plan has no segment."""
+        trials: set[MstKey] = set().union(*(stage.trials for stage in plan.stages.values()))
         if trials - set(range(1, len(segments) + 1)):
             raise ValueError("replicas are of one configuration, one for each segment")
         self._replica = {stage.number: k for k in trials for stage in plan.path(k)}
         for number, k in self._replica.items():
             if k > 1:
                 plan.stages[number].evaluated_for = None
-        self._here = {}  # iteration -> stages that have been trained and wait for the others
+        self._waiting: dict[Iteration, list[Stage]] = {}  # trained stages that wait for the other replicas
         super().__init__(plan, segments, validation_segments, servers, others)
 
-    def fail(self, stage_number):
-        """A replica has failed: the configuration has."""
+    def fail(self, stage_number: StageNumber) -> set[MstKey]:
+        """Fail all replicas, because the configuration has failed with one of them."""
         return set().union(*(super(Replicas, self).fail(stage.number) for stage in list(self.plan.stages.values())))
 
-    def _visits(self, stage):
+    def _visits(self, stage: Stage) -> Sequence[Segment]:
         return [self.segments[self._replica[stage.number] - 1]]
 
-    def _trained(self, stage, ended):
-        here = self._here.setdefault(stage.iteration, [])
-        here.append(stage)
-        if len(here) == len(self.segments):
-            for each in here:
+    def _trained(self, stage: Stage, ended: list[Stage]) -> None:
+        waiting = self._waiting.setdefault(stage.iteration, [])
+        waiting.append(stage)
+        if len(waiting) == len(self.segments):
+            for each in waiting:
                 super()._trained(each, ended)

@@ -1,57 +1,69 @@
 """MADlib's schedule, in lockstep rounds: for comparison."""
 
+from collections.abc import Callable
 from random import Random
 
+from pg_mop.plan.stages import Iteration, Stage, StageNumber
 from pg_mop.schedule.base import Scheduler
+from pg_mop.schedule.board import Board
+from pg_mop.schedule.unit import CompiledModel, Segment, Unit, Worker
 
 
 class RoundRobin(Scheduler):
-    """Every stage sits on one segment, all train, then all move on to the next segment, the last to the first.
+    """Every stage is on one segment; all stages train; then each stage moves to the next segment, the last to the first.
 
-    The roots stand in a random order; a stage follows its parent. With more stages in an iteration than segments the
-    surplus rests, with fewer some segments do. A round begins when the round before it has ended everywhere, an
-    iteration when the one before has. Looks at all stages for each unit.
+    Roots start in a random order; a stage follows its parent. If an iteration has more stages than segments, the
+    surplus rests; with fewer stages, some segments rest. A round begins when all units of the previous round have
+    ended, and an iteration likewise. Loops over all stages for each unit.
     """
 
     name = "round-robin"
-    GROUPS = False
+    BATCHES = False
 
-    def __init__(self, board, seed, alike=None, expected=None):
-        super().__init__(board, seed, alike, expected)
-        self.seed, self.order = seed, {}  # stage number -> what it is sorted by
+    def __init__(
+        self,
+        board: Board,
+        seed: int | float | str,
+        model_of: Callable[[StageNumber], CompiledModel] | None = None,
+        expected: Callable[[Stage], float] | None = None,
+    ) -> None:
+        super().__init__(board, seed, model_of, expected)
+        self.seed = seed
+        self.sort_keys: dict[StageNumber, tuple[float, ...]] = {}
 
-    def choose(self, worker):
+    def choose(self, worker: Worker) -> Unit | None:
         board = self.board
         if board.done:
             return None
         iteration = min(stage.iteration for stage in board.left.values())
         units = [u for u in board.eligible(worker) if u.iteration == iteration]
-        here = self._current_round(iteration)
-        if here is None:  # the iteration's training is over
+        pairs = self._current_round(iteration)
+        if pairs is None:  # the iteration's training is over
             return next((u for u in units if u.kind == "evaluate"), None)
-        return next((u for u in units if u.kind == "train" and (u.stage, u.segment) in here), None)
+        return next((u for u in units if u.kind == "train" and (u.stage, u.segment) in pairs), None)
 
-    def _current_round(self, iteration):
-        """The unfinished round's set of (stage number, segment); None after the last."""
+    def _current_round(self, iteration: Iteration) -> set[tuple[StageNumber, Segment]] | None:
+        """The (stage number, segment) pairs that are left of the current round; None after the last round."""
         board = self.board
-        slots = self._slots(iteration)
+        slots: list[StageNumber | None] = list(self._slots(iteration))
         slots += [None] * (len(board.segments) - len(slots))
         for hop in range(len(slots)):
             pairs = ((slots[(number - hop) % len(slots)], segment) for number, segment in enumerate(board.segments))
-            left = {pair for pair in pairs if pair[0] is not None and board.visits_left(*pair)}
+            left = {(stage, segment) for stage, segment in pairs if stage and board.visits_left(stage, segment)}
             if left:
                 return left
         return None
 
-    def _slots(self, iteration):
-        """The numbers of an iteration's stages that are wanted, as they stand."""
+    def _slots(self, iteration: Iteration) -> list[StageNumber]:
+        """The numbers of an iteration's wanted stages, in their order."""
         stages = [s for s in self.board.plan.stages.values() if s.iteration == iteration and s.trials and not s.failed]
-        return [s.number for s in sorted(stages, key=self._standing)]
+        return [s.number for s in sorted(stages, key=self._sort_key)]
 
-    def _standing(self, stage):
-        """What a stage is sorted by: first where its parent stands, then by chance, the same in a resumed run."""
+    def _sort_key(self, stage: Stage) -> tuple[float, ...]:
+        """Sorts stages by their parents' position, then at random; equal in a resumed run."""
         path, number = [], stage.number
-        while number not in self.order and stage is not None:
-            path.append(Random(f"{self.seed} {stage.number}").random())
-            stage = stage.parent
-        return self.order.setdefault(number, tuple(reversed(path)))
+        above: Stage | None = stage
+        while number not in self.sort_keys and above is not None:
+            path.append(Random(f"{self.seed} {above.number}").random())
+            above = above.parent
+        return self.sort_keys.setdefault(number, tuple(reversed(path)))

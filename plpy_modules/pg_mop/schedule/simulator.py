@@ -1,28 +1,33 @@
-"""What a schedule would take: the schedulers' own objects, run on given unit times."""
+"""How long a schedule takes: runs a scheduler on given unit times, without opening anything."""
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pg_mop.schedule.board import Unit
+from pg_mop.plan.stages import StageNumber
+from pg_mop.schedule.base import Scheduler
+from pg_mop.schedule.board import Board
+from pg_mop.schedule.unit import Unit, Worker
+from pg_mop.schedule.unit_batches import UnitBatches
 
 
 @dataclass(frozen=True)
 class Visit:
-    """A unit that ran at `place` from `start` to `end` (seconds of simulated time), or was of a group that did."""
+    """A unit that ran on `worker` from `start` to `end` (seconds of simulated time); of a unit batch, the batch's times."""
 
     unit: Unit
-    worker: int
+    worker: Worker
     start: float
     end: float
 
 
 @dataclass
 class Transport:
-    """What it takes to bring models to their units where each place is a server of its own.
+    """The time that model states need on their way to units, where each worker is on a server of its own.
 
     `bytes`: of a model state; `network`: bytes a second of a server's line, and of the coordinator's; `disk`: bytes a
     second that a server writes; `coordinator`: seconds of its own work for a unit, one unit after the other. `direct`:
-    states go from server to server; else all pass the coordinator's line.
+    states go from server to server; otherwise all pass the coordinator's line.
     """
 
     bytes: float
@@ -30,17 +35,19 @@ class Transport:
     disk: float
     coordinator: float = 0.005
     direct: bool = False
-    line_free: float = 0.0  # when the coordinator's line has carried all that was asked of it
-    worker_free: float = 0.0  # when the coordinator has done all its work
-    where: dict = field(default_factory=dict)  # stage -> the place of its state
+    line_free: float = 0.0  # when the coordinator's line has carried all states so far
+    coordinator_free: float = 0.0  # when the coordinator has done all its work so far
+    state_at: dict[StageNumber, Worker] = field(default_factory=dict)  # the worker that has a stage's state
 
-    def begins(self, unit, worker, now, parent):
-        """When a unit begins to compute that is chosen at `now`."""
-        self.worker_free = ready = max(now, self.worker_free) + self.coordinator
-        at = self.where.get(unit.stage, self.where.get(parent))
+    def begins(self, unit: Unit, worker: Worker, now: float, parent: StageNumber | None) -> float:
+        """When a unit that is chosen at `now` begins to compute."""
+        self.coordinator_free = ready = max(now, self.coordinator_free) + self.coordinator
+        source = self.state_at.get(unit.stage)
+        if source is None and parent is not None:
+            source = self.state_at.get(parent)
         if unit.kind == "train":
-            self.where[unit.stage] = worker
-        if at is None or at == worker:
+            self.state_at[unit.stage] = worker
+        if source is None or source == worker:
             return ready
         carried = self.bytes / self.network
         if not self.direct:
@@ -49,56 +56,76 @@ class Transport:
             ready += carried
         return ready + self.bytes / self.disk
 
-    def ends(self, unit, computed):
-        """When a unit has ended that has computed until then: a new state is written."""
+    def ends(self, unit: Unit, computed: float) -> float:
+        """When a unit that has computed until `computed` ends: a new state is written."""
         return computed + (self.bytes / self.disk if unit.kind == "train" else 0.0)
 
 
-def simulate(board, scheduler, seconds, ahead=False, transport=None, groups=None, around=0.0):
-    """Run `board` to its end under `scheduler`; `seconds(unit)` is how long a unit takes. Returns the Visits by end.
+def simulate(
+    board: Board,
+    scheduler: Scheduler,
+    seconds: Callable[[Unit], float],
+    ahead: bool = False,
+    transport: Transport | None = None,
+    batches: UnitBatches | None = None,
+    around: float = 0.0,
+) -> list[Visit]:
+    """Run all units of `board` under `scheduler` in simulated time. Returns the visits in the order of their ends.
 
-    `ahead`: every place reserves the stage that comes next, as the executor does where it reads states ahead.
-    `transport`: a :class:`Transport`; None: nothing but the units takes time. `groups`: a
-    :class:`~pg_mop.schedule.groups.Groups` of the scheduler's; None: every unit goes alone. `around`: seconds that a
-    place takes for what is around a unit, or a group.
+    `seconds`: how long a unit takes. `ahead`: every worker reserves the stage of its next unit, as the executor does
+    where it reads states ahead. `transport`: None: moving states takes no time. `batches`: forms unit batches; None:
+    every unit runs alone. `around`: fixed seconds of a command, which does a unit or a unit batch.
 
-    Raises RuntimeError where the scheduler leaves every place idle although units remain.
+    The board and its plan are in the run's final state afterwards; a run needs another plan and board.
+    Raises RuntimeError where the scheduler leaves every worker idle although units remain.
+
+    >>> from pg_mop.plan.stages import Plan
+    >>> from pg_mop.schedule.randomized import Randomized
+    >>> plan = Plan()
+    >>> stages = plan.ask(1, "root of 1", lambda iteration: ("", ""), until=3, evaluated=[3])
+    >>> board = Board(plan, segments=[0, 1])
+    >>> visits = simulate(board, Randomized(board, seed=1), lambda unit: 2.0 if unit.kind == "train" else 0.5)
+    >>> makespan(visits)
+    12.5
     """
-    now, idle, events, visits = 0.0, set(board.workers), [], []
+    now = 0.0
+    idle = set(board.workers)
+    events: list[tuple[float, Worker, float, list[Unit]]] = []
+    visits: list[Visit] = []
     while not board.done:
         for worker in scheduler.arrange(idle):
             if worker not in idle:
                 continue
-            if groups is not None:
-                units = groups.choose(worker)
+            if batches is not None:
+                units = batches.choose(worker)
             else:
                 units = [unit] if (unit := scheduler.choose(worker)) is not None else []
                 for unit in units:
                     board.start(unit)
             if units:
                 coming = scheduler.coming(worker) if ahead else None
-                board.reserve(worker, coming and coming.stage)
+                board.reserve(worker, None if coming is None else coming.stage)
                 idle.remove(worker)
                 end = now + around + sum(map(seconds, units))
                 if transport is not None:
                     (unit,) = units
                     parent = board.plan.stages[unit.stage].parent
-                    begun = transport.begins(unit, worker, now, parent and parent.number)
+                    begun = transport.begins(unit, worker, now, None if parent is None else parent.number)
                     end = transport.ends(unit, begun + seconds(unit))
                 heapq.heappush(events, (end, worker, now, units))
         if not events:
-            raise RuntimeError("the scheduler leaves every place idle although units remain")
+            raise RuntimeError("the scheduler leaves every worker idle although units remain")
         now = events[0][0]
         while events and events[0][0] == now:
             end, worker, start, units = heapq.heappop(events)
             for unit in units:
                 board.finish(unit)
-                (groups or scheduler).finished(unit, (end - start) / len(units))
+                (batches or scheduler).finished(unit, (end - start) / len(units))
                 visits.append(Visit(unit, worker, start, end))
             idle.add(worker)
     return visits
 
 
-def makespan(visits):
-    """Time from the first unit's start to the last unit's end."""
+def makespan(visits: list[Visit]) -> float:
+    """Seconds from the first unit's start to the last unit's end."""
     return max(v.end for v in visits) - min(v.start for v in visits)

@@ -1,26 +1,29 @@
 """ASHA (Li et al.: "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, Algorithm 2)."""
 
+from collections.abc import Callable, Collection
 from heapq import heappop, heappush, heappushpop
+from typing import Any
 
-from pg_mop.search import sources
-from pg_mop.search.base import FAILED, MOST_TRIALS, PAUSED, Procedure, whole
-from pg_mop.search.sources import SAMPLER
+from pg_mop.search.base import FAILED, PAUSED, Procedure, Trial, TrialNumber
+from pg_mop.search.parameters import MOST_TRIALS, integer
+from pg_mop.search.samplers import SAMPLER, create_sampler
+from pg_mop.search.space import Space
 from pg_mop.search.successive_halving import LEAST, MOST, REDUCTION, SKIP, rung_levels
 
 
 class Asha(Procedure):
-    """Asynchronous successive halving: whenever a place is free, a trial among the best 1 / `reduction` of its rung
-    goes on to the next one, of the highest rung that has one; where none has, a new trial begins.
+    """Asynchronous successive halving: whenever fewer than `parallel` trials run, a trial among the best 1 / `reduction`
+    of its rung goes on to the next rung; trials of higher rungs come first. Without such a trial, a new trial begins.
 
-    A trial that waits keeps its state and costs nothing, so promotions are the paper's, at any time. The paper has no
-    end of configurations; when those of `trials` or of the space are used up and nothing more can be promoted, the best
-    of the highest rung goes on until one has trained to the end. What is known from earlier is in the rungs from the
-    beginning, and may be promoted.
+    A paused trial keeps its state and costs nothing, so promotions are the paper's, at any time. The paper has no end of
+    configurations. Here, when `trials` or the space are used up and no trial can be promoted, the best trial of the
+    highest rung goes on until one trial has trained to the end. Earlier results are in the rungs from the beginning, and
+    their configurations may be promoted.
     """
 
     name = "asha"
     PARAMETERS = {
-        "trials": whole(
+        "trials": integer(
             1,
             MOST_TRIALS,
             None,
@@ -31,91 +34,91 @@ class Asha(Procedure):
         "least": LEAST,
         "skip": SKIP,
         "sampler": SAMPLER,
-        "parallel": whole(1, MOST_TRIALS, 8, "trials that train at a time"),
+        "parallel": integer(1, MOST_TRIALS, 8, "trials that train at a time"),
     }
 
-    def __init__(self, space, seed, goal="min", **parameters):
+    def __init__(self, space: Space, seed: int, goal: str = "min", **parameters: Any) -> None:
         super().__init__(space, seed, goal, **parameters)
         self.levels = tuple(rung_levels(self))
         self.rungs = [Rung(self.settings.reduction) for _ in self.levels]
-        self.source = sources.source(self.settings.sampler, space, seed, budgets=True)
+        self.sampler = create_sampler(self.settings.sampler, space, seed, budgets=True)
         self.left = self.settings.trials or (
             MOST_TRIALS if self.settings.sampler == "grid" else 3 * self.settings.reduction ** (len(self.levels) - 1)
         )
 
     @property
-    def most(self):
+    def most(self) -> int:
         return self.settings.iterations
 
-    def _begin(self):
+    def _begin(self) -> None:
         for configuration, losses in self.known:
             for iteration in sorted({*self.levels, max(losses)} & set(losses)):
-                self.source.knows(configuration, iteration, losses[iteration])
-            at = [rung for rung, level in enumerate(self.levels) if level in losses]
-            if at and self.space.locate(configuration) is not None and self.source.take(configuration):
+                self.sampler.add_result(configuration, iteration, losses[iteration])
+            reached = [rung for rung, level in enumerate(self.levels) if level in losses]
+            if reached and self.space.locate(configuration) is not None and self.sampler.claim(configuration):
                 trial = self._new(configuration)
-                trial.at, trial.data = self.levels[at[-1]], at[-1]
-                self.source.goes_on(trial.number, configuration)
-                for rung in at:
-                    self.rungs[rung].add(losses[self.levels[rung]], trial.number, promoted=rung != at[-1])
+                trial.at, trial.data = self.levels[reached[-1]], reached[-1]
+                self.sampler.resume(trial.number, configuration)
+                for rung in reached:
+                    self.rungs[rung].add(losses[self.levels[rung]], trial.number, promoted=rung != reached[-1])
         self._fill()
 
-    def _evaluates(self, trial):
+    def _evaluates(self, trial: Trial) -> Collection[int]:
         return self.levels
 
-    def _reached(self, trial):
-        self.source.told(trial.number, trial.at, trial.loss)
+    def _on_budget(self, trial: Trial) -> None:
+        self.sampler.tell(trial.number, trial.at, trial.loss)
         self.rungs[trial.data].add(trial.loss, trial.number)
         self._fill()
 
-    def _lost(self, trial):
-        self.source.lost(trial.number, trial.state == FAILED)
+    def _on_lost(self, trial: Trial) -> None:
+        self.sampler.tell_lost(trial.number, trial.state == FAILED)
         self._fill()
 
-    def _withdrawn(self, trial):
+    def _on_withdrawn(self, trial: Trial) -> None:
         self._fill()
 
-    def _fill(self):
+    def _fill(self) -> None:
+        """Promote or begin trials until `parallel` of them run."""
         while self._running < self.settings.parallel:
             rung, trial = self._promotable()
             if trial is None and self.left:
-                trial, rung = self._drawn(), 0
+                rung, trial = 0, self._sample()
             if trial is None:
                 return
             trial.data = rung
             self._propose(trial, self.levels[rung])
 
-    def _promotable(self):
-        """(its next rung, the trial) that goes on first; (None, None)."""
+    def _promotable(self) -> tuple[int, Trial | None]:
+        """(its next rung, the trial) that goes on first; (0, None) without any."""
         for rung in range(len(self.levels) - 2, -1, -1):
-            number = self.rungs[rung].promote(self._waits)
+            number = self.rungs[rung].promote(self._is_paused)
             if number is not None:
                 return rung + 1, self.trials[number]
-        return None, None
+        return 0, None
 
-    def _waits(self, number):
+    def _is_paused(self, number: TrialNumber) -> bool:
         return self.trials[number].state == PAUSED
 
-    def _drawn(self):
-        point = self.source.draw(len(self.trials) + 1)
+    def _sample(self) -> Trial | None:
+        point = self.sampler.ask(len(self.trials) + 1)
         if point is None:
             self.left = 0
             return None
         self.left -= 1
         return self._new(self.space.configuration(point))
 
-    def _finish(self):
+    def _on_idle(self) -> None:
         if not len(self.rungs[-1]):
             for rung in range(len(self.levels) - 2, -1, -1):
-                number = self.rungs[rung].promote(self._waits, anyway=True)
+                number = self.rungs[rung].promote(self._is_paused, anyway=True)
                 if number is not None:
                     self.trials[number].data = rung + 1
                     self._propose(self.trials[number], self.levels[rung + 1])
                     return
         for rung, waiting in enumerate(self.rungs[:-1]):
-            for loss, number in waiting.unpromoted:
-                del loss
-                if self._waits(number):
+            for _, number in waiting.unpromoted:
+                if self._is_paused(number):
                     self._stop(
                         self.trials[number],
                         f"rung {rung}: not among the best 1/{self.settings.reduction} of {len(waiting)}",
@@ -123,18 +126,21 @@ class Asha(Procedure):
 
 
 class Rung:
-    """What has been told at a rung, and which of it may go on: the best floor(n / reduction) of n. O(log n)."""
+    """The losses of a rung: finds the best floor(n / reduction) of n trials, in O(log n) a trial."""
 
-    def __init__(self, reduction):
+    def __init__(self, reduction: int) -> None:
         self.reduction = reduction
-        self.top, self.rest = [], []  # heaps: the best floor(n / reduction), the worst of them first; and the others
-        self.unpromoted = []  # heap of (loss, number)
+        self.top: list[
+            tuple[float, int]
+        ] = []  # heap: the best floor(n / reduction), negated, so that the worst is first
+        self.rest: list[tuple[float, int]] = []  # heap: the other trials
+        self.unpromoted: list[tuple[float, TrialNumber]] = []  # heap: (loss, trial)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.top) + len(self.rest)
 
-    def add(self, loss, number, promoted=False):
-        """A trial's loss. Of equal ones, the earlier trial counts as better."""
+    def add(self, loss: float, number: TrialNumber, promoted: bool = False) -> None:
+        """Add a trial's loss. Of equal losses, the earlier trial's counts as better."""
         if not promoted:
             heappush(self.unpromoted, (loss, number))
         if self.top:
@@ -145,10 +151,10 @@ class Rung:
             loss, number = heappop(self.rest)
             heappush(self.top, (-loss, -number))
 
-    def promote(self, waits, anyway=False):
-        """The number of the best trial that did not go on yet, if it is among the best; it counts as gone. Else None.
+    def promote(self, waits: Callable[[TrialNumber], bool], anyway: bool = False) -> TrialNumber | None:
+        """The best trial that has not gone on, if it is among the best; it is marked as promoted. Else None.
 
-        `waits(number)`: it still may; `anyway`: also one that is not among the best.
+        `waits`: tells whether a trial may still go on; `anyway`: also a trial that is not among the best.
         """
         while self.unpromoted and not waits(self.unpromoted[0][1]):
             heappop(self.unpromoted)

@@ -1,111 +1,112 @@
-"""The interface of the search procedures: ask and tell, in groups of trials with budgets."""
+"""The interface of the search procedures: ask for trials with budgets, tell the results."""
 
-import ast
 import math
 from abc import ABC, abstractmethod
-from collections import namedtuple
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
-from mop_udf import params
+from pg_mop.search.parameters import MOST_ITERATIONS, Parameter, SearchError
+from pg_mop.search.space import Configuration, Space
 
-# A trial's number (from 1), its configuration (None: it was given before, the trial goes on), and the iterations in all
-# that it may train. What `ask` returns is a group of them (TrialGroup in Yu et al.: "Fluid: Resource-aware
-# Hyperparameter Tuning Engine", MLSys 2021).
-Proposal = namedtuple("Proposal", "trial configuration budget")
+TrialNumber = int  # from 1
+Losses = dict[int, float]  # {iteration: loss}; the smaller the better, for either goal
 
 RUNNING, PAUSED, ENDED, STOPPED, FAILED = "running", "paused", "ended", "stopped", "failed"
 
 
-class SearchError(ValueError):
-    """A procedure that cannot be made or go on as asked: the text names what is wrong, `hint` what mends it."""
+class Proposal(NamedTuple):
+    """A trial that may train now, up to `budget` iterations in all.
 
-    def __init__(self, text, hint=None):
-        super().__init__(text)
-        self.hint = hint
+    `configuration` is None for a trial that was proposed before. `ask` returns a group of proposals (TrialGroup in Yu et
+    al.: "Fluid: Resource-aware Hyperparameter Tuning Engine", MLSys 2021).
+    """
 
-
-class Parameter:
-    """A parameter of a procedure: what it takes, what it is where it is not given, what it means."""
-
-    def __init__(self, accepts, wanted, default, meaning):
-        self.accepts, self.wanted, self.default, self.meaning = accepts, wanted, default, meaning
-
-
-def whole(low, high, default, meaning):
-    """A parameter that is an integer; a default of None may also be given as None."""
-
-    def accepts(value):
-        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-    return Parameter(accepts, f"an integer from {low} to {high}", default, meaning)
-
-
-def number(low, high, default, meaning):
-    """A parameter that is a number."""
-
-    def accepts(value):
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
-
-    return Parameter(accepts, f"a number from {low} to {high}", default, meaning)
-
-
-def choice(names, default, meaning):
-    """A parameter that is a word, in any case."""
-    return Parameter(lambda value: value in names, "one of " + ", ".join(names), default, meaning)
-
-
-MOST_TRIALS, MOST_ITERATIONS = 1_000_000, 1_000_000
-
-
-def read_parameters(text):
-    """'iterations=27, sampler=tpe' (or None) -> {name: literal or word}. Raises SearchError."""
-    values = {}
-    try:
-        parts = params.split(text) if text and text.strip() else {}
-    except params.ParameterError as error:
-        raise SearchError(str(error), "Write name = value, name = value.") from None
-    for name, value in parts.items():
-        try:
-            values[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            values[name] = value
-    return values
+    trial: TrialNumber
+    configuration: Configuration | None
+    budget: int
 
 
 class Trial:
-    """A configuration that a procedure has asked to be trained."""
+    """A configuration that a procedure has proposed."""
 
     __slots__ = ("number", "configuration", "budget", "at", "loss", "state", "outside", "asked", "data")
 
-    def __init__(self, number, configuration, outside=False):
-        self.number, self.configuration, self.outside = number, configuration, outside
-        self.budget = self.at = 0  # iterations asked for, and the last one whose value was told
-        self.loss = None  # that value; the smaller the better, whatever the goal
+    def __init__(self, number: TrialNumber, configuration: Configuration, outside: bool = False) -> None:
+        self.number, self.configuration = number, configuration
+        self.outside = outside  # a user has added the trial
+        self.budget = self.at = 0  # iterations asked for; the last iteration with a value
+        self.loss = math.inf  # that value; the smaller the better, for either goal
         self.state = PAUSED
-        self.asked = False  # somebody was given its configuration
-        self.data = None  # the procedure's own
+        self.asked = False  # `ask` has returned its configuration
+        self.data: Any = None  # for the procedure's own use
 
 
 class Procedure(ABC):
     """Proposes, extends and stops trials.
 
-    Everything follows from the seed and from the calls of `begin_with`, `tell`, `add` and `stop` in their order, not
-    from when `ask` is called: a procedure made anew and told the same makes the same proposals.
+    All decisions follow from the seed and from the calls of `begin_with`, `tell`, `add` and `stop` in their order; the
+    times at which `ask` is called do not matter. So a new procedure that gets the same calls makes the same proposals.
 
-    A subclass has PARAMETERS and says what happens: `_begin` at the start, `_told` after each value, `_reached` where a
-    trial has trained to its budget, `_lost` where it never will, `_withdrawn` where somebody stops a trial that waits.
-    It calls `_propose` and `_stop`. Where no trial is running any more, the procedure is done.
+    A subclass has a name, PARAMETERS and `most`. `_begin` makes the first proposals; `_on_budget` and `_on_lost` react
+    to events, and so do `_on_value`, `_on_withdrawn` and `_on_idle` where a procedure needs them. All of these call
+    `_propose` and `_stop`. The procedure is done when no trial runs.
+
+    >>> from pg_mop.search.parameters import integer
+    >>> from pg_mop.search.random_sampler import RandomSampler
+    >>> class BestOfSome(Procedure):
+    ...     name = "best-of-some"
+    ...     PARAMETERS = {
+    ...         "trials": integer(2, 100, 3, "configurations to compare after one iteration"),
+    ...         "iterations": integer(2, 100, 10, "iterations of the best configuration"),
+    ...     }
+    ...
+    ...     @property
+    ...     def most(self):
+    ...         return self.settings.iterations
+    ...
+    ...     def _evaluates(self, trial):
+    ...         return (1, self.most)
+    ...
+    ...     def _begin(self):
+    ...         sampler = RandomSampler(self.space, self.seed)
+    ...         for number in range(1, self.settings.trials + 1):
+    ...             self._propose(self._new(self.space.configuration(sampler.ask(number))), 1)
+    ...
+    ...     def _on_budget(self, trial):
+    ...         pass
+    ...
+    ...     def _on_lost(self, trial):
+    ...         pass
+    ...
+    ...     def _on_idle(self):
+    ...         ranked = sorted((t for t in self.trials.values() if t.state == PAUSED), key=lambda t: t.loss)
+    ...         for trial in ranked[1:]:
+    ...             self._stop(trial, "not the best after iteration 1")
+    ...         for trial in ranked[:1]:
+    ...             self._propose(trial, self.most)
+    >>> space = Space.of_texts([1], "{'loss': ['mse'], 'optimizer': ['SGD', 'Adam', 'Nadam']}", "{'batch_size': [8, 16]}")
+    >>> procedure = BestOfSome(space, seed=1, goal="max", iterations=5)
+    >>> for proposal in procedure.ask():
+    ...     procedure.tell(proposal.trial, 1, value=proposal.trial / 10)
+    >>> procedure.ask()
+    [Proposal(trial=3, configuration=None, budget=5)]
+    >>> procedure.tell(3, 5, 0.9)
+    >>> procedure.done, procedure.best, sorted(procedure.why)
+    (True, (3, 5, 0.9), [1, 2])
     """
 
     name: str
-    PARAMETERS = {}
-    STOPS_WITHIN_BUDGET = False  # it may stop a trial at any iteration that it evaluates
+    PARAMETERS: dict[str, Parameter] = {}
+    STOPS_WITHIN_BUDGET = False  # may stop a trial at any iteration that it evaluates
 
-    def __init__(self, space, seed, goal="min", **parameters):
-        """Raises SearchError, naming the parameter and what it takes; GridError for a space that does not serve."""
+    def __init__(self, space: Space, seed: int, goal: str = "min", **parameters: Any) -> None:
+        """`goal`: 'min' or 'max'. Raises SearchError for a wrong parameter, GridError where the procedure cannot search
+        the space."""
         if goal not in ("min", "max"):
             raise SearchError(f"goal must be min or max, not {goal!r}")
-        self.space, self.seed, self.goal, self.settings = space, seed, goal, SimpleNamespace()
+        self.space, self.seed, self.goal = space, seed, goal
+        self.settings: Any = SimpleNamespace()  # the values of PARAMETERS
         self.check_names(parameters)
         for name, parameter in self.PARAMETERS.items():
             value = parameters.get(name, parameter.default)
@@ -113,48 +114,49 @@ class Procedure(ABC):
             if not (value is None and parameter.default is None) and not parameter.accepts(value):
                 raise SearchError(f"{name} of {self.name} must be {parameter.wanted}, not {value!r}")
             setattr(self.settings, name, value)
-        self.trials = {}  # number -> Trial
-        self.why = {}  # number -> why it does not go on
-        self.best = None  # (trial, iteration, value)
-        self.known = []  # (configuration, {iteration: loss}) that others have found out, the furthest and best first
-        self._queue, self._stopped = [], {}
-        self._running = self._outside = 0  # trials of the procedure's own, and people's
-        self._started = self._finished = False
+        self.trials: dict[TrialNumber, Trial] = {}
+        self.why: dict[TrialNumber, str] = {}  # why trials have stopped
+        self.best: tuple[TrialNumber, int, float] | None = None  # (trial, iteration, value)
+        self.known: list[tuple[Configuration, Losses]] = []  # earlier results, most iterations first, then best
+        self._queue: list[Proposal] = []
+        self._stopped: dict[TrialNumber, str] = {}
+        self._running = self._outside = 0  # running trials: the procedure's own; those of users
+        self._started = self._idle_handled = False
 
     @classmethod
-    def check_names(cls, names):
-        """Raises SearchError where one of the names is no parameter's."""
+    def check_names(cls, names: Iterable[str]) -> None:
+        """Raises SearchError for a name that is not a parameter of the procedure."""
         for name in names:
             if name not in cls.PARAMETERS:
                 raise SearchError(
                     f"{name!r} is no parameter of {cls.name} ({', '.join(cls.PARAMETERS) or 'none'})",
                     {
-                        "seed": "The seed of proposals is the argument random_state.",
-                        "goal": "What is sought follows from the argument metric.",
-                        "space": "The space is an argument of its own.",
+                        "seed": "The argument random_state is the seed of proposals.",
+                        "goal": "The argument metric sets the goal.",
+                        "space": "The argument space sets the space.",
                     }.get(name),
                 )
 
-    # --- what the caller does ------------------------------------------------------------------
+    # --- the caller's side -------------------------------------------------------------------------
 
-    def ask(self):
-        """The trials that may train now, or train on: a list of Proposals, maybe empty.
+    def ask(self) -> list[Proposal]:
+        """The trials that may train now, or train further; may be empty.
 
-        After a replay, those that were training then, each with its configuration.
+        After a replay, the first call returns the trials that were running, each with its configuration.
         """
         self._start()
         proposals, self._queue = self._queue, []
         return [
-            self._given(p)
+            self._with_configuration(p)
             for p in proposals
             if self.trials[p.trial].state == RUNNING and self.trials[p.trial].budget == p.budget
         ]
 
-    def tell(self, trial, iteration, value, ends=None):
-        """The metric of a trial after an iteration; None or NaN: it has failed, and will not go on. `ends`: why the
-        trial goes no further by a rule of its own, where it does not.
+    def tell(self, trial: TrialNumber, iteration: int, value: float | None, ends: str | None = None) -> None:
+        """Take the metric of a trial after an iteration; None or NaN: the trial has failed and ends.
 
-        What is known already, or comes after the trial's end, is left aside. Raises SearchError for an unknown trial.
+        `ends`: the reason why the trial stops by its own rule after its budget, if it does. Values that are known
+        already, and values after the trial's end, are ignored. Raises SearchError for an unknown trial.
         """
         self._start()
         known = self._trial(trial)
@@ -163,7 +165,7 @@ class Procedure(ABC):
         if value is None or not math.isfinite(value):
             self._end(known, FAILED, f"failed at iteration {iteration}")
             if not known.outside:
-                self._lost(known)
+                self._on_lost(known)
             self._settle()
             return
         if not known.at < iteration <= known.budget:
@@ -172,161 +174,166 @@ class Procedure(ABC):
         if self.best is None or known.loss < self._loss(self.best[2]):
             self.best = known.number, iteration, value
         if not known.outside:
-            self._told(known)
+            self._on_value(known)
         if iteration == known.budget and known.state == RUNNING:
             known.state = ENDED if known.outside or iteration >= self.most else STOPPED if ends else PAUSED
-            if known.state == STOPPED:
+            if known.state == STOPPED and ends:
                 self.why[known.number] = self._stopped[known.number] = ends
             if known.outside:
                 self._outside -= 1
             else:
                 self._running -= 1
-                self._reached(known)
+                self._on_budget(known)
         self._settle()
 
-    def stopped(self):
-        """{trial: why} of the trials that need not go on, since the last call. (`why` has all of them.)"""
+    def stopped(self) -> dict[TrialNumber, str]:
+        """{trial: reason} of the trials that have stopped since the last call. (`why` has all reasons.)"""
         self._start()
         stopped, self._stopped = self._stopped, {}
         return stopped
 
     @property
-    def done(self):
-        """True where nothing more is to be trained."""
+    def done(self) -> bool:
+        """True when no trial runs, so that no more will be proposed."""
         self._start()
         return self._running == self._outside == 0
 
-    def add(self, configuration, budget=None):
-        """A person's trial of a configuration: trained to `budget` iterations (as far as any other, where None), beside
-        what the procedure does. Returns its number."""
+    def add(self, configuration: Configuration, budget: int | None = None) -> TrialNumber:
+        """Add a user's trial, which trains beside the procedure's own. Returns its number.
+
+        `budget`: its iterations; None: as many as other trials may get. Raises SearchError for a wrong budget.
+        """
         self._start()
         budget = self.most if budget is None else budget
         if not (isinstance(budget, int) and 1 <= budget <= MOST_ITERATIONS):
             raise SearchError(f"a trial's iterations must be an integer from 1 to {MOST_ITERATIONS}, not {budget!r}")
-        trial = self._new(tuple(configuration), outside=True)
+        model_id, compile_params, fit_params = configuration
+        trial = self._new((model_id, compile_params, fit_params), outside=True)
         self._propose(trial, budget)
         return trial.number
 
-    def stop(self, trial, why="stopped by hand"):
-        """A person stops a trial."""
+    def stop(self, trial: TrialNumber, why: str = "stopped by hand") -> None:
+        """Stop a trial for a user. Raises SearchError for an unknown trial."""
         self._start()
         known = self._trial(trial)
         if known.state == RUNNING:
             self._end(known, STOPPED, why)
             if not known.outside:
-                self._lost(known)
+                self._on_lost(known)
             self._settle()
         elif known.state == PAUSED:
             self._end(known, STOPPED, why)
-            self._withdrawn(known)
+            self._on_withdrawn(known)
             self._settle()
 
-    def begin_with(self, results):
-        """Go on from what is known: [(configuration, {iteration: value})]. Before anything is asked or told."""
+    def begin_with(self, results: Iterable[tuple[Configuration, Mapping[int, float | None]]]) -> None:
+        """Take earlier results: [(configuration, {iteration: value})]. Raises SearchError after any other call."""
         if self._started:
             raise SearchError("a search begins with earlier results before it asks for anything")
-        for configuration, values in results:
+        for (model_id, compile_params, fit_params), values in results:
             losses = {i: self._loss(v) for i, v in values.items() if v is not None and math.isfinite(v)}
             if losses:
-                self.known.append((tuple(configuration), losses))
+                self.known.append(((model_id, compile_params, fit_params), losses))
         self.known.sort(key=lambda k: (-max(k[1]), k[1][max(k[1])]))
 
-    def replay(self, events):
-        """Bring a new procedure to where another one was: [("tell" | "add" | "stop", arguments...)] in their order."""
-        for what, *arguments in events:
-            {"tell": self.tell, "add": self.add, "stop": self.stop}[what](*arguments)
+    def replay(self, events: Iterable[tuple]) -> None:
+        """Repeat the logged calls of an earlier procedure: [("tell" | "add" | "stop", arguments...)], in their order."""
+        calls: dict[str, Callable] = {"tell": self.tell, "add": self.add, "stop": self.stop}
+        for name, *arguments in events:
+            calls[name](*arguments)
 
     @property
     @abstractmethod
-    def most(self):
-        """Iterations that a trial may get."""
+    def most(self) -> int:
+        """The most iterations that the procedure gives a trial."""
 
-    def evaluates(self, trial):
-        """The iterations of a trial after which its metric is wanted: a container of integers."""
+    def evaluates(self, trial: TrialNumber) -> Collection[int]:
+        """The iterations of a trial after which its metric is wanted."""
         known = self._trial(trial)
         return (known.budget,) if known.outside else self._evaluates(known)
 
-    # --- what a subclass says ------------------------------------------------------------------
+    # --- events, which a subclass handles -----------------------------------------------------------
 
     @abstractmethod
-    def _begin(self):
+    def _begin(self) -> None:
         """Make the first proposals."""
 
-    def _evaluates(self, trial):
+    def _evaluates(self, trial: Trial) -> Collection[int]:
+        """The iterations of one of the procedure's trials after which its metric is wanted."""
         return (self.most,)
 
-    def _told(self, trial):  # noqa: B027 (few need to know)
-        """The trial, one of the procedure's own, has a new value."""
+    def _on_value(self, trial: Trial) -> None:  # noqa: B027 (few procedures need it)
+        """One of the procedure's trials has a new value."""
 
     @abstractmethod
-    def _reached(self, trial):
-        """The trial has trained to its budget, and waits; or its state is STOPPED: it goes no further by a rule of its
-        own."""
+    def _on_budget(self, trial: Trial) -> None:
+        """A trial has trained to its budget and is paused; or its state is STOPPED, because it stops by its own rule."""
 
     @abstractmethod
-    def _lost(self, trial):
-        """The trial will not get to its budget: it failed, or a person stopped it."""
+    def _on_lost(self, trial: Trial) -> None:
+        """A trial will not reach its budget: it has failed, or a user has stopped it."""
 
-    def _withdrawn(self, trial):  # noqa: B027
-        """A person stopped a trial that was waiting."""
+    def _on_withdrawn(self, trial: Trial) -> None:  # noqa: B027
+        """A user has stopped a paused trial."""
 
-    def _finish(self):  # noqa: B027
-        """Nothing is running: make a last proposal, or say why the trials that wait do not go on."""
+    def _on_idle(self) -> None:  # noqa: B027
+        """No trial runs: make last proposals, or stop the paused trials with reasons."""
 
-    # --- what a subclass uses ------------------------------------------------------------------
+    # --- actions, which a subclass calls ------------------------------------------------------------
 
-    def _new(self, configuration, outside=False):
+    def _new(self, configuration: Configuration, outside: bool = False) -> Trial:
+        """A new trial, which is not proposed yet."""
         trial = self.trials[len(self.trials) + 1] = Trial(len(self.trials) + 1, configuration, outside)
         return trial
 
-    def _propose(self, trial, budget):
-        """The trial may train until it has `budget` iterations."""
+    def _propose(self, trial: Trial, budget: int) -> None:
+        """Let a trial train until it has `budget` iterations."""
         trial.state, trial.budget = RUNNING, budget
         if trial.outside:
             self._outside += 1
         else:
             self._running += 1
-            self._finished = False
+            self._idle_handled = False
         self._queue.append(Proposal(trial.number, None, budget))
 
-    def _stop(self, trial, why):
-        """The trial does not go on."""
+    def _stop(self, trial: Trial, why: str) -> None:
+        """End a trial."""
         self._end(trial, STOPPED, why)
 
-    # --- within ------------------------------------------------------------------------------------
+    # --- internals ----------------------------------------------------------------------------------
 
-    def _start(self):
+    def _start(self) -> None:
         if not self._started:
             self._started = True
             self._begin()
             self._settle()
 
-    def _settle(self):
-        if self._running == 0 and not self._finished:
-            self._finished = True
-            self._finish()
+    def _settle(self) -> None:
+        if self._running == 0 and not self._idle_handled:
+            self._idle_handled = True
+            self._on_idle()
 
-    def _given(self, proposal):
+    def _with_configuration(self, proposal: Proposal) -> Proposal:
         trial = self.trials[proposal.trial]
         if trial.asked:
             return proposal
         trial.asked = True
         return proposal._replace(configuration=trial.configuration)
 
-    def _end(self, trial, state, why):
+    def _end(self, trial: Trial, state: str, why: str) -> None:
         if trial.state == RUNNING:
             if trial.outside:
                 self._outside -= 1
             else:
                 self._running -= 1
         trial.state = state
-        if trial.budget:  # the others nobody has heard of
+        if trial.budget:  # (the caller does not know the others)
             self.why[trial.number] = self._stopped[trial.number] = why
 
-    def _loss(self, value):
+    def _loss(self, value: float) -> float:
         return value if self.goal == "min" else -value
 
-    def _trial(self, trial):
+    def _trial(self, trial: TrialNumber) -> Trial:
         if trial not in self.trials:
             raise SearchError(f"there is no trial {trial!r}")
         return self.trials[trial]

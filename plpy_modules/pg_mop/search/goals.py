@@ -1,4 +1,4 @@
-"""Which metric somebody means, and whether more of it is better, or less."""
+"""Which metric a user names, and whether larger or smaller values of it are better."""
 
 import re
 
@@ -14,15 +14,15 @@ LESS = re.compile(
 )
 
 
-def goal(metric):
-    """'max' or 'min' for a metric of Keras; None for one that its name does not tell of."""
+def goal(metric: str) -> str | None:
+    """'max' or 'min' for the name of a Keras metric; None if the name does not tell."""
     if LESS.search(metric):
         return "min"
     return "max" if MORE.search(metric) else None
 
 
-def parts(text):
-    """(name, dataset or None, 'min', 'max' or '') of what people write: 'accuracy', 'validation_loss', 'mine max'."""
+def parts(text: str) -> tuple[str, str | None, str]:
+    """(name, dataset or None, 'min', 'max' or '') of a user's text: 'accuracy', 'validation_loss', 'mine max'."""
     name, _, direction = text.strip().partition(" ")
     for dataset in ("validation", "training"):
         if name.startswith(dataset + "_"):

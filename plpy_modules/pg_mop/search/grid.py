@@ -1,11 +1,11 @@
 """Grid search."""
 
-from pg_mop.search.whole import ITERATIONS, TRIALS, Whole
+from pg_mop.search.fixed_budget import ITERATIONS, TRIALS, FixedBudget
 
 
-class Grid(Whole):
+class Grid(FixedBudget):
     """Every configuration of the grid, in its order."""
 
     name = "grid"
-    sampler = "grid"
+    sampler_name = "grid"
     PARAMETERS = {"iterations": ITERATIONS, "trials": TRIALS}

@@ -4,8 +4,14 @@ import ast
 import itertools
 import math
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from random import Random
+from typing import Any
 
 from mop_udf import params, sequences
+
+Grid = dict[str, Any]  # key -> list of choices
+Row = tuple[int, str, str]  # (model_id, compile_params, fit_params)
 
 COMPILE_KEYS = (
     "loss",
@@ -19,30 +25,33 @@ COMPILE_KEYS = (
 FIT_KEYS = params.FIT_KEYS
 DISTRIBUTIONS = ("linear", "log", "log_near_one")
 WHOLE = ("batch_size", "epochs", "initial_epoch", "steps_per_epoch", "verbose")
-SEQUENCES = tuple(sequences.KINDS)  # hyper-parameters that change while a configuration trains
-MOST_CONFIGURATIONS = 1_000_000  # that a grid may have
+SEQUENCES = tuple(sequences.KINDS)  # of values that change while a configuration trains
+MOST_CONFIGURATIONS = 1_000_000  # of a grid
 
 
 class GridError(ValueError):
-    """A grid that says nothing usable; the text names the offending part."""
+    """A wrong grid; the text names the wrong part."""
 
 
-class Sequence(str):
-    """A sequence among the choices of a grid, as text: `MultiStep(0.1, [3, 5], 0.1)`. It prints as it is written."""
+class SequenceText(str):
+    """The text of a sequence among the choices of a grid: `MultiStep(0.1, [3, 5], 0.1)`. Its repr has no quotes."""
 
     __slots__ = ()
     __repr__ = str.__str__
 
 
-def parse(text, argument, keys):
-    """The text of a Python dict of lists -> dict. `argument` names it in errors. Raises GridError."""
+def parse(text: str | None, argument: str, keys: Sequence[str]) -> Grid:
+    """The grid of a text: a Python dict of lists.
+
+    `argument`: the name of the SQL argument, for errors; `keys`: the accepted keys. Raises GridError for a wrong text.
+    """
     grid = _read(text, argument)
     _check(grid, argument, keys)
     return grid
 
 
-def parse_several(text, argument, keys):
-    """The text of such a dict, or of a list of them -> list of dicts. Raises GridError."""
+def parse_several(text: str | None, argument: str, keys: Sequence[str]) -> list[Grid]:
+    """The grids of a text: a dict as in `parse`, or a list of such dicts. Raises GridError for a wrong text."""
     several = _read(text, argument)
     if not isinstance(several, list):
         several = [several]
@@ -53,15 +62,15 @@ def parse_several(text, argument, keys):
     return several
 
 
-def _read(text, argument):
-    """What a text of literals and sequences stands for. Raises GridError."""
+def _read(text: str | None, argument: str) -> Any:
+    """The value of a text of literals and sequences. Raises GridError for another text."""
     if text is None:
         raise GridError(f"{argument} must not be NULL")
     if text and len(text) > params.MOST_CHARACTERS:
         raise GridError(f"{argument} is longer than {params.MOST_CHARACTERS} characters")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python's remarks on odd spelling
+            warnings.simplefilter("ignore")  # Python's warnings of odd spelling
             grid = _literal(ast.parse(text.strip(), mode="eval").body)
         repr(grid)  # integers too long to print
     except GridError as error:
@@ -71,8 +80,8 @@ def _read(text, argument):
     return grid
 
 
-def _check(grid, argument, keys):
-    """A grid must be a dict of lists under known keys. Raises GridError."""
+def _check(grid: object, argument: str, keys: Sequence[str]) -> None:
+    """Raises GridError unless the grid is a dict of lists with known keys."""
     if not isinstance(grid, dict) or not grid:
         raise GridError(f"{argument} must be a dictionary with entries")
     for key, choices in grid.items():
@@ -92,8 +101,11 @@ def _check(grid, argument, keys):
                     raise GridError(f"{key!r} is both in {argument} and in its optimizer_params_list")
 
 
-def grid_search(model_ids, compile_grid, fit_grid):
-    """Every combination as (model_id, compile_params, fit_params). Raises GridError where a list is a distribution."""
+def grid_search(model_ids: Sequence[int], compile_grid: Grid, fit_grid: Grid) -> list[Row]:
+    """Every combination as (model_id, compile_params, fit_params).
+
+    Raises GridError for a distribution, and for more than MOST_CONFIGURATIONS combinations.
+    """
     for grid in (compile_grid, fit_grid):
         for key, choices in _all_lists(grid):
             if distribution(choices) and choices[-1] in DISTRIBUTIONS:
@@ -118,32 +130,32 @@ def grid_search(model_ids, compile_grid, fit_grid):
     return [(m, c, f) for m in model_ids for c in compiled for f in fits]
 
 
-def distribution(choices):
-    """True where a list stands for a distribution: numbers, then its name. ([None, 'mae'] is a choice.)"""
+def distribution(choices: Sequence[Any]) -> bool:
+    """True where a list means a distribution: numbers, then its name. ([None, 'mae'] is a list of choices.)"""
     return (
         len(choices) > 1
         and isinstance(choices[-1], str)
-        and not isinstance(choices[-1], Sequence)
+        and not isinstance(choices[-1], SequenceText)
         and all(isinstance(c, (int, float)) and not isinstance(c, bool) for c in choices[:-1])
     )
 
 
-def _literal(node):
-    """What a literal's syntax tree stands for, with sequences as texts. Raises what `parse` expects."""
+def _literal(node: ast.expr) -> Any:
+    """The value of a literal's syntax tree, with sequences as texts. Raises the errors that `_read` expects."""
     if isinstance(node, ast.Dict) and None not in node.keys:
-        return {ast.literal_eval(k): _literal(v) for k, v in zip(node.keys, node.values)}
+        return {ast.literal_eval(k): _literal(v) for k, v in zip(node.keys, node.values) if k is not None}
     if isinstance(node, ast.List):
         return [_literal(n) for n in node.elts]
     if isinstance(node, ast.Tuple):
         return tuple(_literal(n) for n in node.elts)
     if isinstance(node, ast.Call):
         _check_sequence(node)
-        return Sequence(ast.unparse(node))
+        return SequenceText(ast.unparse(node))
     return ast.literal_eval(node)
 
 
-def _check_sequence(node):
-    """A call must be of a sequence, with literals and sequences for arguments. Raises GridError."""
+def _check_sequence(node: ast.Call) -> None:
+    """Raises GridError unless a call is a sequence whose arguments are literals and sequences."""
     if not isinstance(node.func, ast.Name) or node.func.id not in SEQUENCES:
         raise GridError(f"{ast.unparse(node.func)[:100]!r} is none of the sequences ({', '.join(SEQUENCES)})")
     for argument in [*node.args, *(k.value for k in node.keywords if k.arg)]:
@@ -155,8 +167,8 @@ def _check_sequence(node):
         raise GridError(f"{ast.unparse(node)[:100]!r} is no sequence")
 
 
-def check_distribution(key, choices):
-    """A list that stands for a distribution must be one that can be sampled. Raises GridError."""
+def check_distribution(key: str, choices: Sequence[Any]) -> None:
+    """Raises GridError for a distribution that cannot be sampled."""
     if choices[-1] not in DISTRIBUTIONS:
         raise GridError(f"{key!r} has the unknown distribution {choices[-1]!r} (known: {', '.join(DISTRIBUTIONS)})")
     if len(choices) != 3 or not all(-1e300 < c < 1e300 for c in choices[:2]):
@@ -170,8 +182,8 @@ def check_distribution(key, choices):
         raise GridError(f"{key!r}: {kind!r} cannot sample from {low} to {high}")
 
 
-def sample(random, key, choices):
-    """One of the choices, or a number of the distribution that they stand for."""
+def sample(random: Random, key: str, choices: Sequence[Any]) -> Any:
+    """A random choice, or a random number where the list means a distribution."""
     if not distribution(choices):
         return random.choice(choices)
     low, high, kind = choices
@@ -185,7 +197,7 @@ def sample(random, key, choices):
     return max(math.ceil(low), min(math.floor(high), round(value))) if key in WHOLE else value
 
 
-def _all_lists(grid):
+def _all_lists(grid: Grid) -> Iterator[tuple[str, Any]]:
     for key, choices in grid.items():
         if key == "optimizer_params_list":
             for block in choices:
@@ -194,17 +206,17 @@ def _all_lists(grid):
             yield key, choices
 
 
-def size(grid):
-    """Combinations of a grid's choices."""
+def size(grid: Mapping[str, Any]) -> int:
+    """The number of combinations of a grid's choices."""
     return math.prod(len(choices) for choices in grid.values())
 
 
-def _product(grid):
+def _product(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
 
 
-def compile_text(settings, values):
-    """compile_params of an optimizer's settings (or None) and other values, each {key: value}."""
+def compile_text(settings: Mapping[str, Any] | None, values: Mapping[str, Any]) -> str:
+    """The compile_params text of an optimizer's settings (or None) and other values, each {key: value}."""
     parts = []
     if settings is not None:
         settings = dict(settings)
@@ -222,12 +234,12 @@ def compile_text(settings, values):
     return ",".join(parts)
 
 
-def fit_text(values):
-    """fit_params of {key: value}."""
+def fit_text(values: Mapping[str, Any]) -> str:
+    """The fit_params text of {key: value}."""
     return ",".join(f"{k}={v if k == 'callbacks' else repr(v)}" for k, v in values.items())
 
 
-def optimizer_name(name):
-    """As Keras writes it."""
+def optimizer_name(name: object) -> str:
+    """An optimizer's name in Keras' spelling."""
     known = {n.lower(): n for n in params.OPTIMIZERS}
     return known.get(str(name).lower(), str(name))

@@ -1,17 +1,31 @@
 """Hyperband (Li et al.: "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 18, 2018)."""
 
-from pg_mop.search import rungs, sources
-from pg_mop.search.base import SearchError, whole
-from pg_mop.search.successive_halving import MOST, REDUCTION, SOURCE, Bracket, Halving
+from typing import Any, NamedTuple
 
-SKIP_LAST = whole(0, 30, 0, "rungs to leave out at the top of every bracket")
+from pg_mop.search import rungs
+from pg_mop.search.parameters import SearchError, integer
+from pg_mop.search.sampler import Sampler
+from pg_mop.search.samplers import SAMPLER_OF_BRACKETS, create_sampler
+from pg_mop.search.space import Space
+from pg_mop.search.successive_halving import MOST, REDUCTION, Bracket, Halving
+
+SKIP_LAST = integer(0, 30, 0, "rungs to leave out at the top of every bracket")
 
 
-def schedule(most, reduction, skip_last=0, madlib=False):
-    """[(s, i, n_i, r_i)]: of bracket s, rung i, the trials and the iterations; s from s_max down to skip_last.
+class BracketPlan(NamedTuple):
+    """A bracket that has not begun."""
+
+    s: int
+    trials: int
+    levels: list[int]  # iterations of the rungs
+
+
+def schedule(most: int, reduction: int, skip_last: int = 0, madlib: bool = False) -> list[tuple[int, int, int, int]]:
+    """[(s, i, n_i, r_i)]: the trials and the iterations of rung i in bracket s; s from s_max down to skip_last.
 
     s_max = floor(log_reduction(most)), in integers. Algorithm 1 of the paper: n = ceil((s_max + 1) / (s + 1) *
-    reduction**s); MADlib: floor((s_max + 1) / (s + 1)) * reduction**s. r_i is rounded half up. Raises ValueError.
+    reduction**s); MADlib: floor((s_max + 1) / (s + 1)) * reduction**s. r_i is rounded half up. Raises ValueError where
+    skip_last is larger than s_max.
     """
     highest = 0
     while reduction ** (highest + 1) <= most:
@@ -29,50 +43,51 @@ def schedule(most, reduction, skip_last=0, madlib=False):
 
 
 class Hyperband(Halving):
-    """A successive halving for each bracket, from many trials that are compared early to few that train to the end.
+    """One successive halving for each bracket: from many trials that are compared early to few that train to the end.
 
-    The brackets train side by side. Where the space has fewer configurations than the brackets together take, each
-    bracket takes its share.
+    The brackets train side by side. Where the space has fewer configurations than all brackets take, each bracket gets
+    its share.
     """
 
     name = "hyperband"
-    PARAMETERS = {"iterations": MOST, "reduction": REDUCTION, "skip_last": SKIP_LAST, "sampler": SOURCE}
+    PARAMETERS = {"iterations": MOST, "reduction": REDUCTION, "skip_last": SKIP_LAST, "sampler": SAMPLER_OF_BRACKETS}
     madlib = False
-    Bracket = Bracket
+    bracket_type: type[Bracket] = Bracket
 
-    def __init__(self, space, seed, goal="min", **parameters):
+    def __init__(self, space: Space, seed: int, goal: str = "min", **parameters: Any) -> None:
         super().__init__(space, seed, goal, **parameters)
         given = self.settings
         try:
             rows = schedule(given.iterations, given.reduction, given.skip_last, self.madlib)
         except ValueError as error:
             raise SearchError(f"{self.name}: {error}") from None
-        self.plans = []  # (s, trials, iterations of the rungs), the next one last
+        self.plans: list[BracketPlan] = []  # the next one last
         for s in sorted({row[0] for row in rows}):
-            own = [row for row in rows if row[0] == s]
-            self.plans.append((s, own[0][2], [r for *_, r in own]))
-        self.longest = max(levels[-1] for _, _, levels in self.plans)
-        self.source = self._source()
+            bracket_rows = [row for row in rows if row[0] == s]
+            self.plans.append(BracketPlan(s, bracket_rows[0][2], [r for *_, r in bracket_rows]))
+        self.longest = max(plan.levels[-1] for plan in self.plans)
+        self.sampler = self._make_sampler()
 
-    def _source(self):
-        return sources.source(self.settings.sampler, self.space, self.seed)
+    def _make_sampler(self) -> Sampler:
+        return create_sampler(self.settings.sampler, self.space, self.seed)
 
     @property
-    def most(self):
+    def most(self) -> int:
         return self.longest
 
-    def _begin(self):
-        self._adopt({r for *_, levels in self.plans for r in levels})
+    def _begin(self) -> None:
+        self._adopt({r for plan in self.plans for r in plan.levels})
         self._share()
         while self.plans:
             self._begin_bracket()
 
-    def _share(self):
-        total = sum(n for _, n, _ in self.plans)
-        if self.space.size is not None and self.space.size < total:
-            self.plans = [(s, max(1, n * self.space.size // total), levels) for s, n, levels in self.plans]
+    def _share(self) -> None:
+        """Reduce the brackets to the configurations of the space."""
+        total, size = sum(plan.trials for plan in self.plans), self.space.size
+        if size is not None and size < total:
+            self.plans = [BracketPlan(s, max(1, n * size // total), levels) for s, n, levels in self.plans]
 
-    def _begin_bracket(self):
+    def _begin_bracket(self) -> None:
         s, trials, levels = self.plans.pop()
-        bracket = self.Bracket(self, levels, self.settings.reduction, f"bracket {s}, ")
-        bracket.begin(self._draw(bracket, trials))
+        bracket = self.bracket_type(self, levels, self.settings.reduction, f"bracket {s}, ")
+        bracket.begin(self._sample(bracket, trials))

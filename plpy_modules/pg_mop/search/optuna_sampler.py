@@ -1,91 +1,96 @@
-"""Samplers by Optuna, imported only where somebody wants one (Akiba et al., KDD 2019)."""
+"""Optuna's samplers (Akiba et al., KDD 2019). Optuna is imported when such a sampler is made."""
 
 import math
 import sys
 import warnings
+from typing import Any
 
 import mop_udf
-from pg_mop.search.base import SearchError
-from pg_mop.search.sources import AtRandom
+from pg_mop.search.parameters import SearchError
+from pg_mop.search.random_sampler import RandomSampler
+from pg_mop.search.space import Configuration, Coordinate, Dimension, Point, Space
 
 PACKAGES = {"tpe": "optuna", "cmaes": "cmaes"}
-TRIES = 10  # of the sampler for a configuration that is new; then one at random
+TRIES = 10  # proposals of Optuna's sampler until one is new; then a random one
 
 
-class OptunaSampler(AtRandom):
-    """Points that a sampler of Optuna proposes, each once, for trials that can be compared by the first loss that is
-    told of each: whatever comes later of a trial it does not see.
+class OptunaSampler(RandomSampler):
+    """Proposes the points of a sampler of Optuna, each once. Only the first loss of each trial counts: trials must be
+    comparable by it.
 
-    (CMA-ES compares the trials of a generation, which it has proposed itself: within ASHA at the first rung, the only
-    one that all of them reach.)
-    A proposal whose loss is not told yet counts as a bad one (constant liar), so that those that train together differ.
-    Of 1,000 trials TPE takes some 20 ms for a proposal, of 3,000 some 50 ms.
+    (CMA-ES compares the trials of a generation that it has proposed itself: within ASHA, at the first rung, the only
+    rung that all of them reach.)
+    A proposal without a loss counts as a bad one (constant liar), so that trials that run at the same time differ. With
+    1,000 trials, a proposal of TPE takes about 20 ms; with 3,000, about 50 ms.
     """
 
-    def __init__(self, space, seed, sampler):
+    def __init__(self, space: Space, seed: int, name: str) -> None:
+        """`name`: 'tpe' or 'cmaes'. Raises SearchError where a package is not installed."""
         super().__init__(space, seed)
-        for package in ("optuna", PACKAGES[sampler]):
-            _import(package, sampler)
-        self.optuna = sys.modules["optuna"]
-        self.sampler = sampler
+        for package in ("optuna", PACKAGES[name]):
+            _import(package, name)
+        self.optuna: Any = sys.modules["optuna"]
+        self.name = name
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Optuna's remarks on what is experimental
+            warnings.simplefilter("ignore")  # Optuna's warnings of experimental features
             self.optuna.logging.set_verbosity(self.optuna.logging.ERROR)
             samplers, seed = self.optuna.samplers, seed % 2**31
             self.study = self.optuna.create_study(
                 sampler=samplers.TPESampler(seed=seed, constant_liar=True)
-                if sampler == "tpe"
+                if name == "tpe"
                 else samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
             )
-        self.count = 0  # losses in it
-        self.pending = {}  # number of a trial that the study has proposed -> Optuna's trial
-        self.points = {}  # number of one drawn at random -> its point
-        self.known = set()
+        self.count = 0  # losses that the study has
+        self.pending: dict[int, Any] = {}  # trial that the study has proposed -> Optuna's trial
+        self.points: dict[int, Point] = {}  # points of random trials without a loss
+        self.known: set[Configuration] = set()
 
-    def draw(self, trial):
+    def ask(self, trial: int | None) -> Point | None:
         for _ in range(TRIES):
             asked = self.study.ask()
-            point = self.space.walk(lambda dimension, asked=asked: _suggest(asked, dimension))
-            if self.take(self.space.configuration(point)):
-                self.pending[trial] = asked
+            point = self.space.walk(lambda dimension, asked=asked: _suggest(asked, dimension))  # type: ignore[misc]
+            if self.claim(self.space.configuration(point)):
+                if trial is not None:
+                    self.pending[trial] = asked
                 return point
             self.study.tell(asked, state=self.optuna.trial.TrialState.FAIL)
-        point = super().draw(trial)
-        if point is not None:
-            self.points[trial] = point
-        return point
+        random_point = super().ask(trial)
+        if random_point is not None and trial is not None:
+            self.points[trial] = random_point
+        return random_point
 
-    def told(self, trial, budget, loss):
+    def tell(self, trial: int, budget: int, loss: float) -> None:
         if trial in self.pending:
             self.study.tell(self.pending.pop(trial), loss)
             self.count += 1
         elif trial in self.points:
             self._add(self.points.pop(trial), loss)
 
-    def lost(self, trial, failed):
+    def tell_lost(self, trial: int, failed: bool) -> None:
         self.points.pop(trial, None)
         if (asked := self.pending.pop(trial, None)) is None:
             return
-        if failed and self.sampler == "tpe":
-            self.study.tell(asked, math.inf)  # not there again
+        if failed and self.name == "tpe":
+            self.study.tell(asked, math.inf)  # keeps proposals away from that point
         else:
             self.study.tell(asked, state=self.optuna.trial.TrialState.FAIL)
 
-    def knows(self, configuration, budget, loss):
+    def add_result(self, configuration: Configuration, budget: int, loss: float) -> None:
         point = self.space.locate(configuration)
         if point is not None and configuration not in self.known:
             self.known.add(configuration)
             self._add(point, loss)
 
-    def _add(self, point, loss):
-        distributions, values = {}, {}
+    def _add(self, point: Point, loss: float) -> None:
+        distributions: dict[str, Any] = {}
+        values: dict[str, Coordinate] = {}
         self.space.walk(lambda d: _describe(self.optuna, d, point[d.name], distributions, values))
         self.study.add_trial(self.optuna.trial.create_trial(params=values, distributions=distributions, value=loss))
         self.count += 1
 
 
-def _import(package, sampler):
-    from pg_mop.backend import arrays  # (numpy is not for every search)
+def _import(package: str, sampler: str) -> None:
+    from pg_mop.backend import arrays  # (imports numpy, which most searches do without)
 
     try:
         arrays.import_whole(package)
@@ -96,7 +101,7 @@ def _import(package, sampler):
         ) from None
 
 
-def _suggest(asked, dimension):
+def _suggest(asked: Any, dimension: Dimension) -> Coordinate:
     """The coordinate that Optuna's trial suggests for the dimension."""
     if dimension.kind is None:
         return asked.suggest_categorical(dimension.name, list(range(len(dimension.choices)))) if dimension.open else 0
@@ -107,8 +112,14 @@ def _suggest(asked, dimension):
     return 1 - value if dimension.kind == "log_near_one" else value
 
 
-def _describe(optuna, dimension, coordinate, distributions, values):
-    """Write down what Optuna would have suggested for the coordinate; returns the coordinate."""
+def _describe(
+    optuna: Any,
+    dimension: Dimension,
+    coordinate: Coordinate,
+    distributions: dict[str, Any],
+    values: dict[str, Coordinate],
+) -> Coordinate:
+    """Add the distribution and the value that Optuna would have for the coordinate. Returns the coordinate."""
     if dimension.kind is None:
         if dimension.open:
             distributions[dimension.name] = optuna.distributions.CategoricalDistribution(
@@ -124,8 +135,8 @@ def _describe(optuna, dimension, coordinate, distributions, values):
     return coordinate
 
 
-def _range(dimension):
-    """(low, high, log) of a distribution for Optuna: `log_near_one` by its distance from one."""
+def _range(dimension: Dimension) -> tuple[float, float, bool]:
+    """(low, high, log) of a distribution for Optuna; `log_near_one` by the distance from 1."""
     if dimension.whole:
         low, high = math.ceil(dimension.low), math.floor(dimension.high)
         return low, high, dimension.kind == "log" and low >= 1

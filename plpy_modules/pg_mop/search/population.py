@@ -2,159 +2,165 @@
 
 import math
 from bisect import bisect_left, insort
+from collections.abc import Collection
 from random import Random
+from typing import Any
 
 from mop_udf.params import SCALARS
-from pg_mop.search import sources
-from pg_mop.search.base import FAILED, MOST_ITERATIONS, PAUSED, STOPPED, Procedure, SearchError, choice, number, whole
+from pg_mop.search.base import FAILED, PAUSED, STOPPED, Procedure, Trial, TrialNumber
+from pg_mop.search.parameters import MOST_ITERATIONS, SearchError, integer, number, word
 from pg_mop.search.rungs import ordinal
-from pg_mop.search.space import CHANGEABLE
+from pg_mop.search.samplers import create_sampler
+from pg_mop.search.space import CHANGEABLE, Coordinate, Dimension, Point, Space
+
+Lists = dict[str, list[Any]]  # name of a dimension -> its value in each iteration
 
 
 class Member:
-    """What a trial of the population is: the point that it came from, and what has been changed since."""
+    """A trial of the population: the point that it started from, and its changes since."""
 
     __slots__ = ("point", "lists", "step")
 
-    def __init__(self, point, lists):
-        self.point, self.lists = point, lists  # lists: {name of a dimension: its value in each iteration}
-        self.step = 0  # the comparison that it trains to
+    def __init__(self, point: Point, lists: Lists) -> None:
+        self.point, self.lists = point, lists
+        self.step = 0  # number of the comparison that it trains to
 
 
 class Population(Procedure):
-    """`population` trials train; every `interval` iterations the worst are replaced by copies of the best (exploit, by
-    truncation selection), with hyper-parameters changed (explore): each times 0.8 or 1.2, a list's next choice up or
-    down, or now and then drawn anew.
+    """`population` trials train. Every `interval` iterations, copies of the best trials replace the worst ones (exploit,
+    by truncation selection), with changed hyper-parameters (explore): a number is multiplied by 0.8 or 1.2, a choice
+    moves up or down its list, and now and then a value is sampled anew.
 
-    A copy is a new trial whose changed parameters are lists, `lr=[0.1, 0.1, 0.08]`: its path shares the stages of the
-    one that it copies, so that copying trains nothing. Members are compared at the same iteration: who is certainly
-    neither among the worst nor among the best goes on at once, the others when all have arrived; so the result depends
-    on no order. One that failed is among the worst. Only numbers change that can while a model trains: the optimizer's
-    scalars, batch_size and dropout. What is known from earlier gives up to half of the first members, the best.
+    A copy is a new trial whose changed parameters are lists, `lr=[0.1, 0.1, 0.08]`. Its path shares the stages of the
+    copied trial, so copying trains nothing. Members are compared at the same iteration: a member that is certainly
+    neither among the worst nor among the best goes on at once, the others when all members have arrived; so the order
+    of results does not decide. A failed member is among the worst. Only numbers change that may change while a model
+    trains: the optimizer's scalars, batch_size and dropout. Up to half of the first members continue the best
+    configurations of earlier results.
     """
 
     name = "population"
     PARAMETERS = {
-        "population": whole(2, 10_000, 10, "trials that train side by side"),
-        "iterations": whole(1, MOST_ITERATIONS, 20, "iterations of each member"),
-        "interval": whole(1, MOST_ITERATIONS, 2, "iterations between comparisons"),
+        "population": integer(2, 10_000, 10, "trials that train side by side"),
+        "iterations": integer(1, MOST_ITERATIONS, 20, "iterations of each member"),
+        "interval": integer(1, MOST_ITERATIONS, 2, "iterations between comparisons"),
         "fraction": number(0.01, 0.5, 0.2, "share of the members that is replaced, and that is copied"),
-        "resample": number(0, 1, 0.25, "chance of a hyper-parameter to be drawn anew"),
-        "sampler": choice(("random", "grid"), "random", "where the first configurations come from"),
+        "resample": number(0, 1, 0.25, "probability that a hyper-parameter is sampled anew"),
+        "sampler": word(("random", "grid"), "random", "where the first configurations come from"),
     }
 
-    def __init__(self, space, seed, goal="min", **parameters):
+    def __init__(self, space: Space, seed: int, goal: str = "min", **parameters: Any) -> None:
         super().__init__(space, seed, goal, **parameters)
         if not any(_changeable(d) for branch in space.branches for d in branch.dimensions):
             raise SearchError(
                 "population-based training has nothing to change in this space",
-                "Let one of these be chosen from: " + ", ".join(CHANGEABLE),
+                "Give several values to at least one of these: " + ", ".join(CHANGEABLE),
             )
-        self.source = sources.source(self.settings.sampler, space, seed)
+        self.sampler = create_sampler(self.settings.sampler, space, seed)
         self.random = Random(f"explore {seed}")
         interval = self.settings.interval
-        self.steps = (*range(interval, self.most, interval), self.most)
+        self.steps = (*range(interval, self.most, interval), self.most)  # iterations of the comparisons
 
     @property
-    def most(self):
+    def most(self) -> int:
         return self.settings.iterations
 
-    def _begin(self):
-        points = []
+    def _begin(self) -> None:
+        points: list[Point] = []
         for configuration, _ in self.known:
-            point = self.space.locate(configuration)
+            located = self.space.locate(configuration)
             if (
                 len(points) < self.settings.population // 2
-                and point is not None
-                and self.source.take(self.space.configuration(point))
+                and located is not None
+                and self.sampler.claim(self.space.configuration(located))
             ):
-                points.append(point)
-        while len(points) < self.settings.population and (point := self.source.draw(None)) is not None:
+                points.append(located)
+        while len(points) < self.settings.population and (point := self.sampler.ask(None)) is not None:
             points.append(point)
-        self.copied = max(1, int(self.settings.fraction * len(points)))
+        self.copied = max(1, int(self.settings.fraction * len(points)))  # members to copy, and to replace
         self.generations = [Generation() for _ in self.steps]
         self.generations[0].complete = True
         for point in points:
             self._train(self._new(self.space.configuration(point)), Member(point, {}), 0)
 
-    def _evaluates(self, trial):
+    def _evaluates(self, trial: Trial) -> Collection[int]:
         return self.steps
 
-    def _train(self, trial, member, step):
+    def _train(self, trial: Trial, member: Member, step: int) -> None:
         trial.data, member.step = member, step
         self.generations[step].pending += 1
         self._propose(trial, self.steps[step])
 
-    def _reached(self, trial):
-        if trial.state == STOPPED:  # nobody goes on from it
-            self._lost(trial)
+    def _on_budget(self, trial: Trial) -> None:
+        if trial.state == STOPPED:  # by its own rule
+            self._on_lost(trial)
             return
         step = trial.data.step
         generation = self.generations[step]
         generation.pending -= 1
-        insort(generation.told, (trial.loss, trial.number))
+        insort(generation.arrived, (trial.loss, trial.number))
         if step < len(self.steps) - 1:
-            place = bisect_left(generation.told, (trial.loss, trial.number))
-            # of those in the middle, only these may be new there
-            for middle in {place, self.copied, len(generation.told) - self.copied - 1}:
-                if self.copied <= middle < len(generation.told) - self.copied:
-                    self._go_on(generation.told[middle][1], step)
+            position = bisect_left(generation.arrived, (trial.loss, trial.number))
+            # of the members in the middle, only these may be new there
+            for middle in {position, self.copied, len(generation.arrived) - self.copied - 1}:
+                if self.copied <= middle < len(generation.arrived) - self.copied:
+                    self._go_on(generation.arrived[middle][1], step)
             self._close(step)
 
-    def _lost(self, trial):
+    def _on_lost(self, trial: Trial) -> None:
         generation = self.generations[trial.data.step]
         generation.pending -= 1
         if trial.state == FAILED:
             generation.failed.append(trial.number)
         self._close(trial.data.step)
 
-    def _withdrawn(self, trial):
+    def _on_withdrawn(self, trial: Trial) -> None:
         generation = self.generations[trial.data.step]
-        generation.told.remove((trial.loss, trial.number))
+        generation.arrived.remove((trial.loss, trial.number))
 
-    def _go_on(self, number, step):
+    def _go_on(self, number: TrialNumber, step: int) -> None:
         trial = self.trials[number]
         if trial.state == PAUSED and trial.data.step == step:
             self._train(trial, trial.data, step + 1)
 
-    def _close(self, step):
-        """Where all members have arrived at a step: replace the worst, let the others go on."""
+    def _close(self, step: int) -> None:
+        """When all members have arrived at a step, replace the worst ones and let the others go on."""
         generation = self.generations[step]
         if generation.pending or not generation.complete or step == len(self.steps) - 1:
             return
         generation.complete = False  # once only
-        ranked = [n for _, n in generation.told]
+        ranked = [n for _, n in generation.arrived]
         best = ranked[: self.copied]
         worst = ranked[max(len(best), len(ranked) - max(0, self.copied - len(generation.failed))) :]
-        for going in ranked[: len(ranked) - len(worst)]:
-            self._go_on(going, step)
-        for going in [*worst, *sorted(generation.failed)] if best else ():
+        for member in ranked[: len(ranked) - len(worst)]:
+            self._go_on(member, step)
+        for member in [*worst, *sorted(generation.failed)] if best else ():
             copied = self.random.choice(best)
             copy = self._copy(self.trials[copied], step)
             instead = f"trial {copy.number}, a copy of {copied}, goes on instead"
-            if going in generation.failed:
-                self.why[going] += f"; {instead}"
+            if member in generation.failed:
+                self.why[member] += f"; {instead}"
             else:
-                place = ordinal(len(ranked) - len(worst) + worst.index(going) + 1)
-                self._stop(self.trials[going], f"iteration {self.steps[step]}: {place} of {len(ranked)}; {instead}")
+                position = ordinal(len(ranked) - len(worst) + worst.index(member) + 1)
+                self._stop(self.trials[member], f"iteration {self.steps[step]}: {position} of {len(ranked)}; {instead}")
         self.generations[step + 1].complete = True
         self._close(step + 1)
 
-    def _copy(self, trial, step):
-        """A new trial that has been `trial` until the step, and explores from there."""
+    def _copy(self, trial: Trial, step: int) -> Trial:
+        """A new trial that equals `trial` up to the step, and explores from there."""
         until, member = self.steps[step], trial.data
-        lists = {name: (values + values[-1:] * until)[:until] for name, values in member.lists.items()}
+        lists: Lists = {name: (values + values[-1:] * until)[:until] for name, values in member.lists.items()}
         for dimension in self.space.branch_of(member.point).dimensions:
             name = dimension.name
             past = lists.get(name) or [dimension.value(member.point[name])] * until
-            if _changeable(dimension) and _is_number(past[-1]):  # (a sequence goes on as it is)
+            if _changeable(dimension) and _is_number(past[-1]):  # (a sequence continues unchanged)
                 lists[name] = [*past, self._explored(dimension, past[-1])]
         copy = self._new(self.space.configuration(member.point, lists))
         copy.at = until
         self._train(copy, Member(member.point, lists), step + 1)
         return copy
 
-    def _explored(self, dimension, value):
+    def _explored(self, dimension: Dimension, value: Any) -> Any:
         """Another value of the dimension than `value`, if there is one."""
         again, up = self.random.random() < self.settings.resample, self.random.random() < 0.5
         if dimension.kind is not None:
@@ -178,16 +184,16 @@ class Population(Procedure):
 class Generation:
     """The members at one step."""
 
-    __slots__ = ("pending", "told", "failed", "complete")
+    __slots__ = ("pending", "arrived", "failed", "complete")
 
-    def __init__(self):
-        self.pending = 0  # that train to it
-        self.told = []  # [(loss, number)] that have arrived, the best first
-        self.failed = []
-        self.complete = False  # no more come; False again once it has been decided on
+    def __init__(self) -> None:
+        self.pending = 0  # members that train to the step
+        self.arrived: list[tuple[float, TrialNumber]] = []  # (loss, trial), the best first
+        self.failed: list[TrialNumber] = []
+        self.complete = False  # all members are known; False again after the comparison
 
 
-def _changeable(dimension):
+def _changeable(dimension: Dimension) -> bool:
     return (
         dimension.open
         and dimension.key in CHANGEABLE
@@ -195,20 +201,20 @@ def _changeable(dimension):
     )
 
 
-def _is_number(value):
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _short(dimension, value):
-    """The number of a distribution with at most six digits, as it will be written many times."""
+def _short(dimension: Dimension, value: Coordinate) -> Coordinate:
+    """A number of a distribution with at most six digits, because parameter texts repeat it in every iteration."""
     if dimension.whole:
         return min(max(round(value), math.ceil(dimension.low)), math.floor(dimension.high))
     return min(max(float(f"{value:.6g}"), dimension.low), dimension.high)
 
 
-def _numbers(dimension, value):
-    """The choices that are numbers, in order; for an optimizer's scalar other than the learning rate those of the sign
-    of `value` (where it is not None), as Keras' optimizers have other variables for 0."""
+def _numbers(dimension: Dimension, value: Any) -> list:
+    """The choices that are numbers, in order. For an optimizer's scalar other than the learning rate, only those of the
+    sign of `value` (unless None), because Keras' optimizers have other variables for 0."""
     numbers = sorted({c for c in dimension.choices if _is_number(c)})
     if value is None or dimension.key not in SCALARS or dimension.key == "learning_rate":
         return numbers

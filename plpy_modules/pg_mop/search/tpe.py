@@ -1,20 +1,20 @@
 """Optuna's samplers, by default TPE (Bergstra et al., NIPS 2011)."""
 
-from pg_mop.search.base import choice
-from pg_mop.search.whole import ITERATIONS, TOGETHER, TRIALS, Whole
+from pg_mop.search.fixed_budget import ITERATIONS, PARALLEL, TRIALS, FixedBudget
+from pg_mop.search.parameters import word
 
 
-class Tpe(Whole):
-    """Configurations that a sampler proposes, which learns from each trial that ends.
+class Tpe(FixedBudget):
+    """Configurations from a sampler that learns from each finished trial.
 
-    Trials that are still training count as bad ones, so that others are proposed beside them (constant liar). A trial
-    that failed counts as worse than any; one that a person stopped does not count.
+    Running trials count as bad ones, so that the sampler proposes different ones beside them (constant liar). A failed
+    trial counts as worse than any other; a trial that a user has stopped does not count.
     """
 
     name = "tpe"
     PARAMETERS = {
         "iterations": ITERATIONS,
         "trials": TRIALS,
-        "parallel": TOGETHER,
-        "sampler": choice(("tpe", "cmaes"), "tpe", "Optuna's sampler: tpe, or cmaes (numbers only)"),
+        "parallel": PARALLEL,
+        "sampler": word(("tpe", "cmaes"), "tpe", "Optuna's sampler: tpe, or cmaes (numbers only)"),
     }

@@ -10,9 +10,9 @@ from pg_mop.plan import identity
 from pg_mop.plan.stages import Plan
 from pg_mop.schedule import SCHEDULERS
 from pg_mop.schedule.board import Board
-from pg_mop.schedule.groups import EVALUATED_BYTES, FORESEEN, MOST, SECONDS, TRAINED_BYTES, Groups
 from pg_mop.schedule.logged import Logged
 from pg_mop.schedule.simulator import makespan, simulate
+from pg_mop.schedule.unit_batches import EVALUATED_BYTES, MOST, MOST_UNMEASURED, SECONDS, TRAINED_BYTES, UnitBatches
 
 AROUND = 0.005  # seconds around a unit, or a group, as measured
 
@@ -45,9 +45,9 @@ def run(
     board.serve(range(workers or segments))
     scheduler = SCHEDULERS[name](board, seed)
     key_of = {number: min(stage.trials) for number, stage in board.plan.stages.items()}
-    groups = Groups(board, scheduler, alike or key_of.get, lambda number: size) if grouped else None
+    batches = UnitBatches(board, scheduler, alike or key_of.get, lambda number: size) if grouped else None
     of = seconds if callable(seconds) else lambda key, unit: seconds
-    return simulate(board, scheduler, lambda unit: of(key_of[unit.stage], unit), groups=groups, around=around), board
+    return simulate(board, scheduler, lambda unit: of(key_of[unit.stage], unit), batches=batches, around=around), board
 
 
 def sizes(visits):
@@ -120,22 +120,22 @@ def test_what_is_not_known_yet_goes_alone():
 def test_what_earlier_runs_have_found_short_goes_together_at_once():
     board = Board(plan_of(40, 2), range(2))
     scheduler = SCHEDULERS["randomized"](board, 1, expected=lambda stage: 0.002)
-    groups = Groups(board, scheduler, lambda number: number, lambda number: 1)
-    units = groups.choose(0)
-    assert len(units) == FORESEEN
+    batches = UnitBatches(board, scheduler, lambda number: number, lambda number: 1)
+    units = batches.choose(0)
+    assert len(units) == MOST_UNMEASURED
     for unit in units:
         board.finish(unit)
-        groups.finished(unit, 0.05)  # of this, most is what compiles
-    assert all(0.02 < groups.seconds[unit.stage, 0] < 0.03 for unit in units)
+        batches.finished(unit, 0.05)  # of this, most is what compiles
+    assert all(0.02 < batches.seconds[unit.stage, 0] < 0.03 for unit in units)
 
 
 @pytest.mark.parametrize("name", ["randomized", "longest-first"])
 def test_what_earlier_runs_have_found_much_shorter_goes_together_once_in_a_place(name):
     board = Board(plan_of(64, 2), range(2))
     scheduler = SCHEDULERS[name](board, 1, expected=lambda stage: 0.01)
-    groups = Groups(board, scheduler, lambda number: number, lambda number: 1)
-    visits = simulate(board, scheduler, lambda unit: 1.0, groups=groups, around=AROUND)
-    assert sorted(sizes(visits), reverse=True)[:3] == [FORESEEN, FORESEEN, 1]
+    batches = UnitBatches(board, scheduler, lambda number: number, lambda number: 1)
+    visits = simulate(board, scheduler, lambda unit: 1.0, batches=batches, around=AROUND)
+    assert sorted(sizes(visits), reverse=True)[:3] == [MOST_UNMEASURED, MOST_UNMEASURED, 1]
 
 
 @pytest.mark.parametrize("configurations", [3, 8, 40])
@@ -149,15 +149,15 @@ def test_of_what_a_place_has_not_met_it_takes_one_at_a_time_where_others_may_hav
     board.anywhere = True
     board.serve(range(3))
     scheduler = SCHEDULERS["randomized"](board, 1, lambda number: number % 4, lambda stage: 0.002)
-    groups = Groups(board, scheduler, scheduler.alike, lambda number: 1)
-    visits = simulate(board, scheduler, lambda unit: 0.002, groups=groups, around=AROUND)
+    batches = UnitBatches(board, scheduler, scheduler.model_of, lambda number: 1)
+    visits = simulate(board, scheduler, lambda unit: 0.002, batches=batches, around=AROUND)
     met, many = set(), 0
 
     def at(v):
         return v.start, v.worker
 
     for _, together in itertools.groupby(sorted(visits, key=at), at):
-        models = [(v.worker, scheduler.alike(v.unit.stage)) for v in together]
+        models = [(v.worker, scheduler.model_of(v.unit.stage)) for v in together]
         assert len({*models} - met) <= 1
         many += len(models) > 3
         met.update(models)
@@ -171,11 +171,11 @@ def test_evaluations_that_nobody_waits_for_come_when_their_iteration_has_been_tr
     visits, _ = run(12, 3, 2, 0.002, board=board, alike=lambda number: 0)
     trained = max(v.end for v in visits if v.unit.kind == "train")
     begun = min(v.start for v in visits if v.unit.kind == "evaluate")
-    groups = {(v.worker, v.start) for v in visits if v.unit.kind == "evaluate"}
+    batches = {(v.worker, v.start) for v in visits if v.unit.kind == "evaluate"}
     if searched:
         assert begun < 0.9 * trained
     else:
-        assert begun > 0.8 * trained and len(groups) <= 9
+        assert begun > 0.8 * trained and len(batches) <= 9
 
 
 def test_evaluations_do_not_wait_where_that_saves_little_or_another_server_waits_for_it():
@@ -236,7 +236,7 @@ def test_few_configurations_are_left_to_all_places(configurations):
 @pytest.mark.parametrize("name", ["randomized", "longest-first"])
 @pytest.mark.parametrize("configurations,workers", [(8, 2), (16, 4), (40, 3), (100, 8)])
 def test_no_place_is_idle_for_the_sake_of_groups(name, configurations, workers):
-    """Were there nothing around a unit, groups could only harm."""
+    """Were there nothing around a unit, batches could only harm."""
     over = []
     for seed in range(5):
         cost = {key: random.Random(seed * 1000 + key).uniform(0.002, 0.02) for key in range(1, configurations + 1)}
@@ -269,9 +269,11 @@ def test_units_of_a_large_segment_go_alone_however_short_those_of_a_small_one_ar
 def test_a_dear_unit_is_not_taken_for_a_cheap_one_that_it_went_with():
     board = Board(plan_of(60, 6), range(2))
     scheduler = SCHEDULERS["randomized"](board, 1, lambda number: "dear" if number % 60 == 0 else "cheap")
-    dear = lambda number: scheduler.alike(number) == "dear"  # noqa: E731
-    groups = Groups(board, scheduler, scheduler.alike, lambda number: 1000)
-    visits = simulate(board, scheduler, lambda unit: 0.03 if dear(unit.stage) else 0.002, groups=groups, around=AROUND)
+    dear = lambda number: scheduler.model_of(number) == "dear"  # noqa: E731
+    batches = UnitBatches(board, scheduler, scheduler.model_of, lambda number: 1000)
+    visits = simulate(
+        board, scheduler, lambda unit: 0.03 if dear(unit.stage) else 0.002, batches=batches, around=AROUND
+    )
     beside = Counter((v.worker, v.start) for v in visits)
     assert any(beside[v.worker, v.start] > 1 for v in visits if dear(v.unit.stage))
     assert all(0.02 < seconds < 0.04 for (key, _), seconds in scheduler.costs.seconds.items() if key == "dear")
@@ -300,28 +302,30 @@ def test_large_states_go_alone():
 def test_evaluations_go_together_as_far_as_memory_goes():
     board = Board(plan_of(40, 1, [1]), range(1))
     board.restore([board.unit(number, "train", "training", 0) for number in board.plan.stages])
-    groups = Groups(board, SCHEDULERS["randomized"](board, 1), lambda number: 0, lambda number: EVALUATED_BYTES // 5)
-    units = groups.choose(0)
+    batches = UnitBatches(
+        board, SCHEDULERS["randomized"](board, 1), lambda number: 0, lambda number: EVALUATED_BYTES // 5
+    )
+    units = batches.choose(0)
     assert len(units) == 5 and {unit.kind for unit in units} == {"evaluate"}
-    groups.alone |= set(units)
+    batches.single |= set(units)
     for unit in units:
         board.release(unit)
-    assert sorted(len(groups.choose(0)) for _ in range(12)) == [1] * 5 + [5] * 7
+    assert sorted(len(batches.choose(0)) for _ in range(12)) == [1] * 5 + [5] * 7
 
 
 def test_one_that_is_to_blame_holds_up_nobody_else():
     board = Board(plan_of(200, 1), range(2))
-    groups = Groups(board, SCHEDULERS["randomized"](board, 1), lambda number: 0, lambda number: 1)
-    (first,) = groups.choose(0)
+    batches = UnitBatches(board, SCHEDULERS["randomized"](board, 1), lambda number: 0, lambda number: 1)
+    (first,) = batches.choose(0)
     board.finish(first)
-    groups.finished(first, 0.002)
-    units = groups.choose(0)
+    batches.finished(first, 0.002)
+    units = batches.choose(0)
     assert len(units) == MOST and units == sorted(units, key=lambda unit: unit.stage)
-    groups.alone |= set(units)
+    batches.single |= set(units)
     for unit in units:
         board.release(unit)
     seen = []
-    while more := groups.choose(0):
+    while more := batches.choose(0):
         assert len(more) == 1 or not set(more) & set(units)
         seen += more
         for unit in more:

@@ -1,0 +1,38 @@
+"""The SQL that repeats a run's call."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pg_mop.backend.database import quote_literal
+
+
+def repeating_sql(
+    run: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    repeated: Iterable[str],
+    schema: str,
+    gets: str,
+) -> str | None:
+    """The SQL that makes a run's call again; None where the role may not see the call's arguments.
+
+    `repeated`: names of the settings that decide the result. `gets`: the server's operator between an argument's name
+    and its value.
+    """
+    if not arguments:
+        return None
+    lines = [f"SET pg_mop.{name} = {_literal(settings[name])};" for name in repeated if settings.get(name) is not None]
+    if run["status"] == "finished":
+        lines.insert(0, "-- name new output tables: those of this call exist")
+    given = [f"    {name} {gets} {_literal(value)}" for name, value in arguments.items() if value is not None]
+    return "\n".join([*lines, f"SELECT {schema}.{run['function']}(", ",\n".join(given), ");"])
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bool):
+        return "TRUE" if value else "FALSE"
+    if isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, list):
+        return f"ARRAY[{', '.join(map(_literal, value))}]" if value else "'{}'"
+    return quote_literal(value)

@@ -1,0 +1,105 @@
+"""The workers of a board: the segments that each one does, and the stage that is reserved for it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from pg_mop.plan.stages import StageNumber
+from pg_mop.schedule.unit import Dataset, DatasetSegment, Segment, Server, Worker
+
+
+class Workers:
+    """Deals the segments out to workers, each of which does segments of its own server only."""
+
+    anywhere = False  # every worker does all training segments of its server (set it before `serve`)
+
+    def __init__(
+        self,
+        segments: Iterable[Segment],
+        validation_segments: Iterable[Segment] = (),
+        servers: Mapping[DatasetSegment, Server] | None = None,
+        others: Iterable[Server] = (),
+    ) -> None:
+        """At first, one worker for each training segment does that segment, and the same workers share the validation
+        segments.
+
+        `servers`: the server that holds a segment; None for one that is not listed. `others`: servers that may get
+        segments later (`relocate`).
+        """
+        self.segments: list[Segment] = list(segments)
+        self.datasets: list[DatasetSegment] = [("training", s) for s in self.segments]
+        self.datasets += [("validation", s) for s in validation_segments]
+        self.server_of: dict[DatasetSegment, Server] = {key: (servers or {}).get(key) for key in self.datasets}
+        self.servers: list[Server] = list(dict.fromkeys(self.server_of.values()))  # that hold segments now
+        first = [self.server_of["training", s] for s in self.segments]
+        self._all: list[Server] = list(dict.fromkeys([*self.servers, *others]))
+        self._server_of_worker = first + [server for server in self._all if server not in first]
+        self._reserved: dict[StageNumber, Worker] = {}
+        self._reserved_for: dict[Worker, StageNumber] = {}
+        self.workers: list[Worker] = []
+        self.serve(worker for worker, server in enumerate(self._server_of_worker) if server in self.servers)
+
+    def serve(self, workers: Iterable[Worker]) -> None:
+        """Deal the segments out to these workers. A worker gets several segments where segments outnumber workers; a
+        segment gets several workers where workers outnumber segments."""
+        self.workers = sorted(workers)
+        self._serves: dict[Worker, list[DatasetSegment]] = {worker: [] for worker in self.workers}
+        for server in self.servers:
+            local = [worker for worker in self.workers if self.server(worker) == server]
+            for dataset in ("training", "validation"):
+                keys = [key for key in self.datasets if key[0] == dataset and self.server_of[key] == server]
+                if self.anywhere and dataset == "training":
+                    for worker in local:
+                        self._serves[worker] += keys
+                    continue
+                for number in range(max(len(keys), len(local)) if keys and local else 0):
+                    self._serves[local[number % len(local)]].append(keys[number % len(keys)])
+
+    def relocate(self, servers: Mapping[DatasetSegment, Server]) -> None:
+        """Move segments to other servers: {(dataset, segment): the server's name}. Workers on servers without segments
+        are dropped; the caller calls `serve` to add workers on the new servers."""
+        self.server_of.update(servers)
+        self.servers = list(dict.fromkeys(self.server_of.values()))
+        self.serve(worker for worker in self.workers if self.server(worker) in self.servers)
+
+    def server(self, worker: Worker) -> Server:
+        """The name of the server that a worker is on."""
+        if worker < len(self._server_of_worker):
+            return self._server_of_worker[worker]
+        return self._all[worker % len(self._all)]
+
+    def first_workers(self, wanted: int) -> list[Worker]:
+        """The numbers of `wanted` workers, or of more where fewer would leave a server without a worker."""
+        first = [self._server_of_worker.index(server) for server in self.servers]
+        more = [w for w, server in enumerate(self._server_of_worker) if w not in first and server in self.servers]
+        return sorted((first + more)[: max(wanted, len(first))])
+
+    def served(self, worker: Worker) -> Sequence[DatasetSegment]:
+        """The (dataset, segment) keys that a worker does."""
+        return self._serves.get(worker, ())
+
+    def served_segments(self, worker: Worker, dataset: Dataset) -> list[Segment]:
+        """The segments of one dataset that a worker does."""
+        return [segment for of, segment in self.served(worker) if of == dataset]
+
+    def reserve(self, worker: Worker, stage_number: StageNumber | None) -> None:
+        """Reserve a stage's training for a worker, in place of the worker's earlier reservation; None: no stage.
+
+        Other workers train a reserved stage only if they find no other stage.
+        """
+        before = self._reserved_for.pop(worker, None)
+        if before is not None:
+            self._reserved.pop(before, None)
+        if stage_number is not None and stage_number not in self._reserved:
+            self._reserved[stage_number], self._reserved_for[worker] = worker, stage_number
+
+    def reserved(self, stage_number: StageNumber) -> Worker | None:
+        """The worker that a stage is reserved for."""
+        return self._reserved.get(stage_number)
+
+    def reserved_for(self, worker: Worker) -> StageNumber | None:
+        """The number of the stage that is reserved for a worker."""
+        return self._reserved_for.get(worker)
+
+    def _unreserve(self, stage_number: StageNumber) -> None:
+        worker = self._reserved.pop(stage_number, None)
+        if worker is not None:
+            self._reserved_for.pop(worker, None)

@@ -1,0 +1,48 @@
+"""Samplers that do not learn: at random, and the grid in its order."""
+
+from pg_mop.search.sampler import Sampler
+from pg_mop.search.space import Point, Space
+
+MOST_TRIES = 1000  # random draws in a row without a new configuration, before the remaining ones are listed
+MOST_LISTED = 1_000_000  # configurations of a space that are listed
+
+
+class GridSampler(Sampler):
+    """The grid, in its order."""
+
+    def __init__(self, space: Space, seed: int) -> None:
+        """Raises GridError for a space with distributions."""
+        super().__init__(space, seed)
+        self.points = space.points()
+        self.ahead = next(self.points, None)
+
+    def ask(self, trial: int | None) -> Point | None:
+        while self.ahead is not None:
+            point, self.ahead = self.ahead, next(self.points, None)
+            if self.claim(self.space.configuration(point)):
+                return point
+        return None
+
+
+class RandomSampler(Sampler):
+    """Random points, without replacement."""
+
+    def __init__(self, space: Space, seed: int) -> None:
+        super().__init__(space, seed)
+        self.left: list[Point] | None = None  # the remaining points, shuffled, once random draws find few of them
+
+    def ask(self, trial: int | None) -> Point | None:
+        if self.left is None:
+            for _ in range(MOST_TRIES):
+                point = self.space.sample(self.random)
+                if self.claim(self.space.configuration(point)):
+                    return point
+            self.left = []
+            if self.space.size is not None and self.space.size <= MOST_LISTED:
+                self.left = [p for p in self.space.points() if self.space.configuration(p) not in self.claimed]
+                self.random.shuffle(self.left)
+        while self.left:
+            point = self.left.pop()
+            if self.claim(self.space.configuration(point)):
+                return point
+        return None
