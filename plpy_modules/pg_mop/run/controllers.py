@@ -59,7 +59,7 @@ class RunController:
     def failed(self, mst_keys: Collection[int]) -> Steps:
         raise NotImplementedError
 
-    def stop(self, mst_key: int, reason: str | None, at: int | None = None) -> Steps:
+    def stop(self, mst_key: int, reason: str, at: int | None = None) -> Steps:
         raise NotImplementedError
 
     def add(self, added: Added, iterations: int | None, reason: str) -> Steps:
@@ -102,7 +102,7 @@ class RunController:
             if row is None:
                 continue
             reason = watch.told(stage.iteration, metric_of(row, metric))
-            if c["fit"]["keep"] == "best" and watch.best[0] == stage.iteration:
+            if c["fit"]["keep"] == "best" and watch.best is not None and watch.best[0] == stage.iteration:
                 yield Pin(stage.number, self.kept.get(mst_key))
                 self.kept[mst_key] = stage.number
             if reason is not None and mst_key not in self.stopped:
@@ -187,7 +187,7 @@ class FixedController(RunController):
         self.tell()
         yield from ()
 
-    def stop(self, mst_key: int, reason: str | None, at: int | None = None) -> Steps:
+    def stop(self, mst_key: int, reason: str, at: int | None = None) -> Steps:
         if self.plan.path(mst_key):
             for stage in (yield from self.withdraw(mst_key, reason, at)):
                 if not stage.trials:

@@ -147,7 +147,7 @@ class SearchController(RunController):
             until = heard if until is None else min(until, heard)
         return (yield from super().judge(mst_key, until))
 
-    def stop(self, mst_key: int, reason: str | None, at: int | None = None) -> Steps:
+    def stop(self, mst_key: int, reason: str, at: int | None = None) -> Steps:
         trial = self.procedure.trials.get(mst_key)
         if trial is not None and trial.state in (RUNNING, PAUSED):
             self.halts[mst_key] = at
