@@ -90,10 +90,10 @@ class Session:
         trainer = self.trainer
         if dataset in trainer.datasets:
             return True
-        trainer.send({"op": "room", "nbytes": nbytes, "keep": keep})
+        trainer.send({"op": "capacity", "nbytes": nbytes, "keep": keep})
         answer, _ = trainer.receive()
         trainer.datasets = set(answer["datasets"])
-        return answer["room"]
+        return answer["fits"]
 
     def begin(self, unit, models, states, objects):
         """Hand the trainer a unit (its header), what differs between its models (a list of dicts), the model states and

@@ -10,7 +10,23 @@ import json
 import re
 
 from mop_udf import operations
-from mop_udf.sequences import Sequence
+from mop_udf.architecture_classes import (
+    ACTIVATIONS,
+    CONSTRAINTS,
+    DISTRIBUTIONS,
+    GONE,
+    GONE_EVERYWHERE,
+    INITIALIZERS,
+    LAYERS,
+    MODELS,
+    MODULES,
+    OLD_NAMES,
+    OTHER_MODULES,
+    RECURRENT,
+    REGULARIZERS,
+    SNAKE_INITIALIZERS,
+    SNAKE_OTHERS,
+)
 
 
 class ArchitectureError(ValueError):
@@ -20,110 +36,6 @@ class ArchitectureError(ValueError):
 MOST_CHARACTERS = 16 << 20
 MOST_DEPTH = 60
 MOST_LAYERS = 5000
-
-LAYERS = frozenset(
-    """
-Activation ActivityRegularization Add AdditiveAttention AlphaDropout Attention Average AveragePooling1D
-AveragePooling2D AveragePooling3D BatchNormalization Bidirectional CategoryEncoding CenterCrop Concatenate Conv1D
-Conv1DTranspose Conv2D Conv2DTranspose Conv3D Conv3DTranspose ConvLSTM1D ConvLSTM2D ConvLSTM3D Cropping1D Cropping2D
-Cropping3D Dense DepthwiseConv1D DepthwiseConv2D Dot Dropout ELU EinsumDense Embedding Flatten GRU GRUCell
-GaussianDropout GaussianNoise GlobalAveragePooling1D GlobalAveragePooling2D GlobalAveragePooling3D
-GlobalMaxPooling1D GlobalMaxPooling2D GlobalMaxPooling3D GroupNormalization GroupQueryAttention Identity InputLayer
-LSTM LSTMCell LayerNormalization LeakyReLU Masking MaxPooling1D MaxPooling2D MaxPooling3D Maximum Minimum
-MultiHeadAttention Multiply Normalization PReLU Permute RMSNormalization RNN ReLU RepeatVector Rescaling Reshape
-Resizing SeparableConv1D SeparableConv2D SimpleRNN SimpleRNNCell Softmax SpatialDropout1D SpatialDropout2D
-SpatialDropout3D SpectralNormalization StackedRNNCells Subtract TimeDistributed UnitNormalization UpSampling1D
-UpSampling2D UpSampling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D
-RandomBrightness RandomContrast RandomCrop RandomFlip RandomRotation RandomTranslation RandomZoom
-CustomScaleLayer LayerScale
-""".split()
-)
-INITIALIZERS = frozenset(
-    """
-Constant GlorotNormal GlorotUniform HeNormal HeUniform Identity LecunNormal LecunUniform Ones Orthogonal RandomNormal
-RandomUniform TruncatedNormal VarianceScaling Zeros
-""".split()
-)
-REGULARIZERS = frozenset(("L1", "L2", "L1L2", "OrthogonalRegularizer"))
-CONSTRAINTS = frozenset(("MaxNorm", "MinMaxNorm", "NonNeg", "UnitNorm"))
-ACTIVATIONS = frozenset(
-    """
-celu elu exponential gelu glu hard_shrink hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu linear log_sigmoid
-log_softmax mish relu relu6 selu sigmoid silu soft_shrink softmax softplus softsign sparse_plus sparse_sigmoid sparsemax
-squareplus swish tanh tanh_shrink threshold
-""".split()
-)
-# layers that keras.applications keep to themselves
-OTHER_MODULES = {
-    "LayerScale": "keras.src.applications.convnext",
-    "CustomScaleLayer": "keras.src.applications.inception_resnet_v2",
-}
-MODELS = {"Sequential": "keras", "Functional": "keras.src.models.functional"}
-OLD_NAMES = {
-    "Model": "Functional",
-    "OrthogonalInitializer": "Orthogonal",
-    "IdentityInitializer": "Identity",
-    "CuDNNLSTM": "LSTM",
-    "CuDNNGRU": "GRU",
-    "BatchNormalizationV1": "BatchNormalization",
-    "BatchNormalizationV2": "BatchNormalization",
-    "Convolution2D": "Conv2D",
-    "Convolution1D": "Conv1D",
-    "GlorotUniformV2": "GlorotUniform",
-    "ThresholdedReLU": "ReLU",
-}
-# layers whose last dimension is `units`; and those whose output has their input's shape
-NO_VECTOR = "an output of the architecture must be a vector of a known width, not of shape"
-WHAT = {"input_layers": "inputs", "output_layers": "outputs"}
-WITH_UNITS = ("Dense",)
-KEEP_SHAPE = frozenset(
-    """
-Activation ActivityRegularization AlphaDropout BatchNormalization Dropout ELU GaussianDropout GaussianNoise Identity
-LayerNormalization LeakyReLU PReLU ReLU Softmax UnitNormalization
-""".split()
-)
-# layers whose `rate` the fit parameter dropout sets, and what stands for 0 until the model is built: Keras would give
-# the layer no random state, which it needs when its rate changes
-DROPOUTS = frozenset("AlphaDropout Dropout GaussianDropout SpatialDropout1D SpatialDropout2D SpatialDropout3D".split())
-NO_RATE = 0.5
-RECURRENT = ("RNN", "LSTM", "GRU", "SimpleRNN", "Bidirectional", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D")
-SNAKE_INITIALIZERS = {re.sub(r"(?<!^)(?=[A-Z])", "_", n).lower(): n for n in INITIALIZERS}
-SNAKE_INITIALIZERS.update({"normal": "RandomNormal", "uniform": "RandomUniform", "zero": "Zeros", "one": "Ones"})
-SNAKE_OTHERS = {
-    "l1": "L1",
-    "l2": "L2",
-    "l1_l2": "L1L2",
-    "max_norm": "MaxNorm",
-    "min_max_norm": "MinMaxNorm",
-    "non_neg": "NonNeg",
-    "unit_norm": "UnitNorm",
-}
-# keys of Keras 2 that Keras 3 has no use for
-GONE = {
-    "InputLayer": ("ragged", "sparse", "input_tensor", "input_dtype", "input_shape"),
-    "BatchNormalization": ("fused", "virtual_batch_size", "adjustment"),
-    "LSTM": ("implementation", "time_major"),
-    "GRU": ("implementation", "time_major"),
-    "SimpleRNN": ("implementation", "time_major"),
-    "MultiHeadAttention": ("query_shape", "key_shape", "value_shape", "softmax_robust_masking"),
-}
-KERNEL = ("kernel_initializer", "kernel_regularizer", "kernel_constraint")
-GONE.update({f"SpatialDropout{n}D": ("noise_shape", "trainable") for n in (1, 2, 3)})
-GONE.update({f"Conv{n}DTranspose": ("groups",) for n in (1, 2, 3)})
-GONE.update({f"SeparableConv{n}D": ("groups", *KERNEL) for n in (1, 2)})
-GONE.update({f"DepthwiseConv{n}D": ("groups", "filters", *KERNEL) for n in (1, 2)})
-GONE_EVERYWHERE = ("batch_input_shape", "input_dim", "input_length", "batch_shape")
-DISTRIBUTIONS = {
-    "normal": "truncated_normal",
-    "uniform": "uniform",
-    "truncated_normal": "truncated_normal",
-    "untruncated_normal": "untruncated_normal",
-}
-MODULES = re.compile(
-    r"(keras|tf_keras|tensorflow\.keras|tensorflow\.python\.keras|builtins)?"
-    r"(\.(src|engine|layers|initializers|regularizers|constraints|models|activations|dtype_policies|"
-    r"[a-z_0-9]+))*"
-)
 
 
 def check(architecture):
@@ -142,196 +54,6 @@ def check(architecture):
         raise ArchitectureError("the architecture is not the JSON of a Keras model (Model.to_json)")
     _bounded(architecture)
     return _Rewriter(str(architecture.get("keras_version")).startswith(("1.", "2."))).model(architecture)
-
-
-def input_shapes(architecture):
-    """Shapes of the model's inputs, without the batch dimension, in the order of its inputs.
-
-    `architecture` as `check` gives it. Raises ArchitectureError where no layer says its input shape.
-    """
-    shapes, layers = {}, _layers(architecture)
-    if architecture["class_name"] == "Sequential" and layers and layers[0]["class_name"] in MODELS:
-        return input_shapes(layers[0])
-    for number, layer in enumerate(layers):
-        shape = layer["config"].get("batch_shape", layer["config"].get("batch_input_shape"))
-        if isinstance(shape, list):
-            shapes[str(layer["config"].get("name", number))] = shape[1:]
-    if not shapes:
-        raise ArchitectureError("the architecture does not state its input shape (batch_shape, batch_input_shape)")
-    order = _ends(architecture, "input_layers")  # (of a dictionary by the sorted names)
-    return [shapes[n] for n in order] if set(order) == set(shapes) else list(shapes.values())
-
-
-def output_widths(architecture, outputs=1):
-    """Widths of the model's outputs, in order; None where only the model itself, once built, says one.
-
-    `architecture` as `check` gives it. A width is known where an output is that of a layer with `units`, or of layers
-    after it that keep its shape. Raises ArchitectureError where the model has another number of outputs.
-    """
-    config = architecture["config"]
-    if architecture["class_name"] == "Sequential":
-        ends = [len(config["layers"]) - 1]
-    else:
-        ends = config.get("output_layers")
-        if isinstance(ends, dict):
-            ends = [ends[name] for name in sorted(ends)]
-        ends = [ends] if _is_reference(ends) else ends
-        if not isinstance(ends, list) or not all(map(_is_reference, ends)):
-            return [None] * outputs
-        ends = [end[0] for end in ends]
-    if len(ends) != outputs:
-        raise ArchitectureError(f"the architecture has {len(ends)} output{'s' if len(ends) > 1 else ''}, not {outputs}")
-    return [_width(architecture, end) for end in ends]
-
-
-def named(architecture, key):
-    """The names of a model's inputs (key "input_layers") or outputs ("output_layers") where it has several in a
-    dictionary, in the order in which Keras takes and gives them: sorted. None: they are known by their place.
-
-    `architecture` as `check` gives it. Raises ArchitectureError for a dictionary that has, or is in, lists.
-    """
-    if architecture["class_name"] == "Sequential":
-        layers = architecture["config"]["layers"]
-        inner = layers[0 if key == "input_layers" else -1] if layers else None
-        return named(inner, key) if inner is not None and inner["class_name"] in MODELS else None
-    ends = architecture["config"].get(key)
-    if isinstance(ends, dict) and all(map(_is_reference, ends.values())):
-        return sorted(ends) if len(ends) > 1 else None
-    if _has_dictionary(ends):
-        raise ArchitectureError(
-            f"the architecture has its {WHAT[key]} in a dictionary together with lists: give it a "
-            f"dictionary, or a list, alone"
-        )
-    return None
-
-
-def by_place(architecture):
-    """An architecture whose inputs and outputs are lists where they were dictionaries, in Keras' order of these."""
-    config = dict(architecture["config"])
-    for key in WHAT:
-        if isinstance(config.get(key), dict) and all(map(_is_reference, config[key].values())):
-            ends = [config[key][name] for name in sorted(config[key])]
-            config[key] = ends if len(ends) > 1 else ends[0]
-    return {**architecture, "config": config}
-
-
-def name_misfit(architecture, key, columns):
-    """(why the inputs or outputs that an architecture has by name (see `named`) are not those of these columns, in this
-    order; what mends it); or None. Raises ArchitectureError as `named` does."""
-    names = named(architecture, key)
-    if names is None or names == list(columns):
-        return None
-    problem = (
-        f"the architecture has its {WHAT[key]} in a dictionary, which Keras reads in the order "
-        f"{', '.join(names)}, and the columns are {', '.join(columns)}"
-    )
-    if sorted(columns) == names:
-        return problem, f"Give the columns in that order, when they are packed, too: ARRAY{names}."
-    end = WHAT[key][:-1]
-    of = f"[model.{end}[name] for name in {names}]"
-    made = f"{of}, model.output" if end == "input" else f"model.input, {of}"
-    return problem, f"A list is matched by place: keras.Model({made}), in the order of the columns."
-
-
-def _has_dictionary(value):
-    return isinstance(value, dict) or isinstance(value, list) and any(map(_has_dictionary, value))
-
-
-def with_dropout(architecture, dropout):
-    """A copy of an architecture (as `check` gives it) whose Dropout layers have other rates.
-
-    `dropout`: the rate of all of them, or {name of a layer: rate}. A rate of 0 is NO_RATE here. Raises
-    ArchitectureError where there is no such layer.
-    """
-    found = set()
-
-    def copy(node):
-        if isinstance(node, list):
-            return list(map(copy, node))
-        if not isinstance(node, dict):
-            return node
-        made = {key: copy(value) for key, value in node.items()}
-        if made.get("class_name") in DROPOUTS and isinstance(made.get("config"), dict):
-            name = str(made["config"].get("name"))
-            found.add(name)
-            rate = dropout.get(name) if isinstance(dropout, dict) else dropout
-            if rate is not None:
-                made["config"]["rate"] = rate or NO_RATE
-        return made
-
-    made = copy(architecture)
-    if not found:
-        raise ArchitectureError(f"dropout is given, but the architecture has no layer of {', '.join(sorted(DROPOUTS))}")
-    unknown = [name for name in dropout if name not in found] if isinstance(dropout, dict) else []
-    if unknown:
-        raise ArchitectureError(
-            f"the architecture has no dropout layer {str(unknown[0])[:100]!r}, only {', '.join(sorted(found))[:200]}"
-        )
-    return made
-
-
-def check_dropout(architecture, dropout):
-    """Raises ArchitectureError where `dropout` of parsed fit parameters (also a Sequence, or None) names no layer of an
-    architecture (as `check` gives it)."""
-    if dropout is not None:
-        with_dropout(architecture, dropout.at(0) if isinstance(dropout, Sequence) else dropout)
-
-
-def is_vector(shape):
-    """True for the shape of an output that can be compared with a row's classes or numbers: [width]."""
-    return len(shape) == 1 and shape[0] is not None
-
-
-def output_misfit(widths, wanted):
-    """Why outputs of `widths` (None: not known) do not fit rows of `wanted`: {"widths", "what", "table"}; or None."""
-    if all(width in (None, given) for width, given in zip(widths, wanted["widths"], strict=True)):
-        return None
-    has, given = (values[0] if len(values) == 1 else values for values in (widths, wanted["widths"]))
-    return f'the architecture outputs {has} {wanted["what"]} but "{wanted["table"]}" has {given}'
-
-
-def _width(architecture, end):
-    """The width of what a layer of a model (its number in a Sequential, else its name) gives; None where not said."""
-    layers, sequential = architecture["config"]["layers"], architecture["class_name"] == "Sequential"
-    names = {} if sequential else {layer["name"]: layer for layer in layers}
-    for _ in layers:
-        layer = layers[end] if sequential and end >= 0 else names.get(end)
-        if layer is None or layer["class_name"] not in (*WITH_UNITS, *KEEP_SHAPE):
-            return None
-        if layer["class_name"] in WITH_UNITS:
-            units = layer["config"].get("units")
-            return units if isinstance(units, int) and not isinstance(units, bool) else None
-        if sequential:
-            end -= 1
-            continue
-        calls = layer["inbound_nodes"]
-        if len(calls) != 1 or not calls[0]["args"] or not isinstance(calls[0]["args"][0], dict):
-            return None
-        history = calls[0]["args"][0].get("config", {}).get("keras_history")
-        end = history[0] if _is_reference(history) else None
-    return None
-
-
-def _ends(architecture, key):
-    """Names of the layers that a functional model lists under `key`: [[name, node, tensor], ...], or just one."""
-    listed = architecture["config"].get(key) if isinstance(architecture.get("config"), dict) else None
-    if isinstance(listed, dict):
-        listed = [listed[name] for name in sorted(listed)]
-    if isinstance(listed, list) and listed and isinstance(listed[0], str):
-        listed = [listed]
-    if not isinstance(listed, list):
-        return []
-    return [end[0] for end in listed if isinstance(end, list) and end and isinstance(end[0], str)]
-
-
-def _layers(architecture):
-    config = architecture.get("config")
-    layers = config if isinstance(config, list) else isinstance(config, dict) and config.get("layers")
-    if not isinstance(layers, list) or not all(
-        isinstance(x, dict) and isinstance(x.get("config"), dict) for x in layers
-    ):
-        raise ArchitectureError("the architecture has no list of layers")
-    return layers
 
 
 def _bounded(architecture):
@@ -447,8 +169,8 @@ class _Rewriter:
 
     def _old_call(self, kind, tensors, nested):
         """A call as Keras 2 writes it: a list of [layer, call, tensor, keyword arguments]."""
-        tensors = [tensors] if _is_reference(tensors) else tensors
-        if not isinstance(tensors, list) or not tensors or not all(map(_is_reference, tensors)):
+        tensors = [tensors] if is_reference(tensors) else tensors
+        if not isinstance(tensors, list) or not tensors or not all(map(is_reference, tensors)):
             raise ArchitectureError(f"a call of {kind} takes no tensor of the model")
         made = [_tensor(t) for t in tensors]
         kwargs = tensors[-1][3] if len(tensors[-1]) > 3 else {}
@@ -662,7 +384,7 @@ def _has_tensor(value):
     return isinstance(value, list) and any(map(_has_tensor, value))
 
 
-def _is_reference(value):
+def is_reference(value):
     """True for Keras 2's [layer, call, tensor] or [layer, call, tensor, keyword arguments]."""
     return (
         isinstance(value, list)
@@ -682,7 +404,7 @@ def _tensor(reference):
 
 def _with_tensors(value):
     """A keyword argument of Keras 2, its tensors in the form of Keras 3."""
-    if _is_reference(value) and len(value) == 3:
+    if is_reference(value) and len(value) == 3:
         return _tensor(value)
     return [_with_tensors(v) for v in value] if isinstance(value, list) else value
 

@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import time
 
-from mop_udf import fork_server
+from mop_udf import server_folder
 
 VARIABLE = "PG_MOP_COMPILE_CACHE"  # of a trainer's environment: "megabytes:directory"
 UNUSED_SECONDS = 30 * 86400  # after which a directory is removed, by who makes one
@@ -34,9 +34,9 @@ def environment(home, keras_backend, role, threads, megabytes):
     hold.
     """
     try:
-        folder, opened, _ = fork_server.own_folder()
+        folder, opened, _ = server_folder.own_folder()
         os.close(opened)
-        kind = f"{fork_server.version(home, keras_backend)}-{processor()}"
+        kind = f"{server_folder.version(home, keras_backend)}-{processor()}"
         path = os.path.join(folder, f"xla-{kind}-{int(threads)}-{int(role)}")
         disk = os.statvfs(folder)
         # (TensorFlow's flags end at a blank)

@@ -55,16 +55,16 @@ class Cache:
     def get(self, key):
         return self.segments.get(key)
 
-    def room_for(self, nbytes, keep):
+    def make_capacity(self, nbytes, keep):
         """True when `nbytes` of rows more fit, after dropping features, and then segments whose key is not in `keep`,
         where need be."""
-        return self._make_room(nbytes, [*self.features, *(key for key in self.segments if key not in keep)])
+        return self._make_capacity(nbytes, [*self.features, *(key for key in self.segments if key not in keep)])
 
-    def room_for_features(self, nbytes, keep):
+    def make_feature_capacity(self, nbytes, keep):
         """True when `nbytes` of features more fit, after dropping, where need be, segments whose key is not in `keep`
         and features that nobody asks for any more."""
         stale = [key for key in self.features if self._asked - self._used[key] > STALE * len(self.features)]
-        return self._make_room(nbytes, [*stale, *(key for key in self.segments if key not in keep)])
+        return self._make_capacity(nbytes, [*stale, *(key for key in self.segments if key not in keep)])
 
     def features_of(self, key, digest):
         """The features of the segment `key`, computed by what `digest` names; None where they are not here."""
@@ -80,7 +80,7 @@ class Cache:
     def used(self):
         return sum(s.nbytes for s in (*self.segments.values(), *self.features.values()))
 
-    def _make_room(self, nbytes, victims):
+    def _make_capacity(self, nbytes, victims):
         """True when `nbytes` more fit, after dropping some of the victims (keys), the first first, if they suffice."""
         before = self.segments, self.features
         self.segments, self.features = dict(self.segments), dict(self.features)

@@ -55,3 +55,9 @@ def first_line(error):
 def refusal(error):
     """The kind of an exception and what it says, short: why something is not used."""
     return f"{type(error).__name__}: {first_line(error)[:200]}"
+
+
+def abbreviated(value):
+    """The repr of a value, cut to 200 characters for an error message."""
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."

@@ -15,7 +15,7 @@ BATCH_BYTES = 64 << 20  # of all layers' outputs, for the rows that go through a
 
 
 class Cut:
-    """A compiled model cut after its frozen prefix: `kernels` (Chosen) and `forward` (Forward) are those of the head,
+    """A compiled model cut after its frozen prefix: `kernels` (TunedKernels) and `forward` (Forward) are those of the head,
     whose input is what the prefix gives."""
 
     def __init__(self, split, kernels, forward):
@@ -56,7 +56,7 @@ class Features:
         """True where they fit the cache together with the segment's rows, which may still be on their way."""
         coming = 0 if self.cache.get(self.unit["dataset"]) else self.unit["nbytes"]
         # three times: they may be shuffled, and kernels make tensors of them
-        return batch_size.may_hold(3 * self.nbytes + coming) and self.cache.room_for_features(
+        return batch_size.may_hold(3 * self.nbytes + coming) and self.cache.make_feature_capacity(
             self.nbytes + coming, [*self.unit["keep"], self.unit["dataset"]]
         )
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import tempfile
 
-from mop_udf import compile_cache, fork_server
+from mop_udf import compile_cache, fork_server_client, server_folder
 from mop_udf.channel import CHECK_SECONDS, Channel, ChannelClosed
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -97,7 +97,7 @@ class Trainer:
         self._home, self._tick, self._memory_mb = home, check_interrupts, options.get("memory_mb")
         self._request = {
             "environment": {
-                **fork_server.environment(options["keras_backend"]),
+                **server_folder.environment(options["keras_backend"]),
                 "OMP_NUM_THREADS": str(options["threads"]),
                 "CUDA_VISIBLE_DEVICES": str(-1 if options.get("gpu") is None else options["gpu"]),
             },
@@ -156,7 +156,7 @@ class Trainer:
         self.channel = Channel(self._answers, self._requests, self._watch)
 
     def _fork(self, files):
-        return fork_server.ask(self._home, self._request, files, self._life)
+        return fork_server_client.ask(self._home, self._request, files, self._life)
 
     def _close(self, files):
         while files:

@@ -17,7 +17,7 @@ import sys
 import threading
 import zipfile
 
-from mop_udf.trainer import die_with, first_to_go, keep_stdout
+from mop_udf.child_process import die_with_pipe, prefer_oom_kill, take_stdio
 
 CONNECT_SECONDS = 40
 CHUNK = 1 << 20
@@ -198,9 +198,9 @@ def pump(requests, answers, connection):
 
 def main(backend, life, address, gpus, cpus, seconds, *arguments):
     """Be the relay of a process that has the writing end of the pipe `life`; ends this process."""
-    die_with(int(life))
-    first_to_go()
-    requests, answers = keep_stdout()
+    die_with_pipe(int(life))
+    prefer_oom_kill()
+    requests, answers = take_stdio()
     connection, _actor = connect(address, float(gpus), float(cpus), float(seconds), list(arguments))
     try:
         if pump(requests, answers, connection) == connection.fileno():

@@ -8,7 +8,7 @@ import keras
 class Bound:
     """A Sequence whose numbers are kept where compiled steps read them. A framework's subclass has:
 
-    `operations`: those of sequences.PYTHON on its tensors; `keep(number)`: what has `assign`; `read(kept)`: its value
+    `operations`: those of sequence_functions.PYTHON on its tensors; `keep(number)`: what has `assign`; `read(kept)`: its value
     as a tensor; `wide(value)`: a float64 tensor.
     """
 

@@ -105,7 +105,7 @@ def by_keras(make, x, y, optimizer, arguments):
 
 
 def by_ours(make, x, y, optimizer, arguments):
-    from mop_udf import models, params
+    from mop_udf import evaluation, model_cache, models, params
 
     text = ", ".join(
         f"{key}=Exponential({value[0]}, {value[1]}, per='batch')" if isinstance(value, tuple) else f"{key}={value}"
@@ -116,7 +116,7 @@ def by_ours(make, x, y, optimizer, arguments):
         f"batch_size={SIZE}",
     )
     assert params.scalars(compile_params)
-    compiled = models.ModelCache().get(make().to_json(), compile_params, {}, 5)
+    compiled = model_cache.ModelCache().get(make().to_json(), compile_params, {}, 5)
     compiled.start(5)
     compiled.set_scalars(compile_params)
     state = None
@@ -126,7 +126,7 @@ def by_ours(make, x, y, optimizer, arguments):
             compiled.load(state)
         compiled.kernels.train([(*x, y)], ROWS, SIZE, len(x), forced="plain")
         state = b"".join(bytes(part) for part in compiled.save())
-    evaluation = models.Evaluation(compiled, compiled.weights_of(state, False), len(x))
+    evaluation = evaluation.Evaluation(compiled, compiled.weights_of(state, False), len(x))
     evaluation.add((*x, y))
     told = evaluation.report()
     return compiled.model.get_weights(), [told["loss"], told["metric"]]

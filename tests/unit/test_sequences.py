@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mop_udf import params, sequences
-from mop_udf.params import ParameterError, Resolver, parse_compile_params, parse_fit_params, resolve
+from mop_udf import params, sequence_parser, sequences
+from mop_udf.parameter_resolver import Resolver, resolve
+from mop_udf.params import ParameterError, parse_compile_params, parse_fit_params
 
 LOSS = "loss='mse',"
 
 
 def values(text, count):
     """The values of the iterations 1 to `count`."""
-    sequence = sequences.parse(text)
+    sequence = sequence_parser.parse(text)
     return [sequence.at(step) for step in range(count)]
 
 
@@ -155,12 +156,12 @@ def test_bad_sequences_have_clear_errors(text, message):
 )
 def test_numbers_of_iterations_are_integers_of_at_least_1(text, name, count):
     if count == "None" and "step_size_down" in text:
-        assert sequences.parse(text.format(count)) == sequences.parse("CyclicLR(0, 1, 3)")
+        assert sequence_parser.parse(text.format(count)) == sequence_parser.parse("CyclicLR(0, 1, 3)")
         return
     with pytest.raises(sequences.SequenceError) as error:
-        sequences.parse(text.format(count))
+        sequence_parser.parse(text.format(count))
     assert name in str(error.value) or "is no literal" in str(error.value)
-    assert sequences.parse(text.format("4.0")) == sequences.parse(text.format("4"))
+    assert sequence_parser.parse(text.format("4.0")) == sequence_parser.parse(text.format("4"))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ def test_numbers_of_iterations_are_integers_of_at_least_1(text, name, count):
 )
 def test_arguments_in_another_order_are_refused_with_the_right_one(text, message):
     with pytest.raises(sequences.SequenceError) as error:
-        sequences.parse(text)
+        sequence_parser.parse(text)
     assert message in str(error.value)
 
 
@@ -210,7 +211,7 @@ def test_arguments_in_another_order_are_refused_with_the_right_one(text, message
 )
 def test_nothing_is_given_twice(text, message):
     with pytest.raises(sequences.SequenceError) as error:
-        sequences.parse(text)
+        sequence_parser.parse(text)
     assert message in str(error.value)
 
 
@@ -396,9 +397,9 @@ def test_the_keys_of_compiled_models_know_sequences():
 
 def test_texts_that_are_sequences():
     for text in ("[1]", " Values ([1])", "cosine(1, 2)", "{'class_name': 'X'}", '{"config": {}}', "Warmup("):
-        assert sequences.is_sequence_text(text)
+        assert sequence_parser.is_sequence_text(text)
     for text in ("0.1", "None", "{0: 1}", "{'a': 0.5}", "Cosine", "Linear(1)", "'x'", "", "TensorBoard(a=1)"):
-        assert not sequences.is_sequence_text(text)
+        assert not sequence_parser.is_sequence_text(text)
 
 
 def test_schedules_are_written_with_all_that_keras_takes_by_default():
@@ -458,7 +459,7 @@ def test_what_is_resolved_is_literal_and_resolves_to_itself(text, iteration, per
     assert isinstance(rate, float) or per and rate.per == "batch"
     assert parse_compile_params(written[0])["metrics"] == ["mae", "a)'b"]
     if not per:
-        own = sequences.parse(text) if sequences.is_sequence_text(text) else float(text)
+        own = sequence_parser.parse(text) if sequence_parser.is_sequence_text(text) else float(text)
         assert rate == (own.at(iteration - 1) if isinstance(own, sequences.Sequence) else own)
     assert params.scalars(parse_compile_params(written[0])) == {"learning_rate": rate}
     assert parse_fit_params(written[1])["batch_size"] == (5 if iteration == 1 else 6)
@@ -468,7 +469,7 @@ def test_what_is_resolved_is_literal_and_resolves_to_itself(text, iteration, per
 @given(SEQUENCES, st.integers(0, 400))
 def test_values_lie_between_those_that_the_text_names(text, step):
     try:
-        sequence = sequences.parse(text) if sequences.is_sequence_text(text) else float(text)
+        sequence = sequence_parser.parse(text) if sequence_parser.is_sequence_text(text) else float(text)
         value = sequence.at(step) if isinstance(sequence, sequences.Sequence) else sequence
     except sequences.SequenceError:
         return

@@ -43,11 +43,11 @@ def traced(tmp_path, monkeypatch):
 
 
 def model_of(optimizer="Adam(lr=0.01)", loss="categorical_crossentropy", functions=None):
-    from mop_udf import models
+    from mop_udf import model_cache, models
 
     text = f"loss='{loss}', optimizer=\"{optimizer}\", metrics=['accuracy']"
     compile_params, _ = models.parse(text, "batch_size=8, epochs=1", 1)
-    made = models.ModelCache().get(
+    made = model_cache.ModelCache().get(
         net, compile_params, {name: dill.dumps(function, recurse=True) for name, function in (functions or {}).items()}
     )
     made.set_scalars(compile_params)
@@ -57,12 +57,12 @@ def model_of(optimizer="Adam(lr=0.01)", loss="categorical_crossentropy", functio
 
 def trained(kernel, **more):
     """The weights and losses of a model that a new trainer trains and evaluates."""
-    from mop_udf import models
+    from mop_udf import evaluation
 
     model, rows = model_of(**more), random_rows(203)
     report = model.kernels.train([rows], 203, 8, 1, forced=kernel)
     assert report["kernel"] == kernel
-    evaluation = models.Evaluation(model, model.weights_of(b"".join(model.save()), False), 1)
+    evaluation = evaluation.Evaluation(model, model.weights_of(b"".join(model.save()), False), 1)
     evaluation.add(rows)
     return [w.tobytes() for w in model.model.get_weights()], report["loss"], evaluation.report()["sums"]
 

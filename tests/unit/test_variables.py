@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from mop_udf import models
+from mop_udf import model_cache, models
 from mop_udf.kernels.on_tensorflow.variables import FEWEST, MOST_BYTES, PATIENCE, Variables
 from workload import ADAM, layer, sequential
 
@@ -28,7 +28,7 @@ def compiled(dtype="float32", compiling=OF_ADAM):
     )
     parameters, _ = models.parse(compiling, "batch_size=4", 1)
     text = architecture if isinstance(architecture, str) else json.dumps(architecture)
-    return models.ModelCache(1 << 30).get(text, parameters, {}, 1)
+    return model_cache.ModelCache(1 << 30).get(text, parameters, {}, 1)
 
 
 @pytest.mark.parametrize("optimizer", [OF_ADAM, OF_NADAM])  # Nadam has a scalar of the weights' type

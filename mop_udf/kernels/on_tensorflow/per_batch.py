@@ -13,7 +13,7 @@ from mop_udf.kernels.on_tensorflow.scalars import Scalar
 
 
 class TENSORS:
-    """The operations of sequences.PYTHON on float64 tensors."""
+    """The operations of sequence_functions.PYTHON on float64 tensors."""
 
     cos, log, floor, maximum, where = tf.cos, tf.math.log, tf.floor, tf.maximum, tf.where
 

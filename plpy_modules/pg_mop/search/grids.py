@@ -5,7 +5,7 @@ import itertools
 import math
 import warnings
 
-from mop_udf import params, sequences
+from mop_udf import parameter_names, parameter_text, params, sequences
 
 COMPILE_KEYS = (
     "loss",
@@ -57,8 +57,8 @@ def _read(text, argument):
     """What a text of literals and sequences stands for. Raises GridError."""
     if text is None:
         raise GridError(f"{argument} must not be NULL")
-    if text and len(text) > params.MOST_CHARACTERS:
-        raise GridError(f"{argument} is longer than {params.MOST_CHARACTERS} characters")
+    if text and len(text) > parameter_text.MOST_CHARACTERS:
+        raise GridError(f"{argument} is longer than {parameter_text.MOST_CHARACTERS} characters")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python's remarks on odd spelling
@@ -229,5 +229,5 @@ def fit_text(values):
 
 def optimizer_name(name):
     """As Keras writes it."""
-    known = {n.lower(): n for n in params.OPTIMIZERS}
+    known = {n.lower(): n for n in parameter_names.OPTIMIZERS}
     return known.get(str(name).lower(), str(name))

@@ -1,0 +1,52 @@
+"""The fit parameter dropout: an architecture with other rates in its dropout layers.
+
+Standard library only.
+"""
+
+from mop_udf.architecture import ArchitectureError
+from mop_udf.sequences import Sequence
+
+# layers whose `rate` the fit parameter dropout sets, and what stands for 0 until the model is built: Keras would give
+# the layer no random state, which it needs when its rate changes
+DROPOUTS = frozenset("AlphaDropout Dropout GaussianDropout SpatialDropout1D SpatialDropout2D SpatialDropout3D".split())
+NO_RATE = 0.5
+
+
+def with_dropout(architecture, dropout):
+    """A copy of an architecture (as `check` gives it) whose Dropout layers have other rates.
+
+    `dropout`: the rate of all of them, or {name of a layer: rate}. A rate of 0 is NO_RATE here. Raises
+    ArchitectureError where there is no such layer.
+    """
+    found = set()
+
+    def copy(node):
+        if isinstance(node, list):
+            return list(map(copy, node))
+        if not isinstance(node, dict):
+            return node
+        made = {key: copy(value) for key, value in node.items()}
+        if made.get("class_name") in DROPOUTS and isinstance(made.get("config"), dict):
+            name = str(made["config"].get("name"))
+            found.add(name)
+            rate = dropout.get(name) if isinstance(dropout, dict) else dropout
+            if rate is not None:
+                made["config"]["rate"] = rate or NO_RATE
+        return made
+
+    made = copy(architecture)
+    if not found:
+        raise ArchitectureError(f"dropout is given, but the architecture has no layer of {', '.join(sorted(DROPOUTS))}")
+    unknown = [name for name in dropout if name not in found] if isinstance(dropout, dict) else []
+    if unknown:
+        raise ArchitectureError(
+            f"the architecture has no dropout layer {str(unknown[0])[:100]!r}, only {', '.join(sorted(found))[:200]}"
+        )
+    return made
+
+
+def check_dropout(architecture, dropout):
+    """Raises ArchitectureError where `dropout` of parsed fit parameters (also a Sequence, or None) names no layer of an
+    architecture (as `check` gives it)."""
+    if dropout is not None:
+        with_dropout(architecture, dropout.at(0) if isinstance(dropout, Sequence) else dropout)

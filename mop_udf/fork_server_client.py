@@ -1,0 +1,243 @@
+"""The backend's side of the fork server.
+
+Standard library only.
+"""
+
+import errno
+import fcntl
+import glob
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import time
+
+from mop_udf.server_folder import environment, own_folder, version
+
+ANSWER_SECONDS = 20  # in which it has imported Keras, however busy the machine is
+MOST_BYTES = 1 << 16  # of a request
+
+
+class Forked:
+    """A trainer that the fork server has been asked for. `pid`: None until it lives; `code`: its exit status, a signal as a
+    negative number, or None where nobody knows."""
+
+    def __init__(self, connection, name, life):
+        """`life`: the writing end of the pipe that the trainer dies with."""
+        self._connection, self._name, self._asked = connection, name, time.monotonic()
+        self.pid, self.code = None, None
+        self._gone = select.poll()
+        self._gone.register(life, 0)  # (the error that nobody reads any more)
+
+    def born(self, seconds):
+        """True as soon as it lives, None if it does not after so many seconds; False: it will never."""
+        if self.pid is None:  # (it may have been heard of since)
+            self._hear(seconds)
+        if self.pid is None and self._connection is not None and time.monotonic() - self._asked > ANSWER_SECONDS:
+            self._name.end()
+            self._close()
+        return True if self.pid is not None else None if self._connection is not None else False
+
+    def ended(self):
+        self._hear(0)
+        return self.pid is not None and (self.code is not None or bool(self._gone.poll(0)))
+
+    def wait(self):
+        """Until it has ended, its pipe having been closed; and learn how, if the fork server tells."""
+        deadline = time.monotonic() + 5
+        while self.pid is not None and self._connection is not None and time.monotonic() < deadline:
+            self._hear(0.1)
+        self._close()
+
+    def _hear(self, seconds):
+        """Read what the fork server has to say within so many seconds."""
+        if self._connection is None or not select.select([self._connection], [], [], seconds)[0]:
+            return
+        try:
+            news = self._connection.recv(MOST_BYTES)
+        except OSError:
+            news = b""
+        if not news:
+            self._close()
+            return
+        news = json.loads(news)
+        self.pid, self.code = news.get("pid", self.pid), news.get("code")
+        if self.code is not None:
+            self._close()
+
+    def _close(self):
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def ask(home, request, files, life):
+    """Ask for a trainer: a :class:`Forked`, or None where there is no fork server and none can be started.
+
+    `home`: the packages' virtual environment; `request`: a dict with `environment`, its `KERAS_BACKEND` among it,
+    `arguments` and `idle_ms`, the time that the fork server stays without being needed; `files`: the trainer's standard
+    input, output and error and the reading end of the pipe whose writing end `life` this process keeps.
+    """
+    sent = _send(home, request["environment"]["KERAS_BACKEND"], request, files)
+    return sent and Forked(*sent, life)
+
+
+def expect(home, keras_backend, idle_ms):
+    """Let there be a fork server, for somebody is soon going to need a trainer: it imports Keras meanwhile. If nobody does,
+    it ends after so many milliseconds. Where there can be none, whoever needs a trainer finds out."""
+    if sent := _send(home, keras_backend, {"idle_ms": idle_ms}):
+        sent[0].close()
+
+
+def _send(home, keras_backend, request, files=()):
+    """Send a request to the fork server, which is started where there is none: (connection, _Name), or None."""
+    try:
+        name = _Name(home, keras_backend)
+        if connection := name.connect() or name.start() and name.connect():
+            socket.send_fds(connection, [json.dumps(request).encode()], files)
+            return connection, name
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+class _Name:
+    """Where this server's fork server of certain packages is found."""
+
+    def __init__(self, home, keras_backend):
+        """Raises OSError where nobody but the server's own user may be: no folder to trust."""
+        self.home, self.keras_backend = home, keras_backend
+        _, self._folder, self._server = own_folder()
+        # (that would inherit the fork server, and take its end by a signal for a crash of its own)
+        if self._server == 1:
+            raise FileNotFoundError(errno.ENOENT, "no server's own process")
+        # paths of sockets are short
+        self.path = f"/proc/self/fd/{self._folder}/fork-server-{version(home, keras_backend)}"
+
+    def __del__(self):
+        if hasattr(self, "_folder"):
+            os.close(self._folder)
+
+    def connect(self):
+        """A connection; None where there is no fork server. Raises OSError."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.settimeout(1)
+        try:
+            connection.connect(self.path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+            return None
+        if peer(connection)[1] != os.geteuid():
+            raise PermissionError(errno.EACCES, "another user's")
+        return connection
+
+    def start(self):
+        """Start one, unless somebody does: True as soon as it can be connected to. Raises OSError."""
+        lock = self._lock()
+        for _ in range(20):  # whoever has the lock listens at once; or is about to end
+            if lock is not None:
+                break
+            time.sleep(0.01)
+            if connection := self.connect():
+                connection.close()
+                return True
+            lock = self._lock()
+        else:
+            return False
+        try:
+            self._tidy()
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                try:
+                    os.unlink(self.path)
+                except FileNotFoundError:
+                    pass
+                listener.bind(self.path)
+                os.chmod(self.path, 0o600)
+                listener.listen(128)
+                postmaster = os.pidfd_open(self._server)
+                try:
+                    self._execute(listener.fileno(), lock, postmaster)
+                finally:
+                    os.close(postmaster)
+        finally:
+            os.close(lock)
+        return True
+
+    def _execute(self, *files):
+        os.ftruncate(files[1], 0)  # (it writes its process id there)
+        with open(f"{self.path}.log", "wb") as log:
+            # by a shell, which ends at once: it must be nobody's child, who would have to wait for its end
+            subprocess.run(
+                [
+                    "/bin/sh",
+                    "-c",
+                    '"$@" &',
+                    "sh",
+                    os.path.join(self.home, "bin", "python"),
+                    "-I",
+                    "-B",
+                    "-m",
+                    "mop_udf.fork_server",
+                    *map(str, files),
+                ],
+                env={**environment(self.keras_backend), "OMP_NUM_THREADS": "1"},
+                cwd="/",
+                pass_fds=files,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _tidy(self):
+        """Remove what fork servers of other packages have left."""
+        for path in glob.glob(f"{os.path.dirname(self.path)}/fork-server-*.lock"):
+            path = path[: -len(".lock")]
+            if path != self.path and (lock := self._lock(path)) is not None:
+                for name in (path, f"{path}.log", f"{path}.lock"):
+                    try:
+                        os.unlink(name)
+                    except FileNotFoundError:
+                        pass
+                os.close(lock)
+
+    def _lock(self, path=None):
+        """The descriptor of the lock that a fork server holds for all its life; None: it is held."""
+        while True:
+            lock = os.open(f"{path or self.path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.exists(f"{path or self.path}.lock") and os.path.samestat(
+                    os.fstat(lock), os.stat(f"{path or self.path}.lock")
+                ):
+                    return lock
+            except BlockingIOError:
+                os.close(lock)
+                return None
+            except OSError:
+                os.close(lock)
+                raise
+            os.close(lock)  # somebody has removed it before it was locked
+
+    def end(self):
+        """Kill a fork server that does not answer; the next backend starts another."""
+        try:
+            lock = self._lock()
+            if lock is not None:  # there is none
+                os.close(lock)
+                return
+            with open(f"{self.path}.lock") as file:
+                pid = int(file.read())
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                if b"mop_udf.fork_server" in file.read():
+                    os.kill(pid, signal.SIGKILL)
+        except (OSError, ValueError):
+            pass
+
+
+def peer(connection):
+    """(process id, user id) of the other side, as the kernel knows them."""
+    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[:2]

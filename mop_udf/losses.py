@@ -1,0 +1,87 @@
+"""Losses and metrics of a model, Keras' own and custom ones. Runs in the trainer."""
+
+import keras
+
+from mop_udf import architecture_shapes
+from mop_udf.errors import first_line
+from mop_udf.models import ConfigurationError
+
+
+def weights_by_place(loss_weights, architecture):
+    """The weights of the losses as a list where they and the outputs of an architecture are dictionaries. Raises
+    ConfigurationError where they have other names."""
+    names = architecture_shapes.named(architecture, "output_layers")
+    if names is None or not isinstance(loss_weights, dict):
+        return loss_weights
+    if unknown := sorted(set(map(str, loss_weights)) - set(names)):
+        raise ConfigurationError(
+            f"loss_weights names {unknown[0]!r}, the architecture's outputs are {', '.join(names)}"
+        )
+    return [loss_weights.get(name, 1.0) for name in names]
+
+
+def load_functions(objects):
+    """{name: pickle} -> {name: function}; raises ConfigurationError where one does not load."""
+    functions = {}
+    for name, data in objects.items():
+        try:
+            functions[name] = objects.load(data)
+        except ValueError as error:
+            raise ConfigurationError(f"custom function {name!r} cannot be used: {first_line(error)}") from error
+    return functions
+
+
+def make_loss(name, functions, outputs):
+    """What `compile` takes as loss of a model with that many outputs: each has Keras' loss, or custom one, `name`."""
+    loss = name
+    if name in functions:
+        function = functions[name]
+
+        def loss(y_true, y_pred):
+            # a loss that does not depend on the prediction (MADlib's tests have one) has gradients: zeros
+            value = function(keras.ops.cast(y_true, y_pred.dtype), y_pred)
+            return keras.ops.cast(value, y_pred.dtype) + 0 * keras.ops.sum(y_pred)
+
+    return loss if outputs == 1 else [loss] * outputs
+
+
+def make_metrics(names, functions, model):
+    """For each output of `model` a list of (name, Keras Metric); what they add up is in float64.
+
+    (weighted_metrics are not passed on: there are no sample weights when metrics are computed.)
+    """
+    return [[(name, _metric(name, functions, output.shape[-1])) for name in names] for output in model.outputs]
+
+
+def _metric(name, functions, width):
+    """The metric `name` of an output of that width. `accuracy` and `crossentropy` depend on it, as in Keras."""
+    metrics = keras.metrics
+    if name in functions:
+        return _wide(metrics.MeanMetricWrapper, _for_each_row(functions[name]), name=f"custom_{name}")
+    if name.lower() in ("accuracy", "acc"):
+        return _wide(metrics.BinaryAccuracy if width == 1 else metrics.CategoricalAccuracy, name=name)
+    if name.lower() in ("crossentropy", "ce"):
+        return _wide(metrics.BinaryCrossentropy if width == 1 else metrics.CategoricalCrossentropy, name=name)
+    found = metrics.get(name)
+    return (
+        _wide(type(found)) if isinstance(found, metrics.Metric) else _wide(metrics.MeanMetricWrapper, found, name=name)
+    )
+
+
+def _wide(kind, *args, **kwargs):
+    """A metric of Keras whose variables are float64: sums of many rows in float32 would lose the small ones."""
+
+    def add_variable(self, *args, dtype=None, **kwargs):
+        return kind.add_variable(self, *args, dtype="float64", **kwargs)
+
+    return type(kind.__name__, (kind,), {"add_variable": add_variable})(*args, dtype="float64", **kwargs)
+
+
+def _for_each_row(function):
+    """A custom metric, whose value for a whole batch is that of each of its rows: so it is a mean over rows."""
+
+    def metric(y_true, y_pred):
+        value = keras.ops.convert_to_tensor(function(keras.ops.cast(y_true, y_pred.dtype), y_pred))
+        return keras.ops.broadcast_to(value, keras.ops.shape(y_pred)[:1]) if len(value.shape) == 0 else value
+
+    return metric

@@ -1,0 +1,71 @@
+"""Keras optimizers from parsed compile parameters, and their scalars as variables. Runs in the trainer."""
+
+import keras
+import numpy as np
+
+from mop_udf import state
+from mop_udf.errors import first_line
+from mop_udf.keras_schedules import Schedule
+from mop_udf.kernels.framework import own as framework
+from mop_udf.models import ConfigurationError
+from mop_udf.sequences import Sequence
+
+
+def make_optimizer(name, arguments):
+    """A Keras optimizer from parsed compile parameters.
+
+    `decay` is the time-based decay of Keras 2: the rate at update t is learning_rate / (1 + decay * t). A sequence per
+    batch is its first value here, unless it is the learning rate's.
+    """
+    arguments = {
+        key: value.at(0) if isinstance(value, Sequence) and key != "learning_rate" else value
+        for key, value in dict(arguments).items()
+    }
+    # (left to Keras it depends on how many there have been, and XLA's cache finds nothing by another)
+    arguments.setdefault("name", "optimizer")
+    decay, rate = arguments.pop("decay", None), arguments.get("learning_rate")
+    try:
+        if isinstance(rate, Sequence):
+            arguments["learning_rate"] = framework.Rate(rate)
+        elif isinstance(rate, Schedule):
+            arguments["learning_rate"] = _schedule(rate)
+        optimizer_class = getattr(keras.optimizers, name)
+        if decay:
+            if rate is None:
+                rate = float(optimizer_class().learning_rate)
+            arguments["learning_rate"] = keras.optimizers.schedules.InverseTimeDecay(rate, 1, decay)
+        return optimizer_class(**arguments)
+    except Exception as error:
+        raise ConfigurationError(f"Keras refuses the optimizer {name}: {first_line(error)}") from error
+
+
+def _schedule(described):
+    """The Keras object that a description (keras_schedules.Schedule) is of; raises what Keras does."""
+    kind = getattr(keras.optimizers.schedules, described.name)
+    return kind(**{key: list(value) if isinstance(value, tuple) else value for key, value in described.config.items()})
+
+
+class Kept:
+    """A scalar that Keras itself keeps in a variable, whose own `assign` takes ten times as long."""
+
+    def __init__(self, variable):
+        self._variables, self._dtype = framework.Variables([variable]), state.dtype(variable.dtype)
+
+    def assign(self, value):
+        self._variables.put([np.asarray(value, self._dtype)])
+
+
+def make_scalars_variable(optimizer, scalars):
+    """Make the `scalars` (as params.scalars gives them) of a new optimizer variable: {name: what to assign to}."""
+    made, schedule = {}, optimizer._learning_rate
+    if isinstance(schedule, framework.Rate):
+        made["learning_rate"] = schedule
+    elif "decay" in scalars and isinstance(schedule, keras.optimizers.schedules.InverseTimeDecay):
+        made["learning_rate"] = framework.varied(schedule, "initial_learning_rate")
+        made["decay"] = framework.varied(schedule, "decay_rate")
+    elif isinstance(schedule, keras.Variable):
+        made["learning_rate"] = Kept(schedule)
+    for name, scalar in scalars.items():
+        if name not in made and isinstance(getattr(optimizer, name, None), (int, float)):
+            made[name] = framework.varied(optimizer, name, scalar if isinstance(scalar, Sequence) else None)
+    return made

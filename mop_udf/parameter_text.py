@@ -1,0 +1,115 @@
+"""The grammar of parameter strings: `key = value` pairs and literals, read and written.
+
+Grammar: docs/contract/fit_multiple.md, section 4. Standard library only.
+"""
+
+import ast
+import math
+import re
+import warnings
+
+from mop_udf.errors import abbreviated
+
+
+class ParameterError(ValueError):
+    """A parameter string that says nothing usable; the text names the offending part."""
+
+
+MOST_CHARACTERS = 100_000
+
+
+def split(text):
+    """'a = 1, b = [2, 3]' -> {'a': '1', 'b': '[2, 3]'}; a repeated key's last value wins. Raises ParameterError."""
+    if len(text) > MOST_CHARACTERS:
+        raise ParameterError(f"a parameter string of {len(text)} characters is longer than {MOST_CHARACTERS}")
+    values, depth, start, key = {}, 0, 0, None
+    for position, character in enumerate(text + ","):
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+            if depth < 0:
+                raise ParameterError(f"unmatched {character!r} in {abbreviated(text)}")
+        elif depth == 0 and character == "=" and key is None:
+            key, start = text[start:position].strip(), position + 1
+        elif character == "," and (depth == 0 or position == len(text)):
+            if depth:
+                raise ParameterError(f"an open bracket in {abbreviated(text)}")
+            value = text[start:position].strip()
+            if not key or not value:
+                part = text[start:position].strip()
+                raise ParameterError(f"{abbreviated(part)} in {abbreviated(text)} is not of the form key = value")
+            values[key], start, key = value, position + 1, None
+    return values
+
+
+class Verbatim(str):
+    """A text that stands for itself."""
+
+
+def write_literal(value):
+    """A literal, in which no bracket or quote stands within a text, since those would count in `split`."""
+    if isinstance(value, Verbatim):
+        return str(value)
+    if isinstance(value, str):
+        return "'" + re.sub(r"[^\w ./:%+*-]", _escaped, value) + "'"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{write_literal(k)}:{write_literal(v)}" for k, v in sorted(value.items())) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(map(write_literal, value)) + "]"
+    return repr(value + 0.0 if isinstance(value, float) else value)
+
+
+def _escaped(match):
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+
+
+def strip_quotes(text):
+    return text.strip("'\"").strip()
+
+
+def evaluate_literal(key, text):
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python's remarks on odd spelling
+            value = ast.literal_eval(text)
+        if not _is_plain(value):
+            raise ValueError
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, IndexError, ArithmeticError):
+        raise ParameterError(f"{abbreviated(key)} must be a literal, not {abbreviated(text)}") from None
+    return value
+
+
+def _is_plain(value):
+    """True for None, booleans, texts, finite numbers of 64 bits, and lists, tuples and dictionaries of these."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, (bool, str)) or is_number(value)
+
+
+def literal_of(key, text, kinds):
+    """A literal of one of `kinds` or None."""
+    if text is None:
+        return None
+    value = evaluate_literal(key, text)
+    if value is not None and not isinstance(value, kinds):
+        raise ParameterError(
+            f"{key} must be a {' or '.join(k.__name__ for k in kinds)} or None, not {abbreviated(text)}"
+        )
+    return value
+
+
+def check_integer(key, value, low):
+    if not is_integer(value) or not low <= value < 2**31:
+        raise ParameterError(f"{key} must be an integer of at least {low}, not {abbreviated(value)}")
+
+
+def is_integer(value):
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value):
+    return is_integer(value) and abs(value) < 2**63 or isinstance(value, float) and math.isfinite(value)
