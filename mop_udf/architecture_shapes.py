@@ -79,7 +79,7 @@ def named(architecture, key):
     return None
 
 
-def by_place(architecture):
+def by_position(architecture):
     """An architecture whose inputs and outputs are lists where they were dictionaries, in Keras' order of these."""
     config = dict(architecture["config"])
     for key in WHAT:

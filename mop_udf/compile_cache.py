@@ -55,7 +55,7 @@ def environment(home, keras_backend, role, threads, megabytes):
     return {"TF_XLA_FLAGS": f"--tf_xla_persistent_cache_directory={path}", VARIABLE: f"{int(megabytes)}:{path}"}
 
 
-def own():
+def current():
     """The :class:`CompileCache` of this trainer, or None."""
     if VARIABLE not in os.environ:
         return None
@@ -129,7 +129,7 @@ class CompileCache:
         self.tidy()
 
     @contextlib.contextmanager
-    def alone(self, text, waits):
+    def exclusive(self, text, waits):
         """Within it no other trainer compiles what has this text: it is True. Where one does, whoever `waits` waits
         until it can be read from here, WAIT_SECONDS at most; for others it is False. (Where nothing can be written
         here, each compiles for itself.)"""

@@ -11,13 +11,21 @@ import numpy as np
 from mop_udf import params, prefixes, state
 from mop_udf.errors import first_line
 from mop_udf.kernels.forward import Forward
-from mop_udf.kernels.framework import own as framework
+from mop_udf.kernels.framework import framework
 from mop_udf.kernels.prefix import split
 from mop_udf.kernels.scores import Scores
 from mop_udf.kernels.tuned_kernels import TunedKernels
-from mop_udf.losses import load_functions, make_loss, make_metrics, weights_by_place
-from mop_udf.models import ConfigurationError, build, check_size, initial_state, normalise, seed_variables, set_rates
-from mop_udf.optimizers import make_optimizer, make_scalars_variable
+from mop_udf.losses import load_functions, make_loss, make_metrics, weights_by_position
+from mop_udf.models import (
+    ConfigurationError,
+    build,
+    check_size,
+    initial_state,
+    normalise,
+    seed_variables,
+    set_zero_rates,
+)
+from mop_udf.optimizers import make_optimizer, make_scalar_variables
 
 # what a compiled step or loop holds, about, and for each layer; by XLA so many times as much (measured on dense nets)
 COMPILED_BYTES, LAYER_BYTES, XLA_TIMES = 3 << 19, 700_000, 6
@@ -35,18 +43,18 @@ class CompiledModel:
         self.architecture = normalise(architecture, dropout)
         compile_params = {
             **compile_params,
-            "loss_weights": weights_by_place(compile_params["loss_weights"], self.architecture),
+            "loss_weights": weights_by_position(compile_params["loss_weights"], self.architecture),
         }
         functions = load_functions(objects)
         optimizer = functools.partial(make_optimizer, compile_params["optimizer"], compile_params["optimizer_args"])
         check_size(self.architecture, optimizer)
         self.model = build(self.architecture, seed or 0)
-        set_rates(self.model, dropout)
+        set_zero_rates(self.model, dropout)
         self._keeps_first = self.model.count_params() * 4 < KEPT_BYTES
         # the last seed and the state that it gave
         self._first = (seed, initial_state(self.model)) if seed is not None and self._keeps_first else (None, None)
         self.optimizer = optimizer()
-        self.scalars = make_scalars_variable(self.optimizer, params.scalars(compile_params))
+        self.scalars = make_scalar_variables(self.optimizer, params.scalars(compile_params))
         self._compile_params, self._functions, self._watched = compile_params, functions, watched
         try:
             self._compile(self.model, self.optimizer)

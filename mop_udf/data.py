@@ -114,7 +114,7 @@ def receive_rows(channel, dtypes, total_rows):
                 return None
             return Segment(tuple(whole))
         shapes = header["shapes"]
-        if not _fit(shapes, dtypes, header["sizes"]):
+        if not _shapes_fit(shapes, dtypes, header["sizes"]):
             raise ValueError(f"buffer {header['buffer']} has {header['sizes']} bytes, its shapes {shapes} do not fit")
         rows = shapes[0][0]
         if total_rows is not None and whole is None:
@@ -134,7 +134,7 @@ def receive_rows(channel, dtypes, total_rows):
         yield header.get("epoch", 1), arrays
 
 
-def _fit(shapes, dtypes, sizes):
+def _shapes_fit(shapes, dtypes, sizes):
     """True where the shapes are those of arrays with equal first dimension and of these sizes in bytes."""
     return (
         len(shapes) == len(dtypes) == len(sizes)

@@ -33,8 +33,8 @@ class ForkServer:
         """`trainer`: the module; the others descriptors."""
         self._listener = socket.socket(fileno=listener)
         self._lock, self._postmaster, self._trainer = lock, postmaster, trainer
-        self._living = {}  # pidfd -> (pid, connection)
-        self._idle_seconds, self._needed = 60, time.monotonic()
+        self._trainers = {}  # pidfd -> (pid, connection)
+        self._idle_seconds, self._last_use = 60, time.monotonic()
         self._events = selectors.DefaultSelector()
         self._events.register(self._listener, selectors.EVENT_READ, self._accept)
         self._events.register(postmaster, selectors.EVENT_READ, lambda _: sys.exit())
@@ -43,8 +43,8 @@ class ForkServer:
         """Until the postmaster ends, or nobody has a trainer or asks for one for a while."""
         while True:
             wait = None
-            if not self._living:
-                wait = self._needed + self._idle_seconds - time.monotonic()
+            if not self._trainers:
+                wait = self._last_use + self._idle_seconds - time.monotonic()
                 if wait <= 0:
                     return
             for key, _ in self._events.select(wait):
@@ -67,7 +67,7 @@ class ForkServer:
             gone = len(files) == 4 and select.select(files[3:], [], [], 0)[0]
             if text and user == os.geteuid() and not gone and len(files) in (0, 4):
                 request = json.loads(text)
-                self._idle_seconds, self._needed = request["idle_ms"] / 1000, time.monotonic()
+                self._idle_seconds, self._last_use = request["idle_ms"] / 1000, time.monotonic()
                 if files:
                     self._fork_for(pid, request, files, connection)
         except Exception:
@@ -75,7 +75,7 @@ class ForkServer:
         finally:
             for file in files:
                 os.close(file)
-            if all(connection is not known for _, known in self._living.values()):
+            if all(connection is not known for _, known in self._trainers.values()):
                 connection.close()
 
     def _fork_for(self, backend, request, files, connection):
@@ -88,7 +88,7 @@ class ForkServer:
         if not pid:
             try:
                 os.close(named)
-                self._be_trainer(backend, request, files, connection, naming)
+                self._become_trainer(backend, request, files, connection, naming)
             finally:
                 os._exit(1)
         os.close(naming)
@@ -98,7 +98,7 @@ class ForkServer:
                 raise ChildProcessError("it has become no trainer")
             file = os.pidfd_open(pid)
             self._events.register(file, selectors.EVENT_READ, self._ended)
-            self._living[file] = pid, connection
+            self._trainers[file] = pid, connection
         except BaseException:  # its backend will start another
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -110,13 +110,13 @@ class ForkServer:
         except OSError:
             pass  # the backend has gone, and so the trainer goes
 
-    def _be_trainer(self, backend, request, files, connection, naming):
+    def _become_trainer(self, backend, request, files, connection, naming):
         """In the child: become what an exec of mop_udf.trainer would be."""
         try:
             for key in list(self._events.get_map().values()):  # whatever waits for the fork server
                 (os.close if isinstance(key.fileobj, int) else socket.socket.close)(key.fileobj)
             self._events.close()
-            for other in (connection, *(told for _, told in self._living.values())):
+            for other in (connection, *(told for _, told in self._trainers.values())):
                 other.close()
             os.close(self._lock)
             os.setsid()
@@ -136,7 +136,7 @@ class ForkServer:
 
     def _ended(self, file):
         self._events.unregister(file)
-        pid, connection = self._living.pop(file)
+        pid, connection = self._trainers.pop(file)
         os.close(file)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         try:
@@ -144,7 +144,7 @@ class ForkServer:
         except OSError:
             pass  # nobody asks any more
         connection.close()
-        self._needed = time.monotonic()
+        self._last_use = time.monotonic()
 
 
 def main():

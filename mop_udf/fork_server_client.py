@@ -21,7 +21,7 @@ ANSWER_SECONDS = 20  # in which it has imported Keras, however busy the machine 
 MOST_BYTES = 1 << 16  # of a request
 
 
-class Forked:
+class ForkedTrainer:
     """A trainer that the fork server has been asked for. `pid`: None until it lives; `code`: its exit status, a signal as a
     negative number, or None where nobody knows."""
 
@@ -32,27 +32,27 @@ class Forked:
         self._gone = select.poll()
         self._gone.register(life, 0)  # (the error that nobody reads any more)
 
-    def born(self, seconds):
+    def started(self, seconds):
         """True as soon as it lives, None if it does not after so many seconds; False: it will never."""
         if self.pid is None:  # (it may have been heard of since)
-            self._hear(seconds)
+            self._read_reports(seconds)
         if self.pid is None and self._connection is not None and time.monotonic() - self._asked > ANSWER_SECONDS:
             self._name.end()
             self._close()
         return True if self.pid is not None else None if self._connection is not None else False
 
     def ended(self):
-        self._hear(0)
+        self._read_reports(0)
         return self.pid is not None and (self.code is not None or bool(self._gone.poll(0)))
 
     def wait(self):
         """Until it has ended, its pipe having been closed; and learn how, if the fork server tells."""
         deadline = time.monotonic() + 5
         while self.pid is not None and self._connection is not None and time.monotonic() < deadline:
-            self._hear(0.1)
+            self._read_reports(0.1)
         self._close()
 
-    def _hear(self, seconds):
+    def _read_reports(self, seconds):
         """Read what the fork server has to say within so many seconds."""
         if self._connection is None or not select.select([self._connection], [], [], seconds)[0]:
             return
@@ -75,14 +75,14 @@ class Forked:
 
 
 def ask(home, request, files, life):
-    """Ask for a trainer: a :class:`Forked`, or None where there is no fork server and none can be started.
+    """Ask for a trainer: a :class:`ForkedTrainer`, or None where there is no fork server and none can be started.
 
     `home`: the packages' virtual environment; `request`: a dict with `environment`, its `KERAS_BACKEND` among it,
     `arguments` and `idle_ms`, the time that the fork server stays without being needed; `files`: the trainer's standard
     input, output and error and the reading end of the pipe whose writing end `life` this process keeps.
     """
     sent = _send(home, request["environment"]["KERAS_BACKEND"], request, files)
-    return sent and Forked(*sent, life)
+    return sent and ForkedTrainer(*sent, life)
 
 
 def expect(home, keras_backend, idle_ms):
@@ -93,9 +93,9 @@ def expect(home, keras_backend, idle_ms):
 
 
 def _send(home, keras_backend, request, files=()):
-    """Send a request to the fork server, which is started where there is none: (connection, _Name), or None."""
+    """Send a request to the fork server, which is started where there is none: (connection, _Endpoint), or None."""
     try:
-        name = _Name(home, keras_backend)
+        name = _Endpoint(home, keras_backend)
         if connection := name.connect() or name.start() and name.connect():
             socket.send_fds(connection, [json.dumps(request).encode()], files)
             return connection, name
@@ -104,7 +104,7 @@ def _send(home, keras_backend, request, files=()):
     return None
 
 
-class _Name:
+class _Endpoint:
     """Where this server's fork server of certain packages is found."""
 
     def __init__(self, home, keras_backend):

@@ -7,7 +7,7 @@ from mop_udf.errors import first_line
 from mop_udf.models import ConfigurationError
 
 
-def weights_by_place(loss_weights, architecture):
+def weights_by_position(loss_weights, architecture):
     """The weights of the losses as a list where they and the outputs of an architecture are dictionaries. Raises
     ConfigurationError where they have other names."""
     names = architecture_shapes.named(architecture, "output_layers")
@@ -57,18 +57,20 @@ def _metric(name, functions, width):
     """The metric `name` of an output of that width. `accuracy` and `crossentropy` depend on it, as in Keras."""
     metrics = keras.metrics
     if name in functions:
-        return _wide(metrics.MeanMetricWrapper, _for_each_row(functions[name]), name=f"custom_{name}")
+        return _float64_metric(metrics.MeanMetricWrapper, _per_row(functions[name]), name=f"custom_{name}")
     if name.lower() in ("accuracy", "acc"):
-        return _wide(metrics.BinaryAccuracy if width == 1 else metrics.CategoricalAccuracy, name=name)
+        return _float64_metric(metrics.BinaryAccuracy if width == 1 else metrics.CategoricalAccuracy, name=name)
     if name.lower() in ("crossentropy", "ce"):
-        return _wide(metrics.BinaryCrossentropy if width == 1 else metrics.CategoricalCrossentropy, name=name)
+        return _float64_metric(metrics.BinaryCrossentropy if width == 1 else metrics.CategoricalCrossentropy, name=name)
     found = metrics.get(name)
     return (
-        _wide(type(found)) if isinstance(found, metrics.Metric) else _wide(metrics.MeanMetricWrapper, found, name=name)
+        _float64_metric(type(found))
+        if isinstance(found, metrics.Metric)
+        else _float64_metric(metrics.MeanMetricWrapper, found, name=name)
     )
 
 
-def _wide(kind, *args, **kwargs):
+def _float64_metric(kind, *args, **kwargs):
     """A metric of Keras whose variables are float64: sums of many rows in float32 would lose the small ones."""
 
     def add_variable(self, *args, dtype=None, **kwargs):
@@ -77,7 +79,7 @@ def _wide(kind, *args, **kwargs):
     return type(kind.__name__, (kind,), {"add_variable": add_variable})(*args, dtype="float64", **kwargs)
 
 
-def _for_each_row(function):
+def _per_row(function):
     """A custom metric, whose value for a whole batch is that of each of its rows: so it is a mean over rows."""
 
     def metric(y_true, y_pred):

@@ -19,7 +19,7 @@ MOST_MEMORIES = 1000
 
 def _new_memory(architecture):
     """What is AutotunerMemory of an architecture at first: what trainers have compiled of it, which is kept for later ones."""
-    cache = compile_cache.own()
+    cache = compile_cache.current()
     if cache is None:
         return AutotunerMemory()
     compiled = {

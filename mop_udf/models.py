@@ -9,7 +9,7 @@ import numpy as np
 from mop_udf import architecture as architectures
 from mop_udf import architecture_dropout, architecture_shapes, parameter_resolver, params, sizes, state
 from mop_udf.errors import first_line
-from mop_udf.kernels.framework import own as framework
+from mop_udf.kernels.framework import framework
 
 
 class ConfigurationError(Exception):
@@ -35,7 +35,7 @@ def build(architecture, seed):
     check_size(architecture)
     keras.utils.set_random_seed(seed)
     try:
-        model = keras.models.model_from_json(json.dumps(architecture_shapes.by_place(architecture)))
+        model = keras.models.model_from_json(json.dumps(architecture_shapes.by_position(architecture)))
     except Exception as error:
         raise ConfigurationError(f"Keras refuses the architecture: {first_line(error)}") from error
     if not model.built:
@@ -106,7 +106,7 @@ def normalise(text, dropout=None):
         raise ConfigurationError(str(error)) from error
 
 
-def set_rates(model, dropout):
+def set_zero_rates(model, dropout):
     """Give the dropout layers of a new model the rates 0 of `dropout`, for which the architecture has NO_RATE.
 
     So the model has the same random state whatever the rates, and one state serves them all.

@@ -6,7 +6,7 @@ import numpy as np
 from mop_udf import state
 from mop_udf.errors import first_line
 from mop_udf.keras_schedules import Schedule
-from mop_udf.kernels.framework import own as framework
+from mop_udf.kernels.framework import framework
 from mop_udf.models import ConfigurationError
 from mop_udf.sequences import Sequence
 
@@ -28,7 +28,7 @@ def make_optimizer(name, arguments):
         if isinstance(rate, Sequence):
             arguments["learning_rate"] = framework.Rate(rate)
         elif isinstance(rate, Schedule):
-            arguments["learning_rate"] = _schedule(rate)
+            arguments["learning_rate"] = _keras_schedule(rate)
         optimizer_class = getattr(keras.optimizers, name)
         if decay:
             if rate is None:
@@ -39,13 +39,13 @@ def make_optimizer(name, arguments):
         raise ConfigurationError(f"Keras refuses the optimizer {name}: {first_line(error)}") from error
 
 
-def _schedule(described):
+def _keras_schedule(described):
     """The Keras object that a description (keras_schedules.Schedule) is of; raises what Keras does."""
     kind = getattr(keras.optimizers.schedules, described.name)
     return kind(**{key: list(value) if isinstance(value, tuple) else value for key, value in described.config.items()})
 
 
-class Kept:
+class FastVariable:
     """A scalar that Keras itself keeps in a variable, whose own `assign` takes ten times as long."""
 
     def __init__(self, variable):
@@ -55,17 +55,17 @@ class Kept:
         self._variables.put([np.asarray(value, self._dtype)])
 
 
-def make_scalars_variable(optimizer, scalars):
+def make_scalar_variables(optimizer, scalars):
     """Make the `scalars` (as params.scalars gives them) of a new optimizer variable: {name: what to assign to}."""
     made, schedule = {}, optimizer._learning_rate
     if isinstance(schedule, framework.Rate):
         made["learning_rate"] = schedule
     elif "decay" in scalars and isinstance(schedule, keras.optimizers.schedules.InverseTimeDecay):
-        made["learning_rate"] = framework.varied(schedule, "initial_learning_rate")
-        made["decay"] = framework.varied(schedule, "decay_rate")
+        made["learning_rate"] = framework.make_variable(schedule, "initial_learning_rate")
+        made["decay"] = framework.make_variable(schedule, "decay_rate")
     elif isinstance(schedule, keras.Variable):
-        made["learning_rate"] = Kept(schedule)
+        made["learning_rate"] = FastVariable(schedule)
     for name, scalar in scalars.items():
         if name not in made and isinstance(getattr(optimizer, name, None), (int, float)):
-            made[name] = framework.varied(optimizer, name, scalar if isinstance(scalar, Sequence) else None)
+            made[name] = framework.make_variable(optimizer, name, scalar if isinstance(scalar, Sequence) else None)
     return made

@@ -49,7 +49,7 @@ class Features:
     def nbytes(self):
         return self.unit["rows"] * self.cut.split.row_bytes
 
-    def are_here(self):
+    def are_cached(self):
         return self.cache.features_of(self.unit["dataset"], self._digest) is not None
 
     def has_capacity(self):
@@ -92,4 +92,4 @@ def features(cache, unit, compiled, weights=None):
         return None
     found = Features(cache, unit, compiled, weights)
     again = unit["kind"] != "train" or unit["run_passes_left"] > 1  # they are computed as fast as a pass is done
-    return found if found.are_here() or again and found.has_capacity() else None
+    return found if found.are_cached() or again and found.has_capacity() else None

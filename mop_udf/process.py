@@ -43,8 +43,8 @@ def command(home, module, *arguments):
     return [os.path.join(home, "bin", "python"), "-I", "-B", "-m", module, *map(str, arguments)]
 
 
-class Executed:
-    """A trainer that is an exec of the packages' own interpreter: as :class:`mop_udf.fork_server.Forked`."""
+class ExecutedTrainer:
+    """A trainer that is an exec of the packages' own interpreter: as :class:`mop_udf.fork_server.ForkedTrainer`."""
 
     def __init__(self, home, request, files):
         self._process = subprocess.Popen(
@@ -63,7 +63,7 @@ class Executed:
     def code(self):
         return self._process.returncode
 
-    def born(self, seconds):
+    def started(self, seconds):
         return True
 
     def ended(self):
@@ -92,9 +92,9 @@ class Trainer:
         one whose compilations it shares, and compile_cache_mb, how many of them are kept.
         """
         self.options = options
-        self._owes = False  # (Greenplum interrupts Python anywhere, also between a question and its answer)
+        self._answer_pending = False  # (Greenplum interrupts Python anywhere, also between a question and its answer)
         self.datasets = set()  # keys of the segments that the trainer keeps in its cache
-        self._home, self._tick, self._memory_mb = home, check_interrupts, options.get("memory_mb")
+        self._home, self._check_interrupts, self._memory_mb = home, check_interrupts, options.get("memory_mb")
         self._request = {
             "environment": {
                 **server_folder.environment(options["keras_backend"]),
@@ -129,13 +129,13 @@ class Trainer:
 
     def _begin(self, fork=None):
         """Make the pipes, and start the process at their other ends: by `fork`, if that gives one, or by itself."""
-        self._process, self._life, self._its_ends, own = None, None, [], []
-        self._log, self._said = tempfile.TemporaryFile(), ""
+        self._process, self._life, self._child_ends, own = None, None, [], []
+        self._log, self._last_words = tempfile.TemporaryFile(), ""
         try:
             for _ in range(3):
                 own += os.pipe()
             requests, self._requests, self._answers, answers, life, self._life = own
-            self._its_ends = [requests, answers, life]  # until it lives
+            self._child_ends = [requests, answers, life]  # until it lives
             for pipe in (requests, answers):
                 try:
                     fcntl.fcntl(pipe, F_SETPIPE_SZ, PIPE_BYTES)
@@ -144,8 +144,8 @@ class Trainer:
             files = [requests, answers, self._log.fileno(), life]
             self._process = fork and fork(files)
             if not self._process:
-                self._process = Executed(self._home, self._request, files)
-                self._close(self._its_ends)
+                self._process = ExecutedTrainer(self._home, self._request, files)
+                self._close(self._child_ends)
         except BaseException as error:
             if self._life is None:
                 self._close(own)
@@ -169,16 +169,16 @@ class Trainer:
 
     def alive(self):
         """True where it can be asked something: it lives, and owes no answer that nobody waits for any more."""
-        return self._life is not None and not self._owes and not self._process.ended()
+        return self._life is not None and not self._answer_pending and not self._process.ended()
 
-    def _born(self):
+    def _wait_started(self):
         """Wait until it lives."""
-        while self._its_ends:
-            born = self._process.born(CHECK_SECONDS)
+        while self._child_ends:
+            born = self._process.started(CHECK_SECONDS)
             if born is None:
-                self._tick()
+                self._check_interrupts()
             elif born:
-                self._close(self._its_ends)
+                self._close(self._child_ends)
             else:  # with pipes that nobody else can have
                 self.kill()
                 self._begin()
@@ -192,19 +192,19 @@ class Trainer:
                 raise MemoryExceeded(
                     f"the trainer used {held} MB, more than pg_mop.trainer_memory_mb allows ({self._memory_mb} MB)"
                 )
-        self._tick()
+        self._check_interrupts()
 
     def send(self, header, *payloads, more=False):
         """Send a frame; `more`: as Channel.send has it. Raises TrainerLost and MemoryExceeded; ends the trainer on any
         interruption."""
-        self._owes = header["op"] not in UNANSWERED
+        self._answer_pending = header["op"] not in UNANSWERED
         self._guard("send", header, *payloads, more=more)
 
     def receive(self, joined=False):
         """(header, payloads) of the answer; `joined`: the payloads as one. Raises TrainerLost and MemoryExceeded,
         or TrainerError where the answer is an error."""
         header, payloads = self._guard("receive", joined)
-        self._owes = header.get("last") is False
+        self._answer_pending = header.get("last") is False
         if "error" in header:
             raise TrainerError(header["error"], header["configuration"], header.get("datasets"))
         return header, payloads
@@ -217,18 +217,18 @@ class Trainer:
             if self._process is not None:
                 self._process.wait()
             self._close([self._requests, self._answers])
-            self._close(self._its_ends)
+            self._close(self._child_ends)
             self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 32 * LAST_BYTES))
             said = self._log.read()
             # (a long stack begins with what was wrong)
             fatal, rest = said[:-LAST_BYTES].rfind(b"Fatal Python error"), said[-LAST_BYTES:]
             first = b"" if fatal < 0 else said[fatal:].split(b"\n", 1)[0] + b" ... "
-            self._said = (first + rest).decode("utf-8", "replace").strip()
+            self._last_words = (first + rest).decode("utf-8", "replace").strip()
             self._log.close()
 
     def _guard(self, operation, *args, **more):
         try:
-            self._born()
+            self._wait_started()
             return getattr(self.channel, operation)(*args, **more)
         except (ChannelClosed, ValueError, OSError):
             self.kill()
@@ -246,4 +246,4 @@ class Trainer:
             if code < 0
             else f"ended with exit status {code}"
         )
-        return f"the trainer process {self._process.pid} {how}{self._said and '; its last words: '}{self._said}"
+        return f"the trainer process {self._process.pid} {how}{self._last_words and '; its last words: '}{self._last_words}"

@@ -12,7 +12,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import Variable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from mop_udf.kernels.framework import own as framework
+from mop_udf.kernels.framework import framework
 
 MOST_ROW = (1 << 30) - 1  # bytes of a row on its way into a table of PostgreSQL: of the model table, too
 OTHERS = 1 << 20  # of it besides the weights and the architecture, and more than that
@@ -108,7 +108,7 @@ def _bytes(shape, dtype):
 def _unallocated():
     """Variables that are made here get no values; gives the list of them, which grows as they are made.
 
-    What layers compute meanwhile is computed nowhere.
+    What layers compute meanwhile is computed shapes_only.
     """
     made, make = [], Variable.__init__
 
@@ -124,7 +124,7 @@ def _unallocated():
     global_state.set_global_attribute("uninitialized_variables", made)
     Variable.__init__ = initialize
     try:
-        with framework.nowhere(), keras.StatelessScope(initialize_variables=False):
+        with framework.shapes_only(), keras.StatelessScope(initialize_variables=False):
             yield made
     finally:
         Variable.__init__ = make

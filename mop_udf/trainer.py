@@ -57,7 +57,7 @@ def live(backend, life, threads, cache_mb, idle_ms, memory_mb, model_mb):
 
     channel = Channel(read_fd, write_fd)
     import_frameworks()
-    from mop_udf.kernels.framework import own as framework
+    from mop_udf.kernels.framework import framework
 
     device_error = framework.begin(threads)
     from mop_udf.trainer_server import Server

@@ -25,7 +25,7 @@ class BatchSize:
         self._warm = self.settled = False  # settled: nothing is left to be learnt
         self._base = self._before = None  # bytes held before batches were measured; at most in the last of those
 
-    def try_on(self, work):
+    def measure(self, work):
         """Let `work()` do a batch of `rows` rows, and learn from what it takes."""
         if not self._warm:  # the first batch makes the function, which takes memory of its own
             self._warm = True

@@ -8,7 +8,7 @@ import numpy as np
 from mop_udf.data import Columns
 
 
-def once(columns, key, make):
+def cached(columns, key, make):
     """The nest of arrays or tensors that `make()` gives of rows; of those that stay (data.Columns) it is made once, as
     far as they have room for it."""
     made = columns.made.get(key) if isinstance(columns, Columns) else None

@@ -3,7 +3,7 @@
 import keras
 
 from mop_udf import compile_cache
-from mop_udf.kernels.framework import own as framework
+from mop_udf.kernels.framework import framework
 
 
 def described(threads):

@@ -12,7 +12,7 @@ import numpy as np
 
 from mop_udf.kernels.batch_size import BatchSize
 from mop_udf.kernels.batches import split
-from mop_udf.kernels.framework import own as framework
+from mop_udf.kernels.framework import framework
 
 
 class Forward:
@@ -71,7 +71,7 @@ class Forward:
         while not self.size.settled and self.size.rows <= len(columns[0]):
             batch = tuple(c[: self.size.rows] for c in columns)
             try:
-                self.size.try_on(lambda batch=batch: work(batch))
+                self.size.measure(lambda batch=batch: work(batch))
             except framework.OUT_OF_MEMORY:
                 if not self.size.shrink():
                     raise

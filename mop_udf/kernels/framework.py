@@ -8,4 +8,4 @@ import importlib
 
 import keras
 
-own = importlib.import_module(f"mop_udf.kernels.on_{keras.backend.backend()}")
+framework = importlib.import_module(f"mop_udf.kernels.on_{keras.backend.backend()}")

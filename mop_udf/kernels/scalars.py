@@ -86,14 +86,14 @@ class Scalar:
         return operation(self.first, 0)
 
 
-def variers(scalar, sequenced):
-    """A framework's function `varied`, from its Scalar and its SequencedScalar."""
+def variable_maker(scalar, sequenced):
+    """A framework's function `make_variable`, from its Scalar and its SequencedScalar."""
 
-    def varied(owner, name, sequence=None):
+    def make_variable(owner, name, sequence=None):
         """Let a number that an optimizer, or its schedule, has as an attribute change without compiling anew: what to
         assign to. `sequence`: the Sequence that an optimizer's number follows from mini-batch to mini-batch."""
         made = scalar(getattr(owner, name)) if sequence is None else sequenced(sequence, owner)
         setattr(owner, name, made)
         return made
 
-    return varied
+    return make_variable

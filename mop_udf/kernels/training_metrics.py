@@ -4,7 +4,7 @@ import keras
 import numpy as np
 
 from mop_udf.kernels.batches import array
-from mop_udf.kernels.framework import own as framework
+from mop_udf.kernels.framework import framework
 
 
 class TrainingMetrics:

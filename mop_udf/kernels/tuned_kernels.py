@@ -5,8 +5,8 @@ import time
 from mop_udf.data import whole_batches
 from mop_udf.errors import refusal
 from mop_udf.kernels.autotuner import MOST_TIMINGS, Autotuner, Measurement
-from mop_udf.kernels.batches import once, weighted
-from mop_udf.kernels.framework import own as framework
+from mop_udf.kernels.batches import cached, weighted
+from mop_udf.kernels.framework import framework
 from mop_udf.kernels.training_metrics import TrainingMetrics
 
 TIMED_BATCHES = 8  # batches of the plain kernel that are timed, after the batch in which its step compiles
@@ -195,7 +195,7 @@ class Piece:
         """Train batches by a loop kernel: their number; 0 where it cannot train, and the autotuner then knows why."""
         autotuner, loop, short = self.autotuner, self.loops[name], start == self.full
         if self._data is None:
-            self._data = once(
+            self._data = cached(
                 self.columns,
                 self._weighting,
                 lambda: framework.tensors(weighted(self.columns, self.inputs, self.class_weight)),

@@ -11,7 +11,7 @@ from mop_udf.kernels.autotuner import VMAP
 from mop_udf.kernels.batch_size import ENOUGH
 from mop_udf.kernels.batches import weighted
 from mop_udf.kernels.forward import row_bytes
-from mop_udf.kernels.framework import own as framework
+from mop_udf.kernels.framework import framework
 
 MOST_STATES = framework.Group.most if framework.Group else 1
 COPIES = 4  # of a state, and of the layers' outputs for a batch: old and new values, and their gradients

@@ -11,9 +11,9 @@ import sys
 os.environ.update(KERAS_BACKEND="torch", CUDA_VISIBLE_DEVICES="-1", OMP_NUM_THREADS="1")
 OURS = sys.argv[1] == "ours"
 if OURS:
-    from mop_udf.kernels.framework import own
+    from mop_udf.kernels.framework import framework
 
-    assert own.begin(1) is None
+    assert framework.begin(1) is None
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 from keras import layers as kl  # noqa: E402

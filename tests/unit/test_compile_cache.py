@@ -187,7 +187,7 @@ def test_one_of_two_trainers_compiles(tmp_path):
 
 
 def _turn(cache):
-    with cache.alone("net", True) as turn:
+    with cache.exclusive("net", True) as turn:
         return turn
 
 

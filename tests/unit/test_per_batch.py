@@ -369,7 +369,7 @@ def test_dropout_in_layers_within_layers():
     from mop_udf import models
 
     made = models.build(models.normalise(text, {"maps": 0.3, "each": 0.0}), 1)
-    models.set_rates(made, {"maps": 0.3, "each": 0.0})
+    models.set_zero_rates(made, {"maps": 0.3, "each": 0.0})
     rates = {one.name: one.rate for one in made._flatten_layers() if hasattr(one, "rate")}
     assert rates == {"maps": 0.3, "each": 0.0}
 

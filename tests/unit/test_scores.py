@@ -203,7 +203,7 @@ def grown(memory, row_bytes=0):
     size, tried = BatchSize(row_bytes, memory), []
     while not size.settled:
         tried.append(size.rows)
-        size.try_on(lambda: memory.batch(tried[-1]))
+        size.measure(lambda: memory.batch(tried[-1]))
     return [*tried, size.rows]
 
 

@@ -43,11 +43,11 @@ def test_xla_trains_the_full_batches_of_rows_in_memory(count):
 @pytest.mark.thorough
 def test_xla_compiles_once_for_any_number_of_rows(monkeypatch):
     """It has them in pieces, the last of which it pads with rows that it does not train on."""
-    from mop_udf.kernels import timed
+    from mop_udf.kernels import timed_loop
 
     data, results = random_rows(203), []
-    for size in (timed.PIECE_BYTES, 3000, 1):
-        monkeypatch.setattr(timed, "PIECE_BYTES", size)
+    for size in (timed_loop.PIECE_BYTES, 3000, 1):
+        monkeypatch.setattr(timed_loop, "PIECE_BYTES", size)
         model = compiled()
         for rows in (203, 50, 203):
             model.kernels.train([tuple(c[:rows] for c in data)], rows, 8, 1, forced="xla")
@@ -60,10 +60,10 @@ def test_xla_compiles_once_for_any_number_of_rows(monkeypatch):
 def test_a_segments_rows_are_cut_once_as_far_as_they_are_few(monkeypatch, most_bytes):
     """In several pieces for each batch size, and with class weights: none is taken for another."""
     from mop_udf import data
-    from mop_udf.kernels import timed
+    from mop_udf.kernels import timed_loop
     from mop_udf.kernels.on_tensorflow.loop import Loop
 
-    monkeypatch.setattr(timed, "PIECE_BYTES", 1000)  # 32 rows
+    monkeypatch.setattr(timed_loop, "PIECE_BYTES", 1000)  # 32 rows
     monkeypatch.setattr(data.Columns, "MOST_BYTES", most_bytes)
     cut, cuts = Loop.cut, []
     monkeypatch.setattr(Loop, "cut", staticmethod(lambda tensor, *place: cuts.append(place) or cut(tensor, *place)))

@@ -16,7 +16,7 @@ from mop_udf.kernels.on_jax.loop import Loop  # noqa: E402
 from mop_udf.kernels.on_jax.per_batch import Rate, SequencedScalar  # noqa: E402
 from mop_udf.kernels.on_jax.plain import Plain  # noqa: E402
 from mop_udf.kernels.on_jax.scalars import Scalar  # noqa: E402
-from mop_udf.kernels.scalars import variers  # noqa: E402
+from mop_udf.kernels.scalars import variable_maker  # noqa: E402
 from mop_udf.kernels.variables import Variables  # noqa: E402
 
 __all__ = [
@@ -32,22 +32,22 @@ __all__ = [
     "gpu_name",
     "has_gpu",
     "loops",
-    "nowhere",
+    "shapes_only",
     "refused",
     "tensors",
-    "varied",
+    "make_variable",
 ]
 
 VERSION = jax.__version__
 OUT_OF_MEMORY = (jax.errors.JaxRuntimeError, MemoryError)
-varied = variers(Scalar, SequencedScalar)
+make_variable = variable_maker(Scalar, SequencedScalar)
 PIECES = (512, 64, 8, 1)  # rows at a time: what any number of rows is made of
 
 
 def begin(threads):
     """See on_tensorflow. JAX has computed nothing yet: it reads these when it first does."""
     os.environ.update(NPROC=str(threads), XLA_PYTHON_CLIENT_PREALLOCATE="false")
-    if cache := compile_cache.own():
+    if cache := compile_cache.current():
         for name, value in (
             ("compilation_cache_dir", cache.path),
             ("persistent_cache_min_compile_time_secs", 0),
@@ -118,6 +118,6 @@ def for_any_rows(step, data, variables, join, name):
     return call
 
 
-def nowhere():
+def shapes_only():
     """See on_tensorflow: Keras builds models on shapes alone here."""
     return contextlib.nullcontext()

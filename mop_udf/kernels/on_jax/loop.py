@@ -12,10 +12,10 @@ import numpy as np
 
 from mop_udf import compile_cache
 from mop_udf.kernels.on_jax.step import Step
-from mop_udf.kernels.timed import Timed, piece_rows
+from mop_udf.kernels.timed_loop import TimedLoop, piece_rows
 
 
-class Loop(Timed):
+class Loop(TimedLoop):
     """Trains one compiled Keras model on arrays in memory, `batch_size` rows at a time."""
 
     jit_compile, takes_short = True, False
@@ -34,11 +34,11 @@ class Loop(Timed):
 
     def compile(self, data, batch_size, waits=True):
         """See on_tensorflow/loop.py."""
-        began, cache = time.monotonic(), compile_cache.own()
+        began, cache = time.monotonic(), compile_cache.current()
         if cache is None:
             self._compile(data, batch_size)
         else:
-            with cache.alone(f"{self.name} {self._key(data, batch_size)}", waits) as turn:
+            with cache.exclusive(f"{self.name} {self._key(data, batch_size)}", waits) as turn:
                 if not turn:
                     return None
                 self._compile(data, batch_size)

@@ -1,7 +1,7 @@
 """Keras on TensorFlow.
 
 What a framework's package has besides these functions: `Plain`, the plain kernel; `Variables`, which reads and sets a
-model's variables; `varied`, which lets an optimizer's number change without compiling anew (scalars.variers); `Rate`, a
+model's variables; `make_variable`, which lets an optimizer's number change without compiling anew (scalars.variable_maker); `Rate`, a
 learning rate that changes with every mini-batch; `OUT_OF_MEMORY`, the errors that say that a batch was too large; and
 `Group`, the kernel that trains several states of a model at once (on_jax/group.py), or None where there is none.
 """
@@ -17,7 +17,7 @@ from mop_udf.kernels.on_tensorflow.per_batch import Rate, SequencedScalar
 from mop_udf.kernels.on_tensorflow.plain import Plain
 from mop_udf.kernels.on_tensorflow.scalars import Scalar
 from mop_udf.kernels.on_tensorflow.variables import Variables
-from mop_udf.kernels.scalars import variers
+from mop_udf.kernels.scalars import variable_maker
 
 __all__ = [
     "OUT_OF_MEMORY",
@@ -32,16 +32,16 @@ __all__ = [
     "gpu_name",
     "has_gpu",
     "loops",
-    "nowhere",
+    "shapes_only",
     "refused",
     "tensors",
-    "varied",
+    "make_variable",
 ]
 
 VERSION = tf.__version__
 OUT_OF_MEMORY = (tf.errors.ResourceExhaustedError, MemoryError)
 Group = None
-varied = variers(Scalar, SequencedScalar)
+make_variable = variable_maker(Scalar, SequencedScalar)
 
 
 def begin(threads):
@@ -108,6 +108,6 @@ def for_any_rows(step, data, variables, join, name):
     return traces.function(made.get_concrete_function, name, variables, True)
 
 
-def nowhere():
+def shapes_only():
     """A context in which whatever is computed becomes part of a graph that is thrown away."""
     return tf.Graph().as_default()

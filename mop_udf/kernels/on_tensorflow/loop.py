@@ -16,10 +16,10 @@ import tensorflow as tf
 from mop_udf import compile_cache
 from mop_udf.kernels.on_tensorflow import traces
 from mop_udf.kernels.on_tensorflow.per_batch import numbers
-from mop_udf.kernels.timed import Timed, piece_rows
+from mop_udf.kernels.timed_loop import TimedLoop, piece_rows
 
 # what comes of a file of XLA's cache that is damaged or cannot be written (else it would mean the model)
-OF_CACHE = (
+CACHE_ERRORS = (
     tf.errors.OutOfRangeError,
     tf.errors.DataLossError,
     tf.errors.PermissionDeniedError,
@@ -29,7 +29,7 @@ OF_CACHE = (
 )
 
 
-class Loop(Timed):
+class Loop(TimedLoop):
     """Trains one compiled Keras model on arrays in memory, `batch_size` rows at a time.
 
     Keras must have made all its variables before: a loop must not make any.
@@ -56,11 +56,11 @@ class Loop(Timed):
 
         Where another trainer is about to compile the same, whoever `waits` reads it afterwards; for others it is None.
         """
-        began, cache = time.monotonic(), compile_cache.own() if self.jit_compile else None
+        began, cache = time.monotonic(), compile_cache.current() if self.jit_compile else None
         if cache is None:
             self._compile(data, batch_size)
         else:
-            with cache.alone(f"{self.name} {self._key(data, batch_size)}", waits) as turn:
+            with cache.exclusive(f"{self.name} {self._key(data, batch_size)}", waits) as turn:
                 if not turn:
                     return None
                 self._compile_to_keep(data, batch_size, cache)
@@ -70,7 +70,7 @@ class Loop(Timed):
     def _compile_to_keep(self, data, batch_size, cache):
         try:
             self._compile(data, batch_size)
-        except OF_CACHE:
+        except CACHE_ERRORS:
             self.named = False
             self._compile(data, batch_size)  # traced by another name; where the model is to blame it fails again
             cache.clear()
@@ -80,7 +80,7 @@ class Loop(Timed):
         """Train on batches `start` to `stop`; on none, it compiles."""
         function = self.functions[self._key(data, batch_size)]
         if self.hasty:
-            with traces.as_traced():
+            with traces.unoptimized():
                 function(data, number(start), number(stop), number(batch_size))
             return
         for piece, begin, end in (

@@ -46,7 +46,7 @@ Rate, SequencedScalar = per_batch.kinds(Bound, Scalar)
 
 
 def numbers(owner):
-    """The variables of those numbers of an optimizer or schedule that may change without compiling anew (`varied`)."""
+    """The variables of those numbers of an optimizer or schedule that may change without compiling anew (`make_variable`)."""
     found = []
     for held in vars(owner).values():
         if isinstance(held, Rate | SequencedScalar):

@@ -59,7 +59,7 @@ class Plain:
                 lambda t: tf.TensorSpec(t.shape if full else [None, *t.shape[1:]], t.dtype), data
             )
             self.steps[key] = tf.function(self.model.train_step, input_signature=[signature], autograph=False)
-            with traces.leaving_nothing():
+            with traces.without_gradient_registry():
                 return self.steps[key](data)
         return self.steps[key](data)
 

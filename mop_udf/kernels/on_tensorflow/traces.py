@@ -24,7 +24,7 @@ from mop_udf.kernels.on_tensorflow.lowering import lower
 
 SUFFIX = "_kept"  # of the functions' names: what has been traced may still have its own
 # what is missing or other than expected, in a file or in TensorFlow, whose inner parts these are
-NOT_TO_BE_HAD = (
+TRACE_ERRORS = (
     AttributeError,
     KeyError,
     IndexError,
@@ -58,7 +58,7 @@ class Function:
 
 
 @contextlib.contextmanager
-def as_traced():
+def unoptimized():
     """Within it functions run as they were traced: TensorFlow does not look first for what would make them faster, for
     which it takes 0.05 s where a function is new. They round otherwise then."""
     own = context.context()
@@ -93,19 +93,19 @@ def function(trace, text, variables, lasting, optimizer=None):
     handles = [_handle(variable) for variable in variables]
     made_for = keras.__version__, tf.__version__, [(v.dtype, tuple(v.shape)) for v in variables]
     alike = hashlib.sha256(str(made_for).encode()).hexdigest()
-    cache = compile_cache.own() if lasting and text else None
+    cache = compile_cache.current() if lasting and text else None
     if cache and (data := cache.read(text)):
         try:
             return _read(data, alike, handles)
-        except NOT_TO_BE_HAD:
+        except TRACE_ERRORS:
             pass
     try:
-        with leaving_nothing(), same_names(text):
+        with without_gradient_registry(), stable_names(text):
             traced = trace()
     except (tf.errors.InvalidArgumentError, KeyError) as error:
         if "same name" not in str(error) and not isinstance(error, KeyError):
             raise
-        with leaving_nothing():
+        with without_gradient_registry():
             traced, cache = trace(), None  # names that it had before are still in use
     try:
         definitions, captured = _definitions(traced, optimizer), traced.captured_inputs
@@ -120,12 +120,12 @@ def function(trace, text, variables, lasting, optimizer=None):
             library = function_pb2.FunctionDefLibrary(function=definitions)
             cache.write(text, json.dumps(told).encode() + b"\n" + library.SerializeToString())
         return Function(definitions, list(captured))
-    except NOT_TO_BE_HAD:
+    except TRACE_ERRORS:
         return traced
 
 
 @contextlib.contextmanager
-def leaving_nothing():
+def without_gradient_registry():
     """Within it something is traced that nobody will differentiate any more: TensorFlow would keep what custom
     gradients (such as that of a softmax with its loss) are of, graphs of 1 to 3 MB, as long as the process lives."""
     before = set(ops.gradient_registry.list())
@@ -137,7 +137,7 @@ def leaving_nothing():
 
 
 @contextlib.contextmanager
-def same_names(text):
+def stable_names(text):
     """Within it TensorFlow's functions get names that depend on `text` alone, not on how many there are already: XLA's
     cache takes them for a part of what is compiled, and what is read must not have the names of anything else."""
     if text is None:

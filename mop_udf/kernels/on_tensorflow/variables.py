@@ -40,7 +40,7 @@ class Variables:
         for place, variable in enumerate(self.variables):
             self.kinds.setdefault(variable.dtype, []).append(place)
         size = sum(v.value.dtype.size * math.prod(shape) for v, shape in zip(self.variables, self.shapes))
-        self._together = None  # the functions that put and take all at once, when they have been compiled
+        self._all_at_once = None  # the functions that put and take all at once, when they have been compiled
         self._set = 0 if len(self.variables) >= FEWEST and size <= MOST_BYTES else -math.inf
 
     def put(self, arrays):
@@ -74,13 +74,13 @@ class Variables:
         return found
 
     def _compiled(self):
-        if self._together is None:
+        if self._all_at_once is None:
             flats = [
                 tf.TensorSpec([sum(math.prod(self.shapes[place]) for place in places)], kind)
                 for kind, places in self.kinds.items()
             ]
             values = [v.value for v in self.variables]
-            self._together = tuple(
+            self._all_at_once = tuple(
                 traces.function(
                     functools.partial(tf.function(made, autograph=False).get_concrete_function, *of),
                     f"{made.__name__} {self.shapes} {self.dtypes}",
@@ -89,7 +89,7 @@ class Variables:
                 )
                 for made, of in ((self._put_all, [flats]), (self._take_all, []))
             )
-        return self._together
+        return self._all_at_once
 
     def _put_all(self, flats):
         for places, flat in zip(self.kinds.values(), flats):

@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import torch
 
-from mop_udf.kernels.on_torch.memory import OUT_OF_MEMORY, told
+from mop_udf.kernels.on_torch.memory import OUT_OF_MEMORY, memory_errors
 from mop_udf.kernels.on_torch.plain import Plain
-from mop_udf.kernels.on_torch.varied import Rate, varied
+from mop_udf.kernels.on_torch.scalars import Rate, make_variable
 from mop_udf.kernels.variables import Variables
 
 __all__ = [
@@ -24,10 +24,10 @@ __all__ = [
     "gpu_name",
     "has_gpu",
     "loops",
-    "nowhere",
+    "shapes_only",
     "refused",
     "tensors",
-    "varied",
+    "make_variable",
 ]
 
 Group = None
@@ -89,12 +89,12 @@ def for_any_rows(step, data, variables, join, name):
     """See on_tensorflow: nothing is compiled."""
 
     def call(*data):
-        with told(), torch.no_grad():
+        with memory_errors(), torch.no_grad():
             return keras.tree.map_structure(keras.ops.convert_to_numpy, step(*data))
 
     return call
 
 
-def nowhere():
+def shapes_only():
     """See on_tensorflow: PyTorch has a device of shapes alone."""
     return keras.device("meta")

@@ -8,7 +8,7 @@ OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 
 
 @contextlib.contextmanager
-def told():
+def memory_errors():
     """Within it a lack of the processors' memory is a MemoryError: PyTorch says it in words alone."""
     try:
         yield

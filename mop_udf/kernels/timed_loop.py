@@ -4,7 +4,7 @@ import time
 
 import keras
 
-from mop_udf.kernels.batches import once
+from mop_udf.kernels.batches import cached
 
 CALL_SECONDS = 0.5  # of one call of the loop
 PIECE_BYTES, PIECE_BATCHES = 2 << 20, 1024  # of rows for XLA: what it has at a time, and at most
@@ -34,7 +34,7 @@ class Timed:
         for first, begin, end in pieces(start, stop, rows // batch_size):
             at = first * batch_size
             yield (
-                once(
+                cached(
                     self.kept,
                     (self.kept_as, at, rows),
                     lambda at=at: keras.tree.map_structure(lambda t: self.cut(t, at, rows), data),
