@@ -1,9 +1,9 @@
-"""Architecture JSON: checked against an allow-list of Keras' own classes, and rewritten as Keras 3 wants it.
+"""Check architecture JSON against an allow-list of Keras' own classes, and rewrite it as Keras 3 expects it.
 
-Keras' loaders import whatever module a JSON names and run Lambda layers' code; several CVEs got past their safe mode.
-So nothing reaches them but what this module has written: every object is of a class listed here, its module is the
-canonical one, and strings that name a function are names of Keras' own activations. JSON of Keras 2 (no modules,
-`batch_input_shape`, nested lists of inbound nodes) is translated. Standard library only.
+Keras' loaders import any module that the JSON names and run the code of Lambda layers; several CVEs got past their safe
+mode. Therefore the loaders only see JSON that this module has written: every object is of a listed class
+(architecture_classes.py) with its canonical module, and each string that names a function names an activation of Keras.
+JSON of Keras 2 (no modules, `batch_input_shape`, nested lists of inbound nodes) is translated. Standard library only.
 """
 
 import json
@@ -30,7 +30,7 @@ from mop_udf.architecture_classes import (
 
 
 class ArchitectureError(ValueError):
-    """The JSON is no architecture that may be loaded; the text says why."""
+    """The JSON is not an architecture that may be loaded; the text says why."""
 
 
 MOST_CHARACTERS = 16 << 20
@@ -39,9 +39,9 @@ MOST_LAYERS = 5000
 
 
 def check(architecture):
-    """Architecture JSON (text, or the dict of it) -> a dict that keras.models.model_from_json may be given as JSON.
+    """Architecture JSON (text or dict) -> a dict; as JSON, it is safe for keras.models.model_from_json.
 
-    Raises ArchitectureError where the JSON is no Keras model, or names anything but Keras' own classes.
+    Raises ArchitectureError where the JSON is not a Keras model, or names a class that is not on the allow-list.
     """
     if isinstance(architecture, str):
         if len(architecture) > MOST_CHARACTERS:
@@ -57,7 +57,7 @@ def check(architecture):
 
 
 def _bounded(architecture):
-    """Refuse what is too deep or too large to walk."""
+    """Refuse JSON that is nested too deeply."""
     level, depth = [architecture], 0
     while level:
         depth += 1
@@ -73,7 +73,7 @@ def _bounded(architecture):
 
 
 class _Rewriter:
-    """One pass over an architecture: checks every object and writes it anew. `old`: it is of Keras 2."""
+    """Checks every object of an architecture and rewrites it, in one pass. `old`: the JSON is of Keras 2."""
 
     def __init__(self, old):
         self.layers, self.old = 0, old
@@ -139,7 +139,7 @@ class _Rewriter:
         return made
 
     def _operation(self, node):
-        """An operation of keras.ops, which a functional model may have in place of a layer."""
+        """An operation of keras.ops; a functional model may have one in place of a layer."""
         self._count()
         name = self._class(node)
         try:
@@ -160,7 +160,7 @@ class _Rewriter:
                     raise ArchitectureError(f"a call of {kind} has no list of arguments")
                 call = {"args": self._value(args), "kwargs": self._value(kwargs)}
                 if not _has_tensor(args) and not _has_tensor(kwargs):
-                    # Keras would compute it at once, however large it is
+                    # Keras would compute a call of constants at once, however large the result is
                     raise ArchitectureError(f"a call of {kind} takes no tensor of the model")
             else:
                 call = self._old_call(kind, _from_zero(_plain(node), nested), nested)
@@ -184,7 +184,7 @@ class _Rewriter:
         return {"args": made if len(made) == 1 else [made], "kwargs": kwargs}
 
     def layer(self, node):
-        """A layer, or a model used as one."""
+        """A layer, or a model in place of a layer."""
         self._count()
         if not isinstance(node, dict) or "class_name" not in node:
             raise ArchitectureError(f"{str(node)[:100]!r} is no layer")
@@ -213,14 +213,14 @@ class _Rewriter:
                 key in GONE_EVERYWHERE and name != "InputLayer" and (name, key) != ("Embedding", "input_dim")
             ):
                 continue
-            if name == "ReLU" and key == "theta":  # ThresholdedReLU of Keras 2
+            if name == "ReLU" and key == "theta":  # Keras 2's ThresholdedReLU
                 key = "threshold"
             if key == "batch_input_shape":
                 key = "batch_shape"
             made[_text(key)] = _any_batch(value) if key == "batch_shape" else self._setting(name, key, value)
         made = self._object(OTHER_MODULES.get(name, "keras.layers"), name, made)
         if node.get("build_config") is not None and not self.old:
-            # what Keras builds first draws its initial weights first
+            # initial weights are drawn in the order in which Keras builds the layers
             made["build_config"] = _build_config(name, node["build_config"])
         return made
 
@@ -284,7 +284,7 @@ class _Rewriter:
         return self._object(module, name, config)
 
     def _value(self, value):
-        """Plain data, in which only tensors of the graph and tuples may be objects."""
+        """Plain data; the only objects in it are tensors of the graph, tuples, ellipses, slices and arrays of numbers."""
         if isinstance(value, list):
             return [self._value(v) for v in value]
         if not isinstance(value, dict):
@@ -320,7 +320,7 @@ class _Rewriter:
         raise ArchitectureError(f"an object of class {str(kind)[:100]!r} is not allowed here")
 
     def _class(self, node):
-        """The class name of an object, after the check of everything that could lead to other code."""
+        """The class name of an object, after checks of all names that could lead to other code."""
         name, module, registered = node.get("class_name"), node.get("module"), node.get("registered_name")
         if not isinstance(name, str):
             raise ArchitectureError(f"class_name {str(name)[:100]!r} is not a name")
@@ -347,13 +347,13 @@ class _Rewriter:
 
 
 def _any_batch(shape):
-    """The shape of an input, without a fixed number of rows: the configuration says how many a batch has."""
+    """The shape of an input without a fixed number of rows: the configuration sets the batch size."""
     shape = _plain(shape)
     return [None, *shape[1:]] if isinstance(shape, list) and shape else shape
 
 
 def _build_config(name, value):
-    """The shapes of which a layer was built: {"input_shape": shape} or {"shapes_dict": {"..._shape": shape}}."""
+    """The shapes that built a layer: {"input_shape": shape} or {"shapes_dict": {"..._shape": shape}}."""
     if isinstance(value, dict) and set(value) == {"input_shape"} and _is_shape(value["input_shape"]):
         return {"input_shape": value["input_shape"]}
     shapes = value.get("shapes_dict") if isinstance(value, dict) and set(value) == {"shapes_dict"} else None
@@ -367,7 +367,7 @@ def _build_config(name, value):
 
 
 def _is_shape(value):
-    """True for None, a list of sizes, or a list or dictionary of such."""
+    """True for None, a list of sizes, or a list or dictionary of shapes."""
     if isinstance(value, dict):
         return "class_name" not in value and all(isinstance(key, str) and _is_shape(v) for key, v in value.items())
     return (
@@ -378,7 +378,7 @@ def _is_shape(value):
 
 
 def _has_tensor(value):
-    """True where a tensor of the graph is among the arguments of a call."""
+    """True where the arguments of a call contain a tensor of the graph."""
     if isinstance(value, dict):
         return value.get("class_name") == "__keras_tensor__" or any(map(_has_tensor, value.values()))
     return isinstance(value, list) and any(map(_has_tensor, value))
@@ -395,7 +395,7 @@ def is_reference(value):
 
 
 def _tensor(reference):
-    """Keras 3's form of a tensor of the graph; its shape and dtype are those of the layer that makes it."""
+    """Keras 3's form of a tensor of the graph; the layer that makes the tensor gives it its shape and dtype."""
     return {
         "class_name": "__keras_tensor__",
         "config": {"shape": [None], "dtype": "float32", "keras_history": reference[:3]},
@@ -403,14 +403,14 @@ def _tensor(reference):
 
 
 def _with_tensors(value):
-    """A keyword argument of Keras 2, its tensors in the form of Keras 3."""
+    """A keyword argument of Keras 2, with its tensors in the form of Keras 3."""
     if is_reference(value) and len(value) == 3:
         return _tensor(value)
     return [_with_tensors(v) for v in value] if isinstance(value, list) else value
 
 
 def _from_zero(value, nested):
-    """Lists of [layer, call, tensor, ...] in which calls of the layers `nested` are counted from 0, not 1."""
+    """Lists of [layer, call, tensor, ...], with the calls of the layers `nested` counted from 0 instead of 1."""
     if isinstance(value, dict):
         return {key: _from_zero(v, nested) for key, v in value.items()}
     if not isinstance(value, list):

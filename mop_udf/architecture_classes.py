@@ -1,4 +1,4 @@
-"""The allow-list: Keras' own classes that an architecture may name, and the spellings of Keras 2.
+"""The allow-list of Keras' own classes for architectures, and the spellings of Keras 2.
 
 Standard library only.
 """
@@ -37,7 +37,7 @@ log_softmax mish relu relu6 selu sigmoid silu soft_shrink softmax softplus softs
 squareplus swish tanh tanh_shrink threshold
 """.split()
 )
-# layers that keras.applications keep to themselves
+# private layers of keras.applications
 OTHER_MODULES = {
     "LayerScale": "keras.src.applications.convnext",
     "CustomScaleLayer": "keras.src.applications.inception_resnet_v2",
@@ -68,7 +68,7 @@ SNAKE_OTHERS = {
     "non_neg": "NonNeg",
     "unit_norm": "UnitNorm",
 }
-# keys of Keras 2 that Keras 3 has no use for
+# keys of Keras 2 that Keras 3 does not know
 GONE = {
     "InputLayer": ("ragged", "sparse", "input_tensor", "input_dtype", "input_shape"),
     "BatchNormalization": ("fused", "virtual_batch_size", "adjustment"),

@@ -1,4 +1,4 @@
-"""The fit parameter dropout: an architecture with other rates in its dropout layers.
+"""The fit parameter dropout: a copy of an architecture with other rates in its dropout layers.
 
 Standard library only.
 """
@@ -6,17 +6,17 @@ Standard library only.
 from mop_udf.architecture import ArchitectureError
 from mop_udf.sequences import Sequence
 
-# layers whose `rate` the fit parameter dropout sets, and what stands for 0 until the model is built: Keras would give
-# the layer no random state, which it needs when its rate changes
+# Layers whose `rate` the fit parameter dropout sets. NO_RATE stands for a rate of 0 until the model is built: with 0,
+# Keras would give the layer no random state, but the layer needs that state once its rate changes.
 DROPOUTS = frozenset("AlphaDropout Dropout GaussianDropout SpatialDropout1D SpatialDropout2D SpatialDropout3D".split())
 NO_RATE = 0.5
 
 
 def with_dropout(architecture, dropout):
-    """A copy of an architecture (as `check` gives it) whose Dropout layers have other rates.
+    """A copy of an architecture (as `check` gives it) with other rates in its dropout layers.
 
-    `dropout`: the rate of all of them, or {name of a layer: rate}. A rate of 0 is NO_RATE here. Raises
-    ArchitectureError where there is no such layer.
+    `dropout`: one rate for all of them, or {layer name: rate}. A rate of 0 is written as NO_RATE. Raises
+    ArchitectureError where the architecture has no such layer.
     """
     found = set()
 
@@ -46,7 +46,9 @@ def with_dropout(architecture, dropout):
 
 
 def check_dropout(architecture, dropout):
-    """Raises ArchitectureError where `dropout` of parsed fit parameters (also a Sequence, or None) names no layer of an
-    architecture (as `check` gives it)."""
+    """Raise ArchitectureError where the fit parameter `dropout` names a layer that an architecture does not have.
+
+    `architecture` as `check` gives it; `dropout` as parsed, possibly a Sequence or None.
+    """
     if dropout is not None:
         with_dropout(architecture, dropout.at(0) if isinstance(dropout, Sequence) else dropout)

@@ -6,7 +6,7 @@ Standard library only.
 from mop_udf.architecture import ArchitectureError, is_reference
 from mop_udf.architecture_classes import MODELS
 
-# layers whose last dimension is `units`; and those whose output has their input's shape
+# Dense sets the last dimension of its output by `units`; layers of KEEP_SHAPE keep their input's shape.
 NO_VECTOR = "an output of the architecture must be a vector of a known width, not of shape"
 WHAT = {"input_layers": "inputs", "output_layers": "outputs"}
 WITH_UNITS = ("Dense",)
@@ -19,9 +19,9 @@ LayerNormalization LeakyReLU PReLU ReLU Softmax UnitNormalization
 
 
 def input_shapes(architecture):
-    """Shapes of the model's inputs, without the batch dimension, in the order of its inputs.
+    """Shapes of the model's inputs, without the batch dimension, in the order of the inputs.
 
-    `architecture` as `check` gives it. Raises ArchitectureError where no layer says its input shape.
+    `architecture` as `check` gives it. Raises ArchitectureError where no layer states its input shape.
     """
     shapes, layers = {}, _layers(architecture)
     if architecture["class_name"] == "Sequential" and layers and layers[0]["class_name"] in MODELS:
@@ -32,15 +32,15 @@ def input_shapes(architecture):
             shapes[str(layer["config"].get("name", number))] = shape[1:]
     if not shapes:
         raise ArchitectureError("the architecture does not state its input shape (batch_shape, batch_input_shape)")
-    order = _ends(architecture, "input_layers")  # (of a dictionary by the sorted names)
+    order = _ends(architecture, "input_layers")  # (a dictionary is sorted by name)
     return [shapes[n] for n in order] if set(order) == set(shapes) else list(shapes.values())
 
 
 def output_widths(architecture, outputs=1):
-    """Widths of the model's outputs, in order; None where only the model itself, once built, says one.
+    """Widths of the model's outputs, in order; None for a width that only the built model knows.
 
-    `architecture` as `check` gives it. A width is known where an output is that of a layer with `units`, or of layers
-    after it that keep its shape. Raises ArchitectureError where the model has another number of outputs.
+    `architecture` as `check` gives it. A width is known where the output comes from a layer with `units`, possibly
+    through layers that keep its shape. Raises ArchitectureError where the model has another number of outputs.
     """
     config = architecture["config"]
     if architecture["class_name"] == "Sequential":
@@ -59,10 +59,11 @@ def output_widths(architecture, outputs=1):
 
 
 def named(architecture, key):
-    """The names of a model's inputs (key "input_layers") or outputs ("output_layers") where it has several in a
-    dictionary, in the order in which Keras takes and gives them: sorted. None: they are known by their place.
+    """The sorted names of a model's inputs or outputs, if it has several in a dictionary; Keras takes them in this
+    order.
 
-    `architecture` as `check` gives it. Raises ArchitectureError for a dictionary that has, or is in, lists.
+    `key`: "input_layers" or "output_layers". None: the model knows them by position. `architecture` as `check` gives
+    it. Raises ArchitectureError for a dictionary that contains lists or is contained in one.
     """
     if architecture["class_name"] == "Sequential":
         layers = architecture["config"]["layers"]
@@ -80,7 +81,7 @@ def named(architecture, key):
 
 
 def by_position(architecture):
-    """An architecture whose inputs and outputs are lists where they were dictionaries, in Keras' order of these."""
+    """An architecture with lists in place of dictionaries of inputs and outputs, in Keras' order."""
     config = dict(architecture["config"])
     for key in WHAT:
         if isinstance(config.get(key), dict) and all(map(is_reference, config[key].values())):
@@ -90,8 +91,10 @@ def by_position(architecture):
 
 
 def name_misfit(architecture, key, columns):
-    """(why the inputs or outputs that an architecture has by name (see `named`) are not those of these columns, in this
-    order; what mends it); or None. Raises ArchitectureError as `named` does."""
+    """(problem, hint) where an architecture names its inputs or outputs (`named`), but not as these columns; else None.
+
+    The columns must have the names in the same order. Raises ArchitectureError as `named` does.
+    """
     names = named(architecture, key)
     if names is None or names == list(columns):
         return None
@@ -112,12 +115,15 @@ def _has_dictionary(value):
 
 
 def is_vector(shape):
-    """True for the shape of an output that can be compared with a row's classes or numbers: [width]."""
+    """True for the output shape [width]: only a vector can be compared with a row's classes or numbers."""
     return len(shape) == 1 and shape[0] is not None
 
 
 def output_misfit(widths, wanted):
-    """Why outputs of `widths` (None: not known) do not fit rows of `wanted`: {"widths", "what", "table"}; or None."""
+    """The problem of outputs with `widths` (None: unknown) for rows as `wanted` describes them, or None.
+
+    `wanted`: {"widths", "what", "table"}.
+    """
     if all(width in (None, given) for width, given in zip(widths, wanted["widths"], strict=True)):
         return None
     has, given = (values[0] if len(values) == 1 else values for values in (widths, wanted["widths"]))
@@ -125,7 +131,7 @@ def output_misfit(widths, wanted):
 
 
 def _width(architecture, end):
-    """The width of what a layer of a model (its number in a Sequential, else its name) gives; None where not said."""
+    """The output width of a layer, given by its number in a Sequential or by its name; None where it is not stated."""
     layers, sequential = architecture["config"]["layers"], architecture["class_name"] == "Sequential"
     names = {} if sequential else {layer["name"]: layer for layer in layers}
     for _ in layers:
@@ -147,7 +153,7 @@ def _width(architecture, end):
 
 
 def _ends(architecture, key):
-    """Names of the layers that a functional model lists under `key`: [[name, node, tensor], ...], or just one."""
+    """Names of the layers that a functional model lists under `key`: [[name, node, tensor], ...] or one such list."""
     listed = architecture["config"].get(key) if isinstance(architecture.get("config"), dict) else None
     if isinstance(listed, dict):
         listed = [listed[name] for name in sorted(listed)]

@@ -1,4 +1,4 @@
-"""Setting up a process that a backend, or its fork server, has started: a trainer or a relay.
+"""Set-up of a process that a backend or the fork server has started: a trainer or a relay.
 
 Standard library only.
 """
@@ -8,20 +8,20 @@ import os
 import select
 import signal
 
-F_SETSIG = 10  # Linux; Python's fcntl has no name for it
+F_SETSIG = 10  # Linux; Python's fcntl does not define it
 
 
 def die_with_pipe(life):
-    """Be killed by the kernel, whatever this process does, as soon as nobody has the other end of the pipe `life`."""
+    """Let the kernel kill this process, in any state, as soon as no process holds the other end of the pipe `life`."""
     fcntl.fcntl(life, F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([life], [], [], 0)[0]:  # it has gone before
+    if select.select([life], [], [], 0)[0]:  # the other end is closed already
         os._exit(0)
 
 
 def prefer_oom_kill():
-    """Be the kernel's first choice when memory ends."""
+    """Make this process the first that the kernel's OOM killer ends."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("900")
@@ -30,7 +30,7 @@ def prefer_oom_kill():
 
 
 def take_stdio():
-    """Keep stdin and stdout for frames alone: the descriptors to read and to write those."""
+    """Reserve stdin and stdout for frames: (read descriptor, write descriptor). Other output goes to stderr."""
     read_fd, write_fd = os.dup(0), os.dup(1)
     os.dup2(2, 1)
     with open(os.devnull) as null:

@@ -27,19 +27,22 @@ from mop_udf.models import (
 )
 from mop_udf.optimizers import make_optimizer, make_scalar_variables
 
-# what a compiled step or loop holds, about, and for each layer; by XLA so many times as much (measured on dense nets)
+# estimated size of a compiled step or loop, of each layer in it, and the factor for XLA (measured on dense nets)
 COMPILED_BYTES, LAYER_BYTES, XLA_TIMES = 3 << 19, 700_000, 6
-KEPT_BYTES = 64 << 20  # initial weights of at most this size are kept for the next configuration
+KEPT_BYTES = 64 << 20  # initial weights up to this size are kept for the next configuration
 
 
 class CompiledModel:
-    """A model with its optimizer, compiled once and lent to every configuration that differs in scalars only."""
+    """A model with its optimizer, compiled once and shared by all configurations that differ in scalars only."""
 
     def __init__(self, architecture, compile_params, objects, memory_of, name, seed=None, watched=False, dropout=None):
-        """`objects`: {name: pickle} of the custom functions that the compile parameters name; `memory_of(architecture,
-        part)`: what is Learned of it; `name`: see TunedKernels; `seed`: that of the initial weights where it will be started
-        next; `watched`: metrics are computed in training, too; `dropout`: the rate of the dropout layers,
-        {layer: rate}, or None for the architecture's own."""
+        """Build and compile the model.
+
+        `objects`: {name: pickle} of the custom functions that the compile parameters name; `memory_of(architecture,
+        part)`: the AutotunerMemory of a part of it; `name`: see TunedKernels; `seed`: the seed of the initial weights,
+        if training starts next; `watched`: training computes metrics, too; `dropout`: one rate for the dropout layers,
+        {layer: rate}, or None for the architecture's rates. Raises ConfigurationError.
+        """
         self.architecture = normalise(architecture, dropout)
         compile_params = {
             **compile_params,
@@ -51,7 +54,7 @@ class CompiledModel:
         self.model = build(self.architecture, seed or 0)
         set_zero_rates(self.model, dropout)
         self._keeps_first = self.model.count_params() * 4 < KEPT_BYTES
-        # the last seed and the state that it gave
+        # the last seed, and the state drawn from it
         self._first = (seed, initial_state(self.model)) if seed is not None and self._keeps_first else (None, None)
         self.optimizer = optimizer()
         self.scalars = make_scalar_variables(self.optimizer, params.scalars(compile_params))
@@ -63,7 +66,7 @@ class CompiledModel:
         except Exception as error:
             raise ConfigurationError(f"Keras refuses to compile the model: {first_line(error)}") from error
         self._memory_of, self._name = functools.partial(memory_of, architecture), name
-        self._lasting = not functions  # these may do otherwise another time, and nothing names that
+        self._lasting = not functions  # custom functions may change while their names stay
         self._scored = evaluation_key(architecture, compile_params, objects)
         self.kernels, self.forward = self._kernels(self.model), self._forward(self.model)
         self._metric = next(iter(compile_params["metrics"]), None)
@@ -116,7 +119,7 @@ class CompiledModel:
 
     @functools.cached_property
     def cut(self):
-        """The model cut after its frozen prefix (prefixes.Cut); None where it has none."""
+        """The model cut after its frozen prefix (prefixes.Cut); None without a frozen prefix."""
         parts = split(self.model)
         if parts is None:
             return None
@@ -126,26 +129,27 @@ class CompiledModel:
 
     @property
     def nbytes(self):
-        """Memory that the model holds, about: variables with the copies of their first values, and what is compiled."""
-        cut = self.__dict__.get("cut")  # where it has been asked for
+        """Estimated memory of the model: variables, copies of their initial values, and compiled code."""
+        cut = self.__dict__.get("cut")  # (only if it has been computed)
         all_kernels = [self.kernels, *([cut.kernels] if cut else [])]
         compiled = sum(kernels.compilations + (XLA_TIMES - 1) * kernels.by_xla for kernels in all_kernels)
         return self._variable_bytes + compiled * self._compiled_bytes
 
     def score(self, sums):
-        """{"loss", "metric" (the first, or None), "metrics" ({name: value}), "rows"} from an Evaluation's sums, or from
-        those of several, added up."""
+        """{"loss", "metric" (the first, or None), "metrics" ({name: value}), "rows"} from the sums of one or more
+        Evaluations.
+        """
         loss, metrics = self.forward.scores.results(np.asarray(sums[1:]), sums[0])
         return {"loss": loss, "metric": metrics.get(self._metric), "metrics": metrics, "rows": int(sums[0])}
 
     def set_scalars(self, compile_params):
-        """Make the model that of parsed compile parameters, which differ from its own in scalars only."""
+        """Give the model the scalars of parsed compile parameters that differ from its own in scalars only."""
         for name, value in params.scalars(compile_params).items():
             if name in self.scalars:
                 self.scalars[name].assign(value)
 
     def start(self, seed):
-        """Put the model into the state in which training begins: weights from `seed`, an unused optimizer."""
+        """Put the model into the initial state of training: weights from `seed`, and an unused optimizer."""
         drawn_from, first = self._first
         if drawn_from != seed:
             first = initial_state(build(self.architecture, seed))
@@ -157,18 +161,21 @@ class CompiledModel:
         self._assign(state.unpack(data))
 
     def average(self, states):
-        """Put the average of replicas' weights in place of the model's. `states`: [(bytes of `save`, rows), ...]."""
+        """Replace the model's weights by the average of replicas. `states`: [(bytes of `save`, rows), ...]."""
         self.weights.put(self.weights_of(states[0][0], False, states, state.weights))
 
     def set_weights(self, data):
-        """Put the model's weights (float32 bytes, docs/contract/serialization.md) in place; raises ConfigurationError where they differ."""
+        """Set the weights from float32 bytes (docs/contract/serialization.md); raises ConfigurationError where they do
+        not fit.
+        """
         self.model.set_weights(self.weights_of(data, True))
 
     def weights_of(self, data, plain, replicas=None, read=state.output_weights):
-        """The weights in a model state (bytes of `save`) or, where it is `plain`, in float32 bytes: a list of arrays.
+        """The weights in `data`, a model state (bytes of `save`) or, if `plain`, float32 bytes: a list of arrays.
 
-        `replicas`: [(bytes of `save`, rows), ...], of which the average counts; `read` gives those of a state: the
-        ones that users get, or (state.weights) the ones with which training goes on. Raises ConfigurationError.
+        `replicas`: [(bytes of `save`, rows), ...], to take their average instead; `read` takes the weights from a
+        state: state.output_weights the users' weights, state.weights the weights to continue training. Raises
+        ConfigurationError.
         """
         shapes = [w.shape for w in self.model.weights]
         if plain:
@@ -191,7 +198,7 @@ class CompiledModel:
         )
 
     def _moving_averages(self):
-        """The moving averages that the optimizer keeps (`use_ema`), as state.pack takes their places."""
+        """The positions of the optimizer's moving averages (`use_ema`), as state.pack expects them."""
         optimizer = self.model.optimizer
         if not optimizer.use_ema:
             return []
@@ -215,6 +222,6 @@ def object_digests(objects):
 
 
 def evaluation_key(architecture, compile_params, objects):
-    """Names what an evaluation depends on, but for weights and rows."""
+    """Text that is equal for equal evaluations, weights and rows aside."""
     wanted = {name: value for name, value in compile_params.items() if not name.startswith("optimizer")}
     return json.dumps([architecture, wanted, object_digests(objects)], sort_keys=True, default=str)

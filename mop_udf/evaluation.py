@@ -6,13 +6,15 @@ import numpy as np
 
 
 class Evaluation:
-    """The sums of one model over rows that come in pieces; the models may take turns at each piece."""
+    """Sums of one model over rows that come in pieces; several models may take turns at each piece."""
 
     def __init__(self, compiled, weights, inputs, features=None):
-        """`weights`: arrays in the order of the model's weights; the first `inputs` columns of a piece are inputs;
-        `features`: prefixes.Features of the only piece, or None."""
+        """`weights`: arrays in the order of the model's weights; the first `inputs` columns of a piece are inputs.
+
+        `features`: prefixes.Features of the only piece, or None.
+        """
         self.compiled, self.weights, self.inputs, self.features = compiled, weights, inputs, features
-        self.sums, self.seconds = 0.0, 0.0  # the number of rows, then what its Scores add up
+        self.sums, self.seconds = 0.0, 0.0  # the number of rows, then the sums of its Scores
 
     def add(self, piece):
         """Evaluate on a piece: a tuple of arrays."""
@@ -25,7 +27,7 @@ class Evaluation:
         self.seconds += time.monotonic() - began
 
     def report(self):
-        """What :meth:`CompiledModel.score` gives of all pieces, with "sums", "kernel" and "seconds"."""
+        """The result of :meth:`CompiledModel.score` for all pieces, with "sums", "kernel" and "seconds"."""
         if np.isscalar(self.sums):
             return {"rows": 0, "seconds": self.seconds}
         return {

@@ -1,15 +1,13 @@
-"""The fork server: a process that has imported Keras, runs nothing, and forks trainers for the backends of its server.
+"""The fork server: a process that has imported Keras and forks trainers for the backends of its database server.
 
 `python -m mop_udf.fork_server LISTENER LOCK POSTMASTER`: the numbers of inherited descriptors. The first backend that
-needs a trainer, or is soon going to, starts it; it ends with the postmaster, or when nobody has needed it for a while.
-It is a convenience: a backend that gets no trainer of it starts one by itself.
+needs a trainer, or expects to need one, starts the fork server (fork_server_client.py). The fork server ends with the
+postmaster, or after it has been idle for a while. It is optional: a backend without it starts trainers itself.
 
-Backends ask it by a socket in the server's data directory, in a folder that is its user's alone and that backups leave
-out. A connection is one trainer: the request, a JSON object with the descriptors of the trainer's pipes; then
-{"pid": ...} as soon as it lives, and {"code": ...} (a signal's number is negative) when it has ended. A request
-without descriptors keeps it for a while.
-
-Up to `main`, standard library only: that much backends import.
+Backends connect to a socket in the server's folder (server_folder.py). A connection is for one trainer. The backend
+sends a request, a JSON object with the descriptors of the trainer's pipes. The fork server answers {"pid": ...} when
+the trainer lives, and {"code": ...} (negative for a signal) when the trainer has ended. A request without descriptors
+only restarts the idle time.
 """
 
 import json
@@ -27,10 +25,10 @@ from mop_udf.fork_server_client import MOST_BYTES, peer
 
 
 class ForkServer:
-    """Forks a trainer for each request, and tells how each has ended."""
+    """Forks a trainer for each request, and reports the end of each."""
 
     def __init__(self, listener, lock, postmaster, trainer):
-        """`trainer`: the module; the others descriptors."""
+        """`trainer`: the module mop_udf.trainer; the other arguments are descriptors."""
         self._listener = socket.socket(fileno=listener)
         self._lock, self._postmaster, self._trainer = lock, postmaster, trainer
         self._trainers = {}  # pidfd -> (pid, connection)
@@ -40,7 +38,7 @@ class ForkServer:
         self._events.register(postmaster, selectors.EVENT_READ, lambda _: sys.exit())
 
     def serve(self):
-        """Until the postmaster ends, or nobody has a trainer or asks for one for a while."""
+        """Serve until the postmaster ends, or until the fork server has been idle: without trainers and requests."""
         while True:
             wait = None
             if not self._trainers:
@@ -53,7 +51,7 @@ class ForkServer:
     def _accept(self, listener):
         try:
             connection, _ = listener.accept()
-        except OSError:  # it has gone, or there are too many
+        except OSError:  # the client has gone, or too many files are open
             time.sleep(0.01)
             return
         self._events.register(connection, selectors.EVENT_READ, self._fork)
@@ -71,7 +69,7 @@ class ForkServer:
                 if files:
                     self._fork_for(pid, request, files, connection)
         except Exception:
-            traceback.print_exc()  # a backend that has gone, or that is none
+            traceback.print_exc()  # the client has gone or is not a backend
         finally:
             for file in files:
                 os.close(file)
@@ -93,13 +91,13 @@ class ForkServer:
                 os._exit(1)
         os.close(naming)
         try:
-            # one by one: who looks at all that there are sees each by its name
+            # continue only when the trainer has its own name, so the process list never shows two fork servers
             if not os.read(named, 1):
                 raise ChildProcessError("it has become no trainer")
             file = os.pidfd_open(pid)
             self._events.register(file, selectors.EVENT_READ, self._ended)
             self._trainers[file] = pid, connection
-        except BaseException:  # its backend will start another
+        except BaseException:  # the backend will start another trainer
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
@@ -108,12 +106,12 @@ class ForkServer:
         try:
             connection.send(json.dumps({"pid": pid}).encode())
         except OSError:
-            pass  # the backend has gone, and so the trainer goes
+            pass  # the backend has gone, and its trainer ends with it
 
     def _become_trainer(self, backend, request, files, connection, naming):
-        """In the child: become what an exec of mop_udf.trainer would be."""
+        """In the child: become the process that an exec of mop_udf.trainer would be."""
         try:
-            for key in list(self._events.get_map().values()):  # whatever waits for the fork server
+            for key in list(self._events.get_map().values()):  # descriptors of the fork server's event loop
                 (os.close if isinstance(key.fileobj, int) else socket.socket.close)(key.fileobj)
             self._events.close()
             for other in (connection, *(told for _, told in self._trainers.values())):
@@ -142,21 +140,21 @@ class ForkServer:
         try:
             connection.send(json.dumps({"code": code}).encode())
         except OSError:
-            pass  # nobody asks any more
+            pass  # the backend does not listen any more
         connection.close()
         self._last_use = time.monotonic()
 
 
 def main():
     os.pwrite(int(sys.argv[2]), str(os.getpid()).encode(), 0)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the shell has them ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the shell ignores them for background commands
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
     from setproctitle import getproctitle
 
     from mop_udf import trainer
 
-    getproctitle()  # finds the place of the title, which it cannot once the environment has been changed
+    getproctitle()  # locates the title's memory, which is impossible after a change of the environment
     prefer_oom_kill()
     trainer.import_frameworks()
     trainer.import_own()

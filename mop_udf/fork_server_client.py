@@ -1,6 +1,6 @@
-"""The backend's side of the fork server.
+"""The backend's side of the fork server: starting it and requesting trainers.
 
-Standard library only.
+Standard library only: backends import this module.
 """
 
 import errno
@@ -17,24 +17,26 @@ import time
 
 from mop_udf.server_folder import environment, own_folder, version
 
-ANSWER_SECONDS = 20  # in which it has imported Keras, however busy the machine is
-MOST_BYTES = 1 << 16  # of a request
+ANSWER_SECONDS = 20  # time in which it imports Keras, even on a busy machine
+MOST_BYTES = 1 << 16  # size limit of a request
 
 
 class ForkedTrainer:
-    """A trainer that the fork server has been asked for. `pid`: None until it lives; `code`: its exit status, a signal as a
-    negative number, or None where nobody knows."""
+    """A trainer that was requested from the fork server.
+
+    `pid`: None until the trainer lives. `code`: its exit status, negative for a signal, or None where it is unknown.
+    """
 
     def __init__(self, connection, name, life):
         """`life`: the writing end of the pipe that the trainer dies with."""
         self._connection, self._name, self._asked = connection, name, time.monotonic()
         self.pid, self.code = None, None
         self._gone = select.poll()
-        self._gone.register(life, 0)  # (the error that nobody reads any more)
+        self._gone.register(life, 0)  # (an error event: no process reads the pipe any more)
 
     def started(self, seconds):
-        """True as soon as it lives, None if it does not after so many seconds; False: it will never."""
-        if self.pid is None:  # (it may have been heard of since)
+        """True as soon as the trainer lives, None if it does not live yet after `seconds`, False if it never will."""
+        if self.pid is None:  # (an earlier call may have read the report)
             self._read_reports(seconds)
         if self.pid is None and self._connection is not None and time.monotonic() - self._asked > ANSWER_SECONDS:
             self._name.end()
@@ -46,14 +48,16 @@ class ForkedTrainer:
         return self.pid is not None and (self.code is not None or bool(self._gone.poll(0)))
 
     def wait(self):
-        """Until it has ended, its pipe having been closed; and learn how, if the fork server tells."""
+        """Wait until the trainer, whose pipe has been closed, has ended, and read its exit status if the fork server
+        reports it.
+        """
         deadline = time.monotonic() + 5
         while self.pid is not None and self._connection is not None and time.monotonic() < deadline:
             self._read_reports(0.1)
         self._close()
 
     def _read_reports(self, seconds):
-        """Read what the fork server has to say within so many seconds."""
+        """Read the fork server's next report, waiting up to `seconds`."""
         if self._connection is None or not select.select([self._connection], [], [], seconds)[0]:
             return
         try:
@@ -75,25 +79,27 @@ class ForkedTrainer:
 
 
 def ask(home, request, files, life):
-    """Ask for a trainer: a :class:`ForkedTrainer`, or None where there is no fork server and none can be started.
+    """Request a trainer: a :class:`ForkedTrainer`, or None where no fork server is running and none can be started.
 
-    `home`: the packages' virtual environment; `request`: a dict with `environment`, its `KERAS_BACKEND` among it,
-    `arguments` and `idle_ms`, the time that the fork server stays without being needed; `files`: the trainer's standard
-    input, output and error and the reading end of the pipe whose writing end `life` this process keeps.
+    `home`: the packages' virtual environment; `request`: a dict with `environment` (including KERAS_BACKEND),
+    `arguments` and `idle_ms`, the idle time after which the fork server ends; `files`: the trainer's standard input,
+    output and error, and the reading end of the pipe `life`; this process keeps the writing end.
     """
     sent = _send(home, request["environment"]["KERAS_BACKEND"], request, files)
     return sent and ForkedTrainer(*sent, life)
 
 
 def expect(home, keras_backend, idle_ms):
-    """Let there be a fork server, for somebody is soon going to need a trainer: it imports Keras meanwhile. If nobody does,
-    it ends after so many milliseconds. Where there can be none, whoever needs a trainer finds out."""
+    """Start the fork server if it is not running: a trainer will be needed soon, and the import of Keras takes time.
+
+    An unused fork server ends after `idle_ms`. Failures are ignored: the later request for a trainer meets them again.
+    """
     if sent := _send(home, keras_backend, {"idle_ms": idle_ms}):
         sent[0].close()
 
 
 def _send(home, keras_backend, request, files=()):
-    """Send a request to the fork server, which is started where there is none: (connection, _Endpoint), or None."""
+    """Send a request to the fork server, starting it if it is not running: (connection, _Endpoint), or None."""
     try:
         name = _Endpoint(home, keras_backend)
         if connection := name.connect() or name.start() and name.connect():
@@ -105,16 +111,17 @@ def _send(home, keras_backend, request, files=()):
 
 
 class _Endpoint:
-    """Where this server's fork server of certain packages is found."""
+    """The socket, lock and log of this server's fork server for one version of the packages."""
 
     def __init__(self, home, keras_backend):
-        """Raises OSError where nobody but the server's own user may be: no folder to trust."""
+        """Raises OSError where the server's folder is not safe."""
         self.home, self.keras_backend = home, keras_backend
         _, self._folder, self._server = own_folder()
-        # (that would inherit the fork server, and take its end by a signal for a crash of its own)
+        # a postmaster with process id 1 would inherit the fork server and take its death by a signal for a crash of its
+        # own
         if self._server == 1:
             raise FileNotFoundError(errno.ENOENT, "no server's own process")
-        # paths of sockets are short
+        # (the path of a socket must be short)
         self.path = f"/proc/self/fd/{self._folder}/fork-server-{version(home, keras_backend)}"
 
     def __del__(self):
@@ -122,7 +129,7 @@ class _Endpoint:
             os.close(self._folder)
 
     def connect(self):
-        """A connection; None where there is no fork server. Raises OSError."""
+        """A connection, or None where no fork server is running. Raises OSError."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(1)
         try:
@@ -135,9 +142,9 @@ class _Endpoint:
         return connection
 
     def start(self):
-        """Start one, unless somebody does: True as soon as it can be connected to. Raises OSError."""
+        """Start the fork server unless another backend starts it: True once it accepts connections. Raises OSError."""
         lock = self._lock()
-        for _ in range(20):  # whoever has the lock listens at once; or is about to end
+        for _ in range(20):  # the lock's holder begins to listen at once, or is about to end
             if lock is not None:
                 break
             time.sleep(0.01)
@@ -167,9 +174,9 @@ class _Endpoint:
         return True
 
     def _execute(self, *files):
-        os.ftruncate(files[1], 0)  # (it writes its process id there)
+        os.ftruncate(files[1], 0)  # (the fork server writes its process id into it)
         with open(f"{self.path}.log", "wb") as log:
-            # by a shell, which ends at once: it must be nobody's child, who would have to wait for its end
+            # started by a shell that ends at once, since the fork server must not be a child of the backend
             subprocess.run(
                 [
                     "/bin/sh",
@@ -193,7 +200,7 @@ class _Endpoint:
             )
 
     def _tidy(self):
-        """Remove what fork servers of other packages have left."""
+        """Remove files of fork servers of other package versions."""
         for path in glob.glob(f"{os.path.dirname(self.path)}/fork-server-*.lock"):
             path = path[: -len(".lock")]
             if path != self.path and (lock := self._lock(path)) is not None:
@@ -205,7 +212,7 @@ class _Endpoint:
                 os.close(lock)
 
     def _lock(self, path=None):
-        """The descriptor of the lock that a fork server holds for all its life; None: it is held."""
+        """Take the lock that a fork server holds all its life: its descriptor, or None where it is held."""
         while True:
             lock = os.open(f"{path or self.path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
             try:
@@ -220,13 +227,13 @@ class _Endpoint:
             except OSError:
                 os.close(lock)
                 raise
-            os.close(lock)  # somebody has removed it before it was locked
+            os.close(lock)  # another process removed the file before it was locked
 
     def end(self):
         """Kill a fork server that does not answer; the next backend starts another."""
         try:
             lock = self._lock()
-            if lock is not None:  # there is none
+            if lock is not None:  # no fork server is running
                 os.close(lock)
                 return
             with open(f"{self.path}.lock") as file:
@@ -239,5 +246,5 @@ class _Endpoint:
 
 
 def peer(connection):
-    """(process id, user id) of the other side, as the kernel knows them."""
+    """(process id, user id) of the other side, from the kernel."""
     return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[:2]

@@ -1,4 +1,4 @@
-"""The GPUs that TensorFlow sees, one description a line: ``python -m mop_udf.gpus``."""
+"""Prints the GPUs that TensorFlow finds, one description a line: ``python -m mop_udf.gpus``."""
 
 import os
 
@@ -6,7 +6,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def describe():
-    """Descriptions of the GPUs, as TensorFlow names them."""
+    """Descriptions of the GPUs, with TensorFlow's names."""
     import tensorflow as tf
 
     return [

@@ -1,4 +1,4 @@
-"""Keras' learning rate schedules, as JSON describes them: checked, with every default filled in.
+"""Keras' learning rate schedules in JSON: checked, with all defaults filled in.
 
 Standard library only.
 """
@@ -8,7 +8,7 @@ import re
 from mop_udf.errors import abbreviated
 from mop_udf.sequences import REQUIRED, SequenceError, checked_number
 
-# Keras' schedules: the config of each, with Keras' own defaults
+# the config of each schedule, with Keras' defaults
 SCHEDULES = {
     "ExponentialDecay": {
         "initial_learning_rate": REQUIRED,
@@ -51,7 +51,9 @@ SCHEDULE_MODULES = re.compile(r"keras(\.src)?\.optimizers\.schedules(\.learning_
 
 
 class Schedule:
-    """Keras' LearningRateSchedule: its class name and checked config, every default filled in. Equal where that is."""
+    """A LearningRateSchedule of Keras: class name and checked config, with all defaults filled in. Equal where these
+    are.
+    """
 
     per = "batch"
 
@@ -80,7 +82,7 @@ class Schedule:
 
 
 def parse_schedule(value):
-    """The dictionary of a Keras schedule's JSON -> Schedule."""
+    """The dictionary of a Keras schedule's JSON -> Schedule. Raises SequenceError."""
     name, config = value.get("class_name"), value.get("config")
     if not isinstance(name, str) or name not in SCHEDULES:
         raise SequenceError(f"{abbreviated(name)} is no learning rate schedule of Keras' own ({', '.join(SCHEDULES)})")

@@ -1,4 +1,4 @@
-"""Losses and metrics of a model, Keras' own and custom ones. Runs in the trainer."""
+"""Losses and metrics of a model, both Keras' and custom ones. Runs in the trainer."""
 
 import keras
 
@@ -8,8 +8,10 @@ from mop_udf.models import ConfigurationError
 
 
 def weights_by_position(loss_weights, architecture):
-    """The weights of the losses as a list where they and the outputs of an architecture are dictionaries. Raises
-    ConfigurationError where they have other names."""
+    """The loss weights as a list, if they and the architecture's outputs are dictionaries.
+
+    Raises ConfigurationError where they name an unknown output.
+    """
     names = architecture_shapes.named(architecture, "output_layers")
     if names is None or not isinstance(loss_weights, dict):
         return loss_weights
@@ -21,7 +23,7 @@ def weights_by_position(loss_weights, architecture):
 
 
 def load_functions(objects):
-    """{name: pickle} -> {name: function}; raises ConfigurationError where one does not load."""
+    """{name: pickle} -> {name: function}; raises ConfigurationError where a pickle does not load."""
     functions = {}
     for name, data in objects.items():
         try:
@@ -32,13 +34,14 @@ def load_functions(objects):
 
 
 def make_loss(name, functions, outputs):
-    """What `compile` takes as loss of a model with that many outputs: each has Keras' loss, or custom one, `name`."""
+    """The argument `loss` of `compile`: Keras' or the custom loss `name` for each of the model's `outputs`."""
     loss = name
     if name in functions:
         function = functions[name]
 
         def loss(y_true, y_pred):
-            # a loss that does not depend on the prediction (MADlib's tests have one) has gradients: zeros
+            # adding zero times the prediction gives gradients to losses that do not depend on it (MADlib's tests have
+            # one)
             value = function(keras.ops.cast(y_true, y_pred.dtype), y_pred)
             return keras.ops.cast(value, y_pred.dtype) + 0 * keras.ops.sum(y_pred)
 
@@ -46,15 +49,17 @@ def make_loss(name, functions, outputs):
 
 
 def make_metrics(names, functions, model):
-    """For each output of `model` a list of (name, Keras Metric); what they add up is in float64.
+    """For each output of `model`, a list of (name, Keras metric) with sums in float64.
 
-    (weighted_metrics are not passed on: there are no sample weights when metrics are computed.)
+    (weighted_metrics are left out: metrics are computed without sample weights.)
     """
     return [[(name, _metric(name, functions, output.shape[-1])) for name in names] for output in model.outputs]
 
 
 def _metric(name, functions, width):
-    """The metric `name` of an output of that width. `accuracy` and `crossentropy` depend on it, as in Keras."""
+    """The metric `name` for an output of `width`, which decides the meaning of `accuracy` and `crossentropy`, as in
+    Keras.
+    """
     metrics = keras.metrics
     if name in functions:
         return _float64_metric(metrics.MeanMetricWrapper, _per_row(functions[name]), name=f"custom_{name}")
@@ -71,7 +76,7 @@ def _metric(name, functions, width):
 
 
 def _float64_metric(kind, *args, **kwargs):
-    """A metric of Keras whose variables are float64: sums of many rows in float32 would lose the small ones."""
+    """A Keras metric with float64 variables: float32 sums over many rows would lose small values."""
 
     def add_variable(self, *args, dtype=None, **kwargs):
         return kind.add_variable(self, *args, dtype="float64", **kwargs)
@@ -80,7 +85,7 @@ def _float64_metric(kind, *args, **kwargs):
 
 
 def _per_row(function):
-    """A custom metric, whose value for a whole batch is that of each of its rows: so it is a mean over rows."""
+    """A custom metric with its value repeated for each row of the batch, so that it becomes a mean over rows."""
 
     def metric(y_true, y_pred):
         value = keras.ops.convert_to_tensor(function(keras.ops.cast(y_true, y_pred.dtype), y_pred))
