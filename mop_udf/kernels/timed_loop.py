@@ -12,7 +12,7 @@ PROBES = (2, 8, 64)  # batches of the first calls: one that warms up, then two t
 ENOUGH = 0.05  # seconds after which a call has been timed well enough
 
 
-class Timed:
+class TimedLoop:
     """A loop, of which a subclass says how it trains on batches: `_run(data, batch_size, start, stop)`, by `functions`,
     which it makes by `_function(data, batch_size)` for what `_key(data, batch_size)` tells apart."""
 

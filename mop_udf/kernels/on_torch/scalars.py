@@ -42,7 +42,7 @@ class Rate(Follower, keras.optimizers.schedules.LearningRateSchedule):
         return {"sequence": self.sequence.text}
 
 
-def varied(owner, name, sequence=None):
+def make_variable(owner, name, sequence=None):
     """See scalars.variers."""
     if sequence is None:
         return Number(owner, name)
